@@ -1,0 +1,316 @@
+"""Position schemes: how a model knows the order of its tokens.
+
+Each scheme is one class: its fields, its learned tables and its mathematics. A scheme acts through up to three hooks,
+and overrides only those it needs:
+
+    embed     on the token embeddings, before the first block         (sinusoidal, learned)
+    rotate    on queries and new keys, inside self-attention          (rotary)
+    bias      on the scores, a function of head, query and key position (ALiBi, T5)
+
+To add a scheme, write its class here and name it in `Position` at the end of the file; the grammar, the schema, the
+builder, `count` and the laws in `tests/` pick it up from there.
+
+Importing this file imports no torch: the hooks receive tensors, and import torch when they run.
+Positions are numbers from the caller, never buffer indices, so nothing here has a maximum length unless it says so.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
+
+from anyformer.config.spec import BY_KIND, Count, Fault, Flag, Fraction, Positive, Size, Spec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Tables = Mapping[str, "Tensor"]
+
+
+class Rotation(NamedTuple):
+    """The prepared angles of one forward pass, fp32, each [b or 1, 1, t, rotated / 2]."""
+
+    cos: "Tensor"
+    sin: "Tensor"
+
+
+class Scheme(Spec):
+    """The hooks with their neutral meaning. `acts` says which of them a scheme uses."""
+
+    acts: ClassVar[Literal["nowhere", "embeddings", "queries", "scores"]] = "nowhere"
+    kind: str
+
+    @property
+    def limit(self) -> int | None:
+        """How many positions exist, or None when there is no end."""
+        return None
+
+    @property
+    def per_layer(self) -> bool:
+        """Whether every layer has tables of its own, rather than one set for the stack."""
+        return False
+
+    def faults(self, key_width: int) -> Iterator[Fault]:
+        """What is wrong with this scheme in a model with heads of this width."""
+        yield from ()
+
+    def tables(self, width: int, heads: int) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the learned tables."""
+        return {}
+
+    def embed(self, x: "Tensor", positions: "Tensor", tables: Tables) -> "Tensor":
+        """[b, t, d] embeddings and [b or 1, t] positions to [b, t, d]."""
+        return x
+
+    def prepare(self, positions: "Tensor", key_width: int) -> Rotation | None:
+        """What `rotate` needs, computed once per forward pass."""
+        return None
+
+    def rotate(self, x: "Tensor", rotation: Rotation) -> "Tensor":
+        """[b, h, t, k] queries or new keys to the same."""
+        return x
+
+    def bias(self, q: "Tensor", k: "Tensor", heads: int, causal: bool, tables: Tables) -> "Tensor | None":
+        """[b or 1, t] query and [b or 1, s] key positions to what is added to the scores, [b or 1, h, t, s]."""
+        return None
+
+
+class NoPosition(Scheme):
+    """No positions: a full-attention encoder is then permutation-equivariant."""
+
+    kind: Literal["none"] = "none"
+
+
+class Sinusoidal(Scheme):
+    """Fixed waves added to the embeddings (Vaswani et al. 2017).
+
+    PE(p, 2i) = sin(p / base^(2i/d)),  PE(p, 2i+1) = cos(p / base^(2i/d))
+    """
+
+    acts = "embeddings"
+    kind: Literal["sinusoidal"] = "sinusoidal"
+    base: Positive = 10_000.0
+
+    def embed(self, x: "Tensor", positions: "Tensor", tables: Tables) -> "Tensor":
+        import torch
+
+        angles = _angles(positions, self.base, x.shape[-1])  # [b, t, ceil(d/2)]
+        waves = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)  # sin and cos take turns
+        return x + waves[..., : x.shape[-1]].to(x.dtype)
+
+
+class Learned(Scheme):
+    """One learned vector per position, added to the embeddings; `offset` rows stand unused before the first."""
+
+    acts = "embeddings"
+    kind: Literal["learned"] = "learned"
+    length: Size
+    offset: Count = 0
+
+    @property
+    def limit(self) -> int:
+        return self.length
+
+    def tables(self, width: int, heads: int) -> dict[str, tuple[int, ...]]:
+        return {"table": (self.length + self.offset, width)}
+
+    def embed(self, x: "Tensor", positions: "Tensor", tables: Tables) -> "Tensor":
+        return x + tables["table"][positions + self.offset].to(x.dtype)
+
+
+class NoScaling(Spec):
+    """Angles as trained."""
+
+    kind: Literal["none"] = "none"
+
+
+class LinearScaling(Spec):
+    """Positions divided by a factor (Chen et al. 2023)."""
+
+    kind: Literal["linear"] = "linear"
+    factor: Positive
+
+
+class NTKScaling(Spec):
+    """A larger base, so that only slow waves are stretched ("NTK-aware"): base · factor^(k/(k-2))."""
+
+    kind: Literal["ntk"] = "ntk"
+    factor: Positive
+
+
+class YarnScaling(Spec):
+    """Fast waves kept, slow waves stretched, a ramp between, scores tempered (Peng et al. 2023)."""
+
+    kind: Literal["yarn"] = "yarn"
+    factor: Positive
+    original_length: Size
+    beta_fast: Positive = 32.0
+    beta_slow: Positive = 1.0
+    attention_factor: Positive | None = None  # None: 0.1 ln(factor) + 1
+
+
+class Llama3Scaling(Spec):
+    """Waves longer than the trained context stretched, short ones kept, a ramp between (Llama 3.1)."""
+
+    kind: Literal["llama3"] = "llama3"
+    factor: Positive
+    original_length: Size
+    low_frequency: Positive = 1.0
+    high_frequency: Positive = 4.0
+
+
+RotaryScaling = Annotated[NoScaling | LinearScaling | NTKScaling | YarnScaling | Llama3Scaling, *BY_KIND]
+
+
+class Rotary(Scheme):
+    """Pairs of each query and key turned by p·θ_i, so that scores depend on m - n alone (Su et al. 2021).
+
+    θ_i = theta^(-2i/k_rot); the pair is (x_i, x_{i + k_rot/2}), as in GPT-NeoX and Llama's published weights;
+    with `fraction` below one only the first part of the head turns.
+    """
+
+    acts = "queries"
+    kind: Literal["rotary"] = "rotary"
+    theta: Positive = 10_000.0
+    fraction: Fraction = 1.0
+    scaling: RotaryScaling = NoScaling()
+
+    def rotated(self, key_width: int) -> int:
+        """How many of the head's numbers turn."""
+        return int(key_width * self.fraction)
+
+    def faults(self, key_width: int) -> Iterator[Fault]:
+        if (width := self.rotated(key_width)) % 2 or not width:
+            part = f"{self.fraction:g} of key_width = {key_width}" if self.fraction != 1 else "key_width"
+            yield Fault("", f"rotary turns pairs, and {part} is {width}: it must be even and at least 2")
+        elif isinstance(self.scaling, NTKScaling) and width == 2:
+            yield Fault("scaling", "NTK scaling needs more than one rotated pair")
+        if isinstance(self.scaling, Llama3Scaling) and self.scaling.low_frequency >= self.scaling.high_frequency:
+            low, high = self.scaling.low_frequency, self.scaling.high_frequency
+            yield Fault("scaling.low_frequency", f"= {low}: must be below high_frequency = {high}")
+
+    def prepare(self, positions: "Tensor", key_width: int) -> Rotation:
+        import torch
+
+        width, temper = self.rotated(key_width), 1.0
+        match self.scaling:
+            case NTKScaling(factor=factor):
+                frequencies = _frequencies(positions, self.theta * factor ** (width / (width - 2)), width)
+            case _:
+                frequencies = _frequencies(positions, self.theta, width)
+        match self.scaling:
+            case LinearScaling(factor=factor):
+                frequencies = frequencies / factor
+            case YarnScaling() as yarn:
+                keep = 1 - self._ramp(frequencies, yarn, width)
+                frequencies = frequencies / yarn.factor * (1 - keep) + frequencies * keep
+                temper = yarn.attention_factor or (0.1 * math.log(yarn.factor) + 1 if yarn.factor > 1 else 1.0)
+            case Llama3Scaling() as llama:
+                turns = llama.original_length * frequencies / (2 * math.pi)  # in the original context
+                keep = (turns - llama.low_frequency) / (llama.high_frequency - llama.low_frequency)
+                keep = keep.clamp(0, 1)
+                frequencies = frequencies / llama.factor * (1 - keep) + frequencies * keep
+        angles = (positions.to(torch.float32)[..., None] * frequencies).unsqueeze(1)  # [b, 1, t, k_rot/2]
+        return Rotation(angles.cos() * temper, angles.sin() * temper)
+
+    def _ramp(self, frequencies: "Tensor", yarn: YarnScaling, width: int) -> "Tensor":
+        """0 for waves that turn more than `beta_fast` times in the original context, 1 for fewer than `beta_slow`."""
+        import torch
+
+        def wave_with(turns: float) -> float:
+            return width * math.log(yarn.original_length / (turns * 2 * math.pi)) / (2 * math.log(self.theta))
+
+        low = max(math.floor(wave_with(yarn.beta_fast)), 0)
+        high = min(math.ceil(wave_with(yarn.beta_slow)), width - 1)
+        steps = torch.arange(width // 2, device=frequencies.device, dtype=torch.float32)
+        return ((steps - low) / max(high - low, 0.001)).clamp(0, 1)
+
+    def rotate(self, x: "Tensor", rotation: Rotation) -> "Tensor":
+        import torch
+
+        half = rotation.cos.shape[-1]
+        a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+        cos, sin = rotation  # fp32, so the products are too
+        turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+        return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
+
+
+class Alibi(Scheme):
+    """A penalty that grows with distance, -m_h · |q - k|, with a slope per head (Press et al. 2022).
+
+    m_i = 2^(-8i/h) for i = 1..h; between powers of two the slopes of the next power are interleaved.
+    """
+
+    acts = "scores"
+    kind: Literal["alibi"] = "alibi"
+
+    @staticmethod
+    def slopes(heads: int) -> list[float]:
+        power = 2 ** int(math.log2(heads))
+        first = [2.0 ** (-8 * (i + 1) / power) for i in range(power)]
+        return first + [2.0 ** (-4 * (2 * i + 1) / power) for i in range(heads - power)]
+
+    def bias(self, q: "Tensor", k: "Tensor", heads: int, causal: bool, tables: Tables) -> "Tensor":
+        import torch
+
+        slopes = torch.tensor(self.slopes(heads), device=q.device, dtype=torch.float32)
+        return -slopes[:, None, None] * _distance(q, k).abs()[:, None]  # [b, h, t, s]
+
+
+class T5Bias(Scheme):
+    """A learned scalar per head and distance bucket, added to the scores (Raffel et al. 2020).
+
+    Half of the buckets hold one distance each, the rest grow logarithmically up to `max_distance`; where the
+    pattern can look ahead, the two directions have half of the buckets each.
+    """
+
+    acts = "scores"
+    kind: Literal["t5"] = "t5"
+    buckets: Size = 32
+    max_distance: Size = 128
+    shared: Flag = True  # one table for the stack, rather than one per layer
+
+    @property
+    def per_layer(self) -> bool:
+        return not self.shared
+
+    def faults(self, key_width: int) -> Iterator[Fault]:
+        if self.buckets < 4 or self.buckets % 4:
+            yield Fault("buckets", f"= {self.buckets}: must be a multiple of 4 (two directions, near and far)")
+        elif self.max_distance <= self.buckets // 2:
+            yield Fault("max_distance", f"= {self.max_distance}: must be more than buckets / 2 = {self.buckets // 2}")
+
+    def tables(self, width: int, heads: int) -> dict[str, tuple[int, ...]]:
+        return {"table": (self.buckets, heads)}
+
+    def bucket(self, distance: "Tensor", causal: bool) -> "Tensor":
+        """The bucket of each distance q - k."""
+        import torch
+
+        buckets = self.buckets if causal else self.buckets // 2
+        far = distance.clamp(min=0) if causal else distance.abs()
+        exact = buckets // 2
+        growth = torch.log(far.clamp(min=1).float() / exact) / math.log(self.max_distance / exact)
+        coarse = (exact + (growth * (buckets - exact)).long()).clamp(max=buckets - 1)
+        ahead = 0 if causal else buckets * (distance < 0).long()
+        return torch.where(far < exact, far, coarse) + ahead
+
+    def bias(self, q: "Tensor", k: "Tensor", heads: int, causal: bool, tables: Tables) -> "Tensor":
+        return tables["table"][self.bucket(_distance(q, k), causal)].movedim(-1, 1)  # [b, t, s, h] -> [b, h, t, s]
+
+
+Position = Annotated[NoPosition | Sinusoidal | Learned | Rotary | Alibi | T5Bias, *BY_KIND]
+
+
+def _distance(q: "Tensor", k: "Tensor") -> "Tensor":
+    return q[:, :, None] - k[:, None, :]  # [b, t, s]
+
+
+def _frequencies(like: "Tensor", base: float, width: int) -> "Tensor":
+    import torch
+
+    return base ** -(torch.arange(0, width, 2, device=like.device, dtype=torch.float32) / width)  # [ceil(width/2)]
+
+
+def _angles(positions: "Tensor", base: float, width: int) -> "Tensor":
+    # fp32: bf16 cannot tell neighbouring positions apart past 256
+    return positions.float()[..., None] * _frequencies(positions, base, width)

@@ -1,0 +1,232 @@
+"""What every spec shares: frozen, strict, hashable; a wrong value is a `ConfigError` that says what would be right.
+
+Imports no torch.
+"""
+
+import difflib
+import types
+import typing
+from collections.abc import Iterable
+from typing import Annotated, Any, NamedTuple, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
+
+
+class Fault(NamedTuple):
+    """One thing that is wrong: where, and what would be right."""
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        joint = " " if self.message.startswith("=") else ": "
+        return f"{self.path}{joint}{self.message}" if self.path else self.message
+
+    def under(self, prefix: str) -> "Fault":
+        """The same fault seen from one level further out."""
+        return Fault(".".join(part for part in (prefix, self.path) if part), self.message)
+
+
+class ConfigError(ValueError):
+    """Wrong input in a config: one line per fault, all faults at once."""
+
+    def __init__(self, faults: Iterable[Fault]):
+        self.faults = tuple(faults)
+        super().__init__("\n".join(map(str, self.faults)))
+
+
+class _Meta(type(BaseModel)):  # type: ignore[misc]
+    """Lets a spec built in Python fail as a `ConfigError` too (nested validation keeps pydantic's own errors)."""
+
+    def __call__(cls, *args: Any, **fields: Any) -> Any:
+        try:
+            return super().__call__(*args, **fields)
+        except ValidationError as error:
+            raise ConfigError(explain(error, cls)) from None
+
+
+class Spec(BaseModel, metaclass=_Meta):
+    """A frozen piece of config. Subclasses in a union carry a literal `kind`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    def model_copy(self, *, update: Any = None, deep: bool = False) -> Self:
+        """A copy with some fields changed, validated like any other spec."""
+        return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **(update or {})})
+
+
+def _by_name(value: Any) -> Any:
+    return {"kind": value} if isinstance(value, str) else value
+
+
+# Annotate a union of specs with these: the kind decides the member, and a bare string stands for `{kind = "..."}`.
+BY_KIND = (Field(discriminator="kind"), BeforeValidator(_by_name))
+
+Size = Annotated[int, Field(strict=True, ge=1)]
+Count = Annotated[int, Field(strict=True, ge=0)]
+Number = Annotated[float, Field(strict=True)]
+Positive = Annotated[float, Field(strict=True, gt=0)]
+Fraction = Annotated[float, Field(strict=True, gt=0, le=1)]
+Probability = Annotated[float, Field(strict=True, ge=0, lt=1)]
+Flag = Annotated[bool, Field(strict=True)]
+
+
+# -- errors in the user's words -------------------------------------------------------------------------------------
+
+
+def close_to(word: str, known: Iterable[str]) -> str | None:
+    """The known word that is most like this one, if any is."""
+    return next(iter(difflib.get_close_matches(word, sorted(known), n=1)), None)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A suggestion for a misspelt word, else the list of what is known."""
+    known = sorted(known)
+    if close := close_to(word, known):
+        return f"did you mean '{close}'?"
+    return f"known here: {', '.join(known)}" if known else "nothing is settable here"
+
+
+def explain(error: ValidationError, spec: type) -> list[Fault]:
+    """Pydantic's findings as faults: the dotted path, the value, and what would be right."""
+    found: list[Fault] = []
+    for item in error.errors(include_url=False):
+        if rule := rule_of(item):
+            found += [fault.under(locate(spec, item["loc"]).path) for fault in rule.faults]
+        else:
+            found.append(_explain_one(item, locate(spec, item["loc"])))
+    return found
+
+
+def rule_of(item: Any) -> ConfigError | None:
+    """The rule between parts that one of pydantic's findings stands for: what a validator of ours raised."""
+    cause = item.get("ctx", {}).get("error")
+    return cause if isinstance(cause, ConfigError) else None
+
+
+def _explain_one(item: Any, place: "Place") -> Fault:
+    kind, ctx, value, path = item["type"], item.get("ctx", {}), item.get("input"), place.path
+    shown = f"= {_show(value)}: " if kind != "missing" else ""
+    match kind:
+        case "extra_forbidden":
+            key, shown = str(place.steps[-1]), ""
+            owners = [tag for tag, member in kinds(place.among).items() if key in member.model_fields]
+            if owners:
+                own = place.parent.model_fields["kind"].default
+                message = f"unknown key for kind '{own}'; these have it: {', '.join(owners)}"
+            else:
+                message = f"unknown key; {did_you_mean(key, fields(place.parent))}"
+        case "missing":
+            message = "is required"
+        case "union_tag_invalid":
+            tags = [tag.strip(" '") for tag in ctx["expected_tags"].split(",")]
+            message = f"unknown kind; {did_you_mean(str(ctx['tag']), tags)}"
+            path, shown = f"{path}.kind", f"= {_show(ctx['tag'])}: "
+        case "union_tag_not_found":
+            message = "must name its kind: a table with `kind = ...`, or just the kind as a string"
+        case "literal_error":
+            known = ctx["expected"].replace(" or ", ", ").replace("'", "").split(", ")
+            message = f"must be {ctx['expected']}"
+            if isinstance(value, str) and close_to(value, known):
+                message += f"; {did_you_mean(value, known)}"
+        case "int_type" | "int_from_float" | "int_parsing":
+            message = "must be a whole number"
+        case "float_type" | "finite_number":
+            message = "must be a finite number"
+        case "bool_type":
+            message = "must be true or false"
+        case "greater_than_equal":
+            message = f"must be at least {ctx['ge']:g}"
+        case "greater_than":
+            message = f"must be greater than {ctx['gt']:g}"
+        case "less_than":
+            message = f"must be less than {ctx['lt']:g}"
+        case "less_than_equal":
+            message = f"must be at most {ctx['le']:g}"
+        case "model_type" | "model_attributes_type" | "dict_type":
+            message = "must be a table"
+        case "tuple_type":
+            message = "must be a list"
+        case _:
+            message = item["msg"][:1].lower() + item["msg"][1:]
+    return Fault(path, shown + message)
+
+
+def visible(text: str) -> str:
+    """The text with lone surrogates, which no terminal can print, as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def fields(spec: Any) -> dict[str, FieldInfo]:
+    """The fields of a spec; none for anything else."""
+    return spec.model_fields if isinstance(spec, type) and issubclass(spec, BaseModel) else {}
+
+
+def alternatives(annotation: Any) -> list[Any]:
+    """The members of a union, `Annotated` opened, None left out."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        return alternatives(args[0])
+    if origin in (typing.Union, types.UnionType):
+        return [member for part in args for member in alternatives(part)]
+    return [] if annotation is types.NoneType else [annotation]
+
+
+def elements(annotation: Any) -> list[Any]:
+    """What the tuples in an annotation hold."""
+    return [typing.get_args(a)[0] for a in alternatives(annotation) if typing.get_origin(a) is tuple]
+
+
+def members(annotation: Any) -> list[Any]:
+    """The alternatives inside an annotation, in its tuples too."""
+    inside = [member for element in elements(annotation) for member in members(element)]
+    return [a for a in alternatives(annotation) if typing.get_origin(a) is not tuple] + inside
+
+
+def kinds(among: Iterable[Any]) -> dict[str, Any]:
+    """The specs among some alternatives that carry a kind, by kind; more than one make a union by kind."""
+    return {m.model_fields["kind"].default: m for m in among if "kind" in fields(m)}
+
+
+def member_for(annotation: Any, data: dict[str, Any]) -> Any:
+    """The spec that a table stands for: by its kind, or the only one there is; else None."""
+    among = members(annotation)
+    if len(tags := kinds(among)) > 1:
+        return next((member for tag, member in tags.items() if tag == data.get("kind")), None)
+    return next(filter(fields, among), None)
+
+
+class Place(NamedTuple):
+    """Where in the user's data an error of pydantic's stands."""
+
+    steps: tuple[str | int, ...]  # without pydantic's union tags
+    parent: Any  # the spec in which the last key stands
+    among: list[Any]  # the alternatives to that spec, itself included
+    field: FieldInfo | None  # of the last key, unless it is unknown
+
+    @property
+    def path(self) -> str:
+        return ".".join(map(str, self.steps))
+
+
+def locate(spec: type, loc: tuple[str | int, ...]) -> Place:
+    """Pydantic's location, read along the types: the first step into a union by kind is a tag, not a key."""
+    place = Place((), spec, [spec], None)
+    among = here = [spec]  # what the current position may be, before and after reading its tag
+    for step in loc:
+        tags = kinds(here)
+        if len(tags) > 1 and step in tags:
+            here = [tags[str(step)]]
+        elif isinstance(step, int):
+            place = place._replace(steps=(*place.steps, step))
+        else:
+            parent = next((m for m in here if step in fields(m)), next(filter(fields, here), None))
+            place = Place((*place.steps, step), parent, among, fields(parent).get(step))
+            among = here = members(place.field.annotation) if place.field else []
+    return place
