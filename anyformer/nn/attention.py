@@ -1,0 +1,78 @@
+"""Multi-head attention (Vaswani et al. 2017): self or cross, grouped heads, any widths."""
+
+from torch import Tensor, nn
+
+from anyformer.config import Attention, Projected, factor
+from anyformer.nn.attend import attend, mix, weigh
+from anyformer.nn.context import Context
+from anyformer.nn.linear import Fused
+from anyformer.nn.norm import build_norm
+
+
+class MultiHeadAttention(nn.Module):
+    """out(concat_i softmax(q_i k_iᵀ · scale + mask + bias) v_i), each head a projection of the whole input.
+
+    Self-attention projects its input to q, k and v in one product; cross-attention projects its input to q and the
+    encoder's output to k and v. With fewer key/value heads (g < h) each serves h/g queries' heads.
+    """
+
+    def __init__(self, spec: Attention, width: int, *, cross: bool = False):
+        super().__init__()
+        h, g = spec.heads, spec.groups
+        k, k_v = spec.widths(width)
+        self.heads, self.groups, self.cross = h, g, cross
+        if cross:
+            self.q = nn.Linear(width, h * k, bias=spec.bias)
+            self.kv = Fused(width, (g * k, g * k_v), bias=spec.bias)
+        else:
+            rows = {"separate": (h * k, g * k, g * k_v), "shared_qk": (h * k, g * k_v), "shared_qkv": (h * k,)}
+            self.qkv = Fused(width, rows[spec.projections], bias=spec.bias)
+            # which part of the product serves as query, key and value
+            self.serves = {"separate": (0, 1, 2), "shared_qk": (0, 0, 1), "shared_qkv": (0, 0, 0)}[spec.projections]
+        self.q_norm, self.k_norm = build_norm(spec.qk_norm, k), build_norm(spec.qk_norm, k)
+        output = spec.output
+        self.out = nn.Linear(h * k_v, width, output.bias) if isinstance(output, Projected) else nn.Identity()
+        self.scale, self.normalizer, self.dropout = factor(spec.scale, width, k), spec.normalizer, spec.dropout
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        q, k, v = self._across(x, ctx) if self.cross else self._within(x, ctx)
+        relation = ctx.cross if self.cross else ctx.relation
+        assert relation is not None
+        dropout = self.dropout if self.training else 0.0
+        out = attend(q, k, v, relation, self.scale, self.normalizer, dropout, ctx.backend)
+        if ctx.asks("weights"):  # recomputed for those who ask; the kernel's result stays unless they change them
+            weights = weigh(q, k, relation, self.scale, self.normalizer)
+            if (changed := ctx.tap("weights", weights)) is not weights:
+                out = mix(changed, v)
+        out = ctx.tap("heads", out)
+        return self.out(out.transpose(1, 2).flatten(2))  # [b, h, t, k_v] -> [b, t, h·k_v]
+
+    def _within(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
+        parts = self.qkv(x)
+        q, k, v = (parts[i] for i in self.serves)
+        q, k, v = self.q_norm(split(q, self.heads)), self.k_norm(split(k, self.groups)), split(v, self.groups)
+        if (rotation := ctx.relation.rotation) is not None:
+            assert ctx.relation.scheme is not None
+            q, k = ctx.relation.scheme.rotate(q, rotation), ctx.relation.scheme.rotate(k, rotation)
+        q, k, v = ctx.tap("q", q), ctx.tap("k", k), ctx.tap("v", v)
+        if ctx.cache is not None:
+            assert ctx.at is not None
+            k, v = ctx.cache.append(k, v, ctx.at)
+        return q, k, v
+
+    def _across(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
+        q = ctx.tap("q", self.q_norm(split(self.q(x), self.heads)))
+        if ctx.memory is None:
+            assert ctx.cache is not None
+            assert ctx.cache.memory is not None
+            return q, *ctx.cache.memory
+        k, v = (split(part, self.groups) for part in self.kv(ctx.memory))
+        k, v = ctx.tap("k", self.k_norm(k)), ctx.tap("v", v)
+        if ctx.cache is not None:
+            ctx.cache.memory = k, v
+        return q, k, v
+
+
+def split(x: Tensor, heads: int) -> Tensor:
+    """[b, t, h·k] -> [b, h, t, k]"""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)

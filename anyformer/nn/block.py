@@ -1,0 +1,93 @@
+"""A block: sublayers around the residual stream, and where their norms stand.
+
+         pre                post              branch            sandwich
+     x ──┬───┐          x ──┬───┐         x ──┬───┐         x ──┬───┐
+         N   │              F   │             F   │             N₁  │
+         F   │              │   │             N   │             F   │
+         └──(+)             └──(+)            └──(+)            N₂  │
+             │                  N                 │             └──(+)
+
+In sequence the sublayers do this one after the other; in parallel they read the same x and one sum takes them all.
+"""
+
+from torch import Tensor, nn
+
+from anyformer.config import Block, NoNorm, Parallel
+from anyformer.nn.attention import MultiHeadAttention
+from anyformer.nn.context import Context
+from anyformer.nn.ffn import build_ffn
+from anyformer.nn.norm import build_norm
+
+
+class Sublayer(nn.Module):
+    """N_sum(x + dropout(N_branch(F(N_in x)))); a norm that is not there is the identity."""
+
+    def __init__(
+        self, inner: nn.Module, norm_in: nn.Module, norm_branch: nn.Module, norm_sum: nn.Module, dropout: float
+    ):
+        super().__init__()
+        self.norm_in, self.inner, self.norm_branch, self.norm_sum = norm_in, inner, norm_branch, norm_sum
+        self.dropout = nn.Dropout(dropout)
+
+    def branch(self, x: Tensor, ctx: Context) -> Tensor:
+        """What the sublayer adds to the residual stream."""
+        y = self.inner(ctx.tap("in", self.norm_in(x)), ctx)
+        return ctx.tap("out", self.dropout(self.norm_branch(y)))
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        return self.norm_sum(x + self.branch(x, ctx))
+
+
+class SequentialBlock(nn.ModuleDict):
+    """The sublayers one after the other."""
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        for name, sublayer in self.items():
+            x = sublayer(x, ctx.within(name))
+        return x
+
+
+class ParallelBlock(nn.Module):
+    """N_sum(x + Σ F_i(N x)): every sublayer reads the same x, through its own norm or a shared one."""
+
+    def __init__(self, sublayers: dict[str, Sublayer], norm_in: nn.Module, norm_sum: nn.Module):
+        super().__init__()
+        self.names = tuple(sublayers)
+        for name, sublayer in sublayers.items():
+            self.add_module(name, sublayer)
+        self.norm_in, self.norm_sum = norm_in, norm_sum
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        h, total = self.norm_in(x), x
+        for name in self.names:
+            sublayer: Sublayer = getattr(self, name)
+            total = total + sublayer.branch(h, ctx.within(name))
+        return self.norm_sum(total)
+
+
+def build_block(spec: Block, width: int) -> SequentialBlock | ParallelBlock:
+    parts: dict[str, nn.Module | None] = {
+        "mixer": MultiHeadAttention(spec.mixer, width),
+        "cross": MultiHeadAttention(spec.cross, width, cross=True) if spec.cross else None,
+        "feedforward": build_ffn(spec.feedforward, width),
+    }
+    inners = {name: inner for name, inner in parts.items() if inner is not None}
+
+    def norm(*placements: str, unless: bool = False) -> nn.Module:
+        return build_norm(spec.norm if spec.placement in placements and not unless else NoNorm(), width)
+
+    parallel = isinstance(spec.order, Parallel)
+    shared = isinstance(spec.order, Parallel) and spec.order.shared_norm
+    sublayers = {
+        name: Sublayer(
+            inner,
+            norm_in=norm("pre", "sandwich", unless=shared),
+            norm_branch=norm("branch", "sandwich"),
+            norm_sum=norm("post", unless=parallel),
+            dropout=spec.dropout,
+        )
+        for name, inner in inners.items()
+    }
+    if not parallel:
+        return SequentialBlock(sublayers)
+    return ParallelBlock(sublayers, norm_in=norm("pre", "sandwich", unless=not shared), norm_sum=norm("post"))

@@ -1,0 +1,90 @@
+"""Feed-forward layers: the same small network at every position."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import assert_never
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from anyformer.config import (
+    Activation,
+    FeedForward,
+    Gated,
+    Gelu,
+    Identity,
+    LeakyRelu,
+    NoFeedForward,
+    Plain,
+    Relu,
+    Sigmoid,
+    Silu,
+    SquaredRelu,
+    Tanh,
+    hidden_width,
+)
+from anyformer.nn.context import Context
+from anyformer.nn.linear import Fused
+
+
+def activation(spec: Activation) -> Callable[[Tensor], Tensor]:
+    match spec:
+        case Identity():
+            return lambda x: x
+        case Relu():
+            return F.relu
+        case LeakyRelu(slope=slope):
+            return partial(F.leaky_relu, negative_slope=slope)
+        case SquaredRelu():
+            return lambda x: F.relu(x).square()
+        case Sigmoid():
+            return F.sigmoid
+        case Tanh():
+            return F.tanh
+        case Gelu(approximate=approximate):
+            return partial(F.gelu, approximate=approximate)
+        case Silu():
+            return F.silu
+        case _:
+            assert_never(spec)
+
+
+class PlainFFN(nn.Module):
+    """act(x W₁ + b₁) W₂ + b₂ (Vaswani et al. 2017)."""
+
+    def __init__(self, width: int, hidden: int, act: Callable[[Tensor], Tensor], bias: bool, dropout: float):
+        super().__init__()
+        self.up = nn.Linear(width, hidden, bias=bias)
+        self.down = nn.Linear(hidden, width, bias=bias)
+        self.act, self.dropout = act, nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        h = ctx.tap("hidden", self.act(self.up(x)))
+        return self.down(self.dropout(h))
+
+
+class GatedFFN(nn.Module):
+    """(act(x W_gate) ⊙ x W_up) W_down (Shazeer 2020)."""
+
+    def __init__(self, width: int, hidden: int, act: Callable[[Tensor], Tensor], bias: bool, dropout: float):
+        super().__init__()
+        self.gate_up = Fused(width, (hidden, hidden), bias=bias)
+        self.down = nn.Linear(hidden, width, bias=bias)
+        self.act, self.dropout = act, nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        gate, up = self.gate_up(x)
+        h = ctx.tap("hidden", self.act(gate) * up)
+        return self.down(self.dropout(h))
+
+
+def build_ffn(spec: FeedForward, width: int) -> nn.Module | None:
+    match spec:
+        case NoFeedForward():
+            return None
+        case Plain():
+            return PlainFFN(width, hidden_width(spec, width), activation(spec.activation), spec.bias, spec.dropout)
+        case Gated():
+            return GatedFFN(width, hidden_width(spec, width), activation(spec.activation), spec.bias, spec.dropout)
+        case _:
+            assert_never(spec)

@@ -1,0 +1,143 @@
+"""Heads: from hidden states to what is asked of them. Each is called with the hidden states, their layout, and the
+embedding table (which only a tied head uses)."""
+
+from collections.abc import Callable
+from typing import assert_never
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from anyformer.config import (
+    LM,
+    Classifier,
+    Embedder,
+    Head,
+    HeadTransform,
+    MaskedLM,
+    NoHead,
+    NoTransform,
+    Pool,
+    TokenLabels,
+    Transform,
+    factor,
+)
+from anyformer.nn.ffn import activation
+from anyformer.nn.mask import Layout
+from anyformer.nn.norm import build_norm
+
+
+class Dense(nn.Module):
+    """norm(act(x W + b))."""
+
+    def __init__(self, width: int, to: int, act: Callable[[Tensor], Tensor], norm: nn.Module, bias: bool):
+        super().__init__()
+        self.linear, self.act, self.norm = nn.Linear(width, to, bias=bias), act, norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.act(self.linear(x)))
+
+
+class HiddenHead(nn.Module):
+    """The hidden states themselves, [b, t, d]."""
+
+    def forward(self, x: Tensor, layout: Layout, table: Tensor) -> Tensor:
+        return x
+
+
+class VocabularyHead(nn.Module):
+    """Logits over the vocabulary, [b, t, v], with its own table or the input's."""
+
+    def __init__(
+        self, transform: nn.Module, width: int, vocab: int, *, tied: bool, pad: int | None, bias: bool, scale: float
+    ):
+        super().__init__()
+        self.transform, self.scale, self.pad = transform, scale, pad
+        self.table = None if tied else nn.Parameter(torch.empty(vocab, width))
+        self.bias = nn.Parameter(torch.empty(vocab)) if bias else None
+
+    def forward(self, x: Tensor, layout: Layout, table: Tensor) -> Tensor:
+        x = self.transform(x)
+        if self.table is not None:
+            table = self.table
+        elif self.pad is not None and torch.is_grad_enabled():  # the input's pad row stays zero: nothing is learned
+            rows = torch.arange(table.shape[0], device=table.device)[:, None]
+            table = torch.where(rows == self.pad, table.detach(), table)
+        return F.linear(x * self.scale if self.scale != 1 else x, table, self.bias)
+
+
+class TokenHead(nn.Module):
+    """Logits of a label for each token, [b, t, labels]."""
+
+    def __init__(self, width: int, labels: int, dropout: float):
+        super().__init__()
+        self.dropout, self.linear = nn.Dropout(dropout), nn.Linear(width, labels)
+
+    def forward(self, x: Tensor, layout: Layout, table: Tensor) -> Tensor:
+        return self.linear(self.dropout(x))
+
+
+class PooledHead(nn.Module):
+    """One vector per row through a transform and a last layer: [b, labels] or [b, d]."""
+
+    def __init__(self, how: Pool, transform: nn.Module, last: nn.Module):
+        super().__init__()
+        self.how: Pool = how
+        self.transform, self.last = transform, last
+
+    def forward(self, x: Tensor, layout: Layout, table: Tensor) -> Tensor:
+        return self.last(self.transform(pool(x, layout, self.how)))
+
+
+class UnitLength(nn.Module):
+    """x / |x|."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.normalize(x, dim=-1)
+
+
+def pool(x: Tensor, layout: Layout, how: Pool) -> Tensor:
+    """[b, t, d] to [b, d] over the real tokens of each row (of all its segments)."""
+    b, t = x.shape[:2]
+    segments = torch.zeros(b, t, dtype=torch.long, device=x.device) if layout.segments is None else layout.segments
+    real = segments >= 0
+    if how == "mean":
+        weight = real.to(x.dtype)[..., None]
+        return (x * weight).sum(dim=1) / weight.sum(dim=1).clamp(min=1)
+    index = torch.arange(t, device=x.device)
+    at = torch.where(real, index, t - 1).min(dim=1).values if how == "first" else (real * index).max(dim=1).values
+    return x[torch.arange(b, device=x.device), at]
+
+
+def build_transform(spec: HeadTransform, width: int, to: int) -> nn.Module:
+    match spec:
+        case NoTransform():
+            return nn.Identity() if width == to else nn.Linear(width, to, bias=False)
+        case Transform():
+            return Dense(width, to, activation(spec.activation), build_norm(spec.norm, to), spec.bias)
+        case _:
+            assert_never(spec)
+
+
+def build_head(
+    spec: Head, width: int, *, vocab: int, embed_width: int, tied: bool, pad: int | None = None
+) -> nn.Module:
+    match spec:
+        case NoHead():
+            return HiddenHead()
+        case LM(bias=bias, scale=scale):
+            inner = build_transform(NoTransform(), width, embed_width)
+            return VocabularyHead(inner, embed_width, vocab, tied=tied, pad=pad, bias=bias, scale=factor(scale, width))
+        case MaskedLM(transform=transform, bias=bias):
+            inner = build_transform(transform, width, embed_width)
+            return VocabularyHead(inner, embed_width, vocab, tied=tied, pad=pad, bias=bias, scale=1.0)
+        case TokenLabels(labels=labels, dropout=dropout):
+            return TokenHead(width, labels, dropout)
+        case Classifier(labels=labels, dropout=dropout):
+            classify = nn.Sequential(nn.Dropout(dropout), nn.Linear(width, labels))
+            return PooledHead(spec.pool, build_transform(spec.transform, width, width), classify)
+        case Embedder(normalize=normalize):
+            last = UnitLength() if normalize else nn.Identity()
+            return PooledHead(spec.pool, build_transform(spec.transform, width, width), last)
+        case _:
+            assert_never(spec)

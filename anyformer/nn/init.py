@@ -1,0 +1,96 @@
+"""Initialisation: every weight filled by the rule that the config names, after building (so building on meta works)."""
+
+import math
+from typing import assert_never
+
+import torch
+from torch import Tensor, nn
+
+from anyformer.config import FanIn, Init, Normal, Xavier
+from anyformer.nn.attention import MultiHeadAttention
+from anyformer.nn.ffn import GatedFFN, PlainFFN
+from anyformer.nn.heads import VocabularyHead
+from anyformer.nn.linear import Fused
+from anyformer.nn.norm import RootMeanSquare
+from anyformer.nn.position import Positions
+from anyformer.nn.stack import BlockStack
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, init: Init, width: int) -> None:
+    """Fills all parameters of a model with materialised (not meta) weights."""
+    for module in model.modules():
+        match module:
+            case RootMeanSquare():
+                module.weight.fill_(1 - module.offset)
+            case nn.LayerNorm():
+                module.weight.fill_(1)
+                if module.bias is not None:
+                    module.bias.zero_()
+            case nn.Linear():
+                parts = module.parts if isinstance(module, Fused) else (module.out_features,)
+                for rows in torch.split(module.weight, list(parts)):
+                    _matrix(rows, init)
+                if module.bias is not None:
+                    module.bias.zero_()
+            case nn.Embedding():
+                _table(module.weight, init, width)
+                if module.padding_idx is not None:
+                    module.weight[module.padding_idx].zero_()
+            case Positions():
+                for table in module.parameters():
+                    # a T5 bias is small whatever the embeddings are
+                    table.normal_(std=width**-0.5 if isinstance(init, FanIn) else _std(init, width))
+            case VocabularyHead():
+                if module.table is not None:
+                    _table(module.table, init, width)
+                if module.bias is not None:
+                    module.bias.zero_()
+            case _:
+                assert not list(module.parameters(recurse=False)), f"no rule initialises {type(module).__name__}"
+    _adjust(model, init)
+
+
+def _adjust(model: nn.Module, init: Init) -> None:
+    """What depends on where a matrix stands."""
+    for stack in (m for m in model.modules() if isinstance(m, BlockStack)):
+        for module in stack.modules():
+            if isinstance(init, Normal) and init.residual:
+                if isinstance(module, MultiHeadAttention) and isinstance(module.out, nn.Linear):
+                    module.out.weight.div_(math.sqrt(2 * len(stack.runs)))
+                if isinstance(module, (PlainFFN, GatedFFN)):
+                    module.down.weight.div_(math.sqrt(2 * len(stack.runs)))
+            if isinstance(init, FanIn) and isinstance(module, MultiHeadAttention) and module.scale == 1:
+                # unscaled scores: the queries carry the 1/sqrt(k)
+                rows = module.q.weight if module.cross else module.qkv.weight[: module.qkv.parts[0]]
+                rows.div_(math.sqrt(rows.shape[0] // module.heads))
+
+
+def _matrix(weight: Tensor, init: Init) -> None:
+    out, into = weight.shape
+    match init:
+        case Normal(std=std):
+            weight.normal_(std=std)
+        case Xavier():
+            bound = math.sqrt(6 / (into + out))
+            weight.uniform_(-bound, bound)
+        case FanIn():
+            weight.normal_(std=into**-0.5)
+        case _:
+            assert_never(init)
+
+
+def _table(weight: Tensor, init: Init, width: int) -> None:
+    weight.normal_(std=_std(init, width))
+
+
+def _std(init: Init, width: int) -> float:
+    match init:
+        case Normal(std=std):
+            return std
+        case Xavier():
+            return width**-0.5
+        case FanIn():
+            return 1.0
+        case _:
+            assert_never(init)

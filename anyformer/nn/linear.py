@@ -1,0 +1,14 @@
+"""Linear layers: torch's own, and several of one input in one product."""
+
+from torch import Tensor, nn
+
+
+class Fused(nn.Linear):
+    """Several linear maps of one input as one product: rows of the weight are the parts one after the other."""
+
+    def __init__(self, width: int, parts: tuple[int, ...], bias: bool):
+        super().__init__(width, sum(parts), bias=bias)
+        self.parts = parts
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        return super().forward(x).split(self.parts, dim=-1)

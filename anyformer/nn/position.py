@@ -1,0 +1,32 @@
+"""A position scheme at work: the module that holds its tables. The mathematics is in `config/position.py`."""
+
+import torch
+from torch import Tensor, nn
+
+from anyformer.config import Rotation, Scheme
+
+
+class Positions(nn.Module):
+    """One scheme with its learned tables, owned by a stack."""
+
+    def __init__(self, scheme: Scheme, width: int, heads: int):
+        super().__init__()
+        self.scheme = scheme
+        self.heads = heads
+        for name, shape in scheme.tables(width, heads).items():
+            self.register_parameter(name, nn.Parameter(torch.empty(shape)))
+
+    def _tables(self) -> dict[str, Tensor]:
+        return dict(self._parameters)  # type: ignore[arg-type]
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        return self.scheme.embed(x, positions, self._tables())
+
+    def prepare(self, positions: Tensor, key_width: int) -> Rotation | None:
+        return self.scheme.prepare(positions, key_width)
+
+    def bias(self, q: Tensor, k: Tensor, causal: bool) -> Tensor | None:
+        return self.scheme.bias(q, k, self.heads, causal, self._tables())
+
+    def extra_repr(self) -> str:
+        return repr(self.scheme)
