@@ -1,0 +1,77 @@
+"""Autoregressive decoding with a cache, for decoder-only and encoder–decoder models alike."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from anyformer.config import LM
+from anyformer.nn.mask import Layout, lay_out
+from anyformer.nn.model import Transformer, check_ids
+
+
+@torch.inference_mode()
+def generate(
+    model: Transformer,
+    ids: Tensor,
+    *,
+    max_new_tokens: int = 20,
+    temperature: float = 0.0,
+    stop: Sequence[int] = (),
+    segments: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Continues prompts [b, t] to [b, t + new], or answers sources [b, s] with [b, 1 + new], the start id first.
+
+    Prompts of unequal length are padded on either side, with `segments` -1 there. Temperature 0 is greedy. A row ends
+    at its first `stop` id and is padded from there; decoding ends when all rows have.
+    """
+    if not isinstance(model.config.head, LM) or model.decoder is None:
+        raise ValueError("generate needs a decoder with an `lm` head")
+    if max_new_tokens < 0 or temperature < 0:
+        raise ValueError(f"max_new_tokens = {max_new_tokens}, temperature = {temperature}: must not be negative")
+    check_ids(ids)
+    special, training = model.config.special, model.training
+    model.eval()
+    try:
+        memory, source = None, None
+        if model.encoder is not None:
+            if special.start is None:
+                raise ValueError("generate needs `special.start`, the id that the decoder reads first")
+            source = lay_out(ids.shape[0], ids.shape[1], ids.device, segments=segments)
+            memory, segments = model.encode(ids, segments=source), None
+            ids = torch.full((ids.shape[0], 1), special.start, device=ids.device)
+        if not max_new_tokens:
+            return ids
+        cache = model.new_cache(ids.shape[0], ids.shape[1] + max_new_tokens)
+        hidden = model.decode(ids, memory, source=source, segments=segments, cache=cache)
+        hidden = hidden[torch.arange(ids.shape[0], device=ids.device), _last_real(ids, segments)][:, None]
+        ending = torch.tensor(list(stop), device=ids.device, dtype=ids.dtype)
+        filler = special.pad if special.pad is not None else (stop[0] if stop else 0)
+        ended = torch.zeros(ids.shape[0], 1, dtype=torch.bool, device=ids.device)
+        for step in range(max_new_tokens):
+            logits = model.apply_head(hidden, Layout(cache.following[:, None]))[:, -1]
+            new = _pick(logits, temperature, generator).masked_fill(ended, filler)
+            ids = torch.cat((ids, new), dim=1)
+            if stop:
+                ended = ended | torch.isin(new, ending)
+                if bool(ended.all()):
+                    break
+            if step + 1 < max_new_tokens:
+                hidden = model.decode(new, cache=cache)
+        return ids
+    finally:
+        model.train(training)
+
+
+def _last_real(ids: Tensor, segments: Tensor | None) -> Tensor:
+    """The index of each row's last token that is not padding, [b]."""
+    index = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    return (index if segments is None else torch.where(segments >= 0, index, 0)).max(dim=1).values
+
+
+def _pick(logits: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
+    """The next token of each row, [b, 1]."""
+    if temperature == 0:
+        return logits.argmax(dim=-1, keepdim=True)
+    return torch.multinomial((logits.float() / temperature).softmax(dim=-1), 1, generator=generator)

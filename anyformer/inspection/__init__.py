@@ -1,0 +1,1 @@
+"""Looking at models: what they cost, and what goes on inside."""

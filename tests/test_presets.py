@@ -1,0 +1,179 @@
+"""The presets: published sizes, each family's own rules, and small variants."""
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from anyformer.config import (
+    LM,
+    Attention,
+    Classifier,
+    ConfigError,
+    Embedder,
+    Gated,
+    Learned,
+    MaskedLM,
+    ModelConfig,
+    Plain,
+    Special,
+    Stack,
+    hidden_width,
+)
+from anyformer.inspection.count import count
+from anyformer.presets import PRESETS, bart, bert, gemma, gpt1, gpt2, llama, mistral, qwen3, roberta, t5, vaswani
+
+SMALL = {"depth": 2, "width": 64, "heads": 4, "vocab": 97}
+
+Preset = Callable[..., ModelConfig]
+
+every = pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
+
+
+def last_stack(config: ModelConfig) -> Stack:
+    stack = config.decoder or config.encoder
+    assert stack is not None
+    return stack
+
+
+def mixer(config: ModelConfig) -> Attention:
+    return last_stack(config).blocks[0].mixer
+
+
+def ff(config: ModelConfig) -> int:
+    spec = last_stack(config).blocks[0].feedforward
+    assert isinstance(spec, (Plain, Gated))
+    return hidden_width(spec, config.width)
+
+
+@pytest.mark.parametrize(
+    ("preset", "parameters"),
+    [
+        (PRESETS["vaswani"], 63_045_632),
+        (partial(vaswani, "big"), 214_171_648),
+        (PRESETS["gpt1"], 116_534_784),
+        (PRESETS["gpt2"], 124_439_808),
+        (partial(gpt2, depth=48, width=1600, heads=25), 1_557_611_200),
+        (PRESETS["bert"], 109_482_240),
+        (partial(bert, depth=24, width=1024, heads=16), 335_141_888),
+        (PRESETS["roberta"], 124_645_632),
+        (PRESETS["t5"], 60_506_624),
+        (partial(t5, depth=12, width=768, heads=12), 222_903_552),
+        (PRESETS["bart"], 139_420_416),
+        (partial(bart, depth=12, width=1024, heads=16), 406_291_456),
+        (PRESETS["llama"], 6_738_415_616),
+        (partial(llama, depth=40, width=5120, heads=40), 13_015_864_320),
+        (PRESETS["mistral"], 7_241_732_096),
+        (PRESETS["qwen3"], 596_049_920),
+        (partial(qwen3, width=2048), 1_720_574_976),
+        (PRESETS["gemma"], 2_506_172_416),
+        (partial(gemma, depth=28, width=3072, heads=16, kv_heads=16), 8_537_680_896),
+        (PRESETS["neox"], 20_554_567_680),
+        (PRESETS["bloom"], 559_214_592),
+    ],
+)
+def test_published_sizes(preset: Preset, parameters: int) -> None:
+    assert count(preset()).parameters == parameters
+
+
+@every
+def test_every_preset_takes_the_common_numbers(preset: Preset) -> None:
+    config = preset(**SMALL, kv_heads=2)
+    assert (config.width, config.last_input.vocab) == (64, 97)
+    assert all(stack.depth == 2 for stack in config.stacks.values())
+    assert (mixer(config).heads, mixer(config).kv_heads) == (4, 2)
+    assert ff(preset(**SMALL, ff=100)) == 100
+    assert mixer(preset(**SMALL, key_width=24)).widths(64) == (24, 24)
+    assert preset(**SMALL, dropout=0.25).last_input.dropout == 0.25
+
+
+@every
+def test_presets_are_values(preset: Preset) -> None:
+    assert hash(preset()) == hash(preset())
+    for config in (preset(), preset(**SMALL)):
+        assert ModelConfig.model_validate(config.model_dump()) == config
+        assert ModelConfig.model_validate_json(config.model_dump_json()) == config
+
+
+@every
+def test_every_preset_says_what_it_is(preset: Preset) -> None:
+    first = (inspect.getdoc(preset) or "").split("\n")[0]
+    assert first.endswith(".")
+    assert PRESETS[preset.__name__] is preset
+
+
+@every
+def test_a_small_vocabulary_has_no_ids_past_its_end(preset: Preset) -> None:
+    small, whole = preset(**SMALL).special, preset().special
+    for (name, id), (_, published) in zip(small, whole, strict=True):
+        assert id == (published if published is not None and published < 97 else None), name
+
+
+def test_special_ids_are_the_published_ones() -> None:
+    assert gpt2().special == Special(bos=50_256, eos=50_256)
+    assert t5().special == Special(pad=0, eos=1, start=0)
+    assert bart().special == Special(pad=1, bos=0, eos=2, start=2)
+    assert roberta().special == Special(pad=1, bos=0, eos=2)
+
+
+@every
+def test_key_value_heads_must_divide(preset: Preset) -> None:
+    with pytest.raises(ConfigError, match="kv_heads = 3: must divide heads = 4"):
+        preset(**SMALL, kv_heads=3)
+
+
+@pytest.mark.parametrize(("preset", "ratio"), [(llama, 1), (mistral, 4), (qwen3, 2), (gemma, 8)])
+def test_key_value_heads_keep_the_ratio(preset: Preset, ratio: int) -> None:
+    for heads in (1, 2, 3, 4, 6, 8, 9, 12, 16, 32):
+        groups = mixer(preset(width=96, heads=heads, key_width=8)).groups
+        assert heads % groups == 0
+        if heads % ratio == 0:
+            assert groups == heads // ratio
+        else:
+            assert 1 <= groups <= max(heads // ratio, 1)
+
+
+@pytest.mark.parametrize(
+    ("preset", "width", "expected", "key_width"),
+    [
+        (gpt2, 64, 256, 16),
+        (vaswani, 64, 256, 16),
+        (t5, 64, 256, 64),  # the head width stays
+        (llama, 5120, 13_824, 1280),
+        (llama, 64, 256, 16),
+        (llama, 96, 256, 24),  # 2/3 · 4 d is 256
+        (llama, 104, 512, 26),  # and here a little more
+        (mistral, 64, 224, 16),
+        (qwen3, 64, 192, 128),
+        (gemma, 64, 512, 256),
+    ],
+)
+def test_widths_follow_the_family(preset: Preset, width: int, expected: int, key_width: int) -> None:
+    config = preset(width=width, heads=4)
+    assert ff(config) == expected
+    assert mixer(config).widths(width) == (key_width, key_width)
+
+
+def test_learned_positions_have_the_given_length() -> None:
+    for preset, offset in ((gpt1, 0), (gpt2, 0), (bert, 0), (roberta, 2), (bart, 2)):
+        for stack in preset(length=33).stacks.values():
+            assert stack.position == Learned(length=33, offset=offset)
+
+
+def test_big_is_twice_base() -> None:
+    base, big = vaswani(), vaswani("big")
+    assert (big.width, ff(big), mixer(big).heads) == (2 * base.width, 2 * ff(base), 2 * mixer(base).heads)
+    assert (base.last_input.dropout, big.last_input.dropout) == (0.1, 0.3)
+    assert vaswani("big", dropout=0.0).last_input.dropout == 0.0
+    with pytest.raises(ConfigError, match="size = 'huge': must be 'base' or 'big'"):
+        vaswani("huge")  # type: ignore[arg-type]
+
+
+def test_the_output_is_tied_where_there_is_a_vocabulary() -> None:
+    assert bert().tie == "none"
+    assert bert(head=MaskedLM()).tie == "output"
+    assert gpt2(head=Classifier(labels=3, pool="last")).tie == "none"
+    assert t5(head=Embedder()).tie == "inputs"
+    assert t5().tie == bart().tie == vaswani().tie == "all"
+    assert llama(head=LM()).tie == mistral().tie == "none"
