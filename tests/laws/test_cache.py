@@ -1,0 +1,104 @@
+"""Cached equals uncached, over the product of all parts."""
+
+from itertools import pairwise
+
+import torch
+from hypothesis import given, strategies as st
+
+from anyformer.config import ModelConfig
+from tests.strategies import build, close, models, seeds, tokens
+
+decoders = models(shapes=("decoder", "encoder-decoder"))
+
+
+def start(model, seed: int, batch: int, slots: int):
+    """A cache, the memory for the first call, and a function for the uncached run."""
+    cache = model.new_cache(batch, slots)
+    if model.encoder is None:
+        return cache, {}, lambda ids, **o: model.decode(ids, **o)
+    source = tokens(seed + 9, batch, 5)
+    segments = torch.zeros(batch, 5, dtype=torch.long)
+    segments[0, 3:] = -1
+    seen = {"memory": model.encode(source, segments=segments), "source": segments}
+    return cache, seen, lambda ids, **o: model.decode(ids, **seen, **o)
+
+
+@st.composite
+def cuts(draw: st.DrawFn, length: int) -> list[int]:
+    """Borders of chunks: prefill in chunks of any size, then one by one."""
+    prefill = draw(st.integers(1, length))
+    inner = draw(st.lists(st.integers(1, prefill), max_size=3))
+    return sorted({0, *inner, prefill, *range(prefill, length + 1)})
+
+
+@given(decoders, seeds, st.integers(1, 9), st.integers(0, 3), st.data())
+def test_chunks_equal_the_whole(config: ModelConfig, seed: int, length: int, spare: int, data: st.DataObject):
+    model, ids = build(config, seed), tokens(seed, 2, length)
+    cache, seen, whole = start(model, seed, 2, length + spare)
+    borders = data.draw(cuts(length))
+    outs = []
+    for a, b in pairwise(borders):
+        outs.append(model.decode(ids[:, a:b], **seen, cache=cache))
+        seen = {}
+    close(torch.cat(outs, dim=1), whole(ids))
+
+
+@given(decoders, seeds, st.sampled_from(["left", "right"]), st.integers(1, 4))
+def test_ragged_prompts(config: ModelConfig, seed: int, side: str, steps: int):
+    """Prompts padded on either side, then decoded: each row as if it were alone and unpadded."""
+    model, long, short = build(config, seed), tokens(seed, 1, 5), tokens(seed + 1, 1, 3)
+    new = tokens(seed + 2, 2, steps)
+    pads, real = torch.full((1, 2), -1), torch.zeros(1, 3, dtype=torch.long)
+    order = (pads.clamp(min=0), short) if side == "left" else (short, pads.clamp(min=0))
+    prompt = torch.cat((long, torch.cat(order, dim=1)))
+    segments = torch.cat(
+        (torch.zeros(1, 5, dtype=torch.long), torch.cat((pads, real) if side == "left" else (real, pads), dim=1))
+    )
+    cache, seen, whole = start(model, seed, 2, 5 + steps)
+    model.decode(prompt, **seen, segments=segments, cache=cache)
+    outs = torch.cat([model.decode(new[:, i : i + 1], cache=cache) for i in range(steps)], dim=1)
+    # the uncached run of the padded rows and the new tokens together, positions counted in real tokens
+    places = torch.where(segments >= 0, segments.eq(0).cumsum(dim=1) - 1, 0)
+    after = segments.eq(0).sum(dim=1, keepdim=True) + torch.arange(steps)
+    expected = whole(
+        torch.cat((prompt, new), dim=1),
+        segments=torch.cat((segments, torch.zeros(2, steps, dtype=torch.long)), dim=1),
+        positions=torch.cat((places, after), dim=1),
+    )
+    close(outs, expected[:, 5:])
+
+
+@given(decoders, seeds, st.permutations(range(3)), st.integers(1, 5), st.booleans())
+def test_reorder(config: ModelConfig, seed: int, rows: list[int], length: int, double: bool):
+    """After reordering, the cache is as if the rows had been read in the new order (a row may be taken twice)."""
+    model, ids, new = build(config, seed), tokens(seed, 3, length), tokens(seed + 1, 3, 1)
+    order = torch.tensor([rows[0], rows[0], rows[2]] if double else rows)
+    cache, seen, _ = start(model, seed, 3, length + 1)
+    model.decode(ids, **seen, cache=cache)
+    cache.reorder(order)
+    other, again, _ = start(model, seed, 3, length + 1)
+    model.decode(ids[order], **{name: x[order] for name, x in again.items()}, cache=other)
+    close(model.decode(new, cache=cache), model.decode(new, cache=other))
+
+
+@given(decoders, seeds, st.integers(1, 6), st.integers(0, 4))
+def test_truncate(config: ModelConfig, seed: int, keep: int, dropped: int):
+    """Forgetting the last tokens and reading others is as if the first had never been read."""
+    model, ids = build(config, seed), tokens(seed, 2, keep + dropped)
+    rest = tokens(seed + 1, 2, 3)
+    cache, seen, whole = start(model, seed, 2, keep + dropped + 3)
+    model.decode(ids, **seen, cache=cache)
+    cache.truncate(keep)
+    out = model.decode(rest, cache=cache)
+    close(out, whole(torch.cat((ids[:, :keep], rest), dim=1))[:, keep:])
+
+
+@given(decoders, seeds, st.integers(1, 4), st.integers(1, 4))
+def test_packed_documents_in_a_cache(config: ModelConfig, seed: int, first: int, second: int):
+    """A new segment in the same cache starts from position 0 and sees nothing of the old one."""
+    model, a, b = build(config, seed), tokens(seed, 2, first), tokens(seed + 1, 2, second)
+    if config.encoder:  # both segments read the same source: packing of pairs is tested elsewhere
+        return
+    cache, _, whole = start(model, seed, 2, first + second)
+    model.decode(a, cache=cache)
+    close(model.decode(b, segments=torch.ones(2, second, dtype=torch.long), cache=cache), whole(b))

@@ -1,0 +1,241 @@
+"""Logits and greedy ids equal to those of `transformers`, for every family that both have, with the same weights.
+
+Rows are ragged, and real tokens alone are compared. `families.py` has the families.
+"""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from anyformer.config import NoPosition, Rotary, Window
+from anyformer.decoding.decode import generate
+from anyformer.nn.attend import Backend
+from anyformer.nn.attention import MultiHeadAttention
+from anyformer.nn.ffn import GatedFFN, PlainFFN
+from anyformer.nn.model import Transformer
+from anyformer.nn.norm import RootMeanSquare
+from anyformer.nn.position import Positions
+from tests.parity.families import DEPTH, FAMILIES, PAD, POOLED, VOCAB, Family, built
+
+TOLERANCE = 1e-5  # of logits of about 1; the promise is 1e-4
+VISIBLE = 1e-4  # what a mistake must exceed
+
+# -- batches --------------------------------------------------------------------------------------------------------
+
+
+class Ragged(NamedTuple):
+    """Rows of unequal length."""
+
+    ids: Tensor
+    real: Tensor  # bool [b, t]
+
+    @property
+    def segments(self) -> Tensor:
+        return self.real.long() - 1
+
+    @property
+    def positions(self) -> Tensor:
+        return (self.real.cumsum(1) - 1).clamp(min=0)
+
+    @property
+    def mask(self) -> Tensor:
+        return self.real.long()
+
+    def extended(self, new: Tensor) -> "Ragged":
+        return Ragged(torch.cat((self.ids, new), 1), torch.cat((self.real, torch.ones_like(new, dtype=torch.bool)), 1))
+
+
+def ragged(*lengths: int, side: str, seed: int = 0) -> Ragged:
+    """The same rows whichever side the pads are on."""
+    rng = torch.Generator().manual_seed(seed)
+    real = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    real = real.flip(1) if side == "left" else real
+    ids = torch.full(real.shape, PAD)
+    ids[real] = torch.randint(3, VOCAB, (sum(lengths),), generator=rng)
+    return Ragged(ids, real)
+
+
+# -- comparing ------------------------------------------------------------------------------------------------------
+
+
+def run_theirs(family: Family, theirs: hf.PreTrainedModel, batch: Ragged, **more: Any) -> Any:
+    numbers = {"position_ids": batch.positions} if family.numbers else {}
+    caches = {"use_cache": False} if family.config.decoder else {}
+    return theirs(batch.ids, attention_mask=batch.mask, **numbers, **caches, **more)
+
+
+@torch.no_grad()
+def difference(
+    name: str,
+    side: str,
+    *,
+    lengths: tuple[int, ...] = (44, 40, 17),
+    backend: Backend = "auto",
+    change: Callable[[Transformer], object] | None = None,
+) -> float:
+    """The largest between our logits and theirs at a real token; `change` spoils a copy of ours first."""
+    family, (ours, theirs) = FAMILIES[name], built(name)
+    if change:
+        change(ours := copy.deepcopy(ours))
+    ours.backend = backend
+    batch = read = ragged(*lengths, side=side)
+    if family.config.shape == "encoder-decoder":
+        read = ragged(*reversed(lengths), side=side, seed=1)
+        expected = run_theirs(family, theirs, batch, decoder_input_ids=read.ids, decoder_attention_mask=read.mask)
+        found = ours(batch.ids, read.ids, source_segments=batch.segments, target_segments=read.segments)
+    elif name == "bert":
+        types = batch.ids % 2
+        expected = run_theirs(family, theirs, batch, token_type_ids=types)
+        found = ours(batch.ids, segments=batch.segments, types=types)
+    else:
+        expected = run_theirs(family, theirs, batch)
+        found = ours(batch.ids, segments=batch.segments)
+    assert found.shape == expected.logits.shape
+    return furthest(found, expected.logits, read.real)
+
+
+def furthest(ours: Tensor, theirs: Tensor, real: Tensor) -> float:
+    return float((ours - theirs)[real].abs().max())
+
+
+PADDED = [
+    (name, side) for name, family in FAMILIES.items() for side in ("right", "left") if family.left or side == "right"
+]
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+@pytest.mark.parametrize(("family", "side"), PADDED)
+def test_logits(family: str, side: str, backend: Backend) -> None:
+    assert difference(family, side, backend=backend) <= TOLERANCE
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_t5_past_the_last_bucket(side: str) -> None:
+    assert difference("t5", side, lengths=(170, 140, 41)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("family", POOLED)
+@torch.no_grad()
+def test_hidden_states_and_pooler(family: str) -> None:
+    (ours, theirs), batch = built(family, pooled=True), ragged(44, 40, 17, side="right")
+    types = batch.ids % 2 if family == "bert" else torch.zeros_like(batch.ids)
+    expected = run_theirs(POOLED[family], theirs, batch, token_type_ids=types)
+    hidden = ours.encode(batch.ids, segments=batch.segments, types=types)
+    pooled = ours(batch.ids, segments=batch.segments, types=types)
+    assert furthest(hidden, expected.last_hidden_state, batch.real) <= TOLERANCE
+    assert float((pooled - expected.pooler_output).abs().max()) <= TOLERANCE
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_norm_has_their_eps(family: str) -> None:
+    """Deep in a model a wrong eps drowns in the size of what is normed, so it is also read off."""
+    ours, theirs = built(family)
+    norms = {name: theirs.get_submodule(part) for name, part in FAMILIES[family].names.items() if "norm" in name}
+    assert len(norms) >= 2 * DEPTH
+    for name, norm in norms.items():
+        eps = norm.eps if hasattr(norm, "eps") else norm.variance_epsilon
+        assert ours.get_submodule(name).eps == eps, name
+
+
+# -- and none of this is blind --------------------------------------------------------------------------------------
+
+
+def forget_positions(model: Transformer) -> None:
+    for module in model.modules():
+        if isinstance(module, Positions):
+            module.scheme = NoPosition()
+
+
+def forget_scaling(model: Transformer) -> None:
+    for module in model.modules():
+        if isinstance(module, Positions) and isinstance(module.scheme, Rotary):
+            module.scheme = Rotary()
+
+
+def mistake_eps(model: Transformer) -> None:
+    """The other of the two usual ones."""
+    for module in model.modules():
+        if isinstance(module, (nn.LayerNorm, RootMeanSquare)):
+            module.eps = 1e-6 if module.eps == 1e-5 else 1e-5
+
+
+def mistake_gelu(model: Transformer) -> None:
+    """The exact one for its approximation, and the other way round."""
+    for module in model.modules():
+        if isinstance(module, (PlainFFN, GatedFFN)) and isinstance(module.act, partial):
+            other = "none" if module.act.keywords["approximate"] == "tanh" else "tanh"
+            module.act = partial(F.gelu, approximate=other)
+
+
+def forget_scale(model: Transformer) -> None:
+    """1/sqrt(k) for 1, and 1 for 1/sqrt(k)."""
+    for module in model.modules():
+        if isinstance(module, MultiHeadAttention):
+            module.scale = 1.0 if module.scale != 1 else 0.5
+
+
+def widen_window(model: Transformer) -> None:
+    """By one key."""
+    assert model.decoder is not None
+    plans = model.decoder.plans
+    model.decoder.plans = tuple(plan._replace(pattern=Window(before=8, after=0)) for plan in plans)
+
+
+GELU = ("gpt1", "gpt2", "bert", "roberta", "bart", "gemma", "neox", "bloom")
+MISTAKES = [
+    *((name, change) for name in FAMILIES for change in (forget_positions, mistake_eps, forget_scale)),
+    *((name, mistake_gelu) for name in GELU),
+    *((name, forget_scaling) for name in FAMILIES if name.startswith("llama-")),
+    ("mistral", widen_window),
+]
+
+
+@pytest.mark.parametrize(("family", "change"), [pytest.param(*m, id=f"{m[0]}-{m[1].__name__}") for m in MISTAKES])
+def test_a_mistake_is_seen(family: str, change: Callable[[Transformer], None]) -> None:
+    assert difference(family, "right", change=change) > VISIBLE
+
+
+# -- greedy decoding ------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def continued(family: Family, theirs: hf.PreTrainedModel, batch: Ragged, new: int) -> Tensor:
+    """The likeliest tokens after left-padded prompts, one forward pass for each: no cache of theirs is trusted."""
+    for _ in range(new):
+        batch = batch.extended(run_theirs(family, theirs, batch).logits[:, -1:].argmax(-1))
+    return batch.ids[:, -new:]
+
+
+@torch.no_grad()
+def answered(family: Family, theirs: hf.PreTrainedModel, batch: Ragged, new: int) -> Tensor:
+    """The same of an encoder–decoder, from its start id."""
+    ids = torch.full((len(batch.ids), 1), theirs.config.decoder_start_token_id)
+    for _ in range(new):
+        ids = torch.cat((ids, run_theirs(family, theirs, batch, decoder_input_ids=ids).logits[:, -1:].argmax(-1)), 1)
+    return ids
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("family", [name for name, f in FAMILIES.items() if f.config.shape == "decoder"])
+def test_greedy_continuation(family: str, side: str) -> None:
+    ours, theirs = built(family)
+    expected = continued(FAMILIES[family], theirs, ragged(24, 20, 7, side="left"), new=8)
+    prompt = ragged(24, 20, 7, side=side)
+    found = generate(ours, prompt.ids, segments=prompt.segments, max_new_tokens=8)[:, -8:]
+    assert expected.unique().numel() > 2
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(("family", "side"), [(f, s) for f, s in PADDED if f in ("t5", "bart")])
+def test_greedy_answer(family: str, side: str) -> None:
+    (ours, theirs), source = built(family), ragged(44, 40, 17, side=side)
+    expected = answered(FAMILIES[family], theirs, source, new=8)
+    assert expected.unique().numel() > 2
+    assert torch.equal(generate(ours, source.ids, segments=source.segments, max_new_tokens=8), expected)
