@@ -1,0 +1,68 @@
+"""Any Transformer is one config away.
+
+    import anyformer as af
+
+    config = af.presets.gpt2(depth=2, width=64, heads=4, vocab=97)
+    model = af.Transformer(config)
+    tokens = af.generate(model, ids, max_new_tokens=20)
+
+The names below are loaded when first used: importing `anyformer` costs no torch.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from anyformer import config as config, presets as presets
+    from anyformer.config.model import ModelConfig as ModelConfig
+    from anyformer.config.spec import ConfigError as ConfigError
+    from anyformer.decoding.decode import generate as generate
+    from anyformer.inspection.count import count as count
+    from anyformer.inspection.maps import attention_maps as attention_maps
+    from anyformer.nn.model import Transformer as Transformer
+
+__version__ = "0.1.0"
+
+# name -> the module that holds it; a module holds itself
+_HOMES = {
+    "ConfigError": "anyformer.config.spec",
+    "ModelConfig": "anyformer.config.model",
+    "Transformer": "anyformer.nn.model",
+    "attention_maps": "anyformer.inspection.maps",
+    "config": "anyformer.config",
+    "count": "anyformer.inspection.count",
+    "generate": "anyformer.decoding.decode",
+    "presets": "anyformer.presets",
+}
+
+__all__ = [
+    "ConfigError",
+    "ModelConfig",
+    "Transformer",
+    "__version__",
+    "attention_maps",
+    "config",
+    "count",
+    "generate",
+    "presets",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if home := _HOMES.get(name):
+        from importlib import import_module
+
+        module = import_module(home)
+        value = module if home == f"{__name__}.{name}" else getattr(module, name)
+        globals()[name] = value  # the next use does not come here
+        return value
+    message = f"module '{__name__}' has no attribute '{name}'"
+    if not name.startswith("_"):  # Python itself asks for such names
+        from difflib import get_close_matches
+
+        if close := get_close_matches(name, __all__, n=1):
+            message += f"; did you mean '{close[0]}'?"
+    raise AttributeError(message, name=name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,241 @@
+"""The command line: one thin function per verb. Importing it, and most verbs, import no torch.
+
+Exit codes: 0 done; 1 failed at run time; 2 wrong input, one line per fault on stderr; 3 interrupted.
+"""
+
+import inspect
+import io as streams
+import json
+import os
+import sys
+import typing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from typer.core import TyperGroup
+
+from anyformer import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from anyformer.config.model import ModelConfig
+    from anyformer.config.spec import Spec
+
+
+class Verbs(TyperGroup):
+    """The verbs, with wrong input and interruption told in plain lines rather than as tracebacks."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            typer.echo("interrupted", err=True)
+            raise typer.Exit(3) from None
+        except ValueError as error:
+            from anyformer.config.spec import ConfigError  # here: `anyformer --help` imports no pydantic
+
+            if not isinstance(error, ConfigError):
+                raise
+            typer.echo(str(error), err=True)
+            raise typer.Exit(2) from None
+
+
+app = typer.Typer(
+    cls=Verbs,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="""Any Transformer is one config away.
+
+A model is a preset or a .toml or .json file, changed by key=value:
+
+\b
+  anyformer presets                                the well-known models
+  anyformer count gpt2 depth=24 width=1024         what one costs, resized
+  anyformer config show llama > my.toml            a file to start from
+  anyformer count my.toml decoder.position=alibi   with one part changed
+""",
+    epilog="Exit codes: 0 done, 1 failed at run time, 2 wrong input, 3 interrupted.",
+)
+config_app = typer.Typer(no_args_is_help=True, help="Show, check and compare the configs of models.")
+app.add_typer(config_app, name="config")
+
+
+def main() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, streams.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # what a terminal cannot show is no reason to fail
+    app(prog_name="anyformer")
+
+
+def _complete(incomplete: str) -> list[str]:
+    from anyformer.presets import PRESETS
+
+    return [name for name in PRESETS if name.startswith(incomplete)]
+
+
+Model = Annotated[
+    str,
+    typer.Argument(metavar="PRESET|FILE", help="A preset, or a .toml or .json file.", autocompletion=_complete),
+]
+Changes = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE",
+        help="Changes, from left to right. An argument of the preset (depth, width, heads, vocab, ...) resizes the "
+        "whole model; any other key is a path in the config: decoder.depth=4, decoder.blocks.*.placement=post, "
+        "decoder.position=rotary, 'decoder.position={kind=\"rotary\", theta=5e5}'; none undoes an optional value.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"anyformer {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def anyformer(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None: ...
+
+
+@app.command()
+def presets() -> None:
+    """List the well-known models: name, parameters, shape, what it is."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from anyformer.inspection.count import count
+    from anyformer.presets import PRESETS
+
+    table = Table("name", box=None, pad_edge=False)
+    table.add_column("parameters", justify="right")
+    table.add_column("shape")
+    table.add_column("what it is")
+    for name, preset in PRESETS.items():
+        config = preset()
+        about = (inspect.getdoc(preset) or "").partition("\n")[0].replace("`", "")
+        table.add_row(name, f"{count(config).parameters:,}", config.shape, escape(about))
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+@app.command("count")
+def count_(
+    model: Model,
+    changes: Changes = None,
+    length: Annotated[int, typer.Option(min=1, help="Tokens in a row (of the target, in an encoder-decoder).")] = 1024,
+    source_length: Annotated[
+        int | None, typer.Option(min=1, help="Tokens in a row of the source; the same if not given.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Rows.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Count parameters, FLOPs, activation and cache memory, part by part."""
+    from anyformer.inspection.count import count
+
+    table = count(read_model(model, changes), length, batch=batch, source_length=source_length)
+    typer.echo(json.dumps(table.to_dict()) if as_json else str(table))
+
+
+@app.command("doctor")
+def doctor_(as_json: Json = False) -> None:
+    """Look at this machine: what it has, and what anyformer would therefore choose."""
+    from anyformer.doctor import doctor
+
+    report = doctor()
+    typer.echo(json.dumps(report.to_dict()) if as_json else report.render())
+
+
+@config_app.command("schema")
+def config_schema() -> None:
+    """Print the JSON schema of a config, by which editors complete and check files."""
+    from anyformer.config import io
+    from anyformer.config.model import ModelConfig
+
+    typer.echo(json.dumps(io.schema(ModelConfig), indent=2, ensure_ascii=False))
+
+
+@config_app.command("show")
+def config_show(
+    model: Model,
+    changes: Changes = None,
+    format: Annotated[Literal["toml", "json"], typer.Option(help="How to write it.")] = "toml",
+) -> None:
+    """Print the whole config of a model; save it as a file to start from."""
+    from anyformer.config import io
+
+    typer.echo(io.dumps(read_model(model, changes), format), nl=False)
+
+
+@config_app.command("check")
+def config_check(files: Annotated[list[Path], typer.Argument(metavar="FILE...", help=".toml or .json files.")]) -> None:
+    """Check files, and tell everything that is wrong in them at once."""
+    from anyformer.config import io
+    from anyformer.config.model import ModelConfig
+    from anyformer.config.spec import ConfigError, Fault
+
+    found: list[Fault] = []
+    for file in files:
+        try:
+            io.load(ModelConfig, file)
+            typer.echo(f"{file}: right")
+        except ConfigError as error:
+            found += error.faults
+    if found:
+        raise ConfigError(found)
+
+
+@config_app.command("diff")
+def config_diff(left: Model, right: Model) -> None:
+    """Tell where two models differ, a line per place: the path, left -> right."""
+    from anyformer.config import io
+
+    found = io.diff(read_model(left), read_model(right))
+    typer.echo("\n".join(map(str, found)) or "no difference")
+
+
+# -- models by name -------------------------------------------------------------------------------------------------
+
+
+def read_model(name: str, changes: list[str] | None = None) -> "ModelConfig":
+    """The config that a preset's name or a file stands for, with some changes."""
+    from anyformer.config import io
+    from anyformer.config.model import ModelConfig
+    from anyformer.config.spec import ConfigError, Fault, close_to
+    from anyformer.presets import PRESETS
+
+    changes = changes or []
+    if preset := PRESETS.get(name):
+        arguments = _arguments(preset)
+        elsewhere = ModelConfig.model_fields.keys() - arguments.model_fields.keys()
+        keys = [text.partition("=")[0].strip() for text in changes]
+        paths = [text for text, key in zip(changes, keys, strict=True) if "." in key or key in elsewhere]
+        given = io.override(arguments(), [text for text in changes if text not in paths])
+        return io.override(preset(**{key: value for key, value in given if value is not None}), paths)
+    path = Path(name)
+    if path.suffix.lower() not in io.SUFFIXES and not os.path.exists(path):
+        close = close_to(name, PRESETS)
+        hint = f"did you mean '{close}'?" if close else f"presets: {', '.join(PRESETS)}; a file ends in .toml or .json"
+        raise ConfigError([Fault("", f"'{name}' is neither a preset nor a file; {hint}")])
+    return io.override(io.load(ModelConfig, path), changes)
+
+
+def _arguments(preset: "Callable[..., ModelConfig]") -> "type[Spec]":
+    """A preset's arguments as a spec, so that they are checked and explained like any config."""
+    from pydantic import create_model
+
+    from anyformer.config.spec import Number, Size, Spec
+
+    strict = {int: Size, int | None: Size | None, float: Number, float | None: Number | None}
+    hints = typing.get_type_hints(preset, include_extras=True)
+    fields = {name: (strict.get(hints[name], hints[name]), None) for name in inspect.signature(preset).parameters}
+    return create_model("Arguments", __base__=Spec, **fields)  # type: ignore[call-overload]

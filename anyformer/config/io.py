@@ -1,0 +1,173 @@
+"""TOML and JSON, in and out, for any spec; beside them overrides, differences and the schema. Imports no torch.
+
+    loads(cls, dumps(spec)) == spec, for every spec of class `cls`
+
+None only ever means "follows from the others", so it is left out; everything else is written, defaults too, so that a
+file keeps its meaning when a default changes. TOML writes a part that is only its kind as that word (`norm = "rms"`).
+"""
+
+import json
+import os
+import re
+import secrets
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import tomli_w
+
+from anyformer.config.check import build as build, to_data as to_data
+from anyformer.config.edit import diff as diff, override as override
+from anyformer.config.schema import schema as schema
+from anyformer.config.spec import ConfigError, Fault, Spec, close_to, fields, kinds, member_for, members, visible
+
+S = TypeVar("S", bound=Spec)
+Format = Literal["toml", "json"]
+SUFFIXES: dict[str, Format] = {".toml": "toml", ".json": "json"}
+
+
+def dumps(spec: Spec, format: Format = "toml") -> str:
+    """The spec as a text that `loads` takes back."""
+    if format == "json":
+        return json.dumps(to_data(spec), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return tomli_w.dumps(_by_word(type(spec), to_data(spec)))
+
+
+def loads(cls: type[S], text: str, format: Format = "toml") -> S:
+    """The spec that a text holds, or a `ConfigError` with all its faults."""
+    return build(cls, parse(text, format))
+
+
+def save(spec: Spec, path: str | Path) -> None:
+    """Writes .toml or .json, by the suffix; a reader never sees half a file."""
+    path = Path(path)
+    text = dumps(spec, format_of(path))
+    temporary = path.with_name(f".anyformer-{secrets.token_hex(8)}.tmp")
+    try:
+        with temporary.open("x", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise ConfigError([Fault(str(path), f"cannot be written: {error.strerror}")]) from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load(cls: type[S], path: str | Path) -> S:
+    """Reads .toml or .json, by the suffix; a `ConfigError` names the file in every fault."""
+    path = Path(path)
+    if os.path.isdir(path):  # which, unlike Path's, answers for any name
+        raise ConfigError([Fault(str(path), "is a folder, not a file")])
+    format, text = format_of(path), _read(path)
+    try:
+        return loads(cls, text, format)
+    except ConfigError as error:
+        raise ConfigError(
+            Fault(f"{path}: {fault.path}" if fault.path else str(path), fault.message) for fault in error.faults
+        ) from None
+
+
+def format_of(path: Path) -> Format:
+    if format := SUFFIXES.get(path.suffix.lower()):
+        return format
+    has = f"'{path.suffix}'" if path.suffix else "no suffix"
+    raise ConfigError([Fault(str(path), f"has {has}: a config ends in {' or '.join(SUFFIXES)}")])
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")  # with or without the mark that Windows editors write
+    except UnicodeDecodeError as error:
+        what = f"not UTF-8: byte 0x{error.object[error.start]:02x} at offset {error.start}"
+    except FileNotFoundError:
+        close = close_to(path.stem, (near.stem for near in path.parent.glob(f"*{path.suffix}")))
+        what = "no such file" + (f"; did you mean '{path.with_stem(close)}'?" if close else "")
+    except OSError as error:
+        what = f"cannot be read: {error.strerror}"
+    raise ConfigError([Fault(str(path), what)])
+
+
+# -- text to plain data ---------------------------------------------------------------------------------------------
+
+
+def parse(text: str, format: Format) -> dict[str, Any]:
+    """The tables in a text; a `ConfigError` says in which line and column it stops being TOML or JSON."""
+    try:
+        data = tomllib.loads(text) if format == "toml" else json.loads(text, object_pairs_hook=_object)
+        found = list(_unreadable(data, ""))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError([_toml_fault(str(error), text)]) from None
+    except json.JSONDecodeError as error:
+        what = error.msg[:1].lower() + error.msg[1:]
+        raise ConfigError([Fault(f"line {error.lineno}, column {error.colno}", what)]) from None
+    except RecursionError:
+        raise ConfigError([Fault("", "nested too deeply")]) from None
+    except ValueError as error:  # Python reads no whole number of more than 4,300 digits
+        raise ConfigError([Fault("", str(error).partition(";")[0])]) from None
+    if not isinstance(data, dict):
+        found = [Fault("", "must be a table: { ... }")]
+    if found:
+        raise ConfigError(found)
+    return data
+
+
+def _toml_fault(message: str, text: str) -> Fault:
+    if at := re.search(r" \(at line (\d+), column (\d+)\)$", message):
+        line, column = at.groups()
+        message = message[: at.start()]
+    else:
+        last = text.split("\n")
+        line, column = str(len(last)), str(len(last[-1]) + 1)
+        message = message.replace(" (at end of document)", "")
+    return Fault(f"line {line}, column {column}", message[:1].lower() + message[1:])
+
+
+class _Object(dict[str, Any]):
+    """A JSON object that remembers which keys it was given more than once."""
+
+    repeated: tuple[str, ...] = ()
+
+
+def _object(pairs: list[tuple[str, Any]]) -> _Object:
+    table = _Object(pairs)
+    if len(table) < len(pairs):
+        keys = [key for key, _ in pairs]
+        table.repeated = tuple(key for key in table if keys.count(key) > 1)
+    return table
+
+
+def _unreadable(data: Any, path: str) -> Iterator[Fault]:
+    """What JSON lets through though it has no meaning: repeated keys, and halves of characters."""
+    if isinstance(data, _Object):
+        yield from (Fault(_join(path, key), "is given more than once") for key in data.repeated)
+    if isinstance(data, dict):
+        for key, value in data.items():
+            yield from _unreadable(key, _join(path, key))
+            yield from _unreadable(value, _join(path, key))
+    elif isinstance(data, list):
+        for i, value in enumerate(data):
+            yield from _unreadable(value, _join(path, str(i)))
+    elif isinstance(data, str) and data != visible(data):
+        yield Fault(path, f"holds half a character (a lone surrogate): '{visible(data)}'")
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{visible(key)}" if path else visible(key)
+
+
+# -- plain data to text ---------------------------------------------------------------------------------------------
+
+
+def _by_word(annotation: Any, data: Any) -> Any:
+    """Where the kind decides and a table holds nothing else, the kind alone."""
+    if isinstance(data, list):
+        return [_by_word(annotation, value) for value in data]
+    if not isinstance(data, dict):
+        return data
+    if data.keys() == {"kind"} and len(kinds(members(annotation))) > 1:
+        return data["kind"]
+    known = fields(member_for(annotation, data))
+    return {key: _by_word(known[key].annotation, value) if key in known else value for key, value in data.items()}

@@ -1,0 +1,162 @@
+"""Random specs, drawn from the grammar itself: a part that enters it is in these tests at once. Imports no torch."""
+
+import types
+import typing
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar
+
+from annotated_types import Ge, Gt, Le, Lt
+from hypothesis import strategies as st
+from pydantic.fields import FieldInfo
+
+from anyformer.config import (
+    LM,
+    Attention,
+    Block,
+    Learned,
+    Llama3Scaling,
+    MaskedLM,
+    ModelConfig,
+    NoOutput,
+    NoScaling,
+    Projected,
+    Rotary,
+    Scheme,
+    Sinusoidal,
+    Spec,
+    Special,
+    Stack,
+    T5Bias,
+    Tokens,
+)
+
+S = TypeVar("S", bound=Spec)
+
+# All specs that carry a kind, that is, every alternative.
+ALTERNATIVES = sorted(
+    (
+        cls
+        for cls in (*Spec.__subclasses__(), *Scheme.__subclasses__())
+        if "kind" in cls.model_fields and cls is not Scheme
+    ),
+    key=lambda cls: cls.__name__,
+)
+
+
+def specs(cls: type[S], **fixed: st.SearchStrategy[Any]) -> st.SearchStrategy[S]:
+    """Specs of a class with every field drawn by its type; valid by themselves, not yet beside others."""
+    fields = {name: fixed[name] if name in fixed else _field(cls, name) for name in cls.model_fields}
+    return st.builds(cls, **fields)
+
+
+@cache  # strategies are slow to make and quick to draw from
+def _field(cls: type[Spec], name: str) -> st.SearchStrategy[Any]:
+    return _values(_whole(cls.model_fields[name]))
+
+
+def _whole(field: FieldInfo) -> Any:
+    return Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
+
+
+def _values(annotation: Any, *limits: Any) -> st.SearchStrategy[Any]:
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        opened = [m for limit in args[1:] for m in (limit.metadata if isinstance(limit, FieldInfo) else [limit])]
+        return _values(args[0], *limits, *opened)
+    if origin in (typing.Union, types.UnionType):
+        return st.one_of(*map(_values, args))
+    if origin is tuple:
+        return st.lists(_values(args[0]), min_size=1, max_size=2).map(tuple)
+    if origin is Literal:
+        return st.sampled_from(args)
+    if annotation is type(None):
+        return st.none()
+    if annotation is bool:
+        return st.booleans()
+    low: Any = next((m.ge for m in limits if isinstance(m, Ge)), None)
+    above: Any = next((m.gt for m in limits if isinstance(m, Gt)), None)
+    high: Any = next((m.le for m in limits if isinstance(m, Le)), None)
+    below: Any = next((m.lt for m in limits if isinstance(m, Lt)), None)
+    if annotation is int:
+        return st.integers(low, 2**70)
+    if annotation is float:
+        return st.floats(
+            above if low is None else low,
+            below if high is None else high,
+            exclude_min=above is not None,
+            exclude_max=below is not None,
+            allow_nan=False,
+            allow_infinity=False,
+        )
+    assert issubclass(annotation, Spec), f"no strategy for {annotation}"
+    return specs(annotation)
+
+
+# -- whole models: the rules between parts kept -----------------------------------------------------------------------
+
+WIDTH, VOCAB = 24, 50
+scalings = st.one_of(
+    specs(Llama3Scaling, low_frequency=st.floats(0.5, 2), high_frequency=st.floats(3, 8)),
+    *(specs(cls) for cls in ALTERNATIVES if cls.__name__.endswith("Scaling") and cls is not Llama3Scaling),
+)
+inside = st.one_of(  # schemes that act inside attention; key widths are 4 and 8
+    specs(Rotary, fraction=st.sampled_from([1.0, 1]), scaling=scalings),
+    specs(Rotary, fraction=st.just(0.5), scaling=specs(NoScaling)),
+    specs(T5Bias, buckets=st.sampled_from([4, 32]), max_distance=st.integers(17, 200)),
+    *(specs(c) for c in Scheme.__subclasses__() if c not in (Rotary, T5Bias) and c.acts != "embeddings"),
+)
+nothing = st.none()
+ids = nothing | st.integers(0, VOCAB - 1)
+sizes = st.sampled_from([(3, None), (3, 8), (6, None), (6, 4), (5, 4)])  # heads and key width
+free = {"heads": st.just(1), "kv_heads": nothing, "key_width": nothing, "value_width": nothing}
+self_attention = specs(Attention, **free, output=specs(Projected), position=nothing | inside)
+cross_attention = specs(
+    Attention, **free, projections=st.just("separate"), output=specs(Projected), pattern=nothing, position=nothing
+)
+
+
+@st.composite
+def attentions(draw: st.DrawFn, cross: bool = False) -> Attention:
+    spec = draw(cross_attention if cross else self_attention)
+    heads, key_width = draw(sizes)
+    value_width = None if spec.projections == "shared_qkv" else draw(st.sampled_from([None, 7]))
+    groups = draw(st.sampled_from([None, 1, heads])) if spec.projections == "separate" else None
+    whole = heads * (value_width or key_width or WIDTH // heads) == WIDTH
+    output = NoOutput() if whole and draw(st.booleans()) else spec.output
+    update = {"heads": heads, "kv_heads": groups, "key_width": key_width, "value_width": value_width, "output": output}
+    return spec.model_copy(update=update)
+
+
+def stacks(cross: bool) -> st.SearchStrategy[Stack]:
+    block = specs(Block, mixer=attentions(), cross=attentions(cross=True) if cross else nothing)
+    return specs(
+        Stack,
+        depth=st.integers(1, 99),
+        blocks=st.lists(block, min_size=1, max_size=2).map(tuple),
+        prefix=st.lists(block, max_size=1).map(tuple),
+        position=inside | specs(Sinusoidal) | specs(Learned),
+    )
+
+
+alone, reading = stacks(cross=False), stacks(cross=True)
+shapes = st.one_of(st.tuples(alone, nothing), st.tuples(nothing, alone), st.tuples(alone, reading))
+inputs = specs(Tokens, vocab=st.just(VOCAB), pad=ids)
+specials = specs(Special, pad=ids, bos=ids, eos=ids, start=ids)
+
+
+@st.composite
+def models(draw: st.DrawFn) -> ModelConfig:
+    encoder, decoder = draw(shapes)
+    tokens, head = draw(inputs), draw(_field(ModelConfig, "head"))
+    ties = ["none"] + ["output"] * isinstance(head, (LM, MaskedLM)) + ["inputs"] * bool(encoder and decoder)
+    return ModelConfig(
+        width=WIDTH,
+        source=tokens if encoder else None,
+        target=tokens if decoder else None,
+        encoder=encoder,
+        decoder=decoder,
+        head=head,
+        tie=draw(st.sampled_from(ties)),
+        init=draw(_field(ModelConfig, "init")),
+        special=draw(specials),
+    )

@@ -1,0 +1,184 @@
+"""The command line: what it prints, and how it ends."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from anyformer import __version__, presets
+from anyformer.cli import app
+from anyformer.config import ModelConfig, io
+from anyformer.inspection.count import count
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+def done(*arguments: str | Path) -> str:
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    assert not result.stderr
+    return result.stdout
+
+
+def refused(*arguments: str | Path) -> list[str]:
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    assert not result.stdout
+    return result.stderr.splitlines()
+
+
+def test_version() -> None:
+    assert done("--version") == f"anyformer {__version__}\n"
+
+
+def test_help_names_every_verb() -> None:
+    text = done("--help")
+    for word in ("presets", "count", "config", "doctor", "Exit codes"):
+        assert word in text
+
+
+def test_presets() -> None:
+    lines = done("presets").splitlines()[1:]
+    assert [line.split()[0] for line in lines] == list(presets.PRESETS)
+    (gpt2,) = [line for line in lines if line.startswith("gpt2 ")]
+    assert "124,439,808  decoder " in gpt2
+    assert "Radford et al. 2019" in gpt2
+
+
+# -- models by name ---------------------------------------------------------------------------------------------------
+
+
+def test_count() -> None:
+    assert done("count", "gpt2") == f"{count(presets.gpt2(), 1024)}\n"
+    options = ("--length", "8", "--source-length", "4", "--batch", "2", "--json")
+    assert json.loads(done("count", "t5", *options)) == json.loads(
+        json.dumps(count(presets.t5(), 8, source_length=4, batch=2).to_dict())
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["gpt2"], presets.gpt2()),
+        (["gpt2", "depth=2", "width=64", "heads=4", "vocab=97"], presets.gpt2(depth=2, width=64, heads=4, vocab=97)),
+        (["vaswani", "size=big"], presets.vaswani("big")),
+        (["bert", "head=masked_lm"], io.override(presets.bert(), ["head=masked_lm", "tie=output"])),
+        (["llama", "kv_heads=4", "kv_heads=none"], presets.llama()),
+        (
+            ["llama", "depth=2", "decoder.position.theta=5e5"],
+            io.override(presets.llama(depth=2), ["decoder.position.theta=5e5"]),
+        ),
+    ],
+)
+def test_presets_with_changes(arguments: list[str], expected: ModelConfig) -> None:
+    assert io.loads(ModelConfig, done("config", "show", *arguments)) == expected
+
+
+def test_what_is_shown_is_a_file_to_start_from(tmp_path: Path) -> None:
+    for suffix in io.SUFFIXES:
+        path = tmp_path / f"größer – 模型{suffix}"
+        path.write_text(done("config", "show", "qwen3", "--format", suffix[1:]), encoding="utf-8")
+        assert done("config", "check", path) == f"{path}: right\n"
+        assert done("config", "diff", path, "qwen3") == "no difference\n"
+        assert done("count", path) == done("count", "qwen3")
+    assert done("config", "diff", "qwen3", path).startswith("no difference")
+    assert io.loads(ModelConfig, done("config", "show", path, "decoder.depth=3")).decoder.depth == 3  # type: ignore[union-attr]
+
+
+def test_diff() -> None:
+    assert "decoder.position.length: 1024 -> 512\n" in done("config", "diff", "gpt2", "gpt1")
+    assert "decoder.position: learned(length=1024) -> alibi\n" in done("config", "diff", "gpt2", "bloom")
+
+
+def test_schema() -> None:
+    assert json.loads(done("config", "schema")) == io.schema(ModelConfig)
+
+
+# -- wrong input: one line per fault, exit code 2 ---------------------------------------------------------------------
+
+
+def test_unknown_models() -> None:
+    assert refused("count", "gtp2") == ["'gtp2' is neither a preset nor a file; did you mean 'gpt2'?"]
+    (line,) = refused("config", "show", "transformer.yaml")
+    assert line.startswith("'transformer.yaml' is neither a preset nor a file; presets: ")
+    assert refused("count", "no.toml") == ["no.toml: no such file"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["dept=2"], ["dept: unknown key; did you mean 'depth'?"]),
+        (["depth=0", "width=x"], ["depth = 0: must be at least 1", "width = 'x': must be a whole number"]),
+        (["depth"], ["'depth' is no assignment: write key=value, such as decoder.depth=4"]),
+        (["width=100"], ["decoder.blocks.0.mixer.heads = 12: must divide width = 100, or give key_width"]),
+        (["decoder.blocks.0.norm=rmss"], ["decoder.blocks.0.norm.kind = 'rmss': unknown kind; did you mean 'rms'?"]),
+        (["tie=inputs"], ["tie = 'inputs': needs a source and a target; with one input use 'output'"]),
+    ],
+)
+def test_wrong_changes(arguments: list[str], expected: list[str]) -> None:
+    assert refused("count", "gpt2", *arguments) == expected
+
+
+def test_check_tells_everything(tmp_path: Path) -> None:
+    right, wrong, broken = tmp_path / "right.toml", tmp_path / "wrong.toml", tmp_path / "broken.json"
+    io.save(presets.gpt2(), right)
+    wrong.write_text(io.dumps(presets.gpt2()).replace("heads = 12", "heads = 7\nhead = 3"), encoding="utf-8")
+    broken.write_text("{", encoding="utf-8")
+    result = run("config", "check", right, wrong, broken)
+    assert result.exit_code == 2
+    assert result.stdout == f"{right}: right\n"
+    assert result.stderr.splitlines() == [
+        f"{wrong}: decoder.blocks.0.mixer.head: unknown key; did you mean 'heads'?",
+        f"{wrong}: decoder.blocks.0.mixer.heads = 7: must divide width = 768, or give key_width",
+        f"{broken}: line 1, column 2: expecting property name enclosed in double quotes",
+    ]
+
+
+def test_wrong_options_are_wrong_input() -> None:
+    for arguments in (
+        ["count"],
+        ["cuont"],
+        ["count", "gpt2", "--length", "0"],
+        ["config", "show", "gpt2", "--format", "x"],
+    ):
+        assert run(*arguments).exit_code == 2
+    assert refused("count", "gpt2", "--source-length", "3")[0].startswith("source_length: ")
+
+
+def test_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(io, "dumps", stop)
+    result = run("config", "show", "gpt2")
+    assert (result.exit_code, result.stdout, result.stderr) == (3, "", "interrupted\n")
+
+
+def test_our_own_mistakes_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(io, "dumps", fail)
+    result = run("config", "show", "gpt2")
+    assert result.exit_code == 1
+    assert isinstance(result.exception, ValueError)
+
+
+# -- as a program -----------------------------------------------------------------------------------------------------
+
+
+def test_as_a_module_in_an_old_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "größer – 模型.toml"
+    io.save(presets.gpt2(), path)
+    command = [sys.executable, "-m", "anyformer", "config", "check", path]
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"}
+    root = Path(__file__).parent.parent
+    found = subprocess.run(command, env=environment, cwd=root, capture_output=True, encoding="latin-1", timeout=60)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert found.stdout.endswith("größer \\u2013 \\u6a21\\u578b.toml: right\n")

@@ -1,0 +1,97 @@
+"""The public surface, frozen: a change here is a change that users notice."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import typer
+
+import anyformer as af
+from anyformer.cli import app
+
+VERBS = {
+    "": ["--install-completion", "--show-completion", "--version"],
+    "presets": [],
+    "count": ["model", "[changes]", "--length", "--source-length", "--batch", "--json"],
+    "doctor": ["--json"],
+    "config": [],
+    "config schema": [],
+    "config show": ["model", "[changes]", "--format"],
+    "config check": ["files"],
+    "config diff": ["left", "right"],
+}
+
+
+def test_names() -> None:
+    assert sorted(af.__all__) == [
+        "ConfigError",
+        "ModelConfig",
+        "Transformer",
+        "__version__",
+        "attention_maps",
+        "config",
+        "count",
+        "generate",
+        "presets",
+    ]
+    for name in af.__all__:
+        assert getattr(af, name) is getattr(af, name)
+        assert name in dir(af)
+
+
+def test_a_function_stays_a_function() -> None:
+    """`count` and others share their names with modules further in, which importing must not put in their place."""
+    import anyformer.decoding.decode
+    import anyformer.inspection.count
+    import anyformer.inspection.maps  # noqa: F401
+
+    assert callable(af.count)
+    assert callable(af.generate)
+    assert callable(af.attention_maps)
+
+
+def test_wrong_names() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'Transfomer'; did you mean 'Transformer'\?$"):
+        af.Transfomer  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'zebra'$"):
+        af.zebra  # noqa: B018
+    with pytest.raises(ImportError):
+        from anyformer import nonsense  # noqa: F401
+
+
+def verbs(command: Any, name: str = "") -> dict[str, list[str]]:
+    def shown(parameter: Any) -> str:
+        if parameter.param_type_name == "option":
+            return str(max(parameter.opts, key=len))
+        return str(parameter.name) if parameter.required else f"[{parameter.name}]"
+
+    found = {name: [shown(parameter) for parameter in command.params]}
+    for inner, part in getattr(command, "commands", {}).items():
+        found |= verbs(part, f"{name} {inner}".strip())
+    return found
+
+
+def test_verbs() -> None:
+    found = verbs(typer.main.get_command(app))
+    found[""].sort()
+    assert found == VERBS
+
+
+def test_quick_things_need_no_torch() -> None:
+    code = """
+import sys
+import anyformer
+assert anyformer.__version__ and "generate" in dir(anyformer)
+heavy = {"torch", "pydantic", "typer", "rich", "numpy"} & sys.modules.keys()
+assert not heavy, f"import anyformer imports {heavy}"
+from typer.testing import CliRunner
+from anyformer.cli import app
+for line in ("--help", "presets", "count gpt2 depth=2", "config show t5", "config diff gpt2 bert", "config schema"):
+    result = CliRunner().invoke(app, line.split())
+    assert result.exit_code == 0, result.output
+    assert "torch" not in sys.modules, f"anyformer {line} imports torch"
+    assert line != "--help" or "pydantic" not in sys.modules
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert found.returncode == 0, found.stderr
