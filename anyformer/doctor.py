@@ -1,0 +1,348 @@
+"""What this machine has, and what anyformer would therefore choose.
+
+Three parts: facts (plain data), choices (small functions of facts, which training uses too) and probing (the only part
+that imports torch and touches devices). Speeds are measured, not guessed: that a precision exists says little about
+its being fast.
+"""
+
+import os
+import platform
+import shutil
+import statistics
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+CORE = ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "typer", "rich", "tomli-w")
+EXTRAS: dict[str, tuple[str, ...]] = {
+    "hf": ("transformers",),
+    "spm": ("sentencepiece",),
+    "eval": ("sacrebleu",),
+    "plot": ("matplotlib",),
+    "log": ("tensorboard",),
+    "explore": ("fastapi", "uvicorn"),
+    "serve": ("fastapi", "uvicorn"),
+    "export": ("onnx", "onnxscript", "onnxruntime"),
+    "dev": ("build", "hatchling", "hypothesis", "mypy", "pre-commit", "pytest", "pytest-xdist", "ruff"),
+}
+
+# -- facts ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Machine:
+    system: str
+    cpu: str
+    cores: int  # that this process may use
+    threads: int  # that torch uses
+    memory: int | None  # bytes
+
+
+@dataclass(frozen=True)
+class Device:
+    name: str  # as torch writes it: "cpu", "cuda:0", "mps"
+    label: str
+    memory: int | None  # bytes
+    capability: str | None  # of a CUDA device
+    speeds: Mapping[str, float | None]  # of a matrix product by precision, in GFLOP/s; None: it does not run
+
+    @property
+    def type(self) -> str:
+        return self.name.partition(":")[0]
+
+
+@dataclass(frozen=True)
+class Facts:
+    machine: Machine
+    python: str
+    versions: Mapping[str, str | None]  # of the core packages; None: missing
+    devices: tuple[Device, ...]  # the CPU last
+    kernels: Mapping[str, str | None]  # attention backends on the first device: None if they work, else why not
+    compiler: str | None  # of C++: its path
+    triton: str | None  # its version
+    missing: Mapping[str, tuple[str, ...]]  # packages, by the extra that brings them
+
+
+@dataclass(frozen=True)
+class Choice:
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Report:
+    facts: Facts
+    choices: Mapping[str, Choice]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def render(self) -> str:
+        return "\n".join(_lines(self))
+
+
+# -- choices --------------------------------------------------------------------------------------------------------
+
+
+def choose_device(devices: tuple[Device, ...]) -> Choice:
+    for device in devices:
+        if device.type != "cpu":
+            return Choice(device.name, f"{device.label}, faster than the CPU")
+    return Choice("cpu", "torch sees no accelerator")
+
+
+FASTER = 1.2  # below this gain a lower precision is not worth its rounding
+
+
+def choose_precision(device: Device) -> Choice:
+    """bf16 where it is fast: unlike fp16 it has the range of fp32, and so needs no loss scaling."""
+    full, half = device.speeds.get("fp32"), device.speeds.get("bf16")
+    if not full or not half:
+        return Choice("fp32", f"bf16 does not run on {device.name}")
+    if half >= FASTER * full:
+        return Choice("bf16", f"{half / full:.1f} times faster than fp32 on {device.name}")
+    if full > half:
+        return Choice("fp32", f"bf16 is {full / half:.3g} times slower on {device.name}")
+    return Choice("fp32", f"bf16 is hardly faster on {device.name}")
+
+
+def choose_attention(kernels: Mapping[str, str | None]) -> Choice:
+    fused = [name.removeprefix("sdpa: ") for name, fault in kernels.items() if name.startswith("sdpa: ") and not fault]
+    if kernels.get("sdpa", "missing"):
+        return Choice("eager", f"sdpa fails: {kernels.get('sdpa', 'missing')}")
+    return Choice("sdpa", f"fused kernels: {', '.join(fused)}" if fused else "one fused kernel, equal to eager here")
+
+
+def choose_compile(device: Device, compiler: str | None, triton: str | None) -> Choice:
+    if device.type != "cuda":
+        return Choice("off", f"on {device.type} it takes tens of seconds and gains little")
+    if not triton:
+        return Choice("off", "triton is missing")
+    if not compiler:
+        return Choice("off", "no C++ compiler found: install g++ or clang++")
+    return Choice("on", f"triton {triton} and a C++ compiler are here")
+
+
+def choose(facts: Facts) -> dict[str, Choice]:
+    device = choose_device(facts.devices)
+    chosen = next(d for d in facts.devices if d.name == device.value)
+    return {
+        "device": device,
+        "precision": choose_precision(chosen),
+        "attention": choose_attention(facts.kernels),
+        "compile": choose_compile(chosen, facts.compiler, facts.triton),
+    }
+
+
+# -- probing --------------------------------------------------------------------------------------------------------
+
+
+def doctor() -> Report:
+    """Looks at this machine; about a second, and what importing torch takes."""
+    facts = probe()
+    return Report(facts, choose(facts))
+
+
+def probe() -> Facts:
+    devices = _devices()
+    return Facts(
+        machine=_machine(),
+        python=platform.python_version(),
+        versions={name: _version(name) for name in CORE},
+        devices=devices,
+        kernels=_kernels(devices[0].name),
+        compiler=_compiler(),
+        triton=_version("triton"),
+        missing=_missing(),
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _missing() -> dict[str, tuple[str, ...]]:
+    lacking = {extra: tuple(p for p in packages if not _version(p)) for extra, packages in EXTRAS.items()}
+    return {extra: packages for extra, packages in lacking.items() if packages}
+
+
+def _compiler() -> str | None:
+    return next(filter(None, map(shutil.which, (os.environ.get("CXX", ""), "c++", "g++", "clang++", "cl"))), None)
+
+
+def _machine() -> Machine:
+    import torch
+
+    try:
+        cores = len(os.sched_getaffinity(0))
+        memory: int | None = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not on Linux
+        cores, memory = os.cpu_count() or 1, None
+    return Machine(f"{platform.system()} {platform.release()}", _cpu(), cores, torch.get_num_threads(), memory)
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine()
+
+
+def _devices() -> tuple[Device, ...]:
+    import torch
+
+    found: list[Device] = []
+    if torch.accelerator.is_available():
+        kind = torch.accelerator.current_accelerator()
+        assert kind is not None
+        for i in range(torch.accelerator.device_count()):
+            device = torch.device(kind.type, i)
+            label, memory, capability = kind.type, None, None
+            if kind.type == "cuda":
+                about = torch.cuda.get_device_properties(i)
+                label, memory, capability = about.name, about.total_memory, f"{about.major}.{about.minor}"
+            found.append(Device(str(device), label, memory, capability, _speeds(device)))
+    return (*found, Device("cpu", _cpu(), None, None, _speeds(torch.device("cpu"))))
+
+
+def _speeds(device: "torch.device") -> dict[str, float | None]:
+    import torch
+
+    precisions = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a ratio needs no more, and threads that wait for a busy core would spoil it
+    try:
+        return {name: _speed(device, dtype) for name, dtype in precisions.items()}
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _speed(device: "torch.device", dtype: "torch.dtype") -> float | None:
+    """GFLOP/s of a square matrix product, grown until it takes 2 ms: a precision that is emulated stays small."""
+    import torch
+
+    def took(n: int) -> float:
+        a = torch.ones(n, n, device=device, dtype=dtype)
+        _finish(device)
+        start = time.perf_counter()
+        a @ a
+        _finish(device)
+        return time.perf_counter() - start
+
+    n, biggest = 64, 512 if device.type == "cpu" else 8192
+    try:
+        took(n)  # the first call also loads libraries
+        while n < biggest and min(took(n), took(n)) < 0.002:
+            n *= 2
+        return 2 * n**3 / statistics.median(took(n) for _ in range(5)) / 1e9
+    except (RuntimeError, TypeError):  # MPS raises a TypeError for what it lacks
+        return None
+
+
+def _finish(device: "torch.device") -> None:
+    import torch
+
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def _kernels(device: str) -> dict[str, str | None]:
+    """Which attention backends give what `eager`, the definition, gives; on CUDA also which fused kernels sdpa has."""
+    import torch
+    from torch.nn import functional as F
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    from anyformer.nn.attend import attend
+    from anyformer.nn.mask import Relation
+
+    q, k, v = torch.linspace(-1, 1, 3 * 4 * 16 * 64, device=device).view(3, 1, 4, 16, 64)
+    expected = attend(q, k, v, Relation(causal=True), scale=0.125, backend="eager")
+    found: dict[str, str | None] = {"eager": None}
+    try:
+        given = attend(q, k, v, Relation(causal=True), scale=0.125, backend="sdpa")
+        found["sdpa"] = None if torch.allclose(given, expected, atol=1e-4) else "its result differs from eager's"
+    except RuntimeError as error:
+        found["sdpa"] = str(error).partition("\n")[0]
+    if not device.startswith("cuda"):
+        return found
+    q, k, v = q.bfloat16(), k.bfloat16(), v.bfloat16()  # the fused kernels take no fp32
+    names = {
+        "flash": SDPBackend.FLASH_ATTENTION,
+        "memory-efficient": SDPBackend.EFFICIENT_ATTENTION,
+        "cudnn": SDPBackend.CUDNN_ATTENTION,
+    }
+    for name, kernel in names.items():
+        try:
+            with sdpa_kernel(kernel), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch warns why, and then raises
+                F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            found[f"sdpa: {name}"] = None
+        except RuntimeError as error:
+            found[f"sdpa: {name}"] = str(error).partition("\n")[0]
+    return found
+
+
+# -- rendering ------------------------------------------------------------------------------------------------------
+
+
+def _lines(report: Report) -> list[str]:
+    facts, machine = report.facts, report.facts.machine
+    sections: dict[str, dict[str, str]] = {
+        "machine": {
+            "system": machine.system,
+            "cpu": f"{machine.cpu}, {machine.cores} cores, torch uses {machine.threads} threads",
+            "memory": _gib(machine.memory),
+        },
+        "packages": {
+            "python": facts.python,
+            **{name: version or "missing" for name, version in facts.versions.items()},
+        },
+        "devices": {device.name: _about(device) for device in facts.devices},
+        "speed of a matrix product (on a CPU: in one thread)": {
+            device.name: _speed_of(device) for device in facts.devices
+        },
+        f"attention on {facts.devices[0].name}": {name: fault or "works" for name, fault in facts.kernels.items()},
+        "torch.compile": {"C++ compiler": facts.compiler or "none found", "triton": facts.triton or "not installed"},
+        "extras that are missing": {
+            extra: f"pip install 'anyformer[{extra}]'  ({', '.join(packages)})"
+            for extra, packages in facts.missing.items()
+        }
+        or {"none": "all are here"},
+        "anyformer would choose": {name: f"{c.value}  ({c.reason})" for name, c in report.choices.items()},
+    }
+    lines: list[str] = []
+    for title, rows in sections.items():
+        width = max(map(len, rows))
+        lines += ["", title, *(f"  {name:<{width}}  {text}" for name, text in rows.items())]
+    return lines[1:]
+
+
+def _about(device: Device) -> str:
+    memory = f", {_gib(device.memory)}" if device.memory else ""
+    return device.label + memory + (f", capability {device.capability}" if device.capability else "")
+
+
+def _speed_of(device: Device) -> str:
+    return ", ".join(f"{name} {_flops(speed)}" for name, speed in device.speeds.items())
+
+
+def _flops(speed: float | None) -> str:
+    if speed is None:
+        return "does not run"
+    return f"{speed / 1000:.3g} TFLOP/s" if speed >= 1000 else f"{speed:.3g} GFLOP/s"
+
+
+def _gib(size: int | None) -> str:
+    return f"{size / 2**30:.1f} GiB" if size else "unknown"
