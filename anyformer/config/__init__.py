@@ -9,6 +9,7 @@ io        TOML and JSON, overrides, differences, the schema
 """
 
 # Stars, so that a part which enters one of these files is public without a second edit.
+from anyformer.config import io as io
 from anyformer.config.ends import *
 from anyformer.config.model import *
 from anyformer.config.parts import *

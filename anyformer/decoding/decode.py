@@ -10,7 +10,7 @@ from anyformer.nn.mask import Layout, lay_out
 from anyformer.nn.model import Transformer, check_ids
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not inference_mode: a model may be trained on what it generated
 def generate(
     model: Transformer,
     ids: Tensor,

@@ -23,7 +23,8 @@ def plot_map(weights: Tensor, rows: list[str], columns: list[str], path: str | P
     plt = pyplot()
     heads = weights[None] if weights.dim() == 2 else weights
     size = max(3.0, 0.28 * len(columns))
-    figure, axes = plt.subplots(1, len(heads), figsize=(size * len(heads), size + 0.6), squeeze=False)
+    shape = (size * len(heads) + 0.8, size + 0.6)
+    figure, axes = plt.subplots(1, len(heads), figsize=shape, squeeze=False, layout="constrained")
     for number, (axis, head) in enumerate(zip(axes[0], heads, strict=True)):
         image = axis.imshow(head.detach().cpu().float().numpy(), vmin=0, vmax=1, cmap="viridis")
         axis.set_xticks(range(len(columns)), columns, fontsize=8)
@@ -32,9 +33,9 @@ def plot_map(weights: Tensor, rows: list[str], columns: list[str], path: str | P
         axis.set_title(f"head {number}" if len(heads) > 1 else "", fontsize=9)
     axes[0][0].set_ylabel("query")
     figure.suptitle(title)
-    figure.colorbar(image, ax=axes.ravel().tolist(), shrink=0.7, label="weight")
+    figure.colorbar(image, ax=axes.ravel().tolist(), label="weight")
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130, bbox_inches="tight")
+    figure.savefig(path, dpi=130)
     plt.close(figure)
     return path

@@ -192,6 +192,8 @@ class Transformer(nn.Module):
         self, batch: int, memory: Tensor | None, source: Tensor | Layout | None, cache: Cache | None
     ) -> Layout | None:
         """Where the encoder's tokens stand: given now, or kept in the cache."""
+        if memory is None and source is not None:
+            raise ValueError("`source` says where the tokens of `memory` stand: give both, or neither")
         if self.encoder is None:
             if memory is not None:
                 raise ValueError("this model has no encoder: leave `memory` out")

@@ -1,0 +1,52 @@
+# Each target sets itself up: on a fresh clone `make demo` or `make test` is the only command needed.
+PYTHON ?= python3
+JOBS   ?= 2
+VENV   := .venv
+BIN    := $(VENV)/bin
+DEV    := $(VENV)/.installed-dev
+DEMO   := $(VENV)/.installed-demo
+PINS   := pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format wheel clean
+
+help:  ## this list
+	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | awk -F '\t' '{ printf "  make %-8s %s\n", $$1, $$2 }'
+
+demo: $(DEMO)  ## train a small Transformer to sort and look at what it learnt
+	$(BIN)/python examples/sort.py --out runs/demo
+
+test: $(DEV)  ## all tests, on JOBS workers (2)
+	$(BIN)/pytest -n $(JOBS) --dist loadgroup
+
+lint: $(DEV)  ## ruff and mypy
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(DEV)  ## sort imports, fix what can be fixed, format
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+wheel: $(DEV)  ## dist/anyformer-*.whl
+	$(BIN)/python -m build --wheel --no-isolation
+
+clean:  ## remove what was built and cached; keeps .venv and runs
+	rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find anyformer tests examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# A stamp is as new as pyproject.toml and constraints.txt, or the environment is brought up to date.
+$(DEV): $(PINS) $(BIN)/python
+	@echo "installing what the tests need into $(VENV) (minutes the first time)"
+	@$(BIN)/python -m pip install -qq -e ".[dev]" -c constraints.txt
+	@touch $(DEMO) $@
+
+# What the demo needs is part of what the tests need: the rule above renews this stamp too.
+$(DEMO): $(PINS) $(BIN)/python
+	@echo "installing what the demo needs into $(VENV) (minutes the first time)"
+	@$(BIN)/python -m pip install -qq -e ".[plot]" -c constraints.txt
+	@touch $@
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "anyformer needs Python 3.11 or newer; $(PYTHON) is %d.%d: try make PYTHON=python3.12" % v[:2])'
+	@$(PYTHON) -m venv --clear $(VENV) || { rm -rf $(VENV); exit 1; }

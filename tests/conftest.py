@@ -1,0 +1,24 @@
+"""What every test shares: one thread, a fixed seed, and how hard hypothesis looks."""
+
+import os
+import sys
+
+# Two workers on two cores: more threads only make them wait for each other. Set before torch is first imported, so
+# that tests without torch need not import it; subprocesses inherit it.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import pytest
+from hypothesis import settings
+
+# The same examples in every run, so that a red test is red for everyone. `HYPOTHESIS_PROFILE=thorough` goes hunting.
+settings.register_profile("default", derandomize=True, deadline=None, max_examples=25)
+settings.register_profile("thorough", derandomize=False, deadline=None, max_examples=500, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    """The same weights in every run, whatever ran before; torch is not imported for it."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
+        torch.manual_seed(0)

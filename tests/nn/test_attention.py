@@ -1,0 +1,202 @@
+"""Multi-head attention by its formula, head by head."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from anyformer.config import Attention, LayerNorm, NoNorm, NoOutput, Projected, RMSNorm
+from anyformer.nn.attend import attend
+from anyformer.nn.attention import MultiHeadAttention
+from anyformer.nn.context import Context, Tap
+from anyformer.nn.mask import Relation
+from tests.strategies import attentions, close, seeds
+
+WIDTH = 8
+FREE = Context(Relation())  # every key, no positions
+CAUSAL = Context(Relation(causal=True))
+
+
+def build(spec: Attention, seed: int = 0, cross: bool = False) -> MultiHeadAttention:
+    torch.manual_seed(seed)
+    module = MultiHeadAttention(spec, WIDTH, cross=cross).double().eval()
+    for parameter in module.parameters():
+        parameter.data = torch.randn_like(parameter)
+    return module
+
+
+def random(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def look(module: MultiHeadAttention, x: Tensor, context: Context = FREE) -> tuple[Tensor, dict[str, Tensor]]:
+    """The output, and every activation by its name."""
+    seen: dict[str, Tensor] = {}
+    return module(x, context._replace(taps=Tap(lambda name, x: seen.setdefault(name, x)))), seen
+
+
+def linear(part: nn.Linear, x: Tensor, rows: slice) -> Tensor:
+    """One of the linear layers that a fused one stands for: its rows of weight and bias."""
+    return F.linear(x, part.weight[rows], None if part.bias is None else part.bias[rows])
+
+
+def by_head(module: MultiHeadAttention, spec: Attention, x: Tensor, memory: Tensor) -> Tensor:
+    """The same from separate linear layers, one head at a time, each reading the whole embedding."""
+    h, g = spec.heads, spec.groups
+    k, k_v = spec.widths(WIDTH)
+    if module.cross:
+        query, key_value, first = module.q, module.kv, 0
+    else:
+        query = key_value = module.qkv
+        first = {"separate": h * k, "shared_qk": 0, "shared_qkv": 0}[spec.projections]  # where the keys begin
+    values = first if spec.projections == "shared_qkv" else first + g * k
+    heads = []
+    for i in range(h):
+        j = i // (h // g)
+        q = module.q_norm(linear(query, x, slice(i * k, (i + 1) * k)))
+        key = module.k_norm(linear(key_value, memory, slice(first + j * k, first + (j + 1) * k)))
+        v = linear(key_value, memory, slice(values + j * k_v, values + (j + 1) * k_v))
+        heads.append(attend(q[:, None], key[:, None], v[:, None], Relation(), module.scale, spec.normalizer)[:, 0])
+    together = torch.cat(heads, dim=-1)
+    return together if isinstance(spec.output, NoOutput) else module.out(together)
+
+
+@given(attentions(), seeds, st.integers(1, 5))
+def test_self_attention_head_by_head(spec: Attention, seed: int, length: int):
+    """Fused q, k and v equal separate layers, for separate, q = k and q = k = v, for any heads, groups and widths."""
+    module, x = build(spec, seed), random(seed, 2, length, WIDTH)
+    close(module(x, FREE), by_head(module, spec, x, x))
+
+
+@given(attentions(cross=True), seeds, st.integers(1, 5), st.integers(1, 5))
+def test_cross_attention_head_by_head(spec: Attention, seed: int, length: int, source: int):
+    module, x, memory = (
+        build(spec, seed, cross=True),
+        random(seed, 2, length, WIDTH),
+        random(seed + 1, 2, source, WIDTH),
+    )
+    out = module(x, Context(Relation(), cross=Relation(), memory=memory))
+    close(out, by_head(module, spec, x, memory))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@given(heads=st.sampled_from([1, 2, 4, 8]), bias=st.booleans(), seed=seeds)
+def test_equals_torch(causal: bool, heads: int, bias: bool, seed: int):
+    """Equal to torch.nn.MultiheadAttention where the shapes agree."""
+    ours = build(Attention(heads=heads, bias=bias, output=Projected(bias=bias)), seed)
+    theirs = nn.MultiheadAttention(WIDTH, heads, bias=bias, batch_first=True, dtype=torch.float64)
+    with torch.no_grad():
+        theirs.in_proj_weight.copy_(ours.qkv.weight)
+        theirs.out_proj.weight.copy_(ours.out.weight)
+        if bias:
+            theirs.in_proj_bias.copy_(ours.qkv.bias)
+            theirs.out_proj.bias.copy_(ours.out.bias)
+    x = random(seed, 2, 5, WIDTH)
+    ahead = torch.ones(5, 5, dtype=torch.bool).triu(1) if causal else None
+    expected, weights = theirs(x, x, x, attn_mask=ahead, average_attn_weights=False)
+    out, seen = look(ours, x, CAUSAL if causal else FREE)
+    close(out, expected)
+    close(seen["weights"], weights)
+
+
+@pytest.mark.parametrize(
+    ("projections", "rows"), [("separate", 3 * WIDTH), ("shared_qk", 2 * WIDTH), ("shared_qkv", WIDTH)]
+)
+def test_what_shared_projections_hold(projections: str, rows: int):
+    """Three matrices; two where q = k; one where q = k = v."""
+    module = build(Attention(heads=2, projections=projections))
+    assert module.qkv.weight.shape == (rows, WIDTH)
+    _, seen = look(module, random(0, 1, 4, WIDTH))
+    assert torch.equal(seen["q"], seen["k"]) == (projections != "separate")
+    assert torch.equal(seen["k"], seen["v"]) == (projections == "shared_qkv")
+
+
+def test_shared_projections_still_norm_queries_and_keys_apart():
+    """With q = k = v the norms of queries and keys have their own weights, and values are not normed."""
+    module = build(Attention(heads=2, projections="shared_qkv", qk_norm=RMSNorm()))
+    x = random(0, 1, 4, WIDTH)
+    _, seen = look(module, x)
+    plain = F.linear(x, module.qkv.weight).view(1, 4, 2, 4).transpose(1, 2)
+    close(seen["v"], plain)
+    close(seen["q"], F.rms_norm(plain, (4,), module.q_norm.weight, 1e-6))
+    close(seen["k"], F.rms_norm(plain, (4,), module.k_norm.weight, 1e-6))
+
+
+@pytest.mark.parametrize("norm", [RMSNorm(), LayerNorm(), RMSNorm(offset=1.0)], ids=lambda norm: norm.kind)
+@pytest.mark.parametrize("cross", [False, True])
+def test_qk_norm_bounds_the_scores(norm, cross: bool):
+    """Over each head's width: making the input a thousand times larger changes nothing but the values."""
+    module = build(Attention(heads=2, qk_norm=norm), cross=cross)
+    assert module.q_norm.weight.shape == module.k_norm.weight.shape == (4,)
+    maps = []
+    for size in (1e3, 1e6):
+        x = random(0, 2, 5, WIDTH) * size
+        _, seen = look(module, x, Context(Relation(), cross=Relation(), memory=x))
+        maps.append(seen["weights"])
+    close(maps[0], maps[1], 1e-6)
+    assert maps[0].std() > 0.01  # and yet it attends to something
+
+
+def test_no_output_projection():
+    """The concatenated heads as they are: no parameters, and head i fills its own slice."""
+    module, x = build(Attention(heads=4, output=NoOutput())), random(0, 2, 5, WIDTH)
+    assert not list(module.out.parameters())
+    out, seen = look(module, x)
+    for i in range(4):
+        close(out[..., 2 * i : 2 * i + 2], seen["heads"][:, i])
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_biases(bias: bool):
+    module = build(Attention(heads=2, bias=bias, output=Projected(bias=not bias)))
+    assert (module.qkv.bias is not None) is bias
+    assert (module.out.bias is not None) is not bias
+
+
+def test_each_head_projects_the_whole_embedding():
+    """No head is confined to a slice: each head's output depends on every coordinate of the input."""
+    module, x = build(Attention(heads=4)), random(0, 1, 3, WIDTH)
+
+    def heads(x: Tensor) -> Tensor:
+        return look(module, x)[1]["heads"].sum(dim=(0, 2, 3))  # [h]
+
+    sensitivity = torch.autograd.functional.jacobian(heads, x).abs().amax(dim=(1, 2))  # [h, d]
+    assert (sensitivity > 1e-6).all()
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_dropout(backend: str):
+    """On the weights: in training each is zeroed or scaled by 1/(1-p), so the mean stays; in eval nothing happens."""
+    p, n = 0.4, 3000
+    module = build(Attention(heads=2, value_width=4, output=NoOutput(), dropout=p))
+    without = build(Attention(heads=2, value_width=4, output=NoOutput()))
+    x = random(0, 1, 3, WIDTH).expand(n, 3, WIDTH)  # n draws of one problem
+    context = FREE._replace(backend=backend)
+    plain = without(x[:1], context)
+    assert torch.equal(module.eval()(x[:1], context), plain)
+    noisy = module.train()(x, context)
+    assert not torch.equal(noisy[0], noisy[1])
+    spread = noisy.std(dim=0) / math.sqrt(n)
+    assert ((noisy.mean(dim=0) - plain[0]).abs() < 4.5 * spread).all()
+
+
+def test_changed_weights_take_the_place_of_the_kernels():
+    """A tap that returns other weights decides what the heads read; one that only looks changes no bit."""
+    module, x = build(Attention(heads=2)), random(0, 1, 4, WIDTH)
+    plain = module(x, FREE)
+    assert torch.equal(look(module, x)[0], plain)
+
+    def first_key(name: str, x: Tensor) -> Tensor:
+        return F.one_hot(torch.zeros(x.shape[:-1], dtype=torch.long), x.shape[-1]).to(x) if name == "weights" else x
+
+    changed = module(x, FREE._replace(taps=Tap(first_key)))
+    close(changed, changed[:, :1].expand_as(changed))  # every query reads the first value
+    close(changed[:, :1], module(x[:, :1], FREE))  # as if it were alone
+
+
+def test_without_norms_there_are_no_norm_weights():
+    module = build(Attention(heads=2, qk_norm=NoNorm()))
+    assert {name for name, _ in module.named_parameters()} == {"qkv.weight", "out.weight"}

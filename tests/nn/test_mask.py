@@ -1,0 +1,291 @@
+"""Who sees whom: the definition by a plain loop, every lowering by the definition."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+from torch import Tensor
+
+from anyformer.config import LM, Attention, Block, Causal, Full, ModelConfig, Pattern, Stack, Tokens, Window
+from anyformer.nn.cache import Cache
+from anyformer.nn.mask import PADDING, PLAIN, SEEN, SEER, Layout, Relation, count_within, lay_out, relate, sees
+from tests.strategies import build, close, seeds, tokens
+
+CPU = torch.device("cpu")
+patterns = st.one_of(
+    st.just(Full()), st.just(Causal()), st.builds(Window, before=st.integers(0, 3), after=st.integers(0, 3))
+)
+
+
+def rows(elements: st.SearchStrategy[int], batch: int, length: int) -> st.SearchStrategy[Tensor]:
+    row = st.lists(elements, min_size=length, max_size=length)
+    return st.lists(row, min_size=batch, max_size=batch).map(torch.tensor)
+
+
+@st.composite
+def layouts(draw: st.DrawFn, batch: int, length: int) -> Layout:
+    """Tokens laid out in every way there is, with the facts that go with it."""
+    way = draw(st.sampled_from(["plain", "right", "segments", "positions"]))
+    marks = draw(st.one_of(st.none(), rows(st.sampled_from([PLAIN, SEEN, SEER]), batch, length)))
+    if way == "plain":
+        return lay_out(batch, length, CPU, marks=marks)
+    if way == "right":
+        real = draw(st.lists(st.integers(0, length), min_size=batch, max_size=batch))
+        index = torch.arange(length)[None]
+        segments = torch.where(index < torch.tensor(real)[:, None], 0, PADDING)
+        return Layout(index, segments, marks, ordered=True, packed=False, padding="right")
+    if way == "positions":
+        positions = draw(rows(st.integers(0, 5), batch, length))
+        segments = draw(st.one_of(st.none(), rows(st.integers(PADDING, 1), batch, length)))
+        return lay_out(batch, length, CPU, segments=segments, positions=positions, marks=marks)
+    segments = draw(rows(st.integers(PADDING, 2), batch, length))
+    return lay_out(batch, length, CPU, segments=segments, marks=marks)
+
+
+sizes = st.tuples(st.integers(1, 2), st.integers(1, 5))
+alone = sizes.flatmap(lambda size: layouts(*size))
+pairs = st.tuples(st.integers(1, 2), st.integers(1, 4), st.integers(1, 4)).flatmap(
+    lambda size: st.tuples(layouts(size[0], size[1]), layouts(size[0], size[2]))
+)
+
+
+def allows(pattern: Pattern, q: int, k: int) -> bool:
+    match pattern:
+        case Full():
+            return True
+        case Causal():
+            return k <= q
+        case Window(before=before, after=after):
+            return q - before <= k <= q + after
+
+
+def at(facts: Tensor | None, b: int, i: int) -> int:
+    return 0 if facts is None else int(facts[b % facts.shape[0], i])
+
+
+def loop(pattern: Pattern, q: Layout, k: Layout, batch: int) -> Tensor:
+    """One segment, and: the pattern, or a key for all of its segment, or a query that sees all of its segment."""
+    out = torch.zeros(batch, q.positions.shape[1], k.positions.shape[1], dtype=torch.bool)
+    for b in range(batch):
+        for i in range(out.shape[1]):
+            for j in range(out.shape[2]):
+                together = at(q.segments, b, i) == at(k.segments, b, j)
+                near = allows(pattern, at(q.positions, b, i), at(k.positions, b, j))
+                marked = at(k.marks, b, j) in (SEEN, SEER) or at(q.marks, b, i) == SEER
+                out[b, i, j] = together and (near or marked)
+    return out
+
+
+def rows_in(*layouts: Layout) -> int:
+    return max(x.shape[0] for layout in layouts for x in layout[:3] if x is not None)
+
+
+@given(patterns, pairs)
+def test_sees_by_a_plain_loop(pattern: Pattern, pair: tuple[Layout, Layout]):
+    q, k = pair
+    batch = rows_in(q, k)
+    seen = sees(pattern, q, k)
+    assert torch.equal(seen.expand(batch, -1, -1), loop(pattern, q, k, batch))
+
+
+def test_marks():
+    """A SEEN key is seen by all, a SEER is seen by all and sees all; the rest is causal. Segments hold all the same."""
+    layout = lay_out(1, 5, CPU, marks=torch.tensor([[PLAIN, PLAIN, SEEN, SEER, PLAIN]]))
+    by_query = ["x.xx.", "xxxx.", "xxxx.", "xxxxx", "xxxxx"]
+    assert sees(Causal(), layout, layout)[0].tolist() == [[mark == "x" for mark in row] for row in by_query]
+    apart = layout._replace(segments=torch.tensor([[0, 0, 0, 1, 1]]))
+    by_query = ["x.x..", "xxx..", "xxx..", "...xx", "...xx"]
+    assert sees(Causal(), apart, apart)[0].tolist() == [[mark == "x" for mark in row] for row in by_query]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "ahead"),
+    [(Full(), True), (Causal(), False), (Window(before=2, after=0), False), (Window(before=0, after=1), True)],
+)
+def test_looks_ahead(pattern: Pattern, ahead: bool):
+    """Says whether any query sees a key after it; position schemes that depend on direction ask for it."""
+    layout = lay_out(1, 6, CPU)
+    assert pattern.looks_ahead == ahead == bool(sees(pattern, layout, layout).triu(1).any())
+
+
+# -- lowerings ------------------------------------------------------------------------------------------------------
+
+
+def meaning(relation: Relation, batch: int, t: int, s: int) -> Tensor:
+    """Who sees whom by what the kernels are told, bool [b, t, s]."""
+    seen = torch.ones(batch, 1, t, s, dtype=torch.bool)
+    if relation.causal:
+        seen = seen.tril()
+    if relation.mask is not None:
+        seen = seen & relation.mask
+    if relation.bias is not None:
+        seen = seen & (relation.bias[:, :1] > -torch.inf)
+    if relation.alive is not None:
+        seen = seen & relation.alive
+    return seen[:, 0]
+
+
+@given(patterns, alone, st.booleans())
+def test_every_lowering_means_the_same_for_real_tokens(pattern: Pattern, layout: Layout, biased: bool):
+    batch, length = rows_in(layout), layout.positions.shape[1]
+    bias = torch.randn(1, 2, length, length) if biased else None
+    relation = relate(pattern, layout, layout, "self", bias)
+    seen, lowered = sees(pattern, layout, layout).expand(batch, -1, -1), meaning(relation, batch, length, length)
+    real = slice(None) if layout.segments is None else layout.segments.expand(batch, length) >= 0
+    assert torch.equal(lowered[real], seen[real])
+    assert lowered.any(dim=-1).all()  # no row is empty, pads included
+    assert relation.alive is None
+    if bias is not None:
+        kept = seen[:, None].expand(batch, 2, length, length)
+        assert torch.equal(relation.bias.expand_as(kept)[kept], bias.expand_as(kept)[kept])
+
+
+@given(pairs)
+def test_across_a_row_may_see_nothing(pair: tuple[Layout, Layout]):
+    """The lowered mask has no empty row, and `alive` says which rows to keep."""
+    q, k = pair
+    batch, t, s = rows_in(q, k), q.positions.shape[1], k.positions.shape[1]
+    relation = relate(Full(), q, k, "cross")
+    seen = sees(Full(), q, k).expand(batch, t, s)
+    assert torch.equal(meaning(relation, batch, t, s), seen)
+    assert meaning(relation._replace(alive=None), batch, t, s).any(dim=-1).all()
+    if relation.alive is not None:
+        assert torch.equal(relation.alive[:, 0, :, 0].expand(batch, t), seen.any(dim=-1))
+
+
+RIGHT = Layout(
+    torch.arange(4)[None], torch.tensor([[0, 0, 0, 0], [0, 0, -1, -1]]), ordered=True, packed=False, padding="right"
+)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "layout", "role", "shortcut"),
+    [
+        (Full(), lay_out(2, 4, CPU), "self", "nothing"),
+        (Full(), lay_out(2, 4, CPU), "cross", "nothing"),
+        (Full(), lay_out(2, 4, CPU, positions=torch.tensor([[3, 1, 0, 2]])), "self", "nothing"),
+        (Causal(), lay_out(2, 4, CPU), "self", "causal"),
+        (Causal(), RIGHT, "self", "causal"),
+        (Full(), RIGHT, "self", "mask"),
+        (Full(), RIGHT, "cross", "mask"),
+        (Causal(), RIGHT._replace(ordered=False), "self", "mask"),
+        (Causal(), RIGHT._replace(segments=RIGHT.segments.flip(1), padding="any"), "self", "mask"),
+        (Causal(), RIGHT._replace(packed=True), "self", "mask"),
+        (Causal(), lay_out(2, 4, CPU), "cached", "mask"),  # torch's flag aligns at the top left
+        (Causal(), lay_out(2, 4, CPU, positions=torch.tensor([[3, 1, 0, 2]])), "self", "mask"),
+        (Causal(), lay_out(2, 4, CPU, segments=RIGHT.segments), "self", "mask"),  # may be padded on the left
+        (Causal(), lay_out(2, 4, CPU, marks=torch.ones(2, 4, dtype=torch.long)), "self", "mask"),
+        (Full(), lay_out(2, 4, CPU, segments=torch.tensor([[0, 0, 1, 1]])), "self", "mask"),
+        (Window(before=3, after=0), lay_out(2, 4, CPU), "self", "mask"),
+    ],
+)
+def test_shortcuts_are_taken_where_they_are_right(pattern: Pattern, layout: Layout, role: str, shortcut: str):
+    relation = relate(pattern, layout, layout, role)
+    assert relation.causal == (shortcut == "causal")
+    assert (relation.mask is None) == (shortcut != "mask")
+
+
+CONFIG = ModelConfig(
+    width=8,
+    target=Tokens(vocab=11),
+    decoder=Stack(depth=2, blocks=(Block(mixer=Attention(heads=2)),)),
+    head=LM(),
+)
+
+
+@given(seeds, st.integers(1, 6), st.lists(st.integers(0, 6), min_size=2, max_size=2))
+def test_causal_with_right_padding_needs_no_mask(seed: int, length: int, shorter: list[int]):
+    """A layout that says so runs by the kernels' own flag, and real tokens come out as with the dense mask."""
+    model, ids = build(CONFIG, seed), tokens(seed, 3, length)
+    segments = torch.where(torch.arange(length) < torch.tensor([length, *shorter])[:, None], 0, PADDING)
+    layout = Layout(torch.arange(length)[None], segments, ordered=True, packed=False, padding="right")
+    assert model.decoder.relations(layout, layout, cached=False)[0].causal
+    for backend in ("eager", "sdpa"):
+        model.backend = backend
+        out = model(ids, segments=layout)
+        assert out.isfinite().all()
+        close(out[segments >= 0], model(ids, segments=segments)[segments >= 0])
+
+
+# -- laying out -----------------------------------------------------------------------------------------------------
+
+
+def count(row: list[int], segment: int | None = None, following: int = 0) -> list[int]:
+    """Positions by a plain loop: from 0 wherever a real token's segment differs from the last real token's."""
+    out = []
+    for new in row:
+        if new == PADDING:
+            out.append(0)
+            continue
+        if new != segment:
+            segment, following = new, 0
+        out.append(following)
+        following += 1
+    return out
+
+
+segment_rows = st.tuples(st.integers(1, 3), st.integers(1, 8)).flatmap(
+    lambda size: rows(st.sampled_from([PADDING, 0, 0, 1, 2]), *size)
+)
+
+
+@given(segment_rows)
+def test_positions_count_within_segments(segments: Tensor):
+    assert count_within(segments).tolist() == [count(row) for row in segments.tolist()]
+
+
+@given(segment_rows, st.data())
+def test_positions_go_on_from_a_cache(segments: Tensor, data: st.DataObject):
+    batch = segments.shape[0]
+    last, following = (data.draw(st.lists(st.integers(0, n), min_size=batch, max_size=batch)) for n in (2, 20))
+    expected = [count(*state) for state in zip(segments.tolist(), last, following, strict=True)]
+    assert count_within(segments, torch.tensor(last), torch.tensor(following)).tolist() == expected
+
+
+@given(segment_rows, st.data())
+def test_positions_by_chunks_equal_positions_at_once(segments: Tensor, data: st.DataObject):
+    """Wherever a batch is cut, and wherever its pads stand."""
+    batch, length = segments.shape
+    cuts = sorted({0, length, *data.draw(st.lists(st.integers(0, length), max_size=3))})
+    cache, found = Cache(batch, length, (), CPU, torch.float32), []
+    for a, b in pairwise(cuts):
+        layout = cache.lay_out(batch, b - a, segments[:, a:b], None)
+        cache.take(layout)
+        found.append(layout.positions)
+    assert torch.equal(torch.cat(found, dim=1), count_within(segments))
+
+
+@given(segment_rows)
+def test_the_facts_of_a_layout_from_segments(segments: Tensor):
+    """Within a segment that stands in one run (pads aside) positions grow with the index, and stay below the bound."""
+    segments = torch.where(segments < 0, segments, segments.cummax(dim=1).values)  # no segment comes back
+    layout = lay_out(*segments.shape, CPU, segments=segments)
+    assert layout.ordered
+    for places, row in zip(layout.positions, segments, strict=True):
+        for segment in range(3):
+            assert all(a < b for a, b in pairwise(places[row == segment].tolist()))
+    assert int(layout.positions.max()) < layout.bound == segments.shape[1]
+
+
+@pytest.mark.parametrize("name", ["segments", "positions", "marks"])
+@pytest.mark.parametrize("shape", [(5,), (2, 4), (3, 5), (2, 5, 1), ()], ids=str)
+def test_a_wrong_shape_is_an_error(name: str, shape: tuple[int, ...]):
+    facts = {name: torch.zeros(shape, dtype=torch.long)}
+    with pytest.raises(ValueError, match=rf"{name} has shape .*, expected \[2, 5\] like the tokens"):
+        lay_out(2, 5, CPU, **facts)
+    with pytest.raises(ValueError, match=rf"{name} has shape .*, expected \[2, 5\] like the tokens"):
+        lay_out(2, 5, CPU, segments=Layout(**{"positions": torch.arange(5)[None], **facts}))
+
+
+@pytest.mark.parametrize("name", ["segments", "positions", "marks"])
+def test_facts_are_whole_numbers(name: str):
+    with pytest.raises(ValueError, match=f"{name} must be whole numbers"):
+        lay_out(2, 5, CPU, **{name: torch.zeros(2, 5)})
+
+
+@pytest.mark.parametrize("name", ["positions", "marks"])
+def test_a_layout_goes_alone(name: str):
+    """No argument is accepted and ignored."""
+    with pytest.raises(ValueError, match="a Layout holds positions and marks itself"):
+        lay_out(2, 5, CPU, segments=lay_out(2, 5, CPU), **{name: torch.zeros(2, 5, dtype=torch.long)})

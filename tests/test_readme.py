@@ -1,0 +1,165 @@
+"""What README.md shows works: its Python runs, its commands run or exist, and the links of all pages lead somewhere.
+
+A block that must not run (a server, an hour of training) has an HTML comment before it: <!-- not run: reason -->
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import textwrap
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
+
+FENCE = re.compile(
+    r"(?P<skip><!--\s*not run:[^>]*-->\s*\n)?"
+    r"^(?P<indent>[ ]*)```(?P<language>\w*)[^\n]*\n(?P<body>.*?)^[ ]*```[ ]*$",
+    re.MULTILINE | re.DOTALL,
+)
+LINK = re.compile(r"\]\(\s*<?([^)\s>]+)|(?:src|href)=\"([^\"]+)\"|^\[[^\]]+\]:\s*(\S+)", re.MULTILINE)
+
+SECONDS = 600  # for one command or block
+
+
+class Block(NamedTuple):
+    """A fenced block, the line it starts on, and whether it may run."""
+
+    line: int
+    language: str
+    body: str
+    run: bool
+
+
+def blocks(text: str) -> Iterator[Block]:
+    for found in FENCE.finditer(text):
+        line = text.count("\n", 0, found.start("language")) + 1
+        yield Block(line, found["language"], textwrap.dedent(found["body"]), run=not found["skip"])
+
+
+def commands(body: str) -> list[str]:
+    """The lines of a shell block, continued lines joined, without prompts and comments."""
+    lines = (line.strip().removeprefix("$ ") for line in body.replace("\\\n", " ").splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def words(command: str) -> list[list[str]]:
+    """The simple commands of a line, each as its words, without leading assignments."""
+    lexer = shlex.shlex(command, posix=True, punctuation_chars="|;&<>")
+    lexer.whitespace_split = True
+    simple: list[list[str]] = [[]]
+    for word in lexer:
+        if set(word) <= set("|;&"):
+            simple.append([])
+        elif simple[-1] or not re.match(r"\w+=", word):
+            simple[-1].append(word)
+    return [part for part in simple if part]
+
+
+def targets() -> set[str]:
+    return set(re.findall(r"^([\w-]+):(?!=)", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def faults(command: str) -> Iterator[str]:
+    """What is wrong with a line that is not run: a target, file or extra that is not there."""
+    for program, *rest in words(command):
+        if program == "make":
+            yield from (f"no target {word}" for word in rest if re.fullmatch(r"[\w-]+", word) and word not in targets())
+        elif re.fullmatch(r"(.*/)?python[\d.]*", program) and rest and rest[0].endswith(".py"):
+            if not (ROOT / rest[0]).exists():
+                yield f"no file {rest[0]}"
+        elif program == "pip":
+            known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+            for extras in re.findall(r"(?:\.|anyformer)\[([^\]]*)\]", command):
+                yield from (f"no extra {extra}" for extra in extras.split(",") if extra.strip() not in known)
+
+
+def run(step: list[str], bin: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """A command, where `anyformer` and `python` are this checkout and this interpreter."""
+    bin.mkdir(exist_ok=True)
+    start = "import sys; sys.argv[0] = 'anyformer'; from anyformer.cli import main; sys.exit(main())"
+    for name, script in {"anyformer": f'{sys.executable} -c "{start}"', "python": sys.executable}.items():
+        (bin / name).write_text(f'#!/bin/sh\nexec {script} "$@"\n')
+        (bin / name).chmod(0o755)
+    path = os.pathsep.join([str(bin), os.environ["PATH"]])
+    env = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg"}
+    return subprocess.run(
+        step, cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS
+    )
+
+
+def test_what_the_readme_shows_runs(tmp_path: Path) -> None:
+    """In the order of the page and in one folder: a later block may use what an earlier one made."""
+    if not README.exists():
+        pytest.skip("there is no README.md")
+    work = tmp_path / "work"
+    work.mkdir()
+    for block in blocks(README.read_text(encoding="utf-8")):
+        steps = []
+        if block.language in ("python", "py"):
+            steps = [[sys.executable, "-c", block.body]]
+        elif block.language in ("bash", "sh", "shell", "console"):
+            lines = commands(block.body)
+            wrong = [f"{line}: {fault}" for line in lines for fault in faults(line)]
+            assert not wrong, f"README.md:{block.line}: {wrong}"
+            ours = [line for line in lines if any(part[0] == "anyformer" for part in words(line))]
+            steps = [["bash", "-euo", "pipefail", "-c", line] for line in ours]
+        for step in steps if block.run else []:
+            done = run(step, tmp_path / "bin", work)
+            assert done.returncode == 0, f"README.md:{block.line}: {step[-1]}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"`[^`\n]*`", "", FENCE.sub("", page.read_text(encoding="utf-8")))
+    found = [next(filter(None, groups)) for groups in LINK.findall(text)]
+    local = [link.split("#")[0] for link in found if not re.match(r"[a-z][a-z+.-]*:", link) and link[0] != "#"]
+    missing = [link for link in local if not (page.parent / link).exists()]
+    assert not missing, f"{page.relative_to(ROOT)} links to files that are not there: {missing}"
+
+
+# -- the reader itself ----------------------------------------------------------------------------------------------
+
+PAGE = """
+A [link](docs/page.md#part), an ![image](figure.png).
+
+```bash
+$ make demo JOBS=1   # minutes
+echo "3 1 2" | anyformer predict runs/sort \\
+    --out sorted.txt && make nonsense
+```
+
+<!-- not run: it serves until stopped -->
+```bash
+anyformer explore runs/sort
+```
+
+1. then
+   ```python
+   import anyformer
+   ```
+"""
+
+
+def test_the_reader_finds_blocks() -> None:
+    found = list(blocks(PAGE))
+    assert [(block.language, block.run) for block in found] == [("bash", True), ("bash", False), ("python", True)]
+    assert found[2].body == "import anyformer\n"
+    assert [PAGE.splitlines()[block.line - 1].strip() for block in found] == ["```bash", "```bash", "```python"]
+
+
+def test_the_reader_finds_commands() -> None:
+    first, second = commands(next(blocks(PAGE)).body)
+    assert words(first) == [["make", "demo", "JOBS=1"]]
+    assert [part[0] for part in words(second)] == ["echo", "anyformer", "make"]
+    assert list(faults(second)) == ["no target nonsense"]
+    assert list(faults("pip install -e '.[plot,nonsense]'")) == ["no extra nonsense"]
+    assert list(faults("python examples/nonsense.py --out x")) == ["no file examples/nonsense.py"]

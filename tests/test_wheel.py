@@ -1,0 +1,82 @@
+"""The wheel holds the package and nothing else, and works where this repository is not."""
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# One worker for the file: the wheel is built and installed once.
+pytestmark = pytest.mark.xdist_group("wheel")
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    done = subprocess.run(list(map(str, command)), cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("hatchling", reason="the wheel is built without isolation: pip install -e '.[dev]'")
+    out = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, ROOT, cwd=out)
+    (built,) = out.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin folder of a throw-away environment with the wheel in it; torch and the rest are borrowed from ours."""
+    home = tmp_path_factory.mktemp("venv")
+    venv.create(home, with_pip=False)
+    python = home / "bin" / "python"
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel, cwd=home)
+    # Last, or pip would find an editable install of ours satisfying it. Python reads the .pth files of its own
+    # site-packages only: what we borrow comes without the editable install's path to this repository.
+    (site,) = home.glob("lib/python*/site-packages")
+    borrowed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    (site / "borrowed.pth").write_text("\n".join(sorted(borrowed)))
+    return home / "bin"
+
+
+def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    tops = {name.split("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"anyformer"}
+    source = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "anyformer").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert {name for name in names if name.startswith("anyformer/")} == source
+    assert "anyformer/py.typed" in names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_a_model_runs_from_the_wheel(installed: Path, tmp_path: Path) -> None:
+    code = """
+import json
+import torch
+import anyformer as af
+model = af.Transformer(af.presets.gpt2(depth=2, width=64, heads=4, vocab=97))
+logits = model(torch.arange(10)[None])
+print(json.dumps({"file": af.__file__, "shape": list(logits.shape)}))
+"""
+    said = json.loads(run(installed / "python", "-c", code, cwd=tmp_path))
+    assert Path(said["file"]).is_relative_to(installed.parent)
+    assert said["shape"] == [1, 10, 97]
+
+
+def test_the_command_runs_from_the_wheel(installed: Path, tmp_path: Path, wheel: Path) -> None:
+    version = wheel.name.split("-")[1]
+    assert version in run(installed / "anyformer", "--version", cwd=tmp_path)
+    assert "gpt2" in run(installed / "anyformer", "presets", cwd=tmp_path)
