@@ -168,7 +168,10 @@ class Transformer(nn.Module):
         if self.decoder is None:
             raise ValueError("only a decoder has a cache")
         weight = next(self.decoder.parameters())
-        return Cache(batch, slots, self.decoder.sizes, weight.device, weight.dtype)
+        kind = weight.device.type
+        # under autocast keys and values come in its precision, whatever the weights have
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+        return Cache(batch, slots, self.decoder.sizes, weight.device, dtype)
 
     # -- small steps ------------------------------------------------------------------------------------------------
 

@@ -205,3 +205,13 @@ def test_a_cached_step_keeps_no_graph():
     kept = [x for layer in cache.layers for x in (layer.keys, layer.values, *layer.memory)]
     assert not any(x.requires_grad for x in (hidden, *kept))
     assert model(tokens(0, 2, 5), tokens(1, 2, 3)).requires_grad  # without a cache training goes on
+
+
+def test_a_cache_takes_the_precision_of_autocast():
+    model, ids = build(config()).float(), tokens(0, 2, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cache = model.new_cache(2, 4)
+        out = torch.cat([model.decode(ids[:, i : i + 1], cache=cache) for i in range(4)], dim=1)
+        whole = model.decode(ids)
+    assert cache.layers[0].keys.dtype == torch.bfloat16
+    torch.testing.assert_close(out, whole, rtol=0.1, atol=0.1)
