@@ -47,6 +47,7 @@ from anyformer.config import (
     Window,
     YarnScaling,
 )
+from anyformer.config.spec import members
 from anyformer.nn.model import Transformer
 
 WIDTH, VOCAB, LENGTH = 8, 11, 24
@@ -63,6 +64,10 @@ RELATIVE: tuple[Position, ...] = (
     Rotary(theta=100.0, scaling=Llama3Scaling(factor=4.0, original_length=8)),
 )
 ABSOLUTE: tuple[Position, ...] = (Sinusoidal(), Learned(length=LENGTH), Learned(length=LENGTH, offset=2))
+# a scheme that is not named above takes part with its defaults
+NEW = tuple(scheme() for scheme in members(Position) if scheme not in map(type, RELATIVE + ABSOLUTE))
+RELATIVE += tuple(scheme for scheme in NEW if not scheme.embeds())
+ABSOLUTE += tuple(scheme for scheme in NEW if scheme.embeds())
 POSITIONS = RELATIVE + ABSOLUTE
 BACKWARD: tuple[Pattern, ...] = (Causal(), Window(before=3, after=0), Window(before=0, after=0))
 BOTH_WAYS: tuple[Pattern, ...] = (Full(), Window(before=2, after=1), Window(before=0, after=2))
@@ -120,7 +125,7 @@ def blocks(draw: st.DrawFn, patterns: tuple[Pattern, ...], own: tuple[Position |
 @st.composite
 def stacks(draw: st.DrawFn, patterns: tuple[Pattern, ...], positions: tuple[Position, ...], cross: bool = False):
     # a layer may take another scheme than its stack, as long as that acts inside attention
-    own = (None, None, *(p for p in positions if p.acts != "embeddings"))
+    own = (None, None, *(p for p in positions if not p.embeds()))
     made = blocks(patterns, own, cross)
     return Stack(
         depth=draw(st.integers(1, 3)),

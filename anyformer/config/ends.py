@@ -14,7 +14,7 @@ from anyformer.config.parts import (
     Times,
     Unscaled,
 )
-from anyformer.config.spec import BY_KIND, Count, Flag, Positive, Probability, Size, Spec
+from anyformer.config.spec import BY_KIND, ConfigError, Count, Fault, Flag, Positive, Probability, Size, Spec
 
 InputScale = Annotated[Unscaled | Times | SqrtWidth, *BY_KIND]
 LogitScale = Annotated[Unscaled | Times | InvSqrtWidth, *BY_KIND]
@@ -42,13 +42,20 @@ class Tokens(Spec):
     """A learned lookup: table, scale, positions, types, norm, dropout, in this order."""
 
     kind: Literal["tokens"] = "tokens"
-    vocab: Size
+    vocab: Size | None = None  # None: in a recipe, the tokenizer's
     table: Table = FullTable()
     types: Count = 0  # how many token types (BERT's sentence A and B)
     scale: InputScale = Unscaled()
     norm: Norm = NoNorm()
     dropout: Probability = 0.0
     pad: Count | None = None  # this row is zero and stays zero
+
+    @property
+    def rows(self) -> int:
+        """v, once it is known."""
+        if self.vocab is None:
+            raise ConfigError([Fault("vocab", "is not set: give it, or let a recipe's tokenizer do so")])
+        return self.vocab
 
     def table_width(self, width: int) -> int:
         """e, of the table's rows."""

@@ -112,7 +112,7 @@ def _block(block: Block, side: Side, stack: Stack, config: ModelConfig) -> Itera
     width, mixer = config.width, block.mixer
     yield from (f.under("mixer") for f in _sizes(mixer, width))
     own = mixer.position
-    if own and own.acts == "embeddings":
+    if own and own.embeds():
         yield Fault("mixer.position", f"{own.kind} positions act on the embeddings: set them on the stack")
     elif own and _divides(mixer, width):
         yield from (f.under("mixer.position") for f in own.faults(mixer.widths(width)[0]))
@@ -160,11 +160,11 @@ def _sizes(a: Attention, width: int) -> Iterator[Fault]:
 def _vocabularies(config: ModelConfig) -> Iterator[Fault]:
     source, target = config.source, config.target
     for name, tokens in (("source", source), ("target", target)):
-        if tokens and tokens.pad is not None and tokens.pad >= tokens.vocab:
+        if tokens and tokens.vocab and tokens.pad is not None and tokens.pad >= tokens.vocab:
             yield Fault(f"{name}.pad", f"= {tokens.pad}: must be an id below vocab = {tokens.vocab}")
     last = target if config.decoder else source
     for name, id in config.special:
-        if last and id is not None and id >= last.vocab:
+        if last and last.vocab and id is not None and id >= last.vocab:
             yield Fault(f"special.{name}", f"= {id}: must be an id below vocab = {last.vocab}")
     if config.tie in ("output", "all") and not isinstance(config.head, (LM, MaskedLM)):
         yield Fault("tie", f"= '{config.tie}': a head of kind '{config.head.kind}' has no vocabulary to tie")

@@ -1,14 +1,15 @@
 """Position schemes: how a model knows the order of its tokens.
 
-Each scheme is one class: its fields, its learned tables and its mathematics. A scheme acts through up to three hooks,
-and overrides only those it needs:
+Each scheme is one class: its fields, its learned tables and its mathematics. A scheme acts at one of three places, by
+overriding the hooks of that place:
 
-    embed     on the token embeddings, before the first block         (sinusoidal, learned)
-    rotate    on queries and new keys, inside self-attention          (rotary)
-    bias      on the scores, a function of head, query and key position (ALiBi, T5)
+    embed             on the token embeddings, before the first block            (sinusoidal, learned)
+    prepare, rotate   on queries and new keys, inside self-attention             (rotary)
+    bias              on the scores, by head, query and key position             (ALiBi, T5)
 
 To add a scheme, write its class here and name it in `Position` at the end of the file; the grammar, the schema, the
-builder, `count` and the laws in `tests/` pick it up from there.
+builder, `count` and the laws in `tests/` pick it up from there. What it learns is declared by `tables`, and starts as
+`fill` says. Its own law goes into `tests/nn/test_position.py`.
 
 Importing this file imports no torch: the hooks receive tensors, and import torch when they run.
 Positions are numbers from the caller, never buffer indices, so nothing here has a maximum length unless it says so.
@@ -16,7 +17,7 @@ Positions are numbers from the caller, never buffer indices, so nothing here has
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from anyformer.config.spec import BY_KIND, Count, Fault, Flag, Fraction, Positive, Size, Spec
 
@@ -34,10 +35,19 @@ class Rotation(NamedTuple):
 
 
 class Scheme(Spec):
-    """The hooks with their neutral meaning. `acts` says which of them a scheme uses."""
+    """The hooks with their neutral meaning."""
 
-    acts: ClassVar[Literal["nowhere", "embeddings", "queries", "scores"]] = "nowhere"
     kind: str
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        within = cls.prepare is not Scheme.prepare or cls.bias is not Scheme.bias
+        assert not (cls.embeds() and within), f"{cls.__name__} must act on embeddings or inside attention, not on both"
+
+    @classmethod
+    def embeds(cls) -> bool:
+        """Whether it acts on the embeddings, rather than inside attention."""
+        return cls.embed is not Scheme.embed
 
     @property
     def limit(self) -> int | None:
@@ -57,6 +67,10 @@ class Scheme(Spec):
         """Names and shapes of the learned tables."""
         return {}
 
+    def fill(self, name: str, table: "Tensor", std: float) -> None:
+        """Gives a table its first values, in place; `std` is what the model's initialisation would take."""
+        table.normal_(std=std)
+
     def embed(self, x: "Tensor", positions: "Tensor", tables: Tables) -> "Tensor":
         """[b, t, d] embeddings and [b or 1, t] positions to [b, t, d]."""
         return x
@@ -70,7 +84,10 @@ class Scheme(Spec):
         return x
 
     def bias(self, q: "Tensor", k: "Tensor", heads: int, causal: bool, tables: Tables) -> "Tensor | None":
-        """[b or 1, t] query and [b or 1, s] key positions to what is added to the scores, [b or 1, h, t, s]."""
+        """[b or 1, t] query and [b or 1, s] key positions to what is added to the scores, [b or 1, h, t, s].
+
+        In any floating precision: the kernels take it in the scores'. `causal`: keys after the query are never seen.
+        """
         return None
 
 
@@ -86,7 +103,6 @@ class Sinusoidal(Scheme):
     PE(p, 2i) = sin(p / base^(2i/d)),  PE(p, 2i+1) = cos(p / base^(2i/d))
     """
 
-    acts = "embeddings"
     kind: Literal["sinusoidal"] = "sinusoidal"
     base: Positive = 10_000.0
 
@@ -101,7 +117,6 @@ class Sinusoidal(Scheme):
 class Learned(Scheme):
     """One learned vector per position, added to the embeddings; `offset` rows stand unused before the first."""
 
-    acts = "embeddings"
     kind: Literal["learned"] = "learned"
     length: Size
     offset: Count = 0
@@ -111,10 +126,10 @@ class Learned(Scheme):
         return self.length
 
     def tables(self, width: int, heads: int) -> dict[str, tuple[int, ...]]:
-        return {"table": (self.length + self.offset, width)}
+        return {"positions": (self.length + self.offset, width)}
 
     def embed(self, x: "Tensor", positions: "Tensor", tables: Tables) -> "Tensor":
-        return x + tables["table"][positions + self.offset].to(x.dtype)
+        return x + tables["positions"][positions + self.offset].to(x.dtype)
 
 
 class NoScaling(Spec):
@@ -168,7 +183,6 @@ class Rotary(Scheme):
     with `fraction` below one only the first part of the head turns.
     """
 
-    acts = "queries"
     kind: Literal["rotary"] = "rotary"
     theta: Positive = 10_000.0
     fraction: Fraction = 1.0
@@ -240,7 +254,6 @@ class Alibi(Scheme):
     m_i = 2^(-8i/h) for i = 1..h; between powers of two the slopes of the next power are interleaved.
     """
 
-    acts = "scores"
     kind: Literal["alibi"] = "alibi"
 
     @staticmethod
@@ -263,7 +276,6 @@ class T5Bias(Scheme):
     pattern can look ahead, the two directions have half of the buckets each.
     """
 
-    acts = "scores"
     kind: Literal["t5"] = "t5"
     buckets: Size = 32
     max_distance: Size = 128
@@ -280,7 +292,7 @@ class T5Bias(Scheme):
             yield Fault("max_distance", f"= {self.max_distance}: must be more than buckets / 2 = {self.buckets // 2}")
 
     def tables(self, width: int, heads: int) -> dict[str, tuple[int, ...]]:
-        return {"table": (self.buckets, heads)}
+        return {"buckets": (self.buckets, heads)}
 
     def bucket(self, distance: "Tensor", causal: bool) -> "Tensor":
         """The bucket of each distance q - k."""
@@ -295,7 +307,7 @@ class T5Bias(Scheme):
         return torch.where(far < exact, far, coarse) + ahead
 
     def bias(self, q: "Tensor", k: "Tensor", heads: int, causal: bool, tables: Tables) -> "Tensor":
-        return tables["table"][self.bucket(_distance(q, k), causal)].movedim(-1, 1)  # [b, t, s, h] -> [b, h, t, s]
+        return tables["buckets"][self.bucket(_distance(q, k), causal)].movedim(-1, 1)  # [b, t, s, h] -> [b, h, t, s]
 
 
 Position = Annotated[NoPosition | Sinusoidal | Learned | Rotary | Alibi | T5Bias, *BY_KIND]

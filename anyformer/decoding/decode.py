@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from anyformer.config import LM
-from anyformer.nn.mask import Layout, lay_out
+from anyformer.nn.mask import Layout, lay_out, real
 from anyformer.nn.model import Transformer, check_ids
 
 
@@ -67,7 +67,7 @@ def generate(
 def _last_real(ids: Tensor, segments: Tensor | None) -> Tensor:
     """The index of each row's last token that is not padding, [b]."""
     index = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-    return (index if segments is None else torch.where(segments >= 0, index, 0)).max(dim=1).values
+    return (index if segments is None else torch.where(real(segments), index, 0)).max(dim=1).values
 
 
 def _pick(logits: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:

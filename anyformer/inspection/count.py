@@ -120,7 +120,7 @@ def _human(n: float, base: int, units: tuple[str, ...]) -> str:
 
 def count(
     config: ModelConfig,
-    length: int = 1024,
+    length: int | None = None,
     *,
     batch: int = 1,
     source_length: int | None = None,
@@ -128,8 +128,11 @@ def count(
 ) -> Table:
     """What it costs to read `length` tokens in each of `batch` rows, with numbers of so many bytes (4: fp32).
 
-    In an encoder-decoder `length` is the target's, and the source's too unless that is given.
+    Without a length, 1024 or as far as the positions reach. In an encoder-decoder `length` is the target's, and the
+    source's too unless that is given.
     """
+    reach = [stack.position.limit or 1024 for stack in config.stacks.values()]
+    length = min(1024, *reach) if length is None else length
     sizes = {"length": length, "batch": batch, "source_length": source_length, "bytes_per_value": bytes_per_value}
     wrong = [Fault(name, f"= {n}: must be at least 1") for name, n in sizes.items() if n is not None and n < 1]
     if source_length and config.shape != "encoder-decoder":
@@ -194,7 +197,7 @@ def _side(config: ModelConfig, side: Side, stack: Stack, b: int, t: int, s: int)
 
 def _embeddings(tokens: Tokens, d: int, rows: int, own_table: bool) -> Cost:
     inner = tokens.inner_width(d)
-    table = tokens.vocab * tokens.table_width(d) * own_table
+    table = tokens.rows * tokens.table_width(d) * own_table
     cost = Cost(table + tokens.types * inner) + _norm(tokens.norm, inner, rows)
     match tokens.table:
         case FullTable():
@@ -208,9 +211,9 @@ def _embeddings(tokens: Tokens, d: int, rows: int, own_table: bool) -> Cost:
 def _position_tables(stack: Stack, own: tuple[Block, ...], d: int, inner: int) -> int:
     """One set of tables for the embeddings, and one for each scheme and number of heads, or for each layer."""
     within = [(position_of(block.mixer, stack), block.mixer.heads, i) for i, block in enumerate(own)]
-    schemes = {(at, heads, i if at.per_layer else None) for at, heads, i in within if at.acts != "embeddings"}
+    schemes = {(at, heads, i if at.per_layer else None) for at, heads, i in within if not at.embeds()}
     tables = [at.tables(d, heads) for at, heads, _ in schemes]
-    if stack.position.acts == "embeddings":
+    if stack.position.embeds():
         tables.append(stack.position.tables(inner, 0))
     return sum(prod(shape) for table in tables for shape in table.values())
 
@@ -260,7 +263,7 @@ def _blind(activation: Activation) -> bool:
 
 def _head(config: ModelConfig, b: int, t: int) -> Cost:
     d, head, last = config.width, config.head, config.last_input
-    e, v, own_table = last.table_width(d), last.vocab, config.tie not in ("output", "all")
+    e, v, own_table = last.table_width(d), last.rows, config.tie not in ("output", "all")
     match head:
         case NoHead():
             return Cost()

@@ -64,12 +64,12 @@ class MultiHeadAttention(nn.Module):
         q = ctx.tap("q", self.q_norm(split(self.q(x), self.heads)))
         if ctx.memory is None:
             assert ctx.cache is not None
-            assert ctx.cache.memory is not None
-            return q, *ctx.cache.memory
+            assert ctx.cache.cross is not None
+            return q, *ctx.cache.cross
         k, v = (split(part, self.groups) for part in self.kv(ctx.memory))
         k, v = ctx.tap("k", self.k_norm(k)), ctx.tap("v", v)
         if ctx.cache is not None:
-            ctx.cache.memory = k, v
+            ctx.cache.cross = k, v
         return q, k, v
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from anyformer.nn.mask import PADDING, Layout, check, count_within
+from anyformer.nn.mask import PADDING, Layout, check, count_within, real
 
 
 class Sizes(NamedTuple):
@@ -28,7 +28,7 @@ class LayerCache:
         g, k, k_v = sizes
         self.keys = torch.zeros(batch, g, slots, k, device=device, dtype=dtype)
         self.values = torch.zeros(batch, g, slots, k_v, device=device, dtype=dtype)
-        self.memory: tuple[Tensor, Tensor] | None = None  # cross-attention: written once, read ever after
+        self.cross: tuple[Tensor, Tensor] | None = None  # cross-attention: written once, read ever after
 
     def append(self, k: Tensor, v: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
         """Writes new keys and values [b, g, t, k] into slots `at` [t] and returns all [b, g, slots, k]."""
@@ -79,11 +79,11 @@ class Cache:
     def _settle(self) -> None:
         """Finds each row's newest real token."""
         index = torch.arange(self.slots, device=self.length.device)
-        newest = torch.where(self.segments > PADDING, index, -1).max(dim=1, keepdim=True).values
-        real = newest >= 0
+        newest = torch.where(real(self.segments), index, -1).max(dim=1, keepdim=True).values
+        any_real = newest >= 0
         newest = newest.clamp(min=0)
-        self.segment.copy_(torch.where(real, self.segments.gather(1, newest), 0)[:, 0])
-        self.following.copy_(torch.where(real, self.positions.gather(1, newest) + 1, 0)[:, 0])
+        self.segment.copy_(torch.where(any_real, self.segments.gather(1, newest), 0)[:, 0])
+        self.following.copy_(torch.where(any_real, self.positions.gather(1, newest) + 1, 0)[:, 0])
 
     def keep_source(self, source: Layout) -> None:
         """Remembers where the encoder's tokens stand: a copy, since `reorder` writes to it."""
@@ -104,7 +104,7 @@ class Cache:
             raise ValueError(f"rows has shape {list(rows.shape)}, expected {list(self.segment.shape)} like the batch")
         state = [self.positions, self.segments, self.segment, self.following]
         for layer in self.layers:
-            state += [layer.keys, layer.values, *(layer.memory or ())]
+            state += [layer.keys, layer.values, *(layer.cross or ())]
         if self.source is not None:
             state += [x for x in self.source[:3] if x is not None and x.shape[0] == rows.shape[0]]
         for x in state:
@@ -112,5 +112,5 @@ class Cache:
 
     def nbytes(self) -> int:
         """Bytes of keys and values, cross-attention's included."""
-        kept = [x for layer in self.layers for x in (layer.keys, layer.values, *(layer.memory or ()))]
+        kept = [x for layer in self.layers for x in (layer.keys, layer.values, *(layer.cross or ()))]
         return sum(x.nbytes for x in kept)

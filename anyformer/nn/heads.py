@@ -23,7 +23,7 @@ from anyformer.config import (
     factor,
 )
 from anyformer.nn.ffn import activation
-from anyformer.nn.mask import Layout
+from anyformer.nn.mask import Layout, real
 from anyformer.nn.norm import build_norm
 
 
@@ -100,12 +100,12 @@ def pool(x: Tensor, layout: Layout, how: Pool) -> Tensor:
     """[b, t, d] to [b, d] over the real tokens of each row (of all its segments)."""
     b, t = x.shape[:2]
     segments = torch.zeros(b, t, dtype=torch.long, device=x.device) if layout.segments is None else layout.segments
-    real = segments >= 0
+    is_real = real(segments)
     if how == "mean":
-        weight = real.to(x.dtype)[..., None]
+        weight = is_real.to(x.dtype)[..., None]
         return (x * weight).sum(dim=1) / weight.sum(dim=1).clamp(min=1)
     index = torch.arange(t, device=x.device)
-    at = torch.where(real, index, t - 1).min(dim=1).values if how == "first" else (real * index).max(dim=1).values
+    at = torch.where(is_real, index, t - 1).min(dim=1).values if how == "first" else (is_real * index).max(dim=1).values
     return x[torch.arange(b, device=x.device), at]
 
 

@@ -38,9 +38,11 @@ def initialise(model: nn.Module, init: Init, width: int) -> None:
                 if module.padding_idx is not None:
                     module.weight[module.padding_idx].zero_()
             case Positions():
-                for table in module.parameters():
-                    # a T5 bias is small whatever the embeddings are
-                    table.normal_(std=width**-0.5 if isinstance(init, FanIn) else _std(init, width))
+                std = width**-0.5 if isinstance(init, FanIn) else _std(init, width)  # small beside embeddings of 1
+                for name, table in module.tables.items():
+                    module.scheme.fill(name, table, std)
+            case nn.ParameterDict():
+                continue  # tables, filled with the scheme that owns them
             case VocabularyHead():
                 if module.table is not None:
                     _table(module.table, init, width)

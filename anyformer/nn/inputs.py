@@ -16,8 +16,8 @@ class TokenInput(nn.Module):
     def __init__(self, spec: Tokens, width: int, own_table: bool):
         super().__init__()
         e, self.inner_width = spec.table_width(width), spec.inner_width(width)
-        self.vocab, self.pad = spec.vocab, spec.pad
-        self.table = nn.Embedding(spec.vocab, e, padding_idx=spec.pad) if own_table else None
+        self.vocab, self.pad = spec.rows, spec.pad
+        self.table = nn.Embedding(spec.rows, e, padding_idx=spec.pad) if own_table else None
         self.types = nn.Embedding(spec.types, self.inner_width) if spec.types else None
         table = spec.table if isinstance(spec.table, FactorisedTable) else None
         self.project = nn.Linear(e, width, table.bias) if table else None

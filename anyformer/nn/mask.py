@@ -34,6 +34,13 @@ class Layout(NamedTuple):
     padding: Literal["none", "right", "any"] = "any"
     bound: int | None = None  # all positions are below it, where that is known without looking
 
+    @classmethod
+    def right_padded(cls, segments: Tensor) -> "Layout":
+        """Rows of one segment each, 0, with all padding (-1) on the right: causal layers then need no mask."""
+        length = segments.shape[1]
+        index = torch.arange(length, device=segments.device)[None]
+        return cls(index, segments, ordered=True, packed=False, padding="right", bound=length)
+
     def checked(self, batch: int, length: int) -> "Layout":
         """Itself, or a clear error where its shapes do not fit the tokens."""
         check(batch, length, positions=self.positions, segments=self.segments, marks=self.marks)
@@ -74,22 +81,27 @@ def lay_out(
     return Layout(positions, segments, marks, packed=packed, padding="any" if packed else "none")
 
 
+def real(segments: Tensor) -> Tensor:
+    """Which tokens are not padding."""
+    return segments > PADDING
+
+
 def count_within(segments: Tensor, last: Tensor | None = None, following: Tensor | None = None) -> Tensor:
     """Positions from 0 within each run of equal segments, [b, t]; pads are all at 0 and interrupt no run.
 
     A first run of segment `last` [b] goes on from position `following` [b] (what a cache already holds).
     """
-    real = segments != PADDING
+    is_real = real(segments)
     index = torch.arange(segments.shape[1], device=segments.device)[None]
-    newest = torch.where(real, index, -1).cummax(dim=1).values  # the real token at or before each place
+    newest = torch.where(is_real, index, -1).cummax(dim=1).values  # the real token at or before each place
     newest = torch.cat((torch.full_like(newest[:, :1], -1), newest[:, :-1]), dim=1)  # strictly before it
     first = PADDING if last is None else last[:, None]
-    new = real & (segments != torch.where(newest < 0, first, segments.gather(1, newest.clamp(min=0))))
-    rank = real.cumsum(dim=1) - 1  # pads do not count
+    new = is_real & (segments != torch.where(newest < 0, first, segments.gather(1, newest.clamp(min=0))))
+    rank = is_real.cumsum(dim=1) - 1  # pads do not count
     count = rank - torch.where(new, rank, 0).cummax(dim=1).values
     if following is not None:
         count = torch.where(new.cumsum(dim=1) == 0, following[:, None] + rank, count)
-    return torch.where(real, count, 0)
+    return torch.where(is_real, count, 0)
 
 
 def sees(pattern: Pattern, q: Layout, k: Layout) -> Tensor:

@@ -1,6 +1,6 @@
 """The Transformer: one class, three shapes."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Self
 
 import torch
@@ -42,7 +42,7 @@ class Transformer(nn.Module):
         last = config.last_input
         embed_width = last.table_width(config.width)
         self.head = build_head(
-            config.head, config.width, vocab=last.vocab, embed_width=embed_width, tied=tied_output, pad=last.pad
+            config.head, config.width, vocab=last.rows, embed_width=embed_width, tied=tied_output, pad=last.pad
         )
 
     def _stack(self, side: Side, read: TokenInput | None) -> BlockStack | None:
@@ -72,8 +72,10 @@ class Transformer(nn.Module):
         types: Tensor | None = None,
         source_segments: Tensor | Layout | None = None,
         source_positions: Tensor | None = None,
+        source_types: Tensor | None = None,
         target_segments: Tensor | Layout | None = None,
         target_positions: Tensor | None = None,
+        target_types: Tensor | None = None,
         cache: Cache | None = None,
         taps: Tap | None = None,
     ) -> Tensor:
@@ -81,28 +83,26 @@ class Transformer(nn.Module):
 
         Segments are int [b, t], -1 for padding; where nothing is given there is one segment and positions count from 0.
         """
-        own = {"segments": segments, "positions": positions, "marks": marks}
+        own = {"segments": segments, "positions": positions, "marks": marks, "types": types}
         sided = {
             "target": target,
             "source_segments": source_segments,
             "source_positions": source_positions,
+            "source_types": source_types,
             "target_segments": target_segments,
             "target_positions": target_positions,
+            "target_types": target_types,
         }
         if self.config.shape == "encoder-decoder":
-            _refuse(own, "an encoder-decoder", "source_segments, source_positions, target_segments, target_positions")
+            _refuse(own, "an encoder-decoder", sided)
             if target is None:
                 raise ValueError("this is an encoder-decoder: call it with (source, target)")
             source = self._lay_out(ids, source_segments, source_positions)
-            memory = self.encode(ids, segments=source, types=types, taps=taps)
+            memory = self.encode(ids, segments=source, types=source_types, taps=taps)
             layout = self._lay_out(target, target_segments, target_positions, cache=cache)
-            x = self.decode(target, memory, source=source, segments=layout, cache=cache, taps=taps)
+            x = self.decode(target, memory, source=source, segments=layout, types=target_types, cache=cache, taps=taps)
         else:
-            _refuse(
-                sided,
-                f"an {self.config.shape}-only" if self.encoder else "a decoder-only",
-                "ids, segments, positions, marks",
-            )
+            _refuse(sided, "an encoder-only" if self.encoder else "a decoder-only", own)
             layout = self._lay_out(ids, segments, positions, marks, cache=cache)
             if self.decoder is not None:
                 x = self.decode(ids, segments=layout, types=types, cache=cache, taps=taps)
@@ -246,7 +246,7 @@ def _check_range(ids: Tensor, size: int, name: str, whole: str) -> None:
             raise ValueError(f"{name} {low if low < 0 else high} is outside the {whole}")
 
 
-def _refuse(given: Mapping[str, object], shape: str, instead: str) -> None:
+def _refuse(given: Mapping[str, object], shape: str, instead: Iterable[str]) -> None:
     """No argument is accepted and ignored."""
     if wrong := [name for name, value in given.items() if value is not None]:
-        raise ValueError(f"{', '.join(wrong)}: not for {shape} model; it takes {instead}")
+        raise ValueError(f"{', '.join(wrong)}: not for {shape} model, which takes {', '.join(instead)}")

@@ -13,20 +13,20 @@ class Positions(nn.Module):
         super().__init__()
         self.scheme = scheme
         self.heads = heads
-        for name, shape in scheme.tables(width, heads).items():
-            self.register_parameter(name, nn.Parameter(torch.empty(shape)))
+        shapes = scheme.tables(width, heads)
+        self.tables = nn.ParameterDict({name: nn.Parameter(torch.empty(shape)) for name, shape in shapes.items()})
 
-    def _tables(self) -> dict[str, Tensor]:
-        return dict(self._parameters)  # type: ignore[arg-type]
+    def _read(self) -> dict[str, Tensor]:
+        return dict(self.tables.items())
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        return self.scheme.embed(x, positions, self._tables())
+        return self.scheme.embed(x, positions, self._read())
 
     def prepare(self, positions: Tensor, key_width: int) -> Rotation | None:
         return self.scheme.prepare(positions, key_width)
 
     def bias(self, q: Tensor, k: Tensor, causal: bool) -> Tensor | None:
-        return self.scheme.bias(q, k, self.heads, causal, self._tables())
+        return self.scheme.bias(q, k, self.heads, causal, self._read())
 
     def extra_repr(self) -> str:
         return repr(self.scheme)

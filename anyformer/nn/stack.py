@@ -21,7 +21,7 @@ class Plan(NamedTuple):
 
     pattern: Pattern
     key_width: int
-    positions: int  # which of the stack's position modules
+    scheme: int  # which of the stack's position schemes
 
 
 class BlockStack(nn.Module):
@@ -35,7 +35,7 @@ class BlockStack(nn.Module):
         self.runs = tuple(i if i < head or not spec.share else head + (i - head) % tile for i in range(spec.depth))
         self.blocks = nn.ModuleList(build_block(layers[i], width) for i in sorted(set(self.runs)))
         self.final_norm, self.dropout = build_norm(spec.final_norm, width), nn.Dropout(spec.dropout)
-        self.embedder = Positions(spec.position if spec.position.acts == "embeddings" else NoPosition(), embed_width, 0)
+        self.embedder = Positions(spec.position if spec.position.embeds() else NoPosition(), embed_width, 0)
         self.sizes = tuple(Sizes(b.mixer.groups, *b.mixer.widths(width)) for b in layers)
 
         schemes: dict[tuple[Scheme, int, int | None], int] = {}
@@ -43,12 +43,12 @@ class BlockStack(nn.Module):
         follows = []
         for run, block in zip(self.runs, layers, strict=True):
             scheme: Scheme = position_of(block.mixer, spec)
-            scheme = NoPosition() if scheme.acts == "embeddings" else scheme
+            scheme = NoPosition() if scheme.embeds() else scheme
             key = scheme, block.mixer.heads, run if scheme.per_layer else None
             which = schemes.setdefault(key, len(schemes))
             plan = Plan(pattern_of(block.mixer, side), block.mixer.widths(width)[0], which)
             follows.append(plans.setdefault(plan, len(plans)))
-        self.positions = nn.ModuleList(Positions(scheme, width, heads) for scheme, heads, _ in schemes)
+        self.schemes = nn.ModuleList(Positions(scheme, width, heads) for scheme, heads, _ in schemes)
         self.plans, self.follows = tuple(plans), tuple(follows)
 
     def embed(self, x: Tensor, layout: Layout) -> Tensor:
@@ -63,7 +63,7 @@ class BlockStack(nn.Module):
             if last >= limit:
                 raise ValueError(
                     f"position {last} is past the end of {limit} {self.embedder.scheme.kind} positions: "
-                    "shorten the input, or choose a scheme without an end (rotary, alibi, t5, sinusoidal)"
+                    "shorten the input, ask for fewer new tokens, or choose a scheme without an end, such as rotary"
                 )
         return self.embedder.embed(x, layout.positions)
 
@@ -71,7 +71,7 @@ class BlockStack(nn.Module):
         """Mask and positions for each plan, once per forward pass."""
         made = []
         for plan in self.plans:
-            positions = cast(Positions, self.positions[plan.positions])
+            positions = cast(Positions, self.schemes[plan.scheme])
             bias = positions.bias(q.positions, k.positions, causal=not plan.pattern.looks_ahead)
             relation = relate(plan.pattern, q, k, "cached" if cached else "self", bias)
             rotation = positions.prepare(q.positions, plan.key_width)

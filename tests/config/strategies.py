@@ -103,7 +103,7 @@ inside = st.one_of(  # schemes that act inside attention; key widths are 4 and 8
     specs(Rotary, fraction=st.sampled_from([1.0, 1]), scaling=scalings),
     specs(Rotary, fraction=st.just(0.5), scaling=specs(NoScaling)),
     specs(T5Bias, buckets=st.sampled_from([4, 32]), max_distance=st.integers(17, 200)),
-    *(specs(c) for c in Scheme.__subclasses__() if c not in (Rotary, T5Bias) and c.acts != "embeddings"),
+    *(specs(c) for c in Scheme.__subclasses__() if c not in (Rotary, T5Bias) and not c.embeds()),
 )
 nothing = st.none()
 ids = nothing | st.integers(0, VOCAB - 1)

@@ -117,7 +117,7 @@ def test_reorder_takes_everything_along():
     model(source, ids, source_segments=segments, target_segments=empty_slots, cache=cache)
 
     def state() -> list[torch.Tensor]:
-        layers = [x for layer in cache.layers for x in (layer.keys, layer.values, *layer.memory)]
+        layers = [x for layer in cache.layers for x in (layer.keys, layer.values, *layer.cross)]
         return [cache.positions, cache.segments, cache.segment, cache.following, *cache.source[:2], *layers]
 
     before, homes = [x.clone() for x in state()], [x.data_ptr() for x in state()]
@@ -202,7 +202,7 @@ def test_a_cached_step_keeps_no_graph():
     model = build(config(encoder=True))
     cache = model.new_cache(2, 7)
     hidden = model.decode(tokens(1, 2, 3), model.encode(tokens(0, 2, 5)), cache=cache)
-    kept = [x for layer in cache.layers for x in (layer.keys, layer.values, *layer.memory)]
+    kept = [x for layer in cache.layers for x in (layer.keys, layer.values, *layer.cross)]
     assert not any(x.requires_grad for x in (hidden, *kept))
     assert model(tokens(0, 2, 5), tokens(1, 2, 3)).requires_grad  # without a cache training goes on
 

@@ -94,8 +94,8 @@ def assert_tables(model: Transformer, std: float, positions: float) -> None:
         assert not side.table.weight[5].any()
         assert_std(side.types.weight, std, "types")
     assert_std(model.head.table, std, "head")
-    assert_std(model.encoder.positions[0].table, positions, "T5 bias")
-    assert_std(model.decoder.embedder.table, positions, "learned positions")
+    assert_std(model.encoder.schemes[0].tables.buckets, positions, "T5 bias")
+    assert_std(model.decoder.embedder.tables.positions, positions, "learned positions")
 
 
 @pytest.mark.parametrize("init", [Normal(), Xavier(), FanIn()], ids=lambda init: init.kind)

@@ -77,7 +77,7 @@ def test_the_order_of_the_parts(scale):
     model, ids, types = build(config), tokens(0, 2, 4), torch.tensor([[0, 0, 1, 2], [2, 1, 1, 0]])
     source = model.source
     factor = {"none": 1.0, "sqrt_width": WIDTH**0.5, "value": 0.3}[scale.kind]
-    x = factor * source.table.weight[ids] + model.encoder.embedder.table[:4] + source.types.weight[types]
+    x = factor * source.table.weight[ids] + model.encoder.embedder.tables.positions[:4] + source.types.weight[types]
     close(embedded(model, ids, types=types), F.layer_norm(x, (WIDTH,), source.norm.weight, source.norm.bias))
 
 
@@ -98,14 +98,14 @@ def test_a_factorised_table(project: str, bias: bool):
     model, ids = build(config), tokens(0, 2, 4)
     source, inner = model.source, 3 if late else WIDTH
     assert source.table.weight.shape == (VOCAB, 3)
-    assert model.encoder.embedder.table.shape == (9, inner)
+    assert model.encoder.embedder.tables.positions.shape == (9, inner)
     assert source.types.weight.shape == (2, inner)
 
     def project_up(x: Tensor) -> Tensor:
         return x @ source.project.weight.T + (source.project.bias if bias else 0.0)
 
     x = 2 * source.table.weight[ids]
-    x = (x if late else project_up(x)) + model.encoder.embedder.table[:4] + source.types.weight[0]
+    x = (x if late else project_up(x)) + model.encoder.embedder.tables.positions[:4] + source.types.weight[0]
     x = F.layer_norm(x, (inner,), source.norm.weight, source.norm.bias)
     close(embedded(model, ids), project_up(x) if late else x)
 

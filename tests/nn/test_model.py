@@ -38,7 +38,7 @@ WRONG = {
     "sided segments for a decoder": (
         "decoder",
         lambda m: m(IDS, target_segments=ZEROS, source_positions=ZEROS),
-        "source_positions, target_segments: not for a decoder-only model; it takes ids, segments, positions, marks",
+        "source_positions, target_segments: not for a decoder-only model, which takes segments",
     ),
     "plain segments for a pair": (
         "pair",
@@ -100,6 +100,12 @@ WRONG = {
         "leave `positions` and `marks` out",
     ),
     "types for a model without": ("encoder", lambda m: m(IDS, types=ZEROS), "this model has no token types"),
+    "types for a pair": ("pair", lambda m: m(IDS, IDS, types=ZEROS), "types: not for an encoder-decoder"),
+    "source types for a decoder": (
+        "decoder",
+        lambda m: m(IDS, source_types=ZEROS),
+        "source_types: not for a decoder-only model",
+    ),
     "types for a decoder without": ("decoder", lambda m: m(IDS, types=ZEROS), "this model has no token types"),
     "a type past the end": ("typed", lambda m: m(IDS, types=ZEROS + 2), "type 2 is outside the 2 token types"),
     "types of the wrong shape": (

@@ -1,6 +1,7 @@
 """Position schemes by their formulae."""
 
 import math
+from typing import Literal
 
 import pytest
 import torch
@@ -18,9 +19,11 @@ from anyformer.config import (
     Llama3Scaling,
     ModelConfig,
     NoPosition,
+    Normal,
     NTKScaling,
     Position,
     Rotary,
+    Scheme,
     Sinusoidal,
     Stack,
     T5Bias,
@@ -28,9 +31,12 @@ from anyformer.config import (
     Window,
     YarnScaling,
 )
+from anyformer.config.spec import members
 from anyformer.inspection.taps import run_with_taps
+from anyformer.nn.init import initialise
 from anyformer.nn.mask import lay_out
 from anyformer.nn.model import Transformer
+from anyformer.nn.position import Positions
 from tests.strategies import POSITIONS, build, close, seeds, tokens
 
 
@@ -79,11 +85,11 @@ def test_sinusoidal_shift_is_a_rotation(pairs: int, shift: int, places: list[int
 def test_learned(offset: int, seed: int):
     """One row of the table per position, `offset` rows in; the rows before it stand unused."""
     scheme = Learned(length=6, offset=offset)
-    shape = scheme.tables(width=4, heads=0)["table"]
+    shape = scheme.tables(width=4, heads=0)["positions"]
     assert shape == (6 + offset, 4)
     table, x, positions = random(seed, *shape), random(seed + 1, 2, 3, 4), torch.tensor([[0, 5, 2], [1, 1, 4]])
     table.requires_grad_()
-    out = scheme.embed(x, positions, {"table": table})
+    out = scheme.embed(x, positions, {"positions": table})
     for b in range(2):
         for i in range(3):
             assert torch.equal(out[b, i], x[b, i] + table[offset + positions[b, i]])
@@ -307,9 +313,9 @@ def test_t5_buckets(buckets: int, longest: int, causal: bool):
 @given(seeds, st.booleans())
 def test_t5_bias_is_a_lookup(seed: int, causal: bool):
     scheme = T5Bias(buckets=8, max_distance=12)
-    table = random(seed, *scheme.tables(width=0, heads=3)["table"])
+    table = random(seed, *scheme.tables(width=0, heads=3)["buckets"])
     q, k = torch.tensor([[0, 5, 30]]), torch.tensor([[2, 0, 7, 29]])
-    bias = scheme.bias(q, k, 3, causal, {"table": table})
+    bias = scheme.bias(q, k, 3, causal, {"buckets": table})
     assert bias.shape == (1, 3, 3, 4)
     for h in range(3):
         for i, m in enumerate(q[0].tolist()):
@@ -327,8 +333,8 @@ def test_t5_buckets_follow_the_pattern(pattern, causal: bool):
     model = build(decoder(scheme, Attention(heads=2, pattern=pattern)))
     layout = lay_out(1, 20, torch.device("cpu"))
     (relation,) = model.decoder.relations(layout, layout, cached=False)
-    table = model.decoder.positions[0].table
-    expected = scheme.bias(layout.positions, layout.positions, 2, causal, {"table": table})
+    table = model.decoder.schemes[0].tables.buckets
+    expected = scheme.bias(layout.positions, layout.positions, 2, causal, {"buckets": table})
     seen = relation.bias > -torch.inf
     assert torch.equal(relation.bias[seen], expected[seen])
 
@@ -339,7 +345,7 @@ def test_t5_buckets_follow_the_pattern(pattern, causal: bool):
 def test_t5_tables(shared: bool, share: bool, tables: int):
     """One for the stack, or one per layer (layers that share their weights share the table too)."""
     model = build(decoder(T5Bias(buckets=8, max_distance=12, shared=shared), depth=3, share=share))
-    names = [name for name, _ in model.named_parameters() if ".positions." in name]
+    names = [name for name, _ in model.named_parameters() if ".schemes." in name]
     assert len(names) == tables
     model(tokens(0, 2, 5)).square().sum().backward()
     assert all(dict(model.named_parameters())[name].grad.any() for name in names)
@@ -347,7 +353,7 @@ def test_t5_tables(shared: bool, share: bool, tables: int):
 
 def test_heads_of_different_number_have_tables_of_their_own():
     model = build(decoder(T5Bias(), Attention(heads=2), Attention(heads=4), depth=4))
-    assert sorted(p.shape[1] for n, p in model.named_parameters() if ".positions." in n) == [2, 4]
+    assert sorted(p.shape[1] for n, p in model.named_parameters() if ".schemes." in n) == [2, 4]
     assert model(tokens(0, 1, 4)).isfinite().all()
 
 
@@ -410,7 +416,7 @@ def test_a_layer_may_add_a_scheme_to_the_embeddings_own():
     own = Attention(heads=2, position=Rotary())
     model = build(decoder(Learned(length=9), own, Attention(heads=2)))
     assert [name for name, _ in model.named_parameters() if "table" in name and "decoder" in name] == [
-        "decoder.embedder.table"
+        "decoder.embedder.tables.positions"
     ]
     used, projected = queries(model, 0, tokens(0, 1, 7))
     close(used, turn(Rotary(), projected, list(range(7))))
@@ -421,10 +427,48 @@ def test_a_layer_may_add_a_scheme_to_the_embeddings_own():
 def test_only_the_layer_that_asks_has_a_table():
     own = Attention(heads=2, position=T5Bias(buckets=8, max_distance=12))
     model = build(decoder(Rotary(), own, Attention(heads=2)))
-    assert sum(".positions." in name for name, _ in model.named_parameters()) == 1
+    assert sum(".schemes." in name for name, _ in model.named_parameters()) == 1
     layout = lay_out(1, 5, torch.device("cpu"))
     first, second = (model.decoder.relations(layout, layout, cached=False)[i] for i in model.decoder.follows)
     assert first.bias is not None
     assert first.rotation is None
     assert second.bias is None
     assert second.rotation is not None
+
+
+# -- the frame that every scheme stands in ----------------------------------------------------------------------------
+
+
+def test_a_scheme_fills_its_own_tables():
+    """What a scheme learns starts as it says, whatever its tables are called."""
+
+    class Kernel(Scheme):
+        kind: Literal["kernel"] = "kernel"
+
+        def tables(self, width: int, heads: int) -> dict[str, tuple[int, ...]]:
+            return {"bias": (heads,), "heads": (2, heads)}
+
+        def fill(self, name: str, table: torch.Tensor, std: float) -> None:
+            table.fill_(7 if name == "bias" else std)
+
+    positions = Positions(Kernel(), 8, 3)
+    initialise(positions, Normal(std=0.5), 8)
+    assert positions.tables["bias"].tolist() == [7] * 3
+    assert positions.tables["heads"].tolist() == [[0.5] * 3] * 2
+
+
+def test_a_scheme_acts_at_one_place():
+    with pytest.raises(AssertionError, match="must act on embeddings or inside attention, not on both"):
+
+        class Both(Scheme):
+            kind: Literal["both"] = "both"
+
+            def embed(self, x, positions, tables):
+                return x
+
+            def bias(self, q, k, heads, causal, tables):
+                return None
+
+
+def test_the_laws_draw_every_scheme():
+    assert {type(scheme) for scheme in POSITIONS} == set(members(Position))

@@ -45,7 +45,7 @@ def layers(ours: str, theirs: str, norm: str, **sublayers: str) -> Names:
 
 GPT2 = {
     "target.table": "transformer.wte",
-    "decoder.embedder.table": "transformer.wpe.weight",
+    "decoder.embedder.tables.positions": "transformer.wpe.weight",
     **layers(
         "decoder",
         "transformer.h",
@@ -57,7 +57,7 @@ GPT2 = {
 }
 GPT1 = {
     "target.table": "transformer.tokens_embed",
-    "decoder.embedder.table": "transformer.positions_embed.weight",
+    "decoder.embedder.tables.positions": "transformer.positions_embed.weight",
     **layers(
         "decoder",
         "transformer.h",
@@ -114,7 +114,7 @@ def bert_body(theirs: str) -> Names:
         "source.table": f"{theirs}embeddings.word_embeddings",
         "source.types": f"{theirs}embeddings.token_type_embeddings",
         "source.norm": f"{theirs}embeddings.LayerNorm",
-        "encoder.embedder.table": f"{theirs}embeddings.position_embeddings.weight",
+        "encoder.embedder.tables.positions": f"{theirs}embeddings.position_embeddings.weight",
         **layers(
             "encoder",
             f"{theirs}encoder.layer",
@@ -144,7 +144,7 @@ ROBERTA = {
 def t5_side(side: str, ff: str, **cross: str) -> Names:
     own = "layer.0.SelfAttention"
     return {
-        f"{side}.positions.0.table": f"{side}.block.0.{own}.relative_attention_bias.weight",
+        f"{side}.schemes.0.tables.buckets": f"{side}.block.0.{own}.relative_attention_bias.weight",
         **layers(
             side,
             f"{side}.block",
@@ -168,7 +168,7 @@ T5 = {
 def bart_side(side: str, read: str, **cross: str) -> Names:
     return {
         f"{read}.norm": f"model.{side}.layernorm_embedding",
-        f"{side}.embedder.table": f"model.{side}.embed_positions.weight",
+        f"{side}.embedder.tables.positions": f"model.{side}.embed_positions.weight",
         **layers(
             side,
             f"model.{side}.layers",

@@ -1,4 +1,4 @@
-"""What README.md shows works: its Python runs, its commands run or exist, and the links of all pages lead somewhere.
+"""What the pages show works: their Python runs, their commands run or exist, and their links lead somewhere.
 
 A block that must not run (a server, an hour of training) has an HTML comment before it: <!-- not run: reason -->
 """
@@ -17,7 +17,6 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parent.parent
-README = ROOT / "README.md"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
 
 FENCE = re.compile(
@@ -96,25 +95,25 @@ def run(step: list[str], bin: Path, cwd: Path) -> subprocess.CompletedProcess[st
     )
 
 
-def test_what_the_readme_shows_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_what_a_page_shows_runs(page: Path, tmp_path: Path) -> None:
     """In the order of the page and in one folder: a later block may use what an earlier one made."""
-    if not README.exists():
-        pytest.skip("there is no README.md")
+    name = page.relative_to(ROOT).as_posix()
     work = tmp_path / "work"
     work.mkdir()
-    for block in blocks(README.read_text(encoding="utf-8")):
+    for block in blocks(page.read_text(encoding="utf-8")):
         steps = []
         if block.language in ("python", "py"):
             steps = [[sys.executable, "-c", block.body]]
         elif block.language in ("bash", "sh", "shell", "console"):
             lines = commands(block.body)
             wrong = [f"{line}: {fault}" for line in lines for fault in faults(line)]
-            assert not wrong, f"README.md:{block.line}: {wrong}"
+            assert not wrong, f"{name}:{block.line}: {wrong}"
             ours = [line for line in lines if any(part[0] == "anyformer" for part in words(line))]
             steps = [["bash", "-euo", "pipefail", "-c", line] for line in ours]
         for step in steps if block.run else []:
             done = run(step, tmp_path / "bin", work)
-            assert done.returncode == 0, f"README.md:{block.line}: {step[-1]}\n{done.stdout}\n{done.stderr}"
+            assert done.returncode == 0, f"{name}:{block.line}: {step[-1]}\n{done.stdout}\n{done.stderr}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
