@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from anyformer.inspection.count import count as count
     from anyformer.inspection.maps import attention_maps as attention_maps
     from anyformer.nn.model import Transformer as Transformer
+    from anyformer.run import load as load
+    from anyformer.training.train import train as train
 
 __version__ = "0.1.0"
 
@@ -31,7 +33,9 @@ _HOMES = {
     "config": "anyformer.config",
     "count": "anyformer.inspection.count",
     "generate": "anyformer.decoding.decode",
+    "load": "anyformer.run",
     "presets": "anyformer.presets",
+    "train": "anyformer.training.train",
 }
 
 __all__ = [
@@ -43,7 +47,9 @@ __all__ = [
     "config",
     "count",
     "generate",
+    "load",
     "presets",
+    "train",
 ]
 
 

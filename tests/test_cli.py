@@ -1,7 +1,9 @@
 """The command line: what it prints, and how it ends."""
 
+import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -39,7 +41,7 @@ def test_version() -> None:
 
 def test_help_names_every_verb() -> None:
     text = done("--help")
-    for word in ("presets", "count", "config", "doctor", "Exit codes"):
+    for word in ("presets", "count", "config", "tokenizer", "doctor", "Exit codes"):
         assert word in text
 
 
@@ -168,6 +170,97 @@ def test_our_own_mistakes_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> Non
     result = run("config", "show", "gpt2")
     assert result.exit_code == 1
     assert isinstance(result.exception, ValueError)
+
+
+# -- tokenizers -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def prose(tmp_path: Path) -> Path:
+    path = tmp_path / "prose.txt"
+    path.write_bytes("Größe 크기\r\n尺寸 größe\n".encode() * 3)
+    return path
+
+
+def train(*arguments: str | Path) -> Result:
+    result = run("tokenizer", "train", *arguments)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_a_tokenizer_is_trained_and_shown(prose: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "tokenizer"
+    result = train(prose, "--kind", "chars", "--lowercase", "--out", out)
+    assert result.stderr.startswith("read 6 lines in ")
+    first, tokens, ids = result.stdout.splitlines()
+    assert first == f"{out / 'tokenizer.json'}: {6 + len(set('größe 크기尺寸') | {chr(10)})} tokens"
+    assert tokens == "tokens: g r ö ß e ▁ 크 기"
+    shown = [line.split() for line in done("tokenizer", "show", out, "Größe 크기!").splitlines()]
+    assert [token for _, token in shown] == [*"größe▁크기", "<unk>"]
+    assert [number for number, _ in shown][:-1] == ids.split()[1:]
+
+
+@pytest.mark.parametrize("kind", ["chars", "bytes", "words", "bpe", "unigram", "wordpiece"])
+def test_files_may_be_packed_or_in_another_encoding(kind: str, prose: Path, tmp_path: Path) -> None:
+    packed, other, marked = tmp_path / "packed.txt.gz", tmp_path / "other.txt", tmp_path / "marked.txt"
+    packed.write_bytes(gzip.compress(prose.read_bytes()))
+    other.write_bytes(prose.read_text(encoding="utf-8").encode("utf-16"))
+    marked.write_bytes(b"\xef\xbb\xbf" + prose.read_bytes())
+    made = []
+    for path, encoding in ((prose, "utf-8"), (packed, "utf-8"), (other, "utf-16"), (marked, "utf-8")):
+        out = tmp_path / f"{path.name}.json"
+        size = [] if kind in ("chars", "bytes") else ["--size", "300"]
+        train(path, "--kind", kind, "--out", out, "--encoding", encoding, *size)
+        made.append(out.read_bytes())
+    assert len(set(made)) == 1
+
+
+def test_progress_in_plain_lines(prose: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anyformer.data.lines.EVERY", 0.0)
+    monkeypatch.setattr("anyformer.data.lines.CHUNK", 2)
+    *lines, last = train(prose, prose, "--kind", "bytes", "--out", tmp_path / "new").stderr.splitlines()
+    assert len(lines) == 6
+    assert all(re.fullmatch(r"read \d+ lines, 0\.0 of 0\.0 MB, [\d.]+ MB/s, \d+ s left", line) for line in lines)
+    assert last.startswith("read 12 lines in ")
+
+
+def test_a_tokenizer_is_not_written_over(prose: Path, tmp_path: Path) -> None:
+    train(prose, "--kind", "bytes", "--out", tmp_path / "new")
+    before = (tmp_path / "new" / "tokenizer.json").read_bytes()
+    for out in (tmp_path / "new", tmp_path / "new" / "tokenizer.json", prose):
+        (line,) = refused("tokenizer", "train", prose, "--kind", "chars", "--out", out)
+        assert line.endswith("is there already; choose another --out")
+    assert (tmp_path / "new" / "tokenizer.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "size: is required"),
+        (["--kind", "bytes", "--size", "9"], "size: unknown key; known here: kind"),
+        (["--size", "9"], "size = 9: bpe needs at least 262 for these texts"),
+        (["--size", "300", "--encoding", "utf-88"], "encoding = 'utf-88': unknown; such as utf-8, latin-1, cp949"),
+        (["--size", "300", "--encoding", "ascii"], "prose.txt: not ascii, somewhere after line 0"),
+        (["--size", "300", "no.txt"], "no.txt: no such file"),
+    ],
+)
+def test_wrong_trainings(arguments: list[str], expected: str, prose: Path, tmp_path: Path) -> None:
+    *_, line = refused("tokenizer", "train", prose, "--out", tmp_path / "new", *arguments)
+    assert line.endswith(expected)
+    assert not (tmp_path / "new").exists()
+
+
+def test_wrong_files_for_tokenizers(tmp_path: Path) -> None:
+    (broken := tmp_path / "broken.gz").write_bytes(b"no gzip")
+    (line,) = refused("tokenizer", "train", broken, "--size", "300", "--out", tmp_path / "new")
+    assert "broken.gz: is not a whole gzip file" in line
+    (line,) = refused("tokenizer", "train", tmp_path, "--size", "300", "--out", tmp_path / "new")
+    assert line == f"{tmp_path}: cannot be read: Is a directory"
+    (tmp_path / "empty.txt").touch()
+    *_, line = refused("tokenizer", "train", tmp_path / "empty.txt", "--size", "300", "--out", tmp_path / "new")
+    assert line == "there is no text to train a tokenizer on"
+    (line,) = refused("tokenizer", "show", tmp_path, "text")
+    assert line.startswith(f"{tmp_path}: holds no tokenizer")
 
 
 # -- as a program -----------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ UNDER: dict[str, tuple[str, ...]] = {
     "config": ("config.io",),  # its __init__.py, which only collects
     "presets": ("config",),
     "recipe": ("presets",),
+    "recipes": ("recipe",),
     "nn": ("config",),  # knows nothing of text, tasks or training
     "data": ("recipe",),  # knows nothing of nn
     "decoding": ("nn",),  # speaks ids, never text
@@ -33,7 +34,7 @@ UNDER: dict[str, tuple[str, ...]] = {
     "doctor": ("nn",),
     "tasks": ("nn", "decoding", "data"),
     "run": ("tasks",),
-    "training": ("run",),
+    "training": ("run", "recipes", "inspection"),
     "interop": ("run",),
     "lab": ("training", "interop", "inspection"),
     "explore": ("lab",),
@@ -43,7 +44,7 @@ UNDER: dict[str, tuple[str, ...]] = {
 }
 
 # Importing these, and `anyformer` itself, imports no torch: `anyformer --help`, completion and configs answer at once.
-TORCHLESS = ("config", "presets", "cli", "inspection.count")
+TORCHLESS = ("config", "presets", "recipe", "recipes", "cli", "inspection.count", "data.sources", "data.tokenizer")
 
 LONGEST = 400  # lines; a file past that is two files
 LONGEST_ATTENTION = 119  # the file that people read first

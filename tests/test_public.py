@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +16,18 @@ VERBS = {
     "presets": [],
     "count": ["model", "[changes]", "--length", "--source-length", "--batch", "--json"],
     "doctor": ["--json"],
+    "recipes": [],
+    "train": ["[recipe]", "[changes]", "--out", "--resume"],
+    "evaluate": ["run", "[changes]", "--split", "--json"],
+    "predict": ["run", "[file]", "--out"],
     "config": [],
     "config schema": [],
     "config show": ["model", "[changes]", "--format"],
     "config check": ["files"],
     "config diff": ["left", "right"],
+    "tokenizer": [],
+    "tokenizer train": ["files", "--out", "--kind", "--size", "--lowercase", "--encoding"],
+    "tokenizer show": ["tokenizer", "text"],
 }
 
 
@@ -33,7 +41,9 @@ def test_names() -> None:
         "config",
         "count",
         "generate",
+        "load",
         "presets",
+        "train",
     ]
     for name in af.__all__:
         assert getattr(af, name) is getattr(af, name)
@@ -78,7 +88,7 @@ def test_verbs() -> None:
     assert found == VERBS
 
 
-def test_quick_things_need_no_torch() -> None:
+def test_quick_things_need_no_torch(tmp_path: Path) -> None:
     code = """
 import sys
 import anyformer
@@ -87,11 +97,14 @@ heavy = {"torch", "pydantic", "typer", "rich", "numpy"} & sys.modules.keys()
 assert not heavy, f"import anyformer imports {heavy}"
 from typer.testing import CliRunner
 from anyformer.cli import app
-for line in ("--help", "presets", "count gpt2 depth=2", "config show t5", "config diff gpt2 bert", "config schema"):
+lines = ["--help", "presets", "count gpt2 depth=2", "config show t5", "config diff gpt2 bert", "config schema"]
+lines += ["tokenizer train pyproject.toml --kind chars --out " + sys.argv[1], "tokenizer show " + sys.argv[1] + " abc"]
+for line in lines:
     result = CliRunner().invoke(app, line.split())
     assert result.exit_code == 0, result.output
     assert "torch" not in sys.modules, f"anyformer {line} imports torch"
     assert line != "--help" or "pydantic" not in sys.modules
 """
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    command, root = [sys.executable, "-c", code, tmp_path / "new"], Path(__file__).parent.parent
+    found = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60)
     assert found.returncode == 0, found.stderr

@@ -4,6 +4,7 @@ from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from anyformer.config import Full, NoPosition, Pattern, Scheme, Side, Stack, pattern_of, position_of
 from anyformer.nn.block import build_block
@@ -36,6 +37,7 @@ class BlockStack(nn.Module):
         self.blocks = nn.ModuleList(build_block(layers[i], width) for i in sorted(set(self.runs)))
         self.final_norm, self.dropout = build_norm(spec.final_norm, width), nn.Dropout(spec.dropout)
         self.embedder = Positions(spec.position if spec.position.embeds() else NoPosition(), embed_width, 0)
+        self.recompute = False  # activations in the backward pass, rather than keeping them; set from outside
         self.sizes = tuple(Sizes(b.mixer.groups, *b.mixer.widths(width)) for b in layers)
 
         schemes: dict[tuple[Scheme, int, int | None], int] = {}
@@ -92,10 +94,12 @@ class BlockStack(nn.Module):
         """[b, t, d] to [b, t, d]; `memory` is the encoder's output and `source` its layout."""
         keys, at = (layout, None) if cache is None else cache.take(layout)
         relations = self.relations(layout, keys, cached=cache is not None)
+        recompute = self.recompute and self.training and cache is None and taps is None  # a block runs twice
         cross = None if source is None else relate(ACROSS, layout, source, "cross")
         for i, run in enumerate(self.runs):
             layer = None if cache is None else cache.layers[i]
             ctx = Context(relations[self.follows[i]], cross, memory, layer, at, taps, backend).within(str(i))
-            x = ctx.tap("out", self.blocks[run](x, ctx))
+            block = self.blocks[run]
+            x = ctx.tap("out", checkpoint(block, x, ctx, use_reentrant=False) if recompute else block(x, ctx))
         x = self.dropout(self.final_norm(x))
         return x if taps is None else taps("final", x)

@@ -1,0 +1,1 @@
+"""From files and invented tasks to batches of ids; knows nothing of nn."""

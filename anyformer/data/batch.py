@@ -1,0 +1,160 @@
+"""From encoded examples to batches: which rows stand together, and the tensors they become.
+
+A plan says which examples each batch of an epoch holds. It is a function of lengths, seed and epoch alone, so the order
+is the same for any number of workers or processes, and resuming needs no replay.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+IGNORE = -100  # a label that asks for nothing
+PADDING = -1  # the segment of padding
+OPEN_ROWS = 64  # that packing looks at to place an example
+
+Ids = Sequence[int]
+
+
+class Piece(NamedTuple):
+    """One example in ids: what the model reads, and what it must say at each place."""
+
+    ids: Ids
+    labels: Ids  # as long as ids
+    source: Ids | None = None  # what an encoder reads
+
+    @property
+    def length(self) -> int:
+        """What a row must hold: the longer side of a pair."""
+        return max(len(self.ids), len(self.source or ()))
+
+
+class Batch(NamedTuple):
+    """What a model is trained on in one forward pass."""
+
+    ids: Tensor  # [b, t]
+    labels: Tensor  # [b, t], IGNORE where nothing is asked
+    segments: Tensor | None  # [b, t], PADDING where there is no token; None: full rows
+    source: Tensor | None = None  # [b, s]
+    source_segments: Tensor | None = None
+    examples: tuple[int, ...] = ()  # their numbers: the identity of the batch
+
+    def to(self, device: torch.device) -> "Batch":
+        moved: dict[str, Any] = {
+            name: x.to(device, non_blocking=True) for name, x in self._asdict().items() if isinstance(x, Tensor)
+        }
+        return self._replace(**moved)
+
+    @property
+    def asked(self) -> int:
+        """How many labels ask for something."""
+        return int((self.labels != IGNORE).sum())
+
+    @property
+    def tokens(self) -> int:
+        """Real tokens, of both sides."""
+        sides = ((self.ids, self.segments), (self.source, self.source_segments))
+        return sum(x.numel() if at is None else int((at != PADDING).sum()) for x, at in sides if x is not None)
+
+    @property
+    def slots(self) -> int:
+        """Places for tokens, padding included."""
+        return self.ids.numel() + (0 if self.source is None else self.source.numel())
+
+
+# -- plans: rows of examples, and batches of rows --------------------------------------------------------------------
+
+Row = tuple[int, ...]  # the examples in one row: one if padded, several if packed
+
+
+def shuffled(count: int, seed: int, epoch: int) -> np.ndarray:
+    return np.random.Generator(np.random.PCG64([seed, epoch])).permutation(count)
+
+
+def plan_padded(sizes: np.ndarray, tokens: int, pool: int, seed: int, epoch: int) -> list[list[Row]]:
+    """Batches of at most `tokens` slots on each side; `sizes` [n, sides] are the lengths of each side of an example.
+
+    Examples are shuffled, cut into pools of about `pool` batches, sorted by length within a pool, cut into batches, and
+    the batches shuffled.
+    """
+    order, lengths = shuffled(len(sizes), seed, epoch), sizes.max(axis=1)
+    lean = sizes[:, -1] - sizes[:, 0]  # among equally long ones, those with the same shorter side stand together
+    per_pool = max(1, int(pool * tokens / max(1.0, float(lengths.mean()))))
+    batches: list[list[Row]] = []
+    for start in range(0, len(order), per_pool):
+        part = order[start : start + per_pool]
+        part = part[np.lexsort((lean[part], lengths[part]))]
+        batches += _cut(part, lengths, tokens)
+    mixed = np.random.Generator(np.random.PCG64([seed, epoch, 1])).permutation(len(batches))
+    return [batches[i] for i in mixed]
+
+
+def _cut(order: np.ndarray, lengths: np.ndarray, tokens: int) -> Iterator[list[Row]]:
+    """Consecutive rows while rows times the longest fit; sorted upwards, so the newest is the longest."""
+    batch: list[Row] = []
+    for i in order.tolist():
+        if batch and (len(batch) + 1) * int(lengths[i]) > tokens:
+            yield batch
+            batch = []
+        batch.append((i,))
+    if batch:
+        yield batch
+
+
+def plan_packed(sizes: np.ndarray, tokens: int, length: int, seed: int, epoch: int) -> list[list[Row]]:
+    """Rows of `length` filled best-fit from shuffled examples, `tokens / length` rows a batch.
+
+    `sizes` [n, sides] are the lengths of each side of an example; every side of a row must hold its share.
+    """
+    rows: list[list[int]] = []
+    members: list[list[int]] = [[]] * OPEN_ROWS
+    left = np.full((OPEN_ROWS, sizes.shape[1]), -1)  # the room of the open rows, on each side
+    for i in shuffled(len(sizes), seed, epoch).tolist():
+        room = (left - sizes[i]).min(axis=1)
+        n = int(np.where(room >= 0, room, length).argmin())  # the tightest that fits
+        if room[n] < 0:  # none does: the fullest gives way to a new one
+            n = int(left.min(axis=1).argmin())
+            left[n], members[n] = length, []
+            rows.append(members[n])
+        left[n] -= sizes[i]
+        members[n].append(i)
+    per_batch = max(1, tokens // length)
+    packed = [tuple(row) for row in rows]
+    return [packed[start : start + per_batch] for start in range(0, len(packed), per_batch)]
+
+
+# -- collating -------------------------------------------------------------------------------------------------------
+
+
+def collate(
+    rows: Sequence[Row], pieces: Sequence[Piece], pad: int, source_pad: int, length: int | None = None
+) -> Batch:
+    """The tensors of some rows of examples; `length` fixes the width, else the longest row decides."""
+    members = [[pieces[i] for i in row] for row in rows]
+    ids, segments = _fill([[p.ids for p in row] for row in members], pad, length)
+    labels, _ = _fill([[p.labels for p in row] for row in members], IGNORE, length)
+    examples = tuple(i for row in rows for i in row)
+    if pieces[rows[0][0]].source is None:
+        return Batch(ids, labels, segments, examples=examples)
+    source, source_segments = _fill([[p.source or () for p in row] for row in members], source_pad, length)
+    if segments is None or source_segments is None:  # packed or padded on one side: say so on both
+        segments = torch.zeros_like(ids) if segments is None else segments
+        source_segments = torch.zeros_like(source) if source_segments is None else source_segments
+    return Batch(ids, labels, segments, source, source_segments, examples)
+
+
+def _fill(rows: list[list[Ids]], filler: int, length: int | None) -> tuple[Tensor, Tensor | None]:
+    """Rows of sequences as [b, t], and their segments unless every row is one full sequence."""
+    width = length or max(sum(map(len, row)) for row in rows)
+    out = np.full((len(rows), width), filler, dtype=np.int64)
+    segments = np.full((len(rows), width), PADDING, dtype=np.int64)
+    for r, row in enumerate(rows):
+        at = 0
+        for segment, ids in enumerate(row):
+            out[r, at : at + len(ids)] = ids
+            segments[r, at : at + len(ids)] = segment
+            at += len(ids)
+    plain = bool((segments == 0).all())
+    return torch.from_numpy(out), None if plain else torch.from_numpy(segments)

@@ -1,0 +1,149 @@
+"""Finding, unpacking and decoding files, whatever is in them. Imports no torch."""
+
+import codecs
+import contextlib
+import encodings.aliases
+import gzip
+import os
+import re
+import stat
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from anyformer.config.spec import ConfigError, Fault, close_to, visible
+from anyformer.recipe import Data, MatchedLines, ParallelFiles, TableFile, TextFile
+
+
+class File(NamedTuple):
+    """A decoded file. Bytes that its encoding does not know stand in the text as lone surrogates U+DC00 to U+DCFF."""
+
+    name: str
+    encoding: str
+    text: str
+
+    def lines(self) -> list[str]:
+        """The lines without their ends; what follows the last end is a line unless it is empty."""
+        lines = self.text.replace("\r\n", "\n").split("\n")
+        return lines if lines[-1] else lines[:-1]
+
+    def flaw(self, part: str) -> str:
+        """Why this part of the file is no text; empty if it is."""
+        if (found := FLAW.search(part)) is None:
+            return ""
+        code = ord(found[0])
+        if 0xDC00 <= code <= 0xDCFF:
+            return f"byte 0x{code - 0xDC00:02x} is not {self.encoding}"
+        return unfit(found[0])
+
+
+FLAW = re.compile("[\0\ud800-\udfff]")
+
+
+def unfit(character: str) -> str:
+    """What is wrong with a character that cannot be in a text."""
+    return "holds a NUL character" if character == "\0" else f"holds the lone surrogate U+{ord(character):04X}"
+
+
+def open_files(source: TextFile | ParallelFiles | TableFile | MatchedLines, data: Data, *keys: str) -> dict[str, File]:
+    """The files that some fields of a source name, by field."""
+    faults, files = list(_unknown(source.encoding)), {}
+    for key in keys:
+        try:
+            name, raw = _load(getattr(source, key), data)
+            files[key] = File(name, source.encoding, "" if faults else _decode(raw, source.encoding))
+        except ConfigError as error:
+            faults += [fault.under(key) for fault in error.faults]
+    if faults:
+        raise ConfigError(faults)
+    return files
+
+
+def _load(name: str, data: Data) -> tuple[str, bytes]:
+    """The path of a file, and its bytes."""
+    root, origin = _root(data)
+    path = Path(os.path.expanduser(root), os.path.expanduser(name))
+    shown = visible(str(path))
+    try:
+        regular = stat.S_ISREG(path.stat().st_mode)  # a pipe or a device might never end
+        raw = path.read_bytes() if regular else b""
+        raw = gzip.decompress(raw) if path.suffix.lower() == ".gz" else raw
+    except (FileNotFoundError, NotADirectoryError):
+        raise _fault(name, _missing(name, path, origin)) from None
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise _fault(name, f"{shown} is not a whole gzip file ({error})") from None
+    except OSError as error:
+        raise _fault(name, f"cannot read {shown} ({error.strerror})") from None
+    except ValueError as error:  # a NUL in the name, or what the file system cannot spell
+        raise _fault(name, f"cannot be the name of a file ({error})") from None
+    if not regular:
+        raise _fault(name, f"{shown} is not a regular file")
+    return shown, raw
+
+
+def _fault(name: str, message: str) -> ConfigError:
+    return ConfigError([Fault("", f"= {name!r}: {message}")])
+
+
+def _root(data: Data) -> tuple[str, str]:
+    """Where relative paths begin, and who says so."""
+    if data.root:
+        return data.root, f"{data.root!r}"
+    if root := os.environ.get("ANYFORMER_DATA"):
+        return root, f"{root!r}, by the environment variable ANYFORMER_DATA"
+    return "", "the current folder"
+
+
+def _missing(name: str, path: Path, origin: str) -> str:
+    message = f"no file {visible(str(path.absolute()))}"
+    if not os.path.isabs(os.path.expanduser(name)):
+        message += f"; set data.root to the folder where relative paths begin (now it is {origin})"
+    with contextlib.suppress(OSError):
+        if close := close_to(path.name, os.listdir(path.parent)):
+            message += f"; did you mean '{visible(close)}'?"
+    return message
+
+
+def _unknown(encoding: str) -> Iterator[Fault]:
+    """The fault of an encoding that there is not."""
+    if not _is_known(encoding):
+        known = {alias.replace("_", "-") for pair in encodings.aliases.aliases.items() for alias in pair}
+        close = close_to(encoding.lower().replace("_", "-"), known)
+        sure = close is not None and _is_known(close)
+        hint = f"did you mean '{close}'?" if sure else "Python's names are right, such as utf-8, latin-1, cp949"
+        yield Fault("encoding", f"= {encoding!r}: unknown; {hint}")
+
+
+def _is_known(encoding: str) -> bool:
+    """Whether Python knows it and it is for text (as hex and zip are not)."""
+    try:
+        codecs.lookup(encoding)
+        b"\n".decode(encoding)
+    except UnicodeDecodeError:  # half a character of a wide encoding
+        return True
+    except (LookupError, ValueError):
+        return False
+    return True
+
+
+def _decode(raw: bytes, encoding: str) -> str:
+    try:
+        text = raw.decode(encoding, "anyformer.mark")
+    except UnicodeError as error:
+        raise ConfigError([Fault("", f"cannot be read as {encoding} ({error})")]) from None
+    return text.removeprefix("\ufeff")
+
+
+def _mark(error: UnicodeError) -> tuple[str, int]:
+    """Undecodable bytes as lone surrogates, so that the rest of the file is read and the line is known."""
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    end = error.end
+    newline = error.object.find(b"\n", error.start + 1, end)
+    if newline >= 0 and "\n".encode(error.encoding) == b"\n":  # half a character at the end of a line is only that
+        end = newline
+    return "".join(chr(0xDC00 + byte) for byte in error.object[error.start : end]), end
+
+
+codecs.register_error("anyformer.mark", _mark)

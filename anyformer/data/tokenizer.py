@@ -1,0 +1,261 @@
+"""Text to ids and back, on the `tokenizers` library. Imports no torch.
+
+    decode(encode(text)) == text    for bytes, bpe and unigram; for chars, where all characters were seen in training
+
+up to case where `lowercase` is set. Words and wordpiece keep one space between words; these two and chars have an
+unknown token. Nothing is ever pickled: a tokenizer is one `tokenizer.json`.
+"""
+
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from anyformer import recipe
+from anyformer.config.spec import ConfigError, Fault, visible
+from anyformer.data.vocabulary import BYTES, checked, learn
+
+# What a role is called, first our own name, then those of public tokenizers; where several are there, the first counts.
+ROLES = {
+    "pad": ("<pad>", "[PAD]", "<|pad|>", "<|padding|>"),
+    "bos": ("<bos>", "<s>", "[BOS]", "<|begin_of_text|>", "<|startoftext|>", "[CLS]", "<|endoftext|>"),
+    "eos": ("<eos>", "</s>", "[EOS]", "<|end_of_text|>", "[SEP]", "<|endoftext|>"),
+    "sep": ("<sep>", "[SEP]", "<|sep|>"),
+    "unk": ("<unk>", "[UNK]", "<|unk|>"),
+    "mask": ("<mask>", "[MASK]", "<|mask|>"),
+}
+
+FILE = "tokenizer.json"
+PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))  # GPT-2's two files, under both their names
+
+
+class TextTokenizer:
+    """A vocabulary of `size` ids; `pad`, `bos`, `eos`, `sep`, `unk` and `mask` are special ones, None if missing.
+
+    What a text says never becomes a special id: `"<pad>"` in a text is five characters like any others.
+    """
+
+    def __init__(self, inner: Tokenizer):
+        inner.no_padding()  # some public files switch these on
+        inner.no_truncation()
+        inner.encode_special_tokens = True  # that is, as plain text
+        self._inner = inner
+        vocab = inner.get_vocab()
+        self.size = max(vocab.values(), default=-1) + 1
+        declared = {token.content: i for i, token in inner.get_added_tokens_decoder().items() if token.special}
+        named = declared or {name: vocab[name] for names in ROLES.values() for name in names if name in vocab}
+        self.pad, self.bos, self.eos, self.sep, self.unk, self.mask = (
+            next((named[name] for name in names if name in named), None) for names in ROLES.values()
+        )
+        self._special = frozenset(named.values())
+        self._control = self._special - {self.unk}
+        self._byte_level = "ByteLevel" in repr(inner.decoder)
+        self._byte_fallback = "ByteFallback" in repr(inner.decoder)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(size={self.size})"
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a copy, or one for a worker process, comes by way of the JSON
+        return type(self).from_json, (self.to_json(),)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """A `tokenizer.json`, a folder that holds one, or a folder that holds GPT-2's two files."""
+        return cls(_load(Path(path)))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """What `to_json` gave."""
+        return cls(_parse(text, "the tokenizer"))
+
+    def to_json(self) -> str:
+        """All of it, as the text of a `tokenizer.json`."""
+        return self._inner.to_str(pretty=True) + "\n"
+
+    def save(self, path: str | Path) -> None:
+        """Writes a .json file, or `tokenizer.json` in a folder; a reader never sees half a file."""
+        path = file_of(path)
+        temporary = path.with_name(f".anyformer-{secrets.token_hex(8)}.tmp")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(self.to_json(), encoding="utf-8", newline="\n")
+            temporary.replace(path)
+        except OSError as error:
+            raise _wrong(path, f"cannot be written: {error.strerror}") from None
+        finally:
+            if os.path.exists(temporary):
+                temporary.unlink()
+
+    # -- text to ids --------------------------------------------------------------------------------------------------
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, nothing added."""
+        with _told():
+            return self._plain(self._inner.encode(checked(text), add_special_tokens=False).ids)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text, on all cores."""
+        if isinstance(texts, str):
+            raise ConfigError([Fault("", "encode_batch takes a list of texts; for one text there is encode")])
+        with _told():
+            found = self._inner.encode_batch_fast([checked(text) for text in texts], add_special_tokens=False)
+            return [self._plain(encoding.ids) for encoding in found]
+
+    def _plain(self, ids: list[int]) -> list[int]:
+        """The ids, with special ones spelt out: some public models hold `</s>` among their words."""
+        if self._control.isdisjoint(ids):
+            return ids
+        return [spelt for i in ids for spelt in (self._spell(i) if i in self._control else [i])]
+
+    def _spell(self, i: int) -> list[int]:
+        return [token.id for c in self._inner.id_to_token(i) or "" for token in self._inner.model.tokenize(c)]
+
+    # -- ids to text --------------------------------------------------------------------------------------------------
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids. Special ids, and ids that no token has, are left out.
+
+        Bytes that make no whole character, as where a model stops inside one, become U+FFFD; whole characters beside
+        them stay as they are.
+        """
+        kept = [i for i in map(int, ids) if 0 <= i < self.size and i not in self._special]
+        text = self._inner.decode(kept, skip_special_tokens=False)
+        if self._byte_fallback and "\ufffd" in text:  # the library gives up a whole run of bytes for one that is wrong
+            text = self._inner.decoder.decode(_mend(self._inner.id_to_token(i) or "" for i in kept))
+        return text
+
+    def decode_batch(self, rows: Iterable[Iterable[int]]) -> list[str]:
+        """The text of each row of ids."""
+        return [self.decode(ids) for ids in rows]
+
+    def token(self, i: int) -> str:
+        """One token, to be looked at: spaces as ▁, what has no shape as \\n or \\u200d, half a character as <0xE2>."""
+        token = self._inner.id_to_token(i) if 0 <= i < self.size else None
+        if token is None or i in self._special:
+            return f"<{i}>" if token is None else token
+        if self._byte_level and BYTES.keys() >= set(token):
+            token = bytes(BYTES[c] for c in token).decode("utf-8", "surrogateescape")
+        return "".join(map(_shape, token))
+
+
+def train_tokenizer(spec: recipe.Tokenizer, texts: Iterable[str]) -> TextTokenizer:
+    """The tokenizer that a spec asks for, learnt from texts, which are read once; a file is loaded instead."""
+    if isinstance(spec, recipe.TokenizerFile):
+        return TextTokenizer.load(spec.path)
+    return TextTokenizer(learn(spec, texts))
+
+
+def file_of(path: str | Path) -> Path:
+    """Where a tokenizer saved as `path` lies."""
+    path = Path(path)
+    return path if path.suffix.lower() == ".json" else path / FILE
+
+
+def _mend(tokens: Iterable[str]) -> list[str]:
+    """Tokens, with each run of byte tokens as the text that it is."""
+    found: list[str] = []
+    run = bytearray()
+    for token in (*tokens, ""):
+        if re.fullmatch("<0x[0-9A-F]{2}>", token):
+            run.append(int(token[3:5], 16))
+        else:
+            found += [run.decode("utf-8", "replace"), token]
+            run.clear()
+    return found
+
+
+def _shape(c: str) -> str:
+    if "\udc80" <= c <= "\udcff":
+        return f"<0x{ord(c) - 0xDC00:02X}>"
+    return "▁" if c == " " else c if c.isprintable() else c.encode("unicode_escape").decode()
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def _load(path: Path) -> Tokenizer:
+    if not os.path.isdir(path):  # which, unlike Path's, answers for any name
+        return _parse(_read(path), path)
+    if os.path.exists(path / FILE):
+        return _parse(_read(path / FILE), path / FILE)
+    for vocab, merges in PAIRS:
+        if os.path.exists(path / vocab) and os.path.exists(path / merges):
+            return _byte_pairs(path / vocab, path / merges)
+    known = ", nor ".join(f"{vocab} with {merges}" for vocab, merges in PAIRS)
+    raise _wrong(path, f"holds no tokenizer: no {FILE}, nor {known}")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        what = f"not UTF-8: byte 0x{error.object[error.start]:02x} at offset {error.start}"
+    except FileNotFoundError:
+        what = "no such file or folder"
+    except OSError as error:
+        what = f"cannot be read: {error.strerror}"
+    except ValueError as error:  # a name with a zero in it
+        what = f"cannot be read: {error}"
+    raise _wrong(path, what)
+
+
+def _parse(text: str, name: str | Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_str(text)
+    except BaseException as error:  # the library's own are of no narrower type, and its panics are of none at all
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise _wrong(name, f"is no {FILE}: {_line(error)}") from None
+
+
+def _byte_pairs(vocab: Path, merges: Path) -> Tokenizer:
+    """GPT-2's way (Radford et al. 2019): a vocabulary of byte strings, and the pairs to merge, in order."""
+    lines = _read(merges).replace("\r\n", "\n").split("\n")
+    pairs = []
+    for number, line in enumerate(lines, 1):
+        if line and not line.startswith("#version"):
+            left, _, right = line.partition(" ")
+            if not left or not right or " " in right:
+                raise _wrong(merges, f"line {number}: must be two tokens with a space between them")
+            pairs.append((left, right))
+    text = _read(vocab)
+    try:
+        ids = dict(json.loads(text))
+        if lost := next((pair for pair in pairs if not {*pair, "".join(pair)} <= ids.keys()), None):
+            raise _wrong(vocab, f"does not belong to {merges.name}: no token for {' + '.join(lost)}")
+        inner = Tokenizer(models.BPE(vocab=ids, merges=pairs))
+    except (ValueError, TypeError, RecursionError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise _wrong(vocab, f"is no vocabulary: {_line(error)}") from None
+    if not ids.keys() >= BYTES.keys():
+        raise _wrong(vocab, "is no byte-level vocabulary: some bytes have no token")
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens([name for names in ROLES.values() for name in names if name in ids])
+    return inner
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """The library's own errors, such as of a file without the unknown token it needs, as `ConfigError`."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError([Fault("", f"the tokenizer cannot read this text: {_line(error)}")]) from None
+
+
+def _line(error: BaseException) -> str:
+    return visible(str(error)).partition("\n")[0]
+
+
+def _wrong(path: str | Path, message: str) -> ConfigError:
+    return ConfigError([Fault(visible(str(path)), message)])

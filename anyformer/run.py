@@ -1,0 +1,213 @@
+"""The run folder: what training leaves and everything else reads.
+
+    config.json              the model
+    task.json                the task
+    tokenizer.json           (and source_tokenizer.json where the source has its own)
+    model.safetensors        the weights
+    manifest.json            SHA-256 of each of these, written last
+
+A folder is written under another name, synced and renamed, so that a reader sees all of it or nothing. A file that is
+missing, changed or cut short is refused by name. No pickle is read.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from anyformer.config import ConfigError, Fault, ModelConfig, io
+from anyformer.data.tokenizer import TextTokenizer
+from anyformer.nn.model import Transformer
+from anyformer.recipe import LanguageModel, Seq2Seq, Task as TaskSpec, TaskFile
+from anyformer.tasks.base import Task
+from anyformer.tasks.lm import LanguageModelling
+from anyformer.tasks.seq2seq import SequenceToSequence
+
+MANIFEST = "manifest.json"
+REQUIRED = frozenset({"config.json", "task.json", "tokenizer.json", "model.safetensors"})
+
+
+def build_task(spec: TaskSpec, tokenizer: TextTokenizer, source_tokenizer: TextTokenizer | None) -> Task:
+    match spec:
+        case Seq2Seq():
+            return SequenceToSequence(spec, tokenizer, source_tokenizer)
+        case LanguageModel():
+            return LanguageModelling(spec, tokenizer)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained model with what is needed to use it."""
+
+    model: Transformer
+    task: Task
+    spec: TaskSpec
+    folder: Path
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.model.config
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        return self.task.tokenizer
+
+    def predict(self, texts: Sequence[str]) -> list[str]:
+        """The task's answers: translations, or texts that go on."""
+        return self.task.predict(self.model.eval(), texts)
+
+
+def load(folder: str | Path) -> Run:
+    """A run from its folder, or from its newest checkpoint while it has not finished."""
+    folder = Path(folder)
+    if not (folder / MANIFEST).exists() and (state := newest(folder)) is not None:
+        folder = state
+    listed = verify(folder)
+    if missing := REQUIRED - listed:  # what no digest vouches for is not read
+        raise ConfigError([Fault(str(folder / name), "is not in manifest.json") for name in sorted(missing)])
+    config = io.load(ModelConfig, folder / "config.json")
+    spec = io.load(TaskFile, folder / "task.json").task
+    other = "source_tokenizer.json"
+    source_tokenizer = TextTokenizer.load(folder / other) if other in listed else None
+    task = build_task(spec, TextTokenizer.load(folder / "tokenizer.json"), source_tokenizer)
+    with torch.device("meta"):
+        model = Transformer(config)
+    model.load_state_dict(read_tensors(folder / "model.safetensors"), assign=True)
+    return Run(model.eval(), task, spec, folder)
+
+
+def newest(folder: Path) -> Path | None:
+    """The newest checkpoint of an unfinished run that is whole."""
+    for state in sorted(folder.glob("state/step-*"), reverse=True):
+        try:
+            verify(state)
+        except ConfigError:
+            continue
+        return state
+    return None
+
+
+def write_model(folder: Path, weights: dict[str, Tensor], config: ModelConfig, spec: TaskSpec, task: Task) -> None:
+    """The files that make a folder loadable."""
+    io.save(config, folder / "config.json")
+    io.save(TaskFile(task=spec), folder / "task.json")
+    task.tokenizer.save(folder / "tokenizer.json")
+    if task.source_tokenizer is not None:
+        task.source_tokenizer.save(folder / "source_tokenizer.json")
+    write_tensors(folder / "model.safetensors", weights)
+
+
+# -- whole or not at all ----------------------------------------------------------------------------------------------
+
+
+def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
+    """A new folder with whatever `fill` writes into it and a manifest: there as a whole, or not at all."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = folder.with_name(f".tmp-{folder.name}-{secrets.token_hex(4)}")
+    temporary.mkdir()
+    try:
+        with writing(folder):
+            fill(temporary)
+            seal(temporary)
+            temporary.rename(folder)
+            _sync(folder.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A full disk, and whatever else stops a write, as one `ConfigError`."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError([Fault(str(path), f"cannot be written: {reason}")]) from None
+
+
+def remove(folder: Path) -> None:
+    """Takes a folder away as a whole: what an interrupted removal leaves is swept later."""
+    gone = folder.with_name(f".tmp-{folder.name}-{secrets.token_hex(4)}")
+    folder.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def seal(folder: Path, names: Iterable[str] | None = None) -> None:
+    """Syncs the files and writes their manifest, last."""
+    files = sorted(names if names is not None else (f.name for f in folder.iterdir() if f.is_file()))
+    for name in files:
+        _sync(folder / name)
+    text = json.dumps({"files": {name: _digest(folder / name) for name in files}}, indent=2)
+    temporary = folder / f".{MANIFEST}.tmp"
+    temporary.write_text(text, encoding="utf-8")
+    _sync(temporary)
+    temporary.replace(folder / MANIFEST)
+    _sync(folder)
+
+
+def verify(folder: Path) -> frozenset[str]:
+    """The files that the manifest vouches for, or a `ConfigError` that names each one that is not what it was."""
+    manifest = folder / MANIFEST
+    try:
+        listed: dict[str, str] = json.loads(manifest.read_text(encoding="utf-8"))["files"]
+        items = list(listed.items())
+    except FileNotFoundError:
+        raise ConfigError([Fault(str(folder), "is not a finished run: it has no manifest.json")]) from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise ConfigError([Fault(str(manifest), "cannot be read: it is damaged")]) from None
+    found = []
+    for name, digest in items:
+        path = folder / name
+        if Path(name).name != name or not path.is_file():
+            found.append(Fault(str(path), "is missing"))
+        elif _digest(path) != digest:
+            found.append(Fault(str(path), "is not the file that was written: it was changed, swapped or cut short"))
+    if found:
+        raise ConfigError(found)
+    return frozenset(listed)
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Into a folder that has its config.json."""
+    save_file({name: x.detach().contiguous().cpu() for name, x in tensors.items()}, path)
+    shutil.copymode(path.with_name("config.json"), path)  # safetensors lets only the owner read
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise ConfigError([Fault(str(path), f"cannot be read: {error}")]) from None
+
+
+def sweep(folder: Path) -> None:
+    """Removes what an interrupted write left behind."""
+    for stale in folder.glob(".tmp-*"):
+        if stale.is_dir():
+            shutil.rmtree(stale, ignore_errors=True)
+        else:
+            stale.unlink(missing_ok=True)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,28 @@
+"""Learning-rate schedules: the share of the peak rate at each step, counted from 1."""
+
+import math
+from typing import assert_never
+
+from anyformer.recipe import WSD, Constant, Cosine, InverseSqrt, Linear, Schedule
+
+
+def rate(schedule: Schedule, step: int, steps: int) -> float:
+    """The factor on the peak learning rate at `step` of `steps`."""
+    warmup = schedule.warmup
+    if step <= warmup:
+        return step / warmup
+    done = (step - warmup) / max(1, steps - warmup)  # of the way after the warm-up
+    match schedule:
+        case Constant():
+            return 1.0
+        case Linear(floor=floor):
+            return 1 - (1 - floor) * done
+        case Cosine(floor=floor):
+            return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+        case InverseSqrt():
+            return math.sqrt(warmup / step)
+        case WSD(decay=decay, floor=floor):
+            begin = max(warmup, steps * (1 - decay))  # a long warm-up shortens the decay: no jump between them
+            return 1.0 if step <= begin else 1 - (1 - floor) * (step - begin) / (steps - begin)
+        case _:
+            assert_never(schedule)

@@ -1,0 +1,115 @@
+"""`train`: from a recipe to a finished run."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from anyformer.config import ConfigError, Fault, io
+from anyformer.data.sources import read
+from anyformer.data.synthetic import Split
+from anyformer.recipe import Recipe
+from anyformer.recipes import DEFAULT, read_recipe
+from anyformer.run import MANIFEST, REQUIRED, Run, load, read_tensors, seal, verify, write_model, writing
+from anyformer.tasks.base import Metrics
+from anyformer.training.log import draw_curve
+from anyformer.training.loop import Job, averaged, fit
+from anyformer.training.prepare import RECIPE, prepare
+from anyformer.training.state import checkpoint_path, planned, weights
+
+
+def train(
+    recipe: str | Recipe = DEFAULT,
+    out: str | Path | None = None,
+    overrides: Iterable[str] = (),
+    *,
+    resume: bool = False,
+    console: Console | None = None,
+) -> Run:
+    """Trains by a recipe (a built-in name, a file, or a `Recipe`) into a folder, `runs/<name>` if none is given."""
+    name = recipe if isinstance(recipe, str) else "run"
+    spec = read_recipe(recipe, overrides) if isinstance(recipe, str) else recipe
+    folder = Path(out) if out is not None else Path("runs") / Path(name).stem
+    job = prepare(spec, folder, resume, console or Console())
+    fit(job)
+    return finish(job)
+
+
+def evaluate(folder: str | Path, overrides: Iterable[str] = (), split: Split = "test") -> Metrics:
+    """How well a run does on a part of its recipe's data."""
+    run = load(folder)
+    kept = Path(folder) / RECIPE
+    recipe = io.override(io.load(Recipe, kept), overrides)
+    source = getattr(recipe.data, split)
+    if source is None:
+        there = [name for name in ("train", "valid", "test") if getattr(recipe.data, name) is not None]
+        raise ConfigError([Fault(f"data.{split}", f"is not in {kept}; there are {', '.join(there)}")])
+    return run.task.evaluate(run.model, read(source, recipe.data, split, recipe.seed), recipe.batches)
+
+
+def finish(job: Job) -> Run:
+    """Writes the final weights, the curve and the card, and the manifest last."""
+    kept = _final(job)
+    if kept is None:
+        with averaged(job):
+            kept = {name: x.clone() for name, x in weights(job.model).items()}
+    job.model.load_state_dict(kept)
+    names = [*REQUIRED, RECIPE]
+    if job.task.source_tokenizer is not None:
+        names.append("source_tokenizer.json")
+    with writing(job.out):
+        (job.out / MANIFEST).unlink(missing_ok=True)  # from here to the end the folder is not a finished run
+        write_model(job.out, kept, job.model.config, job.recipe.task, job.task)
+        curve = draw_curve(job.out)
+        (job.out / "README.md").write_text(_card(job, curve), encoding="utf-8")
+        seal(job.out, names)
+    return Run(job.model.eval(), job.task, job.recipe.task, job.out)
+
+
+def _final(job: Job) -> dict[str, Tensor] | None:
+    """The mean of the last checkpoints, or the best one where there was validation and a choice; None: as it stands."""
+    spec = job.recipe.train
+    if spec.average > 1:
+        paths = planned(job.out, spec.save_every, job.state.step)[-spec.average :]
+        sums: dict[str, Tensor] = {}
+        for path in paths:
+            for name, x in _weights_at(path).items():
+                sums[name] = sums[name] + x.double() if name in sums else x.double()
+        return {name: (x / len(paths)).to(job.device, torch.float32) for name, x in sums.items()}
+    best = checkpoint_path(job.out, job.state.best_step)
+    if job.state.best is not None and best.exists() and job.state.best_step != job.state.step:
+        return _weights_at(best)
+    return None
+
+
+def _weights_at(checkpoint: Path) -> dict[str, Tensor]:
+    """What was evaluated at a checkpoint: the moving average where there is one, else the weights."""
+    verify(checkpoint)
+    state = read_tensors(checkpoint / "state.safetensors").items()
+    ema = {name.removeprefix("ema."): x for name, x in state if name.startswith("ema.")}
+    return read_tensors(checkpoint / "model.safetensors") | ema
+
+
+def _card(job: Job, curve: Path | None) -> str:
+    """A page about the run, for whoever finds the folder."""
+    rows = [json.loads(line) for line in (job.out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    last: dict[str, float] = next((row for row in reversed(rows) if "valid_loss" in row), {})
+    found = "\n".join(f"- {name}: {value:.6g}" for name, value in last.items() if name != "step")
+    picture = f"\n![loss]({curve.name})\n" if curve else ""
+    return f"""# {job.out.name}
+
+A {job.model.config.shape} of {job.model.num_parameters():,} parameters, trained for the task {job.recipe.task.kind}
+over {job.state.step:,} steps and {job.state.tokens:,} tokens in {job.precision} on {job.device.type}
+({job.state.bad_in_all} steps skipped). The whole recipe is in `{RECIPE}`.
+
+{found}
+{picture}
+```python
+import anyformer as af
+run = af.load("{job.out.name}")
+print(run.predict(["..."]))
+```
+"""

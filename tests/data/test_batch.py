@@ -1,0 +1,188 @@
+"""Plans hold every example once and within the budget, tensors hold what the examples say, and padding is rare."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, strategies as st
+
+from anyformer.data.batch import IGNORE, PADDING, Batch, Piece, Row, collate, plan_packed, plan_padded
+from anyformer.data.loader import CropLoader, PieceLoader, Place, in_order
+from anyformer.recipe import Crops, Packed, Padded
+
+PAD, SOURCE_PAD = 91, 92
+MULTI30K = Path("/tmp/data/multi30k")
+
+seeds = st.integers(0, 2**31)
+
+
+@st.composite
+def examples(draw: st.DrawFn, longest: int = 12) -> list[Piece]:
+    """Pairs for an encoder–decoder, or single sequences; every id says whose it is."""
+    pairs = draw(st.booleans())
+    sizes = draw(st.lists(st.tuples(st.integers(1, longest), st.integers(1, longest)), min_size=1, max_size=60))
+
+    def ids(kind: int, example: int, count: int) -> list[int]:
+        return [1000 * kind + 100_000 * example + at for at in range(count)]
+
+    return [Piece(ids(1, i, t), ids(2, i, t), ids(3, i, s) if pairs else None) for i, (t, s) in enumerate(sizes)]
+
+
+specs = st.one_of(
+    st.builds(Padded, tokens=st.integers(12, 100), pool=st.integers(1, 5)),
+    st.builds(Packed, tokens=st.integers(24, 100), length=st.integers(12, 24)),
+)
+
+
+def loader(pieces: list[Piece], spec: Padded | Packed, seed: int = 0) -> PieceLoader:
+    return PieceLoader(pieces, spec, seed, PAD, SOURCE_PAD)
+
+
+def epoch_of(made: PieceLoader, epoch: int = 0) -> list[Batch]:
+    batches, place = [], Place(epoch, 0)
+    while place.epoch == epoch:
+        batch, place = made.read(place)
+        batches.append(batch)
+    return batches
+
+
+@given(examples(), specs, seeds, st.integers(0, 3))
+def test_an_epoch_holds_every_example_once_and_within_the_budget(
+    pieces: list[Piece], spec: Padded | Packed, seed: int, epoch: int
+) -> None:
+    batches = epoch_of(loader(pieces, spec, seed), epoch)
+    assert sorted(i for batch in batches for i in batch.examples) == list(range(len(pieces)))
+    for batch in batches:
+        assert batch.ids.numel() <= spec.tokens
+        assert batch.source is None or batch.source.numel() <= spec.tokens
+        if isinstance(spec, Packed):
+            assert batch.ids.shape[1] == spec.length
+    assert sum(batch.tokens for batch in batches) == sum(len(p.ids) + len(p.source or ()) for p in pieces)
+
+
+@given(examples(), specs, seeds)
+def test_the_order_is_of_seed_and_epoch_alone(pieces: list[Piece], spec: Padded | Packed, seed: int) -> None:
+    made = loader(pieces, spec, seed)
+    told = [[batch.examples for batch in epoch_of(made, epoch)] for epoch in range(3)]
+    for epoch in (2, 0, 1):  # begun anywhere, by a reader that has read nothing else
+        fresh = loader(pieces, spec, seed)
+        for number in reversed(range(len(told[epoch]))):
+            assert fresh.read(Place(epoch, number))[0].examples == told[epoch][number]
+
+
+@pytest.mark.parametrize("spec", [Padded(tokens=64), Packed(tokens=64, length=32)])
+def test_epochs_and_seeds_differ(spec: Padded | Packed) -> None:
+    pieces = [Piece([1] * (1 + i % 7), [1] * (1 + i % 7)) for i in range(100)]
+    orders = {tuple(b.examples for b in epoch_of(loader(pieces, spec, seed), e)) for seed in (0, 1) for e in (0, 1)}
+    assert len(orders) == 4
+
+
+@given(examples(), st.integers(12, 24), seeds)
+def test_both_sides_of_a_packed_row_fit(pieces: list[Piece], length: int, seed: int) -> None:
+    sizes = np.array([[len(p.ids), len(p.source or ())] for p in pieces])
+    for row in (row for batch in plan_packed(sizes, 4 * length, length, seed, 0) for row in batch):
+        assert (sizes[list(row)].sum(axis=0) <= length).all()
+
+
+@given(examples(), specs, seeds)
+def test_tensors_hold_what_the_examples_say(pieces: list[Piece], spec: Padded | Packed, seed: int) -> None:
+    made = loader(pieces, spec, seed)
+    for batch, rows in zip(epoch_of(made), made.plan(0), strict=True):
+        assert batch.examples == tuple(i for row in rows for i in row)
+        for r, row in enumerate(rows):
+            for segment, i in enumerate(row):
+                where = slice(None) if batch.segments is None else batch.segments[r] == segment
+                assert batch.ids[r, where].tolist() == list(pieces[i].ids)
+                assert batch.labels[r, where].tolist() == list(pieces[i].labels)
+                if batch.source is not None:  # the same segment on both sides: that is who sees whom
+                    assert batch.source_segments is not None
+                    assert batch.source[r, batch.source_segments[r] == segment].tolist() == list(pieces[i].source or ())
+            for ids, segments, filler in (
+                (batch.ids, batch.segments, PAD),
+                (batch.labels, batch.segments, IGNORE),
+                (batch.source, batch.source_segments, SOURCE_PAD),
+            ):
+                if ids is not None and segments is not None:
+                    assert set(segments[r].tolist()) <= {PADDING, *range(len(row))}
+                    assert (ids[r, segments[r] == PADDING] == filler).all()
+        assert batch.asked == sum(len(pieces[i].labels) for i in batch.examples)
+
+
+def test_a_full_batch_has_no_segments_and_one_side_never_goes_without_the_other() -> None:
+    rows: list[Row] = [(0,), (1,)]
+    assert collate(rows, [Piece([1, 2], [2, 3]), Piece([4, 5], [5, 6])], PAD, SOURCE_PAD).segments is None
+    half = collate(rows, [Piece([1, 2], [2, 3], [7]), Piece([4, 5], [5, 6], [8, 9])], PAD, SOURCE_PAD)
+    assert half.segments is not None
+    assert half.source_segments is not None
+    assert half.segments.tolist() == [[0, 0], [0, 0]]
+    assert half.source_segments.tolist() == [[0, PADDING], [0, 0]]
+
+
+@given(examples(), st.integers(1, 60))
+def test_evaluation_sees_every_example_once(pieces: list[Piece], tokens: int) -> None:
+    batches = in_order(pieces, tokens, PAD, SOURCE_PAD)
+    assert sorted(i for batch in batches for i in batch.examples) == list(range(len(pieces)))
+    assert all(batch.ids.numel() <= tokens or len(batch.ids) == 1 for batch in batches)
+
+
+# -- padding ----------------------------------------------------------------------------------------------------------
+
+
+def share_of_padding(sizes: np.ndarray, plan: list[list[Row]], width: int | None = None) -> float:
+    real = slots = 0
+    for rows in plan:
+        sums = np.array([sizes[list(row)].sum(axis=0) for row in rows])  # [rows, sides]
+        real += int(sums.sum())
+        slots += len(rows) * (2 * width if width else int(sums.max(axis=0).sum()))
+    return 1 - real / slots
+
+
+def like_multi30k(count: int) -> np.ndarray:
+    """Captions: 16 tokens in German and 15 in English on average, spread like a log-normal, correlated by 0.87."""
+    generator = np.random.default_rng(0)
+    shared, own = generator.normal(size=(count, 1)), generator.normal(size=(count, 2))
+    return np.clip(np.exp([2.71, 2.68] + 0.32 * (0.87**0.5 * shared + 0.13**0.5 * own)), 4, 60).astype(np.int64)
+
+
+def test_padding_is_rare() -> None:
+    sizes = like_multi30k(10_000)
+    assert share_of_padding(sizes, plan_padded(sizes, 4096, 50, 0, 0)) <= 0.08
+    assert share_of_padding(sizes, plan_packed(sizes, 4096, 256, 0, 0), 256) <= 0.03
+
+
+@pytest.mark.skipif(not MULTI30K.exists(), reason="Multi30k is not on this machine")
+def test_padding_is_rare_on_multi30k() -> None:
+    """In words here: learning subwords takes longer than everything else in this file."""
+    lines = [(MULTI30K / f"train.{side}").read_text(encoding="utf-8").splitlines() for side in ("de", "en")]
+    sizes = np.array([[len(text.split()) + 1 for text in pair] for pair in zip(*lines, strict=True)])
+    bucketed = share_of_padding(sizes, plan_padded(sizes, 4096, 50, 0, 0))
+    packed = share_of_padding(sizes, plan_packed(sizes, 4096, 256, 0, 0), 256)
+    print(f"Multi30k: {bucketed:.1%} padding in buckets, {packed:.1%} packed")
+    assert bucketed <= 0.08
+    assert packed <= 0.05  # in words English is 4 % longer than German, and both sides of a row are as wide
+
+
+# -- crops ------------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(2, 80), st.data(), st.integers(1, 5), seeds, st.integers(0, 1000))
+def test_crops_ask_for_the_next_token(count: int, data: st.DataObject, rows: int, seed: int, number: int) -> None:
+    length = data.draw(st.integers(1, count - 1))
+    text, spec = np.random.default_rng(seed).integers(0, 7, count).astype(np.int32), Crops(rows=rows, length=length)
+    batch, after = CropLoader(text, spec, seed).read(Place(0, number))
+    assert after == Place(0, number + 1)
+    assert batch.segments is None
+    assert batch.ids.shape == batch.labels.shape == (rows, length)
+    assert batch.ids.dtype == torch.int64
+    for row, start in enumerate(batch.examples):
+        assert batch.ids[row].tolist() == text[start : start + length].tolist()
+        assert batch.labels[row].tolist() == text[start + 1 : start + length + 1].tolist()
+    again = CropLoader(text, spec, seed).read(Place(0, number))[0]
+    assert torch.equal(again.ids, batch.ids)
+
+
+def test_crops_reach_both_ends_of_the_text() -> None:
+    made = CropLoader(np.arange(6), Crops(rows=64, length=4), 0)
+    assert set(made.read(Place())[0].examples) == {0, 1}
+    assert made.read(Place(0, 0))[0].examples != made.read(Place(0, 1))[0].examples

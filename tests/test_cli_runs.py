@@ -1,0 +1,75 @@
+"""The verbs that train, measure and use a run."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import anyformer as af
+from anyformer.cli import app
+from anyformer.recipes import names, read_recipe
+from tests.test_cli import done, refused
+
+SMALL = ["train.steps=4", "data.train.count=200", "data.valid.count=20", "data.test.count=20", "task.max_target=12"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "정렬 排序"
+    text = done("train", "sort", *SMALL, "--out", out)
+    assert "step 4/4" in text
+    assert text.endswith(f"trained: {out}\n")
+    return out
+
+
+def test_recipes_are_listed_and_valid() -> None:
+    listed = [line.split()[0] for line in done("recipes").splitlines()]
+    assert listed == names()
+    for name in listed:
+        read_recipe(name)
+
+
+def test_evaluate(trained: Path) -> None:
+    last = json.loads(done("evaluate", trained, "--json").splitlines()[-1])
+    assert last["task"] == "seq2seq"
+    assert last["n"] == 20
+    assert {"loss", "perplexity", "exact_match"} == last["metrics"].keys()
+    assert "exact_match" in done("evaluate", trained, "--split", "valid")
+
+
+def test_predict(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("3 1 2\n5 4\n", encoding="utf-8")
+    shown = done("predict", trained, tmp_path / "in.txt")
+    assert shown.splitlines() == af.load(trained).predict(["3 1 2", "5 4"])
+    done("predict", trained, tmp_path / "in.txt", "--out", tmp_path / "out.txt")
+    assert (tmp_path / "out.txt").read_text(encoding="utf-8") == shown
+    piped = CliRunner().invoke(app, ["predict", str(trained)], input="3 1 2\n5 4\n")
+    assert piped.stdout == shown
+
+
+def test_a_folder_is_never_overwritten(trained: Path, tmp_path: Path) -> None:
+    before = (trained / "model.safetensors").read_bytes()
+    (line,) = refused("train", "sort", *SMALL, "--out", trained)
+    assert line == f"{trained}: holds a run: add --resume to go on, or choose another --out"
+    (tmp_path / "notes.txt").touch()
+    (line,) = refused("train", "sort", *SMALL, "--out", tmp_path)
+    assert line == f"{tmp_path}: is not empty and holds no run: choose another --out"
+    assert (trained / "model.safetensors").read_bytes() == before
+
+
+def test_wrong_input(trained: Path, tmp_path: Path) -> None:
+    assert refused("train", "srot")[0] == "'srot' is neither a recipe nor a file; did you mean 'sort'?"
+    assert refused("train", "sort", "train.stesp=3") == ["train.stesp: unknown key; did you mean 'steps'?"]
+    assert "data.root" in refused("train", "scan", "--out", tmp_path / "new")[0]
+    assert not (tmp_path / "new").exists()
+    assert refused("evaluate", tmp_path / "none")[0].endswith("is not a finished run: it has no manifest.json")
+    assert refused("predict", trained, tmp_path / "none.txt") == [f"{tmp_path / 'none.txt'}: is not a file"]
+    copy = tmp_path / "copy"
+    shutil.copytree(trained, copy)
+    data = bytearray((copy / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (copy / "model.safetensors").write_bytes(data)
+    (line,) = refused("predict", copy, "-")
+    assert "model.safetensors: is not the file that was written" in line

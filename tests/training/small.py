@@ -1,0 +1,189 @@
+"""Recipes that train in a moment, and what tests do with runs."""
+
+import io
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any, Literal
+from unittest import mock
+
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+from torch import Tensor
+
+from anyformer.config import LM, Attention, Block, ModelConfig, Plain, Rotary, Stack, Tokens
+from anyformer.data.batch import Batch
+from anyformer.data.loader import Loader, Place
+from anyformer.recipe import (
+    AdamW,
+    Batches,
+    Characters,
+    Crops,
+    Data,
+    LanguageModel,
+    Packed,
+    Padded,
+    Recipe,
+    ReverseDigits,
+    Seq2Seq,
+    TextFile,
+    Train,
+    Words,
+)
+from anyformer.run import Run
+from anyformer.training.loop import Job, fit
+from anyformer.training.prepare import prepare
+from anyformer.training.state import checkpoints
+from anyformer.training.train import finish
+
+Shape = Literal["decoder", "encoder-decoder"]
+PADDED, PACKED, CROPS = Padded(tokens=64), Packed(tokens=64, length=32), Crops(rows=4, length=16)
+TEXT = "the quick brown fox jumps over the lazy dog and runs away from it again and again. " * 8
+
+
+def model(shape: Shape = "decoder", dropout: float = 0.1, width: int = 8) -> ModelConfig:
+    both = shape == "encoder-decoder"
+    attention = Attention(heads=2)
+
+    def stack(cross: bool) -> Stack:
+        made = Block(mixer=attention, cross=attention if cross else None, feedforward=Plain(width=16), dropout=dropout)
+        return Stack(depth=1, blocks=(made,), position=Rotary())
+
+    tokens = Tokens(vocab=None)
+    return ModelConfig(
+        width=width,
+        source=tokens if both else None,
+        target=tokens,
+        encoder=stack(False) if both else None,
+        decoder=stack(both),
+        head=LM(),
+    )
+
+
+def pairs(
+    shape: Shape = "decoder", batches: Batches = PADDED, dropout: float = 0.1, valid: int | None = 8, **train: Any
+) -> Recipe:
+    """Digits to be reversed."""
+    return Recipe(
+        task=Seq2Seq(max_target=6),
+        data=Data(
+            train=ReverseDigits(count=60, shortest=2, longest=5),
+            valid=None if valid is None else ReverseDigits(count=valid, shortest=2, longest=5),
+        ),
+        tokenizer=Words(),
+        model=model(shape, dropout),
+        batches=batches,
+        train=settings(**train),
+    )
+
+
+def text(folder: Path, batches: Batches = CROPS, dropout: float = 0.1, **train: Any) -> Recipe:
+    """A sentence to be known by heart."""
+    (folder / "text.txt").write_text(TEXT, encoding="utf-8")
+    source = TextFile(path=str(folder / "text.txt"))
+    return Recipe(
+        task=LanguageModel(),
+        data=Data(train=source, valid=source.model_copy(update={"start": 0.9})),
+        tokenizer=Characters(),
+        model=model("decoder", dropout),
+        batches=batches,
+        train=settings(**train),
+    )
+
+
+def settings(**given: Any) -> Train:
+    return Train(**{"steps": 12, "optimizer": AdamW(lr=1e-2), "log_every": 1, **given})
+
+
+def quiet() -> Console:
+    return Console(file=io.StringIO(), width=500)
+
+
+def said(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def make(recipe: Recipe, out: Path, resume: bool = False, console: Console | None = None) -> Job:
+    return prepare(recipe, out, resume, console or quiet())
+
+
+def run(recipe: Recipe, out: Path, resume: bool = False) -> Run:
+    job = make(recipe, out, resume)
+    fit(job)
+    with mock.patch("anyformer.training.train.draw_curve", return_value=None):  # it takes longer than the training
+        return finish(job)
+
+
+class Watched:
+    """A loader that does something before a batch is read for the n-th time."""
+
+    def __init__(self, inner: Loader, number: int, act: Any):
+        self.inner, self.left, self.act = inner, number, act
+
+    def read(self, place: Place) -> tuple[Batch, Place]:
+        self.left -= 1
+        if self.left == 0:
+            self.act()
+        return self.inner.read(place)
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+# -- what a run left ------------------------------------------------------------------------------------------------
+
+
+def metrics(out: Path) -> list[dict[str, Any]]:
+    lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "tokens_per_second"} for line in lines]
+
+
+def result(out: Path) -> dict[str, Tensor]:
+    """Everything that must not depend on interruptions: final weights, and the whole state of the last step."""
+    last = checkpoints(out)[-1]
+    return {
+        **{f"final.{name}": x for name, x in load_file(out / "model.safetensors").items()},
+        **{f"last.{name}": x for name, x in load_file(last / "model.safetensors").items()},
+        **load_file(last / "state.safetensors"),
+        "facts": torch.tensor(list((last / "state.json").read_bytes())),
+    }
+
+
+def assert_same_run(a: Path, b: Path) -> None:
+    one, other = result(a), result(b)
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+    assert metrics(a) == metrics(b)
+
+
+# -- a child that dies ----------------------------------------------------------------------------------------------
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def child(recipe: str, out: Path, dies_at_sync: int | None, dies_after: float | None) -> None:
+    """Trains in a process of its own, which dies at the n-th time that something is synced to disk, or by the clock."""
+    from anyformer import run as folder
+    from anyformer.config import io as config_io
+
+    torch.set_num_threads(1)
+    sync, count = folder._sync, 0
+
+    def dying(path: Path) -> None:
+        nonlocal count
+        count += 1
+        if count == dies_at_sync:
+            die()
+        sync(path)
+
+    folder._sync = dying
+    if dies_after is not None:
+        threading.Timer(dies_after, die).start()
+    run(config_io.loads(Recipe, recipe), out, resume=True)

@@ -1,0 +1,434 @@
+"""The laws of a step: what is summed, what is clipped, what is skipped, and what is left when the disk is full."""
+
+import errno
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional as F
+
+from anyformer.config import ConfigError
+from anyformer.data.batch import IGNORE, Batch, Piece, collate
+from anyformer.data.loader import Place
+from anyformer.nn.model import Transformer
+from anyformer.recipe import WSD, Adam, AdamW, Cosine, InverseSqrt
+from anyformer.run import load
+from anyformer.tasks.base import call, token_loss
+from anyformer.training import loop
+from anyformer.training.log import draw_curve
+from anyformer.training.loop import Diverged, Job, fit, save
+from anyformer.training.optim import build_optimizer
+from anyformer.training.schedule import rate
+from anyformer.training.state import checkpoints
+from anyformer.training.train import finish
+from tests.strategies import build, close, models, seeds, tokens
+from tests.training.small import PACKED, PADDED, Shape, Watched, make, metrics, model, pairs, run
+
+SMOOTH = Adam(lr=1e-2, eps=1e-2)  # a large eps: rounding of tiny gradients does not decide signs
+
+
+def parameters(job: Job) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in job.model.named_parameters()}
+
+
+def assert_equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    assert a.keys() == b.keys()
+    assert [name for name in a if not torch.equal(a[name], b[name])] == []
+
+
+# -- steps that go wrong ----------------------------------------------------------------------------------------------
+
+
+def spoil_loss(at: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 0
+
+    def spoilt(*args: Any) -> Tensor:
+        nonlocal count
+        count += 1
+        return token_loss(*args) * (math.nan if count in at else 1.0)
+
+    monkeypatch.setattr(loop, "token_loss", spoilt)
+
+
+def spoil_gradient(job: Job, at: set[int], value: float) -> None:
+    count = 0
+
+    def spoilt(gradient: Tensor) -> Tensor:
+        nonlocal count
+        count += 1
+        return torch.full_like(gradient, value) if count in at else gradient
+
+    next(job.model.parameters()).register_hook(spoilt)
+
+
+@pytest.mark.parametrize("what", ["loss", "nan", "inf"])
+def test_a_bad_step_is_skipped_and_counted(tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make(pairs(steps=5, ema=0.9, save_every=1, keep=5), tmp_path / "run")
+    if what == "loss":
+        spoil_loss({3}, monkeypatch)
+    else:
+        spoil_gradient(job, {3}, float(what))
+    fit(job)
+    assert (job.state.bad_in_all, job.state.bad_in_a_row) == (1, 0)
+    before, after = (checkpoints(tmp_path / "run")[n] for n in (1, 2))
+    assert_equal(load_file(before / "model.safetensors"), load_file(after / "model.safetensors"))
+    one, two = (load_file(path / "state.safetensors") for path in (before, after))
+    assert_equal(*({k: x for k, x in state.items() if not k.startswith("generator")} for state in (one, two)))
+    assert [row["step"] for row in metrics(tmp_path / "run") if row.get("skipped")] == [3]
+    assert all(bool(p.isfinite().all()) for p in job.model.parameters())
+    assert draw_curve(tmp_path / "run") is not None  # the bad step is in metrics.jsonl, and not a point of the curve
+
+
+def test_too_many_bad_steps_in_a_row_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make(pairs(steps=12, save_every=4, max_bad_steps=3), tmp_path / "run")
+    spoil_loss({3, 5, 6, 7}, monkeypatch)
+    with pytest.raises(Diverged) as caught:
+        fit(job)
+    batch, _ = job.loader.read(Place(0, 6))
+    assert "3 steps in a row" in str(caught.value)
+    assert "step 7" in str(caught.value)
+    assert ", ".join(map(str, batch.examples[:8])) in str(caught.value)
+    assert [path.name for path in checkpoints(tmp_path / "run")] == ["step-000000004"]
+    assert all(bool(x.isfinite().all()) for x in load(tmp_path / "run").model.state_dict().values())
+
+
+def test_a_validation_loss_that_is_no_number_is_never_the_best(tmp_path: Path) -> None:
+    job = make(pairs(steps=4, evaluate_every=1), tmp_path / "run")
+    tell(job, [math.nan, 2.0, math.nan, 3.0])
+    fit(job)
+    assert (job.state.best, job.state.best_step) == (2.0, 2)
+
+
+def tell(job: Job, losses: list[float]) -> None:
+    """Evaluations that find these losses."""
+    evaluate, found = job.task.evaluate, iter(losses)
+
+    def told(*args: Any) -> Any:
+        metrics = evaluate(*args)
+        metrics.values["loss"] = next(found)
+        return metrics
+
+    job.task.evaluate = told
+
+
+# -- what a step is ---------------------------------------------------------------------------------------------------
+
+
+class Listed:
+    """Batches one after the other."""
+
+    def __init__(self, batches: list[Batch]):
+        self.batches = batches
+
+    def read(self, place: Place) -> tuple[Batch, Place]:
+        return self.batches[place.batch % len(self.batches)], Place(0, place.batch + 1)
+
+
+@st.composite
+def pieces(draw: st.DrawFn, shape: Shape | None = None) -> tuple[Shape, list[Piece]]:
+    """Examples of a language with ids 4 to 9, of which only some places are asked."""
+    chosen: Shape = shape or draw(st.sampled_from(["decoder", "encoder-decoder"]))
+    ids = st.integers(4, 9)
+
+    def one() -> Piece:
+        t = draw(st.integers(1, 9))
+        said = draw(st.lists(ids, min_size=t, max_size=t))
+        labels = draw(st.lists(st.one_of(ids, ids, st.just(IGNORE)), min_size=t, max_size=t))
+        source = draw(st.lists(ids, min_size=1, max_size=9)) if chosen == "encoder-decoder" else None
+        return Piece(said, [*labels[:-1], 4], source)
+
+    return chosen, [one() for _ in range(draw(st.integers(2, 6)))]
+
+
+@given(pieces(), st.data())
+@settings(max_examples=8)
+def test_two_half_batches_are_a_whole_one(
+    tmp_path_factory: pytest.TempPathFactory, drawn: tuple[Shape, list[Piece]], data: st.DataObject
+) -> None:
+    """However unevenly the tokens are shared out: a sum over all, never a mean of means."""
+    shape, examples = drawn
+    cut = data.draw(st.integers(1, len(examples) - 1))
+    rows = [(i,) for i in range(len(examples))]
+    whole = [collate(rows, examples, 0, 0)]
+    halves = [collate(part, examples, 0, 0) for part in (rows[:cut], rows[cut:])]
+    done = []
+    for batches in (whole, halves):
+        out = tmp_path_factory.mktemp("halves") / "run"
+        spec = pairs(shape, dropout=0.0, valid=None, steps=3, accumulate=len(batches), optimizer=SMOOTH)
+        job = make(spec, out)
+        job.loader = Listed(batches)
+        fit(job)
+        done.append((parameters(job), metrics(out)))
+    (one, told), (other, retold) = done
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=1e-4, atol=1e-5)
+    for a, b in zip(told, retold, strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
+        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-4)
+
+
+def gradients(net: Transformer, batch: Batch, packed: bool) -> tuple[Tensor, list[Tensor]]:
+    loss = token_loss(call(net, batch, packed), batch.labels)
+    found = torch.autograd.grad(loss, list(net.parameters()))
+    return loss.detach(), list(found)
+
+
+@given(pieces(), st.integers(1, 4), seeds)
+def test_packed_is_padded(drawn: tuple[Shape, list[Piece]], per_row: int, seed: int) -> None:
+    shape, examples = drawn
+    config = model(shape, dropout=0.0)
+    tokens = {"vocab": 10}
+    sides = {"target": config.target.model_copy(update=tokens)}
+    if config.source is not None:
+        sides["source"] = config.source.model_copy(update=tokens)
+    net = build(config.model_copy(update=sides), seed).train()
+    numbers = list(range(len(examples)))
+    rows = [tuple(numbers[at : at + per_row]) for at in range(0, len(numbers), per_row)]
+    packed = gradients(net, collate(rows, examples, 0, 0, length=40), packed=True)
+    padded = gradients(net, collate([(i,) for i in numbers], examples, 0, 0), packed=False)
+    close(packed[0], padded[0], 1e-5)  # the loss is in fp32
+    for a, b in zip(packed[1], padded[1], strict=True):
+        close(a, b, 1e-5)
+
+
+@given(seeds, st.floats(0, 0.9), st.lists(st.booleans(), min_size=6, max_size=6))
+def test_the_loss_is_cross_entropy_of_what_is_asked(seed: int, smoothing: float, asked: list[bool]) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits, labels = torch.randn(2, 3, 7, generator=generator), torch.randint(0, 7, (2, 3), generator=generator)
+    mask = torch.tensor(asked).view(2, 3)
+    found = token_loss(logits, labels.masked_fill(~mask, IGNORE), smoothing)
+    wanted = F.cross_entropy(logits[mask], labels[mask], reduction="sum", label_smoothing=smoothing)
+    torch.testing.assert_close(found, wanted)
+    spread = torch.full_like(logits, smoothing / 7).scatter_add(
+        2, labels[..., None], torch.full((2, 3, 1), 1 - smoothing)
+    )
+    torch.testing.assert_close(found, -(spread * logits.log_softmax(-1)).sum(-1)[mask].sum())
+
+
+def test_a_loss_in_half_precision_is_summed_in_fp32() -> None:
+    logits = torch.randn(4, 8, 50).bfloat16()
+    labels = torch.randint(0, 50, (4, 8))
+    assert token_loss(logits, labels).dtype == torch.float32
+    torch.testing.assert_close(token_loss(logits, labels), token_loss(logits.float(), labels))
+
+
+@pytest.mark.parametrize("schedule", [Cosine(warmup=3), InverseSqrt(warmup=4), WSD(warmup=2, decay=0.5)])
+def test_the_rate_at_each_step(tmp_path: Path, schedule: Any) -> None:
+    job = make(pairs(steps=8, schedule=schedule, valid=None), tmp_path / "run")
+    used: list[float] = []
+    job.optimizer.register_step_pre_hook(lambda optimizer, *_: used.append(optimizer.param_groups[0]["lr"]))
+    fit(job)
+    assert used == [1e-2 * rate(schedule, step, 8) for step in range(1, 9)]
+    assert [row["lr"] for row in metrics(tmp_path / "run")] == used
+
+
+@pytest.mark.parametrize("clip", [None, 0.01, 1e6])
+def test_clip(tmp_path: Path, clip: float | None) -> None:
+    job = make(pairs(steps=4, clip=clip, valid=None), tmp_path / "run")
+    used: list[float] = []
+
+    def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        grads = [p.grad for group in optimizer.param_groups for p in group["params"]]
+        used.append(float(torch.stack([g.norm() for g in grads if g is not None]).norm()))
+
+    job.optimizer.register_step_pre_hook(look)
+    fit(job)
+    told = [row["grad_norm"] for row in metrics(tmp_path / "run")]  # before it is clipped
+    assert used == pytest.approx([min(norm, clip or math.inf) for norm in told], rel=1e-3)
+
+
+def test_matrices_decay_and_vectors_do_not() -> None:
+    net = Transformer(model(dropout=0.0).model_copy(update={"target": model().target.model_copy(update={"vocab": 9})}))
+    matrices, vectors = build_optimizer(AdamW(lr=1.0, weight_decay=0.3), net).param_groups
+    assert (matrices["weight_decay"], vectors["weight_decay"]) == (0.3, 0.0)
+    assert all(p.dim() >= 2 for p in matrices["params"])
+    assert all(p.dim() == 1 for p in vectors["params"])
+    assert sum(p.numel() for p in matrices["params"] + vectors["params"]) == net.num_parameters()
+
+
+@given(models(), seeds)
+def test_recomputed_activations_give_the_same_gradients(config: Any, seed: int) -> None:
+    net = build(config, seed).train()
+    ids = (tokens(seed, 2, 7), tokens(seed + 1, 2, 5)) if config.shape == "encoder-decoder" else (tokens(seed, 2, 7),)
+
+    def backward(recompute: bool) -> list[Tensor]:
+        for stack in (net.encoder, net.decoder):
+            if stack is not None:
+                stack.recompute = recompute
+        return list(torch.autograd.grad(net(*ids).square().sum(), list(net.parameters()), allow_unused=True))
+
+    for a, b in zip(backward(False), backward(True), strict=True):
+        assert (a is None and b is None) or torch.equal(a, b)
+
+
+@pytest.mark.parametrize("shape", ["decoder", "encoder-decoder"])
+def test_recomputed_activations_train_the_same(tmp_path: Path, shape: Shape) -> None:
+    """With dropout: a block that runs twice drops the same."""
+    plain, again = (make(pairs(shape, steps=3, checkpoint_activations=on), tmp_path / str(on)) for on in (False, True))
+    calls = 0
+
+    def counted(*_: Any) -> None:
+        nonlocal calls
+        calls += again.model.training
+
+    assert again.model.decoder is not None
+    again.model.decoder.blocks[0].register_forward_pre_hook(counted)
+    torch.manual_seed(1)
+    fit(plain)
+    torch.manual_seed(1)
+    fit(again)
+    assert_equal(parameters(plain), parameters(again))
+    assert calls == 6
+
+
+# -- the beginning and the end ----------------------------------------------------------------------------------------
+
+
+def test_patience(tmp_path: Path) -> None:
+    job = make(pairs(steps=20, evaluate_every=2, patience=2, keep=1), tmp_path / "run")
+    tell(job, [5.0, 3.0, 4.0, 2.5, 2.6, 2.7, 0.0])
+    fit(job)
+    assert (job.state.step, job.state.best_step, job.state.best) == (12, 8, 2.5)
+    finish(job)
+    best = load_file(checkpoints(tmp_path / "run")[0] / "model.safetensors")
+    assert_equal(load_file(tmp_path / "run" / "model.safetensors"), best)
+
+
+@pytest.mark.parametrize("ema", [None, 0.7])
+def test_the_best_is_what_was_evaluated(tmp_path: Path, ema: float | None) -> None:
+    """With a moving average: the average of then, neither the weights of then nor the average of now."""
+    job = make(pairs(steps=6, evaluate_every=2, ema=ema), tmp_path / "run")
+    seen: list[dict[str, Tensor]] = []
+    evaluate, losses = job.task.evaluate, iter([2.0, 1.0, 3.0])
+
+    def told(net: Transformer, *rest: Any) -> Any:
+        seen.append({name: p.detach().clone() for name, p in net.named_parameters()})
+        found = evaluate(net, *rest)
+        found.values["loss"] = next(losses)
+        return found
+
+    job.task.evaluate = told
+    fit(job)
+    made = finish(job)
+    assert_equal({name: p.detach() for name, p in made.model.named_parameters()}, seen[1])
+
+
+def test_a_moving_average(tmp_path: Path) -> None:
+    job = make(pairs(steps=6, ema=0.7, save_every=1, keep=6), tmp_path / "run")
+    fit(job)
+    states = [load_file(path / "model.safetensors") for path in checkpoints(tmp_path / "run")]
+    for name, x in job.state.ema.items():
+        wanted = states[0][name]
+        for state in states[1:]:
+            wanted = 0.7 * wanted + 0.3 * state[name]
+        torch.testing.assert_close(x, wanted)
+
+
+@pytest.mark.parametrize("ema", [None, 0.5])
+def test_the_last_checkpoints_are_averaged(tmp_path: Path, ema: float | None) -> None:
+    job = make(pairs(steps=10, save_every=2, average=3, keep=1, ema=ema), tmp_path / "run")
+    fit(job)
+    paths = checkpoints(tmp_path / "run")[-3:]
+    assert [path.name[-2:] for path in paths] == ["06", "08", "10"]
+    file, prefix = ("model.safetensors", "") if ema is None else ("state.safetensors", "ema.")
+    states = [load_file(path / file) for path in paths]
+    made = finish(job)
+    for name, p in made.model.named_parameters():
+        torch.testing.assert_close(p.detach(), sum(state[prefix + name] for state in states) / 3)
+
+
+def test_init_from(tmp_path: Path) -> None:
+    first = run(pairs(), tmp_path / "first")
+    job = make(pairs(dropout=0.3, init_from=str(tmp_path / "first")), tmp_path / "second")
+    assert_equal(parameters(job), {name: p.detach() for name, p in first.model.named_parameters()})
+    other = pairs(init_from=str(tmp_path / "first"))
+    wider = other.model_copy(update={"model": model(width=16)})
+    with pytest.raises(ConfigError, match=r"train\.init_from = .*its model differs: width"):
+        make(wider, tmp_path / "third")
+
+
+def test_a_resumed_run_is_not_begun_from_another_again(tmp_path: Path) -> None:
+    run(pairs(), tmp_path / "first")
+    spec = pairs(init_from=str(tmp_path / "first"), save_every=6)
+    run(spec, tmp_path / "second")
+    before = (tmp_path / "second" / "model.safetensors").read_bytes()
+    run(spec, tmp_path / "second", resume=True)
+    assert (tmp_path / "second" / "model.safetensors").read_bytes() == before
+
+
+# -- the disk ---------------------------------------------------------------------------------------------------------
+
+
+def full(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def full_after(write: Callable[..., Any]) -> Callable[..., None]:
+    def half(*args: Any, **kwargs: Any) -> None:
+        write(*args, **kwargs)
+        full()
+
+    return half
+
+
+@pytest.fixture(params=["anyformer.run.save_file", "anyformer.training.loop.write_state", "anyformer.run._sync"])
+def place(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, spec = tmp_path / "run", pairs(steps=12, save_every=4, keep=1, valid=None)
+    job = make(spec, out)
+
+    def fill_the_disk() -> None:
+        module, _, name = place.rpartition(".")
+        import importlib
+
+        monkeypatch.setattr(place, full_after(getattr(importlib.import_module(module), name)))
+
+    job.loader = Watched(job.loader, 6, fill_the_disk)
+    with pytest.raises(ConfigError) as caught:
+        fit(job)
+    assert len(caught.value.faults) == 1
+    assert "step-000000008: cannot be written: No space left on device" in str(caught.value)
+    monkeypatch.undo()
+    assert [path.name for path in (out / "state").iterdir()] == ["step-000000004"]
+    assert make(spec, out, resume=True).state.step == 4
+
+
+def test_a_full_disk_at_the_end_leaves_no_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, spec = tmp_path / "run", pairs(steps=4, valid=None)
+    job = make(spec, out)
+    fit(job)
+    monkeypatch.setattr("anyformer.run.save_file", full_after(lambda x, path: Path(path).write_bytes(b"half")))
+    with pytest.raises(ConfigError, match="No space left on device"):
+        finish(job)
+    monkeypatch.undo()
+    assert load(out).folder == checkpoints(out)[-1]  # not the half of it that is there
+    run(spec, out, resume=True)
+    assert load(out).folder == out
+
+
+def test_a_full_disk_for_metrics_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make(pairs(valid=None), tmp_path / "run")
+    monkeypatch.setattr("anyformer.training.log.json.dumps", full)
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl: cannot be written: No space left on device"):
+        fit(job)
+
+
+@pytest.mark.parametrize("batches", [PADDED, PACKED])
+def test_a_save_changes_nothing(tmp_path: Path, batches: Any) -> None:
+    """However often it is saved and evaluated, the training is the same."""
+    one = make(pairs(batches=batches, steps=6, valid=None), tmp_path / "one")
+    other = make(pairs(batches=batches, steps=6, save_every=1, evaluate_every=1), tmp_path / "other")
+    for job in (one, other):
+        torch.manual_seed(3)
+        fit(job)
+        save(job)
+    assert_equal(parameters(one), parameters(other))
