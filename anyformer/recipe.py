@@ -346,6 +346,8 @@ def _rules(recipe: Recipe) -> Iterator[Fault]:
         yield Fault("model.encoder", "a language model is decoder-only")
     if isinstance(task, Seq2Seq) and isinstance(recipe.batches, Crops):
         yield Fault("batches.kind", "= 'crops': pieces of one long text are for the task lm")
+    if isinstance(recipe.batches, Packed) and recipe.batches.length > recipe.batches.tokens:
+        yield Fault("batches.length", f"= {recipe.batches.length}: must be at most tokens = {recipe.batches.tokens}")
     if recipe.source_tokenizer and model.shape != "encoder-decoder":
         yield Fault("source_tokenizer", "only an encoder-decoder reads the source by a vocabulary of its own")
     if recipe.source_tokenizer and model.tie in ("inputs", "all"):

@@ -191,9 +191,14 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise ConfigError([Fault(str(path), f"cannot be read: {error}")]) from None
 
 
+def leftovers(folder: Path) -> list[Path]:
+    """What a write that was killed left there: a folder or a file under its passing name."""
+    return [*folder.glob(".tmp-*"), *folder.glob(".anyformer-*.tmp")]
+
+
 def sweep(folder: Path) -> None:
     """Removes what an interrupted write left behind."""
-    for stale in folder.glob(".tmp-*"):
+    for stale in leftovers(folder):
         if stale.is_dir():
             shutil.rmtree(stale, ignore_errors=True)
         else:

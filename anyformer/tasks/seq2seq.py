@@ -27,7 +27,7 @@ class SequenceToSequence:
     def __init__(self, spec: Seq2Seq, tokenizer: TextTokenizer, source_tokenizer: TextTokenizer | None = None):
         self.spec, self.tokenizer, self.source_tokenizer = spec, tokenizer, source_tokenizer
         self.reader = source_tokenizer or tokenizer
-        self.bos, self.eos, self.sep = (_needed(tokenizer, name) for name in ("bos", "eos", "sep"))
+        self.bos, self.eos = _needed(tokenizer, "bos"), _needed(tokenizer, "eos")
 
     def encode(self, rows: Rows, both_sides: bool) -> list[Piece]:
         sources = self.reader.encode_batch(rows.columns["source"])
@@ -38,7 +38,7 @@ class SequenceToSequence:
     def _piece(self, source: list[int], target: list[int], both_sides: bool) -> Piece:
         if both_sides:
             return Piece([self.bos, *target], [*target, self.eos], [*source, _needed(self.reader, "eos")])
-        return Piece([*source, self.sep, *target], [IGNORE] * len(source) + [*target, self.eos])
+        return Piece([*source, _needed(self.tokenizer, "sep"), *target], [IGNORE] * len(source) + [*target, self.eos])
 
     def _refuse_long(self, rows: Rows, sources: list[list[int]], targets: list[list[int]]) -> None:
         found = []
@@ -99,7 +99,7 @@ class SequenceToSequence:
 
     def _answer(self, model: Transformer, sources: list[list[int]]) -> list[str]:
         both = model.encoder is not None
-        end = _needed(self.reader, "eos") if both else self.sep
+        end = _needed(self.reader, "eos") if both else _needed(self.tokenizer, "sep")
         device = next(model.parameters()).device
         width = max(map(len, sources)) + 1
         ids = torch.full((len(sources), width), _needed(self.reader, "pad"))

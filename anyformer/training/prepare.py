@@ -13,7 +13,7 @@ from anyformer.data.synthetic import Split
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Recipe, Tokenizer
-from anyformer.run import build_task, load, read_tensors, sweep
+from anyformer.run import build_task, leftovers, load, read_tensors, sweep
 from anyformer.tasks.base import Task
 from anyformer.training.loop import Job
 from anyformer.training.optim import build_optimizer
@@ -70,7 +70,7 @@ def _find(recipe: Recipe, out: Path, resume: bool) -> tuple[Path | None, dict[Pa
     """The checkpoint to go on from and those that are damaged, or an error where folder and wish do not agree."""
     kept = out / RECIPE
     if not kept.exists() and not checkpoints(out):
-        if out.exists() and any(out.iterdir()):
+        if out.exists() and {*out.iterdir()} - {*leftovers(out)}:
             raise ConfigError([Fault(str(out), "is not empty and holds no run: choose another --out")])
         return None, {}
     if not resume:

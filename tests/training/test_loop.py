@@ -211,6 +211,15 @@ def test_the_loss_is_cross_entropy_of_what_is_asked(seed: int, smoothing: float,
     torch.testing.assert_close(found, -(spread * logits.log_softmax(-1)).sum(-1)[mask].sum())
 
 
+def test_smoothing_is_trained_with(tmp_path: Path) -> None:
+    job = make(pairs(steps=1, dropout=0.0, label_smoothing=0.3, valid=None), tmp_path / "run")
+    batch, _ = job.loader.read(Place())
+    with torch.no_grad():
+        wanted = token_loss(call(job.model, batch, packed=False), batch.labels, 0.3) / batch.asked
+    fit(job)
+    assert metrics(tmp_path / "run")[0]["loss"] == pytest.approx(float(wanted), rel=1e-5)
+
+
 def test_a_loss_in_half_precision_is_summed_in_fp32() -> None:
     logits = torch.randn(4, 8, 50).bfloat16()
     labels = torch.randint(0, 50, (4, 8))

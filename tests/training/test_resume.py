@@ -90,6 +90,17 @@ def test_a_signal_changes_nothing(references: dict[str, tuple[Recipe, Path]], na
         assert_same_run(reference, out)
 
 
+@pytest.mark.parametrize("step", [10, 11])
+def test_a_signal_adds_nothing_to_the_average(
+    references: dict[str, tuple[Recipe, Path]], step: int, tmp_path: Path
+) -> None:
+    """The checkpoint of an interruption is none of those that are averaged."""
+    recipe, reference = references["averaged"]
+    assert stop_at(recipe, tmp_path / "run", step)
+    run(recipe, tmp_path / "run", resume=True)
+    assert_same_run(reference, tmp_path / "run")
+
+
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=5))
 @settings(max_examples=5)
 def test_many_signals_change_nothing(
@@ -287,6 +298,12 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(tmp_path: Path) -
     (out / "metrics.jsonl").write_text(json.dumps({"step": 3, "loss": 1.0}) + '\n{"step": 4, "lo')
     run(recipe, out, resume=True)
     assert_same_run(tmp_path / "reference", out)
+
+
+def test_a_run_killed_while_its_recipe_was_written_begins_again(tmp_path: Path) -> None:
+    (tmp_path / ".anyformer-0123456789abcdef.tmp").write_text("[task]\nki")
+    run(pairs(), tmp_path, resume=True)
+    assert not list(tmp_path.rglob(".*"))
 
 
 def test_reading_epochs_anew_is_not_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
