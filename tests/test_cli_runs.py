@@ -73,3 +73,9 @@ def test_wrong_input(trained: Path, tmp_path: Path) -> None:
     (copy / "model.safetensors").write_bytes(data)
     (line,) = refused("predict", copy, "-")
     assert "model.safetensors: is not the file that was written" in line
+
+
+def test_overrides_apply_to_a_recipe_in_hand(tmp_path: Path) -> None:
+    run = af.train(read_recipe("sort", SMALL), tmp_path / "run", ["train.steps=2", "model.width=32"])
+    assert run.config.width == 32
+    assert "steps = 2" in (tmp_path / "run" / "recipe.toml").read_text(encoding="utf-8")

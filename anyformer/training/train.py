@@ -31,7 +31,7 @@ def train(
 ) -> Run:
     """Trains by a recipe (a built-in name, a file, or a `Recipe`) into a folder, `runs/<name>` if none is given."""
     name = recipe if isinstance(recipe, str) else "run"
-    spec = read_recipe(recipe, overrides) if isinstance(recipe, str) else recipe
+    spec = read_recipe(recipe, overrides) if isinstance(recipe, str) else io.override(recipe, overrides)
     folder = Path(out) if out is not None else Path("runs") / Path(name).stem
     job = prepare(spec, folder, resume, console or Console())
     fit(job)
