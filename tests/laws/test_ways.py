@@ -32,11 +32,14 @@ def test_sdpa_equals_eager(config: ModelConfig, seed: int):
         results.append((out, {n: p.grad for n, p in model.named_parameters()}))
     (one, first), (two, second) = results
     close(two[segments >= 0], one[segments >= 0])
+    # where large terms cancel, their rounding stays: a few units in the last place of the largest gradient
+    floor = 1e-15 * max(float(grad.abs().max()) for grad in first.values() if grad is not None)
     for parameter, grad in first.items():
         if grad is None:  # a table whose term is the same for every key, or a layer that is never run
             assert second[parameter] is None
         else:
-            close(second[parameter], grad, 1e-6)  # ill-conditioned stacks amplify rounding
+            atol = 1e-8 * max(float(grad.abs().max()), 1.0) + floor
+            torch.testing.assert_close(second[parameter], grad, rtol=1e-8, atol=atol)
 
 
 @given(models(), seeds)
