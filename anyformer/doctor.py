@@ -1,6 +1,6 @@
 """What this machine has, and what anyformer would therefore choose.
 
-Three parts: facts (plain data), choices (small functions of facts, which training uses too) and probing (the only part
+Three parts: facts (plain data), choices (small functions of facts) and probing (the only part
 that imports torch and touches devices). Speeds are measured, not guessed: that a precision exists says little about
 its being fast.
 """

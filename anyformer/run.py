@@ -76,19 +76,33 @@ def load(folder: str | Path) -> Run:
     if missing := REQUIRED - listed:  # what no digest vouches for is not read
         raise ConfigError([Fault(str(folder / name), "is not in manifest.json") for name in sorted(missing)])
     config = io.load(ModelConfig, folder / "config.json")
-    spec = io.load(TaskFile, folder / "task.json").task
-    other = "source_tokenizer.json"
-    source_tokenizer = TextTokenizer.load(folder / other) if other in listed else None
-    task = build_task(spec, TextTokenizer.load(folder / "tokenizer.json"), source_tokenizer)
+    spec, task = _read_task(folder, listed)
     with torch.device("meta"):
         model = Transformer(config)
     model.load_state_dict(read_tensors(folder / "model.safetensors"), assign=True)
     return Run(model.eval(), task, spec, folder)
 
 
+def load_task(folder: Path) -> Task:
+    """The task of a run or checkpoint with its tokenizers, without the model."""
+    return _read_task(folder, verify(folder))[1]
+
+
+def _read_task(folder: Path, listed: Iterable[str]) -> tuple[TaskSpec, Task]:
+    spec = io.load(TaskFile, folder / "task.json").task
+    other = "source_tokenizer.json"
+    source_tokenizer = TextTokenizer.load(folder / other) if other in listed else None
+    return spec, build_task(spec, TextTokenizer.load(folder / "tokenizer.json"), source_tokenizer)
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Of a run, oldest first."""
+    return sorted((folder / "state").glob("step-*"))
+
+
 def newest(folder: Path) -> Path | None:
     """The newest checkpoint of an unfinished run that is whole."""
-    for state in sorted(folder.glob("state/step-*"), reverse=True):
+    for state in reversed(checkpoints(folder)):
         try:
             verify(state)
         except ConfigError:

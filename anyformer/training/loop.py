@@ -81,9 +81,10 @@ def fit(job: Job) -> TrainState:
                 _note_bad(job, batches, float(total) / max(count, 1), log)
             else:
                 state.bad_in_a_row = 0
-                state.tokens += sum(batch.tokens for batch in batches)
+                tokens = sum(batch.tokens for batch in batches)
+                state.tokens += tokens
                 _average(job)
-                log.step(step, float(total) / max(count, 1), lr, norm, sum(batch.tokens for batch in batches))
+                log.step(step, float(total) / max(count, 1), lr, norm, tokens)
             last = step == spec.steps
             if job.valid and (last or (spec.evaluate_every and step % spec.evaluate_every == 0)):
                 _evaluate(job, log)

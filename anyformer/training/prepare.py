@@ -13,11 +13,11 @@ from anyformer.data.synthetic import Split
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Recipe, Tokenizer
-from anyformer.run import build_task, leftovers, load, read_tensors, sweep
+from anyformer.run import build_task, checkpoints, leftovers, load, load_task, read_tensors, sweep
 from anyformer.tasks.base import Task
 from anyformer.training.loop import Job
 from anyformer.training.optim import build_optimizer
-from anyformer.training.state import TrainState, checkpoints, examine, read_state
+from anyformer.training.state import TrainState, examine, read_state
 
 RECIPE = "recipe.toml"
 
@@ -39,7 +39,7 @@ def prepare(recipe: Recipe, out: Path, resume: bool, console: Console) -> Job:
         task = _task(recipe, train)
         io.save(recipe, out / RECIPE)
     else:
-        task = load(checkpoint).task
+        task = load_task(checkpoint)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(recipe.seed)
     config = fit_config(recipe, task)

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from anyformer.config import ConfigError
 from anyformer.data.loader import Place
-from anyformer.run import read_tensors, remove, verify, write_tensors
+from anyformer.run import checkpoints, read_tensors, remove, verify, write_tensors
 
 START = Place()
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -110,11 +110,6 @@ def read_state(
 
 def checkpoint_path(out: Path, step: int) -> Path:
     return out / "state" / f"step-{step:09d}"
-
-
-def checkpoints(out: Path) -> list[Path]:
-    """Oldest first."""
-    return sorted((out / "state").glob("step-*"))
 
 
 def examine(out: Path) -> tuple[list[Path], dict[Path, ConfigError]]:
