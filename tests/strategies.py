@@ -48,9 +48,11 @@ from anyformer.config import (
     YarnScaling,
 )
 from anyformer.config.spec import members
+from anyformer.nn.mask import Layout
 from anyformer.nn.model import Transformer
 
 WIDTH, VOCAB, LENGTH = 8, 11, 24
+HERE = Layout(torch.zeros(1, 1, dtype=torch.long))  # for layers that do not look at it
 
 RELATIVE: tuple[Position, ...] = (
     NoPosition(),

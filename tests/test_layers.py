@@ -16,8 +16,12 @@ PACKAGE = ROOT / "anyformer"
 UNDER: dict[str, tuple[str, ...]] = {
     "config.spec": (),
     "config.position": ("config.spec",),
-    "config.parts": ("config.position",),
-    "config.ends": ("config.parts",),
+    "config.norm": ("config.spec",),
+    "config.pattern": ("config.spec",),
+    "config.feedforward": ("config.spec",),
+    "config.mixer": ("config.position", "config.pattern", "config.norm"),
+    "config.block": ("config.mixer", "config.feedforward"),
+    "config.ends": ("config.block",),
     "config.model": ("config.ends",),
     "config.check": ("config.spec",),
     "config.schema": ("config.spec",),
@@ -25,16 +29,18 @@ UNDER: dict[str, tuple[str, ...]] = {
     "config.io": ("config.model", "config.edit", "config.schema"),
     "config": ("config.io",),  # its __init__.py, which only collects
     "presets": ("config",),
-    "recipe": ("presets",),
+    "sources": ("config",),
+    "recipe": ("presets", "sources"),
     "recipes": ("recipe",),
     "nn": ("config",),  # knows nothing of text, tasks or training
     "data": ("recipe",),  # knows nothing of nn
     "decoding": ("nn",),  # speaks ids, never text
     "inspection": ("nn",),
-    "doctor": ("nn",),
+    "hardware": (),
+    "doctor": ("nn", "hardware"),
     "tasks": ("nn", "decoding", "data"),
     "run": ("tasks",),
-    "training": ("run", "recipes", "inspection"),
+    "training": ("run", "recipes", "inspection", "hardware"),
     "interop": ("run",),
     "lab": ("training", "interop", "inspection"),
     "explore": ("lab",),
@@ -159,7 +165,7 @@ import torch
 from anyformer import __version__, config
 from anyformer.config.spec import Spec
 from . import ends
-from .parts import Norm
+from .norm import Norm
 if TYPE_CHECKING:
     import anyformer.config.position
 def f():
@@ -169,7 +175,7 @@ def f():
     assert sorted(found) == [
         "anyformer.config",
         "anyformer.config.ends",
-        "anyformer.config.parts",
+        "anyformer.config.norm",
         "anyformer.config.position",
         "anyformer.config.spec",
         "anyformer.nn.mask",

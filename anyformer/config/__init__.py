@@ -1,17 +1,30 @@
 """The grammar of models: what a Transformer can be, without torch.
 
-spec      what every spec shares, and errors in the user's words
-position  position schemes, each with its mathematics
-parts     norms, activations, feed-forwards, attention, blocks, stacks
-ends      inputs, heads, initialisation, special ids
-model     ModelConfig and the rules between its parts
-io        TOML and JSON, overrides, differences, the schema
+Alternatives are types with a `kind`; a field exists only where it has meaning; "nothing" is the kind "none". A field
+that is `None` by default follows from the others, as its comment says. Everything is frozen and hashable.
+Legend of sizes: b batch, t query length, s key length, d width, h heads, g key/value heads, k head width,
+f feed-forward width, e embedding width, v vocabulary.
+
+spec         what every spec shares, and errors in the user's words
+position     position schemes, each with its mathematics
+pattern      which keys a query may see
+norm         norms
+mixer        attention, and what may stand in its place
+feedforward  activations, feed-forwards
+block        blocks and stacks
+ends         inputs, heads, initialisation, special ids
+model        ModelConfig and the rules between its parts
+io           TOML and JSON, overrides, differences, the schema
 """
 
 # Stars, so that a part which enters one of these files is public without a second edit.
 from anyformer.config import io as io
+from anyformer.config.block import *
 from anyformer.config.ends import *
+from anyformer.config.feedforward import *
+from anyformer.config.mixer import *
 from anyformer.config.model import *
-from anyformer.config.parts import *
+from anyformer.config.norm import *
+from anyformer.config.pattern import *
 from anyformer.config.position import *
 from anyformer.config.spec import ConfigError as ConfigError, Fault as Fault, Spec as Spec

@@ -2,18 +2,9 @@
 
 from typing import Annotated, Literal
 
-from anyformer.config.parts import (
-    Activation,
-    Gelu,
-    InvSqrtWidth,
-    LayerNorm,
-    NoNorm,
-    Norm,
-    SqrtWidth,
-    Tanh,
-    Times,
-    Unscaled,
-)
+from anyformer.config.feedforward import Activation, Gelu, Tanh
+from anyformer.config.mixer import InvSqrtWidth, SqrtWidth, Times, Unscaled
+from anyformer.config.norm import LayerNorm, NoNorm, Norm
 from anyformer.config.spec import BY_KIND, ConfigError, Count, Fault, Flag, Positive, Probability, Size, Spec
 
 InputScale = Annotated[Unscaled | Times | SqrtWidth, *BY_KIND]

@@ -1,6 +1,6 @@
 """The grammar of models: `ModelConfig`, and the rules between its parts.
 
-`parts.py`, `position.py` and `ends.py` hold the parts. Imports no torch.
+The parts are in the files beside this one. Imports no torch.
 """
 
 from collections.abc import Iterator
@@ -8,8 +8,10 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
+from anyformer.config.block import Block, Stack
 from anyformer.config.ends import LM, Head, Init, Input, MaskedLM, NoHead, Normal, Special, Tokens
-from anyformer.config.parts import Attention, Block, Causal, Full, NoOutput, Pattern, Stack
+from anyformer.config.mixer import Attention, Mixer, NoOutput
+from anyformer.config.pattern import Causal, Full, Pattern
 from anyformer.config.position import Position
 from anyformer.config.spec import ConfigError, Fault, Size, Spec
 
@@ -103,19 +105,15 @@ def _stacks(config: ModelConfig) -> Iterator[Fault]:
 
 def _position(stack: Stack, width: int) -> Iterator[Fault]:
     """The stack's own scheme, against the head widths of the layers that take it."""
-    heirs = [b.mixer for b in (*stack.prefix, *stack.blocks) if b.mixer.position is None and _divides(b.mixer, width)]
+    mixers = [b.mixer for b in (*stack.prefix, *stack.blocks) if isinstance(b.mixer, Attention)]
+    heirs = [mixer for mixer in mixers if mixer.position is None and _divides(mixer, width)]
     found = [f for mixer in heirs for f in stack.position.faults(mixer.widths(width)[0])]
     yield from dict.fromkeys(found)
 
 
 def _block(block: Block, side: Side, stack: Stack, config: ModelConfig) -> Iterator[Fault]:
-    width, mixer = config.width, block.mixer
-    yield from (f.under("mixer") for f in _sizes(mixer, width))
-    own = mixer.position
-    if own and own.embeds():
-        yield Fault("mixer.position", f"{own.kind} positions act on the embeddings: set them on the stack")
-    elif own and _divides(mixer, width):
-        yield from (f.under("mixer.position") for f in own.faults(mixer.widths(width)[0]))
+    width = config.width
+    yield from (f.under("mixer") for f in _mixer(block.mixer, width))
     if not block.cross:
         return
     if side == "encoder" or not config.encoder:
@@ -134,6 +132,17 @@ def _block(block: Block, side: Side, stack: Stack, config: ModelConfig) -> Itera
         yield Fault(
             "cross.projections", f"= '{block.cross.projections}': across, queries and keys read different inputs"
         )
+
+
+def _mixer(mixer: Mixer, width: int) -> Iterator[Fault]:
+    if not isinstance(mixer, Attention):
+        return
+    yield from _sizes(mixer, width)
+    own = mixer.position
+    if own and own.embeds():
+        yield Fault("position", f"{own.kind} positions act on the embeddings: set them on the stack")
+    elif own and _divides(mixer, width):
+        yield from (f.under("position") for f in own.faults(mixer.widths(width)[0]))
 
 
 def _divides(a: Attention, width: int) -> bool:

@@ -25,5 +25,6 @@ def _add_words(node: Any, defs: dict[str, Any]) -> None:
             homes: dict[str, str] = node["discriminator"]["mapping"]
             plain = [kind for kind, ref in homes.items() if not defs[ref.removeprefix("#/$defs/")].get("required")]
             # A member fits any table that leaves out the kind, which has a default in the class but not in a union.
-            tables = [{**member, "required": ["kind"]} for member in node["oneOf"]]
+            usual = homes.get(node.pop("default_kind", ""))
+            tables = [m if m["$ref"] == usual else {**m, "required": ["kind"]} for m in node["oneOf"]]
             node["oneOf"] = [*tables, {"enum": plain}] if plain else tables

@@ -35,6 +35,9 @@ class ConfigError(ValueError):
         self.faults = tuple(faults)
         super().__init__("\n".join(map(str, self.faults)))
 
+    def __reduce__(self) -> tuple[Any, ...]:  # by default it would come to another process as its text
+        return type(self), (self.faults,)
+
 
 class _Meta(type(BaseModel)):  # type: ignore[misc]
     """Lets a spec built in Python fail as a `ConfigError` too (nested validation keeps pydantic's own errors)."""
@@ -56,12 +59,20 @@ class Spec(BaseModel, metaclass=_Meta):
         return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **(update or {})})
 
 
-def _by_name(value: Any) -> Any:
-    return {"kind": value} if isinstance(value, str) else value
+def by_kind(default: str | None = None) -> tuple[Any, ...]:
+    """Annotate a union of specs with these: the kind decides the member, and a bare string stands for `{kind = "..."}`.
+    A table without a kind is of the `default` kind, where there is one."""
+
+    def name(value: Any) -> Any:
+        if isinstance(value, str):
+            return {"kind": value}
+        return {"kind": default, **value} if default and isinstance(value, dict) and "kind" not in value else value
+
+    extra = {"default_kind": default} if default else None
+    return Field(discriminator="kind", json_schema_extra=extra), BeforeValidator(name)
 
 
-# Annotate a union of specs with these: the kind decides the member, and a bare string stands for `{kind = "..."}`.
-BY_KIND = (Field(discriminator="kind"), BeforeValidator(_by_name))
+BY_KIND = by_kind()
 
 Size = Annotated[int, Field(strict=True, ge=1)]
 Count = Annotated[int, Field(strict=True, ge=0)]

@@ -51,6 +51,7 @@ class MultiHeadAttention(nn.Module):
         parts = self.qkv(x)
         q, k, v = (parts[i] for i in self.serves)
         q, k, v = self.q_norm(split(q, self.heads)), self.k_norm(split(k, self.groups)), split(v, self.groups)
+        assert ctx.relation is not None
         if (rotation := ctx.relation.rotation) is not None:
             assert ctx.relation.scheme is not None
             q, k = ctx.relation.scheme.rotate(q, rotation), ctx.relation.scheme.rotate(k, rotation)

@@ -16,6 +16,7 @@ from anyformer.config import Block, NoNorm, Parallel
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.context import Context
 from anyformer.nn.ffn import build_ffn
+from anyformer.nn.mixer import build_mixer
 from anyformer.nn.norm import build_norm
 
 
@@ -67,7 +68,7 @@ class ParallelBlock(nn.Module):
 
 def build_block(spec: Block, width: int) -> SequentialBlock | ParallelBlock:
     parts: dict[str, nn.Module | None] = {
-        "mixer": MultiHeadAttention(spec.mixer, width),
+        "mixer": build_mixer(spec.mixer, width),
         "cross": MultiHeadAttention(spec.cross, width, cross=True) if spec.cross else None,
         "feedforward": build_ffn(spec.feedforward, width),
     }

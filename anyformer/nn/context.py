@@ -6,7 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from anyformer.nn.cache import LayerCache
-from anyformer.nn.mask import Relation
+from anyformer.nn.mask import Layout, Relation
 
 TapFunction = Callable[[str, Tensor], Tensor]
 
@@ -34,13 +34,16 @@ class Tap(NamedTuple):
 class Context(NamedTuple):
     """Everything a sublayer may need; of the layer at hand, not of the whole model."""
 
-    relation: Relation  # who sees whom in self-attention, and the positions' part in it
+    layout: Layout  # where the tokens at hand stand
+    keys: Layout  # where what they may read stands: the same tokens, or all slots of a cache
+    relation: Relation | None = None  # who sees whom in self-attention, and the positions' part in it
     cross: Relation | None = None  # the same towards the encoder's output
     memory: Tensor | None = None  # the encoder's output [b, s, d]
     cache: LayerCache | None = None
     at: Tensor | None = None  # the cache slots of the tokens at hand, int [t]
     taps: Tap | None = None
     backend: str = "auto"
+    losses: list[Tensor] | None = None  # takes what is to be added to the loss, such as the balance of experts
 
     def within(self, scope: str) -> "Context":
         return self if self.taps is None else self._replace(taps=self.taps.within(scope))

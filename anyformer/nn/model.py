@@ -78,10 +78,12 @@ class Transformer(nn.Module):
         target_types: Tensor | None = None,
         cache: Cache | None = None,
         taps: Tap | None = None,
+        losses: list[Tensor] | None = None,
     ) -> Tensor:
         """What the head makes of ids [b, t], or of source [b, s] and target [b, t] in an encoder–decoder.
 
         Segments are int [b, t], -1 for padding; where nothing is given there is one segment and positions count from 0.
+        What some parts add to the loss of training, such as the balance of experts, is put into the list `losses`.
         """
         own = {"segments": segments, "positions": positions, "marks": marks, "types": types}
         sided = {
@@ -98,18 +100,27 @@ class Transformer(nn.Module):
             if target is None:
                 raise ValueError("this is an encoder-decoder: call it with (source, target)")
             source = self._lay_out(ids, source_segments, source_positions)
-            memory = self.encode(ids, segments=source, types=source_types, taps=taps)
+            memory = self.encode(ids, segments=source, types=source_types, taps=taps, losses=losses)
             layout = self._lay_out(target, target_segments, target_positions, cache=cache)
-            x = self.decode(target, memory, source=source, segments=layout, types=target_types, cache=cache, taps=taps)
+            x = self.decode(
+                target,
+                memory,
+                source=source,
+                segments=layout,
+                types=target_types,
+                cache=cache,
+                taps=taps,
+                losses=losses,
+            )
         else:
             _refuse(sided, "an encoder-only" if self.encoder else "a decoder-only", own)
             layout = self._lay_out(ids, segments, positions, marks, cache=cache)
             if self.decoder is not None:
-                x = self.decode(ids, segments=layout, types=types, cache=cache, taps=taps)
+                x = self.decode(ids, segments=layout, types=types, cache=cache, taps=taps, losses=losses)
             else:
                 if cache is not None:
                     raise ValueError("an encoder reads its input at once: leave `cache` out")
-                x = self.encode(ids, segments=layout, types=types, taps=taps)
+                x = self.encode(ids, segments=layout, types=types, taps=taps, losses=losses)
         out = self.apply_head(x, layout)
         return out if taps is None else taps("head", out)
 
@@ -122,6 +133,7 @@ class Transformer(nn.Module):
         marks: Tensor | None = None,
         types: Tensor | None = None,
         taps: Tap | None = None,
+        losses: list[Tensor] | None = None,
     ) -> Tensor:
         """The encoder's hidden states [b, t, d] after the final norm."""
         if self.encoder is None or self.source is None:
@@ -129,7 +141,7 @@ class Transformer(nn.Module):
         layout = self._lay_out(ids, segments, positions, marks)
         taps = None if taps is None else taps.within("encoder")
         x = self._embed(self.source, self.encoder, ids, layout, types, taps)
-        return self.encoder(x, layout, taps=taps, backend=self.backend)
+        return self.encoder(x, layout, taps=taps, backend=self.backend, losses=losses)
 
     def decode(
         self,
@@ -143,6 +155,7 @@ class Transformer(nn.Module):
         types: Tensor | None = None,
         cache: Cache | None = None,
         taps: Tap | None = None,
+        losses: list[Tensor] | None = None,
     ) -> Tensor:
         """The decoder's hidden states [b, t, d] after the final norm.
 
@@ -157,7 +170,16 @@ class Transformer(nn.Module):
         # a cache outlives the step that wrote it, so nothing in it may hold on to that step's graph
         with torch.set_grad_enabled(torch.is_grad_enabled() and cache is None):
             x = self._embed(self.target, self.decoder, ids, layout, types, taps)
-            return self.decoder(x, layout, memory=memory, source=seen, cache=cache, taps=taps, backend=self.backend)
+            return self.decoder(
+                x,
+                layout,
+                memory=memory,
+                source=seen,
+                cache=cache,
+                taps=taps,
+                backend=self.backend,
+                losses=losses,
+            )
 
     def apply_head(self, hidden: Tensor, layout: Layout) -> Tensor:
         """What the head makes of hidden states [b, t, d] of tokens so laid out."""

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from anyformer.config import Full, NoPosition, Pattern, Scheme, Side, Stack, pattern_of, position_of
+from anyformer.config import Attention, Full, NoPosition, Pattern, Scheme, Side, Stack, pattern_of, position_of
 from anyformer.nn.block import build_block
-from anyformer.nn.cache import Cache, Sizes
+from anyformer.nn.cache import Cache
 from anyformer.nn.context import Context, Tap
 from anyformer.nn.mask import Layout, Relation, relate
+from anyformer.nn.mixer import kept
 from anyformer.nn.norm import build_norm
 from anyformer.nn.position import Positions
 
@@ -38,17 +39,21 @@ class BlockStack(nn.Module):
         self.final_norm, self.dropout = build_norm(spec.final_norm, width), nn.Dropout(spec.dropout)
         self.embedder = Positions(spec.position if spec.position.embeds() else NoPosition(), embed_width, 0)
         self.recompute = False  # activations in the backward pass, rather than keeping them; set from outside
-        self.sizes = tuple(Sizes(b.mixer.groups, *b.mixer.widths(width)) for b in layers)
+        self.sizes = tuple(kept(block.mixer, width) for block in layers)
 
         schemes: dict[tuple[Scheme, int, int | None], int] = {}
         plans: dict[Plan, int] = {}
-        follows = []
+        follows: list[int | None] = []  # the plan of each layer; None: its mixer is no attention
         for run, block in zip(self.runs, layers, strict=True):
-            scheme: Scheme = position_of(block.mixer, spec)
+            mixer = block.mixer
+            if not isinstance(mixer, Attention):
+                follows.append(None)
+                continue
+            scheme: Scheme = position_of(mixer, spec)
             scheme = NoPosition() if scheme.embeds() else scheme
-            key = scheme, block.mixer.heads, run if scheme.per_layer else None
+            key = scheme, mixer.heads, run if scheme.per_layer else None
             which = schemes.setdefault(key, len(schemes))
-            plan = Plan(pattern_of(block.mixer, side), block.mixer.widths(width)[0], which)
+            plan = Plan(pattern_of(mixer, side), mixer.widths(width)[0], which)
             follows.append(plans.setdefault(plan, len(plans)))
         self.schemes = nn.ModuleList(Positions(scheme, width, heads) for scheme, heads, _ in schemes)
         self.plans, self.follows = tuple(plans), tuple(follows)
@@ -90,6 +95,7 @@ class BlockStack(nn.Module):
         cache: Cache | None = None,
         taps: Tap | None = None,
         backend: str = "auto",
+        losses: list[Tensor] | None = None,
     ) -> Tensor:
         """[b, t, d] to [b, t, d]; `memory` is the encoder's output and `source` its layout."""
         keys, at = (layout, None) if cache is None else cache.take(layout)
@@ -98,7 +104,9 @@ class BlockStack(nn.Module):
         cross = None if source is None else relate(ACROSS, layout, source, "cross")
         for i, run in enumerate(self.runs):
             layer = None if cache is None else cache.layers[i]
-            ctx = Context(relations[self.follows[i]], cross, memory, layer, at, taps, backend).within(str(i))
+            plan = self.follows[i]
+            relation = None if plan is None else relations[plan]
+            ctx = Context(layout, keys, relation, cross, memory, layer, at, taps, backend, losses).within(str(i))
             block = self.blocks[run]
             x = ctx.tap("out", checkpoint(block, x, ctx, use_reentrant=False) if recompute else block(x, ctx))
         x = self.dropout(self.final_norm(x))

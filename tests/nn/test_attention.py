@@ -13,11 +13,11 @@ from anyformer.nn.attend import attend
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.context import Context, Tap
 from anyformer.nn.mask import Relation
-from tests.strategies import attentions, close, seeds
+from tests.strategies import HERE, attentions, close, seeds
 
 WIDTH = 8
-FREE = Context(Relation())  # every key, no positions
-CAUSAL = Context(Relation(causal=True))
+FREE = Context(HERE, HERE, Relation())  # every key, no positions
+CAUSAL = Context(HERE, HERE, Relation(causal=True))
 
 
 def build(spec: Attention, seed: int = 0, cross: bool = False) -> MultiHeadAttention:
@@ -78,7 +78,7 @@ def test_cross_attention_head_by_head(spec: Attention, seed: int, length: int, s
         random(seed, 2, length, WIDTH),
         random(seed + 1, 2, source, WIDTH),
     )
-    out = module(x, Context(Relation(), cross=Relation(), memory=memory))
+    out = module(x, Context(HERE, HERE, Relation(), cross=Relation(), memory=memory))
     close(out, by_head(module, spec, x, memory))
 
 
@@ -134,7 +134,7 @@ def test_qk_norm_bounds_the_scores(norm, cross: bool):
     maps = []
     for size in (1e3, 1e6):
         x = random(0, 2, 5, WIDTH) * size
-        _, seen = look(module, x, Context(Relation(), cross=Relation(), memory=x))
+        _, seen = look(module, x, Context(HERE, HERE, Relation(), cross=Relation(), memory=x))
         maps.append(seen["weights"])
     close(maps[0], maps[1], 1e-6)
     assert maps[0].std() > 0.01  # and yet it attends to something

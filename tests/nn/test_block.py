@@ -32,7 +32,7 @@ from anyformer.nn.block import Sublayer, build_block
 from anyformer.nn.context import Context, Tap
 from anyformer.nn.mask import Relation, lay_out
 from anyformer.nn.model import Transformer
-from tests.strategies import build, close, seeds, tokens
+from tests.strategies import HERE, build, close, seeds, tokens
 
 WIDTH = 6
 ATTENTION = Attention(heads=2, output=Projected(bias=True))
@@ -54,7 +54,7 @@ def made(spec: Block, seed: int = 0) -> nn.Module:
 
 
 def context(seed: int = 0) -> Context:
-    return Context(Relation(causal=True), cross=Relation(), memory=random(seed, 2, 3, WIDTH))
+    return Context(HERE, HERE, Relation(causal=True), cross=Relation(), memory=random(seed, 2, 3, WIDTH))
 
 
 @given(seeds, st.sampled_from([LayerNorm(), RMSNorm(), NoNorm()]))
@@ -189,7 +189,7 @@ def test_dropout_falls_on_what_enters_the_residual_stream(placement: str, order)
     block, x = made(spec), random(1, 40, 50, WIDTH)
     seen: dict[str, Tensor] = {}
     taps = Tap(lambda name, x: seen.setdefault(name, x))
-    ctx = Context(Relation(causal=True), taps=taps)
+    ctx = Context(HERE, HERE, Relation(causal=True), taps=taps)
     block.eval()(x, ctx)
     plain = seen.pop("mixer.out")
     out = block.train()(x, ctx)

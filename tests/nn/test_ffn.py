@@ -23,7 +23,7 @@ from anyformer.config import (
 from anyformer.nn.context import Context
 from anyformer.nn.ffn import activation, build_ffn
 from anyformer.nn.mask import Relation
-from tests.strategies import close, seeds
+from tests.strategies import HERE, close, seeds
 
 FORMULAE = {
     Identity(): lambda x: x,
@@ -39,7 +39,7 @@ FORMULAE = {
 }
 activations = st.sampled_from(list(FORMULAE))
 sizes = st.integers(1, 6)
-NOWHERE = Context(Relation())
+NOWHERE = Context(HERE, HERE, Relation())
 
 
 def build(spec, width: int, seed: int):

@@ -136,7 +136,7 @@ def test_self_attention(pattern: Pattern, bias: bool, backend: str) -> None:
     theirs = loud(nn.MultiheadAttention(WIDTH, HEADS, bias=bias, batch_first=True))
     ours = MultiHeadAttention(Attention(heads=HEADS, bias=bias, output=Projected(bias=bias)), WIDTH)
     x, padding, layout = rows(TARGET, pattern)
-    ctx = Context(relate(pattern, layout, layout, "self"), backend=backend)
+    ctx = Context(layout, layout, relate(pattern, layout, layout, "self"), backend=backend)
     mask = ahead(x.shape[1]) if pattern == Causal() else None
     assert_same(
         ours,
@@ -155,7 +155,9 @@ def test_cross_attention(bias: bool, backend: str) -> None:
     theirs = loud(nn.MultiheadAttention(WIDTH, HEADS, bias=bias, batch_first=True))
     ours = MultiHeadAttention(Attention(heads=HEADS, bias=bias, output=Projected(bias=bias)), WIDTH, cross=True)
     (x, padding, layout), (memory, hidden, source) = rows(TARGET, Full()), rows(SOURCE, Full())
-    ctx = Context(relate(Full(), layout, layout, "self"), relate(Full(), layout, source, "cross"), backend=backend)
+    ctx = Context(
+        layout, layout, relate(Full(), layout, layout, "self"), relate(Full(), layout, source, "cross"), backend=backend
+    )
     assert_same(
         ours,
         theirs,
@@ -207,7 +209,7 @@ def test_encoder_layer(placement: str, activation: str, bias: bool, eps: float, 
     theirs = loud(their_layer(nn.TransformerEncoderLayer, placement, activation, bias, eps))
     ours = build_block(our_layer(placement, activation, bias, eps, cross=False), WIDTH)
     x, padding, layout = rows(TARGET, pattern)
-    ctx = Context(relate(pattern, layout, layout, "self"))
+    ctx = Context(layout, layout, relate(pattern, layout, layout, "self"))
     mask = ahead(x.shape[1]) if pattern == Causal() else None
     assert_same(
         ours,
@@ -225,7 +227,7 @@ def test_decoder_layer(placement: str, activation: str, bias: bool, eps: float) 
     theirs = loud(their_layer(nn.TransformerDecoderLayer, placement, activation, bias, eps))
     ours = build_block(our_layer(placement, activation, bias, eps, cross=True), WIDTH)
     (x, padding, layout), (memory, hidden, source) = rows(TARGET, Causal()), rows(SOURCE, Full())
-    ctx = Context(relate(Causal(), layout, layout, "self"), relate(Full(), layout, source, "cross"))
+    ctx = Context(layout, layout, relate(Causal(), layout, layout, "self"), relate(Full(), layout, source, "cross"))
     masks = {"tgt_mask": ahead(x.shape[1]), "tgt_key_padding_mask": padding, "memory_key_padding_mask": hidden}
     assert_same(
         ours,
