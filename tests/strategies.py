@@ -1,5 +1,7 @@
 """Random small models over the product of the parts, for the laws."""
 
+from itertools import pairwise
+
 import torch
 from hypothesis import strategies as st
 
@@ -7,20 +9,30 @@ from anyformer.config import (
     LM,
     Alibi,
     Attention,
+    BatchNorm,
+    BigBird,
     Block,
+    BlockLocal,
     Causal,
+    Convolution,
+    Dilated,
+    Experts,
     FactorisedTable,
     Full,
     FullTable,
+    FullyConnected,
     Gated,
     Gelu,
+    Graph,
     InvSqrtKey,
     InvSqrtWidth,
+    Latent,
     LayerNorm,
     Learned,
     Llama3Scaling,
     ModelConfig,
     NoFeedForward,
+    NoMixer,
     NoNorm,
     NoOutput,
     NoPosition,
@@ -28,14 +40,19 @@ from anyformer.config import (
     Parallel,
     Pattern,
     Plain,
+    Pooling,
     Position,
+    PositionMixing,
     Projected,
+    Recurrent,
     Relu,
     RMSNorm,
     Rotary,
     Sequential,
+    SigmoidTopK,
     Silu,
     Sinusoidal,
+    SoftmaxTopK,
     Special,
     SqrtWidth,
     SquaredRelu,
@@ -71,20 +88,66 @@ NEW = tuple(scheme() for scheme in members(Position) if scheme not in map(type, 
 RELATIVE += tuple(scheme for scheme in NEW if not scheme.embeds())
 ABSOLUTE += tuple(scheme for scheme in NEW if scheme.embeds())
 POSITIONS = RELATIVE + ABSOLUTE
-BACKWARD: tuple[Pattern, ...] = (Causal(), Window(before=3, after=0), Window(before=0, after=0))
-BOTH_WAYS: tuple[Pattern, ...] = (Full(), Window(before=2, after=1), Window(before=0, after=2))
+# made of distances alone
+BACKWARD: tuple[Pattern, ...] = (
+    Causal(),
+    Window(before=3, after=0),
+    Window(before=0, after=0),
+    Dilated(before=2, after=0, step=2),
+)
+BOTH_WAYS: tuple[Pattern, ...] = (
+    Full(),
+    Window(before=2, after=1),
+    Window(before=0, after=2),
+    Dilated(before=1, after=2, step=3),
+)
+# counted from the first position: moving all tokens along changes who sees whom. Both sides take the first ones
+EDGES = tuple((q, k) for q in range(LENGTH) for k in range(LENGTH) if (q * q + 3 * k) % 5 == 0)
+ANCHORED: tuple[Pattern, ...] = (
+    Window(before=1, after=0, globals=2),
+    BlockLocal(size=3),
+    BigBird(block=2, before=1, after=1, globals=1, randoms=1),
+    BigBird(block=1, before=0, after=0, globals=0, randoms=2, seed=5),
+    Graph(nodes=LENGTH, edges=EDGES),
+    Graph(nodes=LENGTH, edges=EDGES, loops=False),
+)
+ANCHORED_BOTH_WAYS: tuple[Pattern, ...] = (*ANCHORED, Window(before=1, after=1, globals=1))
+PATTERNS = BACKWARD + BOTH_WAYS + ANCHORED_BOTH_WAYS
+ACROSS: tuple[Pattern, ...] = (Window(before=2, after=1), Dilated(before=1, after=1, step=2))
+
+# What stands in a block in place of self-attention, and the laws that are not for all of them:
+FIXED = ("dense", "positions")  # a weight for each position: moving all tokens along changes what they read
+ORDERED = ("recurrent", "convolution", *FIXED)  # they know the order of tokens, whether positions tell it or not
+MIXERS = ("attention", "none", *ORDERED)
+
+
+def speaks(config: ModelConfig) -> bool:
+    """Whether every token must show in the output: without a residual path a ReLU may silence it."""
+    return all(block.residual for stack in config.stacks.values() for block in stack.unrolled())
+
 
 TABLES = (FullTable(), FullTable(), FactorisedTable(width=4), FactorisedTable(width=4, project="before_position"))
 
 norms = st.sampled_from(
-    [NoNorm(), LayerNorm(), LayerNorm(bias=False), RMSNorm(), RMSNorm(offset=1.0, cast="after_scale")]
+    [NoNorm(), LayerNorm(), LayerNorm(bias=False), RMSNorm(), RMSNorm(offset=1.0, cast="after_scale"), BatchNorm()]
 )
 activations = st.sampled_from([Relu(), Gelu(), Gelu(approximate="tanh"), Silu(), SquaredRelu()])
-feedforwards = st.one_of(
-    st.just(NoFeedForward()),
-    st.builds(Plain, width=st.sampled_from([None, 5]), activation=activations, bias=st.booleans()),
-    st.builds(Gated, width=st.sampled_from([None, 5]), activation=activations, bias=st.booleans()),
+networks = st.one_of(
+    st.builds(kind, width=st.sampled_from([None, 5]), activation=activations, bias=st.booleans())
+    for kind in (Plain, Gated)
 )
+routers = st.sampled_from(
+    [
+        SoftmaxTopK(),
+        SoftmaxTopK(normalize=False, bias=True),
+        SigmoidTopK(),
+        SigmoidTopK(normalize=False, scale=1.5, groups=2, top_groups=1),
+    ]
+)
+experts = st.builds(
+    Experts, count=st.just(4), top_k=st.integers(1, 2), router=routers, expert=networks, shared=st.integers(0, 2)
+)
+feedforwards = st.one_of(st.just(NoFeedForward()), networks, experts)
 
 
 @st.composite
@@ -96,6 +159,7 @@ def attentions(draw: st.DrawFn, pattern: Pattern | None = None, position: Positi
     groups = heads if shared != "separate" else draw(st.sampled_from([n for n in (1, 2, 3, 4) if heads % n == 0]))
     value_width = key_width if shared == "shared_qkv" else draw(st.sampled_from([None, 2, 5]))
     fits = heads * (value_width or key_width) == WIDTH
+    normalizer = draw(st.sampled_from(["softmax", "softmax", "relu"]))
     return Attention(
         heads=heads,
         kv_heads=groups,
@@ -106,37 +170,136 @@ def attentions(draw: st.DrawFn, pattern: Pattern | None = None, position: Positi
         output=draw(st.sampled_from([Projected(), Projected(bias=True)] + ([NoOutput()] if fits else []))),
         qk_norm=draw(st.sampled_from([NoNorm(), RMSNorm(), LayerNorm()])),
         scale=draw(st.sampled_from([InvSqrtKey(), InvSqrtWidth(), Unscaled(), Times(value=0.3)])),
-        normalizer=draw(st.sampled_from(["softmax", "softmax", "relu"])),
-        pattern=pattern,
+        cap=draw(st.sampled_from([None, None, 1.5])),
+        normalizer=normalizer,
+        sinks=normalizer == "softmax" and draw(st.booleans()),
+        pattern=draw(st.sampled_from([None, None, *ACROSS])) if cross else pattern,
         position=position,
     )
 
 
 @st.composite
-def blocks(draw: st.DrawFn, patterns: tuple[Pattern, ...], own: tuple[Position | None, ...], cross: bool = False):
-    return Block(
-        mixer=draw(attentions(draw(st.sampled_from(patterns)), draw(st.sampled_from(own)))),
-        cross=draw(attentions(cross=True)) if cross else None,
-        feedforward=draw(feedforwards),
-        norm=draw(norms),
-        placement=draw(st.sampled_from(["pre", "post", "branch", "sandwich"])),
-        order=draw(st.sampled_from([Sequential(), Parallel(), Parallel(shared_norm=True)])),
+def latents(draw: st.DrawFn, pattern: Pattern | None = None, position: Position | None = None):
+    """Latent attention; half of the head turns, and that is more than one pair even at half rotation."""
+    direct = draw(attentions(pattern, position))
+    norm = draw(st.sampled_from([NoNorm(), RMSNorm(), LayerNorm()]))
+    compress = Latent(rank=3, rotary_width=4, query_rank=draw(st.sampled_from([None, 5])), norm=norm)
+    update = {"compress": compress, "key_width": 8, "kv_heads": None, "projections": "separate", "qk_norm": NoNorm()}
+    return direct.model_copy(update=update | {"output": Projected(bias=draw(st.booleans()))})
+
+
+def recurrents(encoder: bool):
+    """Any cell, wider or narrower than d; both ways in an encoder."""
+    return st.builds(
+        Recurrent,
+        cell=st.sampled_from(["rnn", "lstm", "gru"]),
+        width=st.sampled_from([None, 5]),
+        both_ways=st.booleans() if encoder else st.just(False),
     )
 
 
 @st.composite
-def stacks(draw: st.DrawFn, patterns: tuple[Pattern, ...], positions: tuple[Position, ...], cross: bool = False):
+def others(draw: st.DrawFn, kinds: tuple[str, ...], encoder: bool):
+    """A mixer of another kind than attention."""
+    free = {"causal": st.sampled_from([None, True, False] if encoder else [None, True]), "bias": st.booleans()}
+    made = {
+        "none": st.just(NoMixer()),
+        "recurrent": recurrents(encoder),
+        "convolution": st.builds(Convolution, width=st.integers(1, 4), dilation=st.integers(1, 3), **free),
+        "dense": st.builds(FullyConnected, length=st.just(LENGTH), **free),
+        "positions": st.builds(PositionMixing, length=st.just(LENGTH), **free),
+    }
+    return draw(made[draw(st.sampled_from(kinds))])
+
+
+@st.composite
+def blocks(
+    draw: st.DrawFn,
+    patterns: tuple[Pattern, ...],
+    own: tuple[Position | None, ...],
+    cross: bool = False,
+    mixers: tuple[str, ...] = MIXERS,
+    encoder: bool = False,
+):
+    # half of the layers attend: the product of attention's parts is the greater one
+    rest = tuple(kind for kind in mixers if kind != "attention")
+    kind = draw(st.sampled_from([attentions, attentions, latents]))
+    attention = kind(draw(st.sampled_from(patterns)), draw(st.sampled_from(own)))
+    other = rest and ("attention" not in mixers or draw(st.booleans()))
+    mixer = draw(others(rest, encoder) if other else attention)
+    feedforward = draw(feedforwards)
+    empty = isinstance(mixer, NoMixer) and not cross and isinstance(feedforward, NoFeedForward)
+    return Block(
+        mixer=mixer,
+        cross=draw(attentions(cross=True)) if cross else None,
+        feedforward=feedforward,
+        norm=draw(norms),
+        placement=draw(st.sampled_from(["pre", "post", "branch", "sandwich"])),
+        order=draw(st.sampled_from([Sequential(), Parallel(), Parallel(shared_norm=True)])),
+        residual=empty or draw(st.sampled_from([True, True, True, False])),
+    )
+
+
+@st.composite
+def stacks(
+    draw: st.DrawFn,
+    patterns: tuple[Pattern, ...],
+    positions: tuple[Position, ...],
+    cross: bool = False,
+    mixers: tuple[str, ...] = MIXERS,
+    encoder: bool = False,
+    pools: bool = False,
+):
     # a layer may take another scheme than its stack, as long as that acts inside attention
     own = (None, None, *(p for p in positions if not p.embeds()))
-    made = blocks(patterns, own, cross)
+    made = blocks(patterns, own, cross, mixers, encoder)
+    layers, prefix = (tuple(draw(st.lists(made, min_size=low, max_size=high))) for low, high in ((1, 2), (0, 1)))
+    depth = draw(st.integers(1, 3))
     return Stack(
-        depth=draw(st.integers(1, 3)),
-        blocks=tuple(draw(st.lists(made, min_size=1, max_size=2))),
-        prefix=tuple(draw(st.lists(made, max_size=1))),
+        depth=depth,
+        blocks=layers,
+        prefix=prefix,
         share=draw(st.booleans()),
-        position=draw(st.sampled_from(positions)),
+        position=_taken(draw(st.sampled_from(positions)), (*prefix, *layers)),
         final_norm=draw(norms),
+        pooling=draw(poolings(depth)) if pools and depth > 1 and draw(st.booleans()) else None,
     )
+
+
+@st.composite
+def poolings(draw: st.DrawFn, depth: int) -> Pooling:
+    """Any stages of so many layers in all."""
+    tail = draw(st.integers(0, depth - 2))
+    borders = draw(st.lists(st.integers(1, depth - tail - 1), min_size=1, unique=True).map(sorted))
+    stages = tuple(b - a for a, b in pairwise([0, *borders, depth - tail]))
+    return Pooling(stages=stages, factor=draw(st.integers(1, 3)), how=draw(st.sampled_from(["mean", "max"])), tail=tail)
+
+
+def _taken(position: Position, layers: tuple[Block, ...]) -> Position:
+    """The scheme, or none where it acts inside attention and no layer takes it."""
+    taken = any(isinstance(block.mixer, Attention) and block.mixer.position is None for block in layers)
+    return position if taken or position.embeds() else NoPosition()
+
+
+@st.composite
+def handing_over(draw: st.DrawFn, encoder: Stack, decoder: Stack) -> tuple[Stack, Stack]:
+    """The stacks with recurrent layers, those of the decoder beginning where the encoder's ended."""
+    cell, across = draw(recurrents(encoder=False)), draw(st.booleans())
+    give, take = (
+        cell.model_copy(update={"both_ways": draw(st.booleans())}),
+        cell.model_copy(update={"begin": "encoder"}),
+    )
+
+    def filled(stack: Stack, depth: int, mixer: Recurrent, **other: None) -> Stack:
+        parts = {
+            name: tuple(block.model_copy(update={"mixer": mixer, **other}) for block in getattr(stack, name))
+            for name in ("blocks", "prefix")
+        }
+        position = _taken(stack.position, parts["blocks"])
+        return stack.model_copy(update={**parts, "depth": depth, "position": position, "pooling": None})
+
+    depth = min(encoder.depth, decoder.depth)
+    return filled(encoder, encoder.depth, give), filled(decoder, depth, take, **({} if across else {"cross": None}))
 
 
 @st.composite
@@ -144,13 +307,18 @@ def models(
     draw: st.DrawFn,
     shapes: tuple[str, ...] = ("decoder", "encoder", "encoder-decoder"),
     positions: tuple[Position, ...] = POSITIONS,
-    encoder_patterns: tuple[Pattern, ...] = BOTH_WAYS + BACKWARD,
-    decoder_patterns: tuple[Pattern, ...] = BACKWARD,
+    encoder_patterns: tuple[Pattern, ...] = PATTERNS,
+    decoder_patterns: tuple[Pattern, ...] = BACKWARD + ANCHORED,
+    mixers: tuple[str, ...] = MIXERS,
+    pools: bool = True,
 ) -> ModelConfig:
     shape = draw(st.sampled_from(shapes))
     both = shape == "encoder-decoder"
-    encoder = draw(stacks(encoder_patterns, positions)) if shape != "decoder" else None
-    decoder = draw(stacks(decoder_patterns, positions, cross=both)) if shape != "encoder" else None
+    reading = stacks(encoder_patterns, positions, mixers=mixers, encoder=True, pools=pools)
+    encoder = draw(reading) if shape != "decoder" else None
+    decoder = draw(stacks(decoder_patterns, positions, both, mixers)) if shape != "encoder" else None
+    if encoder and decoder and "recurrent" in mixers and not draw(st.integers(0, 3)):
+        encoder, decoder = draw(handing_over(encoder, decoder))
     tokens = Tokens(
         vocab=VOCAB,
         table=draw(st.sampled_from(TABLES)),
@@ -180,6 +348,8 @@ def build(config: ModelConfig, seed: int = 0) -> Transformer:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.4)
+        for statistic in model.buffers():  # variances stay positive
+            statistic.add_(torch.randn_like(statistic).abs() * 0.4)
     return model
 
 

@@ -9,26 +9,67 @@ import pytest
 from anyformer.config import (
     LM,
     Attention,
+    BigBird,
+    Causal,
     Classifier,
     ConfigError,
     Embedder,
+    Experts,
+    Full,
     Gated,
+    Latent,
     Learned,
     MaskedLM,
     ModelConfig,
+    Patches,
     Plain,
+    Rotary,
     Special,
     Stack,
+    Tokens,
+    Window,
     hidden_width,
 )
+from anyformer.config.model import Side, pattern_of, position_of
 from anyformer.inspection.count import count
-from anyformer.presets import PRESETS, bart, bert, gemma, gpt1, gpt2, llama, mistral, qwen3, roberta, t5, vaswani
+from anyformer.presets import (
+    PRESETS,
+    bart,
+    bert,
+    bigbird,
+    deepseek,
+    gemma,
+    gemma2,
+    gemma3,
+    gpt1,
+    gpt2,
+    gpt3,
+    llama,
+    mistral,
+    mixtral,
+    modernbert,
+    palm,
+    qwen3,
+    roberta,
+    t5,
+    vaswani,
+    vit,
+)
 
 SMALL = {"depth": 2, "width": 64, "heads": 4, "vocab": 97}
 
 Preset = Callable[..., ModelConfig]
 
 every = pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
+
+
+def takes(preset: Preset, name: str) -> bool:
+    return name in inspect.signature(preset).parameters
+
+
+def small(preset: Preset, **numbers: object) -> ModelConfig:
+    """With those of the small numbers that the preset has: one that reads images has no vocabulary."""
+    return preset(**{name: n for name, n in SMALL.items() if takes(preset, name)} | numbers)
 
 
 def last_stack(config: ModelConfig) -> Stack:
@@ -43,6 +84,7 @@ def mixer(config: ModelConfig) -> Attention:
 
 def ff(config: ModelConfig) -> int:
     spec = last_stack(config).blocks[0].feedforward
+    spec = spec.expert if isinstance(spec, Experts) else spec
     assert isinstance(spec, (Plain, Gated))
     return hidden_width(spec, config.width)
 
@@ -54,10 +96,16 @@ def ff(config: ModelConfig) -> int:
         (partial(vaswani, "big"), 214_171_648),
         (PRESETS["gpt1"], 116_534_784),
         (PRESETS["gpt2"], 124_439_808),
+        (PRESETS["gpt3"], 174_604_259_328),  # "175 B": the paper gives no exact number
         (partial(gpt2, depth=48, width=1600, heads=25), 1_557_611_200),
         (PRESETS["bert"], 109_482_240),
         (partial(bert, depth=24, width=1024, heads=16), 335_141_888),
         (PRESETS["roberta"], 124_645_632),
+        (PRESETS["bigbird"], 127_468_800),
+        (PRESETS["modernbert"], 149_014_272),
+        (partial(modernbert, depth=28, width=1024, heads=16, ff=2624), 394_781_696),
+        (PRESETS["vit"], 86_389_248),
+        (partial(vit, depth=24, width=1024, heads=16), 304_351_232),
         (PRESETS["t5"], 60_506_624),
         (partial(t5, depth=12, width=768, heads=12), 222_903_552),
         (PRESETS["bart"], 139_420_416),
@@ -65,10 +113,15 @@ def ff(config: ModelConfig) -> int:
         (PRESETS["llama"], 6_738_415_616),
         (partial(llama, depth=40, width=5120, heads=40), 13_015_864_320),
         (PRESETS["mistral"], 7_241_732_096),
+        (PRESETS["mixtral"], 46_702_792_704),
         (PRESETS["qwen3"], 596_049_920),
         (partial(qwen3, width=2048), 1_720_574_976),
         (PRESETS["gemma"], 2_506_172_416),
         (partial(gemma, depth=28, width=3072, heads=16, kv_heads=16), 8_537_680_896),
+        (PRESETS["gemma2"], 2_614_341_888),
+        (partial(gemma2, depth=42, width=3584, heads=16), 9_241_705_984),
+        (PRESETS["gemma3"], 999_885_952),
+        (PRESETS["deepseek"], 15_706_484_224),
         (PRESETS["neox"], 20_554_567_680),
         (PRESETS["bloom"], 559_214_592),
     ],
@@ -77,21 +130,38 @@ def test_published_sizes(preset: Preset, parameters: int) -> None:
     assert count(preset()).parameters == parameters
 
 
+@pytest.mark.parametrize(
+    ("numbers", "billions"),
+    [
+        ({"depth": 32, "width": 4096, "heads": 16}, 8.63),
+        ({"depth": 64, "width": 8192, "heads": 32}, 62.50),
+        ({}, 540.35),
+    ],
+)
+def test_the_three_sizes_of_palm(numbers: dict[str, int], billions: float) -> None:
+    assert count(palm(**numbers)).parameters / 1e9 == pytest.approx(billions, abs=0.01)
+
+
 @every
 def test_every_preset_takes_the_common_numbers(preset: Preset) -> None:
-    config = preset(**SMALL, kv_heads=2)
-    assert (config.width, config.last_input.vocab) == (64, 97)
-    assert all(stack.depth == 2 for stack in config.stacks.values())
-    assert (mixer(config).heads, mixer(config).kv_heads) == (4, 2)
-    assert ff(preset(**SMALL, ff=100)) == 100
-    assert mixer(preset(**SMALL, key_width=24)).widths(64) == (24, 24)
-    assert preset(**SMALL, dropout=0.25).last_input.dropout == 0.25
+    config = small(preset)
+    assert config.width == 64
+    assert not isinstance(config.last_input, Tokens) or config.last_input.vocab == 97
+    for stack in config.stacks.values():
+        assert sum(isinstance(block.mixer, Attention) for block in stack.unrolled()) == 2
+    assert mixer(config).heads == 4
+    assert takes(preset, "kv_heads") != isinstance(mixer(config).compress, Latent)
+    if takes(preset, "kv_heads"):
+        assert mixer(small(preset, kv_heads=2)).kv_heads == 2
+    assert ff(small(preset, ff=100)) == 100
+    assert mixer(small(preset, key_width=24)).widths(64)[0] == 24
+    assert small(preset, dropout=0.25).last_input.dropout == 0.25
 
 
 @every
 def test_presets_are_values(preset: Preset) -> None:
     assert hash(preset()) == hash(preset())
-    for config in (preset(), preset(**SMALL)):
+    for config in (preset(), small(preset)):
         assert ModelConfig.model_validate(config.model_dump()) == config
         assert ModelConfig.model_validate_json(config.model_dump_json()) == config
 
@@ -105,8 +175,8 @@ def test_every_preset_says_what_it_is(preset: Preset) -> None:
 
 @every
 def test_a_small_vocabulary_has_no_ids_past_its_end(preset: Preset) -> None:
-    small, whole = preset(**SMALL).special, preset().special
-    for (name, id), (_, published) in zip(small, whole, strict=True):
+    few, whole = small(preset).special, preset().special
+    for (name, id), (_, published) in zip(few, whole, strict=True):
         assert id == (published if published is not None and published < 97 else None), name
 
 
@@ -117,13 +187,16 @@ def test_special_ids_are_the_published_ones() -> None:
     assert roberta().special == Special(pad=1, bos=0, eos=2)
 
 
-@every
+@pytest.mark.parametrize("preset", [preset for preset in PRESETS.values() if takes(preset, "kv_heads")])
 def test_key_value_heads_must_divide(preset: Preset) -> None:
     with pytest.raises(ConfigError, match="kv_heads = 3: must divide heads = 4"):
-        preset(**SMALL, kv_heads=3)
+        small(preset, kv_heads=3)
 
 
-@pytest.mark.parametrize(("preset", "ratio"), [(llama, 1), (mistral, 4), (qwen3, 2), (gemma, 8)])
+RATIOS = [(llama, 1), (mistral, 4), (mixtral, 4), (qwen3, 2), (gemma, 8), (gemma2, 2), (gemma3, 4)]
+
+
+@pytest.mark.parametrize(("preset", "ratio"), RATIOS)
 def test_key_value_heads_keep_the_ratio(preset: Preset, ratio: int) -> None:
     for heads in (1, 2, 3, 4, 6, 8, 9, 12, 16, 32):
         groups = mixer(preset(width=96, heads=heads, key_width=8)).groups
@@ -147,6 +220,12 @@ def test_key_value_heads_keep_the_ratio(preset: Preset, ratio: int) -> None:
         (mistral, 64, 224, 16),
         (qwen3, 64, 192, 128),
         (gemma, 64, 512, 256),
+        (gemma2, 64, 256, 256),
+        (gemma3, 64, 384, 256),
+        (mixtral, 64, 224, 16),
+        (palm, 64, 256, 256),
+        (modernbert, 64, 96, 16),
+        (vit, 64, 256, 16),
     ],
 )
 def test_widths_follow_the_family(preset: Preset, width: int, expected: int, key_width: int) -> None:
@@ -156,7 +235,7 @@ def test_widths_follow_the_family(preset: Preset, width: int, expected: int, key
 
 
 def test_learned_positions_have_the_given_length() -> None:
-    for preset, offset in ((gpt1, 0), (gpt2, 0), (bert, 0), (roberta, 2), (bart, 2)):
+    for preset, offset in ((gpt1, 0), (gpt2, 0), (gpt3, 0), (bert, 0), (bigbird, 0), (roberta, 2), (bart, 2)):
         for stack in preset(length=33).stacks.values():
             assert stack.position == Learned(length=33, offset=offset)
 
@@ -177,3 +256,42 @@ def test_the_output_is_tied_where_there_is_a_vocabulary() -> None:
     assert t5(head=Embedder()).tie == "inputs"
     assert t5().tie == bart().tie == vaswani().tie == "all"
     assert llama(head=LM()).tie == mistral().tie == "none"
+
+
+def layers(config: ModelConfig, side: Side) -> list[tuple[object, object]]:
+    """Pattern and position of each attention."""
+    stack = config.stacks[side]
+    mixers = [block.mixer for block in stack.unrolled() if isinstance(block.mixer, Attention)]
+    return [(pattern_of(mixer, side), position_of(mixer, stack)) for mixer in mixers]
+
+
+def test_layers_take_turns() -> None:
+    """Local and global layers alternate as published, in what they see and in how they tell positions."""
+    band = Window(before=255, after=0)
+    assert [pattern for pattern, _ in layers(gpt3(depth=4), "decoder")] == [Causal(), band, Causal(), band]
+    window = Window(before=4095, after=0)
+    assert layers(gemma2(depth=3), "decoder") == [(window, Rotary()), (Causal(), Rotary()), (window, Rotary())]
+    near = Window(before=511, after=0), Rotary(theta=1e4)
+    assert layers(gemma3(depth=7), "decoder") == [*[near] * 5, (Causal(), Rotary(theta=1e6)), near]
+    near, far = (Window(before=64, after=64), Rotary(theta=1e4)), (Full(), Rotary(theta=1.6e5))
+    assert layers(modernbert(depth=7), "encoder") == [far, near, near, far, near, near, far]
+
+
+def test_bigbird_sees_in_blocks() -> None:
+    assert {pattern for pattern, _ in layers(bigbird(), "encoder")} == {
+        BigBird(ahead=True, block=64, globals=2, randoms=3)
+    }
+
+
+def test_deepseek_begins_with_one_dense_layer() -> None:
+    first, *rest = last_stack(deepseek()).unrolled()
+    assert first.feedforward == Gated(width=10_944)
+    assert all(isinstance(block.feedforward, Experts) for block in rest)
+
+
+def test_positions_of_images_follow_their_size() -> None:
+    config = vit(image=96, patch=8, channels=1)
+    assert config.source == Patches(image_height=96, patch=8, channels=1)
+    assert last_stack(config).position == Learned(length=145)
+    with pytest.raises(ConfigError, match=r"source.image_height = 100: must be a multiple of patch = 8"):
+        vit(image=100, patch=8)

@@ -5,10 +5,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 from anyformer.config.feedforward import FeedForward, Plain
-from anyformer.config.mixer import Attention, Mixer
+from anyformer.config.mixer import Attention, FullyConnected, Mixer, PositionMixing
 from anyformer.config.norm import LayerNorm, NoNorm, Norm
 from anyformer.config.position import NoPosition, Position
-from anyformer.config.spec import BY_KIND, Flag, Probability, Size, Spec
+from anyformer.config.spec import BY_KIND, Count, Flag, Probability, Size, Spec
 
 
 class Sequential(Spec):
@@ -30,7 +30,7 @@ Order = Annotated[Sequential | Parallel, *BY_KIND]
 class Block(Spec):
     """Sublayers and where their norms stand.
 
-    pre x + F(N x) · post N(x + F x) · branch x + N(F x) · sandwich x + N₂(F(N₁ x))
+    pre x + F(N x) · post N(x + F x) · branch x + N(F x) · sandwich x + N₂(F(N₁ x)); without `residual`, no x +.
     """
 
     mixer: Mixer
@@ -39,6 +39,7 @@ class Block(Spec):
     norm: Norm = LayerNorm()
     placement: Literal["pre", "post", "branch", "sandwich"] = "pre"
     order: Order = Sequential()
+    residual: Flag = True
     dropout: Probability = 0.0  # on each sublayer's output
 
 
@@ -47,6 +48,24 @@ def _one_or_many(value: Any) -> Any:
 
 
 Blocks = Annotated[tuple[Block, ...], BeforeValidator(_one_or_many, json_schema_input_type=tuple[Block, ...] | Block)]
+
+
+class Pooling(Spec):
+    """Stages of layers, each over sequences `factor` times as short as those before it (Funnel-Transformer 2020).
+
+    A window is `factor` neighbouring positions of one segment, and what its tokens have in common goes on. After the
+    last stage every token takes the vector of its window, plus what the first stage made of it; `tail` layers follow.
+    """
+
+    stages: tuple[Size, ...]  # layers of each; the first reads all tokens
+    factor: Size = 2
+    how: Literal["mean", "max"] = "mean"
+    tail: Count = 0
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        """How many times each layer's tokens have been pooled."""
+        return (*(level for level, layers in enumerate(self.stages) for _ in range(layers)), *[0] * self.tail)
 
 
 class Stack(Spec):
@@ -59,8 +78,34 @@ class Stack(Spec):
     position: Position = NoPosition()
     final_norm: Norm = NoNorm()
     dropout: Probability = 0.0  # on the output (T5)
+    memory: Count = 0  # tokens before a segment that it still reads, and no gradient passes (Transformer-XL 2019)
+    pooling: Pooling | None = None  # None: every layer reads all tokens
 
     def unrolled(self) -> tuple[Block, ...]:
         """The block of each layer."""
         rest = self.depth - len(self.prefix)
         return self.prefix + tuple(self.blocks[i % len(self.blocks)] for i in range(rest))
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        """How many times each layer's tokens have been pooled."""
+        return self.pooling.levels if self.pooling else (0,) * self.depth
+
+    @property
+    def ends(self) -> list[tuple[int, str]]:
+        """How many positions exist, and for what, the fewest first; nothing where there is no end."""
+        mixers = [block.mixer for block in (*self.prefix, *self.blocks)]
+        fixed = [mixer for mixer in mixers if isinstance(mixer, (FullyConnected, PositionMixing))]
+        found = [(mixer.length, f"positions of the '{mixer.kind}' mixer") for mixer in fixed]
+        crosses = [block.cross for block in (*self.prefix, *self.blocks)]
+        patterns = [a.pattern for a in (*mixers, *crosses) if isinstance(a, Attention) and a.pattern]
+        limits = [(pattern.limit, pattern.kind) for pattern in patterns]
+        found += [(limit, f"positions of the '{kind}' pattern") for limit, kind in limits if limit is not None]
+        if self.position.limit is not None:
+            found.append((self.position.limit, f"{self.position.kind} positions"))
+        return sorted(found)
+
+    @property
+    def limit(self) -> int | None:
+        """How many positions exist, or None when there is no end."""
+        return self.ends[0][0] if self.ends else None

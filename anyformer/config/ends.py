@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from anyformer.config.feedforward import Activation, Gelu, Tanh
 from anyformer.config.mixer import InvSqrtWidth, SqrtWidth, Times, Unscaled
-from anyformer.config.norm import LayerNorm, NoNorm, Norm
-from anyformer.config.spec import BY_KIND, ConfigError, Count, Fault, Flag, Positive, Probability, Size, Spec
+from anyformer.config.norm import LayerNorm, NoNorm, Norm, TokenNorm
+from anyformer.config.spec import BY_KIND, ConfigError, Count, Fault, Flag, Positive, Probability, Size, Spec, by_kind
 
 InputScale = Annotated[Unscaled | Times | SqrtWidth, *BY_KIND]
 LogitScale = Annotated[Unscaled | Times | InvSqrtWidth, *BY_KIND]
@@ -58,7 +58,53 @@ class Tokens(Spec):
         return self.table_width(width) if late else width
 
 
-Input = Tokens
+class Patches(Spec):
+    """Images [b, channels, height, width] in squares, each projected to d: a strided convolution (ViT).
+
+    Projection, class token, positions, norm, dropout, in this order. Squares are read row by row.
+    """
+
+    kind: Literal["patches"] = "patches"
+    image_height: Size = 224  # in pixels
+    image_width: Size | None = None  # None: as high
+    patch: Size = 16  # pixels on a side
+    channels: Size = 3
+    class_token: Flag = True  # a learned vector, read first
+    bias: Flag = True
+    norm: Norm = NoNorm()
+    dropout: Probability = 0.0
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of one image."""
+        return self.channels, self.image_height, self.image_width or self.image_height
+
+    @property
+    def size(self) -> int:
+        """Numbers in a patch."""
+        return self.channels * self.patch**2
+
+    @property
+    def length(self) -> int:
+        """Patches in an image, and the class token."""
+        _, height, width = self.shape
+        return (height // self.patch) * (width // self.patch) + self.class_token
+
+
+class Features(Spec):
+    """Frames [b, t, size] of numbers, each projected to d: speech, trajectories, time series.
+
+    Projection, positions, norm, dropout, in this order.
+    """
+
+    kind: Literal["features"] = "features"
+    size: Size  # numbers in a frame
+    bias: Flag = True
+    norm: Norm = NoNorm()
+    dropout: Probability = 0.0
+
+
+Input = Annotated[Tokens | Patches | Features, *by_kind("tokens")]
 
 
 class Transform(Spec):
@@ -66,7 +112,7 @@ class Transform(Spec):
 
     kind: Literal["dense"] = "dense"
     activation: Activation = Tanh()
-    norm: Norm = NoNorm()
+    norm: TokenNorm = NoNorm()
     bias: Flag = True
 
 
@@ -92,6 +138,7 @@ class LM(Spec):
     kind: Literal["lm"] = "lm"
     bias: Flag = False
     scale: LogitScale = Unscaled()
+    cap: Positive | None = None  # c · tanh(logits / c): none is larger (Gemma 2)
 
 
 class MaskedLM(Spec):

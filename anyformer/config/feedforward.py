@@ -1,8 +1,11 @@
-"""Activations and feed-forward layers. Imports no torch."""
+"""Activations, feed-forward layers and mixtures of them. Imports no torch."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from anyformer.config.spec import BY_KIND, Flag, Number, Probability, Size, Spec
+from pydantic import Field
+
+from anyformer.config.spec import BY_KIND, Count, Fault, Flag, Number, Positive, Probability, Size, Spec
 
 # -- activations ----------------------------------------------------------------------------------------------------
 
@@ -88,9 +91,77 @@ class Gated(Spec):
     dropout: Probability = 0.0
 
 
-FeedForward = Annotated[NoFeedForward | Plain | Gated, *BY_KIND]
+Network = Annotated[Plain | Gated, *BY_KIND]
 
 
 def hidden_width(spec: Plain | Gated, width: int) -> int:
     """f, given or derived."""
     return spec.width or 4 * width
+
+
+# -- mixture of experts -----------------------------------------------------------------------------------------------
+
+
+class SoftmaxTopK(Spec):
+    """The k most probable experts by softmax(x W), weighted by their probabilities (Shazeer et al. 2017).
+
+    `normalize` makes these sum to 1, which is a softmax over the chosen alone (Mixtral, Qwen3, gpt-oss); without it
+    they stay as they are (Switch, DeepSeek-V2).
+    """
+
+    kind: Literal["softmax"] = "softmax"
+    normalize: Flag = True
+    bias: Flag = False  # gpt-oss
+
+
+class SigmoidTopK(Spec):
+    """The k experts with the largest sigmoid(x W) + bias, weighted by their sigmoid (DeepSeek-V3).
+
+    The bias only chooses. No gradient moves it: after each step it goes up by `rate` for experts that had less than
+    their share of the tokens and down for the others, so that no loss needs to balance them (Wang et al. 2024). With
+    `groups`, only experts of the `top_groups` best groups are chosen, by the sum of each group's best two.
+    """
+
+    kind: Literal["sigmoid"] = "sigmoid"
+    normalize: Flag = True  # the weights of the chosen sum to 1, before `scale`
+    scale: Positive = 1.0
+    rate: Annotated[float, Field(strict=True, ge=0)] = 0.001
+    groups: Size = 1
+    top_groups: Size = 1
+
+
+Router = Annotated[SoftmaxTopK | SigmoidTopK, *BY_KIND]
+
+
+class Experts(Spec):
+    """Σ w_i(x) · F_i(x) over the `top_k` experts that a router chooses for each token; no token is dropped.
+
+    `shared` experts read every token beside them, as one network of `shared` times the width (DeepSeek).
+    """
+
+    kind: Literal["experts"] = "experts"
+    count: Size
+    top_k: Size
+    router: Router = SoftmaxTopK()
+    expert: Network = Gated()  # each one
+    shared: Count = 0
+    # weighs a term of the loss: count · Σ_e share of tokens · mean probability; 1 where all experts get alike
+    balance: Annotated[float, Field(strict=True, ge=0)] = 0.0
+
+    def faults(self) -> Iterator[Fault]:
+        """What does not fit together."""
+        if self.top_k > self.count:
+            yield Fault("top_k", f"= {self.top_k}: must be at most count = {self.count}")
+        if not isinstance(self.router, SigmoidTopK):
+            return
+        groups, top = self.router.groups, self.router.top_groups
+        if self.count % groups:
+            yield Fault("router.groups", f"= {groups}: must divide count = {self.count}")
+        elif top > groups:
+            yield Fault("router.top_groups", f"= {top}: must be at most groups = {groups}")
+        elif top * (self.count // groups) < self.top_k <= self.count:
+            held = f"{top} of {groups} groups hold {top * (self.count // groups)} experts"
+            yield Fault("router.top_groups", f"= {top}: {held}, fewer than top_k = {self.top_k}")
+
+
+FeedForward = Annotated[NoFeedForward | Plain | Gated | Experts, *BY_KIND]

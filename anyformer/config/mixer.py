@@ -2,10 +2,10 @@
 
 from typing import Annotated, Literal
 
-from anyformer.config.norm import NoNorm, Norm
+from anyformer.config.norm import NoNorm, RMSNorm, TokenNorm
 from anyformer.config.pattern import Pattern
 from anyformer.config.position import Position
-from anyformer.config.spec import BY_KIND, Flag, Number, Probability, Size, Spec, by_kind
+from anyformer.config.spec import BY_KIND, Count, Flag, Number, Positive, Probability, Size, Spec, by_kind
 
 
 class Unscaled(Spec):
@@ -73,6 +73,29 @@ class Projected(Spec):
 Output = Annotated[NoOutput | Projected, *BY_KIND]
 
 
+class NoCompression(Spec):
+    """Queries, keys and values straight from the embedding."""
+
+    kind: Literal["none"] = "none"
+
+
+class Latent(Spec):
+    """Keys and values of all heads from one vector per token, and that is what a cache keeps (DeepSeek-V2, 2024).
+
+    c = N(x W_c) of `rank` numbers; k_i = [c W_ki ; r], v_i = c W_vi. Rotary positions act on the last `rotary_width`
+    numbers of a head, where all share one key: r = x W_r, turned, and kept beside c.
+    """
+
+    kind: Literal["latent"] = "latent"
+    rank: Size
+    rotary_width: Count  # of key_width; the rest is content
+    query_rank: Size | None = None  # queries by way of so many numbers, too; None: straight from the embedding
+    norm: TokenNorm = RMSNorm()  # of c, and of what queries go through
+
+
+Compression = Annotated[NoCompression | Latent, *BY_KIND]
+
+
 class Attention(Spec):
     """softmax(Q Kᵀ · scale + mask + bias) V in h heads, each a projection of the whole embedding."""
 
@@ -82,11 +105,14 @@ class Attention(Spec):
     key_width: Size | None = None  # None: d / heads
     value_width: Size | None = None  # None: key_width
     projections: Literal["separate", "shared_qk", "shared_qkv"] = "separate"
-    bias: Flag = False  # of the query, key and value projections
+    compress: Compression = NoCompression()
+    bias: Flag = False  # of the projections that read the embedding
     output: Output = Projected()
-    qk_norm: Norm = NoNorm()  # over each head's queries and keys, before positions
+    qk_norm: TokenNorm = NoNorm()  # over each head's queries and keys, before positions
     scale: Scale = InvSqrtKey()
+    cap: Positive | None = None  # scores become cap · tanh(scores / cap), before positions add to them (Gemma 2)
     normalizer: Literal["softmax", "relu"] = "softmax"  # relu: relu(scores) / number of visible keys
+    sinks: Flag = False  # softmax: a learned score for each head that takes weight and gives no value (gpt-oss)
     pattern: Pattern | None = None  # None: causal in a decoder, full in an encoder and across
     position: Position | None = None  # None: the stack's
     dropout: Probability = 0.0  # on the attention weights
@@ -101,6 +127,72 @@ class Attention(Spec):
         key = self.key_width or width // self.heads
         return key, self.value_width or key
 
+    def turning(self, width: int) -> int:
+        """How much of each query and key a position scheme may turn."""
+        return self.compress.rotary_width if isinstance(self.compress, Latent) else self.widths(width)[0]
+
+    @property
+    def reach(self) -> int | None:
+        """How many tokens back it looks in a decoder, where that has an end: its cache may forget what came before."""
+        return self.pattern.towards(False).reach if self.pattern else None
+
+
+class Recurrent(Spec):
+    """h_t = f(W x_t + U h_{t-1} + b): one token after the other; every segment begins anew, pads change no state.
+
+    rnn: f = tanh (Elman 1990) · lstm: Hochreiter & Schmidhuber 1997 · gru: Cho et al. 2014; with torch's two biases.
+    """
+
+    kind: Literal["recurrent"] = "recurrent"
+    cell: Literal["rnn", "lstm", "gru"] = "gru"
+    width: Size | None = None  # of h; None: d
+    both_ways: Flag = False  # in an encoder: a second cell reads from the end
+    begin: Literal["zero", "encoder"] = "zero"  # encoder: where the encoder's layer of the same number ended (forward)
+
+    def hidden(self, width: int) -> int:
+        """The width of h, given or derived."""
+        return self.width or width
+
+    def state(self, width: int) -> int:
+        """How many numbers a cell carries on: h, and in an LSTM c."""
+        return self.hidden(width) * (2 if self.cell == "lstm" else 1)
+
+
+class Convolution(Spec):
+    """y_t = Σ_j W_j x_{t + j·dilation - before}, j < width: a token reads its neighbours by distance.
+
+    Causal: all before it, and itself; else centred. Beyond the ends of a segment there is zero.
+    """
+
+    kind: Literal["convolution"] = "convolution"
+    width: Size = 3  # K
+    dilation: Size = 1
+    causal: Flag | None = None  # None: in a decoder
+    bias: Flag = True
+
+    def before(self, causal: bool) -> int:
+        """How far back the first of the K tokens stands."""
+        span = self.dilation * (self.width - 1)
+        return span if causal else span // 2
+
+
+class FullyConnected(Spec):
+    """One dense layer over all numbers of a sequence: y_p = Σ_r W_pr x_r + b_p, each W_pr its own d×d matrix."""
+
+    kind: Literal["dense"] = "dense"
+    length: Size  # positions; there are weights for no more
+    causal: Flag | None = None  # only r ≤ p; None: in a decoder
+    bias: Flag = True
+
+
+class PositionMixing(Spec):
+    """y_p = Σ_r w_pr x_r + b_p: one number for each pair of positions, the same for all channels (MLP-Mixer 2021)."""
+
+    kind: Literal["positions"] = "positions"
+    length: Size  # positions; there are weights for no more
+    causal: Flag | None = None  # only r ≤ p; None: in a decoder
+    bias: Flag = True
+
 
 class NoMixer(Spec):
     """No token reads another: with it everywhere, a language model is a bigram model."""
@@ -108,4 +200,6 @@ class NoMixer(Spec):
     kind: Literal["none"] = "none"
 
 
-Mixer = Annotated[Attention | NoMixer, *by_kind("attention")]
+Mixer = Annotated[
+    Attention | Recurrent | Convolution | FullyConnected | PositionMixing | NoMixer, *by_kind("attention")
+]

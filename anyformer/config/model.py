@@ -4,13 +4,25 @@ The parts are in the files beside this one. Imports no torch.
 """
 
 from collections.abc import Iterator
-from typing import Literal, Self
+from typing import Literal, Self, assert_never
 
 from pydantic import model_validator
 
 from anyformer.config.block import Block, Stack
-from anyformer.config.ends import LM, Head, Init, Input, MaskedLM, NoHead, Normal, Special, Tokens
-from anyformer.config.mixer import Attention, Mixer, NoOutput
+from anyformer.config.ends import LM, Head, Init, Input, MaskedLM, NoHead, Normal, Patches, Special, Tokens
+from anyformer.config.feedforward import Experts
+from anyformer.config.mixer import (
+    Attention,
+    Convolution,
+    FullyConnected,
+    Latent,
+    Mixer,
+    NoMixer,
+    NoOutput,
+    PositionMixing,
+    Recurrent,
+)
+from anyformer.config.norm import NoNorm
 from anyformer.config.pattern import Causal, Full, Pattern
 from anyformer.config.position import Position
 from anyformer.config.spec import ConfigError, Fault, Size, Spec
@@ -45,27 +57,53 @@ class ModelConfig(Spec):
         return {side: stack for side, stack in both.items() if stack}
 
     @property
-    def last_input(self) -> Tokens:
+    def last_input(self) -> Input:
         """The input of the stack that the head reads."""
         last = self.target if self.decoder else self.source
         assert last is not None
         return last
 
+    @property
+    def vocab(self) -> int:
+        """v of the head's side; 0 where that reads no tokens."""
+        return self.last_input.rows if isinstance(self.last_input, Tokens) else 0
+
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if found := [*_shape(self), *_stacks(self), *_vocabularies(self)]:
+        if found := [*_shape(self), *_stacks(self), *_inputs(self), *_vocabularies(self)]:
             raise ConfigError(found)
         return self
 
 
 def pattern_of(attention: Attention, side: Side) -> Pattern:
-    """The pattern of a self-attention, given or derived."""
-    return attention.pattern or (Causal() if side == "decoder" else Full())
+    """The pattern of a self-attention, given or derived; a decoder looks ahead only where that was asked for."""
+    ahead = side == "encoder"
+    return attention.pattern.towards(ahead) if attention.pattern else Full() if ahead else Causal()
+
+
+def pattern_across(attention: Attention) -> Pattern:
+    """The pattern of a cross-attention, given or derived: all of the source is there to be read."""
+    return attention.pattern.towards(True) if attention.pattern else Full()
 
 
 def position_of(attention: Attention, stack: Stack) -> Position:
     """The scheme that acts inside a self-attention, given or the stack's."""
     return attention.position or stack.position
+
+
+def causal_of(mixer: Convolution | FullyConnected | PositionMixing, side: Side) -> bool:
+    """Whether a mixer reads the past alone, given or derived."""
+    return side == "decoder" if mixer.causal is None else mixer.causal
+
+
+def handed(config: ModelConfig) -> dict[int, Recurrent]:
+    """The layers of the decoder that begin where the encoder's layer of the same number ended."""
+    mixers = [block.mixer for block in config.decoder.unrolled()] if config.decoder else []
+    return {i: mixer for i, mixer in enumerate(mixers) if isinstance(mixer, Recurrent) and _begins(mixer)}
+
+
+def _begins(mixer: Mixer) -> bool:
+    return isinstance(mixer, Recurrent) and mixer.begin == "encoder"
 
 
 # -- rules between parts: each yields what is wrong, in the user's words ----------------------------------------------
@@ -83,9 +121,10 @@ def _shape(config: ModelConfig) -> Iterator[Fault]:
     if (
         config.shape == "encoder-decoder"
         and config.decoder
-        and not any(block.cross for block in (*config.decoder.prefix, *config.decoder.blocks))
+        and not any(b.cross or _begins(b.mixer) for b in (*config.decoder.prefix, *config.decoder.blocks))
     ):
-        yield Fault("decoder.blocks", "no block reads the encoder: give at least one a `cross` attention")
+        what = "give at least one a `cross` attention, or a recurrent mixer with begin = 'encoder'"
+        yield Fault("decoder.blocks", f"no block reads the encoder: {what}")
 
 
 def _stacks(config: ModelConfig) -> Iterator[Fault]:
@@ -97,52 +136,133 @@ def _stacks(config: ModelConfig) -> Iterator[Fault]:
             yield Fault(
                 f"{side}.depth", f"= {stack.depth}: must be at least the {len(stack.prefix)} blocks of `prefix`"
             )
+        yield from (f.under(side) for f in (*_memory(stack, side, config), *_pooling(stack, side)))
         yield from (f.under(f"{side}.position") for f in _position(stack, config.width))
         for name in ("prefix", "blocks"):
             for i, block in enumerate(getattr(stack, name)):
                 yield from (f.under(f"{side}.{name}.{i}") for f in _block(block, side, stack, config))
+    yield from _handover(config)
+
+
+def _memory(stack: Stack, side: Side, config: ModelConfig) -> Iterator[Fault]:
+    """A text goes on from segment to segment, so positions must not end, and all that is kept must be of tokens."""
+    if not stack.memory:
+        return
+    mixers = [block.mixer for block in (*stack.prefix, *stack.blocks)]
+    ends, what = stack.ends, f"= {stack.memory}:"
+    if side == "encoder" or config.encoder:
+        yield Fault("memory", f"{what} only a decoder without an encoder reads a text in segments; leave it out")
+    elif stack.position.embeds():
+        within = "rotary, alibi or t5"
+        yield Fault("memory", f"{what} {stack.position.kind} positions are absolute; choose one of distances: {within}")
+    elif ends:
+        yield Fault(
+            "memory", f"{what} positions go on from segment to segment, and there are {ends[0][0]} {ends[0][1]}"
+        )
+    elif any(isinstance(mixer, Recurrent) for mixer in mixers):
+        yield Fault("memory", f"{what} it keeps tokens for attention, and a recurrent layer has a state; leave one out")
+    elif all(isinstance(mixer, NoMixer) for mixer in mixers):
+        yield Fault("memory", f"{what} no layer reads other tokens")
+
+
+def _pooling(stack: Stack, side: Side) -> Iterator[Fault]:
+    pooling = stack.pooling
+    if not pooling:
+        return
+    if side == "decoder":
+        yield Fault("pooling", "a window would show tokens what comes after them: only an encoder pools")
+    if len(pooling.stages) < 2:
+        yield Fault("pooling.stages", f"= {list(pooling.stages)}: pooling is between stages, so there are two or more")
+    if (layers := sum(pooling.stages) + pooling.tail) != stack.depth:
+        yield Fault("depth", f"= {stack.depth}: the stages and the tail of `pooling` are {layers} layers")
+
+
+def _handover(config: ModelConfig) -> Iterator[Fault]:
+    """A state goes from a cell to one of the same kind and width."""
+    encoder, decoder = config.encoder, config.decoder
+    if not encoder or not decoder or not all(s.blocks or s.depth <= len(s.prefix) for s in (encoder, decoder)):
+        return
+    givers = [block.mixer for block in encoder.unrolled()]
+    found: dict[str, Fault] = {}  # one of each block, however often its tile comes back
+    if encoder.pooling and handed(config):
+        yield Fault("encoder.pooling", "states go from token to token: a decoder cannot begin with those of windows")
+    for i, taker in handed(config).items():
+        giver = givers[i] if i < len(givers) else None
+        cell, width = taker.cell, taker.hidden(config.width)
+        if not isinstance(giver, Recurrent) or (giver.cell, giver.hidden(config.width)) != (cell, width):
+            head = len(decoder.prefix)
+            place = f"prefix.{i}" if i < head else f"blocks.{(i - head) % len(decoder.blocks)}"
+            what = f"= 'encoder': layer {i} of the encoder must be recurrent, too, with cell '{cell}' and width {width}"
+            found.setdefault(place, Fault(f"decoder.{place}.mixer.begin", what))
+    yield from found.values()
 
 
 def _position(stack: Stack, width: int) -> Iterator[Fault]:
     """The stack's own scheme, against the head widths of the layers that take it."""
     mixers = [b.mixer for b in (*stack.prefix, *stack.blocks) if isinstance(b.mixer, Attention)]
+    scheme = stack.position
+    if scheme.kind != "none" and not scheme.embeds() and not any(mixer.position is None for mixer in mixers):
+        what = "no layer takes it: it acts inside self-attention; " + (
+            "all that have it have a scheme of their own" if mixers else "sinusoidal and learned act without it"
+        )
+        yield Fault("", f"of kind '{scheme.kind}': {what}")
     heirs = [mixer for mixer in mixers if mixer.position is None and _divides(mixer, width)]
-    found = [f for mixer in heirs for f in stack.position.faults(mixer.widths(width)[0])]
+    found = [f for mixer in heirs for f in _turned(stack.position, mixer, width)]
     yield from dict.fromkeys(found)
 
 
 def _block(block: Block, side: Side, stack: Stack, config: ModelConfig) -> Iterator[Fault]:
     width = config.width
-    yield from (f.under("mixer") for f in _mixer(block.mixer, width))
+    yield from (f.under("mixer") for f in _mixer(block.mixer, side, config))
+    if not block.residual and block.mixer.kind == "none" and not block.cross and block.feedforward.kind == "none":
+        yield Fault("residual", "= False: a block without sublayers has nothing else to pass on")
+    if isinstance(block.feedforward, Experts):
+        yield from (f.under("feedforward") for f in block.feedforward.faults())
     if not block.cross:
         return
     if side == "encoder" or not config.encoder:
         yield Fault("cross", "there is no encoder to read: only the decoder of an encoder-decoder has cross-attention")
     yield from (f.under("cross") for f in _sizes(block.cross, width))
-    position, pattern = block.cross.position, block.cross.pattern
+    position = block.cross.position
     if position and position.kind != "none":
         yield Fault(
             "cross.position", f"{position.kind} does not apply across: source and target positions are not comparable"
-        )
-    if pattern and pattern.kind != "full":
-        yield Fault(
-            "cross.pattern", f"{pattern.kind} does not apply across: source and target positions are not comparable"
         )
     if block.cross.projections != "separate":
         yield Fault(
             "cross.projections", f"= '{block.cross.projections}': across, queries and keys read different inputs"
         )
+    if isinstance(block.cross.compress, Latent):
+        yield Fault("cross.compress", "latent attention reads its own tokens: across, leave compress out")
 
 
-def _mixer(mixer: Mixer, width: int) -> Iterator[Fault]:
-    if not isinstance(mixer, Attention):
-        return
-    yield from _sizes(mixer, width)
-    own = mixer.position
-    if own and own.embeds():
-        yield Fault("position", f"{own.kind} positions act on the embeddings: set them on the stack")
-    elif own and _divides(mixer, width):
-        yield from (f.under("position") for f in own.faults(mixer.widths(width)[0]))
+def _mixer(mixer: Mixer, side: Side, config: ModelConfig) -> Iterator[Fault]:
+    match mixer:
+        case Attention():
+            yield from _sizes(mixer, config.width)
+            own = mixer.position
+            if own and own.embeds():
+                yield Fault("position", f"{own.kind} positions act on the embeddings: set them on the stack")
+            elif own and _divides(mixer, config.width):
+                yield from (f.under("position") for f in _turned(own, mixer, config.width))
+        case Recurrent():
+            if mixer.both_ways and side == "decoder":
+                yield Fault("both_ways", "= True: a decoder reads in one direction; only an encoder reads both ways")
+            if mixer.begin == "encoder" and (side == "encoder" or not config.encoder):
+                yield Fault("begin", "= 'encoder': there is no encoder before this layer; leave begin out")
+        case Convolution() | FullyConnected() | PositionMixing():
+            if side == "decoder" and not causal_of(mixer, side):
+                yield Fault("causal", "= False: a decoder never reads what comes later; leave causal out")
+        case NoMixer():
+            return
+        case _:
+            assert_never(mixer)
+
+
+def _turned(scheme: Position, mixer: Attention, width: int) -> Iterator[Fault]:
+    """The faults of a scheme at the width it acts on, by the name which that has in this mixer."""
+    name = "compress.rotary_width" if isinstance(mixer.compress, Latent) else "key_width"
+    yield from (Fault(f.path, f.message.replace("key_width", name)) for f in scheme.faults(mixer.turning(width)))
 
 
 def _divides(a: Attention, width: int) -> bool:
@@ -164,21 +284,59 @@ def _sizes(a: Attention, width: int) -> Iterator[Fault]:
         yield Fault("projections", f"= '{a.projections}': needs kv_heads = heads = {a.heads}, not {a.groups}")
     if a.projections == "shared_qkv" and key != value:
         yield Fault("projections", f"= 'shared_qkv': needs value_width = key_width = {key}, not {value}")
+    if a.sinks and a.normalizer != "softmax":
+        yield Fault("sinks", f"= True: a sink takes its share of a softmax, and the normalizer is '{a.normalizer}'")
+    if isinstance(a.compress, Latent):
+        yield from _latent(a, a.compress, key)
+
+
+def _latent(a: Attention, compress: Latent, key: int) -> Iterator[Fault]:
+    if compress.rotary_width >= key:
+        yield Fault("compress.rotary_width", f"= {compress.rotary_width}: must be less than key_width = {key}")
+    if a.groups != a.heads:
+        yield Fault("kv_heads", f"= {a.kv_heads}: in latent attention every head has its own keys: leave kv_heads out")
+    if a.projections != "separate":
+        yield Fault("projections", f"= '{a.projections}': latent attention compresses keys and values, not queries")
+    if not isinstance(a.qk_norm, NoNorm):
+        yield Fault("qk_norm", "latent attention norms what it compresses: set compress.norm instead")
+
+
+def _inputs(config: ModelConfig) -> Iterator[Fault]:
+    if isinstance(config.target, Patches):
+        yield Fault("target", "patches are read at once: only an encoder reads them")
+    read, stack = config.source, config.encoder
+    if not isinstance(read, Patches) or not stack:
+        return
+    for name, n in (("image_height", read.image_height), ("image_width", read.image_width)):
+        if n and n % read.patch:
+            yield Fault(f"source.{name}", f"= {n}: must be a multiple of patch = {read.patch}")
+    for limit, name in stack.ends:
+        if limit < read.length:
+            yield Fault("encoder", f"has {limit} {name}: an image is {read.length} tokens")
 
 
 def _vocabularies(config: ModelConfig) -> Iterator[Fault]:
     source, target = config.source, config.target
-    for name, tokens in (("source", source), ("target", target)):
-        if tokens and tokens.vocab and tokens.pad is not None and tokens.pad >= tokens.vocab:
-            yield Fault(f"{name}.pad", f"= {tokens.pad}: must be an id below vocab = {tokens.vocab}")
+    for name, read in (("source", source), ("target", target)):
+        if isinstance(read, Tokens) and read.vocab and read.pad is not None and read.pad >= read.vocab:
+            yield Fault(f"{name}.pad", f"= {read.pad}: must be an id below vocab = {read.vocab}")
     last = target if config.decoder else source
+    if last and not isinstance(last, Tokens):
+        if isinstance(config.head, (LM, MaskedLM)):
+            why = f"{last.kind} have no vocabulary; 'token_labels' has labels of its own"
+            yield Fault("head.kind", f"= '{config.head.kind}': {why}")
+        for name, id in config.special:
+            if id is not None:
+                yield Fault(f"special.{name}", f"= {id}: {last.kind} have no ids")
     for name, id in config.special:
-        if last and last.vocab and id is not None and id >= last.vocab:
+        if isinstance(last, Tokens) and last.vocab and id is not None and id >= last.vocab:
             yield Fault(f"special.{name}", f"= {id}: must be an id below vocab = {last.vocab}")
     if config.tie in ("output", "all") and not isinstance(config.head, (LM, MaskedLM)):
         yield Fault("tie", f"= '{config.tie}': a head of kind '{config.head.kind}' has no vocabulary to tie")
     if config.tie in ("inputs", "all"):
         if not source or not target:
             yield Fault("tie", f"= '{config.tie}': needs a source and a target; with one input use 'output'")
+        elif not isinstance(source, Tokens) or not isinstance(target, Tokens):
+            yield Fault("tie", f"= '{config.tie}': needs tokens on both sides, not {source.kind} and {target.kind}")
         elif (source.vocab, source.table, source.pad) != (target.vocab, target.table, target.pad):
             yield Fault("tie", f"= '{config.tie}': source and target must agree in vocab, table and pad")

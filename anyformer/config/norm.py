@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from anyformer.config.spec import BY_KIND, Flag, Number, Positive, Spec
+from anyformer.config.spec import BY_KIND, Flag, Fraction, Number, Positive, Spec
 
 
 class NoNorm(Spec):
@@ -31,4 +31,17 @@ class RMSNorm(Spec):
     cast: Literal["before_scale", "after_scale"] = "before_scale"
 
 
-Norm = Annotated[NoNorm | LayerNorm | RMSNorm, *BY_KIND]
+class BatchNorm(Spec):
+    """(x - E[x]) / sqrt(Var[x] + eps) · γ + β, each feature over the real tokens of a batch (Ioffe & Szegedy 2015).
+
+    In training a token is thus seen by all others, also by those before it. Afterwards running statistics stand in
+    for the batch's, and each token is normed by itself.
+    """
+
+    kind: Literal["batch"] = "batch"
+    eps: Positive = 1e-5
+    momentum: Fraction = 0.1  # how far a step of training moves the running statistics towards its batch's
+
+
+TokenNorm = Annotated[NoNorm | LayerNorm | RMSNorm, *BY_KIND]  # of one vector, whatever it stands beside
+Norm = Annotated[NoNorm | LayerNorm | RMSNorm | BatchNorm, *BY_KIND]

@@ -1,27 +1,111 @@
-"""Patterns: which keys a query may see, by their positions. Imports no torch."""
+"""Patterns: which keys a query may see, by their positions. Imports no torch.
 
-from typing import TYPE_CHECKING, Annotated, Literal
+Each pattern is one class, and `sees(q, k)` is its definition: positions in, never indices and never a length, so that
+padding, packing and caching change nothing. What else is here serves kernels that skip whole blocks of keys: `meets`
+and `covers` speak of spans of positions, and a pattern that does not override them is right, only not sparse. They are
+made of operators alone, so that `count` may ask them by numpy.
+"""
 
-from anyformer.config.spec import BY_KIND, Count, Spec
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
+
+from pydantic import model_validator
+
+from anyformer.config.spec import BY_KIND, ConfigError, Count, Fault, Flag, Size, Spec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+About = Callable[[Any], "Tensor"]
 
-class Full(Spec):
+
+class Span(NamedTuple):
+    """The lowest and the highest position among some tokens: tensors, or arrays of numpy's."""
+
+    low: Any
+    high: Any
+
+
+class Rule(Spec):
+    """The hooks, with a meaning that is right for any pattern."""
+
+    kind: str
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether any query sees a key after it."""
+        return True
+
+    @property
+    def sees_self(self) -> bool:
+        """Whether every token sees itself: then no row of self-attention is empty."""
+        return True
+
+    @property
+    def sparse(self) -> bool:
+        """Whether a query sees a number of keys that does not grow with the length."""
+        return False
+
+    @property
+    def limit(self) -> int | None:
+        """How many positions exist, or None when there is no end."""
+        return None
+
+    @property
+    def reach(self) -> int | None:
+        """How many positions back any query sees, where that ends and none looks ahead: what a cache must keep."""
+        return None
+
+    def towards(self, ahead: bool) -> Self:
+        """The pattern with its direction, where that was left open."""
+        return self
+
+    def about(self, positions: "Tensor") -> "Tensor | None":
+        """[..., n] facts about each token that are costly to find out once for each pair."""
+        return None
+
+    def sees(self, q: "Tensor", k: "Tensor", of_q: About | None = None, of_k: About | None = None) -> "Tensor":
+        """The definition: whether a query at position q may read a key at position k (broadcast).
+
+        `of_q(i)` and `of_k(i)` give the i-th fact `about` the two, where that was found out before.
+        """
+        raise NotImplementedError
+
+    def meets(self, q: Span, k: Span) -> "Tensor":
+        """Whether any query of a span may see any key of another; never wrong where it says no."""
+        return (q.low == q.low) & (k.low == k.low)
+
+    def covers(self, q: Span, k: Span) -> "Tensor":
+        """Whether all queries of a span see all keys of another; never wrong where it says yes."""
+        return (q.low != q.low) & (k.low != k.low)
+
+
+class Open(Rule):
+    """A pattern without a direction of its own."""
+
+    ahead: Flag | None = None  # None: in an encoder and across; not in a decoder, which must not see what it predicts
+
+    @property
+    def looks_ahead(self) -> bool:
+        return self.ahead is not False
+
+    def towards(self, ahead: bool) -> Self:
+        return self.model_copy(update={"ahead": ahead}) if self.ahead is None else self
+
+
+class Full(Rule):
     """Every key."""
 
     kind: Literal["full"] = "full"
 
-    @property
-    def looks_ahead(self) -> bool:
-        return True
-
-    def sees(self, q: "Tensor", k: "Tensor") -> "Tensor":
+    def sees(self, q: "Tensor", k: "Tensor", of_q: About | None = None, of_k: About | None = None) -> "Tensor":
         return (q == q) & (k == k)
 
+    def covers(self, q: Span, k: Span) -> "Tensor":
+        return self.meets(q, k)
 
-class Causal(Spec):
+
+class Causal(Rule):
     """The past and oneself."""
 
     kind: Literal["causal"] = "causal"
@@ -30,24 +114,242 @@ class Causal(Spec):
     def looks_ahead(self) -> bool:
         return False
 
-    def sees(self, q: "Tensor", k: "Tensor") -> "Tensor":
+    def sees(self, q: "Tensor", k: "Tensor", of_q: About | None = None, of_k: About | None = None) -> "Tensor":
         return k <= q
 
+    def meets(self, q: Span, k: Span) -> "Tensor":
+        return k.low <= q.high
 
-class Window(Spec):
-    """At most `before` keys back and `after` keys ahead: causal when `after` is 0."""
+    def covers(self, q: Span, k: Span) -> "Tensor":
+        return k.high <= q.low
+
+
+class Window(Rule):
+    """At most `before` keys back and `after` keys ahead: causal when `after` is 0.
+
+    The first `globals` positions of a segment are seen by all and see all (Longformer); with `after` = 0 they, too,
+    only look back.
+    """
 
     kind: Literal["window"] = "window"
     before: Count
     after: Count
+    globals: Count = 0
 
     @property
     def looks_ahead(self) -> bool:
         return self.after > 0
 
-    def sees(self, q: "Tensor", k: "Tensor") -> "Tensor":
-        return (q - k <= self.before) & (k - q <= self.after)
+    @property
+    def reach(self) -> int | None:
+        return None if self.after or self.globals else self.before
+
+    @property
+    def sparse(self) -> bool:
+        return True
+
+    def sees(self, q: "Tensor", k: "Tensor", of_q: About | None = None, of_k: About | None = None) -> "Tensor":
+        seen = (q - k <= self.before) & (k - q <= self.after)
+        if self.globals:
+            seen = seen | ((q < self.globals) | (k < self.globals)) & ((k <= q) | self.looks_ahead)
+        return seen
+
+    def meets(self, q: Span, k: Span) -> "Tensor":
+        met = (q.low - k.high <= self.before) & (k.low - q.high <= self.after)
+        return met | ((q.low < self.globals) | (k.low < self.globals)) & ((k.low <= q.high) | self.looks_ahead)
+
+    def covers(self, q: Span, k: Span) -> "Tensor":
+        covered = (q.high - k.low <= self.before) & (k.high - q.low <= self.after)
+        seen = (q.high < self.globals) | (k.high < self.globals)
+        return covered | seen & ((k.high <= q.low) | self.looks_ahead)
 
 
-Pattern = Annotated[Full | Causal | Window, *BY_KIND]
-"""`sees(q, k)` defines a pattern: whether a query at position q may read a key at position k (broadcast)."""
+class Dilated(Rule):
+    """A window with gaps: `before` keys back and `after` keys ahead, `step` apart; causal when `after` is 0."""
+
+    kind: Literal["dilated"] = "dilated"
+    before: Count
+    after: Count
+    step: Size
+
+    @property
+    def looks_ahead(self) -> bool:
+        return self.after > 0
+
+    @property
+    def reach(self) -> int | None:
+        return None if self.after else self.before * self.step
+
+    @property
+    def sparse(self) -> bool:
+        return True
+
+    def sees(self, q: "Tensor", k: "Tensor", of_q: About | None = None, of_k: About | None = None) -> "Tensor":
+        back = q - k
+        near = (back <= self.before * self.step) & (-back <= self.after * self.step)
+        return near & (back % self.step == 0)
+
+    def meets(self, q: Span, k: Span) -> "Tensor":
+        return (q.low - k.high <= self.before * self.step) & (k.low - q.high <= self.after * self.step)
+
+
+class BlockLocal(Open):
+    """Positions in blocks of `size`; a block sees itself."""
+
+    kind: Literal["block_local"] = "block_local"
+    size: Size
+
+    @property
+    def sparse(self) -> bool:
+        return True
+
+    @property
+    def reach(self) -> int | None:
+        return None if self.looks_ahead else self.size - 1
+
+    def sees(self, q: "Tensor", k: "Tensor", of_q: About | None = None, of_k: About | None = None) -> "Tensor":
+        return (q // self.size == k // self.size) & ((k <= q) | self.looks_ahead)
+
+    def meets(self, q: Span, k: Span) -> "Tensor":
+        one = (q.low // self.size <= k.high // self.size) & (k.low // self.size <= q.high // self.size)
+        return one & ((k.low <= q.high) | self.looks_ahead)
+
+    def covers(self, q: Span, k: Span) -> "Tensor":
+        block = q.low // self.size
+        one = (q.high // self.size == block) & (k.low // self.size == block) & (k.high // self.size == block)
+        return one & ((k.high <= q.low) | self.looks_ahead)
+
+
+class BigBird(Open):
+    """Positions in blocks; a block sees its neighbours, global blocks and random blocks (Zaheer et al. 2020).
+
+    `before` and `after` count neighbouring blocks; the first `globals` blocks are seen by all and see all. Block i is
+    linked to `randoms` blocks before it, drawn by a hash of `seed`, i and their number: the links belong to the config,
+    not to a run or a length. Links are seen from both ends. Without looking ahead, all of this ends at oneself.
+    """
+
+    kind: Literal["bigbird"] = "bigbird"
+    block: Size = 64
+    before: Count = 1
+    after: Count = 1
+    globals: Count = 1
+    randoms: Count = 3
+    seed: Count = 0
+
+    @property
+    def sparse(self) -> bool:
+        return True
+
+    def link(self, block: Any, number: int) -> Any:
+        """The block before it that a block is linked to by a number below `randoms`; -1: there is none before it."""
+        mixed = (block * self.randoms + number) & _MASK
+        for salt in (self.seed, 0x9E3779B9, 0x85EBCA6B):
+            mixed = _mix(mixed ^ (salt & _MASK))
+        return (mixed % (block + (block < 1)) + 1) * (block > 0) - 1
+
+    def about(self, positions: "Tensor") -> "Tensor | None":
+        import torch
+
+        block = positions.long() // self.block
+        return torch.stack([self.link(block, i) for i in range(self.randoms)], dim=-1) if self.randoms else None
+
+    def sees(self, q: "Tensor", k: "Tensor", of_q: About | None = None, of_k: About | None = None) -> "Tensor":
+        a, b = q // self.block, k // self.block
+        if of_q is None or of_k is None:
+            of_q, of_k = (lambda i: self.link(a.long(), i)), (lambda i: self.link(b.long(), i))
+        seen = (a - b <= self.before) & (b - a <= self.after)
+        seen = seen | (a < self.globals) | (b < self.globals)
+        for i in range(self.randoms):
+            seen = seen | (of_q(i) == b) | (of_k(i) == a)
+        return seen & ((k <= q) | self.looks_ahead)
+
+    def meets(self, q: Span, k: Span) -> "Tensor":
+        a, b = _over(q, self.block), _over(k, self.block)
+        met = (a.low - b.high <= self.before) & (b.low - a.high <= self.after)
+        met = met | (a.low < self.globals) | (b.low < self.globals)
+        if self.randoms:
+            met = met | self._linked(a, b) | self._linked(b, a)
+        return met & ((k.low <= q.high) | self.looks_ahead)
+
+    def covers(self, q: Span, k: Span) -> "Tensor":
+        a, b = _over(q, self.block), _over(k, self.block)
+        covered = (a.high - b.low <= self.before) & (b.high - a.low <= self.after)
+        covered = covered | (a.high < self.globals) | (b.high < self.globals)
+        return covered & ((k.high <= q.low) | self.looks_ahead)
+
+    def _linked(self, later: Span, earlier: Span) -> "Tensor":
+        """Whether any block of one span is linked to a block of the other before it; yes where a span is long."""
+        most = _SPAN // self.block + 2  # blocks that so many positions in a row can touch
+        met = (later.high - later.low >= most) & (earlier.low == earlier.low)
+        for block in (later.low + step for step in range(most)):
+            for link in (self.link(block, i) for i in range(self.randoms)):
+                met = met | ((block <= later.high) & (earlier.low <= link) & (link <= earlier.high))
+        return met
+
+
+class Graph(Open):
+    """Any graph: position q sees position k where (q, k) is among the edges; `loops`: and every position itself."""
+
+    kind: Literal["graph"] = "graph"
+    nodes: Size
+    edges: tuple[tuple[Count, Count], ...]
+    loops: Flag = True
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if found := list(self._outside()):
+            raise ConfigError(found)
+        return self
+
+    def _outside(self) -> Iterator[Fault]:
+        for i, (q, k) in enumerate(self.edges):
+            if max(q, k) >= self.nodes:
+                yield Fault(f"edges.{i}", f"= ({q}, {k}): must join positions below nodes = {self.nodes}")
+
+    @property
+    def looks_ahead(self) -> bool:
+        return self.ahead is not False and any(k > q for q, k in self.edges)
+
+    @property
+    def sees_self(self) -> bool:
+        return self.loops or {(i, i) for i in range(self.nodes)} <= set(self.edges)
+
+    @property
+    def limit(self) -> int:
+        return self.nodes
+
+    def adjacency(self, like: "Tensor") -> "Tensor":
+        """bool [nodes, nodes], rows are queries."""
+        import torch
+
+        seen = torch.zeros(self.nodes, self.nodes, dtype=torch.bool, device=like.device)
+        if self.edges:
+            q, k = torch.tensor(self.edges, device=like.device).unbind(dim=1)
+            seen = seen.index_put((q, k), torch.tensor(True, device=like.device))
+        if self.loops:
+            seen = seen | torch.eye(self.nodes, dtype=torch.bool, device=like.device)
+        return seen if self.looks_ahead else seen.tril()
+
+    def about(self, positions: "Tensor") -> "Tensor":
+        return self.adjacency(positions)[positions]
+
+    def sees(self, q: "Tensor", k: "Tensor", of_q: About | None = None, of_k: About | None = None) -> "Tensor":
+        return self.adjacency(q)[q, k] if of_q is None else of_q(k)
+
+
+Pattern = Annotated[Full | Causal | Window | Dilated | BlockLocal | BigBird | Graph, *BY_KIND]
+
+_MASK = 0x7FFFFFFF  # hashes stay below 2³¹, so that no product of theirs overflows
+_SPAN = 128  # positions in a span beyond which `meets` may say yes unseen: the blocks of the kernels
+
+
+def _mix(x: "Tensor") -> "Tensor":
+    """Spreads every bit of numbers below 2³¹ over all of them."""
+    x = ((x ^ (x >> 16)) * 0x21F0AAAD) & _MASK
+    x = ((x ^ (x >> 15)) * 0x735A2D97) & _MASK
+    return x ^ (x >> 15)
+
+
+def _over(span: Span, size: int) -> Span:
+    """The same span in blocks of positions."""
+    return Span(span.low // size, span.high // size)

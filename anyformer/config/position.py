@@ -5,7 +5,7 @@ overriding the hooks of that place:
 
     embed             on the token embeddings, before the first block            (sinusoidal, learned)
     prepare, rotate   on queries and new keys, inside self-attention             (rotary)
-    bias              on the scores, by head, query and key position             (ALiBi, T5)
+    levels, score     on the scores, by head, query and key position             (ALiBi, T5)
 
 To add a scheme, write its class here and name it in `Position` at the end of the file; the grammar, the schema, the
 builder, `count` and the laws in `tests/` pick it up from there. What it learns is declared by `tables`, and starts as
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from anyformer.config.spec import BY_KIND, Count, Fault, Flag, Fraction, Positive, Size, Spec
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 Tables = Mapping[str, "Tensor"]
@@ -41,7 +42,7 @@ class Scheme(Spec):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
-        within = cls.prepare is not Scheme.prepare or cls.bias is not Scheme.bias
+        within = any(getattr(cls, hook) is not getattr(Scheme, hook) for hook in ("prepare", "score", "bias"))
         assert not (cls.embeds() and within), f"{cls.__name__} must act on embeddings or inside attention, not on both"
 
     @classmethod
@@ -83,12 +84,26 @@ class Scheme(Spec):
         """[b, h, t, k] queries or new keys to the same."""
         return x
 
-    def bias(self, q: "Tensor", k: "Tensor", heads: int, causal: bool, tables: Tables) -> "Tensor | None":
-        """[b or 1, t] query and [b or 1, s] key positions to what is added to the scores, [b or 1, h, t, s].
-
-        In any floating precision: the kernels take it in the scores'. `causal`: keys after the query are never seen.
-        """
+    def levels(self, heads: int, causal: bool, tables: Tables, device: "torch.device") -> "Tensor | None":
+        """What `score` looks up, made once per forward pass; `causal`: keys after the query are never seen."""
         return None
+
+    def score(self, levels: "Tensor", head: "Tensor", q: "Tensor", k: "Tensor") -> "Tensor":
+        """What is added to the score of a head between a query and a key position (broadcast).
+
+        In any floating precision: the kernels take it in the scores'.
+        """
+        raise NotImplementedError
+
+    def bias(self, q: "Tensor", k: "Tensor", heads: int, causal: bool, tables: Tables) -> "Tensor | None":
+        """All scores at once: [b or 1, t] query and [b or 1, s] key positions to [b or 1, h, t, s]."""
+        import torch
+
+        levels = self.levels(heads, causal, tables, q.device)
+        if levels is None:
+            return None
+        head = torch.arange(heads, device=q.device)[:, None, None]
+        return self.score(levels, head, q[:, None, :, None], k[:, None, None, :])
 
 
 class NoPosition(Scheme):
@@ -262,11 +277,13 @@ class Alibi(Scheme):
         first = [2.0 ** (-8 * (i + 1) / power) for i in range(power)]
         return first + [2.0 ** (-4 * (2 * i + 1) / power) for i in range(heads - power)]
 
-    def bias(self, q: "Tensor", k: "Tensor", heads: int, causal: bool, tables: Tables) -> "Tensor":
+    def levels(self, heads: int, causal: bool, tables: Tables, device: "torch.device") -> "Tensor":
         import torch
 
-        slopes = torch.tensor(self.slopes(heads), device=q.device, dtype=torch.float32)
-        return -slopes[:, None, None] * _distance(q, k).abs()[:, None]  # [b, h, t, s]
+        return torch.tensor(self.slopes(heads), dtype=torch.float32, device=device)
+
+    def score(self, levels: "Tensor", head: "Tensor", q: "Tensor", k: "Tensor") -> "Tensor":
+        return -levels[head] * (q - k).abs()
 
 
 class T5Bias(Scheme):
@@ -306,15 +323,20 @@ class T5Bias(Scheme):
         ahead = 0 if causal else buckets * (distance < 0).long()
         return torch.where(far < exact, far, coarse) + ahead
 
-    def bias(self, q: "Tensor", k: "Tensor", heads: int, causal: bool, tables: Tables) -> "Tensor":
-        return tables["buckets"][self.bucket(_distance(q, k), causal)].movedim(-1, 1)  # [b, t, s, h] -> [b, h, t, s]
+    def levels(self, heads: int, causal: bool, tables: Tables, device: "torch.device") -> "Tensor":
+        """The number of each distance and head, [distances, h]: past `max_distance` they all share a bucket."""
+        import torch
+
+        reach = 2 * self.max_distance
+        distances = torch.arange(-reach, reach + 1, device=device)
+        return tables["buckets"][self.bucket(distances, causal)]
+
+    def score(self, levels: "Tensor", head: "Tensor", q: "Tensor", k: "Tensor") -> "Tensor":
+        reach = 2 * self.max_distance
+        return levels[(q - k).clamp(-reach, reach) + reach, head]
 
 
 Position = Annotated[NoPosition | Sinusoidal | Learned | Rotary | Alibi | T5Bias, *BY_KIND]
-
-
-def _distance(q: "Tensor", k: "Tensor") -> "Tensor":
-    return q[:, :, None] - k[:, None, :]  # [b, t, s]
 
 
 def _frequencies(like: "Tensor", base: float, width: int) -> "Tensor":

@@ -68,7 +68,7 @@ def by_kind(default: str | None = None) -> tuple[Any, ...]:
             return {"kind": value}
         return {"kind": default, **value} if default and isinstance(value, dict) and "kind" not in value else value
 
-    extra = {"default_kind": default} if default else None
+    extra: dict[str, Any] | None = {"default_kind": default} if default else None
     return Field(discriminator="kind", json_schema_extra=extra), BeforeValidator(name)
 
 

@@ -2,43 +2,63 @@
 
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
+from functools import cache
 from math import prod
 from typing import assert_never
+
+import numpy as np
 
 from anyformer.config import (
     LM,
     Activation,
     Attention,
+    BatchNorm,
     Block,
     Classifier,
+    Convolution,
     Embedder,
+    Experts,
     FactorisedTable,
+    Features,
     FullTable,
+    FullyConnected,
     Gated,
     Gelu,
     HeadTransform,
+    Input,
+    Latent,
     LayerNorm,
     LeakyRelu,
     MaskedLM,
     Mixer,
     ModelConfig,
+    Network,
+    NoCompression,
     NoFeedForward,
-    NoMixer,
     NoHead,
+    NoMixer,
     NoNorm,
     Norm,
     NoTransform,
     Parallel,
-    Plain,
+    Patches,
+    Pattern,
+    PositionMixing,
     Projected,
+    Recurrent,
     RMSNorm,
     Side,
     Silu,
+    SoftmaxTopK,
+    Span,
     SquaredRelu,
     Stack,
     TokenLabels,
     Tokens,
+    handed,
     hidden_width,
+    pattern_across,
+    pattern_of,
     position_of,
 )
 
@@ -64,20 +84,37 @@ def side_costs(
     read, name = (config.source, "source") if side == "encoder" else (config.target, "target")
     assert read is not None
     shared = side == "decoder" and config.tie in ("inputs", "all")
-    yield f"{name} embeddings", 1, _embeddings(read, d, b * t, own_table=not shared)
+    inner = read.inner_width(d) if isinstance(read, Tokens) else d
+    yield f"{name} embeddings", 1, _input(read, d, b, t, own_table=not shared)
     # with `share` only the first tile has weights of its own
     own = layers[: len(stack.prefix) + len(stack.blocks)] if stack.share else layers
-    yield f"{side} positions", 1, Cost(_position_tables(stack, own, d, read.inner_width(d)))
+    yield f"{side} positions", 1, Cost(_position_tables(stack, own, d, inner))
 
     costs: dict[str, list[Cost]] = {}
-    for i, block in enumerate(layers):
-        for part, cost in _block(block, d, b, t, s, caching=side == "decoder"):
+    for i, (block, level) in enumerate(zip(layers, stack.levels, strict=True)):
+        read_at_once = -(-t // stack.pooling.factor**level) if stack.pooling else t
+        for part, cost in _block(block, d, b, read_at_once, s, caching=side == "decoder"):
             costs.setdefault(part, []).append(cost if i < len(own) else replace(cost, parameters=0))
     for part, each in costs.items():
         yield f"{side} {part}", len(each), sum(each, Cost())
     yield f"{side} final norm", 1, _norm(stack.final_norm, d, b * t)
+    if side == "decoder" and (states := sum(mixer.state(d) for mixer in handed(config).values())):
+        yield "encoder states", 1, Cost(cached=b * s * states)
     if "cross-attention" in costs:
         yield "encoder output", 1, Cost(kept=b * s * d)  # what all cross-attention reads
+
+
+def _input(read: Input, d: int, b: int, t: int, own_table: bool) -> Cost:
+    match read:
+        case Tokens():
+            return _embeddings(read, d, b * t, own_table)
+        case Features(size=size, bias=bias):
+            return _linear(size, d, b * t, bias) + _norm(read.norm, d, b * t)
+        case Patches(size=size, bias=bias):
+            first = int(read.class_token)
+            return _linear(size, d, b * (t - first), bias) + Cost(d * first) + _norm(read.norm, d, b * t)
+        case _:
+            assert_never(read)
 
 
 def _embeddings(tokens: Tokens, d: int, rows: int, own_table: bool) -> Cost:
@@ -107,7 +144,7 @@ def _position_tables(stack: Stack, own: tuple[Block, ...], d: int, inner: int) -
 def _block(block: Block, d: int, b: int, t: int, s: int, caching: bool) -> Iterator[tuple[str, Cost]]:
     branches = [*_mixer(block.mixer, d, b, t, caching)]
     if block.cross:
-        branches.append(("cross-attention", _attention(block.cross, d, b, t, s, caching)))
+        branches.append(("cross-attention", _attention(block.cross, pattern_across(block.cross), d, b, t, s, caching)))
     if not isinstance(block.feedforward, NoFeedForward):
         branches.append(("feed-forward", _feedforward(block.feedforward, d, b * t)))
     n, place, parallel = len(branches), block.placement, isinstance(block.order, Parallel)
@@ -126,27 +163,102 @@ def _block(block: Block, d: int, b: int, t: int, s: int, caching: bool) -> Itera
 def _mixer(mixer: Mixer, d: int, b: int, t: int, caching: bool) -> Iterator[tuple[str, Cost]]:
     match mixer:
         case Attention():
-            yield "self-attention", _attention(mixer, d, b, t, t, caching)
+            pattern = pattern_of(mixer, "decoder" if caching else "encoder")
+            yield "self-attention", _attention(mixer, pattern, d, b, t, t, caching)
+        case Recurrent():
+            yield "recurrence", _recurrence(mixer, d, b, t, caching)
+        case Convolution(width=k, bias=bias):
+            slots = _slots(t, mixer.before(causal=True))
+            yield "convolution", replace(_linear(k * d, d, b * t, bias), kept=0, cached=b * slots * d * caching)
+        case FullyConnected(length=n, bias=bias):
+            yield "dense", Cost(n * d * (n * d + bias), 2 * b * (t * d) ** 2, cached=b * t * d * caching)
+        case PositionMixing(length=n, bias=bias):
+            yield "positions", Cost(n * (n + bias), 2 * b * t * t * d, cached=b * t * d * caching)
         case NoMixer():
             return
         case _:
             assert_never(mixer)
 
 
-def _attention(a: Attention, d: int, b: int, t: int, s: int, caching: bool) -> Cost:
+def _attention(a: Attention, pattern: Pattern, d: int, b: int, t: int, s: int, caching: bool) -> Cost:
     h, g = a.heads, a.groups
     k, k_v = a.widths(d)
-    keys, values = g * k * (a.projections == "separate"), g * k_v * (a.projections != "shared_qkv")
-    cost = _linear(d, h * k, b * t, a.bias) + _linear(d, keys + values, b * s, a.bias)
+    cost, each = _projections(a, d, b * t, b * s)
     if isinstance(a.output, Projected):
-        cost += _linear(h * k_v, d, b * t, a.output.bias)
-    cost = replace(cost, kept=b * (t * h * (k + k_v) + s * g * (k + k_v)))  # q and what the heads read; k and v
-    cost += _norm(a.qk_norm, k, b * t * h) + _norm(a.qk_norm, k, b * s * g)
-    return cost + Cost(flops=2 * b * h * t * s * (k + k_v), cached=b * s * g * (k + k_v) * caching)
+        cost += replace(_linear(h * k_v, d, b * t, a.output.bias), kept=0)
+    cost += Cost(kept=b * (t * h * (k + k_v) + s * g * (k + k_v)))  # q and what the heads read; k and v
+    cost += Cost(h * a.sinks)
+    return cost + Cost(
+        flops=2 * b * h * pairs(pattern, t, s) * (k + k_v), cached=b * _slots(s, a.reach) * each * caching
+    )
 
 
-def _feedforward(spec: Plain | Gated, d: int, rows: int) -> Cost:
-    f = hidden_width(spec, d)
+@cache  # layers are alike
+def pairs(pattern: Pattern, t: int, s: int) -> int:
+    """Queries times keys that are multiplied: of a sparse pattern those in blocks that hold a visible pair."""
+    if not pattern.sparse:
+        return t * s
+    rows, columns = _blocks(t), _blocks(s)
+    wide, total = columns.high - columns.low + 1, 0
+    for some in np.array_split(np.arange(len(rows.low)), 1 + len(rows.low) // 64):  # never all blocks at once
+        low, high = rows.low[some, None], rows.high[some, None]
+        met = np.asarray(pattern.meets(Span(low, high), columns))
+        total += int(((high - low + 1) * (met @ wide)[:, None]).sum())
+    return total
+
+
+def _blocks(length: int) -> Span:
+    """The first and the last position of each block of 128 tokens."""
+    low = np.arange(0, length, 128)
+    return Span(low, np.minimum(low + 127, length - 1))
+
+
+def _projections(a: Attention, d: int, queries: int, keys: int) -> tuple[Cost, int]:
+    """From so many tokens to q, k and v, and how many numbers a cache keeps of each."""
+    h, g = a.heads, a.groups
+    k, k_v = a.widths(d)
+    match a.compress:
+        case NoCompression():
+            both = g * k * (a.projections == "separate") + g * k_v * (a.projections != "shared_qkv")
+            cost = _linear(d, h * k, queries, a.bias) + _linear(d, both, keys, a.bias)
+            norms = _norm(a.qk_norm, k, queries * h) + _norm(a.qk_norm, k, keys * g)
+            return replace(cost, kept=0) + norms, g * (k + k_v)
+        case Latent(rank=r, rotary_width=turning, query_rank=rank, norm=norm):
+            cost = replace(_linear(d, (rank or h * k) + r + turning, queries, a.bias), kept=0)
+            cost += _norm(norm, r, queries) + _linear(r, h * (k - turning + k_v), queries, bias=False)
+            if rank:
+                cost += _norm(norm, rank, queries) + _linear(rank, h * k, queries, bias=False)
+            return cost, r + turning
+        case _:
+            assert_never(a.compress)
+
+
+def _slots(length: int, reach: int | None) -> int:
+    """How many tokens of `length` a layer keeps that looks so far back: its reach, the newest, and a slot for pads."""
+    return length if reach is None else min(length, reach + 2)
+
+
+def _recurrence(spec: Recurrent, d: int, b: int, t: int, caching: bool) -> Cost:
+    h, ways = spec.hidden(d), 2 if spec.both_ways else 1
+    gates, kept = {"rnn": (1, 1), "lstm": (4, 7), "gru": (3, 5)}[spec.cell]  # kept: gates, what they multiply, states
+    cost = Cost(ways * gates * h * (d + h + 2), ways * 2 * b * t * gates * h * (d + h))
+    if ways > 1 or h != d:
+        cost += _linear(ways * h, d, b * t, bias=False)
+    return replace(cost, kept=b * t * ways * kept * h, cached=b * t * spec.state(d) * caching)
+
+
+def _feedforward(spec: Network | Experts, d: int, rows: int) -> Cost:
+    if not isinstance(spec, Experts):
+        return _network(spec, d, hidden_width(spec, d), rows)
+    n, k, f = spec.count, spec.top_k, hidden_width(spec.expert, d)
+    bias = isinstance(spec.router, SoftmaxTopK) and spec.router.bias
+    cost = replace(_linear(d, n, rows, bias), kept=rows * n)  # probabilities
+    chosen = _network(spec.expert, d, f, rows * k)
+    cost += replace(chosen, parameters=n * chosen.parameters) + Cost(kept=2 * rows * k * d)  # what they read and say
+    return cost + _network(spec.expert, d, spec.shared * f, rows) if spec.shared else cost
+
+
+def _network(spec: Network, d: int, f: int, rows: int) -> Cost:
     gated = isinstance(spec, Gated)
     cost = _linear(d, f * (1 + gated), rows, spec.bias) + _linear(f, d, rows, spec.bias)
     return replace(cost, kept=rows * f * ((3 if gated else 1) + _blind(spec.activation)))
@@ -158,12 +270,13 @@ def _blind(activation: Activation) -> bool:
 
 
 def head_cost(config: ModelConfig, b: int, t: int) -> Cost:
-    d, head, last = config.width, config.head, config.last_input
-    e, v, own_table = last.table_width(d), last.rows, config.tie not in ("output", "all")
+    d, head, read = config.width, config.head, config.last_input
     match head:
         case NoHead():
             return Cost()
         case LM() | MaskedLM():
+            assert isinstance(read, Tokens)
+            e, v, own_table = read.table_width(d), read.rows, config.tie not in ("output", "all")
             transform = head.transform if isinstance(head, MaskedLM) else NoTransform()
             table = Cost((e * own_table + head.bias) * v, 2 * b * t * e * v, kept=b * t * (e + v))
             return _transform(transform, d, e, b * t) + table
@@ -194,6 +307,8 @@ def _norm(spec: Norm, width: int, rows: int) -> Cost:
             return Cost()
         case LayerNorm(bias=bias):
             return Cost(width * (1 + bias), kept=rows * width)
+        case BatchNorm():
+            return Cost(2 * width, kept=rows * width)
         case RMSNorm():
             return Cost(width, kept=rows * width)
         case _:

@@ -2,14 +2,16 @@
 
     parameters    shared weights once
     FLOPs         of one forward pass, as torch's counter has them: 2·m·n·k for each product of matrices, else nothing;
-                  attention over all t·s pairs, whatever its pattern hides
+                  attention over all t·s pairs, whatever its pattern hides; but of a sparse pattern (window,
+                  dilated, block_local, bigbird) over the blocks of 128 × 128 pairs that hold a visible one,
+                  which is what kernels compute that skip blocks: `flex`
     activations   the least that a training step keeps for its backward pass without checkpointing, each tensor once:
                   the input of every linear layer and norm; q, k and v as attention multiplies them, but no t·s weights,
                   which the kernel recomputes; the input of an activation that does not know its slope from its output;
                   both factors of a gate; logits, for the loss. Left out: dropout masks, the norms' statistics, biases
                   on scores, and what an unfused norm or rotation keeps on top
-    KV cache      of a decoder that has read `length` tokens, and the source's in an encoder-decoder; every layer has
-                  a slot for every token, also where a window would let go of old ones
+    KV cache      of a decoder that has read `length` tokens, as `new_cache` makes it, and the source's in an
+                  encoder-decoder: a causal window keeps no more than it shows, latent attention what it compressed
 
 b, t, s, d, h, g, k, f, e, v as in `config/__init__.py`; `rows` is how many vectors a layer transforms.
 """
@@ -18,7 +20,7 @@ from dataclasses import asdict, dataclass
 from math import inf
 from typing import Any
 
-from anyformer.config import ConfigError, Fault, ModelConfig, Side
+from anyformer.config import ConfigError, Fault, ModelConfig, Patches, Side
 from anyformer.inspection.costs import Cost, head_cost, side_costs
 
 NUMBERS = ("parameters", "flops", "activation_bytes", "cache_bytes")
@@ -94,17 +96,24 @@ def count(
     """What it costs to read `length` tokens in each of `batch` rows, with numbers of so many bytes (4: fp32).
 
     Without a length, 1024 or as far as the positions reach. In an encoder-decoder `length` is the target's, and the
-    source's too unless that is given.
+    source's too unless that is given. Images have a length of their own.
     """
-    reach = [stack.position.limit or 1024 for stack in config.stacks.values()]
-    length = min(1024, *reach) if length is None else length
     sizes = {"length": length, "batch": batch, "source_length": source_length, "bytes_per_value": bytes_per_value}
     wrong = [Fault(name, f"= {n}: must be at least 1") for name, n in sizes.items() if n is not None and n < 1]
-    if source_length and config.shape != "encoder-decoder":
+    pair = config.shape == "encoder-decoder"
+    if source_length and not pair:
         wrong.append(Fault("source_length", f"only an encoder-decoder has one, and this is {config.shape}-only"))
+    image = config.source.length if isinstance(config.source, Patches) else None
+    if image:
+        name = "source_length" if pair else "length"
+        if sizes[name] not in (None, image):
+            wrong.append(Fault(name, f"= {sizes[name]}: an image is {image} tokens"))
+        length, source_length = (length, image) if pair else (image, None)
     if wrong:
         raise ConfigError(wrong)
-    if config.shape == "encoder-decoder":
+    reach = [s.limit or 1024 for side, s in config.stacks.items() if side == "decoder" or not image]
+    length = min(1024, *reach) if length is None else length
+    if pair:
         source_length = source_length or length
     lengths: dict[Side, int] = {"encoder": source_length or length, "decoder": length}
 
@@ -117,6 +126,6 @@ def count(
         for name, layers, cost in parts
         if cost != Cost() or name.endswith("embeddings")  # a shared table costs nothing twice, but is there
     ]
-    too_long = tuple(side for side, stack in config.stacks.items() if lengths[side] > (stack.position.limit or inf))
+    too_long = tuple(side for side, stack in config.stacks.items() if lengths[side] > (stack.limit or inf))
     totals = [sum(getattr(row, name) for row in rows) for name in NUMBERS]
     return Table(tuple(rows), length, source_length, batch, bytes_per_value, too_long, *totals)

@@ -5,13 +5,14 @@
     {i}.{sublayer}.q / k / v       queries, new keys and values by head, as attention uses them [b, h, t, k]
     {i}.{sublayer}.weights         attention weights [b, h, t, s]; rows are queries
     {i}.{sublayer}.heads           what each head read [b, h, t, k_v]
-    {i}.feedforward.hidden         activations of the feed-forward [b, t, f]
+    {i}.feedforward.hidden         activations of the feed-forward [b, t, f]; of experts, `shared.hidden` of the shared
+    {i}.feedforward.router         how much each expert counts [b, t, experts]; 0 where it does not read the token
     {i}.{sublayer}.out             what a sublayer adds to the residual stream [b, t, d]
     {i}.out                        the residual stream after layer i [b, t, d]
     final                          after the final norm [b, t, d]
 
 each behind `encoder.` or `decoder.`, with `{i}` the layer from 0 and `{sublayer}` mixer, cross or feedforward; and
-`head`, what the model returns.
+`head`, what the model returns. Where an encoder pools its tokens, t and s count what a layer reads.
 """
 
 from fnmatch import fnmatchcase

@@ -1,4 +1,4 @@
-"""Attention kernels, and nothing else knows them. `eager` is the readable reference; the others must equal it."""
+"""Attention at work. `eager` is the readable reference; the other kernels must equal it."""
 
 from typing import Literal
 
@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from anyformer.nn.flex import flex
 from anyformer.nn.mask import Relation
 from anyformer.nn.norm import at_least_fp32
+from anyformer.nn.varlen import varlen
 
-Backend = Literal["auto", "eager", "sdpa"]
+Backend = Literal["auto", "eager", "sdpa", "flex", "varlen"]
 Normalizer = Literal["softmax", "relu"]
 
 
@@ -22,43 +24,58 @@ def attend(
     normalizer: Normalizer = "softmax",
     dropout: float = 0.0,
     backend: str = "auto",
+    cap: float | None = None,
+    sinks: Tensor | None = None,  # [h]
 ) -> Tensor:
-    """normalise(q kᵀ · scale + bias, where visible) v, [b, h, t, k_v]; a row that sees nothing is zero."""
-    match choose(backend, normalizer):
-        case "eager":
-            weights = weigh(q, k, relation, scale, normalizer)
-            return mix(F.dropout(weights, dropout), v)
-        case "sdpa":
-            if scale <= 0:  # torch's causal kernel scales after masking, and 0 · -inf is NaN
-                q, scale = q * scale, 1.0
-            out = F.scaled_dot_product_attention(
-                q,
-                k,
-                v,
-                attn_mask=relation.mask if relation.bias is None else relation.bias.to(q.dtype),
-                is_causal=relation.causal,
-                scale=scale,
-                dropout_p=dropout,
-                enable_gqa=q.shape[1] != k.shape[1],
-            )
-            return out if relation.alive is None else out * relation.alive
+    """normalise(cap(q kᵀ · scale) + bias, where visible) v, [b, h, t, k_v]; a row that sees nothing is zero.
+
+    A relation that was lowered for a kernel runs on it; a dense one on `sdpa`, or on `eager` where that is asked for or
+    nothing else can.
+    """
+    if relation.blocks is not None:
+        return flex(q, k, v, relation.blocks, scale, cap, sinks)
+    if relation.documents is not None:
+        return varlen(q, k, v, relation.documents, scale)
+    if backend == "eager" or needs_eager(normalizer, cap, sinks is not None):
+        weights = weigh(q, k, relation, scale, normalizer, cap, sinks)
+        return mix(F.dropout(weights, dropout), v)
+    if scale <= 0:  # torch's causal kernel scales after masking, and 0 · -inf is NaN
+        q, scale = q * scale, 1.0
+    out = F.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=relation.mask if relation.bias is None else relation.bias.to(q.dtype),
+        is_causal=relation.causal,
+        scale=scale,
+        dropout_p=dropout,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    return out if relation.alive is None else out * relation.alive
 
 
-def choose(backend: str, normalizer: Normalizer) -> Literal["eager", "sdpa"]:
-    """The kernel that runs: what was asked for if it can, else what can."""
-    match backend:
-        case "eager":
-            return "eager"
-        case "auto" | "sdpa":
-            return "sdpa" if normalizer == "softmax" else "eager"  # no kernel normalises by ReLU
-        case _:
-            raise ValueError(f"backend = {backend!r}: must be 'auto', 'eager' or 'sdpa'")
+def needs_eager(normalizer: Normalizer, cap: float | None, sinks: bool) -> str | None:
+    """Why torch's dense kernels cannot do it."""
+    if normalizer != "softmax":
+        return "no kernel normalises by ReLU"
+    return "sdpa has no soft cap" if cap is not None else "sdpa has no sinks" if sinks else None
 
 
-def weigh(q: Tensor, k: Tensor, relation: Relation, scale: float, normalizer: Normalizer = "softmax") -> Tensor:
+def weigh(
+    q: Tensor,
+    k: Tensor,
+    relation: Relation,
+    scale: float,
+    normalizer: Normalizer = "softmax",
+    cap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """The attention weights [b, h, t, s]; rows are queries."""
+    relation = relation.dense()
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)  # each key head serves h/g query heads
     scores = at_least_fp32(q @ k.transpose(-1, -2)) * scale
+    if cap is not None:
+        scores = cap * torch.tanh(scores / cap)
     if relation.bias is not None:
         scores = scores + relation.bias
     if relation.mask is not None:
@@ -66,10 +83,13 @@ def weigh(q: Tensor, k: Tensor, relation: Relation, scale: float, normalizer: No
     if relation.causal:
         ahead = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         scores = scores.masked_fill(ahead, -torch.inf)
-    if normalizer == "softmax":
-        weights = scores.softmax(dim=-1)
-    else:
+    if normalizer == "relu":
         weights = scores.relu() / (scores > -torch.inf).sum(dim=-1, keepdim=True)
+    elif sinks is not None:
+        sink = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+        weights = torch.cat((scores, sink), dim=-1).softmax(dim=-1)[..., :-1]
+    else:
+        weights = scores.softmax(dim=-1)
     return (weights if relation.alive is None else weights * relation.alive).to(q.dtype)
 
 

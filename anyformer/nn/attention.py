@@ -1,11 +1,13 @@
-"""Multi-head attention (Vaswani et al. 2017): self or cross, grouped heads, any widths."""
+"""Multi-head attention (Vaswani et al. 2017): self or cross, grouped heads, any widths, compressed or not."""
 
+import torch
 from torch import Tensor, nn
 
-from anyformer.config import Attention, Projected, factor
+from anyformer.config import Attention, Latent, Projected, factor
 from anyformer.nn.attend import attend, mix, weigh
 from anyformer.nn.context import Context
-from anyformer.nn.linear import Fused
+from anyformer.nn.latent import LatentProjection
+from anyformer.nn.linear import Fused, split
 from anyformer.nn.norm import build_norm
 
 
@@ -14,6 +16,7 @@ class MultiHeadAttention(nn.Module):
 
     Self-attention projects its input to q, k and v in one product; cross-attention projects its input to q and the
     encoder's output to k and v. With fewer key/value heads (g < h) each serves h/g queries' heads.
+    Latent attention makes all three by way of a compressed vector (`latent.py`).
     """
 
     def __init__(self, spec: Attention, width: int, *, cross: bool = False):
@@ -21,9 +24,12 @@ class MultiHeadAttention(nn.Module):
         h, g = spec.heads, spec.groups
         k, k_v = spec.widths(width)
         self.heads, self.groups, self.cross = h, g, cross
+        self.latent: LatentProjection | None = None
         if cross:
             self.q = nn.Linear(width, h * k, bias=spec.bias)
             self.kv = Fused(width, (g * k, g * k_v), bias=spec.bias)
+        elif isinstance(spec.compress, Latent):
+            self.latent = LatentProjection(spec, spec.compress, width)
         else:
             rows = {"separate": (h * k, g * k, g * k_v), "shared_qk": (h * k, g * k_v), "shared_qkv": (h * k,)}
             self.qkv = Fused(width, rows[spec.projections], bias=spec.bias)
@@ -33,15 +39,18 @@ class MultiHeadAttention(nn.Module):
         output = spec.output
         self.out = nn.Linear(h * k_v, width, output.bias) if isinstance(output, Projected) else nn.Identity()
         self.scale, self.normalizer, self.dropout = factor(spec.scale, width, k), spec.normalizer, spec.dropout
+        self.cap, self.sinks = spec.cap, nn.Parameter(torch.empty(h)) if spec.sinks else None
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        q, k, v = self._across(x, ctx) if self.cross else self._within(x, ctx)
+        q, k, v = (self._across if self.cross else self.latent or self._within)(x, ctx)
         relation = ctx.cross if self.cross else ctx.relation
         assert relation is not None
         dropout = self.dropout if self.training else 0.0
-        out = attend(q, k, v, relation, self.scale, self.normalizer, dropout, ctx.backend)
+        out = attend(q, k, v, relation, self.scale, self.normalizer, dropout, ctx.backend, self.cap, self.sinks)
+        if self.latent and self.latent.absorbs(x, ctx):
+            out = self.latent.values(out)
         if ctx.asks("weights"):  # recomputed for those who ask; the kernel's result stays unless they change them
-            weights = weigh(q, k, relation, self.scale, self.normalizer)
+            weights = weigh(q, k, relation, self.scale, self.normalizer, self.cap, self.sinks)
             if (changed := ctx.tap("weights", weights)) is not weights:
                 out = mix(changed, v)
         out = ctx.tap("heads", out)
@@ -56,10 +65,7 @@ class MultiHeadAttention(nn.Module):
             assert ctx.relation.scheme is not None
             q, k = ctx.relation.scheme.rotate(q, rotation), ctx.relation.scheme.rotate(k, rotation)
         q, k, v = ctx.tap("q", q), ctx.tap("k", k), ctx.tap("v", v)
-        if ctx.cache is not None:
-            assert ctx.at is not None
-            k, v = ctx.cache.append(k, v, ctx.at)
-        return q, k, v
+        return q, *ctx.append(k, v)
 
     def _across(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
         q = ctx.tap("q", self.q_norm(split(self.q(x), self.heads)))
@@ -73,7 +79,6 @@ class MultiHeadAttention(nn.Module):
             ctx.cache.cross = k, v
         return q, k, v
 
-
-def split(x: Tensor, heads: int) -> Tensor:
-    """[b, t, h·k] -> [b, h, t, k]"""
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+    def queries(self) -> Tensor:
+        """The rows of weight that make the queries."""
+        return self.q.weight if self.cross else self.latent.queries() if self.latent else self.qkv.rows(0)

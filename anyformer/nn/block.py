@@ -8,8 +8,10 @@
              │                  N                 │             └──(+)
 
 In sequence the sublayers do this one after the other; in parallel they read the same x and one sum takes them all.
+Without the residual path the line on the right is missing, and a sum is of the branches alone.
 """
 
+import torch
 from torch import Tensor, nn
 
 from anyformer.config import Block, NoNorm, Parallel
@@ -17,26 +19,33 @@ from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.context import Context
 from anyformer.nn.ffn import build_ffn
 from anyformer.nn.mixer import build_mixer
-from anyformer.nn.norm import build_norm
+from anyformer.nn.norm import build_norm, normed
 
 
 class Sublayer(nn.Module):
     """N_sum(x + dropout(N_branch(F(N_in x)))); a norm that is not there is the identity."""
 
     def __init__(
-        self, inner: nn.Module, norm_in: nn.Module, norm_branch: nn.Module, norm_sum: nn.Module, dropout: float
+        self,
+        inner: nn.Module,
+        norm_in: nn.Module,
+        norm_branch: nn.Module,
+        norm_sum: nn.Module,
+        dropout: float,
+        residual: bool,
     ):
         super().__init__()
         self.norm_in, self.inner, self.norm_branch, self.norm_sum = norm_in, inner, norm_branch, norm_sum
-        self.dropout = nn.Dropout(dropout)
+        self.dropout, self.residual = nn.Dropout(dropout), residual
 
     def branch(self, x: Tensor, ctx: Context) -> Tensor:
         """What the sublayer adds to the residual stream."""
-        y = self.inner(ctx.tap("in", self.norm_in(x)), ctx)
-        return ctx.tap("out", self.dropout(self.norm_branch(y)))
+        y = self.inner(ctx.tap("in", _norm(self.norm_in, x, ctx)), ctx)
+        return ctx.tap("out", self.dropout(_norm(self.norm_branch, y, ctx)))
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        return self.norm_sum(x + self.branch(x, ctx))
+        y = self.branch(x, ctx)
+        return _norm(self.norm_sum, x + y if self.residual else y, ctx)
 
 
 class SequentialBlock(nn.ModuleDict):
@@ -51,19 +60,25 @@ class SequentialBlock(nn.ModuleDict):
 class ParallelBlock(nn.Module):
     """N_sum(x + Σ F_i(N x)): every sublayer reads the same x, through its own norm or a shared one."""
 
-    def __init__(self, sublayers: dict[str, Sublayer], norm_in: nn.Module, norm_sum: nn.Module):
+    def __init__(self, sublayers: dict[str, Sublayer], norm_in: nn.Module, norm_sum: nn.Module, residual: bool):
         super().__init__()
+        self.residual = residual
         self.names = tuple(sublayers)
         for name, sublayer in sublayers.items():
             self.add_module(name, sublayer)
         self.norm_in, self.norm_sum = norm_in, norm_sum
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        h, total = self.norm_in(x), x
+        h = _norm(self.norm_in, x, ctx)
+        total = x if self.residual else torch.zeros_like(x)
         for name in self.names:
             sublayer: Sublayer = getattr(self, name)
             total = total + sublayer.branch(h, ctx.within(name))
-        return self.norm_sum(total)
+        return _norm(self.norm_sum, total, ctx)
+
+
+def _norm(norm: nn.Module, x: Tensor, ctx: Context) -> Tensor:
+    return normed(norm, x, ctx.layout, ctx.notes)
 
 
 def build_block(spec: Block, width: int) -> SequentialBlock | ParallelBlock:
@@ -86,9 +101,11 @@ def build_block(spec: Block, width: int) -> SequentialBlock | ParallelBlock:
             norm_branch=norm("branch", "sandwich"),
             norm_sum=norm("post", unless=parallel),
             dropout=spec.dropout,
+            residual=spec.residual,
         )
         for name, inner in inners.items()
     }
     if not parallel:
         return SequentialBlock(sublayers)
-    return ParallelBlock(sublayers, norm_in=norm("pre", "sandwich", unless=not shared), norm_sum=norm("post"))
+    norm_in, norm_sum = norm("pre", "sandwich", unless=not shared), norm("post")
+    return ParallelBlock(sublayers, norm_in, norm_sum, spec.residual)

@@ -1,47 +1,115 @@
 """The key/value cache: an object outside the model, zero-filled, with fixed addresses and static shapes.
 
 Slots are filled in order of arrival; positions and segments say what stands in a slot, so ragged rows, pads and dropped
-tokens need no special case: whoever reads the cache sees only slots of its own segment. All state is tensors, so a
+tokens need no special case: whoever reads the cache sees only slots of its own segment. Layers that look back a bounded
+way keep a ring of so many tokens (`ring.py`), and attention may keep its numbers as int8. All state is tensors, so a
 decode step compiles once.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from anyformer.nn.mask import PADDING, Layout, check, count_within, real
+from anyformer.nn.norm import at_least_fp32
+from anyformer.nn.ring import Place, Ring, Slots, Step
+
+CacheKind = Literal["auto", "static", "int8"]
+"""auto: rings where a window allows it; static: every layer keeps every token; int8: auto, with numbers of 8 bits."""
 
 
 class Sizes(NamedTuple):
-    """What one layer keeps: key/value heads and their widths."""
+    """What one layer keeps of each token: key/value heads and their widths."""
 
     groups: int
     key_width: int
     value_width: int
+    reach: int | None = None  # of how many tokens back; None: of all
+    rounds: bool = False  # may be kept as int8
+
+
+class Exact:
+    """Vectors [b, g, slots, k] as they came."""
+
+    def __init__(self, batch: int, groups: int, slots: int, width: int, device: torch.device, dtype: torch.dtype):
+        self.numbers = torch.zeros(batch, groups, slots, width, device=device, dtype=dtype)
+
+    def write(self, new: Tensor, place: Place) -> Tensor:
+        """Puts new vectors in their place and returns all that can be read."""
+        return place.write(self.numbers, new.to(self.numbers.dtype))
+
+    def read(self) -> Tensor:
+        """What is there already."""
+        return self.numbers
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.numbers,)
+
+
+class Int8(Exact):
+    """Vectors as whole numbers from -127 to 127 times a scale of their own: an error of at most max|x| / 254."""
+
+    def __init__(self, batch: int, groups: int, slots: int, width: int, device: torch.device, dtype: torch.dtype):
+        super().__init__(batch, groups, slots, width, device, torch.int8)
+        self.scales = torch.zeros(batch, groups, slots, 1, device=device, dtype=dtype)
+
+    def write(self, new: Tensor, place: Place) -> Tensor:
+        new, tiny = at_least_fp32(new), torch.finfo(self.scales.dtype).tiny
+        scale = (new.abs().amax(dim=-1, keepdim=True) / 127).clamp(min=tiny).to(self.scales.dtype)
+        numbers = super().write((new / scale).round(), place)
+        return numbers.to(scale.dtype) * place.write(self.scales, scale)
+
+    def read(self) -> Tensor:
+        return self.numbers.to(self.scales.dtype) * self.scales
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.numbers, self.scales
 
 
 class LayerCache:
     """The keys and values of one layer (of one application, where layers share weights)."""
 
-    def __init__(self, batch: int, slots: int, sizes: Sizes, device: torch.device, dtype: torch.dtype):
-        g, k, k_v = sizes
-        self.keys = torch.zeros(batch, g, slots, k, device=device, dtype=dtype)
-        self.values = torch.zeros(batch, g, slots, k_v, device=device, dtype=dtype)
+    def __init__(
+        self, batch: int, slots: int, sizes: Sizes, device: torch.device, dtype: torch.dtype, int8: bool = False
+    ):
+        self.keys, self.values = (
+            (Int8 if int8 and sizes.rounds and width else Exact)(batch, sizes.groups, slots, width, device, dtype)
+            for width in (sizes.key_width, sizes.value_width)
+        )
         self.cross: tuple[Tensor, Tensor] | None = None  # cross-attention: written once, read ever after
 
-    def append(self, k: Tensor, v: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes new keys and values [b, g, t, k] into slots `at` [t] and returns all [b, g, slots, k]."""
-        self.keys.index_copy_(2, at, k)
-        self.values.index_copy_(2, at, v)
-        return self.keys, self.values
+    def append(self, k: Tensor, v: Tensor, place: Place) -> tuple[Tensor, Tensor]:
+        """Writes new keys and values [b, g, t, k] in their place and returns all that can be read [b, g, s, k]."""
+        return self.keys.write(k, place), self.values.write(v, place)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return *self.keys.tensors(), *self.values.tensors(), *(self.cross or ())
 
 
 class Cache:
     """What a decoder has read so far. Made by `model.new_cache`."""
 
-    def __init__(self, batch: int, slots: int, sizes: tuple[Sizes, ...], device: torch.device, dtype: torch.dtype):
-        self.layers = [LayerCache(batch, slots, size, device, dtype) for size in sizes]
+    def __init__(
+        self,
+        batch: int,
+        slots: int,
+        sizes: tuple[Sizes, ...],
+        device: torch.device,
+        dtype: torch.dtype,
+        kind: CacheKind = "auto",
+        slack: int = 0,
+    ):
+        if kind not in ("auto", "static", "int8"):
+            raise ValueError(f"kind = {kind!r}: must be 'auto', 'static' or 'int8'")
+        if slack < 0:
+            raise ValueError(f"slack = {slack}: must not be negative")
+        reaches = {size.reach for size in sizes if size.reach is not None and kind != "static"}
+        rings = [Ring(batch, reach, slack, device) for reach in sorted(reaches)]
+        self.rings = {ring.reach: ring for ring in rings if ring.slots < slots}  # worth it where it is smaller
+        self.layers = [
+            LayerCache(batch, self._room(size, slots), size, device, dtype, kind == "int8") for size in sizes
+        ]
         self.slots = slots
         self.length = torch.zeros((), dtype=torch.long, device=device)  # slots taken
         self.positions = torch.zeros(batch, slots, dtype=torch.long, device=device)
@@ -49,6 +117,10 @@ class Cache:
         self.segment = torch.zeros(batch, dtype=torch.long, device=device)  # of each row's newest real token
         self.following = torch.zeros(batch, dtype=torch.long, device=device)  # the position after it
         self.source: Layout | None = None  # where the encoder's tokens stand
+        self.states: Tensor | None = None  # after each of them, of the layers whose states the decoder begins with
+
+    def _room(self, size: Sizes, slots: int) -> int:
+        return slots if size.reach is None or size.reach not in self.rings else self.rings[size.reach].slots
 
     def lay_out(self, batch: int, length: int, segments: Tensor | Layout | None, positions: Tensor | None) -> Layout:
         """The layout of new tokens; what is not given goes on from what the cache holds."""
@@ -62,19 +134,39 @@ class Cache:
             positions = count_within(segments, self.segment, self.following)
         return Layout(positions.expand(batch, length), segments)
 
-    def take(self, new: Layout) -> tuple[Layout, Tensor]:
-        """Reserves slots for new tokens; returns the layout of all slots, the keys of this step, and the new slots."""
+    def take(self, new: Layout) -> dict[int | None, Step]:
+        """Makes room for new tokens; by the reach of a ring, or None: what its layers read, and where they write."""
         assert new.segments is not None
         length = new.segments.shape[1]
-        # reading the length waits for the device, so only where Python runs anyway
-        if not torch.compiler.is_compiling() and int(self.length) + length > self.slots:
-            raise ValueError(f"the cache has {self.slots} slots, {int(self.length)} taken: {length} more do not fit")
+        # reading a tensor waits for the device, so only where Python runs anyway
+        if not torch.compiler.is_compiling():
+            if int(self.length) + length > self.slots:
+                raise ValueError(
+                    f"the cache has {self.slots} slots, {int(self.length)} taken: {length} more do not fit"
+                )
+            if self.rings and not self._in_order(new.positions, new.segments):
+                raise ValueError(
+                    "with a window's ring tokens come in order: segments, and positions within them, must grow; "
+                    "a cache of kind 'static' takes them in any order"
+                )
         at = self.length + torch.arange(length, device=self.length.device)
         self.positions.index_copy_(1, at, new.positions)
         self.segments.index_copy_(1, at, new.segments)
         self.length += length
         self._settle()
-        return Layout(self.positions, self.segments), at
+        steps: dict[int | None, Step] = {None: Step(Layout(self.positions, self.segments), Slots(at))}
+        return steps | {reach: ring.take(new) for reach, ring in self.rings.items()}
+
+    def _in_order(self, positions: Tensor, segments: Tensor) -> bool:
+        """Whether every real token stands after the one before it."""
+        is_real = real(segments)
+        index = torch.arange(1, segments.shape[1] + 1, device=segments.device)
+        newest = torch.where(is_real, index, 0).cummax(dim=1).values
+        before = torch.cat((torch.zeros_like(newest[:, :1]), newest[:, :-1]), dim=1)  # 0: what the cache holds
+        segment = torch.cat((self.segment[:, None], segments), dim=1).gather(1, before)
+        position = torch.cat((self.following[:, None] - 1, positions), dim=1).gather(1, before)
+        after = (segments > segment) | ((segments == segment) & (positions > position))
+        return bool((after | ~is_real).all())
 
     def _settle(self) -> None:
         """Finds each row's newest real token."""
@@ -85,15 +177,21 @@ class Cache:
         self.segment.copy_(torch.where(any_real, self.segments.gather(1, newest), 0)[:, 0])
         self.following.copy_(torch.where(any_real, self.positions.gather(1, newest) + 1, 0)[:, 0])
 
-    def keep_source(self, source: Layout) -> None:
-        """Remembers where the encoder's tokens stand: a copy, since `reorder` writes to it."""
+    def keep_source(self, source: Layout, states: Tensor | None = None) -> None:
+        """Remembers where the encoder's tokens stand, and their states: copies, since `reorder` writes to them."""
+        self.states = None if states is None else states.clone()
         segments = None if source.segments is None else source.segments.clone()
         self.source = source._replace(positions=source.positions.clone(), segments=segments)
 
     def truncate(self, length: int) -> None:
-        """Forgets all but the first `length` slots."""
+        """Forgets all but the first `length` slots; a ring can take back only what its slack allows."""
         if not 0 <= length <= self.slots:
             raise ValueError(f"length = {length}: must be from 0 to {self.slots}")
+        left = real(self.segments[:, :length]).sum(dim=1)
+        for ring in self.rings.values():
+            ring.check(left)
+        for ring in self.rings.values():
+            ring.truncate(left)
         self.length.clamp_(max=length)
         self.segments[:, length:] = PADDING
         self._settle()
@@ -103,14 +201,16 @@ class Cache:
         if rows.shape != self.segment.shape:
             raise ValueError(f"rows has shape {list(rows.shape)}, expected {list(self.segment.shape)} like the batch")
         state = [self.positions, self.segments, self.segment, self.following]
-        for layer in self.layers:
-            state += [layer.keys, layer.values, *(layer.cross or ())]
+        state += [x for ring in self.rings.values() for x in ring.tensors()]
+        state += [x for layer in self.layers for x in layer.tensors()]
+        if self.states is not None:
+            state.append(self.states)
         if self.source is not None:
             state += [x for x in self.source[:3] if x is not None and x.shape[0] == rows.shape[0]]
         for x in state:
             x.copy_(x.index_select(0, rows))
 
     def nbytes(self) -> int:
-        """Bytes of keys and values, cross-attention's included."""
-        kept = [x for layer in self.layers for x in (layer.keys, layer.values, *(layer.cross or ()))]
-        return sum(x.nbytes for x in kept)
+        """Bytes of keys and values, cross-attention's and the encoder's states included."""
+        kept = [x for layer in self.layers for x in layer.tensors()]
+        return sum(x.nbytes for x in kept) + (0 if self.states is None else self.states.nbytes)

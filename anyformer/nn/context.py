@@ -7,6 +7,9 @@ from torch import Tensor
 
 from anyformer.nn.cache import LayerCache
 from anyformer.nn.mask import Layout, Relation
+from anyformer.nn.past import Recall
+from anyformer.nn.ring import Place
+from anyformer.nn.running import Notes
 
 TapFunction = Callable[[str, Tensor], Tensor]
 
@@ -35,18 +38,32 @@ class Context(NamedTuple):
     """Everything a sublayer may need; of the layer at hand, not of the whole model."""
 
     layout: Layout  # where the tokens at hand stand
-    keys: Layout  # where what they may read stands: the same tokens, or all slots of a cache
+    keys: Layout  # where what they may read stands: the same tokens, or the slots of a cache
     relation: Relation | None = None  # who sees whom in self-attention, and the positions' part in it
     cross: Relation | None = None  # the same towards the encoder's output
     memory: Tensor | None = None  # the encoder's output [b, s, d]
     cache: LayerCache | None = None
-    at: Tensor | None = None  # the cache slots of the tokens at hand, int [t]
+    at: Place | None = None  # where in the cache the tokens at hand go
+    past: Recall | None = None  # what is kept of the segments before
     taps: Tap | None = None
     backend: str = "auto"
-    losses: list[Tensor] | None = None  # takes what is to be added to the loss, such as the balance of experts
+    notes: Notes | None = None  # takes what training is to know: terms of the loss, statistics of the batch
+    begin: Tensor | None = None  # the state in which a recurrent layer would begin at each token, [b, t, h]
+    states: list[Tensor] | None = None  # takes a recurrent layer's state after each token, [b, t, h]
 
     def within(self, scope: str) -> "Context":
         return self if self.taps is None else self._replace(taps=self.taps.within(scope))
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """New keys and values [b, g, t, k] behind those in a cache or the past; all that can be read [b, g, s, k]."""
+        if self.cache is not None:
+            assert self.at is not None
+            return self.cache.append(k, v, self.at)
+        return (k, v) if self.past is None else self.past.append(k, v)
+
+    def remember(self, x: Tensor) -> Tensor:
+        """The same for tokens [b, t, d]; all that can be read [b, s, d]."""
+        return self.append(x[:, None], x[:, None, :, :0])[0][:, 0]
 
     def asks(self, name: str) -> bool:
         return self.taps is not None and self.taps.asks(name)

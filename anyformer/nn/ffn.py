@@ -9,21 +9,26 @@ from torch.nn import functional as F
 
 from anyformer.config import (
     Activation,
+    Experts,
     FeedForward,
     Gated,
     Gelu,
     Identity,
     LeakyRelu,
+    Network,
     NoFeedForward,
     Plain,
     Relu,
     Sigmoid,
+    SigmoidTopK,
     Silu,
+    SoftmaxTopK,
     SquaredRelu,
     Tanh,
     hidden_width,
 )
 from anyformer.nn.context import Context
+from anyformer.nn.experts import Mixture, SigmoidRouter, SoftmaxRouter, StackedLinear
 from anyformer.nn.linear import Fused
 
 
@@ -82,9 +87,52 @@ def build_ffn(spec: FeedForward, width: int) -> nn.Module | None:
     match spec:
         case NoFeedForward():
             return None
-        case Plain():
-            return PlainFFN(width, hidden_width(spec, width), activation(spec.activation), spec.bias, spec.dropout)
-        case Gated():
-            return GatedFFN(width, hidden_width(spec, width), activation(spec.activation), spec.bias, spec.dropout)
+        case Plain() | Gated():
+            return build_network(spec, width, hidden_width(spec, width))
+        case Experts():
+            return build_mixture(spec, width)
         case _:
             assert_never(spec)
+
+
+def build_network(spec: Network, width: int, hidden: int) -> PlainFFN | GatedFFN:
+    match spec:
+        case Plain():
+            return PlainFFN(width, hidden, activation(spec.activation), spec.bias, spec.dropout)
+        case Gated():
+            return GatedFFN(width, hidden, activation(spec.activation), spec.bias, spec.dropout)
+        case _:
+            assert_never(spec)
+
+
+def build_mixture(spec: Experts, width: int) -> Mixture:
+    one, hidden = spec.expert, hidden_width(spec.expert, width)
+    parts = (hidden, hidden) if isinstance(one, Gated) else (hidden,)
+    return Mixture(
+        build_router(spec, width),
+        StackedLinear(spec.count, width, parts, one.bias),
+        StackedLinear(spec.count, hidden, (width,), one.bias),
+        activation(one.activation),
+        dropout=one.dropout,
+        shared=build_network(one, width, spec.shared * hidden) if spec.shared else None,
+        balance=spec.balance,
+    )
+
+
+def build_router(spec: Experts, width: int) -> SoftmaxRouter | SigmoidRouter:
+    match spec.router:
+        case SoftmaxTopK(normalize=normalize, bias=bias):
+            return SoftmaxRouter(width, spec.count, spec.top_k, normalize=normalize, bias=bias)
+        case SigmoidTopK() as router:
+            return SigmoidRouter(
+                width,
+                spec.count,
+                spec.top_k,
+                normalize=router.normalize,
+                scale=router.scale,
+                rate=router.rate,
+                groups=router.groups,
+                top_groups=router.top_groups,
+            )
+        case _:
+            assert_never(spec.router)

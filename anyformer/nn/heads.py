@@ -1,5 +1,5 @@
 """Heads: from hidden states to what is asked of them. Each is called with the hidden states, their layout, and the
-embedding table (which only a tied head uses)."""
+embedding table (which only a tied head uses; None where no tokens are read)."""
 
 from collections.abc import Callable
 from typing import assert_never
@@ -19,6 +19,7 @@ from anyformer.config import (
     NoTransform,
     Pool,
     TokenLabels,
+    Tokens,
     Transform,
     factor,
 )
@@ -41,7 +42,7 @@ class Dense(nn.Module):
 class HiddenHead(nn.Module):
     """The hidden states themselves, [b, t, d]."""
 
-    def forward(self, x: Tensor, layout: Layout, table: Tensor) -> Tensor:
+    def forward(self, x: Tensor, layout: Layout, table: Tensor | None) -> Tensor:
         return x
 
 
@@ -49,21 +50,31 @@ class VocabularyHead(nn.Module):
     """Logits over the vocabulary, [b, t, v], with its own table or the input's."""
 
     def __init__(
-        self, transform: nn.Module, width: int, vocab: int, *, tied: bool, pad: int | None, bias: bool, scale: float
+        self,
+        transform: nn.Module,
+        width: int,
+        tokens: Tokens,
+        *,
+        tied: bool,
+        bias: bool,
+        scale: float = 1.0,
+        cap: float | None = None,
     ):
         super().__init__()
-        self.transform, self.scale, self.pad = transform, scale, pad
-        self.table = None if tied else nn.Parameter(torch.empty(vocab, width))
-        self.bias = nn.Parameter(torch.empty(vocab)) if bias else None
+        self.transform, self.scale, self.cap, self.pad = transform, scale, cap, tokens.pad
+        self.table = None if tied else nn.Parameter(torch.empty(tokens.rows, width))
+        self.bias = nn.Parameter(torch.empty(tokens.rows)) if bias else None
 
-    def forward(self, x: Tensor, layout: Layout, table: Tensor) -> Tensor:
+    def forward(self, x: Tensor, layout: Layout, table: Tensor | None) -> Tensor:
         x = self.transform(x)
-        if self.table is not None:
-            table = self.table
-        elif self.pad is not None and torch.is_grad_enabled():  # the input's pad row stays zero: nothing is learned
+        table = table if self.table is None else self.table
+        assert table is not None
+        if self.table is None and self.pad is not None and torch.is_grad_enabled():
+            # the input's pad row stays zero: nothing is learned
             rows = torch.arange(table.shape[0], device=table.device)[:, None]
             table = torch.where(rows == self.pad, table.detach(), table)
-        return F.linear(x * self.scale if self.scale != 1 else x, table, self.bias)
+        logits = F.linear(x * self.scale if self.scale != 1 else x, table, self.bias)
+        return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
 
 
 class TokenHead(nn.Module):
@@ -73,7 +84,7 @@ class TokenHead(nn.Module):
         super().__init__()
         self.dropout, self.linear = nn.Dropout(dropout), nn.Linear(width, labels)
 
-    def forward(self, x: Tensor, layout: Layout, table: Tensor) -> Tensor:
+    def forward(self, x: Tensor, layout: Layout, table: Tensor | None) -> Tensor:
         return self.linear(self.dropout(x))
 
 
@@ -85,7 +96,7 @@ class PooledHead(nn.Module):
         self.how: Pool = how
         self.transform, self.last = transform, last
 
-    def forward(self, x: Tensor, layout: Layout, table: Tensor) -> Tensor:
+    def forward(self, x: Tensor, layout: Layout, table: Tensor | None) -> Tensor:
         return self.last(self.transform(pool(x, layout, self.how)))
 
 
@@ -119,18 +130,19 @@ def build_transform(spec: HeadTransform, width: int, to: int) -> nn.Module:
             assert_never(spec)
 
 
-def build_head(
-    spec: Head, width: int, *, vocab: int, embed_width: int, tied: bool, pad: int | None = None
-) -> nn.Module:
+def build_head(spec: Head, width: int, tokens: Tokens | None, *, tied: bool) -> nn.Module:
     match spec:
         case NoHead():
             return HiddenHead()
-        case LM(bias=bias, scale=scale):
-            inner = build_transform(NoTransform(), width, embed_width)
-            return VocabularyHead(inner, embed_width, vocab, tied=tied, pad=pad, bias=bias, scale=factor(scale, width))
+        case LM(bias=bias, cap=cap):
+            assert tokens is not None
+            e, scale = tokens.table_width(width), factor(spec.scale, width)
+            inner = build_transform(NoTransform(), width, e)
+            return VocabularyHead(inner, e, tokens, tied=tied, bias=bias, scale=scale, cap=cap)
         case MaskedLM(transform=transform, bias=bias):
-            inner = build_transform(transform, width, embed_width)
-            return VocabularyHead(inner, embed_width, vocab, tied=tied, pad=pad, bias=bias, scale=1.0)
+            assert tokens is not None
+            e = tokens.table_width(width)
+            return VocabularyHead(build_transform(transform, width, e), e, tokens, tied=tied, bias=bias)
         case TokenLabels(labels=labels, dropout=dropout):
             return TokenHead(width, labels, dropout)
         case Classifier(labels=labels, dropout=dropout):

@@ -8,11 +8,15 @@ from torch import Tensor, nn
 
 from anyformer.config import FanIn, Init, Normal, Xavier
 from anyformer.nn.attention import MultiHeadAttention
+from anyformer.nn.block import Sublayer
+from anyformer.nn.dense import DenseMixer, PositionMixer
+from anyformer.nn.experts import Mixture, SigmoidRouter, StackedLinear
 from anyformer.nn.ffn import GatedFFN, PlainFFN
 from anyformer.nn.heads import VocabularyHead
 from anyformer.nn.linear import Fused
-from anyformer.nn.norm import RootMeanSquare
+from anyformer.nn.norm import OverBatch, RootMeanSquare
 from anyformer.nn.position import Positions
+from anyformer.nn.recurrent import RecurrentMixer
 from anyformer.nn.stack import BlockStack
 
 
@@ -27,10 +31,34 @@ def initialise(model: nn.Module, init: Init, width: int) -> None:
                 module.weight.fill_(1)
                 if module.bias is not None:
                     module.bias.zero_()
+            case OverBatch():
+                module.weight.fill_(1)
+                module.bias.zero_()
+                module.reset()
+            case SigmoidRouter():
+                module.reset()
+            case StackedLinear():
+                for expert in module.weight:
+                    for rows in expert.split(module.parts):
+                        _matrix(rows, init)
+                if module.bias is not None:
+                    module.bias.zero_()
             case nn.Linear():
                 parts = module.parts if isinstance(module, Fused) else (module.out_features,)
                 for rows in torch.split(module.weight, list(parts)):
                     _matrix(rows, init)
+                if module.bias is not None:
+                    module.bias.zero_()
+            case nn.RNNBase():
+                for parameter in module.parameters():
+                    for rows in parameter.split(module.hidden_size):  # of each gate
+                        _matrix(rows, init) if rows.dim() == 2 else rows.zero_()
+            case nn.Conv1d():
+                _matrix(module.weight.flatten(1), init)
+                if module.bias is not None:
+                    module.bias.zero_()
+            case DenseMixer() | PositionMixer():
+                _matrix(module.weight, init)
                 if module.bias is not None:
                     module.bias.zero_()
             case nn.Embedding():
@@ -43,28 +71,36 @@ def initialise(model: nn.Module, init: Init, width: int) -> None:
                     module.scheme.fill(name, table, std)
             case nn.ParameterDict():
                 continue  # tables, filled with the scheme that owns them
+            case MultiHeadAttention():
+                if module.sinks is not None:
+                    module.sinks.zero_()
             case VocabularyHead():
                 if module.table is not None:
                     _table(module.table, init, width)
                 if module.bias is not None:
                     module.bias.zero_()
             case _:
-                assert not list(module.parameters(recurse=False)), f"no rule initialises {type(module).__name__}"
+                own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+                assert not own, f"no rule initialises {type(module).__name__}"
     _adjust(model, init)
 
 
 def _adjust(model: nn.Module, init: Init) -> None:
     """What depends on where a matrix stands."""
     for stack in (m for m in model.modules() if isinstance(m, BlockStack)):
+        sublayers = [m for m in stack.modules() if isinstance(m, Sublayer)]
+        apart = {m for sublayer in sublayers if not sublayer.residual for m in sublayer.modules()}
         for module in stack.modules():
-            if isinstance(init, Normal) and init.residual:
-                if isinstance(module, MultiHeadAttention) and isinstance(module.out, nn.Linear):
+            if isinstance(init, Normal) and init.residual and module not in apart:
+                if isinstance(module, (MultiHeadAttention, RecurrentMixer)) and isinstance(module.out, nn.Linear):
                     module.out.weight.div_(math.sqrt(2 * len(stack.runs)))
-                if isinstance(module, (PlainFFN, GatedFFN)):
+                if isinstance(module, (PlainFFN, GatedFFN, Mixture)):
                     module.down.weight.div_(math.sqrt(2 * len(stack.runs)))
+                if isinstance(module, (nn.Conv1d, DenseMixer, PositionMixer)):
+                    module.weight.div_(math.sqrt(2 * len(stack.runs)))
             if isinstance(init, FanIn) and isinstance(module, MultiHeadAttention) and module.scale == 1:
                 # unscaled scores: the queries carry the 1/sqrt(k)
-                rows = module.q.weight if module.cross else module.qkv.weight[: module.qkv.parts[0]]
+                rows = module.queries()
                 rows.div_(math.sqrt(rows.shape[0] // module.heads))
 
 

@@ -1,13 +1,21 @@
-"""Inputs: from ids to vectors."""
+"""Inputs: from ids or numbers to vectors.
+
+Each tells the batch and length of what it is given, or what is wrong with it, and reads it; `embed` adds positions.
+"""
 
 from collections.abc import Callable
+from typing import assert_never
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from anyformer.config import FactorisedTable, Tokens, factor
-from anyformer.nn.norm import build_norm
+from anyformer.config import FactorisedTable, Features, Input, Patches, Tokens, factor
+from anyformer.nn.mask import Layout
+from anyformer.nn.norm import build_norm, normed
+from anyformer.nn.running import Notes
+
+Embed = Callable[[Tensor], Tensor]
 
 
 class TokenInput(nn.Module):
@@ -26,17 +34,95 @@ class TokenInput(nn.Module):
         self.dropout = nn.Dropout(spec.dropout)
         self.scale = factor(spec.scale, width)
 
+    def measure(self, ids: Tensor) -> tuple[int, int]:
+        """[b, t]"""
+        if ids.dim() != 2 or ids.dtype not in (torch.int32, torch.int64) or not ids.numel():
+            raise ValueError(f"ids must be whole numbers [batch, length], got {ids.dtype} {list(ids.shape)}")
+        return ids.shape[0], ids.shape[1]
+
     def forward(
-        self, ids: Tensor, table: Tensor, embed: Callable[[Tensor], Tensor], types: Tensor | None = None
+        self,
+        ids: Tensor,
+        table: Tensor,
+        embed: Embed,
+        layout: Layout,
+        types: Tensor | None = None,
+        notes: Notes | None = None,
     ) -> Tensor:
-        """[b, t] ids to [b, t, d]; `embed` adds the positions."""
-        if types is not None and self.types is None:
-            raise ValueError("this model has no token types: leave `types` out")
+        """[b, t] ids to [b, t, d]"""
         x = F.embedding(ids, table, padding_idx=self.pad) * self.scale
         if self.project is not None and self.early:
             x = self.project(x)
         x = embed(x)
         if self.types is not None:
             x = x + self.types(torch.zeros_like(ids) if types is None else types)
-        x = self.dropout(self.norm(x))
+        x = self.dropout(normed(self.norm, x, layout, notes))
         return x if self.project is None or self.early else self.project(x)
+
+
+class FeatureInput(nn.Module):
+    """Projection, positions, norm, dropout."""
+
+    def __init__(self, spec: Features | Patches, width: int):
+        super().__init__()
+        self.inner_width, self.size = width, spec.size
+        self.project = nn.Linear(spec.size, width, spec.bias)
+        self.norm, self.dropout = build_norm(spec.norm, width), nn.Dropout(spec.dropout)
+
+    def measure(self, x: Tensor) -> tuple[int, int]:
+        """[b, t]"""
+        _check_numbers(x, "features", (None, None, self.size), f"[batch, length, {self.size}]")
+        return x.shape[0], x.shape[1]
+
+    def vectors(self, x: Tensor) -> Tensor:
+        """[b, t, size] to [b, t, d], before positions."""
+        return self.project(x.to(self.project.weight.dtype))
+
+    def forward(self, x: Tensor, embed: Embed, layout: Layout, notes: Notes | None = None) -> Tensor:
+        """Frames or images to [b, t, d]"""
+        return self.dropout(normed(self.norm, embed(self.vectors(x)), layout, notes))
+
+
+class PatchInput(FeatureInput):
+    """Squares of an image as frames, row by row, after a learned class token."""
+
+    def __init__(self, spec: Patches, width: int):
+        super().__init__(spec, width)
+        self.patch, self.shape, self.length = spec.patch, spec.shape, spec.length
+        self.class_token = nn.Embedding(1, width) if spec.class_token else None
+
+    def measure(self, x: Tensor) -> tuple[int, int]:
+        c, h, w = self.shape
+        _check_numbers(x, "images", (None, *self.shape), f"[batch, {c}, {h}, {w}]")
+        return x.shape[0], self.length
+
+    def vectors(self, x: Tensor) -> Tensor:
+        x = super().vectors(self.cut(x))
+        if self.class_token is None:
+            return x
+        return torch.cat((self.class_token.weight.expand(x.shape[0], 1, -1), x), dim=1)
+
+    def cut(self, images: Tensor) -> Tensor:
+        """[b, c, h, w] to [b, patches, c·p·p]"""
+        return F.unfold(images, self.patch, stride=self.patch).transpose(1, 2)
+
+
+AnyInput = TokenInput | FeatureInput
+
+
+def build_input(spec: Input, width: int, *, own_table: bool = True) -> AnyInput:
+    match spec:
+        case Tokens():
+            return TokenInput(spec, width, own_table)
+        case Patches():
+            return PatchInput(spec, width)
+        case Features():
+            return FeatureInput(spec, width)
+        case _:
+            assert_never(spec)
+
+
+def _check_numbers(x: Tensor, name: str, sizes: tuple[int | None, ...], shape: str) -> None:
+    fits = x.dim() == len(sizes) and all(want in (None, n) for n, want in zip(x.shape, sizes, strict=True))
+    if not fits or not x.is_floating_point() or not x.numel():
+        raise ValueError(f"{name} must be floating-point numbers {shape}, got {x.dtype} {list(x.shape)}")

@@ -12,3 +12,12 @@ class Fused(nn.Linear):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
         return super().forward(x).split(self.parts, dim=-1)
+
+    def rows(self, part: int) -> Tensor:
+        """The weight of one of the maps."""
+        return self.weight.split(self.parts)[part]
+
+
+def split(x: Tensor, heads: int) -> Tensor:
+    """[b, t, h·k] -> [b, h, t, k]"""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)

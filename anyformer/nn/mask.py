@@ -12,12 +12,17 @@ empty in self-attention. Facts that spare a mask are Python values set where the
 tensor on the host.
 """
 
-from typing import Literal, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from anyformer.config import Causal, Full, Pattern, Rotation, Scheme
+
+if TYPE_CHECKING:
+    from anyformer.nn.flex import Blocks
+    from anyformer.nn.varlen import Documents
 
 PLAIN, SEEN, SEER = 0, 1, 2  # marks; a SEER is SEEN as well
 PADDING = -1
@@ -33,13 +38,24 @@ class Layout(NamedTuple):
     packed: bool = True  # a row may hold several segments
     padding: Literal["none", "right", "any"] = "any"
     bound: int | None = None  # all positions are below it, where that is known without looking
+    documents: int | None = None  # segments in all rows, each in one run and all pads to the right; None: unknown
 
     @classmethod
     def right_padded(cls, segments: Tensor) -> "Layout":
         """Rows of one segment each, 0, with all padding (-1) on the right: causal layers then need no mask."""
-        length = segments.shape[1]
+        rows, length = segments.shape
         index = torch.arange(length, device=segments.device)[None]
-        return cls(index, segments, ordered=True, packed=False, padding="right", bound=length)
+        return cls(index, segments, ordered=True, packed=False, padding="right", bound=length, documents=rows)
+
+    @classmethod
+    def packed_rows(cls, segments: Tensor, documents: int) -> "Layout":
+        """Rows of one document after the other, `documents` in all of them, with all padding (-1) on the right."""
+        return cls(count_within(segments), segments, ordered=True, bound=segments.shape[1], documents=documents)
+
+    @property
+    def counted(self) -> bool:
+        """Whether every row is one text at positions 0, 1, 2, ..., with pads, if any, on its right."""
+        return self.ordered and not self.packed and self.padding != "any" and self.bound == self.positions.shape[1]
 
     def checked(self, batch: int, length: int) -> "Layout":
         """Itself, or a clear error where its shapes do not fit the tokens."""
@@ -129,21 +145,35 @@ class Relation(NamedTuple):
     alive: Tensor | None = None  # bool [b, 1, t, 1]: rows that see any key; None: all do
     rotation: Rotation | None = None
     scheme: Scheme | None = None
+    blocks: "Blocks | None" = None  # for `flex`, and then nothing of t·s is here
+    documents: "Documents | None" = None  # for `varlen`, likewise
+    make: "Callable[[], Relation] | None" = None  # the dense form of such a relation, on demand
+
+    def dense(self) -> "Relation":
+        """The same with mask and bias at hand."""
+        return self if self.make is None else self.make()
 
 
 Role = Literal["self", "cached", "cross"]  # keys: the same tokens; a cache that holds them too; another sequence
 
 
-def relate(pattern: Pattern, q: Layout, k: Layout, role: Role, bias: Tensor | None = None) -> Relation:
-    """Lowers a pattern between two layouts to what the kernels take."""
-    if bias is None and q.marks is None and k.marks is None and not q.packed and not k.packed:
+def shortcut(pattern: Pattern, q: Layout, k: Layout, role: Role) -> Relation | None:
+    """The relation by which kernels need no mask, where layouts and pattern allow one."""
+    if q.marks is None and k.marks is None and not q.packed and not k.packed:
         if isinstance(pattern, Full) and q.padding == k.padding == "none":
             return Relation()
         # the real tokens of a row never see the pads to their right
         if isinstance(pattern, Causal) and role == "self" and q.ordered and q.padding != "any":
             return Relation(causal=True)
+    return None
+
+
+def relate(pattern: Pattern, q: Layout, k: Layout, role: Role, bias: Tensor | None = None) -> Relation:
+    """Lowers a pattern between two layouts to a mask, or to less."""
+    if bias is None and (spared := shortcut(pattern, q, k, role)) is not None:
+        return spared
     mask, alive = sees(pattern, q, k)[:, None], None
-    if role == "cross":  # a row may see nothing: let it see all, and zero it afterwards
+    if role == "cross" or not pattern.sees_self:  # a row may see nothing: let it see all, and zero it afterwards
         alive = mask.any(dim=-1, keepdim=True)
         mask = mask | ~alive
     if bias is not None:

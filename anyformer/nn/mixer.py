@@ -4,9 +4,21 @@ from typing import assert_never
 
 from torch import nn
 
-from anyformer.config import Attention, Mixer, NoMixer
+from anyformer.config import (
+    Attention,
+    Convolution,
+    FullyConnected,
+    Latent,
+    Mixer,
+    NoMixer,
+    PositionMixing,
+    Recurrent,
+)
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.cache import Sizes
+from anyformer.nn.convolution import ConvolutionMixer
+from anyformer.nn.dense import DenseMixer, PositionMixer
+from anyformer.nn.recurrent import RecurrentMixer
 
 
 def build_mixer(spec: Mixer, width: int) -> nn.Module | None:
@@ -14,6 +26,14 @@ def build_mixer(spec: Mixer, width: int) -> nn.Module | None:
     match spec:
         case Attention():
             return MultiHeadAttention(spec, width)
+        case Recurrent():
+            return RecurrentMixer(spec, width)
+        case Convolution():
+            return ConvolutionMixer(spec, width)
+        case FullyConnected():
+            return DenseMixer(spec, width)
+        case PositionMixing():
+            return PositionMixer(spec)
         case NoMixer():
             return None
         case _:
@@ -24,7 +44,15 @@ def kept(spec: Mixer, width: int) -> Sizes:
     """What one layer keeps of each token, as groups of keys and values."""
     match spec:
         case Attention():
-            return Sizes(spec.groups, *spec.widths(width))
+            if isinstance(spec.compress, Latent):
+                return Sizes(1, spec.compress.rank, spec.compress.rotary_width, spec.reach, rounds=True)
+            return Sizes(spec.groups, *spec.widths(width), spec.reach, rounds=True)
+        case Recurrent():
+            return Sizes(1, spec.hidden(width), spec.state(width) - spec.hidden(width))  # h, and c
+        case Convolution():
+            return Sizes(1, width, 0, spec.before(causal=True))
+        case FullyConnected() | PositionMixing():
+            return Sizes(1, width, 0)  # what it read
         case NoMixer():
             return Sizes(0, 0, 0)
         case _:

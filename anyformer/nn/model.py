@@ -1,20 +1,41 @@
 """The Transformer: one class, three shapes."""
 
 from collections.abc import Iterable, Mapping
-from typing import Self
+from typing import Self, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor, nn
 
-from anyformer.config import ModelConfig, Side
+from anyformer.config import ModelConfig, Side, Tokens, handed
 from anyformer.nn.attend import Backend
-from anyformer.nn.cache import Cache
+from anyformer.nn.cache import Cache, CacheKind
 from anyformer.nn.context import Tap
 from anyformer.nn.heads import build_head
 from anyformer.nn.init import initialise
-from anyformer.nn.inputs import TokenInput
+from anyformer.nn.inputs import AnyInput, TokenInput, build_input
 from anyformer.nn.mask import Layout, check, lay_out
+from anyformer.nn.past import Kept, Past
+from anyformer.nn.recurrent import last_states
+from anyformer.nn.running import Notes, Running
 from anyformer.nn.stack import BlockStack
+
+
+class Options(TypedDict, total=False):
+    """What a model may be told beside its input."""
+
+    segments: Tensor | Layout | None
+    positions: Tensor | None
+    marks: Tensor | None
+    types: Tensor | None
+    source_segments: Tensor | Layout | None
+    source_positions: Tensor | None
+    source_types: Tensor | None
+    target_segments: Tensor | Layout | None
+    target_positions: Tensor | None
+    target_types: Tensor | None
+    cache: Cache | None
+    taps: Tap | None
+    notes: Notes | None
 
 
 class Transformer(nn.Module):
@@ -35,17 +56,16 @@ class Transformer(nn.Module):
 
     def _build(self, config: ModelConfig) -> None:
         tied_inputs, tied_output = config.tie in ("inputs", "all"), config.tie in ("output", "all")
-        self.source = TokenInput(config.source, config.width, own_table=True) if config.source else None
-        self.target = TokenInput(config.target, config.width, own_table=not tied_inputs) if config.target else None
+        self.source = build_input(config.source, config.width) if config.source else None
+        self.target = build_input(config.target, config.width, own_table=not tied_inputs) if config.target else None
         self.encoder = self._stack("encoder", self.source)
         self.decoder = self._stack("decoder", self.target)
-        last = config.last_input
-        embed_width = last.table_width(config.width)
-        self.head = build_head(
-            config.head, config.width, vocab=last.rows, embed_width=embed_width, tied=tied_output, pad=last.pad
-        )
+        # how wide the states are with which layers of the decoder begin: they travel beside the encoder's output
+        self.handed = {i: mixer.state(config.width) for i, mixer in handed(config).items()}
+        tokens = config.last_input if isinstance(config.last_input, Tokens) else None
+        self.head = build_head(config.head, config.width, tokens, tied=tied_output)
 
-    def _stack(self, side: Side, read: TokenInput | None) -> BlockStack | None:
+    def _stack(self, side: Side, read: AnyInput | None) -> BlockStack | None:
         spec = self.config.stacks.get(side)
         return BlockStack(spec, self.config.width, side, read.inner_width) if spec and read else None
 
@@ -55,11 +75,26 @@ class Transformer(nn.Module):
         initialise(self, self.config.init, self.config.width)
         return self
 
+    @torch.no_grad()
+    def commit(self) -> None:
+        """Moves what no gradient moves, such as running statistics, by what the last pass saw: once per step."""
+        for module in self.modules():
+            if isinstance(module, Running):
+                module.commit()
+
     def num_parameters(self) -> int:
         """Parameters, shared ones counted once."""
         return sum(p.numel() for p in self.parameters())
 
     # -- running ----------------------------------------------------------------------------------------------------
+
+    @overload
+    def forward(
+        self, ids: Tensor, target: Tensor | None = None, *, past: None = None, **options: Unpack[Options]
+    ) -> Tensor: ...
+
+    @overload
+    def forward(self, ids: Tensor, *, past: Past, **options: Unpack[Options]) -> tuple[Tensor, Past]: ...
 
     def forward(
         self,
@@ -77,15 +112,19 @@ class Transformer(nn.Module):
         target_positions: Tensor | None = None,
         target_types: Tensor | None = None,
         cache: Cache | None = None,
+        past: Past | None = None,
         taps: Tap | None = None,
-        losses: list[Tensor] | None = None,
-    ) -> Tensor:
+        notes: Notes | None = None,
+    ) -> Tensor | tuple[Tensor, Past]:
         """What the head makes of ids [b, t], or of source [b, s] and target [b, t] in an encoder–decoder.
 
+        Where the config reads images or features, they stand in the place of ids: [b, c, h, w] or [b, t, size].
         Segments are int [b, t], -1 for padding; where nothing is given there is one segment and positions count from 0.
-        What some parts add to the loss of training, such as the balance of experts, is put into the list `losses`.
+        What some parts add to the loss of training, such as the balance of experts, is put into `notes`.
+        With a `past` (see `new_past`) the tokens go on from it, and the past of those that follow is returned, too.
         """
-        own = {"segments": segments, "positions": positions, "marks": marks, "types": types}
+        own = {"segments": segments, "positions": positions, "marks": marks, "types": types, "past": past}
+        kept: list[Kept | None] = []
         sided = {
             "target": target,
             "source_segments": source_segments,
@@ -99,9 +138,9 @@ class Transformer(nn.Module):
             _refuse(own, "an encoder-decoder", sided)
             if target is None:
                 raise ValueError("this is an encoder-decoder: call it with (source, target)")
-            source = self._lay_out(ids, source_segments, source_positions)
-            memory = self.encode(ids, segments=source, types=source_types, taps=taps, losses=losses)
-            layout = self._lay_out(target, target_segments, target_positions, cache=cache)
+            source = self._lay_out(self.source, ids, source_segments, source_positions)
+            memory = self.encode(ids, segments=source, types=source_types, taps=taps, notes=notes)
+            layout = self._lay_out(self.target, target, target_segments, target_positions, before=cache)
             x = self.decode(
                 target,
                 memory,
@@ -110,19 +149,23 @@ class Transformer(nn.Module):
                 types=target_types,
                 cache=cache,
                 taps=taps,
-                losses=losses,
+                notes=notes,
             )
         else:
             _refuse(sided, "an encoder-only" if self.encoder else "a decoder-only", own)
-            layout = self._lay_out(ids, segments, positions, marks, cache=cache)
+            before = past if cache is None else cache
+            layout = self._lay_out(self.target or self.source, ids, segments, positions, marks, before)
             if self.decoder is not None:
-                x = self.decode(ids, segments=layout, types=types, cache=cache, taps=taps, losses=losses)
+                x = self.decode(
+                    ids, segments=layout, types=types, cache=cache, past=past, kept=kept, taps=taps, notes=notes
+                )
             else:
-                if cache is not None:
-                    raise ValueError("an encoder reads its input at once: leave `cache` out")
-                x = self.encode(ids, segments=layout, types=types, taps=taps, losses=losses)
+                if before is not None:
+                    raise ValueError("an encoder reads its input at once: leave `cache` and `past` out")
+                x = self.encode(ids, segments=layout, types=types, taps=taps, notes=notes)
         out = self.apply_head(x, layout)
-        return out if taps is None else taps("head", out)
+        out = out if taps is None else taps("head", out)
+        return out if past is None else (out, past.after(layout, kept))
 
     def encode(
         self,
@@ -133,15 +176,23 @@ class Transformer(nn.Module):
         marks: Tensor | None = None,
         types: Tensor | None = None,
         taps: Tap | None = None,
-        losses: list[Tensor] | None = None,
+        notes: Notes | None = None,
     ) -> Tensor:
-        """The encoder's hidden states [b, t, d] after the final norm."""
+        """The encoder's hidden states [b, t, d] after the final norm.
+
+        Where recurrent layers of the decoder begin with the encoder's states, these follow: [b, t, d + states].
+        """
         if self.encoder is None or self.source is None:
             raise ValueError("this model has no encoder: use decode for its hidden states")
-        layout = self._lay_out(ids, segments, positions, marks)
+        layout = self._lay_out(self.source, ids, segments, positions, marks)
         taps = None if taps is None else taps.within("encoder")
-        x = self._embed(self.source, self.encoder, ids, layout, types, taps)
-        return self.encoder(x, layout, taps=taps, backend=self.backend, losses=losses)
+        own = Notes() if self.training else None
+        x = self._embed(self.source, self.encoder, ids, layout, types, taps, own)
+        states: dict[int, list[Tensor]] = {i: [] for i in self.handed}
+        x = self.encoder(x, layout, taps=taps, backend=self.backend, notes=own, states=states)
+        if own is not None:
+            own.settle(notes)
+        return torch.cat((x, *(layer[0] for layer in states.values())), dim=-1) if states else x
 
     def decode(
         self,
@@ -154,23 +205,32 @@ class Transformer(nn.Module):
         marks: Tensor | None = None,
         types: Tensor | None = None,
         cache: Cache | None = None,
+        past: Past | None = None,
+        kept: list[Kept | None] | None = None,
         taps: Tap | None = None,
-        losses: list[Tensor] | None = None,
+        notes: Notes | None = None,
     ) -> Tensor:
         """The decoder's hidden states [b, t, d] after the final norm.
 
         `memory` is the encoder's output and `source` its segments; once a cache holds them, they are left out. With a
-        cache no gradient is kept.
+        cache no gradient is kept. With a `past`, what each layer keeps for the next one is put into the list `kept`.
         """
         if self.decoder is None or self.target is None:
             raise ValueError("this model has no decoder: use encode for its hidden states")
-        layout = self._lay_out(ids, segments, positions, marks, cache=cache)
-        seen = self._source(ids.shape[0], memory, source, cache)
+        if past is not None:
+            self._check_past(past, cache)
+        layout = self._lay_out(self.target, ids, segments, positions, marks, past if cache is None else cache)
+        memory, states, seen = self._source(ids.shape[0], memory, source, cache)
+        begin: dict[int, Tensor] = {}
+        if states is not None and seen is not None:
+            parts = last_states(states, layout, seen).split(list(self.handed.values()), dim=-1)
+            begin = dict(zip(self.handed, parts, strict=True))
         taps = None if taps is None else taps.within("decoder")
+        own = Notes() if self.training and cache is None else None
         # a cache outlives the step that wrote it, so nothing in it may hold on to that step's graph
         with torch.set_grad_enabled(torch.is_grad_enabled() and cache is None):
-            x = self._embed(self.target, self.decoder, ids, layout, types, taps)
-            return self.decoder(
+            x = self._embed(self.target, self.decoder, ids, layout, types, taps, own)
+            x = self.decoder(
                 x,
                 layout,
                 memory=memory,
@@ -178,86 +238,125 @@ class Transformer(nn.Module):
                 cache=cache,
                 taps=taps,
                 backend=self.backend,
-                losses=losses,
+                notes=own,
+                begin=begin,
+                past=past,
+                kept=kept,
             )
+        if own is not None:
+            own.settle(notes)
+        return x
 
     def apply_head(self, hidden: Tensor, layout: Layout) -> Tensor:
         """What the head makes of hidden states [b, t, d] of tokens so laid out."""
-        return self.head(hidden, layout, self._table("target" if self.decoder is not None else "source"))
+        return self.head(hidden, layout, self._table(self.target or self.source))
 
-    def new_cache(self, batch: int, slots: int) -> Cache:
-        """An empty cache for up to `slots` tokens in each of `batch` rows."""
+    def new_cache(self, batch: int, slots: int, *, kind: CacheKind = "auto", slack: int = 0) -> Cache:
+        """An empty cache for up to `slots` tokens in each of `batch` rows.
+
+        auto: layers with a causal window keep no more than it shows, and `slack` tokens, so that as many can be taken
+        back by `truncate`; static: every layer keeps every token; int8: auto, with keys and values of 8 bits.
+        """
         if self.decoder is None:
             raise ValueError("only a decoder has a cache")
-        weight = next(self.decoder.parameters())
-        kind = weight.device.type
-        # under autocast keys and values come in its precision, whatever the weights have
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
-        return Cache(batch, slots, self.decoder.sizes, weight.device, dtype)
+        return Cache(batch, slots, self.decoder.sizes, *self._kept_as(), kind, slack)
+
+    def new_past(self, batch: int) -> Past:
+        """An empty past of `batch` rows, for a decoder with `memory`: `out, past = model(ids, past=past)` reads on."""
+        if self.decoder is None or not self.decoder.memory:
+            raise ValueError("this model has no memory: set `decoder.memory` to the number of tokens it is to keep")
+        return Past.empty(batch, self.decoder.memory, self.decoder.sizes, *self._kept_as())
 
     # -- small steps ------------------------------------------------------------------------------------------------
 
+    def _kept_as(self) -> tuple[torch.device, torch.dtype]:
+        """Where keys and values are, and as what: under autocast in its precision, whatever the weights have."""
+        weight = next(self.parameters())
+        kind = weight.device.type
+        auto = torch.is_autocast_enabled(kind)
+        return weight.device, torch.get_autocast_dtype(kind) if auto else weight.dtype
+
+    def _check_past(self, past: Past, cache: Cache | None) -> None:
+        assert self.decoder is not None
+        if cache is not None:
+            raise ValueError("a cache holds all that came before: leave `past` out")
+        slots, layers = past.positions.shape[1], len(past.layers)
+        if (slots, layers) != (self.decoder.memory, len(self.decoder.sizes)):
+            raise ValueError(f"a past of {layers} layers and {slots} tokens is not this model's: make it by `new_past`")
+
     def _lay_out(
         self,
+        read: AnyInput | None,
         ids: Tensor,
         segments: Tensor | Layout | None = None,
         positions: Tensor | None = None,
         marks: Tensor | None = None,
-        cache: Cache | None = None,
+        before: Cache | Past | None = None,
     ) -> Layout:
-        check_ids(ids)
-        batch, length = ids.shape
-        if cache is None:
+        assert read is not None
+        batch, length = read.measure(ids)
+        if before is None:
             return lay_out(batch, length, ids.device, segments=segments, positions=positions, marks=marks)
         if marks is not None or (isinstance(segments, Layout) and segments.marks is not None):
-            raise ValueError("marks with a cache are not supported: a marked token sees tokens that are not read yet")
-        return cache.lay_out(batch, length, segments, positions)
+            what = "cache" if isinstance(before, Cache) else "past"
+            raise ValueError(f"marks with a {what} are not supported: a marked token sees tokens that are not read yet")
+        return before.lay_out(batch, length, segments, positions)
 
     def _source(
         self, batch: int, memory: Tensor | None, source: Tensor | Layout | None, cache: Cache | None
-    ) -> Layout | None:
-        """Where the encoder's tokens stand: given now, or kept in the cache."""
+    ) -> tuple[Tensor | None, Tensor | None, Layout | None]:
+        """The encoder's output, the states that came with it, and where its tokens stand; or what the cache kept."""
         if memory is None and source is not None:
             raise ValueError("`source` says where the tokens of `memory` stand: give both, or neither")
         if self.encoder is None:
             if memory is not None:
                 raise ValueError("this model has no encoder: leave `memory` out")
-            return None
+            return None, None, None
         if memory is None:
             if cache is None or cache.source is None:
                 raise ValueError("the decoder needs the encoder's output: give `memory`, or a cache that has seen it")
-            return cache.source
-        if memory.dim() != 3 or memory.shape[::2] != (batch, self.config.width):
-            expected = f"[{batch}, s, {self.config.width}]"
+            return None, cache.states, cache.source
+        width = self.config.width + sum(self.handed.values())
+        if memory.dim() != 3 or memory.shape[::2] != (batch, width):
+            expected = f"[{batch}, s, {width}]"
             raise ValueError(f"memory has shape {list(memory.shape)}, expected {expected} as `encode` gives it")
         layout = lay_out(memory.shape[0], memory.shape[1], memory.device, segments=source)
+        memory, rest = memory.tensor_split([self.config.width], dim=-1)
+        states = rest if self.handed else None
         if cache is not None:
-            cache.keep_source(layout)
-        return layout
+            cache.keep_source(layout, states)
+        return memory, states, layout
 
     def _embed(
-        self, read: TokenInput, stack: BlockStack, ids: Tensor, layout: Layout, types: Tensor | None, taps: Tap | None
+        self,
+        read: AnyInput,
+        stack: BlockStack,
+        ids: Tensor,
+        layout: Layout,
+        types: Tensor | None,
+        taps: Tap | None,
+        notes: Notes | None,
     ) -> Tensor:
-        _check_range(ids, read.vocab, "id", f"vocabulary of {read.vocab}")
-        if types is not None and read.types is not None:
-            check(*ids.shape, types=types)
-            _check_range(types, read.types.num_embeddings, "type", f"{read.types.num_embeddings} token types")
-        table = self._table("source" if read is self.source else "target")
-        x = read(ids, table, lambda x: stack.embed(x, layout), types)
+        if types is not None and (not isinstance(read, TokenInput) or read.types is None):
+            raise ValueError("this model has no token types: leave `types` out")
+        if isinstance(read, TokenInput):
+            _check_range(ids, read.vocab, "id", f"vocabulary of {read.vocab}")
+            if types is not None and read.types is not None:
+                check(*ids.shape, types=types)
+                _check_range(types, read.types.num_embeddings, "type", f"{read.types.num_embeddings} token types")
+            x = read(ids, self._table(read), lambda x: stack.embed(x, layout), layout, types, notes)
+        else:
+            x = read(ids, lambda x: stack.embed(x, layout), layout, notes)
         return x if taps is None else taps("embed", x)
 
-    def _table(self, name: str) -> Tensor:
-        """The embedding table that an input reads, its own or the one it shares."""
-        read = self.target if name == "target" and self.target and self.target.table is not None else self.source
-        assert read is not None
-        assert read.table is not None
-        return read.table.weight
-
-
-def check_ids(ids: Tensor) -> None:
-    """A clear error where ids are not whole numbers [b, t]."""
-    if ids.dim() != 2 or ids.dtype not in (torch.int32, torch.int64) or not ids.numel():
-        raise ValueError(f"ids must be whole numbers [batch, length], got {ids.dtype} {list(ids.shape)}")
+    def _table(self, read: AnyInput | None) -> Tensor | None:
+        """The embedding table that an input reads, its own or the one it shares; None where it reads no tokens."""
+        if not isinstance(read, TokenInput):
+            return None
+        shared = self.source if read.table is None else read
+        assert isinstance(shared, TokenInput)
+        assert shared.table is not None
+        return shared.table.weight
 
 
 def _check_range(ids: Tensor, size: int, name: str, whole: str) -> None:

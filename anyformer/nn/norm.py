@@ -1,11 +1,13 @@
-"""Norms over the last axis."""
+"""Norms: over the last axis, or each feature over a batch."""
 
 from typing import assert_never
 
 import torch
 from torch import Tensor, nn
 
-from anyformer.config import LayerNorm, NoNorm, Norm, RMSNorm
+from anyformer.config import BatchNorm, LayerNorm, NoNorm, Norm, RMSNorm
+from anyformer.nn.mask import Layout, real
+from anyformer.nn.running import Notes, Running, over_ranks
 
 
 class RootMeanSquare(nn.Module):
@@ -27,6 +29,59 @@ class RootMeanSquare(nn.Module):
         return f"{self.weight.shape[0]}, eps={self.eps}, offset={self.offset}"
 
 
+class OverBatch(Running):
+    """(x - E[x]) / sqrt(Var[x] + eps) · γ + β over the real tokens of a batch (Ioffe & Szegedy 2015).
+
+    In training by the statistics of this batch, on all processes together; else by the running ones.
+    """
+
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self, width: int, eps: float, momentum: float):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.empty(width)), nn.Parameter(torch.empty(width))
+        self.register_buffer("mean", torch.empty(width))
+        self.register_buffer("variance", torch.empty(width))
+        self.eps, self.momentum = eps, momentum
+
+    def forward(self, x: Tensor, segments: Tensor | None, notes: Notes | None) -> Tensor:
+        y = at_least_fp32(x)
+        mean, variance = self._seen(y, segments, notes) if self.training else (self.mean, self.variance)
+        return ((y - mean) * torch.rsqrt(variance + self.eps) * self.weight + self.bias).to(x.dtype)
+
+    def _seen(self, y: Tensor, segments: Tensor | None, notes: Notes | None) -> tuple[Tensor, Tensor]:
+        """Mean and variance over the real tokens; those of a batch without any are 0."""
+        is_real = y.new_ones(y.shape[:2]) > 0 if segments is None else real(segments).expand(y.shape[:2])
+        is_real = is_real[..., None]
+        count = over_ranks(is_real.sum().to(y.dtype))
+        mean = over_ranks(y.where(is_real, 0).sum(dim=(0, 1))) / count.clamp(min=1)
+        squares = over_ranks((y - mean).where(is_real, 0).square().sum(dim=(0, 1)))  # of what is left: no cancellation
+        if notes is not None:
+            unbiased = squares / (count - 1).clamp(min=1)
+            notes.see(self, torch.cat((count * mean, count * unbiased, count[None])).detach())
+        return mean, squares / count.clamp(min=1)
+
+    def move(self, seen: Tensor) -> None:
+        width, count = len(self.mean), seen[-1]
+        rate = self.momentum * (count > 0).to(count.dtype)
+        mean, variance = (seen[:-1] / count.clamp(min=1)).to(self.mean.dtype).split(width)
+        self.mean.lerp_(mean, rate)
+        self.variance.lerp_(variance, rate)
+
+    def reset(self) -> None:
+        self.mean.zero_()
+        self.variance.fill_(1)
+
+    def extra_repr(self) -> str:
+        return f"{len(self.mean)}, eps={self.eps}, momentum={self.momentum}"
+
+
+def normed(norm: nn.Module, x: Tensor, layout: Layout, notes: Notes | None = None) -> Tensor:
+    """Any norm on the tokens [b, t, d] of a layout."""
+    return norm(x, layout.segments, notes) if isinstance(norm, OverBatch) else norm(x)
+
+
 def at_least_fp32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
@@ -39,5 +94,7 @@ def build_norm(spec: Norm, width: int) -> nn.Module:
             return nn.LayerNorm(width, eps=eps, bias=bias)
         case RMSNorm(eps=eps, offset=offset, cast=cast):
             return RootMeanSquare(width, eps, offset, cast == "before_scale")
+        case BatchNorm(eps=eps, momentum=momentum):
+            return OverBatch(width, eps, momentum)
         case _:
             assert_never(spec)

@@ -25,6 +25,9 @@ class Positions(nn.Module):
     def prepare(self, positions: Tensor, key_width: int) -> Rotation | None:
         return self.scheme.prepare(positions, key_width)
 
+    def levels(self, causal: bool, device: torch.device) -> Tensor | None:
+        return self.scheme.levels(self.heads, causal, self._read(), device)
+
     def bias(self, q: Tensor, k: Tensor, causal: bool) -> Tensor | None:
         return self.scheme.bias(q, k, self.heads, causal, self._read())
 

@@ -13,16 +13,32 @@ from anyformer.config import (
     LM,
     Attention,
     Block,
+    Convolution,
+    Experts,
+    FullyConnected,
+    Gated,
+    Graph,
+    Latent,
     Learned,
     Llama3Scaling,
     MaskedLM,
     ModelConfig,
+    NoCompression,
+    NoFeedForward,
+    NoMixer,
+    NoNorm,
     NoOutput,
+    NoPosition,
     NoScaling,
+    Plain,
+    PositionMixing,
     Projected,
+    Recurrent,
     Rotary,
     Scheme,
+    SigmoidTopK,
     Sinusoidal,
+    SoftmaxTopK,
     Spec,
     Special,
     Stack,
@@ -32,19 +48,20 @@ from anyformer.config import (
 
 S = TypeVar("S", bound=Spec)
 
+
+def _leaves(cls: type[Spec]) -> list[type[Spec]]:
+    below = cls.__subclasses__()
+    return [leaf for each in below for leaf in _leaves(each)] if below else [cls]
+
+
 # All specs that carry a kind, that is, every alternative.
-ALTERNATIVES = sorted(
-    (
-        cls
-        for cls in (*Spec.__subclasses__(), *Scheme.__subclasses__())
-        if "kind" in cls.model_fields and cls is not Scheme
-    ),
-    key=lambda cls: cls.__name__,
-)
+ALTERNATIVES = sorted((cls for cls in _leaves(Spec) if "kind" in cls.model_fields), key=lambda cls: cls.__name__)
 
 
 def specs(cls: type[S], **fixed: st.SearchStrategy[Any]) -> st.SearchStrategy[S]:
     """Specs of a class with every field drawn by its type; valid by themselves, not yet beside others."""
+    if cls is Graph:  # its edges join nodes that are there
+        fixed = {"nodes": st.integers(4, 9), "edges": st.lists(st.tuples(*[st.integers(0, 3)] * 2)).map(tuple)} | fixed
     fields = {name: fixed[name] if name in fixed else _field(cls, name) for name in cls.model_fields}
     return st.builds(cls, **fields)
 
@@ -65,6 +82,8 @@ def _values(annotation: Any, *limits: Any) -> st.SearchStrategy[Any]:
         return _values(args[0], *limits, *opened)
     if origin in (typing.Union, types.UnionType):
         return st.one_of(*map(_values, args))
+    if origin is tuple and ... not in args:
+        return st.tuples(*map(_values, args))
     if origin is tuple:
         return st.lists(_values(args[0]), min_size=1, max_size=2).map(tuple)
     if origin is Literal:
@@ -109,10 +128,9 @@ nothing = st.none()
 ids = nothing | st.integers(0, VOCAB - 1)
 sizes = st.sampled_from([(3, None), (3, 8), (6, None), (6, 4), (5, 4)])  # heads and key width
 free = {"heads": st.just(1), "kv_heads": nothing, "key_width": nothing, "value_width": nothing}
+free["compress"] = specs(NoCompression)
 self_attention = specs(Attention, **free, output=specs(Projected), position=nothing | inside)
-cross_attention = specs(
-    Attention, **free, projections=st.just("separate"), output=specs(Projected), pattern=nothing, position=nothing
-)
+cross_attention = specs(Attention, **free, projections=st.just("separate"), output=specs(Projected), position=nothing)
 
 
 @st.composite
@@ -124,18 +142,51 @@ def attentions(draw: st.DrawFn, cross: bool = False) -> Attention:
     whole = heads * (value_width or key_width or WIDTH // heads) == WIDTH
     output = NoOutput() if whole and draw(st.booleans()) else spec.output
     update = {"heads": heads, "kv_heads": groups, "key_width": key_width, "value_width": value_width, "output": output}
+    update["sinks"] = spec.sinks and spec.normalizer == "softmax"
+    if not cross and spec.projections == "separate" and key_width == 8 and draw(st.booleans()):
+        update |= {"compress": draw(specs(Latent, rotary_width=st.just(4))), "kv_heads": None, "qk_norm": NoNorm()}
     return spec.model_copy(update=update)
 
 
+others = st.one_of(  # mixers that fit an encoder and a decoder alike
+    specs(NoMixer),
+    specs(Recurrent, both_ways=st.just(False), begin=st.just("zero")),
+    *(specs(kind, causal=st.sampled_from([None, True])) for kind in (Convolution, FullyConnected, PositionMixing)),
+)
+
+
+routers = specs(SoftmaxTopK) | specs(SigmoidTopK, groups=st.just(4), top_groups=st.integers(2, 4))
+feedforwards = st.one_of(
+    *(specs(kind) for kind in (NoFeedForward, Plain, Gated)),
+    specs(Experts, count=st.just(8), top_k=st.integers(1, 4), router=routers),
+)
+
+
 def stacks(cross: bool) -> st.SearchStrategy[Stack]:
-    block = specs(Block, mixer=attentions(), cross=attentions(cross=True) if cross else nothing)
+    crossing = attentions(cross=True) if cross else nothing
+    block = specs(Block, mixer=attentions() | others, cross=crossing, feedforward=feedforwards).map(_passing)
     return specs(
         Stack,
         depth=st.integers(1, 99),
         blocks=st.lists(block, min_size=1, max_size=2).map(tuple),
         prefix=st.lists(block, max_size=1).map(tuple),
         position=inside | specs(Sinusoidal) | specs(Learned),
-    )
+        memory=st.just(0),  # these two are for some shapes alone, and have tests of their own
+        pooling=nothing,
+    ).map(_taken)
+
+
+def _passing(block: Block) -> Block:
+    """The block, with a residual path where nothing else would pass on its input."""
+    empty = block.mixer.kind == "none" and not block.cross and block.feedforward.kind == "none"
+    return block.model_copy(update={"residual": True}) if empty else block
+
+
+def _taken(stack: Stack) -> Stack:
+    """The stack, without positions where they act inside attention and no layer takes them."""
+    mixers = [block.mixer for block in (*stack.prefix, *stack.blocks)]
+    taken = any(isinstance(mixer, Attention) and mixer.position is None for mixer in mixers)
+    return stack if taken or stack.position.embeds() else stack.model_copy(update={"position": NoPosition()})
 
 
 alone, reading = stacks(cross=False), stacks(cross=True)

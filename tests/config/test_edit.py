@@ -98,7 +98,8 @@ def test_overrides(assignments: list[str], expected: list[str]) -> None:
             [
                 "encoder.blocks: is required",
                 "source: is required: the encoder reads it",
-                "decoder.blocks: no block reads the encoder: give at least one a `cross` attention",
+                "decoder.blocks: no block reads the encoder: give at least one a `cross` attention, "
+                "or a recurrent mixer with begin = 'encoder'",
             ],
         ),
     ],

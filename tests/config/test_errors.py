@@ -71,6 +71,25 @@ KINDS = "did you mean 'rotary'?"
             [f"{MIXER}.position: rotary turns pairs, and 0.2 of key_width = 16 is 3: it must be even and at least 2"],
         ),
         (
+            {"mixer": "compress = { kind = 'latent', rank = 8, rotary_width = 16 }"},
+            [f"{MIXER}.compress.rotary_width = 16: must be less than key_width = 16"],
+        ),
+        (
+            {"mixer": "compress = { kind = 'latent', rank = 8, rotary_width = 3 }", "stack": 'position = "rotary"'},
+            ["decoder.position: rotary turns pairs, and compress.rotary_width is 3: it must be even and at least 2"],
+        ),
+        (
+            {"mixer": "kv_heads = 2\nqk_norm = 'rms'\ncompress = { kind = 'latent', rank = 8, rotary_width = 0 }"},
+            [
+                f"{MIXER}.kv_heads = 2: in latent attention every head has its own keys: leave kv_heads out",
+                f"{MIXER}.qk_norm: latent attention norms what it compresses: set compress.norm instead",
+            ],
+        ),
+        (
+            {"mixer": "projections = 'shared_qk'\ncompress = { kind = 'latent', rank = 8, rotary_width = 0 }"},
+            [f"{MIXER}.projections = 'shared_qk': latent attention compresses keys and values, not queries"],
+        ),
+        (
             {"mixer": 'position = "sinusoidal"'},
             [f"{MIXER}.position: sinusoidal positions act on the embeddings: set them on the stack"],
         ),
@@ -160,19 +179,20 @@ def test_decoder(given: dict[str, str], expected: list[str]) -> None:
     ("given", "expected"),
     [
         (
-            {"cross": ', cross = { heads = 4, position = "alibi", pattern = "causal" }'},
+            {"cross": ', cross = { heads = 4, position = "alibi", sinks = true, normalizer = "relu" }'},
             [
+                "decoder.blocks.0.cross.sinks = True: "
+                "a sink takes its share of a softmax, and the normalizer is 'relu'",
                 "decoder.blocks.0.cross.position: "
                 "alibi does not apply across: source and target positions are not comparable",
-                "decoder.blocks.0.cross.pattern: "
-                "causal does not apply across: source and target positions are not comparable",
                 "special.start = 100: must be an id below vocab = 100",
             ],
         ),
         (
             {"cross": ""},
             [
-                "decoder.blocks: no block reads the encoder: give at least one a `cross` attention",
+                "decoder.blocks: no block reads the encoder: give at least one a `cross` attention, "
+                "or a recurrent mixer with begin = 'encoder'",
                 "special.start = 100: must be an id below vocab = 100",
             ],
         ),

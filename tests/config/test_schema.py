@@ -40,6 +40,12 @@ def fits(value: Any, node: dict[str, Any], root: dict[str, Any]) -> bool:
                 return not number or value < given
             case "items":
                 return not isinstance(value, list) or all(fits(item, given, root) for item in value)
+            case "prefixItems":
+                return not isinstance(value, list) or all(map(fits, value, given, [root] * len(given)))
+            case "minItems":
+                return not isinstance(value, list) or len(value) >= given
+            case "maxItems":
+                return not isinstance(value, list) or len(value) <= given
             case "required":
                 return not isinstance(value, dict) or set(given) <= value.keys()
             case "properties":

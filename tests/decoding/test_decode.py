@@ -5,7 +5,19 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from anyformer.config import LM, Attention, Block, Learned, MaskedLM, ModelConfig, Rotary, Special, Stack, Tokens
+from anyformer.config import (
+    LM,
+    Attention,
+    Block,
+    Learned,
+    MaskedLM,
+    ModelConfig,
+    Rotary,
+    Special,
+    Stack,
+    Tokens,
+    Window,
+)
 from anyformer.decoding.decode import generate
 from anyformer.nn.model import Transformer
 from tests.strategies import VOCAB, build, models, seeds, tokens
@@ -77,6 +89,20 @@ def test_a_padded_prompt_and_its_answer_read_at_once(side: str):
     out = generate(model, ids, segments=segments, max_new_tokens=4)
     whole = model(out, segments=torch.cat((segments, torch.zeros(2, 4, dtype=torch.long)), dim=1)).argmax(dim=-1)
     assert torch.equal(whole[:, 5:-1], out[:, 6:])
+
+
+@pytest.mark.parametrize("cache", ["auto", "static", "int8"])
+def test_the_cache_can_be_chosen(cache: str):
+    """Rings change nothing; eight bits change what is nearly as likely, and here nothing is."""
+    local = BLOCK.model_copy(update={"mixer": Attention(heads=2, pattern=Window(before=2, after=0))})
+    model, ids = decoder(decoder=STACK.model_copy(update={"blocks": (local, BLOCK)})), tokens(0, 2, 5)
+    made = []
+    new_cache = model.new_cache
+    model.new_cache = lambda *sizes, **options: made.append(new_cache(*sizes, **options)) or made[-1]
+    out = generate(model, ids, max_new_tokens=9, cache=cache)
+    assert out[:, 5:].tolist() == [loop(model, row, 9) for row in ids]
+    assert bool(made[0].rings) == (cache != "static")
+    assert (made[0].layers[0].keys.numbers.dtype == torch.int8) == (cache == "int8")
 
 
 # -- where rows end -------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from anyformer.config import (
     FactorisedTable,
     Gated,
     Gelu,
+    Latent,
     LayerNorm,
     Learned,
     MaskedLM,
@@ -90,6 +91,19 @@ def test_attention_of_any_shape(attention: dict[str, object], matrices: int, bia
     assert found.parameters == N * (matrices + biases)
     assert found.flops == N * B * (2 * T * matrices + 2 * H * T * T * (key + value))
     assert found.cache_bytes == N * B * T * mixer.groups * (key + value) * 4
+
+
+@pytest.mark.parametrize("query_rank", [None, 20])
+def test_latent_attention(query_rank: int | None) -> None:
+    """Down to the compressed vector and the shared key, up to every head's content and values; the cache keeps two."""
+    compress = Latent(rank=12, rotary_width=6, query_rank=query_rank)
+    mixer = Attention(heads=H, key_width=18, value_width=10, compress=compress)
+    found = row(decoder(block(mixer=mixer)), "decoder self-attention")
+    queries = D * 20 + 20 * H * 18 if query_rank else D * H * 18
+    matrices = queries + D * (12 + 6) + 12 * H * (18 - 6 + 10) + H * 10 * D
+    assert found.parameters == N * (matrices + 12 + (query_rank or 0))  # and the norms
+    assert found.flops == N * B * (2 * T * matrices + 2 * H * T * T * (18 + 10))
+    assert found.cache_bytes == N * B * T * (12 + 6) * 4
 
 
 def test_heads_do_not_change_the_cost() -> None:
@@ -207,9 +221,11 @@ def test_cross_attention_reads_the_source() -> None:
     assert count(config, T) == count(config, T, source_length=T)
 
 
-def test_the_cache_of_a_grouped_model() -> None:
-    """Mistral 7B in bf16: 32 layers of 8 heads of 128, keys and values."""
-    assert count(mistral(), 8192, bytes_per_value=2).cache_bytes == 8192 * 32 * 2 * 8 * 128 * 2
+def test_the_cache_of_a_grouped_model_with_a_window() -> None:
+    """Mistral 7B in bf16: 32 layers of 8 heads of 128, keys and values; of its window and no more."""
+    assert count(mistral(), 4000, bytes_per_value=2).cache_bytes == 4000 * 32 * 2 * 8 * 128 * 2
+    for length in (8192, 10**6):  # the window, the token that reads, and a slot for pads
+        assert count(mistral(), length, bytes_per_value=2).cache_bytes == (4095 + 2) * 32 * 2 * 8 * 128 * 2
     assert count(llama(), 1, bytes_per_value=2).cache_bytes == 4 * count(mistral(), 1, bytes_per_value=2).cache_bytes
     assert count(bert()).cache_bytes == 0
 
@@ -227,7 +243,7 @@ def test_activations_of_a_pre_norm_block() -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_everything_is_proportional_to_the_batch(name: str) -> None:
-    one, many = (count(PRESETS[name](depth=2, width=64, heads=4, vocab=97), 16, batch=n) for n in (1, 7))
+    one, many = (count(PRESETS[name](depth=2, width=64, heads=4), batch=n) for n in (1, 7))
     assert many.parameters == one.parameters
     assert many.flops == 7 * one.flops
     assert (many.activation_bytes, many.cache_bytes) == (7 * one.activation_bytes, 7 * one.cache_bytes)

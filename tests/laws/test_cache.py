@@ -1,4 +1,4 @@
-"""Cached equals uncached, over the product of all parts."""
+"""Cached equals uncached, over the product of all parts, for caches that keep everything and for rings."""
 
 from itertools import pairwise
 
@@ -9,11 +9,12 @@ from anyformer.config import ModelConfig
 from tests.strategies import build, close, models, seeds, tokens
 
 decoders = models(shapes=("decoder", "encoder-decoder"))
+kinds = st.sampled_from(["auto", "auto", "static"])
 
 
-def start(model, seed: int, batch: int, slots: int):
+def start(model, seed: int, batch: int, slots: int, kind: str = "auto", slack: int = 0):
     """A cache, the memory for the first call, and a function for the uncached run."""
-    cache = model.new_cache(batch, slots)
+    cache = model.new_cache(batch, slots, kind=kind, slack=slack)
     if model.encoder is None:
         return cache, {}, lambda ids, **o: model.decode(ids, **o)
     source = tokens(seed + 9, batch, 5)
@@ -31,19 +32,33 @@ def cuts(draw: st.DrawFn, length: int) -> list[int]:
     return sorted({0, *inner, prefill, *range(prefill, length + 1)})
 
 
-@given(decoders, seeds, st.integers(1, 9), st.integers(0, 3), st.data())
-def test_chunks_equal_the_whole(config: ModelConfig, seed: int, length: int, spare: int, data: st.DataObject):
-    model, ids = build(config, seed), tokens(seed, 2, length)
-    cache, seen, whole = start(model, seed, 2, length + spare)
-    borders = data.draw(cuts(length))
+def in_chunks(model, ids: torch.Tensor, borders: list[int], cache, seen: dict) -> torch.Tensor:
     outs = []
     for a, b in pairwise(borders):
         outs.append(model.decode(ids[:, a:b], **seen, cache=cache))
         seen = {}
-    close(torch.cat(outs, dim=1), whole(ids))
+    return torch.cat(outs, dim=1)
 
 
-@given(decoders, seeds, st.sampled_from(["left", "right"]), st.integers(1, 4))
+@given(decoders, seeds, st.integers(1, 12), st.integers(0, 3), kinds, st.integers(0, 2), st.data())
+def test_chunks_equal_the_whole(
+    config: ModelConfig, seed: int, length: int, spare: int, kind: str, slack: int, data: st.DataObject
+):
+    model, ids = build(config, seed), tokens(seed, 2, length)
+    cache, seen, whole = start(model, seed, 2, length + spare, kind, slack)
+    close(in_chunks(model, ids, data.draw(cuts(length)), cache, seen), whole(ids))
+
+
+@given(decoders, seeds, st.integers(1, 12), st.data())
+def test_int8_does_not_depend_on_the_chunks(config: ModelConfig, seed: int, length: int, data: st.DataObject):
+    """A token reads what the cache keeps of itself, too, so how a text was cut leaves no trace."""
+    model, ids = build(config, seed), tokens(seed, 2, length)
+    cache, seen, _ = start(model, seed, 2, length, "int8")
+    other, again, _ = start(model, seed, 2, length, "int8")
+    close(in_chunks(model, ids, data.draw(cuts(length)), cache, seen), model.decode(ids, **again, cache=other))
+
+
+@given(decoders, seeds, st.sampled_from(["left", "right"]), st.integers(1, 8))
 def test_ragged_prompts(config: ModelConfig, seed: int, side: str, steps: int):
     """Prompts padded on either side, then decoded: each row as if it were alone and unpadded."""
     model, long, short = build(config, seed), tokens(seed, 1, 5), tokens(seed + 1, 1, 3)
@@ -81,19 +96,21 @@ def test_reorder(config: ModelConfig, seed: int, rows: list[int], length: int, d
     close(model.decode(new, cache=cache), model.decode(new, cache=other))
 
 
-@given(decoders, seeds, st.integers(1, 6), st.integers(0, 4))
-def test_truncate(config: ModelConfig, seed: int, keep: int, dropped: int):
-    """Forgetting the last tokens and reading others is as if the first had never been read."""
+@given(decoders, seeds, st.integers(1, 8), st.integers(0, 4), st.integers(1, 4), kinds, st.data())
+def test_truncate(config: ModelConfig, seed: int, keep: int, dropped: int, length: int, kind: str, data: st.DataObject):
+    """Forgetting the last tokens and reading others is as if the first had never been read; and again."""
     model, ids = build(config, seed), tokens(seed, 2, keep + dropped)
-    rest = tokens(seed + 1, 2, 3)
-    cache, seen, whole = start(model, seed, 2, keep + dropped + 3)
-    model.decode(ids, **seen, cache=cache)
+    rest, last = tokens(seed + 1, 2, length), tokens(seed + 2, 2, 2)
+    cache, seen, whole = start(model, seed, 2, keep + dropped + length + 6, kind, slack=max(dropped, length))
+    in_chunks(model, ids, data.draw(cuts(keep + dropped)), cache, seen)
     cache.truncate(keep)
-    out = model.decode(rest, cache=cache)
-    close(out, whole(torch.cat((ids[:, :keep], rest), dim=1))[:, keep:])
+    read = torch.cat((ids[:, :keep], rest), dim=1)
+    close(model.decode(rest, cache=cache), whole(read)[:, keep:])
+    cache.truncate(keep + 1)
+    close(model.decode(last, cache=cache), whole(torch.cat((read[:, : keep + 1], last), dim=1))[:, keep + 1 :])
 
 
-@given(decoders, seeds, st.integers(1, 4), st.integers(1, 4))
+@given(decoders, seeds, st.integers(1, 7), st.integers(1, 7))
 def test_packed_documents_in_a_cache(config: ModelConfig, seed: int, first: int, second: int):
     """A new segment in the same cache starts from position 0 and sees nothing of the old one."""
     model, a, b = build(config, seed), tokens(seed, 2, first), tokens(seed + 1, 2, second)
@@ -101,4 +118,6 @@ def test_packed_documents_in_a_cache(config: ModelConfig, seed: int, first: int,
         return
     cache, _, whole = start(model, seed, 2, first + second)
     model.decode(a, cache=cache)
+    close(model.decode(b[:, :1], segments=torch.ones(2, 1, dtype=torch.long), cache=cache), whole(b[:, :1]))
+    cache.truncate(first)
     close(model.decode(b, segments=torch.ones(2, second, dtype=torch.long), cache=cache), whole(b))

@@ -8,12 +8,25 @@ from hypothesis import given, strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from anyformer.config import Attention, LayerNorm, NoNorm, NoOutput, Projected, RMSNorm
+from anyformer.config import (
+    Attention,
+    Block,
+    Latent,
+    LayerNorm,
+    ModelConfig,
+    NoNorm,
+    NoOutput,
+    Projected,
+    RMSNorm,
+    Rotary,
+    Stack,
+    Tokens,
+)
 from anyformer.nn.attend import attend
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.context import Context, Tap
 from anyformer.nn.mask import Relation
-from tests.strategies import HERE, attentions, close, seeds
+from tests.strategies import HERE, attentions, build as whole, close, seeds, tokens
 
 WIDTH = 8
 FREE = Context(HERE, HERE, Relation())  # every key, no positions
@@ -59,7 +72,9 @@ def by_head(module: MultiHeadAttention, spec: Attention, x: Tensor, memory: Tens
         q = module.q_norm(linear(query, x, slice(i * k, (i + 1) * k)))
         key = module.k_norm(linear(key_value, memory, slice(first + j * k, first + (j + 1) * k)))
         v = linear(key_value, memory, slice(values + j * k_v, values + (j + 1) * k_v))
-        heads.append(attend(q[:, None], key[:, None], v[:, None], Relation(), module.scale, spec.normalizer)[:, 0])
+        extra = {"cap": spec.cap, "sinks": None if module.sinks is None else module.sinks[i : i + 1]}
+        one = attend(q[:, None], key[:, None], v[:, None], Relation(), module.scale, spec.normalizer, **extra)
+        heads.append(one[:, 0])
     together = torch.cat(heads, dim=-1)
     return together if isinstance(spec.output, NoOutput) else module.out(together)
 
@@ -200,3 +215,74 @@ def test_changed_weights_take_the_place_of_the_kernels():
 def test_without_norms_there_are_no_norm_weights():
     module = build(Attention(heads=2, qk_norm=NoNorm()))
     assert {name for name, _ in module.named_parameters()} == {"qkv.weight", "out.weight"}
+
+
+# -- compressed -------------------------------------------------------------------------------------------------------
+
+
+def turn(x: Tensor, p: Tensor) -> Tensor:
+    """Pairs (i, i + n/2) of x [b, t, n] as complex numbers, turned by p · theta^(-2i/n)."""
+    n = x.shape[-1]
+    a, b = x.chunk(2, dim=-1)
+    angles = p[:, None] * 100.0 ** -(torch.arange(0, n, 2).double() / n)
+    turned = torch.complex(a, b) * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat((turned.real, turned.imag), dim=-1)
+
+
+@pytest.mark.parametrize("rotary", [False, True])
+@pytest.mark.parametrize("query_rank", [None, 5])
+@pytest.mark.parametrize("bias", [False, True])
+def test_latent_attention_head_by_head(rotary: bool, query_rank: int | None, bias: bool):
+    """k_i = [c W_ki ; r], v_i = c W_vi: one vector c and one turned key r per token serve all heads."""
+    h, k, k_v, rank, turning, length = 3, 6, 4, 5, 4, 5
+    compress = Latent(rank=rank, rotary_width=turning, query_rank=query_rank)
+    module = build(Attention(heads=h, key_width=k, value_width=k_v, compress=compress, bias=bias))
+    x, p, scheme = random(0, 2, length, WIDTH), torch.tensor([0, 1, 4, 5, 9]), Rotary(theta=100.0)
+    relation = Relation(rotation=scheme.prepare(p[None], turning) if rotary else None, scheme=scheme)
+    out = module(x, Context(HERE, HERE, relation))
+
+    parts, widths = module.latent, (query_rank or h * k, rank, turning)
+    q, c, r = (linear(parts.down, x, slice(sum(widths[:i]), sum(widths[: i + 1]))) for i in range(3))
+    if query_rank:
+        q = F.linear(F.rms_norm(q, (query_rank,), parts.query_norm.weight, 1e-6), parts.query_up.weight)
+    c = F.rms_norm(c, (rank,), parts.norm.weight, 1e-6)
+    spin = (lambda x: turn(x, p)) if rotary else (lambda x: x)
+    heads = []
+    for i in range(h):
+        q_i = q[..., i * k : (i + 1) * k]
+        q_i = torch.cat((q_i[..., : k - turning], spin(q_i[..., k - turning :])), dim=-1)
+        content = linear(parts.up, c, slice(i * (k - turning), (i + 1) * (k - turning)))
+        first = h * (k - turning) + i * k_v
+        weights = (q_i @ torch.cat((content, spin(r)), dim=-1).mT / math.sqrt(k)).softmax(dim=-1)
+        heads.append(weights @ linear(parts.up, c, slice(first, first + k_v)))
+    close(out, module.out(torch.cat(heads, dim=-1)), 1e-5 if rotary else 1e-9)  # fp32 angles
+
+
+def test_latent_attention_without_a_shared_key():
+    """`rotary_width` 0: all of a key comes from c."""
+    module, x = build(Attention(heads=2, compress=Latent(rank=3, rotary_width=0))), random(0, 2, 5, WIDTH)
+    _, seen = look(module, x)
+    together = torch.cat((seen["k"], seen["v"]), dim=-1).transpose(1, 2).flatten(2)  # [b, t, h·(k + k_v)]
+    assert torch.linalg.matrix_rank(together.flatten(0, 1)) == 3
+    close(seen["k"], module.latent.up(seen["latent"])[0].unflatten(-1, (2, 4)).transpose(1, 2))
+
+
+@pytest.mark.parametrize("rank", [2, 12])
+@pytest.mark.parametrize("kind", ["auto", "int8"])
+@torch.no_grad()
+def test_reading_the_compressed_vector_itself(rank: int, kind: str):
+    """q·(c W_k) = (q W_kᵀ)·c: few new tokens spare themselves making all keys and values; those who look have them."""
+    compress = Latent(rank=rank, rotary_width=4)
+    block = Block(mixer=Attention(heads=2, key_width=6, value_width=5, compress=compress))
+    stack = Stack(depth=2, blocks=(block,), position=Rotary())
+    model = whole(ModelConfig(width=WIDTH, target=Tokens(vocab=11), decoder=stack))
+    caches, ids, read = [model.new_cache(2, 20, kind=kind) for _ in range(2)], tokens(0, 2, 20), []
+    for cache, taps in zip(caches, (None, Tap(lambda name, x: x)), strict=True):
+        read.append(torch.cat([model.decode(part, cache=cache, taps=taps) for part in ids.split((9, 1, 3, 7), 1)], 1))
+    close(read[0], read[1])
+    few, many, cached = ids[:, :1], ids[:, :9], Context(HERE, HERE, cache=caches[0].layers[0])
+    latent = model.decoder.blocks[0]["mixer"].inner.latent
+    assert latent.absorbs(few, cached)
+    assert not latent.absorbs(few, cached._replace(taps=Tap(lambda name, x: x)))
+    assert not latent.absorbs(few, FREE)
+    assert latent.absorbs(many, cached) == (rank == 2)  # shorter than the keys and values of a head

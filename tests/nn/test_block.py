@@ -14,6 +14,7 @@ from anyformer.config import (
     Attention,
     Block,
     Classifier,
+    ConfigError,
     LayerNorm,
     ModelConfig,
     NoFeedForward,
@@ -82,44 +83,54 @@ def formula(block: nn.Module, spec: Block, x: Tensor, ctx: Context) -> Tensor:
     names = ["mixer", *(["cross"] if spec.cross else []), "feedforward"]
     subs = [getattr(block, name) if isinstance(spec.order, Parallel) else block[name] for name in names]
     branches = [lambda x, sub=sub: sub.inner(x, ctx) for sub in subs]
+
+    def past(x: Tensor) -> Tensor | int:
+        return x if spec.residual else 0
+
     match spec.order, spec.placement:
         case Sequential(), "pre":
             for f, sub in zip(branches, subs, strict=True):
-                x = x + f(normed(sub.norm_in, x))
+                x = past(x) + f(normed(sub.norm_in, x))
         case Sequential(), "post":
             for f, sub in zip(branches, subs, strict=True):
-                x = normed(sub.norm_sum, x + f(x))
+                x = normed(sub.norm_sum, past(x) + f(x))
         case Sequential(), "branch":
             for f, sub in zip(branches, subs, strict=True):
-                x = x + normed(sub.norm_branch, f(x))
+                x = past(x) + normed(sub.norm_branch, f(x))
         case Sequential(), "sandwich":
             for f, sub in zip(branches, subs, strict=True):
-                x = x + normed(sub.norm_branch, f(normed(sub.norm_in, x)))
+                x = past(x) + normed(sub.norm_branch, f(normed(sub.norm_in, x)))
         case Parallel(shared_norm=False), "pre":
-            x = x + sum(f(normed(sub.norm_in, x)) for f, sub in zip(branches, subs, strict=True))
+            x = past(x) + sum(f(normed(sub.norm_in, x)) for f, sub in zip(branches, subs, strict=True))
         case Parallel(shared_norm=True), "pre":
-            x = x + sum(f(normed(block.norm_in, x)) for f in branches)
+            x = past(x) + sum(f(normed(block.norm_in, x)) for f in branches)
         case Parallel(), "post":
-            x = normed(block.norm_sum, x + sum(f(x) for f in branches))
+            x = normed(block.norm_sum, past(x) + sum(f(x) for f in branches))
         case Parallel(), "branch":
-            x = x + sum(normed(sub.norm_branch, f(x)) for f, sub in zip(branches, subs, strict=True))
+            x = past(x) + sum(normed(sub.norm_branch, f(x)) for f, sub in zip(branches, subs, strict=True))
         case Parallel(shared_norm=False), "sandwich":
-            x = x + sum(normed(s.norm_branch, f(normed(s.norm_in, x))) for f, s in zip(branches, subs, strict=True))
+            x = past(x) + sum(
+                normed(s.norm_branch, f(normed(s.norm_in, x))) for f, s in zip(branches, subs, strict=True)
+            )
         case Parallel(shared_norm=True), "sandwich":
-            x = x + sum(normed(s.norm_branch, f(normed(block.norm_in, x))) for f, s in zip(branches, subs, strict=True))
+            x = past(x) + sum(
+                normed(s.norm_branch, f(normed(block.norm_in, x))) for f, s in zip(branches, subs, strict=True)
+            )
     return x
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("order", ORDERS, ids=["sequential", "parallel", "parallel-shared"])
 @pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
-def test_placements(placement: str, order, cross: bool):
+@pytest.mark.parametrize("residual", [True, False], ids=["residual", "bare"])
+def test_placements(placement: str, order, cross: bool, residual: bool):
     spec = Block(
         mixer=ATTENTION,
         cross=ATTENTION if cross else None,
         feedforward=FEEDFORWARD,
         placement=placement,
         order=order,
+        residual=residual,
     )
     block, x, ctx = made(spec), random(5, 2, 4, WIDTH), context()
     close(block(x, ctx), formula(block, spec, x, ctx))
@@ -175,6 +186,25 @@ def test_zeroed_branches(placement: str, norm, order):
     for _ in range(depth if isinstance(order, Parallel) else 2 * depth):
         x = F.layer_norm(x, (WIDTH,)) if norm.kind == "layer" else F.rms_norm(x, (WIDTH,), eps=1e-6)
     close(out, x)
+
+
+def test_only_what_enters_the_residual_stream_is_scaled_by_depth():
+    """Where nothing is added up, nothing grows with depth."""
+    init = {"kind": "normal", "std": 0.5, "residual": True}
+    scaled, whole = (Transformer(stack(8, residual=on).model_copy(update={"init": init})) for on in (True, False))
+    for model, std in ((scaled, 0.5 / 4), (whole, 0.5)):
+        for part, last in (("mixer", "out"), ("feedforward", "down")):
+            weights = [getattr(block[part].inner, last).weight.detach() for block in model.encoder.blocks]
+            torch.testing.assert_close(float(torch.stack(weights).std()), std, rtol=0.15, atol=0)
+
+
+def test_a_block_of_nothing_passes_its_input_on():
+    block = {"mixer": "none", "feedforward": "none", "norm": "none"}
+    x, ctx = random(0, 2, 4, WIDTH), context()
+    for order in ORDERS:
+        assert torch.equal(made(Block(**block, order=order))(x, ctx), x)
+    with pytest.raises(ConfigError, match=r"encoder\.blocks\.0\.residual = False: a block without sublayers"):
+        ModelConfig(width=WIDTH, source=Tokens(vocab=11), encoder=Stack(depth=1, blocks=Block(**block, residual=False)))
 
 
 # -- dropout --------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from anyformer.config import (
     FactorisedTable,
     Gated,
     Gelu,
+    Latent,
     LayerNorm,
     Learned,
     MaskedLM,
@@ -35,7 +36,7 @@ from anyformer.config import (
     Unscaled,
     Window,
 )
-from anyformer.nn.cache import Cache
+from anyformer.nn.cache import Cache, CacheKind
 from anyformer.nn.mask import Layout
 from anyformer.nn.model import Transformer
 from tests.strategies import VOCAB, build, tokens
@@ -69,6 +70,11 @@ DECODERS = {
         T5Bias(shared=False), Block(mixer=attention(Window(before=4, after=0)), placement="sandwich")
     ),
     "sinusoidal, post": decoder(Sinusoidal(), Block(mixer=attention(), placement="post")),
+    "latent, local and global": decoder(
+        Rotary(),
+        Block(mixer=attention(Window(before=2, after=0), compress=Latent(rank=3, rotary_width=2, query_rank=5))),
+        Block(mixer=attention(compress=Latent(rank=5, rotary_width=2))),
+    ),
     "none, relu, shared weights": decoder(
         NoPosition(), Block(mixer=attention(normalizer="relu"), placement="branch"), share=True
     ),
@@ -167,25 +173,29 @@ def step_of(model: Transformer) -> Callable[[Tensor, Cache], Tensor]:
     return step
 
 
-def prompted(model: Transformer, seed: int) -> Cache:
+def prompted(model: Transformer, seed: int, kind: CacheKind) -> Cache:
     """A ragged prompt in a new cache."""
-    cache, segments = model.new_cache(2, 12), torch.tensor([[0, 0, 0, 0], [-1, 0, 0, 0]])
+    cache, segments = model.new_cache(2, 12, kind=kind), torch.tensor([[0, 0, 0, 0], [-1, 0, 0, 0]])
     memory = {"memory": model.encode(tokens(seed + 1, 2, 5))} if model.encoder else {}
     model.decode(tokens(seed, 2, 4), segments=segments, cache=cache, **memory)
     return cache
 
 
-def steps(model: Transformer, seed: int) -> list[tuple]:
+def steps(model: Transformer, seed: int, kind: CacheKind = "auto") -> list[tuple]:
     """New tokens one by one, into two caches that hold the same."""
-    mine, other = prompted(model, seed), prompted(model, seed)
+    mine, other = prompted(model, seed, kind), prompted(model, seed, kind)
     return [((ids, mine), (ids, other)) for ids in tokens(seed, 4, 2, 1)]
 
 
-@pytest.mark.parametrize("name", [*DECODERS, "encoder-decoder"])
-def test_decode_step(name: str):
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [*((name, "auto") for name in (*DECODERS, "encoder-decoder")), ("latent, local and global", "int8")],
+)
+def test_decode_step(name: str, kind: CacheKind):
     """One token at a time into a cache: compiled once, for this cache and for the next one of the same size."""
     model = build(CONFIGS[name])
-    step, calls = step_of(model), [*steps(model, 0), *steps(model, 10)]
+    step, calls = step_of(model), [*steps(model, 0, kind), *steps(model, 10, kind)]
+    assert bool(calls[0][0][1].rings) == ("local" in name or "t5 per layer" in name)
     runs(torch.compile(step, backend="eager", fullgraph=True), step, calls, close)
     assert all(int(cache.length) == 8 for args in calls for _, cache in args)
 

@@ -1,6 +1,7 @@
 """Initialisation: every weight by its rule, and building anywhere gives the same weights."""
 
 import copy
+import inspect
 import math
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from anyformer.config import (
     Learned,
     ModelConfig,
     Normal,
+    Patches,
     Plain,
     Projected,
     RMSNorm,
@@ -190,12 +192,16 @@ def test_shared_weights_are_scaled_once():
 # -- building -------------------------------------------------------------------------------------------------------
 
 
+TINY = {"depth": 2, "width": 16, "heads": 4, "key_width": 24, "ff": 24, "vocab": 31, "image": 6, "patch": 2}
+
+
 def tiny(name: str) -> ModelConfig:
-    return PRESETS[name](depth=2, width=16, heads=4, key_width=8, ff=24, vocab=31)
+    return PRESETS[name](**{n: TINY[n] for n in inspect.signature(PRESETS[name]).parameters if n in TINY})
 
 
 def run(model: Transformer) -> Tensor:
-    ids = tokens(0, 2, 6)
+    source = model.config.source
+    ids = torch.linspace(-1, 1, 216).view(2, 3, 6, 6) if isinstance(source, Patches) else tokens(0, 2, 6)
     with torch.no_grad():
         return model.eval()(ids, ids) if model.config.shape == "encoder-decoder" else model.eval()(ids)
 

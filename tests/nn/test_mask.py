@@ -7,14 +7,51 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from anyformer.config import LM, Attention, Block, Causal, Full, ModelConfig, Pattern, Stack, Tokens, Window
+from anyformer.config import (
+    LM,
+    Attention,
+    BigBird,
+    Block,
+    BlockLocal,
+    Causal,
+    ConfigError,
+    Dilated,
+    Full,
+    Graph,
+    ModelConfig,
+    Pattern,
+    Stack,
+    Tokens,
+    Window,
+    pattern_of,
+)
+from anyformer.config.spec import members
 from anyformer.nn.cache import Cache
 from anyformer.nn.mask import PADDING, PLAIN, SEEN, SEER, Layout, Relation, count_within, lay_out, relate, sees
-from tests.strategies import build, close, seeds, tokens
+from anyformer.nn.ring import Step
+from tests.strategies import PATTERNS, build, close, seeds, tokens
 
 CPU = torch.device("cpu")
+few, ways = st.integers(0, 3), st.sampled_from([None, True, False])
 patterns = st.one_of(
-    st.just(Full()), st.just(Causal()), st.builds(Window, before=st.integers(0, 3), after=st.integers(0, 3))
+    st.just(Full()),
+    st.just(Causal()),
+    st.builds(Window, before=few, after=few, globals=few),
+    st.builds(Dilated, before=few, after=few, step=st.integers(1, 3)),
+    st.builds(BlockLocal, size=st.integers(1, 4), ahead=ways),
+    st.builds(
+        BigBird,
+        block=st.integers(1, 3),
+        before=st.integers(0, 1),
+        after=st.integers(0, 1),
+        globals=st.integers(0, 1),
+        randoms=st.integers(0, 2),
+        seed=st.integers(0, 9),
+        ahead=ways,
+    ),
+    st.builds(
+        Graph, nodes=st.just(6), edges=st.lists(st.tuples(few, st.integers(0, 5))), loops=st.booleans(), ahead=ways
+    ),
 )
 
 
@@ -56,8 +93,19 @@ def allows(pattern: Pattern, q: int, k: int) -> bool:
             return True
         case Causal():
             return k <= q
-        case Window(before=before, after=after):
-            return q - before <= k <= q + after
+        case Window(before=before, after=after, globals=first):
+            return q - before <= k <= q + after or (min(q, k) < first and (after > 0 or k <= q))
+        case Dilated(before=before, after=after, step=step):
+            return k in [q + i * step for i in range(-before, after + 1)]
+        case BlockLocal(size=size):
+            return q // size == k // size and (pattern.ahead is not False or k <= q)
+        case BigBird(block=size, before=before, after=after):
+            a, b = q // size, k // size
+            near = a - before <= b <= a + after or min(a, b) < pattern.globals
+            linked = any(pattern.link(max(a, b), i) == min(a, b) for i in range(pattern.randoms))
+            return (near or linked) and (pattern.ahead is not False or k <= q)
+        case Graph(edges=edges):
+            return ((q, k) in edges or (pattern.loops and q == k)) and (pattern.ahead is not False or k <= q)
 
 
 def at(facts: Tensor | None, b: int, i: int) -> int:
@@ -99,14 +147,57 @@ def test_marks():
     assert sees(Causal(), apart, apart)[0].tolist() == [[mark == "x" for mark in row] for row in by_query]
 
 
-@pytest.mark.parametrize(
-    ("pattern", "ahead"),
-    [(Full(), True), (Causal(), False), (Window(before=2, after=0), False), (Window(before=0, after=1), True)],
-)
-def test_looks_ahead(pattern: Pattern, ahead: bool):
+@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
+def test_looks_ahead(pattern: Pattern):
     """Says whether any query sees a key after it; position schemes that depend on direction ask for it."""
-    layout = lay_out(1, 6, CPU)
-    assert pattern.looks_ahead == ahead == bool(sees(pattern, layout, layout).triu(1).any())
+    layout = lay_out(1, 24, CPU)
+    for side in ("encoder", "decoder"):
+        turned = pattern_of(Attention(heads=1, pattern=pattern), side)
+        assert turned.looks_ahead == bool(sees(turned, layout, layout).triu(1).any())
+        assert turned.sees_self == bool(sees(turned, layout, layout)[0].diagonal().all())
+    if "ahead" in type(pattern).model_fields:  # it has no direction of its own, so a decoder gives it one
+        assert not turned.looks_ahead
+        assert pattern_of(Attention(heads=1, pattern=pattern.model_copy(update={"ahead": True})), "decoder").looks_ahead
+
+
+def test_the_laws_draw_every_pattern():
+    assert {type(pattern) for pattern in PATTERNS} == set(members(Pattern))
+
+
+@given(st.integers(0, 99), st.integers(1, 4), st.integers(2, 40))
+def test_random_blocks_belong_to_the_config(seed: int, randoms: int, blocks: int):
+    """Links go to earlier blocks, are the same at any length, and another seed draws others."""
+    pattern, block = BigBird(block=1, before=0, after=0, globals=0, randoms=randoms, seed=seed), torch.arange(blocks)
+    links = torch.stack([pattern.link(block, i) for i in range(randoms)])
+    assert (links[:, 0] == -1).all()
+    assert ((links[:, 1:] >= 0) & (links[:, 1:] < block[1:])).all()
+    layout, shorter = lay_out(1, blocks, CPU), lay_out(1, blocks - 1, CPU)
+    seen = sees(pattern, layout, layout)[0]
+    assert torch.equal(seen, seen.T)
+    assert torch.equal(seen[:-1, :-1], sees(pattern, shorter, shorter)[0])
+
+
+def test_random_blocks_are_spread():
+    """Each earlier block is drawn about equally often, and seeds and numbers draw apart from each other."""
+    block = torch.full((4000,), 10)
+    drawn = torch.stack([BigBird(randoms=1, seed=seed).link(block[:1], 0)[0] for seed in range(4000)])
+    shares = torch.bincount(drawn, minlength=10) / 4000
+    assert (shares - 0.1).abs().max() < 0.02
+    far = torch.arange(1000, 3000)
+    first, second = (BigBird(randoms=2).link(far, i) for i in range(2))
+    assert (first == second).double().mean() < 0.01
+    assert 0.45 < (first / far).mean() < 0.55
+
+
+def test_a_position_past_the_graph_is_an_error():
+    """Told where the graph is made, and where a text is longer than it."""
+    with pytest.raises(ConfigError, match=r"edges.0 = \(0, 3\): must join positions below nodes = 3"):
+        Graph(nodes=3, edges=((0, 3),))
+    graph = Block(mixer=Attention(heads=2, pattern=Graph(nodes=3, edges=((1, 0),))))
+    model = build(CONFIG.model_copy(update={"decoder": Stack(depth=1, blocks=(graph,))}))
+    assert model(tokens(0, 1, 3)).isfinite().all()
+    with pytest.raises(ValueError, match="position 3 is past the end of 3 positions of the 'graph' pattern"):
+        model(tokens(0, 1, 4))
 
 
 # -- lowerings ------------------------------------------------------------------------------------------------------
@@ -134,20 +225,21 @@ def test_every_lowering_means_the_same_for_real_tokens(pattern: Pattern, layout:
     seen, lowered = sees(pattern, layout, layout).expand(batch, -1, -1), meaning(relation, batch, length, length)
     real = slice(None) if layout.segments is None else layout.segments.expand(batch, length) >= 0
     assert torch.equal(lowered[real], seen[real])
-    assert lowered.any(dim=-1).all()  # no row is empty, pads included
-    assert relation.alive is None
+    if pattern.sees_self:
+        assert lowered.any(dim=-1).all()  # no row is empty, pads included
+        assert relation.alive is None
     if bias is not None:
         kept = seen[:, None].expand(batch, 2, length, length)
         assert torch.equal(relation.bias.expand_as(kept)[kept], bias.expand_as(kept)[kept])
 
 
-@given(pairs)
-def test_across_a_row_may_see_nothing(pair: tuple[Layout, Layout]):
+@given(patterns, pairs)
+def test_across_a_row_may_see_nothing(pattern: Pattern, pair: tuple[Layout, Layout]):
     """The lowered mask has no empty row, and `alive` says which rows to keep."""
     q, k = pair
     batch, t, s = rows_in(q, k), q.positions.shape[1], k.positions.shape[1]
-    relation = relate(Full(), q, k, "cross")
-    seen = sees(Full(), q, k).expand(batch, t, s)
+    relation = relate(pattern, q, k, "cross")
+    seen = sees(pattern, q, k).expand(batch, t, s)
     assert torch.equal(meaning(relation, batch, t, s), seen)
     assert meaning(relation._replace(alive=None), batch, t, s).any(dim=-1).all()
     if relation.alive is not None:
@@ -200,7 +292,7 @@ def test_causal_with_right_padding_needs_no_mask(seed: int, length: int, shorter
     model, ids = build(CONFIG, seed), tokens(seed, 3, length)
     segments = torch.where(torch.arange(length) < torch.tensor([length, *shorter])[:, None], 0, PADDING)
     layout = Layout(torch.arange(length)[None], segments, ordered=True, packed=False, padding="right")
-    assert model.decoder.relations(layout, layout, cached=False)[0].causal
+    assert model.decoder.relations(layout, {None: Step(layout)}, cached=False)[0].causal
     for backend in ("eager", "sdpa"):
         model.backend = backend
         out = model(ids, segments=layout)

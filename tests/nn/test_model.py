@@ -116,7 +116,7 @@ WRONG = {
     "a cache for an encoder": (
         "encoder",
         lambda m: m(IDS, cache=build(CONFIGS["decoder"]).new_cache(2, 4)),
-        "an encoder reads its input at once: leave `cache` out",
+        "an encoder reads its input at once: leave `cache` and `past` out",
     ),
     "a new cache of an encoder": ("encoder", lambda m: m.new_cache(2, 4), "only a decoder has a cache"),
     "marks with a cache": (

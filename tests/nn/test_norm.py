@@ -1,13 +1,32 @@
 """Norms by their formulae."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, strategies as st
 from torch.nn import functional as F
 
-from anyformer.config import LayerNorm, NoNorm, RMSNorm
-from anyformer.nn.norm import build_norm
-from tests.strategies import seeds
+from anyformer.config import (
+    LM,
+    Attention,
+    BatchNorm,
+    Block,
+    ConfigError,
+    LayerNorm,
+    MaskedLM,
+    ModelConfig,
+    NoNorm,
+    RMSNorm,
+    Stack,
+    Tokens,
+    Transform,
+)
+from anyformer.nn.mask import Layout
+from anyformer.nn.model import Transformer
+from anyformer.nn.norm import OverBatch, build_norm, normed
+from anyformer.nn.running import Notes
+from tests.strategies import VOCAB, build, close, seeds, tokens
 
 shapes = st.lists(st.integers(1, 4), max_size=3).map(tuple)
 widths = st.integers(1, 9)
@@ -75,3 +94,176 @@ def test_none_is_the_identity():
     norm, x = build_norm(NoNorm(), 5), torch.randn(2, 3, 5)
     assert norm(x) is x
     assert not list(norm.parameters())
+
+
+# -- over a batch -----------------------------------------------------------------------------------------------------
+
+
+def batch_of(seed: int, rows: int, length: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Vectors, and which of them are real: some, in any place."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, length, width, generator=generator, dtype=torch.float64) * 3 + 1
+    segments = torch.randint(-1, 3, (rows, length), generator=generator)
+    segments[0, :2] = 0  # torch's own wants two of them
+    return x, segments
+
+
+def where(segments: torch.Tensor | None) -> Layout:
+    return Layout(torch.zeros(1, 1, dtype=torch.long), segments)
+
+
+@given(st.integers(1, 4), st.integers(2, 6), widths, epsilons, st.sampled_from([0.1, 0.5, 1.0]), seeds, st.booleans())
+def test_batch_norm(rows: int, length: int, width: int, eps: float, momentum: float, seed: int, padded: bool):
+    """torch's own on the real tokens alone: outputs, gradients and running statistics over some steps, then in eval."""
+    norm, _ = filled(BatchNorm(eps=eps, momentum=momentum), width, seed)
+    norm.reset()
+    theirs = torch.nn.BatchNorm1d(width, eps=eps, momentum=momentum).double()
+    theirs.load_state_dict({"weight": norm.weight, "bias": norm.bias}, strict=False)
+    for step in range(4):
+        if step == 3:
+            norm.eval()
+            theirs.eval()
+        x, segments = batch_of(seed + step, rows, length, width)
+        x.requires_grad_()
+        notes, real = Notes(), segments >= 0 if padded else torch.ones_like(segments, dtype=torch.bool)
+        out = normed(norm, x, where(segments if padded else None), notes)
+        expected = theirs(x[real])
+        close(out[real], expected)
+        aim = torch.sin(torch.arange(expected.numel(), dtype=torch.float64)).view_as(expected)
+        (ours,), (other,) = (torch.autograd.grad((y * aim).sum(), x) for y in (out[real], expected))
+        close(ours, other)
+        if step < 3:
+            norm.seen = notes.seen[norm]
+            with torch.no_grad():
+                norm.commit()
+        close(norm.mean, theirs.running_mean)
+        close(norm.variance, theirs.running_var)
+    assert not notes.seen
+
+
+def test_pads_move_nothing():
+    """Whatever stands there; and a batch of nothing else is finite and leaves the statistics alone."""
+    norm, _ = filled(BatchNorm(), 3, 0)
+    norm.reset()
+    x, segments = batch_of(0, 2, 5, 3)
+    other = torch.where((segments < 0)[..., None], torch.inf, x)
+    results = []
+    for each in (x, other):
+        notes = Notes()
+        results.append((normed(norm, each, where(segments), notes)[segments >= 0], notes.seen[norm]))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+    notes = Notes()
+    assert normed(norm, x, where(torch.full_like(segments, -1)), notes).isfinite().all()
+    norm.seen = notes.seen[norm]
+    with torch.no_grad():
+        norm.commit()
+    assert torch.equal(norm.mean, torch.zeros_like(norm.mean))
+    assert torch.equal(norm.variance, torch.ones_like(norm.variance))
+
+
+def everywhere(**fields) -> ModelConfig:
+    """Batch norm wherever it may stand."""
+    block = Block(mixer=Attention(heads=2), norm=BatchNorm())
+    stack = Stack(depth=3, blocks=(block,), final_norm=BatchNorm(), **fields)
+    return ModelConfig(width=8, target=Tokens(vocab=VOCAB, norm=BatchNorm()), decoder=stack, head=LM())
+
+
+def statistics(model: Transformer) -> dict[str, torch.Tensor]:
+    return {name: x.clone() for name, x in model.named_buffers()}
+
+
+def test_a_model_moves_its_statistics_once_per_step():
+    """Not in a forward pass, however often it runs; by the last one, when the step is committed; and then no more."""
+    model, fresh = build(everywhere()).train(), statistics(build(everywhere()))
+    assert len(fresh) == 2 * (3 * 2 + 2)
+    model(tokens(1, 2, 7)), model(tokens(0, 2, 7))
+    assert all(torch.equal(x, fresh[name]) for name, x in statistics(model).items())
+    model.commit()
+    moved = statistics(model)
+    assert not any(torch.equal(x, fresh[name]) for name, x in moved.items())
+    model.commit()
+    model.eval()(tokens(0, 2, 7))
+    model.commit()
+    assert all(torch.equal(x, moved[name]) for name, x in statistics(model).items())
+    once = build(everywhere()).train()
+    once(tokens(0, 2, 7))
+    once.commit()
+    assert all(torch.equal(x, moved[name]) for name, x in statistics(once).items())
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_recomputed_activations_move_the_same(share: bool):
+    """A block that runs twice in a step counts once, also where it stands in several places."""
+    results = []
+    for recompute in (False, True):
+        model = build(everywhere(share=share)).train()
+        model.decoder.recompute = recompute
+        model(tokens(0, 2, 7)).square().sum().backward()
+        model.commit()
+        results.append((statistics(model), [p.grad for p in model.parameters()]))
+    (first, before), (second, after) = results
+    assert all(torch.equal(x, second[name]) for name, x in first.items())
+    for a, b in zip(after, before, strict=True):
+        close(a, b)
+
+
+def test_running_statistics_come_to_be_the_data():
+    """After many steps on one batch, eval does what training does, but for n / (n - 1) in the variance."""
+    model, ids = build(everywhere()).train(), tokens(0, 4, 16)
+    for _ in range(200):
+        expected = model(ids)
+        model.commit()
+    close(model.eval()(ids), expected, 0.1)
+
+
+def test_statistics_travel_with_the_weights():
+    model = build(everywhere()).train()
+    model(tokens(0, 2, 7))
+    model.commit()
+    with torch.device("meta"):
+        other = Transformer(everywhere())
+    other.load_state_dict(model.state_dict(), assign=True)
+    assert torch.equal(other.eval()(tokens(1, 2, 7)), model.eval()(tokens(1, 2, 7)))
+    other.to("cpu").train()(tokens(1, 2, 7))
+    fresh = Transformer(everywhere())
+    for module in fresh.modules():
+        if isinstance(module, OverBatch):
+            assert torch.equal(module.mean, torch.zeros(8))
+            assert torch.equal(module.variance, torch.ones(8))
+
+
+def test_batch_norm_only_where_tokens_stand_beside_each_other():
+    with pytest.raises(ConfigError, match=r"qk_norm\.kind = 'batch': unknown kind; known here: layer, none, rms"):
+        Attention(heads=2, qk_norm={"kind": "batch"})
+    with pytest.raises(ConfigError, match=r"norm\.kind = 'batch': unknown kind"):
+        MaskedLM(transform=Transform(norm={"kind": "batch"}))
+
+
+def _rank(rank: int, folder: str) -> None:
+    """One of two processes: it has one row, and must find what a single process does with both."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    config, ids = everywhere(), tokens(0, 2, 7)
+    segments = torch.tensor([[0] * 7, [0] * 4 + [-1] * 3])  # rows of unlike weight
+    model = build(config).train()
+    out = model(ids[rank : rank + 1], segments=segments[rank : rank + 1])
+    (out.logsumexp(-1) * (segments[rank] >= 0)).sum().backward()
+    for parameter in model.parameters():
+        torch.distributed.all_reduce(parameter.grad)
+    model.commit()
+    torch.distributed.destroy_process_group()  # what follows is alone
+    alone = build(config).train()
+    expected = alone(ids, segments=segments)
+    (expected.logsumexp(-1) * (segments >= 0)).sum().backward()
+    alone.commit()
+    close(out[0][segments[rank] >= 0], expected[rank][segments[rank] >= 0])
+    for ours, theirs in zip(model.parameters(), alone.parameters(), strict=True):
+        close(ours.grad, theirs.grad, 1e-8)
+    for ours, theirs in zip(model.buffers(), alone.buffers(), strict=True):
+        close(ours, theirs)
+
+
+def test_a_batch_is_what_all_processes_read(tmp_path: Path):
+    """Outputs, gradients and statistics of two processes are those of one that reads all rows."""
+    torch.multiprocessing.spawn(_rank, (str(tmp_path),), nprocs=2)

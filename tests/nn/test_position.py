@@ -37,6 +37,7 @@ from anyformer.nn.init import initialise
 from anyformer.nn.mask import lay_out
 from anyformer.nn.model import Transformer
 from anyformer.nn.position import Positions
+from anyformer.nn.ring import Step
 from tests.strategies import POSITIONS, build, close, seeds, tokens
 
 
@@ -332,7 +333,7 @@ def test_t5_buckets_follow_the_pattern(pattern, causal: bool):
     scheme = T5Bias(buckets=8, max_distance=12)
     model = build(decoder(scheme, Attention(heads=2, pattern=pattern)))
     layout = lay_out(1, 20, torch.device("cpu"))
-    (relation,) = model.decoder.relations(layout, layout, cached=False)
+    (relation,) = model.decoder.relations(layout, {None: Step(layout)}, cached=False)
     table = model.decoder.schemes[0].tables.buckets
     expected = scheme.bias(layout.positions, layout.positions, 2, causal, {"buckets": table})
     seen = relation.bias > -torch.inf
@@ -429,7 +430,8 @@ def test_only_the_layer_that_asks_has_a_table():
     model = build(decoder(Rotary(), own, Attention(heads=2)))
     assert sum(".schemes." in name for name, _ in model.named_parameters()) == 1
     layout = lay_out(1, 5, torch.device("cpu"))
-    first, second = (model.decoder.relations(layout, layout, cached=False)[i] for i in model.decoder.follows)
+    relations = model.decoder.relations(layout, {None: Step(layout)}, cached=False)
+    first, second = (relations[i] for i in model.decoder.follows)
     assert first.bias is not None
     assert first.rotation is None
     assert second.bias is None

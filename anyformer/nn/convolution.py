@@ -1,0 +1,44 @@
+"""Convolution in place of self-attention: a token reads its neighbours, each through a matrix of its own."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from anyformer.config import Convolution, Full
+from anyformer.nn.context import Context
+from anyformer.nn.mask import Layout, real, sees
+
+ALL = Full()  # made here: torch.compile cannot follow the making of a spec
+
+
+class ConvolutionMixer(nn.Module):
+    """y_p = Σ_j W_j x_{p + offset_j} + b over the tokens of one segment, found by their positions."""
+
+    def __init__(self, spec: Convolution, width: int):
+        super().__init__()
+        assert spec.causal is not None, "the stack decides"
+        self.conv = nn.Conv1d(width, width, spec.width, dilation=spec.dilation, bias=spec.bias)
+        span = spec.dilation * (spec.width - 1)
+        self.before = spec.before(spec.causal)
+        self.after = span - self.before
+        self.offsets = tuple(j * spec.dilation - self.before for j in range(spec.width))
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        if ctx.cache is None and ctx.layout.counted:
+            if ctx.layout.segments is not None:
+                x = x * real(ctx.layout.segments)[..., None]
+            return self.conv(F.pad(x.transpose(1, 2), (self.before, self.after))).transpose(1, 2)
+        read = ctx.remember(x)
+        near = self._neighbours(read, ctx.layout, ctx.keys)  # [b, t, d, K]
+        return F.linear(near.flatten(2), self.conv.weight.flatten(1), self.conv.bias)
+
+    def _neighbours(self, x: Tensor, q: Layout, k: Layout) -> Tensor:
+        """What stands at each offset from each token, zero where nothing of its segment does."""
+        same = sees(ALL, q, k)
+        away = k.positions[:, None, :] - q.positions[:, :, None]  # [b, t, s]
+        near = []
+        for offset in self.offsets:
+            there = (same & (away == offset)).expand(x.shape[0], -1, -1)
+            index = there.int().argmax(dim=-1)[..., None].expand(-1, -1, x.shape[2])
+            near.append(x.gather(1, index) * there.any(dim=-1, keepdim=True))
+        return torch.stack(near, dim=-1)

@@ -1,0 +1,63 @@
+"""Weights for pairs of positions in place of self-attention: what is read depends on where tokens stand, not on what
+they are. There are weights for so many positions and no more; the stack refuses what lies beyond.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from anyformer.config import Causal, Full, FullyConnected, Pattern, PositionMixing
+from anyformer.nn.context import Context
+from anyformer.nn.mask import real, sees
+
+
+class PositionMixer(nn.Module):
+    """y_q = Σ_k w[p_q, p_k] x_k + b[p_q] over the tokens k that q sees (Tolstikhin et al. 2021)."""
+
+    def __init__(self, spec: PositionMixing):
+        super().__init__()
+        self.pattern = _pattern(spec)
+        self.weight = nn.Parameter(torch.empty(spec.length, spec.length))
+        self.bias = nn.Parameter(torch.empty(spec.length)) if spec.bias else None
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        q, k, read = ctx.layout, ctx.keys, ctx.remember(x)
+        weights = self.weight[q.positions[:, :, None], k.positions[:, None, :]] * sees(self.pattern, q, k)
+        y = weights @ read  # [b or 1, t, s] @ [b, s, d]
+        return y if self.bias is None else y + self.bias[q.positions][..., None]
+
+
+class DenseMixer(nn.Module):
+    """y_q = Σ_k W[p_q, p_k] x_k + b[p_q] over the tokens k that q sees, each W[p, r] a d×d block of one matrix.
+
+    Rows that count from 0 are one product with the sub-block of their length. Any other layout looks its blocks up
+    token by token, which keeps b·t·s·d² numbers: for decoding and small batches.
+    """
+
+    def __init__(self, spec: FullyConnected, width: int):
+        super().__init__()
+        size = spec.length * width
+        self.length, self.width, self.pattern = spec.length, width, _pattern(spec)
+        self.weight = nn.Parameter(torch.empty(size, size))
+        self.bias = nn.Parameter(torch.empty(size)) if spec.bias else None
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        q, k, t = ctx.layout, ctx.keys, x.shape[1]
+        blocks = self.weight.view(self.length, self.width, self.length, self.width)
+        if ctx.cache is None and q.counted and q.marks is None:
+            if q.segments is not None:
+                x = x * real(q.segments)[..., None]
+            blocks = blocks[:t, :, :t]
+            if not self.pattern.looks_ahead:
+                blocks = blocks * self.pattern.sees(q.positions[0, :, None, None, None], q.positions[0, :, None])
+            y = F.linear(x.flatten(1), blocks.reshape(t * self.width, t * self.width)).unflatten(1, (t, -1))
+        else:
+            read = ctx.remember(x)[:, None] * sees(self.pattern, q, k)[..., None]  # [b, t, s, d]
+            found = blocks.transpose(1, 2)[q.positions[:, :, None], k.positions[:, None, :]]  # [b, t, s, d, d]
+            y = torch.einsum("btsij,btsj->bti", found.expand(x.shape[0], -1, -1, -1, -1), read)
+        return y if self.bias is None else y + self.bias.view(self.length, self.width)[q.positions]
+
+
+def _pattern(spec: FullyConnected | PositionMixing) -> Pattern:
+    assert spec.causal is not None, "the stack decides"
+    return Causal() if spec.causal else Full()

@@ -1,0 +1,181 @@
+"""FlexAttention: kernels that skip whole blocks of keys, from the same definition as the dense mask (`mask.sees`).
+
+Which blocks hold a visible pair follows from the least and greatest position and segment in each block of 128 tokens;
+blocks × blocks numbers are the most that is ever stored. Within a listed block the predicate itself decides, pair by
+pair, from facts looked up by index; blocks that surely are visible as a whole skip that. A block of nothing but padding
+is never listed, so a pad may see less here than in the dense form; real tokens see the same.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+
+from anyformer.config import Pattern, Scheme, Span
+from anyformer.nn.mask import PADDING, SEEN, SEER, Layout, real
+
+SIZE = 128  # tokens in a block
+FAR = 2**31 - 1
+
+Index = Tensor  # one number: flex calls its functions for one row, head, query and key at a time
+Added = Callable[[Index, Index, Index, Index], Tensor]
+
+
+class Blocks(NamedTuple):
+    """A relation as FlexAttention takes it."""
+
+    mask: BlockMask
+    added: Added | None  # to the score, by row, head, query and key
+    kind: tuple[Pattern, Scheme | None]  # what its functions are made of: the same kind shares a compiled kernel
+
+
+def lower(pattern: Pattern, q: Layout, k: Layout, scheme: Scheme | None = None, levels: Tensor | None = None) -> Blocks:
+    """The blocks of a pattern between two layouts, and the score function of a scheme with its levels."""
+    listed, full = find(pattern, q, k)
+    some, all_ = _ordered(listed & ~full), _ordered(full)
+    lengths = q.positions.shape[1], k.positions.shape[1]
+    mask = BlockMask.from_kv_blocks(*some, *all_, SIZE, _predicate(pattern, q, k), lengths)
+    if scheme is None or levels is None:
+        return Blocks(mask, None, (pattern, None))
+    q_at, k_at = _look_up(q.positions), _look_up(k.positions)
+
+    def added(b: Index, h: Index, i: Index, j: Index) -> Tensor:
+        return scheme.score(levels, h, q_at(b, i), k_at(b, j))
+
+    return Blocks(mask, added, (pattern, scheme))
+
+
+def _predicate(pattern: Pattern, q: Layout, k: Layout) -> Callable[[Index, Index, Index, Index], Tensor]:
+    """`mask.sees` for one pair of tokens, by their indices."""
+    q_at, k_at = _look_up(q.positions), _look_up(k.positions)
+    q_facts, k_facts = pattern.about(q.positions), pattern.about(k.positions)
+    q_about = None if q_facts is None else _look_up(q_facts)
+    k_about = None if k_facts is None else _look_up(k_facts)
+    apart = q.segments is not None or k.segments is not None
+    q_segment, k_segment = (
+        _look_up(torch.zeros_like(x.positions) if x.segments is None else x.segments) for x in (q, k)
+    )
+    q_mark = None if q.marks is None else _look_up(q.marks)
+    k_mark = None if k.marks is None else _look_up(k.marks)
+
+    def predicate(b: Index, h: Index, i: Index, j: Index) -> Tensor:
+        if q_about is None or k_about is None:
+            seen = pattern.sees(q_at(b, i), k_at(b, j))
+        else:
+            seen = pattern.sees(q_at(b, i), k_at(b, j), lambda n: q_about(b, i, n), lambda n: k_about(b, j, n))
+        if k_mark is not None:
+            seen = seen | (k_mark(b, j) >= SEEN)
+        if q_mark is not None:
+            seen = seen | (q_mark(b, i) >= SEER)
+        if apart:
+            seen = seen & (q_segment(b, i) == k_segment(b, j))
+        return seen
+
+    return predicate
+
+
+def _look_up(facts: Tensor) -> Callable[..., Tensor]:
+    """Facts [b or 1, t, ...] by row and index."""
+    facts = facts if facts.dtype is torch.bool else facts.int()
+    if facts.shape[0] > 1:
+        return lambda b, *at: facts[(b, *at)]
+    one = facts[0]
+    return lambda b, *at: one[at]
+
+
+# -- which blocks -----------------------------------------------------------------------------------------------------
+
+
+def find(pattern: Pattern, q: Layout, k: Layout) -> tuple[Tensor, Tensor]:
+    """Blocks that may hold a visible pair of real tokens, and those in which surely every pair is one.
+
+    bool [b or 1, query blocks, key blocks]; the second within the first.
+    """
+    a, b = _Summary.of(q, dim=-1), _Summary.of(k, dim=-2)
+    met, covered = pattern.meets(a.positions, b.positions), pattern.covers(a.positions, b.positions)
+    met = met | b.any_seen | a.any_seer
+    covered = covered | b.all_seen | a.all_seer
+    met = met & (a.segments.low <= b.segments.high) & (b.segments.low <= a.segments.high)
+    one = (a.segments.low == a.segments.high) & (b.segments.low == b.segments.high)
+    covered = covered & one & (a.segments.low == b.segments.low) & a.whole & b.whole
+    return met & a.some & b.some, covered & met
+
+
+class _Summary(NamedTuple):
+    """What is known of each block of tokens: [b or 1, blocks], with room for the other side's blocks."""
+
+    positions: Span  # of the real tokens
+    segments: Span
+    some: Tensor  # any token is real
+    whole: Tensor  # all are
+    any_seen: Tensor
+    all_seen: Tensor
+    any_seer: Tensor
+    all_seer: Tensor
+
+    @classmethod
+    def of(cls, layout: Layout, dim: int) -> "_Summary":
+        positions = layout.positions
+        segments = torch.zeros_like(positions) if layout.segments is None else layout.segments
+        marks = torch.zeros_like(positions) if layout.marks is None else layout.marks
+        segments, marks, there = _cut(segments, PADDING), _cut(marks, 0), real(_cut(segments, PADDING))
+        positions = _cut(positions, 0)
+
+        def span(x: Tensor) -> Span:
+            return Span(
+                torch.where(there, x, FAR).amin(-1).unsqueeze(dim), torch.where(there, x, -1).amax(-1).unsqueeze(dim)
+            )
+
+        seen, seer = marks >= SEEN, marks >= SEER
+        facts = there.any(-1), there.all(-1), seen.any(-1), seen.all(-1), seer.any(-1), seer.all(-1)
+        return cls(span(positions), span(segments), *(x.unsqueeze(dim) for x in facts))
+
+
+def _cut(x: Tensor, filler: int) -> Tensor:
+    """[b, t] -> [b, blocks, SIZE], the last block filled up."""
+    return F.pad(x, (0, -x.shape[1] % SIZE), value=filler).unflatten(1, (-1, SIZE))
+
+
+def _ordered(chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks each row of blocks has, and which come first: [b, 1, n] and [b, 1, n, m]."""
+    which = chosen.int().argsort(dim=-1, descending=True, stable=True)
+    return chosen.sum(dim=-1).int()[:, None], which.int()[:, None]
+
+
+# -- running ----------------------------------------------------------------------------------------------------------
+
+
+def flex(
+    q: Tensor, k: Tensor, v: Tensor, blocks: Blocks, scale: float, cap: float | None = None, sinks: Tensor | None = None
+) -> Tensor:
+    """Attention over the listed blocks, [b, h, t, k_v]; a row that sees nothing is zero."""
+    added = blocks.added
+
+    def score(score: Tensor, b: Index, h: Index, i: Index, j: Index) -> Tensor:
+        if cap is not None:
+            score = cap * torch.tanh(score / cap)
+        return score if added is None else score + added(b, h, i, j)
+
+    changes = None if cap is None and added is None else score
+    run = _run if torch.compiler.is_compiling() or not q.is_cuda else _compiled(blocks.kind, cap, sinks is not None)
+    if sinks is None:
+        return run(q, k, v, changes, blocks.mask, scale, None)
+    out, aux = run(q, k, v, changes, blocks.mask, scale, AuxRequest(lse=True))
+    # softmax over keys and sink = softmax over keys, times the keys' share
+    return out * torch.sigmoid(aux.lse - sinks[:, None])[..., None].to(out.dtype)
+
+
+def _run(q: Tensor, k: Tensor, v: Tensor, score: Any, mask: BlockMask, scale: float, more: AuxRequest | None) -> Any:
+    return flex_attention(q, k, v, score, mask, scale, enable_gqa=q.shape[1] != k.shape[1], return_aux=more)
+
+
+@cache
+def _compiled(kind: tuple[Pattern, Scheme | None], cap: float | None, sinks: bool) -> Any:
+    """A kernel of its own for each kind: torch counts recompilations by code, and past a few would fall to eager."""
+    code = _run.__code__.replace(co_name=f"flex_{_compiled.cache_info().currsize}")
+    return torch.compile(FunctionType(code, globals()), fullgraph=True)

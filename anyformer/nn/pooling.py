@@ -1,0 +1,129 @@
+"""Pooling between the stages of an encoder, and the way back to its tokens (Funnel-Transformer, Dai et al. 2020).
+
+A window is all tokens of one segment whose positions have the same quotient by the factor. Windows stand in a layout of
+their own, by segment and quotient, so every part of a layer works on them as on tokens, padding and packing change
+nothing, and a window may be pooled again.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from anyformer.config import Pooling
+from anyformer.nn.mask import PADDING, Layout, real
+
+
+class Windows(NamedTuple):
+    """Which tokens stand in which window, and where the windows stand."""
+
+    layout: Layout  # of the windows
+    inside: Tensor | None  # bool [b, t]: the tokens that are not padding; None: all
+    factor: int
+    rank: Tensor | None  # int [b, t]: each token's window, a pad's is one past the last; None: i // factor
+
+    @classmethod
+    def of(cls, tokens: Layout, factor: int, batch: int) -> "Windows":
+        inside = None if tokens.segments is None else real(tokens.segments)
+        if tokens.counted and tokens.marks is None:
+            length = -(-tokens.positions.shape[1] // factor)
+            segments = None if tokens.segments is None else tokens.segments[:, ::factor]  # all pads are on the right
+            layout = tokens._replace(positions=tokens.positions[:, :length], segments=segments, bound=length)
+            return cls(layout, inside, factor, None)
+        tokens = tokens._replace(positions=tokens.positions.expand(batch, -1))
+        rank, count = _ranks(tokens, factor)
+        length = rank.shape[1] if torch.compiler.is_compiling() else max(int(count.max()), 1)
+        at = torch.where(rank < count, rank, length)
+
+        def shown(fact: Tensor, filler: int) -> Tensor:
+            """A fact of the tokens as one of their windows; of different ones the greatest."""
+            room = fact.new_full((at.shape[0], length + 1), filler)
+            return room.scatter_reduce(1, at, fact.expand_as(at), "amax")[:, :length]
+
+        segments = torch.zeros_like(tokens.positions) if tokens.segments is None else tokens.segments
+        layout = Layout(
+            shown(torch.where(real(segments), tokens.positions // factor, 0), 0),
+            shown(segments, PADDING),
+            None if tokens.marks is None else shown(tokens.marks, 0),
+            ordered=True,
+            packed=tokens.packed,
+            padding="right",
+        )
+        return cls(layout, inside, factor, at)
+
+    def pool(self, x: Tensor, how: Literal["mean", "max"]) -> Tensor:
+        """Tokens [b, t, d] to windows [b, n, d], zero where there is none."""
+        if how == "mean":
+            return self._reduce(x, "sum", 0.0) / self._reduce(torch.ones_like(x[..., :1]), "sum", 0.0).clamp(min=1)
+        most = self._reduce(x, "amax", -torch.inf)
+        return most.masked_fill(most == -torch.inf, 0.0)
+
+    def spread(self, x: Tensor, length: int) -> Tensor:
+        """Windows [b, n, d] to tokens [b, t, d]; a pad takes zero."""
+        if self.rank is None:
+            return x.repeat_interleave(self.factor, dim=1)[:, :length]
+        return F.pad(x, (0, 0, 0, 1)).gather(1, self._at(x))
+
+    def _reduce(self, x: Tensor, how: Literal["sum", "amax"], neutral: float) -> Tensor:
+        if self.inside is not None:
+            x = x.masked_fill(~self.inside[..., None], neutral)
+        length = self.layout.positions.shape[1]
+        if self.rank is None:
+            x = F.pad(x, (0, 0, 0, length * self.factor - x.shape[1]), value=neutral).unflatten(1, (length, -1))
+            return x.sum(dim=2) if how == "sum" else x.amax(dim=2)
+        room = x.new_full((x.shape[0], length + 1, x.shape[2]), neutral)
+        return room.scatter_reduce(1, self._at(x), x, how)[:, :length]
+
+    def _at(self, x: Tensor) -> Tensor:
+        assert self.rank is not None
+        return self.rank[..., None].expand(x.shape[0], -1, x.shape[2])
+
+
+def _ranks(tokens: Layout, factor: int) -> tuple[Tensor, Tensor]:
+    """The number of each token's window in its row [b, t], counted by segment and position, and how many there are.
+
+    Pads have the greatest number.
+    """
+    window = tokens.positions // factor
+    segments = torch.zeros_like(window) if tokens.segments is None else tokens.segments
+    window = window - window.min()
+    name = segments * (window.max() + 1) + window
+    name = torch.where(real(segments), name, torch.iinfo(name.dtype).max)
+    names, order = name.sort(dim=1)
+    new = F.pad(names[:, 1:] != names[:, :-1], (1, 0), value=False)
+    ranks = new.cumsum(dim=1)
+    rank = torch.empty_like(ranks).scatter(1, order, ranks)
+    count = torch.where(real(segments), rank + 1, 0).amax(dim=1, keepdim=True)
+    return rank, count
+
+
+class Funnel:
+    """One pass through the levels of a stack: the layouts of all, and x on its way from one to the next."""
+
+    def __init__(self, pooling: Pooling | None, tokens: Layout, batch: int):
+        self.pooling, self.level = pooling, 0
+        self.layouts = [tokens]
+        self.windows: list[Windows] = []
+        self.skip: Tensor | None = None  # what the first stage made of the tokens
+        if pooling is None:
+            return
+        for _ in pooling.stages[1:]:
+            self.windows.append(Windows.of(self.layouts[-1], pooling.factor, batch))
+            self.layouts.append(self.windows[-1].layout)
+
+    def to(self, level: int, x: Tensor) -> Tensor:
+        """x one level on, or back at the tokens."""
+        if level == self.level:
+            return x
+        assert self.pooling is not None
+        if level:
+            self.skip = self.skip if self.level else x
+            x = self.windows[self.level].pool(x, self.pooling.how)
+        else:
+            for windows, tokens in zip(reversed(self.windows), reversed(self.layouts[:-1]), strict=True):
+                x = windows.spread(x, tokens.positions.shape[1])
+            assert self.skip is not None
+            x = self.skip + x
+        self.level = level
+        return x

@@ -1,0 +1,158 @@
+"""Recurrent mixers: an RNN, LSTM or GRU in place of self-attention.
+
+The cells are torch's, so are their weights. Rows of one segment without gaps run on torch's fused kernels; all else,
+and the backend `eager`, on the loop in `_steps`, which knows segments, pads and caches. The cache keeps the state after
+every token, so that a row goes on from wherever its newest token stands. torch.compile breaks its graph here: better
+the kernels than a loop unrolled.
+"""
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from anyformer.config import Full, Recurrent
+from anyformer.nn.context import Context
+from anyformer.nn.mask import PADDING, Layout, real, sees
+from anyformer.nn.ring import Slots
+
+ALL = Full()  # made here: torch.compile cannot follow the making of a spec
+CELLS: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
+
+
+class RecurrentMixer(nn.Module):
+    """out(h_t), or out([h_t ; h'_t]) where a second cell reads each segment from its end."""
+
+    def __init__(self, spec: Recurrent, width: int):
+        super().__init__()
+        hidden, ways = spec.hidden(width), 2 if spec.both_ways else 1
+        self.cells = nn.ModuleList(CELLS[spec.cell](width, hidden, batch_first=True) for _ in range(ways))
+        plain = ways == 1 and hidden == width
+        self.out = nn.Identity() if plain else nn.Linear(ways * hidden, width, bias=False)
+        self.hidden, self.state = hidden, spec.state(width)
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        forward, *backward = (cast(nn.RNNBase, cell) for cell in self.cells)
+        state = self._run(forward, x, ctx.layout, ctx)
+        read = [state[..., : self.hidden]]
+        for cell in backward:
+            order = _backwards(ctx.layout)
+            segments = None if ctx.layout.segments is None else _take(ctx.layout.segments, order)
+            back = self._run(cell, _take(x, order), ctx.layout._replace(segments=segments), ctx)
+            read.append(_take(back, order)[..., : self.hidden])
+        if ctx.states is not None:
+            ctx.states.append(state)
+        return self.out(ctx.tap("state", torch.cat(read, dim=-1)))
+
+    def _run(self, cell: nn.RNNBase, x: Tensor, layout: Layout, ctx: Context) -> Tensor:
+        """The state after each token [b, t, h], or as much of it as is asked for: the fused LSTM keeps c to itself."""
+        lean = not layout.packed and layout.padding != "any" and ctx.cache is None
+        wants_c = isinstance(cell, nn.LSTM) and ctx.states is not None
+        if lean and ctx.backend != "eager" and not wants_c and _has_kernel(x, self.training):
+            begin = None if ctx.begin is None else ctx.begin[None, :, 0].contiguous()
+            if begin is not None and isinstance(cell, nn.LSTM):
+                return cell(x, tuple(part.contiguous() for part in begin.chunk(2, dim=-1)))[0]
+            return cell(x, begin)[0]
+        state, last = x.new_zeros(x.shape[0], self.state), None
+        if ctx.cache is not None:
+            state, last = self._newest(ctx)
+        states = _steps(cell, x, layout, state, last, ctx.begin)
+        if ctx.cache is not None:
+            assert ctx.at is not None
+            h, c = states[:, None].tensor_split([self.hidden], dim=-1)  # [b, 1, t, h]
+            ctx.cache.append(h, c, ctx.at)
+        return states
+
+    def _newest(self, ctx: Context) -> tuple[Tensor, Tensor]:
+        """State [b, h] and segment [b] of each row's newest real token before the tokens at hand."""
+        assert ctx.cache is not None
+        assert isinstance(ctx.at, Slots)
+        assert ctx.keys.segments is not None
+        index = torch.arange(ctx.keys.segments.shape[1], device=ctx.keys.segments.device)
+        known = real(ctx.keys.segments) & (index < ctx.at.at[0])
+        newest = torch.where(known, index, 0).max(dim=1, keepdim=True).values
+        segment = torch.where(known.any(dim=1), ctx.keys.segments.gather(1, newest)[:, 0], PADDING)
+        kept = [_take(store.read()[:, 0], newest)[:, 0] for store in (ctx.cache.keys, ctx.cache.values)]  # h, c
+        return torch.cat(kept, dim=-1), segment
+
+
+def _has_kernel(x: Tensor, training: bool) -> bool:
+    if x.is_cuda:
+        return training or not torch.is_grad_enabled()  # cuDNN goes back in training mode only
+    return x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(x.device.type)
+
+
+def _steps(
+    cell: nn.RNNBase, x: Tensor, layout: Layout, state: Tensor, last: Tensor | None, begin: Tensor | None
+) -> Tensor:
+    """The state after each token [b, t, h], by the definition.
+
+    `state` [b, h] is what a first token of segment `last` [b] goes on from; where another segment begins, the state is
+    `begin` [b, t, h], or zero.
+    """
+    weights = {name.removesuffix("_l0"): parameter for name, parameter in cell.named_parameters()}
+    inputs = F.linear(x, weights["weight_ih"], weights["bias_ih"])  # of all tokens at once
+    is_real = None if layout.segments is None else real(layout.segments)
+    starts = _starts(layout, x, last)
+    state, states = state.to(inputs.dtype), []
+    for t in range(x.shape[1]):
+        if t == 0 or is_real is not None:
+            state = torch.where(starts[:, t, None], 0.0 if begin is None else begin[:, t].to(state.dtype), state)
+        h = state[:, : cell.hidden_size]
+        new = _step(cell, inputs[:, t], F.linear(h, weights["weight_hh"], weights["bias_hh"]), state)
+        state = new if is_real is None else torch.where(is_real[:, t, None], new, state)
+        states.append(state)
+    return torch.stack(states, dim=1)
+
+
+def _step(cell: nn.RNNBase, x: Tensor, u: Tensor, state: Tensor) -> Tensor:
+    """The next state from W x_t + b, U h_{t-1} + b' and the state before."""
+    match cell:
+        case nn.LSTM():
+            _, c = state.chunk(2, dim=-1)
+            i, f, g, o = (x + u).chunk(4, dim=-1)
+            c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+            return torch.cat((o.sigmoid() * c.tanh(), c), dim=-1)
+        case nn.GRU():
+            (x_r, x_z, x_n), (u_r, u_z, u_n) = x.chunk(3, dim=-1), u.chunk(3, dim=-1)
+            r, z = (x_r + u_r).sigmoid(), (x_z + u_z).sigmoid()
+            return (1 - z) * (x_n + r * u_n).tanh() + z * state
+        case _:
+            return (x + u).tanh()
+
+
+def _starts(layout: Layout, x: Tensor, last: Tensor | None) -> Tensor:
+    """Which real tokens are of another segment than the real token before them, bool [b or 1, t]."""
+    index = torch.arange(x.shape[1], device=x.device)
+    if layout.segments is None:
+        return (index == 0)[None]
+    segments = layout.segments.expand(x.shape[:2])
+    newest = torch.where(real(segments), index, -1).cummax(dim=1).values
+    newest = F.pad(newest, (1, -1), value=-1)  # the real token strictly before each place
+    first = torch.full_like(segments[:, 0], PADDING) if last is None else last
+    before = torch.where(newest < 0, first[:, None], segments.gather(1, newest.clamp(min=0)))
+    return real(segments) & (segments != before)
+
+
+def _backwards(layout: Layout) -> Tensor:
+    """The order [b or 1, t] that turns rows around and, applied again, back; pads on the right stay there."""
+    length = layout.positions.shape[1]
+    index = torch.arange(length, device=layout.positions.device)[None]
+    if layout.segments is None or layout.packed or layout.padding == "any":
+        return index.flip(1)
+    return (real(layout.segments).sum(dim=1, keepdim=True) - 1 - index) % length
+
+
+def last_states(states: Tensor, q: Layout, source: Layout) -> Tensor:
+    """For each token the state [b, t, h] after the last source token of its segment, zero where there is none."""
+    index = torch.arange(states.shape[1], device=states.device)
+    last = torch.where(sees(ALL, q, source), index, -1).max(dim=-1).values  # [b or 1, t]
+    return _take(states, last.clamp(min=0)) * (last >= 0)[..., None]
+
+
+def _take(x: Tensor, index: Tensor) -> Tensor:
+    """x [b, t, ...] at the places `index` [b or 1, t']."""
+    index = index.expand(x.shape[0], -1)
+    return x.gather(1, index if x.dim() == 2 else index[..., None].expand(*index.shape, x.shape[2]))

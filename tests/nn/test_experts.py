@@ -1,0 +1,415 @@
+"""Mixture of experts: equal to a loop over tokens, paid for by the chosen alone, and kept in balance."""
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from anyformer.config import (
+    LM,
+    Attention,
+    BatchNorm,
+    Block,
+    ConfigError,
+    Experts,
+    Gated,
+    Gelu,
+    ModelConfig,
+    NoFeedForward,
+    Plain,
+    Relu,
+    RMSNorm,
+    SigmoidTopK,
+    Silu,
+    SoftmaxTopK,
+    Stack,
+    Tanh,
+    Tokens,
+)
+from anyformer.inspection.count import count
+from anyformer.inspection.taps import run_with_taps
+from anyformer.nn.context import Context, Tap
+from anyformer.nn.experts import Mixture, Runs, SigmoidRouter, run_products
+from anyformer.nn.ffn import activation, build_ffn
+from anyformer.nn.init import initialise
+from anyformer.nn.mask import Layout
+from anyformer.nn.model import Transformer
+from anyformer.nn.running import Notes
+from tests.strategies import HERE, VOCAB, build, close, seeds, tokens
+
+WIDTH, NOWHERE = 6, Context(HERE, HERE)
+ROUTERS = [
+    SoftmaxTopK(),
+    SoftmaxTopK(normalize=False, bias=True),
+    SigmoidTopK(),
+    SigmoidTopK(normalize=False, scale=2.5),
+    SigmoidTopK(groups=3, top_groups=2),
+]
+networks = st.sampled_from(
+    [Gated(width=5), Gated(width=4, activation=Gelu(), bias=True), Plain(width=7, activation=Tanh())]
+)
+
+
+def made(spec: Experts, seed: int = 0) -> Mixture:
+    torch.manual_seed(seed)
+    mixture = build_ffn(spec, WIDTH).double().eval()
+    for tensor in (*mixture.parameters(), *mixture.buffers()):
+        tensor.data = torch.randn_like(tensor)
+    return mixture
+
+
+def random(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def one_expert(mixture: Mixture, spec: Experts, i: int, x: Tensor) -> Tensor:
+    bias = [layer.bias[i] if layer.bias is not None else None for layer in (mixture.up, mixture.down)]
+    h = F.linear(x, mixture.up.weight[i], bias[0])
+    act = activation(spec.expert.activation)
+    if isinstance(spec.expert, Gated):
+        gate, up = h.chunk(2)
+        h = act(gate) * up
+    else:
+        h = act(h)
+    return F.linear(h, mixture.down.weight[i], bias[1])
+
+
+def chosen(mixture: Mixture, spec: Experts, x: Tensor) -> dict[int, Tensor]:
+    """The experts of one token and their weights, by the definitions."""
+    router, k = spec.router, spec.top_k
+    logits = mixture.router.linear(x)
+    order = logits.tolist()
+    if isinstance(router, SoftmaxTopK):
+        best = sorted(range(spec.count), key=lambda i: -order[i])[:k]
+        weights = logits[best].softmax(0) if router.normalize else logits.softmax(0)[best]
+        return dict(zip(best, weights, strict=True))
+    scores = logits.sigmoid()
+    ranks = (scores + mixture.router.bias).tolist()
+    size = spec.count // router.groups
+    groups = [range(g * size, (g + 1) * size) for g in range(router.groups)]
+    groups.sort(key=lambda group: -sum(sorted(ranks[i] for i in group)[-2:]))
+    best = sorted((i for group in groups[: router.top_groups] for i in group), key=lambda i: -ranks[i])[:k]
+    weights = scores[best] / scores[best].sum() if router.normalize else scores[best]
+    return dict(zip(best, router.scale * weights, strict=True))
+
+
+def naive(mixture: Mixture, spec: Experts, x: Tensor) -> Tensor:
+    """Token by token, expert by expert."""
+    rows = []
+    for row in x.flatten(0, 1):
+        picked = chosen(mixture, spec, row)
+        rows.append(sum(weight * one_expert(mixture, spec, i, row) for i, weight in picked.items()))
+    out = torch.stack(rows).view(x.shape)
+    return out if mixture.shared is None else out + mixture.shared(x, NOWHERE)
+
+
+@pytest.mark.parametrize("router", ROUTERS, ids=repr)
+@given(seed=seeds, expert=networks, top_k=st.integers(1, 4), shared=st.integers(0, 2))
+def test_equal_to_a_loop_over_tokens(router, seed: int, expert, top_k: int, shared: int):
+    """Outputs and all gradients, also where an expert reads nothing."""
+    spec = Experts(count=6, top_k=top_k, router=router, expert=expert, shared=shared)
+    mixture, x = made(spec, seed), random(seed, 2, 3, WIDTH).requires_grad_()
+    results = []
+    for out in (mixture(x, NOWHERE), naive(mixture, spec, x)):
+        grads = torch.autograd.grad(out.square().sum(), [x, *mixture.parameters()])
+        results.append((out, *grads))
+    for ours, theirs in zip(*results, strict=True):
+        close(ours, theirs)
+
+
+@given(seeds, networks, st.integers(1, 5))
+def test_all_experts_alike_are_their_average(seed: int, expert, n: int):
+    spec = Experts(count=n, top_k=n, expert=expert)
+    mixture, x = made(spec, seed), random(seed, 2, 3, WIDTH)
+    mixture.router.linear.weight.data.zero_()
+    each = [one_expert(mixture, spec, i, row) for row in x.flatten(0, 1) for i in range(n)]
+    close(mixture(x, NOWHERE), torch.stack(each).view(2, 3, n, WIDTH).mean(2))
+
+
+def test_normalised_probabilities_are_a_softmax_over_the_chosen():
+    mixture, x = made(Experts(count=6, top_k=3)), random(0, 2, 4, WIDTH)
+    logits = mixture.router.linear(x.flatten(0, 1))
+    choice = mixture.router(x.flatten(0, 1))
+    close(choice.weights, logits.topk(3).values.softmax(-1))
+
+
+def test_the_bias_chooses_and_does_not_weigh():
+    """An expert with a large bias reads every token, with the weight of its own score; no gradient reaches the bias."""
+    spec = Experts(count=6, top_k=2, router=SigmoidTopK(normalize=False))
+    mixture, x = made(spec), random(0, 1, 7, WIDTH)
+    mixture.router.bias.zero_()[4] = 100.0
+    choice = mixture.router(x[0])
+    assert (choice.experts[:, 0] == 4).all()
+    close(choice.weights[:, 0], mixture.router.linear(x[0])[:, 4].sigmoid())
+    assert "router.bias" not in dict(mixture.named_parameters())
+    assert "router.bias" in mixture.state_dict()
+
+
+@pytest.mark.parametrize("kind", [Plain, Gated])
+def test_one_expert_is_a_feedforward(kind):
+    """A softmax over one expert is 1; and shared experts are one network of their width together."""
+    torch.manual_seed(0)
+    single, x = made(Experts(count=1, top_k=1, expert=kind(width=5))), random(0, 2, 3, WIDTH)
+    plain = build_ffn(kind(width=5), WIDTH).double()
+    inner = plain.up if kind is Plain else plain.gate_up
+    for ours, theirs in ((single.up, inner), (single.down, plain.down)):
+        theirs.weight.data = ours.weight[0].detach()
+        if theirs.bias is not None:
+            theirs.bias.data = ours.bias[0].detach()
+    close(single(x, NOWHERE), plain(x, NOWHERE))
+    both = made(Experts(count=2, top_k=1, expert=kind(width=5), shared=3))
+    assert both.shared.down.in_features == 15
+
+
+@pytest.mark.parametrize("way", ["step", "kernel"])
+@given(seed=seeds, rows=st.integers(0, 9))
+def test_all_ways_to_multiply_are_one(way: str, seed: int, rows: int):
+    """With their gradients; the kernel in fp32, which it takes on a CPU, and at sizes that it takes."""
+    torch.manual_seed(seed)
+    dtype, (d, f) = (torch.float32, (8, 12)) if way == "kernel" else (torch.float64, (3, 5))
+    x, weight = torch.randn(rows, d, dtype=dtype), torch.randn(4, f, d, dtype=dtype)
+    x, weight = x.requires_grad_(), weight.requires_grad_()
+    experts = torch.randint(0, 4, (rows,)).sort().values
+    runs, results = Runs(experts, experts.bincount(minlength=4)), []
+    for how in ("loop", way):
+        y = run_products(x, weight, runs, how)
+        results.append((y, *torch.autograd.grad(y.square().sum(), (x, weight))))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+# -- a model of experts -----------------------------------------------------------------------------------------------
+
+
+def model_of(feedforward, **fields) -> ModelConfig:
+    block = Block(mixer=Attention(heads=2), feedforward=feedforward, norm=RMSNorm())
+    stack = Stack(depth=2, blocks=(block,), **fields)
+    return ModelConfig(width=WIDTH, target=Tokens(vocab=VOCAB), decoder=stack, head=LM())
+
+
+@pytest.mark.parametrize("shared", [0, 2])
+@pytest.mark.parametrize("router", [SoftmaxTopK(bias=True), SigmoidTopK()], ids=lambda r: r.kind)
+@pytest.mark.parametrize("expert", [Gated(width=5), Plain(width=5)], ids=lambda e: e.kind)
+def test_only_the_chosen_are_paid_for(shared: int, router, expert):
+    """FLOPs by torch's counter; parameters of all."""
+    config = model_of(Experts(count=8, top_k=2, router=router, expert=expert, shared=shared))
+    model = Transformer(config)
+    model.backend = "eager"
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(tokens(0, 3, 7))
+    table = count(config, 7, batch=3)
+    assert table.flops == counter.get_total_flops()
+    assert table.parameters == model.num_parameters()
+    bare = count(model_of(NoFeedForward()), 7, batch=3)
+    more = count(model_of(Experts(count=80, top_k=2, router=router, expert=expert, shared=shared)), 7, batch=3)
+    assert more.parameters > 5 * table.parameters
+    assert more.flops - table.flops == 2 * 2 * 21 * WIDTH * 72  # the router alone grows
+    assert table.flops > bare.flops
+
+
+def test_the_router_can_be_seen_and_changed():
+    """Weights of all experts, zero where not chosen; one that is set to zero is as if it said nothing."""
+    model, ids = build(model_of(Experts(count=5, top_k=2, expert=Gated(width=4)))), tokens(0, 2, 7)
+    plain, seen = run_with_taps(model, ["decoder.*.feedforward.router"], ids)
+    weights = seen["decoder.0.feedforward.router"]
+    assert weights.shape == (2, 7, 5)
+    assert ((weights > 0).sum(-1) == 2).all()
+    close(weights.sum(-1), torch.ones(2, 7, dtype=torch.float64))
+    dumb = Tap(lambda name, x: x * 0 if name.endswith("router") else x)
+    silent = build(model_of(Experts(count=5, top_k=2, expert=Gated(width=4))))
+    for block in silent.decoder.blocks:
+        block["feedforward"].inner.down.weight.data.zero_()
+    close(model(ids, taps=dumb), silent(ids))
+    assert not torch.equal(plain, silent(ids))
+
+
+def test_initialised_expert_by_expert():
+    """Each matrix as that of a layer of its own: Xavier's bound is of its parts, not of the stack."""
+    config = model_of(Experts(count=3, top_k=1, expert=Gated(width=40), router=SigmoidTopK()))
+    mixture = Transformer(config.model_copy(update={"init": "xavier"})).decoder.blocks[0]["feedforward"].inner
+    bound = (6 / (WIDTH + 40)) ** 0.5
+    for matrix in (*mixture.up.weight.split(40, dim=1), mixture.down.weight):
+        for expert in matrix:
+            assert 0.9 * bound < float(expert.detach().abs().max()) <= bound
+    assert not mixture.router.bias.any()
+    scaled = config.model_copy(update={"init": {"kind": "normal", "residual": True}})
+    deep = Transformer(scaled).decoder.blocks[0]["feedforward"].inner
+    torch.testing.assert_close(float(deep.down.weight.detach().std()), 0.02 / 2, rtol=0.2, atol=0)
+    torch.testing.assert_close(float(deep.up.weight.detach().std()), 0.02, rtol=0.2, atol=0)
+
+
+def test_dropout_falls_on_the_hidden_units():
+    """In training only; without it, training computes what eval does."""
+    for p in (0.0, 0.5):
+        mixture, x = made(Experts(count=3, top_k=2, expert=Gated(width=5, dropout=p))), random(0, 2, 5, WIDTH)
+        same = torch.equal(mixture.train()(x, NOWHERE), mixture.eval()(x, NOWHERE))
+        assert same == (p == 0)
+
+
+# -- balance ----------------------------------------------------------------------------------------------------------
+
+
+def noted(mixture: Mixture, x: Tensor, segments: Tensor | None = None) -> Notes:
+    notes, layout = Notes(), Layout(torch.zeros(1, x.shape[1], dtype=torch.long), segments)
+    mixture.train()(x, Context(layout, layout, notes=notes))
+    return notes
+
+
+def test_balance_is_its_weight_where_all_experts_get_alike():
+    """And count times that where one gets all; between, as the formula says."""
+    spec = Experts(count=4, top_k=1, expert=Gated(width=3), balance=0.3)
+    mixture = made(spec)
+    x = torch.eye(WIDTH, dtype=torch.float64)[:4].view(1, 4, WIDTH)  # token i asks for expert i
+    for sharpness in (1.0, 30.0):
+        mixture.router.linear.weight.data = torch.eye(WIDTH, dtype=torch.float64)[:4] * sharpness
+        close(noted(mixture, x).losses[0], torch.tensor(0.3, dtype=torch.float64))
+        same = x[:, :1].expand(1, 4, WIDTH)
+        p = torch.tensor([sharpness, 0, 0, 0], dtype=torch.float64).softmax(0)
+        close(noted(mixture, same).losses[0], 0.3 * 4 * p[0])
+
+
+@given(seeds, st.sampled_from(ROUTERS))
+def test_balance_by_its_formula_over_real_tokens(seed: int, router):
+    spec = Experts(count=6, top_k=2, router=router, expert=Gated(width=3), balance=0.7)
+    mixture, x = made(spec, seed), random(seed, 2, 5, WIDTH)
+    segments = torch.tensor([[0, 0, 1, -1, -1], [-1, 0, 0, 0, 0]])
+    rows = x[segments >= 0]
+    choice = mixture.router(rows)
+    share = torch.stack([(choice.experts == i).double().mean() for i in range(6)])
+    expected = 0.7 * 6 * (share * choice.probabilities.mean(0)).sum()
+    notes = noted(mixture, x, segments)
+    close(notes.losses[0], expected)
+    assert notes.losses[0].requires_grad
+    if isinstance(router, SigmoidTopK):
+        close(notes.seen[mixture.router], share * 2 * len(rows))
+    empty = noted(mixture, x, torch.full_like(segments, -1))
+    assert empty.losses[0].detach() == 0
+
+
+def test_losses_are_given_to_who_asks_in_training():
+    model = build(model_of(Experts(count=4, top_k=2, expert=Gated(width=3), balance=0.1)))
+    results, given_in_eval = [], Notes()
+    model(tokens(0, 2, 5), notes=given_in_eval)
+    assert not given_in_eval.losses
+    for recompute in (False, True):  # a block that runs twice counts once
+        model.train().decoder.recompute = recompute
+        notes = Notes()
+        model.zero_grad()
+        out = model(tokens(0, 2, 5), notes=notes)
+        (out.sum() + sum(notes.losses)).backward()
+        assert len(notes.losses) == 2
+        results.append([p.grad.clone() for p in model.parameters()])
+    for a, b in zip(*results, strict=True):
+        close(a, b)
+
+
+def test_the_bias_moves_the_load_towards_balance():
+    """Tokens that all prefer the same experts: after some steps every expert reads its share, or nearly so."""
+    spec = Experts(count=8, top_k=2, router=SigmoidTopK(rate=0.005), expert=Gated(width=2))
+    mixture, x = made(spec, 1), random(0, 4, 64, WIDTH) * 0.3 + 0.2
+    router = mixture.router
+    router.bias.zero_()
+
+    def spread() -> float:
+        load = noted(mixture, x).seen[router]
+        return float(load.std() / load.mean())
+
+    first = spread()
+    for _ in range(200):
+        router.seen = noted(mixture, x).seen[router]
+        with torch.no_grad():
+            router.commit()
+    assert router.seen is None
+    assert spread() < 0.1 < 0.5 < first
+
+
+def test_a_model_commits_once():
+    model = build(model_of(Experts(count=4, top_k=1, router=SigmoidTopK(rate=0.5), expert=Gated(width=2)))).train()
+    routers = [module for module in model.modules() if isinstance(module, SigmoidRouter)]
+    before = [router.bias.clone() for router in routers]
+    model(tokens(0, 2, 9))
+    assert all(torch.equal(router.bias, old) for router, old in zip(routers, before, strict=True))
+    model.commit()
+    moved = [router.bias.clone() for router in routers]
+    for new, old in zip(moved, before, strict=True):
+        assert set((new - old).abs().round(decimals=9).tolist()) <= {0.0, 0.5}
+        assert not torch.equal(new, old)
+    model.commit()  # nothing new was seen
+    assert all(torch.equal(router.bias, now) for router, now in zip(routers, moved, strict=True))
+    model.eval()(tokens(1, 2, 9))
+    model.commit()
+    assert all(torch.equal(router.bias, now) for router, now in zip(routers, moved, strict=True))
+
+
+def test_a_shared_layer_sees_the_tokens_of_all_its_places():
+    config = model_of(Experts(count=4, top_k=1, router=SigmoidTopK(), expert=Gated(width=2)), share=True)
+    for recompute in (False, True):
+        model = build(config).train()
+        model.decoder.recompute = recompute
+        model(tokens(0, 2, 9)).sum().backward()
+        (router,) = (module for module in model.modules() if isinstance(module, SigmoidRouter))
+        assert float(router.seen.sum()) == 2 * 18
+
+
+@pytest.mark.parametrize(
+    ("fields", "faults"),
+    [
+        ({"top_k": 9}, ["top_k = 9: must be at most count = 8"]),
+        ({"router": {"kind": "sigmoid", "groups": 3}}, ["router.groups = 3: must divide count = 8"]),
+        (
+            {"router": {"kind": "sigmoid", "groups": 2, "top_groups": 4}},
+            ["router.top_groups = 4: must be at most groups = 2"],
+        ),
+        (
+            {"router": {"kind": "sigmoid", "groups": 8}},
+            ["router.top_groups = 1: 1 of 8 groups hold 1 experts, fewer than top_k = 2"],
+        ),
+    ],
+)
+def test_what_does_not_fit(fields: dict, faults: list[str]):
+    with pytest.raises(ConfigError) as error:
+        model_of(Experts(**{"count": 8, "top_k": 2, **fields}))
+    assert [str(fault) for fault in error.value.faults] == [f"decoder.blocks.0.feedforward.{fault}" for fault in faults]
+
+
+def test_autocast_multiplies_in_its_precision():
+    mixture, x = made(Experts(count=3, top_k=2, expert=Plain(width=8, activation=Relu()))).float(), random(0, 2, 3, 6)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = mixture(x.float(), NOWHERE)
+    assert out.dtype is torch.bfloat16
+    torch.testing.assert_close(out.float(), mixture(x.float(), NOWHERE), rtol=0.1, atol=0.3)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_compiled_in_one_graph(recompute: bool):
+    """With batch norms, balance and a bias: outputs, losses, gradients, and all that a step moves."""
+    feedforward = Experts(count=4, top_k=2, router=SigmoidTopK(), expert=Gated(width=3, bias=True), balance=0.1)
+    config = model_of(feedforward, final_norm=BatchNorm())
+    models = [build(config).train() for _ in range(2)]
+    torch._dynamo.reset()
+    calls = models[0], torch.compile(models[1], backend="aot_eager", fullgraph=True)
+    for step in range(3):
+        results = []
+        for model, call in zip(models, calls, strict=True):
+            model.decoder.recompute = recompute
+            model.zero_grad()
+            notes = Notes()
+            with torch.compiler.set_stance("fail_on_recompile" if step else "default"):
+                out = call(tokens(step, 2, 7), segments=torch.tensor([[0] * 7, [0] * 4 + [-1] * 3]), notes=notes)
+            (out.logsumexp(-1).sum() + sum(notes.losses)).backward()
+            model.commit()
+            grads = [p.grad for p in model.parameters()]
+            results.append([out, *notes.losses, *grads, *map(torch.clone, model.buffers())])
+        for ours, theirs in zip(*results, strict=True):
+            close(ours, theirs)
+    torch._dynamo.reset()
+
+
+def test_initialising_gives_every_number_a_value():
+    mixture = build_ffn(Experts(count=3, top_k=2, router=SigmoidTopK(), expert=Gated(activation=Silu())), WIDTH)
+    for tensor in (*mixture.parameters(), *mixture.buffers()):
+        tensor.data.fill_(torch.nan)
+    initialise(mixture, ModelConfig.model_fields["init"].default, WIDTH)
+    assert all(tensor.isfinite().all() for tensor in (*mixture.parameters(), *mixture.buffers()))

@@ -1,0 +1,254 @@
+"""FlexAttention: its blocks by brute force, its results by `eager`. The compiled kernels are in `tests/gpu`."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import flex_attention
+
+from anyformer.config import BigBird, BlockLocal, Causal, Dilated, Full, ModelConfig, Pattern, Window
+from anyformer.inspection.costs import pairs
+from anyformer.nn import flex
+from anyformer.nn.attend import attend, weigh
+from anyformer.nn.lower import Demand, Site, biases, choose, lower
+from anyformer.nn.mask import Layout, Role, lay_out, relate, sees
+from anyformer.nn.position import Positions
+from tests.nn.test_attend import random
+from tests.nn.test_mask import CPU, pairs as two_layouts, patterns, rows_in
+from tests.strategies import PATTERNS, RELATIVE, build, close, models, seeds, tokens
+
+HERE = Site("cpu", torch.float64, training=False)
+BIASES = tuple(scheme for scheme in RELATIVE if biases(scheme) or scheme.kind == "none")  # rotary acts before kernels
+SMALL = 4  # tokens in a block, so that a few tokens are several
+
+
+@pytest.fixture(autouse=True)
+def _plainly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Small blocks, and torch's own reference in place of a compiled kernel."""
+    monkeypatch.setattr(flex, "SIZE", SMALL)
+    monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+    with torch.no_grad():
+        yield
+
+
+def real_rows(layout: Layout, batch: int) -> Tensor:
+    shape = batch, layout.positions.shape[1]
+    return torch.ones(shape, dtype=torch.bool) if layout.segments is None else layout.segments.expand(shape) >= 0
+
+
+def in_blocks(x: Tensor, size: int) -> Tensor:
+    """[b, t, s] -> [b, blocks, size, blocks, size], nothing visible past the end."""
+    x = F.pad(x, (0, -x.shape[2] % size, 0, -x.shape[1] % size))
+    return x.unflatten(2, (-1, size)).unflatten(1, (-1, size))
+
+
+def check_blocks(pattern: Pattern, q: Layout, k: Layout, size: int) -> None:
+    batch = rows_in(q, k)
+    visible = sees(pattern, q, k).expand(batch, -1, -1)
+    visible = in_blocks(visible & real_rows(q, batch)[:, :, None] & real_rows(k, batch)[:, None, :], size)
+    listed, full = (x.expand(batch, -1, -1) for x in flex.find(pattern, q, k))
+    assert not (visible.any(4).any(2) & ~listed).any()
+    assert not (full & ~visible.all(4).all(2)).any()
+    assert not (full & ~listed).any()
+
+
+@given(patterns, two_layouts)
+def test_blocks_by_brute_force(pattern: Pattern, pair: tuple[Layout, Layout]):
+    """Every block that holds a visible pair of real tokens is listed, and a full block is full."""
+    check_blocks(pattern, *pair, SMALL)
+
+
+LONG: tuple[Pattern, ...] = (
+    Window(before=100, after=0),
+    Window(before=100, after=30, globals=3),
+    Dilated(before=3, after=1, step=90),
+    BlockLocal(size=200),
+    BlockLocal(size=128, ahead=False),
+    BigBird(block=64, randoms=1),
+    BigBird(block=50, randoms=2, ahead=False),
+)
+
+
+@pytest.mark.parametrize("pattern", LONG, ids=str)
+@pytest.mark.parametrize("packed", [False, True])
+def test_blocks_of_the_real_size(pattern: Pattern, packed: bool, monkeypatch: pytest.MonkeyPatch):
+    """At 128 tokens a block; where rows are plain no block is listed in vain, and `count` knows them."""
+    monkeypatch.setattr(flex, "SIZE", 128)
+    t = 1300
+    segments = torch.tensor([[0] * 300 + [1] * 700 + [-1] * 300, [-1] * 200 + [0] * 1100]) if packed else None
+    layout = lay_out(2, t, CPU, segments=segments)
+    check_blocks(pattern, layout, layout, 128)
+    if not packed:
+        listed, _ = flex.find(pattern, layout, layout)
+        visible = in_blocks(sees(pattern, layout, layout), 128).any(4).any(2)
+        assert torch.equal(listed, visible)
+        sizes = torch.tensor([128] * 10 + [20])
+        assert pairs(pattern, t, t) == int((listed[0] * sizes[:, None] * sizes).sum())
+
+
+def test_a_sparse_pattern_costs_a_fixed_part_of_each_token():
+    """The share of blocks that are listed falls with the length; of a causal pattern it stays a half."""
+    for pattern in LONG:
+        short, long = (pairs(pattern, t, t) / t for t in (8192, 16384))
+        assert long == pytest.approx(short, rel=0.6 if isinstance(pattern, BigBird) else 0.05)
+    assert pairs(Causal(), 64, 64) == pairs(Full(), 64, 64) == 64 * 64
+
+
+# -- results ----------------------------------------------------------------------------------------------------------
+
+
+def check(
+    pattern: Pattern, q: Layout, k: Layout, role: Role, positions: Positions, seed: int, cap: float | None, sunk: bool
+) -> None:
+    """flex = eager where queries are real, with grouped heads and values of another width than keys."""
+    batch, t, s = rows_in(q, k), q.positions.shape[1], k.positions.shape[1]
+    demand = Demand(4, 3, cap=cap, sinks=sunk)
+    lowered = lower(pattern, q, k, role, positions, demand, HERE, "flex")
+    assert lowered.blocks is not None
+    assert (lowered.mask, lowered.bias) == (None, None)
+    dense = lower(pattern, q, k, role, positions, demand, HERE, "eager")
+    a, b, c = random(seed, batch, 4, t, 4), random(seed + 1, batch, 2, s, 4), random(seed + 2, batch, 2, s, 3)
+    sinks = random(seed + 3, 4) if sunk else None
+    expected = attend(a, b, c, dense, 0.7, backend="eager", cap=cap, sinks=sinks)
+    real = real_rows(q, batch)[:, None, :, None].expand_as(expected)
+    close(attend(a, b, c, lowered, 0.7, cap=cap, sinks=sinks)[real], expected[real])
+    close(weigh(a, b, lowered, 0.7), weigh(a, b, dense, 0.7))  # the dense form on demand
+
+
+def placed(position, seed: int) -> Positions:
+    positions = Positions(position, 8, 4).double()
+    for table in positions.tables.values():
+        table.copy_(random(seed, *table.shape))
+    return positions
+
+
+def segments(*rows: list[int]) -> Layout:
+    return lay_out(len(rows), len(rows[0]), CPU, segments=torch.tensor(rows))
+
+
+MARKS = torch.tensor([[1, 0, 0, 0, 2, 0, 0, 1, 0, 0]])
+LAYOUTS = {
+    "plain": lay_out(1, 10, CPU),
+    "right": segments([0] * 10, [0] * 4 + [-1] * 6),
+    "left": segments([0] * 10, [-1] * 7 + [0] * 3),
+    "packed": segments([0] * 3 + [1] * 6 + [2], [5] * 5 + [6] * 4 + [-1]),
+    "marked": lay_out(1, 10, CPU, marks=MARKS),
+    "moved": lay_out(1, 10, CPU, positions=torch.arange(10)[None] + 7),
+}
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
+def test_flex_equals_eager(pattern: Pattern):
+    """With every scheme that acts on scores, for rows padded on either side, packed and marked; across, too."""
+    for seed, position in enumerate(BIASES):
+        for name, layout in LAYOUTS.items():
+            cap, sunk = (None, False) if name in ("plain", "left") else (0.8, True)
+            check(pattern, layout, layout, "self", placed(position, seed), seed, cap, sunk)
+    check(
+        pattern,
+        LAYOUTS["packed"],
+        segments([0] * 6 + [2], [5, 5, 6, -1, -1, -1, -1]),
+        "cross",
+        placed(BIASES[0], 0),
+        3,
+        None,
+        True,
+    )
+    check(pattern, LAYOUTS["plain"], lay_out(1, 3, CPU), "cross", placed(BIASES[0], 0), 4, 0.8, False)
+
+
+@given(models(), seeds)
+def test_whole_models(config: ModelConfig, seed: int):
+    """With padding; layers that flex cannot run fall to others."""
+    model, ids = build(config, seed), tokens(seed, 2, 6)
+    segments = torch.tensor([[0, 0, 0, 0, 0, 0], [-1, -1, 0, 0, 0, 0]])
+    args, name = ((ids, ids), "target_segments") if config.shape == "encoder-decoder" else ((ids,), "segments")
+    outs = []
+    for model.backend in ("eager", "flex"):
+        outs.append(model(*args, **{name: segments})[segments >= 0])
+    close(outs[1], outs[0])
+
+
+# -- choosing ---------------------------------------------------------------------------------------------------------
+
+CUDA = Site("cuda", torch.bfloat16, training=True)
+ROW = lay_out(1, 2048, CPU)
+PADDED = Layout.right_padded(torch.zeros(1, 2048, dtype=torch.long))
+PACKED = Layout.packed_rows(torch.zeros(1, 2048, dtype=torch.long), documents=1)
+PLAIN = Demand(64, 64)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "pattern", "layout", "demand", "site", "position"),
+    [
+        ("sdpa", Causal(), ROW, PLAIN, CUDA, "none"),
+        ("sdpa", Causal(), PADDED, PLAIN, CUDA, "none"),
+        ("flex", Causal(), ROW, PLAIN, CUDA, "alibi"),
+        ("flex", Causal(), ROW, PLAIN._replace(cap=1.0), CUDA, "none"),
+        ("eager", Causal(), ROW, PLAIN._replace(cap=1.0, key_width=8), CUDA, "none"),
+        ("flex", Window(before=9, after=0), ROW, PLAIN, CUDA, "none"),
+        ("sdpa", Window(before=9, after=0), lay_out(1, 64, CPU), PLAIN, CUDA, "none"),
+        ("sdpa", Window(before=9, after=0), ROW, PLAIN._replace(dropout=True), CUDA, "none"),
+        ("flex", Window(before=9, after=0), ROW, PLAIN._replace(dropout=True), CUDA._replace(training=False), "none"),
+        ("sdpa", Window(before=9, after=0), ROW, PLAIN, CUDA._replace(device="cpu"), "none"),
+        ("sdpa", Window(before=9, after=0), ROW, PLAIN, CUDA._replace(dtype=torch.float64), "none"),
+        ("eager", Window(before=9, after=0), ROW, PLAIN._replace(normalizer="relu"), CUDA, "none"),
+        ("varlen", Full(), PADDED, PLAIN, CUDA, "none"),
+        ("varlen", Causal(), PACKED, PLAIN, CUDA, "rotary"),
+        ("varlen", Window(before=9, after=0), PACKED, PLAIN, CUDA, "none"),
+        ("flex", Window(before=9, after=0, globals=1), PACKED, PLAIN, CUDA, "none"),
+        ("flex", Causal(), PACKED, PLAIN, CUDA, "t5"),
+        ("flex", Causal(), PACKED, PLAIN, CUDA._replace(dtype=torch.float32), "none"),
+        ("flex", Causal(), PACKED._replace(documents=None), PLAIN, CUDA, "none"),
+        ("flex", Causal(), PACKED, PLAIN._replace(value_width=32), CUDA, "none"),
+    ],
+)
+def test_the_kernel_that_is_chosen(kernel: str, pattern: Pattern, layout: Layout, demand: Demand, site: Site, position):
+    scheme = next(scheme for scheme in RELATIVE if scheme.kind == position)
+    choice = choose("auto", pattern, layout, layout, "self", scheme, demand, site)
+    assert choice.kernel == kernel
+    assert choice.why
+
+
+@pytest.mark.parametrize("backend", ["flash", "", "SDPA"])
+def test_an_unknown_backend(backend: str):
+    with pytest.raises(ValueError, match=r"backend = .*must be 'auto', 'eager', 'sdpa', 'flex' or 'varlen'"):
+        choose(backend, Full(), ROW, ROW, "self", RELATIVE[0], PLAIN, HERE)
+
+
+def test_what_cannot_run_falls_to_what_can():
+    """No backward pass on the CPU, so with gradients `flex` is `sdpa`, and says why."""
+    with torch.enable_grad():
+        choice = choose("flex", Causal(), ROW, ROW, "self", RELATIVE[0], PLAIN, HERE)
+    assert choice == ("sdpa", "not flex: it has no backward pass on the CPU")
+    assert choose("varlen", Causal(), PACKED, PACKED, "self", RELATIVE[0], PLAIN, HERE).kernel == "sdpa"
+
+
+def test_documents():
+    """Where each document begins: a run of pads is one more, and empty ones end the list."""
+    from anyformer.nn.varlen import lower as lower_documents
+
+    segments = torch.tensor([[0, 0, 1, 1, 1, -1], [4, 4, 4, 4, 5, 6]])
+    found = lower_documents(Causal(), Layout.packed_rows(segments, documents=6))
+    assert found.starts.tolist() == [0, 2, 5, 6, 10, 11, 12, 12, 12]
+    assert (found.longest, found.window) == (6, (-1, 0))
+
+
+def test_a_graph_is_message_passing():
+    """Each node takes the average of its neighbours' values, weighted by the softmax of its scores to them."""
+    from anyformer.config import Graph
+
+    edges = ((0, 3), (1, 0), (1, 2), (3, 1), (4, 4))
+    q, k, v = (random(i, 1, 1, 5, 3) for i in range(3))
+    layout = lay_out(1, 5, CPU)
+    for loops in (False, True):
+        relation = relate(Graph(nodes=5, edges=edges, loops=loops), layout, layout, "self")
+        out = attend(q, k, v, relation, 1.0)[0, 0]
+        for node in range(5):
+            near = sorted({b for a, b in edges if a == node} | ({node} if loops else set()))
+            weights = (torch.stack([q[0, 0, node] @ k[0, 0, n] for n in near]) if near else torch.zeros(0)).exp()
+            total = sum((w * v[0, 0, n] for w, n in zip(weights, near, strict=True)), torch.zeros(3, dtype=v.dtype))
+            close(out[node], total / weights.sum() if near else total)
