@@ -8,16 +8,22 @@ DEMO   := $(VENV)/.installed-demo
 PINS   := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format wheel clean
+.PHONY: help demo test test-gpu torture lint format wheel clean
 
 help:  ## this list
-	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | awk -F '\t' '{ printf "  make %-8s %s\n", $$1, $$2 }'
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | awk -F '\t' '{ printf "  make %-8s %s\n", $$1, $$2 }'
 
 demo: $(DEMO)  ## train a small Transformer to sort and look at what it learnt
 	$(BIN)/python examples/sort.py --out runs/demo
 
 test: $(DEV)  ## all tests, on JOBS workers (2)
 	$(BIN)/pytest -n $(JOBS) --dist loadgroup
+
+test-gpu: $(DEV)  ## the kernels and lengths that need a GPU, and what they measure
+	$(BIN)/pytest tests/gpu
+
+torture: $(DEV)  ## kill training 100 times (about 15 minutes); ANYFORMER_DATA names the data of more recipes
+	$(BIN)/python -m tests.torture
 
 lint: $(DEV)  ## ruff and mypy
 	$(BIN)/ruff check

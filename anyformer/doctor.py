@@ -8,14 +8,14 @@ its being fast.
 import os
 import platform
 import shutil
-import statistics
-import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from anyformer.hardware import measured, stated
 
 if TYPE_CHECKING:
     import torch
@@ -220,42 +220,13 @@ def _devices() -> tuple[Device, ...]:
 def _speeds(device: "torch.device") -> dict[str, float | None]:
     import torch
 
-    precisions = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a ratio needs no more, and threads that wait for a busy core would spoil it
     try:
-        return {name: _speed(device, dtype) for name, dtype in precisions.items()}
+        found = {name: measured(device, name) for name in ("fp32", "bf16", "fp16")}
     finally:
         torch.set_num_threads(threads)
-
-
-def _speed(device: "torch.device", dtype: "torch.dtype") -> float | None:
-    """GFLOP/s of a square matrix product, grown until it takes 2 ms: a precision that is emulated stays small."""
-    import torch
-
-    def took(n: int) -> float:
-        a = torch.ones(n, n, device=device, dtype=dtype)
-        _finish(device)
-        start = time.perf_counter()
-        a @ a
-        _finish(device)
-        return time.perf_counter() - start
-
-    n, biggest = 64, 512 if device.type == "cpu" else 8192
-    try:
-        took(n)  # the first call also loads libraries
-        while n < biggest and min(took(n), took(n)) < 0.002:
-            n *= 2
-        return 2 * n**3 / statistics.median(took(n) for _ in range(5)) / 1e9
-    except (RuntimeError, TypeError):  # MPS raises a TypeError for what it lacks
-        return None
-
-
-def _finish(device: "torch.device") -> None:
-    import torch
-
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
+    return {name: speed and speed / 1e9 for name, speed in found.items()}
 
 
 def _kernels(device: str) -> dict[str, str | None]:
@@ -335,7 +306,12 @@ def _about(device: Device) -> str:
 
 
 def _speed_of(device: Device) -> str:
-    return ", ".join(f"{name} {_flops(speed)}" for name, speed in device.speeds.items())
+    return ", ".join(f"{name} {_flops(speed)}{_share(device, name)}" for name, speed in device.speeds.items())
+
+
+def _share(device: Device, precision: str) -> str:
+    speed, most = device.speeds[precision], stated(device.label, precision)
+    return f" ({1e9 * speed / most:.0%} of its peak)" if speed and most else ""
 
 
 def _flops(speed: float | None) -> str:

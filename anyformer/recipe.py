@@ -7,110 +7,21 @@ from pydantic import Field, model_validator
 
 from anyformer.config import LM, ConfigError, Fault, ModelConfig, Spec
 from anyformer.config.spec import BY_KIND, Count, Flag, Fraction, Positive, Probability, Size
-
-# -- where examples come from -----------------------------------------------------------------------------------------
-
-Encoding = str  # a Python codec: utf-8, latin-1, cp949, ...
-
-
-class TextFile(Spec):
-    """Plain text for a language model. `start` and `stop` take a part of it, counted in characters; a line that is a
-    document is in the part where it begins."""
-
-    kind: Literal["text"] = "text"
-    path: str
-    encoding: Encoding = "utf-8"
-    document: Literal["file", "line"] = "file"  # what one document is
-    start: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.0
-    stop: Fraction = 1.0
-
-
-class ParallelFiles(Spec):
-    """Two files, line by line."""
-
-    kind: Literal["parallel"] = "parallel"
-    source: str
-    target: str
-    encoding: Encoding = "utf-8"
-
-
-class TableFile(Spec):
-    """Named columns of a .tsv, .csv or .jsonl file; without a header (JSON: lists) they are called 0, 1, 2, ..."""
-
-    kind: Literal["table"] = "table"
-    path: str
-    source: str | None = None
-    target: str | None = None
-    text: str | None = None
-    format: Literal["tsv", "csv", "jsonl"] | None = None  # None: by the suffix
-    header: Flag = True
-    encoding: Encoding = "utf-8"
-
-
-class MatchedLines(Spec):
-    """Whole lines that a regular expression takes apart by its named groups `source` and `target`, or `text`."""
-
-    kind: Literal["lines"] = "lines"
-    path: str
-    pattern: str
-    encoding: Encoding = "utf-8"
-
-
-class SortDigits(Spec):
-    """3 1 2 -> 1 2 3"""
-
-    kind: Literal["sort"] = "sort"
-    count: Size
-    shortest: Size = 6
-    longest: Size = 11
-
-
-class CopyDigits(Spec):
-    """3 1 2 -> 3 1 2"""
-
-    kind: Literal["copy"] = "copy"
-    count: Size
-    shortest: Size = 6
-    longest: Size = 11
-
-
-class ReverseDigits(Spec):
-    """3 1 2 -> 2 1 3"""
-
-    kind: Literal["reverse"] = "reverse"
-    count: Size
-    shortest: Size = 6
-    longest: Size = 11
-
-
-class WrittenDates(Spec):
-    """tuesday, march 5 1996 -> 1996-03-05, in a dozen ways of writing dates."""
-
-    kind: Literal["dates"] = "dates"
-    count: Size
-
-
-class Additions(Spec):
-    """17+25 -> 42, with numbers of up to so many digits, the highest digit first."""
-
-    kind: Literal["addition"] = "addition"
-    count: Size
-    digits: Annotated[int, Field(strict=True, ge=1, le=100)] = 3
-
-
-Synthetic = SortDigits | CopyDigits | ReverseDigits | WrittenDates | Additions
-Source = Annotated[TextFile | ParallelFiles | TableFile | MatchedLines | Synthetic, *BY_KIND]
-
-
-class Data(Spec):
-    """What is trained on, what is watched, what is reported. Relative paths stand under `root`."""
-
-    train: Source
-    valid: Source | None = None
-    test: Source | None = None
-    root: str = ""  # where relative paths begin; else the environment's ANYFORMER_DATA, else here
-    on_bad_row: Literal["error", "skip"] = "error"
-
+from anyformer.sources import (
+    Additions as Additions,
+    CopyDigits as CopyDigits,
+    Data as Data,
+    MatchedLines as MatchedLines,
+    ParallelFiles as ParallelFiles,
+    ReverseDigits as ReverseDigits,
+    SortDigits as SortDigits,
+    Source as Source,
+    Synthetic as Synthetic,
+    TableFile as TableFile,
+    TextFile as TextFile,
+    WrittenDates as WrittenDates,
+    misfits,
+)
 
 # -- tokenizers -------------------------------------------------------------------------------------------------------
 
@@ -161,7 +72,7 @@ class WordPiece(Spec):
 
 
 class TokenizerFile(Spec):
-    """A `tokenizer.json`, or a folder that holds one, or GPT-2's `vocab.bpe` and `encoder.json`."""
+    """A `tokenizer.json`, or a folder that holds one, or GPT-2's `vocab.bpe` and `encoder.json`; under `data.root`."""
 
     kind: Literal["file"] = "file"
     path: str
@@ -224,7 +135,18 @@ class Crops(Spec):
     length: Size
 
 
-Batches = Annotated[Padded | Packed | Crops, *BY_KIND]
+class Ordered(Spec):
+    """`rows` equal parts of one long text side by side: each batch holds the next `length` tokens of all of them.
+
+    A model with `memory` goes on from the batch before; at the end of the text it forgets, and begins again.
+    """
+
+    kind: Literal["ordered"] = "ordered"
+    rows: Size
+    length: Size
+
+
+Batches = Annotated[Padded | Packed | Crops | Ordered, *BY_KIND]
 
 # -- optimisation -----------------------------------------------------------------------------------------------------
 
@@ -316,6 +238,13 @@ class Train(Spec):
     log_every: Size = 10
 
 
+class Processes(Spec):
+    """What each of several processes holds (`torchrun`): all of the model, or a part of every weight, gradient and
+    optimiser state."""
+
+    shard: Literal["none", "full"] = "none"
+
+
 class Recipe(Spec):
     """Everything a run is made from."""
 
@@ -326,6 +255,7 @@ class Recipe(Spec):
     model: ModelConfig  # a vocabulary that is not given is the tokenizer's
     batches: Batches
     train: Train
+    parallel: Processes = Processes()
     seed: Count = 0
 
     @model_validator(mode="after")
@@ -344,37 +274,24 @@ def _rules(recipe: Recipe) -> Iterator[Fault]:
         yield Fault("model.decoder", f"the task {task.kind} needs a decoder")
     if isinstance(task, LanguageModel) and model.shape == "encoder-decoder":
         yield Fault("model.encoder", "a language model is decoder-only")
-    if isinstance(task, Seq2Seq) and isinstance(recipe.batches, Crops):
-        yield Fault("batches.kind", "= 'crops': pieces of one long text are for the task lm")
+    if isinstance(task, Seq2Seq) and isinstance(recipe.batches, (Crops, Ordered)):
+        yield Fault("batches.kind", f"= '{recipe.batches.kind}': pieces of one long text are for the task lm")
+    elif model.decoder and model.decoder.memory and not isinstance(recipe.batches, Ordered):
+        what = f"= '{recipe.batches.kind}': a model with memory goes on from batch to batch, which is 'ordered'"
+        yield Fault("batches.kind", what)
     if isinstance(recipe.batches, Packed) and recipe.batches.length > recipe.batches.tokens:
         yield Fault("batches.length", f"= {recipe.batches.length}: must be at most tokens = {recipe.batches.tokens}")
+    most = model.decoder.limit if model.decoder else None
+    if isinstance(recipe.batches, (Crops, Ordered)) and most is not None and recipe.batches.length > most:
+        yield Fault("batches.length", f"= {recipe.batches.length}: the decoder has {most} positions")
     if recipe.source_tokenizer and model.shape != "encoder-decoder":
         yield Fault("source_tokenizer", "only an encoder-decoder reads the source by a vocabulary of its own")
     if recipe.source_tokenizer and model.tie in ("inputs", "all"):
         yield Fault("model.tie", f"= '{model.tie}': two tokenizers have two vocabularies")
     for name, source in (("train", recipe.data.train), ("valid", recipe.data.valid), ("test", recipe.data.test)):
         if source is not None:
-            yield from (f.under(f"data.{name}") for f in _source(source, task))
+            yield from (f.under(f"data.{name}") for f in misfits(source, pairs=isinstance(task, Seq2Seq)))
     if recipe.train.average > 1 and recipe.train.save_every is None:
         yield Fault("train.average", f"= {recipe.train.average}: needs save_every, to have checkpoints to average")
     if recipe.train.patience and (recipe.train.evaluate_every is None or recipe.data.valid is None):
         yield Fault("train.patience", f"= {recipe.train.patience}: needs data.valid and evaluate_every")
-
-
-def _source(source: Source, task: Task) -> Iterator[Fault]:
-    pairs = isinstance(task, Seq2Seq)
-    match source:
-        case TextFile() if pairs:
-            yield Fault("kind", "= 'text': the task seq2seq needs pairs: parallel, table or lines")
-        case _ if not pairs and not isinstance(source, TextFile | TableFile | MatchedLines):
-            yield Fault("kind", f"= '{source.kind}': the task lm needs text: text, table or lines")
-        case TextFile(start=start, stop=stop) if start >= stop:
-            yield Fault("start", f"= {start}: must be before stop = {stop}")
-        case TableFile(source=None) | TableFile(target=None) if pairs:
-            yield Fault("", "the task seq2seq needs the columns `source` and `target`")
-        case TableFile(text=None) if not pairs:
-            yield Fault("text", "is required: the column that the task lm reads")
-        case SortDigits() | CopyDigits() | ReverseDigits() if source.shortest > source.longest:
-            yield Fault("shortest", f"= {source.shortest}: must be at most longest = {source.longest}")
-        case _:
-            return

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from anyformer.config import ConfigError, Fault, ModelConfig, io
@@ -34,6 +34,7 @@ from anyformer.tasks.lm import LanguageModelling
 from anyformer.tasks.seq2seq import SequenceToSequence
 
 MANIFEST = "manifest.json"
+STATE = "state.safetensors"  # beside the weights of a checkpoint
 REQUIRED = frozenset({"config.json", "task.json", "tokenizer.json", "model.safetensors"})
 
 
@@ -67,8 +68,9 @@ class Run:
         return self.task.predict(self.model.eval(), texts)
 
 
-def load(folder: str | Path) -> Run:
-    """A run from its folder, or from its newest checkpoint while it has not finished."""
+def load(folder: str | Path, device: str | torch.device | None = None) -> Run:
+    """A run from its folder, or from its newest checkpoint while it has not finished, with the weights that are
+    evaluated; on a device, or else on a GPU where there is one."""
     folder = Path(folder)
     if not (folder / MANIFEST).exists() and (state := newest(folder)) is not None:
         folder = state
@@ -79,8 +81,15 @@ def load(folder: str | Path) -> Run:
     spec, task = _read_task(folder, listed)
     with torch.device("meta"):
         model = Transformer(config)
-    model.load_state_dict(read_tensors(folder / "model.safetensors"), assign=True)
+    model.load_state_dict(weights_at(folder, listed), assign=True)
+    model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     return Run(model.eval(), task, spec, folder)
+
+
+def weights_at(folder: Path, listed: Iterable[str]) -> dict[str, Tensor]:
+    """What is evaluated of a run or checkpoint: the moving average where a checkpoint has one, else the weights."""
+    found = read_tensors(folder / "model.safetensors")
+    return found | read_tensors(folder / STATE, "ema.") if STATE in listed else found
 
 
 def load_task(folder: Path) -> Task:
@@ -198,9 +207,12 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     shutil.copymode(path.with_name("config.json"), path)  # safetensors lets only the owner read
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path, prefix: str = "") -> dict[str, Tensor]:
+    """Those of a file whose names begin so, by what follows."""
     try:
-        return load_file(path)
+        with safe_open(path, framework="pt") as file:
+            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118  it is no dict
+            return {name.removeprefix(prefix): file.get_tensor(name) for name in names}
     except (SafetensorError, OSError) as error:
         raise ConfigError([Fault(str(path), f"cannot be read: {error}")]) from None
 

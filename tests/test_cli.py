@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from anyformer import __version__, presets
+from anyformer import __version__, presets, recipes
 from anyformer.cli import app
 from anyformer.config import ModelConfig, io
+from anyformer.data.tokenizer import TextTokenizer
 from anyformer.inspection.count import count
+from anyformer.recipe import Recipe
 
 
 def run(*arguments: str | Path) -> Result:
@@ -99,16 +101,83 @@ def test_diff() -> None:
 
 
 def test_schema() -> None:
+    assert json.loads(done("config", "schema")) == json.loads(done("config", "schema", "model"))
     assert json.loads(done("config", "schema")) == io.schema(ModelConfig)
+    assert json.loads(done("config", "schema", "recipe")) == io.schema(Recipe)
+
+
+# -- recipes and runs by name -----------------------------------------------------------------------------------------
+
+
+def test_a_name_means_one_thing() -> None:
+    assert not set(presets.PRESETS) & set(recipes.names())
+
+
+def test_recipes_are_shown_checked_and_compared(tmp_path: Path) -> None:
+    for name in recipes.names():
+        path = tmp_path / f"{name}.toml"
+        path.write_text(done("config", "show", name), encoding="utf-8")
+        assert done("config", "check", path) == f"{path}: right\n"
+        assert done("config", "diff", path, name) == "no difference\n"
+    assert "train.steps: 1600 -> 9\n" in done("config", "diff", "sort", _saved(tmp_path, "train.steps=9"))
+    path = tmp_path / "sort.toml"
+    path.write_text(path.read_text(encoding="utf-8").replace("steps =", "stesp ="), encoding="utf-8")
+    assert f"{path}: train.stesp: unknown key; did you mean 'steps'?" in refused("config", "check", path)
+    assert refused("config", "diff", "gpt2", "sort") == [
+        "'sort' is a recipe and 'gpt2' a model: they cannot be compared"
+    ]
+
+
+def _saved(folder: Path, *changes: str) -> Path:
+    path = folder / "changed.json"
+    path.write_text(done("config", "show", "sort", *changes, "--format", "json"), encoding="utf-8")
+    return path
+
+
+def test_the_cost_of_a_recipe() -> None:
+    model = recipes.read_recipe("multi30k-en-de", ["model.source.vocab=10000", "model.target.vocab=10000"]).model
+    assert done("count", "multi30k-en-de") == f"{count(model)}\n"  # by the size of its BPE
+    assert refused("count", "sort") == [
+        "model.target.vocab: is not set: the tokenizer words finds it in the data; "
+        "add it, such as model.target.vocab=8000"
+    ]
+    known = count(recipes.read_recipe("sort", ["model.target.vocab=262"]).model)
+    assert done("count", "sort", "model.target.vocab=262") == done("count", "sort", "tokenizer=bytes") == f"{known}\n"
+    assert done("count", "scan", *(f"model.{side}.vocab=20" for side in ("source", "target")))
+
+
+def test_the_cost_of_a_tokenizer_file(prose: Path, tmp_path: Path) -> None:
+    train(prose, "--kind", "chars", "--out", tmp_path / "letters")
+    size = TextTokenizer.load(tmp_path / "letters").size
+    changes = [f'tokenizer={{kind="file", path="{tmp_path / "letters"}"}}']
+    assert done("count", "sort", *changes) == done("count", "sort", f"model.target.vocab={size}")
+
+
+def test_the_cost_of_a_run(tmp_path: Path) -> None:
+    config = presets.gpt2(depth=2, width=64, heads=4, vocab=97)
+    assert refused("count", tmp_path) == [f"{tmp_path}: is not the folder of a run: it has no config.json"]
+    for name in ("step-000000001", "step-000000012"):
+        (tmp_path / "state" / name).mkdir(parents=True)
+        io.save(config, tmp_path / "state" / name / "config.json")
+        config = io.override(config, ["decoder.depth=3"])
+    assert done("count", tmp_path) == f"{count(config)}\n"  # of the newest checkpoint
+    io.save(presets.gpt2(), tmp_path / "config.json")
+    assert done("count", tmp_path) == done("count", "gpt2")
+    assert done("count", tmp_path, "decoder.depth=4") == done("count", "gpt2", "decoder.depth=4")
+
+
+def test_a_model_without_a_vocabulary(tmp_path: Path) -> None:
+    io.save(recipes.read_recipe("sort").model, tmp_path / "model.toml")
+    assert refused("count", tmp_path / "model.toml") == ["target.vocab: is not set; add it, such as target.vocab=8000"]
 
 
 # -- wrong input: one line per fault, exit code 2 ---------------------------------------------------------------------
 
 
 def test_unknown_models() -> None:
-    assert refused("count", "gtp2") == ["'gtp2' is neither a preset nor a file; did you mean 'gpt2'?"]
+    assert refused("count", "gtp2") == ["'gtp2' is neither a preset, a recipe, a run nor a file; did you mean 'gpt2'?"]
     (line,) = refused("config", "show", "transformer.yaml")
-    assert line.startswith("'transformer.yaml' is neither a preset nor a file; presets: ")
+    assert line.startswith("'transformer.yaml' is neither a preset, a recipe, a run nor a file; known are vaswani, ")
     assert refused("count", "no.toml") == ["no.toml: no such file"]
 
 
@@ -255,7 +324,7 @@ def test_wrong_files_for_tokenizers(tmp_path: Path) -> None:
     (line,) = refused("tokenizer", "train", broken, "--size", "300", "--out", tmp_path / "new")
     assert "broken.gz: is not a whole gzip file" in line
     (line,) = refused("tokenizer", "train", tmp_path, "--size", "300", "--out", tmp_path / "new")
-    assert line == f"{tmp_path}: cannot be read: Is a directory"
+    assert line == f"{tmp_path}: cannot be read (Is a directory)"
     (tmp_path / "empty.txt").touch()
     *_, line = refused("tokenizer", "train", tmp_path / "empty.txt", "--size", "300", "--out", tmp_path / "new")
     assert line == "there is no text to train a tokenizer on"

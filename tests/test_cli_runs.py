@@ -5,12 +5,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import anyformer as af
 from anyformer.cli import app
 from anyformer.recipes import names, read_recipe
-from tests.test_cli import done, refused
+from tests.test_cli import done, refused, run
 
 SMALL = ["train.steps=4", "data.train.count=200", "data.valid.count=20", "data.test.count=20", "task.max_target=12"]
 
@@ -76,6 +77,35 @@ def test_wrong_input(trained: Path, tmp_path: Path) -> None:
 
 
 def test_overrides_apply_to_a_recipe_in_hand(tmp_path: Path) -> None:
-    run = af.train(read_recipe("sort", SMALL), tmp_path / "run", ["train.steps=2", "model.width=32"])
-    assert run.config.width == 32
+    made = af.train(read_recipe("sort", SMALL), tmp_path / "run", ["train.steps=2", "model.width=32"])
+    assert made.config.width == 32
     assert "steps = 2" in (tmp_path / "run" / "recipe.toml").read_text(encoding="utf-8")
+
+
+def test_a_dry_run_tells_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = done("train", "sort", *SMALL, "--dry-run").splitlines()
+    assert lines[0].startswith("data       200 pairs, ")
+    assert lines[4].startswith("training   4 steps = ")
+    assert lines[-1].endswith(" <eos>")
+    assert refused("train", "sort", "--dry-run", "--out", tmp_path / "run") == [
+        "--dry-run: writes nothing: leave out --out and --resume"
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_too_little_memory_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr("anyformer.training.loop.token_loss", fails)
+    result = run("train", "sort", *SMALL, "--out", tmp_path / "run")
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "out of memory after step 0: lower batches.tokens = 896 and raise train.accumulate = 1 by as much, "
+        "or set train.checkpoint_activations = true\n"
+    )
+
+
+def test_the_cost_of_a_run(trained: Path) -> None:
+    assert f"{af.load(trained).model.num_parameters():,}" in done("count", trained).splitlines()[-2]

@@ -88,7 +88,10 @@ def test_what_is_printed() -> None:
     assert text.endswith("  compile    off  (on cpu it takes tens of seconds and gains little)")
     text = Report(SERVER, choose(SERVER)).render()
     assert "  cuda:0  NVIDIA H200, 139.0 GiB, capability 9.0\n" in text
-    assert "  cuda:0  fp32 50 TFLOP/s, bf16 700 TFLOP/s, fp16 700 TFLOP/s\n" in text
+    assert (
+        "  cuda:0  fp32 50 TFLOP/s (75% of its peak), bf16 700 TFLOP/s (71% of its peak), "
+        "fp16 700 TFLOP/s (71% of its peak)\n" in text
+    )
     assert "  cpu     fp32 60 GFLOP/s, bf16 0.2 GFLOP/s, fp16 0.3 GFLOP/s\n" in text
     assert "extras that are missing\n  none  all are here\n" in text
 

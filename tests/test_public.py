@@ -17,11 +17,11 @@ VERBS = {
     "count": ["model", "[changes]", "--length", "--source-length", "--batch", "--json"],
     "doctor": ["--json"],
     "recipes": [],
-    "train": ["[recipe]", "[changes]", "--out", "--resume"],
+    "train": ["[recipe]", "[changes]", "--out", "--resume", "--dry-run"],
     "evaluate": ["run", "[changes]", "--split", "--json"],
     "predict": ["run", "[file]", "--out"],
     "config": [],
-    "config schema": [],
+    "config schema": ["[of]"],
     "config show": ["model", "[changes]", "--format"],
     "config check": ["files"],
     "config diff": ["left", "right"],
@@ -97,7 +97,8 @@ heavy = {"torch", "pydantic", "typer", "rich", "numpy"} & sys.modules.keys()
 assert not heavy, f"import anyformer imports {heavy}"
 from typer.testing import CliRunner
 from anyformer.cli import app
-lines = ["--help", "presets", "count gpt2 depth=2", "config show t5", "config diff gpt2 bert", "config schema"]
+lines = ["--help", "presets", "count gpt2 depth=2", "config show t5", "config diff gpt2 bert", "config schema recipe"]
+lines += ["recipes", "count scan tokenizer=bytes"]
 lines += ["tokenizer train pyproject.toml --kind chars --out " + sys.argv[1], "tokenizer show " + sys.argv[1] + " abc"]
 for line in lines:
     result = CliRunner().invoke(app, line.split())

@@ -5,17 +5,20 @@ import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from anyformer.cli import app
 from anyformer.config import ConfigError
-from anyformer.recipe import Characters
+from anyformer.recipe import Characters, Recipe, TableFile, TokenizerFile
 from anyformer.run import MANIFEST, load, seal, write_folder, write_model
 from anyformer.training.loop import Interrupted, fit
 from anyformer.training.state import checkpoints
 from anyformer.training.train import finish
-from tests.training.small import Watched, interrupt, make, pairs, quiet, run
+from tests.training.small import Watched, interrupt, make, pairs, quiet, run, said
 
 ASKED = ["1 2 3", "9 8 7 6", "4 4"]
 FILES = ["config.json", "task.json", "tokenizer.json", "source_tokenizer.json", "model.safetensors", "recipe.toml"]
@@ -181,3 +184,66 @@ def test_a_folder_is_there_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         write_folder(tmp_path / "run", fill)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unfinished_run_is_loaded_as_it_was_evaluated(tmp_path: Path) -> None:
+    """That is, with the moving average of its weights where there is one."""
+    out = tmp_path / "run"
+    job = make(pairs(save_every=3, ema=0.9), out)
+    job.loader = Watched(job.loader, 8, interrupt)
+    with pytest.raises(Interrupted):
+        fit(job)
+    found = dict(load(out).model.named_parameters())
+    for name, x in job.state.ema.items():
+        assert torch.equal(found[name], x)
+    assert any(not torch.equal(found[name], x) for name, x in job.model.named_parameters())
+    resumed = make(pairs(save_every=3, ema=0.9), out, resume=True)
+    for name, x in job.model.named_parameters():
+        assert torch.equal(dict(resumed.model.named_parameters())[name], x)
+
+
+# -- a run that another begins from ---------------------------------------------------------------------------------
+
+
+def words(folder: Path, *texts: str, **changes: Any) -> Recipe:
+    """A recipe whose words are those of some texts, each copied."""
+    (folder / "words.tsv").write_text("\n".join(f"{text}\t{text}" for text in texts), encoding="utf-8")
+    table = TableFile(path=str(folder / "words.tsv"), source="0", target="1", header=False)
+    data = pairs().data.model_copy(update={"train": table, "valid": None})
+    return pairs(steps=2).model_copy(update={"data": data, **changes})
+
+
+def begun_from(recipe: Recipe, folder: Path) -> Recipe:
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"init_from": str(folder)})})
+
+
+def test_the_tokenizer_of_a_run_goes_with_its_weights(tmp_path: Path) -> None:
+    first = run(words(tmp_path, "a b c"), tmp_path / "first")
+    console = quiet()
+    job = make(begun_from(words(tmp_path, "d e f"), tmp_path / "first"), tmp_path / "second", console=console)
+    assert job.task.tokenizer.to_json() == first.tokenizer.to_json()
+    assert "tokenizer: that of" in said(console)
+
+
+def test_another_tokenizer_than_that_of_the_weights_is_refused(tmp_path: Path) -> None:
+    run(words(tmp_path, "a b c"), tmp_path / "first")
+    other = begun_from(words(tmp_path, "d e f", tokenizer=Characters()), tmp_path / "first")
+    with pytest.raises(ConfigError) as caught:
+        make(other, tmp_path / "second")
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith(f"train.init_from = '{tmp_path / 'first'}': its tokenizer differs from ours")
+    assert not (tmp_path / "second" / "recipe.toml").exists()
+    by_file = TokenizerFile(path=str(tmp_path / "first" / "tokenizer.json"))
+    job = make(begun_from(words(tmp_path, "d e f", tokenizer=by_file), tmp_path / "first"), tmp_path / "third")
+    assert job.task.tokenizer.to_json() == load(tmp_path / "first").tokenizer.to_json()
+
+
+def test_a_line_in_is_a_line_out(tmp_path: Path) -> None:
+    run(pairs(steps=2, valid=None), tmp_path / "run")
+    for lines in ("1 2\n\n3\n", "\n", "\n\n1", "1\n\n"):
+        shown = CliRunner().invoke(app, ["predict", str(tmp_path / "run")], input=lines)
+        assert shown.exit_code == 0, shown.stderr
+        blank = [not line.strip() for line in lines.removesuffix("\n").split("\n")]
+        answers = shown.stdout.removesuffix("\n").split("\n")
+        assert len(answers) == len(blank)
+        assert all(not answer for answer, empty in zip(answers, blank, strict=True) if empty)

@@ -40,6 +40,7 @@ class Batch(NamedTuple):
     source: Tensor | None = None  # [b, s]
     source_segments: Tensor | None = None
     examples: tuple[int, ...] = ()  # their numbers: the identity of the batch
+    follows: bool = False  # every row goes on where it ended in the batch before
 
     def to(self, device: torch.device) -> "Batch":
         moved: dict[str, Any] = {

@@ -10,7 +10,7 @@ import stat
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple, cast
 
 from anyformer.config.spec import ConfigError, Fault, close_to, visible
 from anyformer.recipe import Data, MatchedLines, ParallelFiles, TableFile, TextFile
@@ -62,24 +62,45 @@ def open_files(source: TextFile | ParallelFiles | TableFile | MatchedLines, data
 
 def _load(name: str, data: Data) -> tuple[str, bytes]:
     """The path of a file, and its bytes."""
-    root, origin = _root(data)
-    path = Path(os.path.expanduser(root), os.path.expanduser(name))
+    path = locate(name, data)
     shown = visible(str(path))
     try:
-        regular = stat.S_ISREG(path.stat().st_mode)  # a pipe or a device might never end
-        raw = path.read_bytes() if regular else b""
-        raw = gzip.decompress(raw) if path.suffix.lower() == ".gz" else raw
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe or a device might never end
+            raise _fault(name, f"{shown} is not a regular file")
+        with path.open("rb") as raw:
+            return shown, unpacked(raw, path).read()
+    except UNREADABLE as error:
+        raise _fault(name, f"{shown} {why_unreadable(error)}") from None
+
+
+# What opening and reading a file may raise.
+UNREADABLE = (OSError, EOFError, zlib.error)
+
+
+def unpacked(raw: IO[bytes], path: Path) -> IO[bytes]:
+    """The bytes of an open file, those of a .gz unpacked as they are read."""
+    return cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if path.suffix.lower() == ".gz" else raw
+
+
+def why_unreadable(error: OSError | EOFError | zlib.error) -> str:
+    if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):
+        return f"cannot be read ({error.strerror})"
+    return f"is not a whole gzip file ({error})"
+
+
+def locate(name: str, data: Data) -> Path:
+    """Where a file or folder of some name is, or a `ConfigError` that says where it was looked for."""
+    root, origin = _root(data)
+    path = Path(os.path.expanduser(root), os.path.expanduser(name))
+    try:
+        path.stat()
     except (FileNotFoundError, NotADirectoryError):
         raise _fault(name, _missing(name, path, origin)) from None
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise _fault(name, f"{shown} is not a whole gzip file ({error})") from None
     except OSError as error:
-        raise _fault(name, f"cannot read {shown} ({error.strerror})") from None
+        raise _fault(name, f"{visible(str(path))} {why_unreadable(error)}") from None
     except ValueError as error:  # a NUL in the name, or what the file system cannot spell
         raise _fault(name, f"cannot be the name of a file ({error})") from None
-    if not regular:
-        raise _fault(name, f"{shown} is not a regular file")
-    return shown, raw
+    return path
 
 
 def _fault(name: str, message: str) -> ConfigError:

@@ -1,18 +1,16 @@
 """Files of any length, line by line, with a bar on a terminal and plain lines elsewhere. Imports no torch."""
 
-import gzip
 import io
 import os
 import time
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from anyformer.config.spec import ConfigError, Fault, visible
+from anyformer.data.files import UNREADABLE, unpacked, why_unreadable
 
 EVERY = 5.0  # seconds between plain lines
 CHUNK = 1000  # lines between looks at the clock
@@ -55,8 +53,7 @@ def _lines(path: Path, encoding: str) -> Iterator[tuple[str, int]]:
     try:
         with path.open("rb") as raw:
             where = raw.tell if raw.seekable() else lambda: 0  # a pipe
-            stream = cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if path.suffix.lower() == ".gz" else raw
-            with io.TextIOWrapper(stream, encoding=encoding, newline="\n") as text:
+            with io.TextIOWrapper(unpacked(raw, path), encoding=encoding, newline="\n") as text:
                 for number, line in enumerate(text, 1):
                     line = line.removeprefix("\ufeff") if number == 1 else line
                     yield (f"{line[:-2]}\n" if line.endswith("\r\n") else line), where()
@@ -67,12 +64,10 @@ def _lines(path: Path, encoding: str) -> Iterator[tuple[str, int]]:
         ) from None
     except UnicodeError:
         what = f"not {encoding}, somewhere after line {number}"
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        what = f"is not a whole gzip file: {error}"
     except FileNotFoundError:
         what = "no such file"
-    except OSError as error:
-        what = f"cannot be read: {error.strerror}"
+    except UNREADABLE as error:
+        what = why_unreadable(error)
     raise ConfigError([Fault(visible(str(path)), what)])
 
 

@@ -6,8 +6,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from anyformer.data.batch import Batch, Piece, Row, collate, plan_packed, plan_padded
-from anyformer.recipe import Crops, Packed, Padded
+from anyformer.data.batch import IGNORE, PADDING, Batch, Piece, Row, collate, plan_packed, plan_padded
+from anyformer.recipe import Crops, Ordered, Packed, Padded
 
 
 class Place(NamedTuple):
@@ -61,6 +61,38 @@ class CropLoader:
         at = starts[:, None] + np.arange(self.spec.length + 1)
         cut = torch.from_numpy(self.ids[at].astype(np.int64))
         return Batch(cut[:, :-1], cut[:, 1:], None, examples=tuple(starts.tolist())), Place(0, place.batch + 1)
+
+
+class OrderedLoader:
+    """A long text in equal parts side by side, from beginning to end; what does not fill a batch is left out."""
+
+    def __init__(self, ids: np.ndarray, spec: Ordered):
+        self.spec, self.part = spec, (len(ids) - 1) // spec.rows
+        self.starts = np.arange(spec.rows) * self.part
+        self.ids, self.count = ids, self.part // spec.length
+
+    def read(self, place: Place) -> tuple[Batch, Place]:
+        starts = self.starts + place.batch * self.spec.length
+        cut = torch.from_numpy(self.ids[starts[:, None] + np.arange(self.spec.length + 1)].astype(np.int64))
+        batch = Batch(cut[:, :-1], cut[:, 1:], None, examples=tuple(starts.tolist()), follows=place.batch > 0)
+        last = place.batch + 1 == self.count
+        return batch, Place(place.epoch + 1, 0) if last else Place(place.epoch, place.batch + 1)
+
+
+def side_by_side(ids: np.ndarray, rows: int, length: int) -> list[Batch]:
+    """Every token but the first of a text asked once: its parts side by side, in pieces that follow each other."""
+    part = -(-(len(ids) - 1) // rows)
+    at = torch.arange(rows)[:, None] * part + torch.arange(part)
+    there, text = at < len(ids) - 1, torch.from_numpy(ids.astype(np.int64))
+    at = at.clamp(max=len(ids) - 2)
+    segments = None if bool(there.all()) else torch.where(there, 0, PADDING)
+    labels, text = torch.where(there, text[at + 1], IGNORE), text[at]
+
+    def piece(start: int) -> Batch:
+        cut = slice(start, start + length)
+        return Batch(text[:, cut], labels[:, cut], None if segments is None else segments[:, cut], follows=start > 0)
+
+    return [piece(start) for start in range(0, part, length)]
 
 
 def in_order(pieces: Sequence[Piece], tokens: int, pad: int, source_pad: int) -> list[Batch]:

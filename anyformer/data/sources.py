@@ -7,7 +7,7 @@ once. Lines end at "\\n" only (or "\\r\\n"): U+2028, form feeds and the like are
 import csv
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from anyformer.recipe import Data, MatchedLines, ParallelFiles, Source, Syntheti
 
 SHOWN = 5  # bad rows that an error lists
 ROLES = ("source", "target", "text")
+GOLDEN = 2_654_435_769  # 2^32 divided by the golden ratio
 
 
 class BadRow(NamedTuple):
@@ -48,14 +49,28 @@ class Rows:
         """Where the i-th row stands, as file:line."""
         return f"{self.file}:{self.lines[i]}"
 
+    def without(self, bad: Mapping[int, str]) -> "Rows":
+        """The rows less those that turned out to be bad, each with its reason."""
+        if not bad:
+            return self
+        kept = [i for i in range(len(self)) if i not in bad]
+        columns = {role: [values[i] for i in kept] for role, values in self.columns.items()}
+        more = (BadRow(self.file, self.lines[i], why) for i, why in bad.items())
+        return Rows(columns, self.file, [self.lines[i] for i in kept], (*self.bad, *more))
+
 
 def read(source: Source, data: Data, split: Split, seed: int) -> Rows:
     """The rows of a source. The seed matters to invented training rows only."""
-    place = f"data.{split}"
     try:
         rows = _read(source, data, split, seed)
     except ConfigError as error:
-        raise ConfigError(fault.under(place) for fault in error.faults) from None
+        raise ConfigError(fault.under(f"data.{split}") for fault in error.faults) from None
+    return settled(rows, data, split)
+
+
+def settled(rows: Rows, data: Data, split: Split) -> Rows:
+    """The rows, or a `ConfigError` where bad ones are not to be left out, or none is good."""
+    place = f"data.{split}"
     if rows.bad and data.on_bad_row == "error":
         raise ConfigError(_told(rows, place))
     if not len(rows):
@@ -67,7 +82,7 @@ def read(source: Source, data: Data, split: Split, seed: int) -> Rows:
 def _told(rows: Rows, place: str) -> Iterator[Fault]:
     count = len(rows.bad)
     found = f"{count} bad row{'s' if count > 1 else ''} beside {len(rows)} good"
-    yield Fault(place, f'{found}: mend the file, or leave them out by data.on_bad_row = "skip"')
+    yield Fault(place, f'{found}: mend them, or leave them out by data.on_bad_row = "skip"')
     yield from (Fault("", str(bad)) for bad in rows.bad[:SHOWN])
     if count > SHOWN:
         yield Fault("", f"... and {count - SHOWN} more")
@@ -80,7 +95,7 @@ def _read(source: Source, data: Data, split: Split, seed: int) -> Rows:
             return _collect(_documents(source, file), {"text": file})
         case ParallelFiles():
             files = open_files(source, data, "source", "target")
-            return _collect(_parallel(files), files)
+            return _collect(_part(source, _parallel(files)), files)
         case TableFile():
             wanted = {role: name for role in ROLES if (name := getattr(source, role)) is not None}
             if not wanted:
@@ -88,12 +103,12 @@ def _read(source: Source, data: Data, split: Split, seed: int) -> Rows:
             form = _format(source)
             file = open_files(source, data, "path")["path"]
             rows = _objects(source, file, wanted) if form == "jsonl" else _table(source, file, wanted, form)
-            return _collect(rows, dict.fromkeys(wanted, file))
+            return _collect(_part(source, rows), dict.fromkeys(wanted, file))
         case MatchedLines():
-            pattern = _pattern(source)
+            pattern = re.compile(source.pattern)
             file = open_files(source, data, "path")["path"]
             roles = [role for role in ROLES if role in pattern.groupindex]
-            return _collect(_matched(pattern, file), dict.fromkeys(roles, file))
+            return _collect(_part(source, _matched(pattern, file)), dict.fromkeys(roles, file))
         case _:
             return _invented(source, split, seed)
 
@@ -129,6 +144,16 @@ def _collect(parsed: Parsed, files: dict[str, File]) -> Rows:
     return Rows(columns, first.name, lines, tuple(bad))
 
 
+def _part(source: ParallelFiles | TableFile | MatchedLines, parsed: Parsed) -> Parsed:
+    """The rows from `start` to `stop` when they are dealt out by multiples of the golden ratio.
+
+    These fill the interval evenly from any row on and at any stride, so a file that is sorted, or repeats itself, gives
+    each part its share of everything; and a row stays in its part when others are added behind it.
+    """
+    start, stop = int(source.start * 2**32), int(source.stop * 2**32)
+    return (row for n, row in enumerate(parsed) if start <= n * GOLDEN % 2**32 < stop)
+
+
 def _documents(source: TextFile, file: File) -> Parsed:
     """The part from `start` to `stop`; a line is in the part that its first character is in."""
     text = file.text.replace("\r\n", "\n")
@@ -158,17 +183,6 @@ def _parallel(files: dict[str, File]) -> Parsed:
         raise ConfigError([Fault("", f"{counts}: parallel files must have as many lines each")])
     for number, (source, target) in enumerate(zip(sources, targets, strict=True), 1):
         yield number, {"source": source, "target": target}
-
-
-def _pattern(source: MatchedLines) -> re.Pattern[str]:
-    try:
-        pattern = re.compile(source.pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise ConfigError([Fault("pattern", f"= {source.pattern!r}: no regular expression ({error})")]) from None
-    if not ({"source", "target"} <= pattern.groupindex.keys() or "text" in pattern.groupindex):
-        groups = "(?P<source>...) and (?P<target>...), or (?P<text>...)"
-        raise ConfigError([Fault("pattern", f"= {source.pattern!r}: needs the named groups {groups}")])
-    return pattern
 
 
 def _matched(pattern: re.Pattern[str], file: File) -> Parsed:

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from anyformer import recipe
 from anyformer.config.spec import ConfigError, Fault, visible
+from anyformer.data.files import locate
 from anyformer.data.vocabulary import BYTES, checked, learn
 
 # What a role is called, first our own name, then those of public tokenizers; where several are there, the first counts.
@@ -119,12 +120,13 @@ class TextTokenizer:
     # -- ids to text --------------------------------------------------------------------------------------------------
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids. Special ids, and ids that no token has, are left out.
+        """The text of ids. Ids that no token has are left out, and so are special ones, save the unknown: a user sees
+        the <unk> that a model says, and a score counts it as a wrong word.
 
         Bytes that make no whole character, as where a model stops inside one, become U+FFFD; whole characters beside
         them stay as they are.
         """
-        kept = [i for i in map(int, ids) if 0 <= i < self.size and i not in self._special]
+        kept = [i for i in map(int, ids) if 0 <= i < self.size and i not in self._control]
         text = self._inner.decode(kept, skip_special_tokens=False)
         if self._byte_fallback and "\ufffd" in text:  # the library gives up a whole run of bytes for one that is wrong
             text = self._inner.decoder.decode(_mend(self._inner.id_to_token(i) or "" for i in kept))
@@ -144,11 +146,21 @@ class TextTokenizer:
         return "".join(map(_shape, token))
 
 
-def train_tokenizer(spec: recipe.Tokenizer, texts: Iterable[str]) -> TextTokenizer:
-    """The tokenizer that a spec asks for, learnt from texts, which are read once; a file is loaded instead."""
-    if isinstance(spec, recipe.TokenizerFile):
+def train_tokenizer(spec: recipe.Tokenizer, texts: Iterable[str], data: recipe.Data | None = None) -> TextTokenizer:
+    """The tokenizer that a spec asks for, learnt from texts, which are read once; a file is loaded instead, from where
+    data is."""
+    if not isinstance(spec, recipe.TokenizerFile):
+        return TextTokenizer(learn(spec, texts))
+    if data is None:
         return TextTokenizer.load(spec.path)
-    return TextTokenizer(learn(spec, texts))
+    try:
+        path = locate(spec.path, data)
+    except ConfigError as error:
+        raise ConfigError(fault.under("path") for fault in error.faults) from None
+    try:
+        return TextTokenizer.load(path)
+    except ConfigError as error:
+        raise ConfigError(Fault("path", f"= {spec.path!r}: {fault}") for fault in error.faults) from None
 
 
 def file_of(path: str | Path) -> Path:

@@ -8,12 +8,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from anyformer.config import ConfigError, Fault, ModelConfig, Side
 from anyformer.data.batch import IGNORE, Batch
 from anyformer.data.loader import Loader
-from anyformer.data.sources import Rows
+from anyformer.data.sources import SHOWN, Rows
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.nn.mask import Layout, count_within
+from anyformer.nn.mask import Layout
 from anyformer.nn.model import Transformer
+from anyformer.nn.past import Past
+from anyformer.nn.running import Notes
 from anyformer.recipe import Batches
 
 
@@ -24,7 +27,7 @@ class Metrics:
     task: str
     count: int  # examples, or tokens for a language model
     values: dict[str, float]
-    notes: dict[str, Any]  # signatures, intervals
+    notes: dict[str, Any]  # signatures, intervals, and rows that were left out
 
 
 class Task(Protocol):
@@ -33,31 +36,81 @@ class Task(Protocol):
     tokenizer: TextTokenizer
     source_tokenizer: TextTokenizer | None
 
-    def loader(self, rows: Rows, batches: Batches, seed: int, model: Transformer) -> Loader: ...
+    def fitting(self, rows: Rows, config: ModelConfig, batches: Batches | None = None) -> Rows:
+        """The rows that the task allows, the model can read and, where it is trained by them, batches can hold.
 
-    def evaluate(self, model: Transformer, rows: Rows, batches: Batches) -> Metrics: ...
+        The others are bad rows.
+        """
 
-    def predict(self, model: Transformer, texts: Sequence[str]) -> list[str]: ...
+    def loader(self, rows: Rows, batches: Batches, seed: int, model: Transformer) -> Loader:
+        """Batches of fitting rows."""
+
+    def evaluate(self, model: Transformer, rows: Rows, batches: Batches) -> Metrics:
+        """How well a model does on fitting rows."""
+
+    def predict(self, model: Transformer, texts: Sequence[str]) -> list[str]:
+        """An answer to each text."""
 
 
-def call(model: Transformer, batch: Batch, packed: bool) -> Tensor:
-    """Logits for a batch whose rows are padded on the right, or packed."""
+def too_long(length: int, config: ModelConfig, side: Side) -> str:
+    """Why a stack cannot read so many tokens; empty if it can."""
+    ends = config.stacks[side].ends
+    if not ends or length <= ends[0][0]:
+        return ""
+    limit, positions = ends[0]
+    return f"has {length} tokens, and the {side} has {limit} {positions}"
+
+
+def refuse_long(lengths: Sequence[int], config: ModelConfig, side: Side) -> None:
+    """Names the texts that a stack cannot read."""
+    found = [Fault(f"text {i}", why) for i, n in enumerate(lengths, 1) if (why := too_long(n, config, side))]
+    if len(found) > SHOWN:
+        found[SHOWN:] = [Fault("", f"... and {len(found) - SHOWN} more")]
+    if found:
+        raise ConfigError(found)
+
+
+def left_out(rows: Rows) -> dict[str, Any]:
+    """A note of the rows that an evaluation did not see."""
+    return {"left_out": {"rows": len(rows.bad), "first": [str(bad) for bad in rows.bad[:SHOWN]]}} if rows.bad else {}
+
+
+def call(model: Transformer, batch: Batch, packed: bool, notes: Notes | None = None) -> Tensor:
+    """Logits for a batch whose rows are padded on the right, or packed; in training, what the pass notes beside."""
     if batch.source is None:
-        return model(batch.ids, segments=_layout(batch.ids, batch.segments, packed))
+        return model(batch.ids, segments=_layout(batch, batch.segments, packed), notes=notes)
     return model(
         batch.source,
         batch.ids,
-        source_segments=_layout(batch.source, batch.source_segments, packed),
-        target_segments=_layout(batch.ids, batch.segments, packed),
+        source_segments=_layout(batch, batch.source_segments, packed),
+        target_segments=_layout(batch, batch.segments, packed),
+        notes=notes,
     )
 
 
-def _layout(ids: Tensor, segments: Tensor | None, packed: bool) -> Layout | None:
+def call_on(
+    model: Any, batch: Batch, packed: bool, past: Past | None, notes: Notes | None = None
+) -> tuple[Tensor, Past | None]:
+    """The same, and the past after it, where the model has one that the batch goes on from."""
+    if past is None:
+        return call(model, batch, packed, notes), None
+    logits, after = model(batch.ids, segments=batch.segments, past=past, notes=notes)
+    return logits, after
+
+
+def past_of(model: Transformer, batch: Batch, before: Past | None) -> Past | None:
+    """What a batch goes on from: the past of the batch before, or an empty one; None for a model without memory."""
+    if model.decoder is None or not model.decoder.memory:
+        return None
+    return before if before is not None and batch.follows else model.new_past(len(batch.ids))
+
+
+def _layout(batch: Batch, segments: Tensor | None, packed: bool) -> Layout | None:
     """The facts that spare a mask: pads are on the right, so positions count as in a full row."""
     if segments is None:
         return None
     if packed:
-        return Layout(count_within(segments), segments, ordered=True, bound=ids.shape[1])
+        return Layout.packed_rows(segments, documents=len(batch.examples))
     return Layout.right_padded(segments)
 
 
@@ -72,8 +125,10 @@ def token_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor
 def total_loss(model: Transformer, batches: Sequence[Batch], device: torch.device) -> tuple[float, int]:
     """The summed loss of a model in eval mode, and over how many tokens."""
     total, count = 0.0, 0
+    past: Past | None = None
     for batch in batches:
         here = batch.to(device)
-        total += float(token_loss(call(model, here, packed=False), here.labels))
+        logits, past = call_on(model, here, packed=False, past=past_of(model, here, past))
+        total += float(token_loss(logits, here.labels))
         count += batch.asked
     return total, count

@@ -6,15 +6,19 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from anyformer.config import ConfigError, Fault
+from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.data.batch import Batch, Piece
-from anyformer.data.loader import CropLoader, Loader, PieceLoader
+from anyformer.data.loader import CropLoader, Loader, OrderedLoader, PieceLoader, side_by_side
 from anyformer.data.sources import Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.decoding.decode import generate
 from anyformer.nn.model import Transformer
-from anyformer.recipe import Batches, Crops, LanguageModel, Packed, Padded
-from anyformer.tasks.base import Metrics, total_loss
+from anyformer.recipe import Batches, Crops, LanguageModel, Ordered, Packed, Padded
+from anyformer.tasks.base import Metrics, left_out, refuse_long, total_loss
+
+NEW_TOKENS = 100  # that a prediction adds
+ROWS = 64  # read at once in an evaluation
+FOLLOWING = 8  # pieces, at least, in each row that a memory reads: only the first of them goes on from nothing
 
 
 class LanguageModelling:
@@ -30,6 +34,10 @@ class LanguageModelling:
         end = [] if self.tokenizer.eos is None or len(texts) == 1 else [self.tokenizer.eos]
         return [ids + end for ids in self.tokenizer.encode_batch(texts)]
 
+    def fitting(self, rows: Rows, config: ModelConfig, batches: Batches | None = None) -> Rows:
+        """All rows: a document that is too long goes on in another row."""
+        return rows
+
     def loader(self, rows: Rows, batches: Batches, seed: int, model: Transformer) -> Loader:
         documents = self.encode(rows)
         if isinstance(batches, Crops):
@@ -37,7 +45,13 @@ class LanguageModelling:
             if len(stream) <= batches.length:
                 raise ConfigError([Fault("batches.length", f"= {batches.length}: the text has {len(stream)} tokens")])
             return CropLoader(stream, batches, seed)
-        most = batches.length if isinstance(batches, Packed) else batches.tokens
+        if isinstance(batches, Ordered):
+            stream, least = _stream(documents), batches.rows * batches.length + 1
+            if len(stream) < least:
+                what = f"with length = {batches.length} it takes {least} tokens, and the text has {len(stream)}"
+                raise ConfigError([Fault("batches.rows", f"= {batches.rows}: {what}")])
+            return OrderedLoader(stream, batches)
+        most = _within(batches.length if isinstance(batches, Packed) else batches.tokens, model.config)
         pieces = [
             Piece(ids[at : min(at + most, len(ids) - 1)], ids[at + 1 : at + 1 + most])
             for ids in documents
@@ -46,24 +60,54 @@ class LanguageModelling:
         return PieceLoader(pieces, batches, seed, pad=self.tokenizer.pad or 0, source_pad=0)
 
     def evaluate(self, model: Transformer, rows: Rows, batches: Batches) -> Metrics:
-        """Every token but the first, in windows as long as those of training, side by side."""
+        """Every token but the first, in windows as long as those of training, side by side.
+
+        A model with memory reads windows one after the other, in fewer and longer rows.
+        """
         stream = _stream(self.encode(rows))
-        length = 1024 if isinstance(batches, Padded) else batches.length
+        length = _within(1024 if isinstance(batches, Padded) else batches.length, model.config)
         device = next(model.parameters()).device
-        total, count = total_loss(model, list(_windows(stream, length, rows=64)), device)
+        assert model.decoder is not None
+        if model.decoder.memory:
+            windows = side_by_side(stream, max(1, min(ROWS, len(stream) // (FOLLOWING * length))), length)
+        else:
+            windows = _windows(stream, length, ROWS)
+        total, count = total_loss(model, windows, device)
         size = sum(len(text.encode("utf-8")) for text in rows.columns["text"])
         loss = total / count
         values = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "bits_per_byte": total / math.log(2) / size}
-        return Metrics("lm", count, values, {"window": length})
+        return Metrics("lm", count, values, {"window": length, **_memory(model), **left_out(rows)})
 
     def predict(self, model: Transformer, texts: Sequence[str]) -> list[str]:
+        """The texts, each going on up to <eos>, 100 tokens more or the last position; an empty one begins at <bos>."""
         device = next(model.parameters()).device
+        stop = [] if self.tokenizer.eos is None else [self.tokenizer.eos]
+        prompts = [self._prompt(text, number) for number, text in enumerate(texts, 1)]
+        refuse_long([len(ids) for ids in prompts], model.config, "decoder")
         out = []
-        for text in texts:
-            prompt = torch.tensor([self.tokenizer.encode(text)], device=device)
-            stop = [] if self.tokenizer.eos is None else [self.tokenizer.eos]
-            out.append(self.tokenizer.decode(generate(model, prompt, max_new_tokens=100, stop=stop)[0].tolist()))
+        for ids in prompts:
+            room = _within(len(ids) + NEW_TOKENS - 1, model.config) - len(ids) + 1  # the last one is not read again
+            whole = generate(model, torch.tensor([ids], device=device), max_new_tokens=room, stop=stop)
+            out.append(self.tokenizer.decode(whole[0].tolist()))
         return out
+
+    def _prompt(self, text: str, number: int) -> list[int]:
+        if ids := self.tokenizer.encode(text):
+            return ids
+        if self.tokenizer.bos is None:
+            raise ConfigError([Fault(f"text {number}", "is empty, and the tokenizer has no <bos> to begin with")])
+        return [self.tokenizer.bos]
+
+
+def _memory(model: Transformer) -> dict[str, int]:
+    return {"memory": model.decoder.memory} if model.decoder and model.decoder.memory else {}
+
+
+def _within(length: int, config: ModelConfig) -> int:
+    """The length, or as much of it as there are positions."""
+    assert config.decoder is not None
+    limit = config.decoder.limit
+    return length if limit is None else min(length, limit)
 
 
 def _stream(documents: list[list[int]]) -> np.ndarray:

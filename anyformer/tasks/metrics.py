@@ -24,7 +24,7 @@ def chrf(said: Sequence[str], asked: Sequence[str]) -> tuple[float, dict[str, An
 
 def _score(metric: Any, said: Sequence[str], asked: Sequence[str]) -> tuple[float, dict[str, Any]]:
     result = metric.corpus_score(list(said), [list(asked)], n_bootstrap=1000)
-    interval = getattr(result, "_ci", None)
+    interval = float(result._ci)
     return float(result.score), {"signature": str(metric.get_signature()), "interval": interval}
 
 

@@ -1,20 +1,20 @@
 """Sequence to sequence: a target for each source, by an encoder–decoder or by a decoder that reads both."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from anyformer.config import ConfigError, Fault
+from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.data.batch import IGNORE, Piece
 from anyformer.data.loader import Loader, PieceLoader, in_order
 from anyformer.data.sources import Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.decoding.decode import generate
 from anyformer.nn.model import Transformer
-from anyformer.recipe import Batches, Crops, Packed, Seq2Seq
-from anyformer.tasks.base import Metrics, total_loss
+from anyformer.recipe import Batches, Crops, Ordered, Padded, Seq2Seq
+from anyformer.tasks.base import Metrics, left_out, refuse_long, too_long, total_loss
 from anyformer.tasks.metrics import bleu, chrf, exact_match
 
 EVALUATION_TOKENS = 8192  # slots of a batch in evaluation
@@ -30,40 +30,40 @@ class SequenceToSequence:
         self.bos, self.eos = _needed(tokenizer, "bos"), _needed(tokenizer, "eos")
 
     def encode(self, rows: Rows, both_sides: bool) -> list[Piece]:
+        return [self._piece(source, target, both_sides) for source, target in self._ids(rows)]
+
+    def _ids(self, rows: Rows) -> Iterator[tuple[list[int], list[int]]]:
         sources = self.reader.encode_batch(rows.columns["source"])
-        targets = self.tokenizer.encode_batch(rows.columns["target"])
-        self._refuse_long(rows, sources, targets)
-        return [self._piece(s, t, both_sides) for s, t in zip(sources, targets, strict=True)]
+        return zip(sources, self.tokenizer.encode_batch(rows.columns["target"]), strict=True)
 
     def _piece(self, source: list[int], target: list[int], both_sides: bool) -> Piece:
         if both_sides:
             return Piece([self.bos, *target], [*target, self.eos], [*source, _needed(self.reader, "eos")])
         return Piece([*source, _needed(self.tokenizer, "sep"), *target], [IGNORE] * len(source) + [*target, self.eos])
 
-    def _refuse_long(self, rows: Rows, sources: list[list[int]], targets: list[list[int]]) -> None:
-        found = []
-        for name, encoded, most in (
-            ("source", sources, self.spec.max_source),
-            ("target", targets, self.spec.max_target),
-        ):
-            long = [i for i, ids in enumerate(encoded) if most is not None and len(ids) > most]
-            found += [
-                Fault(rows.origin(i), f"the {name} has {len(encoded[i])} tokens, more than task.max_{name} = {most}")
-                for i in long[:5]
-            ]
-            if len(long) > 5:
-                found.append(Fault("", f"{len(long) - 5} more {name}s are too long"))
-        if found:
-            raise ConfigError(found)
+    def fitting(self, rows: Rows, config: ModelConfig, batches: Batches | None = None) -> Rows:
+        whys = (self._misfit(source, target, config, batches) for source, target in self._ids(rows))
+        return rows.without({i: why for i, why in enumerate(whys) if why})
+
+    def _misfit(self, source: list[int], target: list[int], config: ModelConfig, batches: Batches | None) -> str:
+        """Why an example is too long; empty if it is not."""
+        limits = ("source", source, self.spec.max_source), ("target", target, self.spec.max_target)
+        for name, ids, most in limits:
+            if most is not None and len(ids) > most:
+                return f"the {name} has {len(ids)} tokens, more than task.max_{name} = {most}"
+        piece = self._piece(source, target, both_sides=config.encoder is not None)
+        if piece.source is not None and (why := too_long(len(piece.source), config, "encoder")):
+            return f"the source {why}"
+        if why := too_long(len(piece.ids), config, "decoder"):
+            return why if piece.source is None else f"the target {why}"
+        if batches is None:
+            return ""
+        room = batches.tokens if isinstance(batches, Padded) else batches.length
+        return f"has {piece.length} tokens, and a {batches.kind} row holds {room}" if piece.length > room else ""
 
     def loader(self, rows: Rows, batches: Batches, seed: int, model: Transformer) -> Loader:
-        assert not isinstance(batches, Crops)
+        assert not isinstance(batches, (Crops, Ordered))
         pieces = self.encode(rows, both_sides=model.encoder is not None)
-        longest = max(piece.length for piece in pieces)
-        most = batches.length if isinstance(batches, Packed) else batches.tokens
-        if longest > most:
-            at = rows.origin(next(i for i, piece in enumerate(pieces) if piece.length == longest))
-            raise ConfigError([Fault(at, f"has {longest} tokens, and a {batches.kind} row holds {most}")])
         return PieceLoader(pieces, batches, seed, _needed(self.tokenizer, "pad"), _needed(self.reader, "pad"))
 
     def evaluate(self, model: Transformer, rows: Rows, batches: Batches) -> Metrics:
@@ -72,7 +72,7 @@ class SequenceToSequence:
         device = next(model.parameters()).device
         total, count = total_loss(model, in_order(pieces, EVALUATION_TOKENS, *pads), device)
         values = {"loss": total / count, "perplexity": math.exp(min(total / count, 700.0))}
-        notes: dict[str, Any] = {}
+        notes: dict[str, Any] = left_out(rows)
         said, asked = self.predict(model, rows.columns["source"]), rows.columns["target"]
         for metric in self.spec.metrics:
             match metric:
@@ -85,19 +85,33 @@ class SequenceToSequence:
         return Metrics("seq2seq", len(asked), values, notes)
 
     def predict(self, model: Transformer, texts: Sequence[str]) -> list[str]:
-        """Greedy answers, computed in batches of similar length and returned in the order asked."""
+        """Greedy answers, computed in batches of similar length and returned in the order asked.
+
+        An answer does not depend on what stands beside its source. A blank is answered by nothing: in training it is a
+        bad row, so no model has seen one.
+        """
         encoded = self.reader.encode_batch(list(texts))
-        order = sorted(range(len(texts)), key=lambda i: -len(encoded[i]))
+        reads = [len(ids) + 1 for ids in encoded]  # with <eos> or <sep>
+        refuse_long(reads, model.config, "decoder" if model.encoder is None else "encoder")
+        order = sorted((i for i, ids in enumerate(encoded) if ids and texts[i].strip()), key=lambda i: -reads[i])
         out = [""] * len(texts)
         while order:
-            longest = len(encoded[order[0]]) + 1
-            rows = max(1, EVALUATION_TOKENS // (2 * longest))
-            now, order = order[:rows], order[rows:]
-            for i, text in zip(now, self._answer(model, [encoded[i] for i in now]), strict=True):
+            now = order[: max(1, EVALUATION_TOKENS // (2 * reads[order[0]]))]
+            rooms = [self._room(model.config, reads[i]) for i in now]
+            if max(rooms) > rooms[0]:  # the longest has no room for the longest answer: only those like it
+                now = [i for i in now if reads[i] == reads[now[0]]]
+            order = order[len(now) :]
+            for i, text in zip(now, self._answer(model, [encoded[i] for i in now], rooms[: len(now)]), strict=True):
                 out[i] = text
         return out
 
-    def _answer(self, model: Transformer, sources: list[list[int]]) -> list[str]:
+    def _room(self, config: ModelConfig, read: int) -> int:
+        """How many tokens an answer to a source of so many may have: the last one said is not read again."""
+        assert config.decoder is not None
+        most, limit = self.spec.max_target or 2 * read + 10, config.decoder.limit
+        return most if limit is None else min(most, limit if config.encoder else limit - read + 1)
+
+    def _answer(self, model: Transformer, sources: list[list[int]], rooms: list[int]) -> list[str]:
         both = model.encoder is not None
         end = _needed(self.reader, "eos") if both else _needed(self.tokenizer, "sep")
         device = next(model.parameters()).device
@@ -107,9 +121,8 @@ class SequenceToSequence:
         for row, source in enumerate(sources):
             ids[row, : len(source) + 1] = torch.tensor([*source, end])
             segments[row, : len(source) + 1] = 0
-        most = self.spec.max_target or 2 * width + 10
-        out = generate(model, ids.to(device), max_new_tokens=most, stop=[self.eos], segments=segments.to(device))
-        said = out[:, 1 if both else width :].tolist()
+        out = generate(model, ids.to(device), max_new_tokens=max(rooms), stop=[self.eos], segments=segments.to(device))
+        said = [row[:room] for row, room in zip(out[:, 1 if both else width :].tolist(), rooms, strict=True)]
         return self.tokenizer.decode_batch([row[: row.index(self.eos)] if self.eos in row else row for row in said])
 
 

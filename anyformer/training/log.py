@@ -1,24 +1,39 @@
-"""What a person sees of a run: a bar on a terminal, plain lines elsewhere, metrics.jsonl, a loss curve, a card."""
+"""What a person sees of a run: a bar on a terminal, plain lines elsewhere, metrics.jsonl, a loss curve.
+
+Where the package tensorboard is installed, the same numbers go into the run's folder `tensorboard`.
+"""
 
 import json
 import time
+from collections import deque
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from anyformer.run import writing
 
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+WINDOW = 50  # steps over which speed is measured
+
 
 class Log:
     """Writes metrics.jsonl and shows progress. Used as a context."""
 
-    def __init__(self, folder: Path, steps: int, start: int, console: Console, every: int):
-        self.path, self.steps, self.console, self.every = folder / "metrics.jsonl", steps, console, every
-        self.began, self.first, self.shown = time.perf_counter(), start, time.perf_counter()
+    def __init__(
+        self, folder: Path, steps: int, start: int, console: Console, every: int, at_peak: float | None = None
+    ):
+        """`at_peak`: tokens a second that would use all of the hardware, where that is known."""
+        self.folder, self.path = folder, folder / "metrics.jsonl"
+        self.steps, self.first, self.console, self.every, self.at_peak = steps, start, console, every, at_peak
+        self.began = self.shown = time.perf_counter()
+        self.recent: deque[tuple[float, int]] = deque([(self.began, 0)], maxlen=WINDOW)  # when, and tokens till then
         self.tokens = 0
+        self.board: SummaryWriter | None = None
         self.bar = Progress(
             TextColumn("[bold]training"),
             BarColumn(),
@@ -31,6 +46,7 @@ class Log:
         self.task = self.bar.add_task("", total=steps, completed=start, note="")
 
     def __enter__(self) -> Self:
+        self.board = open_board(self.folder / "tensorboard", self.first)
         self.bar.start()
         return self
 
@@ -38,6 +54,8 @@ class Log:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.bar.stop()
+        if self.board is not None:
+            self.board.close()
 
     def forget_after(self, step: int) -> None:
         """Drops lines of steps that a resumed run does again."""
@@ -51,26 +69,73 @@ class Log:
     def write(self, step: int, **values: Any) -> None:
         with writing(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **values}) + "\n")
+        if self.board is not None:
+            for name, value in values.items():
+                if isinstance(value, float | int):
+                    self.board.add_scalar(name, value, step)
 
     def step(self, step: int, loss: float, lr: float, norm: float, tokens: int) -> None:
         """After each step."""
+        now = time.perf_counter()
         self.tokens += tokens
-        passed = time.perf_counter() - self.began
-        rate = self.tokens / passed
-        self.bar.update(self.task, completed=step, note=f"loss {loss:.3f}  {rate:,.0f} tokens/s")
+        since, before = self.recent[0]
+        self.recent.append((now, self.tokens))
+        rate = (self.tokens - before) / (now - since)
+        share = None if self.at_peak is None else rate / self.at_peak
+        speed = f"{rate:,.0f} tokens/s" + ("" if share is None else f", {share:.1%} of the peak")
+        self.bar.update(self.task, completed=step, note=f"loss {loss:.3f}  {speed}")
         if step % self.every == 0 or step == self.steps:
-            self.write(step, loss=loss, lr=lr, grad_norm=norm, tokens_per_second=round(rate))
-        if not self.console.is_terminal and (time.perf_counter() - self.shown > 5 or step == self.steps):
-            self.shown = time.perf_counter()
-            left = (self.steps - step) * passed / max(1, step - self.first)
-            self.say(f"step {step}/{self.steps}  loss {loss:.3f}  {rate:,.0f} tokens/s  {left:.0f} s left")
+            known = {} if share is None else {"peak_share": round(share, 4)}
+            self.write(step, loss=loss, lr=lr, grad_norm=norm, tokens_per_second=round(rate), **known)
+        if not self.console.is_terminal and (now - self.shown > 5 or step == self.steps):
+            self.shown = now
+            left = (self.steps - step) * (now - self.began) / max(1, step - self.first)
+            self.say(f"step {step}/{self.steps}  loss {loss:.3f}  {speed}  {left:.0f} s left")
 
     def evaluation(self, step: int, name: str, values: dict[str, float]) -> None:
         self.write(step, **{f"{name}_{key}": value for key, value in values.items()})
         self.say(f"step {step}  {name}: " + "  ".join(f"{key} {value:.4g}" for key, value in values.items()))
+        self.recent = deque([(time.perf_counter(), self.tokens)], maxlen=WINDOW)  # its time is not training's
 
     def say(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+class Mute(Log):
+    """The log of a process that neither writes nor speaks: of several, the first does."""
+
+    def __init__(self) -> None:
+        pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def forget_after(self, step: int) -> None:
+        pass
+
+    def write(self, step: int, **values: Any) -> None:
+        pass
+
+    def step(self, step: int, loss: float, lr: float, norm: float, tokens: int) -> None:
+        pass
+
+    def evaluation(self, step: int, name: str, values: dict[str, float]) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        pass
+
+
+def open_board(folder: Path, step: int) -> "SummaryWriter | None":
+    """TensorBoard's file, where it is installed; what an earlier try wrote after `step` is hidden."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter  # here: it takes a while
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder), purge_step=step + 1)
 
 
 def draw_curve(folder: Path) -> Path | None:

@@ -12,17 +12,30 @@ from typing import Any
 import torch
 from rich.console import Console
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 
 from anyformer.data.batch import Batch
 from anyformer.data.loader import Loader
 from anyformer.data.sources import Rows
 from anyformer.nn.model import Transformer
+from anyformer.nn.running import Notes
 from anyformer.recipe import Packed, Recipe
 from anyformer.run import write_folder, write_model
-from anyformer.tasks.base import Metrics, Task, call, token_loss
-from anyformer.training.log import Log
+from anyformer.tasks.base import Metrics, Task, call_on, past_of, token_loss
+from anyformer.training.log import Log, Mute
+from anyformer.training.parallel import ALONE, Ranks, replicate, syncing, whole
 from anyformer.training.schedule import rate
-from anyformer.training.state import TrainState, checkpoint_path, planned, prune, weights, write_state
+from anyformer.training.speed import ceiling
+from anyformer.training.state import (
+    TrainState,
+    checkpoint_path,
+    gather,
+    here,
+    planned,
+    prune,
+    weights,
+    write_state,
+)
 
 
 class Interrupted(Exception):
@@ -49,15 +62,14 @@ class Job:
     state: TrainState
     scaler: torch.amp.GradScaler
     console: Console
+    ranks: Ranks = ALONE
 
 
 def fit(job: Job) -> TrainState:
     """Trains to the last step, saving and evaluating on the way."""
-    spec, state, model = job.recipe.train, job.state, job.model
-    run: Any = torch.compile(model) if _compiles(spec.compile, job.device) else model
-    packed = isinstance(job.recipe.batches, Packed)
-    signals = Signals()
-    with signals, Log(job.out, spec.steps, state.step, job.console, spec.log_every) as log:
+    spec, state = job.recipe.train, job.state
+    run, signals = compiled(job), Signals()
+    with signals, _log(job) as log:
         log.forget_after(state.step)
         while state.step < spec.steps and not _stale(job):
             step = state.step + 1
@@ -65,17 +77,8 @@ def fit(job: Job) -> TrainState:
             for group in job.optimizer.param_groups:
                 group["lr"] = lr
             batches, place = _read(job.loader, state, spec.accumulate)
-            count = sum(batch.asked for batch in batches)
-            model.train()
-            total = torch.zeros((), device=job.device)
-            for batch in batches:
-                here = batch.to(job.device)
-                with _autocast(job):
-                    loss = token_loss(call(run, here, packed), here.labels, spec.label_smoothing)
-                # a sum over the tokens of all batches of the step: never a mean of means
-                job.scaler.scale(loss / max(count, 1)).backward()
-                total += loss.detach()
-            norm = _step(job, total)
+            job.ranks.seed(job.recipe.seed, step)
+            total, count, norm = learn(job, run, batches)
             state.step, state.place = step, place
             if norm is None:
                 _note_bad(job, batches, float(total) / max(count, 1), log)
@@ -88,7 +91,8 @@ def fit(job: Job) -> TrainState:
             last = step == spec.steps
             if job.valid and (last or (spec.evaluate_every and step % spec.evaluate_every == 0)):
                 _evaluate(job, log)
-            stop, came = _stale(job), signals.came  # read once: a signal after the save is for the next step
+            # read once: a signal after the save is for the next step
+            stop, came = _stale(job), job.ranks.any(signals.came)
             if came or last or stop or state.best_step == step or (spec.save_every and step % spec.save_every == 0):
                 save(job)
             if came and not last:
@@ -106,14 +110,38 @@ def _read(loader: Loader, state: TrainState, accumulate: int) -> tuple[list[Batc
     return batches, place
 
 
+def learn(job: Job, run: Any, batches: list[Batch]) -> tuple[Tensor, int, float | None]:
+    """One step: the summed loss, over how many tokens, and the gradient's norm, None where something was not finite."""
+    count = sum(batch.asked for batch in batches)
+    packed = isinstance(job.recipe.batches, Packed)
+    job.model.train()
+    total = torch.zeros((), device=job.device)
+    for number, batch in enumerate(batches, start=1):
+        mine = job.ranks.share(batch).to(job.device)
+        with syncing(run, last=number == len(batches)):
+            with _autocast(job):
+                before = past_of(job.model, mine, job.state.past)
+                notes = Notes()
+                logits, job.state.past = call_on(run, mine, packed, before, notes)
+                loss = token_loss(logits, mine.labels, job.recipe.train.label_smoothing)
+            # a sum over the tokens of all batches of the step and of all processes, whose gradients are averaged:
+            # never a mean of means
+            beside = sum(notes.losses, torch.zeros_like(loss)) * batch.asked  # per token of all processes, as the loss
+            job.scaler.scale((loss + beside) * job.ranks.size / max(count, 1)).backward()
+        total += loss.detach()
+    total = job.ranks.sum(total)
+    return total, count, _step(job, total)
+
+
 def _step(job: Job, total: Tensor) -> float | None:
     """Clips and applies the gradients; the gradient's norm, or None where something was not finite."""
     job.scaler.unscale_(job.optimizer)
     limit = job.recipe.train.clip or math.inf
-    norm = float(torch.nn.utils.clip_grad_norm_(job.model.parameters(), limit))
+    norm = float(whole(torch.nn.utils.clip_grad_norm_(job.model.parameters(), limit)))
     fine = math.isfinite(norm) and bool(total.isfinite())
     if fine:
         job.scaler.step(job.optimizer)
+        job.model.commit()
     job.scaler.update()
     job.optimizer.zero_grad(set_to_none=True)
     return norm if fine else None
@@ -123,6 +151,7 @@ def _note_bad(job: Job, batches: list[Batch], loss: float, log: Log) -> None:
     state = job.state
     state.bad_in_a_row += 1
     state.bad_in_all += 1
+    state.past = None  # it may not be finite, either
     log.write(state.step, skipped=True, loss=loss if math.isfinite(loss) else str(loss))
     if state.bad_in_a_row >= job.recipe.train.max_bad_steps:
         examples = ", ".join(str(i) for batch in batches for i in batch.examples[:8])
@@ -184,24 +213,44 @@ def _evaluate(job: Job, log: Log) -> None:
 
 
 def evaluate(job: Job, rows: Rows) -> Metrics:
+    """By the first process, which has all weights for it."""
     job.model.eval()
     with averaged(job):
-        return job.task.evaluate(job.model, rows, job.recipe.batches)
+        model = _undivided(job)
+        return job.ranks.first(lambda: job.task.evaluate(model, rows, job.recipe.batches))
+
+
+def _undivided(job: Job) -> Transformer:
+    """The model, or a copy of it (on the first process) where processes share it out."""
+    if not isinstance(job.model, FSDPModule):
+        return job.model
+    kept = weights(job.model)
+    with torch.device("meta"):
+        copy = Transformer(job.model.config).eval()
+    if job.ranks.leads:
+        copy.load_state_dict(kept, assign=True)
+        copy.to(job.device)
+    return copy
 
 
 def save(job: Job) -> Path:
     """A checkpoint of now, whole or not at all; older ones go."""
     path = checkpoint_path(job.out, job.state.step)
-    if not path.exists():
+    if job.ranks.first(path.exists):
+        return path
+    kept, resuming = weights(job.model), gather(job.state, job.model, job.optimizer)
 
-        def fill(folder: Path) -> None:
-            write_model(folder, weights(job.model), job.model.config, job.recipe.task, job.task)
-            write_state(folder, job.state, job.model, job.optimizer, job.scaler.state_dict())
+    def fill(folder: Path) -> None:
+        write_model(folder, kept, job.model.config, job.recipe.task, job.task)
+        write_state(folder, job.state, resuming, here(job.model, job.ranks), job.scaler.state_dict())
 
+    def write() -> None:
         write_folder(path, fill)
         spec, best = job.recipe.train, checkpoint_path(job.out, job.state.best_step)
         averaged_at_the_end = planned(job.out, spec.save_every, job.state.step)[-spec.average :]
         prune(job.out, spec.keep, [best, *averaged_at_the_end])
+
+    job.ranks.first(write)
     return path
 
 
@@ -211,8 +260,31 @@ def _autocast(job: Job) -> Any:
     return torch.autocast(job.device.type, dtype=torch.bfloat16 if job.precision == "bf16" else torch.float16)
 
 
-def _compiles(wanted: str, device: torch.device) -> bool:
-    return wanted == "on" or (wanted == "auto" and device.type == "cuda")
+def compiles(recipe: Recipe, device: torch.device) -> bool:
+    return recipe.train.compile == "on" or (recipe.train.compile == "auto" and device.type == "cuda")
+
+
+def compiled(job: Job) -> Any:
+    """The model as the loop calls it; one that is shared out was compiled block by block."""
+    if isinstance(job.model, FSDPModule):
+        return job.model
+    run: Any = torch.compile(job.model) if compiles(job.recipe, job.device) else job.model
+    return replicate(run, job.ranks)
+
+
+def tokens_at_peak(job: Job) -> float | None:
+    """Tokens a second that would use all of the GPUs."""
+    if job.device.type != "cuda":
+        return None
+    peak = ceiling(job.model.config, job.loader.read(job.state.place)[0], job.device, job.precision)
+    return None if peak is None else peak * job.ranks.size
+
+
+def _log(job: Job) -> Log:
+    spec = job.recipe.train
+    if not job.ranks.leads:
+        return Mute()
+    return Log(job.out, spec.steps, job.state.step, job.console, spec.log_every, tokens_at_peak(job))
 
 
 class Signals:

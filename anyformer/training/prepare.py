@@ -7,63 +7,94 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from anyformer.config import ConfigError, Fault, ModelConfig, Special, io
-from anyformer.data.sources import Rows, read
-from anyformer.data.synthetic import Split
+from anyformer.config import ConfigError, Fault, ModelConfig, Special, Tokens, io
+from anyformer.data.loader import Loader
+from anyformer.data.sources import Rows, read, settled
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Recipe, Tokenizer
 from anyformer.run import build_task, checkpoints, leftovers, load, load_task, read_tensors, sweep
 from anyformer.tasks.base import Task
-from anyformer.training.loop import Job
+from anyformer.training.loop import Job, compiles
 from anyformer.training.optim import build_optimizer
+from anyformer.training.parallel import ALONE, Ranks, shard
 from anyformer.training.state import TrainState, examine, read_state
 
 RECIPE = "recipe.toml"
+MAY_CHANGE = ("train.steps", "data.root", "parallel.shard")  # when a run goes on
 
 
-def prepare(recipe: Recipe, out: Path, resume: bool, console: Console) -> Job:
+def prepare(recipe: Recipe, out: Path, resume: bool, console: Console, ranks: Ranks = ALONE) -> Job:
     """Builds everything that a loop needs, in `out`."""
-    checkpoint, damaged = _find(recipe, out, resume)
-    train, valid = _rows(recipe, "train", console), _rows(recipe, "valid", console)
-    assert train is not None
-    out.mkdir(parents=True, exist_ok=True)
-    sweep(out)
-    sweep(out / "state")
-    for path, error in damaged.items():
-        aside = path.with_name(f"damaged-{path.name}-{secrets.token_hex(4)}")
-        path.rename(aside)  # its step will be saved again
-        for fault in error.faults:
-            console.print(f"passed over: {fault}; the checkpoint is now {aside.name}", markup=False, soft_wrap=True)
+    memory = recipe.model.decoder.memory if recipe.model.decoder else 0
+    if memory and ranks.size > 1:
+        what = f"= {memory}: every row has a past of its own, which one process keeps; train with one"
+        raise ConfigError([Fault("model.decoder.memory", what)])
+    checkpoint, damaged = ranks.first(lambda: _find(recipe, out, resume))
+    train, valid = ranks.each(lambda: read_rows(recipe))
+    task = ranks.first(lambda: make_task(recipe, train, console) if checkpoint is None else load_task(checkpoint))
+    train, valid = ranks.each(lambda: fit_rows(recipe, task, train, valid, console))
+
+    def enter() -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        sweep(out)
+        sweep(out / "state")
+        for path, error in damaged.items():
+            aside = path.with_name(f"damaged-{path.name}-{secrets.token_hex(4)}")
+            path.rename(aside)  # its step will be saved again
+            for fault in error.faults:
+                console.print(f"passed over: {fault}; the checkpoint is now {aside.name}", markup=False, soft_wrap=True)
+        if checkpoint is None:
+            io.save(recipe, out / RECIPE)
+
+    ranks.first(enter)
+    job = build(recipe, out, task, train, valid, console, checkpoint, ranks)
     if checkpoint is None:
-        task = _task(recipe, train)
-        io.save(recipe, out / RECIPE)
-    else:
-        task = load_task(checkpoint)
+        return job
+    job.state, scaler_state, differing = read_state(checkpoint, job.model, job.optimizer, ranks)
+    if scaler_state:
+        job.scaler.load_state_dict(scaler_state)
+    console.print(f"going on from step {job.state.step}", markup=False)
+    if differing:
+        console.print(f"bits may differ from an uninterrupted run: {'; '.join(differing)}", markup=False)
+    return job
+
+
+def build(
+    recipe: Recipe,
+    out: Path,
+    task: Task,
+    train: Rows,
+    valid: Rows | None,
+    console: Console,
+    checkpoint: Path | None = None,
+    ranks: Ranks = ALONE,
+) -> Job:
+    """Model (with the weights of a checkpoint), optimiser and loader at the first step; writes nothing."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.manual_seed(recipe.seed)
-    config = fit_config(recipe, task)
-    with torch.device(device):
-        model = Transformer(config)
-    for stack in (model.encoder, model.decoder):
-        if stack is not None:
-            stack.recompute = recipe.train.checkpoint_activations
-    if checkpoint is None and recipe.train.init_from is not None:
-        _init_from(model, recipe.train.init_from)
+
+    def make() -> tuple[Transformer, Loader]:
+        torch.manual_seed(recipe.seed)
+        config = fit_config(recipe, task)
+        with torch.device(device):
+            model = Transformer(config)
+        for stack in (model.encoder, model.decoder):
+            if stack is not None:
+                stack.recompute = recipe.train.checkpoint_activations
+        if checkpoint is not None:
+            model.load_state_dict(read_tensors(checkpoint / "model.safetensors"))
+        elif recipe.train.init_from is not None:
+            model.load_state_dict(load(recipe.train.init_from).model.state_dict())
+        return model, task.loader(train, recipe.batches, recipe.seed, model)
+
+    model, loader = ranks.each(make)
+    if ranks.size > 1 and recipe.parallel.shard == "full":
+        shard(model, device, compiles(recipe, device))
     optimizer = build_optimizer(recipe.train.optimizer, model)
     precision = choose_precision(recipe.train.precision, device)
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
     state = TrainState()
-    loader = task.loader(train, recipe.batches, recipe.seed, model)
-    if checkpoint is not None:
-        model.load_state_dict(read_tensors(checkpoint / "model.safetensors"))
-        state, scaler_state, differing = read_state(checkpoint, model, optimizer)
-        if scaler_state:
-            scaler.load_state_dict(scaler_state)
-        console.print(f"going on from step {state.step}", markup=False)
-        if differing:
-            console.print(f"bits may differ from an uninterrupted run: {'; '.join(differing)}", markup=False)
-    return Job(recipe, out, device, precision, task, model, optimizer, loader, valid, state, scaler, console)
+    return Job(recipe, out, device, precision, task, model, optimizer, loader, valid, state, scaler, console, ranks)
 
 
 def _find(recipe: Recipe, out: Path, resume: bool) -> tuple[Path | None, dict[Path, ConfigError]]:
@@ -76,39 +107,78 @@ def _find(recipe: Recipe, out: Path, resume: bool) -> tuple[Path | None, dict[Pa
     if not resume:
         raise ConfigError([Fault(str(out), "holds a run: add --resume to go on, or choose another --out")])
     was = io.load(Recipe, kept)
-    if changes := [change for change in io.diff(was, recipe) if change.path not in ("train.steps", "data.root")]:
+    if changes := [change for change in io.diff(was, recipe) if change.path not in MAY_CHANGE]:
         lines = [Fault(str(out), f"holds another run: {change}") for change in changes[:10]]
         raise ConfigError(lines)
     good, damaged = examine(out)
     return (good[-1] if good else None), damaged
 
 
-def _rows(recipe: Recipe, split: Split, console: Console) -> Rows | None:
-    source = getattr(recipe.data, split)
-    if source is None:
-        return None
-    rows = read(source, recipe.data, split, recipe.seed)
-    if rows.bad:
-        first = "; ".join(str(bad) for bad in rows.bad[:3])
-        console.print(f"{split}: {len(rows.bad)} bad rows skipped: {first}", markup=False, soft_wrap=True)
-    return rows
+def read_rows(recipe: Recipe) -> tuple[Rows, Rows | None]:
+    """What is trained on and what is watched."""
+    data = recipe.data
+    valid = None if data.valid is None else read(data.valid, data, "valid", recipe.seed)
+    return read(data.train, data, "train", recipe.seed), valid
 
 
-def _task(recipe: Recipe, train: Rows) -> Task:
+def fit_rows(recipe: Recipe, task: Task, train: Rows, valid: Rows | None, console: Console) -> tuple[Rows, Rows | None]:
+    """The rows less those that are too long; bad rows that are left out are told."""
+    config = fit_config(recipe, task)
+    train = settled(task.fitting(train, config, recipe.batches), recipe.data, "train")
+    valid = None if valid is None else settled(task.fitting(valid, config), recipe.data, "valid")
+    for split, rows in (("train", train), ("valid", valid)):
+        if rows is not None and rows.bad:
+            first = "; ".join(str(bad) for bad in rows.bad[:3])
+            console.print(f"{split}: {len(rows.bad)} bad rows skipped: {first}", markup=False, soft_wrap=True)
+    return train, valid
+
+
+def make_task(recipe: Recipe, train: Rows, console: Console) -> Task:
+    """The task with its tokenizers. A run that another begins from lends its own, if both recipes ask for the same
+    kind: its weights mean nothing with any others."""
+    first = recipe.train.init_from
+    if first is None:
+        return _own_task(recipe, train)
+    other, kept = load(first), Path(first) / RECIPE
+    was = io.load(Recipe, kept) if kept.exists() else recipe  # a checkpoint has none
+    if (was.tokenizer, was.source_tokenizer) == (recipe.tokenizer, recipe.source_tokenizer):
+        console.print(f"tokenizer: that of {first}", markup=False, soft_wrap=True)
+        task = build_task(recipe.task, other.task.tokenizer, other.task.source_tokenizer)
+    else:
+        task = _own_task(recipe, train)
+    found = []
+    if _vocabularies(task) != _vocabularies(other.task):
+        found.append("its tokenizer differs from ours: ask for the same one as its recipe, or for its file")
+    changes = [c for c in io.diff(other.config, fit_config(recipe, task)) if "dropout" not in c.path]
+    found += [f"its model differs: {c}" for c in changes[:10] if not found]
+    if found:
+        raise ConfigError(Fault("train.init_from", f"= '{first}': {what}") for what in found)
+    return task
+
+
+def _vocabularies(task: Task) -> list[str]:
+    return [tokenizer.to_json() for tokenizer in (task.tokenizer, task.source_tokenizer) if tokenizer is not None]
+
+
+def _own_task(recipe: Recipe, train: Rows) -> Task:
     """The task with its tokenizers, trained on the training data where they are not files."""
 
     def texts(*columns: str) -> Iterator[str]:
         for column in columns:
             yield from train.columns[column]
 
-    def made(spec: Tokenizer, *columns: str) -> TextTokenizer:
-        return train_tokenizer(spec, texts(*columns))
+    def made(name: str, spec: Tokenizer, *columns: str) -> TextTokenizer:
+        try:
+            return train_tokenizer(spec, texts(*columns), recipe.data)
+        except ConfigError as error:
+            raise ConfigError(fault.under(name) for fault in error.faults) from None
 
     if recipe.task.kind == "lm":
-        return build_task(recipe.task, made(recipe.tokenizer, "text"), None)
+        return build_task(recipe.task, made("tokenizer", recipe.tokenizer, "text"), None)
     if recipe.source_tokenizer is None:
-        return build_task(recipe.task, made(recipe.tokenizer, "source", "target"), None)
-    return build_task(recipe.task, made(recipe.tokenizer, "target"), made(recipe.source_tokenizer, "source"))
+        return build_task(recipe.task, made("tokenizer", recipe.tokenizer, "source", "target"), None)
+    target, source = made("tokenizer", recipe.tokenizer, "target"), recipe.source_tokenizer
+    return build_task(recipe.task, target, made("source_tokenizer", source, "source"))
 
 
 def fit_config(recipe: Recipe, task: Task) -> ModelConfig:
@@ -120,6 +190,9 @@ def fit_config(recipe: Recipe, task: Task) -> ModelConfig:
         spec = getattr(model, name)
         if spec is None:
             continue
+        if not isinstance(spec, Tokens):
+            found.append(Fault(f"model.{name}", f"reads {spec.kind}: recipes train on text, so it must be tokens"))
+            continue
         if spec.vocab is not None and spec.vocab < tokenizer.size:
             found.append(Fault(f"model.{name}.vocab", f"= {spec.vocab}: the tokenizer has {tokenizer.size} ids"))
         changes[name] = spec.model_copy(update={"vocab": spec.vocab or tokenizer.size})
@@ -127,14 +200,6 @@ def fit_config(recipe: Recipe, task: Task) -> ModelConfig:
         raise ConfigError(found)
     changes["special"] = Special(pad=target.pad, bos=target.bos, eos=target.eos, start=target.bos)
     return model.model_copy(update=changes)
-
-
-def _init_from(model: Transformer, folder: str) -> None:
-    """The weights of another run, which must have the same shape of model."""
-    other = load(folder)
-    if changes := [c for c in io.diff(other.config, model.config) if "dropout" not in c.path]:
-        raise ConfigError([Fault("train.init_from", f"= '{folder}': its model differs: {c}") for c in changes[:10]])
-    model.load_state_dict(other.model.state_dict())
 
 
 def choose_precision(wanted: str, device: torch.device) -> str:

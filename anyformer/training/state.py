@@ -19,13 +19,16 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.fsdp import FSDPModule
 
 from anyformer.config import ConfigError
 from anyformer.data.loader import Place
+from anyformer.nn.past import Past
 from anyformer.run import checkpoints, read_tensors, remove, verify, write_tensors
+from anyformer.training.parallel import Ranks, as_held, whole
 
 START = Place()
-FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
+FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)  # by name, so that it fits any number of processes
 
 
 @dataclass
@@ -41,13 +44,14 @@ class TrainState:
     bad_in_a_row: int = 0
     bad_in_all: int = 0
     ema: dict[str, Tensor] = field(default_factory=dict)
+    past: Past | None = None  # what the next batch goes on from, where the model has a memory
 
     def to_json(self) -> dict[str, Any]:
-        facts = {name: value for name, value in asdict(self).items() if name != "ema"}
+        facts = {name: value for name, value in asdict(self).items() if name not in ("ema", "past")}
         return {**facts, "place": list(self.place)}
 
 
-def here() -> dict[str, Any]:
+def here(model: nn.Module, ranks: Ranks) -> dict[str, Any]:
     """What must be equal for the same bits."""
     return {
         "torch": torch.__version__,
@@ -55,54 +59,77 @@ def here() -> dict[str, Any]:
         "machine": platform.machine(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "threads": torch.get_num_threads(),
+        "processes": ranks.size,
+        "shard": "full" if isinstance(model, FSDPModule) else "none",
     }
 
 
-def differences(then: dict[str, Any]) -> list[str]:
+def differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Why a resumed run may not give the same bits."""
-    now = here()
     return [f"{name} was {then.get(name)}, is {value}" for name, value in now.items() if then.get(name) != value]
 
 
-def write_state(
-    folder: Path, state: TrainState, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: dict[str, Any]
-) -> None:
-    """The resumable part of a checkpoint; the weights are beside it."""
-    tensors = {f"ema.{name}": x for name, x in state.ema.items()}
-    kept: dict[str, dict[str, Any]] = _optimizer_state(model, optimizer)["state"]
-    for name, values in kept.items():
+def gather(state: TrainState, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """All tensors that resume beside the weights, whole; every process gives its part, the first has them in the end.
+
+    The generators are the first process's. Of several processes each makes its own at every step.
+    """
+    tensors = {f"ema.{name}": whole(x) for name, x in state.ema.items()}
+    kept: Any = get_optimizer_state_dict(model, optimizer, options=FULL)
+    for name, values in kept.get("state", {}).items():
         tensors |= {f"optimizer.{key}.{name}": torch.as_tensor(x) for key, x in values.items()}
+    if state.past is not None:
+        tensors |= {"past.positions": state.past.positions, "past.segments": state.past.segments}
+        for i, (keys, values) in enumerate(state.past.layers):
+            tensors |= {f"past.keys.{i}": keys, f"past.values.{i}": values}
     tensors["generator.cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
         tensors["generator.cuda"] = torch.cuda.get_rng_state()
+    return tensors
+
+
+def write_state(
+    folder: Path, state: TrainState, tensors: dict[str, Tensor], now: dict[str, Any], scaler: dict[str, Any]
+) -> None:
+    """The resumable part of a checkpoint; the weights are beside it."""
     write_tensors(folder / "state.safetensors", tensors)
-    facts = {"state": state.to_json(), "here": here(), "scaler": scaler}
+    facts = {"state": state.to_json(), "here": now, "scaler": scaler}
     (folder / "state.json").write_text(json.dumps(facts, indent=2), encoding="utf-8")
 
 
 def read_state(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, ranks: Ranks
 ) -> tuple[TrainState, dict[str, Any], list[str]]:
     """The state of a checkpoint put back into the optimiser and the generators; the scaler's; what differs here."""
     facts = json.loads((folder / "state.json").read_text(encoding="utf-8"))
     tensors = read_tensors(folder / "state.safetensors")
     saved: dict[str, dict[str, Tensor]] = {}
     ema: dict[str, Tensor] = {}
-    device = next(model.parameters()).device
+    parameters = dict(model.named_parameters())
     for name, x in tensors.items():
         kind, _, rest = name.partition(".")
         if kind == "optimizer":
             key, _, parameter = rest.partition(".")
             saved.setdefault(parameter, {})[key] = x
         elif kind == "ema":
-            ema[rest] = x.to(device)
-    whole: Any = {"state": saved, "param_groups": _optimizer_state(model, optimizer)["param_groups"]}
-    set_optimizer_state_dict(model, optimizer, whole, options=FULL)
+            ema[rest] = as_held(x, parameters[rest])
+    merged: Any = {"state": saved, "param_groups": get_optimizer_state_dict(model, optimizer)["param_groups"]}
+    set_optimizer_state_dict(model, optimizer, merged, options=FULL)
     torch.set_rng_state(tensors["generator.cpu"])
     if torch.cuda.is_available() and "generator.cuda" in tensors:
         torch.cuda.set_rng_state(tensors["generator.cuda"])
     state = TrainState(**{**facts["state"], "place": Place(*facts["state"]["place"])}, ema=ema)
-    return state, facts["scaler"], differences(facts["here"])
+    state.past = _read_past(tensors, next(model.parameters()).device)
+    return state, facts["scaler"], differences(facts["here"], here(model, ranks))
+
+
+def _read_past(tensors: dict[str, Tensor], device: torch.device) -> Past | None:
+    there = {name: x.to(device) for name, x in tensors.items() if name.startswith("past.")}
+    if not there:
+        return None
+    count = sum(name.startswith("past.keys.") for name in there)
+    layers = tuple((there[f"past.keys.{i}"], there[f"past.values.{i}"]) for i in range(count))
+    return Past(there["past.positions"], there["past.segments"], layers)
 
 
 # -- which checkpoints there are -----------------------------------------------------------------------------------
@@ -140,11 +167,6 @@ def prune(out: Path, keep: int, also: Iterable[Path]) -> None:
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """All weights on the CPU, whole, whatever the processes share out."""
+    """All weights on the CPU, whole; where processes share them out, every one gives its part to the first."""
     state: Any = get_model_state_dict(model, options=FULL)
     return dict(state)
-
-
-def _optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
-    """By names of parameters, so that it fits any number of processes."""
-    return get_optimizer_state_dict(model, optimizer, options=FULL)

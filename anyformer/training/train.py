@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -9,14 +10,17 @@ from rich.console import Console
 from torch import Tensor
 
 from anyformer.config import ConfigError, Fault, io
-from anyformer.data.sources import read
+from anyformer.data.sources import read, settled
 from anyformer.data.synthetic import Split
+from anyformer.nn.model import Transformer
 from anyformer.recipe import Recipe
 from anyformer.recipes import DEFAULT, read_recipe
-from anyformer.run import MANIFEST, REQUIRED, Run, load, read_tensors, seal, verify, write_model, writing
+from anyformer.run import MANIFEST, REQUIRED, Run, load, read_tensors, seal, verify, weights_at, write_model, writing
 from anyformer.tasks.base import Metrics
 from anyformer.training.log import draw_curve
-from anyformer.training.loop import Job, averaged, fit
+from anyformer.training.loop import Diverged, Interrupted, Job, averaged, fit
+from anyformer.training.memory import enough, to_evaluate_with_less, to_train_with_less
+from anyformer.training.parallel import join
 from anyformer.training.prepare import RECIPE, prepare
 from anyformer.training.state import checkpoint_path, planned, weights
 
@@ -29,13 +33,20 @@ def train(
     resume: bool = False,
     console: Console | None = None,
 ) -> Run:
-    """Trains by a recipe (a built-in name, a file, or a `Recipe`) into a folder, `runs/<name>` if none is given."""
-    name = recipe if isinstance(recipe, str) else "run"
-    spec = read_recipe(recipe, overrides) if isinstance(recipe, str) else io.override(recipe, overrides)
+    """Trains by a recipe (a built-in name, a file, or a `Recipe`) into a folder, `runs/<name>` if none is given.
+
+    Under torchrun it is called by every process, and returns the run to each."""
+    name, changes = recipe if isinstance(recipe, str) else "run", list(overrides)
     folder = Path(out) if out is not None else Path("runs") / Path(name).stem
-    job = prepare(spec, folder, resume, console or Console())
-    fit(job)
-    return finish(job)
+    with join(agreed=(ConfigError, Interrupted, Diverged)) as ranks:
+        spec = ranks.each(
+            lambda: read_recipe(recipe, changes) if isinstance(recipe, str) else io.override(recipe, changes)
+        )
+        with enough(lambda: "while the model is made: lower model.width or its depth"):
+            job = prepare(spec, folder, resume, console or Console(quiet=not ranks.leads), ranks)
+        with enough(partial(to_train_with_less, job)):
+            fit(job)
+            return finish(job)
 
 
 def evaluate(folder: str | Path, overrides: Iterable[str] = (), split: Split = "test") -> Metrics:
@@ -47,16 +58,24 @@ def evaluate(folder: str | Path, overrides: Iterable[str] = (), split: Split = "
     if source is None:
         there = [name for name in ("train", "valid", "test") if getattr(recipe.data, name) is not None]
         raise ConfigError([Fault(f"data.{split}", f"is not in {kept}; there are {', '.join(there)}")])
-    return run.task.evaluate(run.model, read(source, recipe.data, split, recipe.seed), recipe.batches)
+    rows = run.task.fitting(read(source, recipe.data, split, recipe.seed), run.config)
+    rows = settled(rows, recipe.data, split)
+    with enough(partial(to_evaluate_with_less, recipe)):
+        return run.task.evaluate(run.model, rows, recipe.batches)
 
 
 def finish(job: Job) -> Run:
     """Writes the final weights, the curve and the card, and the manifest last."""
-    kept = _final(job)
-    if kept is None:
-        with averaged(job):
-            kept = {name: x.clone() for name, x in weights(job.model).items()}
-    job.model.load_state_dict(kept)
+    with averaged(job):
+        now = {name: x.clone() for name, x in weights(job.model).items()}
+    job.ranks.first(lambda: _write(job, _final(job) or now))
+    with torch.device("meta"):
+        model = Transformer(job.model.config)
+    model.load_state_dict(read_tensors(job.out / "model.safetensors"), assign=True)
+    return Run(model.to(job.device).eval(), job.task, job.recipe.task, job.out)
+
+
+def _write(job: Job, kept: dict[str, Tensor]) -> None:
     names = [*REQUIRED, RECIPE]
     if job.task.source_tokenizer is not None:
         names.append("source_tokenizer.json")
@@ -66,7 +85,6 @@ def finish(job: Job) -> Run:
         curve = draw_curve(job.out)
         (job.out / "README.md").write_text(_card(job, curve), encoding="utf-8")
         seal(job.out, names)
-    return Run(job.model.eval(), job.task, job.recipe.task, job.out)
 
 
 def _final(job: Job) -> dict[str, Tensor] | None:
@@ -76,21 +94,13 @@ def _final(job: Job) -> dict[str, Tensor] | None:
         paths = planned(job.out, spec.save_every, job.state.step)[-spec.average :]
         sums: dict[str, Tensor] = {}
         for path in paths:
-            for name, x in _weights_at(path).items():
+            for name, x in weights_at(path, verify(path)).items():
                 sums[name] = sums[name] + x.double() if name in sums else x.double()
         return {name: (x / len(paths)).to(job.device, torch.float32) for name, x in sums.items()}
     best = checkpoint_path(job.out, job.state.best_step)
     if job.state.best is not None and best.exists() and job.state.best_step != job.state.step:
-        return _weights_at(best)
+        return weights_at(best, verify(best))
     return None
-
-
-def _weights_at(checkpoint: Path) -> dict[str, Tensor]:
-    """What was evaluated at a checkpoint: the moving average where there is one, else the weights."""
-    verify(checkpoint)
-    state = read_tensors(checkpoint / "state.safetensors").items()
-    ema = {name.removeprefix("ema."): x for name, x in state if name.startswith("ema.")}
-    return read_tensors(checkpoint / "model.safetensors") | ema
 
 
 def _card(job: Job, curve: Path | None) -> str:

@@ -101,6 +101,17 @@ def test_words_come_back_with_one_space_between() -> None:
     assert tokenizer.encode("unheard of") == [tokenizer.unk] * 2
 
 
+def test_what_is_unknown_is_seen_to_be() -> None:
+    """A word that a model could not say is counted against it, and read by the user; control ids say nothing."""
+    for kind, text, shown in (
+        ("words", "the unheard dogs,", "the <unk> dogs,"),
+        ("chars", "aЖb", "a<unk>b"),
+        ("wordpiece", "the Ж dog", "the <unk> dog"),
+    ):
+        tokenizer = made(kind)
+        assert tokenizer.decode([tokenizer.bos, *tokenizer.encode(text), tokenizer.eos, tokenizer.pad]) == shown
+
+
 @pytest.mark.parametrize("kind", SPECS)
 @given(texts=st.lists(ANY_TEXT, max_size=4))
 def test_one_by_one_or_in_a_batch_or_after_reloading(kind: str, texts: list[str]) -> None:
@@ -188,7 +199,9 @@ def test_what_public_files_switch_on_is_switched_off() -> None:
 def test_roles_of_public_tokenizers(vocab: list[str], expected: dict[str, int]) -> None:
     tokenizer = of(words(*vocab))
     assert {role: i for role in ROLES if (i := getattr(tokenizer, role)) is not None} == expected
-    assert tokenizer.decode(range(tokenizer.size)) == " ".join(word for word in vocab if word == "a")
+    assert tokenizer.decode(range(tokenizer.size)) == " ".join(
+        word for word in vocab if word in ("a", "<unk>", "[UNK]")
+    )
 
 
 def test_what_is_special_elsewhere_is_a_word_here() -> None:
@@ -204,7 +217,7 @@ def test_what_is_special_elsewhere_is_a_word_here() -> None:
 def test_ids_that_are_no_text_are_left_out(kind: str) -> None:
     tokenizer = made(kind)
     ids = tokenizer.encode("the dogs")
-    assert tokenizer.decode([0, 1, *ids, 2, 3, 4, 5, tokenizer.size, 10**9, -100]) == "the dogs"
+    assert tokenizer.decode([0, 1, *ids, 2, 3, 5, tokenizer.size, 10**9, -100]) == "the dogs"
     assert tokenizer.decode([]) == tokenizer.decode(tokenizer.encode("")) == ""
 
 

@@ -72,14 +72,16 @@ def test_documents_are_ended_and_a_single_text_is_not() -> None:
 
 
 @given(st.lists(st.text("abc", min_size=1, max_size=40), min_size=1, max_size=5), st.integers(2, 30), st.booleans())
-def test_every_token_but_a_documents_first_is_asked_once(texts: list[str], length: int, packed: bool) -> None:
+def test_every_token_but_a_documents_first_is_asked_once(
+    trained: Run, texts: list[str], length: int, packed: bool
+) -> None:
     """A document longer than a row goes on in another."""
     task = LanguageModelling(LanguageModel(), train_tokenizer(Bytes(), [TEXT]))
     documents = task.encode(rows_of(*texts))
     if all(len(ids) < 2 for ids in documents):
         return
     spec = Packed(tokens=2 * length, length=length) if packed else Padded(tokens=length)
-    made, place, asked = task.loader(rows_of(*texts), spec, 0, None), Place(), []
+    made, place, asked = task.loader(rows_of(*texts), spec, 0, trained.model), Place(), []
     while place.epoch == 0:
         batch, place = made.read(place)
         assert batch.ids.shape[1] <= length

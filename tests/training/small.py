@@ -34,7 +34,7 @@ from anyformer.recipe import (
     Words,
 )
 from anyformer.run import Run
-from anyformer.training.loop import Job, fit
+from anyformer.training.loop import Interrupted, Job, fit
 from anyformer.training.prepare import prepare
 from anyformer.training.state import checkpoints
 from anyformer.training.train import finish
@@ -135,12 +135,24 @@ def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+def stop_at(recipe: Recipe, out: Path, batch: int, resume: bool = False) -> bool:
+    """Trains until a SIGTERM comes while the n-th batch is read; whether it came in time."""
+    job = make(recipe, out, resume)
+    job.loader = Watched(job.loader, batch, interrupt)
+    try:
+        fit(job)
+    except Interrupted:
+        return True
+    return False
+
+
 # -- what a run left ------------------------------------------------------------------------------------------------
 
 
 def metrics(out: Path) -> list[dict[str, Any]]:
     lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k != "tokens_per_second"} for line in lines]
+    speeds = ("tokens_per_second", "peak_share")
+    return [{k: v for k, v in json.loads(line).items() if k not in speeds} for line in lines]
 
 
 def result(out: Path) -> dict[str, Tensor]:

@@ -20,7 +20,6 @@ from tests.training.small import (
     CROPS,
     PACKED,
     PADDED,
-    Watched,
     assert_same_run,
     child,
     interrupt,
@@ -30,6 +29,7 @@ from tests.training.small import (
     quiet,
     run,
     said,
+    stop_at,
     text,
 )
 
@@ -65,17 +65,6 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Reci
         run(spec, folder / "run")
         made[name] = spec, folder / "run"
     return made
-
-
-def stop_at(recipe: Recipe, out: Path, batch: int, resume: bool = False) -> bool:
-    """Trains until a SIGTERM comes while the n-th batch is read; whether it came in time."""
-    job = make(recipe, out, resume)
-    job.loader = Watched(job.loader, batch, interrupt)
-    try:
-        fit(job)
-    except Interrupted:
-        return True
-    return False
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -1,0 +1,84 @@
+"""The program: its help, its exit codes, and the arguments that verbs share.
+
+Exit codes: 0 done; 1 failed at run time; 2 wrong input, one line per fault on stderr; 3 interrupted.
+"""
+
+import io as streams
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from anyformer import __version__
+
+
+def tell(text: str, err: bool = False) -> None:
+    """A line that all processes of a run would say alike: of those that torchrun started, the first says it."""
+    if os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0":
+        typer.echo(text, err=err)
+
+
+class Verbs(TyperGroup):
+    """The verbs, with wrong input and interruption told in plain lines rather than as tracebacks."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            tell("interrupted", err=True)
+            raise typer.Exit(3) from None
+        except ValueError as error:
+            from anyformer.config.spec import ConfigError  # here: `anyformer --help` imports no pydantic
+
+            if not isinstance(error, ConfigError):
+                raise
+            tell(str(error), err=True)
+            raise typer.Exit(2) from None
+
+
+app = typer.Typer(
+    cls=Verbs,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="""Any Transformer is one config away.
+
+A model is a preset or a .toml or .json file, changed by key=value; a run is trained by a recipe:
+
+\b
+  anyformer presets                                the well-known models
+  anyformer count gpt2 depth=24 width=1024         what one costs, resized
+  anyformer config show llama > my.toml            a file to start from
+  anyformer count my.toml decoder.position=alibi   with one part changed
+  anyformer train sort --dry-run                   what a training would do
+  anyformer train sort                             and the training itself
+""",
+    epilog="Exit codes: 0 done, 1 failed at run time, 2 wrong input, 3 interrupted.",
+)
+
+
+def main() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, streams.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # what a terminal cannot show is no reason to fail
+    app(prog_name="anyformer")
+
+
+Json = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"anyformer {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def anyformer(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None: ...

@@ -1,0 +1,140 @@
+"""The verbs that make a run and use it."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from anyformer.cli.app import Json, app, tell
+
+Folder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+
+
+@app.command("recipes")
+def recipes_() -> None:
+    """List the recipes that come with anyformer."""
+    from importlib import resources
+
+    from anyformer.recipes import names
+
+    for name in names():
+        first = (resources.files("anyformer.recipes") / f"{name}.toml").read_text(encoding="utf-8").partition("\n")[0]
+        typer.echo(f"{name:<16} {first.removeprefix('# ')}")
+
+
+def _recipes(incomplete: str) -> list[str]:
+    from anyformer.recipes import names
+
+    return [name for name in names() if name.startswith(incomplete)]
+
+
+@app.command("train")
+def train_(
+    recipe: Annotated[
+        str,
+        typer.Argument(metavar="RECIPE", help="A recipe's name, or a .toml or .json file.", autocompletion=_recipes),
+    ] = "sort",
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Changes of the recipe: train.steps=200, model.decoder.depth=4."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder; runs/RECIPE if not given.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Read the data, build the model, take a few steps, tell what it will take; write nothing."
+        ),
+    ] = False,
+) -> None:
+    """Train a model by a recipe; interrupted, it saves and goes on with --resume to the same numbers."""
+    if dry_run:
+        _plan(recipe, changes, out, resume)
+        return
+    from anyformer.training.train import train
+
+    with _told():
+        run = train(recipe, out, changes or (), resume=resume)
+    tell(f"trained: {run.folder}")
+
+
+def _plan(recipe: str, changes: list[str] | None, out: Path | None, resume: bool) -> None:
+    from anyformer.config.spec import ConfigError, Fault
+    from anyformer.recipes import read_recipe
+    from anyformer.training.plan import plan
+
+    if out is not None or resume:
+        raise ConfigError([Fault("--dry-run", "writes nothing: leave out --out and --resume")])
+    with _told():
+        typer.echo(plan(read_recipe(recipe, changes or ())).render())
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """How a training may end before its end, in one line each."""
+    from anyformer.training.loop import Diverged, Interrupted
+    from anyformer.training.memory import OutOfMemory
+
+    try:
+        yield
+    except Interrupted as told:
+        tell(str(told), err=True)
+        raise typer.Exit(3) from None
+    except Diverged as told:
+        tell(str(told), err=True)
+        raise typer.Exit(1) from None
+    except OutOfMemory as told:  # of one process, maybe not of the first
+        typer.echo(str(told), err=True)
+        raise typer.Exit(1) from None
+
+
+@app.command("evaluate")
+def evaluate_(
+    run: Folder,
+    changes: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes of the run's recipe: data.root=DIR.")
+    ] = None,
+    split: Annotated[Literal["test", "valid", "train"], typer.Option(help="Which data of the recipe.")] = "test",
+    as_json: Json = False,
+) -> None:
+    """Measure how well a run does on the data of its recipe; with --json the last line is one JSON object."""
+    from anyformer.training.train import evaluate
+
+    with _told():
+        found = evaluate(run, changes or (), split)
+    if as_json:
+        whole = {"task": found.task, "n": found.count, "metrics": found.values, "notes": found.notes}
+        typer.echo(json.dumps(whole, ensure_ascii=False))
+        return
+    for name, value in found.values.items():
+        typer.echo(f"{name:<16} {value:.6g}")
+    for name, note in found.notes.items():
+        typer.echo(f"{name}: {note}")
+
+
+@app.command("predict")
+def predict_(
+    run: Folder,
+    file: Annotated[str, typer.Argument(metavar="FILE|-", help="Texts, one a line; - reads standard input.")] = "-",
+    out: Annotated[Path | None, typer.Option(help="Where the answers go, one a line; else to standard output.")] = None,
+) -> None:
+    """Answer each line of a file: translations, or texts that go on."""
+    from anyformer.config.spec import ConfigError, Fault
+    from anyformer.run import load
+
+    if file != "-" and not Path(file).is_file():
+        raise ConfigError([Fault(file, "is not a file")])
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError([Fault(file, f"is not UTF-8 at byte {error.start}")]) from None
+    lines = text.removesuffix("\n").split("\n") if text else []
+    said = "".join(f"{answer}\n" for answer in load(run).predict(lines))
+    if out is None:
+        typer.echo(said, nl=False)
+    else:
+        out.write_text(said, encoding="utf-8")

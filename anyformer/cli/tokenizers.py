@@ -1,0 +1,66 @@
+"""The verbs about tokenizers."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from anyformer.cli.app import app
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+tokenizer_app = typer.Typer(no_args_is_help=True, help="Train tokenizers, and look at what they make of a text.")
+app.add_typer(tokenizer_app, name="tokenizer")
+
+
+@tokenizer_app.command("train")
+def tokenizer_train(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Plain text, or such text as .gz.")],
+    out: Annotated[Path, typer.Option(help="The folder for tokenizer.json.")],
+    kind: Annotated[
+        Literal["chars", "bytes", "words", "bpe", "unigram", "wordpiece"], typer.Option(help="What a token is.")
+    ] = "bpe",
+    size: Annotated[int | None, typer.Option(min=1, help="How many tokens at most; not for chars and bytes.")] = None,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Read capitals as small letters.")] = False,
+    encoding: Annotated[str, typer.Option(help="Of the files: utf-8, latin-1, cp949, ...")] = "utf-8",
+) -> None:
+    """Train a tokenizer on the lines of text files."""
+    from rich.console import Console
+
+    from anyformer import recipe
+    from anyformer.config.spec import ConfigError, Fault, kinds, members
+    from anyformer.data.lines import read_lines
+    from anyformer.data.tokenizer import file_of, train_tokenizer
+
+    if os.path.exists(path := file_of(out)) or os.path.isfile(out):
+        raise ConfigError([Fault(str(path), "is there already; choose another --out")])
+    given = {"size": size, "lowercase": lowercase or None}
+    spec = kinds(members(recipe.Tokenizer))[kind](**{key: value for key, value in given.items() if value is not None})
+    example = ""
+
+    def lines() -> "Iterator[str]":
+        nonlocal example
+        for line in read_lines(files, encoding, Console(stderr=True)):
+            example = example or line.strip()
+            yield line
+
+    tokenizer = train_tokenizer(spec, lines())
+    tokenizer.save(path)
+    typer.echo(f"{path}: {tokenizer.size:,} tokens")
+    ids = tokenizer.encode(example)[:20]
+    typer.echo(f"tokens: {' '.join(map(tokenizer.token, ids))}\n   ids: {' '.join(map(str, ids))}")
+
+
+@tokenizer_app.command("show")
+def tokenizer_show(
+    tokenizer: Annotated[Path, typer.Argument(metavar="DIR|FILE", help="A tokenizer.json, or a folder with one.")],
+    text: Annotated[str, typer.Argument(help="What to take apart.")],
+) -> None:
+    """Print the ids and tokens of a text, a line each; ▁ is a space, <0xE2> a part of a character."""
+    from anyformer.data.tokenizer import TextTokenizer
+
+    found = TextTokenizer.load(tokenizer)
+    for i in found.encode(text):
+        typer.echo(f"{i:>{len(str(found.size))}}  {found.token(i)}")

@@ -1,0 +1,329 @@
+"""What a training would do and take, from its data, its model and a few real steps; nothing is written."""
+
+import itertools
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from torch import Tensor
+
+from anyformer.data.batch import IGNORE, PADDING, Batch
+from anyformer.data.loader import CropLoader, OrderedLoader, PieceLoader
+from anyformer.data.sources import Rows
+from anyformer.data.tokenizer import TextTokenizer
+from anyformer.inspection.count import Table, count
+from anyformer.recipe import LanguageModel, Recipe
+from anyformer.training.loop import Job, compiled, learn
+from anyformer.training.memory import enough, to_train_with_less
+from anyformer.training.prepare import build, fit_rows, make_task, read_rows
+from anyformer.training.speed import ceiling
+from anyformer.training.state import START
+
+LOOKED_AT = 50  # batches, for their size and padding
+TIMED = 3  # steps, or more in so many seconds
+ENOUGH = 0.5
+SHOWN = 3  # rows of the first batch
+WIDTH = 100  # of a line of text
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes. All but the activations are as they are in this process; those are as `count` has them."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    average: int  # of the weights
+    activations: int
+    loss: int  # the gradients on the way from the logits to the loss, in fp32
+    measured: int | None  # the most that a GPU held at once
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.average + self.activations + self.loss
+
+
+@dataclass(frozen=True)
+class Example:
+    """A row as the model sees it."""
+
+    source: str | None  # what an encoder reads
+    reads: str
+    says: str  # what it must say, where something is asked
+
+
+@dataclass(frozen=True)
+class Plan:
+    recipe: Recipe
+    device: str
+    precision: str
+    rows: int
+    bad: int
+    valid: int | None  # rows
+    tokens: int  # in an epoch
+    vocabularies: tuple[int, ...]  # of the target, and of a source that has its own
+    table: Table  # of the largest batch
+    shape: str
+    batch: tuple[float, float, float]  # on average: rows, tokens of a target row, of a source row
+    batch_tokens: float  # without padding
+    padding: float  # share of the slots
+    epochs: float
+    memory: Memory
+    seconds: float  # a step
+    peak_share: float | None  # of the hardware
+    examples: tuple[Example, ...]
+
+    def render(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def plan(recipe: Recipe, console: Console | None = None) -> Plan:
+    """Reads the data, makes tokenizer and model, and takes some steps that leave nothing behind."""
+    console = console or Console(stderr=True)
+    with console.status("reading the data"):
+        train, valid = read_rows(recipe)
+    with console.status("making tokenizer and model"):
+        task = make_task(recipe, train, console)
+        train, valid = fit_rows(recipe, task, train, valid, console)
+        job = build(recipe, Path(), task, train, valid, console)
+    with console.status("taking a few steps"), enough(lambda: to_train_with_less(job)):
+        return _look(job, train)
+
+
+def _look(job: Job, train: Rows) -> Plan:
+    batches = list(itertools.islice(_batches(job), LOOKED_AT))
+    largest = max(batches, key=lambda batch: batch.slots)
+    table = _count(job, largest)
+    per_slot = _time(job, batches)
+    slots, tokens = sum(batch.slots for batch in batches), sum(batch.tokens for batch in batches)
+    per_step = job.recipe.train.accumulate * slots / len(batches)
+    share = None
+    if job.device.type == "cuda":
+        most = ceiling(job.model.config, largest, job.device, job.precision)
+        share = None if most is None else tokens / slots / per_slot / most
+    whole, epochs = _epochs(job)
+    tokenizers = (job.task.tokenizer, job.task.source_tokenizer)
+    return Plan(
+        recipe=job.recipe,
+        device=torch.cuda.get_device_name(job.device) if job.device.type == "cuda" else "cpu",
+        precision=job.precision,
+        rows=len(train),
+        bad=len(train.bad),
+        valid=None if job.valid is None else len(job.valid),
+        tokens=whole,
+        vocabularies=tuple(tokenizer.size for tokenizer in tokenizers if tokenizer is not None),
+        table=table,
+        shape=job.model.config.shape,
+        batch=_sizes(batches),
+        batch_tokens=tokens / len(batches),
+        padding=1 - tokens / slots,
+        epochs=epochs,
+        memory=_memory(job, table, largest),
+        seconds=per_slot * per_step,
+        peak_share=share,
+        examples=tuple(_examples(job, batches[0])),
+    )
+
+
+def _batches(job: Job) -> Iterator[Batch]:
+    place = START
+    while True:
+        batch, place = job.loader.read(place)
+        yield batch
+
+
+def _sizes(batches: list[Batch]) -> tuple[float, float, float]:
+    rows = sum(len(batch.ids) for batch in batches)
+    target = sum(batch.ids.numel() for batch in batches)
+    source = sum(batch.source.numel() for batch in batches if batch.source is not None)
+    return rows / len(batches), target / rows, source / rows
+
+
+def _epochs(job: Job) -> tuple[int, float]:
+    """Tokens in an epoch, and how many epochs the steps are."""
+    read = job.recipe.train.steps * job.recipe.train.accumulate
+    match job.loader:
+        case PieceLoader() as pieces:
+            return int(pieces.sizes.sum()), read / len(pieces.plan(0))
+        case CropLoader(ids=ids, spec=spec):
+            return len(ids), read * spec.rows * spec.length / len(ids)
+        case OrderedLoader(ids=ids, count=count):
+            return len(ids), read / count
+        case other:
+            raise AssertionError(f"no such loader: {other}")
+
+
+def _time(job: Job, batches: list[Batch]) -> float:
+    """Seconds for a slot of a batch, in steps that change the weights as training would."""
+    run = compiled(job)
+    warm = 1 if run is job.model else 3  # compiling takes a step for each new kind of shape
+    found: list[float] = []
+    began = time.perf_counter()
+    for batch in itertools.cycle(batches):
+        start = time.perf_counter()
+        learn(job, run, [batch])  # it ends by reading a number back, so that the device has finished
+        found.append((time.perf_counter() - start) / batch.slots)
+        if len(found) == warm:
+            began = time.perf_counter()
+        if len(found) >= warm + TIMED and time.perf_counter() - began > ENOUGH:
+            break
+    return statistics.median(found[warm:])  # another program's moment does not count
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+
+def _count(job: Job, batch: Batch) -> Table:
+    (rows, length), value = batch.ids.shape, 4 if job.precision == "fp32" else 2
+    source = None if batch.source is None else batch.source.shape[1]
+    return count(job.model.config, length, batch=rows, source_length=source, bytes_per_value=value)
+
+
+def _memory(job: Job, table: Table, batch: Batch) -> Memory:
+    weights = sum(p.nbytes for p in job.model.parameters())
+    kept = (x for values in job.optimizer.state.values() for x in values.values() if isinstance(x, Tensor))
+    activations = table.activation_bytes
+    if job.recipe.train.checkpoint_activations:
+        activations = _recomputed(job, table, batch)
+    return Memory(
+        weights=weights,
+        gradients=weights,
+        optimizer=sum(x.nbytes for x in kept),
+        average=weights if job.recipe.train.ema is not None else 0,
+        activations=activations,
+        loss=2 * 4 * batch.ids.numel() * job.model.config.vocab,
+        measured=torch.cuda.max_memory_allocated(job.device) if job.device.type == "cuda" else None,
+    )
+
+
+def _recomputed(job: Job, table: Table, batch: Batch) -> int:
+    """The input of each layer, and one layer's activations at a time."""
+    config, slots = job.model.config, {"encoder": batch.source, "decoder": batch.ids}
+    inputs = sum(
+        stack.depth * config.width * x.numel() * table.bytes_per_value
+        for side, stack in config.stacks.items()
+        if (x := slots[side]) is not None
+    )
+    return inputs + sum(row.activation_bytes // row.layers for row in table.rows)
+
+
+# -- the first rows ---------------------------------------------------------------------------------------------------
+
+
+def _examples(job: Job, batch: Batch) -> Iterator[Example]:
+    target, source = job.task.tokenizer, job.task.source_tokenizer or job.task.tokenizer
+    for i in range(min(SHOWN, len(batch.ids))):
+        at = None if batch.segments is None else batch.segments[i]
+        there = None
+        if batch.source is not None:
+            there = spell(source, batch.source[i], None if batch.source_segments is None else batch.source_segments[i])
+        yield Example(there, spell(target, batch.ids[i], at), spell(target, batch.labels[i], at))
+
+
+def spell(tokenizer: TextTokenizer, ids: Tensor, segments: Tensor | None) -> str:
+    """A row as text: special tokens by name, ¦ between packed pieces, … for what is not asked; padding is left out."""
+    names = {tokenizer.pad, tokenizer.bos, tokenizer.eos, tokenizer.sep, tokenizer.unk, tokenizer.mask} - {None}
+    words: list[str] = []
+    pieces = ids.tolist(), [0] * len(ids) if segments is None else segments.tolist()
+    for segment, members in itertools.groupby(zip(*pieces, strict=True), key=lambda pair: pair[1]):
+        if segment == PADDING:
+            continue
+        words += ["¦"] if words else []
+        for named, run in itertools.groupby((i for i, _ in members), key=lambda i: i in names or i == IGNORE):
+            if not named:
+                words.append(tokenizer.decode(run).replace("\n", "⏎").strip(" "))
+            else:
+                words += dict.fromkeys("…" if i == IGNORE else tokenizer.token(i) for i in run)
+    return " ".join(filter(None, words))
+
+
+# -- rendering --------------------------------------------------------------------------------------------------------
+
+
+def _lines(found: Plan) -> Iterator[str]:
+    spec, memory = found.recipe, found.memory
+    rows, target, source = found.batch
+    thing = "text" if isinstance(spec.task, LanguageModel) else "pair"
+    bad = f", {found.bad:,} bad left out" if found.bad else ""
+    valid = "" if found.valid is None else f"; to validate {_many(found.valid, thing)}"
+    yield f"data       {_many(found.rows, thing)}{bad}, {found.tokens:,} tokens{valid}"
+    yield f"tokenizer  {spec.tokenizer.kind}, {' and '.join(f'{size:,}' for size in found.vocabularies)} ids"
+    yield f"model      {found.shape}, {found.table.parameters:,} parameters: {_parts(found.table)}"
+    width = f"{source:.0f} + {target:.0f}" if source else f"{target:.0f}"
+    yield (
+        f"batches    {spec.batches.kind}, on average {rows:.0f} rows of {width} tokens, {found.padding:.1%} padding, "
+        f"{found.batch_tokens:,.0f} tokens"
+    )
+    each = spec.train.accumulate
+    read = spec.train.steps * each * found.batch_tokens
+    several = f" of {each} batches" if each > 1 else ""
+    yield f"training   {spec.train.steps:,} steps{several} = {found.epochs:.3g} epochs = {_short(read)} tokens"
+    named = {
+        "weights": memory.weights,
+        "gradients": memory.gradients,
+        "optimiser": memory.optimizer,
+        "average": memory.average,
+        "activations": memory.activations,
+        "loss": memory.loss,
+    }
+    listed = ", ".join(f"{name} {_bytes(size)}" for name, size in named.items() if size)
+    measured = f"; the device held {_bytes(memory.measured)}" if memory.measured else ""
+    yield f"memory     at least {_bytes(memory.total)}: {listed}{measured}"
+    share = f", {found.peak_share:.1%} of the peak" if found.peak_share is not None else ""
+    speed = each * found.batch_tokens / found.seconds
+    on_top = "" if found.valid is None else "; evaluations come on top"
+    yield (
+        f"time       about {_duration(spec.train.steps * found.seconds)} in {found.precision} on {found.device}: "
+        f"{_duration(found.seconds)} a step, {speed:,.0f} tokens/s{share}{on_top}"
+    )
+    for example in found.examples:
+        yield ""
+        for name, text in (("source", example.source), ("reads", example.reads), ("says", example.says)):
+            if text is not None:
+                yield f"{name:<9}  {_clipped(text)}"
+
+
+def _parts(table: Table) -> str:
+    sums: dict[str, int] = {}
+    for row in table.rows:
+        name = "embeddings" if row.part.endswith("embeddings") else row.part.partition(" ")[0]
+        sums[name] = sums.get(name, 0) + row.parameters
+    return ", ".join(f"{name} {n:,}" for name, n in sums.items() if n)
+
+
+def _many(n: int, thing: str) -> str:
+    return f"{n:,} {thing}" if n == 1 else f"{n:,} {thing}s"
+
+
+def _clipped(text: str) -> str:
+    """The beginning and the end of a text, to a width in cells: Korean and Chinese letters take two each."""
+    if cell_len(text) <= WIDTH:
+        return text
+    tail = set_cell_size(text[::-1], WIDTH // 4)[::-1].strip()
+    return f"{set_cell_size(text, WIDTH - WIDTH // 4 - 3).strip()} … {tail}"
+
+
+def _short(n: float) -> str:
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if n >= size:
+            return f"{n / size:.3g} {unit}"
+    return f"{n:.0f}"
+
+
+def _bytes(n: float) -> str:
+    size, unit = (n / 2**30, "GiB") if n >= 2**30 else (n / 2**20, "MiB")
+    return f"{size:.{0 if size >= 10 else 1}f} {unit}"
+
+
+def _duration(seconds: float) -> str:
+    size, unit = next(
+        (seconds / length, unit)
+        for unit, length, least in (("h", 3600, 6000), ("min", 60, 100), ("s", 1, 1), ("ms", 1e-3, 0))
+        if seconds >= least
+    )
+    return f"{size:.{0 if size >= 10 else 1}f} {unit}"

@@ -1,0 +1,346 @@
+"""Two processes do what one does. Run as a program, this file is one of them: it trains everything that is compared."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from anyformer.config import io
+from anyformer.data.batch import IGNORE, Batch
+from anyformer.data.loader import PieceLoader, Place
+from anyformer.recipe import Adam, Padded, Recipe
+from anyformer.run import checkpoints, load
+from anyformer.tasks.base import token_loss
+from anyformer.training import loop
+from anyformer.training.loop import Interrupted
+from anyformer.training.parallel import Ranks, join
+from anyformer.training.state import checkpoint_path
+from anyformer.training.train import train
+from tests.training.small import PACKED, PADDED, assert_same_run, interrupt, metrics, pairs, quiet, said, text
+
+pytestmark = pytest.mark.xdist_group("parallel")  # two processes a time are enough
+
+ROOT = Path(__file__).parents[2]
+SMOOTH = Adam(lr=1e-2, eps=1e-2)  # a large eps: rounding of tiny gradients does not decide signs
+SHARDS = ("none", "full")
+HALF, END = 3, 6  # steps
+BAD = 2  # the step that is spoilt
+EXPERTS = (
+    'model.decoder.blocks.*.feedforward={kind="experts", count=4, top_k=2, expert={kind="gated", width=8}, '
+    'balance=0.5, router={kind="sigmoid", rate=0.1}}'
+)
+
+
+def settled(**train: Any) -> dict[str, Any]:
+    return {"steps": END, "optimizer": SMOOTH, "dropout": 0.0, **train}
+
+
+def recipes(folder: Path) -> dict[str, Recipe]:
+    """All without dropout: what one process drops, two do not."""
+    made = {
+        "padded, tied": io.override(
+            pairs(valid=None, **settled(accumulate=2, save_every=HALF)), ["model.tie=output", "model.decoder.depth=2"]
+        ),
+        "packed, shared, recomputed": io.override(
+            pairs("encoder-decoder", PACKED, **settled(ema=0.9, evaluate_every=2, checkpoint_activations=True)),
+            ["model.tie=all", "model.decoder.depth=3", "model.decoder.share=true", "model.decoder.position=t5"],
+        ),
+        "a row at a time": io.override(
+            pairs(batches=Padded(tokens=12), **settled(valid=None)), ["model.decoder.blocks.*.order=parallel"]
+        ),
+        "batch norms, experts": io.override(
+            pairs(batches=Padded(tokens=12), **settled(valid=None, checkpoint_activations=True)),
+            [EXPERTS, "model.decoder.blocks.*.norm=batch"],
+        ),
+        "crops, averaged": text(folder, **settled(average=2, save_every=2, clip=0.05)),
+    }
+    made["half precision"] = io.override(made["padded, tied"], ["train.precision=fp16"])
+    return made
+
+
+def with_dropout() -> Recipe:
+    return pairs("encoder-decoder", PADDED, steps=END, ema=0.9, evaluate_every=3)
+
+
+# -- one of two processes -------------------------------------------------------------------------------------------
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    with join(agreed=()) as ranks, mock.patch("anyformer.training.train.draw_curve", return_value=None):
+        assert ranks.size == 2
+        for shard in SHARDS:
+            for name, recipe in recipes(folder).items():
+                train(sharded(recipe, shard), folder / shard / name, console=quiet())
+            go_on(folder, "one", shard, ranks)
+            drop(folder / "dropout" / shard, shard, ranks)
+            spoil(folder / "spoilt" / shard, shard, ranks)
+        go_on(folder, "none", "full", ranks)
+
+
+def sharded(recipe: Recipe, shard: str) -> Recipe:
+    return io.override(recipe, [f"parallel.shard={shard}"])
+
+
+def go_on(folder: Path, before: str, shard: str, ranks: Ranks) -> None:
+    """With the first half of a run that was trained otherwise."""
+    out, console = folder / f"from {before}" / shard, quiet()
+    ranks.first(lambda: first_half(folder / before / "padded, tied", out))
+    train(sharded(recipes(folder)["padded, tied"], shard), out, resume=True, console=console)
+    if ranks.leads:
+        (out / "said").write_text(said(console))
+
+
+def first_half(run: Path, out: Path) -> None:
+    shutil.copytree(run, out)
+    shutil.rmtree(checkpoint_path(out, END))
+
+
+def drop(out: Path, shard: str, ranks: Ranks) -> None:
+    """The same training straight through, and interrupted by a signal to the second process."""
+    recipe, read, left = sharded(with_dropout(), shard), PieceLoader.read, HALF
+    train(recipe, out / "straight", console=quiet())
+
+    def watched(self: PieceLoader, place: Place) -> tuple[Batch, Place]:
+        nonlocal left
+        left -= 1
+        if left == 0 and not ranks.leads:
+            interrupt()
+        return read(self, place)
+
+    with mock.patch.object(PieceLoader, "read", watched), pytest.raises(Interrupted, match=f"step {HALF} "):
+        train(recipe, out / "interrupted", console=quiet())
+    assert ranks.each((out / "interrupted" / "state").exists)
+    train(recipe, out / "interrupted", resume=True, console=quiet())
+
+
+def spoil(out: Path, shard: str, ranks: Ranks) -> None:
+    """A loss that is not finite, on the second process only."""
+    count = 0
+
+    def spoilt(*args: Any) -> Tensor:
+        nonlocal count
+        count += 1
+        return token_loss(*args) * (float("nan") if count == BAD and not ranks.leads else 1.0)
+
+    with mock.patch.object(loop, "token_loss", spoilt):
+        train(sharded(pairs(steps=END, save_every=1, keep=END, valid=None), shard), out, console=quiet())
+
+
+# -- what they did ----------------------------------------------------------------------------------------------------
+
+
+Process = subprocess.Popen[str]
+
+
+def spawn(*command: str | Path) -> list[Process]:
+    """Two processes, as torchrun starts them."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": "2"}
+    return [start(command, where | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(2)]
+
+
+def start(command: Sequence[str | Path], env: Mapping[str, str] | None = None) -> Process:
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, *command], cwd=ROOT, env={**os.environ, **(env or {})}, **pipes)
+
+
+def ends(
+    processes: list[Process], terminate: Process | None = None, after: Path | None = None
+) -> tuple[list[int], list[str], list[str]]:
+    """Exit codes, and what was said and complained of, once one is told to stop where that is asked."""
+    try:
+        if terminate is not None and after is not None:
+            while not after.exists() and terminate.poll() is None:
+                time.sleep(0.05)
+            terminate.terminate()
+        told = [process.communicate(timeout=240) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [process.returncode for process in processes], [out for out, _ in told], [err for _, err in told]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the runs of one process under `one`, and what two processes made of everything."""
+    folder = tmp_path_factory.mktemp("parallel")
+    with mock.patch("anyformer.training.train.draw_curve", return_value=None):
+        for name, recipe in recipes(folder).items():
+            train(recipe, folder / "one" / name, console=quiet())
+    codes, _, complaints = ends(spawn("-m", "tests.training.test_parallel", folder))
+    assert codes == [0, 0], "\n".join(complaints)
+    return folder
+
+
+def curves(out: Path) -> Iterator[dict[str, float]]:
+    for row in metrics(out):
+        yield {name: value for name, value in row.items() if "loss" in name or name in ("step", "lr", "grad_norm")}
+
+
+def assert_alike(a: Path, b: Path, tolerance: float = 1e-5) -> None:
+    for one, other in zip(curves(a), curves(b), strict=True):
+        assert one == pytest.approx(other, rel=tolerance, abs=tolerance)
+    left, right = (load_file(out / "model.safetensors") for out in (a, b))
+    assert left.keys() == right.keys()
+    for name in left:
+        torch.testing.assert_close(left[name], right[name], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("shard", SHARDS)
+@pytest.mark.parametrize("name", ["padded, tied", "packed, shared, recomputed", "a row at a time", "crops, averaged"])
+def test_two_processes_are_one(folder: Path, shard: str, name: str) -> None:
+    assert_alike(folder / "one" / name, folder / shard / name)
+    tokens = {state_of(folder / how / name)["tokens"] for how in ("one", shard)}
+    assert len(tokens) == 1
+    assert load(folder / shard / name).predict(["the"] if name.startswith("crops") else ["1 2 3"])
+
+
+@pytest.mark.parametrize("shard", SHARDS)
+def test_in_half_precision_too(folder: Path, shard: str) -> None:
+    assert_alike(folder / "one" / "half precision", folder / shard / "half precision", tolerance=1e-2)
+    scales = [facts(folder / how / "half precision")["scaler"]["scale"] for how in ("one", shard)]
+    assert scales[0] == scales[1]
+
+
+def state_of(out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = facts(out)["state"]
+    return found
+
+
+def facts(out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((checkpoints(out)[-1] / "state.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("before", "shard", "change"),
+    [
+        ("one", "none", "processes was 1, is 2"),
+        ("one", "full", "processes was 1, is 2; shard was none, is full"),
+        ("none", "full", "shard was none, is full"),
+    ],
+)
+def test_two_go_on_where_others_were(folder: Path, before: str, shard: str, change: str) -> None:
+    out = folder / f"from {before}" / shard
+    assert_alike(folder / "one" / "padded, tied", out)
+    told = (out / "said").read_text()
+    assert f"going on from step {HALF}\n" in told
+    assert f"bits may differ from an uninterrupted run: {change}\n" in told
+
+
+@pytest.mark.parametrize("shard", SHARDS)
+def test_one_goes_on_where_two_were(folder: Path, shard: str, tmp_path: Path) -> None:
+    recipe, out, console = recipes(folder)["padded, tied"], tmp_path / "run", quiet()
+    first_half(folder / shard / "padded, tied", out)
+    with mock.patch("anyformer.training.train.draw_curve", return_value=None):
+        train(recipe, out, resume=True, console=console)
+    assert "processes was 2, is 1" in said(console)
+    assert state_of(out)["step"] == END
+    assert_alike(folder / "one" / "padded, tied", out)
+
+
+@pytest.mark.parametrize("shard", SHARDS)
+def test_a_signal_to_one_changes_nothing(folder: Path, shard: str) -> None:
+    """With dropout, to the last bit."""
+    assert_same_run(folder / "dropout" / shard / "straight", folder / "dropout" / shard / "interrupted")
+
+
+def test_each_process_drops_its_own(folder: Path) -> None:
+    """Copies that dropped the same rows' places would still agree; what they share out must not."""
+    one, two = (metrics(folder / "dropout" / shard / "straight") for shard in SHARDS)
+    assert [row.get("loss") for row in one] == pytest.approx([row.get("loss") for row in two], abs=1e-4)
+    drawn = []
+    for rank, step in ((0, 1), (1, 1), (0, 2)):
+        Ranks(rank, 2).seed(7, step)
+        drawn.append(torch.rand(8))
+    assert not any(torch.equal(a, b) for a, b in ((drawn[0], drawn[1]), (drawn[0], drawn[2])))
+    Ranks(0, 2).seed(7, 1)
+    assert torch.equal(torch.rand(8), drawn[0])
+
+
+@pytest.mark.parametrize("shard", SHARDS)
+def test_a_bad_step_of_one_is_skipped_by_all(folder: Path, shard: str) -> None:
+    out = folder / "spoilt" / shard
+    assert [row["step"] for row in metrics(out) if row.get("skipped")] == [BAD]
+    before, after = (load_file(checkpoint_path(out, step) / "model.safetensors") for step in (BAD - 1, BAD))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert all(bool(x.isfinite().all()) for x in load_file(out / "model.safetensors").values())
+
+
+# -- what a row each is -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_every_row_is_read_once(rows: int, size: int) -> None:
+    ids = torch.arange(rows * 3).view(rows, 3)
+    batch = Batch(ids, ids + 1, None, ids + 2)
+    shares = [Ranks(rank, size).share(batch) for rank in range(size)]
+    assert sum(share.asked for share in shares) == batch.asked
+    read = [row for share in shares for row in share.labels.tolist() if row[0] != IGNORE]
+    assert sorted(read) == batch.labels.tolist()
+    for share in shares:
+        assert len(share.ids) == len(share.labels) > 0
+        assert share.source is not None
+        assert torch.equal(share.source, share.ids + 2)
+    assert max(len(share.ids) for share in shares) - min(len(share.ids) for share in shares) <= 1
+
+
+# -- as commands ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    io.save(pairs(dropout=0.0, valid=None, optimizer=SMOOTH, steps=10_000), tmp_path / "small.toml")
+    return tmp_path / "small.toml"
+
+
+def test_wrong_input_is_told_once(written: Path) -> None:
+    codes, out, complaints = ends(spawn("-m", "anyformer", "train", written, "train.stepz=3"))
+    assert codes == [2, 2]
+    assert out == ["", ""]
+    assert complaints == ["train.stepz: unknown key; did you mean 'steps'?\n", ""]
+
+
+def test_a_signal_ends_all(written: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    processes = spawn("-m", "anyformer", "train", written, "--out", out, "parallel.shard=full")
+    codes, _, complaints = ends(processes, terminate=processes[1], after=out / "metrics.jsonl")
+    assert codes == [3, 3], "\n".join(complaints)
+    assert complaints[0].startswith("interrupted at step ")
+    assert complaints[0].count("\n") == 1
+    assert complaints[1] == ""
+    assert len(checkpoints(out)) == 1
+
+
+def test_torchrun(written: Path, tmp_path: Path) -> None:
+    """It is told to stop, passes that on, and one process goes on where two were."""
+    out = tmp_path / "run"
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "anyformer", "train"]
+    process = start([*command, written, "--out", out])
+    _, _, complaints = ends([process], terminate=process, after=out / "metrics.jsonl")
+    step = int(checkpoints(out)[-1].name.removeprefix("step-"))
+    assert complaints[0].count(f"interrupted at step {step} and saved: go on with --resume") == 1, complaints[0]
+    changes = [f"train.steps={step + 2}"]
+    with mock.patch("anyformer.training.train.draw_curve", return_value=None):
+        train(str(written), out, changes, resume=True, console=quiet())
+        train(str(written), tmp_path / "straight", changes, console=quiet())
+    assert_alike(tmp_path / "straight", out)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
