@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from anyformer.config import ConfigError, io
 from anyformer.data.sources import read
-from anyformer.recipe import Crops, Recipe
+from anyformer.recipe import Crops, Recipe, Synthetic
 from anyformer.recipes import names, read_recipe
 from anyformer.run import checkpoints, verify
 from tests.training.small import assert_same_run, child, run
@@ -30,10 +30,11 @@ SYNCS = 120  # about how often such a run syncs something to disk
 
 
 def small(name: str) -> Recipe:
-    """A recipe made short and narrow, with everything else left as it is."""
+    """A recipe made short, with few rows; everything else is left as it is."""
     recipe = read_recipe(name, [f"train.steps={STEPS}", f"train.save_every={SAVES}", "train.evaluate_every=none"])
     size = ["batches.rows=4", "batches.length=32"] if isinstance(recipe.batches, Crops) else ["batches.tokens=256"]
-    return io.override(recipe, [*size, "data.valid=none", "data.test=none", "train.compile=off"])
+    rows = "data.train.count=600" if isinstance(recipe.data.train, Synthetic) else "data.train.stop=0.05"
+    return io.override(recipe, [*size, rows, "data.valid=none", "data.test=none", "train.compile=off"])
 
 
 def there(recipe: Recipe) -> bool:

@@ -38,7 +38,7 @@ class Around(NamedTuple):
         return kept.scatter_(2, self.at[:, None, :, None].expand_as(new), new)
 
 
-class Past(NamedTuple):
+class Overflow(NamedTuple):
     """More tokens than slots are free: old and new are read together, and the newest of both stay."""
 
     stay: Tensor  # int [b, slots], which of old and new
@@ -88,7 +88,7 @@ class Ring:
         rank = last - (last - slot) % self.size - self.count[:, None]  # among the new, of what belongs into each slot
         order = torch.where(is_real, index, length).sort(dim=1).values  # real tokens first
         newest = order.gather(1, rank.clamp(0, length - 1))
-        return Past(torch.where((rank >= 0) & (slot < self.size), self.slots + newest, slot))
+        return Overflow(torch.where((rank >= 0) & (slot < self.size), self.slots + newest, slot))
 
     def check(self, left: Tensor) -> None:
         """An error where what the next tokens of a row with `left` [b] real ones would see is gone."""
