@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -29,6 +30,7 @@ from anyformer.config import ConfigError, Fault, ModelConfig, io
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
 from anyformer.recipe import LanguageModel, Seq2Seq, Task as TaskSpec, TaskFile
+from anyformer.tasks import generation
 from anyformer.tasks.base import Task
 from anyformer.tasks.lm import LanguageModelling
 from anyformer.tasks.seq2seq import SequenceToSequence
@@ -66,6 +68,32 @@ class Run:
     def predict(self, texts: Sequence[str]) -> list[str]:
         """The task's answers: translations, or texts that go on."""
         return self.task.predict(self.model.eval(), texts)
+
+    def generate(self, texts: Sequence[str], **how: Any) -> list[str]:
+        """How texts go on, or their answers, with all the options of decoding: see `tasks/generation.py`."""
+        return generation.generate(self._writer(), self.model, texts, **how)
+
+    def stream(self, text: str, **how: Any) -> Iterator[str]:
+        """The same for one text, in pieces as they come; together they are what `generate` gives."""
+        return generation.stream(self._writer(), self.model, text, **how)
+
+    def score(
+        self,
+        texts: Sequence[str],
+        answers: Sequence[str] | None = None,
+        *,
+        window: int | None = None,
+        stride: int | None = None,
+    ) -> list[generation.Score]:
+        """How likely each text is, or an answer to each; long ones by a window: see `tasks/generation.py`."""
+        return generation.score(self._writer(), self.model, texts, answers, window=window, stride=stride)
+
+    def _writer(self) -> generation.Writer:
+        match self.task:
+            case LanguageModelling() | SequenceToSequence():
+                return self.task
+            case _:
+                raise ConfigError([Fault("task.kind", f"= '{self.spec.kind}': its model does not write")])
 
 
 def load(folder: str | Path, device: str | torch.device | None = None) -> Run:

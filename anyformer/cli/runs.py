@@ -138,3 +138,16 @@ def predict_(
         typer.echo(said, nl=False)
     else:
         out.write_text(said, encoding="utf-8")
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A model of llama2.c: a .bin of version 0.")],
+    out: Annotated[Path, typer.Option(help="The folder of the run that is made of it.")],
+    tokenizer: Annotated[Path | None, typer.Option(help="The model's tokenizer: llama2.c's .bin.")] = None,
+) -> None:
+    """Make a run of a model that another program wrote."""
+    from anyformer.interop import bring_in
+
+    run = bring_in(file, out, tokenizer=tokenizer)
+    typer.echo(f"imported: {out}, {run.model.num_parameters():,} parameters, {run.tokenizer.size:,} tokens")

@@ -1,83 +1,163 @@
-"""Autoregressive decoding with a cache, for decoder-only and encoder–decoder models alike."""
+"""Autoregressive decoding with a cache, token by token, for decoder-only and encoder–decoder models alike."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from anyformer.config import LM
+from anyformer.decoding.process import Constraint, History, Processor, Sampling, build, process
+from anyformer.decoding.sample import greedy, row_seeds, sample
+from anyformer.decoding.session import Session, evaluating
 from anyformer.nn.cache import CacheKind
-from anyformer.nn.mask import Layout, lay_out, real
 from anyformer.nn.model import Transformer
 
+PATIENCE = 16  # steps on a device between two looks at whether all rows have ended: each look waits for it
 
-@torch.no_grad()  # not inference_mode: a model may be trained on what it generated
+
+class Spoilt(ValueError):
+    """Some rows had logits that are no distribution, such as NaN. They end there; `ids` has what all rows came to."""
+
+    def __init__(self, rows: list[int], ids: Tensor):
+        where = f"row{'s' if len(rows) > 1 else ''} {', '.join(map(str, rows))}"
+        super().__init__(f"{where}: the model's logits are not finite; the other rows are in the error's `ids`")
+        self.rows, self.ids = rows, ids
+
+
 def generate(
     model: Transformer,
     ids: Tensor,
     *,
-    max_new_tokens: int = 20,
-    temperature: float = 0.0,
+    max_new_tokens: int | Sequence[int] = 20,
     stop: Sequence[int] = (),
     segments: Tensor | None = None,
-    generator: torch.Generator | None = None,
+    seed: int | Tensor | None = None,
+    constraint: Constraint | None = None,
     cache: CacheKind = "auto",
+    chunk: int | None = None,
+    **how: Any,
 ) -> Tensor:
     """Continues prompts [b, t] to [b, t + new], or answers sources [b, s] with [b, 1 + new], the start id first.
 
-    A source may also be images or features, where the encoder reads those.
-    Prompts of unequal length are padded on either side, with `segments` -1 there. Temperature 0 is greedy. A row ends
-    at its first `stop` id and is padded from there; decoding ends when all rows have. The cache is one of
-    `model.new_cache`: with "int8" it is a half to a quarter of the size, and answers may differ a little.
+    A source may also be images or features, where the encoder reads those. Prompts of unequal length are padded on
+    either side, with `segments` -1 there. `how` tokens are chosen is said by the fields of `Sampling` (`process.py`):
+    temperature, top_k, top_p, ...; without any, the likeliest is. Rows draw by seeds of their own: `seed` is one for
+    each [b], or one that they are made from. A row ends at its first `stop` id and is padded from there; decoding ends
+    when all rows have. The cache is one of `model.new_cache`: with "int8" it is a half to a quarter of the size, and
+    answers may differ a little. Long prompts are read `chunk` tokens at a time. Where `max_new_tokens` is one number
+    for each row, a row ends there, too.
     """
-    if not isinstance(model.config.head, LM) or model.decoder is None:
-        raise ValueError("generate needs a decoder with an `lm` head")
-    if max_new_tokens < 0 or temperature < 0:
-        raise ValueError(f"max_new_tokens = {max_new_tokens}, temperature = {temperature}: must not be negative")
-    read = model.source or model.target
-    assert read is not None
-    batch, length = read.measure(ids)
-    special, training = model.config.special, model.training
-    model.eval()
-    try:
-        memory, source = None, None
-        if model.encoder is not None:
-            if special.start is None:
-                raise ValueError("generate needs `special.start`, the id that the decoder reads first")
-            source = lay_out(batch, length, ids.device, segments=segments)
-            memory, segments = model.encode(ids, segments=source), None
-            ids = torch.full((batch, 1), special.start, device=ids.device)
-        if not max_new_tokens:
-            return ids
-        kept = model.new_cache(ids.shape[0], ids.shape[1] + max_new_tokens, kind=cache)
-        hidden = model.decode(ids, memory, source=source, segments=segments, cache=kept)
-        hidden = hidden[torch.arange(ids.shape[0], device=ids.device), _last_real(ids, segments)][:, None]
-        ending = torch.tensor(list(stop), device=ids.device, dtype=ids.dtype)
-        filler = special.pad if special.pad is not None else (stop[0] if stop else 0)
-        ended = torch.zeros(ids.shape[0], 1, dtype=torch.bool, device=ids.device)
-        for step in range(max_new_tokens):
-            logits = model.apply_head(hidden, Layout(kept.following[:, None]))[:, -1]
-            new = _pick(logits, temperature, generator).masked_fill(ended, filler)
-            ids = torch.cat((ids, new), dim=1)
-            if stop:
-                ended = ended | torch.isin(new, ending)
-                if bool(ended.all()):
-                    break
-            if step + 1 < max_new_tokens:
-                hidden = model.decode(new, cache=kept)
-        return ids
-    finally:
-        model.train(training)
+    with evaluating(model):
+        session, said = _begin(
+            model,
+            ids,
+            max_new_tokens,
+            stop=stop,
+            segments=segments,
+            seed=seed,
+            constraint=constraint,
+            cache=cache,
+            chunk=chunk,
+            patience=None,
+            **how,
+        )
+        out, spoilt = [session.ids], torch.zeros(len(session.ids), dtype=torch.bool, device=session.ids.device)
+        for new, ok in said:
+            out.append(new[:, None])
+            spoilt |= ~ok
+    whole = torch.cat(out, dim=1)
+    if bool(spoilt.any()):
+        raise Spoilt(spoilt.nonzero()[:, 0].tolist(), whole)
+    return whole
 
 
-def _last_real(ids: Tensor, segments: Tensor | None) -> Tensor:
-    """The index of each row's last token that is not padding, [b]."""
-    index = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-    return (index if segments is None else torch.where(real(segments), index, 0)).max(dim=1).values
+def stream(
+    model: Transformer,
+    ids: Tensor,
+    *,
+    max_new_tokens: int | Sequence[int] = 20,
+    patience: int | None = 1,
+    **how: Any,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """What `generate` would say, token by token: the next one of each row [b], padding where it has ended, and whether
+    its logits were a distribution, bool [b]. Given out every `patience` tokens; with None, when it costs least.
+
+    Between two of them the model is as it was: it may be trained, and gradients are kept.
+    """
+    with evaluating(model):
+        _, said = _begin(model, ids, max_new_tokens, patience=patience, **how)
+    while True:
+        with evaluating(model):  # entered anew: a generator must not sleep inside `no_grad`, its caller would be, too
+            found = next(said, None)
+        if found is None:
+            return
+        yield found
 
 
-def _pick(logits: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
-    """The next token of each row, [b, 1]."""
-    if temperature == 0:
-        return logits.argmax(dim=-1, keepdim=True)
-    return torch.multinomial((logits.float() / temperature).softmax(dim=-1), 1, generator=generator)
+def _begin(
+    model: Transformer,
+    ids: Tensor,
+    max_new_tokens: int | Sequence[int],
+    *,
+    stop: Sequence[int] = (),
+    segments: Tensor | None = None,
+    seed: int | Tensor | None = None,
+    constraint: Constraint | None = None,
+    cache: CacheKind = "auto",
+    chunk: int | None = None,
+    patience: int | None,
+    **how: Any,
+) -> tuple[Session, Iterator[tuple[Tensor, Tensor]]]:
+    rooms = [max_new_tokens] * len(ids) if isinstance(max_new_tokens, int) else list(max_new_tokens)
+    if min(rooms, default=0) < 0:
+        raise ValueError(f"max_new_tokens = {max_new_tokens}: must not be negative")
+    if len(rooms) != len(ids):
+        raise ValueError(f"max_new_tokens has {len(rooms)} numbers, expected one for each of {len(ids)} rows")
+    sampling = Sampling(**how)
+    session = Session(model, ids, max(rooms, default=0), segments=segments, cache=cache, chunk=chunk)
+    vocab, device = session.logits.shape[-1], session.ids.device
+    processors = build(sampling, vocab=vocab, stop=stop, constraint=constraint, device=device)
+    seeds = None if sampling.temperature == 0 else _seeds(seed, len(session.ids), device)
+    patience = patience or (1 if device.type == "cpu" else PATIENCE)
+    return session, steps(session, rooms, processors, seeds, stop, patience)
+
+
+def steps(
+    session: Session,
+    rooms: Sequence[int],
+    processors: Sequence[Processor],
+    seeds: Tensor | None,
+    stop: Sequence[int],
+    patience: int,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The next token of each row [b], padding where it has ended, and whether its logits were a distribution."""
+    special, device = session.model.config.special, session.ids.device
+    filler = special.pad if special.pad is not None else (stop[0] if stop else 0)
+    ending = torch.tensor(list(stop), device=device, dtype=session.ids.dtype)
+    most, room = max(rooms, default=0), torch.tensor(list(rooms), device=device)
+    ended = room == 0
+    held: list[tuple[Tensor, Tensor, Tensor]] = []  # not given out yet: all rows may have ended before
+    for step in range(most):
+        new = torch.arange(session.ids.shape[1], device=device) >= session.prompt
+        logits = process(processors, History(session.ids, session.there, new.expand_as(session.there)), session.logits)
+        choice = greedy(logits) if seeds is None else sample(logits, seeds, torch.full_like(seeds, step))
+        before, ok = ended, choice.ok | ended
+        token = choice.ids.masked_fill(before | ~ok, filler)
+        ended = before | ~ok | torch.isin(token, ending) | (room <= step + 1)
+        held.append((token, ok, before))
+        if step + 1 == most or (step + 1) % patience == 0:
+            over = bool(ended.all())
+            yield from ((token, ok) for token, ok, before in held if not over or not bool(before.all()))
+            held = []
+            if over:
+                return
+        if step + 1 < most:
+            session.read(token[:, None], ~ended[:, None])
+
+
+def _seeds(seed: int | Tensor | None, rows: int, device: torch.device) -> Tensor:
+    if isinstance(seed, Tensor):
+        if seed.shape != (rows,) or seed.is_floating_point():
+            raise ValueError(f"seed has shape {list(seed.shape)}, expected a whole number for each of {rows} rows")
+        return seed.to(device)
+    return row_seeds(int(torch.randint(2**62, ())) if seed is None else seed, rows, device)

@@ -7,14 +7,14 @@ import numpy as np
 import torch
 
 from anyformer.config import ConfigError, Fault, ModelConfig
-from anyformer.data.batch import Batch, Piece
+from anyformer.data.batch import IGNORE, Batch, Piece
 from anyformer.data.loader import CropLoader, Loader, OrderedLoader, PieceLoader, side_by_side
 from anyformer.data.sources import Rows
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.decoding.decode import generate
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Batches, Crops, LanguageModel, Ordered, Packed, Padded
 from anyformer.tasks.base import Metrics, left_out, refuse_long, total_loss
+from anyformer.tasks.generation import generate
 
 NEW_TOKENS = 100  # that a prediction adds
 ROWS = 64  # read at once in an evaluation
@@ -25,6 +25,7 @@ class LanguageModelling:
     """Documents one after the other, each ended by <eos>; cropped at random, or kept apart by segments."""
 
     source_tokenizer: TextTokenizer | None = None
+    continues = True
 
     def __init__(self, spec: LanguageModel, tokenizer: TextTokenizer):
         self.spec, self.tokenizer = spec, tokenizer
@@ -80,23 +81,41 @@ class LanguageModelling:
 
     def predict(self, model: Transformer, texts: Sequence[str]) -> list[str]:
         """The texts, each going on up to <eos>, 100 tokens more or the last position; an empty one begins at <bos>."""
-        device = next(model.parameters()).device
-        stop = [] if self.tokenizer.eos is None else [self.tokenizer.eos]
-        prompts = [self._prompt(text, number) for number, text in enumerate(texts, 1)]
-        refuse_long([len(ids) for ids in prompts], model.config, "decoder")
-        out = []
-        for ids in prompts:
-            room = _within(len(ids) + NEW_TOKENS - 1, model.config) - len(ids) + 1  # the last one is not read again
-            whole = generate(model, torch.tensor([ids], device=device), max_new_tokens=room, stop=stop)
-            out.append(self.tokenizer.decode(whole[0].tolist()))
-        return out
+        said = generate(self, model, texts)
+        return [
+            self.tokenizer.decode(self.tokenizer.encode(text)) + more for text, more in zip(texts, said, strict=True)
+        ]
 
-    def _prompt(self, text: str, number: int) -> list[int]:
-        if ids := self.tokenizer.encode(text):
-            return ids
-        if self.tokenizer.bos is None:
-            raise ConfigError([Fault(f"text {number}", "is empty, and the tokenizer has no <bos> to begin with")])
-        return [self.tokenizer.bos]
+    # -- a writer -----------------------------------------------------------------------------------------------------
+
+    def prompts(self, texts: Sequence[str], config: ModelConfig) -> list[list[int]]:
+        prompts = self.tokenizer.encode_batch(texts)
+        if self.tokenizer.bos is None and (empty := [i for i, ids in enumerate(prompts, 1) if not ids]):
+            raise ConfigError(
+                Fault(f"text {i}", "is empty, and the tokenizer has no <bos> to begin with") for i in empty
+            )
+        refuse_long([len(ids) for ids in prompts], config, "decoder")
+        return [ids or [self.tokenizer.bos or 0] for ids in prompts]
+
+    def room(self, read: int, config: ModelConfig) -> int:
+        return NEW_TOKENS
+
+    def scored(self, texts: Sequence[str], answers: Sequence[str] | None, config: ModelConfig) -> list[Piece]:
+        """Each text after its first token; or an answer, which goes on from a text, or from <bos> if that is empty."""
+        if answers is None:
+            first, rest = [list[int]()] * len(texts), self.tokenizer.encode_batch(texts)
+        else:
+            begin = [] if self.tokenizer.bos is None else [self.tokenizer.bos]
+            first = [ids or begin for ids in self.tokenizer.encode_batch(texts)]
+            rest = self.tokenizer.encode_batch(answers)
+        pieces = []
+        for number, (before, ids) in enumerate(zip(first, rest, strict=True), 1):
+            if not ids or len(before) + len(ids) < 2:
+                what = "is too short: only tokens that follow another can be scored"
+                raise ConfigError([Fault(f"{'text' if answers is None else 'answer'} {number}", what)])
+            whole = [*before, *ids]
+            pieces.append(Piece(whole[:-1], [IGNORE] * (len(before) - 1) + whole[max(len(before), 1) :]))
+        return pieces
 
 
 def _memory(model: Transformer) -> dict[str, int]:

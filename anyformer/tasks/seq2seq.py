@@ -4,17 +4,15 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
-
 from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.data.batch import IGNORE, Piece
 from anyformer.data.loader import Loader, PieceLoader, in_order
 from anyformer.data.sources import Rows
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.decoding.decode import generate
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Batches, Crops, Ordered, Padded, Seq2Seq
 from anyformer.tasks.base import Metrics, left_out, refuse_long, too_long, total_loss
+from anyformer.tasks.generation import generate
 from anyformer.tasks.metrics import bleu, chrf, exact_match
 
 EVALUATION_TOKENS = 8192  # slots of a batch in evaluation
@@ -23,6 +21,8 @@ EVALUATION_TOKENS = 8192  # slots of a batch in evaluation
 class SequenceToSequence:
     """In an encoder–decoder `source <eos>` is read and `target <eos>` said after <bos>; in a decoder-only model the row
     is `source <sep> target <eos>`, and only what follows <sep> is asked."""
+
+    continues = False
 
     def __init__(self, spec: Seq2Seq, tokenizer: TextTokenizer, source_tokenizer: TextTokenizer | None = None):
         self.spec, self.tokenizer, self.source_tokenizer = spec, tokenizer, source_tokenizer
@@ -90,40 +90,26 @@ class SequenceToSequence:
         An answer does not depend on what stands beside its source. A blank is answered by nothing: in training it is a
         bad row, so no model has seen one.
         """
-        encoded = self.reader.encode_batch(list(texts))
-        reads = [len(ids) + 1 for ids in encoded]  # with <eos> or <sep>
-        refuse_long(reads, model.config, "decoder" if model.encoder is None else "encoder")
-        order = sorted((i for i, ids in enumerate(encoded) if ids and texts[i].strip()), key=lambda i: -reads[i])
-        out = [""] * len(texts)
-        while order:
-            now = order[: max(1, EVALUATION_TOKENS // (2 * reads[order[0]]))]
-            rooms = [self._room(model.config, reads[i]) for i in now]
-            if max(rooms) > rooms[0]:  # the longest has no room for the longest answer: only those like it
-                now = [i for i in now if reads[i] == reads[now[0]]]
-            order = order[len(now) :]
-            for i, text in zip(now, self._answer(model, [encoded[i] for i in now], rooms[: len(now)]), strict=True):
-                out[i] = text
-        return out
+        return generate(self, model, texts)
 
-    def _room(self, config: ModelConfig, read: int) -> int:
-        """How many tokens an answer to a source of so many may have: the last one said is not read again."""
-        assert config.decoder is not None
-        most, limit = self.spec.max_target or 2 * read + 10, config.decoder.limit
-        return most if limit is None else min(most, limit if config.encoder else limit - read + 1)
+    # -- a writer -----------------------------------------------------------------------------------------------------
 
-    def _answer(self, model: Transformer, sources: list[list[int]], rooms: list[int]) -> list[str]:
-        both = model.encoder is not None
-        end = _needed(self.reader, "eos") if both else _needed(self.tokenizer, "sep")
-        device = next(model.parameters()).device
-        width = max(map(len, sources)) + 1
-        ids = torch.full((len(sources), width), _needed(self.reader, "pad"))
-        segments = torch.full_like(ids, -1)
-        for row, source in enumerate(sources):
-            ids[row, : len(source) + 1] = torch.tensor([*source, end])
-            segments[row, : len(source) + 1] = 0
-        out = generate(model, ids.to(device), max_new_tokens=max(rooms), stop=[self.eos], segments=segments.to(device))
-        said = [row[:room] for row, room in zip(out[:, 1 if both else width :].tolist(), rooms, strict=True)]
-        return self.tokenizer.decode_batch([row[: row.index(self.eos)] if self.eos in row else row for row in said])
+    def prompts(self, texts: Sequence[str], config: ModelConfig) -> list[list[int]]:
+        end = _needed(self.tokenizer, "sep") if config.encoder is None else _needed(self.reader, "eos")
+        encoded = self.reader.encode_batch(texts)
+        refuse_long([len(ids) + 1 for ids in encoded], config, "decoder" if config.encoder is None else "encoder")
+        return [[*ids, end] if ids and text.strip() else [] for ids, text in zip(encoded, texts, strict=True)]
+
+    def room(self, read: int, config: ModelConfig) -> int:
+        return self.spec.max_target or 2 * read + 10
+
+    def scored(self, texts: Sequence[str], answers: Sequence[str] | None, config: ModelConfig) -> list[Piece]:
+        """Each answer and its <eos>, after its source."""
+        if answers is None:
+            raise ConfigError([Fault("answers", "are missing: this task's model scores an answer to each text")])
+        sources, targets = self.reader.encode_batch(texts), self.tokenizer.encode_batch(answers)
+        both = config.encoder is not None
+        return [self._piece(source, target, both) for source, target in zip(sources, targets, strict=True)]
 
 
 def _needed(tokenizer: TextTokenizer, name: str) -> int:

@@ -18,7 +18,7 @@ from anyformer.config import (
     Tokens,
     Window,
 )
-from anyformer.decoding.decode import generate
+from anyformer.decoding.decode import Spoilt, generate
 from anyformer.nn.model import Transformer
 from tests.strategies import VOCAB, build, models, seeds, tokens
 
@@ -35,10 +35,6 @@ def decoder(**fields) -> Transformer:
 def pair(**fields) -> Transformer:
     parts = {"width": 8, "source": READ, "target": READ, "encoder": STACK, "decoder": CROSSING, "head": LM()}
     return build(ModelConfig(**{**parts, "special": Special(start=1), **fields}))
-
-
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def loop(model: Transformer, row: Tensor, steps: int) -> list[int]:
@@ -121,7 +117,7 @@ def test_stop_ids(make, filler: int | None, stop: list[int], seed: int):
     prompt = 1 if model.encoder else 3
 
     def answers(**options) -> list[list[int]]:
-        hot = {"max_new_tokens": 6, "temperature": 3.0, "generator": generator(seed)}
+        hot = {"max_new_tokens": 6, "temperature": 3.0, "seed": seed}
         return generate(model, ids, **hot, **options)[:, prompt:].tolist()
 
     expected, longest = [], 0
@@ -152,12 +148,10 @@ def test_no_new_tokens(make):
 
 @pytest.mark.parametrize("make", [decoder, pair])
 def test_sampling_is_reproducible(make):
-    """The same from the same generator, other from another; the global one is left alone."""
+    """The same from the same seed, other from another; torch's generator is left alone."""
     model, ids = make(), tokens(0, 3, 4)
     before = torch.get_rng_state()
-    first, second, other = (
-        generate(model, ids, max_new_tokens=12, temperature=1.0, generator=generator(seed)) for seed in (1, 1, 2)
-    )
+    first, second, other = (generate(model, ids, max_new_tokens=12, temperature=1.0, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(first, second)
     assert not torch.equal(first, other)
     assert torch.equal(torch.get_rng_state(), before)
@@ -171,7 +165,7 @@ def test_sampling_follows_the_softmax(temperature: float):
         model.head.table.mul_(0.3)  # so that many tokens are likely
         p = (model(tokens(0, 1, 3))[0, -1] / temperature).softmax(dim=-1)
     ids = tokens(0, 1, 3).expand(n, 3)
-    out = generate(model, ids, max_new_tokens=1, temperature=temperature, generator=generator(0))
+    out = generate(model, ids, max_new_tokens=1, temperature=temperature, seed=0)
     observed, expected = torch.bincount(out[:, -1], minlength=VOCAB).double(), n * p
     frequent = expected > 5
     assert frequent.sum() >= 4
@@ -182,8 +176,36 @@ def test_sampling_follows_the_softmax(temperature: float):
 
 def test_a_low_temperature_is_greedy():
     model, ids = decoder(), tokens(0, 4, 3)
-    cold = generate(model, ids, max_new_tokens=6, temperature=1e-4, generator=generator(0))
+    cold = generate(model, ids, max_new_tokens=6, temperature=1e-4, seed=0)
     assert torch.equal(cold, generate(model, ids, max_new_tokens=6))
+
+
+def test_a_row_draws_its_own_in_any_batch():
+    model, ids, seeds_ = decoder(), tokens(0, 5, 3), torch.arange(5) * 1000
+    together = generate(model, ids, max_new_tokens=8, temperature=1.5, seed=seeds_)
+    for i in (4, 1, 0):
+        alone = generate(model, ids[i : i + 1], max_new_tokens=8, temperature=1.5, seed=seeds_[i : i + 1])
+        assert torch.equal(together[i : i + 1], alone)
+
+
+@given(st.integers(1, 6), seeds)
+def test_a_prompt_is_read_in_chunks_of_any_size(chunk: int, seed: int):
+    model, ids = decoder(), tokens(seed, 3, 6)
+    segments = torch.tensor([[0] * 6, [-1] * 4 + [0] * 2, [0] * 3 + [-1] * 3])
+    whole = generate(model, ids, max_new_tokens=4, segments=segments)
+    assert torch.equal(whole, generate(model, ids, max_new_tokens=4, segments=segments, chunk=chunk))
+
+
+def test_a_spoilt_row_does_not_spoil_the_others():
+    model, ids = decoder(special=Special(pad=0)), torch.tensor([[1, 2], [3, 4], [1, 2]])
+    fine = generate(model, ids, max_new_tokens=4)
+    with torch.no_grad():
+        model.target.table.weight[3] = torch.nan
+    with pytest.raises(Spoilt, match="row 1: ") as told:
+        generate(model, ids, max_new_tokens=4)
+    assert told.value.rows == [1]
+    assert torch.equal(told.value.ids[::2], fine[::2])
+    assert told.value.ids[1].tolist() == [3, 4, 0, 0, 0, 0]
 
 
 # -- manners --------------------------------------------------------------------------------------------------------
@@ -215,12 +237,22 @@ def test_a_model_may_be_trained_on_what_it_generated():
 WRONG = {
     "no decoder": (
         lambda: generate(build(ModelConfig(width=8, source=READ, encoder=STACK, head=LM())), tokens(0, 1, 2)),
-        "generate needs a decoder with an `lm` head",
+        "decoding needs a decoder with an `lm` head",
     ),
     "another head": (lambda: generate(decoder(head=MaskedLM()), tokens(0, 1, 2)), "needs a decoder with an `lm` head"),
-    "no start": (lambda: generate(pair(special=Special()), tokens(0, 1, 2)), "generate needs `special.start`"),
+    "no start": (lambda: generate(pair(special=Special()), tokens(0, 1, 2)), "decoding needs `special.start`"),
     "negative length": (lambda: generate(decoder(), tokens(0, 1, 2), max_new_tokens=-1), "must not be negative"),
-    "negative temperature": (lambda: generate(decoder(), tokens(0, 1, 2), temperature=-0.1), "must not be negative"),
+    "negative temperature": (lambda: generate(decoder(), tokens(0, 1, 2), temperature=-0.1), "temperature = -0.1"),
+    "a misspelt option": (lambda: generate(decoder(), tokens(0, 1, 2), temprature=1.0), "did you mean 'temperature'"),
+    "an option in vain": (lambda: generate(decoder(), tokens(0, 1, 2), top_k=3), "needs a temperature above 0"),
+    "a seed for other rows": (
+        lambda: generate(decoder(), tokens(0, 2, 2), temperature=1.0, seed=torch.arange(3)),
+        "a whole number for each of 2 rows",
+    ),
+    "a row of pads": (
+        lambda: generate(decoder(), tokens(0, 2, 2), segments=torch.tensor([[0, 0], [-1, -1]])),
+        "prompt 1 is empty",
+    ),
     "a vector of ids": (lambda: generate(decoder(), tokens(0, 2)), "ids must be whole numbers"),
     "a vector of sources": (lambda: generate(pair(), tokens(0, 2)), "ids must be whole numbers"),
     "an empty prompt": (lambda: generate(decoder(), tokens(0, 1, 0)), "ids must be whole numbers"),

@@ -16,7 +16,7 @@ from anyformer.data.sources import Rows
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.recipe import Characters, Crops, Seq2Seq, Words
 from anyformer.run import Run
-from anyformer.tasks import seq2seq
+from anyformer.tasks import generation
 from anyformer.tasks.metrics import bleu, chrf, exact_match
 from anyformer.tasks.seq2seq import SequenceToSequence
 from tests.training.small import PADDED, Shape, pairs, run
@@ -87,7 +87,7 @@ def test_answers_come_in_the_order_asked(trained: Run, monkeypatch: pytest.Monke
     asked = [" ".join(str(chance.randint(0, 9)) for _ in range(chance.randint(1, 6))) for _ in range(20)]
     one_by_one = [trained.predict([text])[0] for text in asked]
     assert trained.predict(asked) == one_by_one
-    monkeypatch.setattr(seq2seq, "EVALUATION_TOKENS", 30)  # many small batches
+    monkeypatch.setattr(generation, "SLOTS", 60)  # many small batches
     assert trained.predict(asked) == one_by_one
     assert len(set(one_by_one)) > 5
     assert trained.predict([]) == []

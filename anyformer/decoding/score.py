@@ -1,0 +1,140 @@
+"""How likely a model finds what is already written: log-probabilities of tokens, and what else could stand there.
+
+A row is what the model reads, in ids; in an encoder–decoder it begins with the start id and belongs to a source. Rows
+may be of unequal length: what a row is given depends on no other. Everything is computed in at least fp32.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from anyformer.config import LM, ConfigError, Fault, MaskedLM, Tokens
+from anyformer.decoding.session import evaluating
+from anyformer.nn.mask import PADDING, Layout
+from anyformer.nn.model import Transformer
+from anyformer.nn.norm import at_least_fp32
+
+LOGITS = 2**26  # held at once, about
+
+Ids = Sequence[int]
+
+
+class Likeliest(NamedTuple):
+    """The tokens that come first at each of n places, the likeliest first."""
+
+    ids: Tensor  # int [n, k]
+    probabilities: Tensor  # [n, k]
+
+
+def score(model: Transformer, rows: Sequence[Ids], sources: Sequence[Ids] | None = None) -> list[Tensor]:
+    """For each row the log-probability of every token but the first, given those before it: [len(row) - 1]."""
+    _check(model, rows, sources)
+    found = [torch.empty(0)] * len(rows)
+    order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
+    with evaluating(model):
+        while order:
+            longest = len(rows[order[0]])
+            now = order[: max(1, LOGITS // (longest * _vocab(model)))]
+            order = order[len(now) :]
+            if longest == 1:
+                break  # and so are all that follow: there is nothing to ask
+            read = [rows[i][:-1] or rows[i] for i in now]
+            logits = _logits(model, read, None if sources is None else [sources[i] for i in now])
+            asked, _ = _padded([rows[i][1:] for i in now], logits.device)
+            each = logits.log_softmax(dim=-1).gather(2, asked[..., None])[..., 0]
+            for i, row in zip(now, each, strict=True):
+                found[i] = row[: len(rows[i]) - 1].cpu()
+    return found
+
+
+def sliding(model: Transformer, ids: Ids, window: int, stride: int | None = None) -> Tensor:
+    """The same for one row of any length, of which a decoder reads `window` tokens at a time: [len(ids) - 1].
+
+    Windows begin `stride` tokens apart (half a window if not given). Each token is scored once, in the first window
+    that asks for it: given all that comes before it there, at least window - stride tokens.
+    """
+    if model.config.encoder is not None:
+        raise ValueError("only a decoder without an encoder reads by windows")
+    stride = max(1, window // 2) if stride is None else stride
+    if not 1 <= stride <= window:
+        raise ConfigError([Fault("stride", f"= {stride}: must be from 1 to the window, {window}")])
+    ends = model.config.stacks["decoder"].ends
+    if ends and window > ends[0][0]:
+        raise ConfigError([Fault("window", f"= {window}: the decoder has {ends[0][0]} {ends[0][1]}")])
+    begins = range(0, max(1, len(ids) - 1 - (window - stride)), stride)
+    found = score(model, [ids[at : at + window + 1] for at in begins])
+    return torch.cat([found[0], *(each[window - stride :] for each in found[1:])])
+
+
+def alternatives(
+    model: Transformer, rows: Sequence[Ids], k: int = 10, sources: Sequence[Ids] | None = None
+) -> Likeliest:
+    """The k tokens that are likeliest to follow each row."""
+    _check(model, rows, sources)
+    with evaluating(model):
+        logits = _logits(model, rows, sources)
+        last = torch.tensor([len(row) - 1 for row in rows], device=logits.device)
+        return _likeliest(logits[torch.arange(len(rows), device=logits.device), last], k)
+
+
+def fill_mask(model: Transformer, rows: Sequence[Ids], mask: int, k: int = 5) -> list[Likeliest]:
+    """For each row, the k tokens that are likeliest to stand where it has the id `mask`, from left to right."""
+    if not isinstance(model.config.head, MaskedLM) or len(model.config.stacks) > 1:
+        raise ValueError("filling masks needs an encoder with a `masked_lm` head")
+    _check_rows(rows)
+    if without := [i for i, row in enumerate(rows) if mask not in row]:
+        raise ValueError(f"row {without[0]} has no mask: no id in it is {mask}")
+    with evaluating(model):
+        logits = _logits(model, rows, None)
+        places = [torch.tensor([at for at, id in enumerate(row) if id == mask]) for row in rows]
+        return [_likeliest(logits[i, at.to(logits.device)], k) for i, at in enumerate(places)]
+
+
+def _likeliest(logits: Tensor, k: int) -> Likeliest:
+    if not 1 <= k <= logits.shape[-1]:
+        raise ConfigError([Fault("k", f"= {k}: must be from 1 to the size of the vocabulary, {logits.shape[-1]}")])
+    found = logits.softmax(dim=-1).topk(k)
+    return Likeliest(found.indices, found.values)
+
+
+def _logits(model: Transformer, rows: Sequence[Ids], sources: Sequence[Ids] | None) -> Tensor:
+    device = next(model.parameters()).device
+    ids, layout = _padded(rows, device)
+    if sources is None:
+        return at_least_fp32(model(ids, segments=layout))
+    source, source_layout = _padded(sources, device)
+    return at_least_fp32(model(source, ids, source_segments=source_layout, target_segments=layout))
+
+
+def _padded(rows: Sequence[Ids], device: torch.device) -> tuple[Tensor, Layout | None]:
+    """Rows side by side, padded on the right [b, t], and where their tokens stand."""
+    longest = max(map(len, rows))
+    ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
+    if min(map(len, rows)) == longest:
+        return ids, None
+    there = [[0] * len(row) + [PADDING] * (longest - len(row)) for row in rows]
+    return ids, Layout.right_padded(torch.tensor(there, device=device))
+
+
+def _vocab(model: Transformer) -> int:
+    tokens = model.config.target
+    assert isinstance(tokens, Tokens)
+    return tokens.rows
+
+
+def _check(model: Transformer, rows: Sequence[Ids], sources: Sequence[Ids] | None) -> None:
+    if not isinstance(model.config.head, LM) or model.decoder is None:
+        raise ValueError("scoring needs a decoder with an `lm` head")
+    if (model.encoder is None) != (sources is None):
+        raise ValueError(f"give `sources` to an encoder-decoder, and to no other; this is {model.config.shape}")
+    if sources is not None and len(sources) != len(rows):
+        raise ValueError(f"there are {len(sources)} sources and {len(rows)} rows: each row needs one")
+    _check_rows(rows)
+    _check_rows(sources or ())
+
+
+def _check_rows(rows: Sequence[Ids]) -> None:
+    if empty := [i for i, row in enumerate(rows) if not len(row)]:
+        raise ValueError(f"row {empty[0]} is empty: give it at least one token")
