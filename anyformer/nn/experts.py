@@ -105,7 +105,7 @@ class StackedLinear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(count, sum(parts), width))
         self.bias = nn.Parameter(torch.empty(count, sum(parts))) if bias else None
-        self.parts = parts
+        self.count, self.parts = count, parts
 
     def forward(self, x: Tensor, runs: Runs) -> tuple[Tensor, ...]:
         device = x.device.type  # autocast: as a linear layer would
@@ -209,7 +209,7 @@ class Mixture(nn.Module):
         """What the chosen experts make of each token, [m·k, d]."""
         k, flat = experts.shape[1], experts.flatten()
         order = flat.argsort(stable=True)
-        lengths = flat.new_zeros(len(self.up.weight)).scatter_add(0, flat, torch.ones_like(flat))
+        lengths = flat.new_zeros(self.up.count).scatter_add(0, flat, torch.ones_like(flat))
         runs = Runs(flat[order], lengths)
         # every row is taken once: gradients are added up in a fixed order, also on a GPU
         h = self.up(rows.repeat_interleave(k, dim=0).index_select(0, order), runs)

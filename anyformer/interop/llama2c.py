@@ -1,0 +1,229 @@
+"""llama2.c's files (Karpathy 2023): a Llama as one run of fp32 numbers, and a vocabulary with scores.
+
+A model file (version 0, which has no magic number) is 7 int32: dim, hidden_dim, n_layers, n_heads, n_kv_heads,
+vocab_size (negative where the head has a table of its own) and seq_len; then the weights in the order of `_layout`.
+A tokenizer file is max_token_length, and for each id in turn a score (float32), a length (int32) and so many bytes.
+"""
+
+import math
+import struct
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers
+from torch import Tensor
+
+from anyformer import presets
+from anyformer.config import ConfigError, Fault, ModelConfig, Special
+from anyformer.config.spec import visible
+from anyformer.data.tokenizer import TextTokenizer
+from anyformer.nn.model import Transformer
+
+HEADER, ENTRY = struct.Struct("<7i"), struct.Struct("<fi")
+MAGIC = 0x616B3432  # "ak42", with which later versions begin
+LARGEST = 2**24  # of any number in a header: beyond it the file is something else
+# The id before each text, which so ends the text before it: there llama2.c stops. SentencePiece's </s> is never used.
+BOUND = 1
+SPECIAL = ("<unk>", "<|endoftext|>", "<unused>")
+BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
+PIECES = len(SPECIAL) + len(BYTES)  # the first id that is a piece of text
+
+
+def read(path: str | Path, tokenizer: str | Path) -> tuple[Transformer, TextTokenizer]:
+    """A model and its tokenizer, or a `ConfigError` that says what in which file is wrong."""
+    path, found = Path(path), read_tokenizer(tokenizer)
+    header = read_header(path)
+    if header.vocab != found.size:
+        raise _wrong(tokenizer, f"has {found.size} tokens, and the model in {path.name} has {header.vocab}")
+    with torch.device("meta"):
+        model = Transformer(header.config())
+    model.load_state_dict(_weights(path, header), assign=True)
+    return model.eval(), found
+
+
+# -- the model --------------------------------------------------------------------------------------------------------
+
+
+class Header(NamedTuple):
+    """The sizes of a model, as its file begins."""
+
+    width: int
+    ff: int
+    depth: int
+    heads: int
+    kv_heads: int
+    vocab: int
+    length: int
+    tied: bool
+
+    def config(self) -> ModelConfig:
+        """Rotary positions have no end, so that `length` is no part of it."""
+        config = presets.llama(
+            depth=self.depth,
+            width=self.width,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            ff=self.ff,
+            vocab=self.vocab,
+        )
+        ends = Special(bos=BOUND, eos=BOUND)
+        return config.model_copy(update={"tie": "output" if self.tied else "none", "special": ends})
+
+
+def read_header(path: Path) -> Header:
+    """The sizes in a file that is as long as they say."""
+    with _open(path) as file:
+        start = file.read(HEADER.size)
+        length = file.seek(0, 2)
+    if len(start) < HEADER.size:
+        raise _wrong(path, f"is no llama2.c model: it has {len(start)} bytes, and the header alone has {HEADER.size}")
+    width, ff, depth, heads, kv_heads, vocab, positions = HEADER.unpack(start)
+    if width == MAGIC:
+        raise _wrong(path, f"is of llama2.c's version {ff}: only version 0 is read, which its export.py writes, too")
+    header = Header(width, ff, depth, heads, kv_heads, abs(vocab), positions, tied=vocab > 0)
+    if not all(0 < size <= LARGEST for size in header[:-1]):
+        raise _wrong(path, f"is no llama2.c model: its first numbers, {header[:-1]}, are no sizes")
+    if width % heads or heads % kv_heads or width // heads % 2:
+        what = f"dim = {width}, n_heads = {heads}, n_kv_heads = {kv_heads}"
+        raise _wrong(path, f"is no llama2.c model: {what} make no heads of an even width")
+    expected = HEADER.size + 4 * sum(math.prod(shape) for shape in _layout(header).values())
+    if length != expected:
+        what = "it was cut short" if length < expected else "something follows the weights"
+        raise _wrong(path, f"has {length:,} bytes, and its header asks for {expected:,}: {what}")
+    return header
+
+
+def _layout(header: Header) -> dict[str, tuple[int, ...]]:
+    """The tensors of a file, in order; weights are [out, in], all layers of a kind together."""
+    d, f, n, v = header.width, header.ff, header.depth, header.vocab
+    k = d // header.heads
+    turns = (header.length, k // 2)
+    return {
+        "table": (v, d),
+        "norm": (n, d),
+        "q": (n, d, d),
+        "k": (n, header.kv_heads * k, d),
+        "v": (n, header.kv_heads * k, d),
+        "out": (n, d, d),
+        "ff_norm": (n, d),
+        "gate": (n, f, d),
+        "down": (n, d, f),
+        "up": (n, f, d),
+        "final_norm": (d,),
+        "cos": turns,  # of the rotary angles, which llama2.c itself skips
+        "sin": turns,
+        **({} if header.tied else {"head": (v, d)}),
+    }
+
+
+def _weights(path: Path, header: Header) -> dict[str, Tensor]:
+    """The state of a `Transformer`, from a file that has the right length."""
+    read: dict[str, Tensor] = {}
+    with _open(path) as file:
+        file.seek(HEADER.size)
+        for name, shape in _layout(header).items():
+            part = np.fromfile(file, "<f4", math.prod(shape))
+            if not np.isfinite(part).all():
+                at = HEADER.size + 4 * sum(x.numel() for x in read.values()) + 4 * int((~np.isfinite(part)).argmax())
+                raise _wrong(path, f"is damaged: at byte {at:,}, in {name}, there is a number that is not finite")
+            read[name] = torch.from_numpy(part.astype(np.float32, copy=False)).view(shape)
+    state = {"target.table.weight": read["table"], "decoder.final_norm.weight": read["final_norm"]}
+    if not header.tied:
+        state["head.table"] = read["head"]
+    for i in range(header.depth):
+        q, k = _halves(read["q"][i], header.heads), _halves(read["k"][i], header.kv_heads)
+        block = f"decoder.blocks.{i}"
+        state |= {
+            f"{block}.mixer.norm_in.weight": read["norm"][i],
+            f"{block}.mixer.inner.qkv.weight": torch.cat((q, k, read["v"][i])),
+            f"{block}.mixer.inner.out.weight": read["out"][i],
+            f"{block}.feedforward.norm_in.weight": read["ff_norm"][i],
+            f"{block}.feedforward.inner.gate_up.weight": torch.cat((read["gate"][i], read["up"][i])),
+            f"{block}.feedforward.inner.down.weight": read["down"][i],
+        }
+    return {name: x.clone() for name, x in state.items()}  # no views of all layers
+
+
+def _halves(weight: Tensor, heads: int) -> Tensor:
+    """Rows in which the pairs that turn are (i, i + k/2), from rows in which they are (2i, 2i + 1)."""
+    return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+
+
+# -- the tokenizer ----------------------------------------------------------------------------------------------------
+
+
+def read_tokenizer(path: str | Path) -> TextTokenizer:
+    """llama2.c starts from the characters of a text, unknown ones as bytes, and merges, as long as it can, the two
+    neighbours that make the token of the highest score. That is byte-pair encoding with a merge for each way to cut a
+    token into two others, in the order of scores.
+    """
+    pieces = _pieces(Path(path))
+    ids = {piece: PIECES + i for i, (piece, _) in enumerate(pieces)}
+    merges = [
+        (piece[:at], piece[at:])
+        for piece, _ in sorted(pieces, key=lambda piece: -piece[1])
+        for at in reversed(range(1, len(piece)))
+        if piece[:at] in ids and piece[at:] in ids
+    ]
+    fixed = {token: i for i, token in enumerate((*SPECIAL, *BYTES))}
+    inner = Tokenizer(models.BPE(fixed | ids, merges, unk_token=SPECIAL[0], byte_fallback=True))
+    inner.normalizer = normalizers.Prepend(" ")
+    inner.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    inner.add_special_tokens(list(SPECIAL))
+    return TextTokenizer(inner)
+
+
+def _pieces(path: Path) -> list[tuple[str, float]]:
+    """The tokens after the special ones and the bytes, with their scores."""
+    entries = _entries(path)
+    if len(entries) < PIECES or tuple(text.decode("utf-8", "replace") for text, _ in entries[3:PIECES]) != BYTES:
+        raise _wrong(path, "is no llama2.c tokenizer: ids 3 to 258 are not the bytes <0x00> to <0xFF>")
+    found: dict[str, float] = {}
+    scores: dict[float, int] = {}
+    for i, (text, score) in enumerate(entries[PIECES:], PIECES):
+        try:
+            piece = text.decode()
+        except UnicodeDecodeError:
+            raise _wrong(path, f"is damaged: token {i} is not UTF-8") from None
+        if not piece or piece in found or piece in (*SPECIAL, *BYTES):
+            raise _wrong(path, f"is damaged: token {i}, '{visible(piece)}', is {'there twice' if piece else 'empty'}")
+        if not math.isfinite(score):
+            raise _wrong(path, f"is damaged: the score of token {i} is not finite")
+        if len(piece) > 1 and scores.setdefault(score, i) != i:  # which of them comes first would depend on the text
+            raise _wrong(path, f"tokens {scores[score]} and {i} have the same score, {score:g}: they have no order")
+        found[piece] = score
+    return list(found.items())
+
+
+def _entries(path: Path) -> list[tuple[bytes, float]]:
+    with _open(path) as file:
+        data = file.read()
+    if len(data) < 4:
+        raise _wrong(path, f"is no llama2.c tokenizer: it has {len(data)} bytes")
+    (longest,) = struct.unpack_from("<i", data)
+    found: list[tuple[bytes, float]] = []
+    at = 4
+    while at < len(data):
+        score, size = ENTRY.unpack_from(data, at) if at + ENTRY.size <= len(data) else (0.0, 0)
+        end = at + ENTRY.size + size
+        if not 0 <= size <= longest:
+            what = f"token {len(found)}, at byte {at:,}, has {size} bytes, and the longest has {longest}"
+            raise _wrong(path, f"is no llama2.c tokenizer, or damaged: {what}")
+        if end > len(data):
+            raise _wrong(path, f"was cut short: token {len(found)}, at byte {at:,}, is not whole")
+        found.append((data[at + ENTRY.size : end], score))
+        at = end
+    return found
+
+
+def _open(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise _wrong(path, f"cannot be read: {error.strerror}") from None
+
+
+def _wrong(path: str | Path, message: str) -> ConfigError:
+    return ConfigError([Fault(visible(str(path)), message)])
