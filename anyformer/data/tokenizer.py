@@ -145,6 +145,40 @@ class TextTokenizer:
             token = bytes(BYTES[c] for c in token).decode("utf-8", "surrogateescape")
         return "".join(map(_shape, token))
 
+    # -- ids to bytes -------------------------------------------------------------------------------------------------
+
+    def vocabulary_bytes(self) -> list[bytes]:
+        """What each id adds to a text, for decoding under constraints; b"" for special ids and where there is no token.
+
+            b"".join(table[i] for i in encode(text)) == (lead + decode(encode(text))).encode()
+
+        for a text of at least one token, all of them known. A token may be a part of a character. Words, and first
+        pieces of words, bring the space before them along.
+        """
+        return [self._bytes_of(i) for i in range(self.size)]
+
+    @property
+    def lead(self) -> str:
+        """What the bytes of a text have before it: the space that `decode` takes off the first token, or nothing."""
+        plain = (self._inner.id_to_token(i) for i in range(self.size) if self._bytes_of(i).startswith(b" "))
+        shown = (self._joined([token]) for token in plain if token)
+        return "" if next(shown, " ").startswith(" ") else " "
+
+    def _bytes_of(self, i: int) -> bytes:
+        token = self._inner.id_to_token(i)
+        if token is None or i in self._special:
+            return b""
+        if self._byte_level:
+            return bytes(BYTES[c] for c in token) if BYTES.keys() >= set(token) else token.encode()
+        if self._byte_fallback and re.fullmatch("<0x[0-9A-F]{2}>", token):
+            return bytes([int(token[3:5], 16)])
+        # Between two others: what stands before or behind them is theirs.
+        behind = self._joined(["x", "x"])[1:]
+        return self._joined(["x", token, "x"])[1:].removesuffix(behind).encode()
+
+    def _joined(self, tokens: list[str]) -> str:
+        return self._inner.decoder.decode(tokens) if self._inner.decoder else " ".join(tokens)
+
 
 def train_tokenizer(spec: recipe.Tokenizer, texts: Iterable[str], data: recipe.Data | None = None) -> TextTokenizer:
     """The tokenizer that a spec asks for, learnt from texts, which are read once; a file is loaded instead, from where

@@ -250,6 +250,54 @@ def test_tokens_can_be_looked_at() -> None:
     assert made("bytes").token(-1) == "<-1>"
 
 
+# -- bytes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", SPECS)
+@given(text=ANY_TEXT)
+def test_the_bytes_of_tokens_are_the_text(kind: str, text: str) -> None:
+    tokenizer, table = made(kind), table_of(kind)
+    ids = tokenizer.encode(text)
+    if ids and tokenizer.unk not in ids:
+        whole = (tokenizer.lead + tokenizer.decode(ids)).encode()
+        assert b"".join(table[i] for i in ids) == whole
+        assert kind not in LOSSLESS or whole == (tokenizer.lead + text).encode()
+
+
+@cache
+def table_of(kind: str) -> list[bytes]:
+    return made(kind).vocabulary_bytes()
+
+
+def test_bytes_of_each_kind() -> None:
+    assert {kind: made(kind).lead for kind in SPECS} == {
+        "chars": "", "bytes": "", "words": " ", "bpe": "", "unigram": " ", "wordpiece": " ",
+    }  # fmt: skip
+    for kind in SPECS:
+        assert len(table_of(kind)) == made(kind).size
+        assert table_of(kind)[:6] == [b""] * 6  # special ids are no text
+        assert all(table_of(kind)[6:])
+    for kind in LOSSLESS:
+        assert {token for token in table_of(kind) if len(token) == 1} == {bytes([n]) for n in range(256)}
+    assert b"dogs," not in table_of("words")
+    assert b" dogs," in table_of("words")
+    assert b"s" in table_of("wordpiece")  # ##s
+    assert b" s" in table_of("wordpiece")
+
+
+def test_bytes_of_public_tokenizers() -> None:
+    inner = words("[UNK]", "a", "▁b", "c</w>")
+    cases = {
+        decoders.Metaspace(): ([b"a", b" b", b"c</w>"], " "),
+        decoders.BPEDecoder(suffix="</w>"): ([b"a", "▁b".encode(), b"c "], ""),
+        decoders.WordPiece(): ([b" a", " ▁b".encode(), b" c</w>"], " "),
+    }
+    for decoder, (table, lead) in cases.items():
+        inner.decoder = decoder
+        assert of(inner).vocabulary_bytes() == [b"", *table]
+        assert of(inner).lead == lead
+
+
 # -- the same texts, the same tokenizer -------------------------------------------------------------------------------
 
 
