@@ -22,7 +22,7 @@ test: $(DEV)  ## all tests, on JOBS workers (2)
 test-gpu: $(DEV)  ## the kernels and lengths that need a GPU, and what they measure
 	$(BIN)/pytest tests/gpu
 
-torture: $(DEV)  ## kill training 100 times (about 15 minutes); ANYFORMER_DATA names the data of more recipes
+torture: $(DEV)  ## kill training 100 times (about 17 minutes); ANYFORMER_DATA names the data of more recipes
 	$(BIN)/python -m tests.torture
 
 lint: $(DEV)  ## ruff and mypy
