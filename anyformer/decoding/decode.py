@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.decoding.process import Constraint, History, Processor, Sampling, build, process
+from anyformer.decoding.process import Constraint, Processor, Sampling, build, process
 from anyformer.decoding.sample import greedy, row_seeds, sample
 from anyformer.decoding.session import Session, evaluating
 from anyformer.nn.cache import CacheKind
@@ -131,15 +131,13 @@ def steps(
     patience: int,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The next token of each row [b], padding where it has ended, and whether its logits were a distribution."""
-    special, device = session.model.config.special, session.ids.device
-    filler = special.pad if special.pad is not None else (stop[0] if stop else 0)
+    device, filler = session.ids.device, session.filler(stop)
     ending = torch.tensor(list(stop), device=device, dtype=session.ids.dtype)
     most, room = max(rooms, default=0), torch.tensor(list(rooms), device=device)
     ended = room == 0
     held: list[tuple[Tensor, Tensor, Tensor]] = []  # not given out yet: all rows may have ended before
     for step in range(most):
-        new = torch.arange(session.ids.shape[1], device=device) >= session.prompt
-        logits = process(processors, History(session.ids, session.there, new.expand_as(session.there)), session.logits)
+        logits = process(processors, session.history, session.logits)
         choice = greedy(logits) if seeds is None else sample(logits, seeds, torch.full_like(seeds, step))
         before, ok = ended, choice.ok | ended
         token = choice.ids.masked_fill(before | ~ok, filler)

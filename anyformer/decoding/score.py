@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from anyformer.config import LM, ConfigError, Fault, MaskedLM, Tokens
-from anyformer.decoding.session import evaluating
-from anyformer.nn.mask import PADDING, Layout
+from anyformer.decoding.session import evaluating, padded
+from anyformer.nn.mask import Layout
 from anyformer.nn.model import Transformer
 from anyformer.nn.norm import at_least_fp32
 
@@ -110,12 +110,8 @@ def _logits(model: Transformer, rows: Sequence[Ids], sources: Sequence[Ids] | No
 
 def _padded(rows: Sequence[Ids], device: torch.device) -> tuple[Tensor, Layout | None]:
     """Rows side by side, padded on the right [b, t], and where their tokens stand."""
-    longest = max(map(len, rows))
-    ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
-    if min(map(len, rows)) == longest:
-        return ids, None
-    there = [[0] * len(row) + [PADDING] * (longest - len(row)) for row in rows]
-    return ids, Layout.right_padded(torch.tensor(there, device=device))
+    ids, segments = padded(rows, device)
+    return ids, None if segments is None else Layout.right_padded(segments)
 
 
 def _vocab(model: Transformer) -> int:

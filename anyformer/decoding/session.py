@@ -118,6 +118,15 @@ class Session:
         return pad if pad is not None else (stop[0] if stop else 0)
 
 
+def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Rows of ids side by side, padded on the right [b, t], and their segments where any is."""
+    longest = max(map(len, rows))
+    ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
+    if min(map(len, rows)) == longest:
+        return ids, None
+    return ids, torch.tensor([[0] * len(row) + [PADDING] * (longest - len(row)) for row in rows], device=device)
+
+
 def _repeated(x: Tensor, copies: int) -> Tensor:
     return x if copies == 1 else x.repeat_interleave(copies, dim=0)
 

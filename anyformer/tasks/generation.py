@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from anyformer.config import ConfigError, Fault, ModelConfig
-from anyformer.data.batch import IGNORE, PADDING, Piece
+from anyformer.data.batch import IGNORE, Piece
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.decoding.decode import stream as tokens
 from anyformer.decoding.process import Sampling
 from anyformer.decoding.sample import row_seeds
 from anyformer.decoding.score import score as log_probabilities, sliding
+from anyformer.decoding.session import padded
 from anyformer.nn.model import Transformer
 from anyformer.tasks.base import refuse_long
 from anyformer.tasks.text import Stops, Unfolding
@@ -142,15 +143,12 @@ class Asked:
     def tokens(self, rows: Sequence[int], patience: int | None = 1) -> Iterator[list[int]]:
         """The next token of each of some texts, until all have ended by an id."""
         device = next(self.model.parameters()).device
-        prompts = [self.prompts[i] for i in rows]
-        longest = max(map(len, prompts))
-        ids = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in prompts], device=device)
-        segments = torch.tensor([[0] * len(ids) + [PADDING] * (longest - len(ids)) for ids in prompts], device=device)
+        ids, segments = padded([self.prompts[i] for i in rows], device)
         for new, ok in tokens(
             self.model,
             ids,
             max_new_tokens=[self.rooms[i] for i in rows],
-            segments=None if all(len(ids) == longest for ids in prompts) else segments,
+            segments=segments,
             stop=self.stop_ids,
             seed=None if self.seeds is None else self.seeds[list(rows)],
             patience=patience,
