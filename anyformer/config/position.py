@@ -29,10 +29,11 @@ Tables = Mapping[str, "Tensor"]
 
 
 class Rotation(NamedTuple):
-    """The prepared angles of one forward pass, fp32, each [b or 1, 1, t, rotated / 2]."""
+    """The prepared angles of one forward pass, fp32, each [b or 1, 1, t, rotated]: twice the same, one half for each
+    number of a pair."""
 
     cos: "Tensor"
-    sin: "Tensor"
+    sin: "Tensor"  # of the first numbers, negative
 
 
 class Scheme(Spec):
@@ -239,7 +240,8 @@ class Rotary(Scheme):
                 keep = keep.clamp(0, 1)
                 frequencies = frequencies / llama.factor * (1 - keep) + frequencies * keep
         angles = (positions.to(torch.float32)[..., None] * frequencies).unsqueeze(1)  # [b, 1, t, k_rot/2]
-        return Rotation(angles.cos() * temper, angles.sin() * temper)
+        cos, sin = angles.cos() * temper, angles.sin() * temper
+        return Rotation(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
 
     def _ramp(self, frequencies: "Tensor", yarn: YarnScaling, width: int) -> "Tensor":
         """0 for waves that turn more than `beta_fast` times in the original context, 1 for fewer than `beta_slow`."""
@@ -256,11 +258,12 @@ class Rotary(Scheme):
     def rotate(self, x: "Tensor", rotation: Rotation) -> "Tensor":
         import torch
 
-        half = rotation.cos.shape[-1]
-        a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
         cos, sin = rotation  # fp32, so the products are too
-        turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
-        return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
+        width = cos.shape[-1]
+        if width < x.shape[-1]:
+            return torch.cat((self.rotate(x[..., :width], rotation), x[..., width:]), dim=-1)
+        # halves (a, b) to (a cos - b sin, b cos + a sin)
+        return (x * cos + x.roll(width // 2, dims=-1) * sin).to(x.dtype)
 
 
 class Alibi(Scheme):

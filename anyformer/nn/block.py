@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from anyformer.config import Block, NoNorm, Parallel
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.context import Context
+from anyformer.nn.dropout import Dropout
 from anyformer.nn.ffn import build_ffn
 from anyformer.nn.mixer import build_mixer
 from anyformer.nn.norm import build_norm, normed
@@ -36,7 +37,7 @@ class Sublayer(nn.Module):
     ):
         super().__init__()
         self.norm_in, self.inner, self.norm_branch, self.norm_sum = norm_in, inner, norm_branch, norm_sum
-        self.dropout, self.residual = nn.Dropout(dropout), residual
+        self.dropout, self.residual = Dropout(dropout), residual
 
     def branch(self, x: Tensor, ctx: Context) -> Tensor:
         """What the sublayer adds to the residual stream."""

@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anyformer.nn.context import Context
+from anyformer.nn.dropout import Dropout
 from anyformer.nn.mask import real
 from anyformer.nn.norm import at_least_fp32
 from anyformer.nn.running import Running, over_ranks
 
-Way = Literal["kernel", "loop", "step"]
+Way = Literal["kernel", "loop", "step", "gather"]
+FEW = 64  # rows of which each may have its own copy of a matrix
 TINY = 1e-20  # keeps a sum of vanishing scores from dividing by 0
 
 
@@ -119,7 +121,7 @@ class StackedLinear(nn.Module):
         return f"{list(self.weight.shape)}, bias={self.bias is not None}"
 
 
-# -- products of runs, in three ways that must be equal --------------------------------------------------------------
+# -- products of runs, in four ways that must be equal ---------------------------------------------------------------
 
 
 def run_products(x: Tensor, weight: Tensor, runs: Runs, way: Way | None = None) -> Tensor:
@@ -131,14 +133,18 @@ def run_products(x: Tensor, weight: Tensor, runs: Runs, way: Way | None = None) 
             return _loop(x, weight, runs.lengths)
         case "step":
             return _step(x, weight, runs.lengths)
+        case "gather":
+            return (weight[runs.experts] @ x[..., None])[..., 0]
 
 
 def _way(x: Tensor, weight: Tensor) -> Way:
     """The kernel is for bf16 on GPUs, and rows of whole 16 bytes. A loop reads lengths on the host, which a compiled
-    graph cannot: there it is one step of it."""
+    graph cannot: there it is one step of it; and which waits for a GPU: a few rows there read their own matrices."""
     aligned = all(size * x.element_size() % 16 == 0 for size in weight.shape[1:])
     if x.device.type == "cuda" and x.dtype is torch.bfloat16 and aligned:
         return "kernel"
+    if x.device.type == "cuda" and x.shape[0] <= FEW and not torch.is_grad_enabled():
+        return "gather"
     return "step" if torch.compiler.is_compiling() else "loop"
 
 
@@ -193,7 +199,7 @@ class Mixture(nn.Module):
     ):
         super().__init__()
         self.router, self.up, self.down, self.shared = router, up, down, shared
-        self.act, self.dropout, self.balance = act, nn.Dropout(dropout), balance
+        self.act, self.dropout, self.balance = act, Dropout(dropout), balance
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         rows = x.flatten(0, 1)  # [m, d]

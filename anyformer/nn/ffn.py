@@ -28,6 +28,7 @@ from anyformer.config import (
     hidden_width,
 )
 from anyformer.nn.context import Context
+from anyformer.nn.dropout import Dropout
 from anyformer.nn.experts import Mixture, SigmoidRouter, SoftmaxRouter, StackedLinear
 from anyformer.nn.linear import Fused
 
@@ -61,7 +62,7 @@ class PlainFFN(nn.Module):
         super().__init__()
         self.up = nn.Linear(width, hidden, bias=bias)
         self.down = nn.Linear(hidden, width, bias=bias)
-        self.act, self.dropout = act, nn.Dropout(dropout)
+        self.act, self.dropout = act, Dropout(dropout)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         h = ctx.tap("hidden", self.act(self.up(x)))
@@ -75,7 +76,7 @@ class GatedFFN(nn.Module):
         super().__init__()
         self.gate_up = Fused(width, (hidden, hidden), bias=bias)
         self.down = nn.Linear(hidden, width, bias=bias)
-        self.act, self.dropout = act, nn.Dropout(dropout)
+        self.act, self.dropout = act, Dropout(dropout)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         gate, up = self.gate_up(x)

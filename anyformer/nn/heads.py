@@ -23,6 +23,7 @@ from anyformer.config import (
     Transform,
     factor,
 )
+from anyformer.nn.dropout import Dropout
 from anyformer.nn.ffn import activation
 from anyformer.nn.mask import Layout, real
 from anyformer.nn.norm import build_norm
@@ -82,7 +83,7 @@ class TokenHead(nn.Module):
 
     def __init__(self, width: int, labels: int, dropout: float):
         super().__init__()
-        self.dropout, self.linear = nn.Dropout(dropout), nn.Linear(width, labels)
+        self.dropout, self.linear = Dropout(dropout), nn.Linear(width, labels)
 
     def forward(self, x: Tensor, layout: Layout, table: Tensor | None) -> Tensor:
         return self.linear(self.dropout(x))
@@ -146,7 +147,7 @@ def build_head(spec: Head, width: int, tokens: Tokens | None, *, tied: bool) -> 
         case TokenLabels(labels=labels, dropout=dropout):
             return TokenHead(width, labels, dropout)
         case Classifier(labels=labels, dropout=dropout):
-            classify = nn.Sequential(nn.Dropout(dropout), nn.Linear(width, labels))
+            classify = nn.Sequential(Dropout(dropout), nn.Linear(width, labels))
             return PooledHead(spec.pool, build_transform(spec.transform, width, width), classify)
         case Embedder(normalize=normalize):
             last = UnitLength() if normalize else nn.Identity()

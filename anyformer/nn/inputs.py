@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anyformer.config import FactorisedTable, Features, Input, Patches, Tokens, factor
+from anyformer.nn.dropout import Dropout
 from anyformer.nn.mask import Layout
 from anyformer.nn.norm import build_norm, normed
 from anyformer.nn.running import Notes
@@ -31,7 +32,7 @@ class TokenInput(nn.Module):
         self.project = nn.Linear(e, width, table.bias) if table else None
         self.early = table is not None and table.project == "before_position"
         self.norm = build_norm(spec.norm, self.inner_width)
-        self.dropout = nn.Dropout(spec.dropout)
+        self.dropout = Dropout(spec.dropout)
         self.scale = factor(spec.scale, width)
 
     def measure(self, ids: Tensor) -> tuple[int, int]:
@@ -67,7 +68,7 @@ class FeatureInput(nn.Module):
         super().__init__()
         self.inner_width, self.size = width, spec.size
         self.project = nn.Linear(spec.size, width, spec.bias)
-        self.norm, self.dropout = build_norm(spec.norm, width), nn.Dropout(spec.dropout)
+        self.norm, self.dropout = build_norm(spec.norm, width), Dropout(spec.dropout)
 
     def measure(self, x: Tensor) -> tuple[int, int]:
         """[b, t]"""

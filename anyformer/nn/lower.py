@@ -47,7 +47,7 @@ class Site(NamedTuple):
     def of(cls, x: Tensor, training: bool) -> "Site":
         """Where a layer that reads x runs; under autocast in its precision, whatever x has."""
         kind = x.device.type
-        auto = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        auto = kind != "meta" and torch.is_autocast_enabled(kind)  # meta has none
         return cls(kind, torch.get_autocast_dtype(kind) if auto else x.dtype, training)
 
 

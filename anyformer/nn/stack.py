@@ -27,6 +27,7 @@ from anyformer.config import (
 from anyformer.nn.block import build_block
 from anyformer.nn.cache import Cache
 from anyformer.nn.context import Context, Tap
+from anyformer.nn.dropout import Dropout
 from anyformer.nn.lower import Demand, Site, lower
 from anyformer.nn.mask import Layout, Relation, Role
 from anyformer.nn.mixer import kept
@@ -61,7 +62,7 @@ class BlockStack(nn.Module):
         # the module that each layer runs
         self.runs = tuple(i if i < head or not spec.share else head + (i - head) % tile for i in range(spec.depth))
         self.blocks = nn.ModuleList(build_block(layers[i], width) for i in sorted(set(self.runs)))
-        self.final_norm, self.dropout = build_norm(spec.final_norm, width), nn.Dropout(spec.dropout)
+        self.final_norm, self.dropout = build_norm(spec.final_norm, width), Dropout(spec.dropout)
         self.embedder = Positions(spec.position if spec.position.embeds() else NoPosition(), embed_width, 0)
         self.ends = spec.ends
         self.recompute = False  # activations in the backward pass, rather than keeping them; set from outside

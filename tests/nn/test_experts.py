@@ -163,7 +163,7 @@ def test_one_expert_is_a_feedforward(kind):
     assert both.shared.down.in_features == 15
 
 
-@pytest.mark.parametrize("way", ["step", "kernel"])
+@pytest.mark.parametrize("way", ["step", "kernel", "gather"])
 @given(seed=seeds, rows=st.integers(0, 9))
 def test_all_ways_to_multiply_are_one(way: str, seed: int, rows: int):
     """With their gradients; the kernel in fp32, which it takes on a CPU, and at sizes that it takes."""
