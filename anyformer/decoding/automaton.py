@@ -6,8 +6,9 @@ Every state that is ever reached can still be accepted: parts of which no text e
 ends is one more symbol, END, after which nothing follows.
 """
 
+from collections import deque
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import assert_never
 
 import numpy as np
@@ -19,6 +20,7 @@ from anyformer.decoding.regex import Alt, Chars, Node, Ranges, Repeat, Seq
 END = 256  # the symbol after the 256 bytes
 BROKEN, ENDED = 0, 1  # the states from which nothing leads on: off the language, and behind END
 STATES = 100_000  # of either automaton: 100 MB of table
+FAR = 2**30  # symbols: from a state that leads to no end
 REACH = 10_000_000  # states that are reached from others for free, all together
 
 # Code points whose UTF-8 is equally long; what is missing are the surrogates, which UTF-8 cannot write.
@@ -56,6 +58,31 @@ class Automaton:
     def size(self) -> int:
         """How many states there are so far."""
         return len(self._sets)
+
+    def soonest(self, first: int) -> Ints:
+        """How many bytes make a whole text from each state but the first ones; FAR from BROKEN."""
+        far = [min((self._distances[part] for part in found), default=FAR) for found in self._sets[first:]]
+        return np.array(far, dtype=np.int32)
+
+    @cached_property
+    def _distances(self) -> list[int]:
+        """The same for states of the nondeterministic automaton. END costs nothing; what is free comes first."""
+        before: list[list[tuple[int, int]]] = [[] for _ in self._edges]
+        for state, (edges, free) in enumerate(zip(self._edges, self._free, strict=True)):
+            for low, to in {(low, to) for low, _, to in edges}:
+                before[to].append((state, int(low != END)))
+            for to in free:
+                before[to].append((state, 0))
+        distances = [FAR] * len(self._edges)
+        distances[0] = 0  # the final state is made first
+        left = deque([0])
+        while left:
+            to = left.popleft()
+            for state, step in before[to]:
+                if distances[to] + step < distances[state]:
+                    distances[state] = distances[to] + step
+                    (left.append if step else left.appendleft)(state)
+        return distances
 
     def symbols(self) -> set[int]:
         """The bytes that texts are made of."""

@@ -8,17 +8,18 @@ vocabulary; and a prompt is searched as if it were alone, whatever the rest of t
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, Self
 
 import torch
+from pydantic import model_validator
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
-from anyformer.config.spec import ConfigError, Fault
-from anyformer.decoding.constrain import Constraint
-from anyformer.decoding.decode import Spoilt
-from anyformer.decoding.phrases import Phrases
-from anyformer.decoding.process import Processor, process
+from anyformer.config.spec import ConfigError, Fault, Number, Size
+from anyformer.decoding.constrain import Constraint, check_fit
+from anyformer.decoding.decode import Spoilt, rooms_of
+from anyformer.decoding.phrases import Phrase, Phrases, shortest
+from anyformer.decoding.process import Processing, Processor, process
 from anyformer.decoding.session import Session, evaluating
 from anyformer.nn.cache import CacheKind
 from anyformer.nn.model import Transformer
@@ -30,6 +31,33 @@ EarlyStopping = Literal["first", "heuristic", "never"]
 first: at once. heuristic: when the likeliest beam, were it to end at its present length, scores no better than the
 worst of them. never: when it cannot score better whatever its length.
 """
+
+
+class Beam(Processing):
+    """The likeliest answers as a whole."""
+
+    beams: Size
+    n_best: Size = 1
+    length_penalty: Number = 1.0
+    early_stopping: EarlyStopping = "heuristic"
+    groups: Size = 1
+    diversity_penalty: Number = 0.0
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        faults = []
+        if self.n_best > self.beams:
+            faults.append(Fault("n_best", f"= {self.n_best}: must be from 1 to the number of beams, {self.beams}"))
+        if self.groups > 1 and self.beams % self.groups:
+            faults.append(Fault("groups", f"= {self.groups}: must divide beams = {self.beams}"))
+        penalty = self.diversity_penalty
+        if self.groups > 1 and penalty <= 0:
+            faults.append(Fault("diversity_penalty", f"= {penalty}: must be above 0, or all groups are equal"))
+        if self.groups == 1 and penalty != 0:
+            faults.append(Fault("diversity_penalty", f"= {penalty}: needs groups, and there is 1"))
+        if faults:
+            raise ConfigError(faults)
+        return self
 
 
 class Hypotheses(NamedTuple):
@@ -46,14 +74,14 @@ def beam_search(
     ids: Tensor,
     *,
     beams: int = 4,
-    max_new_tokens: int = 20,
+    max_new_tokens: int | Sequence[int] = 20,
     n_best: int = 1,
     length_penalty: float = 1.0,
     early_stopping: EarlyStopping = "heuristic",
     stop: Sequence[int] = (),
     groups: int = 1,
     diversity_penalty: float = 0.0,
-    phrases: Sequence[Sequence[int]] = (),
+    phrases: Sequence[Phrase] = (),
     constraint: Constraint | None = None,
     processors: Sequence[Processor] = (),
     segments: Tensor | None = None,
@@ -70,29 +98,43 @@ def beam_search(
 
     phrases: sequences of ids that must stand in the answer, by dynamic beam allocation (Post & Vilar 2018).
     """
-    _check(beams, max_new_tokens, n_best, early_stopping, groups, diversity_penalty, phrases)
+    Beam(
+        beams=beams,
+        n_best=n_best,
+        length_penalty=length_penalty,
+        early_stopping=early_stopping,
+        groups=groups,
+        diversity_penalty=diversity_penalty,
+    )
+    rooms = rooms_of(max_new_tokens, len(ids))
+    _check_room(min(rooms), groups, phrases)
     with evaluating(model):
-        session = Session(model, ids, max_new_tokens, segments=segments, cache=cache, copies=beams)
+        longest = max(rooms)
+        session = Session(model, ids, longest, segments=segments, cache=cache, copies=beams)
         vocab, device, width = session.logits.shape[-1], session.ids.device, beams // groups
         batch, searches = len(session.ids) // beams, len(session.ids) // width
         ending = torch.tensor(list(stop), dtype=torch.long, device=device)
         needed = Phrases(phrases, vocab=vocab, stop=stop) if phrases else None
+        if constraint is not None:
+            check_fit(constraint, vocab, stop)
         automata = [automaton for automaton in (constraint, needed) if automaton is not None]
         states = [torch.full((len(session.ids),), automaton.start(), device=device) for automaton in automata]
 
         first = torch.arange(searches, device=device)[:, None] * width  # the row of each search's first beam
         running = at_least_fp32(session.logits).new_full((searches, width), -math.inf)  # log-probabilities of the beams
         running[:, 0] = 0.0  # all are the same prompt yet
-        finished = Finished(searches, width, max_new_tokens, running)
+        finished = Finished(searches, width, longest, running)
+        room = torch.tensor(rooms, device=device).repeat_interleave(groups)  # of each search
         going = torch.ones(searches, dtype=torch.bool, device=device)
         spoilt = torch.zeros(batch, dtype=torch.bool, device=device)
-        for new in range(1, max_new_tokens + 1):
-            last = new == max_new_tokens
+        for new in range(1, longest + 1):
+            left = room - new
+            last = left == 0
             log_p = at_least_fp32(session.logits).log_softmax(dim=-1)
             spoilt |= log_p.isnan().view(batch, -1).any(dim=1)
             log_p = process(processors, session.history, log_p)
             for automaton, state in zip(automata, states, strict=True):
-                log_p = log_p.masked_fill(~automaton.allowed(state), -math.inf)
+                log_p = log_p.masked_fill(~automaton.in_time(state, left.repeat_interleave(width) + 1), -math.inf)
             log_p = log_p.masked_fill(spoilt.repeat_interleave(beams)[:, None], -math.inf)
             scores = running[..., None] + log_p.view(searches, width, vocab)
 
@@ -100,35 +142,44 @@ def beam_search(
             if needed is None:
                 found = _diverse(scores.view(batch, groups, -1), width, pool, diversity_penalty, ending)
             else:
-                found = _allocated(scores, pool, needed, states[-1].view(batch, width), max_new_tokens - new, ending)
+                found = _allocated(scores, pool, needed, states[-1].view(batch, width), left, ending)
             parents, tokens = first + found.flat // vocab, found.flat % vocab
 
             # only the best `width` may become hypotheses: the others are there to go on
             rows, added = parents[:, :width], tokens[:, :width]
-            ends = (found.stops[:, :width] | last) & (found.scores[:, :width] > -math.inf) & going[:, None]
-            if last:
-                for automaton, state in zip(automata, states, strict=True):
-                    after = automaton.advance(state[rows.flatten()], added.flatten())
-                    ends &= automaton.accepting(after).view_as(ends)
+            stops = found.stops[:, :width]
+            ends = (stops | last[:, None]) & (found.scores[:, :width] > -math.inf) & going[:, None]
+            for automaton, state in zip(automata, states, strict=True) if new in rooms else ():
+                after = automaton.advance(state[rows.flatten()], added.flatten())
+                ends &= stops | automaton.accepting(after).view_as(ends)
             answers = torch.cat((session.answers[rows], added[..., None]), dim=-1)
             finished.add(answers, found.scores[:, :width] / new**length_penalty, ends)
 
             running = found.scores.masked_fill(found.stops, -math.inf).gather(1, found.on)
-            length = max_new_tokens if early_stopping == "never" and length_penalty > 0 else new
+            length = room.to(running.dtype) if early_stopping == "never" and length_penalty > 0 else new
             full = (finished.lengths > 0).all(dim=1)
             going &= running.amax(dim=1) / length**length_penalty > finished.scores.amin(dim=1).where(full, -math.inf)
+            going &= ~last
             if early_stopping == "first":
                 going &= ~full
-            if last or not bool(going.any()):
+            if not bool(going.any()):
                 break
             rows, added = parents.gather(1, found.on).flatten(), tokens.gather(1, found.on).flatten()
             states = [a.advance(state[rows], added) for a, state in zip(automata, states, strict=True)]
             session.reorder(rows)
-            session.read(added[:, None])
+            session.read(added[:, None], going.repeat_interleave(width)[:, None])  # what is over may have no position
         best = _best(finished, session.ids[::beams, : session.prompt], n_best, session.filler(stop))
     if bool(spoilt.any()):
-        raise Spoilt(spoilt.nonzero()[:, 0].tolist(), best.ids)
+        raise SpoiltSearch(spoilt.nonzero()[:, 0].tolist(), best)
     return best
+
+
+class SpoiltSearch(Spoilt):
+    """Rows that have no hypothesis, since their logits were no distribution; `found` has those of the others."""
+
+    def __init__(self, rows: list[int], found: Hypotheses):
+        super().__init__(rows, found.ids)
+        self.found = found
 
 
 class Finished:
@@ -179,12 +230,12 @@ def _diverse(scores: Tensor, width: int, pool: int, penalty: float, ending: Tens
     return Candidates(*(torch.stack(part, dim=1).flatten(0, 1) for part in zip(*parts, strict=True)))
 
 
-def _allocated(scores: Tensor, pool: int, phrases: Phrases, states: Tensor, left: int, ending: Tensor) -> Candidates:
+def _allocated(scores: Tensor, pool: int, phrases: Phrases, states: Tensor, left: Tensor, ending: Tensor) -> Candidates:
     """Of scores [b, w, vocab], the best with every number of phrase tokens still missing, in turn: the best of each
     bank, then the second best of each, and so on, the one that misses least first.
 
     Besides the likeliest, every beam's likeliest token and all those that bring one of its phrases on are considered;
-    and none that misses more tokens than there are `left`, so that no beam runs out of time.
+    and none that misses more tokens than there are `left` [b], so that no beam runs out of time.
     """
     (batch, width, vocab), flat = scores.shape, scores.flatten(1)
     likeliest = scores.argmax(dim=-1, keepdim=True)
@@ -197,7 +248,7 @@ def _allocated(scores: Tensor, pool: int, phrases: Phrases, states: Tensor, left
 
     before = states.gather(1, index // vocab).flatten()
     missing = phrases.total - phrases.progress(phrases.advance(before, (index % vocab).flatten())).view_as(index)
-    values = values.masked_fill(missing > left, -math.inf)
+    values = values.masked_fill(missing > left[:, None], -math.inf)
     bank = missing.masked_fill(values.isneginf(), phrases.total + 1)  # those that are none have their own
     turn = one_hot(bank, phrases.total + 2).cumsum(dim=1).gather(2, bank[..., None])[..., 0]
     turn = turn.masked_fill(values.isneginf(), index.shape[1] + 1)
@@ -222,33 +273,13 @@ def _best(finished: Finished, prompts: Tensor, n_best: int, filler: int) -> Hypo
     return Hypotheses(torch.cat((prompts, ids.to(prompts.dtype)), dim=-1), scores, lengths)
 
 
-def _check(
-    beams: int,
-    max_new_tokens: int,
-    n_best: int,
-    early_stopping: str,
-    groups: int,
-    diversity_penalty: float,
-    phrases: Sequence[Sequence[int]],
-) -> None:
-    faults = [
-        Fault(name, f"= {value}: must be at least 1")
-        for name, value in (("beams", beams), ("max_new_tokens", max_new_tokens), ("groups", groups))
-        if value < 1
-    ]
-    if not 1 <= n_best <= max(beams, 1):
-        faults.append(Fault("n_best", f"= {n_best}: must be from 1 to the number of beams, {beams}"))
-    if early_stopping not in get_args(EarlyStopping):
-        faults.append(Fault("early_stopping", f"= {early_stopping!r}: must be one of {get_args(EarlyStopping)}"))
-    if groups > 1 and beams % groups:
-        faults.append(Fault("groups", f"= {groups}: must divide beams = {beams}"))
-    if groups > 1 and diversity_penalty <= 0:
-        faults.append(Fault("diversity_penalty", f"= {diversity_penalty}: must be above 0, or all groups are equal"))
-    if groups == 1 and diversity_penalty != 0:
-        faults.append(Fault("diversity_penalty", f"= {diversity_penalty}: needs groups, and there is 1"))
+def _check_room(room: int, groups: int, phrases: Sequence[Phrase]) -> None:
+    faults = []
+    if room < 1:
+        faults.append(Fault("max_new_tokens", f"= {room}: must be at least 1"))
     if groups > 1 and phrases:
         faults.append(Fault("phrases", "share one beam out among them: leave groups at 1"))
-    if (tokens := sum(map(len, phrases))) > max_new_tokens:
-        faults.append(Fault("phrases", f"have {tokens} tokens: max_new_tokens = {max_new_tokens} has no room for them"))
+    if (tokens := sum(map(shortest, phrases))) > room:
+        faults.append(Fault("phrases", f"have {tokens} tokens: max_new_tokens = {room} has no room for them"))
     if faults:
         raise ConfigError(faults)

@@ -6,7 +6,8 @@
 
 A stop id is allowed exactly where the answer may end, and some id is always allowed: no answer runs into a dead end.
 Behind a stop id a row has ended for good, whatever is fed to it; a token that was not allowed breaks the row for good.
-Both allow the stop ids alone. An answer that is cut off at a length may still be without its end: see `accepting`.
+Both allow the stop ids alone. An answer that is cut off at a length may still be without its end (see `accepting`):
+`in_time` allows what can still be made whole in so many tokens: for texts, in as many as there are bytes missing.
 
 `Trie` (and `Phrases`, in a file of its own) works on the device, with no word from the host. `Regex` and `JsonSchema`
 make the row of a state, 4 bytes for each id, when a state is first met: a walk over the vocabulary, some milliseconds
@@ -15,13 +16,14 @@ for 50,000 tokens. To see whether that is due, each call waits for the device on
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from anyformer.config.spec import ConfigError, Fault
-from anyformer.decoding.automaton import BROKEN, END, ENDED, Automaton, Ints
+from anyformer.decoding.automaton import BROKEN, END, ENDED, FAR, Automaton, Ints
 from anyformer.decoding.json_schema import compile_schema
 from anyformer.decoding.regex import Node, Seq, literal, parse
 
@@ -44,6 +46,11 @@ class Constraint(ABC):
     @abstractmethod
     def advance(self, states: Tensor, tokens: Tensor) -> Tensor:
         """The states [b] after tokens [b]."""
+
+    def in_time(self, states: Tensor, left: Tensor) -> Tensor:
+        """Those of them after which the answer can be whole when it has `left` [b] tokens more, these counted and a
+        stop id not; where none is, those that bring its end nearest."""
+        return self.allowed(states)
 
     def accepting(self, states: Tensor) -> Tensor:
         """Where the answer is whole, bool [b]: it has ended, or may end here."""
@@ -72,6 +79,22 @@ def check_ids(path: str, ids: Sequence[int], vocab: int, taken: Sequence[int] = 
             raise ConfigError([Fault(path, f"holds the stop id {i}: an answer ends there and cannot go on")])
 
 
+def check_fit(constraint: Constraint, vocab: int, stop: Sequence[int]) -> None:
+    """A constraint is one on what is decoded."""
+    if constraint.vocab != vocab:
+        raise ConfigError([Fault("constraint", f"is over {constraint.vocab} ids, and the model has {vocab}")])
+    if not set(constraint.stop) <= set(stop):
+        what = f"must hold the ids by which the constraint ends an answer, {list(constraint.stop)}"
+        raise ConfigError([Fault("stop", f"= {list(stop)}: {what}")])
+
+
+def nearest(allowed: Tensor, needed: Tensor, left: Tensor) -> Tensor:
+    """Which of some ways on, bool [b, n], end within `left` [b] tokens, where each needs so many more [b, n]; where
+    none does, those that need the fewest."""
+    needed = needed.masked_fill(~allowed, FAR)
+    return needed < torch.maximum(left, needed.amin(dim=1) + 1)[:, None]
+
+
 # -- one of some sequences --------------------------------------------------------------------------------------------
 
 
@@ -98,16 +121,30 @@ class Trie(Constraint):
         self._keys, self._targets = (torch.tensor(column) for column in zip(*edges, strict=True))
         self._bounds = torch.tensor([0, *np.cumsum([len(way) for way in ways]).tolist()])
         self._widest = max(map(len, ways))
+        needed = [0] * len(ways)  # tokens from each state to a whole answer
+        for state in reversed(range(ENDED + 1, len(ways))):  # ways lead to later states
+            if ENDED not in ways[state].values():
+                needed[state] = 1 + min(needed[to] for to in ways[state].values())
+        self._needed = torch.tensor(needed)
 
     def start(self) -> int:
         return ENDED + 1
 
     def allowed(self, states: Tensor) -> Tensor:
+        return self._mask(states, None)
+
+    def in_time(self, states: Tensor, left: Tensor) -> Tensor:
+        return self._mask(states, left)
+
+    def _mask(self, states: Tensor, left: Tensor | None) -> Tensor:
         self._follow(states.device)
         keys, bounds = self._keys, self._bounds
         places = bounds[states][:, None] + torch.arange(self._widest, device=states.device)  # [b, most ways of a state]
-        tokens = keys[places.clamp(max=len(keys) - 1)] % self.vocab
-        tokens = tokens.where(places < bounds[states + 1][:, None], self.vocab)  # where there are fewer, one too far
+        there = places < bounds[states + 1][:, None]
+        places = places.clamp(max=len(keys) - 1)
+        if left is not None:
+            there = nearest(there, self._needed[self._targets[places]], left)
+        tokens = (keys[places] % self.vocab).where(there, self.vocab)  # where there are fewer, one too far
         mask = torch.zeros(len(states), self.vocab + 1, dtype=torch.bool, device=states.device)
         return mask.scatter_(1, tokens, True)[:, : self.vocab]
 
@@ -120,7 +157,8 @@ class Trie(Constraint):
 
     def _follow(self, device: torch.device) -> None:
         if self._keys.device != device:
-            self._keys, self._targets, self._bounds = (t.to(device) for t in (self._keys, self._targets, self._bounds))
+            tables = (self._keys, self._targets, self._bounds, self._needed)
+            self._keys, self._targets, self._bounds, self._needed = (table.to(device) for table in tables)
 
 
 # -- languages of texts -----------------------------------------------------------------------------------------------
@@ -155,7 +193,7 @@ class Vocabulary:
             nodes += len(found)
         self._nodes, self._silent = nodes, lengths == 0
 
-    def walk(self, automaton: Automaton, state: int) -> Ints:
+    def walk(self, automaton: "Characters", state: int) -> Ints:
         """The state behind each token, [v], from one state."""
         reached = np.zeros(self._nodes, dtype=np.int32)  # BROKEN
         reached[0], first = state, 1
@@ -170,22 +208,34 @@ class Vocabulary:
         return following
 
 
+class Characters(Protocol):
+    """An automaton over bytes, such as `Automaton`."""
+
+    start: int
+
+    @property
+    def size(self) -> int: ...
+    def symbols(self) -> set[int]: ...
+    def step(self, states: Ints, symbols: Ints) -> Ints: ...
+    def soonest(self, first: int) -> Ints: ...
+
+
 class Language(Constraint):
     """The text of the answer, all of it, is of a language."""
 
-    def __init__(self, node: Node, vocabulary: Vocabulary, name: str):
+    def __init__(self, automaton: Characters, vocabulary: Vocabulary, name: str):
         super().__init__(vocabulary.size, vocabulary.stop)
-        self._vocabulary = vocabulary
-        self._automaton = Automaton(Seq((literal(vocabulary.lead), node)))
-        self._live: Ints | None = None  # 1 for each state that tokens can lead to an end; None: for all
+        self._vocabulary, self._automaton = vocabulary, automaton
+        self._far: Ints | None = None  # tokens from each state to a whole answer; None: at most as many as bytes
         if self._automaton.start != BROKEN and not self._automaton.symbols() <= vocabulary.singles:
-            self._live = self._explore()
-        if self._automaton.start == BROKEN or (self._live is not None and not self._live[self._automaton.start]):
+            self._far = self._explore()
+        if self._automaton.start == BROKEN or (self._far is not None and self._far[self._automaton.start] == FAR):
             why = "no text matches it" if self._automaton.start == BROKEN else "the vocabulary can write no text of it"
             raise ConfigError([Fault("", f"{name} is impossible: {why}")])
         self._table = torch.zeros(2, self.vocab, dtype=torch.int32)  # [row, token]: the state that it leads to
         self._table[:, list(self.stop)] = ENDED
         self._row = torch.tensor([BROKEN, ENDED])  # of each state; -1 where there is none yet
+        self._needed = torch.zeros(0, dtype=torch.int32)  # the same, for the states asked about
         self._made = 2
 
     def start(self) -> int:
@@ -195,6 +245,15 @@ class Language(Constraint):
         rows = self._rows(states)  # first: the table may grow
         return self._table[rows] != BROKEN
 
+    def in_time(self, states: Tensor, left: Tensor) -> Tensor:
+        rows = self._rows(states)
+        known = len(self._needed)
+        if self._automaton.size > known:
+            far = self._automaton.soonest(known) if self._far is None else self._far[known:]
+            self._needed = torch.cat((self._needed, torch.from_numpy(far).to(states.device)))
+        following = self._table[rows]
+        return nearest(following != BROKEN, self._needed[following], left)
+
     def advance(self, states: Tensor, tokens: Tensor) -> Tensor:
         rows = self._rows(states)
         following = self._table[rows, tokens].long()
@@ -203,7 +262,8 @@ class Language(Constraint):
     def _rows(self, states: Tensor) -> Tensor:
         """Where in the table each state is; those that are new are put in."""
         if self._table.device != states.device:
-            self._table, self._row = self._table.to(states.device), self._row.to(states.device)
+            tables = (self._table, self._row, self._needed)
+            self._table, self._row, self._needed = (table.to(states.device) for table in tables)
         self._number_up_to(self._automaton.size)
         rows = self._row[states]
         if bool((rows < 0).any()):
@@ -214,8 +274,8 @@ class Language(Constraint):
 
     def _make(self, state: int) -> None:
         following = self._vocabulary.walk(self._automaton, state)
-        if self._live is not None:
-            following *= self._live[following]
+        if self._far is not None:
+            following[self._far[following] == FAR] = BROKEN
         if self._made == len(self._table):
             self._table = torch.cat((self._table, torch.zeros_like(self._table)))
         self._table[self._made] = torch.from_numpy(following).to(self._table.device)
@@ -240,25 +300,28 @@ class Language(Constraint):
                     if to != ENDED and to not in seen:
                         seen.add(to)
                         left.append(to)
-        live, left = {ENDED}, [ENDED]
-        while left:
-            new = set(before.get(left.pop(), ())) - live
-            live |= new
-            left += new
-        flags: Ints = np.zeros(self._automaton.size, dtype=np.int32)
-        flags[list(live)] = 1
-        return flags
+        far: Ints = np.full(self._automaton.size, FAR, dtype=np.int32)
+        far[ENDED], last, steps = 0, {ENDED}, 0
+        while last:
+            last = {state for to in last for state in before.get(to, ()) if far[state] == FAR}
+            far[list(last)] = steps
+            steps += 1
+        return far
 
 
 class Regex(Language):
     """The answer matches a regular expression (see `regex`), from its first character to its last."""
 
     def __init__(self, pattern: str, vocabulary: Vocabulary):
-        super().__init__(parse(pattern), vocabulary, f"the pattern {pattern!r}")
+        super().__init__(_after(vocabulary.lead, parse(pattern)), vocabulary, f"the pattern {pattern!r}")
 
 
 class JsonSchema(Language):
     """The answer is JSON that a schema allows (see `json_schema`); a definition stands within itself `depth` times."""
 
     def __init__(self, schema: Mapping[str, object], vocabulary: Vocabulary, *, depth: int = 3):
-        super().__init__(compile_schema(schema, depth=depth), vocabulary, "the schema")
+        super().__init__(_after(vocabulary.lead, compile_schema(schema, depth=depth)), vocabulary, "the schema")
+
+
+def _after(lead: str, node: Node) -> Automaton:
+    return Automaton(Seq((literal(lead), node)))

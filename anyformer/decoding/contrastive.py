@@ -1,24 +1,35 @@
 """Contrastive search (Su et al. 2022): of the likeliest tokens, the one that repeats least what was said before.
 
-    (1 - penalty) · p(token) - penalty · max over all tokens before of cos(its hidden state, theirs)
+    (1 - alpha) · p(token) - alpha · max over all tokens before of cos(its hidden state, theirs)
 
 with hidden states of the last layer, after the final norm.
 """
 
 import math
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from anyformer.config.spec import ConfigError, Fault
-from anyformer.decoding.decode import Spoilt
-from anyformer.decoding.process import Processor, process
+from anyformer.config.spec import ConfigError, Fault, Size
+from anyformer.decoding.constrain import Constraint, check_fit
+from anyformer.decoding.decode import Spoilt, rooms_of
+from anyformer.decoding.process import Allowed, Processing, Processor, process
+from anyformer.decoding.retrace import Retracing
 from anyformer.decoding.session import Session, evaluating
 from anyformer.nn.cache import CacheKind
 from anyformer.nn.model import Transformer
 from anyformer.nn.norm import at_least_fp32
+
+
+class Contrastive(Processing):
+    """The likeliest tokens, less what repeats."""
+
+    candidates: Size = 5
+    alpha: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.6
 
 
 def contrastive_search(
@@ -26,36 +37,36 @@ def contrastive_search(
     ids: Tensor,
     *,
     candidates: int = 5,
-    penalty: float = 0.6,
-    max_new_tokens: int = 20,
+    alpha: float = 0.6,
+    max_new_tokens: int | Sequence[int] = 20,
     stop: Sequence[int] = (),
+    constraint: Constraint | None = None,
     processors: Sequence[Processor] = (),
     segments: Tensor | None = None,
     cache: CacheKind = "auto",
 ) -> Tensor:
     """Continues prompts [b, t] to [b, t + new], or answers sources [b, s] with [b, 1 + new]; all else as in `generate`.
 
-    Each step tries all candidates out: a pass over [b * candidates]. With a penalty of 0 the likeliest is chosen.
+    Each step tries all candidates out: a pass over [b * candidates]. With an `alpha` of 0 the likeliest is chosen. The
+    last token is read, too: an answer of n tokens takes n positions.
     """
-    faults = []
-    if candidates < 1:
-        faults.append(Fault("candidates", f"= {candidates}: must be at least 1"))
-    if not 0 <= penalty <= 1:
-        faults.append(Fault("penalty", f"= {penalty}: must be from 0 to 1"))
-    if max_new_tokens < 0:
-        faults.append(Fault("max_new_tokens", f"= {max_new_tokens}: must not be negative"))
-    if faults:
-        raise ConfigError(faults)
+    Contrastive(candidates=candidates, alpha=alpha)
+    rooms = rooms_of(max_new_tokens, len(ids))
     with evaluating(model):
-        session = Session(model, ids, max_new_tokens, segments=segments, cache=cache, copies=candidates)
+        session = Session(model, ids, max(rooms, default=0), segments=segments, cache=cache, copies=candidates)
         vocab, device = session.logits.shape[-1], session.ids.device
         if candidates > vocab:
             raise ConfigError([Fault("candidates", f"= {candidates}: the vocabulary has {vocab}")])
         ending, filler = torch.tensor(list(stop), dtype=torch.long, device=device), session.filler(stop)
         first = torch.arange(0, len(session.ids), candidates, device=device)  # all rows of a prompt are equal here
-        ended, spoilt = (torch.zeros(len(first), dtype=torch.bool, device=device) for _ in range(2))
+        room = torch.tensor(rooms, device=device)
+        ended, spoilt = room == 0, torch.zeros(len(first), dtype=torch.bool, device=device)
+        if constraint is not None:
+            check_fit(constraint, vocab, stop)
+            mask = Retracing(constraint, [room for room in rooms for _ in range(candidates)], device)
+            processors = (*processors, Allowed(mask))
         before = _directions(session.hidden[first])  # [b, n, d]
-        for _ in range(max_new_tokens):
+        for step in range(max(rooms, default=0)):
             logits = process(processors, session.history, session.logits)[first]
             spoilt |= ~ended & ~logits.amax(dim=-1).isfinite()
             ended = ended | spoilt
@@ -66,11 +77,11 @@ def contrastive_search(
             known = session.there[first, :-1]
             alike = (after @ before.mT).masked_fill(~known[:, None], -math.inf).amax(dim=-1)
             p = logits.softmax(dim=-1).gather(1, tokens)
-            worth = ((1 - penalty) * p - penalty * alike).masked_fill(tried.isneginf(), -math.inf)
+            worth = ((1 - alpha) * p - alpha * alike).masked_fill(tried.isneginf(), -math.inf)
             best = first + worth.argmax(dim=-1)
             session.reorder(best.repeat_interleave(candidates))
             before = torch.cat((before, _directions(session.hidden[first])), dim=1)
-            ended = ended | torch.isin(session.ids[first, -1], ending)
+            ended = ended | torch.isin(session.ids[first, -1], ending) | (room <= step + 1)
             if bool(ended.all()):
                 break
         out = session.ids[first]

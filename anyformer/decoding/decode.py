@@ -6,11 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.decoding.process import Constraint, Processor, Sampling, build, process
+from anyformer.decoding.constrain import Constraint, check_fit
+from anyformer.decoding.process import Processor, Sampling, build, process
+from anyformer.decoding.retrace import Retracing
+from anyformer.decoding.reuse import Reuse
 from anyformer.decoding.sample import greedy, row_seeds, sample
 from anyformer.decoding.session import Session, evaluating
 from anyformer.nn.cache import CacheKind
 from anyformer.nn.model import Transformer
+
+Said = tuple[Tensor, Tensor]
+"""The next token of each row [b], and whether its logits were a distribution, bool [b]."""
 
 PATIENCE = 16  # steps on a device between two looks at whether all rows have ended: each look waits for it
 
@@ -35,6 +41,8 @@ def generate(
     constraint: Constraint | None = None,
     cache: CacheKind = "auto",
     chunk: int | None = None,
+    compile: bool = False,
+    reuse: Reuse | None = None,
     **how: Any,
 ) -> Tensor:
     """Continues prompts [b, t] to [b, t + new], or answers sources [b, s] with [b, 1 + new], the start id first.
@@ -45,7 +53,9 @@ def generate(
     each [b], or one that they are made from. A row ends at its first `stop` id and is padded from there; decoding ends
     when all rows have. The cache is one of `model.new_cache`: with "int8" it is a half to a quarter of the size, and
     answers may differ a little. Long prompts are read `chunk` tokens at a time. Where `max_new_tokens` is one number
-    for each row, a row ends there, too.
+    for each row, a row ends there, too; what a `constraint` asks for is whole by then. `compile` makes steps faster
+    after tens of seconds; shapes of the same size are compiled once. What a `reuse` remembers of earlier calls is not
+    read again.
     """
     with evaluating(model):
         session, said = _begin(
@@ -58,10 +68,12 @@ def generate(
             constraint=constraint,
             cache=cache,
             chunk=chunk,
+            compile=compile,
+            reuse=reuse,
             patience=None,
             **how,
         )
-        out, spoilt = [session.ids], torch.zeros(len(session.ids), dtype=torch.bool, device=session.ids.device)
+        out, spoilt = [session.given], torch.zeros(len(session.ids), dtype=torch.bool, device=session.ids.device)
         for new, ok in said:
             out.append(new[:, None])
             spoilt |= ~ok
@@ -78,7 +90,7 @@ def stream(
     max_new_tokens: int | Sequence[int] = 20,
     patience: int | None = 1,
     **how: Any,
-) -> Iterator[tuple[Tensor, Tensor]]:
+) -> Iterator[Said]:
     """What `generate` would say, token by token: the next one of each row [b], padding where it has ended, and whether
     its logits were a distribution, bool [b]. Given out every `patience` tokens; with None, when it costs least.
 
@@ -105,21 +117,32 @@ def _begin(
     constraint: Constraint | None = None,
     cache: CacheKind = "auto",
     chunk: int | None = None,
+    compile: bool = False,
+    reuse: Reuse | None = None,
     patience: int | None,
     **how: Any,
-) -> tuple[Session, Iterator[tuple[Tensor, Tensor]]]:
-    rooms = [max_new_tokens] * len(ids) if isinstance(max_new_tokens, int) else list(max_new_tokens)
-    if min(rooms, default=0) < 0:
-        raise ValueError(f"max_new_tokens = {max_new_tokens}: must not be negative")
-    if len(rooms) != len(ids):
-        raise ValueError(f"max_new_tokens has {len(rooms)} numbers, expected one for each of {len(ids)} rows")
+) -> tuple[Session, Iterator[Said]]:
+    rooms = rooms_of(max_new_tokens, len(ids))
     sampling = Sampling(**how)
-    session = Session(model, ids, max(rooms, default=0), segments=segments, cache=cache, chunk=chunk)
+    room = max(rooms, default=0)
+    session = Session(model, ids, room, segments=segments, cache=cache, chunk=chunk, compile=compile, reuse=reuse)
     vocab, device = session.logits.shape[-1], session.ids.device
-    processors = build(sampling, vocab=vocab, stop=stop, constraint=constraint, device=device)
-    seeds = None if sampling.temperature == 0 else _seeds(seed, len(session.ids), device)
+    allowed = None
+    if constraint is not None:
+        check_fit(constraint, vocab, stop)
+        allowed = Retracing(constraint, rooms, device)
+    processors = build(sampling, vocab=vocab, stop=stop, allowed=allowed, device=device)
+    seeds = None if sampling.temperature == 0 else seeds_of(seed, len(session.ids), device)
     patience = patience or (1 if device.type == "cpu" else PATIENCE)
-    return session, steps(session, rooms, processors, seeds, stop, patience)
+    said = steps(session, rooms, processors, seeds, stop, patience)
+    return session, said if reuse is None else _kept(session, said, reuse)
+
+
+def _kept(session: Session, said: Iterator[Said], reuse: Reuse) -> Iterator[Said]:
+    try:
+        yield from said
+    finally:  # also of what nobody wanted to hear the end of
+        reuse.keep(session.cache, session.texts())
 
 
 def steps(
@@ -129,7 +152,7 @@ def steps(
     seeds: Tensor | None,
     stop: Sequence[int],
     patience: int,
-) -> Iterator[tuple[Tensor, Tensor]]:
+) -> Iterator[Said]:
     """The next token of each row [b], padding where it has ended, and whether its logits were a distribution."""
     device, filler = session.ids.device, session.filler(stop)
     ending = torch.tensor(list(stop), device=device, dtype=session.ids.dtype)
@@ -153,7 +176,17 @@ def steps(
             session.read(token[:, None], ~ended[:, None])
 
 
-def _seeds(seed: int | Tensor | None, rows: int, device: torch.device) -> Tensor:
+def rooms_of(max_new_tokens: int | Sequence[int], rows: int) -> list[int]:
+    """How many tokens each row may have."""
+    rooms = [max_new_tokens] * rows if isinstance(max_new_tokens, int) else list(max_new_tokens)
+    if min(rooms, default=0) < 0:
+        raise ValueError(f"max_new_tokens = {max_new_tokens}: must not be negative")
+    if len(rooms) != rows:
+        raise ValueError(f"max_new_tokens has {len(rooms)} numbers, expected one for each of {rows} rows")
+    return rooms
+
+
+def seeds_of(seed: int | Tensor | None, rows: int, device: torch.device) -> Tensor:
     if isinstance(seed, Tensor):
         if seed.shape != (rows,) or seed.is_floating_point():
             raise ValueError(f"seed has shape {list(seed.shape)}, expected a whole number for each of {rows} rows")

@@ -1,6 +1,7 @@
 """Phrases that must appear in the answer: the automaton of lexically constrained beam search (Post & Vilar 2018).
 
 Each phrase stands somewhere in the answer as it is, token after token; two may overlap, or lie one within the other.
+One that can be written in several `Ways` is there when any of them is.
 Any token may come at any time, save that the answer ends only when all phrases are there. What a mask cannot do, a
 search must: bring them in. A beam search by dynamic allocation shares its beam out over the banks 0 to `total`, where
 `progress` says the bank of a hypothesis, and gives each the tokens of `wanted` as candidates beside its likeliest.
@@ -23,20 +24,38 @@ from anyformer.decoding.constrain import Constraint, check_ids
 MOST = 32
 
 
+class Ways(tuple[tuple[int, ...], ...]):
+    """The sequences of ids that one phrase can be written as."""
+
+
+Phrase = Sequence[int] | Ways
+
+
+def ways(phrase: Phrase) -> Ways:
+    return phrase if isinstance(phrase, Ways) else Ways([tuple(phrase)])
+
+
+def shortest(phrase: Phrase) -> int:
+    """How many tokens it takes."""
+    return min(map(len, ways(phrase)))
+
+
 class Phrases(Constraint):
     """The answer holds every one of the given sequences of ids."""
 
-    def __init__(self, phrases: Sequence[Sequence[int]], *, vocab: int, stop: Sequence[int]):
+    def __init__(self, phrases: Sequence[Phrase], *, vocab: int, stop: Sequence[int]):
         super().__init__(vocab, stop)
         if not 1 <= len(phrases) <= MOST:
             raise ConfigError([Fault("phrases", f"has {len(phrases)}; there must be 1 to {MOST}")])
-        for n, phrase in enumerate(phrases):
-            if not phrase:
+        self.phrases = list(map(ways, phrases))
+        for n, phrase in enumerate(self.phrases):
+            if not phrase or not all(phrase):
                 raise ConfigError([Fault(f"phrases.{n}", "is empty")])
-            check_ids(f"phrases.{n}", phrase, vocab, taken=stop)
-        self.phrases = [tuple(phrase) for phrase in phrases]
-        self.total = sum(map(len, self.phrases))
-        prefixes = sorted({phrase[:end] for phrase in self.phrases for end in range(len(phrase) + 1)}, key=len)
+            for way in phrase:
+                check_ids(f"phrases.{n}", way, vocab, taken=stop)
+        self.total = sum(map(shortest, self.phrases))
+        written = [way for phrase in self.phrases for way in phrase]
+        prefixes = sorted({way[:end] for way in written for end in range(len(way) + 1)}, key=len)
         numbers = {prefix: n for n, prefix in enumerate(prefixes)}
         self._nodes = len(prefixes)
         follow = torch.zeros(self._nodes, vocab, dtype=torch.int32)
@@ -45,15 +64,22 @@ class Phrases(Constraint):
                 follow[n] = follow[_longest_suffix(prefix, numbers)]  # shorter, so done before
             for token in {longer[-1] for longer in prefixes if longer and longer[:-1] == prefix}:
                 follow[n, token] = numbers[*prefix, token]
-        ends = [sum(1 << i for i, phrase in enumerate(self.phrases) if _ends(prefix, phrase)) for prefix in prefixes]
-        ahead = [[_overlap(prefix, phrase) for phrase in self.phrases] for prefix in prefixes]
-        following = [[phrase[n] for phrase, n in zip(self.phrases, row, strict=True)] for row in ahead]
+        ends = [
+            sum(1 << i for i, phrase in enumerate(self.phrases) if any(_ends(prefix, way) for way in phrase))
+            for prefix in prefixes
+        ]
+        ahead = [
+            [shortest(phrase) - min(len(way) - _overlap(prefix, way) for way in phrase) for phrase in self.phrases]
+            for prefix in prefixes
+        ]
+        following = [[way[_overlap(prefix, way)] for way in written] for prefix in prefixes]
         self._tables = _Tables(
             follow=follow,
             ends=torch.tensor(ends),
             ahead=torch.tensor(ahead),
             following=torch.tensor(following),
-            lengths=torch.tensor([len(phrase) for phrase in self.phrases]),
+            owners=torch.tensor([i for i, phrase in enumerate(self.phrases) for _ in phrase]),
+            lengths=torch.tensor(list(map(shortest, self.phrases))),
             stops=torch.isin(torch.arange(vocab), torch.tensor(list(stop))),
         )
 
@@ -81,14 +107,15 @@ class Phrases(Constraint):
         return (self._has(states) * self._at(states.device).lengths).sum(dim=1) + self.begun(states).amax(dim=1)
 
     def begun(self, states: Tensor) -> Tensor:
-        """How many tokens of each phrase that is not there the answer ends in, [b, phrases]; 0 for those that are."""
+        """How many tokens of each phrase that is not there the answer ends in, [b, phrases]; 0 for those that are.
+        Where a phrase can be written in several ways: how many fewer it still takes."""
         ahead = self._at(states.device).ahead
         return ahead[self._parted(states)[0]].masked_fill(self._has(states), 0)
 
     def wanted(self, states: Tensor) -> Tensor:
-        """For each phrase that is not there, the token that brings it on, [b, phrases]; -1 for those that are."""
-        following = self._at(states.device).following
-        return following[self._parted(states)[0]].masked_fill(self._has(states), -1)
+        """For each way of a phrase that is not there, the token that brings it on, [b, ways]; -1 for those that are."""
+        tables = self._at(states.device)
+        return tables.following[self._parted(states)[0]].masked_fill(self._has(states)[:, tables.owners], -1)
 
     def _has(self, states: Tensor) -> Tensor:
         """Which phrases are there, bool [b, phrases]."""
@@ -111,7 +138,8 @@ class _Tables(NamedTuple):
     follow: Tensor  # [node, v]: the node after each token
     ends: Tensor  # [node]: the phrases that end there, a bit each
     ahead: Tensor  # [node, phrase]: how far each phrase has come
-    following: Tensor  # [node, phrase]: the token that each phrase goes on with
+    following: Tensor  # [node, way]: the token that each way of a phrase goes on with
+    owners: Tensor  # [way]: its phrase
     lengths: Tensor  # [phrase]
     stops: Tensor  # bool [v]
 

@@ -6,7 +6,7 @@ They do what the processors of the same purpose in `transformers` do, with five 
 - pads are not history: a row is treated as if it were alone and unpadded;
 - ties stay together: what is as likely as the last token kept is kept (there, also by top-k and typical, not by top-p);
 - a row is never emptied: a ban that would leave it no token does not apply to it. `Allowed` and `Prefix` are commands
-  and hold against earlier bans (as there); only a constraint that allows nothing at all is passed over;
+  and hold against earlier bans (as there); only a mask that allows nothing at all is passed over;
 - a banned word may be one `stop` id alone (there it is passed over);
 - NaN stays NaN whatever is banned, so that `sample.py` can tell.
 
@@ -47,8 +47,8 @@ class History(NamedTuple):
 
 
 Processor = Callable[[History, Tensor], Tensor]
-Constraint = Callable[[History], Tensor]
-"""Which ids may follow: bool [b, v]."""
+Mask = Callable[[History], Tensor]
+"""Which ids may follow: bool [b, v]. Of a constraint, `retrace.py` makes one."""
 
 
 def process(processors: Iterable[Processor], history: History, logits: Tensor) -> Tensor:
@@ -168,13 +168,13 @@ class MinNew:
 
 @dataclass(frozen=True)
 class Allowed:
-    """Bans what a constraint does not allow. Where all it allows has been banned already, it holds nevertheless, all
-    of it equally likely; where it allows nothing, nothing is banned."""
+    """Bans what a mask does not allow. Where all it allows has been banned already, it holds nevertheless, all of it
+    equally likely; where it allows nothing, nothing is banned."""
 
-    constraint: Constraint
+    mask: Mask
 
     def __call__(self, history: History, logits: Tensor) -> Tensor:
-        allowed = self.constraint(history)
+        allowed = self.mask(history)
         overruled = (logits.isneginf() | ~allowed).all(dim=-1, keepdim=True) & allowed
         return ban(torch.where(overruled, 0.0, logits), ~allowed)
 
@@ -256,14 +256,9 @@ class Typical:
 Ids = Annotated[tuple[Count, ...], Field(min_length=1)]
 
 
-class Sampling(Spec):  # type: ignore[metaclass]  # derives from type(BaseModel), which mypy cannot follow
-    """How the next token is chosen. None, 0 penalties and a repetition penalty of 1 change nothing."""
+class Processing(Spec):  # type: ignore[metaclass]  # derives from type(BaseModel), which mypy cannot follow
+    """What is done to logits however tokens are chosen. None, penalties of 0 and one of 1 on repetition do nothing."""
 
-    temperature: Annotated[float, Field(strict=True, ge=0)] = 0.0  # 0: the likeliest token
-    top_k: Size | None = None
-    top_p: Fraction | None = None
-    min_p: Fraction | None = None
-    typical_p: Fraction | None = None
     repetition_penalty: Positive = 1.0
     presence_penalty: Number = 0.0
     frequency_penalty: Number = 0.0
@@ -271,6 +266,16 @@ class Sampling(Spec):  # type: ignore[metaclass]  # derives from type(BaseModel)
     banned: tuple[Ids, ...] = ()  # words, each a sequence of ids
     min_new_tokens: Count = 0  # no `stop` id before
     prefix: tuple[Count, ...] = ()  # how every answer begins
+
+
+class Sampling(Processing):
+    """The likeliest token, or one that is drawn."""
+
+    temperature: Annotated[float, Field(strict=True, ge=0)] = 0.0  # 0: the likeliest token
+    top_k: Size | None = None
+    top_p: Fraction | None = None
+    min_p: Fraction | None = None
+    typical_p: Fraction | None = None
 
     @model_validator(mode="after")
     def _nothing_in_vain(self) -> Self:
@@ -283,15 +288,15 @@ class Sampling(Spec):  # type: ignore[metaclass]  # derives from type(BaseModel)
 
 
 def build(
-    how: Sampling,
+    how: Processing,
     *,
     vocab: int,
     stop: Iterable[int] = (),
-    constraint: Constraint | None = None,
+    allowed: Mask | None = None,
     device: torch.device | str = "cpu",
 ) -> tuple[Processor, ...]:
     """Those processors that change something, in the order of `transformers`: penalties (repetition, presence,
-    frequency), bans (n-grams, words, minimum), commands (constraint, prefix), then temperature, top-k, top-p, min-p,
+    frequency), bans (n-grams, words, minimum), commands (mask, prefix), then temperature, top-k, top-p, min-p,
     typical. Without `stop` ids no row ends early, and a minimum needs nothing."""
     stop = tuple(stop)
     named = [(f"banned.{i}", word) for i, word in enumerate(how.banned)] + [("prefix", how.prefix), ("stop", stop)]
@@ -311,10 +316,15 @@ def build(
         made.append(Banned.words(how.banned, device))
     if how.min_new_tokens and stop:
         made.append(MinNew(how.min_new_tokens, torch.tensor(stop, device=device)))
-    if constraint is not None:
-        made.append(Allowed(constraint))
+    if allowed is not None:
+        made.append(Allowed(allowed))
     if how.prefix:
         made.append(Prefix(torch.tensor(how.prefix, device=device)))
+    return (*made, *(_drawn(how) if isinstance(how, Sampling) else ()))
+
+
+def _drawn(how: Sampling) -> Iterable[Processor]:
+    made: list[Processor] = []
     if how.temperature not in (0, 1):
         made.append(Temperature(how.temperature))
     if how.top_k is not None:
@@ -325,4 +335,4 @@ def build(
         made.append(MinP(how.min_p))
     if how.typical_p is not None and how.typical_p < 1:
         made.append(Typical(how.typical_p))
-    return tuple(made)
+    return made

@@ -110,8 +110,8 @@ class Cache:
         self.layers = [
             LayerCache(batch, self._room(size, slots), size, device, dtype, kind == "int8") for size in sizes
         ]
-        self.slots = slots
-        self.length = torch.zeros((), dtype=torch.long, device=device)  # slots taken
+        self.slots, self.sizes, self.taken = slots, sizes, 0
+        self.length = torch.zeros((), dtype=torch.long, device=device)  # slots taken, where the device knows it
         self.positions = torch.zeros(batch, slots, dtype=torch.long, device=device)
         self.segments = torch.full((batch, slots), PADDING, dtype=torch.long, device=device)
         self.segment = torch.zeros(batch, dtype=torch.long, device=device)  # of each row's newest real token
@@ -127,33 +127,55 @@ class Cache:
         if batch != self.segment.shape[0]:
             raise ValueError(f"the cache was made for a batch of {self.segment.shape[0]}, got {batch}")
         if isinstance(segments, Layout):
+            if segments.follows:  # of this cache: made by `next`
+                return segments.checked(batch, length)
             positions, segments = segments.positions, segments.segments
         check(batch, length, segments=segments, positions=positions)
+        if segments is None and positions is None:
+            return self.next(length)
         segments = (self.segment[:, None] if segments is None else segments).expand(batch, length)
         if positions is None:
             positions = count_within(segments, self.segment, self.following)
         return Layout(positions.expand(batch, length), segments)
 
+    def next(self, length: int, there: Tensor | None = None, bound: int | None = None) -> Layout:
+        """The layout of so many tokens that go on from what each row holds, those that are `there`, bool [b, length];
+        `bound`: what their positions are known to be below."""
+        if there is None:
+            index = torch.arange(length, device=self.length.device)
+            segments = self.segment[:, None].expand(-1, length)
+            return Layout(self.following[:, None] + index, segments, bound=bound, follows=True)
+        positions = torch.where(there, self.following[:, None] + there.cumsum(dim=1) - 1, 0)
+        return Layout(positions, torch.where(there, self.segment[:, None], PADDING), bound=bound, follows=True)
+
+    def reserve(self, length: int) -> None:
+        """Counts slots on the host, so that no device is asked. `take` does it where Python runs at each step; whoever
+        runs a compiled step, or replays one, does it beforehand."""
+        if self.taken + length > self.slots:
+            raise ValueError(f"the cache has {self.slots} slots, {self.taken} taken: {length} more do not fit")
+        self.taken += length
+
+    def skip(self, length: int) -> None:
+        """Takes slots that were filled from outside (`snapshot.py`)."""
+        self.reserve(length)
+        self.length += length
+
     def take(self, new: Layout) -> dict[int | None, Step]:
         """Makes room for new tokens; by the reach of a ring, or None: what its layers read, and where they write."""
         assert new.segments is not None
         length = new.segments.shape[1]
-        # reading a tensor waits for the device, so only where Python runs anyway
-        if not torch.compiler.is_compiling():
-            if int(self.length) + length > self.slots:
-                raise ValueError(
-                    f"the cache has {self.slots} slots, {int(self.length)} taken: {length} more do not fit"
-                )
-            if self.rings and not self._in_order(new.positions, new.segments):
+        if not torch.compiler.is_compiling() and not (self.length.is_cuda and torch.cuda.is_current_stream_capturing()):
+            if self.rings and not new.follows and not self._in_order(new.positions, new.segments):
                 raise ValueError(
                     "with a window's ring tokens come in order: segments, and positions within them, must grow; "
                     "a cache of kind 'static' takes them in any order"
                 )
+            self.reserve(length)
         at = self.length + torch.arange(length, device=self.length.device)
         self.positions.index_copy_(1, at, new.positions)
         self.segments.index_copy_(1, at, new.segments)
         self.length += length
-        self._settle()
+        self._settle(new.positions, new.segments)
         steps: dict[int | None, Step] = {None: Step(Layout(self.positions, self.segments), Slots(at))}
         return steps | {reach: ring.take(new) for reach, ring in self.rings.items()}
 
@@ -168,14 +190,13 @@ class Cache:
         after = (segments > segment) | ((segments == segment) & (positions > position))
         return bool((after | ~is_real).all())
 
-    def _settle(self) -> None:
-        """Finds each row's newest real token."""
-        index = torch.arange(self.slots, device=self.length.device)
-        newest = torch.where(real(self.segments), index, -1).max(dim=1, keepdim=True).values
-        any_real = newest >= 0
-        newest = newest.clamp(min=0)
-        self.segment.copy_(torch.where(any_real, self.segments.gather(1, newest), 0)[:, 0])
-        self.following.copy_(torch.where(any_real, self.positions.gather(1, newest) + 1, 0)[:, 0])
+    def _settle(self, positions: Tensor, segments: Tensor) -> None:
+        """Finds each row's newest real token among some; a row that has none there stays as it is."""
+        index = torch.arange(segments.shape[1], device=segments.device)
+        newest = torch.where(real(segments), index, -1).amax(dim=1, keepdim=True)
+        found, newest = newest[:, 0] >= 0, newest.clamp(min=0)
+        self.segment.copy_(torch.where(found, segments.gather(1, newest)[:, 0], self.segment))
+        self.following.copy_(torch.where(found, positions.gather(1, newest)[:, 0] + 1, self.following))
 
     def keep_source(self, source: Layout, states: Tensor | None = None) -> None:
         """Remembers where the encoder's tokens stand, and their states: copies, since `reorder` writes to them."""
@@ -193,8 +214,42 @@ class Cache:
         for ring in self.rings.values():
             ring.truncate(left)
         self.length.clamp_(max=length)
+        self.taken = min(self.taken, length)
         self.segments[:, length:] = PADDING
-        self._settle()
+        self._settle_anew()
+
+    def _settle_anew(self) -> None:
+        self.segment.zero_()
+        self.following.zero_()
+        self._settle(self.positions, self.segments)
+
+    def forget(self, n: Tensor) -> None:
+        """Takes back the newest `n` [b] real tokens of each row, of a ring no more than its slack allows. Where rows
+        differ in it, slots are left empty."""
+        is_real = real(self.segments)
+        left = is_real.sum(dim=1) - n
+        for ring in self.rings.values():
+            ring.check(left)
+        for ring in self.rings.values():
+            ring.truncate(left)
+        self.segments.masked_fill_(is_real & (is_real.cumsum(dim=1) > left[:, None]), PADDING)
+        self._settle_anew()
+
+    def compact(self, first: int) -> Tensor:
+        """Closes the gaps between real tokens from slot `first` on, so that the slots behind are free again: the order
+        [b, slots] in which old slots stand now."""
+        index = torch.arange(self.slots, device=self.length.device)
+        order = torch.where((index < first) | real(self.segments), index, index + self.slots).argsort(dim=1)
+        for facts in (self.positions, self.segments):
+            facts.copy_(facts.gather(1, order))
+        for layer in self.layers:
+            for x in (*layer.keys.tensors(), *layer.values.tensors()):
+                if x.shape[2] == self.slots:  # a ring has fewer, and no gaps
+                    x.copy_(x.gather(2, order[:, None, :, None].expand_as(x)))
+        newest = torch.where(real(self.segments), index + 1, first).amax()
+        self.length.copy_(newest)
+        self.taken = int(newest)
+        return order
 
     def reorder(self, rows: Tensor) -> None:
         """Row i becomes what row `rows[i]` was (beam search)."""

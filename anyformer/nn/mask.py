@@ -39,6 +39,7 @@ class Layout(NamedTuple):
     padding: Literal["none", "right", "any"] = "any"
     bound: int | None = None  # all positions are below it, where that is known without looking
     documents: int | None = None  # segments in all rows, each in one run and all pads to the right; None: unknown
+    follows: bool = False  # goes on, in order, from what a cache holds
 
     @classmethod
     def right_padded(cls, segments: Tensor) -> "Layout":

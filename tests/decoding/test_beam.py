@@ -300,7 +300,7 @@ def test_banks_share_the_beam(seed: int):
     scores[..., [4, 9]] -= 10  # such is what must be forced
     scores[:, 4:] += 5  # and those that have it all are likelier
     scores[..., 2] = -math.inf
-    found = _allocated(scores, 12, phrases, states[None], 9, torch.tensor([2]))
+    found = _allocated(scores, 12, phrases, states[None], torch.tensor([9]), torch.tensor([2]))
     chosen = found.flat.gather(1, found.on)[0]
     missing = 2 - phrases.progress(phrases.advance(states[chosen // VOCAB], chosen % VOCAB))
     assert missing.tolist() == [0, 1, 2, 0, 1, 2]
@@ -356,7 +356,7 @@ def test_contrastive_search_is_its_formula(config: ModelConfig, seed: int, lengt
     for i, row in enumerate(rows):
         real = slice(longest - len(row), None) if left else slice(len(row))
         ids[i, real], segments[i, real] = row, 0
-    out = contrastive_search(model, ids, segments=segments, candidates=k, penalty=0.6, max_new_tokens=2)
+    out = contrastive_search(model, ids, segments=segments, candidates=k, alpha=0.6, max_new_tokens=2)
     for row, mine in zip(rows, out[:, -2:].tolist(), strict=True):
         expected = contrast(model, row, 2, k, 0.6)
         assume(expected is not None)
@@ -367,7 +367,7 @@ def test_contrastive_search_is_its_formula(config: ModelConfig, seed: int, lengt
 def test_contrastive_search_without_penalty_is_greedy(config: ModelConfig, seed: int, k: int, stop: list[int]):
     model, ids = build(config, seed), tokens(seed, 3, 3)
     how = {"max_new_tokens": 4, "stop": stop}
-    out = contrastive_search(model, ids, candidates=k, penalty=0.0, **how)
+    out = contrastive_search(model, ids, candidates=k, alpha=0.0, **how)
     assert torch.equal(out, generate(model, ids, **how))
 
 
@@ -375,7 +375,7 @@ def test_contrastive_search_tries_no_banned_token():
     """Also where fewer are left than it tries."""
     banned = tuple((id,) for id in range(VOCAB) if id not in (4, 7, 9))
     processors = build_processors(Sampling(banned=banned), vocab=VOCAB)
-    how = {"candidates": 5, "penalty": 0.9, "max_new_tokens": 9, "processors": processors}
+    how = {"candidates": 5, "alpha": 0.9, "max_new_tokens": 9, "processors": processors}
     out = contrastive_search(decoder(), tokens(0, 3, 3), **how)
     assert set(out[:, 3:].flatten().tolist()) <= {4, 7, 9}
 
@@ -401,7 +401,10 @@ WRONG = {
     "no beams": (lambda: beam_search(decoder(), IDS, beams=0), "beams = 0: must be at least 1"),
     "no tokens": (lambda: beam_search(decoder(), IDS, max_new_tokens=0), "max_new_tokens = 0: must be at least 1"),
     "too many": (lambda: beam_search(decoder(), IDS, beams=2, n_best=3), "n_best = 3: must be from 1 to"),
-    "early stopping": (lambda: beam_search(decoder(), IDS, early_stopping="soon"), "'soon': must be one of"),
+    "early stopping": (
+        lambda: beam_search(decoder(), IDS, early_stopping="soon"),
+        "early_stopping = 'soon': must be 'first'",
+    ),
     "uneven groups": (
         lambda: beam_search(decoder(), IDS, beams=4, groups=3, diversity_penalty=1.0),
         "groups = 3: must divide beams = 4",
@@ -422,7 +425,7 @@ WRONG = {
         lambda: contrastive_search(decoder(), IDS, candidates=VOCAB + 1),
         f"candidates = {VOCAB + 1}: the vocabulary has {VOCAB}",
     ),
-    "a large penalty": (lambda: contrastive_search(decoder(), IDS, penalty=1.5), "penalty = 1.5: must be from 0 to 1"),
+    "a large alpha": (lambda: contrastive_search(decoder(), IDS, alpha=1.5), "alpha = 1.5: must be at most 1"),
 }
 
 

@@ -207,7 +207,7 @@ def test_the_order_of_all(case: Case, how: Sampling, constrained: bool):
     )
     config.bad_words_ids = [list(word) for word in how.banned] or None
     config._eos_token_tensor = torch.tensor([END])
-    made = build(how, vocab=VOCAB, stop=(END,), constraint=(lambda _: allowed) if constrained else None)
+    made = build(how, vocab=VOCAB, stop=(END,), allowed=(lambda _: allowed) if constrained else None)
     ours = process(made, case.history, case.logits)
     for i, row in enumerate(case.rows):
         their = Anything()._get_logits_processor(
@@ -271,7 +271,7 @@ def everything(constraint: Callable[[History], Tensor], device: str = "cpu") -> 
         min_new_tokens=3,
         prefix=(5, 6),
     )
-    return build(how, vocab=VOCAB, stop=(0, 6), constraint=constraint, device=device)
+    return build(how, vocab=VOCAB, stop=(0, 6), allowed=constraint, device=device)
 
 
 def even(history: History) -> Tensor:

@@ -1,10 +1,12 @@
-"""Rotary scalings, ALiBi slopes and T5 buckets against those of `transformers`."""
+"""Sinusoidal waves, rotary scalings, ALiBi slopes and T5 buckets against those of `transformers`."""
 
 import pytest
 import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositionalEmbedding
+from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from anyformer.config import (
@@ -14,9 +16,24 @@ from anyformer.config import (
     NTKScaling,
     Rotary,
     RotaryScaling,
+    Sinusoidal,
     T5Bias,
     YarnScaling,
 )
+
+# -- sinusoidal -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [4, 7, 30, 64])
+def test_sinusoidal(width: int) -> None:
+    """As the paper has it, in Marian's order; and as fairseq has it, counted from behind the pad's id."""
+    positions, nothing = torch.arange(300)[None], torch.zeros(1, 300, width)
+    marian = MarianSinusoidalPositionalEmbedding(300, width).create_weight()
+    torch.testing.assert_close(Sinusoidal(layout="halves").embed(nothing, positions, {})[0], marian, atol=1e-4, rtol=0)
+    fairseq = M2M100SinusoidalPositionalEmbedding.get_embedding(302, width, padding_idx=1)[2:]
+    ours = Sinusoidal(layout="halves", closed=True, offset=2).embed(nothing, positions, {})[0]
+    torch.testing.assert_close(ours, fairseq, atol=1e-4, rtol=0)
+
 
 # -- rotary ---------------------------------------------------------------------------------------------------------
 
@@ -69,7 +86,7 @@ def llama_config(width: int, **rope: object) -> LlamaConfig:
 def assert_turns(rotary: Rotary, width: int, frequencies: torch.Tensor, temper: float) -> None:
     """At every position the angles are these frequencies times the position, and cos and sin are tempered."""
     positions = torch.arange(300)[None]
-    cos, sin = rotary.prepare(positions, width)
+    cos, sin = (x.chunk(2, dim=-1)[1] for x in rotary.prepare(positions, width))  # twice the same, sin once negative
     assert cos.dtype == sin.dtype == torch.float32
     angles = positions[0, :, None] * frequencies
     torch.testing.assert_close(cos[0, 0], angles.cos() * temper, atol=1e-4, rtol=0)

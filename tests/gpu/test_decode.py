@@ -1,0 +1,123 @@
+"""Decoding on a GPU: the captured step says what the plain one says, and asks nothing of the host."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from anyformer import presets
+from anyformer.config import LM, Attention, Block, ModelConfig, Rotary, Stack, Tokens, Window
+from anyformer.decoding import step as steps
+from anyformer.decoding.beam import beam_search
+from anyformer.decoding.decode import generate
+from anyformer.decoding.session import Session, evaluating
+from anyformer.nn.model import Transformer
+
+CUDA = torch.device("cuda")
+
+
+def window() -> ModelConfig:
+    """Rings of 8 tokens."""
+    block = Block(mixer=Attention(heads=4, kv_heads=2, pattern=Window(before=8, after=0)))
+    stack = Stack(depth=2, blocks=(block,), position=Rotary())
+    return ModelConfig(width=64, target=Tokens(vocab=97), decoder=stack, head=LM(), tie="output")
+
+
+SMALL: dict[str, Callable[[], ModelConfig]] = {
+    "gpt2": lambda: presets.gpt2(depth=2, width=64, heads=4, vocab=97, length=80),
+    "llama": lambda: presets.llama(depth=2, width=64, heads=4, kv_heads=2, vocab=97),
+    "window": window,
+    "mixtral": lambda: presets.mixtral(depth=2, width=64, heads=4, kv_heads=2, vocab=97, experts=4),
+    "deepseek": lambda: presets.deepseek(depth=2, width=64, heads=4, vocab=97),
+    "gemma2": lambda: presets.gemma2(depth=2, width=64, heads=4, kv_heads=2, vocab=97),
+    "t5": lambda: presets.t5(depth=2, width=64, heads=4, vocab=97),
+}
+
+
+def build(name: str) -> Transformer:
+    torch.manual_seed(0)
+    return Transformer(SMALL[name]()).to(CUDA).eval()
+
+
+def prompts() -> tuple[Tensor, Tensor]:
+    """Of unequal length."""
+    ids = torch.randint(3, 97, (3, 12), generator=torch.Generator().manual_seed(1)).to(CUDA)
+    segments = torch.zeros_like(ids)
+    segments[1, :5] = -1
+    segments[2, :9] = -1
+    return ids, segments
+
+
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tensor]:
+    """What is said without graphs."""
+
+    def say(*args: Any, **options: Any) -> Tensor:
+        with monkeypatch.context() as patch:
+            patch.setattr(steps.Stepper, "__call__", _as_it_is)
+            return generate(*args, **options)
+
+    return say
+
+
+def _as_it_is(self: steps.Stepper, new: Tensor, there: Tensor | None, bound: int) -> tuple[Tensor, Tensor]:
+    return steps.step(self.model, self.cache, new, there, bound)
+
+
+HOW: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampled": {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.2, "seed": 3},
+    "int8": {"cache": "int8"},
+    "static": {"cache": "static", "stop": (5, 6, 7, 8, 9, 10)},
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("name", SMALL)
+def test_replayed_as_plain(name: str, how: str, plain: Callable[..., Tensor]):
+    model, (ids, segments) = build(name), prompts()
+    options = {"max_new_tokens": 40, "segments": segments, **HOW[how]}
+    assert torch.equal(generate(model, ids, **options), plain(model, ids, **options))
+
+
+def test_compiled_as_plain(plain: Callable[..., Tensor]):
+    model, (ids, segments) = build("llama"), prompts()
+    options: dict[str, Any] = {"max_new_tokens": 40, "segments": segments}
+    assert torch.equal(generate(model, ids, compile=True, **options), plain(model, ids, **options))
+
+
+def test_up_to_the_last_position():
+    """A graph looks at no position: near the end of a table of 80, the model itself does."""
+    model, ids = build("gpt2"), prompts()[0]
+    assert generate(model, ids, max_new_tokens=69).shape == (3, 81)
+    with pytest.raises(ValueError, match="past the end of 80"):
+        generate(model, ids, max_new_tokens=70)
+
+
+def test_beams_on_a_graph():
+    model, (ids, segments) = build("t5"), prompts()
+    options: dict[str, Any] = {"beams": 3, "max_new_tokens": 20, "n_best": 2, "stop": (4,), "segments": segments}
+    ours, alone = (
+        beam_search(model, ids, **options),
+        beam_search(model.cpu(), ids.cpu(), **options | {"segments": segments.cpu()}),
+    )
+    torch.testing.assert_close(ours.scores.cpu(), alone.scores, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_step_asks_nothing_of_the_host(name: str):
+    model, (ids, segments) = build(name), prompts()
+    with evaluating(model):
+        session = Session(model, ids, 20, segments=segments)
+        for i in range(12):
+            if i == 3:  # plain, captured and replayed once
+                torch.cuda.set_sync_debug_mode("error")
+            try:
+                new = session.logits.argmax(dim=-1, keepdim=True)
+                session.read(new, torch.ones_like(new, dtype=torch.bool))
+            except BaseException:
+                torch.cuda.set_sync_debug_mode("default")
+                raise
+        torch.cuda.set_sync_debug_mode("default")
