@@ -184,7 +184,7 @@ def test_seeds() -> None:
     assert len(set(same)) == 3
     assert run.generate(["dog"] * 3, seed=1, **HOT) == same != run.generate(["dog"] * 3, seed=2, **HOT)
     assert run.generate(["dog"], seed=1, **HOT) == run.generate(["dog"], seed=[1], **HOT) == same[:1]
-    assert run.generate([], seed=1) == run.generate([], seed=[]) == []
+    assert run.generate([], seed=1, **HOT) == run.generate([], seed=[], **HOT) == []
 
 
 def test_decoding_ends_when_all_texts_have_their_stop_string(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +226,10 @@ WRONG = {
     "one text": (lambda: writer().generate("a"), "texts: must be a list of texts"),
     "fewer than no tokens": (lambda: writer().generate(["a"], max_new_tokens=-1), "max_new_tokens = -1: must not be"),
     "an empty stop string": (lambda: writer().generate(["a"], stop=["b", ""]), "stop: an empty string"),
-    "too few seeds": (lambda: writer().generate(["a", "b"], seed=[1]), "seed: there are 1, and 2 texts"),
+    "too few seeds": (
+        lambda: writer().generate(["a", "b"], seed=[1], temperature=1.0),
+        "seed: there are 1, and 2 texts",
+    ),
     "a prompt past the positions": (
         lambda: writer(length=4).generate(["a", "abcde"]),
         "text 2: has 5 tokens, and the decoder has 4 learned positions",
@@ -354,7 +357,7 @@ def test_what_is_wrong_is_one_line(folder: Path, tmp_path: Path) -> None:
         return line
 
     prompt = ["--prompt", "dog"]
-    needs = "needs a --temperature above 0: at 0 nothing is drawn"
+    needs = "needs a temperature above 0: at 0 nothing is drawn"
     assert told(*prompt, "--seed", "1") == f"--seed = 1: {needs}"
     assert told(*prompt, "-n", "3") == f"--samples = 3: {needs}"
     assert told(*prompt, "-n", "0") == "--samples = 0: must be at least 1"

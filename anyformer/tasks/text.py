@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from anyformer.data.tokenizer import TextTokenizer
 
+SPOILT = -1  # in the place of a token whose logits were no distribution
 HALF = "\ufffd"  # what bytes become that are no whole character, or not yet
 
 
@@ -67,6 +68,40 @@ class Stops:
         """What was held back, when nothing follows."""
         piece, self._held = self._held, ""
         return piece
+
+
+class Writing:
+    """An answer that is being said."""
+
+    def __init__(self, room: int, stop_ids: Sequence[int], text: Unfolding, stops: Stops):
+        self.room, self.stop_ids, self.text, self.stops = room, stop_ids, text, stops
+        self.ids: list[int] = []
+        self.ended, self.spoilt = room == 0, False
+        self._said: list[str] = []
+
+    def push(self, ids: Sequence[int]) -> str:
+        """The text that some more tokens add; of those behind the end, none."""
+        said: list[int] = []
+        for id in ids:
+            if self.ended:
+                break
+            self.spoilt = id == SPOILT
+            self.room -= 1
+            self.ended = self.spoilt or id in self.stop_ids or self.room == 0
+            said += [] if self.spoilt or id in self.stop_ids else [id]
+        self.ids += said
+        piece = self.stops.push(self.text.push(said)) if said else ""
+        self.ended |= self.stops.found
+        self._said.append(piece)
+        return piece
+
+    def rest(self) -> str:
+        """What was held back."""
+        return "" if self.stops.found else self.stops.push(self.text.rest()) + self.stops.rest()
+
+    def whole(self) -> str:
+        """All of the answer, when nothing follows."""
+        return "".join([*self._said, self.rest()])
 
 
 def _overlap(text: str, string: str) -> int:

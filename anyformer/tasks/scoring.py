@@ -1,0 +1,97 @@
+"""How likely a model finds texts, and what else it would have said."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from anyformer.config import ConfigError, Fault
+from anyformer.data.batch import IGNORE
+from anyformer.decoding.score import alternatives as likeliest, score as log_probabilities, sliding
+from anyformer.nn.model import Transformer
+from anyformer.tasks.base import refuse_long
+from anyformer.tasks.generation import Writer
+
+
+@dataclass(frozen=True)
+class Score:
+    """How likely a model finds a text."""
+
+    ids: tuple[int, ...]  # that were asked for
+    logprobs: tuple[float, ...]  # of each, natural logarithms
+
+    @property
+    def total(self) -> float:
+        return math.fsum(self.logprobs)
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the mean surprise per token."""
+        return math.exp(min(-self.total / len(self.ids), 700.0))
+
+
+def score(
+    task: Writer,
+    model: Transformer,
+    texts: Sequence[str],
+    answers: Sequence[str] | None = None,
+    *,
+    window: int | None = None,
+    stride: int | None = None,
+) -> list[Score]:
+    """The log-probability of each text's tokens after its first, or of an answer to each text.
+
+    A decoder reads a text that is longer than its positions by windows of so many tokens, `stride` apart.
+    """
+    if isinstance(texts, str) or isinstance(answers, str):
+        raise ConfigError([Fault("texts", "must be a list of texts, not one")])
+    if answers is not None and len(answers) != len(texts):
+        raise ConfigError([Fault("answers", f"there are {len(answers)}, and {len(texts)} texts: each needs one")])
+    if stride is not None and window is None:
+        raise ConfigError([Fault("stride", f"= {stride}: needs a window")])
+    if window is not None and model.encoder is not None:
+        raise ConfigError([Fault("window", f"= {window}: only a decoder without an encoder reads by windows")])
+    pieces = task.scored(texts, answers, model.config)
+    rows = [[*piece.ids, piece.labels[-1]] for piece in pieces]
+    if window is not None:
+        found = [sliding(model, row, window, stride) for row in rows]
+    else:
+        refuse_long([len(piece.ids) for piece in pieces], model.config, "decoder")
+        sources = None if model.encoder is None else [piece.source or () for piece in pieces]
+        refuse_long([] if sources is None else list(map(len, sources)), model.config, "encoder")
+        found = log_probabilities(model, rows, sources)
+    scores = []
+    for piece, each in zip(pieces, found, strict=True):
+        asked = [(id, value) for id, value in zip(piece.labels, each.tolist(), strict=True) if id != IGNORE]
+        scores.append(Score(tuple(id for id, _ in asked), tuple(value for _, value in asked)))
+    return scores
+
+
+class Alternative(NamedTuple):
+    """A token that may come next."""
+
+    id: int
+    token: str  # as `tokenizer.token` shows it
+    probability: float
+
+
+def alternatives(
+    task: Writer, model: Transformer, text: str, k: int = 10, *, answer: str = "", at: int | None = None
+) -> list[Alternative]:
+    """The k likeliest tokens after a text and what is said to it so far, the likeliest first.
+
+    `at`: after so many of the tokens that the decoder reads (of an encoder–decoder: the start id and the answer's, else
+    the text's, too), rather than after all of them.
+    """
+    (prompt,) = task.prompts([text], model.config)
+    if not prompt:
+        raise ConfigError([Fault("text", "is blank: it is answered by nothing")])
+    before = prompt if model.encoder is None else [model.config.special.start or 0]
+    row = [*before, *task.tokenizer.encode(answer)]
+    if at is not None and not 1 <= at <= len(row):
+        raise ConfigError([Fault("at", f"= {at}: must be from 1 to {len(row)}, the number of tokens that are read")])
+    row = row[:at]
+    refuse_long([len(row)], model.config, "decoder")
+    found = likeliest(model, [row], k, None if model.encoder is None else [prompt])
+    pairs = zip(found.ids[0].tolist(), found.probabilities[0].tolist(), strict=True)
+    return [Alternative(id, task.tokenizer.token(id), p) for id, p in pairs]
