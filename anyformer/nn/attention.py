@@ -57,13 +57,14 @@ class MultiHeadAttention(nn.Module):
         return self.out(out.transpose(1, 2).flatten(2))  # [b, h, t, k_v] -> [b, t, h·k_v]
 
     def _within(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
-        parts = self.qkv(x)
+        parts = self.qkv(ctx.recall(x))
         q, k, v = (parts[i] for i in self.serves)
         q, k, v = self.q_norm(split(q, self.heads)), self.k_norm(split(k, self.groups)), split(v, self.groups)
         assert ctx.relation is not None
         if (rotation := ctx.relation.rotation) is not None:
             assert ctx.relation.scheme is not None
             q, k = ctx.relation.scheme.rotate(q, rotation), ctx.relation.scheme.rotate(k, rotation)
+        q = q[:, :, -x.shape[1] :]  # the past is read, and asks for nothing
         q, k, v = ctx.tap("q", q), ctx.tap("k", k), ctx.tap("v", v)
         return q, *ctx.append(k, v)
 

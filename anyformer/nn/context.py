@@ -55,14 +55,19 @@ class Context(NamedTuple):
         return self if self.taps is None else self._replace(taps=self.taps.within(scope))
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """New keys and values [b, g, t, k] behind those in a cache or the past; all that can be read [b, g, s, k]."""
-        if self.cache is not None:
-            assert self.at is not None
-            return self.cache.append(k, v, self.at)
-        return (k, v) if self.past is None else self.past.append(k, v)
+        """New keys and values [b, g, t, k] behind those in a cache; all that can be read [b, g, s, k]."""
+        if self.cache is None:
+            return k, v
+        assert self.at is not None
+        return self.cache.append(k, v, self.at)
+
+    def recall(self, x: Tensor) -> Tensor:
+        """New tokens [b, t, d] behind those of the past."""
+        return x if self.past is None else self.past.append(x)
 
     def remember(self, x: Tensor) -> Tensor:
-        """The same for tokens [b, t, d]; all that can be read [b, s, d]."""
+        """New tokens [b, t, d] behind those in a cache or the past; all that can be read [b, s, d]."""
+        x = self.recall(x)
         return self.append(x[:, None], x[:, None, :, :0])[0][:, 0]
 
     def asks(self, name: str) -> bool:

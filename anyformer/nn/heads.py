@@ -81,12 +81,12 @@ class VocabularyHead(nn.Module):
 class TokenHead(nn.Module):
     """Logits of a label for each token, [b, t, labels]."""
 
-    def __init__(self, width: int, labels: int, dropout: float):
+    def __init__(self, transform: nn.Module, width: int, labels: int, dropout: float):
         super().__init__()
-        self.dropout, self.linear = Dropout(dropout), nn.Linear(width, labels)
+        self.transform, self.dropout, self.linear = transform, Dropout(dropout), nn.Linear(width, labels)
 
     def forward(self, x: Tensor, layout: Layout, table: Tensor | None) -> Tensor:
-        return self.linear(self.dropout(x))
+        return self.linear(self.dropout(self.transform(x)))
 
 
 class PooledHead(nn.Module):
@@ -116,6 +116,8 @@ def pool(x: Tensor, layout: Layout, how: Pool) -> Tensor:
     if how == "mean":
         weight = is_real.to(x.dtype)[..., None]
         return (x * weight).sum(dim=1) / weight.sum(dim=1).clamp(min=1)
+    if how == "max":
+        return x.masked_fill(~is_real[..., None], torch.finfo(x.dtype).min).amax(dim=1)
     index = torch.arange(t, device=x.device)
     at = torch.where(is_real, index, t - 1).min(dim=1).values if how == "first" else (is_real * index).max(dim=1).values
     return x[torch.arange(b, device=x.device), at]
@@ -145,7 +147,7 @@ def build_head(spec: Head, width: int, tokens: Tokens | None, *, tied: bool) -> 
             e = tokens.table_width(width)
             return VocabularyHead(build_transform(transform, width, e), e, tokens, tied=tied, bias=bias)
         case TokenLabels(labels=labels, dropout=dropout):
-            return TokenHead(width, labels, dropout)
+            return TokenHead(build_transform(spec.transform, width, width), width, labels, dropout)
         case Classifier(labels=labels, dropout=dropout):
             classify = nn.Sequential(Dropout(dropout), nn.Linear(width, labels))
             return PooledHead(spec.pool, build_transform(spec.transform, width, width), classify)

@@ -32,7 +32,7 @@ class LatentProjection(nn.Module):
         self.up = Fused(rank, (h * (k - turning), h * k_v), bias=False)
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
-        q, c, r = self.down(x)
+        q, c, r = self.down(ctx.recall(x))
         q = split(self.query_up(self.query_norm(q)), self.heads)
         c, r = ctx.tap("latent", self.norm(c)).unsqueeze(1), r.unsqueeze(1)  # [b, 1, t, rank], [b, 1, t, turning]
         assert ctx.relation is not None
@@ -41,6 +41,7 @@ class LatentProjection(nn.Module):
             content, turned = q.split(self.parts, dim=-1)
             q = torch.cat((content, ctx.relation.scheme.rotate(turned, rotation)), dim=-1)
             r = ctx.relation.scheme.rotate(r, rotation)
+        q = q[:, :, -x.shape[1] :]  # the past is read, and asks for nothing
         c, r = ctx.append(c, r)
         if self.absorbs(x, ctx):
             content, turned = q.split(self.parts, dim=-1)

@@ -14,7 +14,7 @@ from anyformer.nn.heads import build_head
 from anyformer.nn.init import initialise
 from anyformer.nn.inputs import AnyInput, TokenInput, build_input
 from anyformer.nn.mask import Layout, check, lay_out
-from anyformer.nn.past import Kept, Past
+from anyformer.nn.past import Past
 from anyformer.nn.recurrent import last_states
 from anyformer.nn.running import Notes, Running
 from anyformer.nn.stack import BlockStack
@@ -124,7 +124,7 @@ class Transformer(nn.Module):
         With a `past` (see `new_past`) the tokens go on from it, and the past of those that follow is returned, too.
         """
         own = {"segments": segments, "positions": positions, "marks": marks, "types": types, "past": past}
-        kept: list[Kept | None] = []
+        kept: list[Tensor | None] = []
         sided = {
             "target": target,
             "source_segments": source_segments,
@@ -206,7 +206,7 @@ class Transformer(nn.Module):
         types: Tensor | None = None,
         cache: Cache | None = None,
         past: Past | None = None,
-        kept: list[Kept | None] | None = None,
+        kept: list[Tensor | None] | None = None,
         taps: Tap | None = None,
         notes: Notes | None = None,
     ) -> Tensor:
@@ -265,12 +265,13 @@ class Transformer(nn.Module):
         """An empty past of `batch` rows, for a decoder with `memory`: `out, past = model(ids, past=past)` reads on."""
         if self.decoder is None or not self.decoder.memory:
             raise ValueError("this model has no memory: set `decoder.memory` to the number of tokens it is to keep")
-        return Past.empty(batch, self.decoder.memory, self.decoder.sizes, *self._kept_as())
+        widths = [self.config.width if size.groups else 0 for size in self.decoder.sizes]
+        return Past.empty(batch, self.decoder.memory, widths, *self._kept_as())
 
     # -- small steps ------------------------------------------------------------------------------------------------
 
     def _kept_as(self) -> tuple[torch.device, torch.dtype]:
-        """Where keys and values are, and as what: under autocast in its precision, whatever the weights have."""
+        """Where what is kept is, and as what: under autocast in its precision, whatever the weights have."""
         weight = next(self.parameters())
         kind = weight.device.type
         auto = torch.is_autocast_enabled(kind)

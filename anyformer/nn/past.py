@@ -4,10 +4,9 @@ A text is read in segments. Each reads the newest `memory` tokens before it, too
 goes back into them. The past is a value: one comes in, another goes out, and nothing is written to, so that a pass can
 be repeated (activation checkpointing runs a block twice) and a step be dropped.
 
-The paper keeps hidden states, and projects them again for every segment. Here keys and values are kept, as a cache does
-(of latent attention its compressed rows): reading on is then the same function in training and in decoding, and a
-memory costs no second projection. The price: they are as the weights were when they were made, and the projections
-learn from the segment at hand alone.
+Kept is what a layer's mixer read, as in the paper, and not the keys and values that it made of it, as in a cache: they
+are made again for every segment, by the weights of today, which so learn what to make of a memory. With weights that
+stand still the two say the same.
 """
 
 from collections.abc import Sequence
@@ -16,11 +15,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from anyformer.nn.cache import Sizes
 from anyformer.nn.mask import PADDING, Layout, check, count_within, real
-
-Kept = tuple[Tensor, Tensor]
-"""Keys and values [b, g, tokens, k] of one layer, or what it keeps in their place."""
 
 
 class Past(NamedTuple):
@@ -28,17 +23,12 @@ class Past(NamedTuple):
 
     positions: Tensor  # int [b, m]
     segments: Tensor  # int [b, m]; PADDING: empty
-    layers: tuple[Kept, ...]
+    layers: tuple[Tensor, ...]  # [b, m, d]; [b, m, 0] of a layer that reads no other tokens
 
     @classmethod
-    def empty(
-        cls, batch: int, slots: int, sizes: tuple[Sizes, ...], device: torch.device, dtype: torch.dtype
-    ) -> "Past":
-        def zeros(groups: int, width: int) -> Tensor:
-            return torch.zeros(batch, groups, slots, width, device=device, dtype=dtype)
-
+    def empty(cls, batch: int, slots: int, widths: Sequence[int], device: torch.device, dtype: torch.dtype) -> "Past":
         positions = torch.zeros(batch, slots, dtype=torch.long, device=device)
-        layers = tuple((zeros(s.groups, s.key_width), zeros(s.groups, s.value_width)) for s in sizes)
+        layers = tuple(torch.zeros(batch, slots, width, device=device, dtype=dtype) for width in widths)
         return cls(positions, torch.full_like(positions, PADDING), layers)
 
     def lay_out(self, batch: int, length: int, segments: Tensor | Layout | None, positions: Tensor | None) -> Layout:
@@ -62,41 +52,34 @@ class Past(NamedTuple):
         positions = torch.cat((self.positions, new.positions), dim=1)
         return Layout(positions, torch.cat((self.segments, new.segments), dim=1))
 
-    def after(self, new: Layout, kept: Sequence[Kept | None]) -> "Past":
+    def after(self, new: Layout, kept: Sequence[Tensor | None]) -> "Past":
         """The past of the next segment: of old and new tokens the newest that are real."""
         assert new.segments is not None
-        slots, length = self.positions.shape[1], new.positions.shape[1]
+        length = new.positions.shape[1]
         stay: Tensor | None = None
         if new.padding != "none":  # pads go first, and out
             both = torch.cat((self.segments, new.segments), dim=1)
             stay = real(both).int().argsort(dim=1, stable=True)[:, length:]
 
         def newest(old: Tensor, new: Tensor) -> Tensor:
-            """Of facts [b, tokens] or vectors [b, g, tokens, k]; always a tensor of its own."""
-            dim, new = (1 if old.dim() == 2 else 2), new.detach().to(old.dtype)
-            if stay is not None:
-                both = torch.cat((old, new), dim=dim)
-                return both.gather(dim, stay if dim == 1 else stay[:, None, :, None].expand_as(old))
-            old_count, new_count = max(slots - length, 0), min(slots, length)
-            old = old.narrow(dim, slots - old_count, old_count)
-            return torch.cat((old, new.narrow(dim, length - new_count, new_count)), dim=dim)
+            """Of facts [b, tokens] or vectors [b, tokens, d]; always a tensor of its own."""
+            both = torch.cat((old, new.detach().to(old.dtype)), dim=1)
+            if stay is None:
+                return both[:, length:].clone()
+            return both.gather(1, stay if old.dim() == 2 else stay[..., None].expand_as(old))
 
-        layers = tuple(
-            old if new is None else (newest(old[0], new[0]), newest(old[1], new[1]))
-            for old, new in zip(self.layers, kept, strict=True)
-        )
+        layers = tuple(old if new is None else newest(old, new) for old, new in zip(self.layers, kept, strict=True))
         return Past(newest(self.positions, new.positions), newest(self.segments, new.segments), layers)
 
 
 class Recall:
     """The past of one layer in one run of its block, which reads it and leaves what is new."""
 
-    def __init__(self, old: Kept):
+    def __init__(self, old: Tensor):
         self.old = old
-        self.new: Kept | None = None  # a layer without a mixer leaves nothing
+        self.new: Tensor | None = None  # a layer without a mixer leaves nothing
 
-    def append(self, k: Tensor, v: Tensor) -> Kept:
-        """New keys and values behind those of the past: all that can be read."""
-        self.new = k.detach(), v.detach()
-        old_k, old_v = (x.detach() for x in self.old)
-        return torch.cat((old_k.to(k.dtype), k), dim=2), torch.cat((old_v.to(v.dtype), v), dim=2)
+    def append(self, x: Tensor) -> Tensor:
+        """New tokens [b, t, d] behind those of the past: all that can be read."""
+        self.new = x.detach()
+        return torch.cat((self.old.detach().to(x.dtype), x), dim=1)

@@ -32,7 +32,7 @@ from anyformer.nn.lower import Demand, Site, lower
 from anyformer.nn.mask import Layout, Relation, Role
 from anyformer.nn.mixer import kept
 from anyformer.nn.norm import build_norm, normed
-from anyformer.nn.past import Kept, Past, Recall
+from anyformer.nn.past import Past, Recall
 from anyformer.nn.pooling import Funnel
 from anyformer.nn.position import Positions
 from anyformer.nn.ring import Step
@@ -128,7 +128,7 @@ class BlockStack(nn.Module):
             positions = cast(Positions, self.schemes[plan.scheme])
             role: Role = "cached" if cached else "self"
             relation = lower(plan.pattern, q, k, role, positions, plan.demand, site, backend)
-            rotation = positions.prepare(q.positions, plan.turning)
+            rotation = positions.prepare((q if cached else k).positions, plan.turning)  # a cache holds turned keys
             made.append(relation._replace(rotation=rotation, scheme=positions.scheme))
         return made
 
@@ -155,7 +155,7 @@ class BlockStack(nn.Module):
         begin: Mapping[int, Tensor] | None = None,
         states: Mapping[int, list[Tensor]] | None = None,
         past: Past | None = None,
-        kept: list[Kept | None] | None = None,
+        kept: list[Tensor | None] | None = None,
     ) -> Tensor:
         """[b, t, d] to [b, t, d]; `memory` is the encoder's output and `source` its layout.
 
@@ -197,7 +197,9 @@ class BlockStack(nn.Module):
         return x if taps is None else taps("final", x)
 
 
-def noted(block: nn.Module, x: Tensor, ctx: Context) -> tuple[Tensor, list[Tensor], dict[Running, Tensor], Kept | None]:
+def noted(
+    block: nn.Module, x: Tensor, ctx: Context
+) -> tuple[Tensor, list[Tensor], dict[Running, Tensor], Tensor | None]:
     """A block's output, its notes, and what it keeps; nothing outside is changed, so that it may run twice."""
     notes, recall = Notes(), None if ctx.past is None else Recall(ctx.past.old)
     x = block(x, ctx._replace(notes=notes, past=recall))

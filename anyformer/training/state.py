@@ -38,7 +38,7 @@ class TrainState:
     step: int = 0
     place: Place = START
     tokens: int = 0
-    best: float | None = None  # the lowest validation loss
+    best: float | None = None  # the lowest that validation gave: its loss, or another metric with a minus
     best_step: int = 0
     stale: int = 0  # evaluations since then
     bad_in_a_row: int = 0
@@ -80,8 +80,7 @@ def gather(state: TrainState, model: nn.Module, optimizer: torch.optim.Optimizer
         tensors |= {f"optimizer.{key}.{name}": torch.as_tensor(x) for key, x in values.items()}
     if state.past is not None:
         tensors |= {"past.positions": state.past.positions, "past.segments": state.past.segments}
-        for i, (keys, values) in enumerate(state.past.layers):
-            tensors |= {f"past.keys.{i}": keys, f"past.values.{i}": values}
+        tensors |= {f"past.layers.{i}": layer for i, layer in enumerate(state.past.layers)}
     tensors["generator.cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
         tensors["generator.cuda"] = torch.cuda.get_rng_state()
@@ -127,9 +126,8 @@ def _read_past(tensors: dict[str, Tensor], device: torch.device) -> Past | None:
     there = {name: x.to(device) for name, x in tensors.items() if name.startswith("past.")}
     if not there:
         return None
-    count = sum(name.startswith("past.keys.") for name in there)
-    layers = tuple((there[f"past.keys.{i}"], there[f"past.values.{i}"]) for i in range(count))
-    return Past(there["past.positions"], there["past.segments"], layers)
+    positions, segments = there.pop("past.positions"), there.pop("past.segments")
+    return Past(positions, segments, tuple(there[f"past.layers.{i}"] for i in range(len(there))))
 
 
 # -- which checkpoints there are -----------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from anyformer.config import (
     ConfigError,
     FullyConnected,
     Graph,
+    Latent,
     Learned,
     ModelConfig,
     NoMixer,
@@ -34,6 +35,7 @@ from tests.strategies import ANCHORED, BACKWARD, RELATIVE, VOCAB, build, close, 
 
 ENDLESS = tuple(pattern for pattern in BACKWARD + ANCHORED if not isinstance(pattern, Graph))
 TEXT = 12  # tokens
+READERS = Attention(heads=2), Attention(heads=2, compress=Latent(rank=4, rotary_width=2))
 
 
 @st.composite
@@ -82,9 +84,14 @@ def test_segments_equal_the_whole(config: ModelConfig, seed: int, cuts: list[int
     for a, b in pairwise(cuts):
         cached = model(ids[:, a:b], cache=cache)
         close(found[:, a:b], cached)
-    for (k, v), layer in zip(past.layers, cache.layers, strict=True):  # and it holds what the past holds
-        torch.testing.assert_close(k, layer.keys.read())
-        torch.testing.assert_close(v, layer.values.read())
+
+
+def test_it_holds_what_the_mixers_read():
+    model, ids = build(small()), tokens(0, 2, TEXT)
+    _, past = in_segments(model, ids, [0, 5, 6, TEXT])
+    _, seen = run_with_taps(model, ["*.mixer.in"], ids)
+    for i, layer in enumerate(past.layers):
+        close(layer, seen[f"decoder.{i}.mixer.in"])
 
 
 @pytest.mark.parametrize("position", RELATIVE, ids=str)
@@ -155,6 +162,23 @@ def test_nothing_learns_through_the_past():
     out.sum().backward()
     assert all(x.grad is None for x in torch.utils._pytree.tree_leaves(asked))
     assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize("mixer", READERS, ids=["attention", "latent"])
+def test_a_layer_learns_from_what_it_recalls(mixer: Attention):
+    """By the weights of today, and as from tokens of the segment itself: as if the text had been read at once."""
+    config = small(mixer=mixer)
+    assert config.decoder is not None
+    config = config.model_copy(update={"decoder": config.decoder.model_copy(update={"depth": 1})})
+    model, ids = build(config), tokens(0, 2, TEXT)
+    _, past = model(ids[:, :5], past=model.new_past(2))
+    weights = list(model.decoder.blocks[0].mixer.inner.parameters())
+    with torch.no_grad():  # a step of training
+        torch._foreach_add_(weights, [torch.randn_like(p) for p in weights])
+    found, whole = model(ids[:, 5:], past=past)[0], model(ids)[:, 5:]
+    close(found, whole)
+    for a, b in zip(*(torch.autograd.grad(out.square().mean(), weights) for out in (found, whole)), strict=True):
+        close(a, b)
 
 
 def test_the_past_that_came_in_stays_as_it_was():

@@ -119,7 +119,7 @@ def test_a_bad_step_forgets(tmp_path: Path) -> None:
     hook.remove()
     assert job.state.bad_in_all == 1
     assert job.state.past is not None
-    assert all(x.isfinite().all() for layer in job.state.past.layers for x in layer)
+    assert all(x.isfinite().all() for x in job.state.past.layers)
 
 
 def _poisoned(at: int) -> Any:
@@ -131,7 +131,7 @@ def _poisoned(at: int) -> Any:
         if calls != at or not module.training:
             return out
         logits, past = out
-        return logits * torch.nan, past._replace(layers=tuple((k * torch.nan, v * torch.nan) for k, v in past.layers))
+        return logits * torch.nan, past._replace(layers=tuple(x * torch.nan for x in past.layers))
 
     return poison
 
