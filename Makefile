@@ -8,7 +8,7 @@ DEMO   := $(VENV)/.installed-demo
 PINS   := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu torture lint format wheel clean
+.PHONY: help demo test test-gpu torture families lint format wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | awk -F '\t' '{ printf "  make %-8s %s\n", $$1, $$2 }'
@@ -24,6 +24,9 @@ test-gpu: $(DEV)  ## the kernels and lengths that need a GPU, and what they meas
 
 torture: $(DEV)  ## kill training 100 times (about 17 minutes); ANYFORMER_DATA names the data of more recipes
 	$(BIN)/python -m tests.torture
+
+families: $(DEV)  ## measure every public family against transformers, and write the table of docs/interop.md
+	$(BIN)/python -m tests.interop.table
 
 lint: $(DEV)  ## ruff and mypy
 	$(BIN)/ruff check

@@ -1,5 +1,6 @@
 """Where a model begins and ends: inputs, heads, initialisation, special ids. Imports no torch."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from anyformer.config.feedforward import Activation, Gelu, Tanh
@@ -123,7 +124,7 @@ class NoTransform(Spec):
 
 
 HeadTransform = Annotated[NoTransform | Transform, *BY_KIND]
-Pool = Literal["first", "mean", "last"]  # over the real tokens of a row
+Pool = Literal["first", "mean", "max", "last"]  # over the real tokens of a row
 
 
 class NoHead(Spec):
@@ -154,6 +155,7 @@ class TokenLabels(Spec):
 
     kind: Literal["token_labels"] = "token_labels"
     labels: Size
+    transform: HeadTransform = NoTransform()
     dropout: Probability = 0.0
 
 
@@ -209,3 +211,10 @@ class Special(Spec):
     bos: Count | None = None
     eos: Count | None = None
     start: Count | None = None
+    stops: tuple[Count, ...] = ()  # others that end a text, as `eos` does (Llama 3's <|eot_id|>)
+
+    def named(self) -> Iterator[tuple[str, int]]:
+        """Each id with its name."""
+        one = {"pad": self.pad, "bos": self.bos, "eos": self.eos, "start": self.start}
+        yield from ((name, id) for name, id in one.items() if id is not None)
+        yield from ((f"stops.{i}", id) for i, id in enumerate(self.stops))

@@ -43,6 +43,8 @@ class ModelConfig(Spec):
     tie: Literal["none", "output", "inputs", "all"] = "none"  # output: last input = head; inputs: source = target
     init: Init = Normal()
     special: Special = Special()
+    # tokens that it was trained to read, where positions have no end: answers of no given length stay within
+    context: Size | None = None
 
     @property
     def shape(self) -> Shape:
@@ -325,11 +327,10 @@ def _vocabularies(config: ModelConfig) -> Iterator[Fault]:
         if isinstance(config.head, (LM, MaskedLM)):
             why = f"{last.kind} have no vocabulary; 'token_labels' has labels of its own"
             yield Fault("head.kind", f"= '{config.head.kind}': {why}")
-        for name, id in config.special:
-            if id is not None:
-                yield Fault(f"special.{name}", f"= {id}: {last.kind} have no ids")
-    for name, id in config.special:
-        if isinstance(last, Tokens) and last.vocab and id is not None and id >= last.vocab:
+        for name, id in config.special.named():
+            yield Fault(f"special.{name}", f"= {id}: {last.kind} have no ids")
+    for name, id in config.special.named():
+        if isinstance(last, Tokens) and last.vocab and id >= last.vocab:
             yield Fault(f"special.{name}", f"= {id}: must be an id below vocab = {last.vocab}")
     if config.tie in ("output", "all") and not isinstance(config.head, (LM, MaskedLM)):
         yield Fault("tie", f"= '{config.tie}': a head of kind '{config.head.kind}' has no vocabulary to tie")

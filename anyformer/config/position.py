@@ -117,17 +117,38 @@ class Sinusoidal(Scheme):
     """Fixed waves added to the embeddings (Vaswani et al. 2017).
 
     PE(p, 2i) = sin(p / base^(2i/d)),  PE(p, 2i+1) = cos(p / base^(2i/d))
+
+    Published programs differ from it: in the order of the waves (Marian, fairseq), in their spacing (tensor2tensor,
+    fairseq), and in the number of the first position (fairseq's comes behind the pad's id).
     """
 
     kind: Literal["sinusoidal"] = "sinusoidal"
     base: Positive = 10_000.0
+    layout: Literal["interleaved", "halves"] = "interleaved"  # halves: all sines before all cosines
+    closed: Flag = False  # exponents i/(n-1) of n = d/2 waves, up to 1, rather than i/n; an odd d then ends with 0
+    offset: Count = 0  # the number of the first position
 
     def embed(self, x: "Tensor", positions: "Tensor", tables: Tables) -> "Tensor":
         import torch
 
-        angles = _angles(positions, self.base, x.shape[-1])  # [b, t, ceil(d/2)]
-        waves = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)  # sin and cos take turns
-        return x + waves[..., : x.shape[-1]].to(x.dtype)
+        width = x.shape[-1]
+        # fp32: bf16 cannot tell neighbouring positions apart past 256
+        angles = (positions + self.offset).float()[..., None] * self._frequencies(positions, width)
+        sin, cos = angles.sin(), angles.cos()
+        if self.layout == "halves":
+            waves = torch.cat((sin, cos), dim=-1)[..., :width]
+        else:
+            waves = torch.stack((sin, cos), dim=-1).flatten(-2)[..., :width]
+        missing = width - waves.shape[-1]  # of an odd width
+        return x + torch.nn.functional.pad(waves, (0, missing)).to(x.dtype)
+
+    def _frequencies(self, like: "Tensor", width: int) -> "Tensor":
+        if not self.closed:
+            return _frequencies(like, self.base, width)
+        import torch
+
+        n = width // 2
+        return self.base ** -(torch.arange(n, device=like.device, dtype=torch.float32) / max(n - 1, 1))
 
 
 class Learned(Scheme):
@@ -346,8 +367,3 @@ def _frequencies(like: "Tensor", base: float, width: int) -> "Tensor":
     import torch
 
     return base ** -(torch.arange(0, width, 2, device=like.device, dtype=torch.float32) / width)  # [ceil(width/2)]
-
-
-def _angles(positions: "Tensor", base: float, width: int) -> "Tensor":
-    # fp32: bf16 cannot tell neighbouring positions apart past 256
-    return positions.float()[..., None] * _frequencies(positions, base, width)

@@ -10,8 +10,9 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,26 +34,33 @@ ROLES = {
 }
 
 FILE = "tokenizer.json"
+NAMED = "roles"  # the key of a file of ours that the library does not know
 PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))  # GPT-2's two files, under both their names
 
 
 class TextTokenizer:
     """A vocabulary of `size` ids; `pad`, `bos`, `eos`, `sep`, `unk` and `mask` are special ones, None if missing.
 
-    What a text says never becomes a special id: `"<pad>"` in a text is five characters like any others.
+    What a text says never becomes a special id: `"<pad>"` in a text is five characters like any others. `roles` names
+    the token of each, where it is not one of the usual names that tells: a role that is not named there is missing.
     """
 
-    def __init__(self, inner: Tokenizer):
+    def __init__(self, inner: Tokenizer, roles: Mapping[str, str] | None = None):
         inner.no_padding()  # some public files switch these on
         inner.no_truncation()
         inner.encode_special_tokens = True  # that is, as plain text
-        self._inner = inner
+        self._inner, self._roles = inner, None if roles is None else dict(roles)
         vocab = inner.get_vocab()
         self.size = max(vocab.values(), default=-1) + 1
         declared = {token.content: i for i, token in inner.get_added_tokens_decoder().items() if token.special}
         named = declared or {name: vocab[name] for names in ROLES.values() for name in names if name in vocab}
+        if roles is not None:
+            if lost := [token for token in roles.values() if token not in vocab]:
+                raise ConfigError([Fault("roles", f"the tokenizer has no {visible(lost[0])}")])
+            named |= {token: vocab[token] for token in roles.values()}
+        usual = ROLES if roles is None else {role: (roles[role],) if role in roles else () for role in ROLES}
         self.pad, self.bos, self.eos, self.sep, self.unk, self.mask = (
-            next((named[name] for name in names if name in named), None) for names in ROLES.values()
+            next((named[name] for name in names if name in named), None) for names in usual.values()
         )
         self._special = frozenset(named.values())
         self._control = self._special - {self.unk}
@@ -68,16 +76,23 @@ class TextTokenizer:
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """A `tokenizer.json`, a folder that holds one, or a folder that holds GPT-2's two files."""
-        return cls(_load(Path(path)))
+        return cls(*_load(Path(path)))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """What `to_json` gave."""
-        return cls(_parse(text, "the tokenizer"))
+        return cls(*_parse(text, "the tokenizer"))
 
     def to_json(self) -> str:
-        """All of it, as the text of a `tokenizer.json`."""
-        return self._inner.to_str(pretty=True) + "\n"
+        """All of it, as the text of a `tokenizer.json`; roles, if named, stand before what the library writes."""
+        text = self._inner.to_str(pretty=True) + "\n"
+        roles = "" if self._roles is None else f'\n  "{NAMED}": {json.dumps(self._roles, ensure_ascii=False)},'
+        return "{" + roles + text.removeprefix("{")
+
+    @property
+    def inner(self) -> Tokenizer:
+        """The library's."""
+        return self._inner
 
     def save(self, path: str | Path) -> None:
         """Writes a .json file, or `tokenizer.json` in a folder; a reader never sees half a file."""
@@ -116,6 +131,32 @@ class TextTokenizer:
 
     def _spell(self, i: int) -> list[int]:
         return [token.id for c in self._inner.id_to_token(i) or "" for token in self._inner.model.tokenize(c)]
+
+    @cached_property
+    def around(self) -> tuple[list[int], list[int]]:
+        """What a public file puts before a text and behind it, such as [CLS] and [SEP]."""
+        if self._inner.post_processor is None:
+            return [], []
+        with _told():
+            found = self._inner.encode("a", add_special_tokens=True)
+        added = found.special_tokens_mask
+        plain = added.index(0) if 0 in added else len(added)
+        behind = len(added) - added[::-1].index(0) if 0 in added else len(added)
+        return found.ids[:plain], found.ids[behind:]
+
+    @cached_property
+    def around_pair(self) -> tuple[list[int], list[int], list[int], int]:
+        """The same of two texts: before, between and behind them; and the token type of the second."""
+        if self._inner.post_processor is None:
+            return [], [], [], 0
+        with _told():
+            found = self._inner.encode("a", "b", add_special_tokens=True)
+        of = found.sequence_ids
+        if 0 not in of or 1 not in of:
+            return [], [], [], 0
+        first, second = of.index(0), of.index(1)
+        ends = len(of) - of[::-1].index(0), len(of) - of[::-1].index(1)
+        return found.ids[:first], found.ids[ends[0] : second], found.ids[ends[1] :], found.type_ids[second]
 
     # -- ids to text --------------------------------------------------------------------------------------------------
 
@@ -225,14 +266,14 @@ def _shape(c: str) -> str:
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
-def _load(path: Path) -> Tokenizer:
+def _load(path: Path) -> tuple[Tokenizer, dict[str, str] | None]:
     if not os.path.isdir(path):  # which, unlike Path's, answers for any name
         return _parse(_read(path), path)
     if os.path.exists(path / FILE):
         return _parse(_read(path / FILE), path / FILE)
     for vocab, merges in PAIRS:
         if os.path.exists(path / vocab) and os.path.exists(path / merges):
-            return _byte_pairs(path / vocab, path / merges)
+            return _byte_pairs(path / vocab, path / merges), None
     known = ", nor ".join(f"{vocab} with {merges}" for vocab, merges in PAIRS)
     raise _wrong(path, f"holds no tokenizer: no {FILE}, nor {known}")
 
@@ -251,9 +292,13 @@ def _read(path: Path) -> str:
     raise _wrong(path, what)
 
 
-def _parse(text: str, name: str | Path) -> Tokenizer:
+def _parse(text: str, name: str | Path) -> tuple[Tokenizer, dict[str, str] | None]:
+    roles = None
     try:
-        return Tokenizer.from_str(text)
+        if begin := re.match(rf'\s*{{\s*"{NAMED}"\s*:\s*', text):
+            roles, end = json.JSONDecoder().raw_decode(text, begin.end())
+            text = "{" + text[end:].lstrip().removeprefix(",")
+        return Tokenizer.from_str(text), roles
     except BaseException as error:  # the library's own are of no narrower type, and its panics are of none at all
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise

@@ -281,7 +281,8 @@ def head_cost(config: ModelConfig, b: int, t: int) -> Cost:
             table = Cost((e * own_table + head.bias) * v, 2 * b * t * e * v, kept=b * t * (e + v))
             return _transform(transform, d, e, b * t) + table
         case TokenLabels(labels=labels):
-            return _linear(d, labels, b * t, True) + Cost(kept=b * t * labels)
+            linear = _linear(d, labels, b * t, True) + Cost(kept=b * t * labels)
+            return _transform(head.transform, d, d, b * t) + linear
         case Classifier(labels=labels):
             return _transform(head.transform, d, d, b) + _linear(d, labels, b, True) + Cost(kept=b * labels)
         case Embedder():

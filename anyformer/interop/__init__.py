@@ -1,28 +1,48 @@
-"""Models from elsewhere, as runs."""
+"""Models from elsewhere as runs, and runs as models for elsewhere.
 
+hub            folders of `transformers`: from_hf, to_hf
+families/      one file for each public family: its config and its weights, in both directions
+family         what a family is, and which one has a model
+fields         config.json, of which every field is read, or named in an error
+rules          invertible rules between tensors of theirs and ours
+weights        tensors by these rules, one after the other
+files          .safetensors, read and written tensor by tensor
+sentences      what sentence-transformers writes beside a model
+tokens         tokenizers under all the names of their files; sentencepiece reads .model
+compare        whether two configs are the same model
+llama2c        llama2.c's files
+onnx           graphs for onnxruntime: export_onnx
+"""
+
+from dataclasses import replace
 from pathlib import Path
 
 from anyformer.config import ConfigError, Fault
 from anyformer.config.spec import visible
 from anyformer.interop import llama2c
+from anyformer.interop.hub import from_hf
 from anyformer.recipe import LanguageModel
 from anyformer.run import Run, build_task, load, write_folder, write_model
 
 
-def bring_in(file: str | Path, out: str | Path, *, tokenizer: str | Path | None = None) -> Run:
-    """A model file that another program wrote, with its tokenizer's, written as a run and loaded from there.
-
-    Read so far: llama2.c's, a .bin.
-    """
-    file, out = Path(file), Path(out)
+def bring_in(
+    source: str | Path, out: str | Path, *, tokenizer: str | Path | None = None, allow_pickle: bool = False
+) -> Run:
+    """A model that another program wrote, with its tokenizer, written as a run: a public folder, or llama2.c's .bin."""
+    source, out = Path(source), Path(out)
     if out.exists():
         raise ConfigError([Fault(visible(str(out)), "is there already; choose another --out")])
-    if file.suffix.lower() != ".bin":
-        raise ConfigError([Fault(visible(str(file)), "is of no kind that is read: give llama2.c's .bin")])
+    if source.is_dir():
+        run = from_hf(source, tokenizer=tokenizer, allow_pickle=allow_pickle)
+        write_folder(out, lambda path: write_model(path, run.model.state_dict(), run.config, run.spec, run.task))
+        return replace(run, folder=out)
+    if source.suffix.lower() != ".bin":
+        what = "is of no kind that is read: give a folder with a config.json, or llama2.c's .bin"
+        raise ConfigError([Fault(visible(str(source)), what)])
     if tokenizer is None:
         raise ConfigError([Fault("--tokenizer", "is missing: a llama2.c model comes with a tokenizer, a .bin, too")])
-    model, text = llama2c.read(file, tokenizer)
-    spec = LanguageModel()
+    model, text = llama2c.read(source, tokenizer)
+    spec = LanguageModel(framed=True)
     task = build_task(spec, text, None)
     write_folder(out, lambda folder: write_model(folder, model.state_dict(), model.config, spec, task))
     return load(out)

@@ -12,7 +12,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, decoders, models, normalizers
+from tokenizers import Tokenizer, decoders, models, normalizers, processors
 from torch import Tensor
 
 from anyformer import presets
@@ -172,6 +172,8 @@ def read_tokenizer(path: str | Path) -> TextTokenizer:
     inner.normalizer = normalizers.Prepend(" ")
     inner.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     inner.add_special_tokens(list(SPECIAL))
+    first = SPECIAL[BOUND]
+    inner.post_processor = processors.TemplateProcessing(f"{first} $A", special_tokens=[(first, BOUND)])
     return TextTokenizer(inner)
 
 

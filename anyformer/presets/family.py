@@ -46,4 +46,4 @@ def groups(heads: int, kv_heads: int | None, ratio: int) -> int:
 
 def special_ids(vocab: int, **ids: int) -> Special:
     """The family's special ids; those past the end of a smaller vocabulary are left open."""
-    return Special(**{name: id for name, id in ids.items() if id < vocab})
+    return Special.model_validate({name: id for name, id in ids.items() if id < vocab})

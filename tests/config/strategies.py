@@ -192,7 +192,8 @@ def _taken(stack: Stack) -> Stack:
 alone, reading = stacks(cross=False), stacks(cross=True)
 shapes = st.one_of(st.tuples(alone, nothing), st.tuples(nothing, alone), st.tuples(alone, reading))
 inputs = specs(Tokens, vocab=st.just(VOCAB), pad=ids)
-specials = specs(Special, pad=ids, bos=ids, eos=ids, start=ids)
+others = st.lists(st.integers(0, VOCAB - 1), max_size=2).map(tuple)
+specials = specs(Special, pad=ids, bos=ids, eos=ids, start=ids, stops=others)
 
 
 @st.composite
@@ -210,4 +211,5 @@ def models(draw: st.DrawFn) -> ModelConfig:
         tie=draw(st.sampled_from(ties)),
         init=draw(_field(ModelConfig, "init")),
         special=draw(specials),
+        context=draw(_field(ModelConfig, "context")),
     )

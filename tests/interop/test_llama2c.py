@@ -127,7 +127,10 @@ def test_a_run_is_made_of_it(files: tuple[Path, Path], tmp_path: Path) -> None:
         assert run.model(ids).equal(model(ids))
     assert run.tokenizer.encode("abc cab") == tokenizer.encode("abc cab")
     assert (run.tokenizer.bos, run.tokenizer.eos) == (1, 1)  # what begins a text ends the one before
-    assert len(run.predict(["", "ab"])) == 2
+    assert run.task.prompts(["", "ab"], run.config) == [[1], [1, *tokenizer.encode("ab")]]  # type: ignore[attr-defined]
+    for text, ids in (("", [1]), ("ab", [1, *tokenizer.encode("ab")])):
+        whole = af.generate(run.model, torch.tensor([ids]), max_new_tokens=9, stop=[1])[0].tolist()
+        assert text + done("generate", out, "--prompt", text, "--max-new-tokens", "9") == tokenizer.decode(whole) + "\n"
     (line,) = refused("import", files[0], "--tokenizer", files[1], "--out", out)
     assert line == f"{out}: is there already; choose another --out"
 
@@ -254,4 +257,5 @@ def test_stories_are_told_as_llama2c_tells_them(tmp_path: Path) -> None:
     run = bring_in(folder / "stories260K.bin", tmp_path / "run", tokenizer=folder / "tok512.bin")
     device = next(run.model.parameters()).device
     ids = af.generate(run.model, torch.tensor([[1]], device=device), max_new_tokens=256, stop=[1])
-    assert run.tokenizer.decode(ids[0].tolist()) == (folder / "greedy_reference.txt").read_text(encoding="utf-8")
+    expected = (folder / "greedy_reference.txt").read_text(encoding="utf-8")
+    assert run.tokenizer.decode(ids[0].tolist()) == run.generate([""], max_new_tokens=256)[0] == expected

@@ -108,11 +108,11 @@ def test_token_labels():
     close(out, hidden @ model.head.linear.weight.T + model.head.linear.bias)
 
 
-@pytest.mark.parametrize("how", ["first", "mean", "last"])
+@pytest.mark.parametrize("how", ["first", "mean", "max", "last"])
 def test_classifier(how: str):
     """A linear layer on one vector per row, behind tanh(h W + b) where there is a transform."""
     model, hidden, out = outputs(encoder(Classifier(labels=LABELS, pool=how, transform=Transform())))
-    pooled = {"first": hidden[:, 0], "mean": hidden.mean(dim=1), "last": hidden[:, -1]}[how]
+    pooled = {"first": hidden[:, 0], "mean": hidden.mean(dim=1), "max": hidden.amax(dim=1), "last": hidden[:, -1]}[how]
     dense, last = model.head.transform.linear, model.head.last[-1]
     close(out, torch.tanh(pooled @ dense.weight.T + dense.bias) @ last.weight.T + last.bias)
 
@@ -150,15 +150,16 @@ def padded(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
 def test_pooling_reads_real_tokens_only(problem: tuple[Tensor, Tensor]):
     x, segments = problem
     layout = lay_out(*segments.shape, CPU, segments=segments)
-    pooled = {how: pool(x, layout, how) for how in ("first", "mean", "last")}
+    pooled = {how: pool(x, layout, how) for how in ("first", "mean", "max", "last")}
     for b, row in enumerate(segments.tolist()):
         real = [x[b, i] for i, segment in enumerate(row) if segment >= 0]
         assert torch.equal(pooled["first"][b], real[0])
         assert torch.equal(pooled["last"][b], real[-1])
         close(pooled["mean"][b], sum(real) / len(real))
+        assert torch.equal(pooled["max"][b], torch.stack(real).amax(dim=0))
 
 
-@pytest.mark.parametrize("how", ["first", "mean", "last"])
+@pytest.mark.parametrize("how", ["first", "mean", "max", "last"])
 def test_pooling_an_empty_row_is_finite(how: str):
     x = torch.randn(2, 3, 4, requires_grad=True)
     segments = torch.tensor([[0, 0, 0], [-1, -1, -1]])
@@ -168,7 +169,7 @@ def test_pooling_an_empty_row_is_finite(how: str):
     assert gradient.isfinite().all()
 
 
-@pytest.mark.parametrize("how", ["first", "mean", "last"])
+@pytest.mark.parametrize("how", ["first", "mean", "max", "last"])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_does_not_change_a_pooled_output(how: str, side: str):
     model, ids = build(encoder(Classifier(labels=LABELS, pool=how))), tokens(0, 2, 4)
@@ -178,7 +179,7 @@ def test_padding_does_not_change_a_pooled_output(how: str, side: str):
     close(model(long, segments=segments), model(ids))
 
 
-@pytest.mark.parametrize("how", ["first", "mean", "last"])
+@pytest.mark.parametrize("how", ["first", "mean", "max", "last"])
 def test_a_decoder_may_have_a_pooled_head(how: str):
     """GPT-1's way to classify: the head reads whatever stack is last."""
     stack = Stack(depth=1, blocks=(Block(mixer=Attention(heads=2)),))
@@ -187,5 +188,5 @@ def test_a_decoder_may_have_a_pooled_head(how: str):
     )
     model, ids = build(config), tokens(0, 2, 4)
     hidden = model.decode(ids)
-    pooled = {"first": hidden[:, 0], "mean": hidden.mean(dim=1), "last": hidden[:, -1]}[how]
+    pooled = {"first": hidden[:, 0], "mean": hidden.mean(dim=1), "max": hidden.amax(dim=1), "last": hidden[:, -1]}[how]
     close(model(ids), model.head.last(pooled))

@@ -1,7 +1,7 @@
 """Position schemes by their formulae."""
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -54,9 +54,9 @@ def decoder(position: Position, *mixers: Attention, depth: int = 2, share: bool 
 # -- on the embeddings ----------------------------------------------------------------------------------------------
 
 
-def waves(positions: Tensor, width: int, base: float = 10_000.0) -> Tensor:
+def waves(positions: Tensor, width: int, base: float = 10_000.0, **options: Any) -> Tensor:
     nothing = torch.zeros(*positions.shape, width, dtype=torch.float64)
-    return Sinusoidal(base=base).embed(nothing, positions, {})
+    return Sinusoidal(base=base, **options).embed(nothing, positions, {})
 
 
 @given(st.integers(1, 9), st.sampled_from([100.0, 10_000.0]), st.lists(st.integers(0, 300), min_size=1, max_size=4))
@@ -66,6 +66,27 @@ def test_sinusoidal(width: int, base: float, places: list[int]):
         [(math.cos if c % 2 else math.sin)(p / base ** ((c - c % 2) / width)) for c in range(width)] for p in places
     ]
     close(waves(torch.tensor([places]), width, base), torch.tensor([expected], dtype=torch.float64), 1e-4)
+
+
+@given(st.integers(1, 9), st.booleans(), st.integers(0, 3), st.lists(st.integers(0, 300), min_size=1, max_size=4))
+def test_sinusoidal_halves_are_the_same_waves_in_another_order(width: int, closed: bool, offset: int, places: list):
+    positions, options = torch.tensor([places]), {"closed": closed, "offset": offset}
+    turns, halves = (waves(positions, width, layout=layout, **options) for layout in ("interleaved", "halves"))
+    order = [*range(0, width, 2), *range(1, width, 2)]
+    if closed and width % 2:  # the last is no wave
+        order = [*range(0, width - 1, 2), *range(1, width - 1, 2), width - 1]
+    assert torch.equal(halves, turns[..., order])
+
+
+@given(st.integers(2, 9), st.sampled_from([100.0, 10_000.0]), st.integers(0, 3), st.integers(0, 300))
+def test_sinusoidal_closed(pairs: int, base: float, offset: int, place: int):
+    """p / base^(i/(n-1)): the slowest wave's is the base itself; an odd width ends with zero."""
+    for width in (2 * pairs, 2 * pairs + 1):
+        found = waves(torch.tensor([[place]]), width, base, closed=True, offset=offset)[0, 0]
+        angles = [(place + offset) / base ** (i / (pairs - 1)) for i in range(pairs)]
+        expected = [wave(angle) for angle in angles for wave in (math.sin, math.cos)]
+        close(found[: 2 * pairs], torch.tensor(expected, dtype=torch.float64), 1e-4)
+        assert not found[2 * pairs :].any()
 
 
 @given(st.integers(1, 5), st.integers(0, 200), st.lists(st.integers(0, 200), min_size=1, max_size=5))

@@ -1,10 +1,12 @@
-"""The families that `transformers` has too: our preset and their model, both tiny; `names.py` is between them.
+"""The families that `transformers` has too: our preset and their model, both tiny.
 
-Weights are random and loud enough that a wrong mask, position, eps or activation shows in the logits.
+Between them are the rules of `anyformer.interop`, or `names.py` for families that are not exchanged. Weights are random
+and loud enough that a wrong mask, position, eps or activation shows in the logits.
 """
 
 from collections.abc import Callable
 from functools import cache
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
@@ -14,9 +16,14 @@ from torch import nn
 from anyformer import presets
 from anyformer.config import Gelu, LayerNorm, MaskedLM, ModelConfig, Transform
 from anyformer.config.edit import override
+from anyformer.interop.compare import differences
+from anyformer.interop.families import FAMILIES as PUBLIC
+from anyformer.interop.hub import read_model
 from anyformer.nn.model import Transformer
 from tests.parity import names
 from tests.parity.names import DEPTH, Names, translated
+
+hf.logging.disable_progress_bar()
 
 WIDTH, HEADS, FF, VOCAB, LENGTH = 32, 4, 48, 97, 64
 SIZE = {"depth": DEPTH, "width": WIDTH, "heads": HEADS, "ff": FF, "vocab": VOCAB}
@@ -27,7 +34,7 @@ class Family(NamedTuple):
     """One architecture, ours and theirs, both tiny."""
 
     config: ModelConfig
-    names: Names
+    names: Names | None  # None: the rules of interop
     theirs: Callable[[], hf.PreTrainedModel]
     numbers: bool = True  # theirs can be told positions
     left: bool = True  # theirs can be padded on the left
@@ -54,7 +61,7 @@ def llama(scaling: str = "none", **theirs: Any) -> Family:
     """Llama with grouped heads, and a way to stretch its positions; theirs is named as they name it."""
     config = override(presets.llama(**SIZE, kv_heads=2), [f"decoder.position.scaling={scaling}"])
     parameters = {"rope_parameters": {"rope_theta": 1e4, **theirs}} if theirs else {}
-    return Family(config, names.LLAMA, llama_like(hf.LlamaForCausalLM, hf.LlamaConfig, **parameters))
+    return Family(config, None, llama_like(hf.LlamaForCausalLM, hf.LlamaConfig, **parameters))
 
 
 def gpt(model: Any, config: Any) -> Callable[[], hf.PreTrainedModel]:
@@ -89,7 +96,7 @@ def without_pooler() -> hf.PreTrainedModel:
 def bloom(width: int, heads: int) -> Family:
     config = presets.bloom(depth=DEPTH, width=width, heads=heads, vocab=VOCAB)
     theirs = made(hf.BloomForCausalLM, hf.BloomConfig, hidden_size=width, n_layer=DEPTH, n_head=heads)
-    return Family(config, names.BLOOM, theirs, numbers=False)
+    return Family(config, None, theirs, numbers=False)
 
 
 GPT_SIZE = {"depth": DEPTH, "width": WIDTH, "heads": HEADS, "vocab": VOCAB, "length": LENGTH}
@@ -105,7 +112,7 @@ ROBERTA_SETTINGS = {
 
 FAMILIES = {
     "gpt1": Family(presets.gpt1(**GPT_SIZE), names.GPT1, gpt(hf.OpenAIGPTLMHeadModel, hf.OpenAIGPTConfig)),
-    "gpt2": Family(presets.gpt2(**GPT_SIZE), names.GPT2, gpt(hf.GPT2LMHeadModel, hf.GPT2Config)),
+    "gpt2": Family(presets.gpt2(**GPT_SIZE), None, gpt(hf.GPT2LMHeadModel, hf.GPT2Config)),
     "gpt3": Family(  # as GPT-Neo: no bias on q, k and v, and scores as they are
         override(
             presets.gpt3(**GPT_SIZE),
@@ -130,11 +137,11 @@ FAMILIES = {
         ),
     ),
     "bert": Family(
-        presets.bert(**SIZE, length=LENGTH, head=MaskedLM()), names.BERT, bert_like(hf.BertForMaskedLM, hf.BertConfig)
+        presets.bert(**SIZE, length=LENGTH, head=MaskedLM()), None, bert_like(hf.BertForMaskedLM, hf.BertConfig)
     ),
     "roberta": Family(
         presets.roberta(**SIZE, length=LENGTH, head=ROBERTA_LM),
-        names.ROBERTA,
+        None,
         bert_like(hf.RobertaForMaskedLM, hf.RobertaConfig, **ROBERTA_SETTINGS),
         numbers=False,  # it counts the tokens that are not pads
     ),
@@ -159,7 +166,7 @@ FAMILIES = {
     ),
     "t5": Family(
         presets.t5(**SIZE, key_width=12),
-        names.T5,
+        None,
         made(
             hf.T5ForConditionalGeneration,
             hf.T5Config,
@@ -173,8 +180,8 @@ FAMILIES = {
         numbers=False,
     ),
     "bart": Family(
-        presets.bart(**SIZE, length=LENGTH),
-        names.BART,
+        override(presets.bart(**SIZE, length=LENGTH), ["head.bias=true"]),  # theirs is a buffer
+        None,
         made(
             hf.BartForConditionalGeneration,
             hf.BartConfig,
@@ -208,12 +215,12 @@ FAMILIES = {
     ),
     "mistral": Family(
         override(presets.mistral(**SIZE, kv_heads=2), ["decoder.blocks.*.mixer.pattern.before=7"]),
-        names.LLAMA,
+        None,
         llama_like(hf.MistralForCausalLM, hf.MistralConfig, sliding_window=8),
     ),
     "mixtral": Family(
         presets.mixtral(**SIZE, kv_heads=2, experts=4),
-        names.MIXTRAL,
+        None,
         llama_like(hf.MixtralForCausalLM, hf.MixtralConfig, num_local_experts=4, num_experts_per_tok=2),
     ),
     "deepseek": Family(
@@ -240,7 +247,7 @@ FAMILIES = {
     ),
     "qwen3": Family(
         presets.qwen3(**SIZE, key_width=12),
-        names.QWEN3,
+        None,
         llama_like(
             hf.Qwen3ForCausalLM,
             hf.Qwen3Config,
@@ -252,7 +259,7 @@ FAMILIES = {
     ),
     "gemma": Family(
         presets.gemma(**SIZE, key_width=12),
-        names.GEMMA,
+        None,
         llama_like(hf.GemmaForCausalLM, hf.GemmaConfig, kv_heads=1, head_dim=12, rms_norm_eps=1e-6),
     ),
     "gemma2": Family(
@@ -260,7 +267,7 @@ FAMILIES = {
             presets.gemma2(**SIZE, key_width=12),
             ["decoder.blocks.0.mixer.pattern.before=7", "decoder.blocks.*.mixer.cap=2.0", "head.cap=1.5"],
         ),
-        names.sandwiched(DEPTH),
+        None,
         gemma_like(
             hf.Gemma2ForCausalLM, hf.Gemma2Config, DEPTH, attn_logit_softcapping=2.0, final_logit_softcapping=1.5
         ),
@@ -270,12 +277,12 @@ FAMILIES = {
             presets.gemma3(**{**SIZE, "depth": 6}, kv_heads=2, key_width=12),
             [f"decoder.blocks.{i}.mixer.pattern.before=7" for i in range(5)],
         ),
-        names.sandwiched(6, "q_norm", "k_norm"),
+        None,
         gemma_like(hf.Gemma3ForCausalLM, hf.Gemma3TextConfig, 6),
     ),
     "neox": Family(
         presets.neox(depth=DEPTH, width=64, heads=HEADS, ff=FF, vocab=VOCAB),
-        names.NEOX,
+        None,
         made(
             hf.GPTNeoXForCausalLM,
             hf.GPTNeoXConfig,
@@ -290,7 +297,7 @@ FAMILIES = {
     "bloom-6-heads": bloom(48, 6),
 }
 POOLED = {
-    "bert": Family(presets.bert(**SIZE, length=LENGTH), names.POOLER, bert_like(hf.BertModel, hf.BertConfig)),
+    "bert": Family(presets.bert(**SIZE, length=LENGTH), None, bert_like(hf.BertModel, hf.BertConfig)),
     "bigbird": Family(
         override(presets.bigbird(**SIZE, length=LENGTH), ["encoder.blocks.*.mixer.pattern=full"]),
         {**names.POOLER, "head.transform.linear": "pooler"},
@@ -298,7 +305,7 @@ POOLED = {
     ),
     "roberta": Family(
         presets.roberta(**SIZE, length=LENGTH),
-        names.POOLER,
+        None,
         bert_like(hf.RobertaModel, hf.RobertaConfig, **ROBERTA_SETTINGS),
         numbers=False,
     ),
@@ -328,5 +335,25 @@ def matched(family: Family) -> tuple[Transformer, hf.PreTrainedModel]:
             else:
                 p.normal_(std=0.3)
     ours = Transformer(family.config).eval()
-    ours.load_state_dict(translated(family.names, theirs))
+    if family.names is not None:
+        ours.load_state_dict(translated(family.names, theirs))
+        return ours, theirs
+    with TemporaryDirectory() as folder:
+        theirs.save_pretrained(folder)
+        found = read_model(folder).model
+    faults = differences(family.config, found.config, theirs.config.model_type)
+    assert not [
+        fault for fault in faults if not fault.path.startswith("special")
+    ]  # whose ids are not in a tiny vocabulary
+    ours.load_state_dict(found.state_dict())
     return ours, theirs
+
+
+def norms(family: Family, theirs: hf.PreTrainedModel) -> dict[str, str]:
+    """Our norms and theirs, by name."""
+    names = family.names
+    if names is None:
+        ties = PUBLIC[theirs.config.model_type].ties(family.config)
+        pairs = [(tie.ours, tie.theirs[0]) for tie in ties if tie.ours.endswith(".weight")]
+        names = {ours.removesuffix(".weight"): theirs.removesuffix(".weight") for ours, theirs in pairs}
+    return {ours: theirs for ours, theirs in names.items() if "norm" in ours}

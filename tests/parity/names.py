@@ -59,49 +59,6 @@ GPT1 = {
         plain="ln_2, mlp.c_fc, mlp.c_proj",
     ),
 }
-BLOOM = {
-    "target.table": "transformer.word_embeddings",
-    "target.norm": "transformer.word_embeddings_layernorm",
-    **layers(
-        "decoder",
-        "transformer.h",
-        "norm_in",
-        mixer="input_layernorm, self_attention.query_key_value, self_attention.dense",
-        plain="post_attention_layernorm, mlp.dense_h_to_4h, mlp.dense_4h_to_h",
-    ),
-    "decoder.final_norm": "transformer.ln_f",
-}
-NEOX = {
-    "target.table": "gpt_neox.embed_in",
-    **layers(
-        "decoder",
-        "gpt_neox.layers",
-        "norm_in",
-        mixer="input_layernorm, attention.query_key_value, attention.dense",
-        plain="post_attention_layernorm, mlp.dense_h_to_4h, mlp.dense_4h_to_h",
-    ),
-    "decoder.final_norm": "gpt_neox.final_layer_norm",
-    "head.table": "lm_head.weight",
-}
-GEMMA = {
-    "target.table": "model.embed_tokens",
-    **layers(
-        "decoder",
-        "model.layers",
-        "norm_in",
-        mixer="input_layernorm, self_attn.q_proj self_attn.k_proj self_attn.v_proj, self_attn.o_proj",
-        gated="post_attention_layernorm, mlp.gate_proj mlp.up_proj, mlp.down_proj",
-    ),
-    "decoder.final_norm": "model.norm",
-}
-LLAMA = {**GEMMA, "head.table": "lm_head.weight"}
-QWEN3 = GEMMA | {
-    f"decoder.blocks.{i}.mixer.inner.{norm}": f"model.layers.{i}.self_attn.{norm}"
-    for i in range(DEPTH)
-    for norm in ("q_norm", "k_norm")
-}
-
-
 NEO = {
     **GPT2,
     **layers(
@@ -115,36 +72,6 @@ NEO = {
 LLAMA_MIXER = "input_layernorm, self_attn.q_proj self_attn.k_proj self_attn.v_proj, self_attn.o_proj"
 GATED = "mlp.gate_proj mlp.up_proj, mlp.down_proj"
 EXPERTS = "post_attention_layernorm, mlp.gate, mlp.experts.gate_up_proj, mlp.experts.down_proj"
-MIXTRAL = {
-    "target.table": "model.embed_tokens",
-    **layers("decoder", "model.layers", "norm_in", mixer=LLAMA_MIXER, experts=EXPERTS),
-    "decoder.final_norm": "model.norm",
-    "head.table": "lm_head.weight",
-}
-
-
-def sandwiched(depth: int, *qk_norms: str) -> Names:
-    """Gemma 2's, and with q/k norms Gemma 3's."""
-    names = {
-        "target.table": "model.embed_tokens",
-        **layers(
-            "decoder",
-            "model.layers",
-            "norm_in",
-            depth=depth,
-            mixer=LLAMA_MIXER,
-            gated=f"pre_feedforward_layernorm, {GATED}",
-        ),
-        "decoder.final_norm": "model.norm",
-    }
-    for i in range(depth):
-        ours, theirs = f"decoder.blocks.{i}", f"model.layers.{i}"
-        names[f"{ours}.mixer.norm_branch"] = f"{theirs}.post_attention_layernorm"
-        names[f"{ours}.feedforward.norm_branch"] = f"{theirs}.post_feedforward_layernorm"
-        names |= {f"{ours}.mixer.inner.{norm}": f"{theirs}.self_attn.{norm}" for norm in qk_norms}
-    return names
-
-
 LATENT = "input_layernorm, {0}.q_proj {0}.kv_a_proj_with_mqa, {0}.kv_a_layernorm, {0}.kv_b_proj, {0}.o_proj"
 SHARED = "model.layers.1.mlp.shared_experts"
 DEEPSEEK = {  # the first layer is dense, the second has experts
@@ -225,61 +152,6 @@ BERT = {
     "head.transform.norm": "cls.predictions.transform.LayerNorm",
     "head.bias": "cls.predictions.bias",
 }
-ROBERTA = {
-    **bert_body("roberta."),
-    "head.transform.linear": "lm_head.dense",
-    "head.transform.norm": "lm_head.layer_norm",
-    "head.bias": "lm_head.bias",
-}
-
-
-def t5_side(side: str, ff: str, **cross: str) -> Names:
-    own = "layer.0.SelfAttention"
-    return {
-        f"{side}.schemes.0.tables.buckets": f"{side}.block.0.{own}.relative_attention_bias.weight",
-        **layers(
-            side,
-            f"{side}.block",
-            "norm_in",
-            mixer=f"layer.0.layer_norm, {own}.q {own}.k {own}.v, {own}.o",
-            plain=f"{ff}.layer_norm, {ff}.DenseReluDense.wi, {ff}.DenseReluDense.wo",
-            **cross,
-        ),
-        f"{side}.final_norm": f"{side}.final_layer_norm",
-    }
-
-
-T5_CROSS = "layer.1.layer_norm, {0}.q, {0}.k {0}.v, {0}.o".format("layer.1.EncDecAttention")
-T5 = {
-    "source.table": "shared",
-    **t5_side("encoder", "layer.1"),
-    **t5_side("decoder", "layer.2", cross=T5_CROSS),
-}
-
-
-def bart_side(side: str, read: str, **cross: str) -> Names:
-    return {
-        f"{read}.norm": f"model.{side}.layernorm_embedding",
-        f"{side}.embedder.tables.positions": f"model.{side}.embed_positions.weight",
-        **layers(
-            side,
-            f"model.{side}.layers",
-            "norm_sum",
-            mixer="self_attn_layer_norm, self_attn.q_proj self_attn.k_proj self_attn.v_proj, self_attn.out_proj",
-            plain="final_layer_norm, fc1, fc2",
-            **cross,
-        ),
-    }
-
-
-BART_CROSS = "{0}_layer_norm, {0}.q_proj, {0}.k_proj {0}.v_proj, {0}.out_proj".format("encoder_attn")
-BART = {
-    "source.table": "model.shared",
-    **bart_side("encoder", "source"),
-    **bart_side("decoder", "target", cross=BART_CROSS),
-}
-
-
 # -- where their layout is not ours ---------------------------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ from anyformer.nn.heads import VocabularyHead
 from anyformer.nn.model import Transformer
 from anyformer.nn.norm import RootMeanSquare
 from anyformer.nn.position import Positions
-from tests.parity.families import FAMILIES, PAD, POOLED, VOCAB, Family, built
+from tests.parity.families import FAMILIES, PAD, POOLED, VOCAB, Family, built, norms
 from tests.parity.names import DEPTH
 
 TOLERANCE = 1e-5  # of logits of about 1; the promise is 1e-4
@@ -167,9 +167,9 @@ def test_hidden_states_and_pooler(family: str) -> None:
 def test_every_norm_has_their_eps(family: str) -> None:
     """Deep in a model a wrong eps drowns in the size of what is normed, so it is also read off."""
     ours, theirs = built(family)
-    norms = {name: theirs.get_submodule(part) for name, part in FAMILIES[family].names.items() if "norm" in name}
-    assert len(norms) >= 2 * DEPTH
-    for name, norm in norms.items():
+    found = {name: theirs.get_submodule(part) for name, part in norms(FAMILIES[family], theirs).items()}
+    assert len(found) >= 2 * DEPTH
+    for name, norm in found.items():
         eps = norm.eps if hasattr(norm, "eps") else norm.variance_epsilon
         assert ours.get_submodule(name).eps == eps, name
 

@@ -1,0 +1,30 @@
+"""The public families, in the order in which one is looked for that has a model."""
+
+from anyformer.interop.families.albert import ALBERT
+from anyformer.interop.families.bart import BART, M2M100, MARIAN, MBART, PEGASUS
+from anyformer.interop.families.bert import BERT
+from anyformer.interop.families.bloom import BLOOM
+from anyformer.interop.families.distilbert import DISTILBERT
+from anyformer.interop.families.electra import ELECTRA
+from anyformer.interop.families.falcon import FALCON
+from anyformer.interop.families.gemma import GEMMA, GEMMA2, GEMMA3
+from anyformer.interop.families.gpt2 import GPT2
+from anyformer.interop.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from anyformer.interop.families.mixtral import MIXTRAL
+from anyformer.interop.families.modernbert import MODERNBERT
+from anyformer.interop.families.neox import NEOX
+from anyformer.interop.families.opt import OPT
+from anyformer.interop.families.phi3 import PHI3
+from anyformer.interop.families.qwen3_moe import QWEN3_MOE
+from anyformer.interop.families.roberta import ROBERTA, XLM_ROBERTA
+from anyformer.interop.families.t5 import MT5, T5
+from anyformer.interop.families.vit import VIT
+from anyformer.interop.family import Family
+
+_ALL: tuple[Family, ...] = (
+    *(GPT2, LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, NEOX, OPT, BLOOM),
+    *(QWEN3_MOE, FALCON, PHI3),
+    *(BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, ELECTRA, ALBERT, MODERNBERT, VIT),
+    *(T5, MT5, BART, MBART, MARIAN, PEGASUS, M2M100),
+)
+FAMILIES = {family.kind: family for family in _ALL}

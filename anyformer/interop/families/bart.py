@@ -1,0 +1,230 @@
+"""BART (Lewis et al. 2020) and its kin: mBART, Marian, Pegasus, M2M-100 and NLLB. They differ in where norms stand and
+in their positions."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from anyformer.config import (
+    LM,
+    Attention,
+    Block,
+    ConfigError,
+    LayerNorm,
+    Learned,
+    ModelConfig,
+    NoNorm,
+    Plain,
+    Position,
+    Projected,
+    Side,
+    Sinusoidal,
+    SqrtWidth,
+    Stack,
+    Tokens,
+    Unscaled,
+    hidden_width,
+)
+from anyformer.interop.family import Family, Text, attention, the
+from anyformer.interop.fields import Fields, name_of
+from anyformer.interop.rules import Alias, AnyRule, Constant, Rule, Shaped
+
+LENGTH = 1024  # where nothing tells how many positions there are
+OFFSET = 2  # rows of a table of positions before the first
+
+
+@dataclass(frozen=True)
+class Kin:
+    """What a relative is, and has where its config.json is silent."""
+
+    first: bool  # norms stand before the sublayers, and one behind the last
+    positions: Literal["learned", "halves", "fairseq"] = "learned"
+    vocab: int = 50_265
+    activation: str = "gelu"
+    scaled: bool = False
+    attention_dropout: float = 0.0
+    pad: int = 1
+    bos: int | None = 0
+    eos: int = 2
+    start: int | None = None
+    stored: bool = False  # waves are in the file
+
+    @property
+    def table(self) -> bool:
+        """Positions are learned, and a norm stands behind them."""
+        return self.positions == "learned"
+
+    @property
+    def shift(self) -> bool:
+        """There is a bias of the logits."""
+        return self.positions != "fairseq"
+
+
+def read(kin: Kin, given: Fields) -> ModelConfig:
+    given.must("is_decoder", False)
+    given.must("tie_word_embeddings", True)
+    given.must("add_final_layer_norm", kin.first)
+    given.must("normalize_before", kin.first)
+    given.must("add_bias_logits", False)
+    given.must("normalize_embedding", kin.table)
+    given.must("static_position_embeddings", not kin.table)
+    given.silent("classifier_dropout", "classif_dropout", "init_std", "encoder_layerdrop", "decoder_layerdrop")
+    given.silent("num_hidden_layers", "extra_pos_embeddings")  # the first is another name of encoder_layers
+    special = given.special(pad=kin.pad, bos=kin.bos, eos=kin.eos, start=kin.start)
+    length, vocab = given("max_position_embeddings", LENGTH), given("vocab_size", kin.vocab)
+    if kin.positions == "halves":
+        given.must("share_encoder_decoder_embeddings", True)
+        given.must("decoder_vocab_size", vocab)
+    if special.pad is None:
+        raise ConfigError([given.fault("pad_token_id", "is missing")])
+    position: dict[str, Position] = {
+        "learned": Learned(length=length, offset=OFFSET),
+        "halves": Sinusoidal(layout="halves"),
+        "fairseq": Sinusoidal(layout="halves", closed=True, offset=special.pad + 1),
+    }
+    tokens = Tokens(
+        vocab=vocab,
+        scale=SqrtWidth() if given("scale_embedding", kin.scaled) else Unscaled(),
+        norm=LayerNorm() if kin.table else NoNorm(),
+        dropout=given("dropout", 0.1),
+        pad=special.pad,
+    )
+    encoder, decoder = (_stack(kin, given, side, position[kin.positions]) for side in ("encoder", "decoder"))
+    return ModelConfig(
+        width=given("d_model", 1024),
+        source=tokens,
+        target=tokens,
+        encoder=encoder,
+        decoder=decoder,
+        head=LM(bias=kin.shift and given.has("final_logits_bias")),
+        tie="all",
+        special=special,
+        context=None if kin.table else length,
+    )
+
+
+def _stack(kin: Kin, given: Fields, side: Side, position: Position) -> Stack:
+    biased = given.has("layers.0.self_attn.q_proj.bias")  # or they are zero
+    mixer = Attention(
+        heads=given(f"{side}_attention_heads", 16),
+        bias=biased,
+        output=Projected(bias=biased),
+        dropout=given("attention_dropout", kin.attention_dropout),
+    )
+    feedforward = Plain(
+        width=given(f"{side}_ffn_dim", 4096),
+        activation=given.activation("activation_function", kin.activation),
+        dropout=given("activation_dropout", 0.0),
+    )
+    block = Block(
+        mixer=mixer,
+        cross=mixer if side == "decoder" else None,
+        feedforward=feedforward,
+        placement="pre" if kin.first else "post",
+        dropout=given("dropout", 0.1),
+    )
+    final = LayerNorm() if kin.first else NoNorm()
+    return Stack(depth=given(f"{side}_layers", 12), blocks=(block,), position=position, final_norm=final)
+
+
+def write(kin: Kin, config: ModelConfig) -> dict[str, Any]:
+    tokens = the(config.source, Tokens, "source")
+    found: dict[str, Any] = {
+        "vocab_size": tokens.rows,
+        "d_model": config.width,
+        "scale_embedding": tokens.scale == SqrtWidth(),
+    }
+    for side, stack in config.stacks.items():
+        block = stack.blocks[0]
+        mixer, network = attention(block, side), the(block.feedforward, Plain, f"{side}.blocks.0.feedforward")
+        length = the(stack.position, Learned, f"{side}.position").length if kin.table else config.context or LENGTH
+        found |= {
+            f"{side}_layers": stack.depth,
+            f"{side}_attention_heads": mixer.heads,
+            f"{side}_ffn_dim": hidden_width(network, config.width),
+            "max_position_embeddings": length,
+            "activation_function": name_of(network.activation),
+            "dropout": block.dropout,
+            "attention_dropout": mixer.dropout,
+            "activation_dropout": network.dropout,
+        }
+    return found
+
+
+def rules(kin: Kin, config: ModelConfig) -> Iterator[AnyRule]:
+    yield Rule("source.table", "model.shared")
+    yield from _side(config, "encoder", "source")
+    yield from _side(config, "decoder", "target")
+    for side in ("encoder", "decoder"):
+        if kin.stored:
+            yield Constant(f"model.{side}.embed_positions.weight", (config.context or LENGTH, config.width), _waves)
+        yield Alias(f"model.{side}.embed_tokens.weight", of="model.shared.weight")
+    yield Alias("lm_head.weight", of="model.shared.weight")
+    shape = (1, config.vocab)
+    if isinstance(config.head, LM) and config.head.bias:
+        yield Rule("head.bias", "final_logits_bias", way=Shaped(ours=(config.vocab,), theirs=shape))
+    elif kin.shift:
+        yield Constant("final_logits_bias", shape)
+
+
+def _waves(shape: tuple[int, int]) -> Tensor:
+    """The numbers of `Sinusoidal(layout="halves")`."""
+    length, width = shape
+    exponents = torch.arange(0, width, 2, dtype=torch.float64) / width
+    angles = torch.arange(length)[:, None] / 10_000.0**exponents
+    return torch.cat((angles.sin(), angles.cos()[:, : width // 2]), dim=-1).float()
+
+
+def _side(config: ModelConfig, side: Side, read: str) -> Iterator[AnyRule]:
+    body = f"model.{side}"
+    yield Rule(f"{side}.embedder.tables.positions", f"{body}.embed_positions.weight")
+    yield Rule(f"{read}.norm", f"{body}.layernorm_embedding")
+    for i in range(config.stacks[side].depth):
+        ours, theirs = f"{side}.blocks.{i}", f"{body}.layers.{i}"
+        yield Rule(f"{ours}.mixer.inner.qkv", *(f"{theirs}.self_attn.{part}_proj" for part in "qkv"))
+        yield Rule(f"{ours}.mixer.inner.out", f"{theirs}.self_attn.out_proj")
+        yield Rule(f"{ours}.cross.inner.q", f"{theirs}.encoder_attn.q_proj")
+        yield Rule(f"{ours}.cross.inner.kv", *(f"{theirs}.encoder_attn.{part}_proj" for part in "kv"))
+        yield Rule(f"{ours}.cross.inner.out", f"{theirs}.encoder_attn.out_proj")
+        if not attention(config.stacks[side].blocks[0], side).bias:
+            for kind in ("self_attn", "encoder_attn")[: 1 + (side == "decoder")]:
+                for part in ("q_proj", "k_proj", "v_proj", "out_proj"):
+                    yield Constant(f"{theirs}.{kind}.{part}.bias", (config.width,))
+        yield Rule(f"{ours}.feedforward.inner.up", f"{theirs}.fc1")
+        yield Rule(f"{ours}.feedforward.inner.down", f"{theirs}.fc2")
+        for norm in ("norm_in", "norm_sum"):
+            yield Rule(f"{ours}.mixer.{norm}", f"{theirs}.self_attn_layer_norm")
+            yield Rule(f"{ours}.cross.{norm}", f"{theirs}.encoder_attn_layer_norm")
+            yield Rule(f"{ours}.feedforward.{norm}", f"{theirs}.final_layer_norm")
+    yield Rule(f"{side}.final_norm", f"{body}.layer_norm")
+
+
+def _family(kind: str, name: str, kin: Kin, text: Text) -> Family:
+    return Family(
+        kind=kind,
+        shape="encoder-decoder",
+        heads={name: "lm"},
+        text=text,
+        prefix="model.",
+        buffers=() if kin.table or kin.stored else (r"model\.(en|de)coder\.embed_positions\.weights?",),  # waves
+        read=partial(read, kin),
+        write=partial(write, kin),
+        rules=partial(rules, kin),
+    )
+
+
+FRAMED, ENDED = Text(before=("bos",), after=("eos",)), Text(after=("eos",))
+BART = _family("bart", "BartForConditionalGeneration", Kin(first=False, start=2), FRAMED)
+MBART = _family("mbart", "MBartForConditionalGeneration", Kin(first=True), FRAMED)
+OPUS = Kin(first=False, positions="halves", vocab=58_101, pad=58_100, bos=None, eos=0, start=58_100)
+MARIAN = _family("marian", "MarianMTModel", OPUS, ENDED)
+GAPPED = Kin(first=True, positions="halves", pad=0, bos=None, eos=1, start=0, stored=True)
+PEGASUS = _family("pegasus", "PegasusForConditionalGeneration", GAPPED, ENDED)
+MANY = Kin(
+    first=True, positions="fairseq", vocab=128_112, activation="relu", scaled=True, attention_dropout=0.1, start=2
+)
+M2M100 = _family("m2m_100", "M2M100ForConditionalGeneration", MANY, ENDED)

@@ -1,0 +1,190 @@
+"""BERT (Devlin et al. 2019)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from anyformer.config import (
+    Activation,
+    Attention,
+    Block,
+    Classifier,
+    Embedder,
+    FullTable,
+    Head,
+    LayerNorm,
+    Learned,
+    MaskedLM,
+    ModelConfig,
+    NoHead,
+    Plain,
+    Projected,
+    Special,
+    Stack,
+    Table,
+    Tanh,
+    TokenLabels,
+    Tokens,
+    Transform,
+    hidden_width,
+)
+from anyformer.interop.family import Family, Text, attention, the
+from anyformer.interop.fields import Fields, name_of
+from anyformer.interop.rules import Alias, AnyRule, Rule
+
+POOLER = Transform(activation=Tanh())
+
+
+@dataclass(frozen=True)
+class Usual:
+    """What one like BERT has where its config.json is silent, and how it calls its pooler."""
+
+    vocab: int = 30_522
+    width: int = 768
+    heads: int = 12
+    ff: int = 3072
+    act: str = "gelu"
+    dropout: float = 0.1
+    length: int = 512
+    pooler: str | None = "pooler.dense"  # None: there is none
+    classified: Transform = POOLER  # what stands before labels of texts
+
+
+def read(given: Fields) -> ModelConfig:
+    return read_body(Usual(), given, given.special(pad=0))
+
+
+def read_body(
+    usual: Usual,
+    given: Fields,
+    special: Special,
+    position: Learned | None = None,
+    table: Table | None = None,
+    masked: Activation | None = None,
+) -> ModelConfig:
+    """BERT, or one like it: with other positions, a narrow table, or another activation before masked words."""
+    given.must("position_embedding_type", "absolute")
+    given.must("is_decoder", False)
+    given.must("add_cross_attention", False)
+    given.must("tie_word_embeddings", True)
+    norm, drop = LayerNorm(eps=given("layer_norm_eps", 1e-12)), given("hidden_dropout_prob", usual.dropout)
+    act = given.activation("hidden_act", usual.act)
+    mixer = Attention(
+        heads=given("num_attention_heads", usual.heads),
+        bias=True,
+        output=Projected(bias=True),
+        dropout=given("attention_probs_dropout_prob", usual.dropout),
+    )
+    feedforward = Plain(width=given("intermediate_size", usual.ff), activation=act)
+    block = Block(mixer=mixer, feedforward=feedforward, norm=norm, placement="post", dropout=drop)
+    length = Learned(length=given("max_position_embeddings", usual.length))
+    if not (types := given("type_vocab_size", 2)):
+        given.refuse("type_vocab_size", "= 0: must be at least 1")
+    tokens = Tokens(
+        vocab=given("vocab_size", usual.vocab),
+        table=table or FullTable(),
+        types=types,
+        norm=norm,
+        dropout=drop,
+        pad=special.pad,
+    )
+    return ModelConfig(
+        width=given("hidden_size", usual.width),
+        source=tokens,
+        encoder=Stack(depth=given("num_hidden_layers", 12), blocks=(block,), position=position or length),
+        head=read_head(usual, given, MaskedLM(transform=Transform(activation=masked or act, norm=norm)), drop),
+        tie="output" if given.head == "masked_lm" else "none",
+        special=special,
+    )
+
+
+def read_head(usual: Usual, given: Fields, masked_lm: MaskedLM, dropout: float) -> Head:
+    """A masked LM, labels of tokens or texts, the pooler, or nothing where a body has none."""
+    drop = given.nullable("classifier_dropout", dropout)
+    drop = dropout if drop is None else drop
+    match given.head:
+        case "masked_lm":
+            return masked_lm
+        case "token_labels":
+            return TokenLabels(labels=len(given.labels()), dropout=drop)
+        case "classifier":
+            return Classifier(labels=len(given.labels()), pool="first", transform=usual.classified, dropout=drop)
+        case _:
+            pooled = usual.pooler is not None and given.has(f"{usual.pooler}.weight")
+            return Embedder(pool="first", transform=POOLER) if pooled else NoHead()
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    stack = the(config.encoder, Stack, "encoder")
+    tokens, block = the(config.source, Tokens, "source"), stack.blocks[0]
+    mixer = attention(block, "encoder")
+    feedforward = the(block.feedforward, Plain, "encoder.blocks.0.feedforward")
+    return {
+        "vocab_size": tokens.rows,
+        "type_vocab_size": tokens.types,
+        "max_position_embeddings": the(stack.position, Learned, "encoder.position").length,
+        "hidden_size": config.width,
+        "num_hidden_layers": stack.depth,
+        "num_attention_heads": mixer.heads,
+        "intermediate_size": hidden_width(feedforward, config.width),
+        "hidden_act": name_of(feedforward.activation),
+        "layer_norm_eps": the(block.norm, LayerNorm, "encoder.blocks.0.norm").eps,
+        "hidden_dropout_prob": block.dropout,
+        "attention_probs_dropout_prob": mixer.dropout,
+        "classifier_dropout": config.head.dropout if isinstance(config.head, (Classifier, TokenLabels)) else None,
+    }
+
+
+def rules(config: ModelConfig) -> Iterator[AnyRule]:
+    yield from body_rules(config, "bert")
+    match config.head:
+        case MaskedLM():
+            yield Rule("head.transform.linear", "cls.predictions.transform.dense")
+            yield Rule("head.transform.norm", "cls.predictions.transform.LayerNorm")
+            yield Rule("head.bias", "cls.predictions.bias")
+            yield Alias("cls.predictions.decoder.weight", of="bert.embeddings.word_embeddings.weight")
+            yield Alias("cls.predictions.decoder.bias", of="cls.predictions.bias")
+        case _:
+            yield Rule("head.transform.linear", "bert.pooler.dense")
+            yield Rule("head.linear", "classifier")  # of tokens
+            yield Rule("head.last.1", "classifier")  # of texts
+
+
+def body_rules(config: ModelConfig, body: str) -> Iterator[Rule]:
+    """Of BERT and those that name their layers alike."""
+    assert config.encoder
+    yield Rule("source.table", f"{body}.embeddings.word_embeddings")
+    yield Rule("source.types", f"{body}.embeddings.token_type_embeddings")
+    yield Rule("encoder.embedder.tables.positions", f"{body}.embeddings.position_embeddings.weight")
+    yield Rule("source.norm", f"{body}.embeddings.LayerNorm")
+    yield Rule("source.project", f"{body}.embeddings_project")
+    for i in range(config.encoder.depth):
+        ours, theirs = f"encoder.blocks.{i}", f"{body}.encoder.layer.{i}"
+        parts = (f"{theirs}.attention.self.{part}" for part in ("query", "key", "value"))
+        yield Rule(f"{ours}.mixer.inner.qkv", *parts)
+        yield Rule(f"{ours}.mixer.inner.out", f"{theirs}.attention.output.dense")
+        yield Rule(f"{ours}.mixer.norm_sum", f"{theirs}.attention.output.LayerNorm")
+        yield Rule(f"{ours}.feedforward.inner.up", f"{theirs}.intermediate.dense")
+        yield Rule(f"{ours}.feedforward.inner.down", f"{theirs}.output.dense")
+        yield Rule(f"{ours}.feedforward.norm_sum", f"{theirs}.output.LayerNorm")
+
+
+BERT = Family(
+    kind="bert",
+    shape="encoder",
+    heads={
+        "BertForMaskedLM": "masked_lm",
+        "BertForPreTraining": "masked_lm",
+        "BertForSequenceClassification": "classifier",
+        "BertForTokenClassification": "token_labels",
+        "BertModel": "body",
+    },
+    text=Text(before=("bos",), after=("eos",)),
+    prefix="bert.",
+    buffers=(r"bert\.embeddings\.(position_ids|token_type_ids)",),
+    unused=(r"bert\.pooler\..*", r"cls\..*"),
+    older=((r"LayerNorm\.gamma", "LayerNorm.weight"), (r"LayerNorm\.beta", "LayerNorm.bias")),
+    read=read,
+    write=write,
+    rules=rules,
+)

@@ -1,0 +1,89 @@
+"""BLOOM (BigScience 2022): ALiBi, and a norm behind the embeddings."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from anyformer.config import (
+    LM,
+    Alibi,
+    Attention,
+    Block,
+    Gelu,
+    LayerNorm,
+    ModelConfig,
+    NoHead,
+    Plain,
+    Projected,
+    Stack,
+    Tokens,
+)
+from anyformer.interop.family import Family, attention, the
+from anyformer.interop.fields import Fields
+from anyformer.interop.rules import Alias, AnyRule, Rule, Turns
+
+
+def read(given: Fields) -> ModelConfig:
+    given.must("apply_residual_connection_post_layernorm", False)
+    # how it was trained and run, and older names of sizes that are there under another
+    given.silent("pretraining_tp", "slow_but_exact", "masked_softmax_fusion", "attention_softmax_in_fp32")
+    given.silent("bias_dropout_fusion", "offset_alibi", "seq_length", "unk_token_id", "skip_bias_add")
+    given.silent("skip_bias_add_qkv", "num_attention_heads", "n_inner")
+    drop, norm = given("hidden_dropout", 0.0), LayerNorm(eps=given("layer_norm_epsilon", 1e-5))
+    mixer = Attention(
+        heads=given("n_head", 8), bias=True, output=Projected(bias=True), dropout=given("attention_dropout", 0.0)
+    )
+    block = Block(mixer=mixer, feedforward=Plain(activation=Gelu(approximate="tanh")), norm=norm, dropout=drop)
+    tied = given("tie_word_embeddings", True)
+    return ModelConfig(
+        width=given("n_embed", given("hidden_size", 64)),
+        target=Tokens(vocab=given("vocab_size", 250_880), norm=norm),
+        decoder=Stack(depth=given("n_layer", 2), blocks=(block,), position=Alibi(), final_norm=norm),
+        head=LM() if given.head == "lm" else NoHead(),
+        tie="output" if tied and given.head == "lm" else "none",
+        special=given.special(bos=1, eos=2),
+    )
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    stack = the(config.decoder, Stack, "decoder")
+    tokens, block = the(config.target, Tokens, "target"), stack.blocks[0]
+    return {
+        "vocab_size": tokens.rows,
+        "hidden_size": config.width,
+        "n_layer": stack.depth,
+        "n_head": attention(block).heads,
+        "layer_norm_epsilon": the(block.norm, LayerNorm, "decoder.blocks.0.norm").eps,
+        "hidden_dropout": block.dropout,
+        "attention_dropout": attention(block).dropout,
+        "tie_word_embeddings": config.tie == "output",
+    }
+
+
+def rules(config: ModelConfig) -> Iterator[AnyRule]:
+    assert config.decoder
+    turns = Turns(attention(config.decoder.blocks[0]).heads)
+    yield Rule("target.table", "transformer.word_embeddings")
+    yield Rule("target.norm", "transformer.word_embeddings_layernorm")
+    for i in range(config.decoder.depth):
+        ours, theirs = f"decoder.blocks.{i}", f"transformer.h.{i}"
+        yield Rule(f"{ours}.mixer.norm_in", f"{theirs}.input_layernorm")
+        yield Rule(f"{ours}.mixer.inner.qkv", f"{theirs}.self_attention.query_key_value", way=turns)
+        yield Rule(f"{ours}.mixer.inner.out", f"{theirs}.self_attention.dense")
+        yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.post_attention_layernorm")
+        yield Rule(f"{ours}.feedforward.inner.up", f"{theirs}.mlp.dense_h_to_4h")
+        yield Rule(f"{ours}.feedforward.inner.down", f"{theirs}.mlp.dense_4h_to_h")
+    yield Rule("decoder.final_norm", "transformer.ln_f")
+    yield Rule("head.table", "lm_head.weight")
+    if config.tie == "output":
+        yield Alias("lm_head.weight", of="transformer.word_embeddings.weight")
+
+
+BLOOM = Family(
+    kind="bloom",
+    shape="decoder",
+    heads={"BloomForCausalLM": "lm", "BloomModel": "body"},
+    prefix="transformer.",
+    read=read,
+    write=write,
+    rules=rules,
+)

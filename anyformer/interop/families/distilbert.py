@@ -1,0 +1,129 @@
+"""DistilBERT (Sanh et al. 2019): BERT without token types and pooler."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from anyformer.config import (
+    Activation,
+    Attention,
+    Block,
+    Classifier,
+    Head,
+    LayerNorm,
+    Learned,
+    MaskedLM,
+    ModelConfig,
+    NoHead,
+    Plain,
+    Projected,
+    Relu,
+    Stack,
+    TokenLabels,
+    Tokens,
+    Transform,
+    hidden_width,
+)
+from anyformer.interop.family import Family, Text, attention, the
+from anyformer.interop.fields import Fields, name_of
+from anyformer.interop.rules import Alias, AnyRule, Rule
+
+NORM = LayerNorm(eps=1e-12)
+
+
+def read(given: Fields) -> ModelConfig:
+    given.must("tie_word_embeddings", True)
+    given.silent("sinusoidal_pos_embds", "tie_weights_", "qa_dropout")  # positions are in the file, however they began
+    drop, act = given("dropout", 0.1), given.activation("activation", "gelu")
+    special = given.special(pad=0)
+    mixer = Attention(
+        heads=given("n_heads", 12), bias=True, output=Projected(bias=True), dropout=given("attention_dropout", 0.1)
+    )
+    feedforward = Plain(width=given("hidden_dim", 3072), activation=act)
+    block = Block(mixer=mixer, feedforward=feedforward, norm=NORM, placement="post", dropout=drop)
+    return ModelConfig(
+        width=given("dim", 768),
+        source=Tokens(vocab=given("vocab_size", 30_522), norm=NORM, dropout=drop, pad=special.pad),
+        encoder=Stack(
+            depth=given("n_layers", 6),
+            blocks=(block,),
+            position=Learned(length=given("max_position_embeddings", 512)),
+        ),
+        head=_head(given, act, drop),
+        tie="output" if given.head == "masked_lm" else "none",
+        special=special,
+    )
+
+
+def _head(given: Fields, act: Activation, dropout: float) -> Head:
+    labelled = given("seq_classif_dropout", 0.2)
+    match given.head:
+        case "masked_lm":
+            return MaskedLM(transform=Transform(activation=act, norm=NORM))
+        case "token_labels":
+            return TokenLabels(labels=len(given.labels()), dropout=dropout)
+        case "classifier":
+            through = Transform(activation=Relu())
+            return Classifier(labels=len(given.labels()), pool="first", transform=through, dropout=labelled)
+        case _:
+            return NoHead()
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    stack = the(config.encoder, Stack, "encoder")
+    tokens, block = the(config.source, Tokens, "source"), stack.blocks[0]
+    mixer = attention(block, "encoder")
+    feedforward = the(block.feedforward, Plain, "encoder.blocks.0.feedforward")
+    return {
+        "vocab_size": tokens.rows,
+        "max_position_embeddings": the(stack.position, Learned, "encoder.position").length,
+        "dim": config.width,
+        "n_layers": stack.depth,
+        "n_heads": mixer.heads,
+        "hidden_dim": hidden_width(feedforward, config.width),
+        "activation": name_of(feedforward.activation),
+        "dropout": block.dropout,
+        "attention_dropout": mixer.dropout,
+        "seq_classif_dropout": config.head.dropout if isinstance(config.head, Classifier) else 0.2,
+    }
+
+
+def rules(config: ModelConfig) -> Iterator[AnyRule]:
+    assert config.encoder
+    yield Rule("source.table", "distilbert.embeddings.word_embeddings")
+    yield Rule("encoder.embedder.tables.positions", "distilbert.embeddings.position_embeddings.weight")
+    yield Rule("source.norm", "distilbert.embeddings.LayerNorm")
+    for i in range(config.encoder.depth):
+        ours, theirs = f"encoder.blocks.{i}", f"distilbert.transformer.layer.{i}"
+        yield Rule(f"{ours}.mixer.inner.qkv", *(f"{theirs}.attention.{part}_lin" for part in "qkv"))
+        yield Rule(f"{ours}.mixer.inner.out", f"{theirs}.attention.out_lin")
+        yield Rule(f"{ours}.mixer.norm_sum", f"{theirs}.sa_layer_norm")
+        yield Rule(f"{ours}.feedforward.inner.up", f"{theirs}.ffn.lin1")
+        yield Rule(f"{ours}.feedforward.inner.down", f"{theirs}.ffn.lin2")
+        yield Rule(f"{ours}.feedforward.norm_sum", f"{theirs}.output_layer_norm")
+    if isinstance(config.head, MaskedLM):
+        yield Rule("head.transform.linear", "vocab_transform")
+        yield Rule("head.transform.norm", "vocab_layer_norm")
+        yield Rule("head.bias", "vocab_projector.bias")
+        yield Alias("vocab_projector.weight", of="distilbert.embeddings.word_embeddings.weight")
+    else:
+        yield Rule("head.transform.linear", "pre_classifier")
+        yield Rule("head.linear", "classifier")  # of tokens
+        yield Rule("head.last.1", "classifier")  # of texts
+
+
+DISTILBERT = Family(
+    kind="distilbert",
+    shape="encoder",
+    heads={
+        "DistilBertForMaskedLM": "masked_lm",
+        "DistilBertForSequenceClassification": "classifier",
+        "DistilBertForTokenClassification": "token_labels",
+        "DistilBertModel": "body",
+    },
+    text=Text(before=("bos",), after=("eos",)),
+    prefix="distilbert.",
+    unused=(r"vocab_(transform|layer_norm|projector)\..*",),
+    read=read,
+    write=write,
+    rules=rules,
+)

@@ -1,0 +1,197 @@
+"""Gemma 1, 2 and 3 (Gemma team 2024, 2025): norms with 1 + γ, scaled embeddings; from 2 on norms on both sides, caps
+and windows; 3 has norms of heads and another theta in windows."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from anyformer.config import (
+    LM,
+    Activation,
+    Attention,
+    Block,
+    Gated,
+    Gelu,
+    InvSqrtKey,
+    ModelConfig,
+    NoHead,
+    NoNorm,
+    Projected,
+    RMSNorm,
+    Rotary,
+    SqrtWidth,
+    Stack,
+    Times,
+    Tokens,
+    Window,
+    hidden_width,
+    pattern_of,
+    position_of,
+)
+from anyformer.interop.families import llama
+from anyformer.interop.families.llama import FULL, NEAR
+from anyformer.interop.family import Family, Text, attention, the, tiled
+from anyformer.interop.fields import Fields, length_of, name_of, write_rotary
+from anyformer.interop.rules import AnyRule, Rule
+
+SIZES = {  # where a config.json is silent: width, feed-forward, layers, heads, key/value heads, vocabulary
+    1: (3072, 24_576, 28, 16, 16, 256_000),
+    2: (2304, 9216, 26, 8, 4, 256_000),
+    3: (2304, 9216, 26, 8, 4, 262_208),
+}
+TANH = "gelu_pytorch_tanh"
+
+
+def read(version: int, given: Fields) -> ModelConfig:
+    given.must("use_bidirectional_attention", False)
+    if version == 3:
+        given.must("attn_logit_softcapping", None)  # `transformers` reads it and does nothing
+    width, ff, depth, heads, kv_heads, vocab = SIZES[version]
+    width, depth = given("hidden_size", width), given("num_hidden_layers", depth)
+    norm = RMSNorm(eps=given("rms_norm_eps", 1e-6), offset=1.0, cast="after_scale")
+    bias, key = given("attention_bias", False), given("head_dim", 256)
+    scale = given("query_pre_attn_scalar", 256) if version > 1 else key
+    full = Attention(
+        heads=given("num_attention_heads", heads),
+        kv_heads=given("num_key_value_heads", kv_heads),
+        key_width=key,
+        bias=bias,
+        output=Projected(bias=bias),
+        qk_norm=norm if version == 3 else NoNorm(),
+        scale=InvSqrtKey() if scale == key else Times(value=scale**-0.5),
+        cap=_cap(given, "attn_logit_softcapping", version, 50.0) if version == 2 else None,
+        dropout=given("attention_dropout", 0.0),
+    )
+    layers, position = _layers(version, given, full, depth)
+    feedforward = Gated(width=given("intermediate_size", ff), activation=_activation(version, given))
+    block = Block(mixer=full, feedforward=feedforward, norm=norm, placement="pre" if version == 1 else "sandwich")
+    prefix, tile = tiled([block.model_copy(update={"mixer": mixer}) for mixer in layers])
+    tied = given("tie_word_embeddings", True)
+    cap = _cap(given, "final_logit_softcapping", version, 30.0)
+    return ModelConfig(
+        width=width,
+        target=Tokens(vocab=given("vocab_size", vocab), scale=SqrtWidth()),
+        decoder=Stack(depth=depth, prefix=prefix, blocks=tile, position=position, final_norm=norm),
+        head=LM(cap=cap) if given.head == "lm" else NoHead(),
+        tie="output" if tied and given.head == "lm" else "none",
+        special=given.special(pad=0, bos=2, eos=1),
+        context=given.maybe("max_position_embeddings", int),
+    )
+
+
+def _activation(version: int, given: Fields) -> Activation:
+    """Of the first version, some files say gelu and mean its approximation; newer ones have a second field."""
+    if version > 1:
+        return given.activation("hidden_activation", TANH)
+    act = given.activation("hidden_activation", given("hidden_act", TANH))
+    return Gelu(approximate="tanh") if act == Gelu() else act
+
+
+def _cap(given: Fields, field: str, version: int, usual: float) -> float | None:
+    if version == 1:
+        return None
+    return given.nullable(field, usual) if version == 2 else given.maybe(field, float)
+
+
+def _layers(version: int, given: Fields, full: Attention, depth: int) -> tuple[list[Attention], Rotary]:
+    """The attention of each layer, and the rotary positions of those that see all."""
+    if version == 1:
+        return [full] * depth, given.rotary(10_000.0)
+    size = given("sliding_window", 4096)
+    every = 2 if version == 2 else given("sliding_window_pattern", 6)
+    given.silent("_sliding_window_pattern", "cache_implementation")
+    kinds = given.maybe("layer_types", list) or [NEAR if (i + 1) % every else FULL for i in range(depth)]
+    if len(kinds) != depth or not {FULL, NEAR}.issuperset(kinds):
+        given.refuse("layer_types", f"= {kinds}: must be {depth} of {FULL} and {NEAR}")
+    near = full.model_copy(update={"pattern": Window(before=size - 1, after=0)})
+    if version == 2:
+        position = given.rotary(10_000.0)
+    else:
+        position, local = given.rotaries(1_000_000.0, given("rope_local_base_freq", 10_000.0))
+        if FULL not in kinds:  # then what they have is the stack's
+            return [near] * depth, local
+        near = near.model_copy(update={"position": local})
+    return [near if kind == NEAR else full for kind in kinds], position
+
+
+def write(version: int, config: ModelConfig) -> dict[str, Any]:
+    stack = the(config.decoder, Stack, "decoder")
+    tokens, layers = the(config.target, Tokens, "target"), stack.unrolled()
+    mixers = [attention(layer) for layer in layers]
+    block, mixer = layers[0], mixers[0]
+    feedforward = the(block.feedforward, Gated, "decoder.blocks.0.feedforward")
+    key = mixer.widths(config.width)[0]
+    windows = [isinstance(pattern_of(one, "decoder"), Window) for one in mixers]
+    ropes = {
+        near: the(position_of(one, stack), Rotary, "decoder.position")
+        for near, one in zip(windows, mixers, strict=True)
+    }
+    rotary = ropes.get(False) or ropes[True]
+    found: dict[str, Any] = {
+        "vocab_size": tokens.rows,
+        "hidden_size": config.width,
+        "intermediate_size": hidden_width(feedforward, config.width),
+        "num_hidden_layers": stack.depth,
+        "num_attention_heads": mixer.heads,
+        "num_key_value_heads": mixer.groups,
+        "head_dim": key,
+        "hidden_activation" if version > 1 else "hidden_act": name_of(feedforward.activation, first=TANH),
+        "rms_norm_eps": the(block.norm, RMSNorm, "decoder.blocks.0.norm").eps,
+        "attention_bias": mixer.bias,
+        "attention_dropout": mixer.dropout,
+        "max_position_embeddings": config.context or length_of(rotary, 8192 if version < 3 else 131_072),
+        "rope_parameters": write_rotary(rotary, key),
+        "tie_word_embeddings": config.tie == "output",
+    }
+    if version == 1:
+        return found
+    size = max((p.before + 1 for one in mixers if isinstance(p := pattern_of(one, "decoder"), Window)), default=4096)
+    scale = round(mixer.scale.value**-2) if isinstance(mixer.scale, Times) and mixer.scale.value > 0 else key
+    found |= {
+        "query_pre_attn_scalar": scale,
+        "sliding_window": size,
+        "layer_types": [NEAR if near else FULL for near in windows],
+        "attn_logit_softcapping": mixer.cap if version == 2 else None,
+        "final_logit_softcapping": config.head.cap if isinstance(config.head, LM) else None,
+    }
+    if version == 3:
+        local = ropes.get(True) or Rotary()
+        found["rope_parameters"] = {FULL: write_rotary(rotary, key), NEAR: write_rotary(local, key)}
+    return found
+
+
+def rules(version: int, config: ModelConfig) -> Iterator[AnyRule]:
+    if version == 1:
+        yield from llama.rules(config)
+        return
+    assert config.decoder
+    yield Rule("target.table", "model.embed_tokens")
+    for i in range(config.decoder.depth):
+        ours, theirs = f"decoder.blocks.{i}", f"model.layers.{i}"
+        yield from llama.attention_rules(f"{ours}.mixer", theirs)
+        yield Rule(f"{ours}.mixer.norm_branch", f"{theirs}.post_attention_layernorm")
+        yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.pre_feedforward_layernorm")
+        yield Rule(f"{ours}.feedforward.inner.gate_up", f"{theirs}.mlp.gate_proj", f"{theirs}.mlp.up_proj")
+        yield Rule(f"{ours}.feedforward.inner.down", f"{theirs}.mlp.down_proj")
+        yield Rule(f"{ours}.feedforward.norm_branch", f"{theirs}.post_feedforward_layernorm")
+    yield from llama.end_rules(config)
+
+
+def _family(kind: str, title: str, version: int) -> Family:
+    body = "Gemma3TextModel" if version == 3 else f"{title}Model"
+    return Family(
+        kind=kind,
+        shape="decoder",
+        heads={f"{title}ForCausalLM": "lm", body: "body"},
+        text=Text(before=("bos",)),
+        prefix="model.",
+        buffers=llama.BUFFERS,
+        read=partial(read, version),
+        write=partial(write, version),
+        rules=partial(rules, version),
+    )
+
+
+GEMMA = _family("gemma", "Gemma", 1)
+GEMMA2 = _family("gemma2", "Gemma2", 2)
+GEMMA3 = _family("gemma3_text", "Gemma3", 3)

@@ -1,0 +1,190 @@
+"""Llama (Touvron et al. 2023) and its kin: Mistral, Qwen2, Qwen3. They differ in biases, windows and norms of heads."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from anyformer.config import (
+    LM,
+    Attention,
+    Block,
+    Gated,
+    ModelConfig,
+    NoHead,
+    NoNorm,
+    Projected,
+    RMSNorm,
+    Rotary,
+    Stack,
+    Tokens,
+    Window,
+    hidden_width,
+    pattern_of,
+    position_of,
+)
+from anyformer.interop.family import Family, Text, attention, the, tiled
+from anyformer.interop.fields import Fields, length_of, name_of, write_rotary
+from anyformer.interop.rules import Alias, AnyRule, Rule
+
+BUFFERS = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
+FULL, NEAR = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True)
+class Kin:
+    """What a relative has where its config.json is silent, and which fields it has."""
+
+    ff: int = 11_008
+    vocab: int = 32_000
+    kv_heads: int | None = None  # None: heads
+    key_width: int | None = None  # None: d / heads
+    length: int = 2048
+    eps: float = 1e-6
+    theta: float = 10_000.0
+    fraction: float | None = None  # of each head that turns; None: there is no such field
+    bos: int | None = 1
+    eos: int | None = 2
+    pad: int | None = None
+    biases: bool = False  # has a field for those of attention
+    qkv_bias: bool = False  # always has those, and no others
+    mlp_bias: bool = False  # has a field for those of the gates
+    qk_norm: bool = False
+    window: int | None = None  # where the field is left out; 0: none; None: there is no such field
+    window_by_layer: bool = False  # only some layers have it
+
+
+def read(kin: Kin, given: Fields) -> ModelConfig:
+    given.must("pretraining_tp", 1)
+    depth, width = given("num_hidden_layers", 32), given("hidden_size", 4096)
+    heads = given("num_attention_heads", 32)
+    norm = RMSNorm(eps=given("rms_norm_eps", kin.eps))
+    bias = given("attention_bias", False) if kin.biases else kin.qkv_bias
+    mixer = Attention(
+        heads=heads,
+        kv_heads=given("num_key_value_heads", kin.kv_heads or heads),
+        key_width=given("head_dim", kin.key_width or width // heads),
+        bias=bias,
+        output=Projected(bias=bias and not kin.qkv_bias),
+        qk_norm=norm if kin.qk_norm else NoNorm(),
+        dropout=given("attention_dropout", 0.0),
+    )
+    feedforward = Gated(
+        width=given("intermediate_size", kin.ff),
+        activation=given.activation("hidden_act", "silu"),
+        bias=given("mlp_bias", False) if kin.mlp_bias else False,
+    )
+    block = Block(mixer=mixer, feedforward=feedforward, norm=norm)
+    prefix, blocks = tiled(_windowed(kin, given, mixer, block, depth))
+    tied, position = given("tie_word_embeddings", False), given.rotary(kin.theta, kin.fraction)
+    return ModelConfig(
+        width=width,
+        target=Tokens(vocab=given("vocab_size", kin.vocab)),
+        decoder=Stack(depth=depth, prefix=prefix, blocks=blocks, position=position, final_norm=norm),
+        head=LM() if given.head == "lm" else NoHead(),
+        tie="output" if tied and given.head == "lm" else "none",
+        special=given.special(pad=kin.pad, bos=kin.bos, eos=kin.eos),
+        context=given.maybe("max_position_embeddings", int),
+    )
+
+
+def _windowed(kin: Kin, given: Fields, mixer: Attention, block: Block, depth: int) -> list[Block]:
+    """The layers, of which some see a window."""
+    near = [False] * depth
+    size = None if kin.window is None else given.nullable("sliding_window", kin.window)
+    if kin.window_by_layer:
+        used, first = given("use_sliding_window", False), given("max_window_layers", 28)
+        kinds = given.maybe("layer_types", list) or [NEAR if used and i >= first else FULL for i in range(depth)]
+        if len(kinds) != depth or not {FULL, NEAR}.issuperset(kinds):
+            given.refuse("layer_types", f"= {kinds}: must be {depth} of {FULL} and {NEAR}")
+        near = [kind == NEAR for kind in kinds]
+    elif size:
+        near = [True] * depth
+    if not any(near):
+        return [block] * depth
+    pattern = Window(before=(size or 1) - 1, after=0)
+    local = block.model_copy(update={"mixer": mixer.model_copy(update={"pattern": pattern})})
+    return [local if one else block for one in near]
+
+
+def write(kin: Kin, config: ModelConfig) -> dict[str, Any]:
+    stack = the(config.decoder, Stack, "decoder")
+    tokens, layers = the(config.target, Tokens, "target"), stack.unrolled()
+    block, patterns = layers[0], [pattern_of(attention(layer), "decoder") for layer in layers]
+    mixer, feedforward = attention(block), the(block.feedforward, Gated, "decoder.blocks.0.feedforward")
+    rotary = the(position_of(mixer, stack), Rotary, "decoder.position")
+    sizes = [pattern.before + 1 for pattern in patterns if isinstance(pattern, Window)]
+    found = {
+        "vocab_size": tokens.rows,
+        "hidden_size": config.width,
+        "intermediate_size": hidden_width(feedforward, config.width),
+        "num_hidden_layers": stack.depth,
+        "num_attention_heads": mixer.heads,
+        "num_key_value_heads": mixer.groups,
+        "head_dim": mixer.widths(config.width)[0],
+        "hidden_act": name_of(feedforward.activation),
+        "rms_norm_eps": the(block.norm, RMSNorm, "decoder.blocks.0.norm").eps,
+        "attention_dropout": mixer.dropout,
+        "max_position_embeddings": config.context or length_of(rotary, kin.length),
+        "rope_parameters": write_rotary(rotary, mixer.widths(config.width)[0]),
+        "tie_word_embeddings": config.tie == "output",
+    }
+    if kin.biases:
+        found["attention_bias"] = mixer.bias
+    if kin.mlp_bias:
+        found["mlp_bias"] = feedforward.bias
+    if kin.window is not None:
+        found["sliding_window"] = max(sizes, default=None)
+    if kin.window_by_layer:
+        found |= {"use_sliding_window": bool(sizes), "sliding_window": max(sizes, default=None)}
+        found["layer_types"] = [NEAR if isinstance(pattern, Window) else FULL for pattern in patterns]
+    return found
+
+
+def rules(config: ModelConfig) -> Iterator[AnyRule]:
+    assert config.decoder
+    yield Rule("target.table", "model.embed_tokens")
+    for i in range(config.decoder.depth):
+        ours, theirs = f"decoder.blocks.{i}", f"model.layers.{i}"
+        yield from attention_rules(f"{ours}.mixer", theirs)
+        yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.post_attention_layernorm")
+        yield Rule(f"{ours}.feedforward.inner.gate_up", f"{theirs}.mlp.gate_proj", f"{theirs}.mlp.up_proj")
+        yield Rule(f"{ours}.feedforward.inner.down", f"{theirs}.mlp.down_proj")
+    yield from end_rules(config)
+
+
+def attention_rules(ours: str, theirs: str) -> Iterator[Rule]:
+    yield Rule(f"{ours}.norm_in", f"{theirs}.input_layernorm")
+    yield Rule(f"{ours}.inner.qkv", *(f"{theirs}.self_attn.{part}_proj" for part in "qkv"))
+    yield Rule(f"{ours}.inner.out", f"{theirs}.self_attn.o_proj")
+    yield Rule(f"{ours}.inner.q_norm", f"{theirs}.self_attn.q_norm")
+    yield Rule(f"{ours}.inner.k_norm", f"{theirs}.self_attn.k_norm")
+
+
+def end_rules(config: ModelConfig) -> Iterator[AnyRule]:
+    yield Rule("decoder.final_norm", "model.norm")
+    yield Rule("head.table", "lm_head.weight")
+    if config.tie == "output":
+        yield Alias("lm_head.weight", of="model.embed_tokens.weight")
+
+
+def _family(kind: str, title: str, kin: Kin, text: Text) -> Family:
+    return Family(
+        kind=kind,
+        shape="decoder",
+        heads={f"{title}ForCausalLM": "lm", f"{title}Model": "body"},
+        text=text,
+        prefix="model.",
+        buffers=BUFFERS,
+        read=partial(read, kin),
+        write=partial(write, kin),
+        rules=rules,
+    )
+
+
+BEGUN = Text(before=("bos",))
+LLAMA = _family("llama", "Llama", Kin(biases=True, mlp_bias=True), BEGUN)
+MISTRAL = _family("mistral", "Mistral", Kin(ff=14_336, kv_heads=8, length=131_072, window=4096), BEGUN)
+QWEN = Kin(ff=22_016, vocab=151_936, kv_heads=32, length=32_768, bos=None, eos=None, window=4096, window_by_layer=True)
+QWEN2 = _family("qwen2", "Qwen2", replace(QWEN, qkv_bias=True), Text())
+QWEN3 = _family("qwen3", "Qwen3", replace(QWEN, key_width=128, biases=True, qk_norm=True), Text())

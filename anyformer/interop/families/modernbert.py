@@ -1,0 +1,194 @@
+"""ModernBERT (Warner et al. 2024): norms first, rotary positions, gates; most layers see a window.
+
+Its first attention has no norm, since the embeddings have one: that layer is two blocks here.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from anyformer.config import (
+    Attention,
+    Block,
+    Classifier,
+    ConfigError,
+    Fault,
+    Gated,
+    Head,
+    LayerNorm,
+    MaskedLM,
+    ModelConfig,
+    NoFeedForward,
+    NoHead,
+    NoMixer,
+    NoNorm,
+    Projected,
+    Rotary,
+    Stack,
+    TokenLabels,
+    Tokens,
+    Transform,
+    Window,
+    hidden_width,
+    pattern_of,
+    position_of,
+)
+from anyformer.interop.families.llama import FULL, NEAR
+from anyformer.interop.family import Family, Text, attention, the, tiled
+from anyformer.interop.fields import Fields, name_of, write_rotary
+from anyformer.interop.rules import Alias, AnyRule, Rule
+
+
+def read(given: Fields) -> ModelConfig:
+    given.silent("deterministic_flash_attn", "reference_compile", "repad_logits_with_grad", "sparse_prediction")
+    given.silent("sparse_pred_ignore_index", "initializer_cutoff_factor", "embedding_size", "layer_norm_eps")
+    given.must("position_embedding_type", "absolute", "sans_pos")  # says nothing: positions are rotary
+    depth, bias = given("num_hidden_layers", 22), given("attention_bias", False)
+    norm = LayerNorm(eps=given("norm_eps", 1e-5), bias=given("norm_bias", False))
+    full = Attention(
+        heads=given("num_attention_heads", 12),
+        bias=bias,
+        output=Projected(bias=bias),
+        dropout=given("attention_dropout", 0.0),
+    )
+    far, local = given.rotaries(given("global_rope_theta", 160_000.0), given("local_rope_theta", 10_000.0))
+    size = given("local_attention", 128) // 2
+    near = full.model_copy(update={"pattern": Window(before=size, after=size)})
+    feedforward = Gated(
+        width=given("intermediate_size", 1152),
+        activation=given.activation("hidden_activation", "gelu"),
+        bias=given("mlp_bias", False),
+        dropout=given("mlp_dropout", 0.0),
+    )
+    every = given("global_attn_every_n_layers", 3)
+    kinds = given.maybe("layer_types", list) or [NEAR if i % every else FULL for i in range(depth)]
+    if len(kinds) != depth or not {FULL, NEAR}.issuperset(kinds):
+        given.refuse("layer_types", f"= {kinds}: must be {depth} of {FULL} and {NEAR}")
+    if FULL in kinds:
+        near = near.model_copy(update={"position": local})
+    else:  # then what they have is the stack's
+        far = local
+    mixers = [near if kind == NEAR else full for kind in kinds]
+    first, *rest = (Block(mixer=mixer, feedforward=feedforward, norm=norm) for mixer in mixers)
+    bare = first.model_copy(update={"feedforward": NoFeedForward(), "norm": NoNorm()})
+    prefix, blocks = tiled([bare, first.model_copy(update={"mixer": NoMixer()}), *rest])
+    special = given.special(pad=50_283, bos=50_281, eos=50_282)
+    tied = given("tie_word_embeddings", True)
+    return ModelConfig(
+        width=given("hidden_size", 768),
+        source=Tokens(
+            vocab=given("vocab_size", 50_368), norm=norm, dropout=given("embedding_dropout", 0.0), pad=special.pad
+        ),
+        encoder=Stack(depth=depth + 1, prefix=prefix, blocks=blocks, position=far, final_norm=norm),
+        head=_head(given, norm),
+        tie="output" if tied and given.head == "masked_lm" else "none",
+        special=special,
+        context=given.maybe("max_position_embeddings", int),
+    )
+
+
+def _head(given: Fields, norm: LayerNorm) -> Head:
+    through = Transform(
+        activation=given.activation("classifier_activation", "gelu"), norm=norm, bias=given("classifier_bias", False)
+    )
+    bias, drop = given("decoder_bias", True), given("classifier_dropout", 0.0)
+    pool = given.one_of("classifier_pooling", {"cls": "first", "mean": "mean"}, "cls")
+    match given.head:
+        case "masked_lm":
+            return MaskedLM(transform=through, bias=bias)
+        case "token_labels":
+            return TokenLabels(labels=len(given.labels()), transform=through, dropout=drop)
+        case "classifier":
+            return Classifier.model_validate(
+                {"labels": len(given.labels()), "pool": pool, "transform": through, "dropout": drop}
+            )
+        case _:
+            return NoHead()
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    stack = the(config.encoder, Stack, "encoder")
+    bare, second, *rest = stack.unrolled() if stack.depth > 1 else [*stack.unrolled() * 2]
+    if not isinstance(second.mixer, NoMixer):
+        raise ConfigError([Fault("encoder.blocks.0.norm", "is there: modernbert's first attention has none")])
+    mixers = [attention(block, "encoder") for block in (bare, *rest)]
+    network, norm = the(second.feedforward, Gated, "encoder.blocks"), the(second.norm, LayerNorm, "encoder.blocks.norm")
+    patterns = [pattern_of(mixer, "encoder") for mixer in mixers]
+    windows = [isinstance(pattern, Window) for pattern in patterns]
+    ropes = {
+        near: the(position_of(mixer, stack), Rotary, "encoder.position")
+        for near, mixer in zip(windows, mixers, strict=True)
+    }
+    key = mixers[0].widths(config.width)[0]
+    size = max((pattern.before for pattern in patterns if isinstance(pattern, Window)), default=64)
+    found: dict[str, Any] = {
+        "vocab_size": the(config.source, Tokens, "source").rows,
+        "hidden_size": config.width,
+        "intermediate_size": hidden_width(network, config.width),
+        "num_hidden_layers": stack.depth - 1,
+        "num_attention_heads": mixers[0].heads,
+        "hidden_activation": name_of(network.activation),
+        "norm_eps": norm.eps,
+        "norm_bias": norm.bias,
+        "attention_bias": mixers[0].bias,
+        "attention_dropout": mixers[0].dropout,
+        "mlp_bias": network.bias,
+        "mlp_dropout": network.dropout,
+        "layer_types": [NEAR if near else FULL for near in windows],
+        "local_attention": 2 * size,
+        "max_position_embeddings": config.context or 8192,
+        "rope_parameters": {
+            FULL: write_rotary(ropes.get(False, Rotary(theta=160_000.0)), key),
+            NEAR: write_rotary(ropes.get(True, Rotary()), key),
+        },
+        "tie_word_embeddings": config.tie == "output" or not isinstance(config.head, MaskedLM),
+    }
+    head = config.head
+    through = head.transform if isinstance(head, (MaskedLM, TokenLabels, Classifier)) else None
+    if isinstance(through, Transform):
+        found |= {"classifier_activation": name_of(through.activation), "classifier_bias": through.bias}
+    if isinstance(head, MaskedLM):
+        found["decoder_bias"] = head.bias
+    if isinstance(head, Classifier):
+        found["classifier_pooling"] = "cls" if head.pool == "first" else head.pool
+    return found
+
+
+def rules(config: ModelConfig) -> Iterator[AnyRule]:
+    assert config.encoder
+    yield Rule("source.table", "model.embeddings.tok_embeddings")
+    yield Rule("source.norm", "model.embeddings.norm")
+    for i in range(config.encoder.depth):
+        ours, theirs = f"encoder.blocks.{i}", f"model.layers.{max(i - 1, 0)}"
+        yield Rule(f"{ours}.mixer.norm_in", f"{theirs}.attn_norm")
+        yield Rule(f"{ours}.mixer.inner.qkv", f"{theirs}.attn.Wqkv")
+        yield Rule(f"{ours}.mixer.inner.out", f"{theirs}.attn.Wo")
+        yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.mlp_norm")
+        yield Rule(f"{ours}.feedforward.inner.gate_up", f"{theirs}.mlp.Wi")
+        yield Rule(f"{ours}.feedforward.inner.down", f"{theirs}.mlp.Wo")
+    yield Rule("encoder.final_norm", "model.final_norm")
+    yield Rule("head.transform.linear", "head.dense")
+    yield Rule("head.transform.norm", "head.norm")
+    yield Rule("head.table", "decoder.weight")
+    yield Rule("head.bias", "decoder.bias")
+    yield Rule("head.linear", "classifier")  # of tokens
+    yield Rule("head.last.1", "classifier")  # of texts
+    if config.tie == "output":
+        yield Alias("decoder.weight", of="model.embeddings.tok_embeddings.weight")
+
+
+MODERNBERT = Family(
+    kind="modernbert",
+    shape="encoder",
+    heads={
+        "ModernBertForMaskedLM": "masked_lm",
+        "ModernBertForSequenceClassification": "classifier",
+        "ModernBertForTokenClassification": "token_labels",
+        "ModernBertModel": "body",
+    },
+    text=Text(before=("bos",), after=("eos",)),
+    prefix="model.",
+    unused=(r"head\..*", r"decoder\..*"),
+    read=read,
+    write=write,
+    rules=rules,
+)

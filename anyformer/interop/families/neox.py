@@ -1,0 +1,112 @@
+"""GPT-NeoX (Black et al. 2022) and Pythia: attention and feed-forward side by side, a part of each head rotary."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from anyformer.config import (
+    LM,
+    Attention,
+    Block,
+    LayerNorm,
+    ModelConfig,
+    NoHead,
+    Parallel,
+    Plain,
+    Projected,
+    Rotary,
+    Sequential,
+    Stack,
+    Tokens,
+    hidden_width,
+    position_of,
+)
+from anyformer.interop.family import Family, attention, the
+from anyformer.interop.fields import Fields, length_of, name_of, write_rotary
+from anyformer.interop.rules import Alias, AnyRule, Rule, Turns
+
+
+def read(given: Fields) -> ModelConfig:
+    given.must("is_decoder", False, True)
+    given.silent("classifier_dropout")
+    drop, bias = given("hidden_dropout", 0.0), given("attention_bias", True)
+    norm = LayerNorm(eps=given("layer_norm_eps", 1e-5))
+    mixer = Attention(
+        heads=given("num_attention_heads", 64),
+        bias=bias,
+        output=Projected(bias=bias),
+        dropout=given("attention_dropout", 0.0),
+    )
+    block = Block(
+        mixer=mixer,
+        feedforward=Plain(width=given("intermediate_size", 24_576), activation=given.activation("hidden_act", "gelu")),
+        norm=norm,
+        order=Parallel() if given("use_parallel_residual", True) else Sequential(),
+        dropout=drop,
+    )
+    # the names of older files
+    position = given.rotary(given("rotary_emb_base", 10_000.0), given("rotary_pct", 0.25))
+    tied = given("tie_word_embeddings", False)
+    return ModelConfig(
+        width=given("hidden_size", 6144),
+        target=Tokens(vocab=given("vocab_size", 50_432), dropout=drop),
+        decoder=Stack(depth=given("num_hidden_layers", 44), blocks=(block,), position=position, final_norm=norm),
+        head=LM() if given.head == "lm" else NoHead(),
+        tie="output" if tied and given.head == "lm" else "none",
+        special=given.special(bos=0, eos=2),
+        context=given.maybe("max_position_embeddings", int),
+    )
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    stack = the(config.decoder, Stack, "decoder")
+    tokens, block = the(config.target, Tokens, "target"), stack.blocks[0]
+    mixer, feedforward = attention(block), the(block.feedforward, Plain, "decoder.blocks.0.feedforward")
+    rotary = the(position_of(mixer, stack), Rotary, "decoder.position")
+    parameters = write_rotary(rotary, mixer.widths(config.width)[0])
+    return {
+        "vocab_size": tokens.rows,
+        "hidden_size": config.width,
+        "num_hidden_layers": stack.depth,
+        "num_attention_heads": mixer.heads,
+        "intermediate_size": hidden_width(feedforward, config.width),
+        "hidden_act": name_of(feedforward.activation),
+        "layer_norm_eps": the(block.norm, LayerNorm, "decoder.blocks.0.norm").eps,
+        "use_parallel_residual": block.order == Parallel(),
+        "attention_bias": mixer.bias,
+        "max_position_embeddings": config.context or length_of(rotary, 2048),
+        "rope_parameters": parameters | {"partial_rotary_factor": rotary.fraction},
+        "hidden_dropout": block.dropout,
+        "attention_dropout": mixer.dropout,
+        "tie_word_embeddings": config.tie == "output",
+    }
+
+
+def rules(config: ModelConfig) -> Iterator[AnyRule]:
+    assert config.decoder
+    turns = Turns(attention(config.decoder.blocks[0]).heads)
+    yield Rule("target.table", "gpt_neox.embed_in")
+    for i in range(config.decoder.depth):
+        ours, theirs = f"decoder.blocks.{i}", f"gpt_neox.layers.{i}"
+        yield Rule(f"{ours}.mixer.norm_in", f"{theirs}.input_layernorm")
+        yield Rule(f"{ours}.mixer.inner.qkv", f"{theirs}.attention.query_key_value", way=turns)
+        yield Rule(f"{ours}.mixer.inner.out", f"{theirs}.attention.dense")
+        yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.post_attention_layernorm")
+        yield Rule(f"{ours}.feedforward.inner.up", f"{theirs}.mlp.dense_h_to_4h")
+        yield Rule(f"{ours}.feedforward.inner.down", f"{theirs}.mlp.dense_4h_to_h")
+    yield Rule("decoder.final_norm", "gpt_neox.final_layer_norm")
+    yield Rule("head.table", "embed_out.weight")
+    if config.tie == "output":
+        yield Alias("embed_out.weight", of="gpt_neox.embed_in.weight")
+
+
+NEOX = Family(
+    kind="gpt_neox",
+    shape="decoder",
+    heads={"GPTNeoXForCausalLM": "lm", "GPTNeoXModel": "body"},
+    prefix="gpt_neox.",
+    buffers=(r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",),
+    older=((r"^lm_head\.", "embed_out."),),
+    read=read,
+    write=write,
+    rules=rules,
+)

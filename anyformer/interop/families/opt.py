@@ -1,0 +1,118 @@
+"""OPT (Zhang et al. 2022): GPT-3 with ReLU; the smaller ones have narrower embeddings or norms behind."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from anyformer.config import (
+    LM,
+    Attention,
+    Block,
+    FactorisedTable,
+    FullTable,
+    LayerNorm,
+    Learned,
+    ModelConfig,
+    NoHead,
+    NoNorm,
+    Plain,
+    Projected,
+    Stack,
+    Tokens,
+    hidden_width,
+)
+from anyformer.interop.family import Family, Text, attention, the
+from anyformer.interop.fields import Fields, name_of
+from anyformer.interop.rules import Alias, AnyRule, Rule
+
+OFFSET = 2  # rows of the position table before the first
+
+
+def read(given: Fields) -> ModelConfig:
+    given.must("layer_norm_elementwise_affine", True)
+    given.silent("init_std", "layerdrop", "activation_dropout")  # the last is no field of today's
+    width, drop, bias = given("hidden_size", 768), given("dropout", 0.1), given("enable_bias", True)
+    narrow, first = given("word_embed_proj_dim", width), given("do_layer_norm_before", True)
+    mixer = Attention(
+        heads=given("num_attention_heads", 12),
+        bias=bias,
+        output=Projected(bias=bias),
+        dropout=given("attention_dropout", 0.0),
+    )
+    feedforward = Plain(
+        width=given("ffn_dim", 3072), activation=given.activation("activation_function", "relu"), bias=bias
+    )
+    block = Block(mixer=mixer, feedforward=feedforward, placement="pre" if first else "post", dropout=drop)
+    final = not given("_remove_final_layer_norm", False) and first
+    table = FactorisedTable(width=narrow, project="before_position", bias=False) if narrow != width else FullTable()
+    special = given.special(pad=1, bos=2, eos=2)
+    tied = given("tie_word_embeddings", True)
+    return ModelConfig(
+        width=width,
+        target=Tokens(vocab=given("vocab_size", 50_272), table=table, pad=special.pad),
+        decoder=Stack(
+            depth=given("num_hidden_layers", 12),
+            blocks=(block,),
+            position=Learned(length=given("max_position_embeddings", 2048), offset=OFFSET),
+            final_norm=LayerNorm() if final else NoNorm(),
+        ),
+        head=LM() if given.head == "lm" else NoHead(),
+        tie="output" if tied and given.head == "lm" else "none",
+        special=special,
+    )
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    stack = the(config.decoder, Stack, "decoder")
+    tokens, block = the(config.target, Tokens, "target"), stack.blocks[0]
+    mixer, feedforward = attention(block), the(block.feedforward, Plain, "decoder.blocks.0.feedforward")
+    return {
+        "vocab_size": tokens.rows,
+        "word_embed_proj_dim": tokens.table_width(config.width),
+        "hidden_size": config.width,
+        "num_hidden_layers": stack.depth,
+        "num_attention_heads": mixer.heads,
+        "ffn_dim": hidden_width(feedforward, config.width),
+        "max_position_embeddings": the(stack.position, Learned, "decoder.position").length,
+        "do_layer_norm_before": block.placement == "pre",
+        "_remove_final_layer_norm": isinstance(stack.final_norm, NoNorm),
+        "activation_function": name_of(feedforward.activation),
+        "enable_bias": mixer.bias,
+        "dropout": block.dropout,
+        "attention_dropout": mixer.dropout,
+        "tie_word_embeddings": config.tie == "output",
+    }
+
+
+def rules(config: ModelConfig) -> Iterator[AnyRule]:
+    assert config.decoder
+    body = "model.decoder"
+    yield Rule("target.table", f"{body}.embed_tokens")
+    yield Rule("target.project", f"{body}.project_in")
+    yield Rule("decoder.embedder.tables.positions", f"{body}.embed_positions.weight")
+    for i in range(config.decoder.depth):
+        ours, theirs = f"decoder.blocks.{i}", f"{body}.layers.{i}"
+        yield Rule(f"{ours}.mixer.inner.qkv", *(f"{theirs}.self_attn.{part}_proj" for part in "qkv"))
+        yield Rule(f"{ours}.mixer.inner.out", f"{theirs}.self_attn.out_proj")
+        yield Rule(f"{ours}.feedforward.inner.up", f"{theirs}.fc1")
+        yield Rule(f"{ours}.feedforward.inner.down", f"{theirs}.fc2")
+        for norm in ("norm_in", "norm_sum"):
+            yield Rule(f"{ours}.mixer.{norm}", f"{theirs}.self_attn_layer_norm")
+            yield Rule(f"{ours}.feedforward.{norm}", f"{theirs}.final_layer_norm")
+    yield Rule("decoder.final_norm", f"{body}.final_layer_norm")
+    yield Rule("head.transform", f"{body}.project_out")
+    yield Rule("head.table", "lm_head.weight")
+    if config.tie == "output":
+        yield Alias("lm_head.weight", of=f"{body}.embed_tokens.weight")
+
+
+OPT = Family(
+    kind="opt",
+    shape="decoder",
+    heads={"OPTForCausalLM": "lm", "OPTModel": "body"},
+    text=Text(before=("bos",)),
+    prefix="model.",
+    older=((r"^decoder\.", "model.decoder."),),
+    read=read,
+    write=write,
+    rules=rules,
+)

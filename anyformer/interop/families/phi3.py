@@ -1,0 +1,46 @@
+"""Phi-3 and Phi-4 (Abdin et al. 2024): Llama with the projections of a layer in one matrix."""
+
+from collections.abc import Iterator
+from functools import partial
+
+from anyformer.config import ModelConfig
+from anyformer.interop.families import llama
+from anyformer.interop.families.llama import Kin
+from anyformer.interop.family import Family, Text
+from anyformer.interop.fields import Fields
+from anyformer.interop.rules import AnyRule, Rule
+
+KIN = Kin(ff=8192, vocab=32_064, length=4096, eps=1e-5, eos=32_000, pad=32_000, window=0, fraction=1.0)
+
+
+def read(given: Fields) -> ModelConfig:
+    given.silent("resid_pdrop", "embd_pdrop", "attention_bias")  # dropout of training; the last is never read
+    given.silent("original_max_position_embeddings")  # of a scaling that says it, too
+    return llama.read(KIN, given)
+
+
+def rules(config: ModelConfig) -> Iterator[AnyRule]:
+    assert config.decoder
+    yield Rule("target.table", "model.embed_tokens")
+    for i in range(config.decoder.depth):
+        ours, theirs = f"decoder.blocks.{i}", f"model.layers.{i}"
+        yield Rule(f"{ours}.mixer.norm_in", f"{theirs}.input_layernorm")
+        yield Rule(f"{ours}.mixer.inner.qkv", f"{theirs}.self_attn.qkv_proj")
+        yield Rule(f"{ours}.mixer.inner.out", f"{theirs}.self_attn.o_proj")
+        yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.post_attention_layernorm")
+        yield Rule(f"{ours}.feedforward.inner.gate_up", f"{theirs}.mlp.gate_up_proj")
+        yield Rule(f"{ours}.feedforward.inner.down", f"{theirs}.mlp.down_proj")
+    yield from llama.end_rules(config)
+
+
+PHI3 = Family(
+    kind="phi3",
+    shape="decoder",
+    heads={"Phi3ForCausalLM": "lm", "Phi3Model": "body"},
+    text=Text(before=("bos",)),
+    prefix="model.",
+    buffers=llama.BUFFERS,
+    read=read,
+    write=partial(llama.write, KIN),
+    rules=rules,
+)

@@ -1,0 +1,92 @@
+"""Qwen3-MoE (Qwen team 2025): Qwen3 whose layers, all or some, have experts."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from anyformer.config import Block, Experts, FeedForward, Gated, ModelConfig, SoftmaxTopK, Stack, hidden_width
+from anyformer.interop.families import llama
+from anyformer.interop.family import Family, the, tiled
+from anyformer.interop.fields import Fields
+from anyformer.interop.rules import AnyRule, Rule, Stacked
+
+KIN = replace(llama.QWEN, ff=6144, kv_heads=4, biases=True, qk_norm=True, window=None, window_by_layer=False)
+
+
+def read(given: Fields) -> ModelConfig:
+    given.must("use_sliding_window", False)
+    given.silent("sliding_window", "max_window_layers", "output_router_logits")
+    dense = llama.read(KIN, given)
+    stack = the(dense.decoder, Stack, "decoder")
+    block = stack.blocks[0]
+    network = the(block.feedforward, Gated, "feedforward")
+    experts = Experts(
+        count=given("num_experts", given("num_local_experts", 128)),
+        top_k=given("num_experts_per_tok", 8),
+        router=SoftmaxTopK(normalize=given("norm_topk_prob", False)),
+        expert=network.model_copy(update={"width": given("moe_intermediate_size", 768)}),
+        balance=given("router_aux_loss_coef", 0.001),
+    )
+    step, bare = given("decoder_sparse_step", 1), given.maybe("mlp_only_layers", list) or []
+    mixed = block.model_copy(update={"feedforward": experts})
+    layers = [block if i in bare or (i + 1) % step else mixed for i in range(stack.depth)]
+    prefix, blocks = tiled(layers)
+    return dense.model_copy(update={"decoder": stack.model_copy(update={"prefix": prefix, "blocks": blocks})})
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    stack = the(config.decoder, Stack, "decoder")
+    layers = stack.unrolled()
+    experts = next((b.feedforward for b in layers if isinstance(b.feedforward, Experts)), None)
+    mixture = the(experts, Experts, "decoder.blocks.0.feedforward")
+    bare = [i for i, block in enumerate(layers) if not isinstance(block.feedforward, Experts)]
+    network = layers[bare[0]].feedforward if bare else mixture.expert.model_copy(update={"width": KIN.ff})
+
+    def dense(block: Block) -> Block:
+        return block.model_copy(update={"feedforward": network})
+
+    changes = {"blocks": tuple(map(dense, stack.blocks)), "prefix": tuple(map(dense, stack.prefix))}
+    plain = config.model_copy(update={"decoder": stack.model_copy(update=changes)})
+    return llama.write(KIN, plain) | {
+        "num_experts": mixture.count,
+        "num_experts_per_tok": mixture.top_k,
+        "moe_intermediate_size": hidden_width(mixture.expert, config.width),
+        "norm_topk_prob": mixture.router.normalize,
+        "router_aux_loss_coef": mixture.balance,
+        "mlp_only_layers": bare,
+    }
+
+
+def rules(config: ModelConfig) -> Iterator[AnyRule]:
+    assert config.decoder
+    yield Rule("target.table", "model.embed_tokens")
+    for i, block in enumerate(config.decoder.unrolled()):
+        ours, theirs = f"decoder.blocks.{i}", f"model.layers.{i}"
+        yield from llama.attention_rules(f"{ours}.mixer", theirs)
+        yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.post_attention_layernorm")
+        yield from _network(f"{ours}.feedforward.inner", f"{theirs}.mlp", block.feedforward, config.width)
+    yield from llama.end_rules(config)
+
+
+def _network(ours: str, theirs: str, network: FeedForward, width: int) -> Iterator[Rule]:
+    if not isinstance(network, Experts):
+        yield Rule(f"{ours}.gate_up", f"{theirs}.gate_proj", f"{theirs}.up_proj")
+        yield Rule(f"{ours}.down", f"{theirs}.down_proj")
+        return
+    inner, each = hidden_width(network.expert, width), [f"{theirs}.experts.{n}" for n in range(network.count)]
+    yield Rule(f"{ours}.router.linear", f"{theirs}.gate")
+    up = [f"{expert}.{part}_proj.weight" for expert in each for part in ("gate", "up")]
+    yield Rule(f"{ours}.up.weight", *up, way=Stacked((inner, inner)))
+    yield Rule(f"{ours}.down.weight", *(f"{expert}.down_proj.weight" for expert in each), way=Stacked((width,)))
+
+
+QWEN3_MOE = Family(
+    kind="qwen3_moe",
+    shape="decoder",
+    heads={"Qwen3MoeForCausalLM": "lm", "Qwen3MoeModel": "body"},
+    prefix="model.",
+    buffers=llama.BUFFERS,
+    read=read,
+    write=write,
+    rules=rules,
+)

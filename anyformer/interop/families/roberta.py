@@ -1,0 +1,65 @@
+"""RoBERTa (Liu et al. 2019) and XLM-R (Conneau et al. 2020): BERT whose positions count from behind the pad's id."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from anyformer.config import Classifier, ConfigError, Gelu, Learned, MaskedLM, ModelConfig, Stack
+from anyformer.interop.families import bert
+from anyformer.interop.family import Family, Text, the
+from anyformer.interop.fields import Fields
+from anyformer.interop.rules import Alias, AnyRule, Rule
+
+
+def read(given: Fields) -> ModelConfig:
+    special = given.special(pad=1, bos=0, eos=2)
+    if special.pad is None:
+        raise ConfigError([given.fault("pad_token_id", "is missing: positions count from it")])
+    offset = special.pad + 1
+    position = Learned(length=given("max_position_embeddings", 512) - offset, offset=offset)
+    return bert.read_body(bert.Usual(vocab=50_265), given, special, position, masked=Gelu())
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    position = the(the(config.encoder, Stack, "encoder").position, Learned, "encoder.position")
+    return bert.write(config) | {"max_position_embeddings": position.length + position.offset}
+
+
+def rules(config: ModelConfig) -> Iterator[AnyRule]:
+    yield from bert.body_rules(config, "roberta")
+    match config.head:
+        case MaskedLM():
+            yield Rule("head.transform.linear", "lm_head.dense")
+            yield Rule("head.transform.norm", "lm_head.layer_norm")
+            yield Rule("head.bias", "lm_head.bias")
+            yield Alias("lm_head.decoder.weight", of="roberta.embeddings.word_embeddings.weight")
+            yield Alias("lm_head.decoder.bias", of="lm_head.bias")
+        case Classifier():
+            yield Rule("head.transform.linear", "classifier.dense")
+            yield Rule("head.last.1", "classifier.out_proj")
+        case _:
+            yield Rule("head.transform.linear", "roberta.pooler.dense")
+            yield Rule("head.linear", "classifier")
+
+
+def _family(kind: str, title: str) -> Family:
+    return Family(
+        kind=kind,
+        shape="encoder",
+        heads={
+            f"{title}ForMaskedLM": "masked_lm",
+            f"{title}ForSequenceClassification": "classifier",
+            f"{title}ForTokenClassification": "token_labels",
+            f"{title}Model": "body",
+        },
+        text=Text(before=("bos",), after=("eos",)),
+        prefix="roberta.",
+        buffers=(r"roberta\.embeddings\.(position_ids|token_type_ids)",),
+        unused=(r"roberta\.pooler\..*", r"lm_head\..*"),
+        read=read,
+        write=write,
+        rules=rules,
+    )
+
+
+ROBERTA = _family("roberta", "Roberta")
+XLM_ROBERTA = _family("xlm-roberta", "XLMRoberta")

@@ -1,0 +1,158 @@
+"""T5 (Raffel et al. 2020), its version 1.1 with gates and a head of its own, and mT5, which is version 1.1."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from anyformer.config import (
+    LM,
+    Attention,
+    Block,
+    FanIn,
+    Gated,
+    Gelu,
+    InvSqrtWidth,
+    ModelConfig,
+    Plain,
+    RMSNorm,
+    Side,
+    Stack,
+    T5Bias,
+    Tokens,
+    Unscaled,
+    hidden_width,
+    position_of,
+)
+from anyformer.interop.family import Family, Text, attention, the
+from anyformer.interop.fields import ACTIVATIONS, Fields, name_of
+from anyformer.interop.rules import Alias, AnyRule, Rule
+
+
+def read(multilingual: bool, given: Fields) -> ModelConfig:
+    given.must("is_decoder", False)
+    given.silent("dense_act_fn", "is_gated_act", "classifier_dropout", "n_positions")  # the first two are in this one:
+    proj = given("feed_forward_proj", "gated-gelu" if multilingual else "relu")
+    # of version 1.0 the output is scaled and tied, of 1.1 neither
+    scaled = not multilingual and given("scale_decoder_outputs", given("tie_word_embeddings", True))
+    given.silent("tie_word_embeddings")
+    tied = scaled or not given.has("lm_head.weight")
+    drop, width = given("dropout_rate", 0.1), given("d_model", 512)
+    norm = RMSNorm(eps=given("layer_norm_epsilon", 1e-6))
+    mixer = Attention(
+        heads=given("num_heads", 6 if multilingual else 8), key_width=given("d_kv", 64), scale=Unscaled(), dropout=drop
+    )
+    feedforward = _network(given, proj, given("d_ff", 1024 if multilingual else 2048), drop)
+    block = Block(mixer=mixer, feedforward=feedforward, norm=norm, dropout=drop)
+    position = T5Bias(
+        buckets=given("relative_attention_num_buckets", 32), max_distance=given("relative_attention_max_distance", 128)
+    )
+    encoder = Stack(
+        depth=given("num_layers", 8 if multilingual else 6),
+        blocks=(block,),
+        position=position,
+        final_norm=norm,
+        dropout=drop,
+    )
+    reading = (block.model_copy(update={"cross": mixer}),)
+    depth = given("num_decoder_layers", encoder.depth)
+    special = given.special(pad=0, eos=1, start=0)
+    tokens = Tokens(vocab=given("vocab_size", 250_112 if multilingual else 32_128), dropout=drop)
+    return ModelConfig(
+        width=width,
+        source=tokens,
+        target=tokens,
+        encoder=encoder,
+        decoder=encoder.model_copy(update={"depth": depth, "blocks": reading}),
+        head=LM(scale=InvSqrtWidth() if scaled else Unscaled()),
+        tie="all" if tied else "inputs",
+        init=FanIn(),
+        special=special,
+    )
+
+
+def _network(given: Fields, proj: str, width: int, dropout: float) -> Plain | Gated:
+    gate, _, name = proj.rpartition("-")
+    if name not in ACTIVATIONS or gate not in ("", "gated"):
+        given.refuse("feed_forward_proj", f"= {proj!r}: must be an activation, or 'gated-' and one")
+        name = "relu"
+    act = Gelu(approximate="tanh") if proj == "gated-gelu" else ACTIVATIONS[name]
+    if gate:
+        return Gated(width=width, activation=act, dropout=dropout)
+    return Plain(width=width, activation=act, bias=False, dropout=dropout)
+
+
+def write(multilingual: bool, config: ModelConfig) -> dict[str, Any]:
+    encoder, decoder = the(config.encoder, Stack, "encoder"), the(config.decoder, Stack, "decoder")
+    tokens, block = the(config.source, Tokens, "source"), encoder.blocks[0]
+    mixer = attention(block, "encoder")
+    position = the(position_of(mixer, encoder), T5Bias, "encoder.position")
+    network = block.feedforward
+    if not isinstance(network, (Plain, Gated)):
+        network = the(network, Gated, "encoder.blocks.0.feedforward")
+    act = name_of(network.activation)
+    scaled = the(config.head, LM, "head").scale == InvSqrtWidth()
+    found = {
+        "vocab_size": tokens.rows,
+        "d_model": config.width,
+        "d_kv": mixer.widths(config.width)[0],
+        "d_ff": hidden_width(network, config.width),
+        "num_layers": encoder.depth,
+        "num_decoder_layers": decoder.depth,
+        "num_heads": mixer.heads,
+        "relative_attention_num_buckets": position.buckets,
+        "relative_attention_max_distance": position.max_distance,
+        "layer_norm_epsilon": the(block.norm, RMSNorm, "encoder.blocks.0.norm").eps,
+        "feed_forward_proj": act if isinstance(network, Plain) else f"gated-{act.replace('gelu_new', 'gelu')}",
+        "dropout_rate": block.dropout,
+        "tie_word_embeddings": scaled,
+    }
+    return found if multilingual else found | {"scale_decoder_outputs": scaled}
+
+
+def rules(config: ModelConfig) -> Iterator[AnyRule]:
+    yield Rule("source.table", "shared")
+    yield from _side(config, "encoder")
+    yield from _side(config, "decoder")
+    yield Rule("head.table", "lm_head.weight")
+    for side in ("encoder", "decoder"):
+        yield Alias(f"{side}.embed_tokens.weight", of="shared.weight")
+    if config.tie == "all":
+        yield Alias("lm_head.weight", of="shared.weight")
+
+
+def _side(config: ModelConfig, side: Side) -> Iterator[Rule]:
+    first = f"{side}.block.0.layer.0.SelfAttention"
+    yield Rule(f"{side}.schemes.0.tables.buckets", f"{first}.relative_attention_bias.weight")
+    for i in range(config.stacks[side].depth):
+        ours, layer = f"{side}.blocks.{i}", f"{side}.block.{i}.layer"
+        yield Rule(f"{ours}.mixer.norm_in", f"{layer}.0.layer_norm")
+        yield Rule(f"{ours}.mixer.inner.qkv", *(f"{layer}.0.SelfAttention.{part}" for part in "qkv"))
+        yield Rule(f"{ours}.mixer.inner.out", f"{layer}.0.SelfAttention.o")
+        if side == "decoder":
+            yield Rule(f"{ours}.cross.norm_in", f"{layer}.1.layer_norm")
+            yield Rule(f"{ours}.cross.inner.q", f"{layer}.1.EncDecAttention.q")
+            yield Rule(f"{ours}.cross.inner.kv", *(f"{layer}.1.EncDecAttention.{part}" for part in "kv"))
+            yield Rule(f"{ours}.cross.inner.out", f"{layer}.1.EncDecAttention.o")
+        last = f"{layer}.{1 if side == 'encoder' else 2}"
+        yield Rule(f"{ours}.feedforward.norm_in", f"{last}.layer_norm")
+        yield Rule(f"{ours}.feedforward.inner.up", f"{last}.DenseReluDense.wi")
+        yield Rule(f"{ours}.feedforward.inner.gate_up", *(f"{last}.DenseReluDense.wi_{n}" for n in (0, 1)))
+        yield Rule(f"{ours}.feedforward.inner.down", f"{last}.DenseReluDense.wo")
+    yield Rule(f"{side}.final_norm", f"{side}.final_layer_norm")
+
+
+def _family(kind: str, *classes: str) -> Family:
+    return Family(
+        kind=kind,
+        shape="encoder-decoder",
+        heads=dict.fromkeys(classes, "lm"),
+        text=Text(after=("eos",), extra_ids=0 if kind == "mt5" else 100),
+        buffers=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
+        read=partial(read, kind == "mt5"),
+        write=partial(write, kind == "mt5"),
+        rules=rules,
+    )
+
+
+T5 = _family("t5", "T5ForConditionalGeneration", "T5WithLMHeadModel")
+MT5 = _family("mt5", "MT5ForConditionalGeneration")

@@ -1,0 +1,139 @@
+"""ViT (Dosovitskiy et al. 2021): an encoder of the patches of an image."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from anyformer.config import (
+    Attention,
+    Block,
+    Classifier,
+    ConfigError,
+    Embedder,
+    Head,
+    LayerNorm,
+    Learned,
+    ModelConfig,
+    NoHead,
+    Patches,
+    Plain,
+    Projected,
+    Stack,
+    Transform,
+    hidden_width,
+)
+from anyformer.interop.family import Family, attention, the
+from anyformer.interop.fields import Fields, name_of
+from anyformer.interop.rules import AnyRule, Rule, Shaped
+
+
+def read(given: Fields) -> ModelConfig:
+    given.silent("encoder_stride")  # of a head that is not read
+    norm, drop = LayerNorm(eps=given("layer_norm_eps", 1e-12)), given("hidden_dropout_prob", 0.0)
+    width = given("hidden_size", 768)
+    mixer = Attention(
+        heads=given("num_attention_heads", 12),
+        bias=given("qkv_bias", True),
+        output=Projected(bias=True),
+        dropout=given("attention_probs_dropout_prob", 0.0),
+    )
+    feedforward = Plain(width=given("intermediate_size", 3072), activation=given.activation("hidden_act", "gelu"))
+    block = Block(mixer=mixer, feedforward=feedforward, norm=norm, dropout=drop)
+    height, across = _sides(given, "image_size", 224)
+    patch, other = _sides(given, "patch_size", 16)
+    if patch != other:
+        given.refuse("patch_size", f"= [{patch}, {other}]: must be a square")
+    patches = Patches(
+        image_height=height, image_width=across, patch=patch, channels=given("num_channels", 3), dropout=drop
+    )
+    return ModelConfig(
+        width=width,
+        source=patches,
+        encoder=Stack(
+            depth=given("num_hidden_layers", 12),
+            blocks=(block,),
+            position=Learned(length=patches.length),
+            final_norm=norm,
+        ),
+        head=_head(given, width),
+    )
+
+
+def _sides(given: Fields, field: str, usual: int) -> tuple[int, int]:
+    """Of a square by one number, or of a rectangle by two."""
+    try:
+        return (side := given(field, usual)), side
+    except ConfigError:
+        height, width = given(field, [usual, usual])
+        return height, width
+
+
+def _head(given: Fields, width: int) -> Head:
+    given.must("pooler_output_size", width)
+    through = Transform(activation=given.activation("pooler_act", "tanh"))
+    if given.head == "classifier":
+        return Classifier(labels=len(given.labels()))
+    return Embedder(pool="first", transform=through) if given.has("pooler.dense.weight") else NoHead()
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    stack, patches = the(config.encoder, Stack, "encoder"), the(config.source, Patches, "source")
+    block = stack.blocks[0]
+    mixer = attention(block, "encoder")
+    feedforward = the(block.feedforward, Plain, "encoder.blocks.0.feedforward")
+    channels, height, width = patches.shape
+    found: dict[str, Any] = {
+        "image_size": height if height == width else [height, width],
+        "patch_size": patches.patch,
+        "num_channels": channels,
+        "hidden_size": config.width,
+        "num_hidden_layers": stack.depth,
+        "num_attention_heads": mixer.heads,
+        "intermediate_size": hidden_width(feedforward, config.width),
+        "hidden_act": name_of(feedforward.activation),
+        "layer_norm_eps": the(block.norm, LayerNorm, "encoder.blocks.0.norm").eps,
+        "qkv_bias": mixer.bias,
+        "hidden_dropout_prob": block.dropout,
+        "attention_probs_dropout_prob": mixer.dropout,
+    }
+    if isinstance(config.head, Embedder) and isinstance(config.head.transform, Transform):
+        found["pooler_act"] = name_of(config.head.transform.activation)
+    return found
+
+
+def rules(config: ModelConfig) -> Iterator[AnyRule]:
+    patches, stack, d = the(config.source, Patches, "source"), the(config.encoder, Stack, "encoder"), config.width
+    embeddings, length = "vit.embeddings", patches.length
+    yield Rule("source.class_token.weight", f"{embeddings}.cls_token", way=Shaped(ours=(1, d), theirs=(1, 1, d)))
+    yield Rule(
+        "encoder.embedder.tables.positions",
+        f"{embeddings}.position_embeddings",
+        way=Shaped(ours=(length, d), theirs=(1, length, d)),
+    )
+    square = (d, patches.channels, patches.patch, patches.patch)
+    projection = f"{embeddings}.patch_embeddings.projection"
+    yield Rule("source.project.weight", f"{projection}.weight", way=Shaped(ours=(d, patches.size), theirs=square))
+    yield Rule("source.project.bias", f"{projection}.bias")
+    for i in range(stack.depth):
+        ours, theirs = f"encoder.blocks.{i}", f"vit.encoder.layer.{i}"
+        parts = (f"{theirs}.attention.attention.{part}" for part in ("query", "key", "value"))
+        yield Rule(f"{ours}.mixer.norm_in", f"{theirs}.layernorm_before")
+        yield Rule(f"{ours}.mixer.inner.qkv", *parts)
+        yield Rule(f"{ours}.mixer.inner.out", f"{theirs}.attention.output.dense")
+        yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.layernorm_after")
+        yield Rule(f"{ours}.feedforward.inner.up", f"{theirs}.intermediate.dense")
+        yield Rule(f"{ours}.feedforward.inner.down", f"{theirs}.output.dense")
+    yield Rule("encoder.final_norm", "vit.layernorm")
+    yield Rule("head.transform.linear", "vit.pooler.dense")
+    yield Rule("head.last.1", "classifier")
+
+
+VIT = Family(
+    kind="vit",
+    shape="encoder",
+    heads={"ViTForImageClassification": "classifier", "ViTModel": "body"},
+    prefix="vit.",
+    unused=(r"vit\.pooler\..*",),
+    read=read,
+    write=write,
+    rules=rules,
+)

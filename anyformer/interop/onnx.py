@@ -1,0 +1,291 @@
+"""Models as ONNX files, which onnxruntime and others run: one graph for any batch and any length.
+
+    inputs    ids [batch, length], mask [batch, length] (1: a token, 0: padding, on either side)
+              types [batch, length] where the model has token types
+              of an encoder-decoder: source, source_mask, source_types, target, target_mask, target_types
+              in the place of ids, where the config reads them: features [batch, length, size], images [batch, c, h, w]
+    output    logits, hidden (without a head) or embeddings, as the model itself gives it
+
+There is no cache: to go on from a text, a decoder is run on all of it. Nothing is written that onnxruntime does not
+answer as torch does.
+"""
+
+import importlib.util
+import logging
+import os
+import secrets
+import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, assert_never
+
+import torch
+from torch import Tensor, nn
+
+from anyformer.config import (
+    ConfigError,
+    Embedder,
+    Fault,
+    Features,
+    Input,
+    ModelConfig,
+    NoHead,
+    Patches,
+    Recurrent,
+    Tokens,
+)
+from anyformer.config.spec import visible
+from anyformer.nn.mask import PADDING, Layout
+from anyformer.nn.model import Transformer
+from anyformer.run import Run, writing
+
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+TRACED = {"batch": 3, "length": 11, "source_length": 13, "target_length": 11}  # what it is traced with means nothing
+CHECKED = (1, 1, 1), (2, 7, 3), (4, 5, 19)  # batch, source's length (or the only one), target's
+TOLERANCE = 1e-4  # of numbers up to 1, and relative to larger ones
+
+
+def export_onnx(run: Run | Transformer, path: str | Path) -> Path:
+    """A model in fp32 as an ONNX file; beyond 1.5 GB its weights are beside it, in `<path>.data`."""
+    path = Path(path)
+    for taken in (path, _data(path)):
+        if taken.exists():
+            raise _fault(taken, "is there already; choose another file")
+    if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
+        raise ConfigError([Fault("onnx", f"needs {', '.join(missing)}: pip install 'anyformer[export]'")])
+    model = _plain(run.model if isinstance(run, Run) else run)
+    if found := list(_obstacles(model.config)):
+        raise ConfigError(found)
+    inputs = _inputs(model)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".tmp-{path.name}-{secrets.token_hex(4)}")
+        temporary.mkdir()
+        try:
+            written = temporary / path.name  # under its own name: it names the file of its weights
+            _write(model, inputs, written, path)
+            _check(model, inputs, written, path)
+            if (data := _data(written)).exists():
+                os.rename(data, _data(path))
+            os.rename(written, path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return path
+
+
+def _plain(model: Transformer) -> Transformer:
+    """The same model in fp32 on the CPU, with no memory of its own where it is so already."""
+    with torch.device("meta"):
+        plain = Transformer(model.config)
+    state = model.state_dict()
+    if state.keys() != plain.state_dict().keys():
+        raise ConfigError([Fault("weights", "are not those of the config: export a model before it is quantised")])
+    plain.load_state_dict({name: x.detach().cpu().float() for name, x in state.items()}, assign=True)
+    return plain.eval().requires_grad_(False)
+
+
+def _obstacles(config: ModelConfig) -> Iterator[Fault]:
+    for side, stack in config.stacks.items():
+        for name, blocks in (("prefix", stack.prefix), ("blocks", stack.blocks)):
+            for i, block in enumerate(blocks):
+                if isinstance(block.mixer, Recurrent):
+                    what = "= 'recurrent': it takes a step for each token, and a graph of any length has no such steps"
+                    yield Fault(f"{side}.{name}.{i}.mixer.kind", what)
+
+
+# -- what goes in and comes out ---------------------------------------------------------------------------------------
+
+
+class Given(NamedTuple):
+    """An input of the graph."""
+
+    name: str
+    sizes: tuple[str | int, ...]  # a name: of any size
+    below: int  # whole numbers below it; 0: any numbers
+
+    def example(self, sizes: dict[str, int], rng: torch.Generator) -> Tensor:
+        shape = [sizes[size] if isinstance(size, str) else size for size in self.sizes]
+        return torch.randint(self.below, shape, generator=rng) if self.below else torch.randn(shape, generator=rng)
+
+
+def _inputs(model: Transformer) -> list[Given]:
+    config = model.config
+    if config.shape == "encoder-decoder":
+        assert config.source is not None
+        assert config.target is not None
+        return [*_read(config.source, "source"), *_read(config.target, "target")]
+    return _read(config.last_input)
+
+
+def _read(spec: Input, side: str = "") -> list[Given]:
+    """What an input reads; a side has a length of its own, and names with its own before them."""
+    sizes, before = ("batch", f"{side}_length" if side else "length"), f"{side}_" if side else ""
+    mask = Given(f"{before}mask", sizes, 2)
+    match spec:
+        case Tokens():
+            types = [Given(f"{before}types", sizes, spec.types)] if spec.types else []
+            return [Given(side or "ids", sizes, spec.rows), mask, *types]
+        case Patches():
+            return [Given(side or "images", ("batch", *spec.shape), 0)]
+        case Features():
+            return [Given(side or "features", (*sizes, spec.size), 0), mask]
+        case _:
+            assert_never(spec)
+
+
+def _output(model: Transformer) -> str:
+    match model.config.head:
+        case NoHead():
+            return "hidden"
+        case Embedder():
+            return "embeddings"
+        case _:
+            return "logits"
+
+
+class Graph(nn.Module):
+    """A model that is told its padding by masks."""
+
+    def __init__(self, model: Transformer, names: list[str]):
+        super().__init__()
+        self.model, self.names = model, names
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        found = dict(zip(self.names, inputs, strict=True))
+        options: dict[str, Any] = {}
+        for name, x in found.items():
+            if name.endswith("mask"):
+                options[f"{name.removesuffix('mask')}segments"] = _layout(x)
+            elif name.endswith("types"):
+                options[name] = x
+        if "target" in found:
+            return self.model(found["source"], found["target"], **options)
+        return self.model(inputs[0], **options)
+
+
+def _layout(mask: Tensor) -> Layout:
+    """Rows of one segment each, whose tokens count from 0 and whose pads may be anywhere."""
+    positions = (mask.cumsum(dim=1) - 1) * mask
+    return Layout(positions, mask + PADDING, ordered=True, packed=False)
+
+
+# -- writing and checking ---------------------------------------------------------------------------------------------
+
+
+def _write(model: Transformer, inputs: list[Given], written: Path, path: Path) -> None:
+    rng = torch.Generator().manual_seed(0)
+    examples = tuple(given.example(TRACED, rng) for given in inputs)
+    named = [{i: size for i, size in enumerate(given.sizes) if isinstance(size, str)} for given in inputs]
+    dims = {name: torch.export.Dim(name) for name in TRACED}
+    shapes = tuple({i: dims[size] for i, size in sizes.items()} for sizes in named)
+    names = [given.name for given in inputs]
+    with _quiet():
+        with _told(path, "torch cannot export this model"):
+            program = torch.export.export(Graph(model, names), examples, dynamic_shapes=(shapes,))
+            found = torch.onnx.export(
+                program,
+                dynamo=True,
+                verbose=False,
+                input_names=names,
+                output_names=[_output(model)],
+                dynamic_shapes=(tuple(named),),
+                custom_translation_table=_translations(),
+            )
+        assert found is not None
+        for node in found.model.graph.all_nodes():
+            node.metadata_props.clear()  # lines of this program's source
+        found.save(written)
+
+
+def _translations() -> dict[Any, Any]:
+    """What experts need beyond torch's own translations: rows in order of their expert, and a product for each run."""
+    from onnxscript import opset18
+
+    op: Any = opset18
+
+    def sort(x: Any, stable: Any = None, dim: int = -1, descending: bool = False) -> Any:
+        size = op.Gather(op.Shape(x), op.Constant(value_ints=[dim]))
+        return op.TopK(x, size, axis=dim, largest=int(descending))  # among equals the first is first
+
+    def run_products(x: Any, weight: Any, lengths: Any) -> Any:
+        ends = op.CumSum(lengths, op.Constant(value_int=0))
+        starts = op.Sub(ends, lengths)
+        pieces = []
+        for i in range(weight.shape[0]):
+            at = op.Constant(value_ints=[i])
+            rows = op.Slice(x, op.Gather(starts, at), op.Gather(ends, at), op.Constant(value_ints=[0]))
+            matrix = op.Gather(weight, op.Constant(value_int=i))
+            pieces.append(op.MatMul(rows, op.Transpose(matrix, perm=[1, 0])))
+        return op.Concat(*pieces, axis=0)
+
+    return {torch.ops.aten.sort.stable: sort, torch.ops.anyformer.run_products.default: run_products}
+
+
+def _check(model: Transformer, inputs: list[Given], written: Path, path: Path) -> None:
+    """That onnxruntime says what torch says, of rows with pads on either side."""
+    import onnxruntime
+
+    with _told(path, "onnxruntime cannot read it"):
+        quiet = onnxruntime.SessionOptions()
+        quiet.log_severity_level = 3  # errors
+        session = onnxruntime.InferenceSession(written, quiet, providers=["CPUExecutionProvider"])
+    rng = torch.Generator().manual_seed(1)
+    ends = [limit for stack in (model.encoder, model.decoder) if stack is not None for limit, _ in stack.ends]
+    for batch, *lengths in CHECKED:
+        source, target = (min(length, *ends) if ends else length for length in lengths)
+        sizes = {"batch": batch, "length": source, "source_length": source, "target_length": target}
+        feed = {given.name: given.example(sizes, rng) for given in inputs}
+        for mask in (x for name, x in feed.items() if name.endswith("mask")):
+            mask.fill_(1)
+            mask[0, : mask.shape[1] // 3] = 0
+            mask[-1, mask.shape[1] - mask.shape[1] // 3 :] = 0
+        with torch.no_grad():
+            ours = Graph(model, list(feed))(*feed.values())
+        with _told(path, "onnxruntime cannot run it"):
+            theirs = torch.from_numpy(session.run(None, {name: x.numpy() for name, x in feed.items()})[0])
+        apart = float((ours - theirs).abs().max() / ours.abs().max().clamp(min=1))
+        if not apart <= TOLERANCE:  # nor where it is NaN
+            raise _fault(path, f"is not written: onnxruntime's answers are {apart:.1e} from torch's")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch says while it exports."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir", "onnxscript")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@contextmanager
+def _told(path: Path, what: str) -> Iterator[None]:
+    """Whatever goes wrong elsewhere, in one line: torch and onnxruntime have many kinds of errors."""
+    try:
+        yield
+    except Exception as error:
+        raise _fault(path, f"is not written: {what}: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of what was wrong at first."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _data(path: Path) -> Path:
+    return path.with_name(f"{path.name}.data")
+
+
+def _fault(path: Path, message: str) -> ConfigError:
+    return ConfigError([Fault(visible(str(path)), message)])

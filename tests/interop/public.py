@@ -1,0 +1,152 @@
+"""Tiny random models of `transformers`, written as it writes them, and what both say of the same rows."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers as hf
+from safetensors import safe_open
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from torch import Tensor, nn
+
+import anyformer as af
+from anyformer.run import Run
+
+hf.logging.disable_progress_bar()
+hf.logging.set_verbosity_error()
+
+VOCAB, LENGTH, WIDTH = 97, 64, 30
+PAD, BOS, EOS = 1, 0, 2
+TOLERANCE = 5e-5  # of logits and hidden states of about 1; the promise is 1e-4
+SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+
+
+def words(*frame: str) -> Tokenizer:
+    """Letters and pairs of them, `VOCAB` tokens in all, and what stands around a text."""
+    letters = [chr(c) for c in range(ord("a"), ord("z") + 1)]
+    pairs = [a + b for a in "abc" for b in letters][: VOCAB - len(SPECIAL) - len(letters) - 1]
+    vocab = {token: i for i, token in enumerate((*SPECIAL, "▁", *letters, *pairs))}
+    assert len(vocab) == VOCAB
+    inner = Tokenizer(models.BPE(vocab, [(pair[0], pair[1]) for pair in pairs], unk_token="<unk>"))
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    inner.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    if frame:
+        known = [(token, vocab[token]) for token in frame if token != "$A"]
+        inner.post_processor = processors.TemplateProcessing(single=" ".join(frame), special_tokens=known)
+    return inner
+
+
+def write_tokenizer(folder: Path, *frame: str) -> None:
+    words(*frame).save(str(folder / "tokenizer.json"))
+    names = {f"{role}_token": token for role, token in zip(("bos", "pad", "eos", "unk", "mask"), SPECIAL, strict=True)}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def loud(model: hf.PreTrainedModel, seed: int = 0) -> hf.PreTrainedModel:
+    """Weights with which a wrong mask, position, eps or activation shows in the logits."""
+    torch.manual_seed(seed)
+    tables = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if not p.requires_grad:  # waves
+                continue
+            if p.dim() == 1:  # norms around 1 (Gemma's around 0), biases around 0
+                p.copy_(p + (0.2 if name.endswith("weight") else 0.02) * torch.randn_like(p))
+            elif name in {*tables, "lm_head.weight"} and "relative" not in name:
+                p.normal_(std=0.05)  # quiet, so that the first norm's eps counts
+            else:
+                p.normal_(std=0.3)
+    return model.eval()
+
+
+class Public(NamedTuple):
+    """A class of theirs with a config, and what stands around its texts."""
+
+    model: type[hf.PreTrainedModel]
+    config: hf.PretrainedConfig
+    frame: tuple[str, ...] = ()
+    changed: Callable[[hf.PreTrainedModel], object] = lambda model: None
+    seed: int = 0  # with which it does not say the same all the time
+
+    def built(self) -> hf.PreTrainedModel:
+        self.config._attn_implementation = "eager"
+        model = self.model(self.config)
+        self.changed(model)
+        return loud(model, self.seed)
+
+    def saved(self, folder: Path) -> hf.PreTrainedModel:
+        model = self.built()
+        model.save_pretrained(folder)
+        write_tokenizer(folder, *self.frame)
+        return model
+
+
+# -- comparing --------------------------------------------------------------------------------------------------------
+
+
+class Ragged(NamedTuple):
+    """Rows of unequal length."""
+
+    ids: Tensor
+    real: Tensor  # bool [b, t]
+
+    @property
+    def segments(self) -> Tensor:
+        return self.real.long() - 1
+
+    @property
+    def positions(self) -> Tensor:
+        return (self.real.cumsum(1) - 1).clamp(min=0)
+
+    @property
+    def mask(self) -> Tensor:
+        return self.real.long()
+
+
+def ragged(*lengths: int, side: str = "right", seed: int = 0) -> Ragged:
+    """The same rows whichever side the pads are on."""
+    rng = torch.Generator().manual_seed(seed)
+    real = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    real = real.flip(1) if side == "left" else real
+    ids = torch.full(real.shape, PAD)
+    ids[real] = torch.randint(5, VOCAB, (sum(lengths),), generator=rng)
+    return Ragged(ids, real)
+
+
+def tensors(folder: Path) -> dict[str, tuple[str, bytes]]:
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+        found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no dict
+    return {name: (str(x.dtype), x.contiguous().numpy().tobytes()) for name, x in found.items()}
+
+
+def again(run: Run, folder: Path, auto: Any, family: str | None = None) -> hf.PreTrainedModel:
+    """A run as a public folder, read by `transformers` with nothing missing and nothing left."""
+    af.to_hf(run, folder, family=family)
+    model, report = auto.from_pretrained(folder, output_loading_info=True, attn_implementation="eager")
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert not report["mismatched_keys"]
+    return model.eval()
+
+
+def same_tokens(run: Run, folder: Path) -> None:
+    kind = json.loads((folder / "config.json").read_text())["model_type"]
+    auto = (
+        hf.PreTrainedTokenizerFast if kind == "qwen2" else hf.AutoTokenizer
+    )  # which for Qwen2 takes no other than its
+    theirs = auto.from_pretrained(folder)
+    for text in ("abc zebra", "  <pad> a b", "cab"):
+        assert (
+            run.tokenizer.around[0] + run.tokenizer.encode(text) + run.tokenizer.around[1]
+            == theirs(text, split_special_tokens=True)["input_ids"]
+        )
+    for role in ("pad", "bos", "eos", "unk", "mask"):
+        assert getattr(run.tokenizer, role) == getattr(theirs, f"{role}_token_id"), role
+
+
+def furthest(ours: Tensor, theirs: Tensor, real: Tensor) -> float:
+    return float((ours - theirs)[real].abs().max())

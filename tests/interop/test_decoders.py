@@ -1,0 +1,223 @@
+"""Public decoders: the same logits and greedy ids here and there, and the way back to the byte."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+
+import anyformer as af
+from anyformer.decoding.decode import generate
+from tests.interop.public import (
+    BOS,
+    EOS,
+    LENGTH,
+    PAD,
+    TOLERANCE,
+    VOCAB,
+    WIDTH,
+    Public,
+    again,
+    furthest,
+    ragged,
+    same_tokens,
+    tensors,
+)
+
+IDS = {"vocab_size": VOCAB, "bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
+
+
+def gpt2(**settings: Any) -> Public:
+    sizes = {"n_embd": WIDTH, "n_layer": 2, "n_head": 5, "n_positions": LENGTH, **IDS}
+    return Public(hf.GPT2LMHeadModel, hf.GPT2Config(**{**sizes, **settings}))
+
+
+def llama(title: str = "Llama", **settings: Any) -> Public:
+    sizes = {
+        "hidden_size": 24,
+        "intermediate_size": 40,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+        "max_position_embeddings": LENGTH,
+        **IDS,
+    }
+    config = getattr(hf, f"{title}Config")(**{**sizes, **settings})
+    return Public(getattr(hf, f"{title.removesuffix('Text')}ForCausalLM"), config, ("<s>", "$A"))
+
+
+def neox(**settings: Any) -> Public:
+    sizes = {
+        "hidden_size": 48,
+        "intermediate_size": 40,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "max_position_embeddings": LENGTH,
+        **IDS,
+    }
+    return Public(hf.GPTNeoXForCausalLM, hf.GPTNeoXConfig(**{**sizes, **settings}))
+
+
+def opt(**settings: Any) -> Public:
+    sizes = {
+        "hidden_size": WIDTH,
+        "ffn_dim": 40,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 5,
+        "max_position_embeddings": LENGTH,
+        **IDS,
+    }
+    return Public(hf.OPTForCausalLM, hf.OPTConfig(**{**sizes, **settings}), ("</s>", "$A"))
+
+
+def bloom(**settings: Any) -> Public:
+    sizes = {"hidden_size": WIDTH, "n_layer": 2, "n_head": 5, **IDS}
+    return Public(hf.BloomForCausalLM, hf.BloomConfig(**{**sizes, **settings}))
+
+
+def falcon(**settings: Any) -> Public:
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 6, "max_position_embeddings": LENGTH}
+    return Public(hf.FalconForCausalLM, hf.FalconConfig(**{**sizes, "ffn_hidden_size": 40, **IDS, **settings}))
+
+
+def moe(**settings: Any) -> Public:
+    sizes = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 10}
+    return llama("Qwen3Moe", **{**sizes, **settings})
+
+
+def rope(**parameters: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_theta": 5e4, **parameters}}
+
+
+ORIGINAL = {"original_max_position_embeddings": 16}
+DECODERS = {
+    "gpt2": gpt2(),
+    "gpt2-untied": gpt2(tie_word_embeddings=False, activation_function="relu", n_inner=17, scale_attn_weights=False),
+    "llama": llama(),
+    "llama-wide-heads": llama(head_dim=10, num_key_value_heads=1, rms_norm_eps=1e-4, **rope()),
+    "llama-biases": llama(attention_bias=True, mlp_bias=True, tie_word_embeddings=True, hidden_act="gelu"),
+    "llama-linear": llama(**rope(rope_type="linear", factor=4.0)),
+    "llama-llama3": llama(
+        **rope(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, **ORIGINAL)
+    ),
+    "llama-yarn": llama(**rope(rope_type="yarn", factor=4.0, **ORIGINAL)),
+    "llama-yarn-betas": llama(
+        **rope(rope_type="yarn", factor=4.0, beta_fast=16.0, beta_slow=2.0, attention_factor=1.25, **ORIGINAL)
+    ),
+    "neox": neox(),
+    "neox-in-turn": neox(
+        use_parallel_residual=False, attention_bias=False, tie_word_embeddings=True, hidden_act="gelu_new", **rope()
+    ),
+    "opt": opt(),
+    "opt-narrow": opt(word_embed_proj_dim=10, do_layer_norm_before=False, activation_function="gelu"),
+    "opt-bare": opt(enable_bias=False, tie_word_embeddings=False, _remove_final_layer_norm=True),
+    "bloom": bloom(),
+    "bloom-untied": bloom(tie_word_embeddings=False, layer_norm_epsilon=1e-3),
+    "mistral": llama("Mistral", sliding_window=8),
+    "mistral-far": llama("Mistral", sliding_window=None, head_dim=6, tie_word_embeddings=True),
+    "mixtral": llama("Mixtral", num_local_experts=3, num_experts_per_tok=2),
+    "mixtral-window": llama("Mixtral", num_local_experts=5, num_experts_per_tok=1, sliding_window=8),
+    "gemma": llama("Gemma", head_dim=10),
+    "gemma2": llama("Gemma2", head_dim=10, sliding_window=8, query_pre_attn_scalar=7, attn_logit_softcapping=2.0),
+    "gemma2-uncapped": llama(
+        "Gemma2",
+        head_dim=8,
+        query_pre_attn_scalar=8,
+        layer_types=["full_attention"] * 3,
+        attn_logit_softcapping=None,
+        final_logit_softcapping=None,
+        attention_bias=True,
+    ),
+    "gemma3": llama("Gemma3Text", head_dim=10, sliding_window=8, query_pre_attn_scalar=10, num_hidden_layers=7),
+    "gemma3-linear": llama(
+        "Gemma3Text",
+        head_dim=8,
+        sliding_window=5,
+        layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5e3},
+        },
+        tie_word_embeddings=False,
+    ),
+    "qwen2": llama("Qwen2"),
+    "qwen2-windows": llama("Qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=1),
+    "qwen3": llama("Qwen3", head_dim=10),
+    "qwen3-moe": moe(norm_topk_prob=True),
+    "qwen3-moe-some": moe(mlp_only_layers=[1], tie_word_embeddings=True, attention_bias=True),
+    "falcon": falcon(),
+    "falcon-groups": falcon(new_decoder_architecture=True, num_kv_heads=3, tie_word_embeddings=False),
+    "falcon-one-norm": falcon(new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1, **rope()),
+    "falcon-in-turn": falcon(multi_query=False, parallel_attn=False, bias=True),
+    "phi3": llama("Phi3"),
+    "phi3-partial": llama("Phi3", num_attention_heads=3, sliding_window=8, **rope(partial_rotary_factor=0.5)),
+    "qwen3-windows": llama(
+        "Qwen3", head_dim=8, use_sliding_window=True, sliding_window=5, max_window_layers=2, attention_bias=True
+    ),
+}
+
+
+@torch.no_grad()
+def logits(model: hf.PreTrainedModel, batch: Any) -> Any:
+    numbers = {"position_ids": batch.positions} if model.config.model_type != "bloom" else {}
+    return model(batch.ids, attention_mask=batch.mask, use_cache=False, **numbers).logits
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_there_and_back(name: str, tmp_path: Path) -> None:
+    public = DECODERS[name]
+    theirs = public.saved(tmp_path / "there")
+    run = af.from_hf(tmp_path / "there")
+    for side in ("right", "left"):
+        batch = ragged(44, 40, 17, side=side)
+        with torch.no_grad():
+            found = run.model(batch.ids, segments=batch.segments)
+        assert furthest(found, logits(theirs, batch), batch.real) <= TOLERANCE
+    greedy(run.model, theirs)
+    kind = public.config.model_type
+    kin = kind if kind in ("falcon", "phi3") else None  # some are a GPT-NeoX or Llama, too
+    exported = again(run, tmp_path / "back", hf.AutoModelForCausalLM, kin)
+    assert tensors(tmp_path / "back") == tensors(tmp_path / "there")
+    batch = ragged(44, 40, 17)
+    assert torch.equal(logits(exported, batch)[batch.real], logits(theirs, batch)[batch.real])
+    same_tokens(run, tmp_path / "back")
+
+
+def greedy(ours: af.Transformer, theirs: hf.PreTrainedModel) -> None:
+    """By a forward pass for each token: no cache of theirs is trusted."""
+    batch = ragged(24, 20, 7, side="left")
+    found = generate(ours, batch.ids, segments=batch.segments, max_new_tokens=8)[:, -8:]
+    for _ in range(8):
+        new = logits(theirs, batch)[:, -1:].argmax(-1)
+        batch = type(batch)(torch.cat((batch.ids, new), 1), torch.cat((batch.real, new >= 0), 1))
+    assert torch.equal(found, batch.ids[:, -8:])
+    assert found.unique().numel() > 2
+
+
+def test_all_ends_and_the_context_travel(tmp_path: Path) -> None:
+    """Several ids may end a text, some told beside the config alone; where positions do not end, the context is."""
+    llama().saved(tmp_path / "there")
+    run, text = af.from_hf(tmp_path / "there"), "abc zebra"
+    prompt = torch.tensor(run.task.prompts([text], run.config))
+    said = generate(run.model, prompt, max_new_tokens=9)[0, prompt.shape[1] :].tolist()
+    other = next(id for i, id in enumerate(said) if i > 2 and id not in said[:i])
+    ends = [EOS, 7, other]
+    (tmp_path / "there" / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    run = af.from_hf(tmp_path / "there")
+    assert (run.config.special.eos, run.config.special.stops, run.config.context) == (EOS, (7, other), LENGTH)
+    assert run.generate([text], max_new_tokens=9) == [run.tokenizer.decode(said[: said.index(other)])]
+    af.to_hf(run, tmp_path / "back")
+    for name in ("config.json", "generation_config.json"):
+        assert json.loads((tmp_path / "back" / name).read_text())["eos_token_id"] == ends
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["max_position_embeddings"] == LENGTH
+
+
+def test_an_answer_of_no_given_length_stays_within_the_context(tmp_path: Path) -> None:
+    llama(eos_token_id=None, max_position_embeddings=24).saved(tmp_path)
+    run = af.from_hf(tmp_path)
+    room = run.config.context - len(run.task.prompts(["abc"], run.config)[0]) + 1
+    assert 0 < room < 24
+    assert run.generate(["abc"], stop_ids=[]) == run.generate(["abc"], stop_ids=[], max_new_tokens=room)
+    assert run.generate(["abc"], stop_ids=[], max_new_tokens=30)[0] > run.generate(["abc"], stop_ids=[])[0]

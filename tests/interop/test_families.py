@@ -1,0 +1,110 @@
+"""Families without weights: every preset that has a public form finds it, and what is read back is the same model."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from anyformer import presets
+from anyformer.config import ConfigError, ModelConfig, NTKScaling, Rotary
+from anyformer.config.edit import override
+from anyformer.interop.compare import differences
+from anyformer.interop.families import FAMILIES
+from anyformer.interop.family import Family, fitting
+from anyformer.interop.fields import Fields
+from anyformer.interop.rules import Rule
+
+HOMES = {name: name for name in ("t5", "bart", "bert", "roberta", "gpt2", "bloom", "llama", "mistral", "mixtral")}
+HOMES |= {"neox": "gpt_neox", "qwen3": "qwen3", "gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3_text"}
+HOMES |= {"modernbert": "modernbert"}
+
+
+def back(family: Family, fields: dict[str, Any], config: ModelConfig) -> ModelConfig:
+    names = [name for tie in family.ties(config) for name in tie.theirs]
+    return family.config(Fields(fields, "config.json", lambda: names), fields["architectures"])
+
+
+@pytest.mark.parametrize("preset", HOMES)
+def test_presets(preset: str) -> None:
+    config = presets.PRESETS[preset](depth=2, vocab=300)
+    family, fields = fitting(FAMILIES.values(), config)
+    assert family.kind == HOMES[preset]
+    assert not differences(config, back(family, fields, config), preset)
+
+
+def test_images_have_a_home() -> None:
+    config = presets.vit(depth=2)
+    family, fields = fitting(FAMILIES.values(), config)
+    assert family.kind == "vit"
+    assert not differences(config, back(family, fields, config), "vit")
+
+
+def test_waves_in_halves_have_a_home() -> None:
+    """A small Transformer with norms first and no biases of attention, whose absence is written as zeros."""
+    block = {"mixer": {"heads": 2}, "feedforward": {"kind": "plain", "width": 24}}
+    stack = {"depth": 2, "position": {"kind": "sinusoidal", "layout": "halves"}, "final_norm": "layer"}
+    tokens = {"vocab": 50, "scale": "sqrt_width", "pad": 0}
+    config = ModelConfig.model_validate(
+        {
+            "width": 12,
+            "source": tokens,
+            "target": tokens,
+            "encoder": stack | {"blocks": block},
+            "decoder": stack | {"blocks": block | {"cross": {"heads": 2}}},
+            "head": "lm",
+            "tie": "all",
+            "special": {"pad": 0, "bos": 1, "eos": 2, "start": 1},
+        }
+    )
+    family, fields = fitting(FAMILIES.values(), config)
+    assert family.kind == "pegasus"
+    assert not differences(config, back(family, fields, config), "pegasus")
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_every_family_reads_what_it_writes_of_its_usual_model(kind: str) -> None:
+    family = FAMILIES[kind]
+    for name in family.heads:
+        config = family.config(Fields({}, "config.json"), [name])
+        fields = family.fields(config)
+        assert fields["model_type"] == kind
+        assert family.heads[fields["architectures"][0]] == family.heads[name]
+        theirs = [tensor for tie in family.ties(config) for tensor in tie.theirs]
+        assert len(theirs) == len(set(theirs))
+
+
+def test_rules_need_not_be_complete_in_names_but_in_weights() -> None:
+    """A rule that no weight of ours has is left out; a weight without a rule is a mistake in the family."""
+    config = presets.gpt2(depth=1, width=8, heads=2, vocab=97)
+    gpt2 = FAMILIES["gpt2"]
+    more = replace(gpt2, rules=lambda config: (*gpt2.rules(config), Rule("decoder.nowhere", "nothing")))
+    assert more.ties(config) == gpt2.ties(config)
+    fewer = replace(gpt2, rules=lambda config: list(gpt2.rules(config))[1:])
+    with pytest.raises(AssertionError, match=r"target\.table\.weight"):
+        fewer.ties(config)
+
+
+def test_ntk_is_another_theta() -> None:
+    config = override(presets.llama(depth=1, vocab=300), ['decoder.position.scaling={kind="ntk", factor=4.0}'])
+    family, fields = fitting(FAMILIES.values(), config)
+    assert family.kind == "llama"
+    read = back(family, fields, config)
+    assert read.decoder
+    assert read.decoder.position == Rotary(theta=10_000.0 * 4.0 ** (128 / 126))
+    assert isinstance(config.decoder.position.scaling, NTKScaling)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (presets.vaswani(depth=1), "encoder.position.layout = 'interleaved': m2m_100 has 'halves'"),
+        (presets.deepseek(depth=2), "decoder.blocks.0.mixer.compress.kind = 'latent': llama has 'none'"),
+        (presets.gpt3(depth=2), "decoder.blocks.1.mixer.pattern.kind = 'window': gpt2 has 'causal'"),
+        (presets.bigbird(depth=1, vocab=300), "encoder.blocks.0.mixer.pattern.kind = 'bigbird': bert has 'full'"),
+    ],
+)
+def test_the_nearest_is_named(config: ModelConfig, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        fitting(FAMILIES.values(), config)
+    assert said in str(error.value)
+    assert "no public form has this" in str(error.value)
