@@ -16,9 +16,12 @@ if TYPE_CHECKING:
     from anyformer.config.model import ModelConfig as ModelConfig
     from anyformer.config.spec import ConfigError as ConfigError
     from anyformer.decoding.decode import generate as generate
+    from anyformer.decoding.reuse import Reuse as Reuse
     from anyformer.inspection.count import count as count
     from anyformer.inspection.maps import attention_maps as attention_maps
+    from anyformer.interop.hub import from_hf as from_hf, to_hf as to_hf
     from anyformer.nn.model import Transformer as Transformer
+    from anyformer.nn.quantise import quantise as quantise
     from anyformer.run import load as load
     from anyformer.training.train import train as train
 
@@ -28,27 +31,35 @@ __version__ = "0.1.0"
 _HOMES = {
     "ConfigError": "anyformer.config.spec",
     "ModelConfig": "anyformer.config.model",
+    "Reuse": "anyformer.decoding.reuse",
     "Transformer": "anyformer.nn.model",
     "attention_maps": "anyformer.inspection.maps",
     "config": "anyformer.config",
     "count": "anyformer.inspection.count",
+    "from_hf": "anyformer.interop.hub",
     "generate": "anyformer.decoding.decode",
     "load": "anyformer.run",
     "presets": "anyformer.presets",
+    "quantise": "anyformer.nn.quantise",
+    "to_hf": "anyformer.interop.hub",
     "train": "anyformer.training.train",
 }
 
 __all__ = [
     "ConfigError",
     "ModelConfig",
+    "Reuse",
     "Transformer",
     "__version__",
     "attention_maps",
     "config",
     "count",
+    "from_hf",
     "generate",
     "load",
     "presets",
+    "quantise",
+    "to_hf",
     "train",
 ]
 

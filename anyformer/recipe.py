@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from anyformer.config import LM, ConfigError, Fault, ModelConfig, Spec
+from anyformer.config import LM, Classifier, ConfigError, Fault, ModelConfig, Spec
 from anyformer.config.spec import BY_KIND, Count, Flag, Fraction, Positive, Probability, Size
 from anyformer.sources import (
     Additions as Additions,
@@ -21,6 +21,19 @@ from anyformer.sources import (
     TextFile as TextFile,
     WrittenDates as WrittenDates,
     misfits,
+)
+from anyformer.taskspec import (
+    AnyTask as AnyTask,
+    Classify as Classify,
+    Encoder as Encoder,
+    LanguageModel as LanguageModel,
+    Metric as Metric,
+    Regress as Regress,
+    Seq2Seq as Seq2Seq,
+    Task as Task,
+    TaskFile as TaskFile,
+    columns as columns,
+    measures as measures,
 )
 
 # -- tokenizers -------------------------------------------------------------------------------------------------------
@@ -78,35 +91,16 @@ class TokenizerFile(Spec):
     path: str
 
 
+class RunTokenizer(Spec):
+    """That of the run which `train.init_from` names."""
+
+    kind: Literal["run"] = "run"
+
+
 Tokenizer = Annotated[Characters | Bytes | Words | BPE | Unigram | WordPiece | TokenizerFile, *BY_KIND]
-
-# -- tasks ------------------------------------------------------------------------------------------------------------
-
-
-class Seq2Seq(Spec):
-    """A target for each source: an encoder–decoder, or a decoder that reads `source <sep> target`."""
-
-    kind: Literal["seq2seq"] = "seq2seq"
-    metrics: tuple[Literal["exact_match", "bleu", "chrf"], ...] = ("exact_match",)
-    bleu_tokenize: Literal["13a", "none", "char", "zh", "ko-mecab", "ja-mecab", "intl"] = "13a"
-    max_source: Size | None = None  # in tokens; longer rows are bad rows
-    max_target: Size | None = None
-
-
-class LanguageModel(Spec):
-    """The next token of a text."""
-
-    kind: Literal["lm"] = "lm"
-
-
-Task = Annotated[Seq2Seq | LanguageModel, *BY_KIND]
-
-
-class TaskFile(Spec):
-    """What the task.json of a run holds."""
-
-    task: Task
-
+AnyTokenizer = Annotated[
+    Characters | Bytes | Words | BPE | Unigram | WordPiece | TokenizerFile | RunTokenizer, *BY_KIND
+]
 
 # -- batches ----------------------------------------------------------------------------------------------------------
 
@@ -232,9 +226,12 @@ class Train(Spec):
     evaluate_every: Size | None = None  # steps; None: at the end only
     save_every: Size | None = None  # steps; None: at the end only
     keep: Size = 2  # newest checkpoints kept, beside the best
+    best: Metric = "loss"  # by which validation tells the best checkpoint: the lowest loss, or the highest of another
     patience: Size | None = None  # evaluations without improvement before stopping
     max_bad_steps: Size = 10  # non-finite steps in a row before stopping
     init_from: str | None = None  # a run whose weights are the beginning
+    freeze: tuple[str, ...] = ()  # weights, or parts by their names, that stay as they are: "encoder.blocks.0"
+    layer_decay: Fraction = 1.0  # each layer learns at so much of the rate of the one above; the head at the whole
     log_every: Size = 10
 
 
@@ -250,7 +247,7 @@ class Recipe(Spec):
 
     task: Task
     data: Data
-    tokenizer: Tokenizer
+    tokenizer: AnyTokenizer
     source_tokenizer: Tokenizer | None = None  # None: one for both sides
     model: ModelConfig  # a vocabulary that is not given is the tokenizer's
     batches: Batches
@@ -268,12 +265,10 @@ class Recipe(Spec):
 def _rules(recipe: Recipe) -> Iterator[Fault]:
     """The rules between parts, in the user's words."""
     task, model = recipe.task, recipe.model
-    if not isinstance(model.head, LM):
-        yield Fault("model.head", f"= '{model.head.kind}': the task {task.kind} needs 'lm'")
-    if model.decoder is None:
-        yield Fault("model.decoder", f"the task {task.kind} needs a decoder")
-    if isinstance(task, LanguageModel) and model.shape == "encoder-decoder":
-        yield Fault("model.encoder", "a language model is decoder-only")
+    if isinstance(task, Classify | Regress):
+        yield from _of_rows(recipe, task)
+    else:
+        yield from _writing(recipe, task)
     if isinstance(task, Seq2Seq) and isinstance(recipe.batches, (Crops, Ordered)):
         yield Fault("batches.kind", f"= '{recipe.batches.kind}': pieces of one long text are for the task lm")
     elif model.decoder and model.decoder.memory and not isinstance(recipe.batches, Ordered):
@@ -290,8 +285,38 @@ def _rules(recipe: Recipe) -> Iterator[Fault]:
         yield Fault("model.tie", f"= '{model.tie}': two tokenizers have two vocabularies")
     for name, source in (("train", recipe.data.train), ("valid", recipe.data.valid), ("test", recipe.data.test)):
         if source is not None:
-            yield from (f.under(f"data.{name}") for f in misfits(source, pairs=isinstance(task, Seq2Seq)))
+            yield from (f.under(f"data.{name}") for f in misfits(source, task.kind, columns(task)))
+    if isinstance(recipe.tokenizer, RunTokenizer) and recipe.train.init_from is None:
+        yield Fault("tokenizer", "= 'run': needs train.init_from, the run whose tokenizer it is")
     if recipe.train.average > 1 and recipe.train.save_every is None:
         yield Fault("train.average", f"= {recipe.train.average}: needs save_every, to have checkpoints to average")
+    if recipe.train.best not in (known := measures(task)):
+        yield Fault("train.best", f"= '{recipe.train.best}': the task measures {', '.join(known)}")
     if recipe.train.patience and (recipe.train.evaluate_every is None or recipe.data.valid is None):
         yield Fault("train.patience", f"= {recipe.train.patience}: needs data.valid and evaluate_every")
+
+
+def _writing(recipe: Recipe, task: Seq2Seq | LanguageModel) -> Iterator[Fault]:
+    """Of tasks whose models say tokens."""
+    model = recipe.model
+    if not isinstance(model.head, LM):
+        yield Fault("model.head", f"= '{model.head.kind}': the task {task.kind} needs 'lm'")
+    if model.decoder is None:
+        yield Fault("model.decoder", f"the task {task.kind} needs a decoder")
+    if isinstance(task, LanguageModel) and model.shape == "encoder-decoder":
+        yield Fault("model.encoder", "a language model is decoder-only")
+
+
+def _of_rows(recipe: Recipe, task: Classify | Regress) -> Iterator[Fault]:
+    """Of tasks that say one thing of a row."""
+    head, smoothing = recipe.model.head, recipe.train.label_smoothing
+    if not isinstance(head, Classifier):
+        yield Fault("model.head", f"= '{head.kind}': the task {task.kind} needs 'classifier'")
+    elif isinstance(task, Regress) and head.labels != 1:
+        yield Fault("model.head.labels", f"= {head.labels}: the task regress says one number")
+    if recipe.model.shape == "encoder-decoder":
+        yield Fault("model.decoder", f"the task {task.kind} reads each row once: leave out the decoder or the encoder")
+    if not isinstance(recipe.batches, Padded):
+        yield Fault("batches.kind", f"= '{recipe.batches.kind}': a label is of a whole row, which is 'padded'")
+    if smoothing and (isinstance(task, Regress) or task.separator is not None):
+        yield Fault("train.label_smoothing", f"= {smoothing}: is for one label of several, and here is no such choice")

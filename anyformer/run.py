@@ -17,7 +17,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,14 @@ from torch import Tensor
 from anyformer.config import ConfigError, Fault, ModelConfig, io
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
-from anyformer.recipe import LanguageModel, Seq2Seq, Task as TaskSpec, TaskFile
-from anyformer.tasks import generation
+from anyformer.nn.quantise import Bits, quantise
+from anyformer.recipe import AnyTask as TaskSpec, Classify, Encoder, LanguageModel, Regress, Seq2Seq, TaskFile
+from anyformer.tasks import generation, scoring
 from anyformer.tasks.base import Task
+from anyformer.tasks.classify import Classifying
+from anyformer.tasks.encoder import Encoding
 from anyformer.tasks.lm import LanguageModelling
+from anyformer.tasks.regress import Regressing
 from anyformer.tasks.seq2seq import SequenceToSequence
 
 MANIFEST = "manifest.json"
@@ -46,6 +50,12 @@ def build_task(spec: TaskSpec, tokenizer: TextTokenizer, source_tokenizer: TextT
             return SequenceToSequence(spec, tokenizer, source_tokenizer)
         case LanguageModel():
             return LanguageModelling(spec, tokenizer)
+        case Classify():
+            return Classifying(spec, tokenizer)
+        case Regress():
+            return Regressing(spec, tokenizer)
+        case Encoder():
+            return Encoding(spec, tokenizer)
 
 
 @dataclass(frozen=True)
@@ -65,17 +75,21 @@ class Run:
     def tokenizer(self) -> TextTokenizer:
         return self.task.tokenizer
 
-    def predict(self, texts: Sequence[str]) -> list[str]:
-        """The task's answers: translations, or texts that go on."""
-        return self.task.predict(self.model.eval(), texts)
+    def predict(self, texts: Sequence[str], **options: Any) -> list[str]:
+        """The task's answers: labels, numbers; translations, or texts that go on, with the options of `generate`."""
+        return self.task.predict(self.model.eval(), texts, **options)
 
-    def generate(self, texts: Sequence[str], **how: Any) -> list[str]:
+    def generate(self, texts: Sequence[str], **options: Any) -> list[str]:
         """How texts go on, or their answers, with all the options of decoding: see `tasks/generation.py`."""
-        return generation.generate(self._writer(), self.model, texts, **how)
+        return generation.generate(self._writer(), self.model, texts, **options)
 
-    def stream(self, text: str, **how: Any) -> Iterator[str]:
+    def stream(self, text: str, **options: Any) -> Iterator[str]:
         """The same for one text, in pieces as they come; together they are what `generate` gives."""
-        return generation.stream(self._writer(), self.model, text, **how)
+        return generation.stream(self._writer(), self.model, text, **options)
+
+    def hypotheses(self, texts: Sequence[str], **options: Any) -> list[list[generation.Hypothesis]]:
+        """The `n_best` answers to each text that a search with so many `beams` finds, with their scores."""
+        return generation.hypotheses(self._writer(), self.model, texts, **options)
 
     def score(
         self,
@@ -84,9 +98,19 @@ class Run:
         *,
         window: int | None = None,
         stride: int | None = None,
-    ) -> list[generation.Score]:
-        """How likely each text is, or an answer to each; long ones by a window: see `tasks/generation.py`."""
-        return generation.score(self._writer(), self.model, texts, answers, window=window, stride=stride)
+    ) -> list[scoring.Score]:
+        """How likely each text is, or an answer to each; long ones by a window: see `tasks/scoring.py`."""
+        return scoring.score(self._writer(), self.model, texts, answers, window=window, stride=stride)
+
+    def alternatives(
+        self, text: str, k: int = 10, *, answer: str = "", at: int | None = None
+    ) -> list[scoring.Alternative]:
+        """The k tokens that are likeliest to come next, or `at` an earlier place: see `tasks/scoring.py`."""
+        return scoring.alternatives(self._writer(), self.model, text, k, answer=answer, at=at)
+
+    def quantise(self, bits: Bits = 8) -> "Run":
+        """The same with weights of 8 or 4 bits, for decoding: see `nn/quantise.py`."""
+        return replace(self, model=quantise(self.model, bits))
 
     def _writer(self) -> generation.Writer:
         match self.task:

@@ -43,6 +43,8 @@ class TableFile(Spec):
     source: str | None = None
     target: str | None = None
     text: str | None = None
+    pair: str | None = None  # the second text of a pair
+    label: str | None = None
     format: Literal["tsv", "csv", "jsonl"] | None = None  # None: by the suffix
     header: Flag = True
     encoding: Encoding = "utf-8"
@@ -51,7 +53,8 @@ class TableFile(Spec):
 
 
 class MatchedLines(Spec):
-    """Whole lines that a regular expression takes apart by its named groups `source` and `target`, or `text`."""
+    """Whole lines that a regular expression takes apart by its named groups: `source` and `target`, or `text`, maybe
+    with `pair` and `label`."""
 
     kind: Literal["lines"] = "lines"
     path: str
@@ -120,21 +123,30 @@ class Data(Spec):
 # -- what a task asks of them -----------------------------------------------------------------------------------------
 
 
-def misfits(source: Source, pairs: bool) -> Iterator[Fault]:
-    """What is wrong with a source for a task that needs pairs, or else text."""
+TEXT, PAIR = ("text",), ("source", "target")  # what sources give that name no columns
+NEEDS = {TEXT: "text: text, table or lines", PAIR: "pairs: parallel, table or lines"}
+
+
+def misfits(source: Source, task: str, columns: tuple[str, ...]) -> Iterator[Fault]:
+    """What is wrong with a source for a task that reads these columns."""
+    needs = NEEDS.get(columns, "labels: table or lines")
     match source:
-        case TextFile() if pairs:
-            yield Fault("kind", "= 'text': the task seq2seq needs pairs: parallel, table or lines")
-        case _ if not pairs and not isinstance(source, TextFile | TableFile | MatchedLines):
-            yield Fault("kind", f"= '{source.kind}': the task lm needs text: text, table or lines")
+        case TextFile() if columns != TEXT:
+            yield Fault("kind", f"= 'text': the task {task} needs {needs}")
+        case _ if columns != PAIR and not isinstance(source, TextFile | TableFile | MatchedLines):
+            yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
         case TextFile() | ParallelFiles() | TableFile() | MatchedLines() if source.start >= source.stop:
             yield Fault("start", f"= {source.start}: must be before stop = {source.stop}")
-        case MatchedLines(pattern=pattern) if why := _unfit(pattern, ("source", "target") if pairs else ("text",)):
+        case MatchedLines(pattern=pattern) if why := _unfit(pattern, columns):
             yield Fault("pattern", f"= {pattern!r}: {why}")
-        case TableFile(source=None) | TableFile(target=None) if pairs:
-            yield Fault("", "the task seq2seq needs the columns `source` and `target`")
-        case TableFile(text=None) if not pairs:
-            yield Fault("text", "is required: the column that the task lm reads")
+        case TableFile() if any(getattr(source, name) is None for name in columns):
+            if columns == TEXT:
+                yield Fault("text", f"is required: the column that the task {task} reads")
+            else:
+                *first, last = (f"`{name}`" for name in columns)
+                yield Fault("", f"the task {task} needs the columns {', '.join(first)} and {last}")
+        case TableFile(pair=str(pair)) if "pair" not in columns and "label" in columns:
+            yield Fault("pair", f"= {pair!r}: set task.pairs = true, or leave it out: the task reads single texts")
         case SortDigits() | CopyDigits() | ReverseDigits() if source.shortest > source.longest:
             yield Fault("shortest", f"= {source.shortest}: must be at most longest = {source.longest}")
 

@@ -98,7 +98,7 @@ def test_too_little_memory_is_one_line(tmp_path: Path, monkeypatch: pytest.Monke
     def fails(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr("anyformer.training.loop.token_loss", fails)
+    monkeypatch.setattr("anyformer.tasks.seq2seq.SequenceToSequence.loss", fails)
     result = run("train", "sort", *SMALL, "--out", tmp_path / "run")
     assert result.exit_code == 1
     assert result.stderr == (

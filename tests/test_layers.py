@@ -30,7 +30,8 @@ UNDER: dict[str, tuple[str, ...]] = {
     "config": ("config.io",),  # its __init__.py, which only collects
     "presets": ("config",),
     "sources": ("config",),
-    "recipe": ("presets", "sources"),
+    "taskspec": ("config",),
+    "recipe": ("presets", "sources", "taskspec"),
     "recipes": ("recipe",),
     "nn": ("config",),  # knows nothing of text, tasks or training
     "data": ("recipe",),  # knows nothing of nn

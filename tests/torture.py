@@ -42,7 +42,7 @@ def there(recipe: Recipe) -> bool:
         read(recipe.data.train, recipe.data, "train", recipe.seed)
     except ConfigError:
         return False
-    return True
+    return recipe.train.init_from is None or Path(recipe.train.init_from).exists()
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from anyformer.config.model import ModelConfig
     from anyformer.config.spec import Spec
-    from anyformer.recipe import Recipe, Tokenizer
+    from anyformer.recipe import AnyTokenizer, Recipe
 
 
 def complete(incomplete: str) -> list[str]:
@@ -67,7 +67,7 @@ def model_of(found: "ModelConfig | Recipe") -> "ModelConfig":
     from anyformer.config.spec import ConfigError, Fault
     from anyformer.recipe import Recipe
 
-    tokenizers: dict[str, Tokenizer] = {}
+    tokenizers: dict[str, AnyTokenizer] = {}
     if isinstance(found, Recipe):
         model, at = found.model, "model."
         tokenizers = {"source": found.source_tokenizer or found.tokenizer, "target": found.tokenizer}
@@ -88,7 +88,7 @@ def model_of(found: "ModelConfig | Recipe") -> "ModelConfig":
     return model.model_copy(update=changes)
 
 
-def _size(spec: "Tokenizer") -> int | None:
+def _size(spec: "AnyTokenizer") -> int | None:
     """How many ids a tokenizer will have, where its spec tells; `words` has a limit that few texts reach."""
     from anyformer import recipe
 
@@ -103,7 +103,7 @@ def _size(spec: "Tokenizer") -> int | None:
             from anyformer.data.tokenizer import TextTokenizer
 
             return TextTokenizer.load(spec.path).size
-        case recipe.Characters() | recipe.Words():
+        case recipe.Characters() | recipe.Words() | recipe.RunTokenizer():
             return None
         case _:
             typing.assert_never(spec)

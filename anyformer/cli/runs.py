@@ -5,11 +5,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from anyformer.cli.app import Json, app, tell
+from anyformer.cli.options import as_options, decoding, prepare
 
 Folder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 
@@ -117,14 +118,17 @@ def evaluate_(
 
 
 @app.command("predict")
+@decoding
 def predict_(
     run: Folder,
     file: Annotated[str, typer.Argument(metavar="FILE|-", help="Texts, one a line; - reads standard input.")] = "-",
     out: Annotated[Path | None, typer.Option(help="Where the answers go, one a line; else to standard output.")] = None,
+    *,
+    how: dict[str, Any],
 ) -> None:
-    """Answer each line of a file: translations, or texts that go on."""
+    """Answer each line of a file: labels, numbers, translations, or texts that go on."""
+    from anyformer.cli.progress import counting
     from anyformer.config.spec import ConfigError, Fault
-    from anyformer.run import load
 
     if file != "-" and not Path(file).is_file():
         raise ConfigError([Fault(file, "is not a file")])
@@ -133,21 +137,75 @@ def predict_(
     except UnicodeDecodeError as error:
         raise ConfigError([Fault(file, f"is not UTF-8 at byte {error.start}")]) from None
     lines = text.removesuffix("\n").split("\n") if text else []
-    said = "".join(f"{answer}\n" for answer in load(run).predict(lines))
+    failed = None
+    with as_options("line {}"):
+        loaded, how = prepare(run, how)
+        with counting(len(lines), "texts") as progress:
+            try:
+                answers = loaded.predict(lines, progress=progress, **how)
+            except FloatingPointError as error:  # the answers to the other lines are there
+                failed, answers = str(error), [answer or "" for answer in getattr(error, "answers", ())]
+    said = "".join(f"{answer}\n" for answer in answers)
     if out is None:
         typer.echo(said, nl=False)
     else:
         out.write_text(said, encoding="utf-8")
+    if failed is not None:
+        typer.echo(failed.replace("text", "line", 1), err=True)
+        raise typer.Exit(1)
 
 
 @app.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A model of llama2.c: a .bin of version 0.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="DIR|FILE", help="A folder with a config.json and weights, or llama2.c's .bin.")
+    ],
     out: Annotated[Path, typer.Option(help="The folder of the run that is made of it.")],
-    tokenizer: Annotated[Path | None, typer.Option(help="The model's tokenizer: llama2.c's .bin.")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="Its tokenizer, if it is not in the folder.")] = None,
+    allow_pickle: Annotated[
+        bool, typer.Option("--allow-pickle", help="Read pytorch_model.bin, too, as weights and nothing else.")
+    ] = False,
 ) -> None:
     """Make a run of a model that another program wrote."""
     from anyformer.interop import bring_in
 
-    run = bring_in(file, out, tokenizer=tokenizer)
+    with _warned():
+        run = bring_in(source, out, tokenizer=tokenizer, allow_pickle=allow_pickle)
     typer.echo(f"imported: {out}, {run.model.num_parameters():,} parameters, {run.tokenizer.size:,} tokens")
+
+
+@app.command("export")
+def export_(
+    run: Folder,
+    out: Annotated[Path, typer.Argument(metavar="DIR|FILE", help="The folder, or of ONNX the file, made of it.")],
+    to: Annotated[
+        Literal["hf", "onnx"], typer.Option("--format", help="hf: as transformers reads it; onnx: for onnxruntime.")
+    ] = "hf",
+    family: Annotated[str | None, typer.Option(help="A family of public models, if several have this one.")] = None,
+) -> None:
+    """Write a run as a model that other programs read, or name what of it they do not have."""
+    from anyformer.config.spec import ConfigError, Fault
+    from anyformer.interop.hub import to_hf
+    from anyformer.interop.onnx import export_onnx
+    from anyformer.run import load
+
+    if to == "onnx":
+        if family is not None:
+            raise ConfigError([Fault("--family", "is for --format hf: an ONNX file is of no family")])
+        typer.echo(f"exported: {export_onnx(load(run, device='cpu'), out)}, as onnx")
+        return
+    with _warned():
+        found = to_hf(load(run, device="cpu"), out, family=family)
+    typer.echo(f"exported: {out}, as {found}")
+
+
+@contextmanager
+def _warned() -> Iterator[None]:
+    """Warnings as plain lines."""
+    import warnings
+
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", UserWarning)
+        yield
+    for warning in found:
+        typer.echo(f"warning: {warning.message}", err=True)

@@ -19,11 +19,12 @@ Ids = Sequence[int]
 
 
 class Piece(NamedTuple):
-    """One example in ids: what the model reads, and what it must say at each place."""
+    """One example in ids: what the model reads, and what it must say at each place, or of all of them."""
 
     ids: Ids
-    labels: Ids  # as long as ids
+    labels: Sequence[Any]  # as many ids; or what is asked of the row, in numbers
     source: Ids | None = None  # what an encoder reads
+    types: Ids | None = None  # as long as ids, where the model has token types and there are two texts
 
     @property
     def length(self) -> int:
@@ -35,12 +36,13 @@ class Batch(NamedTuple):
     """What a model is trained on in one forward pass."""
 
     ids: Tensor  # [b, t]
-    labels: Tensor  # [b, t], IGNORE where nothing is asked
+    labels: Tensor  # [b, t], IGNORE where nothing is asked; or [b, n] of whole rows
     segments: Tensor | None  # [b, t], PADDING where there is no token; None: full rows
     source: Tensor | None = None  # [b, s]
     source_segments: Tensor | None = None
     examples: tuple[int, ...] = ()  # their numbers: the identity of the batch
     follows: bool = False  # every row goes on where it ended in the batch before
+    types: Tensor | None = None  # [b, t]
 
     def to(self, device: torch.device) -> "Batch":
         moved: dict[str, Any] = {
@@ -137,8 +139,10 @@ def collate(
     ids, segments = _fill([[p.ids for p in row] for row in members], pad, length)
     labels, _ = _fill([[p.labels for p in row] for row in members], IGNORE, length)
     examples = tuple(i for row in rows for i in row)
-    if pieces[rows[0][0]].source is None:
-        return Batch(ids, labels, segments, examples=examples)
+    first = pieces[rows[0][0]]
+    if first.source is None:
+        types = None if first.types is None else _fill([[p.types or () for p in row] for row in members], 0, length)[0]
+        return Batch(ids, labels, segments, examples=examples, types=types)
     source, source_segments = _fill([[p.source or () for p in row] for row in members], source_pad, length)
     if segments is None or source_segments is None:  # packed or padded on one side: say so on both
         segments = torch.zeros_like(ids) if segments is None else segments
@@ -146,10 +150,11 @@ def collate(
     return Batch(ids, labels, segments, source, source_segments, examples)
 
 
-def _fill(rows: list[list[Ids]], filler: int, length: int | None) -> tuple[Tensor, Tensor | None]:
+def _fill(rows: list[list[Any]], filler: int, length: int | None) -> tuple[Tensor, Tensor | None]:
     """Rows of sequences as [b, t], and their segments unless every row is one full sequence."""
     width = length or max(sum(map(len, row)) for row in rows)
-    out = np.full((len(rows), width), filler, dtype=np.int64)
+    numbers = rows[0][0] and isinstance(rows[0][0][0], float)
+    out = np.full((len(rows), width), filler, dtype=np.float32 if numbers else np.int64)
     segments = np.full((len(rows), width), PADDING, dtype=np.int64)
     for r, row in enumerate(rows):
         at = 0

@@ -18,7 +18,7 @@ from anyformer.data.synthetic import Split
 from anyformer.recipe import Data, MatchedLines, ParallelFiles, Source, Synthetic, TableFile, TextFile
 
 SHOWN = 5  # bad rows that an error lists
-ROLES = ("source", "target", "text")
+ROLES = ("source", "target", "text", "pair", "label")
 GOLDEN = 2_654_435_769  # 2^32 divided by the golden ratio
 
 
@@ -35,7 +35,7 @@ class BadRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Examples by column, `source` and `target` or `text`: the i-th entries belong together."""
+    """Examples by column, `source` and `target`, or `text` and what is with it: the i-th entries belong together."""
 
     columns: dict[str, list[str]] = field(repr=False)
     file: str
@@ -134,7 +134,8 @@ def _collect(parsed: Parsed, files: dict[str, File]) -> Rows:
             bad.append(BadRow(first.name, line, row))
             continue
         for role, file in files.items():
-            if why := file.flaw(row[role]) or ("" if row[role].strip() else f"the {role} is empty"):
+            blank = not row[role].strip() and role != "label"  # no label at all may be one
+            if why := file.flaw(row[role]) or (f"the {role} is empty" if blank else ""):
                 bad.append(BadRow(file.name, line, why))
                 break
         else:

@@ -1,6 +1,6 @@
 """What every task shares: the loss as sum and count, and the call of a model on a batch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,12 +17,12 @@ from anyformer.nn.mask import Layout
 from anyformer.nn.model import Transformer
 from anyformer.nn.past import Past
 from anyformer.nn.running import Notes
-from anyformer.recipe import Batches
+from anyformer.recipe import AnyTask, Batches
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """What an evaluation found. `loss` per token decides which checkpoint is best."""
+    """What an evaluation found. `loss` per token or label, or `train.best`, decides which checkpoint is best."""
 
     task: str
     count: int  # examples, or tokens for a language model
@@ -30,11 +30,22 @@ class Metrics:
     notes: dict[str, Any]  # signatures, intervals, and rows that were left out
 
 
+Progress = Callable[[int], None]
+"""Told how many more texts are answered."""
+
+
 class Task(Protocol):
     """A task with its tokenizers."""
 
     tokenizer: TextTokenizer
     source_tokenizer: TextTokenizer | None
+
+    @property
+    def spec(self) -> AnyTask:
+        """With what the task learnt of its training rows, such as the names of labels."""
+
+    def loss(self, logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+        """Summed over the labels that ask for something, in fp32."""
 
     def fitting(self, rows: Rows, config: ModelConfig, batches: Batches | None = None) -> Rows:
         """The rows that the task allows, the model can read and, where it is trained by them, batches can hold.
@@ -48,8 +59,10 @@ class Task(Protocol):
     def evaluate(self, model: Transformer, rows: Rows, batches: Batches) -> Metrics:
         """How well a model does on fitting rows."""
 
-    def predict(self, model: Transformer, texts: Sequence[str]) -> list[str]:
-        """An answer to each text."""
+    def predict(
+        self, model: Transformer, texts: Sequence[str], *, progress: Progress | None = None, **options: Any
+    ) -> list[str]:
+        """An answer to each text; options are those of `generation.generate`."""
 
 
 def too_long(length: int, config: ModelConfig, side: Side) -> str:
@@ -78,7 +91,7 @@ def left_out(rows: Rows) -> dict[str, Any]:
 def call(model: Transformer, batch: Batch, packed: bool, notes: Notes | None = None) -> Tensor:
     """Logits for a batch whose rows are padded on the right, or packed; in training, what the pass notes beside."""
     if batch.source is None:
-        return model(batch.ids, segments=_layout(batch, batch.segments, packed), notes=notes)
+        return model(batch.ids, segments=_layout(batch, batch.segments, packed), types=batch.types, notes=notes)
     return model(
         batch.source,
         batch.ids,

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,8 +14,8 @@ from anyformer.data.sources import Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Batches, Crops, LanguageModel, Ordered, Packed, Padded
-from anyformer.tasks.base import Metrics, left_out, refuse_long, total_loss
-from anyformer.tasks.generation import generate
+from anyformer.tasks.base import Metrics, Progress, left_out, refuse_long, token_loss, total_loss
+from anyformer.tasks.generation import NotFinite, generate
 
 NEW_TOKENS = 100  # that a prediction adds
 ROWS = 64  # read at once in an evaluation
@@ -22,18 +23,23 @@ FOLLOWING = 8  # pieces, at least, in each row that a memory reads: only the fir
 
 
 class LanguageModelling:
-    """Documents one after the other, each ended by <eos>; cropped at random, or kept apart by segments."""
+    """Documents one after the other, each ended by <eos>; cropped at random, or kept apart by segments. With
+    `task.framed` each begins with what the tokenizer's file puts before a text, and so does a prompt."""
 
     source_tokenizer: TextTokenizer | None = None
     continues = True
+    loss = staticmethod(token_loss)
 
     def __init__(self, spec: LanguageModel, tokenizer: TextTokenizer):
         self.spec, self.tokenizer = spec, tokenizer
+        self.begin = tokenizer.around[0] if spec.framed else []
 
     def encode(self, rows: Rows) -> list[list[int]]:
         texts = rows.columns["text"]
         end = [] if self.tokenizer.eos is None or len(texts) == 1 else [self.tokenizer.eos]
-        return [ids + end for ids in self.tokenizer.encode_batch(texts)]
+        if end == self.begin:  # what begins a text ends the one before
+            end = []
+        return [self.begin + ids + end for ids in self.tokenizer.encode_batch(texts)]
 
     def fitting(self, rows: Rows, config: ModelConfig, batches: Batches | None = None) -> Rows:
         """All rows: a document that is too long goes on in another row."""
@@ -79,17 +85,23 @@ class LanguageModelling:
         values = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "bits_per_byte": total / math.log(2) / size}
         return Metrics("lm", count, values, {"window": length, **_memory(model), **left_out(rows)})
 
-    def predict(self, model: Transformer, texts: Sequence[str]) -> list[str]:
+    def predict(
+        self, model: Transformer, texts: Sequence[str], *, progress: Progress | None = None, **options: Any
+    ) -> list[str]:
         """The texts, each going on up to <eos>, 100 tokens more or the last position; an empty one begins at <bos>."""
-        said = generate(self, model, texts)
-        return [
-            self.tokenizer.decode(self.tokenizer.encode(text)) + more for text, more in zip(texts, said, strict=True)
-        ]
+        try:
+            said = generate(self, model, texts, progress=progress, **options)
+        except NotFinite as error:
+            raise error.but(lambda i, more: self._whole(texts[i], more)) from None
+        return list(map(self._whole, texts, said))
+
+    def _whole(self, text: str, more: str) -> str:
+        return self.tokenizer.decode(self.tokenizer.encode(text)) + more
 
     # -- a writer -----------------------------------------------------------------------------------------------------
 
     def prompts(self, texts: Sequence[str], config: ModelConfig) -> list[list[int]]:
-        prompts = self.tokenizer.encode_batch(texts)
+        prompts = [self.begin + ids for ids in self.tokenizer.encode_batch(texts)]
         if self.tokenizer.bos is None and (empty := [i for i, ids in enumerate(prompts, 1) if not ids]):
             raise ConfigError(
                 Fault(f"text {i}", "is empty, and the tokenizer has no <bos> to begin with") for i in empty
@@ -103,10 +115,10 @@ class LanguageModelling:
     def scored(self, texts: Sequence[str], answers: Sequence[str] | None, config: ModelConfig) -> list[Piece]:
         """Each text after its first token; or an answer, which goes on from a text, or from <bos> if that is empty."""
         if answers is None:
-            first, rest = [list[int]()] * len(texts), self.tokenizer.encode_batch(texts)
+            first, rest = [self.begin] * len(texts), self.tokenizer.encode_batch(texts)
         else:
             begin = [] if self.tokenizer.bos is None else [self.tokenizer.bos]
-            first = [ids or begin for ids in self.tokenizer.encode_batch(texts)]
+            first = [self.begin + ids or begin for ids in self.tokenizer.encode_batch(texts)]
             rest = self.tokenizer.encode_batch(answers)
         pieces = []
         for number, (before, ids) in enumerate(zip(first, rest, strict=True), 1):

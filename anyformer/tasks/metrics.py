@@ -3,10 +3,37 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 
 def exact_match(said: Sequence[str], asked: Sequence[str]) -> float:
     """The share of answers that are right to the last character."""
     return sum(a == b for a, b in zip(said, asked, strict=True)) / len(asked)
+
+
+def f1(said: Tensor, asked: Tensor) -> float | None:
+    """2 · hits / (said + asked) of a label that rows have or not, bool [n]; None if no row has it, nor was said to."""
+    hits, count = int((said & asked).sum()), int(said.sum()) + int(asked.sum())
+    return 2 * hits / count if count else None
+
+
+def pearson(a: Tensor, b: Tensor) -> float:
+    """How near two lists of numbers are to a line, from -1 to 1; 0 where one of them is constant."""
+    a, b = a.double() - a.double().mean(), b.double() - b.double().mean()
+    size = float(a.norm() * b.norm())
+    return float(a @ b) / size if size else 0.0
+
+
+def spearman(a: Tensor, b: Tensor) -> float:
+    """The same of their ranks."""
+    return pearson(_ranks(a), _ranks(b))
+
+
+def _ranks(x: Tensor) -> Tensor:
+    """From 0; equal numbers share the mean of their places."""
+    _, which, counts = torch.unique(x, return_inverse=True, return_counts=True)
+    return (counts.cumsum(0) - (counts + 1) / 2)[which]
 
 
 def bleu(said: Sequence[str], asked: Sequence[str], tokenize: str) -> tuple[float, dict[str, Any]]:

@@ -9,9 +9,11 @@ from anyformer.data.batch import IGNORE, Piece
 from anyformer.data.loader import Loader, PieceLoader, in_order
 from anyformer.data.sources import Rows
 from anyformer.data.tokenizer import TextTokenizer
+from anyformer.decoding.beam import Beam
+from anyformer.decoding.strategy import may_be
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Batches, Crops, Ordered, Padded, Seq2Seq
-from anyformer.tasks.base import Metrics, left_out, refuse_long, too_long, total_loss
+from anyformer.tasks.base import Metrics, Progress, left_out, refuse_long, token_loss, too_long, total_loss
 from anyformer.tasks.generation import generate
 from anyformer.tasks.metrics import bleu, chrf, exact_match
 
@@ -23,11 +25,13 @@ class SequenceToSequence:
     is `source <sep> target <eos>`, and only what follows <sep> is asked."""
 
     continues = False
+    loss = staticmethod(token_loss)
 
     def __init__(self, spec: Seq2Seq, tokenizer: TextTokenizer, source_tokenizer: TextTokenizer | None = None):
         self.spec, self.tokenizer, self.source_tokenizer = spec, tokenizer, source_tokenizer
         self.reader = source_tokenizer or tokenizer
-        self.bos, self.eos = _needed(tokenizer, "bos"), _needed(tokenizer, "eos")
+        self.eos = _needed(tokenizer, "eos")
+        self.bos = _needed(tokenizer, "bos") if spec.start is None else spec.start
 
     def encode(self, rows: Rows, both_sides: bool) -> list[Piece]:
         return [self._piece(source, target, both_sides) for source, target in self._ids(rows)]
@@ -38,8 +42,14 @@ class SequenceToSequence:
 
     def _piece(self, source: list[int], target: list[int], both_sides: bool) -> Piece:
         if both_sides:
-            return Piece([self.bos, *target], [*target, self.eos], [*source, _needed(self.reader, "eos")])
+            said = self._framed(self.tokenizer, target)
+            return Piece([self.bos, *said[:-1]], said, self._framed(self.reader, source))
         return Piece([*source, _needed(self.tokenizer, "sep"), *target], [IGNORE] * len(source) + [*target, self.eos])
+
+    def _framed(self, tokenizer: TextTokenizer, ids: list[int]) -> list[int]:
+        """A text of an encoder–decoder, with its <eos>."""
+        before, after = tokenizer.around if self.spec.framed else ([], [])
+        return [*before, *ids, *(after or [_needed(tokenizer, "eos")])]
 
     def fitting(self, rows: Rows, config: ModelConfig, batches: Batches | None = None) -> Rows:
         whys = (self._misfit(source, target, config, batches) for source, target in self._ids(rows))
@@ -84,21 +94,29 @@ class SequenceToSequence:
                     values[metric], notes[metric] = chrf(said, asked)
         return Metrics("seq2seq", len(asked), values, notes)
 
-    def predict(self, model: Transformer, texts: Sequence[str]) -> list[str]:
-        """Greedy answers, computed in batches of similar length and returned in the order asked.
+    def predict(
+        self, model: Transformer, texts: Sequence[str], *, progress: Progress | None = None, **options: Any
+    ) -> list[str]:
+        """Answers, computed in batches of similar length and returned in the order asked: as `task.beams` and
+        `task.length_penalty` say, where no option chooses another way.
 
         An answer does not depend on what stands beside its source. A blank is answered by nothing: in training it is a
         bad row, so no model has seen one.
         """
-        return generate(self, model, texts)
+        if self.spec.beams > 1 and may_be(Beam, options):
+            options = {"beams": self.spec.beams, "length_penalty": self.spec.length_penalty} | options
+        return generate(self, model, texts, progress=progress, **options)
 
     # -- a writer -----------------------------------------------------------------------------------------------------
 
     def prompts(self, texts: Sequence[str], config: ModelConfig) -> list[list[int]]:
-        end = _needed(self.tokenizer, "sep") if config.encoder is None else _needed(self.reader, "eos")
         encoded = self.reader.encode_batch(texts)
-        refuse_long([len(ids) + 1 for ids in encoded], config, "decoder" if config.encoder is None else "encoder")
-        return [[*ids, end] if ids and text.strip() else [] for ids, text in zip(encoded, texts, strict=True)]
+        if config.encoder is None:
+            whole = [[*ids, _needed(self.tokenizer, "sep")] for ids in encoded]
+        else:
+            whole = [self._framed(self.reader, ids) for ids in encoded]
+        refuse_long(list(map(len, whole)), config, "decoder" if config.encoder is None else "encoder")
+        return [row if ids and text.strip() else [] for row, ids, text in zip(whole, encoded, texts, strict=True)]
 
     def room(self, read: int, config: ModelConfig) -> int:
         return self.spec.max_target or 2 * read + 10

@@ -21,7 +21,7 @@ from anyformer.nn.model import Transformer
 from anyformer.nn.running import Notes
 from anyformer.recipe import Packed, Recipe
 from anyformer.run import write_folder, write_model
-from anyformer.tasks.base import Metrics, Task, call_on, past_of, token_loss
+from anyformer.tasks.base import Metrics, Task, call_on, past_of
 from anyformer.training.log import Log, Mute
 from anyformer.training.parallel import ALONE, Ranks, replicate, syncing, whole
 from anyformer.training.schedule import rate
@@ -75,7 +75,7 @@ def fit(job: Job) -> TrainState:
             step = state.step + 1
             lr = spec.optimizer.lr * rate(spec.schedule, step, spec.steps)
             for group in job.optimizer.param_groups:
-                group["lr"] = lr
+                group["lr"] = lr * group["pace"]
             batches, place = _read(job.loader, state, spec.accumulate)
             job.ranks.seed(job.recipe.seed, step)
             total, count, norm = learn(job, run, batches)
@@ -123,7 +123,7 @@ def learn(job: Job, run: Any, batches: list[Batch]) -> tuple[Tensor, int, float 
                 before = past_of(job.model, mine, job.state.past)
                 notes = Notes()
                 logits, job.state.past = call_on(run, mine, packed, before, notes)
-                loss = token_loss(logits, mine.labels, job.recipe.train.label_smoothing)
+                loss = job.task.loss(logits, mine.labels, job.recipe.train.label_smoothing)
             # a sum over the tokens of all batches of the step and of all processes, whose gradients are averaged:
             # never a mean of means
             beside = sum(notes.losses, torch.zeros_like(loss)) * batch.asked  # per token of all processes, as the loss
@@ -205,9 +205,10 @@ def _evaluate(job: Job, log: Log) -> None:
     assert job.valid is not None
     metrics = evaluate(job, job.valid)
     log.evaluation(state.step, "valid", metrics.values)
-    loss = metrics.values["loss"]
-    if math.isfinite(loss) and (state.best is None or loss < state.best):
-        state.best, state.best_step, state.stale = loss, state.step, 0
+    by = job.recipe.train.best
+    value = metrics.values[by] if by == "loss" else -metrics.values[by]
+    if math.isfinite(value) and (state.best is None or value < state.best):
+        state.best, state.best_step, state.stale = value, state.step, 0
     else:
         state.stale += 1
 
@@ -241,7 +242,7 @@ def save(job: Job) -> Path:
     kept, resuming = weights(job.model), gather(job.state, job.model, job.optimizer)
 
     def fill(folder: Path) -> None:
-        write_model(folder, kept, job.model.config, job.recipe.task, job.task)
+        write_model(folder, kept, job.model.config, job.task.spec, job.task)
         write_state(folder, job.state, resuming, here(job.model, job.ranks), job.scaler.state_dict())
 
     def write() -> None:

@@ -12,12 +12,14 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from torch import Tensor
 
+from anyformer.config import Classifier
 from anyformer.data.batch import IGNORE, PADDING, Batch
 from anyformer.data.loader import CropLoader, OrderedLoader, PieceLoader
 from anyformer.data.sources import Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.inspection.count import Table, count
-from anyformer.recipe import LanguageModel, Recipe
+from anyformer.recipe import Recipe, columns
+from anyformer.tasks.rows import RowTask
 from anyformer.training.loop import Job, compiled, learn
 from anyformer.training.memory import enough, to_train_with_less
 from anyformer.training.prepare import build, fit_rows, make_task, read_rows
@@ -196,18 +198,23 @@ def _memory(job: Job, table: Table, batch: Batch) -> Memory:
         optimizer=sum(x.nbytes for x in kept),
         average=weights if job.recipe.train.ema is not None else 0,
         activations=activations,
-        loss=2 * 4 * batch.ids.numel() * job.model.config.vocab,
+        loss=2 * 4 * _logits(job, batch),
         measured=torch.cuda.max_memory_allocated(job.device) if job.device.type == "cuda" else None,
     )
 
 
+def _logits(job: Job, batch: Batch) -> int:
+    """How many a batch has."""
+    head = job.model.config.head
+    return len(batch.ids) * head.labels if isinstance(head, Classifier) else batch.ids.numel() * job.model.config.vocab
+
+
 def _recomputed(job: Job, table: Table, batch: Batch) -> int:
     """The input of each layer, and one layer's activations at a time."""
-    config, slots = job.model.config, {"encoder": batch.source, "decoder": batch.ids}
+    config, read = job.model.config, [batch.ids] if batch.source is None else [batch.source, batch.ids]
     inputs = sum(
         stack.depth * config.width * x.numel() * table.bytes_per_value
-        for side, stack in config.stacks.items()
-        if (x := slots[side]) is not None
+        for stack, x in zip(config.stacks.values(), read, strict=True)
     )
     return inputs + sum(row.activation_bytes // row.layers for row in table.rows)
 
@@ -216,13 +223,15 @@ def _recomputed(job: Job, table: Table, batch: Batch) -> int:
 
 
 def _examples(job: Job, batch: Batch) -> Iterator[Example]:
-    target, source = job.task.tokenizer, job.task.source_tokenizer or job.task.tokenizer
+    task, target = job.task, job.task.tokenizer
+    source = task.source_tokenizer or target
     for i in range(min(SHOWN, len(batch.ids))):
         at = None if batch.segments is None else batch.segments[i]
         there = None
         if batch.source is not None:
             there = spell(source, batch.source[i], None if batch.source_segments is None else batch.source_segments[i])
-        yield Example(there, spell(target, batch.ids[i], at), spell(target, batch.labels[i], at))
+        says = task.label(batch.labels[i]) if isinstance(task, RowTask) else spell(target, batch.labels[i], at)
+        yield Example(there, spell(target, batch.ids[i], at), says)
 
 
 def spell(tokenizer: TextTokenizer, ids: Tensor, segments: Tensor | None) -> str:
@@ -248,7 +257,7 @@ def spell(tokenizer: TextTokenizer, ids: Tensor, segments: Tensor | None) -> str
 def _lines(found: Plan) -> Iterator[str]:
     spec, memory = found.recipe, found.memory
     rows, target, source = found.batch
-    thing = "text" if isinstance(spec.task, LanguageModel) else "pair"
+    thing = "pair" if {"source", "pair"} & {*columns(spec.task)} else "text"
     bad = f", {found.bad:,} bad left out" if found.bad else ""
     valid = "" if found.valid is None else f"; to validate {_many(found.valid, thing)}"
     yield f"data       {_many(found.rows, thing)}{bad}, {found.tokens:,} tokens{valid}"

@@ -7,14 +7,17 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from anyformer.config import ConfigError, Fault, ModelConfig, Special, Tokens, io
+from anyformer.config import Classifier, ConfigError, Fault, ModelConfig, Special, Tokens, io
 from anyformer.data.loader import Loader
 from anyformer.data.sources import Rows, read, settled
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.nn.model import Transformer
-from anyformer.recipe import Recipe, Tokenizer
-from anyformer.run import build_task, checkpoints, leftovers, load, load_task, read_tensors, sweep
+from anyformer.recipe import AnyTask, AnyTokenizer, Classify, Recipe, Regress, RunTokenizer, columns
+from anyformer.run import Run, build_task, checkpoints, leftovers, load, load_task, read_tensors, sweep
 from anyformer.tasks.base import Task
+from anyformer.tasks.classify import named
+from anyformer.tasks.regress import scaled
+from anyformer.training.finetune import differing, freeze, inherit, pace
 from anyformer.training.loop import Job, compiles
 from anyformer.training.optim import build_optimizer
 from anyformer.training.parallel import ALONE, Ranks, shard
@@ -84,13 +87,18 @@ def build(
         if checkpoint is not None:
             model.load_state_dict(read_tensors(checkpoint / "model.safetensors"))
         elif recipe.train.init_from is not None:
-            model.load_state_dict(load(recipe.train.init_from).model.state_dict())
+            first = recipe.train.init_from
+            if new := inherit(model, task.spec, load(first)):
+                console.print(f"new, beside the weights of {first}: {', '.join(new)}", markup=False, soft_wrap=True)
+        freeze(model, recipe.train.freeze)
         return model, task.loader(train, recipe.batches, recipe.seed, model)
 
     model, loader = ranks.each(make)
     if ranks.size > 1 and recipe.parallel.shard == "full":
         shard(model, device, compiles(recipe, device))
-    optimizer = build_optimizer(recipe.train.optimizer, model)
+    optimizer = build_optimizer(
+        recipe.train.optimizer, model, lambda name: pace(name, model.config, recipe.train.layer_decay)
+    )
     precision = choose_precision(recipe.train.precision, device)
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
     state = TrainState()
@@ -136,49 +144,67 @@ def fit_rows(recipe: Recipe, task: Task, train: Rows, valid: Rows | None, consol
 def make_task(recipe: Recipe, train: Rows, console: Console) -> Task:
     """The task with its tokenizers. A run that another begins from lends its own, if both recipes ask for the same
     kind: its weights mean nothing with any others."""
-    first = recipe.train.init_from
+    first, spec = recipe.train.init_from, _learnt(recipe.task, train)
     if first is None:
-        return _own_task(recipe, train)
-    other, kept = load(first), Path(first) / RECIPE
+        return _own_task(recipe, spec, train)
+    other, kept = _begun(first), Path(first) / RECIPE
     was = io.load(Recipe, kept) if kept.exists() else recipe  # a checkpoint has none
-    if (was.tokenizer, was.source_tokenizer) == (recipe.tokenizer, recipe.source_tokenizer):
+    same = (was.tokenizer, was.source_tokenizer) == (recipe.tokenizer, recipe.source_tokenizer)
+    if same or isinstance(recipe.tokenizer, RunTokenizer):
         console.print(f"tokenizer: that of {first}", markup=False, soft_wrap=True)
-        task = build_task(recipe.task, other.task.tokenizer, other.task.source_tokenizer)
+        task = build_task(spec, other.task.tokenizer, other.task.source_tokenizer)
     else:
-        task = _own_task(recipe, train)
+        task = _own_task(recipe, spec, train)
     found = []
     if _vocabularies(task) != _vocabularies(other.task):
         found.append("its tokenizer differs from ours: ask for the same one as its recipe, or for its file")
-    changes = [c for c in io.diff(other.config, fit_config(recipe, task)) if "dropout" not in c.path]
-    found += [f"its model differs: {c}" for c in changes[:10] if not found]
+    found = found or differing(other.config, fit_config(recipe, task), task.spec)[:10]
     if found:
         raise ConfigError(Fault("train.init_from", f"= '{first}': {what}") for what in found)
     return task
+
+
+def _begun(first: str) -> Run:
+    try:
+        return load(first)
+    except ConfigError as error:
+        raise ConfigError(Fault("train.init_from", f"= '{first}': {fault}") for fault in error.faults) from None
 
 
 def _vocabularies(task: Task) -> list[str]:
     return [tokenizer.to_json() for tokenizer in (task.tokenizer, task.source_tokenizer) if tokenizer is not None]
 
 
-def _own_task(recipe: Recipe, train: Rows) -> Task:
+def _learnt(spec: AnyTask, train: Rows) -> AnyTask:
+    """The task with what its training rows say: the names of labels, the range of numbers."""
+    match spec:
+        case Classify():
+            return named(spec, train.columns["label"])
+        case Regress():
+            return scaled(spec, train.columns["label"])
+        case _:
+            return spec
+
+
+def _own_task(recipe: Recipe, spec: AnyTask, train: Rows) -> Task:
     """The task with its tokenizers, trained on the training data where they are not files."""
 
-    def texts(*columns: str) -> Iterator[str]:
-        for column in columns:
+    def texts(*names: str) -> Iterator[str]:
+        for column in names:
             yield from train.columns[column]
 
-    def made(name: str, spec: Tokenizer, *columns: str) -> TextTokenizer:
+    def made(name: str, wanted: AnyTokenizer, *columns: str) -> TextTokenizer:
+        assert not isinstance(wanted, RunTokenizer)
         try:
-            return train_tokenizer(spec, texts(*columns), recipe.data)
+            return train_tokenizer(wanted, texts(*columns), recipe.data)
         except ConfigError as error:
             raise ConfigError(fault.under(name) for fault in error.faults) from None
 
-    if recipe.task.kind == "lm":
-        return build_task(recipe.task, made("tokenizer", recipe.tokenizer, "text"), None)
     if recipe.source_tokenizer is None:
-        return build_task(recipe.task, made("tokenizer", recipe.tokenizer, "source", "target"), None)
+        read = (name for name in columns(recipe.task) if name != "label")
+        return build_task(spec, made("tokenizer", recipe.tokenizer, *read), None)
     target, source = made("tokenizer", recipe.tokenizer, "target"), recipe.source_tokenizer
-    return build_task(recipe.task, target, made("source_tokenizer", source, "source"))
+    return build_task(spec, target, made("source_tokenizer", source, "source"))
 
 
 def fit_config(recipe: Recipe, task: Task) -> ModelConfig:
@@ -196,6 +222,11 @@ def fit_config(recipe: Recipe, task: Task) -> ModelConfig:
         if spec.vocab is not None and spec.vocab < tokenizer.size:
             found.append(Fault(f"model.{name}.vocab", f"= {spec.vocab}: the tokenizer has {tokenizer.size} ids"))
         changes[name] = spec.model_copy(update={"vocab": spec.vocab or tokenizer.size})
+    if isinstance(task.spec, Classify) and isinstance(model.head, Classifier):
+        names, size = task.spec.labels, model.head.labels
+        if len(names) != size:
+            shown = ", ".join((*names[:20], "...") if len(names) > 20 else names)
+            found.append(Fault("model.head.labels", f"= {size}: the task has {len(names)} labels: {shown}"))
     if found:
         raise ConfigError(found)
     changes["special"] = Special(pad=target.pad, bos=target.bos, eos=target.eos, start=target.bos)

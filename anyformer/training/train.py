@@ -13,9 +13,21 @@ from anyformer.config import ConfigError, Fault, io
 from anyformer.data.sources import read, settled
 from anyformer.data.synthetic import Split
 from anyformer.nn.model import Transformer
-from anyformer.recipe import Recipe
+from anyformer.recipe import AnyTask, Classify, Recipe, Regress
 from anyformer.recipes import DEFAULT, read_recipe
-from anyformer.run import MANIFEST, REQUIRED, Run, load, read_tensors, seal, verify, weights_at, write_model, writing
+from anyformer.run import (
+    MANIFEST,
+    REQUIRED,
+    Run,
+    build_task,
+    load,
+    read_tensors,
+    seal,
+    verify,
+    weights_at,
+    write_model,
+    writing,
+)
 from anyformer.tasks.base import Metrics
 from anyformer.training.log import draw_curve
 from anyformer.training.loop import Diverged, Interrupted, Job, averaged, fit
@@ -49,19 +61,33 @@ def train(
             return finish(job)
 
 
+FIXED = ("model", "tokenizer", "source_tokenizer", "train", "parallel")  # what a run is; the rest may be changed
+
+
 def evaluate(folder: str | Path, overrides: Iterable[str] = (), split: Split = "test") -> Metrics:
-    """How well a run does on a part of its recipe's data."""
+    """How well a run does on a part of its recipe's data; with `task.beams`, say, changed."""
     run = load(folder)
     kept = Path(folder) / RECIPE
-    recipe = io.override(io.load(Recipe, kept), overrides)
+    before = io.load(Recipe, kept)
+    recipe = io.override(before, overrides)
+    if fixed := [name for name in FIXED if getattr(recipe, name) != getattr(before, name)]:
+        raise ConfigError([Fault(name, "is what the run was made with, and cannot be changed") for name in fixed])
+    if recipe.task.kind != run.spec.kind:
+        raise ConfigError([Fault("task.kind", f"= '{recipe.task.kind}': the run is of the task '{run.spec.kind}'")])
+    spec: AnyTask = recipe.task
+    if isinstance(run.spec, Classify | Regress):
+        if recipe.task != before.task:
+            raise ConfigError([Fault("task", "is what the run was made with, and cannot be changed")])
+        spec = run.spec  # with what was learnt of the training rows
+    task = build_task(spec, run.tokenizer, run.task.source_tokenizer)
     source = getattr(recipe.data, split)
     if source is None:
         there = [name for name in ("train", "valid", "test") if getattr(recipe.data, name) is not None]
         raise ConfigError([Fault(f"data.{split}", f"is not in {kept}; there are {', '.join(there)}")])
-    rows = run.task.fitting(read(source, recipe.data, split, recipe.seed), run.config)
+    rows = task.fitting(read(source, recipe.data, split, recipe.seed), run.config)
     rows = settled(rows, recipe.data, split)
     with enough(partial(to_evaluate_with_less, recipe)):
-        return run.task.evaluate(run.model, rows, recipe.batches)
+        return task.evaluate(run.model, rows, recipe.batches)
 
 
 def finish(job: Job) -> Run:
@@ -72,7 +98,7 @@ def finish(job: Job) -> Run:
     with torch.device("meta"):
         model = Transformer(job.model.config)
     model.load_state_dict(read_tensors(job.out / "model.safetensors"), assign=True)
-    return Run(model.to(job.device).eval(), job.task, job.recipe.task, job.out)
+    return Run(model.to(job.device).eval(), job.task, job.task.spec, job.out)
 
 
 def _write(job: Job, kept: dict[str, Tensor]) -> None:
@@ -81,7 +107,7 @@ def _write(job: Job, kept: dict[str, Tensor]) -> None:
         names.append("source_tokenizer.json")
     with writing(job.out):
         (job.out / MANIFEST).unlink(missing_ok=True)  # from here to the end the folder is not a finished run
-        write_model(job.out, kept, job.model.config, job.recipe.task, job.task)
+        write_model(job.out, kept, job.model.config, job.task.spec, job.task)
         curve = draw_curve(job.out)
         (job.out / "README.md").write_text(_card(job, curve), encoding="utf-8")
         seal(job.out, names)

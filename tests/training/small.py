@@ -3,8 +3,10 @@
 import io
 import json
 import os
+import random
 import signal
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
@@ -14,24 +16,28 @@ from rich.console import Console
 from safetensors.torch import load_file
 from torch import Tensor
 
-from anyformer.config import LM, Attention, Block, ModelConfig, Plain, Rotary, Stack, Tokens
+from anyformer.config import LM, Attention, Block, Classifier, ModelConfig, Plain, Rotary, Stack, Tokens
 from anyformer.data.batch import Batch
 from anyformer.data.loader import Loader, Place
 from anyformer.recipe import (
     AdamW,
     Batches,
     Characters,
+    Classify,
     Crops,
     Data,
     LanguageModel,
     Packed,
     Padded,
     Recipe,
+    Regress,
     ReverseDigits,
     Seq2Seq,
+    TableFile,
     TextFile,
     Train,
     Words,
+    columns,
 )
 from anyformer.run import Run
 from anyformer.training.loop import Interrupted, Job, fit
@@ -92,6 +98,51 @@ def text(folder: Path, batches: Batches = CROPS, dropout: float = 0.1, **train: 
         batches=batches,
         train=settings(**train),
     )
+
+
+def labelled(
+    folder: Path,
+    task: Classify | Regress,
+    rows: Sequence[tuple[str, ...]],
+    width: int = 8,
+    labels: int = 2,
+    types: int = 0,
+    **train: Any,
+) -> Recipe:
+    """Rows of a table: a text, its pair where the task has pairs, and its label; watched on the same rows."""
+    names = columns(task)
+    path, written = folder / "rows.tsv", "\n".join("\t".join(row) for row in (names, *rows))
+    if not path.exists() or path.read_text(encoding="utf-8") != written:  # another process may be reading it
+        path.write_text(written, encoding="utf-8")
+    table = TableFile(path=str(path), **{name: name for name in names})
+    block = Block(mixer=Attention(heads=2), feedforward=Plain(width=16), dropout=0.1)
+    return Recipe(
+        task=task,
+        data=Data(train=table, valid=table),
+        tokenizer=Words(),
+        model=ModelConfig(
+            width=width,
+            source=Tokens(types=types),
+            encoder=Stack(depth=2, blocks=(block,), position=Rotary()),
+            head=Classifier(labels=labels, pool="mean"),
+        ),
+        batches=PADDED,
+        train=settings(**train),
+    )
+
+
+def parities(count: int = 40) -> list[tuple[str, ...]]:
+    """Some digits, and whether they begin with an even one."""
+    chance = random.Random(0)
+    drawn = [[chance.randint(0, 9) for _ in range(chance.randint(1, 6))] for _ in range(count)]
+    return [(" ".join(map(str, digits)), "odd" if digits[0] % 2 else "even") for digits in drawn]
+
+
+def distances(count: int = 40) -> list[tuple[str, ...]]:
+    """Two digits among others, and how far they are from each other."""
+    chance = random.Random(0)
+    drawn = [(chance.randint(0, 9), chance.randint(0, 9)) for _ in range(count)]
+    return [(f"{a} " * chance.randint(1, 3), f"{b}", f"{abs(a - b)}.5") for a, b in drawn]
 
 
 def settings(**given: Any) -> Train:

@@ -20,7 +20,7 @@ from anyformer.nn.model import Transformer
 from anyformer.recipe import WSD, Adam, AdamW, Cosine, InverseSqrt
 from anyformer.run import load
 from anyformer.tasks.base import call, token_loss
-from anyformer.training import loop
+from anyformer.tasks.seq2seq import SequenceToSequence
 from anyformer.training.log import draw_curve
 from anyformer.training.loop import Diverged, Job, fit, save
 from anyformer.training.optim import build_optimizer
@@ -53,7 +53,7 @@ def spoil_loss(at: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
         count += 1
         return token_loss(*args) * (math.nan if count in at else 1.0)
 
-    monkeypatch.setattr(loop, "token_loss", spoilt)
+    monkeypatch.setattr(SequenceToSequence, "loss", staticmethod(spoilt))
 
 
 def spoil_gradient(job: Job, at: set[int], value: float) -> None:

@@ -20,15 +20,27 @@ from torch import Tensor
 from anyformer.config import io
 from anyformer.data.batch import IGNORE, Batch
 from anyformer.data.loader import PieceLoader, Place
-from anyformer.recipe import Adam, Padded, Recipe
+from anyformer.recipe import Adam, Classify, Padded, Recipe
 from anyformer.run import checkpoints, load
 from anyformer.tasks.base import token_loss
-from anyformer.training import loop
+from anyformer.tasks.seq2seq import SequenceToSequence
 from anyformer.training.loop import Interrupted
 from anyformer.training.parallel import Ranks, join
 from anyformer.training.state import checkpoint_path
 from anyformer.training.train import train
-from tests.training.small import PACKED, PADDED, assert_same_run, interrupt, metrics, pairs, quiet, said, text
+from tests.training.small import (
+    PACKED,
+    PADDED,
+    assert_same_run,
+    interrupt,
+    labelled,
+    metrics,
+    pairs,
+    parities,
+    quiet,
+    said,
+    text,
+)
 
 pytestmark = pytest.mark.xdist_group("parallel")  # two processes a time are enough
 
@@ -47,6 +59,12 @@ def settled(**train: Any) -> dict[str, Any]:
     return {"steps": END, "optimizer": SMOOTH, "dropout": 0.0, **train}
 
 
+def rated() -> dict[str, Any]:
+    """Weights that stay as they are, and those that move at rates of their own."""
+    frozen = ("source", "encoder.blocks.0.mixer")
+    return {"steps": END, "optimizer": SMOOTH, "freeze": frozen, "layer_decay": 0.5, "save_every": HALF}
+
+
 def recipes(folder: Path) -> dict[str, Recipe]:
     """All without dropout: what one process drops, two do not."""
     made = {
@@ -63,6 +81,9 @@ def recipes(folder: Path) -> dict[str, Recipe]:
         "batch norms, experts": io.override(
             pairs(batches=Padded(tokens=12), **settled(valid=None, checkpoint_activations=True)),
             [EXPERTS, "model.decoder.blocks.*.norm=batch"],
+        ),
+        "labels": io.override(
+            labelled(folder, Classify(separator=","), parities(), **rated()), ["model.encoder.blocks.*.dropout=0.0"]
         ),
         "crops, averaged": text(folder, **settled(average=2, save_every=2, clip=0.05)),
     }
@@ -135,7 +156,7 @@ def spoil(out: Path, shard: str, ranks: Ranks) -> None:
         count += 1
         return token_loss(*args) * (float("nan") if count == BAD and not ranks.leads else 1.0)
 
-    with mock.patch.object(loop, "token_loss", spoilt):
+    with mock.patch.object(SequenceToSequence, "loss", staticmethod(spoilt)):
         train(sharded(pairs(steps=END, save_every=1, keep=END, valid=None), shard), out, console=quiet())
 
 
@@ -201,7 +222,9 @@ def assert_alike(a: Path, b: Path, tolerance: float = 1e-5) -> None:
 
 
 @pytest.mark.parametrize("shard", SHARDS)
-@pytest.mark.parametrize("name", ["padded, tied", "packed, shared, recomputed", "a row at a time", "crops, averaged"])
+@pytest.mark.parametrize(
+    "name", ["padded, tied", "packed, shared, recomputed", "a row at a time", "labels", "crops, averaged"]
+)
 def test_two_processes_are_one(folder: Path, shard: str, name: str) -> None:
     assert_alike(folder / "one" / name, folder / shard / name)
     tokens = {state_of(folder / how / name)["tokens"] for how in ("one", shard)}

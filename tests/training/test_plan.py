@@ -8,21 +8,25 @@ import pytest
 import torch
 
 from anyformer.config.spec import ConfigError
-from anyformer.recipe import Batches, Data, Packed, ParallelFiles, Recipe
+from anyformer.recipe import Batches, Classify, Data, Packed, ParallelFiles, Recipe, Regress
+from anyformer.tasks.base import token_loss
+from anyformer.tasks.seq2seq import SequenceToSequence
 from anyformer.training.memory import OutOfMemory, enough
 from anyformer.training.plan import Plan, plan
 from anyformer.training.train import evaluate, train
-from tests.training.small import CROPS, PACKED, PADDED, make, pairs, quiet, run, text
+from tests.training.small import CROPS, PACKED, PADDED, distances, labelled, make, pairs, parities, quiet, run, text
 
 
 def recipes(folder: Path) -> dict[str, Recipe]:
     ways: list[Batches] = [PADDED, PACKED]
     found = {f"{shape} {way.kind}": pairs(shape, way) for shape in ("decoder", "encoder-decoder") for way in ways}
-    return found | {f"lm {way.kind}": text(folder, way) for way in (*ways, CROPS)}
+    found |= {f"lm {way.kind}": text(folder, way) for way in (*ways, CROPS)}
+    found["classify"] = labelled(folder, Classify(), parities())
+    return found
 
 
 KINDS = ["decoder padded", "decoder packed", "encoder-decoder padded", "encoder-decoder packed"]
-KINDS += ["lm padded", "lm packed", "lm crops"]
+KINDS += ["lm padded", "lm packed", "lm crops", "classify"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -50,6 +54,16 @@ def test_every_kind_of_training(kind: str, tmp_path: Path, monkeypatch: pytest.M
     assert [line.split()[0] for line in lines[:7]] == [
         "data", "tokenizer", "model", "batches", "training", "memory", "time",
     ]  # fmt: skip
+
+
+def test_labels_are_told_in_words(tmp_path: Path) -> None:
+    rows = parities()
+    for example in plan(labelled(tmp_path, Classify(), rows), quiet()).examples:
+        assert (example.reads.removeprefix("<bos> ").removesuffix(" <eos>"), example.says) in rows
+    rows = distances()
+    for example in plan(labelled(tmp_path, Regress(), rows, labels=1), quiet()).examples:
+        text, pair = example.reads.removeprefix("<bos> ").removesuffix(" <eos>").split(" <sep> ")
+        assert (f"{text} ", pair, example.says) in rows
 
 
 def test_rows_are_told_as_the_model_sees_them(tmp_path: Path) -> None:
@@ -121,16 +135,14 @@ FULL = [
 
 @pytest.mark.parametrize("error", FULL)
 def test_what_to_lower(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from anyformer.training import loop
-
-    steps, real = iter([False, False, False, True]), loop.token_loss
+    steps = iter([False, False, False, True])
 
     def fails_at_the_fourth(*arguments: Any) -> torch.Tensor:
         if next(steps):
             raise error
-        return real(*arguments)
+        return token_loss(*arguments)
 
-    monkeypatch.setattr(loop, "token_loss", fails_at_the_fourth)
+    monkeypatch.setattr(SequenceToSequence, "loss", staticmethod(fails_at_the_fourth))
     with pytest.raises(OutOfMemory) as told:
         train(pairs(save_every=2, accumulate=1, valid=None), tmp_path / "run", console=quiet())
     kept = tmp_path / "run" / "state" / "step-000000002"
@@ -145,7 +157,6 @@ def test_what_to_lower(error: Exception, tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_what_to_lower_of_crops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from anyformer.tasks import lm
-    from anyformer.training import loop
 
     def fails(*_: Any) -> None:
         raise FULL[0]
@@ -155,7 +166,7 @@ def test_what_to_lower_of_crops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(lm, "total_loss", fails)
     with pytest.raises(OutOfMemory, match=r"^out of memory in evaluation: lower batches\.length = 16, the window"):
         evaluate(tmp_path / "run", split="valid")
-    monkeypatch.setattr(loop, "token_loss", fails)
+    monkeypatch.setattr(lm.LanguageModelling, "loss", fails)
     with pytest.raises(OutOfMemory) as told:
         plan(recipe, quiet())
     assert str(told.value) == (

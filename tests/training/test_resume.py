@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 
 from anyformer.config import ConfigError, io
 from anyformer.data.loader import PieceLoader
-from anyformer.recipe import AdamW, Cosine, Padded, Recipe
+from anyformer.recipe import AdamW, Classify, Cosine, Padded, Recipe, Regress
 from anyformer.training.loop import Interrupted, Signals, fit, save
 from anyformer.training.state import checkpoint_path, checkpoints
 from anyformer.training.train import train
@@ -22,10 +22,13 @@ from tests.training.small import (
     PADDED,
     assert_same_run,
     child,
+    distances,
     interrupt,
+    labelled,
     make,
     metrics,
     pairs,
+    parities,
     quiet,
     run,
     said,
@@ -49,6 +52,12 @@ RECIPES = {
     "encoder-decoder, packed": lambda folder: pairs("encoder-decoder", PACKED, **HARD),
     "lm, crops": lambda folder: text(folder, CROPS, **HARD),
     "lm, packed": lambda folder: text(folder, PACKED, **HARD),
+    "classify": lambda folder: labelled(folder, Classify(), parities(), **HARD),
+    "classify, several labels": lambda folder: labelled(folder, Classify(separator=","), parities(), **HARD),
+    "regress": lambda folder: labelled(folder, Regress(), distances(), labels=1, types=2, **HARD),
+    "frozen, by layers": lambda folder: labelled(
+        folder, Classify(), parities(), freeze=("source", "encoder.blocks.0"), layer_decay=0.5, **HARD
+    ),
     "averaged": lambda folder: pairs("decoder", PADDED, average=3, keep=1, save_every=3, steps=12, evaluate_every=2),
     "unused parameters": lambda folder: with_types(pairs("encoder-decoder", PADDED, save_every=4)),
     "stops early": lambda folder: pairs("decoder", PADDED, patience=3, evaluate_every=1, optimizer=AdamW(lr=0.1)),
@@ -133,7 +142,7 @@ def test_a_second_signal_stops_at_once() -> None:
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-@pytest.mark.parametrize("name", ["encoder-decoder, packed", "averaged"])
+@pytest.mark.parametrize("name", ["encoder-decoder, packed", "averaged", "classify", "regress"])
 def test_five_kills_change_nothing(references: dict[str, tuple[Recipe, Path]], name: str, tmp_path: Path) -> None:
     """SIGKILL at random moments: some by the clock, some within a save."""
     recipe, reference = references[name]

@@ -1,0 +1,429 @@
+"""Classification and regression: what is read, what is asked, what is said of it, and what is refused."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+from tokenizers import processors
+from torch import Tensor
+from torch.nn import functional as F
+
+from anyformer.config import ConfigError, Tokens, io
+from anyformer.data.batch import IGNORE
+from anyformer.data.loader import Place
+from anyformer.data.sources import Rows
+from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
+from anyformer.recipe import Classify, Recipe, Regress, Words
+from anyformer.run import Run, load
+from anyformer.tasks import rows as row_tasks
+from anyformer.tasks.classify import Classifying
+from anyformer.tasks.metrics import f1, pearson, spearman
+from anyformer.tasks.regress import Regressing, scaled
+from anyformer.tasks.rows import Frame, RowTask
+from anyformer.training.loop import fit
+from anyformer.training.train import evaluate
+from tests.training.small import PADDED, distances, labelled, make, parities, run
+
+TAGS = [(text, f"{label}, long" if len(text) > 5 else label if label == "odd" else "") for text, label in parities()]
+
+
+@pytest.fixture(scope="module")
+def words() -> TextTokenizer:
+    return train_tokenizer(Words(), ["0 1 2 3 4 5 6 7 8 9"])
+
+
+def shaken(made: Run) -> Run:
+    """With weights large enough for every row to have an answer of its own."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in made.model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.5)
+    return made
+
+
+RECIPES = {
+    "single": lambda folder: labelled(folder, Classify(), parities(), steps=2),
+    "several": lambda folder: labelled(folder, Classify(separator=","), TAGS, labels=3, steps=2),
+    "pairs": lambda folder: labelled(folder, Classify(pairs=True), [(*r[:2], r[2][0]) for r in distances()], labels=10),
+    "numbers": lambda folder: labelled(folder, Regress(), distances(), labels=1, types=2, steps=2),
+    "numbers of texts": lambda folder: labelled(
+        folder, Regress(pairs=False), [(text, str(len(text))) for text, _ in parities()], labels=1, steps=2
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=RECIPES)
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Rows]:
+    folder = tmp_path_factory.mktemp("trained")
+    recipe = RECIPES[request.param](folder)
+    job = make(recipe, folder / "once")
+    assert job.valid is not None
+    return shaken(run(recipe, folder / "run")), job.valid
+
+
+def texts_of(rows: Rows) -> list[str]:
+    pairs = rows.columns.get("pair")
+    return (
+        rows.columns["text"] if pairs is None else list(map("\t".join, zip(rows.columns["text"], pairs, strict=True)))
+    )
+
+
+@torch.no_grad()
+def logits_of(run: Run, rows: Rows) -> Tensor:
+    """One row at a time, without padding."""
+    assert isinstance(run.task, RowTask)
+    found = []
+    for piece in run.task.encode(rows, run.config):
+        types = None if piece.types is None else torch.tensor([list(piece.types)])
+        found.append(run.model(torch.tensor([list(piece.ids)]), types=types)[0])
+    return torch.stack(found)
+
+
+# -- what is read -----------------------------------------------------------------------------------------------------
+
+
+def test_a_row_is_framed(words: TextTokenizer) -> None:
+    a, b = words.encode("1 2"), words.encode("3")
+    assert Frame(words).row(a) == [words.bos, *a, words.eos]
+    pair = Frame(words, pairs=True)
+    assert pair.row(a, b) == [words.bos, *a, words.sep, *b, words.eos]
+    assert pair.types(a, b) == [0, 0, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("single", "double", "second"),
+    [
+        ("<bos> $A <sep>", "<bos> $A <sep> $B:1 <sep>:1", 1),  # BERT's
+        ("<bos> $A <eos>", "<bos> $A <eos> <eos> $B <eos>", 0),  # RoBERTa's
+        ("$A <eos>", "$A <eos> $B <eos>", 0),  # T5's
+    ],
+)
+def test_the_frame_of_a_file_is_kept(words: TextTokenizer, single: str, double: str, second: int) -> None:
+    names = {name: int(getattr(words, name)) for name in ("bos", "sep", "eos")}
+    template = processors.TemplateProcessing(
+        single=single, pair=double, special_tokens=[(f"<{name}>", id) for name, id in names.items()]
+    )
+    file = TextTokenizer.from_json(words.to_json())
+    file.inner.post_processor = template
+    file = TextTokenizer.from_json(file.to_json())
+    a, b = "1 2", "3 4 5"
+    ids = words.encode(a), words.encode(b)
+    assert Frame(file).row(ids[0]) == file.inner.encode(a).ids
+    frame, whole = Frame(file, pairs=True), file.inner.encode(a, b)
+    assert frame.row(*ids) == whole.ids
+    assert frame.types(*ids) == whole.type_ids
+    assert frame.second == second
+
+
+def test_types_tell_the_second_text(trained: tuple[Run, Rows]) -> None:
+    made, rows = trained
+    assert isinstance(made.task, RowTask)
+    piece = made.task.encode(rows, made.config)[0]
+    assert isinstance(made.config.source, Tokens)
+    assert (piece.types is not None) == (made.task.pairs and made.config.source.types > 1)
+    if piece.types is not None:
+        assert len(piece.types) == len(piece.ids)
+        assert 1 in piece.types
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=3))
+def test_labels_are_numbers_by_name(words: TextTokenizer, names: list[str]) -> None:
+    several = Classifying(Classify(separator="|", labels=("a", "b", "c")), words)
+    asked = several.asked(" | ".join(names))
+    assert asked == [int(name in names) for name in "abc"]
+    assert several.said(torch.tensor(asked) - 0.5) == "|".join(sorted(set(names)))
+    one = Classifying(Classify(labels=("a", "b", "c")), words)
+    for name in names:
+        (number,) = one.asked(f" {name} ")
+        assert one.said(F.one_hot(torch.tensor(number), 3)) == name
+
+
+# -- what is lost and how well it does --------------------------------------------------------------------------------
+
+
+def test_evaluation_is_what_it_is_by_hand(trained: tuple[Run, Rows], monkeypatch: pytest.MonkeyPatch) -> None:
+    made, rows = trained
+    logits, asked = logits_of(made, rows), rows.columns["label"]
+    monkeypatch.setattr(row_tasks, "SLOTS", 40)  # several batches
+    found = made.task.evaluate(made.model, rows, PADDED)
+    assert found.count == len(asked)
+    said = made.predict(texts_of(rows))
+    spec = made.spec
+    if isinstance(spec, Regress):
+        assert spec.mean is not None
+        assert spec.deviation is not None
+        numbers = [float(label) for label in asked]
+        guesses = [spec.mean + spec.deviation * float(row) for row in logits]
+        assert [float(text) for text in said] == pytest.approx(guesses, rel=1e-4, abs=1e-4)
+        errors = [((a - b) / spec.deviation) ** 2 for a, b in zip(guesses, numbers, strict=True)]
+        assert found.values["loss"] == pytest.approx(sum(errors) / len(errors), rel=1e-4)
+        together = torch.corrcoef(torch.tensor([guesses, numbers], dtype=torch.float64))
+        assert found.values["pearson"] == pytest.approx(float(together[0, 1]), abs=1e-4)
+        return
+    assert isinstance(spec, Classify)
+    if spec.separator is None:
+        numbers = [spec.labels.index(label) for label in asked]
+        assert said == [spec.labels[int(row.argmax())] for row in logits]
+        assert found.values["loss"] == pytest.approx(float(F.cross_entropy(logits, torch.tensor(numbers))), rel=1e-4)
+        assert found.values["accuracy"] == pytest.approx(
+            sum(a == b for a, b in zip(said, asked, strict=True)) / len(said)
+        )
+    else:
+        sets = [{name.strip() for name in label.split(",") if name.strip()} for label in asked]
+        there = torch.tensor([[float(name in names) for name in spec.labels] for names in sets])
+        assert [set(filter(None, text.split(","))) for text in said] == [
+            {name for name, x in zip(spec.labels, row, strict=True) if x > 0} for row in logits
+        ]
+        chances = logits.sigmoid()
+        by_hand = -(there * chances.log() + (1 - there) * (1 - chances).log()).mean()
+        assert found.values["loss"] == pytest.approx(float(by_hand), rel=1e-3)
+        hits = [set(filter(None, text.split(","))) == names for text, names in zip(said, sets, strict=True)]
+        assert found.values["accuracy"] == pytest.approx(sum(hits) / len(hits))
+    scores = found.notes["f1"]
+    assert scores.keys() <= set(spec.labels)
+    assert found.values["macro_f1"] == pytest.approx(sum(scores.values()) / len(scores))
+
+
+def test_a_training_step_loses_what_evaluation_counts(trained: tuple[Run, Rows]) -> None:
+    """And rows of a process that has none left lose nothing."""
+    made, rows = trained
+    assert isinstance(made.task, RowTask)
+    batch, _ = made.task.loader(rows, PADDED.model_copy(update={"tokens": 10_000}), 0, made.model).read(Place())
+    with torch.no_grad():
+        logits = made.model(batch.ids, segments=batch.segments, types=batch.types)
+    loss = made.task.loss(logits, batch.labels)
+    assert batch.asked == batch.labels.numel()
+    assert float(loss) / batch.asked == pytest.approx(
+        made.task.evaluate(made.model, rows, PADDED).values["loss"], rel=1e-4
+    )
+    assert float(made.task.loss(logits, torch.full_like(batch.labels, IGNORE))) == 0
+
+
+def test_padding_changes_no_logits(trained: tuple[Run, Rows]) -> None:
+    made, rows = trained
+    assert isinstance(made.task, RowTask)
+    pieces = made.task.encode(rows, made.config)
+    assert len({len(piece.ids) for piece in pieces}) > 2
+    together = dict(row_tasks.read_rows(made.model, pieces, pad=3))
+    alone = logits_of(made, rows)
+    torch.testing.assert_close(torch.stack([together[i] for i in range(len(pieces))]), alone, rtol=1e-4, atol=1e-5)
+
+
+def test_answers_come_in_the_order_asked(trained: tuple[Run, Rows], monkeypatch: pytest.MonkeyPatch) -> None:
+    made, rows = trained
+    asked = texts_of(rows)[:20]
+    asked.insert(3, " ")
+    one_by_one = [made.predict([text])[0] for text in asked]
+    monkeypatch.setattr(row_tasks, "SLOTS", 30)
+    done: list[int] = []
+    assert made.predict(asked, progress=done.append) == one_by_one
+    assert sum(done) == len(asked)
+    assert one_by_one[3] == ""
+    assert len({*one_by_one} - {""}) > (made.spec.kind == "regress")
+    assert made.predict([]) == []
+
+
+def test_a_run_keeps_what_its_rows_taught(trained: tuple[Run, Rows]) -> None:
+    made, _ = trained
+    kept = load(made.folder)
+    assert kept.spec == made.spec == made.task.spec
+    if isinstance(kept.spec, Classify):
+        assert list(kept.spec.labels) == sorted(kept.spec.labels)
+        assert len(kept.spec.labels) >= 2
+    else:
+        assert isinstance(kept.spec, Regress)
+        assert kept.spec.deviation
+    assert evaluate(made.folder, split="valid").count
+    change = "task.labels=['x', 'y']" if isinstance(made.spec, Classify) else "task.mean=1.0"
+    with pytest.raises(ConfigError, match="cannot be changed"):
+        evaluate(made.folder, [change], split="valid")
+
+
+def test_it_learns(tmp_path: Path) -> None:
+    made = run(labelled(tmp_path, Classify(), parities(), width=16, steps=60), tmp_path / "run")
+    assert evaluate(made.folder, split="valid").values["accuracy"] > 0.9
+    (tmp_path / "b").mkdir()
+    made = run(labelled(tmp_path / "b", Regress(), distances(), labels=1, width=16, steps=80), tmp_path / "b" / "run")
+    assert evaluate(made.folder, split="valid").values["spearman"] > 0.8
+
+
+def test_the_best_checkpoint_may_be_the_most_accurate(tmp_path: Path) -> None:
+    job = make(labelled(tmp_path, Classify(), parities(), best="accuracy", evaluate_every=2, steps=8), tmp_path / "run")
+    seen = iter([(3.0, 0.5), (1.0, 0.6), (2.0, 0.9), (4.0, 0.9)])
+    before = job.task.evaluate
+
+    def changed(*args: Any) -> Any:
+        found = before(*args)
+        found.values["loss"], found.values["accuracy"] = next(seen)
+        return found
+
+    job.task.evaluate = changed  # type: ignore[method-assign]
+    fit(job)
+    assert job.state.best_step == 6
+
+
+# -- scores -----------------------------------------------------------------------------------------------------------
+
+
+def test_f1() -> None:
+    said, asked = torch.tensor([1, 1, 0, 0, 1]).bool(), torch.tensor([1, 0, 1, 0, 1]).bool()
+    precision, recall = 2 / 3, 2 / 3
+    assert f1(said, asked) == pytest.approx(2 * precision * recall / (precision + recall))
+    none = torch.zeros(5).bool()
+    assert f1(none, none) is None
+    assert f1(none, asked) == f1(said, none) == 0
+
+
+@given(st.lists(st.tuples(st.integers(-5, 5), st.integers(-5, 5)), min_size=3, max_size=20))
+def test_correlations(drawn: list[tuple[int, int]]) -> None:
+    a, b = torch.tensor(drawn, dtype=torch.float64).unbind(1)
+    if len(a.unique()) > 1 and len(b.unique()) > 1:
+        assert pearson(a, b) == pytest.approx(float(torch.corrcoef(torch.stack([a, b]))[0, 1]))
+        ranks = [[sorted(x.tolist()).index(v) + (x == v).sum().item() / 2 for v in x.tolist()] for x in (a, b)]
+        assert spearman(a, b) == pytest.approx(float(torch.corrcoef(torch.tensor(ranks, dtype=torch.float64))[0, 1]))
+        assert spearman(a, b) == pytest.approx(spearman(a.exp(), 3 * b + 1))  # the order alone counts
+    else:
+        assert pearson(a, b) == spearman(a, b) == 0
+
+
+# -- bad input: one line each -----------------------------------------------------------------------------------------
+
+
+def told(recipe: Recipe, folder: Path) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        make(recipe, folder / "never")
+    assert not (folder / "never").exists()
+    return str(caught.value).splitlines()
+
+
+def with_valid(recipe: Recipe, folder: Path, *rows: tuple[str, ...]) -> Recipe:
+    names = [name for name in ("text", "pair", "label") if getattr(recipe.data.train, name) is not None]
+    (folder / "valid.tsv").write_text("\n".join("\t".join(row) for row in (names, *rows)), encoding="utf-8")
+    table = recipe.data.train.model_copy(update={"path": str(folder / "valid.tsv")})
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"valid": table})})
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        (("1 2", "evn"), "the label 'evn' is not known from training: did you mean 'even'?"),
+        (("1 2", "Mittwoch"), "the label 'Mittwoch' is not known from training: known here: even, odd"),
+        (("1 2", " "), "the label is empty"),
+        ((" ", "odd"), "the text is empty"),
+        (("1 2", "odd", "even"), "has 3 columns, the first row has 2"),
+    ],
+)
+def test_bad_rows_of_labels(tmp_path: Path, row: tuple[str, ...], why: str) -> None:
+    recipe = with_valid(labelled(tmp_path, Classify(), parities()), tmp_path, ("1", "odd"), row)
+    first, second = told(recipe, tmp_path)
+    assert first.startswith("data.valid: 1 bad row beside 1 good")
+    assert second == f"{tmp_path / 'valid.tsv'}:3: {why}"
+    skipping = recipe.model_copy(update={"data": recipe.data.model_copy(update={"on_bad_row": "skip"})})
+    assert len(make(skipping, tmp_path / "run").valid or ()) == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        (("1", "2", "zwei"), "the label 'zwei' is no number"),
+        (("1", "2", "nan"), "the label 'nan' is no number"),
+        (("1", "2", ""), "the label '' is no number"),
+        (("1", "", "2"), "the pair is empty"),
+    ],
+)
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_bad_rows_of_numbers(tmp_path: Path, row: tuple[str, ...], why: str, split: str) -> None:
+    rows = distances(5)
+    if split == "train":
+        recipe, file, line = labelled(tmp_path, Regress(), [*rows, row], labels=1), "rows.tsv", 7
+    else:
+        recipe, file, line = with_valid(labelled(tmp_path, Regress(), rows, labels=1), tmp_path, row), "valid.tsv", 2
+    assert f"{tmp_path / file}:{line}: {why}" in "\n".join(told(recipe, tmp_path))
+
+
+def test_rows_that_are_too_long(tmp_path: Path) -> None:
+    recipe = labelled(tmp_path, Classify(), [*parities(), ("1 " * 80, "odd")])
+    assert told(recipe, tmp_path)[1] == f"{tmp_path / 'rows.tsv'}:42: has 82 tokens, and a padded row holds 64"
+    limited = io.override(recipe, ["model.encoder.position={kind='learned', length=20}"])
+    assert told(limited, tmp_path)[1].endswith("rows.tsv:42: has 82 tokens, and the encoder has 20 learned positions")
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (["model.head.labels=3"], "model.head.labels = 3: the task has 2 labels: even, odd"),
+        (["task.labels=['odd','even','odd']"], "task.labels = ['odd', 'even', 'odd']: 'odd' is there twice"),
+        (["batches={kind='packed', tokens=64, length=32}"], "batches.kind = 'packed': a label is of a whole row"),
+        (["model.head=lm"], "model.head = 'lm': the task classify needs 'classifier'"),
+        (
+            ["task.separator=','", "train.label_smoothing=0.1"],
+            "train.label_smoothing = 0.1: is for one label of several",
+        ),
+        (["task.pairs=true"], "the task classify needs the columns `text`, `pair` and `label`"),
+        (["data.train.pair=text"], "data.train.pair = 'text': set task.pairs = true, or leave it out"),
+        (["task.kind=regress"], "model.head.labels = 2: the task regress says one number"),
+        (["train.best=spearman"], "train.best = 'spearman': the task measures loss, accuracy, macro_f1"),
+        (["tokenizer=run"], "tokenizer = 'run': needs train.init_from"),
+        (
+            ["data.train={kind='text', path='x'}"],
+            "data.train.kind = 'text': the task classify needs labels: table or lines",
+        ),
+    ],
+)
+def test_what_does_not_fit_together(tmp_path: Path, changes: list[str], line: str) -> None:
+    recipe = labelled(tmp_path, Classify(), parities())
+    with pytest.raises(ConfigError) as caught:
+        make(io.override(recipe, changes), tmp_path / "run")
+    assert any(line in found for found in str(caught.value).splitlines()), str(caught.value)
+
+
+def test_labels_that_tell_nothing(tmp_path: Path) -> None:
+    alike = labelled(tmp_path, Classify(), [(text, "x") for text, _ in parities()])
+    assert told(alike, tmp_path) == [
+        "data.train.label: there is nothing to tell apart: of 40 rows all have the label 'x'"
+    ]
+    alike = labelled(tmp_path, Regress(), [(a, b, "2") for a, b, _ in distances()], labels=1)
+    assert told(alike, tmp_path) == ["data.train.label: there is nothing to learn: of 40 rows all have the same number"]
+
+
+def test_labels_may_be_given(tmp_path: Path) -> None:
+    recipe = labelled(tmp_path, Classify(labels=("odd", "even")), parities(), steps=2)
+    made = run(recipe, tmp_path / "run")
+    assert isinstance(made.spec, Classify)
+    assert made.spec.labels == ("odd", "even")
+    fewer = io.override(recipe, ["task.labels=['odd','Even']"])
+    assert "rows.tsv:2: the label 'even' is not known" in told(fewer, tmp_path)[1].replace("rows.tsv:3", "rows.tsv:2")
+
+
+def test_lines_to_answer_that_are_no_pairs(tmp_path: Path) -> None:
+    made = run(labelled(tmp_path, Regress(), distances(), labels=1, steps=2), tmp_path / "run")
+    assert len(made.predict(["1\t2", "", "3 4\t5"])) == 3
+    with pytest.raises(ConfigError) as caught:
+        made.predict(["1\t2", "3", "1\t2\t3", "\t1"])
+    assert str(caught.value).splitlines() == [f"text {i}: must be two texts with a tab between them" for i in (2, 3, 4)]
+    with pytest.raises(ConfigError, match="temperature: is for models that write"):
+        made.predict(["1\t2"], temperature=1.0)
+
+
+def test_no_rows_of_a_label_are_left_out(words: TextTokenizer) -> None:
+    """A label that neither was asked nor said has no F1, and counts for none."""
+    task = Classifying(Classify(labels=("a", "b", "c")), words)
+    values, notes = task.measure(torch.tensor([[2.0, 0, 0], [0, 2.0, 0]]), torch.tensor([[0], [0]]))
+    assert notes == {"f1": {"a": pytest.approx(2 / 3), "b": 0}}
+    assert values == {"accuracy": 0.5, "macro_f1": pytest.approx(1 / 3)}
+    assert json.dumps(notes)
+
+
+def test_numbers_are_learnt_in_any_unit(words: TextTokenizer) -> None:
+    chance = random.Random(0)
+    cells = [str(1e6 + 1e3 * chance.random()) for _ in range(50)]
+    task = Regressing(scaled(Regress(), cells), words)
+    asked = torch.tensor([task.asked(cell) for cell in cells])
+    assert float(asked.mean()) == pytest.approx(0, abs=1e-4)
+    assert float(asked.std(correction=0)) == pytest.approx(1, abs=1e-4)
+    for cell, number in zip(cells, asked, strict=True):
+        assert float(task.said(number)) == pytest.approx(float(cell), rel=1e-5)
