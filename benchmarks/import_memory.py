@@ -31,10 +31,11 @@ def told(field):
     status = pathlib.Path("/proc/self/status").read_text()
     return int(re.search(field + r":\\s+(\\d+) kB", status)[1]) * 1024
 from anyformer.interop import bring_in
-import torch
+tiny, tiny_out, source, out = sys.argv[1:]
+bring_in(tiny, tiny_out)  # what is loaded with the first model of all is no part of this one
 before = told("VmRSS")
-run = bring_in(sys.argv[1], sys.argv[2])
-print(before, told("VmHWM"), run.model.num_parameters())
+bring_in(source, out)
+print(before, told("VmHWM"))
 """
 
 
@@ -42,7 +43,7 @@ class Taken(NamedTuple):
     """Bytes."""
 
     weights: int
-    before: int  # of a process that has torch and no model
+    before: int  # of a process that has imported a tiny model
     peak: int
 
     @property
@@ -82,8 +83,12 @@ def _random(shapes: files.Shapes) -> Iterator[tuple[str, Tensor]]:
 
 
 def measure(folder: Path, out: Path, weights: int) -> Taken:
-    done = subprocess.run([sys.executable, "-c", IMPORT, folder, out], capture_output=True, text=True, check=True)
-    before, peak, _ = map(int, done.stdout.split())
+    tiny = folder.with_name("tiny")
+    tiny.mkdir()
+    write_checkpoint(tiny, presets.llama(depth=1, width=8, heads=2, vocab=9), torch.float16, 1_000_000)
+    arguments = [tiny, folder.with_name("tiny-run"), folder, out]
+    done = subprocess.run([sys.executable, "-c", IMPORT, *arguments], capture_output=True, text=True, check=True)
+    before, peak = map(int, done.stdout.split())
     return Taken(weights, before, peak)
 
 

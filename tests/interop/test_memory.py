@@ -21,9 +21,9 @@ def test_peak(tmp_path: Path) -> None:
     spec.loader.exec_module(script)
     source = tmp_path / "public"
     source.mkdir()
-    config = presets.llama(depth=12, width=1024, heads=8, ff=2048, vocab=2000)
+    config = presets.llama(depth=20, width=1024, heads=8, ff=2048, vocab=2000)
     weights = script.write_checkpoint(source, config, torch.float16, 50_000_000)
-    assert weights > 200_000_000
+    assert weights > 400_000_000
     assert len(list(source.glob("*.safetensors"))) > 4
     taken = script.measure(source, tmp_path / "run", weights)
-    assert 0.95 < taken.share <= BOUND, taken  # less would mean that nothing was read
+    assert 0.9 < taken.share <= BOUND, taken  # less would mean that nothing was read
