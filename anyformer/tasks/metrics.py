@@ -50,6 +50,15 @@ def chrf(said: Sequence[str], asked: Sequence[str]) -> tuple[float, dict[str, An
 
 
 def _score(metric: Any, said: Sequence[str], asked: Sequence[str]) -> tuple[float, dict[str, Any]]:
+    compute = metric._compute_score_from_stats
+
+    def with_floats(stats: Any) -> Any:
+        """sacrebleu cannot average numpy's numbers with Python's, and where hardly anything is right it has both."""
+        found = compute(stats)
+        found.score = float(found.score)
+        return found
+
+    metric._compute_score_from_stats = with_floats
     result = metric.corpus_score(list(said), [list(asked)], n_bootstrap=1000)
     interval = float(result._ci)
     return float(result.score), {"signature": str(metric.get_signature()), "interval": interval}

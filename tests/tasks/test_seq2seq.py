@@ -133,6 +133,15 @@ def test_bleu_and_chrf_are_sacrebleus() -> None:
     json.dumps(notes)  # as `evaluate --json` does
 
 
+def test_one_right_answer_of_many() -> None:
+    """Some of the samples of the interval then hold none, and sacrebleu itself fails."""
+    pytest.importorskip("sacrebleu")
+    said, asked = ["ein mann steht dort .", *["q"] * 30], ["ein mann steht dort .", *["zwei hunde laufen"] * 30]
+    for score, notes in (bleu(said, asked, "none"), chrf(said, asked)):
+        assert 0 < score < 100
+        assert notes["interval"] > 0
+
+
 def test_the_metrics_that_were_asked_for(tmp_path: Path) -> None:
     pytest.importorskip("sacrebleu")
     spec = pairs(steps=2).model_copy(update={"task": Seq2Seq(metrics=("bleu", "chrf"), bleu_tokenize="none")})
