@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from anyformer.config import Attention, Latent, Projected, factor
+from anyformer.config import Attention, Latent, NoNorm, Projected, factor
 from anyformer.nn.attend import attend, mix, weigh
 from anyformer.nn.context import Context
 from anyformer.nn.latent import LatentProjection
@@ -36,6 +36,7 @@ class MultiHeadAttention(nn.Module):
             # which part of the product serves as query, key and value
             self.serves = {"separate": (0, 1, 2), "shared_qk": (0, 0, 1), "shared_qkv": (0, 0, 0)}[spec.projections]
         self.q_norm, self.k_norm = build_norm(spec.qk_norm, k), build_norm(spec.qk_norm, k)
+        self.norms = not isinstance(spec.qk_norm, NoNorm)
         output = spec.output
         self.out = nn.Linear(h * k_v, width, output.bias) if isinstance(output, Projected) else nn.Identity()
         self.scale, self.normalizer, self.dropout = factor(spec.scale, width, k), spec.normalizer, spec.dropout
@@ -59,7 +60,9 @@ class MultiHeadAttention(nn.Module):
     def _within(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
         parts = self.qkv(ctx.recall(x))
         q, k, v = (parts[i] for i in self.serves)
-        q, k, v = self.q_norm(split(q, self.heads)), self.k_norm(split(k, self.groups)), split(v, self.groups)
+        q, k, v = split(q, self.heads), split(k, self.groups), split(v, self.groups)
+        if self.norms:
+            q, k = self.q_norm(q), self.k_norm(k)
         assert ctx.relation is not None
         if (rotation := ctx.relation.rotation) is not None:
             assert ctx.relation.scheme is not None
