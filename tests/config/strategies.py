@@ -54,8 +54,11 @@ def _leaves(cls: type[Spec]) -> list[type[Spec]]:
     return [leaf for each in below for leaf in _leaves(each)] if below else [cls]
 
 
-# All specs that carry a kind, that is, every alternative.
-ALTERNATIVES = sorted((cls for cls in _leaves(Spec) if "kind" in cls.model_fields), key=lambda cls: cls.__name__)
+# All specs of models that carry a kind, that is, every alternative; whatever else was imported before.
+ALTERNATIVES = sorted(
+    (cls for cls in _leaves(Spec) if "kind" in cls.model_fields and cls.__module__.startswith("anyformer.config.")),
+    key=lambda cls: cls.__name__,
+)
 
 
 def specs(cls: type[S], **fixed: st.SearchStrategy[Any]) -> st.SearchStrategy[S]:
