@@ -40,9 +40,13 @@ def sample(logits: Tensor, seeds: Tensor, steps: Tensor) -> Choice:
     Logits of any precision are taken to fp64 (fp32 where a device has none), so that the last bit of a logarithm, in
     which devices differ, decides once in about 10^15 draws rather than once in 10^7.
     """
-    wide = torch.float32 if logits.device.type == "mps" else torch.float64
-    noise = gumbel(seeds, steps, logits.shape[-1], wide)
-    return Choice((logits.to(wide) + noise).argmax(dim=-1), logits.amax(dim=-1).isfinite())
+    noise = gumbel(seeds, steps, logits.shape[-1], widest(logits.device))
+    return Choice((logits.to(noise.dtype) + noise).argmax(dim=-1), logits.amax(dim=-1).isfinite())
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """The most exact floating numbers that a device has."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def row_seeds(seed: int, rows: int, device: torch.device | str = "cpu") -> Tensor:

@@ -24,7 +24,7 @@ from anyformer.decoding.constrain import Constraint, check_fit
 from anyformer.decoding.decode import Spoilt, rooms_of, seeds_of
 from anyformer.decoding.process import History, Processor, Sampling, build, process
 from anyformer.decoding.retrace import Retracing
-from anyformer.decoding.sample import Choice, bits, greedy, sample
+from anyformer.decoding.sample import Choice, bits, greedy, sample, widest
 from anyformer.decoding.session import Session, evaluating
 from anyformer.nn.cache import CacheKind
 from anyformer.nn.mask import real
@@ -167,7 +167,7 @@ class Drafting:
             ids.append(choice.ids)
             found.append(going)
             if self.seeds is not None:
-                p.append(_wide(logits).softmax(dim=-1))
+                p.append(logits.to(widest(logits.device)).softmax(dim=-1))
             history = _longer(history, choice.ids, going)
             new, there = choice.ids[:, None], (going & (limit > n + 1))[:, None]
             self.read = self.read + there[:, 0]
@@ -283,7 +283,7 @@ class Answers:
         if q is None or self.seeds is None:
             choice = _choose(logits, self.seeds, self.count)
             return choice, there & (choice.ids == token)
-        logits = _wide(logits)
+        logits = logits.to(widest(logits.device))
         p = logits.softmax(dim=-1)
         u = (bits(self.seeds, self.count + TESTED, 1)[:, 0].to(p.dtype) + 0.5) * 2.0**-52
         p_token, q_token = (x.gather(1, token[:, None])[:, 0] for x in (p, q))
@@ -296,10 +296,6 @@ class Answers:
 
 def _choose(logits: Tensor, seeds: Tensor | None, steps: Tensor) -> Choice:
     return greedy(logits) if seeds is None else sample(logits, seeds, steps)
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.float32 if x.device.type == "mps" else torch.float64)
 
 
 def _check(model: Transformer, draft: Draft | Lookup, ahead: int) -> None:

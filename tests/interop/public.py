@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 import anyformer as af
 from anyformer.run import Run
+from tests.ragged import Ragged as Ragged, ragged as rows
 
 hf.logging.disable_progress_bar()
 hf.logging.set_verbosity_error()
@@ -87,33 +89,7 @@ class Public(NamedTuple):
 # -- comparing --------------------------------------------------------------------------------------------------------
 
 
-class Ragged(NamedTuple):
-    """Rows of unequal length."""
-
-    ids: Tensor
-    real: Tensor  # bool [b, t]
-
-    @property
-    def segments(self) -> Tensor:
-        return self.real.long() - 1
-
-    @property
-    def positions(self) -> Tensor:
-        return (self.real.cumsum(1) - 1).clamp(min=0)
-
-    @property
-    def mask(self) -> Tensor:
-        return self.real.long()
-
-
-def ragged(*lengths: int, side: str = "right", seed: int = 0) -> Ragged:
-    """The same rows whichever side the pads are on."""
-    rng = torch.Generator().manual_seed(seed)
-    real = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-    real = real.flip(1) if side == "left" else real
-    ids = torch.full(real.shape, PAD)
-    ids[real] = torch.randint(5, VOCAB, (sum(lengths),), generator=rng)
-    return Ragged(ids, real)
+ragged = partial(rows, first=5, vocab=VOCAB, pad=PAD)
 
 
 def tensors(folder: Path) -> dict[str, tuple[str, bytes]]:

@@ -6,7 +6,7 @@ Rows are ragged, and real tokens alone are compared. `families.py` has the famil
 import copy
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -26,44 +26,12 @@ from anyformer.nn.norm import RootMeanSquare
 from anyformer.nn.position import Positions
 from tests.parity.families import FAMILIES, PAD, POOLED, VOCAB, Family, built, norms
 from tests.parity.names import DEPTH
+from tests.ragged import Ragged, ragged as rows
 
 TOLERANCE = 1e-5  # of logits of about 1; the promise is 1e-4
 VISIBLE = 5e-5  # what a mistake must exceed
 
-# -- batches --------------------------------------------------------------------------------------------------------
-
-
-class Ragged(NamedTuple):
-    """Rows of unequal length."""
-
-    ids: Tensor
-    real: Tensor  # bool [b, t]
-
-    @property
-    def segments(self) -> Tensor:
-        return self.real.long() - 1
-
-    @property
-    def positions(self) -> Tensor:
-        return (self.real.cumsum(1) - 1).clamp(min=0)
-
-    @property
-    def mask(self) -> Tensor:
-        return self.real.long()
-
-    def extended(self, new: Tensor) -> "Ragged":
-        return Ragged(torch.cat((self.ids, new), 1), torch.cat((self.real, torch.ones_like(new, dtype=torch.bool)), 1))
-
-
-def ragged(*lengths: int, side: str, seed: int = 0) -> Ragged:
-    """The same rows whichever side the pads are on."""
-    rng = torch.Generator().manual_seed(seed)
-    real = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-    real = real.flip(1) if side == "left" else real
-    ids = torch.full(real.shape, PAD)
-    ids[real] = torch.randint(3, VOCAB, (sum(lengths),), generator=rng)
-    return Ragged(ids, real)
-
+ragged = partial(rows, first=3, vocab=VOCAB, pad=PAD)
 
 # -- comparing ------------------------------------------------------------------------------------------------------
 

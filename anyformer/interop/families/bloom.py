@@ -17,6 +17,7 @@ from anyformer.config import (
     Stack,
     Tokens,
 )
+from anyformer.interop.families.neox import fused_rules
 from anyformer.interop.family import Family, attention, the
 from anyformer.interop.fields import Fields
 from anyformer.interop.rules import Alias, AnyRule, Rule, Turns
@@ -67,11 +68,12 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
     for i in range(config.decoder.depth):
         ours, theirs = f"decoder.blocks.{i}", f"transformer.h.{i}"
         yield Rule(f"{ours}.mixer.norm_in", f"{theirs}.input_layernorm")
-        yield Rule(f"{ours}.mixer.inner.qkv", f"{theirs}.self_attention.query_key_value", way=turns)
-        yield Rule(f"{ours}.mixer.inner.out", f"{theirs}.self_attention.dense")
         yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.post_attention_layernorm")
-        yield Rule(f"{ours}.feedforward.inner.up", f"{theirs}.mlp.dense_h_to_4h")
-        yield Rule(f"{ours}.feedforward.inner.down", f"{theirs}.mlp.dense_4h_to_h")
+        yield from fused_rules(ours, theirs, "self_attention", turns)
+    yield from end_rules(config)
+
+
+def end_rules(config: ModelConfig) -> Iterator[AnyRule]:
     yield Rule("decoder.final_norm", "transformer.ln_f")
     yield Rule("head.table", "lm_head.weight")
     if config.tie == "output":

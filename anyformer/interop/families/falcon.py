@@ -21,9 +21,11 @@ from anyformer.config import (
     hidden_width,
     position_of,
 )
+from anyformer.interop.families.bloom import end_rules
+from anyformer.interop.families.neox import fused_rules
 from anyformer.interop.family import Family, attention, the
 from anyformer.interop.fields import Fields, length_of, name_of, write_rotary
-from anyformer.interop.rules import Alias, AnyRule, Grouped, Rule
+from anyformer.interop.rules import AnyRule, Grouped, Rule
 
 
 def read(given: Fields) -> ModelConfig:
@@ -99,15 +101,9 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
         way = Grouped(mixer.heads, mixer.groups)
         yield Rule(f"{ours}.norm_in", f"{theirs}.input_layernorm")  # one for both
         yield Rule(f"{ours}.mixer.norm_in", f"{theirs}.{names[0]}")
-        yield Rule(f"{ours}.mixer.inner.qkv", f"{theirs}.self_attention.query_key_value", way=way)
-        yield Rule(f"{ours}.mixer.inner.out", f"{theirs}.self_attention.dense")
         yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.{names[1]}")
-        yield Rule(f"{ours}.feedforward.inner.up", f"{theirs}.mlp.dense_h_to_4h")
-        yield Rule(f"{ours}.feedforward.inner.down", f"{theirs}.mlp.dense_4h_to_h")
-    yield Rule("decoder.final_norm", "transformer.ln_f")
-    yield Rule("head.table", "lm_head.weight")
-    if config.tie == "output":
-        yield Alias("lm_head.weight", of="transformer.word_embeddings.weight")
+        yield from fused_rules(ours, theirs, "self_attention", way)
+    yield from end_rules(config)
 
 
 FALCON = Family(

@@ -22,7 +22,7 @@ from anyformer.config import (
 )
 from anyformer.interop.family import Family, attention, the
 from anyformer.interop.fields import Fields, length_of, name_of, write_rotary
-from anyformer.interop.rules import Alias, AnyRule, Rule, Turns
+from anyformer.interop.rules import Alias, AnyRule, Rule, Turns, Way
 
 
 def read(given: Fields) -> ModelConfig:
@@ -88,15 +88,20 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
     for i in range(config.decoder.depth):
         ours, theirs = f"decoder.blocks.{i}", f"gpt_neox.layers.{i}"
         yield Rule(f"{ours}.mixer.norm_in", f"{theirs}.input_layernorm")
-        yield Rule(f"{ours}.mixer.inner.qkv", f"{theirs}.attention.query_key_value", way=turns)
-        yield Rule(f"{ours}.mixer.inner.out", f"{theirs}.attention.dense")
         yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.post_attention_layernorm")
-        yield Rule(f"{ours}.feedforward.inner.up", f"{theirs}.mlp.dense_h_to_4h")
-        yield Rule(f"{ours}.feedforward.inner.down", f"{theirs}.mlp.dense_4h_to_h")
+        yield from fused_rules(ours, theirs, "attention", turns)
     yield Rule("decoder.final_norm", "gpt_neox.final_layer_norm")
     yield Rule("head.table", "embed_out.weight")
     if config.tie == "output":
         yield Alias("embed_out.weight", of="gpt_neox.embed_in.weight")
+
+
+def fused_rules(ours: str, theirs: str, mixer: str, way: Way) -> Iterator[AnyRule]:
+    """The products of a block, as Megatron names them; BLOOM and Falcon do, too."""
+    yield Rule(f"{ours}.mixer.inner.qkv", f"{theirs}.{mixer}.query_key_value", way=way)
+    yield Rule(f"{ours}.mixer.inner.out", f"{theirs}.{mixer}.dense")
+    yield Rule(f"{ours}.feedforward.inner.up", f"{theirs}.mlp.dense_h_to_4h")
+    yield Rule(f"{ours}.feedforward.inner.down", f"{theirs}.mlp.dense_4h_to_h")
 
 
 NEOX = Family(
