@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anyformer.hardware import measured, stated
+from anyformer.hardware import cores, measured, stated
 
 if TYPE_CHECKING:
     import torch
@@ -26,11 +26,12 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "spm": ("sentencepiece",),
     "eval": ("sacrebleu",),
     "plot": ("matplotlib",),
+    "parquet": ("pyarrow",),
     "log": ("tensorboard",),
     "explore": ("fastapi", "uvicorn"),
     "serve": ("fastapi", "uvicorn"),
     "export": ("onnx", "onnxscript", "onnxruntime"),
-    "dev": ("build", "hatchling", "hypothesis", "mypy", "pre-commit", "pytest", "pytest-xdist", "ruff"),
+    "dev": ("build", "hatchling", "hypothesis", "mypy", "pre-commit", "pytest", "pytest-xdist", "ruff", "seqeval"),
 }
 
 # -- facts ----------------------------------------------------------------------------------------------------------
@@ -184,11 +185,10 @@ def _machine() -> Machine:
     import torch
 
     try:
-        cores = len(os.sched_getaffinity(0))
         memory: int | None = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not on Linux
-        cores, memory = os.cpu_count() or 1, None
-    return Machine(f"{platform.system()} {platform.release()}", _cpu(), cores, torch.get_num_threads(), memory)
+        memory = None
+    return Machine(f"{platform.system()} {platform.release()}", _cpu(), cores(), torch.get_num_threads(), memory)
 
 
 def _cpu() -> str:

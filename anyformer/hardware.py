@@ -1,8 +1,10 @@
-"""How many FLOPs a second a device could do: as its maker states it, else as a matrix product shows it.
+"""What the hardware could do: the cores that are ours, and a device's FLOPs a second, as its maker states them, else as
+a matrix product shows it.
 
 Importing it imports no torch.
 """
 
+import os
 import statistics
 import time
 from collections.abc import Mapping
@@ -29,6 +31,14 @@ PEAKS: Mapping[str, Mapping[str, float]] = {
     "V100": {"fp16": 125e12, "fp32": 15.7e12},
     "T4": {"fp16": 65e12, "fp32": 8.1e12},
 }
+
+
+def cores() -> int:
+    """Of the processor, that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on Linux
+        return os.cpu_count() or 1
 
 
 def stated(label: str, precision: str) -> float | None:

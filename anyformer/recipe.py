@@ -5,15 +5,21 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from anyformer.config import LM, Classifier, ConfigError, Fault, ModelConfig, Spec
-from anyformer.config.spec import BY_KIND, Count, Flag, Fraction, Positive, Probability, Size
+from anyformer.config import LM, Classifier, ConfigError, Embedder, Fault, ModelConfig, Spec
+from anyformer.config.spec import BY_KIND, Count, Flag, Fraction, Positive, Probability, Size, did_you_mean
 from anyformer.sources import (
     Additions as Additions,
+    ClassFolders as ClassFolders,
+    ConllFile as ConllFile,
     CopyDigits as CopyDigits,
     Data as Data,
+    Joined as Joined,
     MatchedLines as MatchedLines,
+    Mixed as Mixed,
     ParallelFiles as ParallelFiles,
+    Part as Part,
     ReverseDigits as ReverseDigits,
+    Shards as Shards,
     SortDigits as SortDigits,
     Source as Source,
     Synthetic as Synthetic,
@@ -21,86 +27,44 @@ from anyformer.sources import (
     TextFile as TextFile,
     WrittenDates as WrittenDates,
     misfits,
+    shard_faults,
 )
 from anyformer.taskspec import (
     AnyTask as AnyTask,
     Classify as Classify,
+    Drawn as Drawn,
+    Embed as Embed,
     Encoder as Encoder,
     LanguageModel as LanguageModel,
+    MaskedLanguageModel as MaskedLanguageModel,
     Metric as Metric,
+    Mixture as Mixture,
+    MixturePart as MixturePart,
+    PrefixLM as PrefixLM,
     Regress as Regress,
     Seq2Seq as Seq2Seq,
+    SpanCorruption as SpanCorruption,
+    Tag as Tag,
     Task as Task,
     TaskFile as TaskFile,
     columns as columns,
     measures as measures,
+    misshapen,
+    words_faults,
 )
-
-# -- tokenizers -------------------------------------------------------------------------------------------------------
-
-
-class Characters(Spec):
-    """One token per character."""
-
-    kind: Literal["chars"] = "chars"
-    lowercase: Flag = False
-
-
-class Bytes(Spec):
-    """256 tokens, and any text at all."""
-
-    kind: Literal["bytes"] = "bytes"
-
-
-class Words(Spec):
-    """What stands between spaces."""
-
-    kind: Literal["words"] = "words"
-    size: Size = 50_000
-    lowercase: Flag = False
-
-
-class BPE(Spec):
-    """Byte-pair encoding over bytes: nothing is unknown."""
-
-    kind: Literal["bpe"] = "bpe"
-    size: Size
-    lowercase: Flag = False
-
-
-class Unigram(Spec):
-    """SentencePiece's unigram model."""
-
-    kind: Literal["unigram"] = "unigram"
-    size: Size
-    lowercase: Flag = False
-
-
-class WordPiece(Spec):
-    """BERT's."""
-
-    kind: Literal["wordpiece"] = "wordpiece"
-    size: Size
-    lowercase: Flag = False
-
-
-class TokenizerFile(Spec):
-    """A `tokenizer.json`, or a folder that holds one, or GPT-2's `vocab.bpe` and `encoder.json`; under `data.root`."""
-
-    kind: Literal["file"] = "file"
-    path: str
-
-
-class RunTokenizer(Spec):
-    """That of the run which `train.init_from` names."""
-
-    kind: Literal["run"] = "run"
-
-
-Tokenizer = Annotated[Characters | Bytes | Words | BPE | Unigram | WordPiece | TokenizerFile, *BY_KIND]
-AnyTokenizer = Annotated[
-    Characters | Bytes | Words | BPE | Unigram | WordPiece | TokenizerFile | RunTokenizer, *BY_KIND
-]
+from anyformer.tokenizerspec import (
+    BPE as BPE,
+    AnyTokenizer as AnyTokenizer,
+    Bytes as Bytes,
+    Characters as Characters,
+    DataTokenizer as DataTokenizer,
+    RunTokenizer as RunTokenizer,
+    Tokenizer as Tokenizer,
+    TokenizerFile as TokenizerFile,
+    Unigram as Unigram,
+    WordPiece as WordPiece,
+    Words as Words,
+)
 
 # -- batches ----------------------------------------------------------------------------------------------------------
 
@@ -209,6 +173,17 @@ class WSD(Spec):
 Schedule = Annotated[Constant | Linear | Cosine | InverseSqrt | WSD, *BY_KIND]
 
 
+class OwnTokens(Spec):
+    """Scheduled sampling: a decoder learns after some tokens that the model itself says in the place of the target's.
+
+    With a share of 1, and as many passes as a target has tokens, it runs free.
+    """
+
+    share: Fraction = 0.25  # of the target's tokens that give way
+    rise: Count = 0  # steps over which the share rises from 0
+    passes: Size = 1  # without gradients before each step: so many tokens in a row are the model's own
+
+
 class Train(Spec):
     """The loop."""
 
@@ -218,6 +193,7 @@ class Train(Spec):
     clip: Positive | None = 1.0  # largest gradient norm; None: as it is
     accumulate: Size = 1  # batches per step
     label_smoothing: Probability = 0.0
+    own_tokens: OwnTokens | None = None  # None: the decoder reads the target (teacher forcing)
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     compile: Literal["auto", "on", "off"] = "auto"
     checkpoint_activations: Flag = False
@@ -265,20 +241,27 @@ class Recipe(Spec):
 def _rules(recipe: Recipe) -> Iterator[Fault]:
     """The rules between parts, in the user's words."""
     task, model = recipe.task, recipe.model
-    if isinstance(task, Classify | Regress):
+    if isinstance(task, Classify | Regress | Embed):
         yield from _of_rows(recipe, task)
-    else:
+    elif isinstance(task, Drawn):
+        yield from misshapen(task, model)
+        if isinstance(recipe.batches, Ordered):
+            yield Fault("batches.kind", f"= 'ordered': the task {task.kind} reads each piece of a text by itself")
+    elif not isinstance(task, Tag):
         yield from _writing(recipe, task)
-    if isinstance(task, Seq2Seq) and isinstance(recipe.batches, (Crops, Ordered)):
+    yield from words_faults(task, model, recipe.batches.kind, recipe.train.label_smoothing)
+    if isinstance(task, Seq2Seq | Mixture) and isinstance(recipe.batches, (Crops, Ordered)):
         yield Fault("batches.kind", f"= '{recipe.batches.kind}': pieces of one long text are for the task lm")
     elif model.decoder and model.decoder.memory and not isinstance(recipe.batches, Ordered):
         what = f"= '{recipe.batches.kind}': a model with memory goes on from batch to batch, which is 'ordered'"
         yield Fault("batches.kind", what)
     if isinstance(recipe.batches, Packed) and recipe.batches.length > recipe.batches.tokens:
         yield Fault("batches.length", f"= {recipe.batches.length}: must be at most tokens = {recipe.batches.tokens}")
-    most = model.decoder.limit if model.decoder else None
-    if isinstance(recipe.batches, (Crops, Ordered)) and most is not None and recipe.batches.length > most:
-        yield Fault("batches.length", f"= {recipe.batches.length}: the decoder has {most} positions")
+    side, stack = next(reversed(model.stacks.items()))
+    if isinstance(recipe.batches, (Crops, Ordered)) and stack.limit is not None and recipe.batches.length > stack.limit:
+        yield Fault("batches.length", f"= {recipe.batches.length}: the {side} has {stack.limit} positions")
+    if recipe.train.own_tokens and not isinstance(task, Seq2Seq | Mixture):
+        yield Fault("train.own_tokens", f"is for the task seq2seq, and this is {task.kind}")
     if recipe.source_tokenizer and model.shape != "encoder-decoder":
         yield Fault("source_tokenizer", "only an encoder-decoder reads the source by a vocabulary of its own")
     if recipe.source_tokenizer and model.tie in ("inputs", "all"):
@@ -286,8 +269,14 @@ def _rules(recipe: Recipe) -> Iterator[Fault]:
     for name, source in (("train", recipe.data.train), ("valid", recipe.data.valid), ("test", recipe.data.test)):
         if source is not None:
             yield from (f.under(f"data.{name}") for f in misfits(source, task.kind, columns(task)))
+            if isinstance(task, Mixture) and isinstance(source, Mixed):
+                yield from (f.under(f"data.{name}.parts") for f in _of_parts(task, source, all_of_them=name == "train"))
     if isinstance(recipe.tokenizer, RunTokenizer) and recipe.train.init_from is None:
         yield Fault("tokenizer", "= 'run': needs train.init_from, the run whose tokenizer it is")
+    framed = isinstance(task, LanguageModel) and task.framed
+    yield from shard_faults(recipe.data.train, recipe.tokenizer.kind, recipe.batches.kind, framed)
+    if model.adapter and recipe.train.init_from is None:
+        yield Fault("model.adapter", "needs train.init_from: beside weights that nobody trained it is no use")
     if recipe.train.average > 1 and recipe.train.save_every is None:
         yield Fault("train.average", f"= {recipe.train.average}: needs save_every, to have checkpoints to average")
     if recipe.train.best not in (known := measures(task)):
@@ -296,7 +285,20 @@ def _rules(recipe: Recipe) -> Iterator[Fault]:
         yield Fault("train.patience", f"= {recipe.train.patience}: needs data.valid and evaluate_every")
 
 
-def _writing(recipe: Recipe, task: Seq2Seq | LanguageModel) -> Iterator[Fault]:
+def _of_parts(task: Mixture, source: Mixed, all_of_them: bool) -> Iterator[Fault]:
+    """Of rows for the parts of a mixture."""
+    known, given = [part.name for part in task.parts], [part.name for part in source.parts]
+    for i, name in enumerate(given):
+        if name not in known:
+            yield Fault(f"{i}.name", f"= '{name}': the task has no such part; {did_you_mean(name, known)}")
+        elif name in given[:i]:
+            yield Fault(f"{i}.name", f"= '{name}': has rows already; join them by kind = 'joined'")
+    for name in known if all_of_them else ():
+        if name not in given:
+            yield Fault("", f"there are no rows for '{name}'")
+
+
+def _writing(recipe: Recipe, task: Seq2Seq | Mixture | LanguageModel) -> Iterator[Fault]:
     """Of tasks whose models say tokens."""
     model = recipe.model
     if not isinstance(model.head, LM):
@@ -305,12 +307,18 @@ def _writing(recipe: Recipe, task: Seq2Seq | LanguageModel) -> Iterator[Fault]:
         yield Fault("model.decoder", f"the task {task.kind} needs a decoder")
     if isinstance(task, LanguageModel) and model.shape == "encoder-decoder":
         yield Fault("model.encoder", "a language model is decoder-only")
+    if isinstance(task, Seq2Seq) and task.prefix and model.shape == "encoder-decoder":
+        yield Fault("task.prefix", "= true: is for decoder-only models; an encoder sees all of the source anyway")
 
 
-def _of_rows(recipe: Recipe, task: Classify | Regress) -> Iterator[Fault]:
+def _of_rows(recipe: Recipe, task: Classify | Regress | Embed) -> Iterator[Fault]:
     """Of tasks that say one thing of a row."""
     head, smoothing = recipe.model.head, recipe.train.label_smoothing
-    if not isinstance(head, Classifier):
+    if isinstance(task, Embed) or (isinstance(task, Regress) and task.apart):
+        if not isinstance(head, Embedder):
+            what = task.kind if isinstance(task, Embed) else "regress of texts apart"
+            yield Fault("model.head", f"= '{head.kind}': the task {what} needs 'embedder'")
+    elif not isinstance(head, Classifier):
         yield Fault("model.head", f"= '{head.kind}': the task {task.kind} needs 'classifier'")
     elif isinstance(task, Regress) and head.labels != 1:
         yield Fault("model.head.labels", f"= {head.labels}: the task regress says one number")
@@ -318,5 +326,5 @@ def _of_rows(recipe: Recipe, task: Classify | Regress) -> Iterator[Fault]:
         yield Fault("model.decoder", f"the task {task.kind} reads each row once: leave out the decoder or the encoder")
     if not isinstance(recipe.batches, Padded):
         yield Fault("batches.kind", f"= '{recipe.batches.kind}': a label is of a whole row, which is 'padded'")
-    if smoothing and (isinstance(task, Regress) or task.separator is not None):
+    if smoothing and not (isinstance(task, Classify) and task.separator is None):
         yield Fault("train.label_smoothing", f"= {smoothing}: is for one label of several, and here is no such choice")

@@ -26,18 +26,39 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from anyformer.config import ConfigError, Fault, ModelConfig, io
+from anyformer.config import ConfigError, Fault, MaskedLM, ModelConfig, io
 from anyformer.data.tokenizer import TextTokenizer
+from anyformer.nn.merge import merge
 from anyformer.nn.model import Transformer
 from anyformer.nn.quantise import Bits, quantise
-from anyformer.recipe import AnyTask as TaskSpec, Classify, Encoder, LanguageModel, Regress, Seq2Seq, TaskFile
+from anyformer.recipe import (
+    AnyTask as TaskSpec,
+    Classify,
+    Embed,
+    Encoder,
+    LanguageModel,
+    MaskedLanguageModel,
+    Mixture,
+    PrefixLM,
+    Regress,
+    Seq2Seq,
+    SpanCorruption,
+    Tag,
+    TaskFile,
+)
 from anyformer.tasks import generation, scoring
 from anyformer.tasks.base import Task
 from anyformer.tasks.classify import Classifying
+from anyformer.tasks.embed import Embedding
 from anyformer.tasks.encoder import Encoding
 from anyformer.tasks.lm import LanguageModelling
+from anyformer.tasks.mixture import MixedTasks
+from anyformer.tasks.mlm import MaskedLanguageModelling
+from anyformer.tasks.prefix import PrefixModelling
 from anyformer.tasks.regress import Regressing
 from anyformer.tasks.seq2seq import SequenceToSequence
+from anyformer.tasks.spans import SpanCorrupting
+from anyformer.tasks.tag import Tagging
 
 MANIFEST = "manifest.json"
 STATE = "state.safetensors"  # beside the weights of a checkpoint
@@ -48,12 +69,24 @@ def build_task(spec: TaskSpec, tokenizer: TextTokenizer, source_tokenizer: TextT
     match spec:
         case Seq2Seq():
             return SequenceToSequence(spec, tokenizer, source_tokenizer)
+        case Mixture():
+            return MixedTasks(spec, tokenizer, source_tokenizer)
         case LanguageModel():
             return LanguageModelling(spec, tokenizer)
+        case MaskedLanguageModel():
+            return MaskedLanguageModelling(spec, tokenizer)
+        case SpanCorruption():
+            return SpanCorrupting(spec, tokenizer)
+        case PrefixLM():
+            return PrefixModelling(spec, tokenizer)
         case Classify():
             return Classifying(spec, tokenizer)
         case Regress():
             return Regressing(spec, tokenizer)
+        case Embed():
+            return Embedding(spec, tokenizer)
+        case Tag():
+            return Tagging(spec, tokenizer)
         case Encoder():
             return Encoding(spec, tokenizer)
 
@@ -105,17 +138,35 @@ class Run:
     def alternatives(
         self, text: str, k: int = 10, *, answer: str = "", at: int | None = None
     ) -> list[scoring.Alternative]:
-        """The k tokens that are likeliest to come next, or `at` an earlier place: see `tasks/scoring.py`."""
+        """The k tokens that are likeliest to come next, or `at` an earlier place; of a masked language model, to stand
+        in the place of a mask: see `tasks/scoring.py`."""
+        if isinstance(self.task, MaskedLanguageModelling | Encoding) and isinstance(self.config.head, MaskedLM):
+            if answer:
+                raise ConfigError([Fault("answer", "is for models that write: this one fills masks")])
+            return scoring.fillings(self.task, self.model, text, k, at=at)
         return scoring.alternatives(self._writer(), self.model, text, k, answer=answer, at=at)
+
+    def part(self, name: str) -> "Run":
+        """One task of a mixture, as a run of that task alone, by the same model."""
+        if not isinstance(self.task, MixedTasks):
+            raise ConfigError([Fault("task", f"= '{name}': the run is of one task, {self.spec.kind}")])
+        task = self.task.part(name)
+        return replace(self, task=task, spec=task.spec)
 
     def quantise(self, bits: Bits = 8) -> "Run":
         """The same with weights of 8 or 4 bits, for decoding: see `nn/quantise.py`."""
         return replace(self, model=quantise(self.model, bits))
 
+    def merge(self) -> "Run":
+        """The same with its adapter in the weights beside which it stands: see `nn/merge.py`."""
+        return replace(self, model=merge(self.model))
+
     def _writer(self) -> generation.Writer:
         match self.task:
-            case LanguageModelling() | SequenceToSequence():
+            case LanguageModelling() | SequenceToSequence() | SpanCorrupting():
                 return self.task
+            case MixedTasks():
+                return self.task.part(None)
             case _:
                 raise ConfigError([Fault("task.kind", f"= '{self.spec.kind}': its model does not write")])
 

@@ -10,6 +10,7 @@ from anyformer.config import Fault, Spec
 from anyformer.config.spec import BY_KIND, Flag, Fraction, Probability, Size
 
 Encoding = str  # a Python codec: utf-8, latin-1, cp949, ...
+Column = Annotated[int, Field(strict=True)]
 
 
 class TextFile(Spec):
@@ -36,7 +37,10 @@ class ParallelFiles(Spec):
 
 
 class TableFile(Spec):
-    """Named columns of a .tsv, .csv or .jsonl file; without a header (JSON: lists) they are called 0, 1, 2, ..."""
+    """Named columns of a .tsv, .csv, .jsonl or .parquet file; without a header (JSON: lists) they are called 0, 1, ...
+
+    A column of JSON or Parquet may lie within another: `meta.title`, `translations.0.text`.
+    """
 
     kind: Literal["table"] = "table"
     path: str
@@ -45,8 +49,29 @@ class TableFile(Spec):
     text: str | None = None
     pair: str | None = None  # the second text of a pair
     label: str | None = None
-    format: Literal["tsv", "csv", "jsonl"] | None = None  # None: by the suffix
+    words: str | None = None  # of a sentence, and their tags: lists of strings, or cells with spaces between them
+    tags: str | None = None
+    format: Literal["tsv", "csv", "jsonl", "parquet"] | None = None  # None: by the suffix
     header: Flag = True
+    encoding: Encoding = "utf-8"
+    start: Probability = 0.0
+    stop: Fraction = 1.0
+
+
+class ConllFile(Spec):
+    """Words, one a line, with their tags in columns; a blank line ends a sentence.
+
+    CoNLL-U is apart by tabs, lines that begin with # are comments, and what stands for no word of its own (1-2, 1.1) is
+    passed over. Elsewhere a comment begins with "# " and holds no tab in a file whose columns are apart by tabs: with
+    columns apart by spaces it could be a word, so there are none. Lines of -DOCSTART- are passed over.
+    """
+
+    kind: Literal["conll"] = "conll"
+    path: str
+    word: Column | None = None  # the number of its column from 0, or from the end: -1; None: 0, and 1 in CoNLL-U
+    tag: Column | None = None  # None: the last, and 3 in CoNLL-U
+    format: Literal["conll", "conllu"] | None = None  # None: by the suffix
+    separator: Literal["tab", "spaces"] | None = None  # of columns; None: tab where the file holds any, else spaces
     encoding: Encoding = "utf-8"
     start: Probability = 0.0
     stop: Fraction = 1.0
@@ -60,6 +85,26 @@ class MatchedLines(Spec):
     path: str
     pattern: str
     encoding: Encoding = "utf-8"
+    start: Probability = 0.0
+    stop: Fraction = 1.0
+
+
+class ClassFolders(Spec):
+    """A folder for each label, a file for each text in it: `pos/001.txt`."""
+
+    kind: Literal["folders"] = "folders"
+    path: str
+    encoding: Encoding = "utf-8"
+    start: Probability = 0.0
+    stop: Fraction = 1.0
+
+
+class Shards(Spec):
+    """Text as tokens, of any length: a folder that `anyformer data prepare` made. `start` and `stop` take a part of it,
+    counted in tokens."""
+
+    kind: Literal["shards"] = "shards"
+    path: str
     start: Probability = 0.0
     stop: Fraction = 1.0
 
@@ -107,7 +152,43 @@ class Additions(Spec):
 
 
 Synthetic = SortDigits | CopyDigits | ReverseDigits | WrittenDates | Additions
-Source = Annotated[TextFile | ParallelFiles | TableFile | MatchedLines | Synthetic, *BY_KIND]
+Part = Annotated[TextFile | ParallelFiles | TableFile | MatchedLines | ConllFile | ClassFolders | Synthetic, *BY_KIND]
+
+
+class Joined(Spec):
+    """The rows of several sources, one after the other."""
+
+    kind: Literal["joined"] = "joined"
+    parts: Annotated[tuple[Part, ...], Field(min_length=1)]
+
+
+class MixedPart(Spec):
+    """The rows of one part of a mixture."""
+
+    name: str
+    rows: Part
+
+
+class Mixed(Spec):
+    """The rows of the parts of a mixture of tasks, each by the name that it has in `task.parts`."""
+
+    kind: Literal["mixed"] = "mixed"
+    parts: Annotated[tuple[MixedPart, ...], Field(min_length=1)]
+
+
+Source = Annotated[
+    TextFile
+    | ParallelFiles
+    | TableFile
+    | MatchedLines
+    | ConllFile
+    | ClassFolders
+    | Joined
+    | Mixed
+    | Shards
+    | Synthetic,
+    *BY_KIND,
+]
 
 
 class Data(Spec):
@@ -123,19 +204,47 @@ class Data(Spec):
 # -- what a task asks of them -----------------------------------------------------------------------------------------
 
 
-TEXT, PAIR = ("text",), ("source", "target")  # what sources give that name no columns
-NEEDS = {TEXT: "text: text, table or lines", PAIR: "pairs: parallel, table or lines"}
+TEXT, LABELLED, PAIR = ("text",), ("text", "label"), ("source", "target")  # what sources give that name no columns
+TAGGED = ("words", "tags")
+NEEDS = {
+    TEXT: "text: text, table, lines, conll, folders or shards",
+    LABELLED: "labels: table, lines or folders",
+    PAIR: "pairs: parallel, table or lines",
+    ("text", "pair"): "pairs of texts: table or lines",
+    TAGGED: "words with tags: conll or table",
+}
 
 
 def misfits(source: Source, task: str, columns: tuple[str, ...]) -> Iterator[Fault]:
     """What is wrong with a source for a task that reads these columns."""
     needs = NEEDS.get(columns, "labels: table or lines")
     match source:
-        case TextFile() if columns != TEXT:
-            yield Fault("kind", f"= 'text': the task {task} needs {needs}")
-        case _ if columns != PAIR and not isinstance(source, TextFile | TableFile | MatchedLines):
+        case Mixed(parts=mixed) if task == "mixture":
+            for i, one in enumerate(mixed):
+                yield from (fault.under(f"parts.{i}.rows") for fault in misfits(one.rows, "seq2seq", columns))
+        case _ if (task == "mixture") != isinstance(source, Mixed):
+            needs = "'mixed' rows, each of one of its parts" if task == "mixture" else needs
             yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
-        case TextFile() | ParallelFiles() | TableFile() | MatchedLines() if source.start >= source.stop:
+        case Joined(parts=parts):
+            for i, part in enumerate(parts):
+                yield from (fault.under(f"parts.{i}") for fault in misfits(part, task, columns))
+        case TextFile() | Shards() if columns != TEXT:
+            yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
+        case ClassFolders() if columns not in (TEXT, LABELLED):
+            yield Fault("kind", f"= 'folders': the task {task} needs {needs}")
+        case MatchedLines() if columns == TAGGED:
+            yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
+        case ConllFile() if columns not in (TAGGED, TEXT):
+            yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
+        case ConllFile(word=int(word), tag=int(tag)) if word == tag:
+            yield Fault("tag", f"= {tag}: is the column of the word, too")
+        case ParallelFiles() | SortDigits() | CopyDigits() | ReverseDigits() | WrittenDates() | Additions() if (
+            columns != PAIR
+        ):
+            yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
+        case TextFile() | ParallelFiles() | TableFile() | MatchedLines() | ConllFile() | ClassFolders() | Shards() if (
+            source.start >= source.stop
+        ):
             yield Fault("start", f"= {source.start}: must be before stop = {source.stop}")
         case MatchedLines(pattern=pattern) if why := _unfit(pattern, columns):
             yield Fault("pattern", f"= {pattern!r}: {why}")
@@ -149,6 +258,21 @@ def misfits(source: Source, task: str, columns: tuple[str, ...]) -> Iterator[Fau
             yield Fault("pair", f"= {pair!r}: set task.pairs = true, or leave it out: the task reads single texts")
         case SortDigits() | CopyDigits() | ReverseDigits() if source.shortest > source.longest:
             yield Fault("shortest", f"= {source.shortest}: must be at most longest = {source.longest}")
+
+
+def shard_faults(source: Source, tokenizer: str, batches: str, framed: bool) -> Iterator[Fault]:
+    """What of a recipe does not go with text that is tokens already, or with text that is not."""
+    if not isinstance(source, Shards):
+        if tokenizer == "data":
+            yield Fault("tokenizer", f"= 'data': shards have a tokenizer, and data.train is {source.kind}")
+        return
+    if tokenizer not in ("data", "file", "run"):
+        yield Fault("tokenizer", f"= '{tokenizer}': shards have their own tokenizer, which is 'data'")
+    if batches not in ("crops", "ordered"):
+        what = "shards are one long text, of which batches are 'crops' or 'ordered'"
+        yield Fault("batches.kind", f"= '{batches}': {what}")
+    if framed:
+        yield Fault("task.framed", "= true: shards hold their texts as they are, each with <eos> behind it")
 
 
 def _unfit(pattern: str, groups: tuple[str, ...]) -> str:

@@ -60,6 +60,21 @@ def test_a_folder_is_never_overwritten(trained: Path, tmp_path: Path) -> None:
     assert (trained / "model.safetensors").read_bytes() == before
 
 
+def test_merge(trained: Path, tmp_path: Path) -> None:
+    adapter = 'model.adapter={rank=2, targets=["*.mixer"]}'
+    out, merged = tmp_path / "run", tmp_path / "merged"
+    done("train", "sort", *SMALL, f"train.init_from={trained}", adapter, "--out", out)
+    size = af.load(trained).model.num_parameters()
+    assert done("merge", out, "--out", merged) == f"merged: {merged}, {size:,} parameters\n"
+    assert f"trained: {af.count(af.load(out).config).trained:,} parameters" in done("count", out)
+    lines = [done("evaluate", run, "--split", "valid").splitlines() for run in (merged, out)]
+    assert [line for line in lines[0] if "exact" in line] == [line for line in lines[1] if "exact" in line] != []
+    assert refused("merge", trained, "--out", tmp_path / "no") == [
+        f"{trained}: has no adapter: there is nothing to merge"
+    ]
+    assert refused("merge", out, "--out", merged) == [f"{merged}: is there already; choose another --out"]
+
+
 def test_wrong_input(trained: Path, tmp_path: Path) -> None:
     assert refused("train", "srot")[0] == "'srot' is neither a recipe nor a file; did you mean 'sort'?"
     assert refused("train", "sort", "train.stesp=3") == ["train.stesp: unknown key; did you mean 'steps'?"]

@@ -22,7 +22,8 @@ UNDER: dict[str, tuple[str, ...]] = {
     "config.mixer": ("config.position", "config.pattern", "config.norm"),
     "config.block": ("config.mixer", "config.feedforward"),
     "config.ends": ("config.block",),
-    "config.model": ("config.ends",),
+    "config.adapter": ("config.block",),
+    "config.model": ("config.ends", "config.adapter"),
     "config.check": ("config.spec",),
     "config.schema": ("config.spec",),
     "config.edit": ("config.check",),
@@ -31,7 +32,8 @@ UNDER: dict[str, tuple[str, ...]] = {
     "presets": ("config",),
     "sources": ("config",),
     "taskspec": ("config",),
-    "recipe": ("presets", "sources", "taskspec"),
+    "tokenizerspec": ("config",),
+    "recipe": ("presets", "sources", "taskspec", "tokenizerspec"),
     "recipes": ("recipe",),
     "nn": ("config",),  # knows nothing of text, tasks or training
     "data": ("recipe",),  # knows nothing of nn
@@ -51,7 +53,7 @@ UNDER: dict[str, tuple[str, ...]] = {
 }
 
 # Importing these, and `anyformer` itself, imports no torch: `anyformer --help`, completion and configs answer at once.
-TORCHLESS = ("config", "presets", "recipe", "recipes", "cli", "inspection.count", "data.sources", "data.tokenizer")
+TORCHLESS = ("config", "presets", "recipe", "recipes", "cli", "inspection.count", "data.sharding", "data.sources")
 
 LONGEST = 400  # lines; a file past that is two files
 LONGEST_ATTENTION = 119  # the file that people read first

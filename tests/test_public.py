@@ -15,6 +15,7 @@ DECODING = [
     "--max-new-tokens",
     "--min-new-tokens",
     "--stop",
+    "--task",
     "--temperature",
     "--top-k",
     "--top-p",
@@ -56,6 +57,7 @@ VERBS = {
     "predict": ["run", "[file]", "--out", *DECODING],
     "generate": ["run", "--prompt", "--samples", "--n-best", *DECODING],
     "import": ["source", "--out", "--tokenizer", "--allow-pickle"],
+    "merge": ["run", "--out"],
     "export": ["run", "out", "--format", "--family"],
     "config": [],
     "config schema": ["[of]"],
@@ -65,6 +67,19 @@ VERBS = {
     "tokenizer": [],
     "tokenizer train": ["files", "--out", "--kind", "--size", "--lowercase", "--encoding"],
     "tokenizer show": ["tokenizer", "text"],
+    "data": [],
+    "data prepare": [
+        "files",
+        "--out",
+        "--tokenizer",
+        "--document",
+        "--column",
+        "--encoding",
+        "--sample",
+        "--workers",
+        "--on-bad-row",
+    ],
+    "data show": ["folder", "--check"],
 }
 
 
@@ -141,6 +156,8 @@ from anyformer.cli import app
 lines = ["--help", "presets", "count gpt2 depth=2", "config show t5", "config diff gpt2 bert", "config schema recipe"]
 lines += ["recipes", "count scan tokenizer=bytes"]
 lines += ["tokenizer train pyproject.toml --kind chars --out " + sys.argv[1], "tokenizer show " + sys.argv[1] + " abc"]
+made = sys.argv[1] + "/shards"
+lines += ["data prepare pyproject.toml --tokenizer bytes --workers 1 --out " + made, "data show " + made]
 for line in lines:
     result = CliRunner().invoke(app, line.split())
     assert result.exit_code == 0, result.output

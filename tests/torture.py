@@ -20,7 +20,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from anyformer.config import ConfigError, io
 from anyformer.data.sources import read
-from anyformer.recipe import Crops, Recipe, Synthetic
+from anyformer.recipe import (
+    Additions,
+    CopyDigits,
+    Crops,
+    Joined,
+    Mixed,
+    Recipe,
+    ReverseDigits,
+    SortDigits,
+    WrittenDates,
+)
 from anyformer.recipes import names, read_recipe
 from anyformer.run import checkpoints, verify
 from tests.training.small import assert_same_run, child, run
@@ -32,9 +42,20 @@ SYNCS = 120  # about how often such a run syncs something to disk
 def small(name: str) -> Recipe:
     """A recipe made short, with few rows; everything else is left as it is."""
     recipe = read_recipe(name, [f"train.steps={STEPS}", f"train.save_every={SAVES}", "train.evaluate_every=none"])
-    size = ["batches.rows=4", "batches.length=32"] if isinstance(recipe.batches, Crops) else ["batches.tokens=256"]
-    rows = "data.train.count=600" if isinstance(recipe.data.train, Synthetic) else "data.train.stop=0.05"
-    return io.override(recipe, [*size, rows, "data.valid=none", "data.test=none", "train.compile=off"])
+    size = ["batches.rows=4", "batches.length=32"] if isinstance(recipe.batches, Crops) else ["batches.tokens=512"]
+    return io.override(recipe, [*size, _few(recipe), "data.valid=none", "data.test=none", "train.compile=off"])
+
+
+def _few(recipe: Recipe) -> str:
+    match recipe.data.train:
+        case SortDigits() | CopyDigits() | ReverseDigits() | WrittenDates() | Additions():
+            return "data.train.count=600"
+        case Joined():
+            return "data.train.parts.*.stop=0.05"
+        case Mixed():
+            return "data.train.parts.*.rows.stop=0.05"
+        case _:
+            return "data.train.stop=0.05"
 
 
 def there(recipe: Recipe) -> bool:
@@ -49,11 +70,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("recipes", nargs="*", help="if none is named, all")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     chance, console = random.Random(asked.seed), Console()
-    recipes = {name: recipe for name in names() if there(recipe := small(name))}
-    if missing := sorted({*names()} - {*recipes}):
+    wished = asked.recipes or names()
+    recipes = {name: recipe for name in wished if there(recipe := small(name))}
+    if missing := sorted({*wished} - {*recipes}):
         console.print(f"without their data: {', '.join(missing)} (set ANYFORMER_DATA)")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.training.small"])

@@ -26,6 +26,7 @@ def _declared(
     stop: Annotated[
         list[str] | None, typer.Option(help=r"End before this string; may be given again. In bash, $'\n' is a newline.")
     ] = None,
+    task: Annotated[str | None, typer.Option(help="Of a mixture of tasks: which one.")] = None,
     temperature: Annotated[
         float | None,
         typer.Option(
@@ -165,6 +166,8 @@ def prepare(folder: Path, how: dict[str, Any]) -> tuple["Run", dict[str, Any]]:
     if "json_schema" in how:
         how["json_schema"] = _schema(how["json_schema"])
     run = load(folder)
+    if "task" in how:
+        run = run.part(how.pop("task"))
     if "draft" in how:
         how["draft"] = load(how["draft"])
     return run if bits is None else run.quantise(bits), how

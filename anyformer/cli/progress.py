@@ -31,3 +31,32 @@ def counting(total: int, what: str) -> Iterator[Callable[[int], None]]:
 
     with bar:
         yield advance
+
+
+@contextmanager
+def passing(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Tells of bytes on stderr, with their rate; the function that it gives is told how many are done, of how many:
+    none of them when the work begins."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    console = Console(stderr=True)
+    columns = TextColumn(f"[bold]{what}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    task, began, shown = bar.add_task("", total=None), 0.0, 0.0
+
+    def tell(done: int, total: int) -> None:
+        nonlocal began, shown
+        now = time.perf_counter()
+        bar.update(task, completed=done, total=total)
+        if not done:
+            began = shown = now
+        elif not console.is_terminal and now - shown > SECONDS:
+            shown = now
+            rate = done / (now - began)
+            line = f"{what} {done / 1e6:,.0f} of {total / 1e6:,.0f} MB  {rate / 1e6:.1f} MB/s"
+            line += f"  {(total - done) / rate:.0f} s left"
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    with bar:
+        yield tell

@@ -103,7 +103,7 @@ def _size(spec: "AnyTokenizer") -> int | None:
             from anyformer.data.tokenizer import TextTokenizer
 
             return TextTokenizer.load(spec.path).size
-        case recipe.Characters() | recipe.Words() | recipe.RunTokenizer():
+        case recipe.Characters() | recipe.Words() | recipe.RunTokenizer() | recipe.DataTokenizer():
             return None
         case _:
             typing.assert_never(spec)

@@ -174,6 +174,18 @@ def import_(
     typer.echo(f"imported: {out}, {run.model.num_parameters():,} parameters, {run.tokenizer.size:,} tokens")
 
 
+@app.command("merge")
+def merge_(
+    run: Folder,
+    out: Annotated[Path, typer.Option(help="The folder of the run that is made of it.")],
+) -> None:
+    """Make a run of one with an adapter that does the same without, by its weights alone."""
+    from anyformer.training.train import merge
+
+    made = merge(run, out)
+    typer.echo(f"merged: {out}, {made.model.num_parameters():,} parameters")
+
+
 @app.command("export")
 def export_(
     run: Folder,

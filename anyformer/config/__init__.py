@@ -12,6 +12,7 @@ norm         norms
 mixer        attention, and what may stand in its place
 feedforward  activations, feed-forwards
 block        blocks and stacks
+adapter      low-rank adapters, and the linear layers that may have one
 ends         inputs, heads, initialisation, special ids
 model        ModelConfig and the rules between its parts
 io           TOML and JSON, overrides, differences, the schema
@@ -19,6 +20,7 @@ io           TOML and JSON, overrides, differences, the schema
 
 # Stars, so that a part which enters one of these files is public without a second edit.
 from anyformer.config import io as io
+from anyformer.config.adapter import LoRA as LoRA, Matrix as Matrix
 from anyformer.config.block import *
 from anyformer.config.ends import *
 from anyformer.config.feedforward import *

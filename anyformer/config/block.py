@@ -10,6 +10,8 @@ from anyformer.config.norm import LayerNorm, NoNorm, Norm
 from anyformer.config.position import NoPosition, Position
 from anyformer.config.spec import BY_KIND, Count, Flag, Probability, Size, Spec
 
+Side = Literal["encoder", "decoder"]
+
 
 class Sequential(Spec):
     """One sublayer after the other."""
@@ -85,6 +87,12 @@ class Stack(Spec):
         """The block of each layer."""
         rest = self.depth - len(self.prefix)
         return self.prefix + tuple(self.blocks[i % len(self.blocks)] for i in range(rest))
+
+    @property
+    def runs(self) -> tuple[int, ...]:
+        """The number of the block whose weights each layer has: its own, or with `share` that of the tile."""
+        head, tile = len(self.prefix), len(self.blocks)
+        return tuple(i if i < head or not self.share else head + (i - head) % tile for i in range(self.depth))
 
     @property
     def levels(self) -> tuple[int, ...]:

@@ -30,13 +30,34 @@ class FactorisedTable(Spec):
 Table = Annotated[FullTable | FactorisedTable, *BY_KIND]
 
 
+class NoSpelling(Spec):
+    """Tokens are read by their ids alone."""
+
+    kind: Literal["none"] = "none"
+
+
+class ByteSpelling(Spec):
+    """Each token is also read as the UTF-8 bytes of its word: embeddings, a convolution, the largest of each channel,
+    and a linear layer (dos Santos & Zadrozny 2014). Of a longer word, its first bytes and its last are read."""
+
+    kind: Literal["bytes"] = "bytes"
+    width: Size = 32  # of a byte's vector
+    channels: Size = 128  # of the convolution
+    kernel: Size = 3  # bytes that it sees at once
+    longest: Size = 16  # bytes that are read of a word
+
+
+Spelling = Annotated[NoSpelling | ByteSpelling, *BY_KIND]
+
+
 class Tokens(Spec):
-    """A learned lookup: table, scale, positions, types, norm, dropout, in this order."""
+    """A learned lookup: table, scale, spelling, positions, types, norm, dropout, in this order."""
 
     kind: Literal["tokens"] = "tokens"
     vocab: Size | None = None  # None: in a recipe, the tokenizer's
     table: Table = FullTable()
     types: Count = 0  # how many token types (BERT's sentence A and B)
+    spelling: Spelling = NoSpelling()  # for the task tag, which knows the words
     scale: InputScale = Unscaled()
     norm: Norm = NoNorm()
     dropout: Probability = 0.0
@@ -151,10 +172,12 @@ class MaskedLM(Spec):
 
 
 class TokenLabels(Spec):
-    """Logits [b, t, labels]: tagging."""
+    """Logits [b, t, labels]: tagging. With `crf`, potentials [b, t, labels + 1, labels]: logits and how well a label
+    fits behind each other one, or (the last row) at the beginning."""
 
     kind: Literal["token_labels"] = "token_labels"
     labels: Size
+    crf: Flag = False
     transform: HeadTransform = NoTransform()
     dropout: Probability = 0.0
 

@@ -8,7 +8,8 @@ from typing import Literal, Self, assert_never
 
 from pydantic import model_validator
 
-from anyformer.config.block import Block, Stack
+from anyformer.config.adapter import LoRA, misfits
+from anyformer.config.block import Block, Side, Stack
 from anyformer.config.ends import LM, Head, Init, Input, MaskedLM, NoHead, Normal, Patches, Special, Tokens
 from anyformer.config.feedforward import Experts
 from anyformer.config.mixer import (
@@ -28,7 +29,6 @@ from anyformer.config.position import Position
 from anyformer.config.spec import ConfigError, Fault, Size, Spec
 
 Shape = Literal["encoder-decoder", "encoder", "decoder"]
-Side = Literal["encoder", "decoder"]
 
 
 class ModelConfig(Spec):
@@ -45,6 +45,7 @@ class ModelConfig(Spec):
     special: Special = Special()
     # tokens that it was trained to read, where positions have no end: answers of no given length stay within
     context: Size | None = None
+    adapter: LoRA | None = None  # None: all weights are its own; in training with one, no others learn but a new head's
 
     @property
     def shape(self) -> Shape:
@@ -72,7 +73,10 @@ class ModelConfig(Spec):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if found := [*_shape(self), *_stacks(self), *_inputs(self), *_vocabularies(self)]:
+        found = [*_shape(self), *_stacks(self), *_inputs(self), *_vocabularies(self)]
+        if self.adapter and not found:
+            found = [fault.under("adapter") for fault in misfits(self.adapter, self.stacks, self.width)]
+        if found:
             raise ConfigError(found)
         return self
 
@@ -96,6 +100,13 @@ def position_of(attention: Attention, stack: Stack) -> Position:
 def causal_of(mixer: Convolution | FullyConnected | PositionMixing, side: Side) -> bool:
     """Whether a mixer reads the past alone, given or derived."""
     return side == "decoder" if mixer.causal is None else mixer.causal
+
+
+def learning(config: ModelConfig) -> tuple[str, ...]:
+    """Names of the weights that a training changes: with an adapter that, and a head that is made for a task."""
+    if config.adapter is None:
+        return ("*",)
+    return ("*.lora",) if isinstance(config.head, (LM, MaskedLM)) else ("*.lora", "head")
 
 
 def handed(config: ModelConfig) -> dict[int, Recurrent]:
@@ -306,6 +317,9 @@ def _latent(a: Attention, compress: Latent, key: int) -> Iterator[Fault]:
 def _inputs(config: ModelConfig) -> Iterator[Fault]:
     if isinstance(config.target, Patches):
         yield Fault("target", "patches are read at once: only an encoder reads them")
+    for name, tokens in (("source", config.source), ("target", config.target)):
+        if isinstance(tokens, Tokens) and tokens.spelling.kind != "none" and config.encoder and config.decoder:
+            yield Fault(f"{name}.spelling", f"= '{tokens.spelling.kind}': is for models of one stack; leave it out")
     read, stack = config.source, config.encoder
     if not isinstance(read, Patches) or not stack:
         return

@@ -4,7 +4,7 @@ A plan says which examples each batch of an epoch holds. It is a function of len
 is the same for any number of workers or processes, and resuming needs no replay.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,17 +25,25 @@ class Piece(NamedTuple):
     labels: Sequence[Any]  # as many ids; or what is asked of the row, in numbers
     source: Ids | None = None  # what an encoder reads
     types: Ids | None = None  # as long as ids, where the model has token types and there are two texts
+    pair: Ids | None = None  # another text that is read apart, in a row of its own
+    marks: Ids | None = None  # as long as ids, where some tokens are seen by all of the text (see `nn/mask.py`)
+    spelled: np.ndarray | None = None  # [ids, longest], the words of the ids in bytes + 1, where the model reads them
 
     @property
     def length(self) -> int:
         """What a row must hold: the longer side of a pair."""
-        return max(len(self.ids), len(self.source or ()))
+        return max(len(self.ids), len(self.source or ()), len(self.pair or ()))
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Tokens of what is read, and of what else is: a source, or a text apart."""
+        return len(self.ids), len(self.source or self.pair or ())
 
 
 class Batch(NamedTuple):
     """What a model is trained on in one forward pass."""
 
-    ids: Tensor  # [b, t]
+    ids: Tensor  # [b, t]; [2b, t] of pairs that are read apart, one text below the other
     labels: Tensor  # [b, t], IGNORE where nothing is asked; or [b, n] of whole rows
     segments: Tensor | None  # [b, t], PADDING where there is no token; None: full rows
     source: Tensor | None = None  # [b, s]
@@ -43,6 +51,8 @@ class Batch(NamedTuple):
     examples: tuple[int, ...] = ()  # their numbers: the identity of the batch
     follows: bool = False  # every row goes on where it ended in the batch before
     types: Tensor | None = None  # [b, t]
+    marks: Tensor | None = None  # [b, t]
+    spelled: Tensor | None = None  # [b, t, longest]
 
     def to(self, device: torch.device) -> "Batch":
         moved: dict[str, Any] = {
@@ -132,17 +142,26 @@ def plan_packed(sizes: np.ndarray, tokens: int, length: int, seed: int, epoch: i
 
 
 def collate(
-    rows: Sequence[Row], pieces: Sequence[Piece], pad: int, source_pad: int, length: int | None = None
+    rows: Sequence[Row],
+    pieces: Sequence[Piece] | Mapping[int, Piece],
+    pad: int,
+    source_pad: int,
+    length: int | None = None,
 ) -> Batch:
     """The tensors of some rows of examples; `length` fixes the width, else the longest row decides."""
     members = [[pieces[i] for i in row] for row in rows]
-    ids, segments = _fill([[p.ids for p in row] for row in members], pad, length)
     labels, _ = _fill([[p.labels for p in row] for row in members], IGNORE, length)
     examples = tuple(i for row in rows for i in row)
     first = pieces[rows[0][0]]
+    if first.pair is not None:
+        ids, segments = _fill([[ids] for row in members for p in row for ids in (p.ids, p.pair or ())], pad, length)
+        return Batch(ids, labels, segments, examples=examples)
+    ids, segments = _fill([[p.ids for p in row] for row in members], pad, length)
     if first.source is None:
         types = None if first.types is None else _fill([[p.types or () for p in row] for row in members], 0, length)[0]
-        return Batch(ids, labels, segments, examples=examples, types=types)
+        marks = None if first.marks is None else _fill([[p.marks or () for p in row] for row in members], 0, length)[0]
+        spelled = None if first.spelled is None else _spread(members, ids.shape[1])
+        return Batch(ids, labels, segments, examples=examples, types=types, marks=marks, spelled=spelled)
     source, source_segments = _fill([[p.source or () for p in row] for row in members], source_pad, length)
     if segments is None or source_segments is None:  # packed or padded on one side: say so on both
         segments = torch.zeros_like(ids) if segments is None else segments
@@ -164,3 +183,12 @@ def _fill(rows: list[list[Any]], filler: int, length: int | None) -> tuple[Tenso
             at += len(ids)
     plain = bool((segments == 0).all())
     return torch.from_numpy(out), None if plain else torch.from_numpy(segments)
+
+
+def _spread(rows: list[list[Piece]], width: int) -> Tensor:
+    """The bytes of words as [b, t, longest], 0 where there is no token."""
+    whole = [[piece.spelled for piece in row if piece.spelled is not None] for row in rows]
+    out = np.zeros((len(rows), width, whole[0][0].shape[1]), dtype=np.int64)
+    for r, row in enumerate(whole):
+        out[r, : sum(map(len, row))] = np.concatenate(row)
+    return torch.from_numpy(out)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, NamedTuple, cast
 
 from anyformer.config.spec import ConfigError, Fault, close_to, visible
-from anyformer.recipe import Data, MatchedLines, ParallelFiles, TableFile, TextFile
+from anyformer.recipe import ClassFolders, ConllFile, Data, MatchedLines, ParallelFiles, TableFile, TextFile
 
 
 class File(NamedTuple):
@@ -38,6 +38,9 @@ class File(NamedTuple):
         return unfit(found[0])
 
 
+# What a reader of rows gives: the line, and a value for each column or the reason why there is none.
+Parsed = Iterator[tuple[int, dict[str, str] | str]]
+
 FLAW = re.compile("[\0\ud800-\udfff]")
 
 
@@ -46,13 +49,15 @@ def unfit(character: str) -> str:
     return "holds a NUL character" if character == "\0" else f"holds the lone surrogate U+{ord(character):04X}"
 
 
-def open_files(source: TextFile | ParallelFiles | TableFile | MatchedLines, data: Data, *keys: str) -> dict[str, File]:
+def open_files(
+    source: TextFile | ParallelFiles | TableFile | MatchedLines | ConllFile, data: Data, *keys: str
+) -> dict[str, File]:
     """The files that some fields of a source name, by field."""
-    faults, files = list(_unknown(source.encoding)), {}
+    faults, files = list(unknown(source.encoding)), {}
     for key in keys:
         try:
             name, raw = _load(getattr(source, key), data)
-            files[key] = File(name, source.encoding, "" if faults else _decode(raw, source.encoding))
+            files[key] = File(name, source.encoding, "" if faults else decode(raw, source.encoding))
         except ConfigError as error:
             faults += [fault.under(key) for fault in error.faults]
     if faults:
@@ -60,17 +65,37 @@ def open_files(source: TextFile | ParallelFiles | TableFile | MatchedLines, data
     return files
 
 
+def open_below(source: ClassFolders, path: Path) -> File:
+    """A file in the folder that a source names."""
+    if faults := list(unknown(source.encoding)):
+        raise ConfigError(faults)
+    try:
+        name, raw = _read(source.path, path)
+        return File(name, source.encoding, decode(raw, source.encoding))
+    except ConfigError as error:
+        raise ConfigError(fault.under("path") for fault in error.faults) from None
+
+
 def _load(name: str, data: Data) -> tuple[str, bytes]:
     """The path of a file, and its bytes."""
-    path = locate(name, data)
+    return _read(name, regular(name, data))
+
+
+def _read(name: str, path: Path) -> tuple[str, bytes]:
     shown = visible(str(path))
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe or a device might never end
-            raise _fault(name, f"{shown} is not a regular file")
         with path.open("rb") as raw:
             return shown, unpacked(raw, path).read()
     except UNREADABLE as error:
         raise _fault(name, f"{shown} {why_unreadable(error)}") from None
+
+
+def regular(name: str, data: Data) -> Path:
+    """Where a file is that has an end, as a pipe or a device might not."""
+    path = locate(name, data)
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise _fault(name, f"{visible(str(path))} is not a regular file")
+    return path
 
 
 # What opening and reading a file may raise.
@@ -126,7 +151,7 @@ def _missing(name: str, path: Path, origin: str) -> str:
     return message
 
 
-def _unknown(encoding: str) -> Iterator[Fault]:
+def unknown(encoding: str) -> Iterator[Fault]:
     """The fault of an encoding that there is not."""
     if not _is_known(encoding):
         known = {alias.replace("_", "-") for pair in encodings.aliases.aliases.items() for alias in pair}
@@ -148,7 +173,8 @@ def _is_known(encoding: str) -> bool:
     return True
 
 
-def _decode(raw: bytes, encoding: str) -> str:
+def decode(raw: bytes, encoding: str) -> str:
+    """Bytes as a text, in which those that are none stand as lone surrogates: see `File`."""
     try:
         text = raw.decode(encoding, "anyformer.mark")
     except UnicodeError as error:

@@ -1,12 +1,13 @@
 """Batches by number: what a training step reads is a function of the seed and the step."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from anyformer.data.batch import IGNORE, PADDING, Batch, Piece, Row, collate, plan_packed, plan_padded
+from anyformer.data.shards import Stream
 from anyformer.recipe import Crops, Ordered, Packed, Padded
 
 
@@ -24,11 +25,22 @@ class Loader(Protocol):
 
 
 class PieceLoader:
-    """Examples in shuffled epochs, padded or packed."""
+    """Examples in shuffled epochs, padded or packed. With weights, each is read as often in an epoch as its weight
+    says; of a fraction, by chance."""
 
-    def __init__(self, pieces: Sequence[Piece], spec: Padded | Packed, seed: int, pad: int, source_pad: int):
+    def __init__(
+        self,
+        pieces: Sequence[Piece],
+        spec: Padded | Packed,
+        seed: int,
+        pad: int,
+        source_pad: int,
+        weights: Sequence[float] | None = None,
+    ):
+        self.weights = None if weights is None else np.asarray(weights)
         self.pieces, self.spec, self.seed, self.pad, self.source_pad = pieces, spec, seed, pad, source_pad
-        self.sizes = np.array([[len(p.ids), len(p.source or ())] for p in pieces], dtype=np.int64)
+        self.sizes = np.array([p.sizes for p in pieces], dtype=np.int64)
+        self.rows = 2 if pieces and pieces[0].pair is not None else 1  # of an example, on one side of a batch
         self._plan: tuple[int, list[list[Row]]] | None = None
 
     def plan(self, epoch: int) -> list[list[Row]]:
@@ -37,62 +49,87 @@ class PieceLoader:
         return self._plan[1]
 
     def _make(self, epoch: int) -> list[list[Row]]:
+        if self.weights is None:
+            return self._planned(self.sizes, epoch)
+        chance = np.random.Generator(np.random.PCG64([self.seed, epoch, 2])).random(len(self.weights))
+        chosen = np.repeat(np.arange(len(self.weights)), np.floor(self.weights + chance).astype(np.int64))
+        if not len(chosen):  # all weights are small, and chance chose none
+            chosen = np.array([self.weights.argmax()])
+        return [[tuple(chosen[list(row)].tolist()) for row in b] for b in self._planned(self.sizes[chosen], epoch)]
+
+    def _planned(self, sizes: np.ndarray, epoch: int) -> list[list[Row]]:
         if isinstance(self.spec, Packed):
-            return plan_packed(self.sizes, self.spec.tokens, self.spec.length, self.seed, epoch)
-        return plan_padded(self.sizes, self.spec.tokens, self.spec.pool, self.seed, epoch)
+            return plan_packed(sizes, self.spec.tokens, self.spec.length, self.seed, epoch)
+        return plan_padded(sizes * self.rows, self.spec.tokens, self.spec.pool, self.seed, epoch)
 
     def read(self, place: Place) -> tuple[Batch, Place]:
         plan = self.plan(place.epoch)
         after = Place(place.epoch, place.batch + 1)
         width = self.spec.length if isinstance(self.spec, Packed) else None
-        batch = collate(plan[place.batch], self.pieces, self.pad, self.source_pad, width)
+        rows = plan[place.batch]
+        batch = collate(rows, self.made(rows, place.epoch), self.pad, self.source_pad, width)
         return batch, Place(place.epoch + 1, 0) if after.batch == len(plan) else after
+
+    def made(self, rows: list[Row], epoch: int) -> Sequence[Piece] | Mapping[int, Piece]:
+        """The examples of some rows in an epoch, by number."""
+        return self.pieces
 
 
 class CropLoader:
     """Random pieces of one long text, each batch from a generator of its own."""
 
-    def __init__(self, ids: np.ndarray, spec: Crops, seed: int):
+    def __init__(self, ids: Stream, spec: Crops, seed: int):
         self.ids, self.spec, self.seed = ids, spec, seed
 
     def read(self, place: Place) -> tuple[Batch, Place]:
         generator = np.random.Generator(np.random.PCG64([self.seed, place.epoch, place.batch]))
         starts = generator.integers(0, len(self.ids) - self.spec.length, size=self.spec.rows)
-        at = starts[:, None] + np.arange(self.spec.length + 1)
-        cut = torch.from_numpy(self.ids[at].astype(np.int64))
+        cut = torch.from_numpy(self.ids.cut(starts, self.spec.length + 1))
         return Batch(cut[:, :-1], cut[:, 1:], None, examples=tuple(starts.tolist())), Place(0, place.batch + 1)
 
 
 class OrderedLoader:
     """A long text in equal parts side by side, from beginning to end; what does not fill a batch is left out."""
 
-    def __init__(self, ids: np.ndarray, spec: Ordered):
+    def __init__(self, ids: Stream, spec: Ordered):
         self.spec, self.part = spec, (len(ids) - 1) // spec.rows
         self.starts = np.arange(spec.rows) * self.part
         self.ids, self.count = ids, self.part // spec.length
 
     def read(self, place: Place) -> tuple[Batch, Place]:
         starts = self.starts + place.batch * self.spec.length
-        cut = torch.from_numpy(self.ids[starts[:, None] + np.arange(self.spec.length + 1)].astype(np.int64))
+        cut = torch.from_numpy(self.ids.cut(starts, self.spec.length + 1))
         batch = Batch(cut[:, :-1], cut[:, 1:], None, examples=tuple(starts.tolist()), follows=place.batch > 0)
         last = place.batch + 1 == self.count
         return batch, Place(place.epoch + 1, 0) if last else Place(place.epoch, place.batch + 1)
 
 
-def side_by_side(ids: np.ndarray, rows: int, length: int) -> list[Batch]:
+def side_by_side(ids: Stream, rows: int, length: int) -> Iterator[Batch]:
     """Every token but the first of a text asked once: its parts side by side, in pieces that follow each other."""
-    part = -(-(len(ids) - 1) // rows)
-    at = torch.arange(rows)[:, None] * part + torch.arange(part)
-    there, text = at < len(ids) - 1, torch.from_numpy(ids.astype(np.int64))
-    at = at.clamp(max=len(ids) - 2)
-    segments = None if bool(there.all()) else torch.where(there, 0, PADDING)
-    labels, text = torch.where(there, text[at + 1], IGNORE), text[at]
+    asked = len(ids) - 1
+    part = -(-asked // rows)
+    for begin in range(0, part, length):
+        width = min(length, part - begin)
+        starts = np.arange(rows) * part + begin
+        first = np.minimum(starts, asked - width)  # the last parts may end early: the rest of them is padding
+        cut = torch.from_numpy(ids.cut(first, width + 1))
+        at = torch.from_numpy(starts)[:, None] + torch.arange(width)
+        there = at < asked
+        at = at.clamp(max=asked - 1) - torch.from_numpy(first)[:, None]
+        labels = torch.where(there, cut.gather(1, at + 1), IGNORE)
+        segments = None if rows * part == asked else torch.where(there, 0, PADDING)
+        yield Batch(cut.gather(1, at), labels, segments, follows=begin > 0)
 
-    def piece(start: int) -> Batch:
-        cut = slice(start, start + length)
-        return Batch(text[:, cut], labels[:, cut], None if segments is None else segments[:, cut], follows=start > 0)
 
-    return [piece(start) for start in range(0, part, length)]
+def windows(ids: Stream, length: int, rows: int) -> Iterator[Batch]:
+    """Every token but the first of a text asked once, in windows; what does not fill one is a batch of its own."""
+    whole, rest = divmod(len(ids) - 1, length)
+    for first in range(0, whole, rows):
+        cut = torch.from_numpy(ids.cut(np.arange(first, min(first + rows, whole)) * length, length + 1))
+        yield Batch(cut[:, :-1], cut[:, 1:], None)
+    if rest:
+        cut = torch.from_numpy(ids.cut(np.array([whole * length]), rest + 1))
+        yield Batch(cut[:, :-1], cut[:, 1:], None)
 
 
 def in_order(pieces: Sequence[Piece], tokens: int, pad: int, source_pad: int) -> list[Batch]:

@@ -1,25 +1,42 @@
-"""Reading examples from files: text, parallel lines, tables, lines by a pattern. Imports no torch.
+"""Reading examples from files: text, parallel lines, tables, lines by a pattern, folders. Imports no torch.
 
 A row that cannot be read is a `BadRow` with its file and line, and the reading goes on, so that all of them are told at
 once. Lines end at "\\n" only (or "\\r\\n"): U+2028, form feeds and the like are part of a text.
 """
 
-import csv
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple, TypeVar
 
-from anyformer.config.spec import ConfigError, Fault, did_you_mean
+from anyformer.config.spec import ConfigError, Fault, visible
 from anyformer.data import synthetic
-from anyformer.data.files import FLAW, File, open_files, unfit
+from anyformer.data.conll import sentences
+from anyformer.data.files import File, Parsed, locate, open_below, open_files
+from anyformer.data.shards import Corpus, open_shards
 from anyformer.data.synthetic import Split
-from anyformer.recipe import Data, MatchedLines, ParallelFiles, Source, Synthetic, TableFile, TextFile
+from anyformer.data.tables import LISTS, read_table
+from anyformer.recipe import (
+    ClassFolders,
+    ConllFile,
+    Data,
+    Joined,
+    MatchedLines,
+    Mixed,
+    ParallelFiles,
+    Part,
+    Shards,
+    Source,
+    Synthetic,
+    TableFile,
+    TextFile,
+)
 
 SHOWN = 5  # bad rows that an error lists
-ROLES = ("source", "target", "text", "pair", "label")
+ROLES = ("source", "target", "text", "pair", "label", "words", "tags")
 GOLDEN = 2_654_435_769  # 2^32 divided by the golden ratio
+T = TypeVar("T")
 
 
 class BadRow(NamedTuple):
@@ -41,22 +58,31 @@ class Rows:
     file: str
     lines: Sequence[int] = field(repr=False)  # where each row begins
     bad: tuple[BadRow, ...] = field(default=(), repr=False)  # what was left out
+    files: Sequence[str] | None = field(default=None, repr=False)  # of each row, where not all are of one
+    stream: Corpus | None = None  # the whole text as tokens, where it is so; then there are no columns
 
     def __len__(self) -> int:
         return len(self.lines)
 
     def origin(self, i: int) -> str:
         """Where the i-th row stands, as file:line."""
-        return f"{self.file}:{self.lines[i]}"
+        return f"{self.file_of(i)}:{self.lines[i]}"
+
+    def file_of(self, i: int) -> str:
+        return self.file if self.files is None else self.files[i]
+
+    def take(self, numbers: Sequence[int]) -> "Rows":
+        """Some of the rows; what was left out is told with all of them only."""
+        columns = {role: [values[i] for i in numbers] for role, values in self.columns.items()}
+        files = None if self.files is None else [self.files[i] for i in numbers]
+        return Rows(columns, self.file, [self.lines[i] for i in numbers], (), files)
 
     def without(self, bad: Mapping[int, str]) -> "Rows":
         """The rows less those that turned out to be bad, each with its reason."""
         if not bad:
             return self
-        kept = [i for i in range(len(self)) if i not in bad]
-        columns = {role: [values[i] for i in kept] for role, values in self.columns.items()}
-        more = (BadRow(self.file, self.lines[i], why) for i, why in bad.items())
-        return Rows(columns, self.file, [self.lines[i] for i in kept], (*self.bad, *more))
+        more = (BadRow(self.file_of(i), self.lines[i], why) for i, why in bad.items())
+        return replace(self.take([i for i in range(len(self)) if i not in bad]), bad=(*self.bad, *more))
 
 
 def read(source: Source, data: Data, split: Split, seed: int) -> Rows:
@@ -100,15 +126,31 @@ def _read(source: Source, data: Data, split: Split, seed: int) -> Rows:
             wanted = {role: name for role in ROLES if (name := getattr(source, role)) is not None}
             if not wanted:
                 raise ConfigError([Fault("", "names no column: give `source` and `target`, or `text`")])
-            form = _format(source)
-            file = open_files(source, data, "path")["path"]
-            rows = _objects(source, file, wanted) if form == "jsonl" else _table(source, file, wanted, form)
+            file, rows = read_table(source, data, wanted)
             return _collect(_part(source, rows), dict.fromkeys(wanted, file))
         case MatchedLines():
             pattern = re.compile(source.pattern)
             file = open_files(source, data, "path")["path"]
             roles = [role for role in ROLES if role in pattern.groupindex]
             return _collect(_part(source, _matched(pattern, file)), dict.fromkeys(roles, file))
+        case ConllFile():
+            file = open_files(source, data, "path")["path"]
+            tagged = _collect(_part(source, sentences(source, file)), {"words": file, "tags": file})
+            tagged.columns["text"] = [words.replace("\n", " ") for words in tagged.columns["words"]]
+            return tagged
+        case ClassFolders():
+            return _labelled(source, data)
+        case Joined(parts=parts):
+            return joined([_within(f"parts.{i}", part, data, split, seed) for i, part in enumerate(parts)])
+        case Mixed(parts=mixed):
+            found = [_within(f"parts.{i}.rows", part.rows, data, split, seed) for i, part in enumerate(mixed)]
+            for one, of_it in zip(mixed, found, strict=True):
+                of_it.columns["task"] = [one.name] * len(of_it)
+            return joined(found)
+        case Shards():
+            corpus = open_shards(source, data)
+            documents = max(1, corpus.share("documents"))
+            return Rows({}, visible(str(corpus.folder)), range(1, documents + 1), stream=corpus)
         case _:
             return _invented(source, split, seed)
 
@@ -119,9 +161,6 @@ def _invented(source: Synthetic, split: Split, seed: int) -> Rows:
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------
-
-# A reader gives the line, and a value for each column or the reason why there is none.
-Parsed = Iterator[tuple[int, dict[str, str] | str]]
 
 
 def _collect(parsed: Parsed, files: dict[str, File]) -> Rows:
@@ -135,7 +174,7 @@ def _collect(parsed: Parsed, files: dict[str, File]) -> Rows:
             continue
         for role, file in files.items():
             blank = not row[role].strip() and role != "label"  # no label at all may be one
-            if why := file.flaw(row[role]) or (f"the {role} is empty" if blank else ""):
+            if why := file.flaw(row[role]) or (f"the {role} {'are' if role in LISTS else 'is'} empty" if blank else ""):
                 bad.append(BadRow(file.name, line, why))
                 break
         else:
@@ -145,7 +184,27 @@ def _collect(parsed: Parsed, files: dict[str, File]) -> Rows:
     return Rows(columns, first.name, lines, tuple(bad))
 
 
-def _part(source: ParallelFiles | TableFile | MatchedLines, parsed: Parsed) -> Parsed:
+def _within(place: str, source: Part, data: Data, split: Split, seed: int) -> Rows:
+    """The rows of a source that is a part of another."""
+    try:
+        return _read(source, data, split, seed)
+    except ConfigError as error:
+        raise ConfigError(fault.under(place) for fault in error.faults) from None
+
+
+def joined(parts: Sequence[Rows], file: str | None = None) -> Rows:
+    """The rows of several sources, one after the other, with the columns that all of them have."""
+    file = file or ", ".join(dict.fromkeys(part.file for part in parts))
+    roles = [role for role in parts[0].columns if all(role in part.columns for part in parts)]
+    columns = {role: [value for part in parts for value in part.columns[role]] for role in roles}
+    lines = [line for part in parts for line in part.lines]
+    bad = tuple(row for part in parts for row in part.bad)
+    return Rows(columns, file, lines, bad, [part.file_of(i) for part in parts for i in range(len(part))])
+
+
+def _part(
+    source: ParallelFiles | TableFile | MatchedLines | ConllFile | ClassFolders, parsed: Iterable[T]
+) -> Iterator[T]:
     """The rows from `start` to `stop` when they are dealt out by multiples of the golden ratio.
 
     These fill the interval evenly from any row on and at any stride, so a file that is sorted, or repeats itself, gives
@@ -198,126 +257,47 @@ def _matched(pattern: re.Pattern[str], file: File) -> Parsed:
             yield number, f"does not match the pattern: {line[:40]!r}"
 
 
-# -- tables -----------------------------------------------------------------------------------------------------------
+# -- folders ----------------------------------------------------------------------------------------------------------
 
 
-def _format(source: TableFile) -> str:
-    name = source.path.lower().removesuffix(".gz")
-    form = source.format or next((form for form in ("tsv", "csv", "jsonl") if name.endswith(f".{form}")), None)
-    if form is None:
-        known = "must be 'tsv', 'csv' or 'jsonl'"
-        raise ConfigError([Fault("format", f"cannot be told from the name {source.path!r}: {known}")])
-    return form
+def _labelled(source: ClassFolders, data: Data) -> Rows:
+    """A text for each file, by name; what stands around it is cut off, ends of lines inside it are kept."""
+    found = []
+    for path in _part(source, _members(source, data)):
+        file, label = open_below(source, path), path.parent.name
+        text = file.text.replace("\r\n", "\n")
+        flaws = ((number, why) for number, line in enumerate(text.split("\n"), 1) if (why := file.flaw(line)))
+        row: tuple[int, dict[str, str] | str] = next(flaws, (1, {"text": text.strip(), "label": label}))
+        found.append(_collect(iter([row]), {"text": file, "label": file}))
+    shown = visible(source.path)
+    return joined(found, shown) if found else Rows({"text": [], "label": []}, shown, [])
 
 
-def _table(source: TableFile, file: File, wanted: dict[str, str], form: str) -> Parsed:
-    """Cells by the names in the first row, or by number; empty lines are no rows."""
-    names: list[str] | None = None
-    for number, cells in _csv(file.text) if form == "csv" else _tsv(file):
-        if why := cells if isinstance(cells, str) else file.flaw("\t".join(cells)):
-            if names is None and source.header:
-                raise ConfigError([Fault("path", f"the header cannot be read: {file.name}:{number}: {why}")])
-            yield number, why
-        elif names is None:
-            names = list(cells) if source.header else [str(i) for i in range(len(cells))]
-            places = _places(names, wanted, file)
-            if not source.header:
-                yield number, {role: cells[place] for role, place in places.items()}
-        elif len(cells) != len(names):
-            yield number, f"has {len(cells)} columns, the first row has {len(names)}"
-        else:
-            yield number, {role: cells[place] for role, place in places.items()}
+def _members(source: ClassFolders, data: Data) -> list[Path]:
+    """The files of all classes, in the order of their names; hidden ones are none of them."""
 
+    def told(what: str) -> ConfigError:
+        return ConfigError([Fault("path", f"= {source.path!r}: {what}")])
 
-def _places(names: list[str], wanted: dict[str, str], file: File) -> dict[str, int]:
-    faults = []
-    for role, name in wanted.items():
-        if name not in names:
-            faults.append(Fault(role, f"= {name!r}: no such column in {file.name}; {did_you_mean(name, names)}"))
-        elif names.count(name) > 1:
-            faults.append(Fault(role, f"= {name!r}: {names.count(name)} columns of {file.name} have this name"))
-    if faults:
-        raise ConfigError(faults)
-    return {role: names.index(name) for role, name in wanted.items()}
-
-
-def _tsv(file: File) -> Iterator[tuple[int, list[str] | str]]:
-    """Tabs apart; a quote is a character like any other."""
-    return ((number, line.split("\t")) for number, line in enumerate(file.lines(), 1) if line)
-
-
-def _csv(text: str) -> list[tuple[int, list[str] | str]]:
-    """Records, or why there is none. After a bad one the reading goes on at its second line: a quote that is never
-    closed does not swallow what follows."""
-    found: list[tuple[int, list[str] | str]] = []
-    lines = [f"{line}\n" for line in text.split("\n")]
-    start, limit = 0, csv.field_size_limit(max(len(text), csv.field_size_limit()))
     try:
-        while start < len(lines):
-            reader = csv.reader(map(lines.__getitem__, range(start, len(lines))), strict=True)
-            done = 0
-            try:
-                for cells in reader:
-                    if cells:
-                        found.append((start + done + 1, cells))
-                    done = reader.line_num
-            except csv.Error as error:
-                found.append((start + done + 1, _csv_reason(str(error))))
-                done += 1
-            start += done
-    finally:
-        csv.field_size_limit(limit)
-    return found
+        root = locate(source.path, data)
+        if not root.is_dir():
+            raise told(f"{visible(str(root))} is not a folder")
+        classes = [folder for folder in _visible(root) if folder.is_dir()]
+        if not classes:
+            raise told(f"no folder in {visible(str(root))}: each class is one, and each of its files a text")
+        members = []
+        for folder in classes:
+            inside = _visible(folder)
+            if not inside:
+                raise told(f"no file in {visible(str(folder))}: each file in the folder of a class is a text")
+            if deeper := [path for path in inside if path.is_dir()]:
+                raise told(f"{visible(str(deeper[0]))} is a folder within a class, which is one folder of files")
+            members += inside
+    except OSError as error:
+        raise told(f"cannot be read ({error.strerror})") from None
+    return members
 
 
-def _csv_reason(message: str) -> str:
-    if message.startswith("unexpected end"):
-        return "a quote is opened and never closed"
-    if message.startswith("new-line character"):
-        return "a carriage return stands outside quotes"
-    return f"not valid CSV: {message}"
-
-
-def _objects(source: TableFile, file: File, wanted: dict[str, str]) -> Parsed:
-    """JSON, one object a line; without a header one list a line. Numbers stay as they are written."""
-    seen: set[str] = set()
-    for number, line in enumerate(file.lines(), 1):
-        if not line:
-            continue
-        fields = file.flaw(line) or _object(line, source.header)
-        if isinstance(fields, str):
-            yield number, fields
-        else:
-            seen.update(fields)
-            why = next(filter(None, (_wrong(fields, name) for name in wanted.values())), "")
-            yield number, why or {role: fields[name] for role, name in wanted.items()}
-    if seen:  # a field that no row has is a wrong name rather than so many bad rows
-        _places(sorted(seen), wanted, file)
-
-
-def _object(line: str, named: bool) -> dict[str, Any] | str:
-    """The fields of a line of JSON, or why there are none."""
-    try:
-        value = json.loads(line, parse_int=str, parse_float=str, parse_constant=_no_number)
-    except json.JSONDecodeError as error:
-        return f"not valid JSON: {error.msg} at column {error.colno}"
-    except (ValueError, RecursionError) as error:
-        return f"not valid JSON: {error}"
-    if named:
-        return value if isinstance(value, dict) else "not a JSON object"
-    return {str(i): item for i, item in enumerate(value)} if isinstance(value, list) else "not a JSON list"
-
-
-def _no_number(word: str) -> str:
-    raise ValueError(f"{word} is no JSON")
-
-
-def _wrong(fields: dict[str, Any], name: str) -> str:
-    """Why a field is no text; empty if it is."""
-    if name not in fields:
-        return f"has no field {name!r}"
-    value = fields[name]
-    if not isinstance(value, str):
-        return f"the field {name!r} is {json.dumps(value)[:40]}: must be a string or a number"
-    found = FLAW.search(value)
-    return unfit(found[0]) if found else ""
+def _visible(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))

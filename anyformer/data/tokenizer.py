@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,6 +34,7 @@ ROLES = {
     "mask": ("<mask>", "[MASK]", "<|mask|>"),
 }
 
+SENTINEL = "<extra_id_{}>"
 FILE = "tokenizer.json"
 NAMED = "roles"  # the key of a file of ours that the library does not know
 PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))  # GPT-2's two files, under both their names
@@ -62,8 +64,11 @@ class TextTokenizer:
         self.pad, self.bos, self.eos, self.sep, self.unk, self.mask = (
             next((named[name] for name in names if name in named), None) for names in usual.values()
         )
+        names = takewhile(named.__contains__, map(SENTINEL.format, count()))
+        self.sentinels = tuple(named[name] for name in names)  # T5's, which stand for what is left out of a text
         self._special = frozenset(named.values())
         self._control = self._special - {self.unk}
+        self._hidden = self._control - {*self.sentinels}
         self._byte_level = "ByteLevel" in repr(inner.decoder)
         self._byte_fallback = "ByteFallback" in repr(inner.decoder)
 
@@ -88,6 +93,31 @@ class TextTokenizer:
         text = self._inner.to_str(pretty=True) + "\n"
         roles = "" if self._roles is None else f'\n  "{NAMED}": {json.dumps(self._roles, ensure_ascii=False)},'
         return "{" + roles + text.removeprefix("{")
+
+    def with_sentinels(self, least: int) -> Self:
+        """The same with at least so many sentinels; new ones have new ids."""
+        return self.with_special([SENTINEL.format(i) for i in range(len(self.sentinels), least)])
+
+    def with_special(self, names: Sequence[str]) -> Self:
+        """The same with some more special tokens; those that are new have new ids."""
+        inner = Tokenizer.from_str(self._inner.to_str())
+        inner.add_special_tokens(list(names))
+        return type(self)(inner, self._roles)
+
+    def special_id(self, name: str) -> int | None:
+        """Of a special token, by its name."""
+        found = self._inner.token_to_id(name)
+        return found if found in self._special else None
+
+    @property
+    def special(self) -> frozenset[int]:
+        """Ids that a text never becomes, and that of what is unknown."""
+        return self._special
+
+    @cached_property
+    def spaced(self) -> bool:
+        """Whether words bring the space before them along."""
+        return any(len(found) > 1 and found[:1] == b" " for found in map(self._bytes_of, range(self.size)))
 
     @property
     def inner(self) -> Tokenizer:
@@ -122,6 +152,14 @@ class TextTokenizer:
         with _told():
             found = self._inner.encode_batch_fast([checked(text) for text in texts], add_special_tokens=False)
             return [self._plain(encoding.ids) for encoding in found]
+
+    def encode_words(self, sentences: Sequence[Sequence[str]]) -> list[list[list[int]]]:
+        """The ids of each word of sentences, as in a text where a space stands before every word but the first."""
+        space = "" if self.encode("a a") == 2 * self.encode("a") else " "  # what words have before them is theirs
+        written = [[space * (i > 0) + word for i, word in enumerate(words)] for words in sentences]
+        known = list(dict.fromkeys(word for words in written for word in words))
+        ids = dict(zip(known, self.encode_batch(known), strict=True))
+        return [[ids[word] for word in words] for words in written]
 
     def _plain(self, ids: list[int]) -> list[int]:
         """The ids, with special ones spelt out: some public models hold `</s>` among their words."""
@@ -161,13 +199,13 @@ class TextTokenizer:
     # -- ids to text --------------------------------------------------------------------------------------------------
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids. Ids that no token has are left out, and so are special ones, save the unknown: a user sees
-        the <unk> that a model says, and a score counts it as a wrong word.
+        """The text of ids. Ids that no token has are left out, and so are special ones, save the unknown and sentinels:
+        a user sees the <unk> that a model says, and a score counts it as a wrong word.
 
         Bytes that make no whole character, as where a model stops inside one, become U+FFFD; whole characters beside
         them stay as they are.
         """
-        kept = [i for i in map(int, ids) if 0 <= i < self.size and i not in self._control]
+        kept = [i for i in map(int, ids) if 0 <= i < self.size and i not in self._hidden]
         text = self._inner.decode(kept, skip_special_tokens=False)
         if self._byte_fallback and "\ufffd" in text:  # the library gives up a whole run of bytes for one that is wrong
             text = self._inner.decoder.decode(_mend(self._inner.id_to_token(i) or "" for i in kept))

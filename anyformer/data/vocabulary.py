@@ -62,9 +62,10 @@ def _characters(spec: recipe.Characters, texts: Iterable[str]) -> Tokenizer:
     for text in texts:
         seen.update(text)
     inner = Tokenizer(models.BPE())
-    if spec.lowercase:
-        inner.normalizer = normalizers.Lowercase()
-        seen = set(inner.normalizer.normalize_str("".join(sorted(seen))))
+    steps = [*([normalizers.NFD()] if spec.decompose else []), *([normalizers.Lowercase()] if spec.lowercase else [])]
+    if steps:
+        inner.normalizer = normalizers.Sequence(steps)
+        seen = {c for found in seen for c in inner.normalizer.normalize_str(found)}
     inner.model = models.BPE(vocab=_numbered(*SPECIAL, *sorted(seen)), merges=[], unk_token="<unk>")
     inner.decoder = decoders.Fuse()
     return inner

@@ -85,9 +85,11 @@ def beam_search(
     constraint: Constraint | None = None,
     processors: Sequence[Processor] = (),
     segments: Tensor | None = None,
+    marks: Tensor | None = None,
     cache: CacheKind = "auto",
 ) -> Hypotheses:
-    """The best continuations of prompts [b, t], or answers to sources [b, s]; ids, segments and cache as in `generate`.
+    """The best continuations of prompts [b, t], or answers to sources [b, s]; ids, segments, marks and cache as in
+    `generate`.
 
     A length penalty above 0 favours long answers, below 0 short ones. Processors change log-probabilities, and so
     scores. A `constraint` holds for every hypothesis: one that is cut off before it is met counts for nothing.
@@ -110,7 +112,7 @@ def beam_search(
     _check_room(min(rooms), groups, phrases)
     with evaluating(model):
         longest = max(rooms)
-        session = Session(model, ids, longest, segments=segments, cache=cache, copies=beams)
+        session = Session(model, ids, longest, segments=segments, marks=marks, cache=cache, copies=beams)
         vocab, device, width = session.logits.shape[-1], session.ids.device, beams // groups
         batch, searches = len(session.ids) // beams, len(session.ids) // width
         ending = torch.tensor(list(stop), dtype=torch.long, device=device)

@@ -43,6 +43,7 @@ def contrastive_search(
     constraint: Constraint | None = None,
     processors: Sequence[Processor] = (),
     segments: Tensor | None = None,
+    marks: Tensor | None = None,
     cache: CacheKind = "auto",
 ) -> Tensor:
     """Continues prompts [b, t] to [b, t + new], or answers sources [b, s] with [b, 1 + new]; all else as in `generate`.
@@ -53,7 +54,8 @@ def contrastive_search(
     Contrastive(candidates=candidates, alpha=alpha)
     rooms = rooms_of(max_new_tokens, len(ids))
     with evaluating(model):
-        session = Session(model, ids, max(rooms, default=0), segments=segments, cache=cache, copies=candidates)
+        most = max(rooms, default=0)
+        session = Session(model, ids, most, segments=segments, marks=marks, cache=cache, copies=candidates)
         vocab, device = session.logits.shape[-1], session.ids.device
         if candidates > vocab:
             raise ConfigError([Fault("candidates", f"= {candidates}: the vocabulary has {vocab}")])
@@ -66,7 +68,7 @@ def contrastive_search(
             mask = Retracing(constraint, [room for room in rooms for _ in range(candidates)], device)
             processors = (*processors, Allowed(mask))
         before = _directions(session.hidden[first])  # [b, n, d]
-        for step in range(max(rooms, default=0)):
+        for step in range(most):
             logits = process(processors, session.history, session.logits)[first]
             spoilt |= ~ended & ~logits.amax(dim=-1).isfinite()
             ended = ended | spoilt

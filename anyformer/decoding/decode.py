@@ -37,6 +37,7 @@ def generate(
     max_new_tokens: int | Sequence[int] = 20,
     stop: Sequence[int] = (),
     segments: Tensor | None = None,
+    marks: Tensor | None = None,
     seed: int | Tensor | None = None,
     constraint: Constraint | None = None,
     cache: CacheKind = "auto",
@@ -48,14 +49,14 @@ def generate(
     """Continues prompts [b, t] to [b, t + new], or answers sources [b, s] with [b, 1 + new], the start id first.
 
     A source may also be images or features, where the encoder reads those. Prompts of unequal length are padded on
-    either side, with `segments` -1 there. `how` tokens are chosen is said by the fields of `Sampling` (`process.py`):
-    temperature, top_k, top_p, ...; without any, the likeliest is. Rows draw by seeds of their own: `seed` is one for
-    each [b], or one that they are made from. A row ends at its first `stop` id and is padded from there; decoding ends
-    when all rows have. The cache is one of `model.new_cache`: with "int8" it is a half to a quarter of the size, and
-    answers may differ a little. Long prompts are read `chunk` tokens at a time. Where `max_new_tokens` is one number
-    for each row, a row ends there, too; what a `constraint` asks for is whole by then. `compile` makes steps faster
-    after tens of seconds; shapes of the same size are compiled once. What a `reuse` remembers of earlier calls is not
-    read again.
+    either side, with `segments` -1 there; tokens with `marks` of 1 are seen by their whole prompt. `how` tokens are
+    chosen is said by the fields of `Sampling` (`process.py`): temperature, top_k, top_p, ...; without any, the
+    likeliest is. Rows draw by seeds of their own: `seed` is one for each [b], or one that they are made from. A row
+    ends at its first `stop` id and is padded from there; decoding ends when all rows have. The cache is one of
+    `model.new_cache`: with "int8" it is a half to a quarter of the size, and answers may differ a little. Long prompts
+    are read `chunk` tokens at a time. Where `max_new_tokens` is one number for each row, a row ends there, too; what a
+    `constraint` asks for is whole by then. `compile` makes steps faster after tens of seconds; shapes of the same size
+    are compiled once. What a `reuse` remembers of earlier calls is not read again.
     """
     with evaluating(model):
         session, said = _begin(
@@ -64,6 +65,7 @@ def generate(
             max_new_tokens,
             stop=stop,
             segments=segments,
+            marks=marks,
             seed=seed,
             constraint=constraint,
             cache=cache,
@@ -113,6 +115,7 @@ def _begin(
     *,
     stop: Sequence[int] = (),
     segments: Tensor | None = None,
+    marks: Tensor | None = None,
     seed: int | Tensor | None = None,
     constraint: Constraint | None = None,
     cache: CacheKind = "auto",
@@ -125,7 +128,9 @@ def _begin(
     rooms = rooms_of(max_new_tokens, len(ids))
     sampling = Sampling(**how)
     room = max(rooms, default=0)
-    session = Session(model, ids, room, segments=segments, cache=cache, chunk=chunk, compile=compile, reuse=reuse)
+    session = Session(
+        model, ids, room, segments=segments, marks=marks, cache=cache, chunk=chunk, compile=compile, reuse=reuse
+    )
     vocab, device = session.logits.shape[-1], session.ids.device
     allowed = None
     if constraint is not None:

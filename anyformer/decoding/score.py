@@ -1,7 +1,8 @@
 """How likely a model finds what is already written: log-probabilities of tokens, and what else could stand there.
 
 A row is what the model reads, in ids; in an encoder–decoder it begins with the start id and belongs to a source. Rows
-may be of unequal length: what a row is given depends on no other. Everything is computed in at least fp32.
+may be of unequal length: what a row is given depends on no other. The first `seen` tokens of a row, where that is
+given, are seen by all of it. Everything is computed in at least fp32.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from anyformer.config import LM, ConfigError, Fault, MaskedLM, Tokens
 from anyformer.decoding.session import evaluating, padded
-from anyformer.nn.mask import Layout
+from anyformer.nn.mask import PLAIN, SEEN, Layout, lay_out
 from anyformer.nn.model import Transformer
 from anyformer.nn.norm import at_least_fp32
 
@@ -28,7 +29,9 @@ class Likeliest(NamedTuple):
     probabilities: Tensor  # [n, k]
 
 
-def score(model: Transformer, rows: Sequence[Ids], sources: Sequence[Ids] | None = None) -> list[Tensor]:
+def score(
+    model: Transformer, rows: Sequence[Ids], sources: Sequence[Ids] | None = None, seen: Sequence[int] | None = None
+) -> list[Tensor]:
     """For each row the log-probability of every token but the first, given those before it: [len(row) - 1]."""
     _check(model, rows, sources)
     found = [torch.empty(0)] * len(rows)
@@ -41,7 +44,8 @@ def score(model: Transformer, rows: Sequence[Ids], sources: Sequence[Ids] | None
             if longest == 1:
                 break  # and so are all that follow: there is nothing to ask
             read = [rows[i][:-1] or rows[i] for i in now]
-            logits = _logits(model, read, None if sources is None else [sources[i] for i in now])
+            their = None if sources is None else [sources[i] for i in now]
+            logits = _logits(model, read, their, None if seen is None else [seen[i] for i in now])
             asked, _ = _padded([rows[i][1:] for i in now], logits.device)
             each = logits.log_softmax(dim=-1).gather(2, asked[..., None])[..., 0]
             for i, row in zip(now, each, strict=True):
@@ -69,12 +73,16 @@ def sliding(model: Transformer, ids: Ids, window: int, stride: int | None = None
 
 
 def alternatives(
-    model: Transformer, rows: Sequence[Ids], k: int = 10, sources: Sequence[Ids] | None = None
+    model: Transformer,
+    rows: Sequence[Ids],
+    k: int = 10,
+    sources: Sequence[Ids] | None = None,
+    seen: Sequence[int] | None = None,
 ) -> Likeliest:
     """The k tokens that are likeliest to follow each row."""
     _check(model, rows, sources)
     with evaluating(model):
-        logits = _logits(model, rows, sources)
+        logits = _logits(model, rows, sources, seen)
         last = torch.tensor([len(row) - 1 for row in rows], device=logits.device)
         return _likeliest(logits[torch.arange(len(rows), device=logits.device), last], k)
 
@@ -99,9 +107,16 @@ def _likeliest(logits: Tensor, k: int) -> Likeliest:
     return Likeliest(found.indices, found.values)
 
 
-def _logits(model: Transformer, rows: Sequence[Ids], sources: Sequence[Ids] | None) -> Tensor:
+def _logits(
+    model: Transformer, rows: Sequence[Ids], sources: Sequence[Ids] | None, seen: Sequence[int] | None = None
+) -> Tensor:
     device = next(model.parameters()).device
     ids, layout = _padded(rows, device)
+    if seen is not None:
+        counts = torch.tensor(seen, device=device)[:, None]
+        marks = torch.where(torch.arange(ids.shape[1], device=device) < counts, SEEN, PLAIN)
+        plain = lay_out(len(ids), ids.shape[1], device) if layout is None else layout
+        layout = plain._replace(marks=marks)
     if sources is None:
         return at_least_fp32(model(ids, segments=layout))
     source, source_layout = _padded(sources, device)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from anyformer.config import LM
+from anyformer.config import LM, ConfigError, Fault
 from anyformer.decoding.process import History
 from anyformer.decoding.reuse import Begun, Reuse
 from anyformer.decoding.step import Stepper, logits
@@ -26,7 +26,8 @@ class Session:
     `copies` rows of each prompt stand side by side; `room` is for how many tokens more there is place, `slack` how many
     of them can be taken back at once. `chunk` tokens of a prompt are read at a time. `compile` pays where many tokens
     are read one by one; on a GPU these are replayed from a graph in any case, so that `hidden` and `logits` are written
-    over at the next `read`. With `reuse`, what was read before of a prompt is not read again, and stands first.
+    over at the next `read`. With `reuse`, what was read before of a prompt is not read again, and stands first. Tokens
+    of a prompt that are marked as seen [b, t] are seen by all of it, so it is read at once, and anew.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Session:
         room: int,
         *,
         segments: Tensor | None = None,
+        marks: Tensor | None = None,
         cache: CacheKind = "auto",
         slack: int = 0,
         copies: int = 1,
@@ -59,8 +61,16 @@ class Session:
             memory, segments = _repeated(model.encode(ids, segments=segments), copies), None
             ids = torch.full((batch, 1), start, device=ids.device)
         self.model = model
-        check(*ids.shape, segments=segments)
+        if marks is not None:
+            if model.encoder is not None:
+                raise ValueError("only a decoder without an encoder reads marked prompts: leave `marks` out")
+            what = "is not for prompts that see all of themselves: these are read at once"
+            if idle := [name for name, given in (("chunk", chunk), ("reuse", reuse)) if given is not None]:
+                raise ConfigError(Fault(name, what) for name in idle)
+            cache = "static" if cache == "auto" else cache  # what is seen by all is seen from beyond any window
+        check(*ids.shape, segments=segments, marks=marks)
         ids, segments = _repeated(ids, copies), None if segments is None else _repeated(segments, copies)
+        marks = None if marks is None else _repeated(marks, copies)
         self.given = ids  # the prompts as they came
         begun: list[Begun] = []
         if reuse is not None:
@@ -84,7 +94,7 @@ class Session:
             one.put(self.cache, row)
         self.cache.skip(known)
         self.logits = self._prefill(
-            memory, source, segments, known, chunk or self.prompt
+            memory, source, segments, marks, known, chunk or self.prompt
         )  # of the next token [rows, v]
         self.bound = int(self.cache.following.max())  # all positions are below it
         self._step = Stepper(model, self.cache, compile=compile)
@@ -100,7 +110,13 @@ class Session:
         return self._there[:, : self.length]
 
     def _prefill(
-        self, memory: Tensor | None, source: Layout | None, segments: Tensor | None, begin: int, chunk: int
+        self,
+        memory: Tensor | None,
+        source: Layout | None,
+        segments: Tensor | None,
+        marks: Tensor | None,
+        begin: int,
+        chunk: int,
     ) -> Tensor:
         last = torch.where(self.there, torch.arange(self.prompt, device=self.ids.device), -1).amax(dim=1)
         kept: Tensor | None = None
@@ -108,7 +124,9 @@ class Session:
         for at in range(begin, self.prompt, chunk):
             part = slice(at, at + chunk)
             some = None if segments is None else segments[:, part]
-            hidden = self.model.decode(self.ids[:, part], memory, source=source, segments=some, cache=self.cache)
+            hidden = self.model.decode(
+                self.ids[:, part], memory, source=source, segments=some, marks=marks, cache=self.cache
+            )
             memory = source = None  # the cache has them now
             parts.append(hidden)
             here = (last >= at) & (last < at + hidden.shape[1])

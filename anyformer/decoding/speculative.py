@@ -65,6 +65,7 @@ def speculate(
     max_new_tokens: int | Sequence[int] = 20,
     stop: Sequence[int] = (),
     segments: Tensor | None = None,
+    marks: Tensor | None = None,
     seed: int | Tensor | None = None,
     constraint: Constraint | None = None,
     cache: CacheKind = "auto",
@@ -85,7 +86,7 @@ def speculate(
 
         def begin(reader: Transformer) -> Session:
             room, slack = most + CALLS * (ahead + 1), ahead + 1
-            return Session(reader, ids, room, segments=segments, cache=cache, slack=slack, chunk=chunk)
+            return Session(reader, ids, room, segments=segments, marks=marks, cache=cache, slack=slack, chunk=chunk)
 
         session = begin(model)
         vocab, device = session.logits.shape[-1], session.ids.device

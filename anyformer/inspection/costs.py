@@ -14,6 +14,7 @@ from anyformer.config import (
     Attention,
     BatchNorm,
     Block,
+    ByteSpelling,
     Classifier,
     Convolution,
     Embedder,
@@ -29,6 +30,7 @@ from anyformer.config import (
     Latent,
     LayerNorm,
     LeakyRelu,
+    LoRA,
     MaskedLM,
     Mixer,
     ModelConfig,
@@ -39,6 +41,7 @@ from anyformer.config import (
     NoMixer,
     NoNorm,
     Norm,
+    NoSpelling,
     NoTransform,
     Parallel,
     Patches,
@@ -51,6 +54,7 @@ from anyformer.config import (
     Silu,
     SoftmaxTopK,
     Span,
+    Spelling,
     SquaredRelu,
     Stack,
     TokenLabels,
@@ -61,6 +65,9 @@ from anyformer.config import (
     pattern_of,
     position_of,
 )
+from anyformer.config.adapter import matrices, within
+
+ADAPTERS = "adapters"
 
 
 @dataclass(frozen=True)
@@ -95,6 +102,9 @@ def side_costs(
         read_at_once = -(-t // stack.pooling.factor**level) if stack.pooling else t
         for part, cost in _block(block, d, b, read_at_once, s, caching=side == "decoder"):
             costs.setdefault(part, []).append(cost if i < len(own) else replace(cost, parameters=0))
+        if config.adapter:
+            cost = _adapters(config.adapter, f"{side}.blocks.{stack.runs[i]}", block, d, b * read_at_once, b * s)
+            costs.setdefault(ADAPTERS, []).append(cost if i < len(own) else replace(cost, parameters=0))
     for part, each in costs.items():
         yield f"{side} {part}", len(each), sum(each, Cost())
     yield f"{side} final norm", 1, _norm(stack.final_norm, d, b * t)
@@ -102,6 +112,16 @@ def side_costs(
         yield "encoder states", 1, Cost(cached=b * s * states)
     if "cross-attention" in costs:
         yield "encoder output", 1, Cost(kept=b * s * d)  # what all cross-attention reads
+
+
+def _adapters(adapter: LoRA, at: str, block: Block, d: int, rows: int, source_rows: int) -> Cost:
+    """Beside the linear layers of a block; what they read is kept for them already."""
+    cost, r = Cost(), adapter.rank
+    for name, inputs, outputs, across in matrices(block, d):
+        if any(within(f"{at}.{name}", target) for target in adapter.targets):
+            read = source_rows if across else rows
+            cost += Cost(r * (inputs + outputs), 2 * read * r * (inputs + outputs), kept=read * r)
+    return cost
 
 
 def _input(read: Input, d: int, b: int, t: int, own_table: bool) -> Cost:
@@ -121,6 +141,7 @@ def _embeddings(tokens: Tokens, d: int, rows: int, own_table: bool) -> Cost:
     inner = tokens.inner_width(d)
     table = tokens.rows * tokens.table_width(d) * own_table
     cost = Cost(table + tokens.types * inner) + _norm(tokens.norm, inner, rows)
+    cost += _spelling(tokens.spelling, inner, rows)
     match tokens.table:
         case FullTable():
             return cost
@@ -128,6 +149,18 @@ def _embeddings(tokens: Tokens, d: int, rows: int, own_table: bool) -> Cost:
             return cost + _linear(e, d, rows, bias)
         case _:
             assert_never(tokens.table)
+
+
+def _spelling(spec: Spelling, inner: int, rows: int) -> Cost:
+    match spec:
+        case NoSpelling():
+            return Cost()
+        case ByteSpelling(width=w, channels=c, kernel=k, longest=n):
+            seen = Cost(kept=rows * (n * c + (k - 1) * w))  # channels of each byte; what stands beyond the word
+            convolution = replace(_linear(k * w, c, rows * n, True), kept=rows * n * w)
+            return Cost(257 * w) + convolution + seen + _linear(c, inner, rows, False)
+        case _:
+            assert_never(spec)
 
 
 def _position_tables(stack: Stack, own: tuple[Block, ...], d: int, inner: int) -> int:
@@ -280,8 +313,9 @@ def head_cost(config: ModelConfig, b: int, t: int) -> Cost:
             transform = head.transform if isinstance(head, MaskedLM) else NoTransform()
             table = Cost((e * own_table + head.bias) * v, 2 * b * t * e * v, kept=b * t * (e + v))
             return _transform(transform, d, e, b * t) + table
-        case TokenLabels(labels=labels):
-            linear = _linear(d, labels, b * t, True) + Cost(kept=b * t * labels)
+        case TokenLabels(labels=labels, crf=crf):
+            rows = labels + 1 if crf else 1  # of what is said of a token
+            linear = _linear(d, labels, b * t, True) + Cost(crf * rows * labels, kept=b * t * rows * labels)
             return _transform(head.transform, d, d, b * t) + linear
         case Classifier(labels=labels):
             return _transform(head.transform, d, d, b) + _linear(d, labels, b, True) + Cost(kept=b * labels)

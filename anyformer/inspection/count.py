@@ -21,7 +21,8 @@ from math import inf
 from typing import Any
 
 from anyformer.config import ConfigError, Fault, ModelConfig, Patches, Side
-from anyformer.inspection.costs import Cost, head_cost, side_costs
+from anyformer.config.model import learning
+from anyformer.inspection.costs import ADAPTERS, Cost, head_cost, side_costs
 
 NUMBERS = ("parameters", "flops", "activation_bytes", "cache_bytes")
 FLOPS = ("", "k", "M", "G", "T", "P", "E")
@@ -50,6 +51,7 @@ class Table:
     batch: int
     bytes_per_value: int
     too_long: tuple[Side, ...]  # the sides whose positions end before: the model would refuse
+    trained: int  # of the parameters: all, or with an adapter that and a head that is made for a task
     parameters: int
     flops: int
     activation_bytes: int
@@ -69,8 +71,10 @@ class Table:
         rule = "-" * len(lines[0])
         source = "" if self.source_length is None else f", source length {self.source_length:,}"
         note = f"length {self.length:,}{source}, batch {self.batch:,}, {self.bytes_per_value} bytes a value"
+        few = f"trained: {self.trained:,} parameters ({self.trained / max(1, self.parameters):.2%})"
+        trained = [few] if self.trained < self.parameters else []
         refusal = [f"too long for the {side}: its positions end before" for side in self.too_long]
-        return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1], note, *refusal])
+        return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1], note, *trained, *refusal])
 
 
 def _shown(of: Row | Table) -> list[str]:
@@ -127,5 +131,8 @@ def count(
         if cost != Cost() or name.endswith("embeddings")  # a shared table costs nothing twice, but is there
     ]
     too_long = tuple(side for side, stack in config.stacks.items() if lengths[side] > (stack.limit or inf))
-    totals = [sum(getattr(row, name) for row in rows) for name in NUMBERS]
-    return Table(tuple(rows), length, source_length, batch, bytes_per_value, too_long, *totals)
+    parameters, *totals = (sum(getattr(row, name) for row in rows) for name in NUMBERS)
+    heads = "head" in learning(config)
+    some = (row.parameters for row in rows if row.part.endswith(ADAPTERS) or (row.part == "head" and heads))
+    trained = parameters if config.adapter is None else sum(some)
+    return Table(tuple(rows), length, source_length, batch, bytes_per_value, too_long, trained, parameters, *totals)

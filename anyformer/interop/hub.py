@@ -96,8 +96,9 @@ def _task(config: ModelConfig, found: Public) -> TaskSpec:
 
 
 def to_hf(run: Run, folder: str | Path, *, family: str | None = None) -> str:
-    """A run as a public folder, of the first family that has such models, or of one by its name; which it is."""
-    folder = Path(folder)
+    """A run as a public folder, of the first family that has such models, or of one by its name; which it is. An
+    adapter is merged."""
+    folder, run = Path(folder), run.merge()
     if folder.exists():
         raise wrong(folder, "is there already; choose another folder")
     if family is not None and family not in FAMILIES:

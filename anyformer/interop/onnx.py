@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.config import (
+    ByteSpelling,
     ConfigError,
     Embedder,
     Fault,
@@ -34,10 +35,12 @@ from anyformer.config import (
     NoHead,
     Patches,
     Recurrent,
+    TokenLabels,
     Tokens,
 )
 from anyformer.config.spec import visible
 from anyformer.nn.mask import PADDING, Layout
+from anyformer.nn.merge import merge
 from anyformer.nn.model import Transformer
 from anyformer.run import Run, writing
 
@@ -48,14 +51,14 @@ TOLERANCE = 1e-4  # of numbers up to 1, and relative to larger ones
 
 
 def export_onnx(run: Run | Transformer, path: str | Path) -> Path:
-    """A model in fp32 as an ONNX file; beyond 1.5 GB its weights are beside it, in `<path>.data`."""
+    """A model in fp32, adapters merged, as an ONNX file; beyond 1.5 GB its weights are beside it, in `<path>.data`."""
     path = Path(path)
     for taken in (path, _data(path)):
         if taken.exists():
             raise _fault(taken, "is there already; choose another file")
     if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
         raise ConfigError([Fault("onnx", f"needs {', '.join(missing)}: pip install 'anyformer[export]'")])
-    model = _plain(run.model if isinstance(run, Run) else run)
+    model = _plain(merge(run.model if isinstance(run, Run) else run))
     if found := list(_obstacles(model.config)):
         raise ConfigError(found)
     inputs = _inputs(model)
@@ -126,7 +129,10 @@ def _read(spec: Input, side: str = "") -> list[Given]:
     match spec:
         case Tokens():
             types = [Given(f"{before}types", sizes, spec.types)] if spec.types else []
-            return [Given(side or "ids", sizes, spec.rows), mask, *types]
+            words, spelled = spec.spelling, list[Given]()
+            if isinstance(words, ByteSpelling):
+                spelled = [Given("spelled", (*sizes, words.longest), 257)]
+            return [Given(side or "ids", sizes, spec.rows), mask, *types, *spelled]
         case Patches():
             return [Given(side or "images", ("batch", *spec.shape), 0)]
         case Features():
@@ -141,6 +147,8 @@ def _output(model: Transformer) -> str:
             return "hidden"
         case Embedder():
             return "embeddings"
+        case TokenLabels(crf=True):
+            return "potentials"
         case _:
             return "logits"
 
@@ -158,7 +166,7 @@ class Graph(nn.Module):
         for name, x in found.items():
             if name.endswith("mask"):
                 options[f"{name.removesuffix('mask')}segments"] = _layout(x)
-            elif name.endswith("types"):
+            elif name.endswith("types") or name == "spelled":
                 options[name] = x
         if "target" in found:
             return self.model(found["source"], found["target"], **options)

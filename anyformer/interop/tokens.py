@@ -12,7 +12,7 @@ from anyformer.data.tokenizer import FILE, ROLES, TextTokenizer
 from anyformer.interop import sentencepiece
 from anyformer.interop.family import Text
 from anyformer.interop.files import read_json, write_json, wrong
-from anyformer.recipe import Encoder, LanguageModel
+from anyformer.recipe import Encoder, LanguageModel, MaskedLanguageModel
 from anyformer.run import Run
 
 SETTINGS, SPECIAL, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
@@ -150,7 +150,8 @@ def write(folder: Path, run: Run) -> None:
     inner = Tokenizer.from_str(run.tokenizer.inner.to_str())
     roles = {role: str(inner.id_to_token(i)) for role in NAMES if (i := getattr(run.tokenizer, role)) is not None}
     if inner.post_processor is None and not (isinstance(run.spec, LanguageModel) or run.config.encoder is None):
-        before = [roles["bos"]] if isinstance(run.spec, Encoder) and "bos" in roles else []
+        framed = isinstance(run.spec, Encoder | MaskedLanguageModel)
+        before = [roles["bos"]] if framed and "bos" in roles else []
         _frame(inner, before, [roles["eos"]] if "eos" in roles else [])
     inner.save(str(folder / FILE))
     special = {NAMES[role][0]: token for role, token in roles.items()}

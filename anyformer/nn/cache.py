@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from anyformer.nn.mask import PADDING, Layout, check, count_within, real
+from anyformer.nn.mask import PADDING, SEER, Layout, check, count_within, real
 from anyformer.nn.norm import at_least_fp32
 from anyformer.nn.ring import Place, Ring, Slots, Step
 
@@ -114,6 +114,7 @@ class Cache:
         self.length = torch.zeros((), dtype=torch.long, device=device)  # slots taken, where the device knows it
         self.positions = torch.zeros(batch, slots, dtype=torch.long, device=device)
         self.segments = torch.full((batch, slots), PADDING, dtype=torch.long, device=device)
+        self.marks: Tensor | None = None  # of what was read first, where it was marked; all else is plain
         self.segment = torch.zeros(batch, dtype=torch.long, device=device)  # of each row's newest real token
         self.following = torch.zeros(batch, dtype=torch.long, device=device)  # the position after it
         self.source: Layout | None = None  # where the encoder's tokens stand
@@ -122,21 +123,39 @@ class Cache:
     def _room(self, size: Sizes, slots: int) -> int:
         return slots if size.reach is None or size.reach not in self.rings else self.rings[size.reach].slots
 
-    def lay_out(self, batch: int, length: int, segments: Tensor | Layout | None, positions: Tensor | None) -> Layout:
+    def lay_out(
+        self,
+        batch: int,
+        length: int,
+        segments: Tensor | Layout | None,
+        positions: Tensor | None,
+        marks: Tensor | None = None,
+    ) -> Layout:
         """The layout of new tokens; what is not given goes on from what the cache holds."""
         if batch != self.segment.shape[0]:
             raise ValueError(f"the cache was made for a batch of {self.segment.shape[0]}, got {batch}")
         if isinstance(segments, Layout):
             if segments.follows:  # of this cache: made by `next`
                 return segments.checked(batch, length)
-            positions, segments = segments.positions, segments.segments
-        check(batch, length, segments=segments, positions=positions)
-        if segments is None and positions is None:
+            marks, positions, segments = segments.marks, segments.positions, segments.segments
+        check(batch, length, segments=segments, positions=positions, marks=marks)
+        if marks is not None:
+            self._check_marks(marks)
+        if segments is None and positions is None and marks is None:
             return self.next(length)
         segments = (self.segment[:, None] if segments is None else segments).expand(batch, length)
         if positions is None:
             positions = count_within(segments, self.segment, self.following)
-        return Layout(positions.expand(batch, length), segments)
+        return Layout(positions.expand(batch, length), segments, None if marks is None else marks.expand(batch, length))
+
+    def _check_marks(self, marks: Tensor) -> None:
+        """Whoever sees a marked token must not have been read before it."""
+        if self.taken:
+            raise ValueError("only the first tokens that a cache reads may be marked: those before would see them")
+        if self.rings:
+            raise ValueError("a marked token is seen from beyond a window: make a cache of kind 'static'")
+        if bool((marks >= SEER).any()):
+            raise ValueError("a token that sees its whole segment sees tokens that are not read yet: it takes no cache")
 
     def next(self, length: int, there: Tensor | None = None, bound: int | None = None) -> Layout:
         """The layout of so many tokens that go on from what each row holds, those that are `there`, bool [b, length];
@@ -174,9 +193,13 @@ class Cache:
         at = self.length + torch.arange(length, device=self.length.device)
         self.positions.index_copy_(1, at, new.positions)
         self.segments.index_copy_(1, at, new.segments)
+        if new.marks is not None and self.marks is None:
+            self.marks = torch.zeros_like(self.positions)
+        if self.marks is not None:
+            self.marks.index_copy_(1, at, torch.zeros_like(new.segments) if new.marks is None else new.marks)
         self.length += length
         self._settle(new.positions, new.segments)
-        steps: dict[int | None, Step] = {None: Step(Layout(self.positions, self.segments), Slots(at))}
+        steps: dict[int | None, Step] = {None: Step(Layout(self.positions, self.segments, self.marks), Slots(at))}
         return steps | {reach: ring.take(new) for reach, ring in self.rings.items()}
 
     def _in_order(self, positions: Tensor, segments: Tensor) -> bool:
@@ -240,7 +263,7 @@ class Cache:
         [b, slots] in which old slots stand now."""
         index = torch.arange(self.slots, device=self.length.device)
         order = torch.where((index < first) | real(self.segments), index, index + self.slots).argsort(dim=1)
-        for facts in (self.positions, self.segments):
+        for facts in self._facts():
             facts.copy_(facts.gather(1, order))
         for layer in self.layers:
             for x in (*layer.keys.tensors(), *layer.values.tensors()):
@@ -251,11 +274,15 @@ class Cache:
         self.taken = int(newest)
         return order
 
+    def _facts(self) -> list[Tensor]:
+        """What is known of each slot [b, slots]."""
+        return [x for x in (self.positions, self.segments, self.marks) if x is not None]
+
     def reorder(self, rows: Tensor) -> None:
         """Row i becomes what row `rows[i]` was (beam search)."""
         if rows.shape != self.segment.shape:
             raise ValueError(f"rows has shape {list(rows.shape)}, expected {list(self.segment.shape)} like the batch")
-        state = [self.positions, self.segments, self.segment, self.following]
+        state = [*self._facts(), self.segment, self.following]
         state += [x for ring in self.rings.values() for x in ring.tensors()]
         state += [x for layer in self.layers for x in layer.tensors()]
         if self.states is not None:

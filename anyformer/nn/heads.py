@@ -79,14 +79,16 @@ class VocabularyHead(nn.Module):
 
 
 class TokenHead(nn.Module):
-    """Logits of a label for each token, [b, t, labels]."""
+    """Logits of a label for each token, [b, t, labels]; with a CRF its potentials, [b, t, labels + 1, labels]."""
 
-    def __init__(self, transform: nn.Module, width: int, labels: int, dropout: float):
+    def __init__(self, transform: nn.Module, width: int, labels: int, dropout: float, crf: bool):
         super().__init__()
         self.transform, self.dropout, self.linear = transform, Dropout(dropout), nn.Linear(width, labels)
+        self.transitions = nn.Parameter(torch.empty(labels + 1, labels)) if crf else None
 
     def forward(self, x: Tensor, layout: Layout, table: Tensor | None) -> Tensor:
-        return self.linear(self.dropout(self.transform(x)))
+        logits = self.linear(self.dropout(self.transform(x)))
+        return logits if self.transitions is None else logits[..., None, :] + self.transitions
 
 
 class PooledHead(nn.Module):
@@ -146,8 +148,8 @@ def build_head(spec: Head, width: int, tokens: Tokens | None, *, tied: bool) -> 
             assert tokens is not None
             e = tokens.table_width(width)
             return VocabularyHead(build_transform(transform, width, e), e, tokens, tied=tied, bias=bias)
-        case TokenLabels(labels=labels, dropout=dropout):
-            return TokenHead(build_transform(spec.transform, width, width), width, labels, dropout)
+        case TokenLabels(labels=labels, dropout=dropout, crf=crf):
+            return TokenHead(build_transform(spec.transform, width, width), width, labels, dropout, crf)
         case Classifier(labels=labels, dropout=dropout):
             classify = nn.Sequential(Dropout(dropout), nn.Linear(width, labels))
             return PooledHead(spec.pool, build_transform(spec.transform, width, width), classify)

@@ -12,8 +12,9 @@ from anyformer.nn.block import Sublayer
 from anyformer.nn.dense import DenseMixer, PositionMixer
 from anyformer.nn.experts import Mixture, SigmoidRouter, StackedLinear
 from anyformer.nn.ffn import GatedFFN, PlainFFN
-from anyformer.nn.heads import VocabularyHead
+from anyformer.nn.heads import TokenHead, VocabularyHead
 from anyformer.nn.linear import Fused
+from anyformer.nn.lora import LowRank
 from anyformer.nn.norm import OverBatch, RootMeanSquare
 from anyformer.nn.position import Positions
 from anyformer.nn.recurrent import RecurrentMixer
@@ -37,6 +38,8 @@ def initialise(model: nn.Module, init: Init, width: int) -> None:
                 module.reset()
             case SigmoidRouter():
                 module.reset()
+            case LowRank():
+                continue  # last, so that the other weights are those of a model without
             case StackedLinear():
                 for expert in module.weight:
                     for rows in expert.split(module.parts):
@@ -74,6 +77,9 @@ def initialise(model: nn.Module, init: Init, width: int) -> None:
             case MultiHeadAttention():
                 if module.sinks is not None:
                     module.sinks.zero_()
+            case TokenHead():
+                if module.transitions is not None:
+                    module.transitions.zero_()
             case VocabularyHead():
                 if module.table is not None:
                     _table(module.table, init, width)
@@ -83,6 +89,9 @@ def initialise(model: nn.Module, init: Init, width: int) -> None:
                 own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
                 assert not own, f"no rule initialises {type(module).__name__}"
     _adjust(model, init)
+    for module in model.modules():
+        if isinstance(module, LowRank):
+            module.reset()
 
 
 def _adjust(model: nn.Module, init: Init) -> None:

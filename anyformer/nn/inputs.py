@@ -10,7 +10,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from anyformer.config import FactorisedTable, Features, Input, Patches, Tokens, factor
+from anyformer.config import (
+    ByteSpelling,
+    ConfigError,
+    FactorisedTable,
+    Fault,
+    Features,
+    Input,
+    NoSpelling,
+    Patches,
+    Spelling,
+    Tokens,
+    factor,
+)
 from anyformer.nn.dropout import Dropout
 from anyformer.nn.mask import Layout
 from anyformer.nn.norm import build_norm, normed
@@ -19,8 +31,41 @@ from anyformer.nn.running import Notes
 Embed = Callable[[Tensor], Tensor]
 
 
+class ByteWords(nn.Module):
+    """A vector of each token's word, by its bytes + 1; 0 stands for nothing, and of nothing the vector is 0."""
+
+    def __init__(self, spec: ByteSpelling, width: int):
+        super().__init__()
+        self.longest, self.margins = spec.longest, ((spec.kernel - 1) // 2, spec.kernel // 2)
+        self.table = nn.Embedding(BYTES, spec.width)
+        self.conv = nn.Conv1d(spec.width, spec.channels, spec.kernel)
+        self.linear = nn.Linear(spec.channels, width, bias=False)
+
+    def forward(self, spelled: Tensor) -> Tensor:
+        """[b, t, longest] to [b, t, width]"""
+        there = spelled > 0
+        x = self.table(F.pad(spelled, self.margins)).flatten(0, 1).transpose(1, 2)  # beyond its ends there is nothing
+        x = self.conv(x).unflatten(0, spelled.shape[:2])  # [b, t, channels, longest]
+        x = x.masked_fill(~there[:, :, None], torch.finfo(x.dtype).min).amax(dim=-1)
+        return self.linear(torch.where(there.any(dim=-1, keepdim=True), x, 0))
+
+
+BYTES = 257  # and nothing
+
+
+def build_spelling(spec: Spelling, width: int) -> ByteWords | None:
+    match spec:
+        case NoSpelling():
+            return None
+        case ByteSpelling():
+            return ByteWords(spec, width)
+        case _:
+            assert_never(spec)
+
+
 class TokenInput(nn.Module):
-    """Lookup, scale, positions, types, norm, dropout. The table may be another's (tying), so `forward` is given it."""
+    """Lookup, scale, spelling, positions, types, norm, dropout. The table may be another's (tying), so `forward` is
+    given it."""
 
     def __init__(self, spec: Tokens, width: int, own_table: bool):
         super().__init__()
@@ -31,6 +76,7 @@ class TokenInput(nn.Module):
         table = spec.table if isinstance(spec.table, FactorisedTable) else None
         self.project = nn.Linear(e, width, table.bias) if table else None
         self.early = table is not None and table.project == "before_position"
+        self.spelling = build_spelling(spec.spelling, self.inner_width)
         self.norm = build_norm(spec.norm, self.inner_width)
         self.dropout = Dropout(spec.dropout)
         self.scale = factor(spec.scale, width)
@@ -41,6 +87,19 @@ class TokenInput(nn.Module):
             raise ValueError(f"ids must be whole numbers [batch, length], got {ids.dtype} {list(ids.shape)}")
         return ids.shape[0], ids.shape[1]
 
+    def check_spelled(self, ids: Tensor, spelled: Tensor | None) -> None:
+        """That words are spelled where the model reads them so, and only there."""
+        if self.spelling is None:
+            if spelled is not None:
+                raise ValueError("this model reads no spelled words: leave `spelled` out")
+            return
+        shape = [*ids.shape, self.spelling.longest]
+        if spelled is None:
+            what = f"is required: the model reads each token's word in bytes, too, {shape} whole numbers"
+            raise ConfigError([Fault("spelled", what)])
+        if list(spelled.shape) != shape or spelled.dtype not in (torch.int32, torch.int64):
+            raise ValueError(f"spelled must be whole numbers {shape}, got {spelled.dtype} {list(spelled.shape)}")
+
     def forward(
         self,
         ids: Tensor,
@@ -49,11 +108,15 @@ class TokenInput(nn.Module):
         layout: Layout,
         types: Tensor | None = None,
         notes: Notes | None = None,
+        spelled: Tensor | None = None,
     ) -> Tensor:
         """[b, t] ids to [b, t, d]"""
         x = F.embedding(ids, table, padding_idx=self.pad) * self.scale
         if self.project is not None and self.early:
             x = self.project(x)
+        if self.spelling is not None:
+            assert spelled is not None
+            x = x + self.spelling(spelled)
         x = embed(x)
         if self.types is not None:
             x = x + self.types(torch.zeros_like(ids) if types is None else types)

@@ -45,7 +45,7 @@ class LatentProjection(nn.Module):
         c, r = ctx.append(c, r)
         if self.absorbs(x, ctx):
             content, turned = q.split(self.parts, dim=-1)
-            up = self.up.rows(0).unflatten(0, (self.heads, -1))  # [h, k - turning, rank]
+            up = self.up.acting(0).unflatten(0, (self.heads, -1))  # [h, k - turning, rank]
             return torch.cat((content @ up, turned), dim=-1), torch.cat((c, r), dim=-1), c
         content, v = (split(part, self.heads) for part in self.up(c.squeeze(1)))
         k = torch.cat((content, r.expand(-1, self.heads, -1, -1)), dim=-1)  # [b, h, s, k]
@@ -57,7 +57,7 @@ class LatentProjection(nn.Module):
 
     def values(self, c: Tensor) -> Tensor:
         """What the heads read, [b, h, t, k_v], from the c that they read in its place."""
-        return c @ self.up.rows(1).unflatten(0, (self.heads, -1)).mT
+        return c @ self.up.acting(1).unflatten(0, (self.heads, -1)).mT
 
     def queries(self) -> Tensor:
         """The rows of weight that make the queries."""

@@ -17,6 +17,10 @@ class Fused(nn.Linear):
         """The weight of one of the maps."""
         return self.weight.split(self.parts)[part]
 
+    def acting(self, part: int) -> Tensor:
+        """The same with whatever stands beside it."""
+        return self.rows(part)
+
 
 def split(x: Tensor, heads: int) -> Tensor:
     """[b, t, h·k] -> [b, h, t, k]"""

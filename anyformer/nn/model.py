@@ -7,12 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.config import ModelConfig, Side, Tokens, handed
+from anyformer.config.adapter import adapted
 from anyformer.nn.attend import Backend
 from anyformer.nn.cache import Cache, CacheKind
 from anyformer.nn.context import Tap
 from anyformer.nn.heads import build_head
 from anyformer.nn.init import initialise
-from anyformer.nn.inputs import AnyInput, TokenInput, build_input
+from anyformer.nn.inputs import BYTES, AnyInput, TokenInput, build_input
+from anyformer.nn.lora import adapt
 from anyformer.nn.mask import Layout, check, lay_out
 from anyformer.nn.past import Past
 from anyformer.nn.recurrent import last_states
@@ -27,6 +29,7 @@ class Options(TypedDict, total=False):
     positions: Tensor | None
     marks: Tensor | None
     types: Tensor | None
+    spelled: Tensor | None
     source_segments: Tensor | Layout | None
     source_positions: Tensor | None
     source_types: Tensor | None
@@ -64,6 +67,8 @@ class Transformer(nn.Module):
         self.handed = {i: mixer.state(config.width) for i, mixer in handed(config).items()}
         tokens = config.last_input if isinstance(config.last_input, Tokens) else None
         self.head = build_head(config.head, config.width, tokens, tied=tied_output)
+        if config.adapter:
+            adapt(self, config.adapter, adapted(config.adapter, config.stacks, config.width))
 
     def _stack(self, side: Side, read: AnyInput | None) -> BlockStack | None:
         spec = self.config.stacks.get(side)
@@ -105,6 +110,7 @@ class Transformer(nn.Module):
         positions: Tensor | None = None,
         marks: Tensor | None = None,
         types: Tensor | None = None,
+        spelled: Tensor | None = None,
         source_segments: Tensor | Layout | None = None,
         source_positions: Tensor | None = None,
         source_types: Tensor | None = None,
@@ -120,10 +126,12 @@ class Transformer(nn.Module):
 
         Where the config reads images or features, they stand in the place of ids: [b, c, h, w] or [b, t, size].
         Segments are int [b, t], -1 for padding; where nothing is given there is one segment and positions count from 0.
+        `spelled` are the bytes of each token's word, [b, t, longest], where the config asks: byte + 1, 0 for nothing.
         What some parts add to the loss of training, such as the balance of experts, is put into `notes`.
         With a `past` (see `new_past`) the tokens go on from it, and the past of those that follow is returned, too.
         """
-        own = {"segments": segments, "positions": positions, "marks": marks, "types": types, "past": past}
+        own: dict[str, object] = {"segments": segments, "positions": positions, "marks": marks, "types": types}
+        own |= {"spelled": spelled, "past": past}
         kept: list[Tensor | None] = []
         sided = {
             "target": target,
@@ -157,12 +165,20 @@ class Transformer(nn.Module):
             layout = self._lay_out(self.target or self.source, ids, segments, positions, marks, before)
             if self.decoder is not None:
                 x = self.decode(
-                    ids, segments=layout, types=types, cache=cache, past=past, kept=kept, taps=taps, notes=notes
+                    ids,
+                    segments=layout,
+                    types=types,
+                    spelled=spelled,
+                    cache=cache,
+                    past=past,
+                    kept=kept,
+                    taps=taps,
+                    notes=notes,
                 )
             else:
                 if before is not None:
                     raise ValueError("an encoder reads its input at once: leave `cache` and `past` out")
-                x = self.encode(ids, segments=layout, types=types, taps=taps, notes=notes)
+                x = self.encode(ids, segments=layout, types=types, spelled=spelled, taps=taps, notes=notes)
         out = self.apply_head(x, layout)
         out = out if taps is None else taps("head", out)
         return out if past is None else (out, past.after(layout, kept))
@@ -175,6 +191,7 @@ class Transformer(nn.Module):
         positions: Tensor | None = None,
         marks: Tensor | None = None,
         types: Tensor | None = None,
+        spelled: Tensor | None = None,
         taps: Tap | None = None,
         notes: Notes | None = None,
     ) -> Tensor:
@@ -187,7 +204,7 @@ class Transformer(nn.Module):
         layout = self._lay_out(self.source, ids, segments, positions, marks)
         taps = None if taps is None else taps.within("encoder")
         own = Notes() if self.training else None
-        x = self._embed(self.source, self.encoder, ids, layout, types, taps, own)
+        x = self._embed(self.source, self.encoder, ids, layout, types, taps, own, spelled)
         states: dict[int, list[Tensor]] = {i: [] for i in self.handed}
         x = self.encoder(x, layout, taps=taps, backend=self.backend, notes=own, states=states)
         if own is not None:
@@ -204,6 +221,7 @@ class Transformer(nn.Module):
         positions: Tensor | None = None,
         marks: Tensor | None = None,
         types: Tensor | None = None,
+        spelled: Tensor | None = None,
         cache: Cache | None = None,
         past: Past | None = None,
         kept: list[Tensor | None] | None = None,
@@ -229,7 +247,7 @@ class Transformer(nn.Module):
         own = Notes() if self.training and cache is None else None
         # a cache outlives the step that wrote it, so nothing in it may hold on to that step's graph
         with torch.set_grad_enabled(torch.is_grad_enabled() and cache is None):
-            x = self._embed(self.target, self.decoder, ids, layout, types, taps, own)
+            x = self._embed(self.target, self.decoder, ids, layout, types, taps, own, spelled)
             x = self.decoder(
                 x,
                 layout,
@@ -298,9 +316,10 @@ class Transformer(nn.Module):
         batch, length = read.measure(ids)
         if before is None:
             return lay_out(batch, length, ids.device, segments=segments, positions=positions, marks=marks)
+        if isinstance(before, Cache):
+            return before.lay_out(batch, length, segments, positions, marks)
         if marks is not None or (isinstance(segments, Layout) and segments.marks is not None):
-            what = "cache" if isinstance(before, Cache) else "past"
-            raise ValueError(f"marks with a {what} are not supported: a marked token sees tokens that are not read yet")
+            raise ValueError("marks with a past are not supported: those before would have seen the marked tokens")
         return before.lay_out(batch, length, segments, positions)
 
     def _source(
@@ -337,15 +356,21 @@ class Transformer(nn.Module):
         types: Tensor | None,
         taps: Tap | None,
         notes: Notes | None,
+        spelled: Tensor | None,
     ) -> Tensor:
         if types is not None and (not isinstance(read, TokenInput) or read.types is None):
             raise ValueError("this model has no token types: leave `types` out")
+        if spelled is not None and not isinstance(read, TokenInput):
+            raise ValueError("this model reads no words: leave `spelled` out")
         if isinstance(read, TokenInput):
             _check_range(ids, read.vocab, "id", f"vocabulary of {read.vocab}")
             if types is not None and read.types is not None:
                 check(*ids.shape, types=types)
                 _check_range(types, read.types.num_embeddings, "type", f"{read.types.num_embeddings} token types")
-            x = read(ids, self._table(read), lambda x: stack.embed(x, layout), layout, types, notes)
+            read.check_spelled(ids, spelled)
+            if spelled is not None:
+                _check_range(spelled, BYTES, "spelled", f"{BYTES} of bytes")
+            x = read(ids, self._table(read), lambda x: stack.embed(x, layout), layout, types, notes, spelled)
         else:
             x = read(ids, lambda x: stack.embed(x, layout), layout, notes)
         return x if taps is None else taps("embed", x)

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from anyformer.nn.experts import Runs, SigmoidRouter, SoftmaxRouter, StackedLinear, run_products
 from anyformer.nn.latent import LatentProjection
 from anyformer.nn.linear import Fused
+from anyformer.nn.merge import merge
 from anyformer.nn.model import Transformer
 
 Bits = Literal[8, 4]
@@ -28,7 +29,8 @@ PADDED = 32  # rows are of whole such blocks for the kernel
 
 
 def quantise(model: Transformer, bits: Bits = 8, *, group: int | None = None, way: Way = "auto") -> Transformer:
-    """A copy whose blocks have weights of so many bits, and which cannot be trained; the model stays as it is.
+    """A copy whose blocks have weights of so many bits, and which cannot be trained; the model stays as it is. Adapters
+    are merged.
 
     With 8 bits a row has one scale; with 4, each `group` of a row has (32 if not given: 32, 64, 128, ... numbers).
     plain: weights are made anew for each product, in the precision of the model: smaller, not faster. kernel: Arm's
@@ -44,6 +46,7 @@ def quantise(model: Transformer, bits: Bits = 8, *, group: int | None = None, wa
         raise ValueError(f"group = {group}: must be a multiple of 32")
     if way == "kernel" and not all(_has_kernel(p) for p in model.parameters()):
         raise ValueError("way = 'kernel': needs an Arm CPU, torch with KleidiAI, and a model in fp32 on it")
+    model = merge(model)
     memo: dict[int, object] = {}
     for module, read in _matrices(model):
         rounded = round_off(module.weight.detach(), bits, (group or GROUP) if bits == 4 else None)
@@ -162,7 +165,7 @@ class QuantisedLinear(_Stored):
         y = F.linear(x, self.weight, self.bias)
         return y if self.parts is None else y.split(self.parts, dim=-1)
 
-    def rows(self, part: int) -> Tensor:
+    def acting(self, part: int) -> Tensor:
         """The weight of one of the maps."""
         assert self.parts is not None
         start = sum(self.parts[:part])

@@ -58,9 +58,7 @@ class BlockStack(nn.Module):
     def __init__(self, spec: Stack, width: int, side: Side, embed_width: int):
         super().__init__()
         layers = tuple(_settled(block, side) for block in spec.unrolled())
-        head, tile = len(spec.prefix), len(spec.blocks)
-        # the module that each layer runs
-        self.runs = tuple(i if i < head or not spec.share else head + (i - head) % tile for i in range(spec.depth))
+        self.runs = spec.runs  # the module of each layer
         self.blocks = nn.ModuleList(build_block(layers[i], width) for i in sorted(set(self.runs)))
         self.final_norm, self.dropout = build_norm(spec.final_norm, width), Dropout(spec.dropout)
         self.embedder = Positions(spec.position if spec.position.embeds() else NoPosition(), embed_width, 0)

@@ -1,6 +1,6 @@
 """What every task shares: the loss as sum and count, and the call of a model on a batch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from anyformer.config import ConfigError, Fault, ModelConfig, Side
-from anyformer.data.batch import IGNORE, Batch
+from anyformer.data.batch import IGNORE, Batch, Piece
 from anyformer.data.loader import Loader
 from anyformer.data.sources import SHOWN, Rows
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.nn.mask import Layout
+from anyformer.nn.mask import PLAIN, SEEN, Layout, lay_out
 from anyformer.nn.model import Transformer
 from anyformer.nn.past import Past
 from anyformer.nn.running import Notes
@@ -29,6 +29,8 @@ class Metrics:
     values: dict[str, float]
     notes: dict[str, Any]  # signatures, intervals, and rows that were left out
 
+
+SLOTS = 8192  # places for tokens in a batch that is read without learning
 
 Progress = Callable[[int], None]
 """Told how many more texts are answered."""
@@ -65,6 +67,11 @@ class Task(Protocol):
         """An answer to each text; options are those of `generation.generate`."""
 
 
+def side_of(config: ModelConfig) -> Side:
+    """Which stack reads the texts of a model with one."""
+    return "decoder" if config.decoder else "encoder"
+
+
 def too_long(length: int, config: ModelConfig, side: Side) -> str:
     """Why a stack cannot read so many tokens; empty if it can."""
     ends = config.stacks[side].ends
@@ -91,7 +98,13 @@ def left_out(rows: Rows) -> dict[str, Any]:
 def call(model: Transformer, batch: Batch, packed: bool, notes: Notes | None = None) -> Tensor:
     """Logits for a batch whose rows are padded on the right, or packed; in training, what the pass notes beside."""
     if batch.source is None:
-        return model(batch.ids, segments=_layout(batch, batch.segments, packed), types=batch.types, notes=notes)
+        return model(
+            batch.ids,
+            segments=_layout(batch, batch.segments, packed),
+            types=batch.types,
+            spelled=batch.spelled,
+            notes=notes,
+        )
     return model(
         batch.source,
         batch.ids,
@@ -121,10 +134,16 @@ def past_of(model: Transformer, batch: Batch, before: Past | None) -> Past | Non
 def _layout(batch: Batch, segments: Tensor | None, packed: bool) -> Layout | None:
     """The facts that spare a mask: pads are on the right, so positions count as in a full row."""
     if segments is None:
-        return None
+        rows, length = batch.ids.shape
+        return None if batch.marks is None else lay_out(rows, length, batch.ids.device, marks=batch.marks)
     if packed:
-        return Layout.packed_rows(segments, documents=len(batch.examples))
-    return Layout.right_padded(segments)
+        return Layout.packed_rows(segments, documents=len(batch.examples))._replace(marks=batch.marks)
+    return Layout.right_padded(segments)._replace(marks=batch.marks)
+
+
+def prefixed(piece: Piece, length: int) -> Piece:
+    """A piece whose first tokens are seen by all of it."""
+    return piece._replace(marks=[SEEN] * length + [PLAIN] * (len(piece.ids) - length))
 
 
 def token_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
@@ -135,7 +154,7 @@ def token_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor
 
 
 @torch.no_grad()
-def total_loss(model: Transformer, batches: Sequence[Batch], device: torch.device) -> tuple[float, int]:
+def total_loss(model: Transformer, batches: Iterable[Batch], device: torch.device) -> tuple[float, int]:
     """The summed loss of a model in eval mode, and over how many tokens."""
     total, count = 0.0, 0
     past: Past | None = None

@@ -19,7 +19,7 @@ class Classifying(RowTask):
     """One label of several, by a softmax; with a `separator` each by itself: it is there if its logit is above 0."""
 
     def __init__(self, spec: Classify, tokenizer: TextTokenizer):
-        super().__init__(spec, tokenizer)
+        super().__init__(tokenizer, spec.pairs)
         self._spec, self._numbers = spec, {name: i for i, name in enumerate(spec.labels)}
 
     @property

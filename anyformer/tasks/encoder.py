@@ -3,7 +3,6 @@
 It answers, and is neither trained nor measured: it has no data of its own.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,7 +26,8 @@ from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Batches, Encoder
 from anyformer.tasks.base import Metrics, Progress, refuse_long
-from anyformer.tasks.rows import Frame, read_rows, refuse_options
+from anyformer.tasks.gaps import encode_with, filled
+from anyformer.tasks.rows import Frame, as_json, read_rows, refuse_options
 
 Answer = Callable[[Tensor, list[int]], str]
 
@@ -58,14 +58,18 @@ class Encoding:
             out[i] = answer(found if found.dim() == 1 else found[: len(rows[i])], rows[i])
         return out
 
+    def masked(self, text: str) -> list[int]:
+        """A row of the text, in which the mask stands by its name."""
+        return self._row(text, masked=True)
+
     def _row(self, text: str, masked: bool) -> list[int]:
         """The ids of a text; in a masked LM, the name of the mask stands for it."""
         mask = self.tokenizer.mask
-        if not masked or mask is None:
-            return [*self.before, *self._cut(self.tokenizer.encode(text)), *self.after]
-        parts = [self.tokenizer.encode(part) for part in text.split(self.tokenizer.token(mask))]
-        within = [id for part in parts for id in (mask, *part)][1:]
-        return [*self.before, *self._cut(within), *self.after]
+        if masked and mask is not None:
+            ids = encode_with(self.tokenizer, text, [mask])
+        else:
+            ids = self.tokenizer.encode(text)
+        return [*self.before, *self._cut(ids), *self.after]
 
     def _cut(self, ids: list[int]) -> list[int]:
         room = self.spec.max_length
@@ -74,12 +78,12 @@ class Encoding:
     def _answer(self, config: ModelConfig) -> Answer:
         match config.head:
             case Embedder():
-                return lambda vector, row: json.dumps(vector.tolist())
+                return lambda vector, row: as_json(vector)
             case NoHead():
-                return lambda hidden, row: json.dumps(hidden.mean(dim=0).tolist())
+                return lambda hidden, row: as_json(hidden.mean(dim=0))
             case Classifier():
                 return lambda logits, row: self.spec.labels[int(logits.argmax())]
-            case TokenLabels():
+            case TokenLabels(crf=False):
                 return lambda logits, row: " ".join(
                     self.spec.labels[i] for i in self._within(logits).argmax(-1).tolist()
                 )
@@ -93,8 +97,7 @@ class Encoding:
         return rows[len(self.before) : len(rows) - len(self.after)]
 
     def _filled(self, logits: Tensor, row: list[int]) -> str:
-        best = logits.argmax(-1).tolist()
-        said = [best[i] if id == self.tokenizer.mask else id for i, id in enumerate(row)]
+        said = row if self.tokenizer.mask is None else filled(row, self.tokenizer.mask, logits)
         return self.tokenizer.decode(said[len(self.before) : len(said) - len(self.after)])
 
     # -- what only trained tasks do -----------------------------------------------------------------------------------

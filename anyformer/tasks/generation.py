@@ -18,6 +18,7 @@ from anyformer.decoding.sample import row_seeds
 from anyformer.decoding.session import padded
 from anyformer.decoding.speculative import speculate
 from anyformer.decoding.strategy import Speculation, Strategy, strategy
+from anyformer.nn.mask import SEEN
 from anyformer.nn.model import Transformer
 from anyformer.tasks.base import Progress
 from anyformer.tasks.limits import Held, Limits, hold
@@ -35,6 +36,7 @@ class Writer(Protocol):
     tokenizer: TextTokenizer
     source_tokenizer: TextTokenizer | None
     continues: bool  # an answer goes on from the text, rather than being one of its own
+    marked: bool  # all of a prompt is seen from everywhere in it
 
     def prompts(self, texts: Sequence[str], config: ModelConfig) -> list[list[int]]:
         """What is read of each text before its answer; nothing of one that is answered by nothing."""
@@ -305,6 +307,8 @@ class Asked:
         device = next(self.model.parameters()).device
         ids, segments = padded([self.prompts[i] for i in rows], device)
         here = {"model": self.model, "ids": ids, "segments": segments, "stop": self.stop_ids}
+        if self.task.marked:
+            here["marks"] = torch.full_like(ids, SEEN)
         return here | {"max_new_tokens": [self.rooms[i] for i in rows], **self.settings}
 
     def _processors(self, held: Held) -> tuple[Processor, ...]:

@@ -4,16 +4,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import torch
-
 from anyformer.config import ConfigError, Fault, ModelConfig
-from anyformer.data.batch import IGNORE, Batch, Piece
-from anyformer.data.loader import CropLoader, Loader, OrderedLoader, PieceLoader, side_by_side
+from anyformer.data.batch import IGNORE, Piece
+from anyformer.data.loader import CropLoader, Loader, OrderedLoader, PieceLoader, side_by_side, windows
+from anyformer.data.shards import InMemory, Stream
 from anyformer.data.sources import Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
-from anyformer.recipe import Batches, Crops, LanguageModel, Ordered, Packed, Padded
+from anyformer.recipe import Batches, Crops, LanguageModel, Ordered, Packed, Padded, PrefixLM
 from anyformer.tasks.base import Metrics, Progress, left_out, refuse_long, token_loss, total_loss
 from anyformer.tasks.generation import NotFinite, generate
 
@@ -28,9 +26,11 @@ class LanguageModelling:
 
     source_tokenizer: TextTokenizer | None = None
     continues = True
+    marked = False
     loss = staticmethod(token_loss)
+    spec: LanguageModel | PrefixLM
 
-    def __init__(self, spec: LanguageModel, tokenizer: TextTokenizer):
+    def __init__(self, spec: LanguageModel | PrefixLM, tokenizer: TextTokenizer):
         self.spec, self.tokenizer = spec, tokenizer
         self.begin = tokenizer.around[0] if spec.framed else []
 
@@ -43,17 +43,22 @@ class LanguageModelling:
 
     def fitting(self, rows: Rows, config: ModelConfig, batches: Batches | None = None) -> Rows:
         """All rows: a document that is too long goes on in another row."""
+        if rows.stream is not None:
+            rows.stream.check(self.tokenizer)
         return rows
 
+    def stream(self, rows: Rows) -> Stream:
+        """All documents, one after the other."""
+        return rows.stream if rows.stream is not None else InMemory.of(self.encode(rows))
+
     def loader(self, rows: Rows, batches: Batches, seed: int, model: Transformer) -> Loader:
-        documents = self.encode(rows)
         if isinstance(batches, Crops):
-            stream = _stream(documents)
+            stream = self.stream(rows)
             if len(stream) <= batches.length:
                 raise ConfigError([Fault("batches.length", f"= {batches.length}: the text has {len(stream)} tokens")])
             return CropLoader(stream, batches, seed)
         if isinstance(batches, Ordered):
-            stream, least = _stream(documents), batches.rows * batches.length + 1
+            stream, least = self.stream(rows), batches.rows * batches.length + 1
             if len(stream) < least:
                 what = f"with length = {batches.length} it takes {least} tokens, and the text has {len(stream)}"
                 raise ConfigError([Fault("batches.rows", f"= {batches.rows}: {what}")])
@@ -61,7 +66,7 @@ class LanguageModelling:
         most = _within(batches.length if isinstance(batches, Packed) else batches.tokens, model.config)
         pieces = [
             Piece(ids[at : min(at + most, len(ids) - 1)], ids[at + 1 : at + 1 + most])
-            for ids in documents
+            for ids in self.encode(rows)
             for at in range(0, len(ids) - 1, most)  # what no row can hold goes on in another one
         ]
         return PieceLoader(pieces, batches, seed, pad=self.tokenizer.pad or 0, source_pad=0)
@@ -71,16 +76,19 @@ class LanguageModelling:
 
         A model with memory reads windows one after the other, in fewer and longer rows.
         """
-        stream = _stream(self.encode(rows))
+        stream = self.stream(rows)
         length = _within(1024 if isinstance(batches, Padded) else batches.length, model.config)
         device = next(model.parameters()).device
         assert model.decoder is not None
         if model.decoder.memory:
-            windows = side_by_side(stream, max(1, min(ROWS, len(stream) // (FOLLOWING * length))), length)
+            read = side_by_side(stream, max(1, min(ROWS, len(stream) // (FOLLOWING * length))), length)
         else:
-            windows = _windows(stream, length, ROWS)
-        total, count = total_loss(model, windows, device)
-        size = sum(len(text.encode("utf-8")) for text in rows.columns["text"])
+            read = windows(stream, length, ROWS)
+        total, count = total_loss(model, read, device)
+        if rows.stream is not None:
+            size = rows.stream.share("bytes")
+        else:
+            size = sum(len(text.encode("utf-8")) for text in rows.columns["text"])
         loss = total / count
         values = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "bits_per_byte": total / math.log(2) / size}
         return Metrics("lm", count, values, {"window": length, **_memory(model), **left_out(rows)})
@@ -139,17 +147,3 @@ def _within(length: int, config: ModelConfig) -> int:
     assert config.decoder is not None
     limit = config.decoder.limit
     return length if limit is None else min(length, limit)
-
-
-def _stream(documents: list[list[int]]) -> np.ndarray:
-    return np.concatenate([np.asarray(ids, dtype=np.int32) for ids in documents])
-
-
-def _windows(stream: np.ndarray, length: int, rows: int) -> list[Batch]:
-    """The stream cut into windows; what does not fill one stands in a batch of its own."""
-    whole = (len(stream) - 1) // length
-    ids = torch.from_numpy(stream.astype(np.int64))
-    cut = [(ids[: whole * length].view(whole, length), ids[1 : whole * length + 1].view(whole, length))]
-    if (rest := whole * length) < len(stream) - 1:
-        cut.append((ids[None, rest:-1], ids[None, rest + 1 :]))
-    return [Batch(a, b, None) for x, y in cut for a, b in zip(x.split(rows), y.split(rows), strict=True) if len(a)]

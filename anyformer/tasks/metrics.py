@@ -18,6 +18,42 @@ def f1(said: Tensor, asked: Tensor) -> float | None:
     return 2 * hits / count if count else None
 
 
+Span = tuple[str, int, int]  # its type, and where it begins and ends
+
+
+def spans(tags: Sequence[str]) -> set[Span]:
+    """Those of one sentence: B-x begins one, I-x (and E-x, its end) goes on with one of its type or else begins one,
+    S-x is one by itself; as conlleval reads them."""
+    found, begin, before = set[Span](), 0, "O"
+    for at, tag in enumerate([*tags, "O"]):
+        goes_on = tag[0] in "IE" and before[0] in "BI" and tag[1:] == before[1:]
+        if not goes_on:
+            if before[0] != "O":
+                found.add((before[2:], begin, at))
+            begin = at
+        before = tag
+    return found
+
+
+def span_scores(
+    said: Sequence[Sequence[str]], asked: Sequence[Sequence[str]]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Precision, recall and F1 of the spans of all sentences, which are right in type, beginning and end; and the F1 of
+    each type."""
+    counts: dict[str, list[int]] = {}  # right, said and asked
+    for guess, truth in zip(map(spans, said), map(spans, asked), strict=True):
+        for n, some in enumerate((guess & truth, guess, truth)):
+            for name, _, _ in some:
+                counts.setdefault(name, [0, 0, 0])[n] += 1
+    right, guessed, true = (sum(count[n] for count in counts.values()) for n in range(3))
+    values = {
+        "span_precision": right / max(1, guessed),
+        "span_recall": right / max(1, true),
+        "span_f1": 2 * right / max(1, guessed + true),
+    }
+    return values, {name: 2 * hits / (a + b) for name, (hits, a, b) in sorted(counts.items())}
+
+
 def pearson(a: Tensor, b: Tensor) -> float:
     """How near two lists of numbers are to a line, from -1 to 1; 0 where one of them is constant."""
     a, b = a.double() - a.double().mean(), b.double() - b.double().mean()

@@ -16,10 +16,14 @@ from anyformer.tasks.rows import RowTask
 
 
 class Regressing(RowTask):
-    """The model says (number - mean) / deviation, whatever the unit; a squared error of 1 is to know nothing."""
+    """The model says (number - mean) / deviation, whatever the unit; a squared error of 1 is to know nothing.
+
+    Of texts that are read apart it is the cosine of their vectors: `mean` is then the lowest number of the training
+    rows, said by texts that have nothing in common, and `deviation` how far the highest is from it.
+    """
 
     def __init__(self, spec: Regress, tokenizer: TextTokenizer):
-        super().__init__(spec, tokenizer)
+        super().__init__(tokenizer, spec.pairs, spec.apart)
         self._spec, self.mean, self.deviation = spec, spec.mean or 0.0, spec.deviation or 1.0
 
     @property
@@ -30,17 +34,27 @@ class Regressing(RowTask):
         return [(number(label) - self.mean) / self.deviation]
 
     def said(self, logits: Tensor) -> str:
-        return f"{self.mean + self.deviation * float(logits[0]):.6g}"
+        return self._spelled(float(self._numbers(logits if self.apart else logits[None])))
 
     def label(self, asked: Tensor) -> str:
-        return self.said(asked)
+        return self._spelled(float(asked))
+
+    def _spelled(self, x: float) -> str:
+        return f"{self.mean + self.deviation * x:.6g}"
+
+    def _numbers(self, logits: Tensor) -> Tensor:
+        """[n, 1], from that or from the vectors [2n, d] of pairs."""
+        if not self.apart:
+            return logits
+        a, b = logits.unflatten(0, (-1, 2)).unbind(1)
+        return torch.cosine_similarity(a, b, dim=-1)[:, None]
 
     def loss(self, logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
         """The squared error."""
-        return ((logits.float() - labels) ** 2 * (labels != IGNORE)).sum()
+        return ((self._numbers(logits.float()) - labels) ** 2 * (labels != IGNORE)).sum()
 
     def measure(self, logits: Tensor, labels: Tensor) -> tuple[dict[str, float], dict[str, Any]]:
-        said, asked = logits[:, 0].double(), labels[:, 0].double()
+        said, asked = self._numbers(logits)[:, 0].double(), labels[:, 0].double()
         return {"pearson": pearson(said, asked), "spearman": spearman(said, asked)}, {}
 
 
@@ -56,7 +70,8 @@ def number(label: str) -> float:
 
 
 def scaled(spec: Regress, cells: Sequence[str]) -> Regress:
-    """The task with mean and deviation: those that it was given, or those of the training rows."""
+    """The task with mean and deviation: those that it was given, or those of the training rows; for texts that are
+    read apart, their lowest number and their range."""
     if spec.mean is not None and spec.deviation is not None:
         return spec
     numbers = torch.tensor(list(_numbers(cells)), dtype=torch.float64)
@@ -64,7 +79,9 @@ def scaled(spec: Regress, cells: Sequence[str]) -> Regress:
     if not spread:
         there = "all have the same number" if len(numbers) else "none has a number"
         raise ConfigError([Fault("data.train.label", f"there is nothing to learn: of {len(cells)} rows {there}")])
-    mean = float(numbers.mean()) if spec.mean is None else spec.mean
+    center = numbers.min() if spec.apart else numbers.mean()
+    spread = float(numbers.max() - numbers.min()) if spec.apart else spread
+    mean = float(center) if spec.mean is None else spec.mean
     return spec.model_copy(update={"mean": mean, "deviation": spec.deviation or spread})
 
 

@@ -1,22 +1,24 @@
-"""What tasks share that say one thing of a whole row: how a text or a pair is read, and what a head makes of each."""
+"""What tasks share that say one thing of a whole row: how a text or a pair is read, and what a head makes of each.
 
+The texts of a pair are read in one row, or apart: in a row each, one below the other.
+"""
+
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from anyformer.config import ConfigError, Fault, ModelConfig, Side, Tokens
+from anyformer.config import ConfigError, Fault, ModelConfig, Tokens
 from anyformer.data.batch import Piece
 from anyformer.data.loader import Loader, PieceLoader, in_order
 from anyformer.data.sources import Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
-from anyformer.recipe import Batches, Classify, Padded, Regress
-from anyformer.tasks.base import Metrics, Progress, call, left_out, refuse_long, too_long
-
-SLOTS = 8192  # of a batch that is read without learning
+from anyformer.recipe import Batches, Classify, Embed, Padded, Regress
+from anyformer.tasks.base import SLOTS, Metrics, Progress, call, left_out, refuse_long, side_of, too_long
 
 Encoded = tuple[list[int], list[int] | None]  # a text, and its pair
 
@@ -52,14 +54,15 @@ class RowTask(ABC):
 
     source_tokenizer: TextTokenizer | None = None
 
-    def __init__(self, spec: Classify | Regress, tokenizer: TextTokenizer):
-        self.tokenizer, self.pairs, self.frame = tokenizer, spec.pairs, Frame(tokenizer, spec.pairs)
+    def __init__(self, tokenizer: TextTokenizer, pairs: bool, apart: bool = False):
+        self.tokenizer, self.pairs, self.apart = tokenizer, pairs, apart
+        self.frame = Frame(tokenizer, pairs and not apart)
 
     # -- what differs from task to task -------------------------------------------------------------------------------
 
     @property
     @abstractmethod
-    def spec(self) -> Classify | Regress: ...
+    def spec(self) -> Classify | Regress | Embed: ...
 
     @abstractmethod
     def asked(self, label: str) -> list[int] | list[float]:
@@ -67,7 +70,7 @@ class RowTask(ABC):
 
     @abstractmethod
     def said(self, logits: Tensor) -> str:
-        """In words, from [labels] of a row."""
+        """In words, from [labels] of a row; of a pair that is read apart, from [2, d]."""
 
     @abstractmethod
     def label(self, asked: Tensor) -> str:
@@ -78,27 +81,35 @@ class RowTask(ABC):
 
     @abstractmethod
     def measure(self, logits: Tensor, labels: Tensor) -> tuple[dict[str, float], dict[str, Any]]:
-        """Scores, and what there is to note."""
+        """Scores, and what there is to note, of [n, labels]; of pairs that are read apart, of [2n, d]."""
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
     def encode(self, rows: Rows, config: ModelConfig) -> list[Piece]:
-        labels = map(self.asked, rows.columns["label"])
-        return [self._piece(row, label, config) for row, label in zip(self._ids(rows.columns), labels, strict=True)]
+        read = list(self._ids(rows.columns))
+        labels = self._labels(rows, read)
+        return [self._piece(row, label, config) for row, label in zip(read, labels, strict=True)]
+
+    def _labels(self, rows: Rows, read: Sequence[Encoded]) -> Iterable[Sequence[int] | Sequence[float]]:
+        """What is asked of each row."""
+        return map(self.asked, rows.columns["label"])
 
     def _ids(self, columns: dict[str, list[str]]) -> Iterator[Encoded]:
         texts = self.tokenizer.encode_batch(columns["text"])
-        pairs = self.tokenizer.encode_batch(columns["pair"]) if self.pairs else [None] * len(texts)
+        pairs = self.tokenizer.encode_batch(columns["pair"]) if "pair" in columns else [None] * len(texts)
         return zip(texts, pairs, strict=True)
 
     def _piece(self, row: Encoded, label: Sequence[int] | Sequence[float], config: ModelConfig) -> Piece:
         text, pair = row
+        if self.apart and pair is not None:
+            return Piece(self.frame.row(text), label, pair=self.frame.row(pair))
         read = config.last_input
         typed = pair is not None and isinstance(read, Tokens) and read.types > self.frame.second
         return Piece(self.frame.row(text, pair), label, types=self.frame.types(text, pair or []) if typed else None)
 
     def fitting(self, rows: Rows, config: ModelConfig, batches: Batches | None = None) -> Rows:
-        both = zip(self._ids(rows.columns), rows.columns["label"], strict=True)
+        labels = rows.columns.get("label", [""] * len(rows))
+        both = zip(self._ids(rows.columns), labels, strict=True)
         whys = (self._misfit(row, label, config, batches) for row, label in both)
         return rows.without({i: why for i, why in enumerate(whys) if why})
 
@@ -111,10 +122,11 @@ class RowTask(ABC):
         for name, ids in zip(("text", "pair"), row, strict=True):
             if ids is not None and not ids:
                 return f"the {name} has no tokens"
-        length = len(self.frame.row(*row))
-        if why := too_long(length, config, _side(config)):
+        together = [row] if not self.apart else [(ids, None) for ids in row if ids is not None]
+        length = max(len(self.frame.row(*ids)) for ids in together)
+        if why := too_long(length, config, side_of(config)):
             return why
-        room = batches.tokens if isinstance(batches, Padded) else length
+        room = batches.tokens // len(together) if isinstance(batches, Padded) else length
         return f"has {length} tokens, and a padded row holds {room}" if length > room else ""
 
     def loader(self, rows: Rows, batches: Batches, seed: int, model: Transformer) -> Loader:
@@ -127,6 +139,7 @@ class RowTask(ABC):
         pieces = self.encode(rows, model.config)
         found = dict(read_rows(model, pieces, self.tokenizer.pad or 0))
         logits = torch.stack([found[i] for i in range(len(pieces))])
+        logits = logits.flatten(0, 1) if self.apart else logits
         labels = torch.tensor([piece.labels for piece in pieces])
         values, notes = self.measure(logits, labels)
         loss = float(self.loss(logits, labels)) / labels.numel()
@@ -140,8 +153,8 @@ class RowTask(ABC):
         refuse_options(options)
         rows = list(self._ids(self._columns(texts)))
         pieces = {i: self._piece(row, [0], model.config) for i, row in enumerate(rows) if [] not in row}
-        lengths = [len(pieces[i].ids) if i in pieces else 0 for i in range(len(rows))]
-        refuse_long(lengths, model.config, _side(model.config))
+        lengths = [pieces[i].length if i in pieces else 0 for i in range(len(rows))]
+        refuse_long(lengths, model.config, side_of(model.config))
         out, numbers = [""] * len(texts), list(pieces)
         if progress:
             progress(len(texts) - len(pieces))
@@ -163,24 +176,29 @@ class RowTask(ABC):
 def read_rows(
     model: Transformer, pieces: Sequence[Piece], pad: int, progress: Progress | None = None
 ) -> Iterator[tuple[int, Tensor]]:
-    """What the head makes of each row, and the row's number, as they come: in batches of similar length."""
+    """What the head makes of each row, and the row's number, as they come: in batches of similar length.
+
+    Of texts that are read apart, what it makes of both.
+    """
     device = next(model.parameters()).device
     for batch in in_order(pieces, SLOTS, pad, source_pad=0):
         with torch.no_grad():
             found = call(model, batch.to(device), packed=False).float().cpu()
+        if len(found) > len(batch.examples):
+            found = found.unflatten(0, (len(batch.examples), -1))
         yield from zip(batch.examples, found, strict=True)
         if progress:
             progress(len(batch.examples))
+
+
+def as_json(vector: Tensor) -> str:
+    return json.dumps(vector.tolist())
 
 
 def refuse_options(options: Mapping[str, Any]) -> None:
     """Those of decoding."""
     if options:
         raise ConfigError(Fault(name, "is for models that write: this one reads once") for name in options)
-
-
-def _side(config: ModelConfig) -> Side:
-    return "decoder" if config.decoder else "encoder"
 
 
 def _two(cells: list[str]) -> bool:

@@ -3,11 +3,18 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from anyformer.config import ConfigError, Fault
 from anyformer.data.batch import IGNORE
-from anyformer.decoding.score import alternatives as likeliest, score as log_probabilities, sliding
+from anyformer.data.tokenizer import TextTokenizer
+from anyformer.decoding.score import (
+    Likeliest,
+    alternatives as likeliest,
+    fill_mask,
+    score as log_probabilities,
+    sliding,
+)
 from anyformer.nn.model import Transformer
 from anyformer.tasks.base import refuse_long
 from anyformer.tasks.generation import Writer
@@ -51,6 +58,8 @@ def score(
         raise ConfigError([Fault("stride", f"= {stride}: needs a window")])
     if window is not None and model.encoder is not None:
         raise ConfigError([Fault("window", f"= {window}: only a decoder without an encoder reads by windows")])
+    if window is not None and task.marked:
+        raise ConfigError([Fault("window", f"= {window}: a prefix that sees all of itself is read at once")])
     pieces = task.scored(texts, answers, model.config)
     rows = [[*piece.ids, piece.labels[-1]] for piece in pieces]
     if window is not None:
@@ -59,7 +68,8 @@ def score(
         refuse_long([len(piece.ids) for piece in pieces], model.config, "decoder")
         sources = None if model.encoder is None else [piece.source or () for piece in pieces]
         refuse_long([] if sources is None else list(map(len, sources)), model.config, "encoder")
-        found = log_probabilities(model, rows, sources)
+        seen = [sum(piece.marks or ()) for piece in pieces] if task.marked else None
+        found = log_probabilities(model, rows, sources, seen)
     scores = []
     for piece, each in zip(pieces, found, strict=True):
         asked = [(id, value) for id, value in zip(piece.labels, each.tolist(), strict=True) if id != IGNORE]
@@ -68,7 +78,7 @@ def score(
 
 
 class Alternative(NamedTuple):
-    """A token that may come next."""
+    """A token that may come next, or stand in the place of a mask."""
 
     id: int
     token: str  # as `tokenizer.token` shows it
@@ -92,6 +102,33 @@ def alternatives(
         raise ConfigError([Fault("at", f"= {at}: must be from 1 to {len(row)}, the number of tokens that are read")])
     row = row[:at]
     refuse_long([len(row)], model.config, "decoder")
-    found = likeliest(model, [row], k, None if model.encoder is None else [prompt])
-    pairs = zip(found.ids[0].tolist(), found.probabilities[0].tolist(), strict=True)
-    return [Alternative(id, task.tokenizer.token(id), p) for id, p in pairs]
+    source, seen = None if model.encoder is None else [prompt], [len(prompt)] if task.marked else None
+    return _shown(likeliest(model, [row], k, source, seen), 0, task.tokenizer)
+
+
+class Masking(Protocol):
+    """A task whose model says what stands where a text is masked."""
+
+    tokenizer: TextTokenizer
+
+    def masked(self, text: str) -> list[int]:
+        """What is read of a text in which the mask stands by its name."""
+
+
+def fillings(task: Masking, model: Transformer, text: str, k: int = 10, *, at: int | None = None) -> list[Alternative]:
+    """The k likeliest tokens in the place of a mask, the likeliest first. `at`: of which one, from 0."""
+    row, mask = task.masked(text), task.tokenizer.mask
+    count = 0 if mask is None else row.count(mask)
+    if mask is None or not count:
+        name = "<mask>" if mask is None else task.tokenizer.token(mask)
+        raise ConfigError([Fault("text", f"has no {name}: write it where a word is to be found")])
+    if not 0 <= (at or 0) < count:
+        raise ConfigError([Fault("at", f"= {at}: must be from 0 to {count - 1}, the number of a mask")])
+    refuse_long([len(row)], model.config, "encoder")
+    (found,) = fill_mask(model, [row], mask, k)
+    return _shown(found, at or 0, task.tokenizer)
+
+
+def _shown(found: Likeliest, place: int, tokenizer: TextTokenizer) -> list[Alternative]:
+    pairs = zip(found.ids[place].tolist(), found.probabilities[place].tolist(), strict=True)
+    return [Alternative(id, tokenizer.token(id), p) for id, p in pairs]

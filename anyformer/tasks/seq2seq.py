@@ -13,11 +13,19 @@ from anyformer.decoding.beam import Beam
 from anyformer.decoding.strategy import may_be
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Batches, Crops, Ordered, Padded, Seq2Seq
-from anyformer.tasks.base import Metrics, Progress, left_out, refuse_long, token_loss, too_long, total_loss
+from anyformer.tasks.base import (
+    SLOTS,
+    Metrics,
+    Progress,
+    left_out,
+    prefixed,
+    refuse_long,
+    token_loss,
+    too_long,
+    total_loss,
+)
 from anyformer.tasks.generation import generate
 from anyformer.tasks.metrics import bleu, chrf, exact_match
-
-EVALUATION_TOKENS = 8192  # slots of a batch in evaluation
 
 
 class SequenceToSequence:
@@ -27,24 +35,40 @@ class SequenceToSequence:
     continues = False
     loss = staticmethod(token_loss)
 
-    def __init__(self, spec: Seq2Seq, tokenizer: TextTokenizer, source_tokenizer: TextTokenizer | None = None):
+    def __init__(
+        self,
+        spec: Seq2Seq,
+        tokenizer: TextTokenizer,
+        source_tokenizer: TextTokenizer | None = None,
+        begin: Sequence[int] = (),
+    ):
+        """Every source begins with `begin`."""
+        self.begin = list(begin)
         self.spec, self.tokenizer, self.source_tokenizer = spec, tokenizer, source_tokenizer
         self.reader = source_tokenizer or tokenizer
         self.eos = _needed(tokenizer, "eos")
         self.bos = _needed(tokenizer, "bos") if spec.start is None else spec.start
+        self.marked = spec.prefix
 
     def encode(self, rows: Rows, both_sides: bool) -> list[Piece]:
         return [self._piece(source, target, both_sides) for source, target in self._ids(rows)]
 
     def _ids(self, rows: Rows) -> Iterator[tuple[list[int], list[int]]]:
-        sources = self.reader.encode_batch(rows.columns["source"])
-        return zip(sources, self.tokenizer.encode_batch(rows.columns["target"]), strict=True)
+        return zip(
+            self._sources(rows.columns["source"]), self.tokenizer.encode_batch(rows.columns["target"]), strict=True
+        )
+
+    def _sources(self, texts: Sequence[str]) -> list[list[int]]:
+        """Texts that are read; one without tokens stays so."""
+        return [[*self.begin, *ids] if ids else ids for ids in self.reader.encode_batch(texts)]
 
     def _piece(self, source: list[int], target: list[int], both_sides: bool) -> Piece:
         if both_sides:
             said = self._framed(self.tokenizer, target)
             return Piece([self.bos, *said[:-1]], said, self._framed(self.reader, source))
-        return Piece([*source, _needed(self.tokenizer, "sep"), *target], [IGNORE] * len(source) + [*target, self.eos])
+        read = [*source, _needed(self.tokenizer, "sep"), *target]
+        piece = Piece(read, [IGNORE] * len(source) + [*target, self.eos])
+        return prefixed(piece, len(source) + 1) if self.marked else piece
 
     def _framed(self, tokenizer: TextTokenizer, ids: list[int]) -> list[int]:
         """A text of an encoder–decoder, with its <eos>."""
@@ -52,14 +76,17 @@ class SequenceToSequence:
         return [*before, *ids, *(after or [_needed(tokenizer, "eos")])]
 
     def fitting(self, rows: Rows, config: ModelConfig, batches: Batches | None = None) -> Rows:
-        whys = (self._misfit(source, target, config, batches) for source, target in self._ids(rows))
-        return rows.without({i: why for i, why in enumerate(whys) if why})
+        return rows.without({i: why for i, why in enumerate(self.misfits(rows, config, batches)) if why})
+
+    def misfits(self, rows: Rows, config: ModelConfig, batches: Batches | None) -> Iterator[str]:
+        """Why each row cannot be read; empty if it can."""
+        return (self._misfit(source, target, config, batches) for source, target in self._ids(rows))
 
     def _misfit(self, source: list[int], target: list[int], config: ModelConfig, batches: Batches | None) -> str:
         """Why an example is too long; empty if it is not."""
         limits = ("source", source, self.spec.max_source), ("target", target, self.spec.max_target)
         for name, ids, most in limits:
-            if most is not None and len(ids) > most:
+            if most is not None and len(ids) - (len(self.begin) if name == "source" else 0) > most:
                 return f"the {name} has {len(ids)} tokens, more than task.max_{name} = {most}"
         piece = self._piece(source, target, both_sides=config.encoder is not None)
         if piece.source is not None and (why := too_long(len(piece.source), config, "encoder")):
@@ -80,7 +107,7 @@ class SequenceToSequence:
         pieces = self.encode(rows, both_sides=model.encoder is not None)
         pads = _needed(self.tokenizer, "pad"), _needed(self.reader, "pad")
         device = next(model.parameters()).device
-        total, count = total_loss(model, in_order(pieces, EVALUATION_TOKENS, *pads), device)
+        total, count = total_loss(model, in_order(pieces, SLOTS, *pads), device)
         values = {"loss": total / count, "perplexity": math.exp(min(total / count, 700.0))}
         notes: dict[str, Any] = left_out(rows)
         said, asked = self.predict(model, rows.columns["source"]), rows.columns["target"]
@@ -110,7 +137,7 @@ class SequenceToSequence:
     # -- a writer -----------------------------------------------------------------------------------------------------
 
     def prompts(self, texts: Sequence[str], config: ModelConfig) -> list[list[int]]:
-        encoded = self.reader.encode_batch(texts)
+        encoded = self._sources(texts)
         if config.encoder is None:
             whole = [[*ids, _needed(self.tokenizer, "sep")] for ids in encoded]
         else:
@@ -125,7 +152,7 @@ class SequenceToSequence:
         """Each answer and its <eos>, after its source."""
         if answers is None:
             raise ConfigError([Fault("answers", "are missing: this task's model scores an answer to each text")])
-        sources, targets = self.reader.encode_batch(texts), self.tokenizer.encode_batch(answers)
+        sources, targets = self._sources(texts), self.tokenizer.encode_batch(answers)
         both = config.encoder is not None
         return [self._piece(source, target, both) for source, target in zip(sources, targets, strict=True)]
 

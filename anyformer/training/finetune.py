@@ -1,21 +1,26 @@
 """Beginning with the weights of another run: which are taken, which stay as they are, how fast each layer learns."""
 
 from collections.abc import Iterator, Sequence
-from fnmatch import fnmatchcase
 
 from anyformer.config import ConfigError, Fault, ModelConfig, Side, io
+from anyformer.config.adapter import within
+from anyformer.config.model import learning
 from anyformer.config.spec import close_to
 from anyformer.nn.model import Transformer
-from anyformer.recipe import AnyTask, Classify, Encoder, Regress
+from anyformer.recipe import AnyTask, Classify, Embed, Encoder, MaskedLanguageModel, Regress, Tag
 from anyformer.run import Run
 
 NO_MATTER = ("init", "special")  # to weights that are there
 TOP = ("head", "tie")
+OWN_HEAD = (Classify, Regress, Embed, Tag, MaskedLanguageModel)
 
 
 def differing(first: ModelConfig, model: ModelConfig, task: AnyTask) -> list[str]:
-    """Why the weights of a first model do not fit; dropout may differ, and a task that labels has its own head."""
-    free = NO_MATTER + TOP if isinstance(task, Classify | Regress) else NO_MATTER
+    """Why the weights of a first model do not fit; dropout may differ, a task that labels or masks has its own head,
+    and there may be an adapter beside them."""
+    if first.adapter is None:
+        model = model.model_copy(update={"adapter": None})
+    free = NO_MATTER + TOP if isinstance(task, OWN_HEAD) else NO_MATTER
     changes = [c for c in io.diff(first, model) if "dropout" not in c.path and c.path.partition(".")[0] not in free]
     return [f"its model differs: {change}" for change in changes]
 
@@ -38,16 +43,24 @@ def _same(name: str, config: ModelConfig, task: AnyTask, first: Run) -> bool:
 
 
 def _labels(task: AnyTask) -> tuple[str, ...]:
-    return task.labels if isinstance(task, Classify | Encoder) else ()
+    return task.labels if isinstance(task, Classify | Encoder | Tag) else ()
 
 
-def freeze(model: Transformer, patterns: Sequence[str]) -> None:
-    """Weights that are named so, or that are parts of what is named so, learn nothing; `*` stands for anything."""
+def freeze(model: Transformer, patterns: Sequence[str], new: Sequence[str] = ()) -> None:
+    """Weights that are named so, or that are parts of what is named so, learn nothing; `*` stands for anything.
+
+    With an adapter only that learns, and a head that says something else than tokens. What is `new` must not stay so.
+    """
     names = [name for name, _ in model.named_parameters()]
     if faults := list(_unfit(patterns, names)):
         raise ConfigError(faults)
+    left = learning(model.config)
+    if lost := [name for name in new if not any(within(name, part) for part in left)]:
+        what = f"{', '.join(lost)} would stay as chance made them: train all weights, or begin from a run that has them"
+        raise ConfigError([Fault("model.adapter", what)])
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(not any(_within(name, pattern) for pattern in patterns))
+        learns = any(within(name, part) for part in left) and not any(within(name, pattern) for pattern in patterns)
+        parameter.requires_grad_(learns)
     if not any(p.requires_grad for p in model.parameters()):
         raise ConfigError([Fault("train.freeze", f"= {list(patterns)}: nothing is left to be trained")])
 
@@ -55,14 +68,10 @@ def freeze(model: Transformer, patterns: Sequence[str]) -> None:
 def _unfit(patterns: Sequence[str], names: Sequence[str]) -> Iterator[Fault]:
     parts = list(dict.fromkeys(name.rsplit(".", cut)[0] for name in names for cut in range(name.count(".") + 1)))
     for i, pattern in enumerate(patterns):
-        if not any(_within(name, pattern) for name in names):
+        if not any(within(name, pattern) for name in names):
             close = close_to(pattern, parts)
             hint = f"did you mean '{close}'?" if close else "parts are " + ", ".join(p for p in parts if "." not in p)
             yield Fault(f"train.freeze.{i}", f"= '{pattern}': the model has no such weights; {hint}")
-
-
-def _within(name: str, pattern: str) -> bool:
-    return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
 def pace(name: str, config: ModelConfig, decay: float) -> float:

@@ -22,6 +22,7 @@ from anyformer.nn.running import Notes
 from anyformer.recipe import Packed, Recipe
 from anyformer.run import write_folder, write_model
 from anyformer.tasks.base import Metrics, Task, call_on, past_of
+from anyformer.training.forcing import forced
 from anyformer.training.log import Log, Mute
 from anyformer.training.parallel import ALONE, Ranks, replicate, syncing, whole
 from anyformer.training.schedule import rate
@@ -120,6 +121,8 @@ def learn(job: Job, run: Any, batches: list[Batch]) -> tuple[Tensor, int, float 
         mine = job.ranks.share(batch).to(job.device)
         with syncing(run, last=number == len(batches)):
             with _autocast(job):
+                if job.recipe.train.own_tokens is not None:
+                    mine = forced(run, mine, packed, job.recipe.train.own_tokens, job.state.step + 1)
                 before = past_of(job.model, mine, job.state.past)
                 notes = Notes()
                 logits, job.state.past = call_on(run, mine, packed, before, notes)

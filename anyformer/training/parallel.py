@@ -82,12 +82,18 @@ class Ranks:
         return x
 
     def share(self, batch: Batch) -> Batch:
-        """The rows of this process. Where none is left, it reads the first and is asked nothing: it must come along."""
+        """The examples of this process, each with all its rows. Where none is left, it reads the first and is asked
+        nothing: it must come along."""
         if self.size == 1:
             return batch
-        idle = self.rank >= len(batch.ids)
-        rows = slice(0, 1) if idle else slice(self.rank, None, self.size)
-        cut: dict[str, Any] = {name: x[rows] for name, x in batch._asdict().items() if isinstance(x, Tensor)}
+        count = len(batch.labels)
+        idle = self.rank >= count
+        some = slice(0, 1) if idle else slice(self.rank, None, self.size)
+        cut: dict[str, Any] = {
+            name: x.unflatten(0, (count, -1))[some].flatten(0, 1)
+            for name, x in batch._asdict().items()
+            if isinstance(x, Tensor)
+        }
         mine = batch._replace(**cut)
         if not idle:
             return mine

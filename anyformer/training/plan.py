@@ -12,7 +12,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from torch import Tensor
 
-from anyformer.config import Classifier
+from anyformer.config import Classifier, Embedder, TokenLabels
 from anyformer.data.batch import IGNORE, PADDING, Batch
 from anyformer.data.loader import CropLoader, OrderedLoader, PieceLoader
 from anyformer.data.sources import Rows
@@ -20,6 +20,7 @@ from anyformer.data.tokenizer import TextTokenizer
 from anyformer.inspection.count import Table, count
 from anyformer.recipe import Recipe, columns
 from anyformer.tasks.rows import RowTask
+from anyformer.tasks.tag import Tagging
 from anyformer.training.loop import Job, compiled, learn
 from anyformer.training.memory import enough, to_train_with_less
 from anyformer.training.prepare import build, fit_rows, make_task, read_rows
@@ -194,7 +195,7 @@ def _memory(job: Job, table: Table, batch: Batch) -> Memory:
         activations = _recomputed(job, table, batch)
     return Memory(
         weights=weights,
-        gradients=weights,
+        gradients=sum(p.nbytes for p in job.model.parameters() if p.requires_grad),
         optimizer=sum(x.nbytes for x in kept),
         average=weights if job.recipe.train.ema is not None else 0,
         activations=activations,
@@ -205,8 +206,12 @@ def _memory(job: Job, table: Table, batch: Batch) -> Memory:
 
 def _logits(job: Job, batch: Batch) -> int:
     """How many a batch has."""
-    head = job.model.config.head
-    return len(batch.ids) * head.labels if isinstance(head, Classifier) else batch.ids.numel() * job.model.config.vocab
+    head, config = job.model.config.head, job.model.config
+    if isinstance(head, Embedder):
+        return len(batch.ids) * config.width
+    if isinstance(head, TokenLabels):
+        return batch.ids.numel() * head.labels * (head.labels + 1 if head.crf else 1)
+    return len(batch.ids) * head.labels if isinstance(head, Classifier) else batch.ids.numel() * config.vocab
 
 
 def _recomputed(job: Job, table: Table, batch: Batch) -> int:
@@ -225,18 +230,23 @@ def _recomputed(job: Job, table: Table, batch: Batch) -> int:
 def _examples(job: Job, batch: Batch) -> Iterator[Example]:
     task, target = job.task, job.task.tokenizer
     source = task.source_tokenizer or target
-    for i in range(min(SHOWN, len(batch.ids))):
+    texts = len(batch.ids) // len(batch.labels)  # of an example: two of a pair that is read apart
+    for i in range(min(SHOWN, len(batch.labels))):
         at = None if batch.segments is None else batch.segments[i]
         there = None
         if batch.source is not None:
             there = spell(source, batch.source[i], None if batch.source_segments is None else batch.source_segments[i])
-        says = task.label(batch.labels[i]) if isinstance(task, RowTask) else spell(target, batch.labels[i], at)
-        yield Example(there, spell(target, batch.ids[i], at), says)
+        asked = batch.labels[i]
+        says = task.label(asked) if isinstance(task, RowTask | Tagging) else spell(target, asked, at)
+        own = slice(texts * i, texts * (i + 1))
+        segments = [None] * texts if batch.segments is None else batch.segments[own]
+        reads = (spell(target, *row) for row in zip(batch.ids[own], segments, strict=True))
+        yield Example(there, " | ".join(reads), says)
 
 
 def spell(tokenizer: TextTokenizer, ids: Tensor, segments: Tensor | None) -> str:
     """A row as text: special tokens by name, ¦ between packed pieces, … for what is not asked; padding is left out."""
-    names = {tokenizer.pad, tokenizer.bos, tokenizer.eos, tokenizer.sep, tokenizer.unk, tokenizer.mask} - {None}
+    names = tokenizer.special
     words: list[str] = []
     pieces = ids.tolist(), [0] * len(ids) if segments is None else segments.tolist()
     for segment, members in itertools.groupby(zip(*pieces, strict=True), key=lambda pair: pair[1]):

@@ -7,16 +7,32 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from anyformer.config import Classifier, ConfigError, Fault, ModelConfig, Special, Tokens, io
+from anyformer.config import Classifier, ConfigError, Fault, ModelConfig, Special, TokenLabels, Tokens, io
 from anyformer.data.loader import Loader
 from anyformer.data.sources import Rows, read, settled
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.nn.model import Transformer
-from anyformer.recipe import AnyTask, AnyTokenizer, Classify, Recipe, Regress, RunTokenizer, columns
+from anyformer.recipe import (
+    AnyTask,
+    AnyTokenizer,
+    Classify,
+    DataTokenizer,
+    Embed,
+    Mixture,
+    Recipe,
+    Regress,
+    RunTokenizer,
+    Seq2Seq,
+    SpanCorruption,
+    Tag,
+    columns,
+)
 from anyformer.run import Run, build_task, checkpoints, leftovers, load, load_task, read_tensors, sweep
 from anyformer.tasks.base import Task
 from anyformer.tasks.classify import named
+from anyformer.tasks.mixture import task_token
 from anyformer.tasks.regress import scaled
+from anyformer.tasks.tag import tagged
 from anyformer.training.finetune import differing, freeze, inherit, pace
 from anyformer.training.loop import Job, compiles
 from anyformer.training.optim import build_optimizer
@@ -33,6 +49,9 @@ def prepare(recipe: Recipe, out: Path, resume: bool, console: Console, ranks: Ra
     if memory and ranks.size > 1:
         what = f"= {memory}: every row has a past of its own, which one process keeps; train with one"
         raise ConfigError([Fault("model.decoder.memory", what)])
+    if isinstance(recipe.task, Embed) and ranks.size > 1:
+        what = "= 'embed': a pair learns from all others of its batch, which one process reads; train with one"
+        raise ConfigError([Fault("task.kind", what)])
     checkpoint, damaged = ranks.first(lambda: _find(recipe, out, resume))
     train, valid = ranks.each(lambda: read_rows(recipe))
     task = ranks.first(lambda: make_task(recipe, train, console) if checkpoint is None else load_task(checkpoint))
@@ -84,13 +103,14 @@ def build(
         for stack in (model.encoder, model.decoder):
             if stack is not None:
                 stack.recompute = recipe.train.checkpoint_activations
+        new = list[str]()
         if checkpoint is not None:
             model.load_state_dict(read_tensors(checkpoint / "model.safetensors"))
         elif recipe.train.init_from is not None:
             first = recipe.train.init_from
-            if new := inherit(model, task.spec, load(first)):
+            if new := [name for name in inherit(model, task.spec, load(first)) if ".lora." not in name]:
                 console.print(f"new, beside the weights of {first}: {', '.join(new)}", markup=False, soft_wrap=True)
-        freeze(model, recipe.train.freeze)
+        freeze(model, recipe.train.freeze, new)
         return model, task.loader(train, recipe.batches, recipe.seed, model)
 
     model, loader = ranks.each(make)
@@ -182,6 +202,8 @@ def _learnt(spec: AnyTask, train: Rows) -> AnyTask:
             return named(spec, train.columns["label"])
         case Regress():
             return scaled(spec, train.columns["label"])
+        case Tag():
+            return tagged(spec, train.columns["tags"])
         case _:
             return spec
 
@@ -191,17 +213,28 @@ def _own_task(recipe: Recipe, spec: AnyTask, train: Rows) -> Task:
 
     def texts(*names: str) -> Iterator[str]:
         for column in names:
-            yield from train.columns[column]
+            texts = train.columns[column]
+            yield from (words.replace("\n", " ") for words in texts) if column == "words" else texts
 
     def made(name: str, wanted: AnyTokenizer, *columns: str) -> TextTokenizer:
         assert not isinstance(wanted, RunTokenizer)
+        if isinstance(wanted, DataTokenizer):
+            assert train.stream is not None
+            return train.stream.tokenizer()
         try:
-            return train_tokenizer(wanted, texts(*columns), recipe.data)
+            found = train_tokenizer(wanted, texts(*columns), recipe.data)
+            match spec:
+                case SpanCorruption(sentinels=sentinels):
+                    return found.with_sentinels(sentinels)
+                case Mixture(parts=parts):
+                    return found.with_special([task_token(part.name) for part in parts])
+                case _:
+                    return found
         except ConfigError as error:
             raise ConfigError(fault.under(name) for fault in error.faults) from None
 
     if recipe.source_tokenizer is None:
-        read = (name for name in columns(recipe.task) if name != "label")
+        read = (name for name in columns(recipe.task) if name not in ("label", "tags"))
         return build_task(spec, made("tokenizer", recipe.tokenizer, *read), None)
     target, source = made("tokenizer", recipe.tokenizer, "target"), recipe.source_tokenizer
     return build_task(spec, target, made("source_tokenizer", source, "source"))
@@ -222,14 +255,19 @@ def fit_config(recipe: Recipe, task: Task) -> ModelConfig:
         if spec.vocab is not None and spec.vocab < tokenizer.size:
             found.append(Fault(f"model.{name}.vocab", f"= {spec.vocab}: the tokenizer has {tokenizer.size} ids"))
         changes[name] = spec.model_copy(update={"vocab": spec.vocab or tokenizer.size})
-    if isinstance(task.spec, Classify) and isinstance(model.head, Classifier):
+    if isinstance(task.spec, Classify | Tag) and isinstance(model.head, Classifier | TokenLabels):
         names, size = task.spec.labels, model.head.labels
         if len(names) != size:
             shown = ", ".join((*names[:20], "...") if len(names) > 20 else names)
             found.append(Fault("model.head.labels", f"= {size}: the task has {len(names)} labels: {shown}"))
+    if isinstance(task.spec, Tag) and not task.spec.spans and recipe.train.best == "span_f1":
+        what = "the labels are of no spans, which have O, B-x and I-x: accuracy tells how good a model is"
+        found.append(Fault("train.best", f"= 'span_f1': {what}"))
     if found:
         raise ConfigError(found)
-    changes["special"] = Special(pad=target.pad, bos=target.bos, eos=target.eos, start=target.bos)
+    asked = task.spec.start if isinstance(task.spec, Seq2Seq | SpanCorruption) else None
+    start = target.bos if asked is None else asked
+    changes["special"] = Special(pad=target.pad, bos=target.bos, eos=target.eos, start=start)
     return model.model_copy(update=changes)
 
 

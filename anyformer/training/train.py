@@ -1,7 +1,9 @@
 """`train`: from a recipe to a finished run."""
 
 import json
+import shutil
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from anyformer.config import ConfigError, Fault, io
 from anyformer.data.sources import read, settled
 from anyformer.data.synthetic import Split
 from anyformer.nn.model import Transformer
-from anyformer.recipe import AnyTask, Classify, Recipe, Regress
+from anyformer.recipe import AnyTask, Classify, Recipe, Regress, Tag
 from anyformer.recipes import DEFAULT, read_recipe
 from anyformer.run import (
     MANIFEST,
@@ -25,6 +27,7 @@ from anyformer.run import (
     seal,
     verify,
     weights_at,
+    write_folder,
     write_model,
     writing,
 )
@@ -75,7 +78,7 @@ def evaluate(folder: str | Path, overrides: Iterable[str] = (), split: Split = "
     if recipe.task.kind != run.spec.kind:
         raise ConfigError([Fault("task.kind", f"= '{recipe.task.kind}': the run is of the task '{run.spec.kind}'")])
     spec: AnyTask = recipe.task
-    if isinstance(run.spec, Classify | Regress):
+    if isinstance(run.spec, Classify | Regress | Tag):
         if recipe.task != before.task:
             raise ConfigError([Fault("task", "is what the run was made with, and cannot be changed")])
         spec = run.spec  # with what was learnt of the training rows
@@ -88,6 +91,25 @@ def evaluate(folder: str | Path, overrides: Iterable[str] = (), split: Split = "
     rows = settled(rows, recipe.data, split)
     with enough(partial(to_evaluate_with_less, recipe)):
         return task.evaluate(run.model, rows, recipe.batches)
+
+
+def merge(folder: str | Path, out: str | Path) -> Run:
+    """A run with an adapter as one without, that does the same, in another folder; its recipe comes along."""
+    folder, out = Path(folder), Path(out)
+    run = load(folder, device="cpu")
+    if run.config.adapter is None:
+        raise ConfigError([Fault(str(folder), "has no adapter: there is nothing to merge")])
+    if out.exists():
+        raise ConfigError([Fault(str(out), "is there already; choose another --out")])
+    made = run.merge()
+
+    def fill(path: Path) -> None:
+        write_model(path, made.model.state_dict(), made.config, made.spec, made.task)
+        if (kept := folder / RECIPE).exists():
+            shutil.copy(kept, path / RECIPE)
+
+    write_folder(out, fill)
+    return replace(made, folder=out)
 
 
 def finish(job: Job) -> Run:

@@ -30,6 +30,7 @@ from anyformer.config import (
     NoOutput,
     NoPosition,
     NoScaling,
+    NoSpelling,
     Plain,
     PositionMixing,
     Projected,
@@ -203,6 +204,8 @@ specials = specs(Special, pad=ids, bos=ids, eos=ids, start=ids, stops=others)
 def models(draw: st.DrawFn) -> ModelConfig:
     encoder, decoder = draw(shapes)
     tokens, head = draw(inputs), draw(_field(ModelConfig, "head"))
+    if encoder and decoder:  # which read no spelled words
+        tokens = tokens.model_copy(update={"spelling": NoSpelling()})
     ties = ["none"] + ["output"] * isinstance(head, (LM, MaskedLM)) + ["inputs"] * bool(encoder and decoder)
     return ModelConfig(
         width=WIDTH,

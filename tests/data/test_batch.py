@@ -9,6 +9,7 @@ from hypothesis import given, strategies as st
 
 from anyformer.data.batch import IGNORE, PADDING, Batch, Piece, Row, collate, plan_packed, plan_padded
 from anyformer.data.loader import CropLoader, PieceLoader, Place, in_order
+from anyformer.data.shards import InMemory
 from anyformer.recipe import Crops, Packed, Padded
 
 PAD, SOURCE_PAD = 91, 92
@@ -170,7 +171,7 @@ def test_padding_is_rare_on_multi30k() -> None:
 def test_crops_ask_for_the_next_token(count: int, data: st.DataObject, rows: int, seed: int, number: int) -> None:
     length = data.draw(st.integers(1, count - 1))
     text, spec = np.random.default_rng(seed).integers(0, 7, count).astype(np.int32), Crops(rows=rows, length=length)
-    batch, after = CropLoader(text, spec, seed).read(Place(0, number))
+    batch, after = CropLoader(InMemory(text), spec, seed).read(Place(0, number))
     assert after == Place(0, number + 1)
     assert batch.segments is None
     assert batch.ids.shape == batch.labels.shape == (rows, length)
@@ -178,11 +179,11 @@ def test_crops_ask_for_the_next_token(count: int, data: st.DataObject, rows: int
     for row, start in enumerate(batch.examples):
         assert batch.ids[row].tolist() == text[start : start + length].tolist()
         assert batch.labels[row].tolist() == text[start + 1 : start + length + 1].tolist()
-    again = CropLoader(text, spec, seed).read(Place(0, number))[0]
+    again = CropLoader(InMemory(text), spec, seed).read(Place(0, number))[0]
     assert torch.equal(again.ids, batch.ids)
 
 
 def test_crops_reach_both_ends_of_the_text() -> None:
-    made = CropLoader(np.arange(6), Crops(rows=64, length=4), 0)
+    made = CropLoader(InMemory(np.arange(6)), Crops(rows=64, length=4), 0)
     assert set(made.read(Place())[0].examples) == {0, 1}
     assert made.read(Place(0, 0))[0].examples != made.read(Place(0, 1))[0].examples

@@ -5,6 +5,7 @@ import gzip
 import io
 import itertools
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,21 @@ from hypothesis import given, strategies as st
 
 from anyformer.config import ConfigError
 from anyformer.data.sources import Rows, read
-from anyformer.recipe import Data, MatchedLines, ParallelFiles, SortDigits, Source, TableFile, TextFile
+from anyformer.recipe import (
+    ConllFile,
+    Data,
+    Joined,
+    MatchedLines,
+    ParallelFiles,
+    SortDigits,
+    Source,
+    TableFile,
+    TextFile,
+)
+from anyformer.sources import misfits
 
 TRAPS = ["a\u2028b", "c\x0bd", "e\x0cf", "g\x85h", "i\x1cj", "  k  ", 'l "m', "n\rp"]  # one line each
+QA = {"source": "Q", "target": "A"}
 KOREAN = [("안녕하세요", "반갑습니다."), ("12시 땡!", "하루가 또 가네요."), ("똠방각하", "펲시")]
 
 
@@ -149,6 +162,110 @@ def test_columns_that_are_named_are_read_and_no_others() -> None:
     assert pairs(found) == [("a", "b")]
 
 
+# -- columns within columns -------------------------------------------------------------------------------------------
+
+NESTED: list[tuple[dict[str, Any], str, str]] = [
+    ({"meta": {"title": "x"}}, "meta.title", "x"),
+    ({"translations": [{"text": "x"}, {"text": "y"}]}, "translations.1.text", "y"),
+    ({"meta.title": "x", "meta": {"title": "y"}}, "meta.title", "x"),
+    ({"a": {"b.c": "x", "b": {"c": "y"}}}, "a.b.c", "x"),
+    ({"a.b": {"d": "x"}, "a": {"b": {"c": "y"}}}, "a.b.c", "y"),
+    ({"a": [["x", "y"]]}, "a.0.1", "y"),
+    ({"": {"": "x"}}, ".", "x"),
+]
+
+
+@pytest.mark.parametrize(("fields", "path", "expected"), NESTED)
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_a_column_may_lie_within_another(form: str, fields: dict[str, Any], path: str, expected: str) -> None:
+    """A field whose own name has the dot goes before a path."""
+    name = f"t.{form}"
+    if form == "jsonl":
+        write(name, json.dumps(fields))
+    else:
+        write_parquet(name, [fields])
+    assert rows(TableFile(path=name, text=path)).columns == {"text": [expected]}
+
+
+def test_what_a_path_does_not_find() -> None:
+    lines = [{"meta": {"title": "a", "n": [1]}}, {"meta": {"titles": "b"}}, {"meta": None}, {}, {"meta": {"title": 2}}]
+    path = write("t.jsonl", "\n".join(map(json.dumps, lines)))
+    source = TableFile(path=path, text="meta.title")
+    assert rows(source, skip=True).columns == {"text": ["a", "2"]}
+    assert [str(bad) for bad in rows(source, skip=True).bad] == [
+        "t.jsonl:2: has no field 'meta.title': 'meta' has no 'title'",
+        "t.jsonl:3: has no field 'meta.title': 'meta' has no 'title'",
+        "t.jsonl:4: has no field 'meta.title'",
+    ]
+    wrong = "no such column in t.jsonl"
+    for name, expected in (
+        ("meta.titel", f"{wrong}: 'meta' has no 'titel'; did you mean 'title'?"),
+        ("mata.title", f"{wrong}; did you mean 'meta'?"),
+        ("meta.n.1", f"{wrong}: 'meta.n' has no '1'; known here: 0"),
+        ("meta.title.x", f"{wrong}: 'meta.title' has no 'x'; nothing lies within it"),
+    ):
+        assert faults(TableFile(path=path, text=name)) == [f"data.train.text = {name!r}: {expected}"]
+
+
+# -- Parquet ----------------------------------------------------------------------------------------------------------
+
+
+def write_parquet(name: str, fields: list[dict[str, Any]]) -> str:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.Table.from_pylist(fields), name)
+    return name
+
+
+@given(table=TABLE)
+def test_parquet_takes_back_what_is_written(table: list[tuple[str, str]]) -> None:
+    found = rows(TableFile(path=write_parquet("t.parquet", [{"Q": q, "A": a, "x": 1} for q, a in table]), **QA))
+    assert pairs(found) == table
+    assert [found.origin(i) for i in range(len(found))] == [f"t.parquet:{i + 1}" for i in range(len(table))]
+
+
+def test_values_of_parquet() -> None:
+    fields = [
+        {"t": "a", "n": 1, "f": 0.5, "b": True, "l": ["x", "y"]},
+        {"t": None, "n": 2, "f": 1e300, "b": False, "l": ["z"]},
+        {"t": " ", "n": 3, "f": 2.0, "b": None, "l": []},
+        {"t": "n\0l", "n": None, "f": -3.0, "b": None, "l": None},
+    ]
+    path = write_parquet("t.parquet", fields)
+    assert rows(TableFile(path=path, text="n"), skip=True).columns == {"text": ["1", "2", "3"]}
+    assert rows(TableFile(path=path, text="f")).columns == {"text": ["0.5", "1e+300", "2.0", "-3.0"]}
+    assert [str(bad) for bad in rows(TableFile(path=path, text="t"), skip=True).bad] == [
+        "t.parquet:2: the field 't' is null: must be a string or a number",
+        "t.parquet:3: the text is empty",
+        "t.parquet:4: holds a NUL character",
+    ]
+    assert "the field 'b' is true: must be a string or a number" in faults(TableFile(path=path, text="b"))[1]
+    assert rows(TableFile(path=path, words="l", tags="l"), skip=True).columns["words"] == ["x\ny", "z"]
+
+
+def test_whole_files_of_parquet(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_parquet("t.parquet", [{"question": {"text": "a"}}])
+    at = "data.train"
+    wrong = f"no such column in {path}"
+    for source, expected in (
+        (TableFile(path=path, text="qestion"), f"{at}.text = 'qestion': {wrong}; did you mean 'question'?"),
+        (
+            TableFile(path=path, text="question.txt"),
+            f"{at}.text = 'question.txt': {wrong}: 'question' has no 'txt'; did you mean 'text'?",
+        ),
+        (TableFile(path=path, text="x", encoding="cp949"), f"{at}.encoding = 'cp949': text in Parquet is utf-8 always"),
+        (TableFile(path=path, text="x", header=False), f"{at}.header = false: columns of Parquet have names always"),
+        (TableFile(path=".", text="x", format="parquet"), f"{at}.path = '.': . is not a regular file"),
+    ):
+        assert faults(source) == [expected]
+    (found,) = faults(TableFile(path=write("b.parquet", "no table at all"), text="x"))
+    assert found.startswith(f"{at}: b.parquet is no Parquet file (")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    package = "is read by the package pyarrow: pip install 'anyformer[parquet]'"
+    assert faults(TableFile(path=path, text="x")) == [f"{at}: {path} {package}"]
+
+
 # -- parts of a text --------------------------------------------------------------------------------------------------
 
 
@@ -247,7 +364,7 @@ def test_whole_files(tmp_path: Path) -> None:
         (TableFile(path=table), "data.train: names no column: give `source` and `target`, or `text`"),
         (
             TableFile(path="t.txt", text="a"),
-            "data.train.format: cannot be told from the name 't.txt': must be 'tsv', 'csv' or 'jsonl'",
+            "data.train.format: cannot be told from the name 't.txt': must be 'tsv', 'csv', 'jsonl' or 'parquet'",
         ),
         (
             TableFile(path=write("h.tsv", b"a\xff\tb\n1\t2\n"), text="b"),
@@ -272,8 +389,6 @@ def test_a_broken_archive() -> None:
 
 
 # -- bad rows ---------------------------------------------------------------------------------------------------------
-
-QA = {"source": "Q", "target": "A"}
 
 
 def in_lines(encoding: str) -> TextFile:
@@ -387,4 +502,36 @@ def test_invented_rows_are_rows() -> None:
     assert found.origin(2) == "sort (train):3"
     assert faults(SortDigits(count=3, shortest=7, longest=6)) == [
         "data.train.count = 3: must be at most 0, the distinct rows of this kind that are in the train split"
+    ]
+
+
+# -- several sources --------------------------------------------------------------------------------------------------
+
+
+def test_joined_sources_keep_where_each_row_is_from(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\n\ntwo\n", encoding="utf-8")
+    (tmp_path / "b.tsv").write_text("label\ttext\nx\tthree\nx\t\n", encoding="utf-8")
+    (tmp_path / "c.conll").write_text("four X\nfive Y\n", encoding="utf-8")
+    parts = (
+        TextFile(path="a.txt", document="line"),
+        TableFile(path="b.tsv", text="text", label="label"),
+        ConllFile(path="c.conll"),
+    )
+    source = Joined(parts=parts)
+    data = Data(train=source, root=str(tmp_path), on_bad_row="skip")
+    rows = read(source, data, "train", 0)
+    assert rows.columns == {"text": ["one", "two", "three", "four five"]}
+    origins = [Path(rows.origin(i)).name for i in range(4)]
+    assert origins == ["a.txt:1", "a.txt:3", "b.tsv:2", "c.conll:1"]
+    assert [Path(str(bad)).name for bad in rows.bad] == ["b.tsv:3: the text is empty"]
+    left = rows.without({1: "is bad"})
+    assert [Path(left.origin(i)).name for i in range(3)] == [origins[0], *origins[2:]]
+
+
+def test_a_part_of_joined_sources_is_told_by_its_number(tmp_path: Path) -> None:
+    source = Joined(parts=(TextFile(path="no.txt"),))
+    with pytest.raises(ConfigError, match=r"data\.train\.parts\.0\.path"):
+        read(source, Data(train=source, root=str(tmp_path)), "train", 0)
+    assert [str(fault) for fault in misfits(source, "seq2seq", ("source", "target"))] == [
+        "parts.0.kind = 'text': the task seq2seq needs pairs: parallel, table or lines"
     ]

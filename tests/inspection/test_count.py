@@ -198,6 +198,7 @@ def test_factorised_embeddings(project: str, inner: int, bias: bool) -> None:
         (LM(bias=True), "output", V, B * T, V * D),
         (MaskedLM(), "output", D * D + D + 2 * D + V, B * T, D * D + V * D),
         (TokenLabels(labels=7), "none", 7 * D + 7, B * T, 7 * D),
+        (TokenLabels(labels=7, crf=True), "none", 7 * D + 7 + 8 * 7, B * T, 7 * D),
         (Classifier(labels=7), "none", 7 * D + 7, B, 7 * D),  # one vector per row
         (Classifier(labels=7, transform=Transform(bias=False)), "none", D * D + 7 * D + 7, B, D * D + 7 * D),
     ],

@@ -52,12 +52,19 @@ def frames() -> ModelConfig:
     return ModelConfig(width=8, source=Features(size=5), encoder=stack, head=Embedder(pool="mean"))
 
 
+def tagger() -> ModelConfig:
+    """The model of the recipe for names, smaller: spelled words, and a CRF."""
+    sizes = ["width=8", "encoder.depth=1", "source.spelling.channels=6", f"source.vocab={VOCAB}"]
+    return read_recipe("wnut-ner", [f"model.{size}" for size in sizes]).model
+
+
 CONFIGS: dict[str, Callable[[], ModelConfig]] = {
     "gpt2": lambda: af.presets.gpt2(**SMALL, length=LENGTH),
     "llama": llama,
     "bert": lambda: af.presets.bert(**SMALL, length=LENGTH, head=Classifier(labels=3, pool="mean")),
     "frames": frames,
     "t5": lambda: af.presets.t5(**SMALL),
+    "tagger": tagger,
     "multi30k": translation,
 }
 
@@ -158,6 +165,20 @@ def test_frames_equal_torch(exported: Callable[[str], Exported]) -> None:
         with torch.no_grad():
             ours = one.model(features, segments=mask - 1)
         assert apart(ours, one.runs(features=features, mask=mask)) < TOLERANCE, (rows, side)
+
+
+def test_spelled_words_and_potentials_equal_torch(exported: Callable[[str], Exported]) -> None:
+    one = exported("tagger")
+    for rows, side in PADDED:
+        ids, mask = ragged(*rows, side=side)
+        spelled = torch.randint(257, (*ids.shape, 16)) * torch.randint(2, (*ids.shape, 1))
+        with torch.no_grad():
+            ours = one.model(ids, segments=mask - 1, spelled=spelled)
+        real = mask.bool()
+        assert apart(ours[real], one.runs(ids=ids, mask=mask, spelled=spelled)[real]) < TOLERANCE, (rows, side)
+    shapes = {node.name: node.shape for node in (*one.session.get_inputs(), *one.session.get_outputs())}
+    assert shapes["spelled"] == ["batch", "length", 16]
+    assert shapes["potentials"] == ["batch", "length", 14, 13]
 
 
 @pytest.mark.parametrize("name", ["t5", "multi30k"])

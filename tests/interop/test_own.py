@@ -54,6 +54,16 @@ def test_shakespeare(tmp_path: Path) -> None:
         assert run.generate([prompt], max_new_tokens=20) == [run.tokenizer.decode(made.tolist())]
 
 
+def test_an_adapter_is_merged(tmp_path: Path) -> None:
+    first = trained("shakespeare", tmp_path, *DECODER, GATES)
+    changes = (f"train.init_from={tmp_path / 'run'}", "model.adapter={rank=4}", "train.steps=10")
+    run = trained("shakespeare", tmp_path, *DECODER, GATES, *changes, out="adapted")
+    model = again(run, tmp_path / "public", hf.AutoModelForCausalLM)
+    ids = torch.tensor([run.tokenizer.encode("we see the owl")])
+    close(run, model, input_ids=ids)
+    assert not torch.allclose(run.model(ids), first.model(ids), atol=1e-2)
+
+
 def test_multi30k(tmp_path: Path) -> None:
     run = trained("multi30k-en-de", tmp_path, *PAIR, *HALVES)
     model = again(run, tmp_path / "public", hf.AutoModelForSeq2SeqLM)

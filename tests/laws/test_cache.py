@@ -83,6 +83,29 @@ def test_ragged_prompts(config: ModelConfig, seed: int, side: str, steps: int):
     close(outs, expected[:, 5:])
 
 
+@given(models(shapes=("decoder",)), seeds, st.integers(0, 3), st.integers(1, 5), st.integers(1, 4))
+def test_a_prefix_that_sees_itself(config: ModelConfig, seed: int, pads: int, prompt: int, steps: int):
+    """A marked prompt is read at once; what follows sees it as an uncached run with the same marks does."""
+    model, new = build(config, seed), tokens(seed + 1, 2, steps)
+    ids, segments = tokens(seed, 2, prompt + pads), torch.zeros(2, prompt + pads, dtype=torch.long)
+    segments[0, prompt:] = -1
+    marks = torch.ones_like(segments)
+    cache = model.new_cache(2, prompt + pads + steps, kind="static")
+    outs = [model.decode(ids, segments=segments, marks=marks, cache=cache)]
+    outs += [model.decode(new[:, i : i + 1], cache=cache) for i in range(steps)]
+    whole = model.decode(
+        torch.cat((ids, new), dim=1),
+        segments=torch.cat((segments, torch.zeros_like(new)), dim=1),
+        marks=torch.cat((marks, torch.zeros_like(new)), dim=1),
+    )
+    close(torch.cat(outs, dim=1)[segments_and(segments, steps)], whole[segments_and(segments, steps)])
+
+
+def segments_and(segments: torch.Tensor, steps: int) -> torch.Tensor:
+    """Which tokens are real, those that follow included: what a pad reads is nobody's concern."""
+    return torch.cat((segments, torch.zeros(len(segments), steps, dtype=torch.long)), dim=1) >= 0
+
+
 @given(decoders, seeds, st.permutations(range(3)), st.integers(1, 5), st.booleans())
 def test_reorder(config: ModelConfig, seed: int, rows: list[int], length: int, double: bool):
     """After reordering, the cache is as if the rows had been read in the new order (a row may be taken twice)."""

@@ -70,6 +70,7 @@ def test_padding_changes_nothing(config: ModelConfig, seed: int, length: int, pa
 
 HEADS = (
     TokenLabels(labels=3),
+    TokenLabels(labels=3, crf=True),
     Classifier(labels=3, pool="first", transform=Transform()),
     Classifier(labels=3, pool="mean"),
     Embedder(pool="last", normalize=True),

@@ -119,15 +119,20 @@ WRONG = {
         "an encoder reads its input at once: leave `cache` and `past` out",
     ),
     "a new cache of an encoder": ("encoder", lambda m: m.new_cache(2, 4), "only a decoder has a cache"),
-    "marks with a cache": (
+    "marks behind what a cache holds": (
         "decoder",
-        lambda m: m(IDS, marks=ZEROS, cache=m.new_cache(2, 4)),
-        "marks with a cache are not supported",
+        lambda m: [m(IDS, marks=ZEROS, cache=cache) for cache in [m.new_cache(2, 6)] * 2],
+        "only the first tokens that a cache reads may be marked",
     ),
-    "a marked layout with a cache": (
+    "a marked layout behind what a cache holds": (
         "decoder",
-        lambda m: m(IDS, segments=Layout(ZEROS, marks=ZEROS), cache=m.new_cache(2, 4)),
-        "marks with a cache are not supported",
+        lambda m: [m(IDS, segments=Layout(ZEROS, marks=ZEROS), cache=cache) for cache in [m.new_cache(2, 6)] * 2],
+        "only the first tokens that a cache reads may be marked",
+    ),
+    "a seer with a cache": (
+        "decoder",
+        lambda m: m(IDS, marks=ZEROS + 2, cache=m.new_cache(2, 4)),
+        "a token that sees its whole segment sees tokens that are not read yet",
     ),
     "decoding without memory": ("pair", lambda m: m.decode(IDS), "the decoder needs the encoder's output"),
     "decoding from an empty cache": (

@@ -9,12 +9,15 @@ from torch import Tensor, nn
 
 from anyformer.config import ConfigError, Embedder, ModelConfig, Transform, io
 from anyformer.data.tokenizer import train_tokenizer
+from anyformer.inspection.count import count
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Adam, AdamW, Classify, Encoder, Recipe, Regress, RunTokenizer, Words
 from anyformer.run import Run, build_task, load, write_folder, write_model
 from anyformer.training.finetune import pace
 from anyformer.training.loop import Job, fit
+from anyformer.training.train import evaluate, merge
 from tests.training.small import (
+    adapter,
     assert_same_run,
     distances,
     labelled,
@@ -213,6 +216,70 @@ def test_both_sides_have_layers() -> None:
 def test_no_decay_is_one_rate_for_all(tmp_path: Path) -> None:
     job = make(pairs(), tmp_path / "run")
     assert {group["pace"] for group in job.optimizer.param_groups} == {1}
+
+
+# -- adapters ---------------------------------------------------------------------------------------------------------
+
+
+def test_only_the_adapter_and_a_new_head_learn(tmp_path: Path) -> None:
+    spec = adapter(tmp_path, optimizer=AdamW(lr=1e-2, weight_decay=0.5))
+    console = quiet()
+    job = make(spec, tmp_path / "run", console=console)
+    before, given = values(job.model), values(load(tmp_path / "first").model)
+    assert all(torch.equal(before[name], given[name]) for name in given if not name.startswith("head."))
+    assert "first: head.last.1.weight, head.last.1.bias\n" in said(
+        console
+    )  # and not the adapter's, which are to be new
+    held = [p for group in job.optimizer.param_groups for p in group["params"]]
+    assert sum(p.numel() for p in held) == count(job.model.config).trained < job.model.num_parameters() / 2
+    fit(job)
+    changed = {name for name, x in values(job.model).items() if not torch.equal(x, before[name])}
+    assert changed == {name for name in before if ".lora." in name or name.startswith("head.")}
+
+
+def test_a_head_that_writes_stays(tmp_path: Path) -> None:
+    first = run(pairs("decoder", steps=2), tmp_path / "first")
+    recipe = pairs("decoder", steps=4, init_from=str(tmp_path / "first"))
+    spec = io.override(recipe, ["model.adapter={rank=2, targets=['*.mixer']}"])
+    made = run(spec, tmp_path / "run")
+    own, given = values(made.model), values(first.model)
+    assert all(torch.equal(own[name], given[name]) for name in given)
+    assert any(bool(x.any()) for name, x in own.items() if name.endswith(".lora.b"))
+    # which another run may begin from, if it has the same adapter
+    again = pairs("decoder", steps=4, init_from=str(tmp_path / "run"))
+    job = make(io.override(again, ["model.adapter={rank=2, targets=['*.mixer']}"]), tmp_path / "again")
+    assert all(torch.equal(x, own[name]) for name, x in values(job.model).items())
+    for change in ("rank=4, targets=['*.mixer']", "rank=2"):
+        with pytest.raises(ConfigError, match=r"train\.init_from = .*: its model differs: adapter\."):
+            make(io.override(again, [f"model.adapter={{{change}}}"]), tmp_path / "other")
+    with pytest.raises(ConfigError, match=r"its model differs: adapter: lora\(.*\) -> \(unset\)"):
+        make(again, tmp_path / "other")
+
+
+def test_freezing_adds_to_an_adapter(tmp_path: Path) -> None:
+    job = make(adapter(tmp_path, freeze=["head", "encoder.blocks.0"]), tmp_path / "run")
+    trained = {name for name, p in job.model.named_parameters() if p.requires_grad}
+    assert trained
+    assert all(name.startswith("encoder.blocks.1.") and ".lora." in name for name in trained)
+
+
+def test_an_adapter_needs_a_run(recipe: Recipe) -> None:
+    with pytest.raises(ConfigError, match=r"model\.adapter: needs train\.init_from"):
+        io.override(recipe, ["model.adapter={rank=2}"])
+
+
+def test_a_merged_run_does_the_same(tmp_path: Path) -> None:
+    made = run(adapter(tmp_path), tmp_path / "run")
+    other = merge(tmp_path / "run", tmp_path / "merged")
+    assert other.config == made.config.model_copy(update={"adapter": None})
+    texts = [text for text, _ in parities()]
+    assert load(tmp_path / "merged").predict(texts) == made.predict(texts)
+    found, again = (evaluate(tmp_path / name, split="valid").values for name in ("run", "merged"))
+    assert again == pytest.approx(found, rel=1e-5)
+    with pytest.raises(ConfigError, match="merged: has no adapter: there is nothing to merge"):
+        merge(tmp_path / "merged", tmp_path / "twice")
+    with pytest.raises(ConfigError, match="merged: is there already"):
+        merge(tmp_path / "run", tmp_path / "merged")
 
 
 def test_regression_begins_from_an_encoder(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, strategies as st
 from anyformer.config import ConfigError, io
 from anyformer.data.batch import IGNORE
 from anyformer.data.loader import OrderedLoader, Place, side_by_side
+from anyformer.data.shards import InMemory
 from anyformer.data.sources import Rows
 from anyformer.nn.past import Past
 from anyformer.recipe import Cosine, Ordered, Recipe
@@ -37,7 +38,7 @@ def recalling(folder: Path, memory: int = 24, **train: Any) -> Recipe:
 def test_an_epoch_is_the_text(rows: int, length: int, more: int) -> None:
     """Every row goes on where it ended, labels are the next tokens, and rows together are the text but for its end."""
     ids = np.arange(rows * length + 1 + more, dtype=np.int32)
-    loader, place, read = OrderedLoader(ids, Ordered(rows=rows, length=length)), Place(), []
+    loader, place, read = OrderedLoader(InMemory(ids), Ordered(rows=rows, length=length)), Place(), []
     while place.epoch == 0:
         batch, after = loader.read(place)
         assert batch.follows == (place.batch > 0)
@@ -58,7 +59,7 @@ def test_an_epoch_is_the_text(rows: int, length: int, more: int) -> None:
 @given(st.integers(2, 60), st.integers(1, 5), st.integers(1, 7))
 def test_side_by_side_asks_for_every_token_once(count: int, rows: int, length: int) -> None:
     ids = np.arange(count, dtype=np.int32)
-    batches = side_by_side(ids, rows, length)
+    batches = list(side_by_side(InMemory(ids), rows, length))
     asked = torch.cat([batch.labels[batch.labels != IGNORE] for batch in batches])
     assert asked.sort().values.tolist() == list(range(1, count))
     for batch in batches:

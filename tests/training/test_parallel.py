@@ -20,7 +20,7 @@ from torch import Tensor
 from anyformer.config import io
 from anyformer.data.batch import IGNORE, Batch
 from anyformer.data.loader import PieceLoader, Place
-from anyformer.recipe import Adam, Classify, Padded, Recipe
+from anyformer.recipe import Adam, Classify, Padded, Recipe, Regress
 from anyformer.run import checkpoints, load
 from anyformer.tasks.base import token_loss
 from anyformer.tasks.seq2seq import SequenceToSequence
@@ -32,6 +32,7 @@ from tests.training.small import (
     PACKED,
     PADDED,
     assert_same_run,
+    distances,
     interrupt,
     labelled,
     metrics,
@@ -67,6 +68,8 @@ def rated() -> dict[str, Any]:
 
 def recipes(folder: Path) -> dict[str, Recipe]:
     """All without dropout: what one process drops, two do not."""
+    apart = folder / "apart"
+    apart.mkdir(exist_ok=True)
     made = {
         "padded, tied": io.override(
             pairs(valid=None, **settled(accumulate=2, save_every=HALF)), ["model.tie=output", "model.decoder.depth=2"]
@@ -84,6 +87,10 @@ def recipes(folder: Path) -> dict[str, Recipe]:
         ),
         "labels": io.override(
             labelled(folder, Classify(separator=","), parities(), **rated()), ["model.encoder.blocks.*.dropout=0.0"]
+        ),
+        "texts apart": io.override(
+            labelled(apart, Regress(apart=True), distances(11), steps=END, optimizer=SMOOTH),
+            ["model.encoder.blocks.*.dropout=0.0"],
         ),
         "crops, averaged": text(folder, **settled(average=2, save_every=2, clip=0.05)),
     }

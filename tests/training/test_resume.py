@@ -10,9 +10,22 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from anyformer.config import ConfigError, io
+from anyformer.config import ConfigError, TokenLabels, io
 from anyformer.data.loader import PieceLoader
-from anyformer.recipe import AdamW, Classify, Cosine, Padded, Recipe, Regress
+from anyformer.recipe import (
+    AdamW,
+    Classify,
+    Cosine,
+    Embed,
+    MaskedLanguageModel,
+    Ordered,
+    OwnTokens,
+    Padded,
+    PrefixLM,
+    Recipe,
+    Regress,
+    SpanCorruption,
+)
 from anyformer.training.loop import Interrupted, Signals, fit, save
 from anyformer.training.state import checkpoint_path, checkpoints
 from anyformer.training.train import train
@@ -20,19 +33,25 @@ from tests.training.small import (
     CROPS,
     PACKED,
     PADDED,
+    adapter,
     assert_same_run,
     child,
+    corrupted,
     distances,
     interrupt,
     labelled,
     make,
     metrics,
+    mixed,
     pairs,
     parities,
     quiet,
     run,
     said,
+    shards,
+    spellings,
     stop_at,
+    tagging,
     text,
 )
 
@@ -52,9 +71,23 @@ RECIPES = {
     "encoder-decoder, packed": lambda folder: pairs("encoder-decoder", PACKED, **HARD),
     "lm, crops": lambda folder: text(folder, CROPS, **HARD),
     "lm, packed": lambda folder: text(folder, PACKED, **HARD),
+    "lm, shards": lambda folder: shards(folder, CROPS, **HARD),
+    "lm, shards in order": lambda folder: shards(folder, Ordered(rows=2, length=16), **HARD),
+    "mlm": lambda folder: corrupted(folder, MaskedLanguageModel(), **HARD),
+    "spans, packed": lambda folder: corrupted(folder, SpanCorruption(sentinels=5), PACKED, **HARD),
+    "prefix lm, crops": lambda folder: corrupted(folder, PrefixLM(), CROPS, **HARD),
     "classify": lambda folder: labelled(folder, Classify(), parities(), **HARD),
     "classify, several labels": lambda folder: labelled(folder, Classify(separator=","), parities(), **HARD),
     "regress": lambda folder: labelled(folder, Regress(), distances(), labels=1, types=2, **HARD),
+    "regress, apart": lambda folder: labelled(folder, Regress(apart=True), distances(), **HARD),
+    "embed": lambda folder: labelled(folder, Embed(), spellings(), best="mrr", **HARD),
+    "adapter": lambda folder: adapter(folder, **HARD),
+    "mixture": lambda folder: mixed(folder, weight=0.5, **HARD),
+    "own tokens": lambda folder: pairs("encoder-decoder", own_tokens=OwnTokens(share=0.5, rise=5), **HARD),
+    "tag, packed": lambda folder: tagging(folder, batches=PACKED, label_smoothing=0.1, **HARD),
+    "tag, spelled, by a CRF": lambda folder: tagging(
+        folder, head=TokenLabels(labels=3, crf=True), spelled=True, best="span_f1", **HARD
+    ),
     "frozen, by layers": lambda folder: labelled(
         folder, Classify(), parities(), freeze=("source", "encoder.blocks.0"), layer_decay=0.5, **HARD
     ),

@@ -1,0 +1,131 @@
+"""The verbs about corpora that are larger than memory."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from anyformer.cli.app import app
+
+if TYPE_CHECKING:
+    from anyformer.data.shards import Index
+    from anyformer.data.tokenizer import TextTokenizer
+    from anyformer.recipe import Tokenizer
+
+data_app = typer.Typer(no_args_is_help=True, help="Make token shards of text of any length, and look at them.")
+app.add_typer(data_app, name="data")
+
+
+@data_app.command("prepare")
+def data_prepare(
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="Text, .jsonl or .parquet; patterns such as '*.txt.gz' too.")
+    ],
+    out: Annotated[Path, typer.Option(help="The folder of the shards; begun before, it is gone on with.")],
+    tokenizer: Annotated[
+        str,
+        typer.Option(help="A tokenizer.json, a run, or one to train on a sample: bytes, '{kind=\"bpe\", size=32000}'."),
+    ],
+    document: Annotated[
+        Literal["line", "blank", "file"],
+        typer.Option(help="Of plain text: each line, what stands between empty lines, or each file."),
+    ] = "line",
+    column: Annotated[str, typer.Option(help="Of JSON and Parquet: the text, such as text or meta.title.")] = "text",
+    encoding: Annotated[str, typer.Option(help="Of the files: utf-8, latin-1, cp949, ...")] = "utf-8",
+    sample: Annotated[float, typer.Option(min=0.001, help="Megabytes on which a tokenizer is trained.")] = 100.0,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; as many as there are cores.")] = None,
+    on_bad_row: Annotated[
+        Literal["error", "skip"], typer.Option(help="Stop at text that cannot be read, or leave it out.")
+    ] = "error",
+) -> None:
+    """Make token shards of files of any length, in little memory; killed, it goes on when it is called again."""
+    from anyformer.cli.progress import passing
+    from anyformer.data.chunks import Input
+    from anyformer.data.sharding import WorkerLost, prepare
+    from anyformer.hardware import cores
+
+    paths, made = _found(files), _tokenizer(tokenizer)
+    how = Input(document, column, encoding)
+    try:
+        with passing("reading") as progress:
+            index = prepare(
+                paths,
+                out,
+                made,
+                how,
+                sample=int(sample * 1e6),
+                skip_bad=on_bad_row == "skip",
+                workers=workers or cores(),
+                progress=progress,
+            )
+    except WorkerLost as told:
+        typer.echo(str(told), err=True)
+        raise typer.Exit(1) from None
+    _show(out, index)
+
+
+@data_app.command("show")
+def data_show(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of shards.")],
+    check: Annotated[bool, typer.Option("--check", help="Read them all, and compare their digests.")] = False,
+) -> None:
+    """Print what is in a folder of shards."""
+    from anyformer.data.shards import Corpus
+
+    corpus = Corpus(folder)
+    corpus.tokenizer()
+    if check:
+        corpus.verify()
+    _show(folder, corpus.index)
+
+
+def _show(folder: Path, index: "Index") -> None:
+    tokens, text, files = index.total("tokens"), index.total("bytes"), len(index.shards)
+    typer.echo(f"{folder}: {tokens:,} tokens in {files:,} file{'s' if files > 1 else ''}")
+    typer.echo(f"documents  {index.total('documents'):,}")
+    typer.echo(f"text       {text:,} bytes, {text / tokens:.2f} to a token")
+    typer.echo(f"tokenizer  {folder / 'tokenizer.json'}, {index.vocabulary:,} ids of {index.dtype[-1]} bytes")
+    if bad := index.total("bad"):
+        named = "; ".join((*index.first_bad, "...") if bad > len(index.first_bad) else index.first_bad)
+        typer.echo(f"left out   {bad:,} bad row{'s' if bad > 1 else ''}: {named}")
+
+
+def _found(patterns: list[str]) -> list[Path]:
+    """The files that are meant, each once, in order."""
+    import glob
+
+    from anyformer.config.spec import ConfigError, Fault, visible
+
+    found: dict[Path, None] = {}
+    for pattern in patterns:
+        paths = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
+        if not paths:
+            raise ConfigError([Fault("", f"{visible(pattern)}: no such file")])
+        for path in map(Path, paths):
+            if not path.is_file():
+                raise ConfigError([Fault("", f"{visible(str(path))}: is not a regular file")])
+            found[path] = None
+    return list(found)
+
+
+def _tokenizer(text: str) -> "Tokenizer | TextTokenizer":
+    """One that is there, or the spec of one that is to be trained."""
+    from anyformer.config.check import build
+    from anyformer.config.edit import assignment
+    from anyformer.config.spec import ConfigError, Fault, kinds, members
+    from anyformer.data.tokenizer import TextTokenizer
+    from anyformer.recipe import Tokenizer
+
+    if os.path.exists(text):
+        return TextTokenizer.load(text)
+    _, value = assignment(f"tokenizer={text}")
+    fields = {"kind": value} if isinstance(value, str) else value
+    known = {kind: spec for kind, spec in kinds(members(Tokenizer)).items() if kind != "file"}
+    if not isinstance(fields, dict) or fields.get("kind") not in known:
+        what = f"= '{text}': no such file, and no kind; such as bytes or {{kind=\"bpe\", size=32000}}"
+        raise ConfigError([Fault("tokenizer", f"{what}; known are {', '.join(known)}")])
+    try:
+        return build(known[fields["kind"]], fields)
+    except ConfigError as error:
+        raise ConfigError(fault.under("tokenizer") for fault in error.faults) from None

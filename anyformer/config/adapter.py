@@ -1,0 +1,121 @@
+"""Adapters: small weights beside those of a model that is there, which alone are trained. Imports no torch."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Literal, NamedTuple
+
+from anyformer.config.block import Block, Side, Stack
+from anyformer.config.feedforward import Experts, Gated, Network, NoFeedForward, hidden_width
+from anyformer.config.mixer import Attention, Latent, Projected, Recurrent
+from anyformer.config.spec import Fault, Positive, Probability, Size, Spec, close_to
+
+
+class LoRA(Spec):
+    """W + alpha/rank · B A in place of W, for linear layers within blocks (Hu et al. 2022).
+
+    A [rank, in] begins at random and B [out, rank] at 0, so that a model begins as it was. The matrices of experts and
+    the routers that choose them, recurrent cells and convolutions stay as they are.
+    """
+
+    kind: Literal["lora"] = "lora"
+    rank: Size
+    alpha: Positive | None = None  # None: rank, so that B A counts in full
+    dropout: Probability = 0.0  # on what A reads
+    targets: tuple[str, ...] = ("*.blocks",)  # layers, or what they are parts of: "*.mixer", "encoder.blocks.0"
+
+    @property
+    def scale(self) -> float:
+        """alpha/rank"""
+        return 1.0 if self.alpha is None else self.alpha / self.rank
+
+
+class Matrix(NamedTuple):
+    """A linear layer of a block, by the name of its module."""
+
+    name: str
+    inputs: int
+    outputs: int
+    across: bool = False  # it reads the encoder's output
+
+
+def within(name: str, pattern: str) -> bool:
+    """Whether something is named so, or is a part of what is; `*` stands for anything."""
+    return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
+
+
+def matrices(block: Block, width: int) -> Iterator[Matrix]:
+    """The linear layers of a block that may have an adapter."""
+    mixer, feedforward = block.mixer, block.feedforward
+    if isinstance(mixer, Attention):
+        yield from _attention(mixer, width, "mixer.inner", cross=False)
+    if isinstance(mixer, Recurrent) and (mixer.both_ways or mixer.hidden(width) != width):
+        yield Matrix("mixer.inner.out", mixer.hidden(width) * (2 if mixer.both_ways else 1), width)
+    if block.cross:
+        yield from _attention(block.cross, width, "cross.inner", cross=True)
+    if isinstance(feedforward, Experts) and feedforward.shared:
+        hidden = feedforward.shared * hidden_width(feedforward.expert, width)
+        yield from _network(feedforward.expert, width, hidden, "feedforward.inner.shared")
+    elif not isinstance(feedforward, Experts | NoFeedForward):
+        yield from _network(feedforward, width, hidden_width(feedforward, width), "feedforward.inner")
+
+
+def _attention(a: Attention, d: int, at: str, cross: bool) -> Iterator[Matrix]:
+    h, g, (k, k_v) = a.heads, a.groups, a.widths(d)
+    if cross:
+        yield Matrix(f"{at}.q", d, h * k)
+        yield Matrix(f"{at}.kv", d, g * (k + k_v), across=True)
+    elif isinstance(a.compress, Latent):
+        rank, turning, query = a.compress.rank, a.compress.rotary_width, a.compress.query_rank
+        yield Matrix(f"{at}.latent.down", d, (query or h * k) + rank + turning)
+        if query:
+            yield Matrix(f"{at}.latent.query_up", query, h * k)
+        yield Matrix(f"{at}.latent.up", rank, h * (k - turning + k_v))
+    else:
+        both = g * k * (a.projections == "separate") + g * k_v * (a.projections != "shared_qkv")
+        yield Matrix(f"{at}.qkv", d, h * k + both)
+    if isinstance(a.output, Projected):
+        yield Matrix(f"{at}.out", h * k_v, d)
+
+
+def _network(spec: Network, d: int, f: int, at: str) -> Iterator[Matrix]:
+    gated = isinstance(spec, Gated)
+    yield Matrix(f"{at}.gate_up" if gated else f"{at}.up", d, f * (1 + gated))
+    yield Matrix(f"{at}.down", f, d)
+
+
+def every_matrix(stacks: Mapping[Side, Stack], width: int) -> dict[str, Matrix]:
+    """Of all blocks, by their names in the model; blocks that layers share are there once."""
+    found = {}
+    for side, stack in stacks.items():
+        for run, block in zip(stack.runs, stack.unrolled(), strict=True):
+            for matrix in matrices(block, width):
+                name = f"{side}.blocks.{run}.{matrix.name}"
+                found[name] = matrix._replace(name=name)
+    return found
+
+
+def adapted(adapter: LoRA, stacks: Mapping[Side, Stack], width: int) -> dict[str, Matrix]:
+    """The linear layers that have one."""
+    every = every_matrix(stacks, width).items()
+    return {name: matrix for name, matrix in every if any(within(name, target) for target in adapter.targets)}
+
+
+def misfits(adapter: LoRA, stacks: Mapping[Side, Stack], width: int) -> Iterator[Fault]:
+    """What is wrong with an adapter of a model."""
+    every = every_matrix(stacks, width)
+    if not adapter.targets:
+        yield Fault("targets", "= []: must name at least one part; all linear layers of blocks are '*.blocks'")
+    for i, target in enumerate(adapter.targets):
+        if not any(within(name, target) for name in every):
+            yield Fault(f"targets.{i}", f"= '{target}': the blocks have no such linear layer; {_hint(target, every)}")
+    found = adapted(adapter, stacks, width).values()
+    if small := [matrix for matrix in found if adapter.rank > min(matrix.inputs, matrix.outputs)]:
+        name, inputs, outputs, _ = min(small, key=lambda matrix: min(matrix.inputs, matrix.outputs))
+        yield Fault("rank", f"= {adapter.rank}: must be at most {min(inputs, outputs)}: {name} is {outputs} x {inputs}")
+
+
+def _hint(target: str, names: Iterable[str]) -> str:
+    parts = list(dict.fromkeys(name.rsplit(".", cut)[0] for name in names for cut in range(name.count(".") + 1)))
+    last = list(dict.fromkeys(name.rpartition(".")[2] for name in names))
+    close = close_to(target, [*parts, *(f"*.{name}" for name in last)])
+    return f"did you mean '{close}'?" if close else f"layers are {', '.join(last)}" if last else "they have none"

@@ -1,0 +1,172 @@
+"""Files of any length in chunks of some megabytes, and chunks in documents. Imports no torch.
+
+Reading the same files gives the same chunks: each ends where the first document ends after so many bytes.
+"""
+
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Literal, NamedTuple
+
+from anyformer.config.spec import ConfigError, Fault, visible
+from anyformer.data.files import UNREADABLE, File, decode, unknown, unpacked, why_unreadable
+from anyformer.data.tables import (
+    Missing,
+    follow,
+    open_parquet,
+    parquet_columns,
+    parquet_rows,
+    parse_object,
+    spelt,
+)
+
+SIZE = 8_000_000  # bytes of a chunk
+PIECE = 250_000  # characters that are encoded at once of a document that has no end in sight
+Document = Literal["line", "blank", "file"]
+
+
+class Input(NamedTuple):
+    """How files are read."""
+
+    document: Document = "line"  # of plain text: a line each, what stands between empty lines, or a whole file
+    column: str = "text"  # of JSON and Parquet
+    encoding: str = "utf-8"
+
+
+class Chunk(NamedTuple):
+    """Some documents of a file."""
+
+    path: Path
+    number: int  # of the first line, or row
+    content: bytes  # lines; a row of Parquet as a line of JSON
+    last: bool  # whether the file ends here
+    read: int  # bytes of the file up to the end of this chunk, as they are on the disk
+
+
+class Text(NamedTuple):
+    """A document, or a piece of one."""
+
+    text: str
+    ends: bool = True
+
+
+class Bad(NamedTuple):
+    """A row that cannot be read."""
+
+    line: int
+    why: str
+
+
+def form_of(path: Path) -> Literal["text", "jsonl", "parquet"]:
+    name = path.name.lower().removesuffix(".gz")
+    return "jsonl" if name.endswith(".jsonl") else "parquet" if name.endswith(".parquet") else "text"
+
+
+def check_encoding(encoding: str) -> None:
+    """Chunks are cut at a byte that must be the end of a line, and nothing else."""
+    if faults := list(unknown(encoding)):
+        raise ConfigError(faults)
+    if "\n".encode(encoding) != b"\n":
+        raise ConfigError([Fault("encoding", f"= {encoding!r}: the end of a line is not one byte in it; write utf-8")])
+
+
+# -- files in chunks --------------------------------------------------------------------------------------------------
+
+LINE = re.compile(rb"\n")
+EMPTY_LINE = re.compile(rb"\n\r?\n(?=[^\r\n])")  # the last, where several are together
+
+
+def chunks(path: Path, how: Input, size: int = SIZE) -> Iterator[Chunk]:
+    """A file in chunks, each but the last of `size` bytes and what is missing to the end of a document."""
+    try:
+        if form_of(path) == "parquet":
+            yield from _row_chunks(path, how, size)
+            return
+        blank = form_of(path) == "text" and how.document == "blank"
+        with path.open("rb") as raw:
+            yield from _line_chunks(path, raw, EMPTY_LINE if blank else LINE, size)
+    except UNREADABLE as error:
+        raise ConfigError([Fault("", f"{visible(str(path))} {why_unreadable(error)}")]) from None
+
+
+def _line_chunks(path: Path, raw: IO[bytes], end: re.Pattern[bytes], size: int) -> Iterator[Chunk]:
+    number, held, file = 1, b"", unpacked(raw, path)
+    while more := file.read(size):
+        held += more
+        while (found := end.search(held, max(0, size - 3))) and found.end() < len(held):
+            yield Chunk(path, number, held[: found.end()], False, raw.tell())
+            number += held.count(b"\n", 0, found.end())
+            held = held[found.end() :]
+    yield Chunk(path, number, held, True, raw.tell())
+
+
+def _row_chunks(path: Path, how: Input, size: int) -> Iterator[Chunk]:
+    file, bytes_in_all = open_parquet(path), path.stat().st_size
+    number, held, total = 0, list[bytes](), 0
+    for number, row in parquet_rows(file, path, parquet_columns(file, path, {"column": how.column})):
+        held.append(json.dumps(row, default=str).encode())
+        total += len(held[-1])
+        if total >= size:
+            done = bytes_in_all * number // file.metadata.num_rows
+            yield Chunk(path, number - len(held) + 1, b"\n".join(held), False, done)
+            held, total = [], 0
+    yield Chunk(path, number - len(held) + 1, b"\n".join(held), True, bytes_in_all)
+
+
+# -- chunks in documents ----------------------------------------------------------------------------------------------
+
+
+def documents(chunk: Chunk, how: Input) -> Iterator[Text | Bad]:
+    """The documents of a chunk, and the rows of which there is none."""
+    encoding = "utf-8" if form_of(chunk.path) == "parquet" else how.encoding
+    file = File(str(chunk.path), encoding, decode(chunk.content, encoding))
+    clean = not file.flaw(file.text)
+    good = []
+    for number, line in enumerate(file.lines(), chunk.number):
+        if not clean and (why := file.flaw(line)):
+            yield Bad(number, why)
+        else:
+            good.append((number, line))
+    if form_of(chunk.path) != "text":
+        yield from (_field(number, line, how.column) for number, line in good if line)
+    elif how.document == "line":
+        yield from (Text(line) for _, line in good if line.strip())
+    elif how.document == "blank":
+        for _, paragraph in itertools.groupby((line for _, line in good), key=lambda line: bool(line.strip())):
+            if (text := "\n".join(paragraph)).strip():
+                yield Text(text)
+    else:
+        yield from _pieces([line for _, line in good], chunk)
+
+
+def _field(number: int, line: str, column: str) -> Text | Bad:
+    fields = parse_object(line)
+    if isinstance(fields, str):
+        return Bad(number, fields)
+    value = follow(fields, column)
+    if isinstance(value, Missing):
+        return Bad(number, value.told(column))
+    text, why = spelt(value, column, "text")
+    if not why and not text.strip():
+        why = "the text is empty"
+    return Bad(number, why) if why else Text(text)
+
+
+def _pieces(lines: list[str], chunk: Chunk) -> Iterator[Text]:
+    """A file, or what of it is in a chunk, in pieces that can be encoded at once."""
+    if chunk.number == 1 and chunk.last and not any(map(str.strip, lines)):
+        return
+    held, size = list[str](), 0
+    for line in lines:
+        held.append(f"{line}\n")
+        size += len(held[-1])
+        if size >= PIECE:
+            yield Text("".join(held), ends=False)
+            held, size = [], 0
+    text = "".join(held)
+    if chunk.last:
+        yield Text(text if chunk.content.endswith(b"\n") else text.removesuffix("\n"))
+    elif text:
+        yield Text(text, ends=False)

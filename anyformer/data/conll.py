@@ -1,0 +1,82 @@
+"""Reading sentences whose words stand one a line, with their tags in columns: CoNLL and CoNLL-U. Imports no torch.
+
+A sentence is one row: its words as one text with one word a line, and its tags the same. Where a line of it is bad, the
+sentence is a bad row, with the number of that line.
+"""
+
+import re
+from collections.abc import Iterator
+
+from anyformer.data.files import File, Parsed
+from anyformer.recipe import ConllFile
+
+Numbered = list[tuple[int, str]]
+NO_WORD = re.compile(r"[0-9]+[-.][0-9]+")  # a word that is several (1-2), or that is not written (1.1)
+
+
+def sentences(source: ConllFile, file: File) -> Parsed:
+    """The line where a sentence begins, and its words and tags or what is wrong with one of its lines."""
+    conllu, lines = is_conllu(source), file.lines()
+    tabs = conllu or (source.separator == "tab" if source.separator else any(map(_is_tabbed, lines)))
+    word = (1 if conllu else 0) if source.word is None else source.word
+    tag = (3 if conllu else -1) if source.tag is None else source.tag
+    for sentence in _sentences(lines, conllu, tabs):
+        found = list[tuple[str, str]]()
+        for number, line in sentence:
+            row = file.flaw(line) or _word(line, tabs, word, tag)
+            if isinstance(row, str):
+                yield number, row
+                break
+            found.append(row)
+        else:
+            words, tags = zip(*found, strict=True)
+            yield sentence[0][0], {"words": "\n".join(words), "tags": "\n".join(tags)}
+
+
+def is_conllu(source: ConllFile) -> bool:
+    name = source.path.lower().removesuffix(".gz")
+    return name.endswith(".conllu") if source.format is None else source.format == "conllu"
+
+
+def _sentences(lines: list[str], conllu: bool, tabs: bool) -> Iterator[Numbered]:
+    """The lines of words between those that are none."""
+    sentence: Numbered = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip(" \t") or (not conllu and re.match(r"-DOCSTART-([ \t]|$)", line)):
+            if sentence:
+                yield sentence
+            sentence = []
+        elif not _passed_over(line, conllu, tabs):
+            sentence.append((number, line))
+    if sentence:
+        yield sentence
+
+
+def _passed_over(line: str, conllu: bool, tabs: bool) -> bool:
+    if conllu:  # where a line of a word begins with its number
+        return line.startswith("#") or NO_WORD.fullmatch(line.partition("\t")[0]) is not None
+    return tabs and line.startswith("# ") and "\t" not in line
+
+
+def _word(line: str, tabs: bool, word: int, tag: int) -> tuple[str, str] | str:
+    """A word and its tag, or why there is none."""
+    cells = line.split("\t") if tabs else re.split("[ \t]+", line.strip(" \t"))
+    found = []
+    for name, column in (("word", word), ("tag", tag)):
+        if not -len(cells) <= column < len(cells):
+            return f"has {_columns(len(cells))}{' apart by tabs' * tabs}, and the {name} is in column {column} (from 0)"
+        found.append(cells[column])
+        if not cells[column].strip():
+            return f"the {name} is empty"
+    if word != tag and word % len(cells) == tag % len(cells):
+        return f"has {_columns(len(cells))}{' apart by tabs' * tabs}: a word, and no tag"
+    return found[0], found[1]
+
+
+def _columns(count: int) -> str:
+    return f"{count} column{'s' * (count > 1)}"
+
+
+def _is_tabbed(line: str) -> bool:
+    """Whether a line has columns apart by tabs."""
+    return "\t" in line.strip(" \t")

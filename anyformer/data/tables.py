@@ -1,0 +1,313 @@
+"""Reading tables: TSV, CSV, lines of JSON, Parquet. Imports no torch.
+
+A column of JSON or Parquet may lie within another: `meta.title`, `translations.0.text`.
+"""
+
+import csv
+import json
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from anyformer.config.spec import ConfigError, Fault, did_you_mean
+from anyformer.data.files import FLAW, File, Parsed, open_files, regular, unfit
+from anyformer.recipe import Data, TableFile
+
+FORMATS = ("tsv", "csv", "jsonl", "parquet")
+LISTS = ("words", "tags")  # columns that may be lists of strings
+
+
+def read_table(source: TableFile, data: Data, wanted: dict[str, str]) -> tuple[File, Parsed]:
+    """The rows of a table by role; `wanted` names the column of each."""
+    form = _format(source)
+    if form == "parquet":
+        path = _parquet(source, data)
+        return File(str(path), "utf-8", ""), _rows(_records(path, wanted), wanted, str(path))
+    file = open_files(source, data, "path")["path"]
+    if form == "jsonl":
+        return file, _rows(_objects(source, file), wanted, file.name)
+    return file, _cells(source, file, wanted, form)
+
+
+def _format(source: TableFile) -> str:
+    name = source.path.lower().removesuffix(".gz")
+    if source.format is not None:
+        return source.format
+    for form in FORMATS:
+        if name.endswith(f".{form}"):
+            return form
+    known = "must be 'tsv', 'csv', 'jsonl' or 'parquet'"
+    raise ConfigError([Fault("format", f"cannot be told from the name {source.path!r}: {known}")])
+
+
+# -- cells ------------------------------------------------------------------------------------------------------------
+
+
+def _cells(source: TableFile, file: File, wanted: dict[str, str], form: str) -> Parsed:
+    """Cells by the names in the first row, or by number; empty lines are no rows."""
+    names: list[str] | None = None
+    for number, cells in _csv(file.text) if form == "csv" else _tsv(file):
+        if why := cells if isinstance(cells, str) else file.flaw("\t".join(cells)):
+            if names is None and source.header:
+                raise ConfigError([Fault("path", f"the header cannot be read: {file.name}:{number}: {why}")])
+            yield number, why
+        elif names is None:
+            names = list(cells) if source.header else [str(i) for i in range(len(cells))]
+            places = _places(names, wanted, file.name)
+            if not source.header:
+                yield number, {role: _cell(cells[place], role) for role, place in places.items()}
+        elif len(cells) != len(names):
+            yield number, f"has {len(cells)} columns, the first row has {len(names)}"
+        else:
+            yield number, {role: _cell(cells[place], role) for role, place in places.items()}
+
+
+def _cell(cell: str, role: str) -> str:
+    """A cell as it is; of columns of words, which stand apart by spaces, one word a line."""
+    return "\n".join(filter(None, cell.split(" "))) if role in LISTS else cell
+
+
+def _places(names: list[str], wanted: dict[str, str], file: str) -> dict[str, int]:
+    faults = []
+    for role, name in wanted.items():
+        if name not in names:
+            faults.append(Fault(role, f"= {name!r}: no such column in {file}; {did_you_mean(name, names)}"))
+        elif names.count(name) > 1:
+            faults.append(Fault(role, f"= {name!r}: {names.count(name)} columns of {file} have this name"))
+    if faults:
+        raise ConfigError(faults)
+    return {role: names.index(name) for role, name in wanted.items()}
+
+
+def _tsv(file: File) -> Iterator[tuple[int, list[str] | str]]:
+    """Tabs apart; a quote is a character like any other."""
+    return ((number, line.split("\t")) for number, line in enumerate(file.lines(), 1) if line)
+
+
+def _csv(text: str) -> list[tuple[int, list[str] | str]]:
+    """Records, or why there is none. After a bad one the reading goes on at its second line: a quote that is never
+    closed does not swallow what follows."""
+    found: list[tuple[int, list[str] | str]] = []
+    lines = [f"{line}\n" for line in text.split("\n")]
+    start, limit = 0, csv.field_size_limit(max(len(text), csv.field_size_limit()))
+    try:
+        while start < len(lines):
+            reader = csv.reader(map(lines.__getitem__, range(start, len(lines))), strict=True)
+            done = 0
+            try:
+                for cells in reader:
+                    if cells:
+                        found.append((start + done + 1, cells))
+                    done = reader.line_num
+            except csv.Error as error:
+                found.append((start + done + 1, _csv_reason(str(error))))
+                done += 1
+            start += done
+    finally:
+        csv.field_size_limit(limit)
+    return found
+
+
+def _csv_reason(message: str) -> str:
+    if message.startswith("unexpected end"):
+        return "a quote is opened and never closed"
+    if message.startswith("new-line character"):
+        return "a carriage return stands outside quotes"
+    return f"not valid CSV: {message}"
+
+
+# -- records ----------------------------------------------------------------------------------------------------------
+
+Records = Iterator[tuple[int, dict[str, Any] | str]]  # the line, and the fields or the reason why there are none
+
+
+def _rows(records: Records, wanted: dict[str, str], file: str) -> Parsed:
+    """The columns of records, as text."""
+    nowhere: dict[str, Missing] = {}
+    seen: set[str] = set()
+    for number, fields in records:
+        if isinstance(fields, str):
+            yield number, fields
+            continue
+        row: dict[str, str] = {}
+        reasons = []
+        for role, path in wanted.items():
+            value = follow(fields, path)
+            if isinstance(value, Missing):
+                nowhere[role] = value.beside(nowhere.get(role, value))
+                reasons.append(value.told(path))
+                continue
+            seen.add(role)
+            text, why = spelt(value, path, role)
+            row[role] = text
+            reasons += [why] if why else []
+        yield number, reasons[0] if reasons else row
+    # a field that no row has is a wrong name rather than so many bad rows
+    if faults := [Fault(role, lost.fault(wanted[role], file)) for role, lost in nowhere.items() if role not in seen]:
+        raise ConfigError(faults)
+
+
+class Missing(NamedTuple):
+    """What is not there at the end of a path, and what is there instead."""
+
+    at: str  # the path as far as it goes
+    key: str
+    known: frozenset[str]
+
+    def beside(self, other: "Missing") -> "Missing":
+        """Of two rows: the one that goes further, or both."""
+        if self.at == other.at:
+            return self._replace(known=self.known | other.known)
+        return max(self, other, key=lambda lost: len(lost.at))
+
+    def told(self, path: str) -> str:
+        return f"has no field {path!r}" + (f": {self.at!r} has no {self.key!r}" if self.at else "")
+
+    def fault(self, path: str, file: str) -> str:
+        where = f": {self.at!r} has no {self.key!r}" if self.at else ""
+        hint = did_you_mean(self.key, self.known) if self.known else "nothing lies within it"
+        return f"= {path!r}: no such column in {file}{where}; {hint}"
+
+
+def follow(value: Any, path: str, at: str = "") -> Any:
+    """What stands at the end of a path, or what is `Missing`. A field whose own name has dots goes before a path."""
+    inner = {str(i): item for i, item in enumerate(value)} if isinstance(value, list) else value
+    if not isinstance(inner, dict):
+        inner = {}
+    if path in inner:
+        return inner[path]
+    steps, lost = path.split("."), None
+    for n in range(len(steps) - 1, 0, -1):
+        key = ".".join(steps[:n])
+        if key in inner:
+            found = follow(inner[key], ".".join(steps[n:]), f"{at}.{key}" if at else key)
+            if not isinstance(found, Missing):
+                return found
+            lost = lost or found
+    return lost or Missing(at, steps[0], frozenset(inner))
+
+
+def spelt(value: Any, path: str, role: str) -> tuple[str, str]:
+    """A value as text, and why it is none; of columns of words a list, one word a line."""
+    if isinstance(value, list) and role in LISTS:
+        if any(not isinstance(word, str) or "\n" in word for word in value):
+            return "", f"the field {path!r} is {_shown(value)}: must be a list of strings, each of one line"
+        value = "\n".join(value)
+    elif isinstance(value, str):
+        value = _cell(value, role)
+    if not isinstance(value, str):
+        kind = "a list of strings" if role in LISTS else "a string or a number"
+        return "", f"the field {path!r} is {_shown(value)}: must be {kind}"
+    found = FLAW.search(value)
+    return value, unfit(found[0]) if found else ""
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, default=str)[:40]
+
+
+def _objects(source: TableFile, file: File) -> Records:
+    for number, line in enumerate(file.lines(), 1):
+        if line:
+            yield number, file.flaw(line) or parse_object(line, source.header)
+
+
+def parse_object(line: str, named: bool = True) -> dict[str, Any] | str:
+    """The fields of a line of JSON, or why there are none: of an object, or by number of a list. Numbers stay as they
+    are written."""
+    try:
+        value = json.loads(line, parse_int=str, parse_float=str, parse_constant=_no_number)
+    except json.JSONDecodeError as error:
+        return f"not valid JSON: {error.msg} at column {error.colno}"
+    except (ValueError, RecursionError) as error:
+        return f"not valid JSON: {error}"
+    if named:
+        return value if isinstance(value, dict) else "not a JSON object"
+    return {str(i): item for i, item in enumerate(value)} if isinstance(value, list) else "not a JSON list"
+
+
+def _no_number(word: str) -> str:
+    raise ValueError(f"{word} is no JSON")
+
+
+# -- Parquet ----------------------------------------------------------------------------------------------------------
+
+
+def _parquet(source: TableFile, data: Data) -> Path:
+    if source.encoding != "utf-8":
+        raise ConfigError([Fault("encoding", f"= {source.encoding!r}: text in Parquet is utf-8 always")])
+    if not source.header:
+        raise ConfigError([Fault("header", "= false: columns of Parquet have names always")])
+    try:
+        return regular(source.path, data)
+    except ConfigError as error:
+        raise ConfigError(fault.under("path") for fault in error.faults) from None
+
+
+def _records(path: Path, wanted: dict[str, str]) -> Records:
+    file = open_parquet(path)
+    yield from parquet_rows(file, path, parquet_columns(file, path, wanted))
+
+
+def parquet_columns(file: Any, path: Path, wanted: dict[str, str]) -> list[str]:
+    """The columns in which those lie that are wanted, by role."""
+    names = file.schema_arrow.names
+    faults = [
+        Fault(role, Missing("", name.partition(".")[0], frozenset(names)).fault(name, str(path)))
+        for role, name in wanted.items()
+        if not _beginnings(name) & {*names}
+    ]
+    if faults:
+        raise ConfigError(faults)
+    beginnings = set[str]().union(*map(_beginnings, wanted.values()))
+    return [name for name in names if name in beginnings]
+
+
+def _beginnings(path: str) -> set[str]:
+    steps = path.split(".")
+    return {".".join(steps[: n + 1]) for n in range(len(steps))}
+
+
+def open_parquet(path: Path) -> Any:
+    """The file, by the optional package."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        what = "is read by the package pyarrow: pip install 'anyformer[parquet]'"
+        raise ConfigError([Fault("", f"{path} {what}")]) from None
+    try:
+        return parquet.ParquetFile(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ConfigError([Fault("", f"{path} is no Parquet file ({str(error).splitlines()[0]})")]) from None
+
+
+def parquet_rows(file: Any, path: Path, columns: list[str]) -> Records:
+    """Rows by number from 1, some columns of them, a thousand at a time."""
+    import pyarrow
+
+    number = 0
+    try:
+        for batch in file.iter_batches(batch_size=1000, columns=columns):
+            for row in batch.to_pylist():
+                number += 1
+                yield number, {name: _plain(value) for name, value in row.items()}
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        what = f"cannot be read behind row {number} ({str(error).splitlines()[0]})"
+        raise ConfigError([Fault("", f"{path} {what}")]) from None
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it here: numbers as they would be written."""
+    match value:
+        case bool():
+            return value
+        case int() | float() | Decimal():
+            return str(value)
+        case dict():
+            return {name: _plain(item) for name, item in value.items()}
+        case list():
+            return [_plain(item) for item in value]
+        case _:
+            return value

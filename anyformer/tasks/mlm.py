@@ -1,0 +1,77 @@
+"""Masked language modelling: which tokens stand where a text is masked."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.random import Generator
+
+from anyformer.config import ConfigError, Fault
+from anyformer.data.batch import IGNORE, Ids, Piece
+from anyformer.data.tokenizer import TextTokenizer
+from anyformer.nn.model import Transformer
+from anyformer.recipe import MaskedLanguageModel
+from anyformer.tasks.base import Progress, refuse_long, token_loss
+from anyformer.tasks.drawn import DrawnTask
+from anyformer.tasks.gaps import encode_with, filled
+from anyformer.tasks.rows import Frame, read_rows, refuse_options
+
+
+class MaskedLanguageModelling(DrawnTask):
+    """Texts between <bos> and <eos>, or what the tokenizer's file puts around them. Some tokens of the text are asked,
+    one at least; of these most are hidden by <mask>, some by others, and some stay (Devlin et al. 2019)."""
+
+    source_tokenizer: TextTokenizer | None = None
+    loss = staticmethod(token_loss)
+    least = 1
+    spec: MaskedLanguageModel
+
+    def __init__(self, spec: MaskedLanguageModel, tokenizer: TextTokenizer):
+        self.spec, self.tokenizer, self.frame = spec, tokenizer, Frame(tokenizer)
+        if tokenizer.mask is None:
+            raise ConfigError([Fault("tokenizer", "has no <mask>, which the task mlm needs")])
+        self.mask = tokenizer.mask
+        self._special = np.array(sorted(tokenizer.special))
+        self._plain = np.array([i for i in range(tokenizer.size) if i not in tokenizer.special])
+
+    def draw(self, ids: Ids, generator: Generator) -> Piece:
+        """What is unknown is asked only where nothing else is there."""
+        text = np.array(ids)
+        known = np.flatnonzero(~np.isin(text, self._special))
+        places = known if len(known) else np.arange(len(text))
+        at = generator.permutation(places)[: max(1, round(self.spec.rate * len(text)))]
+        labels, fate = np.full_like(text, IGNORE), generator.random(len(at))
+        labels[at] = text[at]
+        drawn = generator.choice(self._plain, len(at))
+        hidden = np.where(fate < self.spec.masked + self.spec.random, drawn, text[at])
+        text[at] = np.where(fate < self.spec.masked, self.mask, hidden)
+        before, after = self.frame.before, self.frame.after
+        silent = [IGNORE] * len(before), [IGNORE] * len(after)
+        return Piece(self.frame.row(text.tolist()), [*silent[0], *labels.tolist(), *silent[1]])
+
+    def predict(
+        self, model: Transformer, texts: Sequence[str], *, progress: Progress | None = None, **options: Any
+    ) -> list[str]:
+        """The texts with a token for each mask that is written in them by its name; a blank stays one."""
+        refuse_options(options)
+        name = self.tokenizer.token(self.mask)
+        if faults := [
+            Fault(f"text {i}", f"has no {name}: write it where a word is to be found")
+            for i, text in enumerate(texts, 1)
+            if text.strip() and name not in text
+        ]:
+            raise ConfigError(faults)
+        asked = {i: self.masked(text) for i, text in enumerate(texts) if text.strip()}
+        refuse_long([len(asked.get(i, ())) for i in range(len(texts))], model.config, "encoder")
+        out, numbers = [""] * len(texts), list(asked)
+        if progress:
+            progress(len(texts) - len(asked))
+        pieces = [Piece(row, row) for row in asked.values()]
+        for i, logits in read_rows(model, pieces, self.tokenizer.pad or 0, progress):
+            said = filled(pieces[i].ids, self.mask, logits)
+            out[numbers[i]] = self.tokenizer.decode(said[len(self.frame.before) : len(said) - len(self.frame.after)])
+        return out
+
+    def masked(self, text: str) -> list[int]:
+        """A row of the text, in which the mask stands by its name."""
+        return self.frame.row(encode_with(self.tokenizer, text, [self.mask]))

@@ -1,0 +1,167 @@
+"""The verbs about shards, and training on what they make."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from anyformer.config import ConfigError, io
+from anyformer.data import chunks as cutting
+from anyformer.data.shards import Corpus
+from anyformer.recipe import Recipe
+from anyformer.training.train import evaluate
+from tests.test_cli import done, refused, run
+from tests.training.small import TEXT, assert_same_run
+
+RECIPE = """
+task = "lm"
+tokenizer = "data"
+data.train = { kind = "shards", path = "shards", stop = 0.9 }
+data.valid = { kind = "shards", path = "shards", start = 0.9 }
+batches = { kind = "crops", rows = 4, length = 16 }
+
+[model]
+width = 8
+target = {}
+decoder = { depth = 1, position = "rotary", blocks = { mixer = { heads = 2 }, feedforward = "plain" } }
+head = "lm"
+
+[train]
+steps = 3
+optimizer = { kind = "adamw", lr = 1e-2 }
+"""
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("ANYFORMER_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cutting, "SIZE", 200)
+    for name in ("a.txt", "b.txt"):
+        Path(name).write_text(TEXT.replace(". ", ".\n"), encoding="utf-8")
+
+
+def prepare(*more: str, tokenizer: str = "bytes") -> str:
+    return done("data", "prepare", "*.txt", "--out", "shards", "--tokenizer", tokenizer, "--workers", "1", *more)
+
+
+def test_prepare_and_show() -> None:
+    told = prepare(tokenizer='{kind="bpe", size=280}')
+    index = Corpus("shards").index
+    assert told.splitlines()[:2] == [
+        f"shards: {index.total('tokens'):,} tokens in {len(index.shards)} files",
+        "documents  16",
+    ]
+    assert "280 ids of 2 bytes" in told
+    assert done("data", "show", "shards") == told
+    assert done("data", "show", "shards", "--check") == told
+    assert prepare(tokenizer='{kind="bpe", size=280}') == told  # there already
+    done("data", "prepare", "a.txt", "--out", "same", "--tokenizer", "shards", "--workers", "1")
+    assert Corpus("same").index.tokenizer == index.tokenizer
+
+
+def test_wrong_input() -> None:
+    def told(*more: str) -> str:
+        (line,) = refused("data", "prepare", *more, "--out", "new", "--workers", "1")
+        return line
+
+    assert told("c*.txt", "--tokenizer", "bytes") == "c*.txt: no such file"
+    assert told(".", "--tokenizer", "bytes") == ".: is not a regular file"
+    kinds = "known are chars, bytes, words, bpe, unigram, wordpiece"
+    what = 'no such file, and no kind; such as bytes or {kind="bpe", size=32000}'
+    assert told("a.txt", "--tokenizer", "bqe") == f"tokenizer = 'bqe': {what}; {kinds}"
+    assert told("a.txt", "--tokenizer", "bpe") == "tokenizer.size: is required"
+    Path("a.txt").write_bytes(b"one\nt\xffo\n")
+    assert told("a.txt", "--tokenizer", "bytes").startswith("a.txt:2: byte 0xff is not utf-8; ")
+    skip = ["--on-bad-row", "skip", "--workers", "1"]
+    skipped = done("data", "prepare", "a.txt", "--out", "new", "--tokenizer", "bytes", *skip)
+    assert "left out   1 bad row: a.txt:2: byte 0xff is not utf-8" in skipped
+    (line,) = refused("data", "show", ".")
+    assert line == ".: has no index.json: no folder that `anyformer data prepare` made"
+
+
+def test_train_evaluate_and_go_on() -> None:
+    prepare()
+    Path("lm.toml").write_text(RECIPE)
+    dry = done_quietly("train", "lm.toml", "--dry-run")
+    assert "data " in dry
+    done_quietly("train", "lm.toml", "--out", "run")
+    assert Path("run/tokenizer.json").read_bytes() == Path("shards/tokenizer.json").read_bytes()
+    found = json.loads(done("evaluate", "run", "--split", "valid", "--json").splitlines()[-1])
+    valid = Corpus("shards", start=0.9)
+    assert found["n"] == len(valid) - 1
+    metrics = found["metrics"]
+    bits = metrics["loss"] * (len(valid) - 1) / 0.6931471805599453 / valid.share("bytes")
+    assert metrics["bits_per_byte"] == pytest.approx(bits)
+
+
+def done_quietly(*arguments: str) -> str:
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_shards_and_text_are_the_same_to_training() -> None:
+    done("data", "prepare", "a.txt", "--out", "shards", "--tokenizer", "bytes", "--workers", "1")
+    Path("lm.toml").write_text(RECIPE)
+    done_quietly("train", "lm.toml", "data.train.stop=1.0", "data.valid.start=0.0", "--out", "one")
+    text = '{kind="text", path="a.txt", document="line"}'
+    done_quietly("train", "lm.toml", "tokenizer=bytes", f"data.train={text}", f"data.valid={text}", "--out", "other")
+    assert_same_run(Path("one"), Path("other"))
+
+
+MASKED = """
+[model]
+width = 8
+source = {}
+encoder = { depth = 1, position = "rotary", blocks = { mixer = { heads = 2 }, feedforward = "plain" } }
+head = "masked_lm"
+"""
+
+
+def test_masks_of_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are the same however much is read at once."""
+    prepare()
+    before, _, after = RECIPE.partition("[model]")
+    Path("mlm.toml").write_text(before.replace('"lm"', '"mlm"') + MASKED + after[after.index("[train]") :])
+    done_quietly("train", "mlm.toml", "--out", "run")
+    at_once = evaluate("run", split="valid")
+    monkeypatch.setattr("anyformer.tasks.drawn.TOGETHER", 2)
+    some = evaluate("run", split="valid")
+    assert some.count == at_once.count > 0
+    assert some.values["loss"] == pytest.approx(at_once.values["loss"])
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("tokenizer=chars", "tokenizer = 'chars': shards have their own tokenizer, which is 'data'"),
+        (
+            'batches={kind="padded", tokens=64}',
+            "batches.kind = 'padded': shards are one long text, of which batches are 'crops' or 'ordered'",
+        ),
+        ("task.framed=true", "task.framed = true: shards hold their texts as they are, each with <eos> behind it"),
+        (
+            'data.train={kind="text", path="a.txt"}',
+            "tokenizer = 'data': shards have a tokenizer, and data.train is text",
+        ),
+        ("data.train.start=0.95", "data.train.start = 0.95: must be before stop = 0.9"),
+    ],
+)
+def test_rules(change: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        io.override(io.loads(Recipe, RECIPE), [change])
+    assert str(error.value) == expected
+
+
+def test_another_tokenizer_is_refused() -> None:
+    prepare()
+    done("data", "prepare", "b.txt", "--out", "chars", "--tokenizer", "chars", "--workers", "1")
+    Path("lm.toml").write_text(RECIPE)
+    (line,) = refused("train", "lm.toml", "data.valid.path=chars", "--out", "run")
+    assert line == "chars: the shards were made with another tokenizer, chars/tokenizer.json"
+    (line,) = refused("train", "lm.toml", 'tokenizer={kind="file", path="chars"}', "--out", "run")
+    assert line == "shards: the shards were made with another tokenizer, shards/tokenizer.json"
+    (line,) = refused("train", "lm.toml", "data.train.path=shrads", "--out", "run")
+    assert line.endswith("did you mean 'shards'?")
+    assert not Path("run").exists()
