@@ -1,0 +1,100 @@
+"""Pages for newcomers: every command about data of one's own does what it says, and every setting that is named for
+people from other tools is one of ours."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from anyformer.cli import app
+from anyformer.config import io
+from anyformer.recipes import read_recipe
+from tests.test_pages import ROOT, Block, blocks, commands
+
+PAGE = (ROOT / "docs" / "your-data.md").read_text(encoding="utf-8")
+SMALL = (
+    "train.steps=3",
+    "train.evaluate_every=none",
+    "train.save_every=none",
+    "train.average=1",
+    "train.schedule.warmup=1",
+    "model.width=24",
+)
+SECTIONS = [block for block in blocks(PAGE) if block.language == "bash"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the files that the page makes."""
+    made = tmp_path_factory.mktemp("own")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(made)
+        patch.setenv("ANYFORMER_DATA", "")
+        for block in blocks(PAGE):
+            if block.language == "python":
+                exec(block.body, {})
+    return made
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: str(section.line))
+def test_five_commands(section: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("ANYFORMER_DATA", "")
+    lines = commands(section.body)
+    assert len(lines) == 5
+    for line in lines:
+        said = act(line)
+        if " predict " in line or " generate " in line:
+            assert said.strip()
+
+
+def act(line: str) -> str:
+    """Runs a line in this process: `anyformer ... > FILE` or `echo ... | anyformer ...`."""
+    line, _, file = line.partition(" > ")
+    before, _, after = line.rpartition(" | ")
+    words = shlex.split(after)
+    assert words[0] == "anyformer"
+    if words[1:3] == ["config", "show"]:
+        words += SMALL
+    done = CliRunner().invoke(app, words[1:], input=" ".join(shlex.split(before)[1:]) + "\n" if before else None)
+    assert done.exit_code == 0, f"{line}\n{done.output}\n{done.exception!r}"
+    if file:
+        Path(file.strip()).write_text(done.stdout, encoding="utf-8")
+    return done.stdout
+
+
+BASES = ("multi30k-en-de", "shakespeare", "sst2")
+
+
+def settings() -> list[str]:
+    """Whatever the page for people from other tools sets or names, outside of the other tools' own columns."""
+    text = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
+    cells = [line.split(" | ")[-1] for line in text.splitlines() if line.startswith("| `")]
+    found = [word for cell in cells for code in re.findall(r"`([^`]*)`", cell) for word in code.split()]
+    return list(dict.fromkeys(word for word in found if re.match(r"(model|train|batches|task|parallel|data)\.", word)))
+
+
+@pytest.mark.parametrize("setting", settings())
+def test_settings_for_newcomers_exist(setting: str) -> None:
+    path, _, value = setting.partition("=")
+    if value:
+        assert any(taken(base, setting) for base in BASES)
+    else:  # named only
+        assert any(there(base, path.split(".")) for base in BASES)
+
+
+def taken(base: str, setting: str) -> bool:
+    try:
+        io.override(read_recipe(base), [setting])
+    except io.ConfigError:
+        return False
+    return True
+
+
+def there(base: str, steps: list[str]) -> bool:
+    found: object = read_recipe(base)
+    for step in steps:
+        found = found[0] if isinstance(found, tuple) and step == "*" else getattr(found, step, ...)
+    return found is not ...
