@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import unicodedata
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,14 @@ def test_one_by_one_or_in_a_batch_or_after_reloading(kind: str, texts: list[str]
     again = TextTokenizer.from_json(tokenizer.to_json())
     assert tokenizer.encode_batch(texts) == rows == again.encode_batch(texts)
     assert tokenizer.decode_batch(rows) == [again.decode(row) for row in rows]
+
+
+def test_letters_of_hangul() -> None:
+    tokenizer = train_tokenizer(recipe.Characters(decompose=True), ["한국어 é", "각"])
+    assert len(tokenizer.encode("한")) == len(tokenizer.encode("각")) == 3
+    assert len(tokenizer.encode("가")) == 2  # no syllable that was seen, of letters that were
+    assert tokenizer.unk not in tokenizer.encode("간 e")
+    assert unicodedata.normalize("NFC", tokenizer.decode(tokenizer.encode("한국어 é"))) == "한국어 é"
 
 
 @pytest.mark.parametrize("kind", ["chars", "words", "bpe", "unigram", "wordpiece"])
