@@ -8,7 +8,7 @@ DEMO   := $(VENV)/.installed-demo
 PINS   := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu torture families lint format wheel clean
+.PHONY: help demo test test-gpu torture families lab-report lint format wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | awk -F '\t' '{ printf "  make %-8s %s\n", $$1, $$2 }'
@@ -27,6 +27,9 @@ torture: $(DEV)  ## kill training 100 times (about 17 minutes); ANYFORMER_DATA n
 
 families: $(DEV)  ## measure every public family against transformers, and write the table of docs/interop.md
 	$(BIN)/python -m tests.interop.table
+
+lab-report: $(DEV)  ## write the pages of docs/lab from the results beside them
+	$(BIN)/python -m anyformer.lab.report docs/lab
 
 lint: $(DEV)  ## ruff and mypy
 	$(BIN)/ruff check

@@ -58,6 +58,7 @@ VERBS = {
     "generate": ["run", "--prompt", "--samples", "--n-best", *DECODING],
     "import": ["source", "--out", "--tokenizer", "--allow-pickle"],
     "merge": ["run", "--out"],
+    "lab": ["[what]", "--size", "--jobs", "--out"],
     "export": ["run", "out", "--format", "--family"],
     "config": [],
     "config schema": ["[of]"],

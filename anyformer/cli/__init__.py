@@ -3,5 +3,6 @@
 Importing it, and most verbs, import no torch: what a verb needs it imports inside.
 """
 
-from anyformer.cli import models, runs, generate, tokenizers, data  # noqa: F401, I001  (each adds its verbs, in this order)
+# each adds its verbs, in this order
+from anyformer.cli import models, runs, generate, tokenizers, data, lab  # noqa: F401, I001
 from anyformer.cli.app import app as app, main as main

@@ -1,0 +1,85 @@
+"""The verb of the lab."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from anyformer.cli.app import app
+
+
+@app.command()
+def lab(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME... | all | run GRID.toml [KEY=VALUE...]]", help="Experiments, or a grid."),
+    ] = None,
+    size: Annotated[
+        Literal["quick", "cpu", "gpu"], typer.Option(help="How large: a glance, a CPU's minutes, or a GPU's.")
+    ] = "cpu",
+    jobs: Annotated[int, typer.Option(min=1, help="Measurements side by side; they share the cores.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Where results go; runs/lab/... if not given.")] = None,
+) -> None:
+    """Put claims about Transformers to the test, or compare settings of your own on your own data.
+
+    Without a name it lists the experiments. Work that was stopped goes on where it was.
+    """
+    if not what:
+        _list()
+    elif what[0] == "run":
+        _grid(what[1:], jobs, out)
+    else:
+        _experiments(what, size, jobs, out)
+
+
+def _list() -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from anyformer.lab.experiment import every
+
+    table = Table("", "name", "claim", "quick", "cpu", "gpu", box=None, pad_edge=False)
+    for e in every():
+        table.add_row(str(e.number), e.name, e.claim, *(f"{minutes:g} min" for minutes in e.minutes))
+    Console().print(table)
+    typer.echo("\nanyformer lab NAME runs one; anyformer lab run GRID.toml compares settings of your own.")
+
+
+def _experiments(names: list[str], size: Literal["quick", "cpu", "gpu"], jobs: int, out: Path | None) -> None:
+    from rich.console import Console
+
+    from anyformer.lab import experiment, figures
+    from anyformer.lab.compare import markdown
+
+    chosen = [experiment.find(name) for name in (experiment.NAMES if names == ["all"] else names)]
+    folder = out or Path("runs") / "lab" / size
+    for claim in chosen:
+        typer.echo(f"{claim.number}. {claim.claim}")
+        path = folder / f"{claim.name}.jsonl"
+        results = claim.run(size, path, jobs=jobs, console=Console(stderr=True))
+        typer.echo(markdown(claim.table(results)))
+        typer.echo(f"{claim.judge(results)}")
+        try:
+            figure = figures.save(claim.draw(results), folder / f"{claim.name}.png")
+            typer.echo(f"{path}, {figure}\n")
+        except ImportError as error:
+            typer.echo(f"{path}; {error}\n")
+
+
+def _grid(words: list[str], jobs: int, out: Path | None) -> None:
+    from rich.console import Console
+
+    from anyformer.config import ConfigError, Fault
+    from anyformer.lab.compare import cells, compare, markdown, report
+    from anyformer.lab.grid import load_grid, run_grid
+
+    if not words:
+        raise ConfigError([Fault("", "which grid? anyformer lab run GRID.toml")])
+    grid = load_grid(words[0], words[1:])
+    folder = out or Path("runs") / "lab" / Path(words[0]).stem
+    results = run_grid(grid, folder, jobs=jobs, console=Console(stderr=True))
+    typer.echo(markdown(cells(compare(results, grid.metric), grid.metric)))
+    try:
+        typer.echo(f"{folder / 'results.jsonl'}, {report(grid, results, folder)}")
+    except ImportError as error:
+        typer.echo(f"{folder / 'results.jsonl'}; {error}")

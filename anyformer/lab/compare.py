@@ -1,0 +1,127 @@
+"""What a grid found, side by side: mean ± deviation over seeds, and whether it differs from the baseline."""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anyformer.lab.cells import Result
+from anyformer.lab.figures import bars, curves, panels, save
+from anyformer.lab.grid import Grid
+from anyformer.lab.stats import Summary, summary, welch
+
+
+@dataclass(frozen=True)
+class Line:
+    """One setting over its seeds."""
+
+    setting: dict[str, Any]
+    values: tuple[float, ...]  # of the metric, of the runs that did not diverge
+    diverged: int
+    difference: float  # the probability of so large a difference from the baseline by chance; nan: itself, or one seed
+    steps: float
+    flops: float
+    parameters: int
+    seconds: float
+
+    @property
+    def name(self) -> str:
+        return ", ".join(f"{name}={value}" for name, value in self.setting.items())
+
+    @property
+    def summary(self) -> Summary:
+        return summary(self.values)
+
+
+def settings(results: Iterable[Result]) -> dict[str, list[Result]]:
+    """Results by what is varied, seeds together, in the order of their coming."""
+    found: dict[str, list[Result]] = {}
+    for result in results:
+        varied = {name: value for name, value in result.cell.items() if name != "seed"}
+        found.setdefault(json.dumps(varied), []).append(result)
+    return found
+
+
+def compare(results: Sequence[Result], metric: str) -> list[Line]:
+    """A line for each setting; the first is the baseline."""
+    lines, baseline = list[Line](), tuple[float, ...]()
+    for number, (varied, some) in enumerate(settings(results).items()):
+        values = tuple(float(r.found[metric]) for r in some if not r.found["diverged"])
+        if number == 0:
+            baseline = values
+        lines.append(
+            Line(
+                json.loads(varied),
+                values,
+                diverged=sum(r.found["diverged"] for r in some),
+                difference=math.nan if number == 0 else welch(values, baseline),
+                steps=summary([r.found["steps"] for r in some]).mean,
+                flops=summary([r.found["flops"] for r in some]).mean,
+                parameters=some[0].found["parameters"],
+                seconds=summary([r.seconds for r in some]).mean,
+            )
+        )
+    return lines
+
+
+HEADER = ("setting", "{metric}", "p", "parameters", "steps", "FLOPs", "seconds", "diverged")
+
+
+def cells(lines: Sequence[Line], metric: str) -> list[tuple[str, ...]]:
+    """A table, its header first."""
+    rows = [tuple(word.format(metric=metric) for word in HEADER)]
+    for line in lines:
+        p = "" if math.isnan(line.difference) else f"{line.difference:.3f}"
+        found = str(line.summary) if line.values else "-"
+        seeds = line.diverged + len(line.values)
+        rows.append(
+            (
+                line.name,
+                found,
+                p,
+                f"{line.parameters:,}",
+                f"{line.steps:,.0f}",
+                f"{line.flops:.2e}",
+                f"{line.seconds:,.0f}",
+                f"{line.diverged} of {seeds}" if line.diverged else "",
+            )
+        )
+    return rows
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    head, *rest = rows
+    lines = [head, ["---"] * len(head), *rest]
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+
+
+def report(grid: Grid, results: Sequence[Result], out: Path) -> Path:
+    """`README.md` and its figure in the folder of a grid."""
+    lines = compare(results, grid.metric)
+    figure, (left, right) = panels(2, width=6)
+    bars(left, {", ".join(str(v) for v in line.setting.values()): line.values for line in lines})
+    left.set(ylabel=f"validation {grid.metric}", xlabel=", ".join(axis.name for axis in grid.axes))
+    named = {
+        ", ".join(str(v) for v in json.loads(varied).values()): [r.found["curve"] for r in some]
+        for varied, some in settings(results).items()
+    }
+    curves(right, named)
+    right.legend(fontsize=7)
+    save(figure, out / "figure.png")
+    text = f"""# {out.name}
+
+`{grid.base}` varied by {", ".join(axis.name for axis in grid.axes)}; {len(grid.seeds)} seeds; each {_budget(grid)}.
+Mean ± standard deviation over seeds; p is Welch's test against the first setting. {results[0].machine}.
+
+{markdown(cells(lines, grid.metric))}
+![{grid.metric}](figure.png)
+"""
+    (out / "README.md").write_text(text, encoding="utf-8")
+    return out / "README.md"
+
+
+def _budget(grid: Grid) -> str:
+    count = grid.budget.count
+    return f"{count:,.0f} {grid.budget.kind}" if count < 1e9 else f"{count:.3g} {grid.budget.kind}"

@@ -1,0 +1,102 @@
+"""A claim, and how it is put to the test: cells that are measured, and a verdict that is computed from them."""
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from rich.console import Console
+
+from anyformer.config import ConfigError, Fault
+from anyformer.config.spec import did_you_mean
+from anyformer.lab.cells import Cell, Result, measure_all
+
+Size = Literal["quick", "cpu", "gpu"]
+Word = Literal["holds", "does not hold here", "undecided at this size"]
+Rows = Sequence[Sequence[str]]  # a table, its header first
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the data says of a claim, with the numbers that say so."""
+
+    word: Word
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.word}: {self.why}"
+
+
+def verdict(holds: bool | None, why: str) -> Verdict:
+    """None: the data does not say."""
+    if holds is None:
+        return Verdict("undecided at this size", why)
+    return Verdict("holds" if holds else "does not hold here", why)
+
+
+class Experiment(ABC):
+    """One claim. A cell holds everything that its measurement depends on, so that no stale result is taken for it."""
+
+    name: ClassVar[str]
+    number: ClassVar[int]  # of the claim
+    claim: ClassVar[str]  # in one sentence
+    idea: ClassVar[str]  # for a learner: a few sentences with the formula, in Markdown
+    prediction: ClassVar[str]  # what must be seen if the claim is true
+    parts: ClassVar[tuple[str, ...]]  # files of the package that it is about: "nn/attend.py"
+    minutes: ClassVar[tuple[float, float, float]]  # quick, cpu, gpu: roughly, with two jobs on two cores, or on a GPU
+
+    @abstractmethod
+    def cells(self, size: Size) -> list[Cell]:
+        """What is measured."""
+
+    @abstractmethod
+    def measure(self, cell: Cell) -> dict[str, Any]:
+        """In a process of its own."""
+
+    @abstractmethod
+    def judge(self, results: Sequence[Result]) -> Verdict: ...
+
+    @abstractmethod
+    def table(self, results: Sequence[Result]) -> Rows: ...
+
+    @abstractmethod
+    def draw(self, results: Sequence[Result]) -> Any:
+        """A figure, by `lab/figures.py`."""
+
+    def run(self, size: Size, path: Path, *, jobs: int = 1, console: Console | None = None) -> list[Result]:
+        """Measures what the file does not have yet."""
+        return measure_all(self.measure, self.cells(size), path, jobs=jobs, console=console)
+
+
+# By the number of their claim. A file of `experiments/` has one class, called `Claim`.
+NAMES = (
+    "costs",
+    "layers",
+    "heads",
+    "scale",
+    "norms",
+    "positions",
+    "warmup",
+    "extrapolation",
+    "cache",
+    "bigbird",
+    "variants",
+    "diversity",
+    "credit",
+    "cheating",
+    "bigram",
+)
+
+
+def find(name: str) -> Experiment:
+    """An experiment by its name."""
+    if name not in NAMES:
+        raise ConfigError([Fault("", f"'{name}' is no experiment; {did_you_mean(name, NAMES)}")])
+    made: Experiment = importlib.import_module(f"anyformer.lab.experiments.{name}").Claim()
+    return made
+
+
+def every() -> list[Experiment]:
+    return [find(name) for name in NAMES]

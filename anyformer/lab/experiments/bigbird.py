@@ -1,0 +1,144 @@
+"""BigBird: neighbours, a few global blocks and a few random ones make attention linear in the length."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from anyformer.config import Attention, BigBird, Block, Full, ModelConfig, Pattern, Plain, Rotary, Stack, Tokens
+from anyformer.inspection.costs import pairs
+from anyformer.inspection.count import count
+from anyformer.lab.cells import Cell, Result
+from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
+from anyformer.lab.experiments.common import DEVICE, doubling, seconds
+from anyformer.lab.figures import lines, panels
+from anyformer.lab.stats import power
+from anyformer.nn import flex
+from anyformer.nn.mask import lay_out
+from anyformer.nn.model import Transformer
+
+PATTERNS: dict[str, Pattern] = {"full": Full(), "bigbird": BigBird(block=64, before=1, after=1, globals=2, randoms=3)}
+LONG = 4096  # tokens from which growth is judged: below, a text has few blocks that are not seen
+LINEAR, VOCAB = 1.15, 64
+
+
+class Claim(Experiment):
+    name = "bigbird"
+    number = 10
+    claim = "BigBird reads 4,096 tokens and more at a cost linear in their number; full attention is quadratic."
+    idea = """Full attention multiplies all $T^2$ pairs of queries and keys. BigBird cuts the text into blocks of 64; a
+block sees its two neighbours, two global blocks at the beginning, three random blocks, and is seen by as many: a number
+that does not grow, so that $O(T)$ pairs are left, and two layers still join any two tokens by way of a global one. That
+is a claim about pairs; time follows only where a kernel skips what is not seen, 128 × 128 pairs at a time, as
+FlexAttention does on a GPU. A dense kernel with a mask computes all $T^2$ and throws most away: this is what a CPU
+runs. Memory is no reason any more: fused kernels keep no $T \\times T$ table for full attention, either."""
+    prediction = """From 4,096 to 65,536 tokens the pairs in blocks that are seen grow as T^1.15 or slower with BigBird,
+as T^2.0 ± 0.1 in full; on a GPU, forward and backward, so do BigBird's time and memory (T^1.15 or slower)."""
+    parts = ("config/pattern.py", "nn/flex.py", "nn/lower.py", "inspection/costs.py")
+    minutes = (0.5, 3, 3)
+
+    def cells(self, size: Size) -> list[Cell]:
+        width, heads, depth, timed = {
+            "quick": (64, 4, 1, (512, 4096)),
+            "cpu": (128, 4, 1, (512, 8192)),
+            "gpu": (768, 12, 2, (4096, 65_536)),
+        }[size]
+        model = {"width": width, "heads": heads, "depth": depth, "repeats": 3}
+        lengths = [512 * 2**i for i in range(8)]
+        ways = [(p, n) for n in lengths for p in PATTERNS]
+        return [{"pattern": p, "length": n, "timed": timed[0] <= n <= timed[1], **model} for p, n in ways]
+
+    def measure(self, cell: Cell) -> dict[str, Any]:
+        n, pattern, config = cell["length"], PATTERNS[cell["pattern"]], _config(cell)
+        at = lay_out(1, n, torch.device("cpu"))
+        listed, _ = flex.find(pattern, at, at)
+        found = {
+            "pairs": int(listed.sum()) * flex.SIZE**2,  # in blocks that a kernel computes
+            "predicted": pairs(pattern, n, n),
+            "flops": count(config, n).flops,
+        }
+        return {**found, **_timed(config, cell)} if cell["timed"] else found
+
+    def judge(self, results: Sequence[Result]) -> Verdict:
+        sparse, full = (_exponent(results, name, "pairs") for name in ("bigbird", "full"))
+        fine = sparse <= LINEAR and abs(full - 2) <= 0.1
+        told = [f"from {LONG:,} tokens pairs grow as T^{sparse:.2f} with BigBird, T^{full:.2f} in full"]
+        on_gpu = any("memory" in r.found for r in results)
+        for what in ("seconds", "memory") if on_gpu else ("seconds",):
+            mine, other = (_exponent(results, name, what) for name in ("bigbird", "full"))
+            told.append(f"{what} as T^{mine:.2f} and T^{other:.2f}")
+            fine = fine and (mine <= LINEAR or not on_gpu)
+        if not on_gpu:
+            told.append("no kernel of a CPU skips blocks, so that its seconds say nothing of the claim")
+        by = {(r["pattern"], r["length"]): r["pairs"] for r in results}
+        same = all(r["pairs"] == r["predicted"] for r in results)
+        told.append(f"the blocks that a kernel is given {'equal' if same else 'differ from'} the config's prediction")
+        told.append(f"{LONG:,} tokens with BigBird are {by['bigbird', LONG] / by['full', 512]:.1f} times 512 in full")
+        return verdict(fine, "; ".join(told))
+
+    def table(self, results: Sequence[Result]) -> Rows:
+        head = ("T", "pairs, full", "BigBird", "FLOPs, full", "BigBird", "ms (MiB), full", "BigBird")
+        rows: list[tuple[str, ...]] = [head]
+        by = {(r["pattern"], r["length"]): r for r in results}
+        for n in sorted({r["length"] for r in results}):
+            both = [by[name, n] for name in ("full", "bigbird")]
+            numbers = [f"{r['pairs']:.3g}" for r in both] + [f"{r['flops']:.3g}" for r in both]
+            rows.append((f"{n:,}", *numbers, *(_taken(r) for r in both)))
+        return rows
+
+    def draw(self, results: Sequence[Result]) -> Any:
+        whats = {"pairs": ("pairs of tokens that are multiplied", 1.0), "seconds": ("forward and backward, ms", 1e3)}
+        if any("memory" in r.found for r in results):
+            whats["memory"] = ("memory, MiB", 2.0**-20)
+        figure, axes = panels(len(whats), width=4.6)
+        for axis, (what, (label, unit)) in zip(axes, whats.items(), strict=True):
+            some = [r for r in results if what in r.found]
+            lines(axis, {p: {r["length"]: [r[what] * unit] for r in some if r["pattern"] == p} for p in PATTERNS})
+            axis.set(yscale="log", xlabel="length T", ylabel=label)
+            doubling(axis, sorted({r["length"] for r in some}))
+        axes[0].legend()
+        return figure
+
+
+def _config(cell: Cell) -> ModelConfig:
+    attention = Attention(heads=cell["heads"], pattern=PATTERNS[cell["pattern"]])
+    block = Block(mixer=attention, feedforward=Plain(width=4 * cell["width"]))
+    stack = Stack(depth=cell["depth"], blocks=(block,), position=Rotary())
+    return ModelConfig(width=cell["width"], source=Tokens(vocab=VOCAB), encoder=stack)
+
+
+def _timed(config: ModelConfig, cell: Cell) -> dict[str, float]:
+    """Forward and backward, in bf16 on a GPU."""
+    with torch.device(DEVICE):
+        model = Transformer(config)
+        ids = torch.randint(VOCAB, (1, cell["length"]))
+    half = torch.autocast(DEVICE, torch.bfloat16) if DEVICE == "cuda" else nullcontext()
+
+    def run() -> None:
+        with half:
+            out = model(ids)
+        out.float().square().mean().backward()
+        model.zero_grad()
+
+    run()  # compiles
+    if DEVICE != "cuda":
+        return {"seconds": seconds(run, cell["repeats"])}
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    return {"seconds": seconds(run, cell["repeats"]), "memory": torch.cuda.max_memory_allocated() - before}
+
+
+def _exponent(results: Sequence[Result], pattern: str, what: str) -> float:
+    """Of the length in what was found: from `LONG` on, or as far as it goes where that was not measured."""
+    some = [r for r in results if r["pattern"] == pattern and what in r.found]
+    long = [r for r in some if r["length"] >= LONG]
+    chosen = long if len(long) > 2 else some
+    return power([r["length"] for r in chosen], [r[what] for r in chosen]).exponent
+
+
+def _taken(r: Result) -> str:
+    if not r["timed"]:
+        return ""
+    return f"{r['seconds'] * 1e3:,.0f}" + (f" ({r['memory'] / 2**20:,.0f})" if "memory" in r.found else "")

@@ -1,0 +1,124 @@
+"""Without a mixer no token reads another: a bigram model, however deep."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from anyformer.config import (
+    Attention,
+    Block,
+    Convolution,
+    LayerNorm,
+    Mixer,
+    NoMixer,
+    NoPosition,
+    Plain,
+    Sinusoidal,
+    Stack,
+)
+from anyformer.lab.cells import Cell, Result
+from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
+from anyformer.lab.experiments.common import found, spelling
+from anyformer.lab.figures import bars, curves, panels
+from anyformer.lab.stats import summary, welch
+from anyformer.lab.trial import trained
+
+MIXERS: dict[str, Mixer] = {
+    "none": NoMixer(),
+    "the letter before": Convolution(width=2),
+    "attention": Attention(heads=4),
+}
+MEETS = 0.02  # nats above the entropy
+ROUNDING = 1e-4  # nats below it
+
+
+class Claim(Experiment):
+    name = "bigram"
+    number = 18
+    claim = "Without a mixer a model is a bigram model: its loss meets the bigram entropy and goes no lower."
+    idea = """Feed-forward layers, norms and residuals act on each vector alone; only the mixer carries anything
+from one token to another. Without it, and without positions, the logits at $t$ are a function $f(x_t)$, and the
+loss of any such function is at least $H(x_{t+1} \\mid x_t) = -\\sum_{a,b} p(a,b) \\log p(b \\mid a)$, with the
+shares $p$ of the pairs in the very text that is read: depth and width cannot go below it. The text is made up: each
+letter depends on the two before it, so there is more to know. A convolution over two letters knows it all, and so
+may attention."""
+    prediction = """At each depth the loss on unseen text is within 0.02 nats of its bigram entropy and not below;
+models that read the letter before are below it."""
+    parts = ("config/mixer.py", "nn/block.py", "nn/convolution.py")
+    minutes = (1.5, 6, 3)
+
+    def cells(self, size: Size) -> list[Cell]:
+        width, letters, length, steps, seeds = {
+            "quick": (32, 12, 32, 400, 3),
+            "cpu": (64, 20, 64, 1000, 5),
+            "gpu": (256, 26, 128, 3000, 5),
+        }[size]
+        models = [("none", 1), ("none", 2), ("none", 6), ("the letter before", 1), ("attention", 2)]
+        text = {"letters": letters, "text": 200_000, "rows": 16, "length": length}
+        rest = {"width": width, "steps": steps, "lr": 5e-3 * (32 / width) ** 0.5}
+        return [{"mixer": m, "depth": d, **rest, **text, "seed": s} for m, d in models for s in range(seeds)]
+
+    def measure(self, cell: Cell) -> dict[str, Any]:
+        block = Block(mixer=MIXERS[cell["mixer"]], feedforward=Plain(width=4 * cell["width"]))
+        position = Sinusoidal() if cell["mixer"] == "attention" else NoPosition()
+        stack = Stack(depth=cell["depth"], blocks=(block,), position=position, final_norm=LayerNorm())
+        with spelling(cell, stack) as (recipe, text), trained(recipe) as over:
+            entropies = {"bigram": entropy(text, 1), "trigram": entropy(text, 2)}
+            return {"diverged": over.diverged, "loss": over.valid["loss"], **entropies, "curve": over.curve}
+
+    def judge(self, results: Sequence[Result]) -> Verdict:
+        bigram = results[0]["bigram"]
+        each = {depth: [loss - bigram for loss in some] for depth, some in _alone(results).items()}
+        more = {mixer: found(results, "loss", mixer=mixer) for mixer in MIXERS if mixer != "none"}
+        above = ", ".join(f"{summary(x)} at depth {depth}" for depth, x in each.items())
+        others = ", ".join(f"{summary(x)} with {mixer}" for mixer, x in more.items())
+        numbers = f"without a mixer {above} nats above the bigram entropy of {bigram:.4f}; the loss is {others}"
+        numbers += f", and the entropy after two letters {results[0]['trigram']:.4f}"
+        lowest, highest = min(min(x) for x in each.values()), max(summary(x).mean for x in each.values())
+        if lowest < -ROUNDING:
+            return verdict(False, f"it goes below; {numbers}")
+        deepest = max(_alone(results).items())[1]
+        if not all(welch(x, deepest) < 0.05 and summary(x).mean < bigram for x in more.values()):
+            return verdict(None, f"reading more does not help here; {numbers}")
+        return verdict(highest <= MEETS, numbers)
+
+    def table(self, results: Sequence[Result]) -> Rows:
+        rows: list[tuple[str, ...]] = [("reads beside itself", "depth", "loss", "above the bigram entropy")]
+        for mixer, depth in dict.fromkeys((r["mixer"], r["depth"]) for r in results):
+            some = found(results, "loss", mixer=mixer, depth=depth)
+            above = summary([loss - results[0]["bigram"] for loss in some])
+            rows.append((mixer, str(depth), str(summary(some)), f"{above.mean:+.4f} ± {above.deviation:.1g}"))
+        return rows
+
+    def draw(self, results: Sequence[Result]) -> Any:
+        figure, (left, right) = panels(2)
+        named = dict.fromkeys((r["mixer"], r["depth"]) for r in results)
+        curves(left, {f"{m}, depth {d}": found(results, "curve", mixer=m, depth=d) for m, d in named})
+        left.legend(title="reads beside itself", fontsize=8)
+        left.set(ylim=(0, 1.3 * math.log(results[0]["letters"])))
+        bars(right, {f"{m}, depth {d}": found(results, "loss", mixer=m, depth=d) for m, d in named})
+        right.set(ylabel="loss on unseen text, nats per letter")
+        for axis in (left, right):
+            for name in ("bigram", "trigram"):
+                axis.axhline(results[0][name], color="#8C8C8C", linewidth=0.9)
+                axis.annotate(
+                    f"{name} entropy", (1, results[0][name]), xycoords=("axes fraction", "data"), fontsize=8,
+                    ha="right", va="bottom",
+                )  # fmt: skip
+        return figure
+
+
+def entropy(text: str, order: int) -> float:
+    """Of a letter given so many before it, by the shares in this text, in nats."""
+    wholes = Counter(zip(*(text[i:] for i in range(order + 1)), strict=False))
+    firsts = Counter[tuple[str, ...]]()
+    for letters, n in wholes.items():
+        firsts[letters[:-1]] += n
+    return -sum(n * math.log(n / firsts[letters[:-1]]) for letters, n in wholes.items()) / wholes.total()
+
+
+def _alone(results: Sequence[Result]) -> dict[int, list[float]]:
+    """The losses without a mixer, by depth."""
+    depths = sorted({r["depth"] for r in results if r["mixer"] == "none"})
+    return {depth: found(results, "loss", mixer="none", depth=depth) for depth in depths}

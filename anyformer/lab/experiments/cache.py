@@ -1,0 +1,152 @@
+"""The key/value cache: what a token costs with it and without, how it grows, and why queries are not in it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from anyformer.config import LM, Attention, Block, ModelConfig, Plain, Rotary, Stack, Tokens
+from anyformer.inspection.count import count
+from anyformer.inspection.taps import run_with_taps
+from anyformer.lab.cells import Cell, Result
+from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
+from anyformer.lab.experiments.common import DEVICE, doubling, seconds
+from anyformer.lab.figures import lines, panels
+from anyformer.lab.stats import power
+from anyformer.nn.mask import lay_out
+from anyformer.nn.model import Transformer
+
+HEADS, VOCAB = 4, 64
+
+
+class Claim(Experiment):
+    name = "cache"
+    number = 9
+    claim = "A cache of keys and values makes a token n times cheaper after n others, for memory that grows with n."
+    idea = """A decoder that says token $n$ needs $\\mathrm{softmax}(q_n K^\\top/\\sqrt k)\\,V$: one query, but the keys
+and values of all tokens before. These do not change when a token is added, since no token sees a later one; so they are
+computed once and kept: $2 \\cdot \\text{layers} \\cdot n \\cdot d$ numbers. Without them all $n$ tokens go through all
+layers again, $n$ times the FLOPs. With them a token still reads $n$ keys: its cost grows, too, by $4nd$ a layer, which
+is little until $n$ is several $d$. Queries are not kept because nobody asks for them again: of a layer's output at the
+last token the gradient with respect to an earlier token's query is zero, and to its key and its value it is not."""
+    prediction = """FLOPs without the cache over FLOPs with it grow as n^1.0 ± 0.1, the cache's bytes as n^1.0 ± 0.02;
+logits agree to 1e-3; no earlier query matters to the last token, and every earlier key and value does."""
+    parts = ("nn/cache.py", "nn/attention.py", "decoding/session.py")
+    minutes = (0.3, 2, 1)
+
+    def cells(self, size: Size) -> list[Cell]:
+        width, depth, longest = {"quick": (64, 2, 1024), "cpu": (128, 4, 4096), "gpu": (1024, 12, 8192)}[size]
+        lengths = [16 * 2**i for i in range(20) if 16 * 2**i <= longest]
+        return [{"length": n, "width": width, "depth": depth, "repeats": 9} for n in lengths]
+
+    @torch.no_grad()
+    def measure(self, cell: Cell) -> dict[str, Any]:
+        n, config = cell["length"], _config(cell)
+        torch.manual_seed(0)
+        with torch.device(DEVICE):
+            model = Transformer(config).eval()
+            ids = torch.randint(VOCAB, (1, n + 1))
+        cache = model.new_cache(1, n + 1)
+        model.decode(ids[:, :n], cache=cache)
+        place = lay_out(1, 1, ids.device, positions=ids.new_full((1, 1), n))
+
+        def with_it() -> Tensor:
+            return model.apply_head(model.decode(ids[:, n:], cache=cache), place)
+
+        def without() -> Tensor:
+            return model.apply_head(model.decode(ids)[:, -1:], place)
+
+        def forget() -> None:
+            cache.truncate(n)
+
+        first = with_it()
+        forget()
+        difference = float((first - without()).abs().max() / first.abs().max())
+        found = {"flops with": _flops(model, with_it), "flops without": _flops(model, without)}
+        forget()
+        return {
+            **found,
+            "seconds with": seconds(with_it, cell["repeats"], forget),
+            "seconds without": seconds(without, cell["repeats"]),
+            "bytes": cache.nbytes(),
+            "predicted bytes": count(config, n + 1).cache_bytes,
+            "difference": difference,
+            **_matter(model, ids),
+        }
+
+    def judge(self, results: Sequence[Result]) -> Verdict:
+        lengths = [r["length"] for r in results]
+        gain = power(lengths, [r["flops without"] / r["flops with"] for r in results]).exponent
+        grown = power([n + 1 for n in lengths], [r["bytes"] for r in results]).exponent  # with the newest
+        apart = max(r["difference"] for r in results)
+        needed = all((r["q"], r["k"], r["v"]) == (0, r["length"], r["length"]) for r in results)
+        last = results[-1]
+        fine = abs(gain - 1) <= 0.1 and abs(grown - 1) <= 0.02 and apart <= 1e-3 and needed
+        return verdict(
+            fine,
+            f"FLOPs without over with grow as n^{gain:.2f}, bytes as n^{grown:.2f}; after {last['length']} tokens one "
+            f"more costs {last['flops without'] / last['flops with']:,.0f} times the FLOPs and "
+            f"{last['seconds without'] / last['seconds with']:.1f} times the time without it; logits differ by at most "
+            f"{apart:.0e} of the largest; of {last['length']} earlier tokens {last['q']} queries, {last['k']} keys and "
+            f"{last['v']} values matter to the last",
+        )
+
+    def table(self, results: Sequence[Result]) -> Rows:
+        head = ("n", "FLOPs with", "FLOPs without", "ratio", "ms with", "ms without", "ratio", "KiB", "q, k, v needed")
+        rows: list[tuple[str, ...]] = [head]
+        for r in results:
+            flops, times = (r["flops with"], r["flops without"]), (r["seconds with"], r["seconds without"])
+            costs = (*(f"{n:,}" for n in flops), f"{flops[1] / flops[0]:,.1f}")
+            took = (*(f"{t * 1e3:.2f}" for t in times), f"{times[1] / times[0]:.1f}")
+            needed = f"{r['q']}, {r['k']}, {r['v']}"
+            rows.append((str(r["length"]), *costs, *took, f"{r['bytes'] / 1024:,.0f}", needed))
+        return rows
+
+    def draw(self, results: Sequence[Result]) -> Any:
+        figure, axes = panels(3, width=4.4)
+        for axis, what, label, unit in (
+            (axes[0], "flops", "FLOPs of one more token", 1),
+            (axes[1], "seconds", "time of one more token, ms", 1e3),
+        ):
+            both = {way: {r["length"]: [r[f"{what} {way}"] * unit] for r in results} for way in ("without", "with")}
+            lines(axis, {f"{way} a cache": points for way, points in both.items()})
+            axis.set(yscale="log", ylabel=label)
+            axis.legend()
+        lines(axes[2], {"keys and values": {r["length"]: [r["bytes"] / 1024] for r in results}})
+        axes[2].set(yscale="log", ylabel="cache, KiB")
+        for axis in axes:
+            axis.set_xlabel("tokens before, n")
+            doubling(axis, [r["length"] for r in results])
+        return figure
+
+
+def _config(cell: Cell) -> ModelConfig:
+    block = Block(mixer=Attention(heads=HEADS), feedforward=Plain(width=4 * cell["width"]))
+    stack = Stack(depth=cell["depth"], blocks=(block,), position=Rotary())
+    return ModelConfig(width=cell["width"], target=Tokens(vocab=VOCAB), decoder=stack, head=LM())
+
+
+def _flops(model: Transformer, run: Callable[[], object]) -> int:
+    model.backend = "eager"  # torch's counter does not see into fused kernels
+    with FlopCounterMode(display=False) as counter:
+        run()
+    model.backend = "auto"
+    return int(counter.get_total_flops())
+
+
+@torch.enable_grad()
+def _matter(model: Transformer, ids: Tensor) -> dict[str, int]:
+    """How many earlier tokens' queries, keys and values the last output of their own layer depends on, in any layer."""
+    names = ("q", "k", "v")
+    _, seen = run_with_taps(model, [f"decoder.*.mixer.{name}" for name in (*names, "heads")], ids)
+    count = dict.fromkeys(names, 0)
+    for layer in range(model.config.stacks["decoder"].depth):
+        parts = [seen[f"decoder.{layer}.mixer.{name}"] for name in names]
+        last = seen[f"decoder.{layer}.mixer.heads"][:, :, -1]  # [b, h, k]
+        slopes = torch.autograd.grad(last.square().sum(), parts, retain_graph=True)
+        for name, slope in zip(names, slopes, strict=True):
+            before = slope[0, :, :-1].abs().amax(dim=(0, 2)) > 0  # any head, any number of it
+            count[name] = max(count[name], int(before.sum()))
+    return count

@@ -1,0 +1,121 @@
+"""A decoder that sees what it is to predict learns to look it up, and nothing else."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from anyformer.config import Attention, Block, Causal, Full, LayerNorm, Pattern, Plain, Sinusoidal, Stack
+from anyformer.lab.cells import Cell, Result
+from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
+from anyformer.lab.experiments.common import altogether, chain, final, found, sorting, spelling
+from anyformer.lab.figures import bars, curves, panels
+from anyformer.lab.stats import summary, welch
+from anyformer.lab.trial import Trial, trained
+from anyformer.nn.model import Transformer
+
+MASKS: dict[str, Pattern] = {"causal": Causal(), "none": Full()}
+WINDOWS = 64  # of unseen text
+
+
+class Claim(Experiment):
+    name = "cheating"
+    number = 17
+    claim = "Trained without the causal mask a decoder cheats: its training loss collapses, and decoding fails."
+    idea = """A decoder is trained on all positions of a row at once: at $t$ it is asked for $x_{t+1}$, which stands
+in the row, one place on. The causal mask, $-\\infty$ on all scores with key $j >$ query $i$, is all that hides it.
+Without the mask a model learns to look one place ahead; its loss falls below the entropy of the text, which no
+honest reader can do, and says nothing any more. When it writes, there is no place ahead to look at. The text here
+is made up, so that its entropy $H$ is known; the second task is sorting digits. Loss *from what came before* is
+measured as in decoding: the model is given $x_1 \\dots x_t$ alone, and asked for $x_{t+1}$."""
+    prediction = """Without the mask the training loss on text ends below H/2, with it not below H; from what came
+before the loss is higher by 0.5 nats without the mask; and it sorts less than a fifth of the rows, with the mask
+more than half."""
+    parts = ("nn/mask.py", "config/pattern.py", "tasks/lm.py")
+    minutes = (1.5, 8, 3)
+
+    def cells(self, size: Size) -> list[Cell]:
+        width, depth, longest, letters, length, steps, seeds = {
+            "quick": (32, 2, 5, 8, 24, 500, 3),
+            "cpu": (64, 2, 8, 12, 48, 1200, 5),
+            "gpu": (256, 4, 16, 16, 128, 3000, 5),
+        }[size]
+        model = {"width": width, "depth": depth, "heads": 4, "steps": steps, "lr": 5e-3 * (32 / width) ** 0.5}
+        tasks = {
+            "text": {"letters": letters, "text": 200_000, "rows": 16, "length": length},
+            "sort": {"longest": longest, "tokens": 16 * length},
+        }
+        return [
+            {"task": task, "mask": mask, **model, **tasks[task], "seed": seed}
+            for task in tasks
+            for mask in MASKS
+            for seed in range(seeds)
+        ]
+
+    def measure(self, cell: Cell) -> dict[str, Any]:
+        if cell["task"] == "sort":
+            pattern = MASKS[cell["mask"]].kind
+            changes = [f"model.decoder.blocks.0.mixer.pattern={pattern}", "data.valid.count=100", "train.log_every=1"]
+            with trained(sorting(cell, [*changes, "train.precision=fp32"])) as over:
+                return {**_seen(over), "right": over.valid["exact_match"]}
+        mixer = Attention(heads=cell["heads"], pattern=MASKS[cell["mask"]])
+        block = Block(mixer=mixer, feedforward=Plain(width=4 * cell["width"]))
+        stack = Stack(depth=cell["depth"], blocks=(block,), position=Sinusoidal(), final_norm=LayerNorm())
+        with spelling(cell, stack) as (recipe, text), trained(recipe) as over:
+            ids = torch.tensor(over.task.tokenizer.encode(text), device=over.job.device)
+            rows = ids[: WINDOWS * cell["length"]].view(WINDOWS, -1)
+            entropy = chain(cell["letters"], 2, 1, seed=0)[1]
+            return {**_seen(over), "before": _from_before(over.model, rows), "entropy": entropy}
+
+    def judge(self, results: Sequence[Result]) -> Verdict:
+        loss = {mask: found(results, "final", task="text", mask=mask) for mask in MASKS}
+        before = {mask: found(results, "before", task="text", mask=mask) for mask in MASKS}
+        right = {mask: found(results, "right", task="sort", mask=mask) for mask in MASKS}
+        entropy = found(results, "entropy", task="text")[0]
+        numbers = f"""the last training loss on text of entropy {entropy:.3f} is {summary(loss["causal"])} with and \
+{summary(loss["none"])} without the mask; from what came before {summary(before["causal"])} and \
+{summary(before["none"])}; rows sorted {summary(right["causal"])} and {summary(right["none"])}"""
+        mean = {mask: summary(right[mask]).mean for mask in MASKS}
+        if mean["causal"] <= 0.5 or summary(before["causal"]).mean > math.log(results[0]["letters"]):
+            return verdict(None, f"with the mask it does not learn this either; {numbers}")
+        sure = all(welch(x["causal"], x["none"]) < 0.05 for x in (before, right))
+        fails = sure and mean["none"] < 0.2 and summary(before["none"]).mean > summary(before["causal"]).mean + 0.5
+        collapsed = max(loss["none"]) < entropy / 2 and min(loss["causal"]) > 0.95 * entropy
+        return verdict(altogether(collapsed, True if fails else False if mean["none"] > 0.5 else None), numbers)
+
+    def table(self, results: Sequence[Result]) -> Rows:
+        rows: list[tuple[str, ...]] = [
+            ("task", "mask", "last training loss", "loss from what came before", "rows right")
+        ]
+        for task, mask in dict.fromkeys((r["task"], r["mask"]) for r in results):
+            some = [r for r in results if (r["task"], r["mask"]) == (task, mask)]
+            shown = (str(summary([r[n] for r in some])) if n in some[0].found else "" for n in ("before", "right"))
+            rows.append((task, mask, str(summary([r["final"] for r in some])), *shown))
+        return rows
+
+    def draw(self, results: Sequence[Result]) -> Any:
+        figure, (left, middle, right) = panels(3, width=4.4)
+        curves(left, {f"mask: {mask}": found(results, "curve", task="text", mask=mask) for mask in MASKS})
+        left.set(title="text, training", ylim=(0, None))
+        bars(middle, {mask: found(results, "before", task="text", mask=mask) for mask in MASKS})
+        middle.set(title="text, decoding", xlabel="mask", ylabel="loss from what came before, nats per token")
+        bars(right, {mask: found(results, "right", task="sort", mask=mask) for mask in MASKS})
+        right.set(title="sorting, decoding", xlabel="mask", ylabel="rows sorted", ylim=(0, 1.05))
+        for axis in (left, middle):
+            axis.axhline(found(results, "entropy", task="text")[0], color="#8C8C8C", linestyle=":", label="entropy")
+            axis.legend()
+        return figure
+
+
+def _seen(over: Trial) -> dict[str, Any]:
+    return {"diverged": over.diverged, "final": final(over.curve), "curve": over.curve}
+
+
+@torch.no_grad()
+def _from_before(model: Transformer, rows: Tensor) -> float:
+    """The mean loss of tokens, each asked for with those before it alone, as in decoding."""
+    losses = [F.cross_entropy(model(rows[:, :t])[:, -1].float(), rows[:, t]) for t in range(2, rows.shape[1])]
+    return float(torch.stack(losses).mean())

@@ -1,0 +1,192 @@
+"""What several experiments use."""
+
+import fcntl
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from anyformer.config import LM, ModelConfig, Stack, Tokens, Xavier
+from anyformer.lab.cells import Cell, Result
+from anyformer.nn.attend import Backend
+from anyformer.nn.model import Transformer
+from anyformer.recipe import AdamW, Characters, Cosine, Crops, Data, LanguageModel, Recipe, TextFile, Train
+from anyformer.recipes import read_recipe
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@torch.no_grad()
+def mixer_flops(model: Transformer, x: Tensor) -> tuple[int, int]:
+    """What torch counts in the first layer's mixer: products between tokens, and with weights."""
+    before, model.backend = model.backend, "eager"  # torch's counter does not see into fused kernels
+    with FlopCounterMode(display=False) as counter:
+        model(x)
+    model.backend = before
+    found = counter.get_flop_counts()
+    mixer = found[next(name for name in found if name.endswith("blocks.0.mixer"))]
+    between = sum(n for op, n in mixer.items() if "bmm" in str(op))
+    return between, sum(mixer.values()) - between
+
+
+@torch.no_grad()
+def median_seconds(model: Transformer, x: Tensor, repeats: int, backend: Backend = "auto") -> float:
+    """Of a forward pass, after two to warm up."""
+    before, model.backend = model.backend, backend
+    found = seconds(lambda: model(x), repeats)
+    model.backend = before
+    return found
+
+
+def seconds(run: Callable[[], object], repeats: int, after: Callable[[], object] = lambda: None) -> float:
+    """The median time of something after two runs to warm up; `after` each run something else is done, untimed."""
+    found = []
+    with alone():
+        for _ in range(repeats + 2):
+            _finish()
+            began = time.perf_counter()
+            run()
+            _finish()
+            found.append(time.perf_counter() - began)
+            after()
+    return statistics.median(found[2:])
+
+
+def _finish() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """One process at a time, so that measurements side by side do not slow each other."""
+    with (Path(tempfile.gettempdir()) / "anyformer-lab.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def sorting(cell: Cell, changes: Sequence[str] = ()) -> Recipe:
+    """Sorting digits in short, by a cell's width, depth, heads, longest, tokens, steps, lr and seed."""
+    given = [
+        f"model.width={cell['width']}",
+        f"model.decoder.depth={cell['depth']}",
+        f"model.decoder.blocks.0.mixer.heads={cell['heads']}",
+        f"model.decoder.blocks.0.feedforward.width={2 * cell['width']}",
+        f"data.train={{kind='sort', count=20000, shortest=4, longest={cell['longest']}}}",
+        f"data.valid={{kind='sort', count=300, shortest=4, longest={cell['longest']}}}",
+        "data.test=none",
+        f"batches.tokens={cell['tokens']}",
+        f"train.steps={cell['steps']}",
+        f"train.schedule.warmup={cell['steps'] // 10}",
+        f"train.optimizer.lr={cell['lr']}",
+        "train.compile=off",
+        f"seed={cell['seed']}",
+    ]
+    return read_recipe("sort", [*given, *changes])
+
+
+def doubling(axis: Any, lengths: Sequence[int]) -> None:
+    """A logarithmic axis that names each length."""
+    axis.set_xscale("log")
+    axis.set_xticks(lengths, [f"{n // 1024}k" if n >= 1024 else str(n) for n in lengths])
+    axis.minorticks_off()
+
+
+def chain(letters: int, order: int, length: int, seed: int, part: int = 0) -> tuple[str, float]:
+    """A made-up text in which each letter depends on the `order` letters before it, and its entropy in nats a letter.
+
+    After any such letters one of four may follow. Parts of one seed are different texts of the same kind.
+    """
+    rules = np.random.default_rng(seed)
+    chances = np.array([0.6, 0.25, 0.1, 0.05])
+    following = np.array([rules.permutation(letters)[: len(chances)] for _ in range(letters**order)])
+    drawn = np.random.default_rng([seed, part]).choice(len(chances), size=length, p=chances).tolist()
+    state, made, table = 0, [], following.tolist()
+    for choice in drawn:
+        letter = table[state][choice]
+        state = state * letters % letters**order + letter
+        made.append(chr(ord("a") + letter))
+    return "".join(made), float(-(chances * np.log(chances)).sum())
+
+
+@contextmanager
+def spelling(cell: Cell, decoder: Stack) -> Iterator[tuple[Recipe, str]]:
+    """A language model of a made-up text, by a cell's width, letters, text, rows, length, steps, lr and seed; and what
+    it is validated on."""
+    with tempfile.TemporaryDirectory(prefix="anyformer-lab-") as folder:
+        texts = [chain(cell["letters"], 2, cell["text"] // share, 0, part)[0] for part, share in enumerate((1, 10))]
+        paths = [Path(folder) / name for name in ("train.txt", "valid.txt")]
+        for path, text in zip(paths, texts, strict=True):
+            path.write_text(text, encoding="utf-8")
+        train, valid = (TextFile(path=str(path)) for path in paths)
+        recipe = Recipe(
+            task=LanguageModel(),
+            data=Data(train=train, valid=valid),
+            tokenizer=Characters(),
+            model=ModelConfig(width=cell["width"], target=Tokens(), decoder=decoder, head=LM(), init=Xavier()),
+            batches=Crops(rows=cell["rows"], length=cell["length"]),
+            train=Train(
+                steps=cell["steps"],
+                optimizer=AdamW(lr=cell["lr"], betas=(0.9, 0.98), weight_decay=0.0),
+                schedule=Cosine(warmup=cell["steps"] // 10, floor=0.0),
+                precision="fp32",
+                compile="off",
+                log_every=1,
+            ),
+            seed=cell["seed"],
+        )
+        yield recipe, texts[1]
+
+
+def found(results: Sequence[Result], name: str, **cell: Any) -> list[Any]:
+    """What was found by this name in the cells that have these values; a training that diverged may lack it."""
+    some = [r for r in results if all(r.cell[key] == value for key, value in cell.items())]
+    return [r.found[name] for r in some if name in r.found]
+
+
+def final(curve: Sequence[Sequence[float]]) -> float:
+    """The loss at the end of a curve: the mean of its last tenth."""
+    last = [loss for _, loss in curve[-max(1, len(curve) // 10) :]]
+    return sum(last) / len(last)
+
+
+def altogether(*parts: bool | None) -> bool | None:
+    """Whether all parts of a claim hold; None: some of them may, and none fails."""
+    return False if False in parts else None if None in parts else True
+
+
+def token_loss(logits: Tensor, wanted: Tensor) -> Tensor:
+    """The mean over tokens; -100: nothing is wanted there."""
+    return F.cross_entropy(logits.flatten(0, 1), wanted.flatten())
+
+
+def learn(
+    model: Transformer, batch: Callable[[], tuple[Tensor, Tensor]], steps: int, lr: float, points: int = 40
+) -> list[list[float]]:
+    """Trains on endless batches of ids and what is wanted of them: Adam, a short warm-up, down a cosine.
+
+    Returns so many points of the training loss: step and loss.
+    """
+    optimizer, every, curve = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98)), max(1, steps // points), []
+    for step in range(steps):
+        done = (step + 1) / steps
+        optimizer.param_groups[0]["lr"] = lr * min(10 * done, (1 + math.cos(math.pi * done)) / 2)
+        ids, wanted = batch()
+        loss = token_loss(model(ids), wanted)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if step % every == 0:
+            curve.append([float(step), round(loss.item(), 4)])
+    return curve

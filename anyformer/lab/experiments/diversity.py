@@ -1,0 +1,154 @@
+"""One head and several, where two places must be read at once: who looks where, and does it matter?"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyformer.config import LM, Attention, Block, LayerNorm, ModelConfig, Plain, Stack, T5Bias, Tokens, Xavier
+from anyformer.inspection.maps import attention_maps
+from anyformer.lab.cells import Cell, Result
+from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
+from anyformer.lab.experiments.common import DEVICE, learn, token_loss
+from anyformer.lab.figures import curves, lines, panels
+from anyformer.lab.stats import summary, welch
+from anyformer.nn.model import Transformer
+
+AVERAGING = 0.5  # selectivity up to which a head averages: each of the two places gets a quarter of both or more
+NEAR, FAR = 2, 5  # how far back the two tokens stand that must be told
+
+
+class Claim(Experiment):
+    name = "diversity"
+    number = 15
+    claim = "A single head averages; several heads separate."
+    idea = """A head has one distribution over the tokens, so what it returns is one average $\\sum_j p_j v_j$; two
+heads have two. Here each token must tell, in one layer, which pair of tokens stood 2 and 5 places before it: 64 pairs
+of 8 letters. A single head has to divide its weight among both places, $p_2 v_a + p_5 v_b$. The *selectivity*
+$|p_2 - p_5| / (p_2 + p_5)$ of a head is 0 if it averages them and 1 if it takes one alone; the *diversity* is the
+Jensen–Shannon divergence between where two heads look on average, in bits: 0 if at the same places, 1 if at no place
+together. The average is no dead end, though: with $p_2 \\ne p_5$ it still tells which letter stood where, and several
+heads need not separate, for two *different* averages of the same two places can be solved for both."""
+    prediction = """In every seed the selectivity of a single head is at most 0.5 (each place gets at least a quarter
+of what both get), and the mean selectivity of several heads is above 0.5. It does not hold if several heads stay below,
+too, in every seed."""
+    parts = ("nn/attention.py", "nn/attend.py", "inspection/maps.py")
+    minutes = (2, 8, 5)
+
+    def cells(self, size: Size) -> list[Cell]:
+        width, steps, seeds = {"quick": (32, 400, 3), "cpu": (64, 800, 5), "gpu": (128, 2000, 8)}[size]
+        task = {"letters": 8, "length": 24, "rows": 32, "width": width, "steps": steps, "lr": 1e-2}
+        return [{"heads": h, **task, "seed": s} for h in (1, 2, 4, 8) for s in range(seeds)]
+
+    def measure(self, cell: Cell) -> dict[str, Any]:
+        torch.manual_seed(cell["seed"])
+        model = _model(cell)
+        rows, pairs = _pairs(cell, 512)
+        before = _heads(model, rows)
+        curve = learn(model, lambda: _pairs(cell, cell["rows"]), cell["steps"], cell["lr"])
+        with torch.no_grad():
+            logits = model(rows)
+        told = logits[:, FAR:].argmax(dim=-1) == pairs[:, FAR:]
+        after = _heads(model, rows)
+        return {
+            "loss": token_loss(logits, pairs).item(),
+            "accuracy": told.float().mean().item(),
+            "curve": curve,
+            **after,
+            "diversity before": before["diversity"],
+        }
+
+    def judge(self, results: Sequence[Result]) -> Verdict:
+        counts = sorted({r["heads"] for r in results})
+        single = _values(results, 1, "selectivity")
+        told = []
+        for h in counts[1:]:
+            mine, after, before = (_values(results, h, n) for n in ("selectivity", "diversity", "diversity before"))
+            told.append(
+                f"{h} heads {summary(mine)}, diversity {summary(after)} bits, at the beginning "
+                f"{summary(before).mean:.2g} (p = {welch(after, before):.3f}), "
+                f"loss {summary(_values(results, h, 'loss')).mean:.4f}"
+            )
+        alone, best = (
+            _values(results, 1, "loss"),
+            min((_values(results, h, "loss") for h in counts[1:]), key=lambda losses: summary(losses).mean),
+        )
+        numbers = (
+            f"selectivity of the single head {summary(single)}, loss {summary(_values(results, 1, 'loss')).mean:.4f}, "
+            f"pairs told {summary(_values(results, 1, 'accuracy')).mean:.0%}; {'; '.join(told)}; "
+            f"that one head has another loss than the best number of heads: p = {welch(alone, best):.3f}"
+        )
+        several = [x for h in counts[1:] for x in _values(results, h, "selectivity")]
+        if max(single) > AVERAGING or max(several) <= AVERAGING:
+            return verdict(False, numbers)
+        return verdict(True if min(several) > AVERAGING else None, numbers)
+
+    def table(self, results: Sequence[Result]) -> Rows:
+        names = ("selectivity", "diversity", "diversity before", "places", "loss", "accuracy")
+        head = ("heads", "selectivity", "diversity, bits", "at the beginning", "places read", "loss", "pairs told")
+        counts = sorted({r["heads"] for r in results})
+        return [head, *((str(h), *(str(summary(_values(results, h, name))) for name in names)) for h in counts)]
+
+    def draw(self, results: Sequence[Result]) -> Any:
+        figure, (left, middle, right) = panels(3, width=4.4)
+        counts = sorted({r["heads"] for r in results})
+        by_heads = {name: {h: _values(results, h, name) for h in counts} for name in ("selectivity", "diversity")}
+        before = {h: _values(results, h, "diversity before") for h in counts if h > 1}
+        lines(left, {"after training": by_heads["selectivity"]})
+        left.set(ylabel="selectivity: 0 averages two places, 1 takes one", ylim=(0, 1))
+        many = {h: values for h, values in by_heads["diversity"].items() if h > 1}
+        lines(middle, {"after training": many, "at the beginning": before})
+        middle.set(ylabel="divergence between heads, bits")
+        middle.legend()
+        for axis in (left, middle):
+            axis.set(xscale="log", xlabel="heads h, each of width d/h")
+            axis.set_xticks(counts, [str(h) for h in counts])
+            axis.minorticks_off()
+        curves(right, {f"{h} heads": [r["curve"] for r in results if r["heads"] == h] for h in counts})
+        right.legend()
+        return figure
+
+
+def _model(cell: Cell) -> Transformer:
+    """One layer whose heads can choose by distance."""
+    block = Block(mixer=Attention(heads=cell["heads"]), feedforward=Plain())
+    stack = Stack(depth=1, blocks=(block,), position=T5Bias(), final_norm=LayerNorm())
+    config = ModelConfig(
+        width=cell["width"], target=Tokens(vocab=cell["letters"] ** 2), decoder=stack, head=LM(), init=Xavier()
+    )
+    with torch.device(DEVICE):
+        return Transformer(config)
+
+
+def _pairs(cell: Cell, rows: int) -> tuple[Tensor, Tensor]:
+    """Rows of letters, and the pair that stood before each; -100 where there is none."""
+    x = torch.randint(cell["letters"], (rows, cell["length"]), device=DEVICE)
+    pairs = torch.full_like(x, -100)
+    pairs[:, FAR:] = x[:, FAR - NEAR : -NEAR] * cell["letters"] + x[:, :-FAR]
+    return x, pairs
+
+
+def _heads(model: Transformer, rows: Tensor) -> dict[str, float]:
+    """What the heads of the only layer do, from the first token on that has a pair to tell."""
+    weights = attention_maps(model, rows)["decoder"][0][:, :, FAR:]  # [b, h, t, s]
+    near, far = (weights.diagonal(FAR - back, dim1=-2, dim2=-1).mean(dim=(0, 2)) for back in (NEAR, FAR))
+    entropy = torch.special.entr(weights).sum(dim=-1)
+    mean = weights.mean(dim=0)  # what depends on the place alone
+    apart = [divergence(mean[i], mean[j]) for i in range(len(mean)) for j in range(i)]
+    return {
+        "selectivity": ((near - far).abs() / (near + far)).mean().item(),
+        "places": entropy.exp().mean().item(),
+        "diversity": sum(apart) / len(apart) if apart else 0.0,
+    }
+
+
+def divergence(p: Tensor, q: Tensor) -> float:
+    """Jensen and Shannon's, in bits, averaged over rows."""
+    h = [torch.special.entr(x).sum(dim=-1).mean() for x in ((p + q) / 2, p, q)]
+    return float(h[0] - (h[1] + h[2]) / 2) / math.log(2)
+
+
+def _values(results: Sequence[Result], heads: int, name: str) -> list[float]:
+    return [r[name] for r in results if r["heads"] == heads]

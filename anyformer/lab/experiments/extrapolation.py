@@ -1,0 +1,142 @@
+"""Positions beyond the training length: which schemes still read there."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from anyformer.config import (
+    Alibi,
+    Attention,
+    Block,
+    LayerNorm,
+    Learned,
+    Plain,
+    Position,
+    Rotary,
+    Sinusoidal,
+    Stack,
+    T5Bias,
+    io,
+)
+from anyformer.lab.cells import Cell, Result
+from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
+from anyformer.lab.experiments.common import chain, doubling, spelling
+from anyformer.lab.figures import lines, panels
+from anyformer.lab.stats import summary, welch
+from anyformer.lab.trial import Trial, trained
+
+SCHEMES = ("alibi", "t5", "rotary", "sinusoidal", "learned")
+FAR = ("alibi", "t5", "rotary")  # said to go beyond
+KEPT = 1.05  # times the loss within the trained length that counts as kept
+
+
+class Claim(Experiment):
+    name = "extrapolation"
+    number = 8
+    claim = "Beyond the training length ALiBi, T5 and rotary keep their loss; sinusoidal and learned positions do not."
+    idea = """A model trained on texts of $L$ tokens meets position $L + 1$ for the first time when it reads a longer
+one. A learned row for it was never trained, and the waves $\\sin(p/10000^{2i/d})$ stand in a way never seen. ALiBi adds
+$-m_h\\,(q - k)$ to the scores: far keys weigh less and less, however many there are. T5 adds a learned number for each
+bucket of distances, the last for all that are far: each of them weighs no more than in training, but a longer text has
+more of them, and together they may drown the near ones. Rotary positions, too, give scores that depend on $q - k$
+alone, but beyond $L$ they turn queries and keys by angles that were never trained. The text is made up: each letter
+depends on the two before it, so that a longer text is no harder, and who has understood it has the same loss at every
+length: the entropy of the chain (dotted)."""
+    prediction = """The loss in the second half of the longest length is at most 5 % above that of the trained length
+for ALiBi, T5 and rotary, and more for sinusoidal and learned (p < 0.05 each)."""
+    parts = ("config/position.py", "nn/position.py")
+    minutes = (3, 10, 5)
+
+    def cells(self, size: Size) -> list[Cell]:
+        length, longest, letters, width, depth, steps, rows, lr, seeds = {
+            "quick": (32, 512, 8, 48, 2, 600, 16, 5e-3, 3),
+            "cpu": (128, 2048, 8, 64, 2, 1000, 8, 5e-3, 3),
+            "gpu": (128, 2048, 16, 128, 4, 2000, 64, 2e-3, 3),
+        }[size]
+        model = {"width": width, "depth": depth, "heads": 4, "steps": steps, "rows": rows, "lr": lr}
+        text = {"length": length, "longest": longest, "letters": letters, "text": 12_500 * letters}
+        return [{"scheme": p, **text, **model, "seed": seed} for p in SCHEMES for seed in range(seeds)]
+
+    def measure(self, cell: Cell) -> dict[str, Any]:
+        with spelling(cell, _stack(cell)) as (recipe, _):
+            scaled = io.override(recipe, ["model.target.scale=sqrt_width"])  # or waves of 1 drown the embeddings
+            with trained(scaled) as over:
+                return {"diverged": over.diverged, "losses": _by_length(over, cell), "curve": over.curve}
+
+    def judge(self, results: Sequence[Result]) -> Verdict:
+        kept, told = dict[str, bool | None](), []
+        for scheme in SCHEMES:
+            within, beyond = _losses(results, scheme, "length"), _losses(results, scheme, "longest")
+            told.append(f"{scheme} {summary(within)} and {summary(beyond)}")
+            sure = welch(beyond, [KEPT * loss for loss in within]) < 0.05
+            kept[scheme] = summary(beyond).mean <= KEPT * summary(within).mean if sure else None
+        ratio = results[0]["longest"] // results[0]["length"]
+        numbers = f"loss up to the trained length and at {ratio} times it: {', '.join(told)}"
+        if better := [s for s in FAR if _better(results, s)]:
+            numbers += f"; there {' and '.join(better)} read better than sinusoidal and learned"
+        against = [s for s in SCHEMES if kept[s] is (s not in FAR)]
+        if against:
+            return verdict(False, f"{' and '.join(_said(s, kept[s]) for s in against)}; {numbers}")
+        return verdict(None if None in kept.values() else True, numbers)
+
+    def table(self, results: Sequence[Result]) -> Rows:
+        lengths = sorted(map(int, results[0]["losses"]))
+        rows: list[tuple[str, ...]] = [("positions", *(f"{n // 2} to {n}" for n in lengths))]
+        return rows + [(s, *(str(summary(_losses(results, s, n))) for n in lengths)) for s in SCHEMES]
+
+    def draw(self, results: Sequence[Result]) -> Any:
+        figure, (axis,) = panels(1, width=6.5)
+        lengths = sorted(map(int, results[0]["losses"]))
+        lines(axis, {s: {n: _losses(results, s, n) for n in lengths} for s in SCHEMES})
+        axis.axvline(results[0]["length"], color="#8C8C8C", linewidth=0.8)
+        axis.annotate(" trained up to here", (results[0]["length"], 1), xycoords=("data", "axes fraction"), va="top")
+        axis.axhline(chain(results[0]["letters"], 2, 1, 0)[1], color="#8C8C8C", linewidth=0.8, linestyle=":")
+        axis.set(xlabel="length in tokens, of which the second half", ylabel="loss per token, nats")
+        doubling(axis, lengths)
+        axis.legend()
+        return figure
+
+
+def _stack(cell: Cell) -> Stack:
+    positions: dict[str, Position] = {
+        "alibi": Alibi(),
+        "t5": T5Bias(max_distance=cell["length"]),  # no bucket that training never fills
+        "rotary": Rotary(),
+        "sinusoidal": Sinusoidal(),
+        "learned": Learned(length=cell["longest"]),  # the rows beyond stay as they were drawn
+    }
+    block = Block(mixer=Attention(heads=cell["heads"]), feedforward=Plain(width=4 * cell["width"]))
+    return Stack(depth=cell["depth"], blocks=(block,), position=positions[cell["scheme"]], final_norm=LayerNorm())
+
+
+@torch.no_grad()
+def _by_length(over: Trial, cell: Cell, tokens: int = 2**15) -> dict[str, float]:
+    """The loss in the second half of texts of each length, up to the longest, on the same new tokens of the chain."""
+    text, _ = chain(cell["letters"], 2, tokens + 1, seed=0, part=2)
+    ids = torch.tensor(over.task.tokenizer.encode(text), device=over.job.device)
+    losses = {}
+    for n in (cell["length"] // 2 * 2**i for i in range(20)):
+        if n <= cell["longest"]:
+            read, said = (x.view(-1, n).split(tokens // 8 // n) for x in (ids[:-1], ids[1:]))
+            logits = torch.cat([over.model(some)[:, n // 2 :] for some in read])  # [b, n/2, v]
+            losses[str(n)] = float(F.cross_entropy(logits.flatten(0, 1), torch.cat(said)[:, n // 2 :].flatten()))
+    return losses
+
+
+def _losses(results: Sequence[Result], scheme: str, at: str | int) -> list[float]:
+    """Of all seeds at a length, or at the trained or the longest one."""
+    some = [r for r in results if r["scheme"] == scheme and not r["diverged"]]
+    return [r["losses"][str(r[at] if isinstance(at, str) else at)] for r in some]
+
+
+def _better(results: Sequence[Result], scheme: str) -> bool:
+    """Than every scheme that is not said to go beyond, at the longest length."""
+    mine = _losses(results, scheme, "longest")
+    others = [_losses(results, s, "longest") for s in SCHEMES if s not in FAR]
+    return all(summary(mine).mean < summary(x).mean and welch(mine, x) < 0.05 for x in others)
+
+
+def _said(scheme: str, kept: bool | None) -> str:
+    return f"{scheme} {'keeps its loss' if kept else 'loses'} beyond the training length"

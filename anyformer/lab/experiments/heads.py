@@ -1,0 +1,125 @@
+"""Heads share the width: h of width d/h cost the FLOPs of one of width d, and h times the memory for scores."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyformer.config import Attention, Block, Features, ModelConfig, NoFeedForward, Stack
+from anyformer.inspection.count import count
+from anyformer.inspection.taps import run_with_taps
+from anyformer.lab.cells import Cell, Result
+from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
+from anyformer.lab.experiments.common import DEVICE, median_seconds, mixer_flops
+from anyformer.lab.figures import lines, panels
+from anyformer.nn.attend import Backend
+from anyformer.nn.model import Transformer
+
+
+class Claim(Experiment):
+    name = "heads"
+    number = 3
+    claim = "h heads of width d/h cost the FLOPs of one head of width d, and h times the memory for scores."
+    idea = """Each of $h$ heads projects all $d$ numbers of a token to $k = d/h$ of its own, so that the projections of
+all heads together are still $d \\times d$. A head's scores $Q_iK_i^\\top$ take $2T^2k$ FLOPs, all heads' $2T^2hk =
+2T^2d$: $h$ drops out. But every head has a $T \\times T$ table of its own, $hT^2$ numbers where one head has $T^2$, and
+softmax, mask and dropout, which no FLOP counter sees, go over all of them. A fused kernel never writes these tables to
+memory; then $h$ heads keep as much as one."""
+    prediction = """The same FLOPs and parameters for every h; scores exactly h times as many; what autograd keeps grows
+by hT² with plain matrix products, and hardly with a fused kernel."""
+    parts = ("nn/attention.py", "nn/attend.py", "inspection/count.py")
+    minutes = (0.1, 0.2, 0.5)
+
+    def cells(self, size: Size) -> list[Cell]:
+        width, length = {"quick": (64, 256), "cpu": (256, 512), "gpu": (1024, 2048)}[size]
+        return [{"width": width, "length": length, "heads": h, "repeats": 9} for h in (1, 2, 4, 8, 16, 32)]
+
+    def measure(self, cell: Cell) -> dict[str, Any]:
+        block = Block(mixer=Attention(heads=cell["heads"]), feedforward=NoFeedForward())
+        config = ModelConfig(
+            width=cell["width"], source=Features(size=cell["width"]), encoder=Stack(depth=1, blocks=(block,))
+        )
+        with torch.device(DEVICE):
+            model = Transformer(config)
+            x = torch.randn(1, cell["length"], cell["width"])
+        between, projections = mixer_flops(model, x)
+        _, seen = run_with_taps(model, ["encoder.0.mixer.weights"], x)
+        return {
+            "flops": between + projections,
+            "predicted": next(row.flops for row in count(config, cell["length"]).rows if "attention" in row.part),
+            "parameters": model.num_parameters(),
+            "scores": seen["encoder.0.mixer.weights"].numel(),
+            "kept_plain": _kept(model, x, "eager"),
+            "kept_fused": _kept(model, x, "sdpa"),
+            "plain": median_seconds(model, x, cell["repeats"], "eager"),
+            "fused": median_seconds(model, x, cell["repeats"], "sdpa"),
+        }
+
+    def judge(self, results: Sequence[Result]) -> Verdict:
+        first, last = results[0], results[-1]
+        flops = {r["flops"] for r in results} | {r["predicted"] for r in results}
+        parameters = {r["parameters"] for r in results}
+        times = [r["scores"] / first["scores"] for r in results]
+        heads = [r["heads"] / first["heads"] for r in results]
+        return verdict(
+            len(flops) == len(parameters) == 1 and times == heads,
+            f"{' or '.join(f'{n:,}' for n in sorted(flops))} FLOPs, counted and predicted, for "
+            f"{first['heads']} to {last['heads']} heads; scores {', '.join(f'{n:g}' for n in times)} times as many; "
+            f"for the backward pass {last['heads']} heads keep {last['kept_plain'] / first['kept_plain']:.1f} times "
+            f"as much as one if scores are stored, {last['kept_fused'] / first['kept_fused']:.2f} times in a fused "
+            f"kernel; they take {last['plain'] / first['plain']:.1f} and {last['fused'] / first['fused']:.1f} times "
+            "as long: equal FLOPs are not equal time",
+        )
+
+    def table(self, results: Sequence[Result]) -> Rows:
+        head = ("heads", "FLOPs", "parameters", "scores", "kept", "kept, fused", "ms", "ms, fused")
+        return [
+            head,
+            *(
+                (
+                    str(r["heads"]),
+                    f"{r['flops']:,}",
+                    f"{r['parameters']:,}",
+                    f"{r['scores']:,}",
+                    f"{r['kept_plain'] / 2**20:.2f} MiB",
+                    f"{r['kept_fused'] / 2**20:.2f} MiB",
+                    f"{r['plain'] * 1e3:.2f}",
+                    f"{r['fused'] * 1e3:.2f}",
+                )
+                for r in results
+            ),
+        ]
+
+    def draw(self, results: Sequence[Result]) -> Any:
+        figure, (left, right) = panels(2)
+        first = results[0]
+        named = {"FLOPs": "flops", "scores": "scores"}
+        kept = {"kept for the backward pass": "kept_plain", "kept by a fused kernel": "kept_fused"}
+        lines(left, {label: {r["heads"]: [r[n] / first[n]] for r in results} for label, n in (named | kept).items()})
+        left.set(xscale="log", yscale="log", xlabel="heads h, each of width d/h", ylabel="times that of one head")
+        times = {"products for themselves": "plain", "fused kernel": "fused"}
+        lines(right, {label: {r["heads"]: [r[n] * 1e3] for r in results} for label, n in times.items()})
+        right.set(xscale="log", xlabel="heads h, each of width d/h", ylabel="milliseconds forward")
+        right.set_ylim(bottom=0)
+        left.set_yticks([1, 2, 4, 8, 16, 32], ["1", "2", "4", "8", "16", "32"])
+        for axis in (left, right):
+            axis.set_xticks([r["heads"] for r in results], [str(r["heads"]) for r in results])
+            axis.minorticks_off()
+            axis.legend()
+        return figure
+
+
+def _kept(model: Transformer, x: Tensor, backend: Backend) -> int:
+    """Bytes that autograd keeps for the backward pass, weights left out, each storage once."""
+    model.backend, own = backend, {p.untyped_storage().data_ptr() for p in model.parameters()}
+    seen: dict[int, Tensor] = {}
+
+    def note(t: Tensor) -> Tensor:
+        seen[t.untyped_storage().data_ptr()] = t
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        out = model(x)
+    del out
+    return sum(t.untyped_storage().nbytes() for at, t in seen.items() if at not in own)

@@ -1,0 +1,264 @@
+"""Mixers compared: how many FLOPs, how many steps that wait for each other, how far it is from token to token."""
+
+import bisect
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyformer.config import (
+    Attention,
+    Block,
+    Convolution,
+    FanIn,
+    Features,
+    FullyConnected,
+    Mixer,
+    ModelConfig,
+    NoFeedForward,
+    NoNorm,
+    PositionMixing,
+    Recurrent,
+    Stack,
+)
+from anyformer.inspection.taps import run_with_taps
+from anyformer.lab.cells import Cell, Result
+from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
+from anyformer.lab.experiments.common import DEVICE, median_seconds, mixer_flops
+from anyformer.lab.figures import lines, panels
+from anyformer.lab.stats import power
+from anyformer.nn.model import Transformer
+
+# exponents that the textbooks' table has: of T and d in the FLOPs between tokens, of T in the steps that wait
+WANTED = {
+    "attention": (2, 1, 0),
+    "fully connected": (2, 2, 0),
+    "positions": (2, 1, 0),
+    "convolution": (1, 2, 0),
+    "dilated": (1, 2, 0),
+    "recurrent": (1, 2, 1),
+}
+KERNEL = 3
+PRODUCTS = ("Addmm", "Mm", "Bmm", "Convolution")  # nodes of autograd's graph that multiply matrices
+
+
+class Claim(Experiment):
+    name = "layers"
+    number = 2
+    claim = (
+        "Attention costs O(T²d), reads all tokens in one step and joins any two directly; a recurrence takes T steps."
+    )
+    idea = """A layer in which tokens read each other has three costs: FLOPs, how many of its operations must wait for
+each other, and the path from one token to another, over which a gradient must come back. Self-attention takes
+$O(T^2d)$ FLOPs for scores and values (beside $8Td^2$ for its projections), one step, path 1; a fully connected layer
+$O(T^2d^2)$, 1, 1, with as many weights; mixing positions alone $O(T^2d)$, 1, 1; a convolution of $K$ tokens
+$O(KTd^2)$, 1, and $T/K$ layers to reach the first token, or $\\log_K T$ if layer $i$ is dilated by $K^i$; a recurrence
+$O(Td^2)$, but $T$ steps, which is its path, too. Steps are measured as the longest chain of matrix products in
+autograd's graph, paths by the first layer at which the last output has a gradient of the first input."""
+    prediction = """Exponents of T and d in the FLOPs: attention 2 and 1, fully connected 2 and 2, convolution and
+recurrence 1 and 2, all ± 0.1; the chain of products grows with T in the recurrence alone; paths 1, 1, (T-1)/(K-1) and
+log_K T layers, T."""
+    parts = ("nn/attention.py", "nn/dense.py", "nn/convolution.py", "nn/recurrent.py")
+    minutes = (0.5, 1.0, 1.0)
+
+    def cells(self, size: Size) -> list[Cell]:
+        width, powers = {"quick": (32, 6), "cpu": (32, 7), "gpu": (64, 7)}[size]
+        lengths = [KERNEL**n for n in range(2, powers + 1)]
+        widths = [width // 4, width // 2, width, width * 2]
+        base = {"kernel": KERNEL, "repeats": 5, "seed": 0}
+        by_length: list[Cell] = [{"kind": k, "width": width, "length": t, **base} for k in WANTED for t in lengths]
+        by_width: list[Cell] = [{"kind": k, "width": d, "length": 27, **base} for k in WANTED for d in widths]
+        by_kernel: list[Cell] = [
+            {"kind": "convolution", "width": width, "length": 27, **base, "kernel": k} for k in (9, 27)
+        ]
+        cells = [cell for cell in by_length if cell["kind"] != "fully connected" or cell["length"] <= KERNEL**5]
+        return cells + [cell for cell in by_width + by_kernel if cell not in cells]
+
+    def measure(self, cell: Cell) -> dict[str, Any]:
+        kind, d, t, kernel = cell["kind"], cell["width"], cell["length"], cell["kernel"]
+        torch.manual_seed(cell["seed"])
+        model = _model(kind, d, t, kernel, depth=1)
+        x = torch.randn(1, t, d, device=DEVICE)
+        _, seen = run_with_taps(model, ["decoder.0.mixer.in", "decoder.0.mixer.out"], x)
+        chain = _chain(seen["decoder.0.mixer.out"], seen["decoder.0.mixer.in"])
+        between, alone = mixer_flops(model, x)
+        once = _model(kind, d, 1, kernel, depth=1)
+        _, first = run_with_taps(once, ["decoder.0.mixer.in", "decoder.0.mixer.out"], x[:, :1])
+        handed = 1 + chain - _chain(first["decoder.0.mixer.out"], first["decoder.0.mixer.in"])
+        layers = _layers_between(kind, t, kernel)
+        return {
+            "flops": between if kind == "attention" else between + alone,
+            "projections": alone if kind == "attention" else 0,
+            "parameters": sum(p.numel() for p in model.decoder.parameters()) if model.decoder else 0,
+            "chain": chain,
+            "layers": layers,
+            "path": layers * handed,
+            "seconds": median_seconds(model, x, cell["repeats"]),
+        }
+
+    def judge(self, results: Sequence[Result]) -> Verdict:
+        wrong, told = [], []
+        for kind, wanted in WANTED.items():
+            found = _exponents(results, kind)
+            told.append(f"{kind} T^{found[0]:.2f} d^{found[1]:.2f}")
+            names = ("T in FLOPs", "d in FLOPs", "T in steps")
+            wrong += [
+                f"{kind}: exponent of {name} {e:.2f}, not {w}"
+                for name, e, w in zip(names, found, wanted, strict=True)
+                if abs(e - w) > 0.1
+            ]
+        for r in _by_length(results):
+            if r["path"] != (due := _path(r["kind"], r["length"], r["kernel"])):
+                wrong.append(f"{r['kind']}: path {r['path']} at T = {r['length']}, not {due}")
+        same = [r for r in results if (r["kind"], r["length"], r["width"]) == ("convolution", 27, _width(results))]
+        kernels = {r["kernel"]: r["flops"] for r in same}
+        by_kernel = power(list(kernels), list(kernels.values())).exponent
+        if abs(by_kernel - 1) > 0.1:
+            wrong.append(f"convolution: exponent of K {by_kernel:.2f}, not 1")
+        longest = max(r["length"] for r in _by_length(results) if r["kind"] != "fully connected")
+        last = {r["kind"]: r for r in _by_length(results) if r["length"] == longest}
+        paths = ", ".join(f"{kind} {r['path']}" for kind, r in last.items())
+        chains = ", ".join(f"{kind} {r['chain']}" for kind, r in last.items())
+        numbers = f"FLOPs grow as {'; '.join(told)}; at T = {longest} products that wait for each other: {chains}; "
+        fewer = last["attention"]["flops"] / last["recurrent"]["flops"]
+        slower = last["recurrent"]["seconds"] / last["attention"]["seconds"]
+        numbers += f"paths: {paths}; the recurrence has {fewer:.0f} times fewer FLOPs and took {slower:.1f} of the time"
+        return verdict(not wrong, ("; ".join(wrong) + "; " if wrong else "") + numbers)
+
+    def table(self, results: Sequence[Result]) -> Rows:
+        head = ("mixer", "FLOPs", "of T", "of d", "parameters", "steps", "layers", "path", "ms", "time of T")
+        rows = [head]
+        for kind in WANTED:
+            some = [r for r in _by_length(results) if r["kind"] == kind]
+            last, (of_t, of_d, _) = some[-1], _exponents(results, kind)
+            late = power([r["length"] for r in some[-3:]], [r["seconds"] for r in some[-3:]]).exponent
+            rows.append(
+                (
+                    f"{kind} (T = {last['length']})",
+                    f"{last['flops']:,}" + (f" + {last['projections']:,}" if last["projections"] else ""),
+                    f"{of_t:.2f}",
+                    f"{of_d:.2f}",
+                    f"{last['parameters']:,}",
+                    str(last["chain"]),
+                    str(last["layers"]),
+                    str(last["path"]),
+                    f"{last['seconds'] * 1e3:.2f}",
+                    f"{late:.2f}",
+                )
+            )
+        return rows
+
+    def draw(self, results: Sequence[Result]) -> Any:
+        figure, axes = panels(4, width=4.4)
+        labels = {
+            "flops": "FLOPs between tokens",
+            "parameters": "parameters",
+            "chain": "products that wait for each other",
+            "path": "path from the first token to the last",
+        }
+        for axis, (name, label) in zip(axes, labels.items(), strict=True):
+            some = _by_length(results)
+            lines(axis, {k: {r["length"]: [r[name]] for r in some if r["kind"] == k} for k in WANTED})
+            axis.set(xscale="log", yscale="log", xlabel="length T", ylabel=label)
+        axes[0].legend(fontsize=8)
+        return figure
+
+
+def _mixer(kind: str, length: int, kernel: int, dilation: int = 1) -> Mixer:
+    match kind:
+        case "attention":
+            return Attention(heads=1)
+        case "fully connected":
+            return FullyConnected(length=length)
+        case "positions":
+            return PositionMixing(length=length)
+        case "recurrent":
+            return Recurrent(cell="rnn")
+        case _:
+            return Convolution(width=kernel, dilation=dilation)
+
+
+def _model(kind: str, width: int, length: int, kernel: int, depth: int) -> Transformer:
+    """A causal stack of mixers and nothing else; dilated: layer i by K^i."""
+    dilations = [kernel**i if kind == "dilated" else 1 for i in range(depth)]
+    blocks = tuple(
+        Block(mixer=_mixer(kind, length, kernel, n), feedforward=NoFeedForward(), norm=NoNorm()) for n in dilations
+    )
+    stack = Stack(depth=depth, blocks=blocks)
+    config = ModelConfig(width=width, target=Features(size=width), decoder=stack, init=FanIn())
+    with torch.device(DEVICE):
+        model = Transformer(config).eval()
+    model.backend = "eager"  # every product for itself
+    return model
+
+
+def _chain(out: Tensor, read: Tensor) -> int:
+    """The longest chain of matrix products between what a mixer reads and what it returns, in autograd's graph."""
+    depth: dict[Any, int] = {None: 0, read.grad_fn: 0}
+    stack = [out.grad_fn]
+    while stack:
+        node = stack[-1]
+        after = [n for n, _ in node.next_functions] if node is not None else []
+        if node in depth:
+            stack.pop()
+        elif missing := [n for n in after if n not in depth]:
+            stack += missing
+        else:
+            multiplies = node is not None and node.name().removesuffix("Backward0") in PRODUCTS
+            depth[node] = max((depth[n] for n in after), default=0) + multiplies
+            stack.pop()
+    return depth[out.grad_fn]
+
+
+def _layers_between(kind: str, length: int, kernel: int, width: int = 16) -> int:
+    """The first layer whose last output has a gradient of the first input, in double precision: it is small."""
+    for depth in (2**n for n in itertools.count()):
+        model = _model(kind, width, length, kernel, depth).double()
+        x = torch.randn(1, length, width, dtype=torch.float64, device=DEVICE).mul_(0.01).requires_grad_()
+        _, seen = run_with_taps(model, ["decoder.*.out"], x)
+        outputs = [seen[f"decoder.{layer}.out"][0, -1] for layer in range(depth)]
+        if _reaches(outputs[-1], x):
+            return bisect.bisect_left(outputs, True, key=lambda out: _reaches(out, x)) + 1
+    raise AssertionError
+
+
+def _reaches(out: Tensor, x: Tensor) -> bool:
+    (slope,) = torch.autograd.grad(out.sum(), x, retain_graph=True)
+    return bool(slope[0, 0].abs().max() > 0)
+
+
+def _width(results: Sequence[Result]) -> int:
+    """That of the longest rows."""
+    return int(max(results, key=lambda r: r["length"])["width"])
+
+
+def _by_length(results: Sequence[Result]) -> list[Result]:
+    return [r for r in results if (r["width"], r["kernel"]) == (_width(results), KERNEL)]
+
+
+def _exponents(results: Sequence[Result], kind: str) -> tuple[float, float, float]:
+    """Of T and d in the FLOPs, and of T in the steps."""
+    long = [r for r in _by_length(results) if r["kind"] == kind]
+    wide = [r for r in results if (r["kind"], r["length"], r["kernel"]) == (kind, 27, KERNEL)]
+    lengths = [r["length"] for r in long]
+    return (
+        power(lengths, [r["flops"] for r in long]).exponent,
+        power([r["width"] for r in wide], [r["flops"] for r in wide]).exponent,
+        power(lengths, [r["chain"] for r in long]).exponent,
+    )
+
+
+def _path(kind: str, length: int, kernel: int) -> int:
+    """What the claim says, to the last token."""
+    match kind:
+        case "recurrent":
+            return length
+        case "convolution":
+            return math.ceil((length - 1) / (kernel - 1))
+        case "dilated":
+            return round(math.log(length, kernel))
+        case _:
+            return 1

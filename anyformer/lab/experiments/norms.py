@@ -1,0 +1,113 @@
+"""Models without block norms, and without residuals, shallow and deep."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from anyformer.lab.cells import Cell, Result
+from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
+from anyformer.lab.experiments.common import altogether, final, found, sorting
+from anyformer.lab.figures import curves, panels
+from anyformer.lab.stats import summary, welch
+from anyformer.lab.trial import trained
+
+BLOCK = "model.decoder.blocks.0"
+VARIANTS = {  # what each changes in the recipe
+    "both": [],
+    "no norms": [f"{BLOCK}.norm=none"],
+    "no residuals": [f"{BLOCK}.residual=false"],
+}
+LEARNT = 1.0  # nats per token: a guess without reading the digits takes about 2
+
+
+class Claim(Experiment):
+    name = "norms"
+    number = 5
+    claim = "Without the block norms small models still learn, more slowly; without residuals deep ones do not learn."
+    idea = """A block computes $x \\leftarrow x + F(N(x))$. The norm $N$ keeps what a sublayer reads at one size,
+whatever has been added up before it; without it the stream may grow from layer to layer, which two layers bear and
+many do not. The residual $x\\,+$ leaves the gradient a way past $F$: $\\partial(x + F)/\\partial x = 1 + F'$, and a
+product of many such factors has a term 1. Without it only the product of all $F'$ is left, and each attention layer
+makes the vectors of a row more alike, until nothing tells them apart (Dong et al. 2021). Each variant is trained at
+several rates and judged by its best, so that a rate that suits one of them proves nothing."""
+    prediction = """At two layers the model without norms ends below 1 nat per token, and its loss averaged over
+training is higher (p < 0.05). The deep one without residuals ends above 1 nat at each rate, and learns with them."""
+    parts = ("nn/block.py", "nn/norm.py", "config/block.py")
+    minutes = (3.5, 15, 5)
+
+    def cells(self, size: Size) -> list[Cell]:
+        width, depths, longest, tokens, steps, rates, seeds = {
+            "quick": (32, (2, 12), 5, 320, 200, (1e-3, 4e-3), 3),
+            "cpu": (64, (2, 6, 16), 8, 512, 400, (3e-4, 1e-3, 3e-3), 3),
+            "gpu": (256, (2, 12, 24), 16, 4096, 1000, (3e-4, 1e-3, 3e-3), 5),
+        }[size]
+        task = {"longest": longest, "tokens": tokens, "steps": steps}
+        return [
+            {"depth": depth, "variant": variant, "lr": lr, "width": width, "heads": 4, **task, "seed": seed}
+            for depth in depths
+            for variant in VARIANTS
+            for lr in rates
+            for seed in range(seeds)
+        ]
+
+    def measure(self, cell: Cell) -> dict[str, Any]:
+        rest = ["train.schedule.floor=0.1", "train.precision=fp32", "train.log_every=1", "data.valid.count=100"]
+        with trained(sorting(cell, [*VARIANTS[cell["variant"]], *rest])) as over:
+            mean = sum(loss for _, loss in over.curve) / len(over.curve)
+            ends = {"final": final(over.curve), "mean": mean, "exact_match": over.valid.get("exact_match", 0.0)}
+            return {"diverged": over.diverged, **ends, "curve": over.curve}
+
+    def judge(self, results: Sequence[Result]) -> Verdict:
+        depths = _depths(results)
+        shallow, deep = depths[0], depths[-1]
+        ends = {(d, v): _best(results, "final", d, v) for d in (shallow, deep) for v in VARIANTS}
+        means = {v: _best(results, "mean", shallow, v) for v in VARIANTS}
+        told = [f"{v} {summary(ends[d, v])}" + (f" at {d} layers" if v == "no residuals" else "") for d, v in ends]
+        numbers = f"last training loss at the best rate: {', '.join(told)}; averaged over training at {shallow} layers "
+        numbers += f"{summary(means['both'])} with norms and {summary(means['no norms'])} without"
+        if not all(learnt(ends[d, "both"]) for d in (shallow, deep)):
+            return verdict(None, f"the whole model does not learn this either; {numbers}")
+        slower = summary(means["no norms"]).mean > summary(means["both"]).mean
+        sure = welch(means["no norms"], means["both"]) < 0.05
+        lost = learnt(ends[deep, "no residuals"])
+        parts = learnt(ends[shallow, "no norms"]), slower if sure else None, None if lost is None else not lost
+        return verdict(altogether(*parts), numbers)
+
+    def table(self, results: Sequence[Result]) -> Rows:
+        rows: list[tuple[str, ...]] = [("layers", "with", "rate", "last loss", "mean loss", "rows sorted", "diverged")]
+        for depth in _depths(results):
+            for variant in VARIANTS:
+                for lr in sorted({r["lr"] for r in results}):
+                    given = {"depth": depth, "variant": variant, "lr": lr}
+                    shown = (str(summary(found(results, n, **given))) for n in ("final", "mean", "exact_match"))
+                    lost = sum(found(results, "diverged", **given))
+                    rows.append((str(depth), variant, f"{lr:g}", *shown, str(lost) if lost else ""))
+        return rows
+
+    def draw(self, results: Sequence[Result]) -> Any:
+        depths = _depths(results)
+        figure, axes = panels(len(depths))
+        for axis, depth in zip(axes, depths, strict=True):
+            named = {v: _best(results, "curve", depth, v) for v in VARIANTS}
+            curves(axis, {f"{v} (rate {_rate(results, depth, v):g})": some for v, some in named.items()})
+            axis.set(title=f"{depth} layers", ylim=(0, None))
+            axis.legend()
+        return figure
+
+
+def learnt(losses: Sequence[float]) -> bool | None:
+    """Whether all seeds did; None: some."""
+    return True if max(losses) < LEARNT else False if min(losses) >= LEARNT else None
+
+
+def _depths(results: Sequence[Result]) -> list[int]:
+    return sorted({r["depth"] for r in results})
+
+
+def _rate(results: Sequence[Result], depth: int, variant: str) -> float:
+    """The rate that suits a variant best."""
+    rates = sorted({r["lr"] for r in results})
+    return float(min(rates, key=lambda lr: summary(found(results, "final", depth=depth, variant=variant, lr=lr)).mean))
+
+
+def _best(results: Sequence[Result], name: str, depth: int, variant: str) -> list[Any]:
+    return found(results, name, depth=depth, variant=variant, lr=_rate(results, depth, variant))

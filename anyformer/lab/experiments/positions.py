@@ -1,0 +1,193 @@
+"""Order: who needs it, where it comes from, and how large it stands beside the tokens."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from anyformer.config import (
+    LM,
+    Attention,
+    Block,
+    LayerNorm,
+    Learned,
+    ModelConfig,
+    NoPosition,
+    Plain,
+    Position,
+    Sinusoidal,
+    Stack,
+    Times,
+    Tokens,
+    Xavier,
+)
+from anyformer.data.sources import Rows as Read
+from anyformer.lab.cells import Cell, Result
+from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
+from anyformer.lab.experiments.common import altogether, found
+from anyformer.lab.figures import bars, panels
+from anyformer.lab.stats import summary, welch
+from anyformer.lab.trial import trained
+from anyformer.recipe import (
+    AdamW,
+    CopyDigits,
+    Cosine,
+    Data,
+    Padded,
+    Recipe,
+    ReverseDigits,
+    Seq2Seq,
+    SortDigits,
+    Train,
+    Words,
+)
+
+TASKS = {"copy": CopyDigits, "reverse": ReverseDigits, "sort": SortDigits}
+SCHEMES: dict[str, Position] = {"none": NoPosition(), "learned": Learned(length=128), "sinusoidal": Sinusoidal()}
+READERS = ("encoder", "decoder")
+SOME = 0.5  # of unseen rows answered without a mistake
+
+
+class Claim(Experiment):
+    name = "positions"
+    number = 6
+    claim = "Copying and reversing need positions, sorting does not; a causal mask gives some away; tokens are needed."
+    idea = """Attention is a sum over keys, $\\sum_j w_{ij} v_j$, whatever their order: an *encoder* without
+positions makes of a permuted row the same vectors, permuted, and a decoder that reads them by cross-attention knows
+which digits there are, but not in which order. A row of $n$ digits of which $c_a$ are $a$ then stands for
+$n!/\\prod_a c_a!$ rows that it cannot tell apart, and a copy costs at least the logarithm of that number, the
+*blind* loss; sorting costs nothing. A *causal decoder* that reads row and answer as one is another case: token 1
+sees one token, token 2 two, so the mask itself tells them apart, if training finds that out. Tokens are added to
+positions, so their scale matters; at scale 0 nothing is left but positions, and at a large one the positions drown."""
+    prediction = """Encoder: without positions copies and reversals stay at the blind loss or above and sorting is
+learnt by half of the rows or more; with positions so are copies and reversals. Decoder: without positions some of
+the blind loss is gained. At scale 0 no task is learnt."""
+    parts = ("config/position.py", "nn/position.py", "nn/mask.py", "nn/inputs.py")
+    minutes = (4, 15, 6)
+
+    def cells(self, size: Size) -> list[Cell]:
+        width, depth, longest, tokens, steps, seeds = {
+            "quick": (32, {"encoder": 1, "decoder": 2}, 5, 320, {"encoder": 240, "decoder": 400}, 3),
+            "cpu": (64, {"encoder": 2, "decoder": 2}, 7, 768, {"encoder": 400, "decoder": 800}, 3),
+            "gpu": (128, {"encoder": 2, "decoder": 4}, 12, 4096, {"encoder": 1500, "decoder": 3000}, 3),
+        }[size]
+        root = round(math.sqrt(width), 3)
+        settings = [(r, t, p, root) for r in READERS for t in TASKS for p in SCHEMES]
+        settings += [("encoder", "copy", p, scale) for p in ("learned", "sinusoidal") for scale in (1.0, float(width))]
+        settings += [(r, t, "sinusoidal", 0.0) for r in READERS for t in TASKS]
+        rest = {"width": width, "longest": longest, "tokens": tokens, "lr": 6e-3 * (32 / width) ** 0.5}
+        return [
+            {"reader": r, "task": t, "position": p, "scale": s, "depth": depth[r], "steps": steps[r], **rest, "seed": n}
+            for r, t, p, s in settings
+            for n in range(seeds)
+        ]
+
+    def measure(self, cell: Cell) -> dict[str, Any]:
+        with trained(_recipe(cell)) as over:
+            assert over.job.valid is not None
+            return {**over.found(), "blind": blind(over.job.valid)}
+
+    def judge(self, results: Sequence[Result]) -> Verdict:
+        root = results[0]["scale"]
+
+        def rows(reader: str, task: str, position: str, scale: float = root, name: str = "exact_match") -> list[float]:
+            return found(results, name, reader=reader, task=task, position=position, scale=scale)
+
+        parts, told = list[bool | None](), []
+        for task in ("copy", "reverse"):
+            lost = rows("encoder", task, "none", name="loss")
+            floor, most = rows("encoder", task, "none", name="blind")[0], rows("encoder", task, "none")
+            best = max((rows("encoder", task, p) for p in SCHEMES if p != "none"), key=lambda x: summary(x).mean)
+            parts += [min(lost) > 0.95 * floor if max(most) < SOME else False]
+            parts += [True if min(best) > SOME and welch(most, best) < 0.05 else None]
+            told.append(f"{task} {summary(most)} of the rows without and {summary(best)} with positions")
+            told[-1] += f" (loss without {summary(lost)}, blind {floor:.3f})"
+        sort = rows("encoder", "sort", "none")
+        parts.append(summary(sort).mean > SOME)
+        leaks = {t: rows("decoder", t, "none", name="loss") for t in ("copy", "reverse")}
+        floor = rows("decoder", "copy", "none", name="blind")[0]
+        parts += [True if max(x) < floor else None for x in leaks.values()]
+        nothing = max(max(rows(r, t, "sinusoidal", 0.0)) for r in READERS for t in TASKS)
+        parts.append(nothing < 0.05)
+        leak = " and ".join(f"{summary(x)} in {t}" for t, x in leaks.items())
+        numbers = f"""encoder: {", ".join(told)}, sort {summary(sort)} without; a causal decoder without positions has \
+a loss of {leak}, blind {floor:.3f}; without tokens at most {nothing:.2f} of the rows are right"""
+        return verdict(altogether(*parts), numbers)
+
+    def table(self, results: Sequence[Result]) -> Rows:
+        rows: list[tuple[str, ...]] = [
+            ("positions of", "task", "positions", "tokens times", "rows right", "loss", "blind")
+        ]
+        for reader, task, position, scale in dict.fromkeys(_setting(r) for r in results):
+            given = {"reader": reader, "task": task, "position": position, "scale": scale}
+            shown = (str(summary(found(results, name, **given))) for name in ("exact_match", "loss"))
+            blind = found(results, "blind", **given)[0]
+            rows.append((reader, task, position, f"{scale:g}", *shown, "" if task == "sort" else f"{blind:.3f}"))
+        return rows
+
+    def draw(self, results: Sequence[Result]) -> Any:
+        figure, axes = panels(3, width=5)
+        root = results[0]["scale"]
+        for axis, reader in zip(axes, READERS, strict=False):
+            given = {"reader": reader, "scale": root}
+            named = {
+                f"{t}, {p}": found(results, "exact_match", task=t, position=p, **given) for t in TASKS for p in SCHEMES
+            }
+            named |= {f"{t}, no tokens": found(results, "exact_match", reader=reader, task=t, scale=0.0) for t in TASKS}
+            bars(axis, named)
+            axis.set(title=f"{reader}: tasks and positions", ylabel="rows without a mistake", ylim=(0, 1.05))
+            axis.tick_params(axis="x", labelsize=7)
+        copies = [r for r in results if (r["reader"], r["task"]) == ("encoder", "copy") and r["position"] != "none"]
+        scales = sorted({(r["position"], r["scale"]) for r in copies})
+        named = {f"{p}, {s:g}": found(copies, "loss", position=p, scale=s) for p, s in scales}
+        bars(axes[-1], named)
+        axes[-1].axhline(results[0]["blind"], color="#8C8C8C", linestyle=":", label="blind to order")
+        axes[-1].set(title="encoder, copy: tokens times", ylabel="loss per token, nats")
+        axes[-1].legend()
+        return figure
+
+
+def _recipe(cell: Cell) -> Recipe:
+    width, position = cell["width"], SCHEMES[cell["position"]]
+    parts: dict[str, Any] = {"feedforward": Plain(width=2 * width), "mixer": Attention(heads=4)}
+    tokens = Tokens(scale=Times(value=cell["scale"]))
+
+    def stack(position: Position, **more: Any) -> Stack:
+        return Stack(depth=cell["depth"], blocks=(Block(**parts, **more),), position=position, final_norm=LayerNorm())
+
+    rest: dict[str, Any] = {"width": width, "target": tokens, "head": LM(), "init": Xavier()}
+    if cell["reader"] == "encoder":  # the decoder always knows where it is
+        decoder = stack(Sinusoidal(), cross=Attention(heads=4))
+        model = ModelConfig(source=tokens, encoder=stack(position), decoder=decoder, **rest)
+    else:
+        model = ModelConfig(decoder=stack(position), **rest)
+    task = TASKS[cell["task"]]
+    return Recipe(
+        task=Seq2Seq(),
+        data=Data(
+            train=task(count=10_000, shortest=4, longest=cell["longest"]),
+            valid=task(count=100, shortest=4, longest=cell["longest"]),
+        ),
+        tokenizer=Words(),
+        model=model,
+        batches=Padded(tokens=cell["tokens"]),
+        train=Train(
+            steps=cell["steps"],
+            optimizer=AdamW(lr=cell["lr"], betas=(0.9, 0.98), weight_decay=0.01),
+            schedule=Cosine(warmup=cell["steps"] // 10, floor=0.1),
+            precision="fp32",
+            compile="off",
+        ),
+        seed=cell["seed"],
+    )
+
+
+def blind(rows: Read) -> float:
+    """The least mean loss of a copy, nats per token, for a reader who knows the digits and not their order."""
+    sources = [text.split() for text in rows.columns["source"]]
+    ways = (math.lgamma(len(row) + 1) - sum(math.lgamma(n + 1) for n in Counter(row).values()) for row in sources)
+    return sum(ways) / sum(len(row) + 1 for row in sources)  # and <eos>, which may be known
+
+
+def _setting(result: Result) -> tuple[str, str, str, float]:
+    return result["reader"], result["task"], result["position"], result["scale"]

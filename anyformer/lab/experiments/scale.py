@@ -1,0 +1,183 @@
+"""Scores without 1/sqrt(k): how far they spread, what softmax makes of them, and what training suffers."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from anyformer.inspection.taps import run_with_taps
+from anyformer.lab.cells import Cell, Result
+from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
+from anyformer.lab.experiments.common import sorting
+from anyformer.lab.figures import Points, lines, panels
+from anyformer.lab.stats import power, summary, welch
+from anyformer.lab.trial import trial
+from anyformer.nn.attention import MultiHeadAttention
+from anyformer.nn.model import Transformer
+
+MIXER = "model.decoder.blocks.0.mixer"
+NAMES = {"inv_sqrt_key": "with 1/sqrt(k)", "none": "without"}
+VOCAB = 14  # digits and special tokens
+SEEN = {"variance": "variance of scores", "entropy": "entropy of softmax / highest", "gradient": "gradient of Q and K"}
+INITS = ("unit", "small")
+GUESSING = math.log(VOCAB)  # the loss of a training that diverged
+
+
+class Claim(Experiment):
+    name = "scale"
+    number = 4
+    claim = "Without 1/sqrt(k) training suffers, the more so for large k."
+    idea = """If the $k$ numbers of a query and of a key are independent with mean 0 and variance 1, their product
+$q \\cdot k$ has variance $k$. Softmax of numbers so far apart is nearly 1 at one place, and its slope
+$p_i(\\delta_{ij} - p_j)$ nearly 0: what attention looks at is chosen by chance and hard to unlearn. (Where some slope
+is left, the gradient of $Q$ and $K$ is not small at all: it misses the factor, too.) Divided by
+$\\sqrt k$ the variance is 1 at any width. The premise is a matter of initialisation: weights of variance $1/d$ behind a
+layer norm fulfil it (*unit*), GPT-2's of 0.02 are far smaller (*small*), and scores begin near 0 either way. But the
+factor acts on learning, too: each step of Adam moves every weight as far, and scores by a sum over $k$ of them, so
+that without the factor attention learns at a rate $\\sqrt k$ times higher than the rest. Hence several learning rates
+are tried, and each side is given its best."""
+    prediction = """At unit initialisation: variance of scores k (exponent 1.0 ± 0.15) without the factor and 1 with
+it; the entropy of softmax falls with k; the final loss is higher without it (p < 0.05) at the largest k, and by
+more than at the smallest."""
+    parts = ("nn/attend.py", "nn/attention.py", "config/mixer.py", "nn/init.py")
+    minutes = (4, 15, 8)
+
+    def cells(self, size: Size) -> list[Cell]:
+        width, depth, steps, seeds = {"quick": (64, 1, 150, 3), "cpu": (64, 1, 300, 5), "gpu": (128, 2, 1000, 5)}[size]
+        model = {"width": width, "depth": depth, "heads": 2, "value_width": width // 2}
+        ways = [("unit", 4e-3), ("unit", 1e-3), ("small", 4e-3)] + ([] if size == "quick" else [("small", 1e-3)])
+        begin = [
+            {"part": "beginning", "init": init, "k": 2**n, "scale": scale, **model, "rows": 32, "length": 24, "seed": s}
+            for init in INITS
+            for n in range(3, 10)
+            for scale in NAMES
+            for s in range(seeds)
+        ]
+        task = {**model, "longest": 11, "tokens": 512, "steps": steps}
+        train = [
+            {"part": "training", "init": init, "k": k, "scale": scale, "lr": lr, **task, "seed": s}
+            for init, lr in ways
+            for k in (8, 64, 512)
+            for scale in NAMES
+            for s in range(seeds)
+        ]
+        return [*begin, *train]
+
+    def measure(self, cell: Cell) -> dict[str, Any]:
+        std = cell["width"] ** -0.5 if cell["init"] == "unit" else 0.02
+        changes = [
+            f"{MIXER}.key_width={cell['k']}",
+            f"{MIXER}.value_width={cell['value_width']}",
+            f"{MIXER}.scale={cell['scale']}",
+            f"model.init={{kind='normal', std={std}}}",
+            "train.precision=fp32",
+        ]
+        if cell["part"] == "training":
+            return trial(sorting(cell, changes))
+        whole = {**cell, "longest": 11, "tokens": 512, "steps": 10, "lr": 1e-3}
+        torch.manual_seed(cell["seed"])
+        model = Transformer(sorting(whole, [*changes, f"model.target.vocab={VOCAB}"]).model)
+        return _beginning(model, torch.randint(VOCAB, (cell["rows"], cell["length"])))
+
+    def judge(self, results: Sequence[Result]) -> Verdict:
+        ks = sorted({r["k"] for r in results if r["part"] == "training"})
+        spread = {s: [_values(results, "beginning", "unit", k, s, "variance") for k in ks] for s in NAMES}
+        growth = {s: power(ks, [summary(v).mean for v in values]).exponent for s, values in spread.items()}
+        entropy, slope = (
+            {s: summary(_values(results, "beginning", "unit", ks[-1], s, what)).mean for s in NAMES}
+            for what in ("entropy", "gradient")
+        )
+        told, gaps = [], dict[str, list[list[float]]]()
+        for init in INITS:
+            pairs = [(_best(results, init, k, "inv_sqrt_key"), _best(results, init, k, "none")) for k in ks]
+            gaps[init] = [[y - x for x, y in zip(a, b, strict=True)] for a, b in pairs]
+            each = (
+                f"k = {k} {summary(gap).mean:+.2f} (p = {welch(a, b):.3f})"
+                for k, gap, (a, b) in zip(ks, gaps[init], pairs, strict=True)
+            )
+            told.append(f"loss without it at {init} initialisation: {', '.join(each)}")
+        few, many = gaps["unit"][0], gaps["unit"][-1]
+        worse, grows = welch(many, [0.0] * len(many)), welch(many, few)
+        numbers = (
+            f"variance of scores at unit initialisation k^{growth['none']:.2f} without the factor, "
+            f"k^{growth['inv_sqrt_key']:.2f} with it; entropy of softmax at k = {ks[-1]} {entropy['none']:.2f} and "
+            f"{entropy['inv_sqrt_key']:.2f} of the highest, gradient of Q and K "
+            f"{slope['none'] / slope['inv_sqrt_key']:.1f} times as large; {'; '.join(told)}; "
+            f"more at k = {ks[-1]} than at {ks[0]}: p = {grows:.3f}"
+        )
+        if abs(growth["none"] - 1) > 0.15 or abs(growth["inv_sqrt_key"]) > 0.15:
+            return verdict(False, numbers)
+        if not (worse < 0.05 and grows < 0.05):
+            return verdict(None, numbers)
+        return verdict(summary(many).mean > max(0.0, summary(few).mean), numbers)
+
+    def table(self, results: Sequence[Result]) -> Rows:
+        head = ("initialisation", "k", "", *SEEN.values(), "loss after training")
+        rows: list[tuple[str, ...]] = [head]
+        for init in INITS:
+            for k in sorted({r["k"] for r in results if r["part"] == "training"}):
+                for scale, name in NAMES.items():
+                    found = (_values(results, "beginning", init, k, scale, what) for what in SEEN)
+                    best = _best(results, init, k, scale)
+                    rows.append((init, str(k), name, *(f"{summary(v).mean:.3g}" for v in found), str(summary(best))))
+        return rows
+
+    def draw(self, results: Sequence[Result]) -> Any:
+        figure, axes = panels(4, width=4.2)
+        labels = {**SEEN, "loss": "validation loss after training, best rate"}
+        for axis, (what, label) in zip(axes, labels.items(), strict=True):
+            lines(axis, _by_k(results, what))
+            axis.set(xscale="log", xlabel="head width k", ylabel=label)
+        for axis in (axes[0], axes[2]):
+            axis.set_yscale("log")
+        for axis in axes:
+            axis.set_xticks([8, 32, 128, 512], ["8", "32", "128", "512"])
+            axis.minorticks_off()
+        axes[1].legend(fontsize=8)
+        return figure
+
+
+def _beginning(model: Transformer, ids: Tensor) -> dict[str, float]:
+    """Scores, weights and gradients of the first layer, averaged over its heads and queries."""
+    logits, seen = run_with_taps(model, ["decoder.0.mixer.*"], ids)
+    mixer = next(m for m in model.modules() if isinstance(m, MultiHeadAttention))
+    q, k, weights = (seen[f"decoder.0.mixer.{name}"] for name in ("q", "k", "weights"))
+    scores = q @ k.transpose(-1, -2) * mixer.scale
+    visible = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    entropy = torch.special.entr(weights).sum(dim=-1)[..., 1:] / torch.arange(2, ids.shape[1] + 1).log()
+    F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
+    asked = mixer.qkv.weight.grad
+    assert asked is not None
+    return {
+        "variance": scores[..., visible].var().item(),
+        "entropy": entropy.mean().item(),
+        "gradient": asked[: 2 * mixer.heads * q.shape[-1]].norm().item(),
+    }
+
+
+def _values(results: Sequence[Result], part: str, init: str, k: int, scale: str, what: str) -> list[float]:
+    way = (part, init, k, scale)
+    return [r.found.get(what, GUESSING) for r in results if (r["part"], r["init"], r["k"], r["scale"]) == way]
+
+
+def _best(results: Sequence[Result], init: str, k: int, scale: str) -> list[float]:
+    """The losses of all seeds at the learning rate that suits best."""
+    rates = {r["lr"] for r in results if r["part"] == "training"}
+    each = [
+        _values([r for r in results if r.cell.get("lr") == rate], "training", init, k, scale, "loss") for rate in rates
+    ]
+    return min((values for values in each if values), key=lambda values: summary(values).mean)
+
+
+def _by_k(results: Sequence[Result], what: str) -> dict[str, Points]:
+    part = "training" if what == "loss" else "beginning"
+    ks = sorted({r["k"] for r in results if r["part"] == part})
+    named: dict[str, Points] = {}
+    for init in INITS:
+        for scale, name in NAMES.items():
+            seen = {k: _values(results, part, init, k, scale, what) for k in ks}
+            named[f"{name}, {init}"] = {k: _best(results, init, k, scale) for k in ks} if what == "loss" else seen
+    return named

@@ -1,0 +1,153 @@
+"""Attention with less: one projection, no softmax, random weights, no output, slices. Does it still sort?"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyformer.lab.cells import Cell, Result
+from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
+from anyformer.lab.experiments.common import sorting
+from anyformer.lab.figures import bars, curves, panels
+from anyformer.lab.stats import summary, welch
+from anyformer.lab.trial import trial
+from anyformer.nn.attention import MultiHeadAttention
+from anyformer.nn.model import Transformer
+from anyformer.nn.position import Positions
+
+MIXER = "model.decoder.blocks.0.mixer"
+BY_DISTANCE = "{kind='t5', buckets=64, max_distance=128, shared=false}"  # a number for each distance below 32
+
+# what each changes in the recipe; what it changes in the model is in `begin`
+VARIANTS: dict[str, list[str]] = {
+    "full": [],
+    "query only": [f"{MIXER}.projections=shared_qkv"],
+    "relu": [f"{MIXER}.normalizer=relu"],
+    "random scores": [],
+    "random fixed": [f"{MIXER}.position={BY_DISTANCE}"],
+    "no output": [f"{MIXER}.output=none"],
+    "slices projected": [],
+    "slices": [f"{MIXER}.projections=shared_qkv"],
+    "no mixer": [f"{MIXER}=none"],
+}
+CLAIMED = ("query only", "relu", "random scores", "random fixed", "no output")
+LEARNT = 0.5  # of unseen rows sorted without a mistake
+
+
+class Claim(Experiment):
+    name = "variants"
+    number = 13
+    claim = "With one projection, ReLU for softmax, random attention or no output projection a model still sorts."
+    idea = """Attention is $\\mathrm{softmax}(QK^\\top/\\sqrt k)\\,V$ in several heads, mixed by $W_O$. How much of it
+is needed? *Query only*: one projection serves as $Q$, $K$ and $V$. *ReLU*: $\\mathrm{relu}(QK^\\top/\\sqrt k)/n$ over
+$n$ visible keys. *Random scores*: the projections to $Q$ and $K$ stay as they were drawn, the rest learns. *Random
+fixed*: the weights do not see the tokens at all, each head has drawn one number for each distance, for good. *No
+output*: the heads side by side, without $W_O$. *Slices projected*: head $i$ projects the $i$-th part of the embedding,
+not all of it; *slices*: it takes that part as it is. Without a mixer a token knows nothing of the others: the floor."""
+    prediction = "Each of the five sorts at least half of the unseen rows without a mistake, in every seed."
+    parts = ("nn/attention.py", "nn/attend.py", "config/mixer.py")
+    minutes = (4, 15, 4)
+
+    def cells(self, size: Size) -> list[Cell]:
+        width, depth, steps, longest, seeds = {
+            "quick": (32, 2, 900, 8, 3),
+            "cpu": (64, 2, 1000, 11, 5),
+            "gpu": (128, 4, 2000, 20, 5),
+        }[size]
+        task = {"longest": longest, "tokens": 448 if size == "quick" else 896, "lr": 8e-3 * (32 / width) ** 0.5}
+        model = {"width": width, "depth": depth, "heads": 4, "steps": steps}
+        return [{"variant": v, **model, **task, "seed": s} for v in VARIANTS for s in range(seeds)]
+
+    def measure(self, cell: Cell) -> dict[str, Any]:
+        still = "train.optimizer.weight_decay=0.0"  # it would move what is held
+        return trial(sorting(cell, [still, *VARIANTS[cell["variant"]]]), begin(cell["variant"]))
+
+    def judge(self, results: Sequence[Result]) -> Verdict:
+        whole = _sorted(results, "full")
+        each = {v: _sorted(results, v) for v in CLAIMED}
+        told = ", ".join(f"{v} {_told(each[v], whole)}" for v in CLAIMED)
+        also = ", ".join(f"{v} {_told(_sorted(results, v), whole)}" for v in VARIANTS if v not in ("full", *CLAIMED))
+        numbers = f"rows sorted by full attention {summary(whole)}; {told}; beside the claim: {also}"
+        if min(whole) < LEARNT or max(_sorted(results, "no mixer")) >= LEARNT:
+            return verdict(None, f"this training does not tell a mixer from none; {numbers}")
+        if lost := [v for v in CLAIMED if max(each[v]) < LEARNT]:
+            return verdict(False, f"{' and '.join(lost)} did not learn it; {numbers}")
+        return verdict(None if any(min(x) < LEARNT for x in each.values()) else True, numbers)
+
+    def table(self, results: Sequence[Result]) -> Rows:
+        rows: list[tuple[str, ...]] = [("attention", "rows sorted", "loss", "p (loss)", "parameters")]
+        whole = [r["loss"] for r in _of(results, "full")]
+        for v in VARIANTS:
+            loss = [r["loss"] for r in _of(results, v)]
+            p = "" if v == "full" else f"{welch(loss, whole):.3f}"
+            size = next(r["parameters"] for r in results if r["variant"] == v)
+            rows.append((v, str(summary(_sorted(results, v))), str(summary(loss)), p, f"{size:,}"))
+        return rows
+
+    def draw(self, results: Sequence[Result]) -> Any:
+        figure, (left, right) = panels(2, width=5.5)
+        bars(left, {v: _sorted(results, v) for v in VARIANTS})
+        left.axhline(LEARNT, color="#8C8C8C", linewidth=0.8)
+        left.set(ylabel="unseen rows sorted without a mistake", ylim=(0, 1.05))
+        shown = [v for v in VARIANTS if "slices" not in v]
+        curves(right, {v: [r["curve"] for r in _of(results, v)] for v in shown})
+        right.set(ylabel="training loss per token, nats", ylim=(0, 1.6))
+        right.legend(fontsize=8)
+        return figure
+
+
+def begin(variant: str) -> Callable[[Transformer], None]:
+    """What a variant changes in the model before it learns."""
+
+    @torch.no_grad()
+    def change(model: Transformer) -> None:
+        generator = torch.Generator().manual_seed(0)
+        for module in model.modules():
+            if isinstance(module, Positions) and "buckets" in module.tables:
+                table = module.tables["buckets"]
+                table.copy_(2 * torch.randn(table.shape, generator=generator))
+                _hold(table, torch.zeros_like(table))
+            if isinstance(module, MultiHeadAttention):
+                _restrain(module, variant)
+
+    return change
+
+
+def _restrain(attention: MultiHeadAttention, variant: str) -> None:
+    weight = attention.qkv.weight  # [parts · d, d]: queries, keys, values
+    d = weight.shape[1]
+    match variant:
+        case "random scores" | "random fixed":
+            learns = torch.zeros_like(weight)
+            learns[2 * d :] = 1
+            if variant == "random fixed":
+                weight[:d] = 0  # no query: only distance counts
+            _hold(weight, learns)
+        case "slices projected":
+            slices = torch.block_diag(*[torch.ones(d // attention.heads, d // attention.heads)] * attention.heads)
+            learns = slices.repeat(3, 1).to(weight)
+            weight.mul_(learns * math.sqrt(attention.heads))  # as large as if drawn for so few inputs
+            _hold(weight, learns)
+        case "slices":
+            weight.copy_(torch.eye(d))
+            _hold(weight, torch.zeros_like(weight))
+
+
+def _hold(parameter: Tensor, learns: Tensor) -> None:
+    """Only those numbers of a parameter learn that are 1 there."""
+    parameter.register_hook(lambda gradient: gradient * learns)
+
+
+def _of(results: Sequence[Result], variant: str) -> list[Result]:
+    return [r for r in results if r["variant"] == variant and not r["diverged"]]
+
+
+def _sorted(results: Sequence[Result], variant: str) -> list[float]:
+    """The share of rows that each seed sorted; none where it diverged."""
+    return [0.0 if r["diverged"] else r["exact_match"] for r in results if r["variant"] == variant]
+
+
+def _told(values: Sequence[float], whole: Sequence[float]) -> str:
+    return f"{summary(values)} (p {welch(values, whole):.3f})"

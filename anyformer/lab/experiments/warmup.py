@@ -1,0 +1,144 @@
+"""Post-norm and the first steps: who needs a warm-up."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from anyformer.lab.cells import Cell, Result
+from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
+from anyformer.lab.experiments.common import final, found, sorting
+from anyformer.lab.figures import curves, lines, panels
+from anyformer.lab.stats import summary, welch
+from anyformer.lab.trial import trained
+from anyformer.nn.model import Transformer
+
+PLACEMENTS = {"pre": "layer", "post": "none"}  # and the final norm: after a post-norm block there is one already
+MUCH = 0.3  # nats per token
+
+
+class Claim(Experiment):
+    name = "warmup"
+    number = 7
+    claim = "At rates at which deep pre-norm models learn from the first step, post-norm models need a warm-up."
+    idea = """The Transformer of 2017 norms after each sum, $x \\leftarrow N(x + F(x))$; today's norm what a
+sublayer reads, $x \\leftarrow x + F(N(x))$. With pre-norm the gradient finds a way past all sublayers, and at the
+beginning is about as large in every layer. With post-norm it goes through all the norms, each of which shrinks it:
+it is large in the last layers and small in the first, and Adam's first steps, as large as all others, wreck the
+last layers before the first have begun to learn (Xiong et al. 2020). A warm-up raises the rate from 0 over some
+steps: $\\eta_t = \\eta \\min(1, t/w)$. The claim is often told without the rate; at a small enough one post-norm,
+too, learns without a warm-up."""
+    prediction = """At the highest rate post-norm without a warm-up ends at least 0.3 nats above post-norm with one
+(p < 0.05), pre-norm does not; at initialisation the gradient grows towards the last layers with post-norm."""
+    parts = ("nn/block.py", "training/schedule.py")
+    minutes = (3.5, 15, 5)
+
+    def cells(self, size: Size) -> list[Cell]:
+        width, depth, longest, tokens, steps, rates, seeds = {
+            "quick": (32, 12, 5, 320, 200, (1e-3, 4e-3), 3),
+            "cpu": (64, 16, 8, 512, 400, (3e-4, 1e-3, 3e-3), 3),
+            "gpu": (256, 24, 16, 4096, 1000, (3e-4, 1e-3, 3e-3), 5),
+        }[size]
+        task = {"longest": longest, "tokens": tokens, "steps": steps}
+        model = {"width": width, "depth": depth, "heads": 4}
+        return [
+            {"placement": placement, "warmup": warmup, "lr": lr, **model, **task, "seed": seed}
+            for lr in rates
+            for placement in PLACEMENTS
+            for warmup in (0, steps // 3)
+            for seed in range(seeds)
+        ]
+
+    def measure(self, cell: Cell) -> dict[str, Any]:
+        placement = cell["placement"]
+        changes = [
+            f"model.decoder.blocks.0.placement={placement}",
+            f"model.decoder.final_norm={PLACEMENTS[placement]}",
+            f"train.schedule={{kind='constant', warmup={cell['warmup']}}}",
+            "train.precision=fp32",
+            "train.log_every=1",
+            "data.valid=none",
+        ]
+        gradients: list[float] = []
+        with trained(sorting(cell, changes), lambda model: gradients.extend(_gradients(model))) as over:
+            return {"diverged": over.diverged, "final": final(over.curve), "gradients": gradients, "curve": over.curve}
+
+    def judge(self, results: Sequence[Result]) -> Verdict:
+        costs, told = dict[str, float](), []
+        sure = dict[str, bool]()
+        highest = max(r["lr"] for r in results)
+        for lr in sorted({r["lr"] for r in results}):
+            for placement in PLACEMENTS:
+                without, warm = (
+                    found(results, "final", lr=lr, placement=placement, warmup=w) for w in _warmups(results)
+                )
+                told.append(f"{placement}-norm at {lr:g} {summary(without)} without and {summary(warm)} with a warm-up")
+                if lr == highest:
+                    costs[placement] = summary(without).mean - summary(warm).mean
+                    sure[placement] = welch(without, warm) < 0.05
+        growth = {placement: _growth(results, placement) for placement in PLACEMENTS}
+        numbers = (
+            f"the last training losses are: {', '.join(told)}; at initialisation the gradient of the last layer is "
+        )
+        numbers += ", ".join(f"{growth[p]:.2g} times that of the first with {p}-norm" for p in PLACEMENTS)
+        if costs["pre"] > MUCH and sure["pre"]:
+            return verdict(False, f"pre-norm needs it, too, at {highest:g}; {numbers}")
+        if costs["post"] > MUCH and sure["post"]:
+            return verdict(True, numbers)
+        return verdict(False if costs["post"] < MUCH / 3 else None, numbers)
+
+    def table(self, results: Sequence[Result]) -> Rows:
+        rows: list[tuple[str, ...]] = [("norm", "rate", "without warm-up", "with", "p", "diverged")]
+        for lr in sorted({r["lr"] for r in results}):
+            for placement in PLACEMENTS:
+                some = [found(results, "final", lr=lr, placement=placement, warmup=w) for w in _warmups(results)]
+                lost = sum(found(results, "diverged", lr=lr, placement=placement))
+                shown = map(str, map(summary, some))
+                rows.append((placement, f"{lr:g}", *shown, f"{welch(*some):.3f}", str(lost) if lost else ""))
+        return rows
+
+    def draw(self, results: Sequence[Result]) -> Any:
+        rates = sorted({r["lr"] for r in results})
+        figure, (*lefts, right) = panels(len(rates) + 1, width=4.6)
+        for axis, lr in zip(lefts, rates, strict=True):
+            named = {}
+            for placement in PLACEMENTS:
+                for warmup in _warmups(results):
+                    name = f"{placement}-norm, " + (f"warm-up {warmup} steps" if warmup else "no warm-up")
+                    named[name] = found(results, "curve", lr=lr, placement=placement, warmup=warmup)
+            curves(axis, named)
+            axis.set(title=f"rate {lr:g}", ylim=(0, None))
+        lefts[-1].legend(fontsize=8)
+        lines(right, {f"{p}-norm": _by_layer(results, p) for p in PLACEMENTS})
+        right.set(yscale="log", xlabel="layer", ylabel="gradient norm at initialisation")
+        right.legend()
+        return figure
+
+
+def _gradients(model: Transformer) -> list[float]:
+    """The norm of the gradient of each layer, at random rows."""
+    ids = torch.randint(model.config.vocab, (32, 16), device=next(model.parameters()).device)
+    F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten()).backward()
+    assert model.decoder is not None
+    norms = [
+        math.sqrt(sum(float(p.grad.square().sum()) for p in block.parameters() if p.grad is not None))
+        for block in model.decoder.blocks
+    ]
+    model.zero_grad()
+    return norms
+
+
+def _warmups(results: Sequence[Result]) -> list[int]:
+    return sorted({r["warmup"] for r in results})
+
+
+def _by_layer(results: Sequence[Result], placement: str) -> dict[float, list[float]]:
+    rows = found(results, "gradients", placement=placement)
+    return {layer: list(values) for layer, values in enumerate(zip(*rows, strict=True), 1)}
+
+
+def _growth(results: Sequence[Result], placement: str) -> float:
+    """The gradient of the last layer beside that of the first."""
+    return summary([row[-1] / row[0] for row in found(results, "gradients", placement=placement)]).mean

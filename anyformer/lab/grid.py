@@ -1,0 +1,186 @@
+"""Comparing settings on a recipe under an equal budget: a base, what is varied, and how often.
+
+base = "korean-chatbot"
+set = ["model.width=64"]
+axes = [
+    { name = "position", fields = ["model.encoder.position", "model.decoder.position"], values = ["alibi", "rotary"] },
+    { name = "depth", fields = ["model.encoder.depth", "model.decoder.depth"], values = [1, 2] },
+]
+seeds = [0, 1, 2]
+budget = { kind = "steps", count = 300 }
+"""
+
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+from rich.console import Console
+
+from anyformer.config import ConfigError, Fault, Spec, io
+from anyformer.config.spec import BY_KIND, Count, Positive, Size
+from anyformer.lab.cells import Cell, Result, measure_all
+from anyformer.lab.trial import trial
+from anyformer.recipe import Metric, Recipe, measures
+from anyformer.recipes import read_recipe
+from anyformer.training.prepare import build, fit_rows, make_task, read_rows
+from anyformer.training.speed import flops_per_token
+
+LEAST = 20  # steps that say anything
+LOOKED_AT = 20  # batches from which the size of a step is told
+
+Value = bool | int | float | str
+
+
+class Steps(Spec):
+    """As many steps each."""
+
+    kind: Literal["steps"] = "steps"
+    count: Size
+
+
+class TokenBudget(Spec):
+    """As many tokens each, pads left out."""
+
+    kind: Literal["tokens"] = "tokens"
+    count: Size
+
+
+class FlopBudget(Spec):
+    """As many FLOPs each, as `anyformer count` predicts them: a costly model takes fewer steps."""
+
+    kind: Literal["flops"] = "flops"
+    count: Positive
+
+
+Budget = Annotated[Steps | TokenBudget | FlopBudget, *BY_KIND]
+
+
+class Axis(Spec):
+    """Something that is varied: fields of the recipe that take each of some values together."""
+
+    name: Annotated[str, Field(min_length=1)]
+    fields: Annotated[tuple[str, ...], Field(min_length=1)]
+    values: Annotated[tuple[Value, ...], Field(min_length=1)]
+
+    def changes(self, value: Value) -> list[str]:
+        """That a value makes to the recipe."""
+        return [f"{field}={_toml(value)}" for field in self.fields]
+
+
+class Grid(Spec):
+    """All combinations of what is varied, each with every seed; the first is what the others are held against."""
+
+    base: str  # a recipe, by its name or as a file
+    set: tuple[str, ...] = ()  # changes for all: "model.width=64"
+    axes: Annotated[tuple[Axis, ...], Field(min_length=1)]
+    seeds: Annotated[tuple[Count, ...], Field(min_length=1)] = (0, 1, 2)
+    budget: Budget
+    metric: Metric = "loss"  # of the validation data
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        names = [axis.name for axis in self.axes]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ConfigError([Fault("axes", f"two are called '{twice[0]}'")])
+        if taken := [name for name in names if name == "seed"]:
+            raise ConfigError([Fault("axes", f"'{taken[0]}' is a name that every cell has: choose another")])
+        for i, axis in enumerate(self.axes):
+            if same := [value for value in axis.values if axis.values.count(value) > 1]:
+                raise ConfigError([Fault(f"axes.{i}.values", f"{same[0]!r} is there twice")])
+        return self
+
+    def cells(self) -> list[Cell]:
+        """What is measured, seeds last."""
+        varied = itertools.product(*(axis.values for axis in self.axes))
+        names = [axis.name for axis in self.axes]
+        return [{**dict(zip(names, values, strict=True)), "seed": seed} for values in varied for seed in self.seeds]
+
+    def recipe(self, cell: Cell) -> Recipe:
+        """By which a cell is trained, before its budget."""
+        changes = [change for axis in self.axes for change in axis.changes(cell[axis.name])]
+        return read_recipe(self.base, [*self.set, *changes, f"seed={cell['seed']}"])
+
+
+class Measured:
+    """A cell's training under the grid's budget; a process can be given it."""
+
+    def __init__(self, grid: Grid):
+        self.grid = grid
+
+    def __call__(self, cell: Cell) -> dict[str, Any]:
+        return trial(within(self.grid.recipe(cell), self.grid.budget))
+
+
+def run_grid(grid: Grid, out: str | Path, *, jobs: int = 1, console: Console | None = None) -> list[Result]:
+    """Trains all cells into `out/results.jsonl`; what is there is not trained again."""
+    out, kept = Path(out), Path(out) / "grid.toml"
+    check(grid)
+    if kept.exists() and (changes := io.diff(io.load(Grid, kept), grid)):
+        raise ConfigError(Fault(str(out), f"holds another grid: {change}") for change in changes[:5])
+    out.mkdir(parents=True, exist_ok=True)
+    io.save(grid, kept)
+    return measure_all(Measured(grid), grid.cells(), out / "results.jsonl", jobs=jobs, console=console)
+
+
+def check(grid: Grid) -> None:
+    """Every cell's recipe, before the first is trained."""
+    one_each = {json.dumps({k: v for k, v in cell.items() if k != "seed"}): cell for cell in grid.cells()}
+    for cell in one_each.values():
+        told = " ".join(f"{name}={value}" for name, value in cell.items() if name != "seed")
+        try:
+            recipe = grid.recipe(cell)
+        except ConfigError as error:
+            raise ConfigError(Fault(f"{told}: {fault.path}", fault.message) for fault in error.faults) from None
+        if recipe.data.valid is None:
+            raise ConfigError([Fault("base", f"= '{grid.base}': has no data.valid, by which settings are compared")])
+        if grid.metric not in (known := measures(recipe.task)):
+            raise ConfigError([Fault("metric", f"= '{grid.metric}': the task measures {', '.join(known)}")])
+        within(recipe, grid.budget, told)
+
+
+def within(recipe: Recipe, budget: Budget, told: str = "") -> Recipe:
+    """The recipe with as many steps as a budget pays for; a budget that pays for too few is refused."""
+    match budget:
+        case Steps(count=count):
+            steps = count
+        case TokenBudget(count=count):
+            steps = int(count / _per_step(recipe)[0])
+        case FlopBudget(count=amount):
+            steps = int(amount / _per_step(recipe)[1])
+    warmup = recipe.train.schedule.warmup
+    if steps < LEAST or steps <= warmup:
+        least = f"{max(LEAST, warmup + 1)} steps" + (f" (the warm-up takes {warmup})" if warmup >= LEAST else "")
+        where = f"budget for {told}" if told else "budget"
+        raise ConfigError([Fault(where, f"pays for {steps} steps: too few to compare, give it at least {least}")])
+    return io.override(recipe, [f"train.steps={steps}"])
+
+
+def _per_step(recipe: Recipe) -> tuple[float, float]:
+    """Tokens and FLOPs of a step, by the first batches."""
+    console = Console(quiet=True)
+    train, valid = read_rows(recipe)
+    task = make_task(recipe, train, console)
+    train, valid = fit_rows(recipe, task, train, valid, console)
+    job = build(recipe, Path(), task, train, valid, console)
+    tokens, flops, place = 0, 0.0, job.state.place
+    for _ in range(LOOKED_AT):
+        batch, place = job.loader.read(place)
+        tokens += batch.tokens
+        flops += batch.slots * flops_per_token(job.model.config, batch)
+    return tokens / LOOKED_AT * recipe.train.accumulate, flops / LOOKED_AT * recipe.train.accumulate
+
+
+def _toml(value: Value) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) and value[:1] not in "{[" else _plain(value)
+
+
+def _plain(value: Value) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def load_grid(path: str | Path, changes: Sequence[str] = ()) -> Grid:
+    """From a file, with some values changed."""
+    return io.override(io.load(Grid, path), changes)

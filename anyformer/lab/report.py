@@ -1,0 +1,95 @@
+"""Pages from results: one for each claim, with its tables and figures, and all verdicts at a glance.
+
+python -m anyformer.lab.report docs/lab    from docs/lab/results/<size>/<name>.jsonl
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+from anyformer.lab.cells import Result, read_results
+from anyformer.lab.compare import markdown
+from anyformer.lab.experiment import Experiment, Size, every
+from anyformer.lab.figures import save
+
+CODE = "../../anyformer"  # from docs/lab
+TITLES: dict[Size, str] = {"quick": "Quick", "cpu": "On a CPU", "gpu": "On a GPU"}
+
+Found = dict[Size, list[Result]]
+
+
+def write(folder: Path) -> list[Path]:
+    """All pages of the results in a folder; those of claims that nobody measured are left out."""
+    made, index = list[Path](), list[tuple[Experiment, Found]]()
+    for experiment in every():
+        if found := stored(experiment, folder):
+            for size, results in found.items():
+                save(experiment.draw(results), folder / "figures" / f"{experiment.name}-{size}.png")
+            page = folder / f"{experiment.name}.md"
+            page.write_text(page_of(experiment, found), encoding="utf-8")
+            made.append(page)
+            index.append((experiment, found))
+    (folder / "README.md").write_text(index_of(index), encoding="utf-8")
+    return [*made, folder / "README.md"]
+
+
+def stored(experiment: Experiment, folder: Path) -> Found:
+    """Whole sets of results, by size."""
+    found: Found = {}
+    for size in get_args(Size):
+        by_cell = {str(r.cell): r for r in read_results(folder / "results" / size / f"{experiment.name}.jsonl")}
+        wanted = [str(dict(cell)) for cell in experiment.cells(size)]
+        if by_cell and all(cell in by_cell for cell in wanted):
+            found[size] = [by_cell[cell] for cell in wanted]
+    return found
+
+
+def page_of(experiment: Experiment, found: Found) -> str:
+    """For a learner: the claim, the idea, and what was seen."""
+    parts = ", ".join(f"[{part}]({CODE}/{part})" for part in experiment.parts)
+    head = f"""# {experiment.number}. {experiment.claim}
+
+{experiment.idea}
+
+**If so:** {experiment.prediction}
+
+**In the code:** {parts}; the experiment itself is [{experiment.name}.py]({CODE}/lab/experiments/{experiment.name}.py).
+"""
+    return head + "".join(_section(experiment, size, results) for size, results in found.items())
+
+
+def _section(experiment: Experiment, size: Size, results: Sequence[Result]) -> str:
+    machines = "; ".join(dict.fromkeys(r.machine for r in results))
+    minutes = sum(r.seconds for r in results) / 60
+    size_option = "" if size == "cpu" else f" --size {size}"
+    return f"""
+## {TITLES[size]}: {experiment.judge(results).word}
+
+`anyformer lab {experiment.name}{size_option}` ({len(results)} measurements, {minutes:.1f} minutes in all; {machines})
+
+**Verdict:** {experiment.judge(results)}.
+
+{markdown(experiment.table(results))}
+![{experiment.name}](figures/{experiment.name}-{size}.png)
+"""
+
+
+def index_of(index: Sequence[tuple[Experiment, Found]]) -> str:
+    rows = [("", "claim", *TITLES.values(), "about")]
+    for experiment, found in index:
+        words = [experiment.judge(found[size]).word if size in found else "" for size in TITLES]
+        about = ", ".join(f"[{part}]({CODE}/{part})" for part in experiment.parts)
+        rows.append((str(experiment.number), f"[{experiment.claim}]({experiment.name}.md)", *words, about))
+    return f"""# Claims about Transformers, put to the test
+
+Each page has the idea, the command, the numbers and a verdict that is computed from them.
+
+{markdown(rows)}
+These pages are made by `make lab-report` from the results beside them.
+"""
+
+
+if __name__ == "__main__":
+    for path in write(Path(sys.argv[1])):
+        print(path)

@@ -1,0 +1,87 @@
+"""The few statistics that verdicts need."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Of some numbers: mean, standard deviation (nan of one), and how many."""
+
+    mean: float
+    deviation: float
+    count: int
+
+    def __str__(self) -> str:
+        if self.count < 2 or not math.isfinite(self.deviation):
+            return f"{self.mean:.4g}"
+        return f"{self.mean:.4g} ± {self.deviation:.2g}"
+
+
+def summary(values: Sequence[float]) -> Summary:
+    x = np.asarray(values, dtype=np.float64)
+    deviation = float(x.std(ddof=1)) if len(x) > 1 else math.nan
+    return Summary(float(x.mean()) if len(x) else math.nan, deviation, len(x))
+
+
+def welch(a: Sequence[float], b: Sequence[float]) -> float:
+    """How probable so large a difference of means is if there is none (Welch 1947), two-sided; nan of one number."""
+    x, y = summary(a), summary(b)
+    if x.count < 2 or y.count < 2:
+        return math.nan
+    u, v = x.deviation**2 / x.count, y.deviation**2 / y.count
+    if u + v == 0:
+        return 1.0 if x.mean == y.mean else 0.0
+    t = (x.mean - y.mean) / math.sqrt(u + v)
+    freedom = (u + v) ** 2 / (u**2 / (x.count - 1) + v**2 / (y.count - 1))
+    return _beta(freedom / 2, 0.5, freedom / (freedom + t * t))
+
+
+@dataclass(frozen=True)
+class Power:
+    """y = factor · x^exponent, by least squares on logarithms; `error` is the exponent's standard error."""
+
+    exponent: float
+    factor: float
+    error: float
+
+    def __call__(self, x: float) -> float:
+        return self.factor * float(x) ** self.exponent
+
+
+def power(x: Sequence[float], y: Sequence[float]) -> Power:
+    """The power law that fits; at least two different x are needed."""
+    u, v = np.log(np.asarray(x, dtype=np.float64)), np.log(np.asarray(y, dtype=np.float64))
+    centred = u - u.mean()
+    slope = float((centred * v).sum() / (centred**2).sum())
+    rest = v - v.mean() - slope * centred
+    error = math.sqrt(float((rest**2).sum()) / max(1, len(u) - 2) / float((centred**2).sum()))
+    return Power(slope, math.exp(float(v.mean() - slope * u.mean())), error)
+
+
+def _beta(a: float, b: float, x: float) -> float:
+    """The regularised incomplete beta function, by its continued fraction (Lentz's method)."""
+    if x <= 0 or x >= 1:
+        return float(x >= 1)
+    if x > (a + 1) / (a + b + 2):  # where the fraction converges slowly, by symmetry
+        return 1 - _beta(b, a, 1 - x)
+    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)) / a
+    tiny = 1e-300
+    c, d, value = 1.0, 0.0, 1.0
+    for i in range(400):
+        m = i // 2
+        if i == 0:
+            term = 1.0
+        elif i % 2 == 0:
+            term = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        else:
+            term = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        d = 1 / (1 + term * d or tiny)
+        c = 1 + term / c or tiny
+        value *= c * d
+        if i and abs(1 - c * d) < 1e-14:
+            break
+    return front * (value - 1)

@@ -1,0 +1,88 @@
+"""One training as a measurement: what it was given, how the loss went, how well it did, and whether it held."""
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from anyformer.nn.model import Transformer
+from anyformer.recipe import Recipe
+from anyformer.tasks.base import Task
+from anyformer.training.loop import Diverged, Job, averaged, fit
+from anyformer.training.prepare import prepare
+from anyformer.training.speed import flops_per_token
+
+POINTS = 60  # of a curve that is kept
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A training that is over, in a folder that is gone with the context."""
+
+    job: Job
+    curve: list[list[float]]  # step, and the training loss there
+    valid: dict[str, float]  # the last evaluation
+    diverged: bool
+
+    @property
+    def model(self) -> Transformer:
+        return self.job.model.eval()
+
+    @property
+    def task(self) -> Task:
+        return self.job.task
+
+    def found(self) -> dict[str, Any]:
+        """What a table is made of. A training that diverged has no values, and says so."""
+        state, batch = self.job.state, self.job.loader.read(self.job.state.place)[0]
+        return {
+            "diverged": self.diverged,
+            **({} if self.diverged else self.valid),
+            "steps": state.step,
+            "tokens": state.tokens,
+            "flops": state.tokens * flops_per_token(self.job.model.config, batch),
+            "parameters": self.job.model.num_parameters(),
+            "curve": self.curve,
+        }
+
+
+@contextmanager
+def trained(recipe: Recipe, begin: Callable[[Transformer], None] | None = None) -> Iterator[Trial]:
+    """Trains by a recipe in a folder of its own, which is removed at the end of the context.
+
+    `begin` may change the model before the first step.
+    """
+    with tempfile.TemporaryDirectory(prefix="anyformer-lab-") as name:
+        folder = Path(name) / "run"
+        job = prepare(recipe, folder, resume=False, console=Console(quiet=True))
+        if begin is not None:
+            begin(job.model)
+        diverged = False
+        try:
+            fit(job)
+        except Diverged:
+            diverged = True
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        curve = [(row["step"], row["loss"]) for row in rows if isinstance(row.get("loss"), float)]
+        last: dict[str, Any] = next((row for row in reversed(rows) if "valid_loss" in row), {})
+        valid = {name.removeprefix("valid_"): value for name, value in last.items() if name != "step"}
+        with averaged(job):
+            yield Trial(job, _thinned(curve), valid, diverged)
+
+
+def trial(recipe: Recipe, begin: Callable[[Transformer], None] | None = None) -> dict[str, Any]:
+    """What a training found."""
+    with trained(recipe, begin) as over:
+        return over.found()
+
+
+def _thinned(curve: list[tuple[int, float]]) -> list[list[float]]:
+    """Means over equal parts of a curve, each at the last of its steps."""
+    size = max(1, -(-len(curve) // POINTS))
+    parts = [curve[at : at + size] for at in range(0, len(curve), size)]
+    return [[part[-1][0], round(sum(loss for _, loss in part) / len(part), 6)] for part in parts]

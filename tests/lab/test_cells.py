@@ -1,0 +1,64 @@
+"""Measurements are kept as they come, are not made twice, and survive being stopped."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anyformer.config import ConfigError
+from anyformer.lab.cells import Cell, measure_all, read_results
+
+CELLS: list[Cell] = [{"x": x, "seed": seed} for x in (1, 2, 3) for seed in (0, 1)]
+
+
+class Counted:
+    """Squares, and counts how often it was asked; may fail at a cell."""
+
+    def __init__(self, fails_at: int | None = None):
+        self.asked, self.fails_at = list[dict[str, Any]](), fails_at
+
+    def __call__(self, cell: Cell) -> dict[str, Any]:
+        if self.fails_at == len(self.asked):
+            raise KeyboardInterrupt
+        self.asked.append(dict(cell))
+        return {"square": cell["x"] ** 2}
+
+
+def square(cell: Cell) -> dict[str, Any]:
+    return {"square": cell["x"] ** 2}
+
+
+def test_results_are_in_the_order_of_cells(tmp_path: Path) -> None:
+    found = measure_all(square, CELLS, tmp_path / "results.jsonl")
+    assert [(r["x"], r["seed"], r["square"]) for r in found] == [(c["x"], c["seed"], c["x"] ** 2) for c in CELLS]
+
+
+def test_side_by_side(tmp_path: Path) -> None:
+    found = measure_all(square, CELLS, tmp_path / "results.jsonl", jobs=2)
+    assert [r.cell for r in found] == CELLS
+
+
+def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
+    path, first, second = tmp_path / "results.jsonl", Counted(fails_at=4), Counted()
+    with pytest.raises(KeyboardInterrupt):
+        measure_all(first, CELLS, path)
+    found = measure_all(second, CELLS, path)
+    assert first.asked == CELLS[:4]
+    assert second.asked == CELLS[4:]
+    assert [r.cell for r in found] == CELLS == [r.cell for r in read_results(path)]
+
+
+def test_half_a_line_is_measured_again(tmp_path: Path) -> None:
+    path, again = tmp_path / "results.jsonl", Counted()
+    measure_all(square, CELLS, path)
+    path.write_bytes(path.read_bytes()[:-20])
+    measure_all(again, CELLS, path)
+    assert again.asked == CELLS[-1:]
+    assert len(read_results(path)) == len(CELLS)
+
+
+def test_a_line_that_is_no_result_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_text('{"nonsense": 1}\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"results\.jsonl:1: is no result"):
+        read_results(path)

@@ -1,0 +1,362 @@
+"""Every claim: cells that are known by what they hold, and a verdict that follows the data, whatever that says.
+
+For each experiment there are made-up results by which its claim holds, and some by which it does not.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from anyformer.config import io
+from anyformer.lab.cells import Cell, Result, key
+from anyformer.lab.experiment import NAMES, Word, find
+from anyformer.lab.experiments import variants
+from anyformer.lab.experiments.common import sorting
+from anyformer.nn.attention import MultiHeadAttention
+from anyformer.nn.model import Transformer
+
+Found = Callable[[Cell], dict[str, Any]]  # what might be found of a cell
+CURVE = [[step, 3 / step] for step in range(1, 11)]
+
+
+def made(found: dict[str, Any], cell: Cell) -> dict[str, Any]:
+    """With a curve, and a little different for each seed."""
+    seeds = {name: value + 0.01 * cell["seed"] if isinstance(value, float) else value for name, value in found.items()}
+    return {"diverged": False, "curve": CURVE, **seeds}
+
+
+def norms(cell: Cell) -> dict[str, Any]:
+    lost = cell["variant"] != "both" and cell["depth"] > 2
+    mean = {"both": 0.5, "no norms": 0.8, "no residuals": 0.9}[cell["variant"]]
+    return made({"final": 2.3 if lost else 0.2, "mean": 2.4 if lost else mean, "exact_match": float(not lost)}, cell)
+
+
+def deep_without_residuals(cell: Cell) -> dict[str, Any]:
+    return norms(cell) | made({"final": 0.2, "mean": norms({**cell, "depth": 2})["mean"]}, cell)
+
+
+def positions(cell: Cell) -> dict[str, Any]:
+    blind = 0.7
+    if cell["scale"] == 0:
+        loss, right = 1.9, 0.0
+    elif cell["position"] != "none" or cell["task"] == "sort":
+        loss, right = 0.01, 0.95
+    else:
+        loss, right = (0.8, 0.02) if cell["reader"] == "encoder" else (0.4, 0.4)
+    return made({"loss": loss, "exact_match": right}, cell) | {"blind": blind}
+
+
+def blind_encoder_copies(cell: Cell) -> dict[str, Any]:
+    return positions({**cell, "position": "sinusoidal"})
+
+
+def warmup(cell: Cell) -> dict[str, Any]:
+    lost = cell["placement"] == "post" and cell["lr"] > 2e-3 and not cell["warmup"]
+    grows = [2.0**layer for layer in range(4)] if cell["placement"] == "post" else [1.0] * 4
+    return made({"final": 2.1 if lost else 0.2, "gradients": grows}, cell)
+
+
+def never_needed(cell: Cell) -> dict[str, Any]:
+    return warmup({**cell, "placement": "pre"})
+
+
+def always_needed(cell: Cell) -> dict[str, Any]:
+    return warmup({**cell, "placement": "post"})
+
+
+def cheating(cell: Cell) -> dict[str, Any]:
+    honest = cell["mask"] == "causal"
+    if cell["task"] == "sort":
+        return made({"final": 0.1 * honest, "right": 0.9 if honest else 0.0}, cell)
+    return made({"final": 1.05 if honest else 0.01, "before": 1.05 if honest else 4.0}, cell) | {"entropy": 1.03}
+
+
+def no_difference(cell: Cell) -> dict[str, Any]:
+    return cheating({**cell, "mask": "causal"})
+
+
+def bigram(cell: Cell) -> dict[str, Any]:
+    excess = (0.005 if cell["mixer"] == "none" else -0.9) + 0.001 * cell["seed"]
+    return made({}, cell) | {"bigram": 2.1, "trigram": 1.0, "loss": 2.1 + excess}
+
+
+def below(cell: Cell) -> dict[str, Any]:
+    return bigram(cell) | {"loss": 1.9 + 0.001 * cell["seed"]}
+
+
+def costs(cell: Cell) -> dict[str, Any]:
+    d, t = cell["width"], cell["length"]
+    parts = {"scores and values": 4 * t * t * d, "projections": 8 * t * d * d, "feed-forward": 16 * t * d * d}
+    sizes = {"attention parameters": 4 * d * d, "feed-forward parameters": 8 * d * d}
+    return {**parts, **sizes, "predicted": 1, "counted": 1}
+
+
+def layers(cell: Cell) -> dict[str, Any]:
+    kind, d, t, kernel = cell["kind"], cell["width"], cell["length"], cell["kernel"]
+    flops = {"attention": t * t * d, "fully connected": t * t * d * d, "positions": t * t * d, "recurrent": t * d * d}
+    paths = {"convolution": (t - 1 + kernel - 2) // (kernel - 1), "dilated": round(math.log(t, kernel)), "recurrent": t}
+    found = {"flops": flops.get(kind, kernel * t * d * d), "projections": 0, "parameters": d * d, "seconds": t * 1e-3}
+    return {**found, "chain": t if kind == "recurrent" else 1, "layers": 1, "path": paths.get(kind, 1)}
+
+
+def heads(cell: Cell) -> dict[str, Any]:
+    kept = {"kept_plain": 1e6, "kept_fused": 1e6, "plain": 1e-3, "fused": 1e-3}
+    return {"flops": 100, "predicted": 100, "parameters": 10, "scores": 64 * cell["heads"], **kept}
+
+
+def scale(cell: Cell) -> dict[str, Any]:
+    without = cell["scale"] == "none"
+    begin = {"variance": cell["k"] if without else 1, "entropy": 0.5, "gradient": 1.0}
+    harm = 0.001 * cell["k"] if without else 0.0
+    return made({**begin, "loss": 0.5 + harm}, cell) | {"variance": begin["variance"]}
+
+
+def diversity(cell: Cell) -> dict[str, Any]:
+    several = cell["heads"] > 1
+    found = {"selectivity": 0.9 if several else 0.2, "diversity": 0.7 * several, "diversity before": 0.0, "places": 2.0}
+    return made({**found, "loss": 0.1, "accuracy": 0.9}, cell)
+
+
+def credit(cell: Cell) -> dict[str, Any]:
+    learnt = cell["mixer"] == "attention" or cell["gap"] < 5
+    slope = 1 / cell["gap"] if cell["mixer"] == "attention" else 0.5 ** cell["gap"]
+    return {"accuracy": 0.95 if learnt else 0.1 + 0.01 * cell["seed"], "gradient": slope, "curve": CURVE}
+
+
+def extrapolation(cell: Cell) -> dict[str, Any]:
+    loss = 1 + 0.01 * cell["seed"]
+    beyond = loss if cell["scheme"] in ("alibi", "t5", "rotary") else 3 * loss
+    lengths = [cell["length"] // 2 * 2**i for i in range(6)]
+    return made({"losses": {str(n): loss if n <= cell["length"] else beyond for n in lengths}}, cell)
+
+
+def rotary_ends(cell: Cell) -> dict[str, Any]:
+    return extrapolation({**cell, "scheme": "learned"} if cell["scheme"] == "rotary" else cell)
+
+
+def learned_goes_on(cell: Cell) -> dict[str, Any]:
+    return extrapolation({**cell, "scheme": "alibi"} if cell["scheme"] == "learned" else cell)
+
+
+def cache(cell: Cell) -> dict[str, Any]:
+    n = cell["length"]
+    counts = {"flops with": 1000, "flops without": 1000 * n, "bytes": 8 * n, "predicted bytes": 8 * n}
+    return {**counts, "seconds with": 1.0, "seconds without": 1.0 * n, "difference": 1e-6, "q": 0, "k": n, "v": n}
+
+
+def bigbird(cell: Cell) -> dict[str, Any]:
+    n = cell["length"]
+    pairs = n * n if cell["pattern"] == "full" else 1000 * n
+    times = {"seconds": pairs * 1e-9, "memory": 1000 * n} if cell["timed"] else {}
+    return {"pairs": pairs, "predicted": pairs, "flops": pairs, **times}
+
+
+def sorters(cell: Cell) -> dict[str, Any]:
+    right = 0.0 if cell["variant"] == "no mixer" else 0.9
+    return made({"exact_match": right, "loss": 1.1 - right, "parameters": 100}, cell)
+
+
+def but(found: Found, changes: Found) -> Found:
+    """The same with some things changed."""
+    return lambda cell: found(cell) | changes(cell)
+
+
+HOLDS: dict[str, Found] = {
+    "costs": costs,
+    "layers": layers,
+    "heads": heads,
+    "scale": scale,
+    "diversity": diversity,
+    "credit": credit,
+    "norms": norms,
+    "positions": positions,
+    "warmup": warmup,
+    "extrapolation": extrapolation,
+    "cache": cache,
+    "bigbird": bigbird,
+    "variants": sorters,
+    "cheating": cheating,
+    "bigram": bigram,
+}
+LEARNT = ("norms", "positions", "warmup", "variants", "cheating", "bigram")  # claims about learning
+FAILS: list[tuple[str, Found]] = [
+    ("costs", but(costs, lambda cell: {"scores and values": cell["length"]})),
+    ("costs", but(costs, lambda cell: {"attention parameters": 3})),
+    ("layers", but(layers, lambda cell: {"flops": cell["length"]})),
+    ("layers", but(layers, lambda cell: {"chain": cell["length"]})),
+    ("layers", but(layers, lambda cell: {"path": 2})),
+    ("heads", but(heads, lambda cell: {"flops": cell["heads"]})),
+    ("heads", but(heads, lambda cell: {"scores": 64})),
+    ("scale", but(scale, lambda cell: {"variance": 1.0})),
+    ("scale", but(scale, lambda cell: {"loss": scale(cell)["loss"] - 0.002 * cell["k"] * (cell["scale"] == "none")})),
+    ("diversity", but(diversity, lambda cell: {"selectivity": 0.9})),
+    ("diversity", but(diversity, lambda cell: {"selectivity": 0.3})),
+    ("credit", but(credit, lambda cell: {"accuracy": 1.0})),
+    ("credit", but(credit, lambda cell: {"gradient": 1 / cell["gap"]})),
+    ("extrapolation", rotary_ends),
+    ("extrapolation", learned_goes_on),
+    ("cache", but(cache, lambda cell: {"flops without": 5000})),
+    ("cache", but(cache, lambda cell: {"bytes": cell["length"] ** 2})),
+    ("cache", but(cache, lambda cell: {"difference": 0.1})),
+    ("cache", but(cache, lambda cell: {"q": 1})),
+    ("cache", but(cache, lambda cell: {"v": 0})),
+    ("bigbird", but(bigbird, lambda cell: {"pairs": cell["length"] ** 1.5})),
+    ("bigbird", but(bigbird, lambda cell: {"seconds": cell["length"] ** 2.0} if cell["timed"] else {})),
+    ("bigbird", but(bigbird, lambda cell: {"memory": cell["length"] ** 2.0} if cell["timed"] else {})),
+    ("variants", but(sorters, lambda cell: {"exact_match": 0.1} if cell["variant"] == "relu" else {})),
+    ("norms", deep_without_residuals),
+    ("positions", blind_encoder_copies),
+    ("warmup", never_needed),
+    ("warmup", always_needed),
+    ("cheating", no_difference),
+    ("bigram", below),
+]
+
+
+UNDECIDED: list[tuple[str, Found]] = [
+    ("scale", but(scale, lambda cell: {"loss": 0.5 + 0.01 * cell["seed"]})),
+    ("scale", but(scale, lambda cell: {"loss": 0.5 + 0.01 * cell["seed"] + 0.1 * (cell["scale"] == "none")})),
+    ("diversity", but(diversity, lambda cell: {"selectivity": 0.1 * cell["heads"]})),
+    ("credit", but(credit, lambda cell: {"accuracy": 0.1})),
+    ("credit", but(credit, lambda cell: {"accuracy": 0.5 * cell["seed"]} if cell["mixer"] == "rnn" else {})),
+    ("extrapolation", but(extrapolation, lambda cell: {"losses": {"32": 1.0 + cell["seed"], "512": 2.0}})),
+    (
+        "variants",
+        but(sorters, lambda cell: {"exact_match": 0.4 + 0.1 * cell["seed"]} if "fixed" in cell["variant"] else {}),
+    ),
+    ("variants", but(sorters, lambda cell: {"exact_match": 0.9})),
+]
+
+
+def results(name: str, found: Found) -> list[Result]:
+    return [Result(dict(cell), found(cell), 0.0, "made up") for cell in find(name).cells("quick")]
+
+
+def word(name: str, found: Found) -> Word:
+    return find(name).judge(results(name, found)).word
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_cells_are_plain_and_no_two_are_the_same(name: str) -> None:
+    experiment, known = find(name), set[str]()
+    assert experiment.name == name
+    for size in ("quick", "cpu", "gpu"):
+        cells = experiment.cells(size)
+        assert cells == [json.loads(json.dumps(cell)) for cell in cells]
+        assert len({*map(key, cells)}) == len(cells) > 0
+        known |= {*map(key, cells)}
+    assert len(known) > len(experiment.cells("quick"))  # a larger size is another measurement
+
+
+def test_claims_are_in_order() -> None:
+    numbers = [find(name).number for name in NAMES]
+    assert numbers == sorted({*numbers})
+
+
+@pytest.mark.parametrize("name", HOLDS)
+def test_a_claim_that_the_data_bears_out_holds(name: str) -> None:
+    found = results(name, HOLDS[name])
+    assert find(name).judge(found).word == "holds"
+    head, *rest = find(name).table(found)
+    assert rest
+    assert all(len(row) == len(head) for row in rest)
+    figure = find(name).draw(found)
+    assert all(axis.get_ylabel() for axis in figure.axes)
+
+
+@pytest.mark.parametrize(("name", "found"), FAILS, ids=lambda x: getattr(x, "__name__", x))
+def test_a_claim_that_the_data_speaks_against_does_not(name: str, found: Found) -> None:
+    assert word(name, found) == "does not hold here"
+
+
+@pytest.mark.parametrize(("name", "found"), UNDECIDED)
+def test_data_that_does_not_separate_says_nothing(name: str, found: Found) -> None:
+    assert word(name, found) == "undecided at this size"
+
+
+@pytest.mark.parametrize("name", LEARNT)
+def test_nothing_learnt_says_nothing(name: str) -> None:
+    """Where no model has learnt anything, no claim about learning holds."""
+
+    def nothing(cell: Cell) -> dict[str, Any]:
+        found = HOLDS[name](cell)
+        bad = {"final": 2.3, "mean": 2.3, "loss": 2.3, "before": 2.3, "exact_match": 0.0, "right": 0.0}
+        return found | {n: v for n, v in bad.items() if n in found}
+
+    assert word(name, nothing) != "holds"
+
+
+def test_the_entropy_of_a_text() -> None:
+    from anyformer.lab.experiments.bigram import entropy
+
+    assert entropy("abab" * 10, 1) == 0
+    assert entropy("aabb" * 100 + "a", 1) == pytest.approx(math.log(2))
+    assert entropy("aabb" * 100 + "a", 2) == pytest.approx(0, abs=1e-9)
+
+
+def test_the_loss_of_a_reader_blind_to_order() -> None:
+    from anyformer.data.sources import Rows
+    from anyformer.lab.experiments.positions import blind
+
+    assert blind(Rows({"source": ["1 2 3"]}, "", [1])) == pytest.approx(math.log(6) / 4)
+    assert blind(Rows({"source": ["7 7 7"]}, "", [1])) == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize(("kind", "chain", "path"), [("attention", 4, 1), ("recurrent", 9, 9), ("convolution", 1, 4)])
+def test_steps_and_paths_of_nine_tokens(kind: str, chain: int, path: int) -> None:
+    found = find("layers").measure({"kind": kind, "width": 4, "length": 9, "kernel": 3, "repeats": 1, "seed": 0})
+    assert (found["chain"], found["path"]) == (chain, path)
+
+
+def test_two_heads_keep_a_table_more_than_one() -> None:
+    one, two = (find("heads").measure({"width": 8, "length": 16, "heads": h, "repeats": 1}) for h in (1, 2))
+    assert one["flops"] == two["flops"] == one["predicted"]
+    assert two["kept_plain"] - one["kept_plain"] == 4 * 16 * 16
+    assert two["kept_fused"] - one["kept_fused"] < 4 * 16 * 16
+
+
+def test_heads_that_differ() -> None:
+    from anyformer.lab.experiments.diversity import divergence
+
+    here, there = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
+    assert divergence(here, here) == 0
+    assert divergence(here, there) == pytest.approx(1)
+
+
+def test_a_cache_of_a_few_tokens() -> None:
+    found = find("cache").measure({"length": 6, "width": 16, "depth": 2, "repeats": 1})
+    assert (found["q"], found["k"], found["v"]) == (0, 6, 6)
+    assert found["difference"] < 1e-4
+    assert found["bytes"] == found["predicted bytes"]
+    assert found["flops without"] > 5 * found["flops with"]
+
+
+@pytest.mark.parametrize("pattern", ["full", "bigbird"])
+def test_the_blocks_of_a_pattern_are_those_that_are_counted(pattern: str) -> None:
+    cell = {"pattern": pattern, "length": 4096, "timed": False, "width": 16, "heads": 1, "depth": 1, "repeats": 1}
+    found = find("bigbird").measure(cell)
+    assert found["pairs"] == found["predicted"]
+    assert (found["pairs"] == 4096**2) == (pattern == "full")
+
+
+@pytest.mark.parametrize("variant", [name for name in variants.VARIANTS if name != "no mixer"])
+def test_what_a_variant_holds_has_no_gradient(variant: str) -> None:
+    cell = {**find("variants").cells("quick")[0], "variant": variant}
+    config = io.override(sorting(cell, variants.VARIANTS[variant]).model, ["target.vocab=16"])
+    model = Transformer(config)
+    variants.begin(variant)(model)
+    model(torch.arange(12)[None]).square().sum().backward()
+    weight = next(module for module in model.modules() if isinstance(module, MultiHeadAttention)).qkv.weight
+    assert weight.grad is not None
+    d, moved = config.width, weight.grad != 0
+    held = {"slices": d, "random scores": 2 * d, "random fixed": 2 * d}.get(variant, 0)
+    assert not moved[:held].any()
+    if variant == "slices projected":
+        assert moved.sum() == 3 * d * d // cell["heads"]
+        assert (weight != 0).equal(moved)
+    else:
+        assert moved[held:].all()

@@ -1,0 +1,108 @@
+"""Grids of one's own: all combinations under equal budgets, divergence told, wrong ones refused before any training."""
+
+from pathlib import Path
+
+import pytest
+
+from anyformer.config import ConfigError, io
+from anyformer.lab.compare import compare, report
+from anyformer.lab.grid import Axis, FlopBudget, Grid, Steps, TokenBudget, run_grid, within
+from anyformer.recipes import read_recipe
+
+SMALL = (
+    "model.width=16",
+    "model.decoder.blocks.0.feedforward.width=32",
+    "data.train.count=200",
+    "data.valid.count=20",
+    "train.schedule=constant",
+    "train.evaluate_every=none",
+    "train.save_every=none",
+    "batches.tokens=256",
+    "task.max_target=12",
+)
+
+
+def grid(**changes: object) -> Grid:
+    axes = (
+        Axis(name="position", fields=("model.decoder.position",), values=("sinusoidal", "rotary")),
+        Axis(name="depth", fields=("model.decoder.depth",), values=(1, 2)),
+    )
+    given = {"base": "sort", "set": SMALL, "axes": axes, "seeds": (0, 1), "budget": Steps(count=20)}
+    return Grid(**{**given, **changes})
+
+
+def test_all_combinations_are_compared(tmp_path: Path) -> None:
+    results = run_grid(grid(), tmp_path)
+    lines = compare(results, "loss")
+    assert [line.setting for line in lines] == [
+        {"position": p, "depth": d} for p in ("sinusoidal", "rotary") for d in (1, 2)
+    ]
+    assert all(len(line.values) == 2 and line.steps == 20 for line in lines)
+    assert lines[1].parameters > lines[0].parameters
+    page = report(grid(), results, tmp_path).read_text(encoding="utf-8")
+    assert all(line.name in page for line in lines)
+    assert (tmp_path / "figure.png").exists()
+    before = (tmp_path / "results.jsonl").read_bytes()
+    assert run_grid(grid(), tmp_path) == results
+    assert (tmp_path / "results.jsonl").read_bytes() == before
+
+
+def test_a_run_that_diverges_is_recorded(tmp_path: Path) -> None:
+    axis = Axis(name="lr", fields=("train.optimizer.lr",), values=(1e-3, 1e30))
+    found = grid(axes=(axis,), set=(*SMALL, "train.max_bad_steps=1"), seeds=(0,))
+    results = run_grid(found, tmp_path)
+    assert [r.found["diverged"] for r in results] == [False, True]
+    fine, lost = compare(results, "loss")
+    assert (fine.diverged, lost.diverged) == (0, 1)
+    assert len(fine.values) == 1
+    assert not lost.values
+    assert "1 of 1" in report(found, results, tmp_path).read_text(encoding="utf-8")
+
+
+def test_budgets_are_equal() -> None:
+    recipe = read_recipe("sort", [*SMALL])
+    deeper = io.override(recipe, ["model.decoder.depth=4"])
+    tokens = [within(r, TokenBudget(count=20_000)).train.steps for r in (recipe, deeper)]
+    assert tokens[0] == tokens[1]
+    assert tokens[0] * 256 == pytest.approx(20_000, rel=0.2)  # a batch has at most 256 tokens, and few pads
+    flops = [within(r, FlopBudget(count=1e10)).train.steps for r in (recipe, deeper)]
+    assert flops[0] > 1.5 * flops[1]
+
+
+WRONG = {
+    "an unknown field": (
+        {"axes": (Axis(name="a", fields=("model.nonsense",), values=(1,)),)},
+        "model.nonsense: unknown key",
+    ),
+    "no axis": ({"axes": ()}, "axes"),
+    "no value": ({"axes": [{"name": "a", "fields": ["seed"], "values": []}]}, "values"),
+    "no seed": ({"seeds": ()}, "seeds"),
+    "two of a name": ({"axes": (Axis(name="a", fields=("seed",), values=(1,)),) * 2}, "two are called 'a'"),
+    "a value twice": ({"axes": (Axis(name="a", fields=("seed",), values=(1, 1)),)}, "1 is there twice"),
+    "the seed's name": ({"axes": (Axis(name="seed", fields=("seed",), values=(1,)),)}, "choose another"),
+    "too few steps": ({"budget": Steps(count=3)}, "pays for 3 steps: too few to compare"),
+    "less than the warm-up": (
+        {"set": (*SMALL, "train.schedule={kind='cosine', warmup=50}"), "budget": Steps(count=40)},
+        "at least 51 steps (the warm-up takes 50)",
+    ),
+    "too few tokens": ({"budget": TokenBudget(count=500)}, "too few to compare"),
+    "another metric": ({"metric": "bleu"}, "the task measures loss, exact_match"),
+    "nothing to validate on": ({"set": (*SMALL, "data.valid=none")}, "has no data.valid"),
+    "no such recipe": ({"base": "sorting"}, "'sorting' is neither a recipe nor a file"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_is_told_before_anything_is_trained(what: str, tmp_path: Path) -> None:
+    changes, message = WRONG[what]
+    with pytest.raises(ConfigError) as error:
+        run_grid(grid(**changes), tmp_path / "out")
+    assert message in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_grid_in_the_folder_is_refused(tmp_path: Path) -> None:
+    one = Axis(name="depth", fields=("model.decoder.depth",), values=(1,))
+    run_grid(grid(axes=(one,), seeds=(0,)), tmp_path)
+    with pytest.raises(ConfigError, match="holds another grid: seeds"):
+        run_grid(grid(axes=(one,), seeds=(0, 1)), tmp_path)

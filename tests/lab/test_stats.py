@@ -1,0 +1,52 @@
+"""Means, tests and power laws, against what they are by definition."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from anyformer.lab.stats import power, summary, welch
+
+NUMBERS = st.lists(st.floats(-5, 5), min_size=2, max_size=6)
+
+
+def student(t: float, freedom: float) -> float:
+    """Both tails of Student's distribution beyond t, by adding up its density."""
+    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)
+    angle = np.linspace(0, math.atan(abs(t) / math.sqrt(freedom)), 20_001)  # x = sqrt(f) tan(angle): a short interval
+    density = scale * np.cos(angle) ** (freedom - 1) * math.sqrt(freedom)
+    return 1 - 2 * float(np.trapezoid(density, angle))
+
+
+@given(NUMBERS, NUMBERS)
+def test_welch(a: list[float], b: list[float]) -> None:
+    u, v = np.var(a, ddof=1) / len(a), np.var(b, ddof=1) / len(b)
+    if u + v < 1e-6:
+        return
+    t = (np.mean(a) - np.mean(b)) / math.sqrt(u + v)
+    freedom = (u + v) ** 2 / (u**2 / (len(a) - 1) + v**2 / (len(b) - 1))
+    assert welch(a, b) == pytest.approx(student(float(t), float(freedom)), abs=1e-6)
+    assert welch(a, b) == pytest.approx(welch(b, a))
+
+
+def test_of_equal_numbers_and_of_one() -> None:
+    assert welch([1, 1], [1, 1]) == 1
+    assert welch([1, 1], [2, 2]) == 0
+    assert math.isnan(welch([1], [2, 3]))
+
+
+@given(st.floats(-3, 3), st.floats(0.01, 100))
+def test_a_power_law_is_found(exponent: float, factor: float) -> None:
+    x = [1, 2, 5, 11]
+    found = power(x, [factor * n**exponent for n in x])
+    assert found.exponent == pytest.approx(exponent, abs=1e-9)
+    assert found(7) == pytest.approx(factor * 7**exponent)
+    assert found.error < 1e-6
+
+
+def test_summary() -> None:
+    found = summary([1.0, 2.0, 3.0])
+    assert (found.mean, found.deviation, found.count) == (2, 1, 3)
+    assert str(found) == "2 ± 1"
+    assert str(summary([2.5])) == "2.5"
