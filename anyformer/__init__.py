@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from anyformer.decoding.decode import generate as generate
     from anyformer.decoding.reuse import Reuse as Reuse
     from anyformer.inspection.count import count as count
-    from anyformer.inspection.maps import attention_maps as attention_maps
     from anyformer.interop.hub import from_hf as from_hf, to_hf as to_hf
     from anyformer.nn.model import Transformer as Transformer
     from anyformer.nn.quantise import quantise as quantise
+    from anyformer.reading import attention_maps as attention_maps
     from anyformer.run import load as load
     from anyformer.training.train import train as train
 
@@ -33,7 +33,7 @@ _HOMES = {
     "ModelConfig": "anyformer.config.model",
     "Reuse": "anyformer.decoding.reuse",
     "Transformer": "anyformer.nn.model",
-    "attention_maps": "anyformer.inspection.maps",
+    "attention_maps": "anyformer.reading",
     "config": "anyformer.config",
     "count": "anyformer.inspection.count",
     "from_hf": "anyformer.interop.hub",

@@ -43,12 +43,13 @@ UNDER: dict[str, tuple[str, ...]] = {
     "doctor": ("nn", "hardware"),
     "tasks": ("nn", "decoding", "data"),
     "run": ("tasks",),
+    "reading": ("run", "inspection"),
     "training": ("run", "recipes", "inspection", "hardware"),
     "interop": ("run",),
     "lab": ("training", "interop", "inspection"),
-    "explore": ("lab",),
+    "explore": ("lab", "reading"),
     "serve": ("lab",),
-    "cli": ("explore", "serve", "doctor"),
+    "cli": ("explore", "serve", "doctor", "reading"),
     "__main__": ("cli",),
 }
 

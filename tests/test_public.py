@@ -56,6 +56,7 @@ VERBS = {
     "evaluate": ["run", "[changes]", "--split", "--json"],
     "predict": ["run", "[file]", "--out", *DECODING],
     "generate": ["run", "--prompt", "--samples", "--n-best", *DECODING],
+    "inspect": ["run", "text", "--target", "--stack", "--layer", "--head", "--task", "--out"],
     "import": ["source", "--out", "--tokenizer", "--allow-pickle"],
     "merge": ["run", "--out"],
     "lab": ["[what]", "--size", "--jobs", "--out"],
@@ -111,7 +112,8 @@ def test_a_function_stays_a_function() -> None:
     """`count` and others share their names with modules further in, which importing must not put in their place."""
     import anyformer.decoding.decode
     import anyformer.inspection.count
-    import anyformer.inspection.maps  # noqa: F401
+    import anyformer.inspection.maps
+    import anyformer.reading  # noqa: F401
 
     assert callable(af.count)
     assert callable(af.generate)

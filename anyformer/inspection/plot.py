@@ -1,9 +1,38 @@
-"""Figures, by matplotlib (the `plot` extra)."""
+"""Figures, by matplotlib (the `plot` extra): one call draws what one function of this folder gives."""
 
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+
+from anyformer.inspection.attribution import Attribution
+from anyformer.inspection.curves import Curve
+from anyformer.inspection.patterns import HeadStatistics
+
+# Fonts that have Korean and Chinese, in the order in which they are liked; the first that is there serves.
+WIDE = (
+    "Noto Sans CJK KR",
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",
+    "Noto Sans KR",
+    "Source Han Sans",
+    "Apple SD Gothic Neo",
+    "AppleGothic",
+    "Malgun Gothic",
+    "Microsoft YaHei",
+    "NanumGothic",
+    "UnDotum",
+    "WenQuanYi Zen Hei",
+    "WenQuanYi Micro Hei",
+    "Droid Sans Fallback",
+    "Unifont",
+    "Arial Unicode MS",
+)
+
+WIDEST, LABELS = 30.0, 80  # inches of a figure, and labels along an axis
 
 
 def pyplot() -> Any:
@@ -18,24 +47,159 @@ def pyplot() -> Any:
     return pyplot
 
 
-def plot_map(weights: Tensor, rows: list[str], columns: list[str], path: str | Path, title: str = "") -> Path:
-    """Draws one head's [t, s] or several heads' [h, t, s] maps; rows are queries, columns keys."""
+@contextmanager
+def _drawing(path: str | Path, width: float, height: float, rows: int = 1, columns: int = 1) -> Iterator[Any]:
+    """Axes [rows, columns] of a figure of so many inches, which is written to a .png, .svg or .pdf at the end."""
     plt = pyplot()
-    heads = weights[None] if weights.dim() == 2 else weights
-    size = max(3.0, 0.28 * len(columns))
-    shape = (size * len(heads) + 0.8, size + 0.6)
-    figure, axes = plt.subplots(1, len(heads), figsize=shape, squeeze=False, layout="constrained")
-    for number, (axis, head) in enumerate(zip(axes[0], heads, strict=True)):
-        image = axis.imshow(head.detach().cpu().float().numpy(), vmin=0, vmax=1, cmap="viridis")
-        axis.set_xticks(range(len(columns)), columns, fontsize=8)
-        axis.set_yticks(range(len(rows)), rows, fontsize=8)
-        axis.set_xlabel("key")
-        axis.set_title(f"head {number}" if len(heads) > 1 else "", fontsize=9)
-    axes[0][0].set_ylabel("query")
-    figure.suptitle(title)
-    figure.colorbar(image, ax=axes.ravel().tolist(), label="weight")
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-    return path
+    from matplotlib import font_manager
+
+    there = {font.name for font in font_manager.fontManager.ttflist}
+    family = ["DejaVu Sans", *(name for name in WIDE if name in there)]
+    # letters of an .svg stay letters: whoever looks at it has a font for them
+    with plt.rc_context({"font.family": family, "svg.fonttype": "none"}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # boxes, where no font has a token
+        figure, axes = plt.subplots(rows, columns, figsize=(width, height), squeeze=False, layout="constrained")
+        try:
+            yield axes
+            path = Path(path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            figure.savefig(path, dpi=130)
+        finally:
+            plt.close(figure)
+
+
+def plot_map(weights: Tensor, rows: list[str], columns: list[str], path: str | Path, title: str = "") -> Path:
+    """Draws one head's map [t, s], several heads' [h, t, s], or those of several layers [layers, h, t, s]; rows are
+    queries, columns keys."""
+    panels = weights[(None,) * (4 - weights.dim())].detach().cpu().float()
+    layers, heads = panels.shape[:2]
+    least, each = (3.0, 0.28) if layers == 1 else (1.6, 0.12)
+    size = max(least, min(each * len(columns), WIDEST / heads))
+    tall = max(least, min(each * len(rows), WIDEST / layers))
+    with _drawing(path, size * heads + 0.8, tall * layers + 0.6, layers, heads) as axes:
+        for layer, head in ((i, j) for i in range(layers) for j in range(heads)):
+            axis = axes[layer][head]
+            image = axis.imshow(panels[layer, head].numpy(), vmin=0, vmax=1, cmap="viridis", aspect="auto")
+            _ticks(axis, rows, columns, 8 if layers == 1 else 5)
+            name = f"head {head}" if layers == 1 else f"layer {layer}, head {head}"
+            axis.set_title(name if layers * heads > 1 else "", fontsize=9)
+            axis.set_xlabel("key" if layer == layers - 1 else "")
+        axes[0][0].set_ylabel("query")
+        axes[0][0].figure.suptitle(title, parse_math=False)
+        axes[0][0].figure.colorbar(image, ax=axes.ravel().tolist(), label="weight")
+    return Path(path)
+
+
+def plot_head_scores(scores: Mapping[str, Tensor], path: str | Path, title: str = "") -> Path:
+    """Draws the tables of `head_scores`: what grows when a head is switched off is red, what falls blue."""
+    with _drawing(path, 3.2 * len(scores) + 0.8, 3.2, 1, len(scores)) as axes:
+        most = max(float(table.nan_to_num().abs().max()) for table in scores.values()) or 1.0
+        for axis, (kind, table) in zip(axes[0], scores.items(), strict=True):
+            image = axis.imshow(table.cpu().float().numpy(), vmin=-most, vmax=most, cmap="RdBu_r", aspect="auto")
+            _ticks(axis, list(map(str, range(len(table)))), list(map(str, range(table.shape[1]))), 8)
+            axis.set_title(kind, fontsize=9)
+            axis.set_xlabel("head")
+        axes[0][0].set_ylabel("layer")
+        axes[0][0].figure.suptitle(title, parse_math=False)
+        axes[0][0].figure.colorbar(image, ax=axes.ravel().tolist(), label="change without the head")
+    return Path(path)
+
+
+def plot_lens(logits: Tensor, tokens: list[str], vocabulary: Sequence[str], path: str | Path) -> Path:
+    """Draws the lens [1 + layers, t, v] of one text: the likeliest token after each layer, and how likely it is."""
+    best, which = logits.detach().cpu().float().softmax(dim=-1).max(dim=-1)  # [1 + layers, t]
+    layers, length = best.shape
+    with _drawing(path, 0.7 * length + 2, 0.4 * layers + 1.4) as axes:
+        axis = axes[0][0]
+        image = axis.imshow(best.numpy(), vmin=0, vmax=1, cmap="viridis", aspect="auto", origin="lower")
+        for layer, at in ((i, j) for i in range(layers) for j in range(length)):
+            colour = "black" if best[layer, at] > 0.6 else "white"
+            said = vocabulary[int(which[layer, at])]
+            axis.text(at, layer, said, ha="center", va="center", color=colour, fontsize=7, parse_math=False)
+        _ticks(axis, ["embeddings", *(f"layer {i}" for i in range(layers - 1))], tokens, 8)
+        axis.figure.colorbar(image, ax=axis, label="probability")
+    return Path(path)
+
+
+def plot_statistics(statistics: HeadStatistics, path: str | Path, title: str = "") -> Path:
+    """Draws what each head is called, coloured by the entropy of its weights."""
+    names, spread = statistics.names(), statistics.spread.cpu().float()
+    with _drawing(path, 1.1 * spread.shape[1] + 2, 0.5 * len(spread) + 1.2) as axes:
+        axis = axes[0][0]
+        image = axis.imshow(spread.numpy(), vmin=0, vmax=1, cmap="viridis", aspect="auto")
+        for layer, head in ((i, j) for i in range(len(names)) for j in range(len(names[i]))):
+            colour = "black" if float(spread[layer, head]) > 0.6 else "white"
+            axis.text(head, layer, names[layer][head], ha="center", va="center", color=colour, fontsize=7)
+        _ticks(axis, list(map(str, range(len(names)))), list(map(str, range(spread.shape[1]))), 8)
+        axis.set(xlabel="head", ylabel="layer")
+        axis.set_title(title, fontsize=9, parse_math=False)
+        axis.figure.colorbar(image, ax=axis, label="entropy, of the most")
+    return Path(path)
+
+
+def plot_terms(terms: Mapping[str, Tensor], path: str | Path, head: int = 0, row: int = 0) -> Path:
+    """Draws the terms [b, h, t, s] of the scores of one head and one text, on one scale."""
+    shown = {name: term[row, head].detach().cpu().float() for name, term in terms.items()}
+    most = max(float(term.abs().max()) for term in shown.values()) or 1.0
+    with _drawing(path, 2.6 * len(shown) + 0.8, 3.0, 1, len(shown)) as axes:
+        for axis, (name, term) in zip(axes[0], shown.items(), strict=True):
+            image = axis.imshow(term.numpy(), vmin=-most, vmax=most, cmap="RdBu_r", aspect="auto")
+            axis.set_title(name, fontsize=9)
+            axis.set_xlabel("key")
+        axes[0][0].set_ylabel("query")
+        axes[0][0].figure.colorbar(image, ax=axes.ravel().tolist(), label="score")
+    return Path(path)
+
+
+def plot_curves(curves: Mapping[str, Curve], path: str | Path) -> Path:
+    """Draws what positions do by distance: a panel for each layer that differs, a line for each head that does."""
+    panels: list[tuple[str, Curve]] = []
+    for name, curve in curves.items():
+        if not any(curve.kind == other.kind and _same(curve.values, other.values) for _, other in panels):
+            panels.append((name, curve))
+    with _drawing(path, 4.0 * max(1, len(panels)), 3.0, 1, max(1, len(panels))) as axes:
+        for axis, (name, curve) in zip(axes[0], panels, strict=False):
+            alike = _same(curve.values, curve.values[:1].expand_as(curve.values))
+            for head, values in enumerate(curve.values[:1] if alike else curve.values):
+                label = "all heads" if alike else f"head {head}"
+                axis.plot(curve.distances.cpu().tolist(), values.cpu().float().tolist(), label=label, linewidth=1)
+            axis.set(title=name, xlabel="query − key", ylabel=curve.kind)
+            if alike or len(curve.values) <= 16:
+                axis.legend(fontsize=6)
+    return Path(path)
+
+
+def plot_attribution(found: Attribution, tokens: Mapping[str, list[str]], path: str | Path, row: int = 0) -> Path:
+    """Draws each token's part in a measure, a panel for each stack; what is against it hangs below."""
+    longest = max(len(tokens[side]) for side in found.tokens)
+    with _drawing(path, max(4.0, 0.45 * longest), 2.2 * len(found.tokens), len(found.tokens), 1) as axes:
+        for axis, (side, parts) in zip(axes[:, 0], found.tokens.items(), strict=True):
+            values = parts[row].cpu().float().tolist()
+            axis.bar(range(len(values)), values, color=["tab:red" if value > 0 else "tab:blue" for value in values])
+            axis.set_xticks(range(len(values)), tokens[side], fontsize=8, parse_math=False)
+            axis.axhline(0, color="black", linewidth=0.5)
+            axis.set_ylabel(side)
+    return Path(path)
+
+
+def plot_growth(grown: Mapping[str, Sequence[int]], path: str | Path) -> Path:
+    """Draws the bytes of caches by tokens read, a line for each name."""
+    with _drawing(path, 4.5, 3.2) as axes:
+        for name, sizes in grown.items():
+            axes[0][0].plot(range(1, len(sizes) + 1), [size / 1024 for size in sizes], label=name)
+        axes[0][0].set(xlabel="tokens", ylabel="KiB")
+        axes[0][0].set_ylim(bottom=0)
+        axes[0][0].legend(fontsize=8)
+    return Path(path)
+
+
+def _ticks(axis: Any, rows: list[str], columns: list[str], size: int) -> None:
+    """Tokens as they are: a $ begins no formula."""
+    turned = 90 if max(map(len, columns), default=0) > 3 else 0
+    for labels, put, angle in ((columns, axis.set_xticks, turned), (rows, axis.set_yticks, 0)):
+        every = -(-len(labels) // LABELS)
+        put(range(0, len(labels), every), labels[::every], fontsize=size, rotation=angle, parse_math=False)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and bool((a == b).all())

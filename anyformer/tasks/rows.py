@@ -135,6 +135,11 @@ class RowTask(ABC):
 
     # -- answers ------------------------------------------------------------------------------------------------------
 
+    def read(self, text: str, config: ModelConfig) -> Piece:
+        """What is read of a text, or of a pair with a tab between them; where pairs are read apart, of one text."""
+        columns = {"text": [text]} if self.apart else self._columns([text])
+        return self._piece(next(self._ids(columns)), [0], config)
+
     def evaluate(self, model: Transformer, rows: Rows, batches: Batches) -> Metrics:
         pieces = self.encode(rows, model.config)
         found = dict(read_rows(model, pieces, self.tokenizer.pad or 0))

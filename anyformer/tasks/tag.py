@@ -121,6 +121,12 @@ class Tagging:
 
     # -- answers ------------------------------------------------------------------------------------------------------
 
+    def read(self, text: str, config: ModelConfig) -> Piece:
+        """What is read of a text, whose words are apart by tabs if it has one, else by spaces."""
+        (words,) = sentences = [split(text)]
+        (ids,) = self._ids(sentences)
+        return self._piece(words, ids, [0] * len(ids), config)
+
     def evaluate(self, model: Transformer, rows: Rows, batches: Batches) -> Metrics:
         """The share of words that are right, and how well spans are found."""
         total, found = 0.0, dict[int, list[str]]()

@@ -1,0 +1,185 @@
+"""The verb that shows where a run's model looks."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from anyformer.cli.app import app
+from anyformer.cli.runs import Folder
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from torch import Tensor
+
+    from anyformer.inspection.cells import Link
+    from anyformer.reading import Reading
+    from anyformer.run import Run
+
+SHOWN = 48  # queries and keys of a map in the terminal
+LINKS = 10  # of the strongest links
+
+
+@app.command("inspect")
+def inspect_(
+    run: Folder,
+    text: Annotated[str, typer.Argument(help="What the model reads.")],
+    target: Annotated[
+        str | None, typer.Option(help="What it says to it; if not given, the likeliest answer of a model that answers.")
+    ] = None,
+    stack: Annotated[
+        Literal["encoder", "decoder", "cross"] | None,
+        typer.Option(help="Whose attention: by default across, where a decoder reads an encoder."),
+    ] = None,
+    layer: Annotated[int | None, typer.Option(help="Its map is shown; the last if not given.")] = None,
+    head: Annotated[int | None, typer.Option(help="One head, rather than the mean of all.")] = None,
+    task: Annotated[str | None, typer.Option(help="Of a mixture of tasks: which one.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A figure of the layer's heads, or of the one head: .png or .svg.")
+    ] = None,
+) -> None:
+    """Show where a run's model looks: tokens, a map of attention weights, the strongest links."""
+    from rich.console import Console
+
+    from anyformer.config.spec import ConfigError, Fault
+    from anyformer.reading import read
+    from anyformer.run import load
+
+    if out is not None and out.suffix.lower() not in (".png", ".svg"):
+        raise ConfigError([Fault("--out", f"= {out}: must end in .png or .svg")])
+    with _as_options():
+        loaded = load(run)
+        loaded = loaded if task is None else loaded.part(task)
+        names, own = _chosen(loaded, stack, layer)
+        try:
+            reading = read(loaded, text, target)
+        except FloatingPointError as error:
+            typer.echo(str(error), err=True)
+            raise typer.Exit(1) from None
+    for note in reading.notes:
+        typer.echo(f"warning: {note}", err=True)
+    found = _maps(loaded, reading, names, head)
+    _show(Console(highlight=False), loaded, reading, found, own, head)
+    if out is not None:
+        _draw(out, loaded, reading, found[own], own, head)
+
+
+def _chosen(run: "Run", stack: str | None, layer: int | None) -> tuple[list[str], str]:
+    """The attentions to look at, and the one whose map is shown."""
+    from anyformer.config.spec import ConfigError, Fault
+    from anyformer.inspection.maps import ranged
+    from anyformer.inspection.sublayers import attentions
+
+    by_kind: dict[str, dict[int, str]] = {}
+    for name in attentions(run.model):
+        side, number, sublayer = name.split(".")
+        by_kind.setdefault("cross" if sublayer == "cross" else side, {})[int(number)] = name
+    if not by_kind:
+        raise ConfigError([Fault("run", "its model has no attention to look at")])
+    kind = stack or next(kind for kind in ("cross", "decoder", "encoder") if kind in by_kind)
+    if kind not in by_kind:
+        raise ConfigError([Fault("--stack", f"= '{kind}': there is attention in {' and '.join(by_kind)} only")])
+    if layer is None:
+        return list(by_kind[kind].values()), by_kind[kind][max(by_kind[kind])]
+    if layer not in by_kind[kind]:
+        raise ConfigError([Fault("--layer", f"= {layer}: must be {ranged(by_kind[kind])}, where {kind} attention is")])
+    return [by_kind[kind][layer]], by_kind[kind][layer]
+
+
+def _maps(run: "Run", reading: "Reading", names: list[str], head: int | None) -> "dict[str, Tensor]":
+    """The weights of each attention [h, t, s], or of the one head [1, t, s]."""
+    import torch
+
+    from anyformer.config.spec import ConfigError, Fault
+    from anyformer.inspection.sublayers import attention_at
+    from anyformer.inspection.taps import run_with_taps
+
+    for name in names:
+        heads = attention_at(run.model, name).heads
+        if head is not None and not 0 <= head < heads:
+            raise ConfigError([Fault("--head", f"= {head}: {name} has heads 0 to {heads - 1}")])
+    with torch.no_grad():
+        taps = [f"{name}.weights" for name in names]
+        _, seen = run_with_taps(run.model.eval(), taps, *reading.inputs, **reading.options)
+    return {name: seen[f"{name}.weights"][0, slice(None) if head is None else [head]].float().cpu() for name in names}
+
+
+def _show(
+    console: "Console",
+    run: "Run",
+    reading: "Reading",
+    maps: "dict[str, Tensor]",
+    own: str,
+    head: int | None,
+) -> None:
+    from anyformer.inspection.cells import map_lines, strongest
+    from anyformer.inspection.patterns import head_statistics
+
+    def say(line: object = "") -> None:
+        console.print(line, markup=False, soft_wrap=True)
+
+    for side, tokens in reading.tokens.items():
+        say(f"{side}  " + "  ".join(f"{i} {token}" for i, token in enumerate(tokens)))
+    rows, columns = _labels(run, reading, own)
+    shown, (_, number, sublayer) = maps[own], own.split(".")
+    whose = f"the mean of {len(shown)} heads" if head is None else f"head {head}"
+    say(f"\n{own}: {whose}; a row for each query, weights in percent")
+    for line in map_lines(shown.mean(dim=0), rows[:SHOWN], columns[:SHOWN], console.width):
+        say(line)
+    if max(len(rows), len(columns)) > SHOWN:
+        say(f"(the first {SHOWN} of {len(rows):,} queries and {len(columns):,} keys)")
+    ids = None if sublayer == "cross" or len(columns) != reading.inputs[-1].shape[1] else reading.inputs[-1].cpu()
+    (called,) = head_statistics(shown[None, None], ids, cross=sublayer == "cross").names()
+    names = (f"{i if head is None else head} {name}" for i, name in enumerate(called))
+    say(f"\nheads of layer {number}: {', '.join(names)}")
+    say("\nthe strongest links, query → key:")
+    links: list[Link] = []
+    for name, weights in maps.items():
+        numbers = list(range(len(weights))) if head is None else [head]
+        links += strongest(weights[None], [int(name.split(".")[1])], numbers, LINKS)
+    for weight, layer, which, query, key in sorted(links, key=lambda link: -link.weight)[:LINKS]:
+        name = next(name for name in maps if name.split(".")[1] == str(layer))
+        a, b = _labels(run, reading, name)
+        say(f"  {weight:.2f}  layer {layer}  head {which}  {query} {a[query]} → {key} {b[key]}")
+
+
+def _labels(run: "Run", reading: "Reading", name: str) -> tuple[list[str], list[str]]:
+    """The tokens of the queries and of the keys of an attention; of pooled ones, what stands in each window."""
+    from anyformer.inspection.sublayers import stacks_of
+
+    side, layer, sublayer = name.split(".")
+    queries = reading.tokens["decoder" if side == "decoder" else "encoder"]
+    if sublayer == "cross":
+        return queries, reading.tokens["encoder"]
+    stack = next(stack for own, stack in stacks_of(run.model).items() if own == side)
+    size = stack.pooling.factor ** stack.levels[int(layer)] if stack.pooling else 1
+    pooled = ["".join(queries[i : i + size]) for i in range(0, len(queries), size)]
+    return pooled, pooled
+
+
+def _draw(out: Path, run: "Run", reading: "Reading", maps: "Tensor", own: str, head: int | None) -> None:
+    from anyformer.config.spec import ConfigError, Fault
+    from anyformer.inspection.plot import plot_map
+    from anyformer.run import writing
+
+    rows, columns = _labels(run, reading, own)
+    try:
+        with writing(out):
+            plot_map(maps, rows, columns, out, own if head is None else f"{own}, head {head}")
+    except ImportError as error:
+        raise ConfigError([Fault("--out", str(error))]) from None
+    typer.echo(f"\nfigure: {out}")
+
+
+@contextmanager
+def _as_options() -> Iterator[None]:
+    """What is wrong, by the names that it has on the command line."""
+    from anyformer.config.spec import ConfigError, Fault
+
+    names = {"text": "TEXT", "text 1": "TEXT", "target": "--target", "task": "--task"}
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(Fault(names.get(path, path), message) for path, message in error.faults) from None

@@ -1,0 +1,105 @@
+"""Where each head looks: numbers of its map, and a name for what they show."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# What a head is called: the first of these of which it has at least so much.
+PATTERNS = (
+    ("previous token", "previous", 0.5),
+    ("next token", "next", 0.5),
+    ("itself", "itself", 0.5),
+    ("induction", "induction", 0.5),
+    ("first token", "first", 0.5),
+    ("vertical", "vertical", 0.5),
+    ("diffuse", "spread", 0.9),
+    ("positional", "positional", 0.9),
+)
+OTHER = "mixed"
+
+
+@dataclass(frozen=True)
+class HeadStatistics:
+    """Of each head [layers, heads], over the queries that can see more than one key; nan where it has no meaning.
+
+    A share is the weight on one kind of key, over the queries that have such a key.
+    """
+
+    entropy: Tensor  # of the weights, in nats
+    spread: Tensor  # the same divided by that of equal weights on all keys that are seen: 0 to 1
+    distance: Tensor  # in tokens, by weight
+    itself: Tensor  # share on the query's own token
+    previous: Tensor  # on the token before it
+    next: Tensor  # on the token after it
+    first: Tensor  # on the first token
+    induction: Tensor  # on tokens that followed earlier ones equal to the query's
+    vertical: Tensor  # of all queries that see it, on one key: the greatest such share of keys that half of them see
+    positional: Tensor  # how much of a map is the same with other tokens: overlap of neighbouring rows of the batch
+
+    def names(self) -> list[list[str]]:
+        """What each head is called, by layer: see PATTERNS."""
+        layers, heads = self.entropy.shape
+        return [[self._name(layer, head) for head in range(heads)] for layer in range(layers)]
+
+    def _name(self, layer: int, head: int) -> str:
+        found = (name for name, share, least in PATTERNS if float(getattr(self, share)[layer, head]) >= least)
+        return next(found, OTHER)
+
+
+@torch.no_grad()
+def head_statistics(
+    maps: Tensor, ids: Tensor | None = None, *, real: Tensor | None = None, cross: bool = False
+) -> HeadStatistics:
+    """What maps [layers, b, heads, t, s] as `attention_maps` gives them show, of tokens `ids` [b, t].
+
+    `real`, bool [b, t], are the queries that count: all if not given. In maps of cross-attention queries and keys are
+    of two texts, so that what is said of distances has no meaning.
+    """
+    maps = maps.float() if maps.dtype in (torch.float16, torch.bfloat16) else maps
+    t, s = maps.shape[-2:]
+    visible = (maps > 0).any(dim=2).any(dim=0)  # [b, t, s]: by any head
+    rows = visible.sum(dim=-1) > 1
+    rows = rows if real is None else rows & real
+    apart = torch.arange(t, device=maps.device)[:, None] - torch.arange(s, device=maps.device)  # [t, s]: query - key
+    nothing = torch.full_like(maps[:, 0, :, 0, 0], torch.nan)
+
+    def mean(values: Tensor, where: Tensor) -> Tensor:
+        """[layers, b, h, t] over the queries where [b, t] says."""
+        total = torch.where(where[None, :, None], values, 0.0).sum(dim=(1, 3))
+        return total / where.sum() if bool(where.any()) else nothing
+
+    def share(keys: Tensor) -> Tensor:
+        keys = keys.expand(len(rows), t, s) & visible
+        return mean((maps * keys[None, :, None]).sum(dim=-1), rows & keys.any(dim=-1))
+
+    within = not cross and t == s
+    entropy = torch.special.entr(maps).sum(dim=-1)
+    most = visible.sum(dim=-1).clamp(min=2).to(maps.dtype).log()[None, :, None]
+    followed = None
+    if within and ids is not None:
+        same = ids[:, :, None] == ids[:, None, :]  # [b, t, s]
+        followed = torch.roll(same, 1, dims=-1) & (apart >= 0) & (torch.arange(s, device=maps.device) > 0)
+    return HeadStatistics(
+        entropy=mean(entropy, rows),
+        spread=mean(entropy / most, rows),
+        distance=mean((maps * apart.abs()).sum(dim=-1), rows) if within else nothing,
+        itself=share(apart == 0) if within else nothing,
+        previous=share(apart == 1) if within else nothing,
+        next=share(apart == -1) if within else nothing,
+        first=share((torch.arange(s, device=maps.device) == 0).expand(t, s)),
+        induction=nothing if followed is None else share(followed),
+        vertical=_vertical(maps, visible, rows),
+        positional=mean(torch.minimum(maps, maps.roll(1, dims=1)).sum(dim=-1), rows & rows.roll(1, dims=0))
+        if len(rows) > 1
+        else nothing,
+    )
+
+
+def _vertical(maps: Tensor, visible: Tensor, rows: Tensor) -> Tensor:
+    """The greatest mean weight on one key, over the queries that see it, if these are half of all; mean over texts."""
+    seen = visible & rows[..., None]
+    count = seen.sum(dim=1)  # [b, s]
+    column = (maps * seen[None, :, None]).sum(dim=-2) / count.clamp(min=1)[None, :, None]  # [layers, b, h, s]
+    often = 2 * count >= rows.sum(dim=1, keepdim=True).clamp(min=1)
+    return torch.where(often[None, :, None], column, 0.0).amax(dim=-1).mean(dim=1)

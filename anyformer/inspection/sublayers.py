@@ -1,0 +1,61 @@
+"""The attentions of a model by the names of their sublayers."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from anyformer.config import Side
+from anyformer.config.spec import did_you_mean
+from anyformer.nn.attention import MultiHeadAttention
+from anyformer.nn.block import Sublayer
+from anyformer.nn.mask import Layout, lay_out
+from anyformer.nn.model import Transformer
+from anyformer.nn.stack import BlockStack
+
+
+def stacks_of(model: Transformer) -> dict[Side, BlockStack]:
+    """The stacks that are there, in the order in which they run."""
+    both: dict[Side, BlockStack | None] = {"encoder": model.encoder, "decoder": model.decoder}
+    return {side: stack for side, stack in both.items() if stack is not None}
+
+
+def attentions(model: Transformer) -> dict[str, MultiHeadAttention]:
+    """Every attention in the order in which they run: `encoder.0.mixer`, ..., `decoder.0.cross`, ...; with shared
+    weights one module has several names."""
+    found = {}
+    for side, stack in stacks_of(model).items():
+        for i, run in enumerate(stack.runs):
+            for name in ("mixer", "cross"):
+                part = getattr(stack.blocks[run], name, None)
+                if isinstance(part, Sublayer) and isinstance(part.inner, MultiHeadAttention):
+                    found[f"{side}.{i}.{name}"] = part.inner
+    return found
+
+
+def attention_at(model: Transformer, name: str) -> MultiHeadAttention:
+    """The attention of that name, or a clear error."""
+    known = attentions(model)
+    if name not in known:
+        raise ValueError(f"no attention is called {name!r}: {did_you_mean(name, known)}")
+    return known[name]
+
+
+def check_heads(attention: MultiHeadAttention, name: str, heads: Sequence[int]) -> None:
+    """A clear error where an attention has no such heads."""
+    if wrong := [head for head in heads if not -attention.heads <= head < attention.heads]:
+        raise ValueError(f"head {wrong[0]}: {name} has heads 0 to {attention.heads - 1}")
+
+
+def layout_of(side: Side, x: Tensor, model: Transformer, options: Mapping[str, Any]) -> Layout:
+    """Where the tokens x [b, t, d] of a side stand, by the options of the model's call."""
+    pair = model.encoder is not None and model.decoder is not None
+    prefix = "" if not pair else "source_" if side == "encoder" else "target_"
+    given = {name: options.get(prefix + name) for name in ("segments", "positions")}
+    return lay_out(x.shape[0], x.shape[1], x.device, marks=None if pair else options.get("marks"), **given)
+
+
+def refuse_state(options: Mapping[str, Any], why: str) -> None:
+    """An error where a call would go on from a cache or a past."""
+    if wrong := [name for name in ("cache", "past") if options.get(name) is not None]:
+        raise ValueError(f"{why}: leave `{wrong[0]}` out")
