@@ -1,5 +1,6 @@
 """Long-range credit: how much of a gradient comes back over a gap, and whether a copy over it is learnt."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,6 +37,7 @@ MIXERS: dict[str, Mixer] = {
 }
 LETTERS, NOISE = 8, 4  # tokens that must be copied, and those between; one more asks
 VOCAB = LETTERS + NOISE + 1
+NOTHING = 1e-15  # where a gradient of 0 is drawn
 LEARNT = 0.9  # of the letters copied
 
 
@@ -122,12 +124,14 @@ are worse (p < 0.05); there the RNN has lost a larger share of its gradient than
     def draw(self, results: Sequence[Result]) -> Any:
         figure, (left, right) = panels(2)
         gaps = sorted({r["gap"] for r in results})
-        for axis, name, label in (
-            (left, "gradient", "gradient norm of the first token, untrained"),
-            (right, "accuracy", "share of letters copied, after training"),
-        ):
-            lines(axis, {m: {g: _values(results, m, g, name) for g in gaps} for m in MIXERS})
-            axis.set(xscale="log", xlabel="gap in tokens", ylabel=label)
+        slopes = {m: {g: [_middle(_values(results, m, g, "gradient"))] for g in gaps} for m in MIXERS}
+        copied = {m: {g: _values(results, m, g, "accuracy") for g in gaps} for m in MIXERS}
+        lines(left, slopes)
+        left.set_ylabel(f"gradient norm of the first token, untrained (0 as {NOTHING:g})")
+        lines(right, copied)
+        right.set_ylabel("share of letters copied, after training")
+        for axis in (left, right):
+            axis.set(xscale="log", xlabel="gap in tokens")
             axis.set_xticks(gaps, [str(g) for g in gaps])
             axis.minorticks_off()
         left.set_yscale("log")
@@ -161,6 +165,11 @@ def _gradient(model: Transformer, ids: Tensor, wanted: Tensor) -> float:
     logits, seen = run_with_taps(model, ["decoder.embed"], ids)
     (slope,) = torch.autograd.grad(token_loss(logits, wanted) * len(ids), seen["decoder.embed"])
     return float(slope[:, 0].norm(dim=-1).mean())
+
+
+def _middle(values: Sequence[float]) -> float:
+    """The geometric mean, for a logarithmic axis."""
+    return math.exp(summary([math.log(max(value, NOTHING)) for value in values]).mean)
 
 
 def _values(results: Sequence[Result], mixer: str, gap: int, name: str) -> list[float]:

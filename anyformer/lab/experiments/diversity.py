@@ -98,6 +98,7 @@ too, in every seed."""
         before = {h: _values(results, h, "diversity before") for h in counts if h > 1}
         lines(left, {"after training": by_heads["selectivity"]})
         left.set(ylabel="selectivity: 0 averages two places, 1 takes one", ylim=(0, 1))
+        left.axhline(AVERAGING, color="#8C8C8C", linewidth=0.8)
         many = {h: values for h, values in by_heads["diversity"].items() if h > 1}
         lines(middle, {"after training": many, "at the beginning": before})
         middle.set(ylabel="divergence between heads, bits")
@@ -106,7 +107,7 @@ too, in every seed."""
             axis.set(xscale="log", xlabel="heads h, each of width d/h")
             axis.set_xticks(counts, [str(h) for h in counts])
             axis.minorticks_off()
-        curves(right, {f"{h} heads": [r["curve"] for r in results if r["heads"] == h] for h in counts})
+        curves(right, {f"{h} head{'s' * (h > 1)}": [r["curve"] for r in results if r["heads"] == h] for h in counts})
         right.legend()
         return figure
 

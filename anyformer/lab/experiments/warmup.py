@@ -66,23 +66,20 @@ too, learns without a warm-up."""
             return {"diverged": over.diverged, "final": final(over.curve), "gradients": gradients, "curve": over.curve}
 
     def judge(self, results: Sequence[Result]) -> Verdict:
-        costs, told = dict[str, float](), []
-        sure = dict[str, bool]()
-        highest = max(r["lr"] for r in results)
-        for lr in sorted({r["lr"] for r in results}):
-            for placement in PLACEMENTS:
-                without, warm = (
-                    found(results, "final", lr=lr, placement=placement, warmup=w) for w in _warmups(results)
-                )
-                told.append(f"{placement}-norm at {lr:g} {summary(without)} without and {summary(warm)} with a warm-up")
-                if lr == highest:
-                    costs[placement] = summary(without).mean - summary(warm).mean
-                    sure[placement] = welch(without, warm) < 0.05
-        growth = {placement: _growth(results, placement) for placement in PLACEMENTS}
+        *lower, highest = sorted({r["lr"] for r in results})
+        at = {(lr, p): _without_and_with(results, lr, p) for lr in (*lower, highest) for p in PLACEMENTS}
+        told = [
+            f"at {lr:g} "
+            + ", ".join(f"{p}-norm {summary(at[lr, p][0])} and {summary(at[lr, p][1])}" for p in PLACEMENTS)
+            for lr in (highest, *lower)
+        ]
+        growth = [f"{_growth(results, p):.2g} with {p}-norm" for p in PLACEMENTS]
         numbers = (
-            f"the last training losses are: {', '.join(told)}; at initialisation the gradient of the last layer is "
+            f"last training loss without and with a warm-up: {'; '.join(told)}; at initialisation the gradient of "
         )
-        numbers += ", ".join(f"{growth[p]:.2g} times that of the first with {p}-norm" for p in PLACEMENTS)
+        numbers += f"the last layer, in that of the first, is {' and '.join(growth)}"
+        costs = {p: summary(at[highest, p][0]).mean - summary(at[highest, p][1]).mean for p in PLACEMENTS}
+        sure = {p: welch(*at[highest, p]) < 0.05 for p in PLACEMENTS}
         if costs["pre"] > MUCH and sure["pre"]:
             return verdict(False, f"pre-norm needs it, too, at {highest:g}; {numbers}")
         if costs["post"] > MUCH and sure["post"]:
@@ -93,7 +90,7 @@ too, learns without a warm-up."""
         rows: list[tuple[str, ...]] = [("norm", "rate", "without warm-up", "with", "p", "diverged")]
         for lr in sorted({r["lr"] for r in results}):
             for placement in PLACEMENTS:
-                some = [found(results, "final", lr=lr, placement=placement, warmup=w) for w in _warmups(results)]
+                some = _without_and_with(results, lr, placement)
                 lost = sum(found(results, "diverged", lr=lr, placement=placement))
                 shown = map(str, map(summary, some))
                 rows.append((placement, f"{lr:g}", *shown, f"{welch(*some):.3f}", str(lost) if lost else ""))
@@ -132,6 +129,11 @@ def _gradients(model: Transformer) -> list[float]:
 
 def _warmups(results: Sequence[Result]) -> list[int]:
     return sorted({r["warmup"] for r in results})
+
+
+def _without_and_with(results: Sequence[Result], lr: float, placement: str) -> list[list[float]]:
+    """The last losses of all seeds."""
+    return [found(results, "final", lr=lr, placement=placement, warmup=warmup) for warmup in _warmups(results)]
 
 
 def _by_layer(results: Sequence[Result], placement: str) -> dict[float, list[float]]:
