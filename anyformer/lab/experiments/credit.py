@@ -55,7 +55,7 @@ what a recurrence does not learn here, more steps or a forget gate that begins o
     prediction = """At the largest gap attention learns the copy (0.9 or more in all seeds) and tanh RNN and convolution
 are worse (p < 0.05); there the RNN has lost a larger share of its gradient than attention has."""
     parts = ("nn/recurrent.py", "nn/convolution.py", "nn/attention.py")
-    minutes = (3, 12, 8)
+    minutes = (3, 20, 20)
 
     def cells(self, size: Size) -> list[Cell]:
         steps, gaps, seeds = {
@@ -127,7 +127,7 @@ are worse (p < 0.05); there the RNN has lost a larger share of its gradient than
         slopes = {m: {g: [_middle(_values(results, m, g, "gradient"))] for g in gaps} for m in MIXERS}
         copied = {m: {g: _values(results, m, g, "accuracy") for g in gaps} for m in MIXERS}
         lines(left, slopes)
-        left.set_ylabel(f"gradient norm of the first token, untrained (0 as {NOTHING:g})")
+        left.set_ylabel(f"untrained gradient norm (0 as {NOTHING:g})")
         lines(right, copied)
         right.set_ylabel("share of letters copied, after training")
         for axis in (left, right):

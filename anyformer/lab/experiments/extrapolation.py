@@ -78,7 +78,8 @@ for ALiBi, T5 and rotary, and more for sinusoidal and learned (p < 0.05 each).""
             numbers += f"; there {' and '.join(better)} read better than sinusoidal and learned"
         against = [s for s in SCHEMES if kept[s] is (s not in FAR)]
         if against:
-            return verdict(False, f"{' and '.join(_said(s, kept[s]) for s in against)}; {numbers}")
+            said = [f"{s} {'keeps' if kept[s] else 'loses'}" for s in against]
+            return verdict(False, f"beyond the training length {' and '.join(said)}; {numbers}")
         return verdict(None if None in kept.values() else True, numbers)
 
     def table(self, results: Sequence[Result]) -> Rows:
@@ -136,7 +137,3 @@ def _better(results: Sequence[Result], scheme: str) -> bool:
     mine = _losses(results, scheme, "longest")
     others = [_losses(results, s, "longest") for s in SCHEMES if s not in FAR]
     return all(summary(mine).mean < summary(x).mean and welch(mine, x) < 0.05 for x in others)
-
-
-def _said(scheme: str, kept: bool | None) -> str:
-    return f"{scheme} {'keeps its loss' if kept else 'loses'} beyond the training length"

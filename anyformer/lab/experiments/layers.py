@@ -62,7 +62,7 @@ autograd's graph, paths by the first layer at which the last output has a gradie
 recurrence 1 and 2, all ± 0.1; the chain of products grows with T in the recurrence alone; paths 1, 1, (T-1)/(K-1) and
 log_K T layers, T."""
     parts = ("nn/attention.py", "nn/dense.py", "nn/convolution.py", "nn/recurrent.py")
-    minutes = (0.5, 1.0, 1.0)
+    minutes = (0.3, 1.5, 2)
 
     def cells(self, size: Size) -> list[Cell]:
         width, powers = {"quick": (32, 6), "cpu": (32, 7), "gpu": (64, 7)}[size]

@@ -77,7 +77,7 @@ too, learns without a warm-up."""
         numbers = (
             f"last training loss without and with a warm-up: {'; '.join(told)}; at initialisation the gradient of "
         )
-        numbers += f"the last layer, in that of the first, is {' and '.join(growth)}"
+        numbers += f"the last layer over that of the first is {' and '.join(growth)}"
         costs = {p: summary(at[highest, p][0]).mean - summary(at[highest, p][1]).mean for p in PLACEMENTS}
         sure = {p: welch(*at[highest, p]) < 0.05 for p in PLACEMENTS}
         if costs["pre"] > MUCH and sure["pre"]:
