@@ -3,6 +3,7 @@
 A block that must not run (a server, an hour of training) has an HTML comment before it: <!-- not run: reason -->
 """
 
+import multiprocessing
 import os
 import re
 import shlex
@@ -81,8 +82,63 @@ def faults(command: str) -> Iterator[str]:
                 yield from (f"no extra {extra}" for extra in extras.split(",") if extra.strip() not in known)
 
 
+class Step(NamedTuple):
+    """Python code, or the words of an `anyformer` command, with what is piped to it and the file for what it says."""
+
+    run: str | list[str]
+    piped: str = ""
+    file: str | None = None
+
+
+def simple(line: str) -> Step | None:
+    """`anyformer ...`, maybe behind `echo ... |` and before `> FILE`; None of anything else."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars="|;&<>")
+    lexer.whitespace_split = True
+    found, piped, file = list(lexer), "", None
+    if found[0] == "echo" and found.count("|") == 1:
+        at = found.index("|")
+        piped, found = " ".join(found[1:at]) + "\n", found[at + 1 :]
+    if ">" in found[-2:-1]:
+        found, file = found[:-2], found[-1]
+    plain = found[0] == "anyformer" and not any(set(word) <= set("|;&<>") for word in found if word) and "$" not in line
+    return Step(found, piped, file) if plain else None
+
+
+def forked(step: Step, cwd: Path, said: Path) -> subprocess.CompletedProcess[str]:
+    """Takes a step in a process of its own that has torch already: importing it takes longer than most steps."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.training.small"])
+    process = context.Process(target=child, args=(step, cwd, said))
+    process.start()
+    process.join(SECONDS)
+    if process.is_alive():
+        process.kill()
+        process.join()
+    return subprocess.CompletedProcess(
+        [], process.exitcode or 0, said.read_text(encoding="utf-8", errors="replace"), ""
+    )
+
+
+def child(step: Step, cwd: Path, said: Path) -> None:
+    os.chdir(cwd)
+    os.environ["MPLBACKEND"] = "Agg"
+    before = cwd / ".piped"
+    before.write_text(step.piped, encoding="utf-8")
+    for fd, path, how in ((0, before, "r"), (1, step.file or said, "w"), (2, said, "a")):
+        with open(path, how, encoding="utf-8") as file:
+            os.dup2(file.fileno(), fd)
+    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(fd, how) for fd, how in ((0, "r"), (1, "w"), (2, "w")))
+    if isinstance(step.run, str):
+        exec(step.run, {"__name__": "__main__"})
+    else:
+        from anyformer.cli import main
+
+        sys.argv = step.run
+        main()
+
+
 def run(step: list[str], bin: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """A command, where `anyformer` and `python` are this checkout and this interpreter."""
+    """Any other command, where `anyformer` and `python` are this checkout and this interpreter."""
     bin.mkdir(exist_ok=True)
     start = "import sys; sys.argv[0] = 'anyformer'; from anyformer.cli import main; sys.exit(main())"
     for name, script in {"anyformer": f'{sys.executable} -c "{start}"', "python": sys.executable}.items():
@@ -102,18 +158,21 @@ def test_what_a_page_shows_runs(page: Path, tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()
     for block in blocks(page.read_text(encoding="utf-8")):
-        steps = []
+        steps = list[Step | str]()
         if block.language in ("python", "py"):
-            steps = [[sys.executable, "-c", block.body]]
+            steps = [Step(block.body)]
         elif block.language in ("bash", "sh", "shell", "console"):
             lines = commands(block.body)
             wrong = [f"{line}: {fault}" for line in lines for fault in faults(line)]
             assert not wrong, f"{name}:{block.line}: {wrong}"
             ours = [line for line in lines if any(part[0] == "anyformer" for part in words(line))]
-            steps = [["bash", "-euo", "pipefail", "-c", line] for line in ours]
+            steps = [simple(line) or line for line in ours]
         for step in steps if block.run else []:
-            done = run(step, tmp_path / "bin", work)
-            assert done.returncode == 0, f"{name}:{block.line}: {step[-1]}\n{done.stdout}\n{done.stderr}"
+            if isinstance(step, Step):
+                done = forked(step, work, tmp_path / "said.txt")
+            else:
+                done = run(["bash", "-euo", "pipefail", "-c", step], tmp_path / "bin", work)
+            assert done.returncode == 0, f"{name}:{block.line}: {step}\n{done.stdout}\n{done.stderr}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -153,6 +212,23 @@ def test_the_reader_finds_blocks() -> None:
     assert [(block.language, block.run) for block in found] == [("bash", True), ("bash", False), ("python", True)]
     assert found[2].body == "import anyformer\n"
     assert [PAGE.splitlines()[block.line - 1].strip() for block in found] == ["```bash", "```bash", "```python"]
+
+
+def test_the_reader_tells_simple_lines() -> None:
+    assert simple('echo "3 1" | anyformer predict runs/a > out.txt') == Step(
+        ["anyformer", "predict", "runs/a"], "3 1\n", "out.txt"
+    )
+    assert simple("anyformer presets") == Step(["anyformer", "presets"])
+    for other in ("anyformer presets && make demo", "cat x | anyformer predict runs/a", "make demo", "anyformer a $B"):
+        assert simple(other) is None
+
+
+@pytest.mark.parametrize(("code", "expected"), [("print(1)", 0), ("raise ValueError('no')", 1)])
+def test_a_step_fails_if_it_fails(tmp_path: Path, code: str, expected: int) -> None:
+    done = forked(Step(code), tmp_path, tmp_path / "said.txt")
+    assert done.returncode == expected
+    assert ("no" if expected else "1") in done.stdout
+    assert forked(Step(["anyformer", "count", "nonsense"]), tmp_path, tmp_path / "said.txt").returncode == 2
 
 
 def test_the_reader_finds_commands() -> None:
