@@ -102,10 +102,9 @@ models that read the letter before are below it."""
         for axis in (left, right):
             for name in ("bigram", "trigram"):
                 axis.axhline(results[0][name], color="#8C8C8C", linewidth=0.9)
-                axis.annotate(
-                    f"{name} entropy", (1, results[0][name]), xycoords=("axes fraction", "data"), fontsize=8,
-                    ha="right", va="bottom",
-                )  # fmt: skip
+                where = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom", "fontsize": 8}
+                ground = {"facecolor": "#FFFFFF", "edgecolor": "none", "alpha": 0.7, "pad": 1}
+                axis.annotate(f"{name} entropy", (1, results[0][name]), **where, bbox=ground)
         return figure
 
 

@@ -142,7 +142,11 @@ a loss of {leak}, blind {floor:.3f}; without tokens at most {nothing:.2f} of the
         named = {f"{p}, {s:g}": found(copies, "loss", position=p, scale=s) for p, s in scales}
         bars(axes[-1], named)
         axes[-1].axhline(results[0]["blind"], color="#8C8C8C", linestyle=":", label="blind to order")
-        axes[-1].set(title="encoder, copy: tokens times", ylabel="loss per token, nats")
+        axes[-1].set(
+            title="encoder, copy",
+            xlabel="positions, and times how much tokens are taken",
+            ylabel="loss per token, nats",
+        )
         axes[-1].legend()
         return figure
 
