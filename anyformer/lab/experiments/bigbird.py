@@ -110,6 +110,7 @@ def _config(cell: Cell) -> ModelConfig:
 
 def _timed(config: ModelConfig, cell: Cell) -> dict[str, float]:
     """Forward and backward, in bf16 on a GPU."""
+    torch.compiler.reset()  # kernels for this length alone: the second length of a process would make it a variable
     with torch.device(DEVICE):
         model = Transformer(config)
         ids = torch.randint(VOCAB, (1, cell["length"]))

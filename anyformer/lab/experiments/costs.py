@@ -4,17 +4,21 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from anyformer.config import Attention, Block, ModelConfig, NoHead, Plain, Stack, Tokens
 from anyformer.inspection.count import count
 from anyformer.lab.cells import Cell, Result
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
+from anyformer.lab.experiments.common import DEVICE, doubling, seconds
 from anyformer.lab.figures import lines, panels
 from anyformer.lab.stats import power
 from anyformer.nn.model import Transformer
 
 PARTS = ("scores and values", "projections", "feed-forward")
+TIMED = {"scores and values": 2.0, "feed-forward": 1.0}  # and how their time grows once they keep a GPU busy
+HEADS = 4
 
 
 class Claim(Experiment):
@@ -25,27 +29,32 @@ class Claim(Experiment):
 $d \\times d$. The feed-forward with $f = 4d$ has two of $d \\times 4d$. Each of a sequence's $T$ vectors goes through
 all of them, at two FLOPs a weight: $24Td^2$. The scores $QK^\\top$ and their product with $V$ take $2T^2d$ each.
 So $4T^2d$ overtakes the projections' $8Td^2$ at $T = 2d$, and all $24Td^2$ at $T = 6d$: for short texts the cost
-is linear in $T$, whatever is said of attention."""
-    prediction = "Exponents of T: 2.0 ± 0.1 for scores and values, 1.0 ± 0.1 for the rest; crossovers at 2d and 6d."
+is linear in $T$, whatever is said of attention. FLOPs are not time: only a product that is large enough to keep the
+machine busy takes as long as its FLOPs say, which on a GPU begins at thousands of tokens."""
+    prediction = """Exponents of T: 2.0 ± 0.1 for scores and values, 1.0 ± 0.1 for the rest; crossovers at 2d and 6d.
+On a GPU their seconds grow alike, to ± 0.15, from 16,384 to 131,072 tokens."""
     parts = ("nn/attention.py", "nn/ffn.py", "inspection/count.py")
     minutes = (0.2, 0.5, 1.0)
 
     def cells(self, size: Size) -> list[Cell]:
         width = {"quick": 64, "cpu": 128, "gpu": 512}[size]
-        return [{"width": width, "length": int(width * ratio)} for ratio in (0.25, 0.5, 1, 2, 4, 6, 8, 12)]
+        timed = [2**i for i in range(14, 18)] if size == "gpu" else []
+        lengths = [int(width * ratio) for ratio in (0.25, 0.5, 1, 2, 4, 6, 8, 12)]
+        return [{"width": width, "length": n, "timed": n in timed} for n in lengths + timed]
 
     def measure(self, cell: Cell) -> dict[str, Any]:
-        """FLOPs that torch counts while a block runs, by part, beside those that the config predicts."""
+        """FLOPs that torch counts while a block runs, by part, beside those that the config predicts; or its time."""
         d, t = cell["width"], cell["length"]
         config = _block(d)
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        with torch.device(device):
+        with torch.device(DEVICE):
             model = Transformer(config).eval()
         assert model.encoder is not None
         block: Any = model.encoder.blocks[0]
+        if cell["timed"]:
+            return _times(block["feedforward"], d, t)
         model.backend = "eager"  # torch's counter does not see into fused kernels
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            model(torch.zeros(1, t, dtype=torch.long, device=device))
+            model(torch.zeros(1, t, dtype=torch.long, device=DEVICE))
         found = counter.get_flop_counts()
         mixer = found[next(name for name in found if name.endswith("blocks.0.mixer"))]
         feedforward = found[next(name for name in found if name.endswith("blocks.0.feedforward"))]
@@ -62,39 +71,66 @@ is linear in $T$, whatever is said of attention."""
         }
 
     def judge(self, results: Sequence[Result]) -> Verdict:
+        counted, timed = _parted(results)
         d = results[0]["width"]
-        fits = {part: power([r["length"] for r in results], [r[part] for r in results]) for part in PARTS}
-        sizes = [results[0][f"{part} parameters"] / d**2 for part in ("attention", "feed-forward")]
+        fits = {part: power([r["length"] for r in counted], [r[part] for r in counted]) for part in PARTS}
+        sizes = [counted[0][f"{part} parameters"] / d**2 for part in ("attention", "feed-forward")]
         wanted = {"scores and values": 2.0, "projections": 1.0, "feed-forward": 1.0}
         fine = all(abs(fits[part].exponent - wanted[part]) <= 0.1 for part in PARTS) and sizes == [4, 8]
         told = ", ".join(f"{part} T^{fits[part].exponent:.2f}" for part in PARTS)
-        same = all(r["predicted"] == r["counted"] for r in results)
+        if timed:
+            took = {part: power([r["length"] for r in timed], [r[f"{part} seconds"] for r in timed]) for part in TIMED}
+            fine = fine and all(abs(took[part].exponent - TIMED[part]) <= 0.15 for part in TIMED)
+            told += "; in seconds " + ", ".join(f"{part} T^{fit.exponent:.2f}" for part, fit in took.items())
+        same = all(r["predicted"] == r["counted"] for r in counted)
         return verdict(
             fine,
             f"{told}; {sizes[0]:g}d² and {sizes[1]:g}d² parameters; scores and values meet the projections at "
-            f"T = {_crossing(results, ('projections',)) / d:.2f} d and all the rest at "
-            f"T = {_crossing(results, ('projections', 'feed-forward')) / d:.2f} d; "
+            f"T = {_crossing(counted, ('projections',)) / d:.2f} d and all the rest at "
+            f"T = {_crossing(counted, ('projections', 'feed-forward')) / d:.2f} d; "
             f"the config's prediction {'equals' if same else 'differs from'} what torch counts",
         )
 
     def table(self, results: Sequence[Result]) -> Rows:
         head = ("T / d", *PARTS, "counted by torch", "predicted")
         names = (*PARTS, "counted", "predicted")
-        return [head, *((f"{r['length'] / r['width']:g}", *(f"{r[name]:,}" for name in names)) for r in results)]
+        counted, _ = _parted(results)
+        return [head, *((f"{r['length'] / r['width']:g}", *(f"{r[name]:,}" for name in names)) for r in counted)]
 
     def draw(self, results: Sequence[Result]) -> Any:
-        figure, (axis,) = panels(1, width=6)
-        lines(axis, {part: {r["length"] / r["width"]: [r[part]] for r in results} for part in PARTS})
+        counted, timed = _parted(results)
+        figure, (axis, *more) = panels(2 if timed else 1, width=6)
+        lines(axis, {part: {r["length"] / r["width"]: [r[part]] for r in counted} for part in PARTS})
         for ratio, name in ((2, "T = 2d"), (6, "T = 6d")):
             axis.axvline(ratio, color="#8C8C8C", linewidth=0.8)
             axis.annotate(name, (ratio, 1.0), xycoords=("data", "axes fraction"), fontsize=8, ha="right", va="top")
         axis.set(xscale="log", yscale="log", xlabel="length T in widths d", ylabel="FLOPs of a block, forward")
         axis.legend()
+        for axis in more:
+            lines(axis, {part: {r["length"]: [r[f"{part} seconds"] * 1e3] for r in timed} for part in TIMED})
+            axis.set(yscale="log", xlabel="length T", ylabel="time, forward, ms")
+            doubling(axis, [r["length"] for r in timed])
+            axis.legend()
         return figure
 
 
+def _parted(results: Sequence[Result]) -> tuple[list[Result], list[Result]]:
+    """Those that were counted, and those that were timed."""
+    return [r for r in results if not r["timed"]], [r for r in results if r["timed"]]
+
+
+@torch.no_grad()
+def _times(feedforward: torch.nn.Module, width: int, length: int, repeats: int = 9) -> dict[str, float]:
+    """In bf16, as a GPU is used."""
+    x = torch.randn(1, length, width, device=DEVICE, dtype=torch.bfloat16)
+    heads = x.view(1, length, HEADS, -1).transpose(1, 2)
+    feedforward.to(x.dtype)
+    runs = (lambda: F.scaled_dot_product_attention(heads, heads, heads), lambda: feedforward(x))
+    return {f"{part} seconds": seconds(run, repeats) for part, run in zip(TIMED, runs, strict=True)}
+
+
 def _block(width: int) -> ModelConfig:
-    block = Block(mixer=Attention(heads=4), feedforward=Plain(width=4 * width))
+    block = Block(mixer=Attention(heads=HEADS), feedforward=Plain(width=4 * width))
     return ModelConfig(width=width, source=Tokens(vocab=8), encoder=Stack(depth=1, blocks=(block,)), head=NoHead())
 
 

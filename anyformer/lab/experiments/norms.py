@@ -38,7 +38,7 @@ training is higher (p < 0.05). The deep one without residuals ends above 1 nat a
         width, depths, longest, tokens, steps, rates, seeds = {
             "quick": (32, (2, 12), 5, 320, 200, (1e-3, 4e-3), 3),
             "cpu": (64, (2, 6, 16), 8, 512, 400, (3e-4, 1e-3, 3e-3), 3),
-            "gpu": (256, (2, 12, 24), 16, 4096, 1000, (3e-4, 1e-3, 3e-3), 5),
+            "gpu": (256, (2, 18), 16, 4096, 600, (3e-4, 1e-3, 3e-3), 3),
         }[size]
         task = {"longest": longest, "tokens": tokens, "steps": steps}
         return [

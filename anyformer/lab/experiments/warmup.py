@@ -39,7 +39,7 @@ too, learns without a warm-up."""
         width, depth, longest, tokens, steps, rates, seeds = {
             "quick": (32, 12, 5, 320, 200, (1e-3, 4e-3), 3),
             "cpu": (64, 16, 8, 512, 400, (3e-4, 1e-3, 3e-3), 3),
-            "gpu": (256, 24, 16, 4096, 1000, (3e-4, 1e-3, 3e-3), 5),
+            "gpu": (256, 18, 16, 4096, 600, (3e-4, 1e-3, 3e-3), 3),
         }[size]
         task = {"longest": longest, "tokens": tokens, "steps": steps}
         model = {"width": width, "depth": depth, "heads": 4}
