@@ -2,7 +2,7 @@
 embedding table (which only a tied head uses; None where no tokens are read)."""
 
 from collections.abc import Callable
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +25,18 @@ from anyformer.config import (
 )
 from anyformer.nn.dropout import Dropout
 from anyformer.nn.ffn import activation
+from anyformer.nn.loss import fuses, head_loss, token_loss
 from anyformer.nn.mask import Layout, real
 from anyformer.nn.norm import build_norm
+
+
+class Asked(NamedTuple):
+    """What is to be said, [b, t], -100 where nothing is; or at some places only, [n] of all rows one after the other,
+    of which `labels` [1, n] then are."""
+
+    labels: Tensor
+    smoothing: float = 0.0
+    at: Tensor | None = None
 
 
 class Dense(nn.Module):
@@ -67,6 +77,17 @@ class VocabularyHead(nn.Module):
         self.bias = nn.Parameter(torch.empty(tokens.rows)) if bias else None
 
     def forward(self, x: Tensor, layout: Layout, table: Tensor | None) -> Tensor:
+        return self._logits(*self._ready(x, table))
+
+    def loss(self, x: Tensor, table: Tensor | None, asked: Asked) -> Tensor:
+        """The summed cross-entropy of the labels that ask for something."""
+        x, table = self._ready(x if asked.at is None else x.flatten(0, 1)[None, asked.at], table)
+        if self.cap is None and fuses(x):
+            return head_loss(x.flatten(0, 1), table, self.bias, asked.labels.flatten(), asked.smoothing)
+        return token_loss(self._logits(x, table), asked.labels, asked.smoothing)
+
+    def _ready(self, x: Tensor, table: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Both sides of the product."""
         x = self.transform(x)
         table = table if self.table is None else self.table
         assert table is not None
@@ -74,7 +95,10 @@ class VocabularyHead(nn.Module):
             # the input's pad row stays zero: nothing is learned
             rows = torch.arange(table.shape[0], device=table.device)[:, None]
             table = torch.where(rows == self.pad, table.detach(), table)
-        logits = F.linear(x * self.scale if self.scale != 1 else x, table, self.bias)
+        return x * self.scale if self.scale != 1 else x, table
+
+    def _logits(self, x: Tensor, table: Tensor) -> Tensor:
+        logits = F.linear(x, table, self.bias)
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
 
 

@@ -11,7 +11,7 @@ from anyformer.config.adapter import adapted
 from anyformer.nn.attend import Backend
 from anyformer.nn.cache import Cache, CacheKind
 from anyformer.nn.context import Tap
-from anyformer.nn.heads import build_head
+from anyformer.nn.heads import Asked, VocabularyHead, build_head
 from anyformer.nn.init import initialise
 from anyformer.nn.inputs import BYTES, AnyInput, TokenInput, build_input
 from anyformer.nn.lora import adapt
@@ -37,6 +37,7 @@ class Options(TypedDict, total=False):
     target_positions: Tensor | None
     target_types: Tensor | None
     cache: Cache | None
+    asked: Asked | None
     taps: Tap | None
     notes: Notes | None
 
@@ -119,6 +120,7 @@ class Transformer(nn.Module):
         target_types: Tensor | None = None,
         cache: Cache | None = None,
         past: Past | None = None,
+        asked: Asked | None = None,
         taps: Tap | None = None,
         notes: Notes | None = None,
     ) -> Tensor | tuple[Tensor, Past]:
@@ -129,19 +131,14 @@ class Transformer(nn.Module):
         `spelled` are the bytes of each token's word, [b, t, longest], where the config asks: byte + 1, 0 for nothing.
         What some parts add to the loss of training, such as the balance of experts, is put into `notes`.
         With a `past` (see `new_past`) the tokens go on from it, and the past of those that follow is returned, too.
+        Where labels are `asked` for, their summed loss stands in the place of logits, which are never all there.
         """
-        own: dict[str, object] = {"segments": segments, "positions": positions, "marks": marks, "types": types}
-        own |= {"spelled": spelled, "past": past}
+        own: dict[str, object] = {"segments": segments, "positions": positions, "marks": marks}
+        own |= {"types": types, "spelled": spelled, "past": past}
         kept: list[Tensor | None] = []
-        sided = {
-            "target": target,
-            "source_segments": source_segments,
-            "source_positions": source_positions,
-            "source_types": source_types,
-            "target_segments": target_segments,
-            "target_positions": target_positions,
-            "target_types": target_types,
-        }
+        sided: dict[str, object] = {"target": target, "source_segments": source_segments, "source_types": source_types}
+        sided |= {"source_positions": source_positions, "target_positions": target_positions}
+        sided |= {"target_segments": target_segments, "target_types": target_types}
         if self.config.shape == "encoder-decoder":
             _refuse(own, "an encoder-decoder", sided)
             if target is None:
@@ -179,7 +176,7 @@ class Transformer(nn.Module):
                 if before is not None:
                     raise ValueError("an encoder reads its input at once: leave `cache` and `past` out")
                 x = self.encode(ids, segments=layout, types=types, spelled=spelled, taps=taps, notes=notes)
-        out = self.apply_head(x, layout)
+        out = self.apply_head(x, layout, asked)
         out = out if taps is None else taps("head", out)
         return out if past is None else (out, past.after(layout, kept))
 
@@ -265,9 +262,14 @@ class Transformer(nn.Module):
             own.settle(notes)
         return x
 
-    def apply_head(self, hidden: Tensor, layout: Layout) -> Tensor:
-        """What the head makes of hidden states [b, t, d] of tokens so laid out."""
-        return self.head(hidden, layout, self._table(self.target or self.source))
+    def apply_head(self, hidden: Tensor, layout: Layout, asked: Asked | None = None) -> Tensor:
+        """What the head makes of hidden states [b, t, d] of tokens so laid out, or the loss of what is asked."""
+        table = self._table(self.target or self.source)
+        if asked is None:
+            return self.head(hidden, layout, table)
+        if isinstance(self.head, VocabularyHead):
+            return self.head.loss(hidden, table, asked)
+        raise ValueError("`asked` is for models that say words: this one has another head")
 
     def new_cache(self, batch: int, slots: int, *, kind: CacheKind = "auto", slack: int = 0) -> Cache:
         """An empty cache for up to `slots` tokens in each of `batch` rows.

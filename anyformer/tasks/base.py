@@ -6,17 +6,16 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from anyformer.config import ConfigError, Fault, ModelConfig, Side
-from anyformer.data.batch import IGNORE, Batch, Piece
+from anyformer.data.batch import Batch, Piece
 from anyformer.data.loader import Loader
 from anyformer.data.sources import SHOWN, Rows
 from anyformer.data.tokenizer import TextTokenizer
+from anyformer.nn.loss import token_loss as token_loss
 from anyformer.nn.mask import PLAIN, SEEN, Layout, lay_out
 from anyformer.nn.model import Transformer
 from anyformer.nn.past import Past
-from anyformer.nn.running import Notes
 from anyformer.recipe import AnyTask, Batches
 
 
@@ -95,33 +94,20 @@ def left_out(rows: Rows) -> dict[str, Any]:
     return {"left_out": {"rows": len(rows.bad), "first": [str(bad) for bad in rows.bad[:SHOWN]]}} if rows.bad else {}
 
 
-def call(model: Transformer, batch: Batch, packed: bool, notes: Notes | None = None) -> Tensor:
-    """Logits for a batch whose rows are padded on the right, or packed; in training, what the pass notes beside."""
+def arguments(batch: Batch, packed: bool) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    """What a model is called with for a batch whose rows are padded on the right, or packed."""
+    own = _layout(batch, batch.segments, packed)
     if batch.source is None:
-        return model(
-            batch.ids,
-            segments=_layout(batch, batch.segments, packed),
-            types=batch.types,
-            spelled=batch.spelled,
-            notes=notes,
-        )
-    return model(
-        batch.source,
-        batch.ids,
-        source_segments=_layout(batch, batch.source_segments, packed),
-        target_segments=_layout(batch, batch.segments, packed),
-        notes=notes,
-    )
+        return (batch.ids,), {"segments": own, "types": batch.types, "spelled": batch.spelled}
+    sided = {"source_segments": _layout(batch, batch.source_segments, packed), "target_segments": own}
+    return (batch.source, batch.ids), sided
 
 
-def call_on(
-    model: Any, batch: Batch, packed: bool, past: Past | None, notes: Notes | None = None
-) -> tuple[Tensor, Past | None]:
-    """The same, and the past after it, where the model has one that the batch goes on from."""
-    if past is None:
-        return call(model, batch, packed, notes), None
-    logits, after = model(batch.ids, segments=batch.segments, past=past, notes=notes)
-    return logits, after
+def call(model: Transformer, batch: Batch, packed: bool) -> Tensor:
+    """Logits for a batch."""
+    inputs, options = arguments(batch, packed)
+    logits: Tensor = model(*inputs, **options)
+    return logits
 
 
 def past_of(model: Transformer, batch: Batch, before: Past | None) -> Past | None:
@@ -146,13 +132,6 @@ def prefixed(piece: Piece, length: int) -> Piece:
     return piece._replace(marks=[SEEN] * length + [PLAIN] * (len(piece.ids) - length))
 
 
-def token_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
-    """The summed cross-entropy of the labels that ask for something, in fp32."""
-    return F.cross_entropy(
-        logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing
-    )
-
-
 @torch.no_grad()
 def total_loss(model: Transformer, batches: Iterable[Batch], device: torch.device) -> tuple[float, int]:
     """The summed loss of a model in eval mode, and over how many tokens."""
@@ -160,7 +139,11 @@ def total_loss(model: Transformer, batches: Iterable[Batch], device: torch.devic
     past: Past | None = None
     for batch in batches:
         here = batch.to(device)
-        logits, past = call_on(model, here, packed=False, past=past_of(model, here, past))
+        before, (inputs, options) = past_of(model, here, past), arguments(here, packed=False)
+        if before is None:
+            logits = model(*inputs, **options)
+        else:
+            logits, past = model(*inputs, **options, past=before)
         total += float(token_loss(logits, here.labels))
         count += batch.asked
     return total, count

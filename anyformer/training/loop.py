@@ -3,6 +3,7 @@
 import math
 import signal
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -18,12 +19,14 @@ from anyformer.data.batch import Batch
 from anyformer.data.loader import Loader
 from anyformer.data.sources import Rows
 from anyformer.nn.model import Transformer
-from anyformer.nn.running import Notes
+from anyformer.nn.running import Running
 from anyformer.recipe import Packed, Recipe
 from anyformer.run import write_folder, write_model
-from anyformer.tasks.base import Metrics, Task, call_on, past_of
+from anyformer.tasks.base import Metrics, Task, past_of
 from anyformer.training.forcing import forced
+from anyformer.training.late import Late
 from anyformer.training.log import Log, Mute
+from anyformer.training.objective import Objective
 from anyformer.training.parallel import ALONE, Ranks, replicate, syncing, whole
 from anyformer.training.schedule import rate
 from anyformer.training.speed import ceiling
@@ -66,40 +69,51 @@ class Job:
     ranks: Ranks = ALONE
 
 
+@dataclass(frozen=True)
+class Step:
+    """A step that was taken, or is being taken by the device."""
+
+    number: int
+    lr: float
+    batches: list[Batch]
+    asked: int  # labels
+    numbers: Late  # the summed loss, and the gradient's norm
+
+
 def fit(job: Job) -> TrainState:
     """Trains to the last step, saving and evaluating on the way."""
     spec, state = job.recipe.train, job.state
-    run, signals = compiled(job), Signals()
+    run, signals, open_steps, most = objective(job), Signals(), deque[Step](), ahead(job)
     with signals, _log(job) as log:
         log.forget_after(state.step)
+
+        def settle(left: int) -> None:
+            while len(open_steps) > left:
+                _account(job, open_steps.popleft(), log)
+
         while state.step < spec.steps and not _stale(job):
-            step = state.step + 1
-            lr = spec.optimizer.lr * rate(spec.schedule, step, spec.steps)
+            number = state.step + 1
+            lr = spec.optimizer.lr * rate(spec.schedule, number, spec.steps)
             for group in job.optimizer.param_groups:
                 group["lr"] = lr * group["pace"]
             batches, place = _read(job.loader, state, spec.accumulate)
-            job.ranks.seed(job.recipe.seed, step)
-            total, count, norm = learn(job, run, batches)
-            state.step, state.place = step, place
-            if norm is None:
-                _note_bad(job, batches, float(total) / max(count, 1), log)
-            else:
-                state.bad_in_a_row = 0
-                tokens = sum(batch.tokens for batch in batches)
-                state.tokens += tokens
-                _average(job)
-                log.step(step, float(total) / max(count, 1), lr, norm, tokens)
-            last = step == spec.steps
-            if job.valid and (last or (spec.evaluate_every and step % spec.evaluate_every == 0)):
+            job.ranks.seed(job.recipe.seed, number)
+            open_steps.append(Step(number, lr, batches, *learn(job, run, batches)))
+            state.step, state.place = number, place
+            settle(most)
+            last = number == spec.steps
+            if job.valid and (last or (spec.evaluate_every and number % spec.evaluate_every == 0)):
+                settle(0)
                 _evaluate(job, log)
             # read once: a signal after the save is for the next step
             stop, came = _stale(job), job.ranks.any(signals.came)
-            if came or last or stop or state.best_step == step or (spec.save_every and step % spec.save_every == 0):
+            if came or last or stop or state.best_step == number or (spec.save_every and number % spec.save_every == 0):
+                settle(0)
                 save(job)
             if came and not last:
-                raise Interrupted(f"interrupted at step {step} and saved: go on with --resume")
+                raise Interrupted(f"interrupted at step {number} and saved: go on with --resume")
             if stop:
-                log.say(f"stopped at step {step}: no improvement in {state.stale} evaluations")
+                log.say(f"stopped at step {number}: no improvement in {state.stale} evaluations")
     return state
 
 
@@ -111,55 +125,81 @@ def _read(loader: Loader, state: TrainState, accumulate: int) -> tuple[list[Batc
     return batches, place
 
 
-def learn(job: Job, run: Any, batches: list[Batch]) -> tuple[Tensor, int, float | None]:
-    """One step: the summed loss, over how many tokens, and the gradient's norm, None where something was not finite."""
+def learn(job: Job, run: Any, batches: list[Batch]) -> tuple[int, Late]:
+    """One step: over how many labels, and the summed loss with the gradient's norm.
+
+    Where one of these is not finite, nothing is learnt.
+    """
     count = sum(batch.asked for batch in batches)
     packed = isinstance(job.recipe.batches, Packed)
     job.model.train()
-    total = torch.zeros((), device=job.device)
+    total, asks = torch.zeros((), device=job.device), _objective(job).ask
     for number, batch in enumerate(batches, start=1):
-        mine = job.ranks.share(batch).to(job.device)
+        mine = job.ranks.share(batch)
         with syncing(run, last=number == len(batches)):
             with _autocast(job):
                 if job.recipe.train.own_tokens is not None:
-                    mine = forced(run, mine, packed, job.recipe.train.own_tokens, job.state.step + 1)
+                    spec, read = job.recipe.train.own_tokens, mine.to(job.device)
+                    mine = forced(job.model, read, packed, spec, job.state.step + 1)
                 before = past_of(job.model, mine, job.state.past)
-                notes = Notes()
-                logits, job.state.past = call_on(run, mine, packed, before, notes)
-                loss = job.task.loss(logits, mine.labels, job.recipe.train.label_smoothing)
+                loss, beside, job.state.past = run(*asks(mine, packed, job.device), before)
             # a sum over the tokens of all batches of the step and of all processes, whose gradients are averaged:
-            # never a mean of means
-            beside = sum(notes.losses, torch.zeros_like(loss)) * batch.asked  # per token of all processes, as the loss
-            job.scaler.scale((loss + beside) * job.ranks.size / max(count, 1)).backward()
+            # never a mean of means; what stands beside is per token of all processes, as the loss
+            job.scaler.scale((loss + beside * batch.asked) * job.ranks.size / max(count, 1)).backward()
         total += loss.detach()
     total = job.ranks.sum(total)
-    return total, count, _step(job, total)
+    return count, Late.of(total, _step(job, total))
 
 
-def _step(job: Job, total: Tensor) -> float | None:
-    """Clips and applies the gradients; the gradient's norm, or None where something was not finite."""
+def _step(job: Job, total: Tensor) -> Tensor:
+    """Clips and applies the gradients where they are finite; the gradient's norm."""
     job.scaler.unscale_(job.optimizer)
     limit = job.recipe.train.clip or math.inf
-    norm = float(whole(torch.nn.utils.clip_grad_norm_(job.model.parameters(), limit)))
-    fine = math.isfinite(norm) and bool(total.isfinite())
-    if fine:
+    norm = whole(torch.nn.utils.clip_grad_norm_(job.model.parameters(), limit))
+    fine = norm.isfinite() & total.isfinite()
+    if ahead(job):
+        job.optimizer.found_inf = (~fine).float()  # type: ignore[attr-defined]  # its kernel then leaves all as it was
+        job.optimizer.step()
+    elif fine:
         job.scaler.step(job.optimizer)
         job.model.commit()
     job.scaler.update()
     job.optimizer.zero_grad(set_to_none=True)
-    return norm if fine else None
+    return norm
 
 
-def _note_bad(job: Job, batches: list[Batch], loss: float, log: Log) -> None:
+def ahead(job: Job) -> int:
+    """How many steps may run before the numbers of one are read: on a GPU one, where nothing else hangs on them."""
+    simple = job.recipe.train.ema is None and not any(isinstance(module, Running) for module in job.model.modules())
+    memory = job.model.decoder is not None and job.model.decoder.memory
+    alone = job.device.type == "cuda" and job.ranks.size == 1 and not job.scaler.is_enabled()
+    return int(alone and simple and not memory)
+
+
+def _account(job: Job, step: Step, log: Log) -> None:
+    """Reads the numbers of a step."""
+    total, norm = step.numbers.read()
+    loss = total / max(step.asked, 1)
+    if not (math.isfinite(total) and math.isfinite(norm)):
+        _note_bad(job, step, loss, log)
+        return
+    job.state.bad_in_a_row = 0
+    tokens = sum(batch.tokens for batch in step.batches)
+    job.state.tokens += tokens
+    _average(job)
+    log.step(step.number, loss, step.lr, norm, tokens)
+
+
+def _note_bad(job: Job, step: Step, loss: float, log: Log) -> None:
     state = job.state
     state.bad_in_a_row += 1
     state.bad_in_all += 1
     state.past = None  # it may not be finite, either
-    log.write(state.step, skipped=True, loss=loss if math.isfinite(loss) else str(loss))
+    log.write(step.number, skipped=True, loss=loss if math.isfinite(loss) else str(loss))
     if state.bad_in_a_row >= job.recipe.train.max_bad_steps:
-        examples = ", ".join(str(i) for batch in batches for i in batch.examples[:8])
+        examples = ", ".join(str(i) for batch in step.batches for i in batch.examples[:8])
         raise Diverged(
-            f"{state.bad_in_a_row} steps in a row without a finite loss or gradient, last at step {state.step}, "
+            f"{state.bad_in_a_row} steps in a row without a finite loss or gradient, last at step {step.number}, "
             f"examples {examples}: lower train.optimizer.lr, or lengthen the warm-up"
         )
 
@@ -268,12 +308,16 @@ def compiles(recipe: Recipe, device: torch.device) -> bool:
     return recipe.train.compile == "on" or (recipe.train.compile == "auto" and device.type == "cuda")
 
 
-def compiled(job: Job) -> Any:
-    """The model as the loop calls it; one that is shared out was compiled block by block."""
+def objective(job: Job) -> Any:
+    """What the loop calls; of a model that is shared out, blocks were compiled one by one."""
+    whole = _objective(job)
     if isinstance(job.model, FSDPModule):
-        return job.model
-    run: Any = torch.compile(job.model) if compiles(job.recipe, job.device) else job.model
-    return replicate(run, job.ranks)
+        return whole
+    return replicate(torch.compile(whole) if compiles(job.recipe, job.device) else whole, job.ranks)
+
+
+def _objective(job: Job) -> Objective:
+    return Objective(job.model, job.task, job.recipe.train.label_smoothing)
 
 
 def tokens_at_peak(job: Job) -> float | None:

@@ -21,7 +21,7 @@ from anyformer.inspection.count import Table, count
 from anyformer.recipe import Recipe, columns
 from anyformer.tasks.rows import RowTask
 from anyformer.tasks.tag import Tagging
-from anyformer.training.loop import Job, compiled, learn
+from anyformer.training.loop import Job, compiles, learn, objective
 from anyformer.training.memory import enough, to_train_with_less
 from anyformer.training.prepare import build, fit_rows, make_task, read_rows
 from anyformer.training.speed import ceiling
@@ -163,13 +163,13 @@ def _epochs(job: Job) -> tuple[int, float]:
 
 def _time(job: Job, batches: list[Batch]) -> float:
     """Seconds for a slot of a batch, in steps that change the weights as training would."""
-    run = compiled(job)
-    warm = 1 if run is job.model else 3  # compiling takes a step for each new kind of shape
+    run = objective(job)
+    warm = 3 if compiles(job.recipe, job.device) else 1  # compiling takes a step for each new kind of shape
     found: list[float] = []
     began = time.perf_counter()
     for batch in itertools.cycle(batches):
         start = time.perf_counter()
-        learn(job, run, [batch])  # it ends by reading a number back, so that the device has finished
+        learn(job, run, [batch])[1].read()
         found.append((time.perf_counter() - start) / batch.slots)
         if len(found) == warm:
             began = time.perf_counter()

@@ -16,7 +16,7 @@ from anyformer.data.sources import Rows
 from anyformer.nn.past import Past
 from anyformer.recipe import Cosine, Ordered, Recipe
 from anyformer.tasks.lm import LanguageModelling
-from anyformer.training.loop import Interrupted, fit, learn
+from anyformer.training.loop import Interrupted, fit, learn, objective
 from anyformer.training.parallel import Ranks
 from anyformer.training.plan import plan
 from anyformer.training.prepare import prepare
@@ -97,7 +97,7 @@ def test_the_past_goes_on_and_ends_with_the_epoch(tmp_path: Path) -> None:
     place, lengths = Place(), []
     for _ in range(job.loader.count + 1):
         batch, place = job.loader.read(place)
-        learn(job, job.model, [batch])
+        learn(job, objective(job), [batch])
         assert isinstance(job.state.past, Past)
         lengths.append(int((job.state.past.segments[0] >= 0).sum()))
     assert lengths == [min(24, 16 * n) for n in range(1, job.loader.count + 1)] + [16]
@@ -107,7 +107,7 @@ def test_the_batches_of_one_step_follow_each_other(tmp_path: Path) -> None:
     job = make(recalling(tmp_path, steps=1), tmp_path / "run")
     first, place = job.loader.read(Place())
     second, _ = job.loader.read(place)
-    learn(job, job.model, [first, second])
+    learn(job, objective(job), [first, second])
     assert job.state.past is not None
     assert job.state.past.positions[0].tolist() == list(range(8, 32))
 

@@ -1,0 +1,52 @@
+"""The objective: heads applied where something is asked alone, and the same loss and gradients as everywhere."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+
+from anyformer.data.batch import IGNORE
+from anyformer.nn.heads import Asked
+from anyformer.nn.loss import token_loss
+from anyformer.tasks.base import arguments
+from anyformer.training.loop import objective
+from anyformer.training.objective import FEW, few
+from tests.training.small import make, pairs
+
+
+@given(st.integers(1, 4), st.integers(1, 40), st.integers(0, 2**16), st.floats(0, 1))
+def test_few_places_are_those_that_ask(rows: int, length: int, seed: int, share: float) -> None:
+    drawn = torch.Generator().manual_seed(seed)
+    labels = torch.randint(9, (rows, length), generator=drawn)
+    labels[torch.rand(rows, length, generator=drawn) > share] = IGNORE
+    places, wanted = few(labels), labels[labels != IGNORE]
+    if places is None:
+        assert len(wanted) > FEW * labels.numel() - max(8, len(wanted) / 8)
+        return
+    at, asked = places
+    assert asked.shape == (1, len(at))
+    assert torch.equal(asked[asked != IGNORE], wanted)
+    assert torch.equal(labels.flatten()[at][: len(wanted)], wanted)
+
+
+def test_loss_and_gradients_are_those_of_all_places(tmp_path: Path) -> None:
+    job = make(pairs(dropout=0.0), tmp_path / "run")
+    batch, _ = job.loader.read(job.state.place)
+    whole = objective(job)
+    everywhere = (*arguments(batch, False), Asked(batch.labels))
+    some = whole.ask(batch, False, job.device)
+    assert some[2].labels.numel() < batch.labels.numel()
+    logits = job.model(*everywhere[0], **everywhere[1])
+    found = [(token_loss(logits, batch.labels).item(), None)]
+    for inputs, options, asked in (some, everywhere):
+        loss, _, _ = whole(inputs, options, asked, None)
+        job.model.zero_grad()
+        loss.backward()
+        found.append((loss.item(), [p.grad.clone() for p in job.model.parameters() if p.grad is not None]))
+    (plain, _), (one, few_slopes), (other, slopes) = found
+    assert one == pytest.approx(plain, rel=1e-5)
+    assert other == pytest.approx(plain, rel=1e-5)
+    assert slopes
+    for a, b in zip(few_slopes, slopes, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
