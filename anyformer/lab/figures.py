@@ -55,7 +55,7 @@ def curves(axis: Any, named: Mapping[str, Sequence[Sequence[Sequence[float]]]]) 
             for step, loss in curve:
                 points.setdefault(step, []).append(loss)
     lines(axis, gathered, marks=False)
-    axis.set(xlabel="step", ylabel="training loss per token")
+    axis.set(xlabel="step", ylabel="training loss per token, nats")
 
 
 def bars(axis: Any, named: Mapping[str, Sequence[float]]) -> None:

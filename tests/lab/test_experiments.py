@@ -65,7 +65,7 @@ def never_needed(cell: Cell) -> dict[str, Any]:
 
 
 def always_needed(cell: Cell) -> dict[str, Any]:
-    return warmup({**cell, "placement": "post"})
+    return warmup({**cell, "placement": "post", "lr": 1.0})
 
 
 def cheating(cell: Cell) -> dict[str, Any]:
@@ -310,6 +310,11 @@ def test_the_loss_of_a_reader_blind_to_order() -> None:
 def test_steps_and_paths_of_nine_tokens(kind: str, chain: int, path: int) -> None:
     found = find("layers").measure({"kind": kind, "width": 4, "length": 9, "kernel": 3, "repeats": 1, "seed": 0})
     assert (found["chain"], found["path"]) == (chain, path)
+
+
+def test_the_time_of_a_block() -> None:
+    found = find("costs").measure({"width": 16, "length": 8, "timed": True})
+    assert all(found[f"{part} seconds"] > 0 for part in ("scores and values", "feed-forward"))
 
 
 def test_two_heads_keep_a_table_more_than_one() -> None:

@@ -1,12 +1,13 @@
 """Grids of one's own: all combinations under equal budgets, divergence told, wrong ones refused before any training."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from anyformer.config import ConfigError, io
 from anyformer.lab.compare import compare, report
-from anyformer.lab.grid import Axis, FlopBudget, Grid, Steps, TokenBudget, run_grid, within
+from anyformer.lab.grid import Axis, FlopBudget, Grid, Steps, TokenBudget, load_grid, run_grid, within
 from anyformer.recipes import read_recipe
 
 SMALL = (
@@ -106,3 +107,20 @@ def test_another_grid_in_the_folder_is_refused(tmp_path: Path) -> None:
     run_grid(grid(axes=(one,), seeds=(0,)), tmp_path)
     with pytest.raises(ConfigError, match="holds another grid: seeds"):
         run_grid(grid(axes=(one,), seeds=(0, 1)), tmp_path)
+
+
+def test_the_grid_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it stands there, on a table of one's own, only with fewer and smaller trainings."""
+    (found,) = re.findall(r"```toml\n(.*?)```", (Path(__file__).parents[2] / "README.md").read_text("utf-8"), re.DOTALL)
+    (tmp_path / "mygrid.toml").write_text(found, encoding="utf-8")
+    (tmp_path / "korean_chatbot").mkdir()
+    rows = "".join(f"질문 {i % 7} 번?,대답 {i % 7} 번.,0\n" for i in range(200))
+    (tmp_path / "korean_chatbot" / "ChatbotData.csv").write_text(f"Q,A,label\n{rows}", encoding="utf-8")
+    monkeypatch.setenv("ANYFORMER_DATA", str(tmp_path))
+    small = ["model.width=12", "train.schedule.warmup=1", "tokenizer.size=300", "batches.tokens=64"]
+    grid = load_grid(tmp_path / "mygrid.toml", [f"set={small}", "seeds=[0]", "budget.count=20"])
+    results = run_grid(grid, tmp_path / "out")
+    assert [(r.cell["position"], r.cell["depth"]) for r in results] == [
+        (position, depth) for position in ("sinusoidal", "rotary", "alibi") for depth in (1, 3)
+    ]
+    assert "rotary" in report(grid, results, tmp_path / "out").read_text(encoding="utf-8")

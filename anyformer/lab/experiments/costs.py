@@ -14,6 +14,8 @@ from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
 from anyformer.lab.experiments.common import DEVICE, doubling, seconds
 from anyformer.lab.figures import lines, panels
 from anyformer.lab.stats import power
+from anyformer.nn.context import Context
+from anyformer.nn.mask import lay_out
 from anyformer.nn.model import Transformer
 
 PARTS = ("scores and values", "projections", "feed-forward")
@@ -125,7 +127,9 @@ def _times(feedforward: torch.nn.Module, width: int, length: int, repeats: int =
     x = torch.randn(1, length, width, device=DEVICE, dtype=torch.bfloat16)
     heads = x.view(1, length, HEADS, -1).transpose(1, 2)
     feedforward.to(x.dtype)
-    runs = (lambda: F.scaled_dot_product_attention(heads, heads, heads), lambda: feedforward(x))
+    layout = lay_out(1, length, x.device)
+    ctx = Context(layout, layout)
+    runs = (lambda: F.scaled_dot_product_attention(heads, heads, heads), lambda: feedforward(x, ctx))
     return {f"{part} seconds": seconds(run, repeats) for part, run in zip(TIMED, runs, strict=True)}
 
 
