@@ -1,0 +1,47 @@
+"""The table of one GPU: `python -m benchmarks.gpu [KEY...]`; results go to `benchmarks/results/<machine>.json`."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from benchmarks import training
+from benchmarks.sheet import DEVICE, RESULTS, Sheet
+
+Row = Callable[[Sheet, bool], None]
+
+
+def train_gpt2(sheet: Sheet, tiny: bool) -> None:
+    work, ways = training.gpt2(*(2, 64, 2, 512, 64, 2) if tiny else (12, 768, 12, 50304, 1024, 64))
+    sheet.measure("train_gpt2", work, "tokens/s", ways)
+
+
+def train_base(sheet: Sheet, tiny: bool) -> None:
+    work, ways = training.base(*(2, 64, 2, 128, 512, 16, 4) if tiny else (6, 512, 8, 2048, 32768, 64, 512))
+    sheet.measure("train_base", work, "tokens/s", ways)
+
+
+def train_bert(sheet: Sheet, tiny: bool) -> None:
+    work, ways = training.bert(*(2, 64, 2, 512, 32, 2) if tiny else (12, 768, 12, 30592, 512, 128))
+    sheet.measure("train_bert", work, "tokens/s", ways)
+
+
+ROWS: dict[str, Row] = {row.__name__: row for row in (train_gpt2, train_base, train_bert)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("keys", nargs="*", choices=[[], *ROWS])
+    parser.add_argument("--tiny", action="store_true", help="small models, to see that all of it runs")
+    parser.add_argument("--out", type=Path, help="the file for the numbers")
+    args = parser.parse_args()
+    name = torch.cuda.get_device_name().split()[-1].lower() if DEVICE == "cuda" else "tiny"
+    torch.set_float32_matmul_precision("high")
+    sheet = Sheet(args.out or RESULTS / f"{name}.json")
+    for key in args.keys or ROWS:
+        ROWS[key](sheet, args.tiny)
+
+
+if __name__ == "__main__":
+    main()

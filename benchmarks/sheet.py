@@ -1,0 +1,137 @@
+"""How long things take, side by side, and the file that the numbers go to: one key for each row of a table."""
+
+import gc
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Time:
+    """Seconds of one run: the median, the smallest and the largest; and the most memory, in bytes."""
+
+    median: float
+    low: float
+    high: float
+    memory: int
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to do some work: `make` builds all that it needs and gives what is timed."""
+
+    name: str
+    make: Callable[[], Callable[[], Any]]
+
+
+def clock(way: Way, warm: int = 5, rounds: int = 15) -> tuple[Time, Any]:
+    """The time of a way, and what it gave last; all that it made is gone afterwards."""
+    clear()
+    run = way.make()
+    if DEVICE == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    for _ in range(warm):
+        run()
+    times, last = [], None
+    for _ in range(rounds):
+        finish()
+        began = time.perf_counter()
+        last = run()
+        finish()
+        times.append(time.perf_counter() - began)
+    memory = torch.cuda.max_memory_allocated() if DEVICE == "cuda" else 0
+    last = last.detach().cpu() if isinstance(last, torch.Tensor) else last
+    del run
+    clear()
+    return Time(statistics.median(times), min(times), max(times), memory), last
+
+
+def clear() -> None:
+    gc.collect()
+    torch.compiler.reset()
+    if DEVICE == "cuda":
+        torch.cuda.empty_cache()
+
+
+def finish() -> None:
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
+class Sheet:
+    """The rows of a machine, each written as soon as it is there."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.rows: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        self.rows["machine"] = machine()
+
+    def put(self, key: str, ours: float, peer: float | None, unit: str, **beside: Any) -> None:
+        self.rows[key] = {"ours": ours, "peer": peer, "unit": unit, **beside}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps(self.rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        ratio = "" if not peer else f"  {ours / peer:5.2f} times the peer's {peer:,.1f}"
+        print(f"{key:<24} {ours:>14,.1f} {unit}{ratio}  {beside.get('note', '')}", flush=True)
+
+    def measure(self, key: str, work: float, unit: str, ways: Mapping[str, Way], **beside: Any) -> dict[str, float]:
+        """Work per second by each way; `ours` is held against the fastest of the others."""
+        rates, spread, memory, last = {}, {}, {}, {}
+        for name, way in ways.items():
+            try:
+                took, last[name] = clock(way)
+            except Exception as error:  # a peer that cannot run here is told, and the others go on
+                if name == "ours":
+                    raise
+                print(f"{key}: {name} cannot run here: {error!s:.200}", flush=True)
+                continue
+            rates[name] = work / took.median
+            spread[name] = [work / took.high, work / took.low]
+            memory[name] = took.memory
+        peers = {name: rate for name, rate in rates.items() if not name.startswith("ours")}
+        best = max(peers, key=lambda name: peers[name], default=None)
+        losses = {name: float(x) for name, x in last.items() if isinstance(x, torch.Tensor) and x.numel() == 1}
+        self.put(
+            key,
+            rates["ours"],
+            None if best is None else peers[best],
+            unit,
+            peer_name=best,
+            rates=rates,
+            spread=spread,
+            memory=memory,
+            losses=losses,
+            **beside,
+        )
+        return rates
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers are of, with two ceilings that were measured: a large product, a large copy."""
+    import anyformer
+
+    name = torch.cuda.get_device_name() if DEVICE == "cuda" else f"{platform.machine()} CPU"
+    size, dtype = (8192, torch.bfloat16) if DEVICE == "cuda" else (1024, torch.float32)
+    a, b = (torch.randn(size, size, device=DEVICE, dtype=dtype) for _ in range(2))
+    product, _ = clock(Way("product", lambda: lambda: a @ b), rounds=10)
+    x = torch.empty(2**32 if DEVICE == "cuda" else 2**28, device=DEVICE, dtype=torch.uint8)
+    y = torch.empty_like(x)
+    copy, _ = clock(Way("copy", lambda: lambda: y.copy_(x)), rounds=7)
+    return {
+        "name": name,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "anyformer": anyformer.__version__,
+        "product_flops": 2 * size**3 / product.median,
+        "copy_bytes": 2 * x.nbytes / copy.median,
+    }
