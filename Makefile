@@ -8,13 +8,21 @@ DEMO   := $(VENV)/.installed-demo
 PINS   := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu torture families lab-report lint format wheel clean
+.PHONY: help demo browser test test-gpu torture families lab-report lint format wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | awk -F '\t' '{ printf "  make %-8s %s\n", $$1, $$2 }'
 
 demo: $(DEMO)  ## train a small Transformer to sort and look at what it learnt
 	$(BIN)/python examples/sort.py --out runs/demo
+
+# Never an error: where there is no browser, its tests are skipped and say so.
+browser:  ## Debian's chromium for the tests of the page, where this is root on Debian
+	@if ! command -v chromium >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		export DEBIAN_FRONTEND=noninteractive; \
+		{ timeout 300 apt-get -qq update && timeout 600 apt-get -qq install -y --no-install-recommends chromium; } >/dev/null 2>&1 \
+			|| echo "chromium could not be installed: the browser's tests are skipped"; \
+	fi
 
 test: $(DEV)  ## all tests, on JOBS workers (2)
 	$(BIN)/pytest -n $(JOBS) --dist loadgroup

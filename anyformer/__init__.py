@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from anyformer.config.spec import ConfigError as ConfigError
     from anyformer.decoding.decode import generate as generate
     from anyformer.decoding.reuse import Reuse as Reuse
+    from anyformer.explore.show import show as show
     from anyformer.inspection.count import count as count
     from anyformer.interop.hub import from_hf as from_hf, to_hf as to_hf
     from anyformer.nn.model import Transformer as Transformer
@@ -41,6 +42,7 @@ _HOMES = {
     "load": "anyformer.run",
     "presets": "anyformer.presets",
     "quantise": "anyformer.nn.quantise",
+    "show": "anyformer.explore.show",
     "to_hf": "anyformer.interop.hub",
     "train": "anyformer.training.train",
 }
@@ -59,6 +61,7 @@ __all__ = [
     "load",
     "presets",
     "quantise",
+    "show",
     "to_hf",
     "train",
 ]

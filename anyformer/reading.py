@@ -1,7 +1,7 @@
 """A text as the model of a run reads it, to be looked into: the call of the model, and the tokens by their names."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,6 +35,8 @@ class Reading:
     options: dict[str, Any]
     tokens: dict[Side, list[str]]  # that each stack reads, as `tokenizer.token` shows them
     notes: tuple[str, ...] = ()  # what was cut off, in plain lines
+    text: str = ""  # what of the text is read
+    begins: int | None = None  # of a model that writes: how many tokens stand before what it says
 
 
 def read(run: Run, text: str, target: str | None = None) -> Reading:
@@ -51,6 +53,7 @@ def read(run: Run, text: str, target: str | None = None) -> Reading:
         run.task.part(None)  # which asks for the name of one
     text = _cut("text", text, lambda part: _piece(run, part, None), config, notes)
     piece = _piece(run, text, None)
+    begins = len(piece.ids) if isinstance(run.task, SequenceToSequence | SpanCorrupting | LanguageModelling) else None
     if isinstance(run.task, Encoding) and (most := run.task.spec.max_length) == len(piece.ids):
         notes.append(f"text: of long ones only the first {most:,} tokens are read")
     if target is not None:
@@ -58,7 +61,7 @@ def read(run: Run, text: str, target: str | None = None) -> Reading:
         piece = _piece(run, text, target)
     elif isinstance(run.task, SequenceToSequence | SpanCorrupting):
         piece = _answered(run.model, run.task, piece)
-    return _reading(run, piece, tuple(notes))
+    return replace(_reading(run, piece), notes=tuple(notes), text=text, begins=begins)
 
 
 def attention_maps(
@@ -149,7 +152,7 @@ def _answered(model: Transformer, task: SequenceToSequence | SpanCorrupting, pie
     return piece._replace(ids=[*piece.ids, *new], marks=marked)
 
 
-def _reading(run: Run, piece: Piece, notes: tuple[str, ...]) -> Reading:
+def _reading(run: Run, piece: Piece) -> Reading:
     device, task = next(run.model.parameters()).device, run.task
     if not len(piece.ids):
         raise ConfigError([Fault("text", "has no tokens")])
@@ -166,4 +169,4 @@ def _reading(run: Run, piece: Piece, notes: tuple[str, ...]) -> Reading:
         inputs = (tensor(list(piece.source)), *inputs)
     given = {"marks": piece.marks, "types": piece.types, "spelled": piece.spelled}
     options = {name: tensor(values) for name, values in given.items() if values is not None}
-    return Reading(inputs, options, tokens, notes)
+    return Reading(inputs, options, tokens)

@@ -57,6 +57,7 @@ VERBS = {
     "predict": ["run", "[file]", "--out", *DECODING],
     "generate": ["run", "--prompt", "--samples", "--n-best", *DECODING],
     "inspect": ["run", "text", "--target", "--stack", "--layer", "--head", "--task", "--out"],
+    "explore": ["runs", "--port", "--no-browser"],
     "import": ["source", "--out", "--tokenizer", "--allow-pickle"],
     "merge": ["run", "--out"],
     "lab": ["[what]", "--size", "--jobs", "--out"],
@@ -100,6 +101,7 @@ def test_names() -> None:
         "load",
         "presets",
         "quantise",
+        "show",
         "to_hf",
         "train",
     ]

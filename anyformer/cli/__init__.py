@@ -4,5 +4,5 @@ Importing it, and most verbs, import no torch: what a verb needs it imports insi
 """
 
 # each adds its verbs, in this order
-from anyformer.cli import models, runs, generate, tokenizers, data, inspect, lab  # noqa: F401, I001
+from anyformer.cli import models, runs, generate, tokenizers, data, inspect, explore, lab  # noqa: F401, I001
 from anyformer.cli.app import app as app, main as main

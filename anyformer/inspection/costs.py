@@ -100,10 +100,10 @@ def side_costs(
     costs: dict[str, list[Cost]] = {}
     for i, (block, level) in enumerate(zip(layers, stack.levels, strict=True)):
         read_at_once = -(-t // stack.pooling.factor**level) if stack.pooling else t
-        for part, cost in _block(block, d, b, read_at_once, s, caching=side == "decoder"):
+        for part, cost in block_costs(block, d, b, read_at_once, s, caching=side == "decoder"):
             costs.setdefault(part, []).append(cost if i < len(own) else replace(cost, parameters=0))
         if config.adapter:
-            cost = _adapters(config.adapter, f"{side}.blocks.{stack.runs[i]}", block, d, b * read_at_once, b * s)
+            cost = adapter_cost(config.adapter, f"{side}.blocks.{stack.runs[i]}", block, d, b * read_at_once, b * s)
             costs.setdefault(ADAPTERS, []).append(cost if i < len(own) else replace(cost, parameters=0))
     for part, each in costs.items():
         yield f"{side} {part}", len(each), sum(each, Cost())
@@ -114,7 +114,7 @@ def side_costs(
         yield "encoder output", 1, Cost(kept=b * s * d)  # what all cross-attention reads
 
 
-def _adapters(adapter: LoRA, at: str, block: Block, d: int, rows: int, source_rows: int) -> Cost:
+def adapter_cost(adapter: LoRA, at: str, block: Block, d: int, rows: int, source_rows: int) -> Cost:
     """Beside the linear layers of a block; what they read is kept for them already."""
     cost, r = Cost(), adapter.rank
     for name, inputs, outputs, across in matrices(block, d):
@@ -174,7 +174,8 @@ def _position_tables(stack: Stack, own: tuple[Block, ...], d: int, inner: int) -
     return sum(prod(shape) for table in tables for shape in table.values())
 
 
-def _block(block: Block, d: int, b: int, t: int, s: int, caching: bool) -> Iterator[tuple[str, Cost]]:
+def block_costs(block: Block, d: int, b: int, t: int, s: int, caching: bool) -> Iterator[tuple[str, Cost]]:
+    """The sublayers of a block in their order, and its norms."""
     branches = [*_mixer(block.mixer, d, b, t, caching)]
     if block.cross:
         branches.append(("cross-attention", _attention(block.cross, pattern_across(block.cross), d, b, t, s, caching)))

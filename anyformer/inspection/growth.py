@@ -24,11 +24,11 @@ def cache_growth(
     ids = torch.zeros(batch, 1, dtype=torch.long, device=next(model.parameters()).device)
     for step in range(steps):
         model.decode(ids, None if step else memory, cache=cache)
-        grown.append(_filled(cache))
+        grown.append(filled(cache))
     return grown
 
 
-def _filled(cache: Cache) -> int:
+def filled(cache: Cache) -> int:
     """Bytes of the slots that were written; a ring is full when its slots are."""
     total = 0 if cache.states is None else cache.states.nbytes
     for layer in cache.layers:

@@ -294,8 +294,7 @@ class Transformer(nn.Module):
         """Where what is kept is, and as what: under autocast in its precision, whatever the weights have."""
         weight = next(self.parameters())
         kind = weight.device.type
-        auto = torch.is_autocast_enabled(kind)
-        return weight.device, torch.get_autocast_dtype(kind) if auto else weight.dtype
+        return weight.device, torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
     def _check_past(self, past: Past, cache: Cache | None) -> None:
         assert self.decoder is not None

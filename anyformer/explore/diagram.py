@@ -1,0 +1,227 @@
+"""The model as a diagram: its blocks with what each part costs, and how its cache fills, from the config alone."""
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any, assert_never
+
+from anyformer.config import (
+    Attention,
+    Block,
+    ConfigError,
+    Convolution,
+    Experts,
+    Fault,
+    FullyConnected,
+    Gated,
+    Latent,
+    Mixer,
+    ModelConfig,
+    NoFeedForward,
+    NoMixer,
+    NoNorm,
+    Parallel,
+    Plain,
+    PositionMixing,
+    Recurrent,
+    Side,
+    Spec,
+    Stack,
+    pattern_across,
+    pattern_of,
+    position_of,
+)
+from anyformer.config.feedforward import FeedForward
+from anyformer.explore.seen import Seen
+from anyformer.inspection.costs import Cost, adapter_cost, block_costs
+from anyformer.inspection.count import Table, count
+from anyformer.nn.cache import Cache
+
+STEPS = 64  # of a curve
+
+
+def block(seen: Seen) -> dict[str, Any]:
+    """The view `block`: every part with its parameters and FLOPs; together they are those of `count`."""
+    config, table = seen.run.config, counted(seen)
+    rows = {row.part: row for row in table.rows}
+
+    def cost(part: str) -> dict[str, int]:
+        return {"parameters": rows[part].parameters, "flops": rows[part].flops} if part in rows else _costs(Cost())
+
+    lengths: dict[Side, int] = {"encoder": table.source_length or table.length, "decoder": table.length}
+    inputs = {"encoder": ("source", config.source), "decoder": ("target", config.target)}
+    stacks, read = [], {}
+    for side, stack in config.stacks.items():
+        name, spec = inputs[side]
+        assert spec is not None
+        read[side] = {"name": name, "details": details(spec), **cost(f"{name} embeddings")}
+        stacks.append(
+            {
+                "side": side,
+                "depth": stack.depth,
+                "share": stack.share,
+                "position": {"name": stack.position.kind, "details": details(stack.position)}
+                | cost(f"{side} positions"),
+                "final_norm": {"name": stack.final_norm.kind, **cost(f"{side} final norm")},
+                "layers": list(_layers(config, side, stack, lengths[side], lengths["encoder"])),
+            }
+        )
+    return {
+        "width": config.width,
+        "stacks": stacks,
+        "input": read,
+        "head": {"name": config.head.kind, "details": details(config.head), "tied": config.tie, **cost("head")},
+        "length": table.length,
+        "source_length": table.source_length,
+        "total": {"parameters": table.parameters, "flops": table.flops},
+    }
+
+
+def counted(seen: Seen, length: int | None = None) -> Table:
+    """What the text at hand costs."""
+    tokens, config = seen.reading.tokens, seen.run.config
+    own = len(tokens["decoder" if config.decoder else "encoder"])
+    source = len(tokens["encoder"]) if config.shape == "encoder-decoder" else None
+    size = next(seen.run.model.parameters()).element_size()
+    return count(config, length or own, source_length=source, bytes_per_value=size)
+
+
+def cache(seen: Seen) -> dict[str, Any]:
+    """The view `cache`: bytes after each of so many tokens, and what each layer keeps of one."""
+    config, model = seen.run.config, seen.run.model
+    if config.decoder is None:
+        raise ConfigError([Fault("run", "its model reads its text at once: only a decoder has a cache")])
+    now, limit = len(seen.reading.tokens["decoder"]), config.decoder.limit
+    every = max(1, -(-now // STEPS))
+    steps = sorted({*range(every, now + 1, every), 1, now})
+    kinds: dict[str, list[int]] = {"self": [], "cross": []}
+    for n in steps:
+        rows = counted(seen, n).rows
+        cross = sum(row.cache_bytes for row in rows if row.part in ("decoder cross-attention", "encoder states"))
+        kinds["cross"].append(cross)
+        kinds["self"].append(sum(row.cache_bytes for row in rows) - cross)
+    most = limit or config.context
+    return {
+        "steps": steps,
+        "kinds": kinds,
+        "now": now,
+        "limit": most,
+        "capacity": None if most is None else counted(seen, most).cache_bytes,
+        "layers": list(_kept(model.new_cache(1, max(now, 2), kind="auto"), max(now, 2))),
+    }
+
+
+def _kept(cache: Cache, tokens: int) -> Iterator[dict[str, Any]]:
+    for i, layer in enumerate(cache.layers):
+        kept = [x for x in (*layer.keys.tensors(), *layer.values.tensors()) if x.numel()]
+        slots = min((x.shape[2] for x in kept), default=0)
+        size = sum(x[:, :, :1].nbytes for x in kept)
+        yield {"layer": i, "bytes": size, "slots": None if slots == tokens else slots}
+
+
+# -- blocks -----------------------------------------------------------------------------------------------------------
+
+
+def _layers(config: ModelConfig, side: Side, stack: Stack, t: int, s: int) -> Iterator[dict[str, Any]]:
+    """Neighbouring layers that are alike, as one."""
+    shown = []
+    own = len(stack.prefix) + len(stack.blocks) if stack.share else stack.depth
+    for i, (spec, level) in enumerate(zip(stack.unrolled(), stack.levels, strict=True)):
+        read = -(-t // stack.pooling.factor**level) if stack.pooling else t
+        at = f"{side}.blocks.{stack.runs[i]}"
+        shown.append(_block(config, side, stack, spec, read, s, at, weights=i < own))
+    for _, alike in groupby(enumerate(shown), lambda pair: pair[1]):
+        numbers = list(alike)
+        yield {"from": numbers[0][0], "to": numbers[-1][0], **numbers[0][1]}
+
+
+def _block(
+    config: ModelConfig, side: Side, stack: Stack, spec: Block, t: int, s: int, at: str, weights: bool
+) -> dict[str, Any]:
+    """One layer; without weights of its own its parameters are counted elsewhere."""
+    found = [
+        (part, _costs(cost, weights)) for part, cost in block_costs(spec, config.width, 1, t, s, side == "decoder")
+    ]
+    costs, norms = dict(found[:-1]), found[-1][1]
+    sublayers: list[tuple[str, Mixer | FeedForward, str, dict[str, Any]]] = []
+    if not isinstance(spec.mixer, NoMixer):
+        sublayers.append(("mixer", spec.mixer, next(iter(costs)), _mixed(spec.mixer, side, stack)))
+    if spec.cross is not None:
+        across = {"pattern": pattern_across(spec.cross).kind}
+        sublayers.append(("cross", spec.cross, "cross-attention", details(spec.cross) | across))
+    if not isinstance(spec.feedforward, NoFeedForward):
+        sublayers.append(("feedforward", spec.feedforward, "feed-forward", details(spec.feedforward)))
+    parallel, place = isinstance(spec.order, Parallel), spec.placement
+    shared = isinstance(spec.order, Parallel) and spec.order.shared_norm
+    kind = None if isinstance(spec.norm, NoNorm) else spec.norm.kind
+    both = {
+        "in": kind if place in ("pre", "sandwich") and not shared else None,
+        "branch": kind if place in ("branch", "sandwich") else None,
+        "sum": kind if place == "post" and not parallel else None,
+    }
+    adapters = Cost()
+    if config.adapter is not None:
+        adapters = adapter_cost(config.adapter, at, spec, config.width, t, s)
+    return {
+        "sublayers": [
+            {"name": name, "norms": both, "residual": spec.residual, "inner": called(inner, name), "details": told}
+            | costs[part]
+            for name, inner, part, told in sublayers
+        ],
+        "placement": place,
+        "parallel": parallel,
+        "norms": {"name": kind, "shared": shared, "sum": parallel and place == "post", **norms},
+        "adapters": _costs(adapters, weights),
+        "shared": not weights,
+        "tokens": t,
+    }
+
+
+def _mixed(mixer: Mixer, side: Side, stack: Stack) -> dict[str, Any]:
+    if not isinstance(mixer, Attention):
+        return details(mixer)
+    return details(mixer) | {"pattern": pattern_of(mixer, side).kind, "position": position_of(mixer, stack).kind}
+
+
+def _costs(cost: Cost, weights: bool = True) -> dict[str, int]:
+    return {"parameters": cost.parameters if weights else 0, "flops": cost.flops}
+
+
+def called(part: Mixer | FeedForward, name: str = "mixer") -> str:
+    """What a part is, in plain words."""
+    match part:
+        case Attention(heads=heads, groups=groups):
+            whose = "cross-attention" if name == "cross" else "self-attention"
+            if isinstance(part.compress, Latent):
+                return f"latent {whose}, {heads} heads"
+            if groups < heads:
+                return f"multi-query {whose}, {heads} heads" if groups == 1 else f"grouped-query {whose}, {heads} heads"
+            return f"multi-head {whose}, {heads} heads"
+        case Recurrent(cell=cell):
+            return cell.upper()
+        case Convolution(width=width):
+            return f"convolution over {width} tokens"
+        case FullyConnected():
+            return "one matrix over all positions"
+        case PositionMixing():
+            return "mixing of positions"
+        case Plain():
+            return "feed-forward"
+        case Gated():
+            return "gated feed-forward"
+        case Experts(count=n, top_k=k):
+            return f"{n} experts, {k} for each token"
+        case NoMixer() | NoFeedForward():
+            return "nothing"
+        case _:
+            assert_never(part)
+
+
+def details(spec: Spec) -> dict[str, Any]:
+    """The settings of a part: of parts within it, their kind."""
+    found: dict[str, Any] = {}
+    for name in type(spec).model_fields:
+        value = getattr(spec, name)
+        if name != "kind" and value is not None and value != ():
+            kind = getattr(value, "kind", None)
+            found[name] = kind if isinstance(value, Spec) else value
+    return {name: value for name, value in found.items() if isinstance(value, bool | int | float | str)}

@@ -1,0 +1,28 @@
+"""A run that is being trained: the rows that its training has written so far, and its checkpoints by step."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from anyformer.run import MANIFEST, checkpoints
+
+METRICS = "metrics.jsonl"
+
+
+def training(folder: Path) -> bool:
+    """Whether a training has begun and not ended: it has a recipe and no manifest."""
+    return (folder / "recipe.toml").exists() and not (folder / MANIFEST).exists()
+
+
+def rows_since(folder: Path, since: int) -> dict[str, Any]:
+    """The rows from the n-th on, of whole lines only, and how many there are; whether more will come."""
+    rows = []
+    if (folder / METRICS).exists():
+        lines = (folder / METRICS).read_text(encoding="utf-8").splitlines(keepends=True)
+        rows = [json.loads(line) for line in lines if line.endswith("\n")]
+    return {"rows": rows[since:], "count": len(rows), "checkpoints": list(by_step(folder)), "live": training(folder)}
+
+
+def by_step(folder: Path) -> dict[int, Path]:
+    """The checkpoints of a run that are kept."""
+    return {int(path.name.removeprefix("step-")): path for path in checkpoints(folder)}

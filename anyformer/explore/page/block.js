@@ -1,0 +1,294 @@
+// The model as a diagram, from its config: the stream of each stack runs upwards, its parts stand beside it.
+
+const STREAM = 92,
+  LEFT = 166,
+  WIDE = 264,
+  BOX = 44,
+  THIN = 24,
+  GAP = 18; // pixels of the drawing
+const ADDED = ["sinusoidal", "learned"]; // positions that are added to the stream; others act within attention
+
+async function showBlock(subject) {
+  const found = await ask("block", subject.body),
+    told = make("div", { class: "details", id: `details-${subject.pane}`, "aria-live": "polite" });
+  const tell = (part) => told.replaceChildren(...detailsOf(part));
+  const stacks = found.stacks.map((stack) =>
+    make(
+      "figure",
+      { class: "stack" },
+      make("figcaption", {}, word(`stack.${stack.side}`)),
+      drawStack(found, stack, stack === found.stacks.at(-1), tell),
+    ),
+  );
+  const total = make(
+    "p",
+    { class: "value" },
+    make("b", {}, short(found.total.parameters)),
+    ` ${word("parameters")} · `,
+    make("b", {}, short(found.total.flops)),
+    ` FLOPs ${word("forTokens", [found.source_length, found.length].filter(Boolean).join(" + "))}`,
+  );
+  tell(null);
+  return make(
+    "div",
+    {},
+    explained("block"),
+    total,
+    told,
+    make("div", { class: stacks.length > 1 ? "block both" : "block" }, stacks, costs(found)),
+  );
+}
+
+/** Draws from the bottom up: `pen.y` is where the next part ends below. Everything is moved into sight at the end. */
+function drawStack(found, stack, last, tell) {
+  const pen = { y: 0, parts: [], tell };
+  const embedding = found.input[stack.side];
+  onStream(pen, { ...embedding, name: `${word("embedding")} · ${word("width")} ${found.width}` }, BOX);
+  if (ADDED.includes(stack.position.name))
+    onStream(pen, { ...stack.position, name: `${word("position")}: ${stack.position.name}` }, THIN);
+  for (const layer of stack.layers) drawLayer(pen, layer, stack);
+  if (stack.final_norm.name !== "none")
+    onStream(pen, { ...stack.final_norm, name: `${word("finalNorm")}: ${stack.final_norm.name}` }, THIN);
+  if (last) onStream(pen, { ...found.head, name: `${word("output")} · ${found.head.name}` }, BOX);
+  else
+    pen.parts.push(
+      draw("path", { class: "wire", d: `M${STREAM} ${pen.y}V${pen.y - 22}H${LEFT}` }),
+      draw("text", { x: LEFT + 6, y: pen.y - 18 }, word("toDecoder")),
+    );
+  const top = pen.y - (last ? 8 : 36);
+  return draw(
+    "svg",
+    { viewBox: `0 ${top} ${LEFT + WIDE + 34} ${8 - top}`, role: "img", "aria-label": word(`stack.${stack.side}`) },
+    pen.parts.flat(),
+  );
+}
+
+/** A part through which the whole stream goes. */
+function onStream(pen, part, height) {
+  wire(pen, GAP);
+  box(pen, 8, pen.y - height, LEFT + WIDE - 8, height, part, height === BOX ? "end" : "norm");
+  pen.y -= height;
+}
+
+function wire(pen, by) {
+  pen.parts.unshift(draw("path", { class: "wire", d: `M${STREAM} ${pen.y}V${pen.y - by}` }));
+  pen.y -= by;
+}
+
+function drawLayer(pen, layer, stack) {
+  wire(pen, GAP);
+  const bottom = pen.y,
+    count = layer.to - layer.from + 1,
+    residual = layer.sublayers[0]?.residual;
+  const norm = { name: `${word("norm")}: ${layer.norms.name}`, details: { placement: layer.placement } };
+  if (layer.parallel) drawParallel(pen, layer, norm);
+  else for (const part of layer.sublayers) drawSublayer(pen, part, norm);
+  wire(pen, 10);
+  const name = count === 1 ? `${word("layer")} ${layer.from}` : `${word("layers")} ${layer.from}–${layer.to}`;
+  pen.parts.unshift(
+    draw("rect", { class: "frame", x: 2, y: pen.y, width: LEFT + WIDE + 16, height: bottom - pen.y, rx: 10 }),
+  );
+  const middle = (bottom + pen.y) / 2,
+    notes = [name, stack.share ? word("shared") : "", residual ? "" : word("noResidual")].filter(Boolean);
+  pen.parts.push(
+    draw("text", { class: "times", x: 12, y: middle }, `× ${count}`),
+    notes.map((note, i) => draw("text", { class: "small", x: 12, y: middle + 18 + 15 * i }, note)),
+  );
+}
+
+/** One after the other: beside the stream norm, part, norm; then the sum, and what norms it. */
+function drawSublayer(pen, part, norm) {
+  wire(pen, 12);
+  const from = pen.y,
+    middle = LEFT + WIDE / 2,
+    column = { y: from - 12 };
+  const step = (height, what, kind) => {
+    pen.parts.unshift(draw("path", { class: "wire", d: `M${middle} ${column.y + 12}V${column.y}` }));
+    box(pen, LEFT, column.y - height, WIDE, height, what, kind);
+    column.y -= height + 12;
+  };
+  if (part.norms.in) step(THIN, norm, "norm");
+  const inner = named(part);
+  step(inner.height, inner, part.name);
+  if (part.name === "cross") memory(pen, column.y + 12 + inner.height / 2);
+  if (part.norms.branch) step(THIN, norm, "norm");
+  pen.parts.unshift(
+    draw("path", {
+      class: "wire",
+      d: `M${STREAM} ${from}H${middle}V${from - 12}M${middle} ${column.y + 12}V${column.y}H${STREAM + (part.residual ? 9 : 0)}`,
+    }),
+  );
+  if (part.residual) {
+    pen.parts.unshift(draw("path", { class: "wire", d: `M${STREAM} ${from}V${column.y}` }));
+    plus(pen, column.y);
+  }
+  pen.y = column.y - (part.residual ? 9 : 0);
+  if (part.norms.sum) normOnStream(pen, norm);
+}
+
+/** Side by side: all read the same, and all are added at once. */
+function drawParallel(pen, layer, norm) {
+  wire(pen, 12);
+  const from = pen.y,
+    rail = LEFT - 14,
+    far = LEFT + WIDE + 8;
+  let y = from - 8;
+  const each = [];
+  if (layer.norms.shared) {
+    box(pen, LEFT - 60, y - THIN + 8, 110, THIN, norm, "norm");
+    y -= THIN;
+  }
+  for (const part of layer.sublayers) {
+    if (part.norms.in) {
+      box(pen, LEFT, y - THIN, WIDE, THIN, norm, "norm");
+      y -= THIN;
+    }
+    const inner = named(part);
+    box(pen, LEFT, y - inner.height, WIDE, inner.height, inner, part.name);
+    if (part.name === "cross") memory(pen, y - inner.height / 2);
+    each.push(y - inner.height / 2);
+    y -= inner.height + 12;
+  }
+  const across = each.map((at) => `M${rail} ${at}H${LEFT}M${LEFT + WIDE} ${at}H${far}`).join("");
+  const start = layer.norms.shared ? `M${STREAM} ${from}H${LEFT - 60}` : `M${STREAM} ${from}H${rail}`;
+  pen.parts.unshift(
+    draw("path", {
+      class: "wire",
+      d: `${start}M${rail} ${from}V${Math.min(...each)}${across}M${far} ${Math.max(...each)}V${y}H${STREAM + 9}M${STREAM} ${from}V${y}`,
+    }),
+  );
+  plus(pen, y);
+  pen.y = y - 9;
+  if (layer.norms.sum) normOnStream(pen, norm);
+}
+
+/** A part by what it is; of attention also whom it sees, and the positions that act within it. */
+function named(part) {
+  const { pattern, position } = part.details,
+    within = position && ![...ADDED, "none"].includes(position) ? position : "";
+  const note = [pattern, within].filter(Boolean).join(" · ");
+  return { ...part, name: part.inner, note, height: note ? BOX + 14 : BOX };
+}
+
+function normOnStream(pen, norm) {
+  wire(pen, 8);
+  box(pen, STREAM - 66, pen.y - THIN, 132, THIN, norm, "norm");
+  pen.y -= THIN;
+}
+
+/** The encoder's output comes in from the right. */
+function memory(pen, y) {
+  pen.parts.push(
+    draw("path", { class: "wire memory", d: `M${LEFT + WIDE + 30} ${y}H${LEFT + WIDE + 3}m6 -5l-6 5l6 5` }),
+  );
+}
+
+function plus(pen, y) {
+  pen.parts.push(
+    draw(
+      "g",
+      { class: "plus" },
+      draw("circle", { cx: STREAM, cy: y, r: 9 }),
+      draw("path", { d: `M${STREAM - 5} ${y}h10M${STREAM} ${y - 5}v10` }),
+    ),
+  );
+}
+
+/** A part with its name and what it costs; a click or Enter tells more. */
+function box(pen, x, y, width, height, part, kind) {
+  const cost =
+    part.parameters || part.flops
+      ? `${short(part.parameters)} ${word("parametersShort")} · ${short(part.flops)} FLOPs`
+      : "";
+  const high = height >= BOX,
+    middle = x + width / 2;
+  const open = (event) =>
+    (event.type === "click" || ["Enter", " "].includes(event.key)) && (event.preventDefault(), pen.tell(part));
+  pen.parts.push(
+    draw(
+      "g",
+      {
+        class: `part ${kind}`,
+        role: "button",
+        tabindex: 0,
+        "aria-label": `${part.name} ${cost}`,
+        onclick: open,
+        onkeydown: open,
+      },
+      draw("rect", { x, y, width, height, rx: 6 }),
+      draw(
+        "text",
+        { x: middle, y: y + (high ? (cost ? 18 : 27) : 16), "text-anchor": "middle" },
+        high || !cost ? part.name : `${part.name} · ${short(part.parameters)} ${word("parametersShort")}`,
+      ),
+      part.note ? draw("text", { class: "small", x: middle, y: y + 34, "text-anchor": "middle" }, part.note) : null,
+      high && cost
+        ? draw("text", { class: "small", x: middle, y: y + height - 9, "text-anchor": "middle" }, cost)
+        : null,
+    ),
+  );
+}
+
+function detailsOf(part) {
+  if (!part) return [make("p", { class: "note" }, word("clickPart"))];
+  const facts = {
+    [word("parameters")]: part.parameters?.toLocaleString(),
+    FLOPs: part.flops?.toLocaleString(),
+    ...part.details,
+  };
+  return [
+    make("b", {}, part.name),
+    ...Object.entries(facts)
+      .filter(([, value]) => value !== undefined)
+      .map(([name, value]) => make("span", {}, make("span", { class: "label" }, name), String(value))),
+  ];
+}
+
+/** All parts with their shares. */
+function costs(found) {
+  const rows = [];
+  const add = (name, cost, times = 1) =>
+    (cost.parameters || cost.flops) && rows.push([name, cost.parameters * times, cost.flops * times]);
+  for (const stack of found.stacks) {
+    const many = found.stacks.length > 1 ? `${word(`stack.${stack.side}`)}: ` : "";
+    add(many + word("embedding"), found.input[stack.side]);
+    add(many + word("position"), stack.position);
+    for (const layer of stack.layers) {
+      const times = layer.to - layer.from + 1,
+        where = stack.layers.length > 1 ? ` ${layer.from}–${layer.to}` : "";
+      for (const part of layer.sublayers) add(`${many}${part.inner}${where}`, part, times);
+      add(`${many}${word("norm")}${where}`, layer.norms, times);
+      if (layer.adapters) add(`${many}${word("adapters")}${where}`, layer.adapters, times);
+    }
+    add(many + word("finalNorm"), stack.final_norm);
+  }
+  add(word("output"), found.head);
+  const share = (value, whole) =>
+    make(
+      "td",
+      { class: "number" },
+      make("span", { class: "share-bar", style: { width: `${whole ? (100 * value) / whole : 0}%` } }),
+      make("span", {}, short(value)),
+    );
+  const head = make(
+    "tr",
+    {},
+    make("th", { scope: "col" }, word("partName")),
+    make("th", { scope: "col" }, word("parameters")),
+    make("th", { scope: "col" }, "FLOPs"),
+  );
+  const body = rows.map(([name, parameters, flops]) =>
+    make(
+      "tr",
+      {},
+      make("th", { scope: "row" }, name),
+      share(parameters, found.total.parameters),
+      share(flops, found.total.flops),
+    ),
+  );
+  return make(
+    "div",
+    { class: "wide" },
+    make("table", { class: "cost" }, make("thead", {}, head), make("tbody", {}, body)),
+  );
+}

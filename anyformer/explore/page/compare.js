@@ -1,0 +1,125 @@
+// Two subjects side by side: two runs, two sentences, or the same with other heads off, in the same view.
+
+/** What is looked at in a pane: 0, or 1 beside it. */
+function subjectOf(runs, pane) {
+  const of = (name) => (pane ? state[`${name}2`] : state[name]);
+  const run = runs.find((one) => one.name === of("run")) ?? runs[0];
+  const target = of("target") && (run.pair || run.writes) ? of("target") : null;
+  return { pane, run, body: { run: run.name, text: of("text"), target, off: [...of("off")].sort() } };
+}
+
+/** The text that a run begins with. */
+function exampleOf(run) {
+  return { text: run.example, target: run.pair ? (run.example_target ?? "") : "" };
+}
+
+/** The view that is drawn: of a comparison, the one in which two are compared. */
+function viewNow() {
+  return state.view === "compare" ? state.both : state.view;
+}
+
+/** The choice of that view. */
+function bothPicker(views) {
+  const select = make(
+    "select",
+    { id: "both", onchange: (event) => change({ both: event.target.value }, true) },
+    views.map((view) => make("option", { value: view, selected: view === state.both }, word(`view.${view}`))),
+  );
+  return make("label", { class: "pick" }, make("span", {}, word("compareIn")), select);
+}
+
+/** The fields of a subject: run, text, target. They are filled, not made again, when the state changes. */
+function form(pane) {
+  const name = (what) => (pane ? `${what}2` : what),
+    mark = pane ? "-2" : "";
+  const text = make("textarea", {
+    id: `text${mark}`,
+    rows: 1,
+    spellcheck: "false",
+    dir: "auto",
+    autocomplete: "off",
+    maxlength: 20000,
+  });
+  const target = make("textarea", {
+    id: `target${mark}`,
+    rows: 1,
+    spellcheck: "false",
+    dir: "auto",
+    autocomplete: "off",
+    maxlength: 20000,
+  });
+  const run = make("select", {
+    id: `run${mark}`,
+    onchange: () => {
+      const begun = exampleOf(runs.find((one) => one.name === run.value));
+      change(
+        {
+          [name("run")]: run.value,
+          [name("text")]: begun.text,
+          [name("target")]: begun.target,
+          [name("off")]: [],
+          at: -1,
+          query: -1,
+          key: -1,
+          shown: [],
+          write: 0,
+        },
+        true,
+      );
+    },
+  });
+  const go = (step) =>
+    change({ [name("text")]: text.value, [name("target")]: target.value, at: -1, query: -1, key: -1 }, step);
+  let timer = 0;
+  for (const input of [text, target]) {
+    input.addEventListener("input", () => {
+      clearTimeout(timer);
+      timer = setTimeout(() => go(false), 400); // after the last key: every key would be an answer nobody waits for
+    });
+    input.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      event.preventDefault();
+      clearTimeout(timer);
+      go(true);
+    });
+  }
+  const field = (what, input) =>
+    make("label", { class: `field ${what}` }, make("span", what === "run" ? {} : { "data-word": what }), input);
+  const button = make("button", { type: "submit", class: "go", id: `go${mark}`, "data-word": "go" });
+  return make(
+    "form",
+    {
+      id: `form${mark}`,
+      onsubmit: (event) => {
+        event.preventDefault();
+        clearTimeout(timer);
+        go(true);
+      },
+    },
+    field("run", run),
+    field("text", text),
+    field("target", target),
+    button,
+  );
+}
+
+/** Puts the state into a form. What is being typed is left alone. */
+function fillForm(runs, subject) {
+  const mark = subject.pane ? "-2" : "",
+    run = byId(`run${mark}`);
+  if (run.options.length !== runs.length)
+    run.replaceChildren(...runs.map((one) => make("option", { value: one.name }, one.name)));
+  run.value = subject.run.name;
+  for (const what of ["text", "target"]) {
+    const input = byId(`${what}${mark}`),
+      value = subject.body[what] ?? "";
+    if (input !== document.activeElement && input.value !== value) input.value = value;
+  }
+  const takes = subject.run.pair || subject.run.writes;
+  byId(`target${mark}`).closest("label").hidden = !takes;
+  byId(`target${mark}`).placeholder = word(
+    subject.run.pair ? "secondText" : subject.run.task === "lm" ? "goesOn" : "targetHint",
+  );
+  byId(`form${mark}`).classList.toggle("alone", !takes);
+  run.previousSibling.textContent = `${word("run")}${state.view === "compare" ? ` ${subject.pane ? "B" : "A"}` : ""}`;
+}

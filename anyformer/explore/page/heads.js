@@ -1,0 +1,175 @@
+// The head view: a line from each token to those it looks at, coloured by head; the stronger, the more opaque.
+
+const ROW = 26; // pixels of a token's line, as in style.css
+const SHADES = [0.08, 0.2, 0.4, 0.65, 0.9]; // lines of like weight are one path, so that thousands stay fast
+
+async function showHeads(subject) {
+  const { kind, layer } = chosen(subject.run);
+  const found = await ask("heads", { ...subject.body, kind, layer });
+  const shown = found.links.map((_, head) => head).filter((head) => !state.shown.length || state.shown.includes(head));
+  const height = ROW * Math.max(found.rows.length, found.columns.length);
+  const over = draw("g", { class: "over" });
+  const shift = shifts(shown);
+  const lines = draw(
+    "g",
+    { class: "lines" },
+    shown.flatMap((head) => paths(found.links[head], head, shift.get(head))),
+  );
+  const drawing = draw(
+    "svg",
+    { viewBox: `0 0 100 ${height}`, preserveAspectRatio: "none", "aria-hidden": "true" },
+    lines,
+    over,
+  );
+  drawing.style.height = `${height}px`;
+  const pinned = state.query < 0 ? -1 : Math.min(state.query, found.rows.length - 1);
+  const left = side(subject, "query", found.rows, pinned),
+    right = side(subject, "key", found.columns, state.key);
+  const links = shown.flatMap((head) => found.links[head].map((link) => [...link, head]));
+  const box = make(
+    "div",
+    { class: "links", "data-scroll": `links-${subject.pane}` },
+    make("span", { class: "end query" }, word("query")),
+    make("span", { class: "end" }, word("key")),
+    left,
+    drawing,
+    right,
+  );
+  const light = (end, index) => lit(box, over, links, shift, end, index);
+  for (const [column, end] of [
+    [left, 0],
+    [right, 1],
+  ]) {
+    for (const [i, button] of [...column.children].entries()) {
+      for (const event of ["mouseenter", "focus"]) button.addEventListener(event, () => light(end, i));
+      for (const event of ["mouseleave", "blur"]) button.addEventListener(event, () => light(0, pinned));
+    }
+  }
+  light(0, pinned);
+  return make("div", {}, picker(subject, ["kind", "layer"]), chips(subject, found), explained("heads"), box);
+}
+
+function side(subject, end, tokens, current) {
+  const column = make(
+    "div",
+    { class: `column ${end}`, role: "group", "aria-label": word(end) },
+    tokens.map((token, i) =>
+      make(
+        "button",
+        {
+          type: "button",
+          id: `${end}-${subject.pane}-${i}`,
+          tabindex: i === Math.max(0, current) ? 0 : -1,
+          "aria-pressed": String(i === current),
+          onclick: () => change({ [end]: state[end] === i ? -1 : i }),
+        },
+        tokenSpan(token),
+        make("span", { class: "weight" }),
+      ),
+    ),
+  );
+  roving(column, "button");
+  return column;
+}
+
+/** One path for all lines of a head that are about as strong. */
+function paths(links, head, shift) {
+  const parts = SHADES.map(() => []);
+  for (const [query, key, weight] of links) {
+    parts[clamp(Math.floor(weight * SHADES.length), 0, SHADES.length - 1)].push(line(query, key, shift));
+  }
+  return parts.flatMap((part, shade) =>
+    part.length ? [draw("path", { d: part.join(""), stroke: headColour(head), "stroke-opacity": SHADES[shade] })] : [],
+  );
+}
+
+const line = (query, key, shift) => `M0 ${ROW * (query + 0.5) + shift}L100 ${ROW * (key + 0.5) + shift}`;
+
+/** Each head's lines stand a little lower than the last one's, so that equal links are seen beside each other. */
+function shifts(shown) {
+  const by = Math.min(3, 14 / shown.length);
+  return new Map(shown.map((head, i) => [head, (i - (shown.length - 1) / 2) * by]));
+}
+
+/** Lights up the links of one token: of a query (end 0) or of a key (end 1); -1 gives all their light back. */
+function lit(box, over, links, shift, end, index) {
+  box.classList.toggle("focused", index >= 0);
+  for (const one of box.querySelectorAll(".lit")) {
+    one.classList.remove("lit");
+    one.lastChild.textContent = "";
+    one.style.removeProperty("--weight");
+  }
+  over.replaceChildren();
+  if (index < 0) return;
+  const others = box.querySelectorAll(end === 0 ? ".column.key button" : ".column.query button");
+  const most = new Map();
+  for (const [query, key, weight, head] of links) {
+    if ((end === 0 ? query : key) !== index) continue;
+    const shade = 0.25 + 0.75 * weight;
+    over.append(
+      draw("path", {
+        d: line(query, key, shift.get(head)),
+        stroke: headColour(head),
+        "stroke-opacity": shade,
+        "stroke-width": 1 + 3 * weight,
+      }),
+    );
+    const other = end === 0 ? key : query;
+    most.set(other, Math.max(most.get(other) ?? 0, weight));
+  }
+  for (const [other, weight] of most) {
+    others[other].classList.add("lit");
+    others[other].style.setProperty("--weight", weight);
+    others[other].lastChild.textContent = weight.toFixed(2);
+  }
+}
+
+/** The heads by colour, with what each is called; a click draws that one alone, more clicks add others. */
+function chips(subject, found) {
+  const group = make("div", { class: "chips", role: "group", "aria-label": word("headsShown") });
+  for (let head = 0; head < found.links.length; head++) {
+    const on = !state.shown.length || state.shown.includes(head);
+    const name = found.names?.[head] ? word(`name.${found.names[head]}`) : "";
+    const entropy = found.entropy?.[head],
+      distance = found.distance?.[head];
+    const facts = [
+      typeof entropy === "number" ? `${word("entropy")} ${entropy.toFixed(2)}` : "",
+      typeof distance === "number" ? `${word("distance")} ${distance.toFixed(1)}` : "",
+    ]
+      .filter(Boolean)
+      .join(" · ");
+    group.append(
+      make(
+        "button",
+        {
+          type: "button",
+          class: "head",
+          id: `chip-${subject.pane}-${head}`,
+          "aria-pressed": String(on),
+          title: facts,
+          style: { "--head": headColour(head) },
+          onclick: () => change(shownAfter(head, found.links.length)),
+        },
+        make("b", {}, String(head)),
+        name,
+      ),
+    );
+  }
+  return group;
+}
+
+function shownAfter(head, count) {
+  const now = state.shown.length ? state.shown : [...Array(count).keys()];
+  const next =
+    now.length === count
+      ? [head]
+      : now.includes(head)
+        ? now.filter((one) => one !== head)
+        : [...now, head].sort((a, b) => a - b);
+  return { head, shown: next.length === count ? [] : next };
+}
+
+/** A line that says what a view shows. */
+function explained(view) {
+  return make("p", { class: "explained" }, word(`about.${view}`));
+}

@@ -1,0 +1,140 @@
+// A training: its loss as it falls, its evaluations, and what it made of the sentence at the steps that are kept.
+
+const EVERY = 3000; // milliseconds between looks at a run that is being trained
+const KEPT = 6; // steps that are shown
+
+async function showLive(subject) {
+  const body = { run: subject.body.run, since: 0 },
+    found = await ask("live", body);
+  clearTimeout(showLive.timer);
+  if (found.live && !saved) {
+    showLive.timer = setTimeout(() => {
+      if (viewNow() !== "live") return;
+      forget("live", body);
+      render();
+    }, EVERY);
+  }
+  if (!found.rows.length) return make("div", {}, make("p", { class: "empty" }, word("noMetrics")));
+  const names = [...new Set(found.rows.flatMap(Object.keys))].filter((name) => name.endsWith("loss"));
+  const lines = names.map((name) => [
+    name,
+    found.rows.filter((row) => typeof row[name] === "number").map((row) => [row.step, row[name]]),
+  ]);
+  const latest = Object.entries(Object.assign({}, ...found.rows)).filter(([, value]) => typeof value === "number");
+  return make(
+    "div",
+    {},
+    explained("live"),
+    curve(lines),
+    make(
+      "p",
+      { class: "details" },
+      latest.map(([name, value]) => make("span", {}, make("span", { class: "label" }, name), figure(value))),
+    ),
+    await probe(subject, found.checkpoints.slice(-KEPT)),
+  );
+}
+
+/** Numbers over steps, one line for each name. */
+function curve(lines) {
+  const points = lines.flatMap(([, line]) => line);
+  if (!points.length) return make("p", { class: "empty" }, word("noMetrics"));
+  const width = 640,
+    height = 260,
+    left = 56,
+    steps = Math.max(...points.map((p) => p[0]), 1);
+  const high = Math.max(...points.map((p) => p[1])),
+    low = Math.min(0, ...points.map((p) => p[1]));
+  const x = (step) => left + ((width - left - 8) * step) / steps,
+    y = (value) => height - ((height - 10) * (value - low)) / (high - low || 1);
+  const ticks = [low, (low + high) / 2, high].map((value) =>
+    draw(
+      "g",
+      {},
+      draw("path", { class: "grid", d: `M${left} ${y(value)}H${width}` }),
+      draw("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, value.toFixed(2)),
+    ),
+  );
+  const dots = lines.flatMap(([, line], i) =>
+    line.length > 40
+      ? []
+      : line.map(([step, value]) => draw("circle", { cx: x(step), cy: y(value), r: 3, fill: headColour(i) })),
+  );
+  const drawn = lines.map(([, line], i) =>
+    draw("polyline", {
+      points: line.map(([step, value]) => `${x(step)},${y(value)}`).join(" "),
+      fill: "none",
+      stroke: headColour(i),
+      "stroke-width": 2,
+    }),
+  );
+  const chart = draw(
+    "svg",
+    { class: "chart", viewBox: `0 0 ${width} ${height + 40}`, role: "img", "aria-label": word("view.live") },
+    ticks,
+    drawn,
+    dots,
+    draw("text", { x: width - 8, y: height + 18, "text-anchor": "end" }, String(steps)),
+    draw("text", { x: left, y: height + 18 }, "0"),
+    draw("text", { x: width / 2, y: height + 36, "text-anchor": "middle" }, word("steps")),
+  );
+  return make(
+    "div",
+    {},
+    chart,
+    make(
+      "p",
+      { class: "legend" },
+      lines.flatMap(([name], i) => [
+        make("span", { class: "swatch", style: { background: headColour(i) } }),
+        make("span", {}, name),
+      ]),
+    ),
+  );
+}
+
+/** The sentence at each step that is kept: what the run said to it, and the maps of the layer that is looked at. */
+async function probe(subject, steps) {
+  if (!steps.length || !Object.keys(subject.run.kinds).length) return null;
+  const rows = [],
+    colours = ramp(SCALES[theme()].up),
+    { kind, layer, heads } = chosen(subject.run);
+  for (const step of steps) {
+    const body = { ...subject.body, step },
+      found = await ask("model", { ...body, kind }).catch(gone);
+    if (!found) continue;
+    const [height, width] = found.sizes[layer];
+    const maps = Array.from({ length: heads }, (_, head) =>
+      pixels(
+        numbers(found.maps[`${layer}.${head}`], Uint8Array),
+        height,
+        width,
+        (value) => colours[Math.round(Math.sqrt(value / 255) * 255)],
+      ),
+    );
+    rows.push(
+      make(
+        "div",
+        { class: "probe" },
+        make("b", {}, `${word("step")} ${step}`),
+        make("span", { class: "probe-maps" }, maps),
+        make("bdi", { dir: "auto" }, visibleText(await saidAt(subject, step))),
+      ),
+    );
+  }
+  return make("div", {}, make("h3", {}, word("overSteps")), picker(subject, ["kind", "layer"]), rows);
+}
+
+/** What the run answered at a step; of a language model, how it went on. */
+async function saidAt(subject, step) {
+  const reading = await ask("read", { ...subject.body, step }).catch(gone),
+    lines = [];
+  if (!reading || reading.answer || !subject.run.writes) return reading?.answer ?? "";
+  await stream("write", { ...writeBody(subject), step }, (line) => lines.push(line)).catch(gone);
+  return lines.at(-1)?.text ?? "";
+}
+
+/** A step that a training has thrown away meanwhile is left out. */
+function gone(error) {
+  if (!(error instanceof Refused)) throw error;
+}

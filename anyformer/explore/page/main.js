@@ -1,0 +1,197 @@
+// The page: draws whatever the state says, and turns clicks and keys into changes of it.
+
+const SHOW = {
+  heads: showHeads,
+  model: showModel,
+  matrix: showMatrix,
+  neuron: showNeuron,
+  next: showNext,
+  block: showBlock,
+  cache: showCache,
+  live: showLive,
+};
+
+let runs = [];
+let turns = 0; // an answer to an earlier turn came too late: it is not drawn
+
+function subjects() {
+  return state.view === "compare" ? [subjectOf(runs, 0), subjectOf(runs, 1)] : [subjectOf(runs, 0)];
+}
+
+/** Draws the state. */
+async function render() {
+  const turn = ++turns,
+    now = subjects();
+  surroundings(now);
+  byId("view").setAttribute("aria-busy", "true");
+  const drawn = await Promise.all(now.map(drawPane));
+  if (turn !== turns) return;
+  byId("view").removeAttribute("aria-busy");
+  keepingPlace(() => {
+    byId("strips").replaceChildren(...drawn.map((pane) => pane.strip));
+    byId("view").replaceChildren(
+      ...(state.view === "compare" ? [bothPicker(VIEWS.filter((view) => SHOW[view]))] : []),
+      ...drawn.map((pane) => pane.view),
+    );
+  });
+  keysIntoSight();
+  for (const panes of [byId("strips"), byId("view")]) panes.classList.toggle("two", now.length > 1);
+  await writeMissing(now);
+}
+
+/** The tokens, the answer and the view of one subject; what the server refuses is said in its place. */
+async function drawPane(subject) {
+  const wrong = (error) => {
+    if (!(error instanceof Refused)) throw error;
+    return make("p", { class: "error", role: "alert" }, visibleText(error.message));
+  };
+  let reading, before;
+  try {
+    reading = await ask("read", subject.body);
+    before = subject.body.off.length ? await ask("read", { ...subject.body, off: [] }) : null;
+  } catch (error) {
+    return { strip: make("div", { class: "pane" }, wrong(error)), view: make("div", { class: "pane" }) };
+  }
+  const top = kept(subject, () =>
+    make("div", { class: "pane" }, strip(subject, reading), output(subject, reading, before)),
+  );
+  const view = await SHOW[viewNow()](subject, reading).catch(wrong);
+  view.classList.add("pane", `view-${viewNow()}`);
+  return { strip: top, view };
+}
+
+const tops = new Map(); // tokens and answer of each pane, and what they were made of
+
+/** The tokens and the answer, made again only where they have changed: a slider moves many times a second. */
+function kept(subject, build) {
+  const { at, key, kind, write } = state,
+    of = JSON.stringify([subject.body, at, key, kind, languageNow(), write && writeBody(subject)]);
+  if (tops.get(subject.pane)?.of !== of) tops.set(subject.pane, { of, top: build() });
+  return tops.get(subject.pane).top;
+}
+
+/** Everything around the views. */
+function surroundings(now) {
+  const language = languageNow();
+  document.documentElement.lang = language;
+  document.documentElement.dataset.theme =
+    state.theme || (window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  for (const element of document.querySelectorAll("[data-word]")) element.textContent = word(element.dataset.word);
+  byId("language").textContent = language === "ko" ? "English" : "한국어";
+  byId("theme").textContent = word(theme() === "dark" ? "light" : "dark");
+  byId("help").setAttribute("aria-label", word("keys"));
+  byId("form-2").hidden = now.length < 2;
+  for (const subject of now) fillForm(runs, subject);
+  const { run } = now[0];
+  byId("about").textContent =
+    `${word(`shape.${run.shape}`)} · ${run.task} · ${short(run.parameters)} ${word("parameters")}`;
+  const shown = new Set(VIEWS);
+  keepingPlace(() => {
+    byId("tabs").setAttribute("aria-label", word("views"));
+    byId("tabs").replaceChildren(
+      ...[...shown].map((view, i) =>
+        make(
+          "button",
+          {
+            type: "button",
+            role: "tab",
+            id: `tab-${view}`,
+            "aria-controls": "view",
+            "aria-selected": String(view === state.view),
+            tabindex: view === state.view ? 0 : -1,
+            "aria-keyshortcuts": String(i + 1),
+            title: `${word(`view.${view}`)} (${i + 1})`,
+            onclick: () => openView(view),
+          },
+          word(`view.${view}`),
+          view === "live" && run.live ? make("span", { class: "dot" }) : null,
+        ),
+      ),
+    );
+    sidePanel(now);
+  });
+  byId("view").setAttribute("aria-labelledby", `tab-${state.view}`);
+  byId("side").classList.toggle("sampling-first", viewNow() === "next");
+  byId("save-html").hidden = Boolean(saved);
+  byId("saving").hidden = location.protocol === "about:"; // a notebook's frame may not download
+}
+
+/** The panel beside the views, made again only where its switches change: a slider must not slip from the hand. */
+function sidePanel(now) {
+  const side = byId("side"),
+    of = JSON.stringify([now.map(({ run, body }) => [run.name, body.off]), languageNow(), theme()]);
+  if (side.dataset.of === of) return fillSliders();
+  side.dataset.of = of;
+  side.replaceChildren(...now.map(switches), sliders());
+}
+
+function openView(view) {
+  const second = view === "compare" && !state.run2 ? { run2: state.run, text2: state.text, target2: state.target } : {};
+  change({ view, ...second }, true);
+}
+
+/** Does something that replaces elements, and gives the focus and the scrolled places back. */
+function keepingPlace(act) {
+  const focus = document.activeElement?.id;
+  const places = new Map(
+    [...document.querySelectorAll("[data-scroll]")].map((one) => [one.dataset.scroll, [one.scrollLeft, one.scrollTop]]),
+  );
+  act();
+  for (const one of document.querySelectorAll("[data-scroll]")) {
+    if (places.has(one.dataset.scroll)) [one.scrollLeft, one.scrollTop] = places.get(one.dataset.scroll);
+  }
+  if (focus && document.activeElement?.id !== focus) byId(focus)?.focus({ preventScroll: true });
+}
+
+/** A short word to the person, gone after a while. */
+function say(text) {
+  byId("said").textContent = text;
+  clearTimeout(say.timer);
+  say.timer = setTimeout(() => (byId("said").textContent = ""), 4000);
+}
+
+/** Runs and texts that an address leaves open: the first run, and its example. */
+function settle() {
+  if (!runs.some((one) => one.name === state.run)) {
+    if (state.run) say(word("noSuchRun", state.run));
+    Object.assign(state, { run: runs[0].name });
+  }
+  const { run, text } = state,
+    of = runs.find((one) => one.name === run);
+  if (!text) Object.assign(state, exampleOf(of));
+  if (state.view === "compare" && !state.run2)
+    Object.assign(state, { run2: state.run, text2: state.text, target2: state.target });
+}
+
+async function begin() {
+  byId("forms").append(form(0), form(1));
+  for (const element of document.querySelectorAll("[data-word]")) element.textContent = word(element.dataset.word);
+  try {
+    runs = await ask("runs");
+    if (!runs.length) throw new Refused(word("noRuns"));
+  } catch (error) {
+    if (!(error instanceof Refused)) throw error;
+    byId("words").textContent = error.message;
+    byId("words").hidden = false;
+    return;
+  }
+  readHash(location.hash.length > 1 || !saved ? location.hash : saved.hash);
+  settle();
+  byId("language").onclick = () => change({ lang: languageNow() === "ko" ? "en" : "ko" });
+  byId("theme").onclick = () => change({ theme: theme() === "dark" ? "light" : "dark" });
+  byId("help").onclick = showKeys;
+  byId("copy-link").onclick = copyLink;
+  byId("save-html").onclick = () => saveHtml(subjects());
+  byId("save-png").onclick = savePng;
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", render);
+  window.addEventListener("popstate", () => {
+    readHash(location.hash);
+    settle();
+    render();
+  });
+  document.addEventListener("keydown", pageKeys);
+  tabKeys();
+  await render();
+}
+
+begin();

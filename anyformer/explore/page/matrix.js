@@ -1,0 +1,307 @@
+// One head's matrix: queries down, keys across; weights, scores, what positions add, and the mask, as they are applied.
+
+const zooms = new Map(); // where each pane looks, while the page is open
+
+async function showMatrix(subject) {
+  const { kind, layer, head } = chosen(subject.run),
+    where = { ...subject.body, kind, layer, head };
+  const found = await ask("matrix", { ...where, what: state.what });
+  const buttons = WHATS.map((what) =>
+    make(
+      "button",
+      {
+        type: "button",
+        id: `what-${subject.pane}-${what}`,
+        "aria-pressed": String(what === state.what),
+        onclick: () => change({ what }),
+      },
+      word(`what.${what}`),
+    ),
+  );
+  const top = [
+    picker(subject, ["kind", "layer", "head"]),
+    make("div", { class: "choice", role: "group", "aria-label": word("what") }, buttons),
+  ];
+  if (!found.values) return make("div", {}, top, make("p", { class: "empty" }, word("noBias")));
+  const values = numbers(found.values, Float32Array);
+  const mask =
+    state.what === "weights" ? numbers((await ask("matrix", { ...where, what: "mask" })).values, Float32Array) : null;
+  return make(
+    "div",
+    {},
+    top,
+    explained(state.what === "weights" && found.normalizer === "relu" ? "matrix.relu" : `matrix.${state.what}`),
+    zoomable(subject, found, values, mask),
+  );
+}
+
+/** The drawing with its zoom, its cursor, and the line that says what is under it. */
+function zoomable(subject, found, values, mask) {
+  const [rows, columns] = found.shape,
+    scale = colouring(state.what, values),
+    grey = SCALES[theme()].hidden;
+  const shade = mask ? (value, i) => (mask[i] ? scale.colour(value) : grey) : scale.colour,
+    picture = pixels(values, rows, columns, shade);
+  const hidden = mask ? mask.includes(0) : values.some((value) => value < HIDDEN);
+  const canvas = make("canvas", {
+    id: `matrix-${subject.pane}`,
+    tabindex: 0,
+    role: "application",
+    "aria-label": word("matrixLabel"),
+  });
+  const said = make("p", { class: "value", role: "status", "aria-live": "polite" });
+  const shape = `${subject.pane} ${rows} ${columns}`;
+  if (!zooms.has(shape)) zooms.set(shape, { zoom: 1, x: 0, y: 0 });
+  const seat = zooms.get(shape),
+    asked = clamp(state.query < 0 ? rows - 1 : state.query, 0, rows - 1);
+  const at = {
+    row: asked,
+    column: state.key < 0 ? greatest(values, asked, columns) : clamp(state.key, 0, columns - 1),
+  };
+  const drawn = { canvas, rows, columns, values, mask, found, shade, picture, seat, at };
+  const paint = () => paintMatrix(drawn);
+  const tell = (cell) => said.replaceChildren(...cellWords(drawn, cell));
+  const move = (row, column, keep) => {
+    at.row = clamp(row, 0, rows - 1);
+    at.column = clamp(column, 0, columns - 1);
+    if (keep) {
+      Object.assign(state, { query: at.row, key: at.column });
+      writeHash(false);
+    }
+    intoSight(drawn);
+    paint();
+    tell(at);
+  };
+  const zoom = (factor, x, y) => {
+    zoomBy(drawn, factor, x, y);
+    paint();
+  };
+  new ResizeObserver(paint).observe(canvas);
+  canvas.addEventListener("keydown", (event) => matrixKeys(event, at, move, zoom));
+  pointing(drawn, move, zoom, paint, tell);
+  tell(at);
+  const tools = make(
+    "span",
+    { class: "tools" },
+    [
+      ["−", 1 / 1.5, "zoomOut"],
+      ["+", 1.5, "zoomIn"],
+      ["1:1", 0, "zoomAll"],
+    ].map(([text, factor, name]) =>
+      make(
+        "button",
+        {
+          type: "button",
+          id: `${name}-${subject.pane}`,
+          title: word(name),
+          "aria-label": word(name),
+          onclick: () => zoom(factor),
+        },
+        text,
+      ),
+    ),
+  );
+  return make(
+    "div",
+    { class: "matrix" },
+    make("div", { class: "matrix-top" }, said, tools),
+    canvas,
+    legend(scale, hidden),
+  );
+}
+
+/** The column of a row's greatest value. */
+function greatest(values, row, columns) {
+  const own = values.subarray(row * columns, (row + 1) * columns);
+  return own.reduce((best, value, i) => (value > own[best] ? i : best), 0);
+}
+
+function matrixKeys(event, at, move, zoom) {
+  const moves = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+  const zooming = { "+": 1.5, "=": 1.5, "-": 1 / 1.5, 0: 0 }[event.key];
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (moves) move(at.row + moves[0], at.column + moves[1], true);
+  else if (zooming !== undefined) zoom(zooming);
+  else if (event.key === "Enter") openNeuron(at);
+  else return;
+  event.preventDefault();
+  event.stopPropagation();
+}
+
+function openNeuron({ row, column }) {
+  change({ query: row, key: column, ...(state.view === "compare" ? { both: "neuron" } : { view: "neuron" }) }, true);
+}
+
+/** Where the cells stand: margins for the tokens, the side of a cell, and what can be seen. */
+function frame({ canvas, rows, columns, seat }) {
+  const width = canvas.parentElement?.clientWidth || 600,
+    left = width < 500 ? 64 : 104,
+    top = 76;
+  const fit = clamp(Math.min((width - left) / columns, 620 / rows), 0.5, 52);
+  const cell = fit * seat.zoom,
+    height = top + Math.max(60, Math.min(620, rows * fit));
+  seat.x = clamp(seat.x, 0, Math.max(0, columns * cell - (width - left)));
+  seat.y = clamp(seat.y, 0, Math.max(0, rows * cell - (height - top)));
+  return { width, height, left, top, cell };
+}
+
+function paintMatrix(drawn) {
+  const { canvas, rows, columns, shade, picture, seat, at, values, mask } = drawn;
+  if (!canvas.isConnected) return;
+  const { width, height, left, top, cell } = frame(drawn),
+    context = sharp(canvas, width, height);
+  const ink = getComputedStyle(canvas).color,
+    font = getComputedStyle(canvas).fontFamily;
+  context.save();
+  context.beginPath();
+  context.rect(left, top, width - left, height - top);
+  context.clip();
+  context.imageSmoothingEnabled = cell < 1;
+  context.drawImage(picture, left - seat.x, top - seat.y, columns * cell, rows * cell);
+  if (cell >= 40) {
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    context.font = `11px ${font}`;
+    for (let row = Math.floor(seat.y / cell); row < Math.min(rows, (seat.y + height) / cell); row++) {
+      for (let column = Math.floor(seat.x / cell); column < Math.min(columns, (seat.x + width) / cell); column++) {
+        const i = row * columns + column;
+        if ((mask && !mask[i]) || values[i] < HIDDEN) continue;
+        const [red, green, blue] = shade(values[i], i);
+        context.fillStyle = 0.3 * red + 0.59 * green + 0.11 * blue > 140 ? "#111" : "#fff";
+        context.fillText(
+          Math.abs(values[i]) >= 10 ? values[i].toFixed(0) : values[i].toFixed(2),
+          left - seat.x + (column + 0.5) * cell,
+          top - seat.y + (row + 0.5) * cell,
+        );
+      }
+    }
+  }
+  context.lineWidth = 2;
+  context.strokeStyle = "#d55e00";
+  context.strokeRect(
+    left - seat.x + at.column * cell,
+    top - seat.y + at.row * cell,
+    Math.max(cell, 3),
+    Math.max(cell, 3),
+  );
+  context.restore();
+  names(drawn, context, ink, font);
+}
+
+/** The tokens in the margins: as many as have room, and always those of the cursor. */
+function names(drawn, context, ink, font) {
+  const { rows, columns, found, seat, at } = drawn,
+    { width, height, left, top, cell } = frame(drawn);
+  const every = Math.ceil(13 / cell);
+  context.fillStyle = ink;
+  context.textBaseline = "middle";
+  const name = (tokens, i, marked, length) => {
+    context.font = `${marked ? "bold " : ""}12px ${font}`;
+    const text = visible(tokens[i] ?? ""),
+      most = Math.max(1, Math.floor(length / 7));
+    const letters = [...text];
+    context.fillText(`\u2068${letters.length > most ? `${letters.slice(0, most - 1).join("")}…` : text}\u2069`, 0, 0);
+  };
+  const shown = (i, cursor) => i === cursor || (i % every === 0 && Math.abs(i - cursor) * cell >= 13);
+  for (let row = 0; row < rows; row++) {
+    const y = top - seat.y + (row + 0.5) * cell;
+    if (y < top || y > height || !shown(row, at.row)) continue;
+    context.save();
+    context.textAlign = "right";
+    context.translate(left - 8, y);
+    name(found.rows, row, row === at.row, left - 8);
+    context.restore();
+  }
+  for (let column = 0; column < columns; column++) {
+    const x = left - seat.x + (column + 0.5) * cell;
+    if (x < left || x > width || !shown(column, at.column)) continue;
+    context.save();
+    context.textAlign = "left";
+    context.translate(x, top - 8);
+    context.rotate(-Math.PI / 2);
+    name(found.columns, column, column === at.column, top - 8);
+    context.restore();
+  }
+}
+
+function cellWords({ found, values, mask, columns }, { row, column }) {
+  const i = row * columns + column,
+    seen = mask ? mask[i] : values[i] > HIDDEN;
+  return [
+    make("span", { class: "label" }, `${word("query")} `),
+    tokenSpan(found.rows[row] ?? ""),
+    make("sub", {}, String(row)),
+    " → ",
+    make("span", { class: "label" }, `${word("key")} `),
+    tokenSpan(found.columns[column] ?? ""),
+    make("sub", {}, String(column)),
+    ": ",
+    make("b", {}, seen ? figure(values[i]) : word("hidden")),
+  ];
+}
+
+function zoomBy(drawn, factor, x, y) {
+  const { seat, at } = drawn,
+    before = frame(drawn);
+  if (!factor) Object.assign(seat, { zoom: 1, x: 0, y: 0 });
+  else {
+    const zoom = clamp(seat.zoom * factor, 1, Math.max(1, 64 / (before.cell / seat.zoom))),
+      ratio = zoom / seat.zoom;
+    const px = x ?? (at.column + 0.5) * before.cell - seat.x,
+      py = y ?? (at.row + 0.5) * before.cell - seat.y;
+    Object.assign(seat, { zoom, x: (seat.x + px) * ratio - px, y: (seat.y + py) * ratio - py });
+  }
+  drawn.canvas.classList.toggle("zoomed", seat.zoom > 1);
+}
+
+function intoSight(drawn) {
+  const { seat, at } = drawn,
+    { width, height, left, top, cell } = frame(drawn);
+  seat.x = clamp(seat.x, (at.column + 1) * cell - (width - left), at.column * cell);
+  seat.y = clamp(seat.y, (at.row + 1) * cell - (height - top), at.row * cell);
+}
+
+/** The mouse or a finger: hovering tells, a click sets the cursor, a double click shows products, dragging moves. */
+function pointing(drawn, move, zoom, paint, tell) {
+  const { canvas, rows, columns, seat } = drawn;
+  let from = null;
+  const place = (event) => {
+    const { left, top, cell } = frame(drawn),
+      box = canvas.getBoundingClientRect();
+    const x = event.clientX - box.left - left,
+      y = event.clientY - box.top - top;
+    return { x, y, row: Math.floor((y + seat.y) / cell), column: Math.floor((x + seat.x) / cell) };
+  };
+  const inside = ({ x, y, row, column }) => x >= 0 && y >= 0 && row < rows && column < columns;
+  canvas.addEventListener(
+    "wheel",
+    (event) => {
+      const { x, y } = place(event);
+      if (event.deltaY > 0 && seat.zoom <= 1) return; // the page scrolls on
+      event.preventDefault();
+      zoom(event.deltaY < 0 ? 1.2 : 1 / 1.2, x, y);
+    },
+    { passive: false },
+  );
+  canvas.addEventListener("pointerdown", (event) => {
+    from = { x: event.clientX, y: event.clientY, moved: false };
+    if (seat.zoom > 1) canvas.setPointerCapture(event.pointerId);
+  });
+  canvas.addEventListener("pointermove", (event) => {
+    if (from && seat.zoom > 1 && event.buttons) {
+      from.moved ||= Math.hypot(event.clientX - from.x, event.clientY - from.y) > 3;
+      seat.x -= event.movementX;
+      seat.y -= event.movementY;
+      return paint();
+    }
+    const cell = place(event);
+    tell(inside(cell) ? cell : drawn.at);
+  });
+  canvas.addEventListener("pointerleave", () => tell(drawn.at));
+  canvas.addEventListener("pointerup", (event) => {
+    const cell = place(event);
+    if (!from?.moved && inside(cell)) move(cell.row, cell.column, true);
+    from = null;
+  });
+  canvas.addEventListener("dblclick", (event) => inside(place(event)) && openNeuron(place(event)));
+}

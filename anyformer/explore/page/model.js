@@ -1,0 +1,65 @@
+// The model view: every head of every layer as a small map; a click opens it as a matrix.
+
+async function showModel(subject) {
+  const { kind } = chosen(subject.run);
+  const found = await ask("model", { ...subject.body, kind });
+  const colours = ramp(SCALES[theme()].up);
+  const heads = Math.max(...found.layers.map((layer) => countOf(found, layer)));
+  const grid = make("div", {
+    class: "maps",
+    role: "grid",
+    "aria-label": word("view.model"),
+    style: { "--heads": heads },
+    "data-scroll": `maps-${subject.pane}`,
+  });
+  grid.append(
+    make(
+      "div",
+      { class: "maps-row", role: "row" },
+      make("span", { class: "corner", role: "columnheader" }, `${word("layer")} \\ ${word("head")}`),
+      Array.from({ length: heads }, (_, head) => make("span", { role: "columnheader" }, String(head))),
+    ),
+  );
+  const now = chosen(subject.run);
+  for (const layer of found.layers) {
+    const cells = Array.from({ length: countOf(found, layer) }, (_, head) => {
+      const here = layer === now.layer && head === now.head;
+      return make("span", { role: "gridcell" }, map(subject, found, kind, layer, head, colours, here));
+    });
+    grid.append(
+      make("div", { class: "maps-row", role: "row" }, make("span", { role: "rowheader" }, String(layer)), cells),
+    );
+  }
+  if (!grid.querySelector("button[tabindex='0']")) grid.querySelector("button")?.setAttribute("tabindex", 0);
+  roving(grid, "button", () => heads);
+  return make("div", {}, picker(subject, ["kind"]), explained("model"), grid);
+}
+
+function countOf(found, layer) {
+  return Object.keys(found.maps).filter((key) => key.startsWith(`${layer}.`)).length;
+}
+
+function map(subject, found, kind, layer, head, colours, here) {
+  const [rows, columns] = found.sizes[layer],
+    values = numbers(found.maps[`${layer}.${head}`], Uint8Array);
+  // the square root, as in the matrix: faint weights stay visible
+  const picture = pixels(values, rows, columns, (value) => colours[Math.round(Math.sqrt(value / 255) * 255)]);
+  const off = subject.body.off.includes(`${kind}.${layer}.${head}`);
+  const name = found.names?.[`${layer}.${head}`];
+  const title = `${word("layer")} ${layer}, ${word("head")} ${head}${name ? `: ${word(`name.${name}`)}` : ""}`;
+  return make(
+    "button",
+    {
+      type: "button",
+      class: off ? "map off" : "map",
+      title,
+      "aria-label": title,
+      tabindex: here ? 0 : -1,
+      id: `map-${subject.pane}-${layer}-${head}`,
+      "aria-current": here ? "true" : null,
+      onclick: () =>
+        change({ kind, layer, head, ...(state.view === "compare" ? { both: "matrix" } : { view: "matrix" }) }, true),
+    },
+    picture,
+  );
+}

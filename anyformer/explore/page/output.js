@@ -1,0 +1,134 @@
+// What the run answers, and its writing token by token; with heads off, before and after.
+
+const written = new Map(); // the lines that came so far, by request
+let writing = null; // the requests under way, and what stops them
+
+/** The request of a writing. */
+function writeBody(subject, off = subject.body.off) {
+  const { temperature, topk, topp, seed, most } = state,
+    drawn = temperature > 0; // else the likeliest: nothing is cut off
+  return {
+    ...subject.body,
+    off,
+    temperature,
+    top_k: drawn ? topk : 0,
+    top_p: drawn ? topp : 1,
+    seed,
+    max_new_tokens: most,
+  };
+}
+
+/** The panel under the tokens: the answer, the writing, and with heads off what both were with all of them. */
+function output(subject, reading, before) {
+  const rows = [];
+  const add = (name, content) =>
+    content && rows.push(make("div", { class: "said-row" }, make("span", { class: "label" }, name), content));
+  const off = subject.body.off.length;
+  if (reading.answer || before?.answer) {
+    if (before) add(`${word("answer")} · ${word("before")}`, answered(before, null));
+    add(before ? `${word("answer")} · ${word("withOff", off)}` : word("answer"), answered(reading, before));
+  }
+  if (subject.run.writes && state.write) {
+    if (off) add(`${word("written")} · ${word("before")}`, writtenLine(subject, []));
+    add(off ? `${word("written")} · ${word("withOff", off)}` : word("written"), writtenLine(subject, subject.body.off));
+  }
+  if (!rows.length && subject.run.writes) rows.push(make("p", { class: "note" }, word("writeHint")));
+  const button = subject.run.writes
+    ? make(
+        "button",
+        { type: "button", id: `write-${subject.pane}`, class: "go", onclick: () => writeAgain() },
+        word("write"),
+      )
+    : null;
+  return make("div", { class: "output" }, make("div", { class: "said-rows" }, rows), button);
+}
+
+/** An answer, with the changes of a label's probabilities. */
+function answered(reading, before) {
+  const changed = before && before.answer !== reading.answer;
+  const text = make("bdi", { class: changed ? "answer changed" : "answer", dir: "auto" }, visibleText(reading.answer));
+  const old = new Map(before?.probabilities ?? []);
+  const best = (reading.probabilities ?? []).slice(0, 3).map(([label, p]) => {
+    const by = old.has(label) ? p - old.get(label) : 0;
+    const moved = Math.abs(by) >= 5e-5 ? ` (${by > 0 ? "+" : "−"}${(100 * Math.abs(by)).toFixed(2)})` : "";
+    return make("span", { class: "share" }, tokenSpan(label), ` ${percent(p)}${moved}`);
+  });
+  return make("span", {}, text, best);
+}
+
+/** The tokens written so far, shaded by how likely each was; the likeliest ten stand in its title. */
+function writtenLine(subject, off) {
+  const record = written.get(keyOf("write", writeBody(subject, off)));
+  const line = make("span", { class: "written", "data-key": keyOf("write", writeBody(subject, off)) });
+  for (const one of record?.lines ?? []) line.append(...piece(one));
+  if (record?.error) line.append(make("span", { class: "error" }, record.error));
+  return line;
+}
+
+function piece(one) {
+  if (one.done) return [];
+  const top = (one.top ?? []).map(([token, p]) => `${visible(token)}  ${percent(p)}`).join("\n");
+  return [
+    make(
+      "bdi",
+      {
+        class: "piece",
+        dir: "auto",
+        title: `${visible(one.token)}  ${percent(one.p)}\n\n${top}`,
+        style: { "--p": one.p },
+      },
+      visible(one.token),
+    ),
+  ];
+}
+
+/** Streams whatever is shown and not yet there, one after the other; only other requests stop it. */
+async function writeMissing(subjects) {
+  const bodies = !state.write
+    ? []
+    : subjects
+        .filter((one) => one.run.writes)
+        .flatMap((one) => (one.body.off.length ? [[], one.body.off] : [[]]).map((off) => writeBody(one, off)));
+  const wanted = bodies.map((body) => keyOf("write", body)).join("\n");
+  if (writing?.wanted === wanted) return;
+  writing?.control.abort();
+  writing = { wanted, control: new AbortController() };
+  const { signal } = writing.control;
+  for (const body of bodies) await writeOne(body, signal);
+}
+
+async function writeOne(body, signal) {
+  const key = keyOf("write", body);
+  if (signal.aborted || written.get(key)?.done) return;
+  const record = { lines: [], done: false, error: "" };
+  written.set(key, record);
+  for (const line of linesOf(key)) line.replaceChildren();
+  try {
+    await stream(
+      "write",
+      body,
+      (one) => {
+        if (signal.aborted) return;
+        record.lines.push(one);
+        for (const line of linesOf(key)) line.append(...piece(one));
+        if (one.cache !== undefined) filling(record);
+      },
+      signal,
+    );
+  } catch (error) {
+    if (signal.aborted) return;
+    if (!(error instanceof Refused)) throw error;
+    record.error = error.message;
+    for (const line of linesOf(key)) line.append(make("span", { class: "error" }, error.message));
+  }
+  record.done = !signal.aborted;
+}
+
+function linesOf(key) {
+  return [...document.querySelectorAll(".written")].filter((line) => line.dataset.key === key);
+}
+
+/** The button: writes; once more, with the next seed where chance has a part. */
+function writeAgain() {
+  change(state.write && state.temperature > 0 ? { seed: state.seed + 1 } : { write: 1 });
+}

@@ -1,0 +1,84 @@
+// Keeping a view: as a page of its own with its answers in it, as a picture, as a link.
+
+/** The stand-alone page: the document the server has for it, with the answers that these subjects had so far. */
+async function saveHtml(subjects) {
+  const kept = {};
+  for (const [key, promise] of answers) {
+    const name = key.slice(0, key.indexOf(" ")),
+      body = JSON.parse(key.slice(name.length + 1));
+    const about = subjects.some(
+      ({ body: own }) => own.run === body.run && own.text === body.text && (own.target ?? undefined) === body.target,
+    );
+    if (name === "runs" || name === "live" || about)
+      kept[key] = await promise.catch((error) => ({ error: error.message }));
+  }
+  const text = JSON.stringify({ hash: toHash(state), answers: kept }).replaceAll("<", "\\u003c");
+  const response = await fetch("/alone"),
+    page = await response.text(),
+    hole = /(<script type="application\/json" id="saved">)null/;
+  download(new Blob([page.replace(hole, (_, open) => open + text)], { type: "text/html" }), "html");
+}
+
+function download(blob, ending) {
+  const link = make("a", {
+    href: URL.createObjectURL(blob),
+    download: `anyformer-${state.run || "run"}-${state.view}.${ending}`.replace(/[^\w.-]/g, "_"),
+  });
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}
+
+/** The view as a picture: its elements with the page's style inside a drawing, which an image can load. */
+async function savePng() {
+  const view = byId("view"),
+    paper = make("div", { class: "paper", "data-theme": theme(), lang: document.documentElement.lang });
+  const copy = view.cloneNode(true);
+  const canvases = view.querySelectorAll("canvas");
+  for (const [i, canvas] of copy.querySelectorAll("canvas").entries()) {
+    const image = make("img", { src: canvases[i].toDataURL(), class: canvas.className });
+    image.style.cssText = canvas.style.cssText;
+    canvas.replaceWith(image);
+  }
+  const selects = view.querySelectorAll("select");
+  for (const [i, select] of copy.querySelectorAll("select").entries())
+    select.replaceWith(make("b", {}, selects[i].selectedOptions[0]?.textContent ?? ""));
+  const rules = [...document.querySelectorAll("style")].map((style) => style.textContent).join("\n");
+  paper.append(make("style", {}, rules), copy);
+  const width = view.clientWidth + 32,
+    height = Math.min(wholeHeight(view) + 32, 16000);
+  const frame = draw(
+    "svg",
+    { width, height, viewBox: `0 0 ${width} ${height}` },
+    draw("foreignObject", { width: "100%", height: "100%" }, paper),
+  );
+  const image = new Image();
+  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(new XMLSerializer().serializeToString(frame))}`;
+  await image.decode();
+  const ratio = height > 8000 ? 1 : 2,
+    canvas = make("canvas", { width: width * ratio, height: height * ratio });
+  const context = canvas.getContext("2d");
+  context.fillStyle = getComputedStyle(document.body).backgroundColor;
+  context.fillRect(0, 0, canvas.width, canvas.height);
+  context.drawImage(image, 0, 0, canvas.width, canvas.height);
+  download(await new Promise((done) => canvas.toBlob(done, "image/png")), "png");
+}
+
+/** How high a view is with nothing of it scrolled out of sight. */
+function wholeHeight(view) {
+  view.classList.add("whole");
+  const height = view.scrollHeight;
+  view.classList.remove("whole");
+  return height;
+}
+
+async function copyLink() {
+  const link = location.href.split("#")[0] + toHash(state);
+  try {
+    await navigator.clipboard.writeText(link);
+    say(word("copied"));
+  } catch {
+    say(link);
+  }
+}

@@ -1,0 +1,158 @@
+// The panel beside the views: switches of the heads, and how tokens are drawn.
+
+/** The switches of one run: layers down, heads across; those that are off are named in the address. */
+function switches(subject) {
+  const { run, pane } = subject,
+    off = new Set(subject.body.off),
+    name = pane ? "off2" : "off";
+  const set = (next) => change({ [name]: [...next].sort() });
+  const tables = Object.entries(run.kinds).map(([kind, { layers, heads }]) => {
+    const rows = layers.map((layer, i) => {
+      const ids = Array.from({ length: heads[i] }, (_, head) => `${kind}.${layer}.${head}`);
+      const flipAll = () => {
+        const silent = ids.every((id) => off.has(id)),
+          next = new Set(off);
+        for (const id of ids) silent ? next.delete(id) : next.add(id);
+        set(next);
+      };
+      const cells = ids.map((id, head) =>
+        make("button", {
+          type: "button",
+          role: "switch",
+          class: "switch",
+          id: `switch-${pane}-${id}`,
+          "aria-checked": String(!off.has(id)),
+          tabindex: i + head ? -1 : 0,
+          title: `${word("layer")} ${layer}, ${word("head")} ${head}: ${word(off.has(id) ? "isOff" : "isOn")}`,
+          "aria-label": `${word(`kind.${kind}`)} ${layer}.${head}`,
+          style: { "--head": headColour(head) },
+          onclick: () => set(off.has(id) ? [...off].filter((one) => one !== id) : [...off, id]),
+        }),
+      );
+      const all = make(
+        "button",
+        {
+          type: "button",
+          class: "layer-name",
+          id: `layer-${pane}-${kind}-${layer}`,
+          title: word("flipLayer"),
+          "aria-label": `${word("flipLayer")} ${layer}`,
+          tabindex: -1,
+          onclick: flipAll,
+        },
+        String(layer),
+      );
+      return make("div", { class: "switch-row" }, all, cells);
+    });
+    const grid = make(
+      "div",
+      {
+        class: "switches",
+        role: "group",
+        "aria-label": word(`kind.${kind}`),
+        "data-scroll": `switches-${pane}-${kind}`,
+        style: { "--size": Math.max(...heads) > 10 ? "15px" : "20px" },
+      },
+      rows,
+    );
+    roving(grid, ".switch", () => Math.max(...heads));
+    return make("div", {}, make("h3", {}, word(`kind.${kind}`)), grid);
+  });
+  const title = state.view === "compare" ? `${word("switches")} ${pane ? "B" : "A"}` : word("switches");
+  const allOn = make(
+    "button",
+    { type: "button", id: `all-on-${pane}`, disabled: !off.size, onclick: () => set([]) },
+    word("allOn"),
+  );
+  return fold(
+    `switches-${pane}`,
+    title,
+    tables.length
+      ? [make("p", { class: "note" }, off.size ? word("offCount", off.size) : word("switchesHow")), tables, allOn]
+      : [make("p", { class: "note" }, word("noAttention"))],
+  );
+}
+
+const SLIDERS = {
+  temperature: {
+    label: "temperature",
+    min: 0,
+    max: 3,
+    step: 0.05,
+    tell: (value) => (value ? value.toFixed(2) : word("greedy")),
+  },
+  topk: { label: "topk", min: 0, max: 100, step: 1, tell: (value) => (value ? String(value) : word("isOff")) },
+  topp: {
+    label: "topp",
+    min: 0.05,
+    max: 1,
+    step: 0.05,
+    tell: (value) => (value < 1 ? value.toFixed(2) : word("isOff")),
+  },
+};
+
+/** Temperature, top-k, top-p; seed and length of what is written. */
+function sliders() {
+  const slide = ([name, { label, min, max, step, tell }]) =>
+    make(
+      "label",
+      { class: "slide" },
+      make("span", {}, word(label)),
+      make("output", { id: `${name}-now` }, tell(state[name])),
+      // what was written under other settings goes, and is written again when it is asked for
+      make("input", {
+        type: "range",
+        id: name,
+        min,
+        max,
+        step,
+        value: state[name],
+        oninput: (event) => change({ [name]: Number(event.target.value), write: 0 }),
+      }),
+    );
+  const field = (name, min, max) =>
+    make(
+      "label",
+      { class: "slide field" },
+      make("span", {}, word(name)),
+      make("input", {
+        type: "number",
+        id: name,
+        min,
+        max,
+        value: state[name],
+        onchange: (event) => change({ [name]: clamp(Math.round(Number(event.target.value)) || min, min, max) }),
+      }),
+    );
+  return fold("sampling", word("sampling"), [
+    Object.entries(SLIDERS).map(slide),
+    make("div", { class: "fields" }, field("seed", 0, 2 ** 31), field("most", 1, 200)),
+    make(
+      "button",
+      { type: "button", id: "plain", onclick: () => change({ temperature: 1, topk: 0, topp: 1 }) },
+      word("reset"),
+    ),
+  ]);
+}
+
+/** Puts the state into the sliders that are there. */
+function fillSliders() {
+  for (const [name, { tell }] of Object.entries(SLIDERS)) {
+    byId(name).value = state[name];
+    byId(`${name}-now`).textContent = tell(state[name]);
+  }
+  for (const name of ["seed", "most"]) byId(name).value = state[name];
+}
+
+const folded = new Map(); // what a person opened or closed
+
+/** A part of the panel that opens and closes; closed at first where there is little room. */
+function fold(id, title, content) {
+  const open = folded.get(id) ?? !window.matchMedia("(max-width: 900px)").matches;
+  return make(
+    "details",
+    { id: `fold-${id}`, open, ontoggle: (event) => folded.set(id, event.target.open) },
+    make("summary", {}, title),
+    content,
+  );
+}

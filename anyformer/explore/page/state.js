@@ -1,0 +1,85 @@
+// What is looked at: all of it stands in the address after #, so that a link shows the same and Back goes back.
+
+const VIEWS = ["heads", "model", "matrix", "neuron", "next", "block", "cache", "compare", "live"];
+const WHATS = ["weights", "scores", "bias", "mask"];
+
+const DEFAULTS = {
+  run: "",
+  text: "",
+  target: "",
+  off: [], // the first subject
+  run2: "",
+  text2: "",
+  target2: "",
+  off2: [], // the second, when two are compared
+  view: "heads",
+  both: "heads", // `both`: the view in which two are compared
+  kind: "",
+  layer: 0,
+  head: 0,
+  shown: [], // `shown`: the heads whose lines are drawn; none means all
+  query: -1,
+  key: -1,
+  at: -1,
+  what: "weights", // -1: the last query, its strongest key, the last token
+  temperature: 1,
+  topk: 0,
+  topp: 1,
+  seed: 1,
+  most: 40,
+  write: 0,
+  lang: "",
+  theme: "",
+};
+
+const state = structuredClone(DEFAULTS);
+
+/** The state of an address; what is unknown or no number is left at its default. */
+function fromHash(hash) {
+  const found = structuredClone(DEFAULTS);
+  for (const [name, text] of new URLSearchParams(hash.replace(/^#/, ""))) {
+    const like = DEFAULTS[name];
+    if (like === undefined) continue;
+    if (Array.isArray(like)) found[name] = text ? text.split(",") : [];
+    else if (typeof like === "number") found[name] = Number.isFinite(Number(text)) ? Number(text) : like;
+    else found[name] = text;
+  }
+  if (!VIEWS.includes(found.view)) found.view = DEFAULTS.view;
+  if (!VIEWS.includes(found.both) || found.both === "compare") found.both = DEFAULTS.both;
+  if (!WHATS.includes(found.what)) found.what = DEFAULTS.what;
+  found.shown = found.shown.map(Number).filter(Number.isInteger);
+  return found;
+}
+
+function toHash(from) {
+  const said = new URLSearchParams();
+  for (const [name, value] of Object.entries(from)) {
+    const text = String(value);
+    if (text !== String(DEFAULTS[name])) said.set(name, text);
+  }
+  return `#${said}`;
+}
+
+/** Changes the state, the address, and with them the page. `step`: Back comes back to what was before. */
+function change(updates, step = false) {
+  Object.assign(state, updates);
+  writeHash(step);
+  return render();
+}
+
+let pending = 0; // browsers slow down pages that change their address at every move of a slider
+
+function writeHash(step) {
+  if (location.protocol === "about:") return; // in a notebook's frame there is no address
+  clearTimeout(pending);
+  if (!step) {
+    pending = setTimeout(() => history.replaceState(null, "", toHash(state)), 150);
+  } else if (toHash(state) !== location.hash) {
+    history.pushState(null, "", toHash(state));
+  }
+}
+
+function readHash(hash) {
+  clearTimeout(pending);
+  Object.assign(state, fromHash(hash));
+}

@@ -1,0 +1,120 @@
+// Tokens as a person can see them, and the strip of them above the views.
+
+const PICTURES = { "\u007f": "␡", " ": "␣" };
+const UNSEEN = /\p{Cc}|\p{Cf}|\p{Cs}|\p{Co}|\p{Zl}|\p{Zp}|\p{Noncharacter_Code_Point}/gu;
+
+/** A token with what cannot be seen written out: ␊ for a line's end, \u{202e} for what would turn the writing round. */
+function visible(token) {
+  const seen = String(token)
+    .replace(UNSEEN, (c) => (c === "\u200d" && token.length > 1 ? c : picture(c)))
+    .replace(/^ +| +$/g, (spaces) => "␣".repeat(spaces.length));
+  return seen === "" ? "∅" : /^\p{M}/u.test(seen) ? `◌${seen}` : seen;
+}
+
+function picture(c) {
+  const code = c.codePointAt(0);
+  if (code < 32) return String.fromCodePoint(0x2400 + code);
+  return PICTURES[c] ?? `\\u{${code.toString(16)}}`;
+}
+
+/** A longer text: its lines stay lines. */
+function visibleText(text) {
+  return String(text).replace(UNSEEN, (c) => (c === "\n" || c === "\u200d" ? c : picture(c)));
+}
+
+/** An element that holds a token, apart from the direction of what stands around it. */
+function tokenSpan(token, props = {}) {
+  const { class: more = "", ...others } = props;
+  return make("bdi", { class: `token ${more}`, dir: "auto", title: visible(token), ...others }, visible(token));
+}
+
+/** Queries and keys of a kind of attention, among the tokens that the stacks read. */
+function ends(kind, tokens) {
+  return {
+    rows: tokens[kind === "encoder" ? "encoder" : "decoder"] ?? [],
+    columns: tokens[kind === "decoder" ? "decoder" : "encoder"] ?? [],
+  };
+}
+
+/** Kind, layer and head that are looked at, among those that a run has. */
+function chosen(run) {
+  const kinds = Object.keys(run.kinds).filter((kind) => run.kinds[kind].layers.length);
+  if (!kinds.length) throw new Refused(word("noAttention"));
+  const kind = kinds.includes(state.kind) ? state.kind : kinds.includes("decoder") ? "decoder" : kinds[0];
+  const { layers, heads } = run.kinds[kind];
+  const near = layers.reduce((best, layer) =>
+    Math.abs(layer - state.layer) < Math.abs(best - state.layer) ? layer : best,
+  );
+  const count = heads[layers.indexOf(near)];
+  return { kinds, kind, layers, layer: near, heads: count, head: clamp(state.head, 0, count - 1) };
+}
+
+/** The choice of kind, layer and head above a view. */
+function picker(subject, parts) {
+  const now = chosen(subject.run);
+  const lists = {
+    kind: now.kinds.map((kind) => [kind, word(`kind.${kind}`)]),
+    layer: now.layers.map((layer) => [layer, String(layer)]),
+    head: Array.from({ length: now.heads }, (_, head) => [head, String(head)]),
+  };
+  const picks = parts.map((part) => {
+    const select = make(
+      "select",
+      {
+        id: `${part}-${subject.pane}`,
+        onchange: (event) => change({ [part]: part === "kind" ? event.target.value : Number(event.target.value) }),
+      },
+      lists[part].map(([value, name]) => make("option", { value, selected: value === now[part] }, name)),
+    );
+    return make("label", { class: "pick" }, make("span", {}, word(part)), select);
+  });
+  return make("div", { class: "picker" }, picks);
+}
+
+/** The tokens that each stack reads, with what is looked at marked; a click looks at one. */
+function strip(subject, reading) {
+  const sides = ["encoder", "decoder"].filter((side) => reading.tokens[side]?.length);
+  const rows = sides.map((side) => {
+    const tokens = reading.tokens[side],
+      last = sides.length === 1 || side === "decoder";
+    const current = last ? (state.at < 0 ? tokens.length - 1 : Math.min(state.at, tokens.length - 1)) : state.key;
+    const buttons = tokens.map((token, i) =>
+      make(
+        "button",
+        {
+          type: "button",
+          id: `token-${subject.pane}-${side}-${i}`,
+          class: side !== "encoder" && reading.begins !== null && i >= reading.begins ? "chip answers" : "chip",
+          tabindex: i === Math.max(0, current) ? 0 : -1,
+          "aria-pressed": String(i === current),
+          onclick: () => change(pickToken(subject, side, i)),
+        },
+        tokenSpan(token),
+        make("small", {}, String(i)),
+      ),
+    );
+    const row = make(
+      "div",
+      {
+        class: "tokens",
+        role: "group",
+        "aria-label": word(`tokens.${side}`),
+        "data-scroll": `tokens-${subject.pane}-${side}`,
+      },
+      buttons,
+    );
+    roving(row, "button");
+    return make("div", { class: "strip-row" }, make("span", { class: "label" }, word(`tokens.${side}`)), row);
+  });
+  const notes = (reading.notes ?? []).map((note) => make("p", { class: "note" }, visibleText(note)));
+  return make("div", { class: "strip" }, rows, notes);
+}
+
+/** What a click on a token changes: the place of the next token, the query, or of cross-attention the key. */
+function pickToken(subject, side, index) {
+  const { kind } = Object.keys(subject.run.kinds).length ? chosen(subject.run) : { kind: "" };
+  if (kind === "cross" && side === "encoder") return { key: index };
+  const said = side === "decoder" || subject.run.shape === "encoder";
+  const asks = side === (kind === "encoder" ? "encoder" : "decoder");
+  return { ...(said ? { at: index } : {}), ...(asks ? { query: index, key: -1 } : {}) };
+}

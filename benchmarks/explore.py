@@ -1,0 +1,75 @@
+"""How soon the page answers for a long text: `python benchmarks/explore.py [--tokens 512 --threads 1 --times 5]`.
+
+A model of GPT-2's shape (12 layers, 12 heads, 768 wide) with weights by chance, on bytes. `read` is the model's own
+pass; what follows it is what a view costs on top, with the text read already.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from anyformer import presets
+from anyformer.data.tokenizer import train_tokenizer
+from anyformer.explore.opened import Explored, Opened
+from anyformer.nn.model import Transformer
+from anyformer.recipe import Bytes, LanguageModel
+from anyformer.run import Run, build_task
+
+
+def opened() -> Explored:
+    tokenizer, spec = train_tokenizer(Bytes(), []), LanguageModel()
+    model = Transformer(presets.gpt2(vocab=tokenizer.size)).eval()
+    run = Run(model, build_task(spec, tokenizer, None), spec, Path("gpt2"))
+    return Explored({"gpt2": Opened("gpt2", run, run.folder)})
+
+
+def timed(times: int, do: Callable[[], object]) -> tuple[float, int]:
+    """The median of the seconds, the first left out, and the size of the answer as JSON."""
+    found = []
+    for _ in range(times + 1):
+        began = time.perf_counter()
+        size = len(json.dumps(do()))
+        found.append(time.perf_counter() - began)
+    return median(found[1:]), size
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, value in (("tokens", 512), ("threads", 1), ("times", 5)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    asked = parser.parse_args()
+    torch.set_num_threads(asked.threads)
+    explored = opened()
+    text = {"run": "gpt2", "text": ("the quick brown fox jumps over the lazy dog. " * 99)[: asked.tokens]}
+    layer = {**text, "kind": "decoder", "layer": 5}
+    views = {
+        "heads": layer,
+        "model": {**text, "kind": "decoder"},
+        "matrix": {**layer, "head": 3},
+        "neuron": {**layer, "head": 3, "query": asked.tokens - 1, "key": 0},
+        "next": text,
+        "block": text,
+        "cache": text,
+    }
+
+    def anew() -> object:
+        explored.seen.clear()
+        return explored.answer("read", text)
+
+    seconds, size = timed(asked.times, anew)
+    print(f"{asked.tokens} tokens, {asked.threads} thread(s), medians of {asked.times}")
+    print(f"read    {seconds:7.3f} s  {size / 1024:8.0f} KiB")
+    for name, request in views.items():
+        seconds, size = timed(asked.times, lambda name=name, request=request: explored.answer(name, request))
+        print(f"{name:<7} {seconds:7.3f} s  {size / 1024:8.0f} KiB")
+    (kept,) = explored.seen.values()
+    print(f"kept of the text: {kept.nbytes / 2**20:.0f} MiB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""A tab of a browser that remembers what went wrong, and a run that is being trained, to be looked at in it."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+from anyformer.run import write_folder, write_model
+from tests.explore import made
+
+# What each view must show, of all shapes; `Page.see` looks for it.
+SHOWN = {
+    "heads": ".links svg path",
+    "model": ".maps canvas",
+    "matrix": ".matrix canvas",
+    "neuron": ".signs rect",
+    "next": ".bar-row",
+    "block": ".stack .part",
+    "cache": ".chart rect, .empty",
+    "compare": ".pane + .pane .links",
+    "live": ".empty",
+}
+
+
+class Page:
+    """A tab that remembers what went wrong and whom it asked."""
+
+    def __init__(self, tab: Any, address: str):
+        self.tab, self.address = tab, address
+        self.wrong: list[str] = []
+        self.asked: list[str] = []
+        tab.on("pageerror", lambda error: self.wrong.append(str(error)))
+        tab.on("console", lambda said: self.wrong.append(said.text) if said.type in ("error", "warning") else None)
+        tab.on("request", lambda request: self.asked.append(request.url))
+
+    def open(self, **state: str) -> "Page":
+        self.tab.goto(f"{self.address}#{urlencode(state)}")
+        return self.settled()
+
+    def settled(self) -> "Page":
+        self.tab.wait_for_selector("#view:not([aria-busy]) > *", state="attached", timeout=10_000)
+        return self
+
+    def until(self, script: str) -> None:
+        """Asks again and again from outside: inside, the page's policy forbids to evaluate texts."""
+        for _ in range(400):
+            if self.tab.evaluate(script):
+                return
+            self.tab.wait_for_timeout(25)
+        raise AssertionError(script)
+
+    def press(self, *keys: str) -> "Page":
+        for key in keys:
+            self.tab.keyboard.press(key)
+            self.settled()
+        return self
+
+    def click(self, selector: str) -> "Page":
+        self.tab.click(selector)
+        return self.settled()
+
+    def type(self, text: str, field: str = "#text") -> "Page":
+        self.tab.fill(field, text)
+        self.tab.press(field, "Enter")
+        return self.settled()
+
+    def see(self, view: str) -> None:
+        assert self.tab.get_attribute(f"#tab-{view}", "aria-selected") == "true"
+        assert self.tab.locator(f"#view {SHOWN[view]}").count() > 0, view
+
+    def text(self, selector: str) -> str:
+        return str(self.tab.inner_text(selector))
+
+    def texts(self, selector: str) -> list[str]:
+        return [str(text) for text in self.tab.locator(selector).all_inner_texts()]
+
+    def hosts(self) -> set[str]:
+        return {urlsplit(url).netloc for url in self.asked if not url.startswith(("data:", "blob:"))}
+
+
+def growing(home: Path) -> Path:
+    """A run that is being trained: it has checkpoints and metrics, and no manifest."""
+    run, folder = made.made("lm"), home / "growing"
+    for step in (5, 10):
+        weights = {name: weight * step / 10 for name, weight in run.model.state_dict().items()}
+        state = folder / "state" / f"step-{step:09}"
+        write_folder(state, partial(write_model, weights=weights, config=run.config, spec=run.spec, task=run.task))
+    (folder / "recipe.toml").touch()
+    (folder / "metrics.jsonl").write_text('{"step": 5, "loss": 3.0}\n{"step": 10, "loss": 2.5}\n')
+    return folder
