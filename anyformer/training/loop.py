@@ -156,13 +156,17 @@ def _step(job: Job, total: Tensor) -> Tensor:
     job.scaler.unscale_(job.optimizer)
     limit = job.recipe.train.clip or math.inf
     norm = whole(torch.nn.utils.clip_grad_norm_(job.model.parameters(), limit))
-    fine = norm.isfinite() & total.isfinite()
+    fine, decay = norm.isfinite() & total.isfinite(), job.recipe.train.ema
     if ahead(job):
         job.optimizer.found_inf = (~fine).float()  # type: ignore[attr-defined]  # its kernel then leaves all as it was
         job.optimizer.step()
+        if decay is not None:
+            average(job, (1 - decay) * fine)
     elif fine:
         job.scaler.step(job.optimizer)
         job.model.commit()
+        if decay is not None:
+            average(job, 1 - decay)
     job.scaler.update()
     job.optimizer.zero_grad(set_to_none=True)
     return norm
@@ -170,10 +174,10 @@ def _step(job: Job, total: Tensor) -> Tensor:
 
 def ahead(job: Job) -> int:
     """How many steps may run before the numbers of one are read: on a GPU one, where nothing else hangs on them."""
-    simple = job.recipe.train.ema is None and not any(isinstance(module, Running) for module in job.model.modules())
+    moves = any(isinstance(module, Running) for module in job.model.modules())
     memory = job.model.decoder is not None and job.model.decoder.memory
     alone = job.device.type == "cuda" and job.ranks.size == 1 and not job.scaler.is_enabled()
-    return int(alone and simple and not memory)
+    return int(alone and not moves and not memory)
 
 
 def _account(job: Job, step: Step, log: Log) -> None:
@@ -186,7 +190,6 @@ def _account(job: Job, step: Step, log: Log) -> None:
     job.state.bad_in_a_row = 0
     tokens = sum(batch.tokens for batch in step.batches)
     job.state.tokens += tokens
-    _average(job)
     log.step(step.number, loss, step.lr, norm, tokens)
 
 
@@ -204,16 +207,19 @@ def _note_bad(job: Job, step: Step, loss: float, log: Log) -> None:
         )
 
 
-def _average(job: Job) -> None:
-    """The moving average of the weights."""
-    decay = job.recipe.train.ema
-    if decay is None:
+@torch.no_grad()
+def average(job: Job, share: float | Tensor) -> None:
+    """Moves the average of the weights so far towards them: a number, or one on the device that nobody has read."""
+    if not job.state.ema:
+        job.state.ema = {name: p.detach().clone() for name, p in job.model.named_parameters()}
         return
-    for name, parameter in job.model.named_parameters():
-        if name in job.state.ema:
-            job.state.ema[name].lerp_(parameter.detach(), 1 - decay)
-        else:
-            job.state.ema[name] = parameter.detach().clone()
+    own = [job.state.ema[name] for name, _ in job.model.named_parameters()]
+    new = [p.detach() for p in job.model.parameters()]
+    if isinstance(share, float):
+        for x, y in zip(own, new, strict=True):
+            x.lerp_(y, share)
+        return
+    torch._foreach_add_(own, torch._foreach_mul(torch._foreach_sub(new, own), share))
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from anyformer.run import load
 from anyformer.tasks.base import call, token_loss
 from anyformer.tasks.seq2seq import SequenceToSequence
 from anyformer.training.log import draw_curve
-from anyformer.training.loop import Diverged, Job, fit, save
+from anyformer.training.loop import Diverged, Job, average, fit, save
 from anyformer.training.optim import build_optimizer
 from anyformer.training.schedule import rate
 from anyformer.training.state import checkpoints
@@ -337,6 +337,22 @@ def test_a_moving_average(tmp_path: Path) -> None:
         for state in states[1:]:
             wanted = 0.7 * wanted + 0.3 * state[name]
         torch.testing.assert_close(x, wanted)
+
+
+def test_an_average_moves_by_a_share_that_nobody_has_read(tmp_path: Path) -> None:
+    job = make(pairs(), tmp_path / "run")
+    average(job, 0.3)
+    with torch.no_grad():
+        for p in job.model.parameters():
+            p.add_(torch.randn_like(p))
+    before = {name: x.clone() for name, x in job.state.ema.items()}
+    average(job, torch.tensor(0.0))
+    assert all(torch.equal(x, before[name]) for name, x in job.state.ema.items())
+    average(job, torch.tensor(0.3))
+    found, job.state.ema = job.state.ema, before
+    average(job, 0.3)
+    for name, x in found.items():
+        torch.testing.assert_close(x, job.state.ema[name])
 
 
 @pytest.mark.parametrize("ema", [None, 0.5])
