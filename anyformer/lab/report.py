@@ -83,11 +83,27 @@ def index_of(index: Sequence[tuple[Experiment, Found]]) -> str:
         rows.append((str(experiment.number), f"[{experiment.claim}]({experiment.name}.md)", *words, about))
     return f"""# Claims about Transformers, put to the test
 
-Each page has the idea, the command, the numbers and a verdict that is computed from them.
+Each page has the idea, the command, the numbers and a verdict that is computed from them. `anyformer lab` lists them;
+`anyformer lab scale` runs one at the size for a CPU, `--size quick` at a glance, `--size gpu` at that of a GPU.
 
 {markdown(rows)}
-These pages are made by `make lab-report` from the results beside them.
+## By part
+
+{markdown(_by_part([experiment for experiment, _ in index]))}
+Settings of your own on your own data: [comparing](../comparing.md). Sums done by hand: [five of them](../by-hand.md).
+What failed or surprised on the way: [the log](../log.md). These pages are made by `make lab-report` from the results
+beside them.
 """
+
+
+def _by_part(experiments: Sequence[Experiment]) -> list[tuple[str, str]]:
+    """Each file of the package, and the claims that are about it."""
+    parts = sorted({part for experiment in experiments for part in experiment.parts})
+    rows = [("file", "claims")]
+    for part in parts:
+        about = [f"{e.number} [{e.name}]({e.name}.md)" for e in experiments if part in e.parts]
+        rows.append((f"[{part}]({CODE}/{part})", ", ".join(about)))
+    return rows
 
 
 if __name__ == "__main__":
