@@ -8,7 +8,7 @@ DEMO   := $(VENV)/.installed-demo
 PINS   := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo browser test test-gpu torture families lab-report lint format wheel clean
+.PHONY: help demo browser test test-gpu torture families lab-report bench lint format wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | awk -F '\t' '{ printf "  make %-8s %s\n", $$1, $$2 }'
@@ -38,6 +38,10 @@ families: $(DEV)  ## measure every public family against transformers, and write
 
 lab-report: $(DEV)  ## write the pages of docs/lab from the results beside them
 	$(BIN)/python -m anyformer.lab.report docs/lab
+
+bench: $(DEV)  ## measure this CPU beside torch.nn and transformers, and write docs/benchmarks.md
+	$(BIN)/python -m benchmarks.cpu
+	$(BIN)/python -m benchmarks.report
 
 lint: $(DEV)  ## ruff and mypy
 	$(BIN)/ruff check

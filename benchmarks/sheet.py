@@ -83,12 +83,22 @@ class Sheet:
         ratio = "" if not peer else f"  {ours / peer:5.2f} times the peer's {peer:,.1f}"
         print(f"{key:<24} {ours:>14,.1f} {unit}{ratio}  {beside.get('note', '')}", flush=True)
 
-    def measure(self, key: str, work: float, unit: str, ways: Mapping[str, Way], **beside: Any) -> dict[str, float]:
+    def measure(
+        self,
+        key: str,
+        work: float,
+        unit: str,
+        ways: Mapping[str, Way],
+        *,
+        warm: int = 5,
+        rounds: int = 15,
+        **beside: Any,
+    ) -> dict[str, float]:
         """Work per second by each way; `ours` is held against the fastest of the others."""
         rates, spread, memory, last = {}, {}, {}, {}
         for name, way in ways.items():
             try:
-                took, last[name] = clock(way)
+                took, last[name] = clock(way, warm, rounds)
             except Exception as error:  # a peer that cannot run here is told, and the others go on
                 if name == "ours":
                     raise

@@ -97,6 +97,7 @@ class TorchPair(nn.Module):
     def __init__(self, width: int, heads: int, depth: int, ff: int, vocab: int, length: int, dropout: float):
         super().__init__()
         self.tokens, self.places = nn.Embedding(vocab, width), nn.Embedding(length, width)
+        nn.init.normal_(self.tokens.weight, std=width**-0.5)
         self.inner = nn.Transformer(width, heads, depth, depth, ff, dropout, batch_first=True, norm_first=False)
 
     def forward(self, source: Tensor, target: Tensor, pads: Tensor | None = None) -> Tensor:
@@ -115,29 +116,29 @@ class TorchPair(nn.Module):
         return self.tokens(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
 
 
+def marian(depth: int, width: int, heads: int, ff: int, vocab: int) -> nn.Module:
+    sides = {f"{side}_{name}": value for side in ("encoder", "decoder")
+             for name, value in (("layers", depth), ("attention_heads", heads), ("ffn_dim", ff))}  # fmt: skip
+    rest = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0, "forced_eos_token_id": None}
+    return transformers.MarianMTModel(
+        transformers.MarianConfig(
+            vocab_size=vocab,
+            d_model=width,
+            max_position_embeddings=512,
+            activation_function="relu",
+            dropout=0.1,
+            scale_embedding=True,
+            **sides,
+            **rest,
+        )
+    )
+
+
 def base(depth: int, width: int, heads: int, ff: int, vocab: int, length: int, rows: int) -> tuple[int, dict[str, Way]]:
     source, target, labels = (tokens(vocab, rows, length) for _ in range(3))
 
     def config() -> ModelConfig:
         return presets.vaswani(depth=depth, width=width, heads=heads, ff=ff, vocab=vocab, dropout=0.1)
-
-    def marian() -> nn.Module:
-        sides = {f"{side}_{name}": value for side in ("encoder", "decoder")
-                 for name, value in (("layers", depth), ("attention_heads", heads), ("ffn_dim", ff))}  # fmt: skip
-        rest = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0, "forced_eos_token_id": None}
-        return transformers.MarianMTModel(
-            transformers.MarianConfig(
-                vocab_size=vocab,
-                d_model=width,
-                max_position_embeddings=512,
-                activation_function="relu",
-                dropout=0.1,
-                scale_embedding=True,
-                use_cache=False,
-                **sides,
-                **rest,
-            )
-        )
 
     def smoothed(logits: Tensor) -> Tensor:
         return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), label_smoothing=0.1)
@@ -149,7 +150,8 @@ def base(depth: int, width: int, heads: int, ff: int, vocab: int, length: int, r
             lambda model: smoothed(model(source, target)),
         ),
         "transformers": theirs(
-            marian, lambda model: smoothed(model(input_ids=source, decoder_input_ids=target).logits)
+            lambda: marian(depth, width, heads, ff, vocab),
+            lambda model: smoothed(model(input_ids=source, decoder_input_ids=target).logits),
         ),
     }
 

@@ -1,0 +1,85 @@
+"""The table of a CPU: `python -m benchmarks.cpu` (`make bench`); results go to `benchmarks/results/cpu.json`."""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from benchmarks import decoding, ragged, training
+from benchmarks.sheet import RESULTS, Sheet
+
+Row = Callable[[Sheet], None]
+
+
+def train_gpt2(sheet: Sheet) -> None:
+    work, ways = training.gpt2(depth=4, width=256, heads=4, vocab=8192, length=128, rows=8)
+    sheet.measure("train_gpt2", work, "tokens/s", ways)
+
+
+def train_base(sheet: Sheet) -> None:
+    work, ways = training.base(depth=3, width=256, heads=4, ff=1024, vocab=8192, length=32, rows=32)
+    sheet.measure("train_base", work, "tokens/s", ways)
+
+
+def train_bert(sheet: Sheet) -> None:
+    work, ways = training.bert(depth=4, width=256, heads=4, vocab=8192, length=128, rows=8)
+    sheet.measure("train_bert", work, "tokens/s", ways)
+
+
+def train_ragged(sheet: Sheet) -> None:
+    sizes = {"width": 256, "depth": 3, "tokens": 1024}
+    found = ragged.rates({"ours": partial(ragged.ours, **sizes), "torch.nn": partial(ragged.torch_nn, **sizes)})
+    middle = {name: median(some) for name, some in found.items()}
+    spread = {name: [some[0], some[-1]] for name, some in found.items()}
+    sheet.put("train_ragged", middle["ours"], middle["torch.nn"], "real tokens/s", rates=middle, spread=spread)
+
+
+def decode_gpt2(sheet: Sheet) -> None:
+    work, ways = decoding.gpt2(depth=12, width=768, heads=12, vocab=50257, rows=1, prompt=16, new=48)
+    rates = sheet.measure("decode_gpt2", work, "tokens/s", ways, rounds=3, warm=1)
+    sheet.put("decode_gpt2_int4", rates["ours, 4 bits"], rates["ours"], "tokens/s", peer_name="ours in fp32")
+
+
+def decode_base(sheet: Sheet) -> None:
+    sizes = {"depth": 6, "width": 512, "heads": 8, "ff": 2048, "vocab": 32768}
+    work, ways = decoding.base(**sizes, rows=16, source=32, new=32, beams=4)
+    sheet.measure("decode_base_beam4", work, "tokens/s", ways, rounds=3, warm=1)
+
+
+def start(sheet: Sheet) -> None:
+    """From the command to the answer, of a small run."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = f"{folder}/run"
+        small = ["train.steps=2", "data.train.count=200", "data.valid.count=10"]
+        command = [sys.executable, "-m", "anyformer"]
+        subprocess.run([*command, "train", "sort", *small, "--out", run], check=True, capture_output=True)
+        times = []
+        for _ in range(5):
+            began = time.perf_counter()
+            subprocess.run([*command, "predict", run], input=b"3 1 2\n", check=True, capture_output=True)
+            times.append(time.perf_counter() - began)
+    sheet.put("start_predict", median(times), None, "s", spread=[min(times), max(times)])
+
+
+ROWS: dict[str, Row] = {
+    row.__name__: row for row in (train_gpt2, train_base, train_bert, train_ragged, decode_gpt2, decode_base, start)
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("keys", nargs="*", choices=[[], *ROWS])
+    parser.add_argument("--out", type=Path, default=RESULTS / "cpu.json", help="the file for the numbers")
+    args = parser.parse_args()
+    sheet = Sheet(args.out)
+    for key in args.keys or ROWS:
+        ROWS[key](sheet)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""`docs/benchmarks.md` and its figures from the results: `python -m benchmarks.report`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from anyformer.lab.compare import markdown
+from anyformer.lab.figures import panels, save
+from benchmarks.sheet import RESULTS
+
+DOCS = Path(__file__).parent.parent / "docs"
+ABOUT = {
+    "h200": "One NVIDIA H200 (`python -m benchmarks.gpu`)",
+    "cpu": "Two CPU cores (`make bench`)",
+}
+WORK = {
+    "train_gpt2": "training, GPT-2",
+    "train_base": "training, Transformer-base",
+    "train_bert": "training, BERT, masked LM",
+    "train_ragged": "training, pairs of unequal length",
+    "decode_gpt2": "decoding, GPT-2 124M, one row",
+    "decode_gpt2_int4": "the same with weights of 4 bits",
+    "decode_base_beam4": "decoding, Transformer-base, 16 rows, 4 beams",
+    "start_predict": "`anyformer predict` on a small run, from the command to the answer",
+}
+
+
+def page() -> str:
+    parts = [
+        "# Beside its peers\n\nThe same work on the same machine in the same run: medians after warm-up, of random weights"
+        " and tokens. Made by `python -m benchmarks.report` from `benchmarks/results`, which have the spread, too.\n"
+    ]
+    for name, title in ABOUT.items():
+        path = RESULTS / f"{name}.json"
+        if path.exists():
+            parts.append(_section(name, title, json.loads(path.read_text(encoding="utf-8"))))
+    return "\n".join(parts)
+
+
+def _section(name: str, title: str, rows: dict[str, Any]) -> str:
+    machine = rows.pop("machine")
+    table = [("work", "key", "ours", "the best peer", "", "times", "loss, ours and theirs")]
+    for key, row in rows.items():
+        peer = "" if row["peer"] is None else f"{row['peer']:,.4g}" if row["peer"] < 1000 else f"{row['peer']:,.0f}"
+        ours = f"{row['ours']:,.4g}" if row["ours"] < 1000 else f"{row['ours']:,.0f}"
+        times = "" if row["peer"] is None else f"{row['ours'] / row['peer']:.2f}"
+        losses = row.get("losses", {})
+        same = f"{losses['ours']:.2f}, {losses[row['peer_name']]:.2f}" if row.get("peer_name") in losses else ""
+        table.append((WORK[key], f"`{key}`", f"{ours} {row['unit']}", peer, row.get("peer_name") or "", times, same))
+    product, copy = machine["product_flops"] / 1e12, machine["copy_bytes"] / 1e9
+    return f"""## {title}
+
+{machine["name"]}, torch {machine["torch"]}, Python {machine["python"]}; a large product {product:,.3g} TFLOP/s, a large
+copy {copy:,.4g} GB/s.
+
+{markdown(table)}
+![times the best peer](figures/benchmarks-{name}.png)
+"""
+
+
+def draw(name: str) -> Path:
+    rows = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    ratios = {key: row["ours"] / row["peer"] for key, row in rows.items() if key != "machine" and row["peer"]}
+    figure, (axis,) = panels(1, width=7)
+    axis.barh(list(ratios)[::-1], list(ratios.values())[::-1], color="#BBBBBB", edgecolor="#000000")
+    axis.axvline(1, color="#000000", linewidth=0.8)
+    axis.set(xlabel="speed in times that of the best peer", ylabel="work", xlim=(0, None))
+    return save(figure, DOCS / "figures" / f"benchmarks-{name}.png")
+
+
+if __name__ == "__main__":
+    (DOCS / "benchmarks.md").write_text(page(), encoding="utf-8")
+    for found in RESULTS.glob("*.json"):
+        draw(found.stem)
