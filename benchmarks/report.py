@@ -28,7 +28,7 @@ WORK = {
 def page() -> str:
     parts = [
         "# Beside its peers\n\nThe same work on the same machine in the same run: medians after warm-up, of random"
-        " weights and tokens. Made by `python -m benchmarks.report` from `benchmarks/results`, which have the spread, too.\n"
+        " weights and tokens. Made by `python -m benchmarks.report` from `benchmarks/results`, which have the spread.\n"
     ]
     for name, title in ABOUT.items():
         path = RESULTS / f"{name}.json"
