@@ -289,7 +289,8 @@ def verify(folder: Path) -> frozenset[str]:
         listed: dict[str, str] = json.loads(manifest.read_text(encoding="utf-8"))["files"]
         items = list(listed.items())
     except FileNotFoundError:
-        raise ConfigError([Fault(str(folder), "is not a finished run: it has no manifest.json")]) from None
+        what = "is not a finished run: it has no manifest.json" if folder.is_dir() else "there is no such folder"
+        raise ConfigError([Fault(str(folder), what)]) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise ConfigError([Fault(str(manifest), "cannot be read: it is damaged")]) from None
     found = []

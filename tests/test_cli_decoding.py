@@ -113,7 +113,7 @@ WRONG = {
     "no schema": (["--json-schema", "none.json"], "none.json: cannot be read: No such file or directory"),
     "an impossible choice": (["--regex", "a", "--choices", "b"], "--choices: says what the whole answer is"),
     "bits": (["--bits", "3"], "--bits = 3: must be 8 or 4"),
-    "no draft": (["--draft", "none"], "none: is not a finished run"),
+    "no draft": (["--draft", "none"], "none: there is no such folder"),
     "ahead of nothing": (["--ahead", "3"], "--ahead = 3: needs a draft or a lookup"),
     "too little room": (["--regex", "[ab]{9}", "--max-new-tokens", "3"], "--prompt: no answer of at most 3 tokens"),
     "a long prefix": (["--prefix", "abcd", "--max-new-tokens", "3"], "--prompt: its answer has room for 3 tokens"),

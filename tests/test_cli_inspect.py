@@ -157,7 +157,7 @@ def test_wrong_input(pair: Path, korean: Path, tmp_path: Path, monkeypatch: pyte
     assert line(korean, "나", "--stack", "cross") == "--stack = 'cross': there is attention in decoder only"
     assert line(pair, "1", "--out", "map.jpg") == "--out = map.jpg: must end in .png or .svg"
     assert line(pair, "1", "--task", "sort") == "--task = 'sort': the run is of one task, seq2seq"
-    assert line(tmp_path / "none", "1").endswith("none: is not a finished run: it has no manifest.json")
+    assert line(tmp_path / "none", "1").endswith("none: there is no such folder")
     monkeypatch.setattr(plot, "pyplot", lambda: (_ for _ in ()).throw(ImportError("figures need matplotlib: pip ...")))
     result = run("inspect", pair, "1", "--out", tmp_path / "map.png")
     assert (result.exit_code, result.stderr) == (2, "--out: figures need matplotlib: pip ...\n")

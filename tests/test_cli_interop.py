@@ -110,7 +110,7 @@ def test_export_refuses(tmp_path: Path) -> None:
     (line,) = refused("export", made, out, "--family", "bert")
     assert line.startswith("is decoder: bert is encoder")
     (line,) = refused("export", tmp_path / "none", out)
-    assert line.endswith("is not a finished run: it has no manifest.json")
+    assert line.endswith("there is no such folder")
     (line,) = refused("export", made, out, "--format", "onnx", "--family", "gpt2")
     assert line.startswith("--family: is for --format hf")
     other = write_run(tmp_path / "other", "head.cap=3.0")

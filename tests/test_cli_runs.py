@@ -80,7 +80,7 @@ def test_wrong_input(trained: Path, tmp_path: Path) -> None:
     assert refused("train", "sort", "train.stesp=3") == ["train.stesp: unknown key; did you mean 'steps'?"]
     assert "data.root" in refused("train", "scan", "--out", tmp_path / "new")[0]
     assert not (tmp_path / "new").exists()
-    assert refused("evaluate", tmp_path / "none")[0].endswith("is not a finished run: it has no manifest.json")
+    assert refused("evaluate", tmp_path / "none")[0].endswith("there is no such folder")
     assert refused("predict", trained, tmp_path / "none.txt") == [f"{tmp_path / 'none.txt'}: is not a file"]
     copy = tmp_path / "copy"
     shutil.copytree(trained, copy)

@@ -367,5 +367,5 @@ def test_what_is_wrong_is_one_line(folder: Path, tmp_path: Path) -> None:
     assert told(*prompt, "--stop", "") == "--stop: an empty string stands everywhere: leave it out"
     too_long = "--prompt: has 70 tokens, and the decoder has 64 learned positions"
     assert told("--prompt", "x" * 70) == told("--prompt", "x" * 70, "--temperature", "1", "-n", "3") == too_long
-    assert "is not a finished run" in refused("generate", tmp_path / "none", *prompt)[0]
+    assert "there is no such folder" in refused("generate", tmp_path / "none", *prompt)[0]
     assert invoke("generate", folder).exit_code == 2

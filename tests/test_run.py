@@ -98,8 +98,8 @@ def test_a_foreign_manifest_is_refused(folder: Path, listed: str) -> None:
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    for place in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(ConfigError, match="is not a finished run"):
+    for place, what in ((tmp_path, "is not a finished run"), (tmp_path / "nowhere", "there is no such folder")):
+        with pytest.raises(ConfigError, match=what):
             load(place)
 
 

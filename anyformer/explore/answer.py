@@ -7,7 +7,7 @@ import torch
 
 from anyformer.config import Classifier, ConfigError
 from anyformer.explore.asked import AboutText
-from anyformer.explore.seen import Seen
+from anyformer.explore.seen import Seen, place
 from anyformer.explore.switches import named, switched_off
 from anyformer.run import Run
 from anyformer.tasks.classify import Classifying
@@ -22,6 +22,7 @@ def read(seen: Seen, asked: AboutText) -> dict[str, Any]:
         "tokens": found.tokens,
         "notes": list(found.notes),
         "begins": begins,
+        "at": place(seen),
         "answer": said(seen, asked),
         "probabilities": probabilities(seen),
     }

@@ -50,7 +50,7 @@ class AboutPair(AboutLayer):
 
 
 class AboutNext(AboutText):
-    """What comes after a token, or stands in its place; -1 is the last."""
+    """What comes after a token, or stands in its place; -1 is the last, or of a masked text the first mask."""
 
     at: Whole = -1
     kind: Literal["encoder", "decoder"] | None = None

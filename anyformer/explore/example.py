@@ -22,8 +22,10 @@ from anyformer.recipe import (
 )
 from anyformer.run import Run
 from anyformer.tasks.mlm import MaskedLanguageModelling
+from anyformer.tasks.rows import RowTask
 
 EXAMPLE = "The quick brown fox jumps over the lazy dog."
+SECOND = "A fox jumps."
 LARGE = 8 * 2**20  # bytes of a file that is not read for the sake of one row
 LONG = 80  # characters
 DRAWN = 8  # rows of which the longest is shown
@@ -41,7 +43,8 @@ def example(run: Run, folder: Path) -> tuple[str, str]:
     if isinstance(run.task, MaskedLanguageModelling) and len(words := text.split(" ")) > 1:
         words[len(words) // 2] = run.tokenizer.token(run.task.mask)
         text = " ".join(words)
-    return text, _short(row.get("pair", ""))
+    pairs = isinstance(run.task, RowTask) and run.task.pairs
+    return text, _short(row.get("pair", "")) or (SECOND if pairs else "")
 
 
 def _row(run: Run, source: Source, data: Data) -> dict[str, str]:

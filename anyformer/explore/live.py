@@ -25,4 +25,8 @@ def rows_since(folder: Path, since: int) -> dict[str, Any]:
 
 def by_step(folder: Path) -> dict[int, Path]:
     """The checkpoints of a run that are kept."""
-    return {int(path.name.removeprefix("step-")): path for path in checkpoints(folder)}
+    return {step_of(path): path for path in checkpoints(folder)}
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))

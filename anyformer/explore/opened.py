@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -21,7 +21,7 @@ from anyformer.explore.asked import (
     ToWrite,
 )
 from anyformer.explore.example import example
-from anyformer.explore.live import by_step, rows_since, training
+from anyformer.explore.live import by_step, rows_since, step_of, training
 from anyformer.explore.seen import Seen, attentions_of, look, says_tokens
 from anyformer.explore.writing import write, writer_of
 from anyformer.inspection.sublayers import attentions
@@ -61,6 +61,19 @@ class Opened:
         run = load(known[step])
         return run if self.part is None else run.part(self.part)
 
+    def newer(self) -> "Opened":
+        """By what its training has written since; itself where that is nothing."""
+        if self.run.folder == self.folder:  # it had ended
+            return self
+        now = self.folder if (self.folder / MANIFEST).exists() else newest(self.folder)
+        if now in (None, self.run.folder):
+            return self
+        try:
+            run = load(self.folder)
+        except ConfigError:  # it was thrown away meanwhile
+            return self
+        return replace(self, run=run if self.part is None else run.part(self.part))
+
     @property
     def pair(self) -> bool:
         """Whether it reads two texts in one row."""
@@ -89,6 +102,7 @@ class Opened:
             "example": text,
             "example_target": second,
             "live": training(self.folder),
+            "step": None if self.run.folder == self.folder else step_of(self.run.folder),
         }
 
 
@@ -102,7 +116,12 @@ class Explored:
     before: dict[tuple[str, int], Run] = field(default_factory=dict)  # the run at the step that was asked for last
 
     def about(self) -> list[dict[str, Any]]:
+        """What is said of all; a run that is being trained is looked at by its newest checkpoint from here on."""
         with self.lock:
+            for name, one in self.runs.items():
+                if (now := one.newer()) is not one:
+                    self.runs[name] = now
+                    self.seen = OrderedDict((asked, seen) for asked, seen in self.seen.items() if asked.run != name)
             return [one.about() for one in self.runs.values()]
 
     def answer(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
@@ -131,8 +150,11 @@ class Explored:
     def look(self, asked: AboutText) -> Seen:
         """A text as its run reads it; the same text is not read again."""
         text, target = asked.text, asked.target or None
-        if target is not None and self.opened(asked.run).pair:
-            text, target = f"{text}\t{target}", None
+        if self.opened(asked.run).pair:
+            if target is not None:
+                text, target = f"{text}\t{target}", None
+            elif text.strip() and "\t" not in text:
+                raise ConfigError([Fault("target", "is blank: this run reads two texts, one beside the other")])
         off = tuple(sorted(set(asked.off)))
         about = AboutText(run=asked.run, text=text, target=target, off=off, step=asked.step)
         if about not in self.seen:

@@ -23,6 +23,7 @@ from anyformer.nn.ring import Step
 from anyformer.nn.stack import HERE as SITE
 from anyformer.reading import Reading, read
 from anyformer.run import Run
+from anyformer.tasks.mlm import MaskedLanguageModelling
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,14 @@ def look(run: Run, asked: AboutText) -> Seen:
 def says_tokens(run: Run) -> bool:
     """Whether the head says how likely each token is."""
     return isinstance(run.config.head, LM | MaskedLM)
+
+
+def place(seen: Seen) -> int:
+    """The token that is looked at first: the first that is masked, or the last."""
+    task, ids = seen.run.task, seen.reading.inputs[-1][0].tolist()
+    if isinstance(task, MaskedLanguageModelling) and task.mask in ids:
+        return ids.index(task.mask)
+    return len(seen.reading.tokens[last_side(seen.run)]) - 1
 
 
 def last_side(run: Run) -> Side:

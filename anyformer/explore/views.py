@@ -3,8 +3,9 @@
 Requests are in `asked.py`; about a text each has run, text, target, off and step. What is answered:
 
     runs     [{name, folder, shape, task, parameters, vocab, limit, writes, tokens, pair, example, example_target,
-             kinds: {kind: {layers, heads}}, live}]                                                   (`opened.py`)
-    read     tokens by stack, notes, begins (how many stand before the answer), answer, probabilities (`answer.py`)
+             kinds: {kind: {layers, heads}}, live, step}]                                             (`opened.py`)
+    read     tokens by stack, notes, begins (how many stand before the answer), at (the token that is looked at
+             first), answer, probabilities                                                           (`answer.py`)
     write    NDJSON, a line for each token: text, token, p, top, cache; the last: done, text        (`writing.py`)
     heads    of one layer: rows, columns, heads; of each head its links [query, key, weight], name, entropy, distance
     model    of all layers of a kind: layers, sizes, maps {layer.head: base64 of bytes, 48 × 48 at most}, names
@@ -30,7 +31,7 @@ from torch.nn import functional as F
 
 from anyformer.config import ConfigError, Fault
 from anyformer.explore.asked import AboutKind, AboutLayer, AboutMatrix, AboutNext, AboutPair
-from anyformer.explore.seen import Seen, last_side, says_tokens
+from anyformer.explore.seen import Seen, last_side, place, says_tokens
 from anyformer.inspection.patterns import HeadStatistics, head_statistics
 from anyformer.inspection.sublayers import stacks_of
 from anyformer.nn.mask import lay_out
@@ -101,9 +102,9 @@ def matrix(seen: Seen, asked: AboutMatrix) -> dict[str, Any]:
 def neuron(seen: Seen, asked: AboutPair) -> dict[str, Any]:
     name = seen.name(asked.kind, asked.layer, asked.head)
     attention, (rows, columns) = seen.attention(name), seen.labels(name)
-    for place, labels in (("query", rows), ("key", columns)):
-        if (at := getattr(asked, place)) >= len(labels):
-            raise ConfigError([Fault(place, f"= {at}: there are {len(labels)} of them, from 0")])
+    for end, labels in (("query", rows), ("key", columns)):
+        if (at := getattr(asked, end)) >= len(labels):
+            raise ConfigError([Fault(end, f"= {at}: there are {len(labels)} of them, from 0")])
     q = seen.activations[f"{name}.q"][0, asked.head, asked.query].float().cpu()
     k = seen.keys(name)[asked.head, asked.key].float().cpu()
     bias, at = seen.bias(name), (asked.head, asked.query, asked.key)
@@ -136,7 +137,7 @@ def next_(seen: Seen, asked: AboutNext) -> dict[str, Any]:
     tokens = seen.reading.tokens[side]
     if not -len(tokens) <= asked.at < len(tokens):
         raise ConfigError([Fault("at", f"= {asked.at}: there are {len(tokens)} tokens, from 0")])
-    at = asked.at % len(tokens)
+    at = place(seen) if asked.at == -1 else asked.at % len(tokens)
     layers, depth = logits_by_layer(seen, at), run.config.stacks[side].depth
     best = layers[-1].topk(min(LIKELIEST, layers.shape[-1]))
     others = layers[-1].scatter(0, best.indices, -torch.inf)

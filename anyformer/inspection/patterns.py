@@ -17,6 +17,7 @@ PATTERNS = (
     ("positional", "positional", 0.9),
 )
 OTHER = "mixed"
+REPEATS = 4  # queries that must have a key for induction: one word that comes twice shows nothing
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class HeadStatistics:
     previous: Tensor  # on the token before it
     next: Tensor  # on the token after it
     first: Tensor  # on the first token
-    induction: Tensor  # on tokens that followed earlier ones equal to the query's
+    induction: Tensor  # on tokens that followed earlier ones equal to the query's; nan where few queries have any
     vertical: Tensor  # of all queries that see it, on one key: the greatest such share of keys that half of them see
     positional: Tensor  # how much of a map is the same with other tokens: overlap of neighbouring rows of the batch
 
@@ -69,9 +70,10 @@ def head_statistics(
         total = torch.where(where[None, :, None], values, 0.0).sum(dim=(1, 3))
         return total / where.sum() if bool(where.any()) else nothing
 
-    def share(keys: Tensor) -> Tensor:
+    def share(keys: Tensor, least: int = 1) -> Tensor:
         keys = keys.expand(len(rows), t, s) & visible
-        return mean((maps * keys[None, :, None]).sum(dim=-1), rows & keys.any(dim=-1))
+        where = rows & keys.any(dim=-1)
+        return mean((maps * keys[None, :, None]).sum(dim=-1), where) if int(where.sum()) >= least else nothing
 
     within = not cross and t == s
     entropy = torch.special.entr(maps).sum(dim=-1)
@@ -88,7 +90,7 @@ def head_statistics(
         previous=share(apart == 1) if within else nothing,
         next=share(apart == -1) if within else nothing,
         first=share((torch.arange(s, device=maps.device) == 0).expand(t, s)),
-        induction=nothing if followed is None else share(followed),
+        induction=nothing if followed is None else share(followed, REPEATS),
         vertical=_vertical(maps, visible, rows),
         positional=mean(torch.minimum(maps, maps.roll(1, dims=1)).sum(dim=-1), rows & rows.roll(1, dims=0))
         if len(rows) > 1

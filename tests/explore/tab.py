@@ -1,5 +1,6 @@
 """A tab of a browser that remembers what went wrong, and a run that is being trained, to be looked at in it."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,15 @@ from urllib.parse import urlencode, urlsplit
 
 from anyformer.run import write_folder, write_model
 from tests.explore import made
+
+SHAPES = ("pair", "lm", "classify")  # encoder–decoder, decoder, encoder
+HOSTILE = (
+    "<script>alert(1)</script><img src=x onerror=alert(2)>",
+    "שלום עולם \u202eabc\u202c مرحبا بالعالم",
+    "tab\tbell\a escape\x1b zero\x00 line\nend",
+    "나는 학교에 간다",
+    "我去学校 &amp; {} ${x}",
+)
 
 # What each view must show, of all shapes; `Page.see` looks for it.
 SHOWN = {
@@ -76,6 +86,9 @@ class Page:
 
     def hosts(self) -> set[str]:
         return {urlsplit(url).netloc for url in self.asked if not url.startswith(("data:", "blob:"))}
+
+
+Opener = Callable[..., Page]
 
 
 def growing(home: Path) -> Path:

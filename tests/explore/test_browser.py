@@ -1,86 +1,21 @@
 """The page in a real Chromium: every view by clicks and keys on all three shapes, nothing said to another host."""
 
 import re
-import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from threading import Thread
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 import torch
 
-from anyformer.data.tokenizer import train_tokenizer
 from anyformer.decoding.process import History, Temperature, TopK, TopP, process
-from anyformer.explore.opened import open_runs
 from anyformer.explore.server import Server
 from anyformer.explore.show import show
-from anyformer.recipe import Characters, LanguageModel
 from tests.explore import made
-from tests.explore.tab import Page, growing
+from tests.explore.tab import HOSTILE, SHAPES, Opener, Page
 
-playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need the package playwright")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="the browser tests need Chromium"),
-    pytest.mark.xdist_group("browser"),  # one browser serves them all
-]
+pytestmark = pytest.mark.xdist_group("browser")  # one browser serves them all
 
-SHAPES = ("pair", "lm", "classify")  # encoder–decoder, decoder, encoder
 VIEWS = ("heads", "model", "matrix", "neuron", "next", "block", "cache", "compare", "live")
-HOSTILE = (
-    "<script>alert(1)</script><img src=x onerror=alert(2)>",
-    "שלום עולם \u202eabc\u202c مرحبا بالعالم",
-    "tab\tbell\a escape\x1b zero\x00 line\nend",
-    "나는 학교에 간다",
-    "我去学校 &amp; {} ${x}",
-)
-
-
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    home = tmp_path_factory.mktemp("browser")
-    hostile = LanguageModel(), made.decoder(made.stack()), train_tokenizer(Characters(), list(HOSTILE))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(made.RUNS, "hostile", hostile)
-        folders = [made.written(name, home) for name in (*SHAPES, "hostile")]
-    with Server(open_runs([*folders, growing(home)])) as one:
-        thread = Thread(target=one.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        yield one
-        one.shutdown()
-        thread.join()
-
-
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-Opener = Callable[..., Page]
-
-
-@pytest.fixture
-def page(chromium: Any, server: Server) -> Iterator[Opener]:
-    """Opens the page as `page(width=400, run="lm", ...)`; in the end nothing went wrong and nobody else was asked."""
-    opened = []
-
-    def open_(width: int = 1280, scheme: str = "light", locale: str = "en-US", **state: str) -> Page:
-        options = {"viewport": {"width": width, "height": 900}, "color_scheme": scheme, "locale": locale}
-        context = chromium.new_context(**options, accept_downloads=True)
-        one = Page(context.new_page(), server.address)
-        opened.append((context, one))
-        return one.open(**state)
-
-    yield open_
-    for context, one in opened:
-        context.close()
-        assert one.wrong == []
-        assert one.hosts() == {urlsplit(server.address).netloc}
 
 
 @pytest.mark.parametrize("run", SHAPES)
@@ -222,7 +157,9 @@ def test_a_saved_page_needs_nobody(page: Opener, chromium: Any, tmp_path: Path, 
     other.settled().see(view)
     assert other.text("#view") == one.text("#view")
     assert other.text("#strips") == one.text("#strips")
-    other.click("#tab-block")
+    for number, name in enumerate(VIEWS[:-1], 1):
+        other.press(str(number)).see(name)
+    other.press("1", "ArrowUp")
     assert "not saved" in other.text("#view .error")
     assert other.asked == [file.as_uri()]
     assert other.wrong == []

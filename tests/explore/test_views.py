@@ -154,10 +154,10 @@ def test_heads_that_are_off(explored: Explored, name: str) -> None:
     else:
         side = "decoder" if run.config.decoder else "encoder"
         found = explored.answer("next", {**asked, "at": -1})
-        best = off[0, -1].topk(len(found["logits"])).values
+        best = off[0, found["at"]].topk(len(found["logits"])).values
         np.testing.assert_allclose([logit for _, logit in found["logits"]], best, atol=1e-5)
         assert not torch.equal(off, on)
-        assert found["token"] == reading.tokens[side][-1]
+        assert found["token"] == reading.tokens[side][found["at"]]
     again = explored.look(AboutText(**{**asked, "off": []})).reading
     with torch.no_grad():
         assert torch.equal(on, run.model(*again.inputs, **again.options))
@@ -339,7 +339,7 @@ def test_wrong_requests(explored: Explored) -> None:
     assert line("next", at=99) == "at = 99: there are 7 tokens, from 0"
     assert line("next", "tag") == "run: its model says token_labels, not how likely tokens are"
     assert line("cache", "tag") == "run: its model reads its text at once: only a decoder has a cache"
-    assert line("read", "entail", target=None) == "text 1: must be two texts with a tab between them"
+    assert line("read", "entail", target=None) == "target: is blank: this run reads two texts, one beside the other"
     assert line("read", step=3) == "step = 3: there is no checkpoint of it; none is kept"
     with pytest.raises(ConfigError, match="its model does not write"):
         next(explored.write(body("tag")))

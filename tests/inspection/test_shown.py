@@ -70,6 +70,8 @@ def test_a_share_is_over_the_queries_that_have_such_a_key():
     assert float(found.previous[0, 0]) == float(found.itself[0, 0]) == 0.5
     found = head_statistics(maps_of(INDUCTION, soft()), torch.arange(T)[None])
     assert found.induction.isnan().all()  # no token came twice
+    once = torch.tensor([[5, 6, 7, 8, 5, 1, 2, 3]])
+    assert head_statistics(maps_of(INDUCTION, soft()), once).induction.isnan().all()  # one did, which shows nothing
 
 
 def test_a_head_is_positional_that_looks_alike_at_other_tokens():

@@ -119,7 +119,7 @@ def test_another_body_is_refused(recipe: Recipe, tmp_path: Path, change: str) ->
 
 
 def test_a_run_that_is_not_there(recipe: Recipe, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"train\.init_from = '.*nowhere': .*is not a finished run"):
+    with pytest.raises(ConfigError, match=r"train\.init_from = '.*nowhere': .*there is no such folder"):
         make(begun(recipe, tmp_path / "nowhere"), tmp_path / "run")
 
 

@@ -58,7 +58,7 @@ function drawStack(found, stack, last, tell) {
   const top = pen.y - (last ? 8 : 36);
   return draw(
     "svg",
-    { viewBox: `0 ${top} ${LEFT + WIDE + 34} ${8 - top}`, role: "img", "aria-label": word(`stack.${stack.side}`) },
+    { viewBox: `0 ${top} ${LEFT + WIDE + 34} ${8 - top}`, role: "group", "aria-label": word(`stack.${stack.side}`) },
     pen.parts.flat(),
   );
 }

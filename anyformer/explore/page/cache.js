@@ -8,7 +8,7 @@ async function showCache(subject) {
   const most = Math.max(...found.steps.map((_, i) => kinds.reduce((total, [, values]) => total + values[i], 0)), 1);
   const width = 640,
     height = 240,
-    left = 70,
+    left = 92,
     wide = (width - left) / found.steps.length;
   const bars = found.steps.flatMap((step, i) => {
     let y = height;

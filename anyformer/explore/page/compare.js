@@ -51,7 +51,9 @@ function form(pane) {
   const run = make("select", {
     id: `run${mark}`,
     onchange: () => {
-      const begun = exampleOf(runs.find((one) => one.name === run.value));
+      const [old, next] = [state[name("run")], run.value].map((it) => runs.find((one) => one.name === it)),
+        own = text.value && old && text.value !== old.example; // a text of one's own stays, to be compared
+      const begun = own ? { text: text.value, target: target.value } : exampleOf(next);
       change(
         {
           [name("run")]: run.value,
@@ -115,8 +117,10 @@ function fillForm(runs, subject) {
       value = subject.body[what] ?? "";
     if (input !== document.activeElement && input.value !== value) input.value = value;
   }
-  const takes = subject.run.pair || subject.run.writes;
-  byId(`target${mark}`).closest("label").hidden = !takes;
+  const takes = subject.run.pair || subject.run.writes,
+    label = byId(`target${mark}`).closest("label");
+  label.hidden = !takes;
+  label.firstChild.textContent = word(subject.run.pair ? "second" : "target");
   byId(`target${mark}`).placeholder = word(
     subject.run.pair ? "secondText" : subject.run.task === "lm" ? "goesOn" : "targetHint",
   );

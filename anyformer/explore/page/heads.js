@@ -151,7 +151,7 @@ function chips(subject, found) {
           onclick: () => change(shownAfter(head, found.links.length)),
         },
         make("b", {}, String(head)),
-        name,
+        ` ${name}`,
       ),
     );
   }

@@ -36,14 +36,15 @@ function showKeys() {
 /** Keys that hold wherever the focus is, except where text is typed. */
 function pageKeys(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || byId("keys").open) return;
-  const typing = event.target.closest?.("input, textarea, select");
+  const typing = event.target.closest?.("input:not([type=range]), textarea, select");
   if (event.key === "Escape") {
     event.target.blur?.();
     if (!typing && (state.query >= 0 || state.key >= 0 || state.shown.length))
       change({ query: -1, key: -1, shown: [] });
     return;
   }
-  if (typing) return;
+  const sliding = event.target.type === "range" && event.key.startsWith("Arrow"); // which move the slider
+  if (typing || sliding) return;
   const act = actions()[event.key];
   if (!act) return;
   event.preventDefault();
@@ -90,10 +91,10 @@ function flip(id) {
 
 /** To the next token of the stack that answers. */
 async function moveToken(subject, by) {
-  const { tokens } = await ask("read", subject.body),
+  const { tokens, at: first } = await ask("read", subject.body),
     side = tokens.decoder?.length ? "decoder" : "encoder",
     { length } = tokens[side];
-  const at = clamp((state.at < 0 ? length - 1 : state.at) + by, 0, length - 1);
+  const at = clamp((state.at < 0 ? first : state.at) + by, 0, length - 1);
   await change({ ...pickToken(subject, side, at), at });
   byId(`token-0-${side}-${at}`)?.scrollIntoView({ block: "nearest", inline: "nearest" });
 }

@@ -41,7 +41,7 @@ function curve(lines) {
   if (!points.length) return make("p", { class: "empty" }, word("noMetrics"));
   const width = 640,
     height = 260,
-    left = 56,
+    left = 64,
     steps = Math.max(...points.map((p) => p[0]), 1);
   const high = Math.max(...points.map((p) => p[1])),
     low = Math.min(0, ...points.map((p) => p[1]));
@@ -134,7 +134,7 @@ async function saidAt(subject, step) {
   return lines.at(-1)?.text ?? "";
 }
 
-/** A step that a training has thrown away meanwhile is left out. */
+/** What the server refuses, such as a step that a training has thrown away meanwhile, is left out. */
 function gone(error) {
   if (!(error instanceof Refused)) throw error;
 }

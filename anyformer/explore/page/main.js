@@ -28,7 +28,9 @@ async function render() {
   if (turn !== turns) return;
   byId("view").removeAttribute("aria-busy");
   keepingPlace(() => {
-    byId("strips").replaceChildren(...drawn.map((pane) => pane.strip));
+    const strips = drawn.map((pane) => pane.strip);
+    if (strips.some((one, i) => one !== byId("strips").children[i]) || strips.length !== byId("strips").children.length)
+      byId("strips").replaceChildren(...strips); // hundreds of tokens that stay are not laid out again
     byId("view").replaceChildren(
       ...(state.view === "compare" ? [bothPicker(VIEWS.filter((view) => SHOW[view]))] : []),
       ...drawn.map((pane) => pane.view),
@@ -83,8 +85,12 @@ function surroundings(now) {
   byId("form-2").hidden = now.length < 2;
   for (const subject of now) fillForm(runs, subject);
   const { run } = now[0];
-  byId("about").textContent =
-    `${word(`shape.${run.shape}`)} · ${run.task} · ${short(run.parameters)} ${word("parameters")}`;
+  byId("about").textContent = [
+    word(`shape.${run.shape}`),
+    run.task,
+    `${short(run.parameters)} ${word("parameters")}`,
+    ...(run.step ? [`${word("step")} ${run.step}`] : []), // of a run that is being trained
+  ].join(" · ");
   const shown = new Set(VIEWS);
   keepingPlace(() => {
     byId("tabs").setAttribute("aria-label", word("views"));
@@ -122,7 +128,8 @@ function sidePanel(now) {
     of = JSON.stringify([now.map(({ run, body }) => [run.name, body.off]), languageNow(), theme()]);
   if (side.dataset.of === of) return fillSliders();
   side.dataset.of = of;
-  side.replaceChildren(...now.map(switches), sliders());
+  const samples = now.some(({ run }) => run.tokens); // else there is nothing to draw from
+  side.replaceChildren(...now.map(switches), ...(samples ? [sliders()] : []));
 }
 
 function openView(view) {

@@ -21,7 +21,8 @@ async function showNext(subject, reading) {
     tokenSpan(found.token ?? tokens[found.at] ?? ""),
     make("sub", {}, String(found.at ?? state.at)),
   );
-  const parts = [make("div", {}, make("h3", {}, word("distribution")), place, distribution(found))];
+  const title = word(kind === "encoder" ? "inPlace" : "distribution"),
+    parts = [make("div", {}, make("h3", {}, title), place, distribution(found))];
   if (found.lens?.length)
     parts.push(make("div", {}, make("h3", {}, word("lens")), explained("lens"), lens(found.lens)));
   return make("div", {}, explained("next"), make("div", { class: "next" }, parts));

@@ -1,8 +1,9 @@
 // Keeping a view: as a page of its own with its answers in it, as a picture, as a link.
 
-/** The stand-alone page: the document the server has for it, with the answers that these subjects had so far. */
+/** The stand-alone page: the document the server has for it, with every view, and the answers that were had so far. */
 async function saveHtml(subjects) {
   const kept = {};
+  for (const subject of subjects) await everyView(subject);
   for (const [key, promise] of answers) {
     const name = key.slice(0, key.indexOf(" ")),
       body = JSON.parse(key.slice(name.length + 1));
@@ -17,6 +18,17 @@ async function saveHtml(subjects) {
     page = await response.text(),
     hole = /(<script type="application\/json" id="saved">)null/;
   download(new Blob([page.replace(hole, (_, open) => open + text)], { type: "text/html" }), "html");
+}
+
+/** Has each view ask for what it shows now; of a training, only what was looked at. */
+async function everyView(subject) {
+  try {
+    const reading = await ask("read", subject.body);
+    for (const view of VIEWS.filter((one) => SHOW[one] && one !== "live"))
+      await SHOW[view](subject, reading).catch(gone);
+  } catch (error) {
+    gone(error); // what is refused is refused in the file, too
+  }
 }
 
 function download(blob, ending) {

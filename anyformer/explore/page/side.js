@@ -96,7 +96,7 @@ function sliders() {
   const slide = ([name, { label, min, max, step, tell }]) =>
     make(
       "label",
-      { class: "slide" },
+      { class: "slide", for: name }, // or it would name the first it holds, the output
       make("span", {}, word(label)),
       make("output", { id: `${name}-now` }, tell(state[name])),
       // what was written under other settings goes, and is written again when it is asked for
@@ -137,6 +137,7 @@ function sliders() {
 
 /** Puts the state into the sliders that are there. */
 function fillSliders() {
+  if (!byId("fold-sampling")) return;
   for (const [name, { tell }] of Object.entries(SLIDERS)) {
     byId(name).value = state[name];
     byId(`${name}-now`).textContent = tell(state[name]);

@@ -77,7 +77,7 @@ function strip(subject, reading) {
   const rows = sides.map((side) => {
     const tokens = reading.tokens[side],
       last = sides.length === 1 || side === "decoder";
-    const current = last ? (state.at < 0 ? tokens.length - 1 : Math.min(state.at, tokens.length - 1)) : state.key;
+    const current = last ? (state.at < 0 ? reading.at : Math.min(state.at, tokens.length - 1)) : state.key;
     const buttons = tokens.map((token, i) =>
       make(
         "button",

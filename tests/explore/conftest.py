@@ -1,0 +1,63 @@
+"""A server of runs of all shapes and a Chromium for all tests; `page` opens a tab."""
+
+import shutil
+from collections.abc import Iterator
+from threading import Thread
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from anyformer.data.tokenizer import train_tokenizer
+from anyformer.explore.opened import open_runs
+from anyformer.explore.server import Server
+from anyformer.recipe import Characters, LanguageModel
+from tests.explore import made
+from tests.explore.tab import HOSTILE, SHAPES, Opener, Page, growing
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    home = tmp_path_factory.mktemp("browser")
+    hostile = LanguageModel(), made.decoder(made.stack()), train_tokenizer(Characters(), list(HOSTILE))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(made.RUNS, "hostile", hostile)
+        folders = [made.written(name, home) for name in (*SHAPES, "hostile")]
+    with Server(open_runs([*folders, growing(home)])) as one:
+        thread = Thread(target=one.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield one
+        one.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need the package playwright")
+    if CHROMIUM is None:
+        pytest.skip("the browser tests need Chromium")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(chromium: Any, server: Server) -> Iterator[Opener]:
+    """Opens the page as `page(width=400, run="lm", ...)`; in the end nothing went wrong and nobody else was asked."""
+    opened = []
+
+    def open_(width: int = 1280, scheme: str = "light", locale: str = "en-US", **state: str) -> Page:
+        options = {"viewport": {"width": width, "height": 900}, "color_scheme": scheme, "locale": locale}
+        context = chromium.new_context(**options, accept_downloads=True)
+        one = Page(context.new_page(), server.address)
+        opened.append((context, one))
+        return one.open(**state)
+
+    yield open_
+    for context, one in opened:
+        context.close()
+        assert one.wrong == []
+        assert one.hosts() == {urlsplit(server.address).netloc}
