@@ -18,9 +18,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from anyformer.config import LM, ModelConfig, Stack, Tokens, Xavier
 from anyformer.lab.cells import Cell, Result
+from anyformer.lab.stats import summary, welch
 from anyformer.nn.attend import Backend
 from anyformer.nn.model import Transformer
-from anyformer.recipe import AdamW, Characters, Cosine, Crops, Data, LanguageModel, Recipe, TextFile, Train
+from anyformer.recipe import AdamW, Batches, Characters, Cosine, Crops, Data, LanguageModel, Recipe, TextFile, Train
 from anyformer.recipes import read_recipe
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -128,24 +129,28 @@ def spelling(cell: Cell, decoder: Stack) -> Iterator[tuple[Recipe, str]]:
         paths = [Path(folder) / name for name in ("train.txt", "valid.txt")]
         for path, text in zip(paths, texts, strict=True):
             path.write_text(text, encoding="utf-8")
-        train, valid = (TextFile(path=str(path)) for path in paths)
-        recipe = Recipe(
-            task=LanguageModel(),
-            data=Data(train=train, valid=valid),
-            tokenizer=Characters(),
-            model=ModelConfig(width=cell["width"], target=Tokens(), decoder=decoder, head=LM(), init=Xavier()),
-            batches=Crops(rows=cell["rows"], length=cell["length"]),
-            train=Train(
-                steps=cell["steps"],
-                optimizer=AdamW(lr=cell["lr"], betas=(0.9, 0.98), weight_decay=0.0),
-                schedule=Cosine(warmup=cell["steps"] // 10, floor=0.0),
-                precision="fp32",
-                compile="off",
-                log_every=1,
-            ),
-            seed=cell["seed"],
-        )
-        yield recipe, texts[1]
+        yield language_model(cell, decoder, paths, Crops(rows=cell["rows"], length=cell["length"])), texts[1]
+
+
+def language_model(cell: Cell, decoder: Stack, paths: Sequence[Path], batches: Batches) -> Recipe:
+    """Of the letters of two files, the second to validate; documents are lines where rows are padded."""
+    train, valid = (TextFile(path=str(p), document="file" if batches.kind == "crops" else "line") for p in paths)
+    return Recipe(
+        task=LanguageModel(),
+        data=Data(train=train, valid=valid),
+        tokenizer=Characters(),
+        model=ModelConfig(width=cell["width"], target=Tokens(), decoder=decoder, head=LM(), init=Xavier()),
+        batches=batches,
+        train=Train(
+            steps=cell["steps"],
+            optimizer=AdamW(lr=cell["lr"], betas=(0.9, 0.98), weight_decay=0.0),
+            schedule=Cosine(warmup=cell["steps"] // 10, floor=0.0),
+            precision="fp32",
+            compile="off",
+            log_every=1,
+        ),
+        seed=cell["seed"],
+    )
 
 
 def found(results: Sequence[Result], name: str, **cell: Any) -> list[Any]:
@@ -165,17 +170,28 @@ def altogether(*parts: bool | None) -> bool | None:
     return False if False in parts else None if None in parts else True
 
 
+def more(a: Sequence[float], b: Sequence[float], margin: float = 0.0) -> bool | None:
+    """Whether a is more than b by the margin; None: they do not tell (p ≥ 0.05)."""
+    beyond = [x + margin for x in b]
+    return summary(a).mean > summary(beyond).mean if welch(a, beyond) < 0.05 else None
+
+
 def token_loss(logits: Tensor, wanted: Tensor) -> Tensor:
     """The mean over tokens; -100: nothing is wanted there."""
     return F.cross_entropy(logits.flatten(0, 1), wanted.flatten())
 
 
 def learn(
-    model: Transformer, batch: Callable[[], tuple[Tensor, Tensor]], steps: int, lr: float, points: int = 40
+    model: Transformer,
+    batch: Callable[[], tuple[Tensor, Tensor]],
+    steps: int,
+    lr: float,
+    points: int = 40,
+    watch: Callable[[int], object] = lambda step: None,
 ) -> list[list[float]]:
     """Trains on endless batches of ids and what is wanted of them: Adam, a short warm-up, down a cosine.
 
-    Returns so many points of the training loss: step and loss.
+    Returns so many points of the training loss: step and loss. At each of them `watch` is called, too.
     """
     optimizer, every, curve = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98)), max(1, steps // points), []
     for step in range(steps):
@@ -189,4 +205,5 @@ def learn(
         optimizer.step()
         if step % every == 0:
             curve.append([float(step), round(loss.item(), 4)])
+            watch(step)
     return curve

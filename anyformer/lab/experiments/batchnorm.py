@@ -1,0 +1,157 @@
+"""Layer norm and batch norm on rows of unequal length, in large and in small batches."""
+
+import math
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from anyformer.config import Attention, BatchNorm, Block, LayerNorm, Norm, Plain, Sinusoidal, Stack
+from anyformer.data.loader import Place
+from anyformer.lab.cells import Cell, Result
+from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
+from anyformer.lab.experiments.common import altogether, chain, doubling, found, language_model, more
+from anyformer.lab.figures import lines, panels
+from anyformer.lab.stats import summary
+from anyformer.lab.trial import Trial, trained
+from anyformer.recipe import Padded, Recipe
+from anyformer.tasks.base import total_loss
+
+POOLS = {"sorted": 50, "mixed": 1}  # batches whose rows are sorted by length together
+NORMS: dict[str, Norm] = {"layer": LayerNorm(), "batch": BatchNorm()}
+MARGIN = 0.01  # nats: a smaller difference is none
+
+
+class Claim(Experiment):
+    name = "batchnorm"
+    number = 12
+    claim = "On rows of unequal length batch norm does worse than layer norm: in small batches, or sorted by length."
+    idea = """Layer norm takes mean and variance over the $d$ numbers of one token, so a token's vector depends on no
+other row, and training and evaluation compute the same. Batch norm takes them for each feature over all tokens of the
+batch, $\\hat x_i = (x_i - \\mu_i)/\\sigma_i$, and afterwards puts running means in their place. The fewer tokens a
+batch has, the noisier $\\mu_i$ and $\\sigma_i$ are. And rows of similar length are read together, to save padding:
+then each batch has statistics of its own, and the running means are those of none. So the model that learns is not the
+one that is evaluated: the same weights on the same unseen batches have one loss by the batches' own statistics, another
+by the running ones. Pads are left out of both here. Neither harm is there in large batches of mixed lengths, where
+batch norm may well be the better one."""
+    prediction = """The loss on unseen rows is higher with batch norm in batches that are sorted or small (p < 0.05). By
+running statistics it is higher than by the batches' own, by more in the largest sorted batches than in mixed ones,
+and by more in the smallest mixed batches than in the largest (p < 0.05)."""
+    parts = ("nn/norm.py", "config/norm.py", "nn/running.py")
+    minutes = (2, 12, 5)
+
+    def cells(self, size: Size) -> list[Cell]:
+        width, letters, text, longest, sizes, steps, seeds = {
+            "quick": (32, 8, 200_000, 32, (64, 512), 300, 3),
+            "cpu": (64, 12, 1_000_000, 64, (64, 512, 4096), 800, 5),
+            "gpu": (256, 16, 2_000_000, 128, (128, 1024, 8192), 3000, 5),
+        }[size]
+        rest = {"lr": 6e-3 * (32 / width) ** 0.5, "letters": letters, "text": text, "longest": longest}
+        rest |= {"width": width, "depth": 2, "heads": 4, "steps": steps}
+        return [
+            {"norm": norm, "batches": batches, "tokens": tokens, **rest, "seed": seed}
+            for norm in NORMS
+            for batches in POOLS
+            for tokens in sizes
+            for seed in range(seeds if norm == "layer" else 2 * seeds)  # batch norm scatters
+        ]
+
+    def measure(self, cell: Cell) -> dict[str, Any]:
+        with reading(cell) as recipe, trained(recipe) as over:
+            return {"diverged": over.diverged, **_losses(over), "curve": over.curve}
+
+    def judge(self, results: Sequence[Result]) -> Verdict:
+        sizes = _sizes(results)
+        places = {(b, n): f"{b} batches of {n} tokens" for b in POOLS for n in (sizes[0], sizes[-1])}
+        loss = {p: [_values(results, "loss", norm, *p) for norm in NORMS] for p in places}
+        gap = {p: _values(results, "gap", "batch", *p) for p in places}
+        told = [
+            f"in {name} {summary(loss[p][0])} by layer norm and {summary(loss[p][1])} by batch norm, of which "
+            f"{summary(gap[p])} are due to running statistics"
+            for p, name in places.items()
+        ]
+        harmed = [more(batch, layer, MARGIN) for p, (layer, batch) in loss.items() if p != ("mixed", sizes[-1])]
+        sorting = more(gap["sorted", sizes[-1]], gap["mixed", sizes[-1]], MARGIN)
+        noise = more(gap["mixed", sizes[0]], gap["mixed", sizes[-1]], MARGIN)
+        numbers = f"loss on unseen rows {'; '.join(told)}"
+        if min(summary(layer).mean for layer, _ in loss.values()) > 0.95 * math.log(results[0]["letters"]):
+            return verdict(None, f"nothing was learnt; {numbers}")
+        return verdict(altogether(*harmed, sorting, noise), numbers)
+
+    def table(self, results: Sequence[Result]) -> Rows:
+        rows: list[tuple[str, ...]] = [
+            (
+                "norm",
+                "batches",
+                "tokens in a batch",
+                "loss on unseen rows",
+                "by the batches' own statistics",
+                "difference",
+            )
+        ]
+        for norm in NORMS:
+            for batches in POOLS:
+                for n in _sizes(results):
+                    some = (summary(_values(results, name, norm, batches, n)) for name in ("loss", "own", "gap"))
+                    rows.append((norm, batches, str(n), *map(str, some)))
+        return rows
+
+    def draw(self, results: Sequence[Result]) -> Any:
+        figure, (left, right) = panels(2)
+        for axis, name in ((left, "loss"), (right, "gap")):
+            named = {
+                f"{norm} norm, {b}": {float(n): _values(results, name, norm, b, n) for n in _sizes(results)}
+                for norm in NORMS
+                for b in POOLS
+            }
+            lines(axis, named)
+            axis.set_xlabel("tokens in a batch")
+            doubling(axis, _sizes(results))
+        left.legend()
+        left.set_ylabel("loss on unseen rows, nats per letter")
+        right.set_ylabel("of which due to running statistics, nats")
+        return figure
+
+
+def _sizes(results: Sequence[Result]) -> list[int]:
+    return sorted({r["tokens"] for r in results})
+
+
+def _values(results: Sequence[Result], name: str, norm: str, batches: str, tokens: int) -> list[float]:
+    return found(results, name, norm=norm, batches=batches, tokens=tokens)
+
+
+@contextmanager
+def reading(cell: Cell) -> Iterator[Recipe]:
+    """A language model of lines of 4 letters to the longest, as many of each length."""
+    with tempfile.TemporaryDirectory(prefix="anyformer-lab-") as folder:
+        paths = [Path(folder) / name for name in ("train.txt", "valid.txt")]
+        for part, (path, size) in enumerate(zip(paths, (cell["text"], 8000), strict=True)):
+            lengths = np.random.default_rng([12, part]).integers(4, cell["longest"] + 1, size // 4)
+            ends = [end for end in lengths.cumsum().tolist() if end <= size]
+            text = chain(cell["letters"], 2, size, 0, part)[0]
+            rows = [text[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+            path.write_text("\n".join(rows), encoding="utf-8")
+        norm = NORMS[cell["norm"]]
+        block = Block(mixer=Attention(heads=cell["heads"]), feedforward=Plain(width=2 * cell["width"]), norm=norm)
+        stack = Stack(depth=cell["depth"], blocks=(block,), position=Sinusoidal(), final_norm=norm)
+        yield language_model(cell, stack, paths, Padded(tokens=cell["tokens"], pool=POOLS[cell["batches"]]))
+
+
+@torch.no_grad()
+def _losses(over: Trial) -> dict[str, float]:
+    """On unseen rows in batches like those of training, by running statistics and by each batch's own."""
+    job = over.job
+    assert job.valid is not None
+    loader, place, batches = over.task.loader(job.valid, job.recipe.batches, 0, job.model), Place(), []
+    while place.epoch == 0:
+        batch, place = loader.read(place)
+        batches.append(batch)
+    (total, count), (own, _) = (
+        total_loss(job.model.train(training), batches, job.device) for training in (False, True)
+    )
+    return {"loss": total / count, "own": own / count, "gap": (total - own) / count}

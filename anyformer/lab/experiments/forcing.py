@@ -1,0 +1,193 @@
+"""Teacher forcing and free running: do errors compound, and what do smoothed labels do to what is decoded?"""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from anyformer.decoding.decode import generate
+from anyformer.lab.cells import Cell, Result
+from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
+from anyformer.lab.experiments.common import altogether, found, more
+from anyformer.lab.figures import bars, lines, panels
+from anyformer.lab.stats import summary, welch
+from anyformer.lab.trial import Trial, trained
+from anyformer.recipe import Recipe
+from anyformer.recipes import read_recipe
+
+WORDS = LEANS, ALONE = "after another", "by themselves"  # how words are translated
+SMOOTHING = 0.0, 0.1
+FIRST = ("perplexity", "right free")
+SHOWN = {
+    "perplexity": "perplexity, teacher-forced",
+    "right forced": "words right, teacher-forced",
+    "right free": "words right, free running",
+    "rows right": "rows right, free running",
+}
+MARGIN = 0.01  # a smaller difference is none
+FORMS = 4  # words of the other language
+VALID = 400  # rows
+
+
+class Claim(Experiment):
+    name = "forcing"
+    number = 11
+    claim = (
+        "Fed its own words a model's errors compound; smoothed labels raise perplexity but do not harm what it says."
+    )
+    idea = """In training a decoder reads the right words before each place (teacher forcing); when it writes it reads
+its own. If a word is wrong with chance $\\epsilon$ and spoils all that follow, the $t$-th is right with chance
+$(1-\\epsilon)^t$ instead of $1-\\epsilon$. That takes a target in which words lean on those before them: here
+$y_t = f(x_t, y_{t-1})$ with a random table $f$, which forgets an error where two pasts lead to the same word; beside it
+stands $y_t = f(x_t)$, where an error is an error and nothing more. One source word in twenty is illegible, so there are
+always errors. Label smoothing aims at $1-\\alpha$ for the right word and shares $\\alpha$ among all: even a model that
+knows the answer then pays about $\\alpha$ nats, which perplexity counts and the likeliest word does not."""
+    prediction = """Where words lean on each other, free running loses more of them in the last third of a row than in
+the first, and than where they stand by themselves. With smoothing 0.1 perplexity is higher, and no fewer words are
+right in free running: a difference is more than 0.01, with p < 0.05."""
+    parts = ("training/objective.py", "decoding/decode.py", "nn/loss.py")
+    minutes = (2.5, 10, 5)
+
+    def cells(self, size: Size) -> list[Cell]:
+        width, words, length, rows, steps, seeds = {
+            "quick": (48, 30, 12, 8000, 800, 3),
+            "cpu": (64, 40, 20, 20_000, 1500, 5),
+            "gpu": (256, 60, 24, 200_000, 4000, 5),
+        }[size]
+        rest = {"words": words, "illegible": 0.05, "length": length, "rows": rows}
+        rest |= {"width": width, "tokens": 32 * (length + 1)}
+        needed = {LEANS: steps, ALONE: steps // 2}
+        lr = 8e-3 * (48 / width) ** 0.5
+        return [
+            {"word": word, "smoothing": smoothing, **rest, "steps": needed[word], "lr": lr, "seed": seed}
+            for word in WORDS
+            for smoothing in SMOOTHING
+            for seed in range(seeds)
+        ]
+
+    def measure(self, cell: Cell) -> dict[str, Any]:
+        with translating(cell) as recipe, trained(recipe) as over:
+            return {"diverged": over.diverged, **_said(over), "curve": over.curve}
+
+    def judge(self, results: Sequence[Result]) -> Verdict:
+        (early, late), (_, beside) = _lost(results, LEANS), _lost(results, ALONE)
+        told, parts = [], [more(late, early, MARGIN), more(late, beside, MARGIN)]
+        for word in WORDS:
+            loss, right = ([found(results, n, word=word, smoothing=s) for s in SMOOTHING] for n in FIRST)
+            harm = more(right[0], right[1], MARGIN)
+            parts += [more(loss[1], loss[0], MARGIN), None if harm is None else not harm]
+            shown = [f"{summary(a)} and {summary(b)}" for a, b in (loss, right)]
+            told.append(f"perplexity of words {word} {shown[0]} with smoothing, right in free running {shown[1]}")
+        numbers = f"""where a word leans on the one before, free running loses {summary(early)} of the words in the \
+first third of a row and {summary(late)} in the last (p = {welch(early, late):.3f}), else {summary(beside)} in the \
+last; {"; ".join(told)}"""
+        least = min(summary(found(results, "right forced", word=word, smoothing=0.0)).mean for word in WORDS)
+        if least < 1 - 2 * results[0]["illegible"]:
+            return verdict(None, f"not all that is legible was learnt; {numbers}")
+        return verdict(altogether(*parts), numbers)
+
+    def table(self, results: Sequence[Result]) -> Rows:
+        rows: list[tuple[str, ...]] = [("words are translated", "smoothing", *SHOWN.values())]
+        for word in WORDS:
+            for smoothing in SMOOTHING:
+                some = (str(summary(found(results, name, word=word, smoothing=smoothing))) for name in SHOWN)
+                rows.append((word, f"{smoothing:g}", *some))
+        return rows
+
+    def draw(self, results: Sequence[Result]) -> Any:
+        figure, (left, middle, right) = panels(3, width=4.4)
+        named = {}
+        for word in WORDS:
+            for name, reads in (("forced", "the right words"), ("free", "its own words")):
+                shares = zip(*found(results, name, word=word, smoothing=SMOOTHING[0]), strict=True)
+                named[f"{word}, reads {reads}"] = {float(t): values for t, values in enumerate(shares, 1)}
+        lines(left, named)
+        least = min(min(values) for points in named.values() for values in points.values())
+        left.set(xlabel="place of a word in its row", ylabel="share of words right, no smoothing")
+        left.set_ylim(1 - 1.7 * (1 - least), None)  # room for the legend
+        left.legend(fontsize=8, title="words are translated", loc="lower left")
+        for axis, name, limits in zip((middle, right), FIRST, ((1, None), (0, 1.05)), strict=True):
+            bars(axis, {f"{w}, {s:g}": found(results, name, word=w, smoothing=s) for w in WORDS for s in SMOOTHING})
+            axis.set(xlabel="words are translated, smoothing", ylabel=SHOWN[name], ylim=limits)
+        return figure
+
+
+def _lost(results: Sequence[Result], word: str) -> tuple[list[float], list[float]]:
+    """What free running loses without smoothing in the first third of a row, and in the last, by seed."""
+    some = [r for r in results if (r["word"], r["smoothing"]) == (word, SMOOTHING[0])]
+    lost = np.array([r["forced"] for r in some]) - np.array([r["free"] for r in some])
+    third = lost.shape[1] // 3
+    return lost[:, :third].mean(axis=1).tolist(), lost[:, -third:].mean(axis=1).tolist()
+
+
+@contextmanager
+def translating(cell: Cell) -> Iterator[Recipe]:
+    """A small encoder–decoder of a made-up language."""
+    with tempfile.TemporaryDirectory(prefix="anyformer-lab-") as folder:
+        sides = [f"model.{side}" for side in ("encoder", "decoder")]
+        changes = {
+            **{f"data.{part}": _written(cell, part, Path(folder)) for part in ("train", "valid")},
+            **{f"{side}.blocks.0.feedforward.width": 2 * cell["width"] for side in sides},
+            **{f"{side}.depth": 1 for side in sides},
+            "data.test": "none",
+            "tokenizer": "words",
+            "task.max_target": "none",
+            "model.width": cell["width"],
+            "batches.tokens": cell["tokens"],
+            "train.steps": cell["steps"],
+            "train.optimizer.lr": cell["lr"],
+            "train.schedule.warmup": cell["steps"] // 10,
+            "train.label_smoothing": cell["smoothing"],
+            "train.precision": "fp32",
+            "train.compile": "off",
+            "train.log_every": 1,
+            "seed": cell["seed"],
+        }
+        yield read_recipe("dates", [f"{name}={value}" for name, value in changes.items()])
+
+
+def _written(cell: Cell, part: str, folder: Path) -> str:
+    """Two files of rows, all by the same table."""
+    words: int = cell["words"]
+    count, seed = (cell["rows"], 1 + cell["seed"]) if part == "train" else (VALID, 0)
+    rules = np.random.default_rng(0).integers(FORMS, size=(words, FORMS))
+    chances = 1 / np.arange(1, words + 1)
+    chance = np.random.default_rng([11, seed])
+    x = chance.choice(words, (count, cell["length"]), p=chances / chances.sum())
+    y = np.zeros_like(x)
+    for t in range(cell["length"]):
+        y[:, t] = rules[x[:, t], y[:, t - 1] if t and cell["word"] == LEANS else 0]
+    x[chance.random(x.shape) < cell["illegible"]] = words
+    for name, letter, ids in (("source", "x", x), ("target", "y", y)):
+        text = "\n".join(" ".join(f"{letter}{i}" for i in row) for row in ids.tolist())
+        (folder / f"{part}.{name}").write_text(text + "\n", encoding="utf-8")
+    return f"{{kind='parallel', source='{folder}/{part}.source', target='{folder}/{part}.target'}}"
+
+
+@torch.no_grad()
+def _said(over: Trial) -> dict[str, Any]:
+    """The share of words right at each place, after the right words and after the model's own."""
+    assert over.job.valid is not None
+    task: Any = over.task
+    pieces = task.encode(over.job.valid, both_sides=True)
+    source, read, asked = (
+        torch.tensor([getattr(piece, name) for piece in pieces], device=over.job.device)
+        for name in ("source", "ids", "labels")
+    )
+    logits, length = over.model(source, read)[:, :-1], asked.shape[1] - 1  # but <eos>
+    free = generate(over.model, source, max_new_tokens=length)[:, 1:] == asked[:, :-1]
+    forced = logits.argmax(dim=-1) == asked[:, :-1]
+    loss = F.cross_entropy(logits.flatten(0, 1), asked[:, :-1].flatten())
+    return {
+        "perplexity": float(loss.exp()),
+        "right forced": float(forced.double().mean()),
+        "right free": float(free.double().mean()),
+        "rows right": float(free.all(dim=1).double().mean()),
+        "forced": forced.double().mean(dim=0).tolist(),
+        "free": free.double().mean(dim=0).tolist(),
+    }
