@@ -28,10 +28,20 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "plot": ("matplotlib",),
     "parquet": ("pyarrow",),
     "log": ("tensorboard",),
-    "explore": ("fastapi", "uvicorn"),
     "serve": ("fastapi", "uvicorn"),
     "export": ("onnx", "onnxscript", "onnxruntime"),
-    "dev": ("build", "hatchling", "hypothesis", "mypy", "pre-commit", "pytest", "pytest-xdist", "ruff", "seqeval"),
+    "dev": (
+        "build",
+        "hatchling",
+        "hypothesis",
+        "mypy",
+        "playwright",
+        "pre-commit",
+        "pytest",
+        "pytest-xdist",
+        "ruff",
+        "seqeval",
+    ),
 }
 
 # -- facts ----------------------------------------------------------------------------------------------------------

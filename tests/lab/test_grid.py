@@ -117,7 +117,13 @@ def test_the_grid_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     rows = "".join(f"질문 {i % 7} 번?,대답 {i % 7} 번.,0\n" for i in range(200))
     (tmp_path / "korean_chatbot" / "ChatbotData.csv").write_text(f"Q,A,label\n{rows}", encoding="utf-8")
     monkeypatch.setenv("ANYFORMER_DATA", str(tmp_path))
-    small = ["model.width=12", "train.schedule.warmup=1", "tokenizer.size=300", "batches.tokens=64"]
+    small = [
+        "model.width=12",
+        "train.schedule.warmup=1",
+        "tokenizer.size=300",
+        "batches.tokens=64",
+        "task.max_target=8",
+    ]
     grid = load_grid(tmp_path / "mygrid.toml", [f"set={small}", "seeds=[0]", "budget.count=20"])
     results = run_grid(grid, tmp_path / "out")
     assert [(r.cell["position"], r.cell["depth"]) for r in results] == [
