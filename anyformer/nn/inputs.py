@@ -31,13 +31,18 @@ from anyformer.nn.running import Notes
 Embed = Callable[[Tensor], Tensor]
 
 
+def embedding(rows: int, width: int, pad: int | None = None) -> nn.Embedding:
+    """Empty, to be filled with the rest of the model: to draw numbers on meta, torch would import its compiler."""
+    return nn.Embedding(rows, width, padding_idx=pad, _weight=torch.empty(rows, width))
+
+
 class ByteWords(nn.Module):
     """A vector of each token's word, by its bytes + 1; 0 stands for nothing, and of nothing the vector is 0."""
 
     def __init__(self, spec: ByteSpelling, width: int):
         super().__init__()
         self.longest, self.margins = spec.longest, ((spec.kernel - 1) // 2, spec.kernel // 2)
-        self.table = nn.Embedding(BYTES, spec.width)
+        self.table = embedding(BYTES, spec.width)
         self.conv = nn.Conv1d(spec.width, spec.channels, spec.kernel)
         self.linear = nn.Linear(spec.channels, width, bias=False)
 
@@ -71,8 +76,8 @@ class TokenInput(nn.Module):
         super().__init__()
         e, self.inner_width = spec.table_width(width), spec.inner_width(width)
         self.vocab, self.pad = spec.rows, spec.pad
-        self.table = nn.Embedding(spec.rows, e, padding_idx=spec.pad) if own_table else None
-        self.types = nn.Embedding(spec.types, self.inner_width) if spec.types else None
+        self.table = embedding(spec.rows, e, spec.pad) if own_table else None
+        self.types = embedding(spec.types, self.inner_width) if spec.types else None
         table = spec.table if isinstance(spec.table, FactorisedTable) else None
         self.project = nn.Linear(e, width, table.bias) if table else None
         self.early = table is not None and table.project == "before_position"
@@ -153,7 +158,7 @@ class PatchInput(FeatureInput):
     def __init__(self, spec: Patches, width: int):
         super().__init__(spec, width)
         self.patch, self.shape, self.length = spec.patch, spec.shape, spec.length
-        self.class_token = nn.Embedding(1, width) if spec.class_token else None
+        self.class_token = embedding(1, width) if spec.class_token else None
 
     def measure(self, x: Tensor) -> tuple[int, int]:
         c, h, w = self.shape

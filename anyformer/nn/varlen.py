@@ -9,12 +9,14 @@ from torch import Tensor
 from anyformer.config import Causal, Full, Pattern, Window
 from anyformer.nn.mask import Layout
 
-try:
-    from torch.nn.attention.varlen import varlen_attn
+OPTIONS = set[str]()  # of torch's function, where there is one
+if torch.backends.cuda.is_built():  # its import takes longer than all others together
+    try:
+        from torch.nn.attention.varlen import varlen_attn
 
-    OPTIONS = set(signature(varlen_attn).parameters)
-except ImportError:
-    OPTIONS = set()
+        OPTIONS = set(signature(varlen_attn).parameters)
+    except ImportError:
+        pass
 
 
 class Documents(NamedTuple):
