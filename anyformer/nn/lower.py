@@ -115,7 +115,7 @@ def _no_flex(role: Role, scheme: Scheme, demand: Demand, at: Site) -> str | None
 def _no_varlen(
     pattern: Pattern, q: Layout, k: Layout, role: Role, scheme: Scheme, demand: Demand, at: Site
 ) -> str | None:
-    if not {"window_size", "scale"} <= varlen.OPTIONS or at.device != "cuda":
+    if at.device != "cuda" or not {"window_size", "scale"} <= varlen.OPTIONS:
         return "it needs CUDA, and a torch that has it"
     if at.dtype not in HALF:
         return f"in half precision only, not in {at.dtype}"

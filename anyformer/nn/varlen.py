@@ -9,14 +9,22 @@ from torch import Tensor
 from anyformer.config import Causal, Full, Pattern, Window
 from anyformer.nn.mask import Layout
 
-OPTIONS = set[str]()  # of torch's function, where there is one
-if torch.backends.cuda.is_built():  # its import takes longer than all others together
+if torch.backends.cuda.is_built():
     try:
         from torch.nn.attention.varlen import varlen_attn
 
         OPTIONS = set(signature(varlen_attn).parameters)
     except ImportError:
-        pass
+        OPTIONS = set()
+
+
+def __getattr__(name: str) -> Any:
+    """The options where no kernel can run, for those who ask what would: the import takes as long as torch's own."""
+    if name != "OPTIONS":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from torch.nn.attention import varlen
+
+    return set(signature(varlen.varlen_attn).parameters)
 
 
 class Documents(NamedTuple):
