@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,19 @@ class Job:
     console: Console
     ranks: Ranks = ALONE
 
+    @cached_property
+    def objective(self) -> Objective:
+        """What a step makes small."""
+        return Objective(self.model, self.task, self.recipe.train.label_smoothing)
+
+    @cached_property
+    def ahead(self) -> int:
+        """How many steps may run before the numbers of one are read: on a GPU one, where nothing else hangs on them."""
+        moves = any(isinstance(module, Running) for module in self.model.modules())
+        memory = self.model.decoder is not None and self.model.decoder.memory
+        alone = self.device.type == "cuda" and self.ranks.size == 1 and not self.scaler.is_enabled()
+        return int(alone and not moves and not memory)
+
 
 @dataclass(frozen=True)
 class Step:
@@ -83,7 +97,7 @@ class Step:
 def fit(job: Job) -> TrainState:
     """Trains to the last step, saving and evaluating on the way."""
     spec, state = job.recipe.train, job.state
-    run, signals, open_steps, most = objective(job), Signals(), deque[Step](), ahead(job)
+    run, signals, open_steps, most = objective(job), Signals(), deque[Step](), job.ahead
     with signals, _log(job) as log:
         log.forget_after(state.step)
 
@@ -133,7 +147,7 @@ def learn(job: Job, run: Any, batches: list[Batch]) -> tuple[int, Late]:
     count = sum(batch.asked for batch in batches)
     packed = isinstance(job.recipe.batches, Packed)
     job.model.train()
-    total, asks = torch.zeros((), device=job.device), _objective(job).ask
+    total, asks = torch.zeros((), device=job.device), job.objective.ask
     for number, batch in enumerate(batches, start=1):
         mine = job.ranks.share(batch)
         with syncing(run, last=number == len(batches)):
@@ -157,7 +171,7 @@ def _step(job: Job, total: Tensor) -> Tensor:
     limit = job.recipe.train.clip or math.inf
     norm = whole(torch.nn.utils.clip_grad_norm_(job.model.parameters(), limit))
     fine, decay = norm.isfinite() & total.isfinite(), job.recipe.train.ema
-    if ahead(job):
+    if job.ahead:
         job.optimizer.found_inf = (~fine).float()  # type: ignore[attr-defined]  # its kernel then leaves all as it was
         job.optimizer.step()
         if decay is not None:
@@ -170,14 +184,6 @@ def _step(job: Job, total: Tensor) -> Tensor:
     job.scaler.update()
     job.optimizer.zero_grad(set_to_none=True)
     return norm
-
-
-def ahead(job: Job) -> int:
-    """How many steps may run before the numbers of one are read: on a GPU one, where nothing else hangs on them."""
-    moves = any(isinstance(module, Running) for module in job.model.modules())
-    memory = job.model.decoder is not None and job.model.decoder.memory
-    alone = job.device.type == "cuda" and job.ranks.size == 1 and not job.scaler.is_enabled()
-    return int(alone and not moves and not memory)
 
 
 def _account(job: Job, step: Step, log: Log) -> None:
@@ -316,14 +322,10 @@ def compiles(recipe: Recipe, device: torch.device) -> bool:
 
 def objective(job: Job) -> Any:
     """What the loop calls; of a model that is shared out, blocks were compiled one by one."""
-    whole = _objective(job)
     if isinstance(job.model, FSDPModule):
-        return whole
-    return replicate(torch.compile(whole) if compiles(job.recipe, job.device) else whole, job.ranks)
-
-
-def _objective(job: Job) -> Objective:
-    return Objective(job.model, job.task, job.recipe.train.label_smoothing)
+        return job.objective
+    compiled = compiles(job.recipe, job.device)
+    return replicate(torch.compile(job.objective) if compiled else job.objective, job.ranks)
 
 
 def tokens_at_peak(job: Job) -> float | None:
