@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from anyformer.nn.lower import HALF, Site
+
 IGNORE = -100  # a label that asks for nothing
 MOST = 2**33  # bytes of logits at a time
 TRITON = find_spec("triton") is not None  # a torch without CUDA comes without it
-HALF = (torch.bfloat16, torch.float16)
 
 
 def token_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
@@ -27,14 +28,13 @@ def token_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor
 
 def fuses(x: Tensor) -> bool:
     """Whether `head_loss` can run: on CUDA, in half precision, with gradients."""
-    kind = x.device.type
-    dtype = torch.get_autocast_dtype(kind) if kind == "cuda" and torch.is_autocast_enabled(kind) else x.dtype
-    return kind == "cuda" and dtype in HALF and torch.is_grad_enabled() and TRITON
+    at = Site.of(x, training=True)
+    return at.device == "cuda" and at.dtype in HALF and torch.is_grad_enabled() and TRITON
 
 
 def head_loss(x: Tensor, table: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float) -> Tensor:
     """`token_loss(x tableᵀ + bias, labels)` of x [n, d], table [v, d], bias [v] and labels [n]."""
-    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+    dtype = Site.of(x, training=True).dtype
     loss: Tensor = _head_loss(
         x.to(dtype), table.to(dtype), None if bias is None else bias.to(dtype), labels, smoothing
     )[0]
