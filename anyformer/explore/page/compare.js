@@ -32,22 +32,17 @@ function bothPicker(views) {
 function form(pane) {
   const name = (what) => (pane ? `${what}2` : what),
     mark = pane ? "-2" : "";
-  const text = make("textarea", {
-    id: `text${mark}`,
-    rows: 1,
-    spellcheck: "false",
-    dir: "auto",
-    autocomplete: "off",
-    maxlength: 20000,
-  });
-  const target = make("textarea", {
-    id: `target${mark}`,
-    rows: 1,
-    spellcheck: "false",
-    dir: "auto",
-    autocomplete: "off",
-    maxlength: 20000,
-  });
+  const area = (what) =>
+    make("textarea", {
+      id: `${what}${mark}`,
+      rows: 1,
+      spellcheck: "false",
+      dir: "auto",
+      autocomplete: "off",
+      maxlength: 20000,
+    });
+  const text = area("text"),
+    target = area("target");
   const run = make("select", {
     id: `run${mark}`,
     onchange: () => {
