@@ -8,6 +8,8 @@ import json
 import multiprocessing
 import os
 import platform
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -84,7 +86,10 @@ def _measured(measure: Measure, cells: Sequence[Cell], jobs: int, tell: Tell) ->
             torch.set_num_threads(before)
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(cells)), context, initializer=_begin, initargs=(threads,)) as pool:
+    with (
+        _terminable(),
+        ProcessPoolExecutor(min(jobs, len(cells)), context, initializer=_begin, initargs=(threads,)) as pool,
+    ):
         waiting, running = list(cells), dict[Future[Result], Cell]()
         try:
             while waiting or running:
@@ -103,6 +108,19 @@ def _measured(measure: Measure, cells: Sequence[Cell], jobs: int, tell: Tell) ->
             for process in multiprocessing.active_children():
                 process.terminate()
             raise
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Being told to end is as Ctrl-C: the processes that were started would else go on without us."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals come to the main thread only
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _begin(threads: int) -> None:

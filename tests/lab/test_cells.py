@@ -1,5 +1,9 @@
 """Measurements are kept as they come, are not made twice, and survive being stopped."""
 
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +40,28 @@ def test_results_are_in_the_order_of_cells(tmp_path: Path) -> None:
 def test_side_by_side(tmp_path: Path) -> None:
     found = measure_all(square, CELLS, tmp_path / "results.jsonl", jobs=2)
     assert [r.cell for r in found] == CELLS
+
+
+def sleeping(cell: Cell) -> dict[str, Any]:
+    Path(cell["folder"], str(os.getpid())).touch()
+    time.sleep(60)
+    return {}
+
+
+def test_whoever_is_told_to_end_ends_the_processes_it_started(tmp_path: Path) -> None:
+    cells = [{"folder": str(tmp_path), "x": x} for x in (1, 2)]
+
+    def end() -> None:
+        while len(list(tmp_path.iterdir())) < 2:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=end).start()
+    with pytest.raises(KeyboardInterrupt):
+        measure_all(sleeping, cells, tmp_path / "results" / "results.jsonl", jobs=2)
+    for process in map(int, (path.name for path in tmp_path.iterdir())):
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
 
 
 def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
