@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from anyformer.config import Attention, Pattern, Scheme
+from anyformer.config import Attention, Full, Pattern, Scheme
 from anyformer.nn import flex, varlen
 from anyformer.nn.attend import Normalizer, needs_eager
 from anyformer.nn.mask import Layout, Relation, Role, relate, shortcut
@@ -123,9 +123,12 @@ def _no_varlen(
         return obstacle.replace("sdpa", "it")
     if demand.dropout and at.training:
         return "it has no dropout on weights"
-    if role != "self" or q is not k or not q.ordered or q.documents is None or q.segments is None:
+    known = all(side.ordered and side.documents is not None and side.segments is not None for side in (q, k))
+    if not known or role == "cached" or (role == "self" and q is not k):
         return "the layout does not know its documents"
-    if q.marks is not None or biases(scheme) or varlen.window_of(pattern) is None:
+    if role == "cross" and not isinstance(pattern, Full):
+        return "across texts every key of a document only"
+    if q.marks is not None or k.marks is not None or biases(scheme) or varlen.window_of(pattern) is None:
         return "full, causal and window patterns only, without marks or biases"
     if demand.key_width != demand.value_width or demand.key_width % 8 or demand.key_width > 256:
         return f"heads of {demand.key_width} and {demand.value_width}: it takes equal multiples of 8 up to 256"
@@ -147,6 +150,6 @@ def lower(
             levels = positions.levels(causal, q.positions.device)
             return Relation(blocks=flex.lower(pattern, q, k, positions.scheme, levels), make=dense)
         case "varlen":
-            return Relation(documents=varlen.lower(pattern, q), make=dense)
+            return Relation(documents=varlen.lower(pattern, q, k), make=dense)
         case "eager" | "sdpa":
             return dense()

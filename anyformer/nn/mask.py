@@ -38,7 +38,9 @@ class Layout(NamedTuple):
     packed: bool = True  # a row may hold several segments
     padding: Literal["none", "right", "any"] = "any"
     bound: int | None = None  # all positions are below it, where that is known without looking
-    documents: int | None = None  # segments in all rows, each in one run and all pads to the right; None: unknown
+    documents: int | None = (
+        None  # at most so many segments in all rows, each in one run and all pads to the right; None: unknown
+    )
     follows: bool = False  # goes on, in order, from what a cache holds
 
     @classmethod
@@ -50,7 +52,8 @@ class Layout(NamedTuple):
 
     @classmethod
     def packed_rows(cls, segments: Tensor, documents: int) -> "Layout":
-        """Rows of one document after the other, `documents` in all of them, with all padding (-1) on the right."""
+        """Rows of one document after the other, at most `documents` in all of them, with all padding (-1) on the right.
+        Of a source and a target, row by row, documents are numbered from 0, alike in both."""
         return cls(count_within(segments), segments, ordered=True, bound=segments.shape[1], documents=documents)
 
     @property

@@ -172,6 +172,17 @@ def test_varlen_equals_eager(name: str, layout: str, measured: Callable[..., Non
     compare(differentiate(*problem, torch.bfloat16, "varlen", {}), exact, torch.bfloat16, measured)
 
 
+def test_varlen_across(measured: Callable[..., None]):
+    """Targets packed with their sources; one target has none, and reads zero; where only one side has pads, too."""
+    q = laid_out("packed")
+    full = q._replace(segments=q.segments.where(q.segments >= 0, 1))
+    keys = torch.tensor([[0] * 100 + [2] * 200, [0] * 100 + [1] * 150 + [-1] * 50], device=CUDA)
+    for a, b in ((q, keys), (q, keys.where(keys >= 0, 1)), (full, keys)):
+        problem = Full(), a, Layout.packed_rows(b, documents=5), "cross", NoPosition()
+        exact = differentiate(*problem, torch.float64, "eager", {})
+        compare(differentiate(*problem, torch.bfloat16, "varlen", {}), exact, torch.bfloat16, measured)
+
+
 @pytest.mark.parametrize("kind", ["full", "causal", "mask", "bias"])
 def test_sdpa_equals_eager(kind: str, measured: Callable[..., None]):
     """In fp32 and bf16, by a flag, a mask or a bias, and where a row sees nothing."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import flex_attention
@@ -232,9 +232,35 @@ def test_documents():
     from anyformer.nn.varlen import lower as lower_documents
 
     segments = torch.tensor([[0, 0, 1, 1, 1, -1], [4, 4, 4, 4, 5, 6]])
-    found = lower_documents(Causal(), Layout.packed_rows(segments, documents=6))
+    layout = Layout.packed_rows(segments, documents=6)
+    found = lower_documents(Causal(), layout, layout)
     assert found.starts.tolist() == [0, 2, 5, 6, 10, 11, 12, 12, 12]
+    assert found.key_starts is found.starts
     assert (found.longest, found.window) == (6, (-1, 0))
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=4), min_size=1, max_size=3))
+def test_documents_of_two_texts(rows: list[list[tuple[int, int]]]):
+    """The n-th document of one is the n-th of the other, empty or not, and pads see pads: as segments say."""
+    from anyformer.nn.varlen import lower as lower_documents
+
+    sides = []
+    for side in (0, 1):
+        width = max(1, max(sum(pair[side] for pair in row) for row in rows)) + side
+        filled = [[i for i, pair in enumerate(row) for _ in range(pair[side])] for row in rows]
+        segments = torch.tensor([row + [-1] * (width - len(row)) for row in filled])
+        sides.append(Layout.packed_rows(segments, documents=sum(map(len, rows))))
+    q, k = sides
+    found = lower_documents(Full(), q, k)
+    assert len(found.starts) == len(found.key_starts)
+    assert found.starts[-1] == q.positions.numel()
+    assert found.key_starts[-1] == k.positions.numel()
+    mask = torch.zeros(q.positions.numel(), k.positions.numel(), dtype=torch.bool)
+    starts, keys = found.starts.tolist(), found.key_starts.tolist()
+    for n in range(len(starts) - 1):
+        mask[starts[n] : starts[n + 1], keys[n] : keys[n + 1]] = True
+    wanted = torch.block_diag(*sees(Full(), q, k).float()).bool()
+    assert torch.equal(mask, wanted)
 
 
 def test_a_graph_is_message_passing():
