@@ -5,6 +5,7 @@ is the same for any number of workers or processes, and resuming needs no replay
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,11 +54,10 @@ class Batch(NamedTuple):
     types: Tensor | None = None  # [b, t]
     marks: Tensor | None = None  # [b, t]
     spelled: Tensor | None = None  # [b, t, longest]
+    documents: int = 0  # at most so many in all rows, where they are packed
 
     def to(self, device: torch.device) -> "Batch":
-        moved: dict[str, Any] = {
-            name: x.to(device, non_blocking=True) for name, x in self._asdict().items() if isinstance(x, Tensor)
-        }
+        moved: dict[str, Any] = {name: move(x, device) for name, x in self._asdict().items() if isinstance(x, Tensor)}
         return self._replace(**moved)
 
     @property
@@ -68,13 +68,33 @@ class Batch(NamedTuple):
     @property
     def tokens(self) -> int:
         """Real tokens, of both sides."""
-        sides = ((self.ids, self.segments), (self.source, self.source_segments))
-        return sum(x.numel() if at is None else int((at != PADDING).sum()) for x, at in sides if x is not None)
+        return self.own_tokens + (0 if self.source is None else _real(self.source, self.source_segments))
+
+    @property
+    def own_tokens(self) -> int:
+        """Real tokens beside a source's."""
+        return _real(self.ids, self.segments)
 
     @property
     def slots(self) -> int:
         """Places for tokens, padding included."""
         return self.ids.numel() + (0 if self.source is None else self.source.numel())
+
+
+def _real(ids: Tensor, segments: Tensor | None) -> int:
+    return ids.numel() if segments is None else int((segments != PADDING).sum())
+
+
+def power(count: int) -> int:
+    """Of two, and no less: few different numbers, as each is compiled for."""
+    return 1 << (count - 1).bit_length()
+
+
+def move(x: Tensor, device: torch.device) -> Tensor:
+    """A tensor on a device; to a GPU by way of memory that it reads itself, so that nobody waits for the copy."""
+    if device.type == "cuda" and x.device.type == "cpu":
+        x = x.pin_memory()
+    return x.to(device, non_blocking=True)
 
 
 # -- plans: rows of examples, and batches of rows --------------------------------------------------------------------
@@ -147,11 +167,14 @@ def collate(
     pad: int,
     source_pad: int,
     length: int | None = None,
+    documents: int = 0,
 ) -> Batch:
-    """The tensors of some rows of examples; `length` fixes the width, else the longest row decides."""
+    """The tensors of some rows of examples; `length` fixes the width, else the longest row decides. Rows may be empty,
+    but for the first. `documents` are at most expected: a batch says that number, unless it has more."""
     members = [[pieces[i] for i in row] for row in rows]
     labels, _ = _fill([[p.labels for p in row] for row in members], IGNORE, length)
     examples = tuple(i for row in rows for i in row)
+    documents = max(documents, power(len(examples)))
     first = pieces[rows[0][0]]
     if first.pair is not None:
         ids, segments = _fill([[ids] for row in members for p in row for ids in (p.ids, p.pair or ())], pad, length)
@@ -160,35 +183,40 @@ def collate(
     if first.source is None:
         types = None if first.types is None else _fill([[p.types or () for p in row] for row in members], 0, length)[0]
         marks = None if first.marks is None else _fill([[p.marks or () for p in row] for row in members], 0, length)[0]
-        spelled = None if first.spelled is None else _spread(members, ids.shape[1])
-        return Batch(ids, labels, segments, examples=examples, types=types, marks=marks, spelled=spelled)
+        spelled = None if first.spelled is None else _spread(members, ids.shape[1], first.spelled.shape[1])
+        more: dict[str, Any] = {"types": types, "marks": marks, "spelled": spelled, "documents": documents}
+        return Batch(ids, labels, segments, examples=examples, **more)
     source, source_segments = _fill([[p.source or () for p in row] for row in members], source_pad, length)
     if segments is None or source_segments is None:  # packed or padded on one side: say so on both
         segments = torch.zeros_like(ids) if segments is None else segments
         source_segments = torch.zeros_like(source) if source_segments is None else source_segments
-    return Batch(ids, labels, segments, source, source_segments, examples)
+    return Batch(ids, labels, segments, source, source_segments, examples, documents=documents)
 
 
 def _fill(rows: list[list[Any]], filler: int, length: int | None) -> tuple[Tensor, Tensor | None]:
-    """Rows of sequences as [b, t], and their segments unless every row is one full sequence."""
-    width = length or max(sum(map(len, row)) for row in rows)
-    numbers = rows[0][0] and isinstance(rows[0][0][0], float)
-    out = np.full((len(rows), width), filler, dtype=np.float32 if numbers else np.int64)
-    segments = np.full((len(rows), width), PADDING, dtype=np.int64)
-    for r, row in enumerate(rows):
-        at = 0
-        for segment, ids in enumerate(row):
-            out[r, at : at + len(ids)] = ids
-            segments[r, at : at + len(ids)] = segment
-            at += len(ids)
-    plain = bool((segments == 0).all())
-    return torch.from_numpy(out), None if plain else torch.from_numpy(segments)
+    """Rows of sequences as [b, t], and their segments unless every row is one full sequence of no fixed length."""
+    parts = [ids for row in rows for ids in row]
+    sizes, counts = (np.array([len(x) for x in some], dtype=np.int64) for some in (parts, rows))
+    row, ends = np.repeat(np.arange(len(rows)), counts), sizes.cumsum()
+    totals = np.bincount(row, sizes, len(rows)).astype(np.int64)
+    width = length or int(totals.max())
+    # a token's place is its number among all tokens, moved by what pads the rows above it
+    moved = np.arange(len(rows)) * width - (totals.cumsum() - totals)
+    at = np.arange(ends[-1]) + np.repeat(moved[row], sizes)
+    segment = np.arange(len(parts)) - np.repeat(counts.cumsum() - counts, counts)
+    dtype = np.float32 if parts[0] and isinstance(parts[0][0], float) else np.int64
+    out = np.full(len(rows) * width, filler, dtype=dtype)
+    segments = np.full(len(rows) * width, PADDING, dtype=np.int64)
+    out[at] = np.fromiter(chain.from_iterable(parts), dtype, int(ends[-1]))
+    segments[at] = np.repeat(segment, sizes)
+    filled, apart = (torch.from_numpy(x.reshape(len(rows), width)) for x in (out, segments))
+    return filled, apart if length is not None or segments.any() else None
 
 
-def _spread(rows: list[list[Piece]], width: int) -> Tensor:
+def _spread(rows: list[list[Piece]], width: int, longest: int) -> Tensor:
     """The bytes of words as [b, t, longest], 0 where there is no token."""
     whole = [[piece.spelled for piece in row if piece.spelled is not None] for row in rows]
-    out = np.zeros((len(rows), width, whole[0][0].shape[1]), dtype=np.int64)
+    out = np.zeros((len(rows), width, longest), dtype=np.int64)
     for r, row in enumerate(whole):
-        out[r, : sum(map(len, row))] = np.concatenate(row)
+        out[r, : sum(map(len, row))] = np.concatenate(row or [out[:0, 0]])
     return torch.from_numpy(out)

@@ -1,12 +1,13 @@
 """Batches by number: what a training step reads is a function of the seed and the step."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
-from anyformer.data.batch import IGNORE, PADDING, Batch, Piece, Row, collate, plan_packed, plan_padded
+from anyformer.data.batch import IGNORE, PADDING, Batch, Piece, Row, collate, plan_packed, plan_padded, power
 from anyformer.data.shards import Stream
 from anyformer.recipe import Crops, Ordered, Packed, Padded
 
@@ -67,8 +68,16 @@ class PieceLoader:
         after = Place(place.epoch, place.batch + 1)
         width = self.spec.length if isinstance(self.spec, Packed) else None
         rows = plan[place.batch]
-        batch = collate(rows, self.made(rows, place.epoch), self.pad, self.source_pad, width)
+        if isinstance(self.spec, Packed):  # the last batch is as large as all: a GPU's programs are made for one shape
+            rows = rows + [()] * (self.spec.tokens // self.spec.length - len(rows))
+        most = self.documents if isinstance(self.spec, Packed) else 0
+        batch = collate(rows, self.made(rows, place.epoch), self.pad, self.source_pad, width, most)
         return batch, Place(place.epoch + 1, 0) if after.batch == len(plan) else after
+
+    @cached_property
+    def documents(self) -> int:
+        """In a batch, with some room: as good as always the same number."""
+        return power(int(1.25 * self.spec.tokens / self.sizes.max(axis=1).mean()))
 
     def made(self, rows: list[Row], epoch: int) -> Sequence[Piece] | Mapping[int, Piece]:
         """The examples of some rows in an epoch, by number."""

@@ -123,7 +123,7 @@ def _layout(batch: Batch, segments: Tensor | None, packed: bool) -> Layout | Non
         rows, length = batch.ids.shape
         return None if batch.marks is None else lay_out(rows, length, batch.ids.device, marks=batch.marks)
     if packed:
-        return Layout.packed_rows(segments, documents=len(batch.examples))._replace(marks=batch.marks)
+        return Layout.packed_rows(segments, documents=batch.documents)._replace(marks=batch.marks)
     return Layout.right_padded(segments)._replace(marks=batch.marks)
 
 

@@ -233,6 +233,8 @@ def _examples(job: Job, batch: Batch) -> Iterator[Example]:
     texts = len(batch.ids) // len(batch.labels)  # of an example: two of a pair that is read apart
     for i in range(min(SHOWN, len(batch.labels))):
         at = None if batch.segments is None else batch.segments[i]
+        if at is not None and bool((at == PADDING).all()):
+            return  # rows that fill up the batch
         there = None
         if batch.source is not None:
             there = spell(source, batch.source[i], None if batch.source_segments is None else batch.source_segments[i])

@@ -59,7 +59,9 @@ def test_an_epoch_holds_every_example_once_and_within_the_budget(
         assert batch.ids.numel() <= spec.tokens
         assert batch.source is None or batch.source.numel() <= spec.tokens
         if isinstance(spec, Packed):
-            assert batch.ids.shape[1] == spec.length
+            assert batch.ids.shape == (spec.tokens // spec.length, spec.length)  # the last batch, too
+            assert batch.segments is not None
+            assert batch.documents >= len(batch.examples)
     assert sum(batch.tokens for batch in batches) == sum(len(p.ids) + len(p.source or ()) for p in pieces)
 
 
