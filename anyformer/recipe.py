@@ -195,7 +195,7 @@ class Train(Spec):
     label_smoothing: Probability = 0.0
     own_tokens: OwnTokens | None = None  # None: the decoder reads the target (teacher forcing)
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    compile: Literal["auto", "on", "off"] = "auto"
+    compile: Literal["auto", "on", "off"] = "auto"  # on a GPU, where batches have one shape: not of padded rows
     checkpoint_activations: Flag = False
     ema: Probability | None = None  # decay of a moving average of the weights, which is what is evaluated and kept
     average: Size = 1  # the last so many checkpoints are averaged at the end

@@ -52,7 +52,7 @@ def ours(config: Callable[[], ModelConfig], inputs: tuple[Tensor, ...], labels: 
             model = Transformer(config()).train()
         objective = Objective(model, Words(), smoothing)
         wanted, asked = Asked(labels, smoothing), int((labels >= 0).sum())
-        if (places := few(labels.cpu())) is not None:
+        if (places := few(labels.cpu(), labels.numel())) is not None:
             at, some = (x.to(DEVICE) for x in places)
             wanted = Asked(some, smoothing, at)
         return stepping(model, lambda: objective(inputs, {}, wanted, None)[0] / asked)

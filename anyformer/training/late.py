@@ -13,8 +13,7 @@ class Late(NamedTuple):
     arrived: torch.cuda.Event | None
 
     @classmethod
-    def of(cls, *numbers: Tensor) -> "Late":
-        x = torch.stack([number.detach().float() for number in numbers])
+    def of(cls, x: Tensor) -> "Late":
         if not x.is_cuda:
             return cls(x, None)
         kept = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)

@@ -1,8 +1,6 @@
 """The loop: one straight function over built objects."""
 
 import math
-import signal
-import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -16,20 +14,23 @@ from rich.console import Console
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from anyformer.data.batch import Batch
+from anyformer.data.batch import Batch, move
 from anyformer.data.loader import Loader
 from anyformer.data.sources import Rows
+from anyformer.nn.experts import Mixture
 from anyformer.nn.model import Transformer
 from anyformer.nn.running import Running
-from anyformer.recipe import Packed, Recipe
+from anyformer.recipe import Packed, Padded, Recipe
 from anyformer.run import write_folder, write_model
 from anyformer.tasks.base import Metrics, Task, past_of
 from anyformer.training.forcing import forced
+from anyformer.training.graph import Recorder
 from anyformer.training.late import Late
 from anyformer.training.log import Log, Mute
-from anyformer.training.objective import Objective
+from anyformer.training.objective import Given, Objective
 from anyformer.training.parallel import ALONE, Ranks, replicate, syncing, whole
 from anyformer.training.schedule import rate
+from anyformer.training.signals import Signals
 from anyformer.training.speed import ceiling
 from anyformer.training.state import (
     TrainState,
@@ -82,6 +83,17 @@ class Job:
         alone = self.device.type == "cuda" and self.ranks.size == 1 and not self.scaler.is_enabled()
         return int(alone and not moves and not memory)
 
+    @cached_property
+    def recorder(self) -> Recorder | None:
+        """Records steps, where they ask nothing of the host."""
+        spec, experts = self.recipe.train, any(isinstance(module, Mixture) for module in self.model.modules())
+        asks = spec.own_tokens is not None or spec.checkpoint_activations or experts or not self.objective.says
+        if asks or not self.ahead or not compiles(self.recipe, self.device):
+            return None
+        for group in self.optimizer.param_groups:  # a recording reads them where they are
+            group["lr"] = torch.tensor(group["lr"], device=self.device)
+        return Recorder(self.device)
+
 
 @dataclass(frozen=True)
 class Step:
@@ -108,8 +120,7 @@ def fit(job: Job) -> TrainState:
         while state.step < spec.steps and not _stale(job):
             number = state.step + 1
             lr = spec.optimizer.lr * rate(spec.schedule, number, spec.steps)
-            for group in job.optimizer.param_groups:
-                group["lr"] = lr * group["pace"]
+            set_rate(job, lr)
             batches, place = _read(job.loader, state, spec.accumulate)
             job.ranks.seed(job.recipe.seed, number)
             open_steps.append(Step(number, lr, batches, *learn(job, run, batches)))
@@ -139,30 +150,56 @@ def _read(loader: Loader, state: TrainState, accumulate: int) -> tuple[list[Batc
     return batches, place
 
 
+def set_rate(job: Job, lr: float) -> None:
+    for group in job.optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr * group["pace"])
+        else:
+            group["lr"] = lr * group["pace"]
+
+
 def learn(job: Job, run: Any, batches: list[Batch]) -> tuple[int, Late]:
     """One step: over how many labels, and the summed loss with the gradient's norm.
 
     Where one of these is not finite, nothing is learnt.
     """
-    count = sum(batch.asked for batch in batches)
-    packed = isinstance(job.recipe.batches, Packed)
-    job.model.train()
-    total, asks = torch.zeros((), device=job.device), job.objective.ask
-    for number, batch in enumerate(batches, start=1):
-        mine = job.ranks.share(batch)
-        with syncing(run, last=number == len(batches)):
+    asked = [batch.asked for batch in batches]
+    if not job.model.training:
+        job.model.train()
+    given = [job.objective.read(_forced(job, job.ranks.share(batch))) for batch in batches]
+    counts = torch.tensor([max(sum(asked), 1), *asked], dtype=torch.float32)
+
+    def work(inputs: tuple[list[Given], Tensor]) -> Tensor:
+        return _descend(job, run, *inputs)
+
+    if job.recorder is not None:
+        return sum(asked), Late.of(job.recorder.do(work, (given, counts)))
+    return sum(asked), Late.of(work(([one.to(job.device) for one in given], move(counts, job.device))))
+
+
+def _forced(job: Job, batch: Batch) -> Batch:
+    """What a decoder reads: the target, or what it says itself."""
+    spec, packed = job.recipe.train.own_tokens, isinstance(job.recipe.batches, Packed)
+    if spec is None:
+        return batch
+    with _autocast(job):
+        return forced(job.model, batch.to(job.device), packed, spec, job.state.step + 1)
+
+
+def _descend(job: Job, run: Any, given: list[Given], counts: Tensor) -> Tensor:
+    """The step itself: the summed loss and the gradient's norm. Counted are the labels of all, then of each."""
+    packed, total = isinstance(job.recipe.batches, Packed), torch.zeros((), device=job.device)
+    for number, one in enumerate(given, start=1):
+        with syncing(run, last=number == len(given)):
             with _autocast(job):
-                if job.recipe.train.own_tokens is not None:
-                    spec, read = job.recipe.train.own_tokens, mine.to(job.device)
-                    mine = forced(job.model, read, packed, spec, job.state.step + 1)
-                before = past_of(job.model, mine, job.state.past)
-                loss, beside, job.state.past = run(*asks(mine, packed, job.device), before)
+                before = past_of(job.model, one.batch, job.state.past)
+                loss, beside, job.state.past = run(*job.objective.ask(one, packed), before)
             # a sum over the tokens of all batches of the step and of all processes, whose gradients are averaged:
             # never a mean of means; what stands beside is per token of all processes, as the loss
-            job.scaler.scale((loss + beside * batch.asked) * job.ranks.size / max(count, 1)).backward()
+            job.scaler.scale((loss + beside * counts[number]) * job.ranks.size / counts[0]).backward()
         total += loss.detach()
     total = job.ranks.sum(total)
-    return count, Late.of(total, _step(job, total))
+    return torch.stack([total, _step(job, total).detach().float()])
 
 
 def _step(job: Job, total: Tensor) -> Tensor:
@@ -172,6 +209,9 @@ def _step(job: Job, total: Tensor) -> Tensor:
     norm = whole(torch.nn.utils.clip_grad_norm_(job.model.parameters(), limit))
     fine, decay = norm.isfinite() & total.isfinite(), job.recipe.train.ema
     if job.ahead:
+        recorded = torch.cuda.is_current_stream_capturing()
+        for group in job.optimizer.param_groups:
+            group["capturable"] = recorded
         job.optimizer.found_inf = (~fine).float()  # type: ignore[attr-defined]  # its kernel then leaves all as it was
         job.optimizer.step()
         if decay is not None:
@@ -317,7 +357,9 @@ def _autocast(job: Job) -> Any:
 
 
 def compiles(recipe: Recipe, device: torch.device) -> bool:
-    return recipe.train.compile == "on" or (recipe.train.compile == "auto" and device.type == "cuda")
+    """On a GPU it pays, where batches have one shape."""
+    pays = device.type == "cuda" and not isinstance(recipe.batches, Padded)
+    return recipe.train.compile == "on" or (recipe.train.compile == "auto" and pays)
 
 
 def objective(job: Job) -> Any:
@@ -341,27 +383,3 @@ def _log(job: Job) -> Log:
     if not job.ranks.leads:
         return Mute()
     return Log(job.out, spec.steps, job.state.step, job.console, spec.log_every, tokens_at_peak(job))
-
-
-class Signals:
-    """SIGINT and SIGTERM ask for a stop at the next step; a second one stops at once."""
-
-    def __init__(self) -> None:
-        self.came = False
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> "Signals":
-        if threading.current_thread() is not threading.main_thread():
-            return self  # signals come to the main thread only
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._take)
-        return self
-
-    def _take(self, number: int, frame: object) -> None:
-        if self.came:
-            raise KeyboardInterrupt
-        self.came = True
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)

@@ -1,11 +1,11 @@
 """What a step makes small, as one function of a batch: compiled as one, so that logits live inside it alone."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from anyformer.data.batch import IGNORE, Batch
+from anyformer.data.batch import IGNORE, Batch, move
 from anyformer.nn.heads import Asked, VocabularyHead
 from anyformer.nn.loss import token_loss
 from anyformer.nn.model import Transformer
@@ -13,7 +13,7 @@ from anyformer.nn.past import Past
 from anyformer.nn.running import Notes
 from anyformer.tasks.base import Task, arguments
 
-FEW = 0.75  # of the places that are asked: below it the head is applied to these alone
+FEW = 0.75  # of the tokens that something is asked of: below it the head is applied to these alone
 PARTS = 8  # of a power of two, in which the number of such places is rounded up: few shapes to compile
 
 
@@ -39,14 +39,30 @@ class Objective(nn.Module):
         loss = out if self.says else self.loss(out, asked.labels, self.smoothing)
         return loss, sum(notes.losses, torch.zeros_like(loss)), after
 
-    def ask(self, batch: Batch, packed: bool, device: torch.device) -> tuple[tuple[Tensor, ...], dict[str, Any], Asked]:
-        """What it is called with for a batch that is still on the host, beside the past."""
-        here = batch.to(device)
-        inputs, options = arguments(here, packed)
-        if self.says and (places := few(batch.labels)) is not None:
-            at, labels = (x.to(device, non_blocking=True) for x in places)
-            return inputs, options, Asked(labels, self.smoothing, at)
-        return inputs, options, Asked(here.labels, self.smoothing)
+    def read(self, batch: Batch) -> "Given":
+        """A batch without what no step needs to know, and with its labels together where they are few."""
+        batch = batch._replace(examples=())
+        if self.says and (places := few(batch.labels, batch.own_tokens)) is not None:
+            return Given(batch._replace(labels=places[1]), places[0])
+        return Given(batch, None)
+
+    def ask(self, given: "Given", packed: bool) -> tuple[tuple[Tensor, ...], dict[str, Any], Asked]:
+        """What it is called with, beside the past."""
+        labels, at = given.batch.labels, given.at
+        if at is not None:  # of another number in each batch: compiled for any
+            torch._dynamo.maybe_mark_dynamic(at, 0)
+            torch._dynamo.maybe_mark_dynamic(labels, 1)
+        return *arguments(given.batch, packed), Asked(labels, self.smoothing, at)
+
+
+class Given(NamedTuple):
+    """A batch as a step reads it."""
+
+    batch: Batch
+    at: Tensor | None  # where its labels stand, as in `Asked`
+
+    def to(self, device: torch.device) -> "Given":
+        return Given(self.batch.to(device), None if self.at is None else move(self.at, device))
 
 
 def says_words(model: Transformer, task: Task) -> bool:
@@ -54,18 +70,17 @@ def says_words(model: Transformer, task: Task) -> bool:
     return isinstance(model.head, VocabularyHead) and getattr(task, "loss", None) is token_loss
 
 
-def few(labels: Tensor) -> tuple[Tensor, Tensor] | None:
+def few(labels: Tensor, tokens: int) -> tuple[Tensor, Tensor] | None:
     """Where something is asked in [b, t], as places in all rows one after the other, [n], and what, [1, n].
 
-    None: nearly everywhere. The last places may be there to fill up, and nothing is asked of them.
+    None: at nearly all of the `tokens`. The last places may be there to fill up, and nothing is asked of them.
     """
     flat = labels.flatten()
     at = (flat != IGNORE).nonzero()[:, 0]
-    step = max(8, 2 ** max(0, len(at).bit_length() - 1) // PARTS)
-    size = max(1, -(-len(at) // step)) * step
-    if size > FEW * len(flat):
+    if len(at) > FEW * tokens:
         return None
-    filled = at.new_zeros(size)
+    step = max(8, 2 ** max(0, len(at).bit_length() - 1) // PARTS)
+    filled = at.new_zeros(max(1, -(-len(at) // step)) * step)
     filled[: len(at)] = at
     asked = flat[filled]
     asked[len(at) :] = IGNORE

@@ -26,7 +26,8 @@ from anyformer.recipe import (
     Regress,
     SpanCorruption,
 )
-from anyformer.training.loop import Interrupted, Signals, fit, save
+from anyformer.training.loop import Interrupted, fit, save
+from anyformer.training.signals import Signals
 from anyformer.training.state import checkpoint_path, checkpoints
 from anyformer.training.train import train
 from tests.training.small import (
