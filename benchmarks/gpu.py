@@ -1,12 +1,15 @@
 """The table of one GPU: `python -m benchmarks.gpu [KEY...]`; results go to `benchmarks/results/<machine>.json`."""
 
 import argparse
+import tempfile
 from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from benchmarks import training
+from benchmarks import captions, idle, ragged, training
 from benchmarks.sheet import DEVICE, RESULTS, Sheet
 
 Row = Callable[[Sheet, bool], None]
@@ -27,7 +30,37 @@ def train_bert(sheet: Sheet, tiny: bool) -> None:
     sheet.measure("train_bert", work, "tokens/s", ways)
 
 
-ROWS: dict[str, Row] = {row.__name__: row for row in (train_gpt2, train_base, train_bert)}
+def train_multi30k(sheet: Sheet, tiny: bool) -> None:
+    sizes, tokens = (captions.TINY, 512) if tiny else (captions.SIZES, 16384)
+    few = {"warm": 2, "rounds": 2, "each": 2} if tiny else {"warm": 30, "rounds": 7, "each": 10}
+    with tempfile.TemporaryDirectory() as folder:
+        given = sizes, tokens, Path(folder)
+        ways = {"ours": partial(captions.ours, *given), "torch.nn": partial(captions.torch_nn, *given)}
+        ways["ours, dropout on weights"] = partial(captions.ours, *given, 0.1)
+        found = ragged.rates(ways, **few)
+    middle = {name: some[len(some) // 2] for name, some in found.items()}
+    spread = {name: [some[0], some[-1]] for name, some in found.items()}
+    sheet.put("train_multi30k", middle["ours"], middle["torch.nn"], "real tokens/s", rates=middle, spread=spread)
+
+
+def _idle(sheet: Sheet, key: str, recipe: str) -> None:
+    if DEVICE != "cuda":
+        return
+    found = idle.idle(recipe)
+    sheet.put(key, 100 * found.share, None, "% idle", note=str(found), **asdict(found))
+
+
+def idle_shakespeare(sheet: Sheet, tiny: bool) -> None:
+    _idle(sheet, "idle_shakespeare", "shakespeare-gpu")
+
+
+def idle_multi30k(sheet: Sheet, tiny: bool) -> None:
+    _idle(sheet, "idle_multi30k", "multi30k-en-de")
+
+
+ROWS: dict[str, Row] = {
+    row.__name__: row for row in (train_gpt2, train_base, train_bert, train_multi30k, idle_shakespeare, idle_multi30k)
+}
 
 
 def main() -> None:

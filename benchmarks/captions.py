@@ -1,0 +1,93 @@
+"""Training on Multi30k, pairs of unequal length: packed, by our loop, beside torch.nn with padded batches as they come.
+
+Rates are in real tokens. Where the data is not there (`ANYFORMER_DATA`), captions are made up.
+"""
+
+import itertools
+import os
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anyformer import presets
+from anyformer.config import io
+from anyformer.data.loader import PieceLoader
+from anyformer.nn.loss import IGNORE, token_loss
+from anyformer.recipe import Recipe
+from anyformer.recipes import read_recipe
+from benchmarks.idle import Steps
+from benchmarks.ragged import pairs
+from benchmarks.sheet import DEVICE
+from benchmarks.training import TorchPair, stepping
+
+SIZES: dict[str, int] = {"depth": 6, "width": 512, "heads": 8, "ff": 2048, "vocab": 32768}
+TINY: dict[str, int] = {"depth": 1, "width": 32, "heads": 2, "ff": 64, "vocab": 16384}
+LENGTH, STEP = 128, 8  # of packed rows; to a multiple of which others are padded: few shapes
+
+
+def recipe(sizes: dict[str, int], tokens: int, folder: Path, weights_dropout: float = 0.0) -> Recipe:
+    model: Any = presets.vaswani(**sizes, dropout=0.1)
+    inside = ("encoder.blocks.*.mixer", "decoder.blocks.*.mixer", "decoder.blocks.*.cross")
+    model = io.override(model, [f"{part}.dropout={weights_dropout}" for part in inside])
+    changes = [f"batches={{kind='packed', tokens={tokens}, length={LENGTH}}}", "data.valid=none", "data.test=none"]
+    root = Path(os.environ.get("ANYFORMER_DATA", "nowhere"))
+    if not (root / "multi30k" / "tok").exists():
+        for number, side in enumerate(("en", "de")):
+            text = "\n".join(pair[number] for pair in pairs())
+            (folder / f"train.{side}").write_text(text + "\n", encoding="utf-8")
+        changes += [f"data={{root='{folder}', train={{kind='parallel', source='train.en', target='train.de'}}}}"]
+    return read_recipe("multi30k-en-de", changes).model_copy(update={"model": model})
+
+
+def ours(sizes: dict[str, int], tokens: int, folder: Path, weights_dropout: float = 0.0) -> Iterator[int]:
+    """Each takes a step, and tells its real tokens."""
+    steps = Steps(recipe(sizes, tokens, folder, weights_dropout))
+    while True:
+        steps.tokens = 0
+        steps.take(1)
+        yield steps.tokens
+
+
+@cache
+def lengths(tokens: int, folder: Path) -> tuple[Tensor, int]:
+    """The tokens of each pair's source and target, and how many pairs a packed batch has."""
+    loader = Steps(recipe(TINY, tokens, folder)).job.loader
+    assert isinstance(loader, PieceLoader)
+    sizes = torch.from_numpy(loader.sizes).flip(1)
+    return sizes, len(sizes) // max(1, len(loader.plan(0)))
+
+
+def torch_nn(sizes: dict[str, int], tokens: int, folder: Path) -> Iterator[int]:
+    """The same pairs, as many in a batch, in the order of a shuffle, padded to their longest."""
+    all_of_them, rows = lengths(tokens, folder)
+    order = torch.randperm(len(all_of_them), generator=torch.Generator().manual_seed(0))
+    vocab = sizes["vocab"]
+    model: nn.Module = TorchPair(
+        sizes["width"], sizes["heads"], sizes["depth"], sizes["ff"], vocab, 2 * LENGTH, 0.1
+    ).to(DEVICE)
+    current: dict[str, Tensor] = {}
+
+    def loss() -> Tensor:
+        logits = model(current["source"], current["target"], current["pads"])
+        return token_loss(logits, current["labels"], 0.1) / current["asked"]
+
+    step = stepping(model.train(), loss)
+    for start in itertools.cycle(range(0, len(order) - rows + 1, rows)):
+        some = all_of_them[order[start : start + rows]]
+        s, t = (-(-some.amax(0) // STEP) * STEP).tolist()
+        here = some.to(DEVICE)
+        pads = (torch.arange(longest, device=DEVICE) >= n[:, None] for n, longest in zip(here.T, (s, t), strict=True))
+        source, target = pads
+        current.update(
+            source=torch.randint(2, vocab, (rows, s), device=DEVICE),
+            target=torch.randint(2, vocab, (rows, t), device=DEVICE),
+            labels=torch.randint(2, vocab, (rows, t), device=DEVICE).masked_fill(target, IGNORE),
+            pads=source,
+            asked=some[:, 1].sum().to(DEVICE),
+        )
+        step()
+        yield int(some.sum())
