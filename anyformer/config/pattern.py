@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 About = Callable[[Any], "Tensor"]
+LARGE, SMALL = 128, 64  # blocks of tokens that kernels skip, as large as they are fast, and the smallest that are
 
 
 class Span(NamedTuple):
@@ -55,6 +56,11 @@ class Rule(Spec):
     def reach(self) -> int | None:
         """How many positions back any query sees, where that ends and none looks ahead: what a cache must keep."""
         return None
+
+    @property
+    def tile(self) -> int:
+        """Tokens in a block of the kernels that skip whole blocks: as many as follow the pattern's own blocks."""
+        return LARGE
 
     def towards(self, ahead: bool) -> Self:
         """The pattern with its direction, where that was left open."""
@@ -204,6 +210,10 @@ class BlockLocal(Open):
         return True
 
     @property
+    def tile(self) -> int:
+        return _fitting(self.size)
+
+    @property
     def reach(self) -> int | None:
         return None if self.looks_ahead else self.size - 1
 
@@ -240,6 +250,10 @@ class BigBird(Open):
     def sparse(self) -> bool:
         return True
 
+    @property
+    def tile(self) -> int:
+        return _fitting(self.block)
+
     def link(self, block: Any, number: int) -> Any:
         """The block before it that a block is linked to by a number below `randoms`; -1: there is none before it."""
         mixed = (block * self.randoms + number) & _MASK
@@ -275,11 +289,14 @@ class BigBird(Open):
         a, b = _over(q, self.block), _over(k, self.block)
         covered = (a.high - b.low <= self.before) & (b.high - a.low <= self.after)
         covered = covered | (a.high < self.globals) | (b.high < self.globals)
+        within = (a.low == a.high) & (b.low == b.high)  # one block of the pattern each: a link joins all of them
+        for i in range(self.randoms):
+            covered = covered | within & ((self.link(a.low, i) == b.low) | (self.link(b.low, i) == a.low))
         return covered & ((k.high <= q.low) | self.looks_ahead)
 
     def _linked(self, later: Span, earlier: Span) -> "Tensor":
         """Whether any block of one span is linked to a block of the other before it; yes where a span is long."""
-        most = _SPAN // self.block + 2  # blocks that so many positions in a row can touch
+        most = LARGE // self.block + 2  # blocks that so many positions in a row can touch
         met = (later.high - later.low >= most) & (earlier.low == earlier.low)
         for block in (later.low + step for step in range(most)):
             for link in (self.link(block, i) for i in range(self.randoms)):
@@ -340,7 +357,6 @@ class Graph(Open):
 Pattern = Annotated[Full | Causal | Window | Dilated | BlockLocal | BigBird | Graph, *BY_KIND]
 
 _MASK = 0x7FFFFFFF  # hashes stay below 2³¹, so that no product of theirs overflows
-_SPAN = 128  # positions in a span beyond which `meets` may say yes unseen: the blocks of the kernels
 
 
 def _mix(x: "Tensor") -> "Tensor":
@@ -348,6 +364,11 @@ def _mix(x: "Tensor") -> "Tensor":
     x = ((x ^ (x >> 16)) * 0x21F0AAAD) & _MASK
     x = ((x ^ (x >> 15)) * 0x735A2D97) & _MASK
     return x ^ (x >> 15)
+
+
+def _fitting(block: int) -> int:
+    """A tile that no block of a pattern cuts, where there is one."""
+    return SMALL if block % LARGE and block % SMALL == 0 else LARGE
 
 
 def _over(span: Span, size: int) -> Span:

@@ -232,7 +232,7 @@ def pairs(pattern: Pattern, t: int, s: int) -> int:
     """Queries times keys that are multiplied: of a sparse pattern those in blocks that hold a visible pair."""
     if not pattern.sparse:
         return t * s
-    rows, columns = _blocks(t), _blocks(s)
+    rows, columns = _blocks(t, pattern.tile), _blocks(s, pattern.tile)
     wide, total = columns.high - columns.low + 1, 0
     for some in np.array_split(np.arange(len(rows.low)), 1 + len(rows.low) // 64):  # never all blocks at once
         low, high = rows.low[some, None], rows.high[some, None]
@@ -241,10 +241,10 @@ def pairs(pattern: Pattern, t: int, s: int) -> int:
     return total
 
 
-def _blocks(length: int) -> Span:
-    """The first and the last position of each block of 128 tokens."""
-    low = np.arange(0, length, 128)
-    return Span(low, np.minimum(low + 127, length - 1))
+def _blocks(length: int, size: int) -> Span:
+    """The first and the last position of each block of tokens."""
+    low = np.arange(0, length, size)
+    return Span(low, np.minimum(low + size - 1, length - 1))
 
 
 def _projections(a: Attention, d: int, queries: int, keys: int) -> tuple[Cost, int]:

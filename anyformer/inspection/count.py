@@ -3,8 +3,8 @@
     parameters    shared weights once
     FLOPs         of one forward pass, as torch's counter has them: 2·m·n·k for each product of matrices, else nothing;
                   attention over all t·s pairs, whatever its pattern hides; but of a sparse pattern (window,
-                  dilated, block_local, bigbird) over the blocks of 128 × 128 pairs that hold a visible one,
-                  which is what kernels compute that skip blocks: `flex`
+                  dilated, block_local, bigbird) over the blocks of pairs that hold a visible one, 128 × 128 or
+                  as the pattern's own blocks are, which is what kernels compute that skip blocks: `flex`
     activations   the least that a training step keeps for its backward pass without checkpointing, each tensor once:
                   the input of every linear layer and norm; q, k and v as attention multiplies them, but no t·s weights,
                   which the kernel recomputes; the input of an activation that does not know its slope from its output;

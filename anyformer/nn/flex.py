@@ -1,9 +1,10 @@
 """FlexAttention: kernels that skip whole blocks of keys, from the same definition as the dense mask (`mask.sees`).
 
-Which blocks hold a visible pair follows from the least and greatest position and segment in each block of 128 tokens;
-blocks × blocks numbers are the most that is ever stored. Within a listed block the predicate itself decides, pair by
-pair, from facts looked up by index; blocks that surely are visible as a whole skip that. A block of nothing but padding
-is never listed, so a pad may see less here than in the dense form; real tokens see the same.
+Which blocks hold a visible pair follows from the least and greatest position and segment in each block of tokens, of
+which the pattern knows the size that fits it; blocks × blocks numbers are the most that is ever stored. Within a listed
+block the predicate itself decides, pair by pair, from facts looked up by index; blocks that surely are visible as a
+whole skip that. A block of nothing but padding is never listed, so a pad may see less here than in the dense form; real
+tokens see the same.
 """
 
 from collections.abc import Callable
@@ -17,9 +18,9 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from anyformer.config import Pattern, Scheme, Span
+from anyformer.config.pattern import LARGE
 from anyformer.nn.mask import PADDING, SEEN, SEER, Layout, real
 
-SIZE = 128  # tokens in a block
 FAR = 2**31 - 1
 
 Index = Tensor  # one number: flex calls its functions for one row, head, query and key at a time
@@ -32,6 +33,7 @@ class Blocks(NamedTuple):
     mask: BlockMask
     added: Added | None  # to the score, by row, head, query and key
     kind: tuple[Pattern, Scheme | None]  # what its functions are made of: the same kind shares a compiled kernel
+    size: int  # tokens in a block
 
 
 def lower(pattern: Pattern, q: Layout, k: Layout, scheme: Scheme | None = None, levels: Tensor | None = None) -> Blocks:
@@ -39,20 +41,21 @@ def lower(pattern: Pattern, q: Layout, k: Layout, scheme: Scheme | None = None, 
     listed, full = find(pattern, q, k)
     some, all_ = _ordered(listed & ~full), _ordered(full)
     lengths = q.positions.shape[1], k.positions.shape[1]
-    mask = BlockMask.from_kv_blocks(*some, *all_, SIZE, _predicate(pattern, q, k), lengths)
+    # torch refuses blocks that its own choice of tiles does not divide, before it asks for ours: `_tiles` has the size
+    mask = BlockMask.from_kv_blocks(*some, *all_, LARGE, _predicate(pattern, q, k), lengths)
     if scheme is None or levels is None:
-        return Blocks(mask, None, (pattern, None))
-    q_at, k_at = _look_up(q.positions), _look_up(k.positions)
+        return Blocks(mask, None, (pattern, None), pattern.tile)
+    q_at, k_at = _positions(q), _positions(k)
 
     def added(b: Index, h: Index, i: Index, j: Index) -> Tensor:
         return scheme.score(levels, h, q_at(b, i), k_at(b, j))
 
-    return Blocks(mask, added, (pattern, scheme))
+    return Blocks(mask, added, (pattern, scheme), pattern.tile)
 
 
 def _predicate(pattern: Pattern, q: Layout, k: Layout) -> Callable[[Index, Index, Index, Index], Tensor]:
     """`mask.sees` for one pair of tokens, by their indices."""
-    q_at, k_at = _look_up(q.positions), _look_up(k.positions)
+    q_at, k_at = _positions(q), _positions(k)
     q_facts, k_facts = pattern.about(q.positions), pattern.about(k.positions)
     q_about = None if q_facts is None else _look_up(q_facts)
     k_about = None if k_facts is None else _look_up(k_facts)
@@ -79,6 +82,11 @@ def _predicate(pattern: Pattern, q: Layout, k: Layout) -> Callable[[Index, Index
     return predicate
 
 
+def _positions(layout: Layout) -> Callable[..., Tensor]:
+    """Positions by row and index: where they are the index, nothing is looked up."""
+    return (lambda b, i: i) if layout.counted else _look_up(layout.positions)
+
+
 def _look_up(facts: Tensor) -> Callable[..., Tensor]:
     """Facts [b or 1, t, ...] by row and index."""
     facts = facts if facts.dtype is torch.bool else facts.int()
@@ -96,7 +104,7 @@ def find(pattern: Pattern, q: Layout, k: Layout) -> tuple[Tensor, Tensor]:
 
     bool [b or 1, query blocks, key blocks]; the second within the first.
     """
-    a, b = _Summary.of(q, dim=-1), _Summary.of(k, dim=-2)
+    a, b = _Summary.of(q, pattern.tile, dim=-1), _Summary.of(k, pattern.tile, dim=-2)
     met, covered = pattern.meets(a.positions, b.positions), pattern.covers(a.positions, b.positions)
     met = met | b.any_seen | a.any_seer
     covered = covered | b.all_seen | a.all_seer
@@ -119,12 +127,12 @@ class _Summary(NamedTuple):
     all_seer: Tensor
 
     @classmethod
-    def of(cls, layout: Layout, dim: int) -> "_Summary":
+    def of(cls, layout: Layout, size: int, dim: int) -> "_Summary":
         positions = layout.positions
         segments = torch.zeros_like(positions) if layout.segments is None else layout.segments
         marks = torch.zeros_like(positions) if layout.marks is None else layout.marks
-        segments, marks, there = _cut(segments, PADDING), _cut(marks, 0), real(_cut(segments, PADDING))
-        positions = _cut(positions, 0)
+        positions, segments, marks = _cut(positions, size, 0), _cut(segments, size, PADDING), _cut(marks, size, 0)
+        there = real(segments)
 
         def span(x: Tensor) -> Span:
             return Span(
@@ -136,9 +144,9 @@ class _Summary(NamedTuple):
         return cls(span(positions), span(segments), *(x.unsqueeze(dim) for x in facts))
 
 
-def _cut(x: Tensor, filler: int) -> Tensor:
-    """[b, t] -> [b, blocks, SIZE], the last block filled up."""
-    return F.pad(x, (0, -x.shape[1] % SIZE), value=filler).unflatten(1, (-1, SIZE))
+def _cut(x: Tensor, size: int, filler: int) -> Tensor:
+    """[b, t] -> [b, blocks, size], the last block filled up."""
+    return F.pad(x, (0, -x.shape[1] % size), value=filler).unflatten(1, (-1, size))
 
 
 def _ordered(chosen: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,15 +171,32 @@ def flex(
 
     changes = None if cap is None and added is None else score
     run = _run if torch.compiler.is_compiling() or not q.is_cuda else _compiled(blocks.kind, cap, sinks is not None)
+    tiles = _tiles(q, v, blocks.size)
     if sinks is None:
-        return run(q, k, v, changes, blocks.mask, scale, None)
-    out, aux = run(q, k, v, changes, blocks.mask, scale, AuxRequest(lse=True))
+        return run(q, k, v, changes, blocks.mask, scale, tiles, None)
+    out, aux = run(q, k, v, changes, blocks.mask, scale, tiles, AuxRequest(lse=True))
     # softmax over keys and sink = softmax over keys, times the keys' share
     return out * torch.sigmoid(aux.lse - sinks[:, None])[..., None].to(out.dtype)
 
 
-def _run(q: Tensor, k: Tensor, v: Tensor, score: Any, mask: BlockMask, scale: float, more: AuxRequest | None) -> Any:
-    return flex_attention(q, k, v, score, mask, scale, enable_gqa=q.shape[1] != k.shape[1], return_aux=more)
+def _tiles(q: Tensor, v: Tensor, size: int) -> dict[str, Any]:
+    """What torch's own choice of tiles is told: nothing where it fits the blocks."""
+    if size == LARGE:
+        return {}
+    wide = q.dtype is torch.float32 or max(q.shape[-1], v.shape[-1]) > LARGE
+    ahead = {"fwd_BLOCK_M": size, "fwd_BLOCK_N": size // 2 if wide else size, "fwd_num_warps": 4}
+    sizes = {"SPARSE_Q_BLOCK_SIZE": size, "SPARSE_KV_BLOCK_SIZE": size, **ahead}
+    if q.dtype is torch.float32:
+        return sizes  # backwards in small tiles anyway
+    back = dict.fromkeys(("bwd_BLOCK_M1", "bwd_BLOCK_N1", "bwd_BLOCK_M2", "bwd_BLOCK_N2"), size)
+    return {**sizes, **back, "bwd_num_warps": 4}
+
+
+def _run(
+    q: Tensor, k: Tensor, v: Tensor, score: Any, mask: BlockMask, scale: float, tiles: Any, more: AuxRequest | None
+) -> Any:
+    grouped = q.shape[1] != k.shape[1]
+    return flex_attention(q, k, v, score, mask, scale, grouped, kernel_options=tiles, return_aux=more)
 
 
 @cache

@@ -1,6 +1,8 @@
 """FlexAttention: its blocks by brute force, its results by `eager`. The compiled kernels are in `tests/gpu`."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import product
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch.nn import functional as F
 from torch.nn.attention import flex_attention
 
 from anyformer.config import BigBird, BlockLocal, Causal, Dilated, Full, ModelConfig, Pattern, Window
+from anyformer.config.pattern import Rule
 from anyformer.inspection.costs import pairs
 from anyformer.nn import flex
 from anyformer.nn.attend import attend, weigh
@@ -22,13 +25,21 @@ from tests.strategies import PATTERNS, RELATIVE, build, close, models, seeds, to
 
 HERE = Site("cpu", torch.float64, training=False)
 BIASES = tuple(scheme for scheme in RELATIVE if biases(scheme) or scheme.kind == "none")  # rotary acts before kernels
-SMALL = 4  # tokens in a block, so that a few tokens are several
+SMALL = (4, 2)  # tokens in a block, so that a few tokens are several; the second fits blocks of the patterns
+
+
+@contextmanager
+def in_tiles(size: int) -> Iterator[None]:
+    """Blocks of so many tokens, whatever the pattern."""
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in (Rule, BlockLocal, BigBird):
+            patch.setattr(kind, "tile", property(lambda pattern: size))
+        yield
 
 
 @pytest.fixture(autouse=True)
 def _plainly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Small blocks, and torch's own reference in place of a compiled kernel."""
-    monkeypatch.setattr(flex, "SIZE", SMALL)
+    """Torch's own reference in place of a compiled kernel."""
     monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
     with torch.no_grad():
         yield
@@ -58,7 +69,9 @@ def check_blocks(pattern: Pattern, q: Layout, k: Layout, size: int) -> None:
 @given(patterns, two_layouts)
 def test_blocks_by_brute_force(pattern: Pattern, pair: tuple[Layout, Layout]):
     """Every block that holds a visible pair of real tokens is listed, and a full block is full."""
-    check_blocks(pattern, *pair, SMALL)
+    for size in SMALL:
+        with in_tiles(size):
+            check_blocks(pattern, *pair, size)
 
 
 LONG: tuple[Pattern, ...] = (
@@ -68,25 +81,47 @@ LONG: tuple[Pattern, ...] = (
     BlockLocal(size=200),
     BlockLocal(size=128, ahead=False),
     BigBird(block=64, randoms=1),
+    BigBird(block=64, randoms=3, globals=2, ahead=False),
     BigBird(block=50, randoms=2, ahead=False),
 )
 
 
 @pytest.mark.parametrize("pattern", LONG, ids=str)
 @pytest.mark.parametrize("packed", [False, True])
-def test_blocks_of_the_real_size(pattern: Pattern, packed: bool, monkeypatch: pytest.MonkeyPatch):
-    """At 128 tokens a block; where rows are plain no block is listed in vain, and `count` knows them."""
-    monkeypatch.setattr(flex, "SIZE", 128)
-    t = 1300
+def test_blocks_of_the_real_size(pattern: Pattern, packed: bool):
+    """Where rows are plain no block is listed in vain, and `count` knows them."""
+    t, size = 1300, pattern.tile
     segments = torch.tensor([[0] * 300 + [1] * 700 + [-1] * 300, [-1] * 200 + [0] * 1100]) if packed else None
     layout = lay_out(2, t, CPU, segments=segments)
-    check_blocks(pattern, layout, layout, 128)
+    check_blocks(pattern, layout, layout, size)
     if not packed:
         listed, _ = flex.find(pattern, layout, layout)
-        visible = in_blocks(sees(pattern, layout, layout), 128).any(4).any(2)
+        visible = in_blocks(sees(pattern, layout, layout), size).any(4).any(2)
         assert torch.equal(listed, visible)
-        sizes = torch.tensor([128] * 10 + [20])
+        sizes = torch.tensor([size] * (t // size) + [t % size])
         assert pairs(pattern, t, t) == int((listed[0] * sizes[:, None] * sizes).sum())
+
+
+@pytest.mark.parametrize(
+    ("pattern", "tile"),
+    [
+        (Window(before=64, after=0), 128),
+        (BigBird(), 64),
+        (BigBird(block=128), 128),
+        (BigBird(block=192), 64),
+        (BigBird(block=32), 128),
+        (BlockLocal(size=64), 64),
+    ],
+    ids=str,
+)
+def test_tiles_follow_the_blocks_of_a_pattern(pattern: Pattern, tile: int):
+    """Then no block is seen in part, and the predicate is never asked; what it would say of each is known."""
+    assert pattern.tile == tile
+    layout = lay_out(1, 1536, CPU)
+    listed, full = flex.find(pattern, layout, layout)
+    if isinstance(pattern, (BigBird, BlockLocal)) and pattern != BigBird(block=32):
+        assert torch.equal(listed, full)
+        assert 0 < int(full.sum()) < full.numel()
 
 
 def test_a_sparse_pattern_costs_a_fixed_part_of_each_token():
@@ -133,6 +168,7 @@ MARKS = torch.tensor([[1, 0, 0, 0, 2, 0, 0, 1, 0, 0]])
 LAYOUTS = {
     "plain": lay_out(1, 10, CPU),
     "right": segments([0] * 10, [0] * 4 + [-1] * 6),
+    "counted": Layout.right_padded(torch.tensor([[0] * 10, [0] * 4 + [-1] * 6])),
     "left": segments([0] * 10, [-1] * 7 + [0] * 3),
     "packed": segments([0] * 3 + [1] * 6 + [2], [5] * 5 + [6] * 4 + [-1]),
     "marked": lay_out(1, 10, CPU, marks=MARKS),
@@ -140,9 +176,17 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
-def test_flex_equals_eager(pattern: Pattern):
+BLOCKED = [pattern for pattern in PATTERNS if isinstance(pattern, (BigBird, BlockLocal))]
+
+
+@pytest.mark.parametrize(("pattern", "size"), [*product(PATTERNS, SMALL[:1]), *product(BLOCKED, SMALL[1:])], ids=str)
+def test_flex_equals_eager(pattern: Pattern, size: int):
     """With every scheme that acts on scores, for rows padded on either side, packed and marked; across, too."""
+    with in_tiles(size):
+        check_all(pattern)
+
+
+def check_all(pattern: Pattern) -> None:
     for seed, position in enumerate(BIASES):
         for name, layout in LAYOUTS.items():
             cap, sunk = (None, False) if name in ("plain", "left") else (0.8, True)
@@ -168,7 +212,8 @@ def test_whole_models(config: ModelConfig, seed: int):
     args, name = ((ids, ids), "target_segments") if config.shape == "encoder-decoder" else ((ids,), "segments")
     outs = []
     for model.backend in ("eager", "flex"):
-        outs.append(model(*args, **{name: segments})[segments >= 0])
+        with in_tiles(SMALL[0]):
+            outs.append(model(*args, **{name: segments})[segments >= 0])
     close(outs[1], outs[0])
 
 

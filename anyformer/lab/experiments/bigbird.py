@@ -67,7 +67,7 @@ as T^2.0 ± 0.1 in full; on a GPU so do time and memory of BigBird's attention, 
         at = lay_out(1, n, torch.device("cpu"))
         listed, _ = flex.find(pattern, at, at)
         found = {
-            "pairs": int(listed.sum()) * flex.SIZE**2,  # in blocks that a kernel computes
+            "pairs": int(listed.sum()) * pattern.tile**2,  # in blocks that a kernel computes
             "predicted": pairs(pattern, n, n),
             "flops": count(config, n).flops,
         }
