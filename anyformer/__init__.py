@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from anyformer.decoding.reuse import Reuse as Reuse
     from anyformer.explore.show import show as show
     from anyformer.inspection.count import count as count
+    from anyformer.inspection.memory import training_memory as training_memory
     from anyformer.interop.hub import from_hf as from_hf, to_hf as to_hf
     from anyformer.nn.model import Transformer as Transformer
     from anyformer.nn.quantise import quantise as quantise
@@ -45,6 +46,7 @@ _HOMES = {
     "show": "anyformer.explore.show",
     "to_hf": "anyformer.interop.hub",
     "train": "anyformer.training.train",
+    "training_memory": "anyformer.inspection.memory",
 }
 
 __all__ = [
@@ -64,6 +66,7 @@ __all__ = [
     "show",
     "to_hf",
     "train",
+    "training_memory",
 ]
 
 

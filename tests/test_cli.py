@@ -16,6 +16,7 @@ from anyformer.cli import app
 from anyformer.config import ModelConfig, io
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.inspection.count import count
+from anyformer.inspection.memory import training_memory
 from anyformer.recipe import Recipe
 
 
@@ -59,11 +60,15 @@ def test_presets() -> None:
 
 
 def test_count() -> None:
-    assert done("count", "gpt2") == f"{count(presets.gpt2(), 1024)}\n"
+    assert done("count", "gpt2") == counted(presets.gpt2())
     options = ("--length", "8", "--source-length", "4", "--batch", "2", "--json")
-    assert json.loads(done("count", "t5", *options)) == json.loads(
-        json.dumps(count(presets.t5(), 8, source_length=4, batch=2).to_dict())
-    )
+    sizes = {"length": 8, "source_length": 4, "batch": 2}
+    told = {**count(presets.t5(), **sizes).to_dict(), "training": training_memory(presets.t5(), **sizes).to_dict()}
+    assert json.loads(done("count", "t5", *options)) == json.loads(json.dumps(told))
+
+
+def counted(config: ModelConfig) -> str:
+    return f"{count(config)}\n{training_memory(config)}\n"
 
 
 @pytest.mark.parametrize(
@@ -136,13 +141,13 @@ def _saved(folder: Path, *changes: str) -> Path:
 
 def test_the_cost_of_a_recipe() -> None:
     model = recipes.read_recipe("multi30k-en-de", ["model.source.vocab=10000", "model.target.vocab=10000"]).model
-    assert done("count", "multi30k-en-de") == f"{count(model)}\n"  # by the size of its BPE
+    assert done("count", "multi30k-en-de") == counted(model)  # by the size of its BPE
     assert refused("count", "sort") == [
         "model.target.vocab: is not set: the tokenizer words finds it in the data; "
         "add it, such as model.target.vocab=8000"
     ]
-    known = count(recipes.read_recipe("sort", ["model.target.vocab=262"]).model)
-    assert done("count", "sort", "model.target.vocab=262") == done("count", "sort", "tokenizer=bytes") == f"{known}\n"
+    known = counted(recipes.read_recipe("sort", ["model.target.vocab=262"]).model)
+    assert done("count", "sort", "model.target.vocab=262") == done("count", "sort", "tokenizer=bytes") == known
     assert done("count", "scan", *(f"model.{side}.vocab=20" for side in ("source", "target")))
 
 
@@ -160,7 +165,7 @@ def test_the_cost_of_a_run(tmp_path: Path) -> None:
         (tmp_path / "state" / name).mkdir(parents=True)
         io.save(config, tmp_path / "state" / name / "config.json")
         config = io.override(config, ["decoder.depth=3"])
-    assert done("count", tmp_path) == f"{count(config)}\n"  # of the newest checkpoint
+    assert done("count", tmp_path) == counted(config)  # of the newest checkpoint
     io.save(presets.gpt2(), tmp_path / "config.json")
     assert done("count", tmp_path) == done("count", "gpt2")
     assert done("count", tmp_path, "decoder.depth=4") == done("count", "gpt2", "decoder.depth=4")

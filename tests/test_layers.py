@@ -54,7 +54,17 @@ UNDER: dict[str, tuple[str, ...]] = {
 }
 
 # Importing these, and `anyformer` itself, imports no torch: `anyformer --help`, completion and configs answer at once.
-TORCHLESS = ("config", "presets", "recipe", "recipes", "cli", "inspection.count", "data.sharding", "data.sources")
+TORCHLESS = (
+    "config",
+    "presets",
+    "recipe",
+    "recipes",
+    "cli",
+    "inspection.count",
+    "inspection.memory",
+    "data.sharding",
+    "data.sources",
+)
 
 LONGEST = 400  # lines; a file past that is two files
 LONGEST_ATTENTION = 119  # the file that people read first

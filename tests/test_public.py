@@ -104,6 +104,7 @@ def test_names() -> None:
         "show",
         "to_hf",
         "train",
+        "training_memory",
     ]
     for name in af.__all__:
         assert getattr(af, name) is getattr(af, name)

@@ -71,12 +71,16 @@ def count_(
     batch: Annotated[int, typer.Option(min=1, help="Rows.")] = 1,
     as_json: Json = False,
 ) -> None:
-    """Count parameters, FLOPs, activation and cache memory, part by part."""
+    """Count parameters, FLOPs, activation and cache memory, part by part, and the peak of a training step on a GPU."""
     from anyformer.cli.read import model_of, read
     from anyformer.inspection.count import count
+    from anyformer.inspection.memory import training_memory
 
-    table = count(model_of(read(model, changes)), length, batch=batch, source_length=source_length)
-    typer.echo(json.dumps(table.to_dict()) if as_json else str(table))
+    config = model_of(read(model, changes))
+    table = count(config, length, batch=batch, source_length=source_length)
+    training = training_memory(config, length, batch=batch, source_length=source_length)
+    told = {**table.to_dict(), "training": training.to_dict()}
+    typer.echo(json.dumps(told) if as_json else f"{table}\n{training}")
 
 
 @app.command("doctor")

@@ -12,6 +12,7 @@
     growth        `cache_growth`: bytes of the key/value cache, step by step
     measures      one number of an output, for head scores and attribution
     count         parameters, FLOPs and memory, from the config alone
+    memory        `training_memory`: the peak of a training step, likewise
     plot          a figure of each; `cells`: maps in the terminal
 
 Functions take a model and what it would be called with, and give plain tensors. Each is imported from its file:

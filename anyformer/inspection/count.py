@@ -79,10 +79,10 @@ class Table:
 
 def _shown(of: Row | Table) -> list[str]:
     flops, *memory = of.flops, of.activation_bytes, of.cache_bytes
-    return [f"{of.parameters:,}", _human(flops, 1000, FLOPS), *(_human(n, 1024, BYTES) for n in memory)]
+    return [f"{of.parameters:,}", human(flops, 1000, FLOPS), *(human(n, 1024, BYTES) for n in memory)]
 
 
-def _human(n: float, base: int, units: tuple[str, ...]) -> str:
+def human(n: float, base: int, units: tuple[str, ...]) -> str:
     power = 0
     while n >= base and power + 1 < len(units):
         n, power = n / base, power + 1

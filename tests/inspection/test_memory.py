@@ -1,0 +1,135 @@
+"""What a training step keeps, by the tensors that torch saves; its peak on a GPU, by what was measured there."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from anyformer import presets
+from anyformer.config import MaskedLM, ModelConfig, NoHead, io
+from anyformer.inspection.memory import LOGITS, Memory, Precision, training_memory
+from anyformer.nn import dropout, loss
+from anyformer.nn.model import Transformer
+from anyformer.nn.running import Notes
+
+D, H, V, T, B, N = 64, 2, 128, 64, 4, 2
+
+
+def small(name: str, dropped: float) -> ModelConfig:
+    make = getattr(presets, name)
+    config = make(depth=N, width=D, heads=H, vocab=V, **({} if name == "llama" else {"dropout": dropped}))
+    at = "encoder" if name == "bert" else "decoder"
+    tie = {"output": "none", "all": "inputs"}.get(config.tie, config.tie)
+    config = io.override(config, [f"{at}.blocks.*.mixer.dropout=0"])
+    return config.model_copy(update={"head": NoHead(), "tie": tie})
+
+
+def saved(config: ModelConfig, precision: Precision, compiled: bool, recompute: bool = False) -> int:
+    """Bytes of all tensors that a forward pass keeps, but the weights."""
+    torch.manual_seed(0)
+    model = Transformer(config).train()
+    for stack in config.stacks:
+        getattr(model, stack).recompute = recompute
+    ids = torch.randint(2, V, (B, T))
+    inputs = (ids, ids) if config.shape == "encoder-decoder" else (ids,)
+
+    def forward() -> Tensor:
+        return model(*inputs, notes=Notes())
+
+    run = torch.compile(forward, backend="aot_eager_decomp_partition") if compiled else forward
+    weights = {p.data_ptr() for p in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(x: Tensor) -> Tensor:
+        storage = x.untyped_storage()
+        if storage.data_ptr() not in weights and x.dtype is not torch.int64:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return x
+
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"), saved_tensors_hooks(pack, lambda x: x):
+        out = run()
+    assert out.requires_grad
+    return sum(kept.values())
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+@pytest.mark.parametrize("name", ["gpt2", "vaswani", "bert", "llama"])
+@pytest.mark.parametrize(
+    ("precision", "compiled", "dropped"),
+    [("fp32", False, 0.0), ("bf16", False, 0.0), ("fp32", True, 0.0), ("bf16", True, 0.1)],
+)
+def test_activations_are_what_torch_saves(
+    name: str, precision: Precision, compiled: bool, dropped: float, monkeypatch: pytest.MonkeyPatch
+):
+    """In half precision together with the copies of the weights."""
+    if compiled:  # as on a GPU; what a CPU keeps of dropout without a compiler is wider
+        monkeypatch.setattr(dropout.Dropout, "forward", hashed)
+        torch.compiler.reset()
+    config = small(name, dropped)
+    told = training_memory(config, T, batch=B, precision=precision, compiled=compiled)
+    assert saved(config, precision, compiled) == pytest.approx(told.activations + told.casts, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "llama"])
+def test_recomputed_layers_keep_their_input(name: str):
+    config = small(name, 0.0)
+    told = training_memory(config, T, batch=B, precision="fp32", compiled=False, recompute=True)
+    assert saved(config, "fp32", compiled=False, recompute=True) == pytest.approx(told.activations, rel=0.1)
+
+
+def hashed(self: dropout.Dropout, x: Tensor) -> Tensor:
+    if not (self.training and self.p):
+        return x
+    seed = torch.randint(2**31 - 1, (), dtype=torch.int32)
+    return torch.where(dropout.kept(x, self.p, seed), x * (1 / (1 - self.p)), 0.0)
+
+
+# -- the peak ---------------------------------------------------------------------------------------------------------
+
+MEASURED = json.loads((Path(__file__).parents[2] / "benchmarks/results/h200.json").read_text(encoding="utf-8"))
+BERT = io.override(presets.bert(vocab=30592, head=MaskedLM()), ["encoder.blocks.*.mixer.dropout=0"])
+WORK: dict[str, tuple[ModelConfig, int, int]] = {
+    "train_gpt2": (presets.gpt2(vocab=50304, dropout=0.0), 1024, 64),
+    "train_base": (presets.vaswani(vocab=32768, dropout=0.1), 64, 512),
+    "train_bert": (BERT, 512, 128),
+}
+
+
+@pytest.mark.parametrize("key", WORK)
+def test_the_peak_on_a_gpu_is_foretold(key: str):
+    config, length, batch = WORK[key]
+    told = training_memory(config, length, batch=batch)
+    assert MEASURED[key]["memory"]["ours"] == pytest.approx(told.peak, rel=0.1)
+
+
+def sums(memory: Memory) -> int:
+    return memory.weights + memory.optimizer + memory.casts + memory.activations + memory.passing
+
+
+def test_with_many_tokens_the_peak_is_where_all_activations_are():
+    told = training_memory(presets.gpt2(), 1024, batch=8)
+    assert told.peak == sums(told)
+    assert str(told).startswith("training (bf16, compiled): 5.")
+
+
+def test_with_few_tokens_the_peak_is_where_all_gradients_are():
+    told = training_memory(presets.gpt2(), 8, batch=1)
+    assert told.gradients == told.weights
+    assert sums(told) < told.weights + told.optimizer + told.gradients < told.peak
+    assert "at the end with all gradients" in str(told)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "vaswani", "llama"])
+def test_what_costs_less(name: str):
+    config = getattr(presets, name)(depth=6, width=256, heads=4, vocab=8000)
+    plain = training_memory(config, 128, batch=64, precision="fp32")
+    for changes in ({"precision": "bf16"}, {"recompute": True}, {"asked": 0.01}):
+        assert training_memory(config, 128, batch=64, **{"precision": "fp32", **changes}).peak < plain.peak
+    assert training_memory(config, 128, batch=64, precision="fp32", compiled=False).peak >= plain.peak
+
+
+def test_the_loss_works_in_the_same_parts():
+    assert LOGITS == loss.MOST
