@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import captions, idle, ragged, training
-from benchmarks.sheet import DEVICE, RESULTS, Sheet
+from benchmarks import captions, idle, long, ragged, training
+from benchmarks.sheet import DEVICE, RESULTS, Sheet, clock
 
 Row = Callable[[Sheet, bool], None]
 
@@ -58,9 +58,30 @@ def idle_multi30k(sheet: Sheet, tiny: bool) -> None:
     _idle(sheet, "idle_multi30k", "multi30k-en-de")
 
 
-ROWS: dict[str, Row] = {
-    row.__name__: row for row in (train_gpt2, train_base, train_bert, train_multi30k, idle_shakespeare, idle_multi30k)
-}
+def bigbird_16k(sheet: Sheet, tiny: bool) -> None:
+    work, ways = long.bigbird(*(2, 64, 2, 1024) if tiny else (12, 768, 12, 16384))
+    sheet.measure("bigbird_16k", work, "tokens/s", ways, warm=3, rounds=7)
+
+
+def window_64k(sheet: Sheet, tiny: bool) -> None:
+    """How many times as fast as attention to all that came before."""
+    ways = long.window(*(2, 16, 512, 64) if tiny else (12, 64, 65536, 1024))
+    seconds = {name: clock(way, warm=3, rounds=10)[0].median for name, way in ways.items()}
+    sheet.put("window_64k", seconds["cuDNN, causal"] / seconds["ours"], 1.0, "times", peer_name="cuDNN, causal",
+              seconds=seconds)  # fmt: skip
+
+
+ALL = (
+    train_gpt2,
+    train_base,
+    train_bert,
+    train_multi30k,
+    idle_shakespeare,
+    idle_multi30k,
+    bigbird_16k,
+    window_64k,
+)
+ROWS: dict[str, Row] = {row.__name__: row for row in ALL}
 
 
 def main() -> None:

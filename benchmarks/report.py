@@ -20,6 +20,8 @@ WORK = {
     "train_multi30k": "training, Transformer-base on Multi30k",
     "idle_shakespeare": "share of a step without a kernel, `shakespeare-gpu`",
     "idle_multi30k": "share of a step without a kernel, `multi30k-en-de`",
+    "bigbird_16k": "BigBird-base, one sequence of 16,384 tokens, forward and backward",
+    "window_64k": "a causal window of 1,024 at 65,536 tokens, beside full causal attention",
     "train_ragged": "training, pairs of unequal length",
     "decode_gpt2": "decoding, GPT-2 124M, one row",
     "decode_gpt2_int4": "the same with weights of 4 bits",

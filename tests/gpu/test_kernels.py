@@ -47,6 +47,7 @@ PATTERNS: dict[str, Pattern] = {
     "block_local": BlockLocal(size=150),
     "bigbird": BigBird(block=32, randoms=1),
     "bigbird, causal": BigBird(block=64, randoms=2, ahead=False),
+    "bigbird, both ways": BigBird(block=64, globals=2),  # blocks of 64, each seen as a whole
     "graph": Graph(nodes=T, edges=tuple((q, (q * q) % T) for q in range(T))),
 }
 T5 = T5Bias(buckets=16, max_distance=100)
@@ -80,6 +81,8 @@ CASES: dict[str, tuple[str, Scheme, str, torch.dtype, dict[str, Any]]] = {
     **{f"{name}, left, bf16": (name, NoPosition(), "left", torch.bfloat16, {}) for name in PATTERNS},
     "window, alibi, bf16": ("window", Alibi(), "plain", torch.bfloat16, {}),
     "bigbird, alibi, marks": ("bigbird", Alibi(), "marked", torch.float32, {}),
+    "bigbird in blocks of 64, marks": ("bigbird, both ways", NoPosition(), "marked", torch.bfloat16, {}),
+    "bigbird in blocks of 64": ("bigbird, both ways", NoPosition(), "plain", torch.bfloat16, {}),
     "causal, cap and sinks": ("causal", NoPosition(), "right", torch.float32, {"cap": 2.0, "sinks": True}),
     "window, cap and t5, bf16": ("window", T5, "plain", torch.bfloat16, {"cap": 2.0}),
     "window, narrow values": ("window", NoPosition(), "plain", torch.float32, {"value_width": 16}),
