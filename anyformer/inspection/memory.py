@@ -217,14 +217,16 @@ class _Head(NamedTuple):
         assert isinstance(read, Tokens)
         e, v = read.table_width(config.width), read.rows
         tied = config.tie in ("output", "all")
+        padded = tied and read.pad is not None  # a copy of the table, of whose row nothing is learned
         kept = how.size * (head_cost(config, 1, asked).kept - asked * v)
         table, logits = e * v, asked * v
         after, twice = FP32 * table, FP32 * table * tied
         if how.size == FP32:
+            kept += FP32 * table * padded
             return cls(kept + logits * FP32, logits * FP32 * (1 if how.compiled else 2), after, twice)
         if isinstance(head, LM) and head.cap is not None:
             return cls(kept + logits * 6, logits * (6 if how.compiled else 10), after, twice)
         parts = max(1, -(-logits * how.size // LOGITS))
         slopes = table * (how.size if parts == 1 else parts * (how.size + FP32))
-        copies = table * how.size * tied + asked * e * how.size
+        copies = table * how.size * tied + asked * e * how.size + table * FP32 * (padded and not how.compiled)
         return cls(kept, -(-logits // parts) * how.size + slopes + copies, after, twice)
