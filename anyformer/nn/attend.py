@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from anyformer.nn.decode import WIDEST, decode
 from anyformer.nn.flex import flex
 from anyformer.nn.mask import Relation
 from anyformer.nn.norm import at_least_fp32
 from anyformer.nn.varlen import varlen
 
-Backend = Literal["auto", "eager", "sdpa", "flex", "varlen"]
+Backend = Literal["auto", "eager", "sdpa", "flex", "varlen", "decode"]
 Normalizer = Literal["softmax", "relu"]
 
 
@@ -36,6 +37,8 @@ def attend(
         return flex(q, k, v, relation.blocks, scale, cap, sinks)
     if relation.documents is not None:
         return varlen(q, k, v, relation.documents, scale)
+    if relation.few and max(q.shape[-1], v.shape[-1]) <= WIDEST:  # compressed vectors are wider than heads
+        return decode(q, k, v, relation, scale)
     if backend == "eager" or needs_eager(normalizer, cap, sinks is not None):
         weights = weigh(q, k, relation, scale, normalizer, cap, sinks)
         return mix(F.dropout(weights, dropout), v)

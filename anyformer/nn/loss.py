@@ -5,18 +5,17 @@ its time. On a GPU they are made for some rows at a time, one kernel reads them,
 the gradient over them, and both products that need it follow at once: what is kept is as large as the inputs.
 """
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from anyformer.nn.decode import TRITON
 from anyformer.nn.lower import HALF, Site
 
 IGNORE = -100  # a label that asks for nothing
 MOST = 2**33  # bytes of logits at a time
-TRITON = find_spec("triton") is not None  # a torch without CUDA comes without it
 
 
 def token_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:

@@ -2,6 +2,7 @@
 
 sdpa     torch's dense kernels; where no mask is needed, the fastest there is
 varlen   documents one after the other, no mask: CUDA, half precision, what the layout knows about its documents
+decode   few queries of a cache, each group of heads reading it once: CUDA, half precision, no gradients
 flex     blocks of keys that nothing sees are never computed: CUDA, long sequences
 eager    the reference, for what no kernel can
 """
@@ -14,6 +15,7 @@ from torch import Tensor
 from anyformer.config import Attention, Full, Pattern, Scheme
 from anyformer.nn import flex, varlen
 from anyformer.nn.attend import Normalizer, needs_eager
+from anyformer.nn.decode import FEW, TRITON, WIDEST
 from anyformer.nn.mask import Layout, Relation, Role, relate, shortcut
 from anyformer.nn.position import Positions
 
@@ -52,7 +54,7 @@ class Site(NamedTuple):
 
 
 class Choice(NamedTuple):
-    kernel: Literal["eager", "sdpa", "flex", "varlen"]
+    kernel: Literal["eager", "sdpa", "flex", "varlen", "decode"]
     why: str
 
 
@@ -61,6 +63,7 @@ def choose(
 ) -> Choice:
     """What was asked for if it can, else what can; `auto`: the fastest that can."""
     obstacles = {
+        "decode": _no_decode(q, role, demand, at),
         "varlen": _no_varlen(pattern, q, k, role, scheme, demand, at),
         "flex": _no_flex(role, scheme, demand, at),
         "sdpa": needs_eager(demand.normalizer, demand.cap, demand.sinks),
@@ -68,11 +71,13 @@ def choose(
     match backend:
         case "eager":
             return Choice("eager", "asked for")
-        case "sdpa" | "flex" | "varlen":
+        case "sdpa" | "flex" | "varlen" | "decode":
             if (obstacle := obstacles[backend]) is None:
                 return Choice(backend, "asked for")
             why = f"not {backend}: {obstacle}"
         case "auto":
+            if obstacles["decode"] is None:
+                return Choice("decode", "few queries read what a cache holds")
             if not obstacles["sdpa"] and not biases(scheme) and shortcut(pattern, q, k, role) is not None:
                 return Choice("sdpa", "no mask is needed")
             if obstacles["varlen"] is None:
@@ -82,7 +87,7 @@ def choose(
                 return Choice("flex", "a mask between many tokens")
             why = f"not flex: {obstacles['flex'] or 'it pays on CUDA, between many tokens'}"
         case _:
-            raise ValueError(f"backend = {backend!r}: must be 'auto', 'eager', 'sdpa', 'flex' or 'varlen'")
+            raise ValueError(f"backend = {backend!r}: must be 'auto', 'eager', 'sdpa', 'flex', 'varlen' or 'decode'")
     obstacle = obstacles["sdpa"]
     return Choice("sdpa", why) if obstacle is None else Choice("eager", f"{why}; {obstacle}")
 
@@ -90,6 +95,22 @@ def choose(
 def biases(scheme: Scheme) -> bool:
     """Whether a scheme adds to the scores."""
     return type(scheme).bias is not Scheme.bias or type(scheme).score is not Scheme.score
+
+
+def _no_decode(q: Layout, role: Role, demand: Demand, at: Site) -> str | None:
+    if at.device != "cuda" or not TRITON:
+        return "it needs CUDA, and Triton"
+    if at.dtype not in HALF:
+        return f"in half precision only, not in {at.dtype}"
+    if role == "self" or q.positions.shape[1] > FEW:
+        return f"for up to {FEW} queries of a cache, or across"
+    if torch.is_grad_enabled():
+        return "it has no backward pass"
+    if (obstacle := needs_eager(demand.normalizer, demand.cap, demand.sinks)) is not None:
+        return obstacle.replace("sdpa", "it")
+    if max(demand.key_width, demand.value_width) > WIDEST:
+        return f"heads of {demand.key_width} and {demand.value_width}: it takes up to {WIDEST}"
+    return None
 
 
 def _no_flex(role: Role, scheme: Scheme, demand: Demand, at: Site) -> str | None:
@@ -151,5 +172,7 @@ def lower(
             return Relation(blocks=flex.lower(pattern, q, k, positions.scheme, levels), make=dense)
         case "varlen":
             return Relation(documents=varlen.lower(pattern, q, k), make=dense)
+        case "decode":
+            return dense()._replace(few=True)
         case "eager" | "sdpa":
             return dense()

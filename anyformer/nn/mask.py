@@ -151,6 +151,7 @@ class Relation(NamedTuple):
     scheme: Scheme | None = None
     blocks: "Blocks | None" = None  # for `flex`, and then nothing of t·s is here
     documents: "Documents | None" = None  # for `varlen`, likewise
+    few: bool = False  # for `decode`, beside mask and bias
     make: "Callable[[], Relation] | None" = None  # the dense form of such a relation, on demand
 
     def dense(self) -> "Relation":

@@ -29,7 +29,7 @@ from anyformer.config import (
 from anyformer.config.position import Scheme
 from anyformer.nn.attend import attend
 from anyformer.nn.lower import Demand, Site, choose, lower
-from anyformer.nn.mask import Layout, Role, lay_out
+from anyformer.nn.mask import Layout, Relation, Role, lay_out
 from anyformer.nn.model import Transformer
 from anyformer.nn.position import Positions
 
@@ -195,6 +195,36 @@ def test_sdpa_equals_eager(kind: str, measured: Callable[..., None]):
     exact = differentiate(*problem, torch.float64, "eager", {})
     for dtype in TOLERANCE:
         compare(differentiate(*problem, dtype, "sdpa", {}), exact, dtype, measured)
+
+
+DECODED: dict[str, tuple[int, int, int, int, int, int, int]] = {  # rows, heads, groups, queries, keys, widths
+    "one row": (1, 32, 8, 1, 300, 64, 64),
+    "many rows": (64, 32, 8, 1, 300, 64, 64),
+    "base": (256, 8, 8, 1, 33, 64, 64),
+    "one group": (3, 40, 1, 3, 1000, 128, 128),
+    "odd widths": (2, 4, 2, 2, 70, 24, 40),
+    "wide": (2, 4, 2, 1, 70, 256, 256),
+}
+
+
+@pytest.mark.parametrize("kind", ["full", "mask", "bias"])
+@pytest.mark.parametrize("shape", DECODED)
+def test_decode_equals_eager(shape: str, kind: str, measured: Callable[..., None]):
+    """Few queries of a cache, some of its slots empty."""
+    b, h, g, t, s, k, k_v = DECODED[shape]
+    tensors = random(0, b, t, h, k).transpose(1, 2), random(1, b, g, s, k), random(2, b, g, s, k_v)
+    mask = random(3, b, 1, t, s) > 0.5
+    mask[..., s // 2 :] = False
+    mask[..., 3] = True
+    bias = random(4, 1, h, t, s).masked_fill(~mask, -torch.inf)
+    alive = torch.arange(b, device=CUDA)[:, None, None, None] > 0
+    relation = {"full": Relation(), "mask": Relation(mask=mask), "bias": Relation(bias=bias, alive=alive)}[kind]
+    exact = {"out": attend(*tensors, relation, k**-0.5, backend="eager")}
+    for dtype in (torch.bfloat16, torch.float16):
+        few = relation._replace(few=True)
+        for run in (attend, torch.compile(attend)) if shape == "one row" else (attend,):
+            ours = run(*(x.to(dtype) for x in tensors), few, k**-0.5)
+            compare({"out": ours}, exact, torch.bfloat16, measured)
 
 
 # -- whole models -----------------------------------------------------------------------------------------------------

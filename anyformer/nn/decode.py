@@ -1,0 +1,94 @@
+"""Attention of few queries to a cache: each group of heads reads its keys and values once, and none in empty slots."""
+
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from anyformer.nn.mask import Relation
+
+TRITON = find_spec("triton") is not None  # a torch without CUDA comes without it
+FEW = 8  # queries
+WIDEST = 256  # heads
+LEAST = 64  # keys that are worth a program
+PROGRAMS = 256  # that fill a GPU
+
+
+def decode(q: Tensor, k: Tensor, v: Tensor, relation: Relation, scale: float) -> Tensor:
+    """What `attend` says of few queries [b, h, t, k], by a kernel that keeps no gradient."""
+    mask = relation.mask if relation.bias is None else None  # a bias is -inf where masked
+    out, weights = _read(q.to(k.dtype), k, v.to(k.dtype), mask, relation.bias, scale, parts_of(q, k))
+    if len(out) > 1:  # parts of the keys: their means by the share of each
+        share = torch.softmax(weights * 0.6931471805599453, dim=0)
+        mean = (out * share[..., None]).sum(dim=0)
+    else:
+        mean = out[0]
+    mean = mean.to(q.dtype).transpose(1, 2)
+    return mean if relation.alive is None else mean * relation.alive
+
+
+def parts_of(q: Tensor, k: Tensor) -> int:
+    """How many programs share the keys of a group: more than one where the rows alone do not fill a GPU."""
+    return max(1, min(PROGRAMS // (k.shape[0] * k.shape[1]), k.shape[2] // LEAST))
+
+
+@torch.library.custom_op("anyformer::read_cache", mutates_args=())
+def _read(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, scale: float, parts: int
+) -> tuple[Tensor, Tensor]:
+    """Of each part of the keys the means [n, b, t, h, k_v], and log2 of the sum of their weights [n, b, t, h]."""
+    out, weights = _like(q, k, v, mask, bias, scale, parts)
+    launch(q, k, v, mask, bias, scale, out, weights)
+    return out, weights
+
+
+@_read.register_fake
+def _like(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, scale: float, parts: int
+) -> tuple[Tensor, Tensor]:
+    (b, h, t, _), k_v = q.shape, v.shape[-1]
+    dtype = q.dtype if parts == 1 else torch.float32
+    return q.new_empty(parts, b, t, h, k_v, dtype=dtype), q.new_empty(parts, b, t, h, dtype=torch.float32)
+
+
+def launch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    scale: float,
+    out: Tensor,
+    weights: Tensor,
+    keys: int = LEAST,
+    warps: int = 4,
+) -> None:
+    """Runs the kernel with blocks of so many keys."""
+    from anyformer.nn.kernels import read_cache
+
+    (b, h, t, width), (_, g, s, k_v), parts = q.shape, v.shape, len(out)
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    span = _blocks(_blocks(s, parts), keys) * keys
+    rows = max(16, min(64, _power(h // g * t)))
+    read_cache[(b * g, parts, _blocks(h // g * t, rows))](
+        q, k, v, q if mask is None else mask.view(torch.uint8), q if bias is None else bias, out, weights, scale,
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+        *_strides(mask, b, (0, 2, 3)), *_strides(bias, b, (0, 1, 2, 3)), b * t * h,
+        g, h // g, t, s, span, width, k_v,
+        MASKED=mask is not None, BIASED=bias is not None, ROWS=rows, KEYS=keys,
+        K=max(16, _power(width)), V=max(16, _power(k_v)), num_warps=warps,
+    )  # fmt: skip
+
+
+def _blocks(n: int, size: int) -> int:
+    return -(-n // size)
+
+
+def _power(n: int) -> int:
+    """The next power of two."""
+    return 1 << (n - 1).bit_length()
+
+
+def _strides(x: Tensor | None, batch: int, axes: tuple[int, ...]) -> tuple[int, ...]:
+    """0 along what is the same for all."""
+    return tuple(0 if x is None or x.shape[axis] == 1 else x.stride(axis) for axis in axes)
