@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from anyformer.nn.experts import Runs, SigmoidRouter, SoftmaxRouter, StackedLinear, run_products
 from anyformer.nn.latent import LatentProjection
 from anyformer.nn.linear import Fused
+from anyformer.nn.lower import Site
 from anyformer.nn.merge import merge
 from anyformer.nn.model import Transformer
 
@@ -162,7 +163,13 @@ class QuantisedLinear(_Stored):
         self.parts = parts
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
-        y = F.linear(x, self.weight, self.bias)
+        # a row of one scale takes it after the product, which then reads 8 bits; fp16 would not hold what comes before
+        if self.bits == 8 and Site.of(x, training=False).dtype is not torch.float16:
+            y = F.linear(x, self.q[:, 0].to(self.dtype))
+            y = (y * self.scale[:, 0]).to(y.dtype)
+            y = y if self.bias is None else y + self.bias
+        else:
+            y = F.linear(x, self.weight, self.bias)
         return y if self.parts is None else y.split(self.parts, dim=-1)
 
     def acting(self, part: int) -> Tensor:
