@@ -80,7 +80,7 @@ class MultiHeadAttention(nn.Module):
         k, v = (split(part, self.groups) for part in self.kv(ctx.memory))
         k, v = ctx.tap("k", self.k_norm(k)), ctx.tap("v", v)
         if ctx.cache is not None:
-            ctx.cache.cross = k, v
+            ctx.cache.keep_cross(k, v)
         return q, k, v
 
     def queries(self) -> Tensor:

@@ -83,8 +83,24 @@ class LayerCache:
         """Writes new keys and values [b, g, t, k] in their place and returns all that can be read [b, g, s, k]."""
         return self.keys.write(k, place), self.values.write(v, place)
 
+    def keep_cross(self, k: Tensor, v: Tensor) -> None:
+        """Remembers what cross-attention reads of the source."""
+        old = self.cross or (None, None)
+        self.cross = _kept(old[0], k), _kept(old[1], v)
+
+    def own(self) -> tuple[Tensor, ...]:
+        """What is kept of the tokens that were read."""
+        return *self.keys.tensors(), *self.values.tensors()
+
     def tensors(self) -> tuple[Tensor, ...]:
-        return *self.keys.tensors(), *self.values.tensors(), *(self.cross or ())
+        return *self.own(), *(self.cross or ())
+
+
+def _kept(old: Tensor | None, new: Tensor) -> Tensor:
+    """A copy, where an old one of the same shape is."""
+    if old is None or old.shape != new.shape or old.dtype != new.dtype:
+        return new.clone(memory_format=torch.contiguous_format)
+    return old.copy_(new)
 
 
 class Cache:
@@ -223,9 +239,39 @@ class Cache:
 
     def keep_source(self, source: Layout, states: Tensor | None = None) -> None:
         """Remembers where the encoder's tokens stand, and their states: copies, since `reorder` writes to them."""
-        self.states = None if states is None else states.clone()
-        segments = None if source.segments is None else source.segments.clone()
-        self.source = source._replace(positions=source.positions.clone(), segments=segments)
+        old = (None, None) if self.source is None else self.source[:2]
+        self.states = None if states is None else _kept(self.states, states)
+        segments = None if source.segments is None else _kept(old[1], source.segments)
+        self.source = source._replace(positions=_kept(old[0], source.positions), segments=segments)
+
+    def reset(self) -> None:
+        """Empty again, at the same addresses; what is known of a source stays until another is there."""
+        torch._foreach_zero_([x for layer in self.layers for x in layer.own()])  # what is spoilt would stay so
+        for x in (self.length, self.positions, self.segment, self.following):
+            x.zero_()
+        self.segments.fill_(PADDING)
+        self.marks, self.taken = None, 0
+        for ring in self.rings.values():
+            ring.reset()
+
+    def fill(self, other: "Cache", copies: int) -> None:
+        """Takes over what another cache with as many slots holds: each of its rows so many times, side by side."""
+
+        def copied(x: Tensor) -> Tensor:
+            return x if x.shape[0] != len(other.segment) else x.repeat_interleave(copies, dim=0)
+
+        for mine, theirs in zip(self._state(), other._state(), strict=True):
+            mine.unflatten(0, (len(theirs), copies)).copy_(theirs[:, None])
+        for layer, its in zip(self.layers, other.layers, strict=True):
+            if its.cross is not None:
+                layer.keep_cross(*map(copied, its.cross))
+        if (source := other.source) is not None:
+            segments = None if source.segments is None else copied(source.segments)
+            states = None if other.states is None else copied(other.states)
+            self.keep_source(source._replace(positions=copied(source.positions), segments=segments), states)
+        self.marks = None if other.marks is None else copied(other.marks)
+        self.length.copy_(other.length)
+        self.taken = other.taken
 
     def truncate(self, length: int) -> None:
         """Forgets all but the first `length` slots; a ring can take back only what its slack allows."""
@@ -278,17 +324,25 @@ class Cache:
         """What is known of each slot [b, slots]."""
         return [x for x in (self.positions, self.segments, self.marks) if x is not None]
 
-    def reorder(self, rows: Tensor) -> None:
-        """Row i becomes what row `rows[i]` was (beam search)."""
+    def _state(self) -> list[Tensor]:
+        """What belongs to each row [b, ...], apart from its source."""
+        state = [self.positions, self.segments, self.segment, self.following]
+        state += [x for ring in self.rings.values() for x in ring.tensors()]
+        return state + [x for layer in self.layers for x in layer.own()]
+
+    def reorder(self, rows: Tensor, *, same_source: bool = False) -> None:
+        """Row i becomes what row `rows[i]` was (beam search); `same_source`: both have answered the same."""
         if rows.shape != self.segment.shape:
             raise ValueError(f"rows has shape {list(rows.shape)}, expected {list(self.segment.shape)} like the batch")
-        state = [*self._facts(), self.segment, self.following]
-        state += [x for ring in self.rings.values() for x in ring.tensors()]
-        state += [x for layer in self.layers for x in layer.tensors()]
-        if self.states is not None:
-            state.append(self.states)
-        if self.source is not None:
-            state += [x for x in self.source[:3] if x is not None and x.shape[0] == rows.shape[0]]
+        state = self._state()
+        if self.marks is not None:
+            state.append(self.marks)
+        if not same_source:
+            state += [x for layer in self.layers for x in layer.cross or ()]
+            if self.states is not None:
+                state.append(self.states)
+            if self.source is not None:
+                state += [x for x in self.source[:3] if x is not None and x.shape[0] == rows.shape[0]]
         for x in state:
             x.copy_(x.index_select(0, rows))
 

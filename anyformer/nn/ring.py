@@ -106,6 +106,12 @@ class Ring:
         self.segments.masked_fill_(rank >= left[:, None], PADDING)
         self.count.copy_(torch.minimum(self.count, left))
 
+    def reset(self) -> None:
+        """Empty again."""
+        self.segments.fill_(PADDING)
+        for x in (self.positions, self.count, self.lost):
+            x.zero_()
+
     def tensors(self) -> tuple[Tensor, ...]:
         return self.positions, self.segments, self.count, self.lost
 

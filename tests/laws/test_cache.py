@@ -119,6 +119,42 @@ def test_reorder(config: ModelConfig, seed: int, rows: list[int], length: int, d
     close(model.decode(new, cache=cache), model.decode(new, cache=other))
 
 
+@given(decoders, seeds, st.integers(1, 5), st.integers(1, 3), kinds)
+def test_fill(config: ModelConfig, seed: int, length: int, copies: int, kind: str):
+    """Rows that are read once and then copied are as if each had been read; also into a cache that was used."""
+    model, ids, new = build(config, seed), tokens(seed, 2, length), tokens(seed + 1, 2 * copies, 1)
+    cache, seen, _ = start(model, seed, 2, length + 1, kind)
+    model.decode(ids, **seen, cache=cache)
+    rows = torch.arange(2).repeat_interleave(copies)
+    repeated = {name: x[rows] for name, x in seen.items()}
+    whole, other = (start(model, seed, 2 * copies, length + 1, kind)[0] for _ in range(2))
+    model.decode(ids[rows], **repeated, cache=other)
+    expected = model.decode(new, cache=other)
+    for _ in range(2):
+        whole.fill(cache, copies)
+        close(model.decode(new, cache=whole), expected)
+        whole.reset()
+
+
+@given(decoders, seeds, st.integers(1, 5), kinds)
+def test_reset(config: ModelConfig, seed: int, length: int, kind: str):
+    """What was read before is forgotten, NaN included; nothing has moved."""
+    model, ids = build(config, seed), tokens(seed, 2, length)
+    used, seen, _ = start(model, seed, 2, length + 1, kind)
+    model.decode(tokens(seed + 1, 2, length + 1), **start(model, seed + 1, 2, length + 1, kind)[1], cache=used)
+    homes = [x.data_ptr() for layer in used.layers for x in layer.tensors()]
+    for layer in used.layers:
+        for x in layer.own():
+            if x.is_floating_point():
+                x.fill_(torch.nan)
+    used.reset()
+    fresh = start(model, seed, 2, length + 1, kind)[0]
+    for at in range(length):
+        part = seen if at == 0 else {}
+        close(*(model.decode(ids[:, at : at + 1], **part, cache=cache) for cache in (used, fresh)))
+    assert [x.data_ptr() for layer in used.layers for x in layer.tensors()] == homes
+
+
 @given(decoders, seeds, st.integers(1, 8), st.integers(0, 4), st.integers(1, 4), kinds, st.data())
 def test_truncate(config: ModelConfig, seed: int, keep: int, dropped: int, length: int, kind: str, data: st.DataObject):
     """Forgetting the last tokens and reading others is as if the first had never been read; and again."""
