@@ -13,14 +13,15 @@ from typing import Literal, NamedTuple, Self
 import torch
 from pydantic import model_validator
 from torch import Tensor
-from torch.nn.functional import one_hot, pad
+from torch.nn.functional import one_hot
 
 from anyformer.config.spec import ConfigError, Fault, Number, Size
 from anyformer.decoding.constrain import Constraint, check_fit
-from anyformer.decoding.decode import Spoilt, rooms_of
+from anyformer.decoding.decode import Spoilt, patience_of, rooms_of
 from anyformer.decoding.phrases import Phrase, Phrases, shortest
 from anyformer.decoding.process import Processing, Processor, process
-from anyformer.decoding.session import Session, evaluating
+from anyformer.decoding.session import Read, Session, evaluating
+from anyformer.decoding.step import compiled
 from anyformer.nn.cache import CacheKind
 from anyformer.nn.model import Transformer
 from anyformer.nn.norm import at_least_fp32
@@ -87,9 +88,10 @@ def beam_search(
     segments: Tensor | None = None,
     marks: Tensor | None = None,
     cache: CacheKind = "auto",
+    compile: bool = False,
 ) -> Hypotheses:
-    """The best continuations of prompts [b, t], or answers to sources [b, s]; ids, segments, marks and cache as in
-    `generate`.
+    """The best continuations of prompts [b, t], or answers to sources [b, s]; ids, segments, marks, cache and `compile`
+    as in `generate`.
 
     A length penalty above 0 favours long answers, below 0 short ones. Processors change log-probabilities, and so
     scores. A `constraint` holds for every hypothesis: one that is cut off before it is met counts for nothing.
@@ -100,7 +102,7 @@ def beam_search(
 
     phrases: sequences of ids that must stand in the answer, by dynamic beam allocation (Post & Vilar 2018).
     """
-    Beam(
+    how = Beam(
         beams=beams,
         n_best=n_best,
         length_penalty=length_penalty,
@@ -112,67 +114,47 @@ def beam_search(
     _check_room(min(rooms), groups, phrases)
     with evaluating(model):
         longest = max(rooms)
-        session = Session(model, ids, longest, segments=segments, marks=marks, cache=cache, copies=beams)
-        vocab, device, width = session.logits.shape[-1], session.ids.device, beams // groups
-        batch, searches = len(session.ids) // beams, len(session.ids) // width
-        ending = torch.tensor(list(stop), dtype=torch.long, device=device)
+        session = Session(
+            model, ids, longest, segments=segments, marks=marks, cache=cache, copies=beams, compile=compile
+        )
+        device, vocab = session.ids.device, session.logits.shape[-1]
         needed = Phrases(phrases, vocab=vocab, stop=stop) if phrases else None
         if constraint is not None:
             check_fit(constraint, vocab, stop)
         automata = [automaton for automaton in (constraint, needed) if automaton is not None]
-        states = [torch.full((len(session.ids),), automaton.start(), device=device) for automaton in automata]
+        limits = Limits(processors, automata, needed, rooms)
+        # what others do with log-probabilities may ask the host
+        key = ("search", how, tuple(stop), longest) if not processors and not automata else None
 
-        first = torch.arange(searches, device=device)[:, None] * width  # the row of each search's first beam
-        running = at_least_fp32(session.logits).new_full((searches, width), -math.inf)  # log-probabilities of the beams
-        running[:, 0] = 0.0  # all are the same prompt yet
-        finished = Finished(searches, width, longest, running)
-        room = torch.tensor(rooms, device=device).repeat_interleave(groups)  # of each search
-        going = torch.ones(searches, dtype=torch.bool, device=device)
-        spoilt = torch.zeros(batch, dtype=torch.bool, device=device)
-        for new in range(1, longest + 1):
-            left = room - new
-            last = left == 0
-            log_p = at_least_fp32(session.logits).log_softmax(dim=-1)
-            spoilt |= log_p.isnan().view(batch, -1).any(dim=1)
-            log_p = process(processors, session.history, log_p)
-            for automaton, state in zip(automata, states, strict=True):
-                log_p = log_p.masked_fill(~automaton.in_time(state, left.repeat_interleave(width) + 1), -math.inf)
-            log_p = log_p.masked_fill(spoilt.repeat_interleave(beams)[:, None], -math.inf)
-            scores = running[..., None] + log_p.view(searches, width, vocab)
+        def make() -> Search:
+            return Search(how, len(ids), longest, stop, at_least_fp32(session.logits))
 
-            pool = max(2, 1 + len(stop)) * width  # so that beams are left when all others end
-            if needed is None:
-                found = _diverse(scores.view(batch, groups, -1), width, pool, diversity_penalty, ending)
+        search = make() if key is None else session.place.keep(key, make)
+        search.begin(rooms)
+        limits.begin(search)
+
+        def choose(logits: Tensor) -> None:
+            if key is None or groups > 1:
+                limits.choose(search, session, logits)
             else:
-                found = _allocated(scores, pool, needed, states[-1].view(batch, width), left, ending)
-            parents, tokens = first + found.flat // vocab, found.flat % vocab
+                (compiled(likeliest) if compile else likeliest)(search, logits)
 
-            # only the best `width` may become hypotheses: the others are there to go on
-            rows, added = parents[:, :width], tokens[:, :width]
-            stops = found.stops[:, :width]
-            ends = (stops | last[:, None]) & (found.scores[:, :width] > -math.inf) & going[:, None]
-            for automaton, state in zip(automata, states, strict=True) if new in rooms else ():
-                after = automaton.advance(state[rows.flatten()], added.flatten())
-                ends &= stops | automaton.accepting(after).view_as(ends)
-            answers = torch.cat((session.answers[rows], added[..., None]), dim=-1)
-            finished.add(answers, found.scores[:, :width] / new**length_penalty, ends)
+        def move(read: Read) -> None:
+            limits.advance(search)
+            session.reorder(search.rows)
+            choose(read(search.newest, search.there))  # what is over may have no position
 
-            running = found.scores.masked_fill(found.stops, -math.inf).gather(1, found.on)
-            length = room.to(running.dtype) if early_stopping == "never" and length_penalty > 0 else new
-            full = (finished.lengths > 0).all(dim=1)
-            going &= running.amax(dim=1) / length**length_penalty > finished.scores.amin(dim=1).where(full, -math.inf)
-            going &= ~last
-            if early_stopping == "first":
-                going &= ~full
-            if not bool(going.any()):
+        patience = patience_of(device)
+        choose(session.logits)
+        for new in range(1, longest):
+            if new % patience == 0 and not bool(search.going.any()):
                 break
-            rows, added = parents.gather(1, found.on).flatten(), tokens.gather(1, found.on).flatten()
-            states = [a.advance(state[rows], added) for a, state in zip(automata, states, strict=True)]
-            session.reorder(rows)
-            session.read(added[:, None], going.repeat_interleave(width)[:, None])  # what is over may have no position
-        best = _best(finished, session.ids[::beams, : session.prompt], n_best, session.filler(stop))
-    if bool(spoilt.any()):
-        raise SpoiltSearch(spoilt.nonzero()[:, 0].tolist(), best)
+            session.go(move, key)
+        best = _best(search, session.ids[::beams, : session.prompt], n_best, session.filler(stop))
+        spoilt = search.spoilt.nonzero()[:, 0].tolist()
+        session.close()
+    if spoilt:
+        raise SpoiltSearch(spoilt, best)
     return best
 
 
@@ -184,23 +166,141 @@ class SpoiltSearch(Spoilt):
         self.found = found
 
 
-class Finished:
-    """The best hypotheses of each search so far, best first: as many as it has beams."""
+class Search:
+    """How far the searches are, one for each prompt and group [n], of w beams each: tensors that stay where they are,
+    so that a step can be captured."""
 
-    def __init__(self, searches: int, width: int, longest: int, like: Tensor):
-        self.scores = torch.full((searches, width), -math.inf, dtype=like.dtype, device=like.device)
-        self.lengths = torch.zeros(searches, width, dtype=torch.long, device=like.device)  # 0: there is none
-        self.ids = torch.zeros(searches, width, longest, dtype=torch.long, device=like.device)
+    def __init__(self, how: Beam, batch: int, longest: int, stop: Sequence[int], logits: Tensor):
+        def whole(*shape: int) -> Tensor:
+            return torch.zeros(*shape, dtype=torch.long, device=logits.device)
 
-    def add(self, ids: Tensor, scores: Tensor, ends: Tensor) -> None:
-        """Takes those of ids [n, w, t] that `end` and are good enough."""
-        length, longest = ids.shape[2], self.ids.shape[2]
-        scores = torch.cat((self.scores, scores.where(ends, -math.inf)), dim=1)
-        lengths = torch.cat((self.lengths, ends * length), dim=1)
-        ids = torch.cat((self.ids, pad(ids, (0, longest - length))), dim=1)
-        self.scores, best = scores.topk(self.scores.shape[1])
-        self.lengths = lengths.gather(1, best)
-        self.ids = ids.gather(1, best[..., None].expand(-1, -1, longest))
+        n, width = batch * how.groups, how.beams // how.groups
+        self.how, self.batch, self.width, self.vocab = how, batch, width, logits.shape[-1]
+        self.pool = max(2, 1 + len(stop)) * width  # so that beams are left when all others end
+        self.ending = torch.tensor(list(stop), dtype=torch.long, device=logits.device)
+        self.step, self.room = whole(1), whole(n)
+        lengths = torch.arange(longest + 1, dtype=torch.float64)
+        self.divisors = (lengths**how.length_penalty).to(logits)  # of the scores of so many tokens
+        # beams: their log-probabilities, and answers so far
+        self.running, self.answers = logits.new_zeros(n, width), whole(n * width, longest)
+        # the best hypotheses so far, best first; of length 0: none
+        self.scores, self.lengths, self.ids = logits.new_zeros(n, width), whole(n, width), whole(n, width, longest)
+        self.going, self.spoilt = whole(n).bool(), whole(batch).bool()
+        # how beams go on: from which row each, and with which token
+        self.rows, self.newest, self.there = whole(n * width), whole(n * width, 1), whole(n * width, 1).bool()
+
+    def begin(self, rooms: Sequence[int]) -> None:
+        self.room.copy_(torch.tensor(rooms).repeat_interleave(self.how.groups))
+        for x in (self.step, self.lengths, self.answers, self.ids, self.spoilt):
+            x.zero_()
+        self.scores.fill_(-math.inf)
+        self.running.fill_(-math.inf)
+        self.running[:, 0] = 0.0  # all are the same prompt yet
+        self.going.fill_(True)
+
+    def spoil(self, rows: Tensor) -> Tensor:
+        """Ends the prompts of those rows [b * beams] that have no distribution; the rows of all that ended so."""
+        self.spoilt |= rows.view(self.batch, -1).any(dim=1)
+        return self.spoilt.repeat_interleave(self.how.beams)[:, None]
+
+    def settle(self, found: "Candidates", met: Tensor | None = None) -> None:
+        """Goes on with the best of what was found; `met`: which of the first w may end at the last step [n, w]."""
+        how, width, step, new = self.how, self.width, self.step.clone(), self.step + 1
+        first = torch.arange(len(found.flat), device=step.device)[:, None] * width  # the row of each first beam
+        parents, tokens = first + found.flat // self.vocab, found.flat % self.vocab
+        last, divisor = self.room == new, self.divisors[new]
+
+        # only the best `width` may become hypotheses: the others are there to go on
+        stops, scores = found.stops[:, :width], found.scores[:, :width]
+        ends = (stops | last[:, None]) & (scores > -math.inf) & self.going[:, None]
+        if met is not None:
+            ends = ends & (stops | met)
+        ended = self.answers[parents[:, :width]].index_copy(2, step, tokens[:, :width, None])
+        scores = torch.cat((self.scores, (scores / divisor).where(ends, -math.inf)), dim=1)
+        scores, best = scores.topk(width)
+        self.scores.copy_(scores)
+        self.lengths.copy_(torch.cat((self.lengths, ends * new), dim=1).gather(1, best))
+        places = best[..., None].expand(-1, -1, ended.shape[2])
+        self.ids.copy_(torch.cat((self.ids, ended), dim=1).gather(1, places))
+
+        running = found.scores.masked_fill(found.stops, -math.inf).gather(1, found.on)
+        if how.early_stopping == "never" and how.length_penalty > 0:
+            divisor = self.divisors[self.room]
+        full = (self.lengths > 0).all(dim=1)
+        going = self.going & (running.amax(dim=1) / divisor > scores.amin(dim=1).where(full, -math.inf)) & ~last
+        self.going.copy_(going & ~full if how.early_stopping == "first" else going)
+        rows, newest = parents.gather(1, found.on).flatten(), tokens.gather(1, found.on).flatten()[:, None]
+        self.answers.copy_(self.answers[rows].index_copy(1, step, newest))
+        self.running.copy_(running)
+        self.rows.copy_(rows)
+        self.newest.copy_(newest)
+        self.there.copy_(self.going.repeat_interleave(width)[:, None])
+        self.step += 1
+
+
+def likeliest(search: Search, logits: Tensor) -> None:
+    """A step where nothing changes log-probabilities [b * w, v]: of each beam only the best are looked at."""
+    width, vocab, pool = search.width, search.vocab, search.pool
+    token = logits.topk(min(pool, vocab)).indices
+    log_p = at_least_fp32(logits).log_softmax(dim=-1).gather(1, token)  # of NaN anywhere, NaN
+    log_p = log_p.masked_fill(search.spoil(log_p.isnan().any(dim=1)), -math.inf)
+    scores = (search.running.view(-1, 1) + log_p).view(search.batch, -1)
+    flat = (token.view(search.batch, width, -1) + torch.arange(width, device=token.device)[:, None] * vocab).flatten(1)
+    scores, best = scores.topk(min(pool, scores.shape[1]))
+    search.settle(_candidates(flat.gather(1, best), scores, width, vocab, search.ending))
+
+
+class Limits:
+    """What changes log-probabilities: processors, automata, the diversity of groups."""
+
+    def __init__(
+        self,
+        processors: Sequence[Processor],
+        automata: Sequence[Constraint],
+        phrases: Phrases | None,
+        rooms: Sequence[int],
+    ):
+        self.processors, self.automata, self.phrases, self.rooms = processors, automata, phrases, rooms
+        self.new, self.states = 1, list[Tensor]()
+
+    def begin(self, search: Search) -> None:
+        self.states = [torch.full_like(search.rows, automaton.start()) for automaton in self.automata]
+
+    def advance(self, search: Search) -> None:
+        """Goes on as the beams do."""
+        rows, added = search.rows, search.newest[:, 0]
+        self.new += 1
+        self.states = [a.advance(state[rows], added) for a, state in zip(self.automata, self.states, strict=True)]
+
+    def choose(self, search: Search, session: Session, logits: Tensor) -> None:
+        """A step of the search."""
+        width, groups, left = search.width, search.how.groups, search.room - search.step - 1
+        log_p = at_least_fp32(logits).log_softmax(dim=-1)
+        spoilt = search.spoil(log_p.isnan().any(dim=1))
+        log_p = process(self.processors, session.history, log_p)
+        for automaton, state in zip(self.automata, self.states, strict=True):
+            log_p = log_p.masked_fill(~automaton.in_time(state, left.repeat_interleave(width) + 1), -math.inf)
+        log_p = log_p.masked_fill(spoilt, -math.inf)
+        scores = search.running[..., None] + log_p.view(-1, width, search.vocab)
+        if self.phrases is None:
+            penalty = search.how.diversity_penalty
+            found = _diverse(scores.view(search.batch, groups, -1), width, search.pool, penalty, search.ending)
+        else:
+            states = self.states[-1].view(search.batch, width)
+            found = _allocated(scores, search.pool, self.phrases, states, left, search.ending)
+        search.settle(found, self._met(search, found))
+
+    def _met(self, search: Search, found: "Candidates") -> Tensor | None:
+        """Which of the first w candidates meet all automata, bool [n, w]."""
+        if not self.automata or self.new not in self.rooms:  # only there is an answer cut off
+            return None
+        first = torch.arange(len(found.flat), device=found.flat.device)[:, None] * search.width
+        rows, added = first + found.flat // search.vocab, found.flat % search.vocab
+        rows, added = rows[:, : search.width], added[:, : search.width]
+        met = torch.ones_like(rows, dtype=torch.bool)
+        for automaton, state in zip(self.automata, self.states, strict=True):
+            met &= automaton.accepting(automaton.advance(state[rows.flatten()], added.flatten())).view_as(met)
+        return met
 
 
 class Candidates(NamedTuple):
@@ -258,7 +358,7 @@ def _allocated(scores: Tensor, pool: int, phrases: Phrases, states: Tensor, left
     return _candidates(index.gather(1, order), values.gather(1, order), width, vocab, ending)
 
 
-def _best(finished: Finished, prompts: Tensor, n_best: int, filler: int) -> Hypotheses:
+def _best(finished: Search, prompts: Tensor, n_best: int, filler: int) -> Hypotheses:
     """The best of all groups, none of them twice."""
     batch, longest = len(prompts), finished.ids.shape[2]
     scores, lengths = finished.scores.view(batch, -1), finished.lengths.view(batch, -1)

@@ -81,12 +81,15 @@ def contrastive_search(
             p = logits.softmax(dim=-1).gather(1, tokens)
             worth = ((1 - alpha) * p - alpha * alike).masked_fill(tried.isneginf(), -math.inf)
             best = first + worth.argmax(dim=-1)
-            session.reorder(best.repeat_interleave(candidates))
+            rows = best.repeat_interleave(candidates)
+            session.reorder(rows)
+            session.hidden, session.logits = session.hidden[rows], session.logits[rows]
             before = torch.cat((before, _directions(session.hidden[first])), dim=1)
             ended = ended | torch.isin(session.ids[first, -1], ending) | (room <= step + 1)
             if bool(ended.all()):
                 break
         out = session.ids[first]
+        session.close()
     if bool(spoilt.any()):
         raise Spoilt(spoilt.nonzero()[:, 0].tolist(), out)
     return out

@@ -1,6 +1,6 @@
 """Autoregressive decoding with a cache, token by token, for decoder-only and encoder–decoder models alike."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,12 +11,14 @@ from anyformer.decoding.process import Processor, Sampling, build, process
 from anyformer.decoding.retrace import Retracing
 from anyformer.decoding.reuse import Reuse
 from anyformer.decoding.sample import greedy, row_seeds, sample
-from anyformer.decoding.session import Session, evaluating
+from anyformer.decoding.session import Read, Session, evaluating
+from anyformer.decoding.step import compiled
 from anyformer.nn.cache import CacheKind
 from anyformer.nn.model import Transformer
+from anyformer.nn.norm import at_least_fp32
 
 Said = tuple[Tensor, Tensor]
-"""The next token of each row [b], and whether its logits were a distribution, bool [b]."""
+"""The next token of each row [b], or some of them [b, n], and whether logits were a distribution, bool likewise."""
 
 PATIENCE = 16  # steps on a device between two looks at whether all rows have ended: each look waits for it
 
@@ -77,8 +79,8 @@ def generate(
         )
         out, spoilt = [session.given], torch.zeros(len(session.ids), dtype=torch.bool, device=session.ids.device)
         for new, ok in said:
-            out.append(new[:, None])
-            spoilt |= ~ok
+            out.append(new)
+            spoilt |= ~ok.all(dim=1)
     whole = torch.cat(out, dim=1)
     if bool(spoilt.any()):
         raise Spoilt(spoilt.nonzero()[:, 0].tolist(), whole)
@@ -105,7 +107,7 @@ def stream(
             found = next(said, None)
         if found is None:
             return
-        yield found
+        yield from zip(found[0].unbind(dim=1), found[1].unbind(dim=1), strict=True)
 
 
 def _begin(
@@ -136,49 +138,108 @@ def _begin(
     if constraint is not None:
         check_fit(constraint, vocab, stop)
         allowed = Retracing(constraint, rooms, device)
-    processors = build(sampling, vocab=vocab, stop=stop, allowed=allowed, device=device)
     seeds = None if sampling.temperature == 0 else seeds_of(seed, len(session.ids), device)
-    patience = patience or (1 if device.type == "cpu" else PATIENCE)
-    said = steps(session, rooms, processors, seeds, stop, patience)
-    return session, said if reuse is None else _kept(session, said, reuse)
+    filler = session.filler(stop)
+    key = None if constraint is not None else ("say", sampling, tuple(stop), filler)  # a constraint asks the host
+
+    def make() -> Saying:
+        processors = build(sampling, vocab=vocab, stop=stop, allowed=allowed, device=device)
+        return Saying(len(session.ids), room, processors, seeds is not None, stop, filler, device)
+
+    saying = make() if key is None else session.place.keep(key, make)
+    saying.begin(rooms, seeds)
+    return session, _closing(session, steps(session, saying, patience or patience_of(device), key), reuse)
 
 
-def _kept(session: Session, said: Iterator[Said], reuse: Reuse) -> Iterator[Said]:
+def _closing(session: Session, said: Iterator[Said], reuse: Reuse | None) -> Iterator[Said]:
     try:
         yield from said
     finally:  # also of what nobody wanted to hear the end of
-        reuse.keep(session.cache, session.texts())
+        if reuse is not None:
+            reuse.keep(session.cache, session.texts())
+        session.close()
 
 
-def steps(
-    session: Session,
-    rooms: Sequence[int],
-    processors: Sequence[Processor],
-    seeds: Tensor | None,
-    stop: Sequence[int],
-    patience: int,
-) -> Iterator[Said]:
-    """The next token of each row [b], padding where it has ended, and whether its logits were a distribution."""
-    device, filler = session.ids.device, session.filler(stop)
-    ending = torch.tensor(list(stop), device=device, dtype=session.ids.dtype)
-    most, room = max(rooms, default=0), torch.tensor(list(rooms), device=device)
-    ended = room == 0
-    held: list[tuple[Tensor, Tensor, Tensor]] = []  # not given out yet: all rows may have ended before
-    for step in range(most):
-        logits = process(processors, session.history, session.logits)
-        choice = greedy(logits) if seeds is None else sample(logits, seeds, torch.full_like(seeds, step))
-        before, ok = ended, choice.ok | ended
-        token = choice.ids.masked_fill(before | ~ok, filler)
-        ended = before | ~ok | torch.isin(token, ending) | (room <= step + 1)
-        held.append((token, ok, before))
-        if step + 1 == most or (step + 1) % patience == 0:
-            over = bool(ended.all())
-            yield from ((token, ok) for token, ok, before in held if not over or not bool(before.all()))
-            held = []
+class Saying:
+    """What rows have said, and how they go on: tensors that stay where they are, so that a step can be captured."""
+
+    def __init__(
+        self,
+        rows: int,
+        most: int,
+        processors: Sequence[Processor],
+        drawn: bool,
+        stop: Sequence[int],
+        filler: int,
+        device: torch.device,
+    ):
+        self.most, self.processors, self.filler = most, processors, filler
+        self.ending = torch.tensor(list(stop), device=device, dtype=torch.long)
+        self.room = torch.zeros(rows, dtype=torch.long, device=device)
+        self.seeds = torch.zeros_like(self.room) if drawn else None
+        self.ids = torch.zeros(rows, most, dtype=torch.long, device=device)
+        self.ok = torch.zeros_like(self.ids, dtype=torch.bool)  # whether logits were a distribution
+        self.count = torch.zeros_like(self.room)  # tokens of each row, up to its end
+        self.step = torch.zeros(1, dtype=torch.long, device=device)
+        self.ended = torch.zeros(rows, dtype=torch.bool, device=device)
+        self.newest, self.going = torch.zeros_like(self.room)[:, None], torch.zeros_like(self.ended)[:, None]
+
+    def begin(self, rooms: Sequence[int], seeds: Tensor | None) -> None:
+        self.room.copy_(torch.tensor(list(rooms), dtype=torch.long))
+        if self.seeds is not None and seeds is not None:
+            self.seeds.copy_(seeds)
+        self.step.zero_()
+        self.count.zero_()
+        self.ended.copy_(self.room == 0)
+
+    def choose(self, session: Session, logits: Tensor) -> None:
+        """The next token of each row, after logits [rows, v]."""
+        if self.processors:
+            logits = process(self.processors, session.history, logits)
+        (compiled(say) if session.compile else say)(self, logits)
+
+
+def say(saying: Saying, logits: Tensor) -> None:
+    """What follows from logits, the end of rows included."""
+    logits, seeds, step = at_least_fp32(logits), saying.seeds, saying.step
+    choice = greedy(logits) if seeds is None else sample(logits, seeds, step.expand_as(seeds))
+    before = saying.ended.clone()
+    ok = choice.ok | before
+    token = choice.ids.masked_fill(before | ~ok, saying.filler)
+    ended = before | ~ok | torch.isin(token, saying.ending) | (saying.room <= step + 1)
+    saying.ids.index_copy_(1, step, token[:, None])
+    saying.ok.index_copy_(1, step, ok[:, None])
+    saying.count += ~before
+    saying.ended.copy_(ended)
+    saying.newest.copy_(token[:, None])
+    saying.going.copy_(~ended[:, None])
+    saying.step += 1
+
+
+def steps(session: Session, saying: Saying, patience: int, key: Hashable | None) -> Iterator[Said]:
+    """The next tokens of each row, up to `patience` of them at a time; with a key, by steps that may be captured."""
+
+    def move(read: Read) -> None:
+        saying.choose(session, read(saying.newest, saying.going))
+
+    if saying.most:
+        saying.choose(session, session.logits)
+    given = 0
+    for step in range(1, saying.most + 1):
+        if step == saying.most or step % patience == 0:
+            over = bool(saying.ended.all())
+            last = int(saying.count.amax()) if over else step  # rows may have ended before
+            if last > given:
+                yield saying.ids[:, given:last].clone(), saying.ok[:, given:last].clone()
+            given = step
             if over:
                 return
-        if step + 1 < most:
-            session.read(token[:, None], ~ended[:, None])
+        session.go(move, key)
+
+
+def patience_of(device: torch.device) -> int:
+    """How many steps to go between two looks at the device."""
+    return 1 if device.type == "cpu" else PATIENCE
 
 
 def rooms_of(max_new_tokens: int | Sequence[int], rows: int) -> list[int]:

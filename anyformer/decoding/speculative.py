@@ -121,6 +121,7 @@ def speculate(
             session.forget(guess.there.sum(dim=1) - kept)
             drafter.keep(kept)
         whole = torch.cat((session.given, answers.ids[:, : int(answers.count.max())]), dim=1)
+        session.close()
     if bool(answers.spoilt.any()):
         raise Spoilt(answers.spoilt.nonzero()[:, 0].tolist(), whole)
     return Speculated(whole, calls, answers.drafted, answers.accepted)

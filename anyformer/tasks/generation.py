@@ -368,9 +368,9 @@ def _check(
         faults.append(Fault("stop", f"would cut off what {limits.whole[0]} asks for: leave it out"))
     if seed is not None and not isinstance(seed, int) and len(seed) != texts:
         faults.append(Fault("seed", f"there are {len(seed)}, and {texts} texts: give one for all, or one for each"))
-    idle = {Sampling: (), Speculation: ("compile", "reuse")}.get(type(way), ("chunk", "compile", "reuse"))
+    own = {Sampling: SETTINGS, Speculation: SETTINGS[:2], Beam: ("cache", "compile")}.get(type(way), ("cache",))
     faults += [
-        Fault(name, f"is not for {type(way).__name__.lower()}: leave it out") for name in settings if name in idle
+        Fault(name, f"is not for {type(way).__name__.lower()}: leave it out") for name in settings if name not in own
     ]
     if faults:
         raise ConfigError(faults)

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from anyformer import presets
 from anyformer.config import LM, Attention, Block, ModelConfig, Rotary, Stack, Tokens, Window
-from anyformer.decoding import step as steps
+from anyformer.decoding import place as places
 from anyformer.decoding.beam import beam_search
-from anyformer.decoding.decode import generate
+from anyformer.decoding.decode import generate, stream
 from anyformer.decoding.session import Session, evaluating
 from anyformer.nn.model import Transformer
 
@@ -51,19 +51,15 @@ def prompts() -> tuple[Tensor, Tensor]:
 
 
 @pytest.fixture
-def plain(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tensor]:
-    """What is said without graphs."""
+def plain(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """What a function gives without graphs."""
 
-    def say(*args: Any, **options: Any) -> Tensor:
+    def say(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         with monkeypatch.context() as patch:
-            patch.setattr(steps.Stepper, "__call__", _as_it_is)
-            return generate(*args, **options)
+            patch.setattr(places, "captures", lambda device: False)
+            return function(*args, **options)
 
     return say
-
-
-def _as_it_is(self: steps.Stepper, new: Tensor, there: Tensor | None, bound: int) -> tuple[Tensor, Tensor]:
-    return steps.step(self.model, self.cache, new, there, bound)
 
 
 HOW: dict[str, dict[str, Any]] = {
@@ -76,16 +72,16 @@ HOW: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("name", SMALL)
-def test_replayed_as_plain(name: str, how: str, plain: Callable[..., Tensor]):
+def test_replayed_as_plain(name: str, how: str, plain: Callable[..., Any]):
     model, (ids, segments) = build(name), prompts()
     options = {"max_new_tokens": 40, "segments": segments, **HOW[how]}
-    assert torch.equal(generate(model, ids, **options), plain(model, ids, **options))
+    assert torch.equal(generate(model, ids, **options), plain(generate, model, ids, **options))
 
 
-def test_compiled_as_plain(plain: Callable[..., Tensor]):
+def test_compiled_as_plain(plain: Callable[..., Any]):
     model, (ids, segments) = build("llama"), prompts()
     options: dict[str, Any] = {"max_new_tokens": 40, "segments": segments}
-    assert torch.equal(generate(model, ids, compile=True, **options), plain(model, ids, **options))
+    assert torch.equal(generate(model, ids, compile=True, **options), plain(generate, model, ids, **options))
 
 
 def test_up_to_the_last_position():
@@ -96,14 +92,36 @@ def test_up_to_the_last_position():
         generate(model, ids, max_new_tokens=70)
 
 
-def test_beams_on_a_graph():
-    model, (ids, segments) = build("t5"), prompts()
-    options: dict[str, Any] = {"beams": 3, "max_new_tokens": 20, "n_best": 2, "stop": (4,), "segments": segments}
-    ours, alone = (
-        beam_search(model, ids, **options),
-        beam_search(model.cpu(), ids.cpu(), **options | {"segments": segments.cpu()}),
-    )
-    torch.testing.assert_close(ours.scores.cpu(), alone.scores, atol=1e-4, rtol=1e-4)
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("name", ["t5", "llama", "window"])
+def test_beams_on_a_graph(name: str, compile: bool, plain: Callable[..., Any]):
+    model, (ids, segments) = build(name), prompts()
+    options: dict[str, Any] = {"beams": 3, "max_new_tokens": 40, "n_best": 2, "stop": (4,), "segments": segments}
+    alone = plain(beam_search, model, ids, **options)
+    for _ in range(2):  # the second finds the graph of the first
+        ours = beam_search(model, ids, compile=compile, **options)
+        assert torch.equal(ours.ids, alone.ids)
+        torch.testing.assert_close(ours.scores, alone.scores, atol=1e-4, rtol=1e-4)
+
+
+def test_the_next_call_finds_the_graph(plain: Callable[..., Any]):
+    """Other prompts and other weights, in the same places; then two streams at once, and weights elsewhere."""
+    model, (ids, _) = build("gpt2"), prompts()
+    for seed in range(3):
+        ids = torch.randint(3, 97, (3, 12), generator=torch.Generator().manual_seed(seed)).to(CUDA)
+        assert torch.equal(generate(model, ids, max_new_tokens=20), plain(generate, model, ids, max_new_tokens=20))
+        with torch.no_grad():
+            for x in model.parameters():
+                x.add_(torch.randn_like(x) * 0.02)
+    two = [stream(model, ids[i], max_new_tokens=20) for i in ([0, 1], [1, 2])]
+    said = list(zip(*two, strict=True))
+    for i, rows in enumerate(([0, 1], [1, 2])):
+        whole = plain(generate, model, ids[rows], max_new_tokens=20)
+        assert torch.equal(torch.stack([pair[i][0] for pair in said], dim=1), whole[:, 12:])
+    model = model.double().float()
+    with torch.no_grad():
+        model.target.table.weight.add_(1.0)
+    assert torch.equal(generate(model, ids, max_new_tokens=20), plain(generate, model, ids, max_new_tokens=20))
 
 
 @pytest.mark.parametrize("name", SMALL)
