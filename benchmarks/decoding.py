@@ -22,14 +22,16 @@ DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
 
 
 def ours(config: Callable[[], ModelConfig], ids: Tensor, new: int, beams: int = 1, bits: Any = None) -> Way:
+    """On a GPU compiled."""
+
     def make() -> Callable[[], Tensor]:
         torch.manual_seed(0)
         with torch.device(DEVICE):
             model = Transformer(config()).to(DTYPE).eval()
-        model = model if bits is None else quantise(model, bits)
+        model, fused = model if bits is None else quantise(model, bits), DEVICE == "cuda"
         if beams > 1:
-            return lambda: beam_search(model, ids, beams=beams, max_new_tokens=new).ids
-        return lambda: generate(model, ids, max_new_tokens=new, compile=DEVICE == "cuda")
+            return lambda: beam_search(model, ids, beams=beams, max_new_tokens=new, compile=fused).ids
+        return lambda: generate(model, ids, max_new_tokens=new, compile=fused)
 
     return Way("ours", make)
 
@@ -37,7 +39,8 @@ def ours(config: Callable[[], ModelConfig], ids: Tensor, new: int, beams: int = 
 def theirs(build: Callable[[], Any], ids: Tensor, new: int, beams: int = 1, **how: Any) -> Way:
     def make() -> Callable[[], Tensor]:
         torch.manual_seed(0)
-        model = build().to(DEVICE, DTYPE).eval()
+        with torch.device(DEVICE):
+            model = build().to(DTYPE).eval()
         options = {"do_sample": False, "num_beams": beams, "pad_token_id": 0, "eos_token_id": None, **how}
         return lambda: model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, min_new_tokens=new, **options
@@ -79,4 +82,26 @@ def base(
     return rows * new, {
         "ours": ours(config, ids, new, beams),
         "transformers": theirs(lambda: marian(depth, width, heads, ff, vocab), ids, new, beams),
+    }
+
+
+def llama(
+    depth: int, width: int, heads: int, kv_heads: int, ff: int, vocab: int, rows: int, prompt: int, new: int
+) -> tuple[int, dict[str, Way]]:
+    """Theirs with its static cache, which it compiles itself on a GPU."""
+    ids = torch.randint(5, vocab, (rows, prompt), device=DEVICE)
+
+    def config() -> ModelConfig:
+        made = presets.llama(depth=depth, width=width, heads=heads, kv_heads=kv_heads, ff=ff, vocab=vocab)
+        return made.model_copy(update={"tie": "output"})
+
+    def hf() -> Any:
+        sizes = {"num_hidden_layers": depth, "hidden_size": width, "intermediate_size": ff, "vocab_size": vocab}
+        sizes |= {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
+        return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, tie_word_embeddings=True))
+
+    return rows * new, {
+        "ours": ours(config, ids, new),
+        "ours, 8 bits": ours(config, ids, new, bits=8),
+        "transformers": theirs(hf, ids, new, cache_implementation="static"),
     }

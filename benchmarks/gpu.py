@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import captions, idle, long, ragged, training
+from benchmarks import captions, decoding, idle, long, ragged, training
 from benchmarks.sheet import DEVICE, RESULTS, Sheet, clock
 
 Row = Callable[[Sheet, bool], None]
@@ -71,6 +71,30 @@ def window_64k(sheet: Sheet, tiny: bool) -> None:
               seconds=seconds)  # fmt: skip
 
 
+def decode_1b_b1(sheet: Sheet, tiny: bool) -> None:
+    work, ways = decoding.llama(*(2, 64, 4, 2, 128, 512, 1, 8, 16) if tiny else (*BILLION, 1, 8, 256))
+    rates = sheet.measure("decode_1b_b1", work, "tokens/s", ways, warm=2, rounds=5, note=APART)
+    sheet.put("decode_1b_b1_int8", rates["ours, 8 bits"], rates["ours"], "tokens/s", peer_name="ours in bf16")
+
+
+def decode_1b_b64(sheet: Sheet, tiny: bool) -> None:
+    work, ways = decoding.llama(*(2, 64, 4, 2, 128, 512, 4, 8, 16) if tiny else (*BILLION, 64, 8, 256))
+    del ways["ours, 8 bits"]
+    sheet.measure("decode_1b_b64", work, "tokens/s", ways, warm=2, rounds=5, note=APART)
+
+
+def decode_base_b64_greedy(sheet: Sheet, tiny: bool) -> None:
+    work, ways = decoding.base(*(2, 64, 2, 128, 512, 4, 8, 16) if tiny else (6, 512, 8, 2048, 32768, 64, 32, 64), 1)
+    sheet.measure("decode_base_b64_greedy", work, "tokens/s", ways, warm=2, rounds=7, note=APART)
+
+
+def decode_base_b64_beam4(sheet: Sheet, tiny: bool) -> None:
+    work, ways = decoding.base(*(2, 64, 2, 128, 512, 4, 8, 16) if tiny else (6, 512, 8, 2048, 32768, 64, 32, 64), 4)
+    sheet.measure("decode_base_b64_beam4", work, "tokens/s", ways, warm=2, rounds=7, note=APART)
+
+
+BILLION = (16, 2048, 32, 8, 8192, 128256)  # layers, width, heads, of them for keys, feed-forward, vocabulary
+APART = "weights of either are random: ids are not compared"
 ALL = (
     train_gpt2,
     train_base,
@@ -80,6 +104,10 @@ ALL = (
     idle_multi30k,
     bigbird_16k,
     window_64k,
+    decode_1b_b1,
+    decode_1b_b64,
+    decode_base_b64_greedy,
+    decode_base_b64_beam4,
 )
 ROWS: dict[str, Row] = {row.__name__: row for row in ALL}
 
