@@ -69,7 +69,7 @@ class Session:
             source, facts = lay_out(batch, length, ids.device, segments=segments), (length, segments is None)
             memory, segments = model.encode(ids, segments=segments), None
             ids = torch.full((batch, 1), start, device=ids.device)
-        self.model, self.compile = model, compile
+        self.model, self.compile, self._copies = model, compile, copies
         if marks is not None:
             if model.encoder is not None:
                 raise ValueError("only a decoder without an encoder reads marked prompts: leave `marks` out")
@@ -213,7 +213,7 @@ class Session:
 
     def reorder(self, rows: Tensor) -> None:
         """Row i goes on from what row `rows[i]` was, one of the same prompt: read on before looking at `logits`."""
-        self.cache.reorder(rows, same_source=True)
+        self.cache.reorder(rows, within=self._copies)
         for x in (self._ids, self._there):
             x.copy_(x[rows])
 

@@ -128,6 +128,7 @@ class Cache:
         ]
         self.slots, self.sizes, self.taken = slots, sizes, 0
         self.length = torch.zeros((), dtype=torch.long, device=device)  # slots taken, where the device knows it
+        self.everywhere = torch.full_like(self.length, 2**31)  # a length beyond all slots
         self.positions = torch.zeros(batch, slots, dtype=torch.long, device=device)
         self.segments = torch.full((batch, slots), PADDING, dtype=torch.long, device=device)
         self.marks: Tensor | None = None  # of what was read first, where it was marked; all else is plain
@@ -330,19 +331,27 @@ class Cache:
         state += [x for ring in self.rings.values() for x in ring.tensors()]
         return state + [x for layer in self.layers for x in layer.own()]
 
-    def reorder(self, rows: Tensor, *, same_source: bool = False) -> None:
-        """Row i becomes what row `rows[i]` was (beam search); `same_source`: both have answered the same."""
+    def reorder(self, rows: Tensor, *, within: int | None = None) -> None:
+        """Row i becomes what row `rows[i]` was (beam search): any, or one of the `within` neighbours that answer the
+        same source."""
         if rows.shape != self.segment.shape:
             raise ValueError(f"rows has shape {list(rows.shape)}, expected {list(self.segment.shape)} like the batch")
         state = self._state()
         if self.marks is not None:
             state.append(self.marks)
-        if not same_source:
+        if within is None:
             state += [x for layer in self.layers for x in layer.cross or ()]
             if self.states is not None:
                 state.append(self.states)
             if self.source is not None:
                 state += [x for x in self.source[:3] if x is not None and x.shape[0] == rows.shape[0]]
+        elif rows.is_cuda:
+            from anyformer.nn import regroup
+
+            for x in [x for x in state if regroup.fits(x, within)]:
+                full = x.shape[2] == self.slots  # else a ring, which fills in another order, or a state
+                regroup.regroup(x, rows, self.length if full else self.everywhere, within)
+            state = [x for x in state if not regroup.fits(x, within)]
         for x in state:
             x.copy_(x.index_select(0, rows))
 

@@ -13,6 +13,7 @@ from anyformer.decoding import place as places
 from anyformer.decoding.beam import beam_search
 from anyformer.decoding.decode import generate, stream
 from anyformer.decoding.session import Session, evaluating
+from anyformer.nn.cache import CacheKind
 from anyformer.nn.model import Transformer
 
 CUDA = torch.device("cuda")
@@ -102,6 +103,25 @@ def test_beams_on_a_graph(name: str, compile: bool, plain: Callable[..., Any]):
         ours = beam_search(model, ids, compile=compile, **options)
         assert torch.equal(ours.ids, alone.ids)
         torch.testing.assert_close(ours.scores, alone.scores, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["auto", "int8"])
+@pytest.mark.parametrize("name", ["t5", "window", "deepseek"])
+@pytest.mark.parametrize("within", [1, 3, 4])
+def test_neighbours_change_places(name: str, kind: CacheKind, within: int):
+    """As any rows do."""
+    model = build(name)
+    ids = torch.randint(3, 97, (6 * within, 21), generator=torch.Generator().manual_seed(1)).to(CUDA)
+    choice = torch.randint(within, (6, within), generator=torch.Generator().manual_seed(2))
+    rows = (choice + torch.arange(6)[:, None] * within).flatten().to(CUDA)
+    with evaluating(model):
+        one, other = (model.new_cache(len(ids), 40, kind=kind) for _ in range(2))
+        for cache in (one, other):
+            memory = None if model.encoder is None else model.encode(ids[:, :5] * 0 + 7)
+            model.decode(ids, memory, cache=cache)
+        one.reorder(rows, within=within)
+        other.reorder(rows)
+        assert all(torch.equal(a, b) for a, b in zip(one._state(), other._state(), strict=True))
 
 
 def test_the_next_call_finds_the_graph(plain: Callable[..., Any]):
