@@ -196,7 +196,8 @@ class Saying:
         """The next token of each row, after logits [rows, v]."""
         if self.processors:
             logits = process(self.processors, session.history, logits)
-        (compiled(say) if session.compile else say)(self, logits)
+        fused = session.compile and self.seeds is None  # compilers take minutes for the hash behind noise
+        (compiled(say) if fused else say)(self, logits)
 
 
 def say(saying: Saying, logits: Tensor) -> None:
