@@ -29,12 +29,19 @@ WORK = {
     "start_predict": "`anyformer predict` on a small run, from the command to the answer",
 }
 
+INTRODUCTION = """# Beside its peers
+
+The same work on the same machine in the same run: medians after warm-up, of random weights and tokens. Made by
+`python -m benchmarks.report` from `benchmarks/results`, which have the spread.
+
+All ways to train a model begin with the same weights. The loss that each has before the first step, without dropout, is
+beside its time: where they differ by more than 1e-4 (on a GPU, in bf16, 1e-2) the work was not the same, and the row
+says so. The share is what the products that a step asks for (`count`, three times) take of the speed of a large one.
+"""
+
 
 def page() -> str:
-    parts = [
-        "# Beside its peers\n\nThe same work on the same machine in the same run: medians after warm-up, of random"
-        " weights and tokens. Made by `python -m benchmarks.report` from `benchmarks/results`, which have the spread.\n"
-    ]
+    parts = [INTRODUCTION]
     for name, title in ABOUT.items():
         path = RESULTS / f"{name}.json"
         if path.exists():
@@ -44,14 +51,16 @@ def page() -> str:
 
 def _section(name: str, title: str, rows: dict[str, Any]) -> str:
     machine = rows.pop("machine")
-    table = [("work", "key", "ours", "the best peer", "", "times", "loss, ours and theirs")]
+    table = [("work", "key", "ours", "the best peer", "", "times", "first loss, ours and theirs", "share")]
     for key, row in rows.items():
         peer = "" if row["peer"] is None else f"{row['peer']:,.4g}" if row["peer"] < 1000 else f"{row['peer']:,.0f}"
         ours = f"{row['ours']:,.4g}" if row["ours"] < 1000 else f"{row['ours']:,.0f}"
         times = "" if row["peer"] is None else f"{row['ours'] / row['peer']:.2f}"
-        losses = row.get("losses", {})
-        same = f"{losses['ours']:.2f}, {losses[row['peer_name']]:.2f}" if row.get("peer_name") in losses else ""
-        table.append((WORK[key], f"`{key}`", f"{ours} {row['unit']}", peer, row.get("peer_name") or "", times, same))
+        first, share, beside = row.get("first", {}), row.get("share", {}), row.get("peer_name") or ""
+        same = f"{first['ours']:.4f}, {first[beside]:.4f}" if beside in first else ""
+        same = f"{same}: DIFFERENT WORK" if row.get("agree") is False else same
+        used = f"{share['ours']:.0%}" if "ours" in share else ""
+        table.append((WORK[key], f"`{key}`", f"{ours} {row['unit']}", peer, beside, times, same, used))
     product, copy = machine["product_flops"] / 1e12, machine["copy_bytes"] / 1e9
     return f"""## {title}
 

@@ -14,6 +14,7 @@ import torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 RESULTS = Path(__file__).parent / "results"
+CLOSE = 1e-2 if DEVICE == "cuda" else 1e-4  # of losses that ought to be one number, in bf16 and in fp32
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,16 @@ class Time:
 
 @dataclass(frozen=True)
 class Way:
-    """One way to do some work: `make` builds all that it needs and gives what is timed."""
+    """One way to do some work: `make` builds all that it needs and gives what is timed.
+
+    `first` is the loss before anything is learnt and without dropout: one number for all ways that begin with the same
+    weights. `flops` are those of the products that the work asks for, however a way does it.
+    """
 
     name: str
     make: Callable[[], Callable[[], Any]]
+    first: Callable[[], float] | None = None
+    flops: float | None = None
 
 
 def clock(way: Way, warm: int = 5, rounds: int = 15) -> tuple[Time, Any]:
@@ -56,6 +63,13 @@ def clock(way: Way, warm: int = 5, rounds: int = 15) -> tuple[Time, Any]:
     return Time(statistics.median(times), min(times), max(times), memory), last
 
 
+def agree(first: Mapping[str, float]) -> bool | None:
+    """Whether all losses are that of `ours`; None where nothing else tells one."""
+    if len(first) < 2:
+        return None
+    return all(abs(loss - first["ours"]) <= CLOSE * abs(first["ours"]) for loss in first.values())
+
+
 def clear() -> None:
     gc.collect()
     torch.compiler.reset()
@@ -77,11 +91,14 @@ class Sheet:
         self.rows["machine"] = machine()
 
     def put(self, key: str, ours: float, peer: float | None, unit: str, **beside: Any) -> None:
-        self.rows[key] = {"ours": ours, "peer": peer, "unit": unit, **beside}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps(self.rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        self.keep(key, {"ours": ours, "peer": peer, "unit": unit, **beside})
         ratio = "" if not peer else f"  {ours / peer:5.2f} times the peer's {peer:,.1f}"
         print(f"{key:<24} {ours:>14,.1f} {unit}{ratio}  {beside.get('note', '')}", flush=True)
+
+    def keep(self, key: str, row: dict[str, Any]) -> None:
+        self.rows[key] = row
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps(self.rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
     def measure(
         self,
@@ -95,9 +112,12 @@ class Sheet:
         **beside: Any,
     ) -> dict[str, float]:
         """Work per second by each way; `ours` is held against the fastest of the others."""
-        rates, spread, memory, last = {}, {}, {}, {}
+        rates, spread, memory, last, first, share = {}, {}, {}, {}, {}, {}
         for name, way in ways.items():
             try:
+                if way.first is not None:
+                    clear()
+                    first[name] = way.first()
                 took, last[name] = clock(way, warm, rounds)
             except Exception as error:  # a peer that cannot run here is told, and the others go on
                 if name == "ours":
@@ -107,8 +127,14 @@ class Sheet:
             rates[name] = work / took.median
             spread[name] = [work / took.high, work / took.low]
             memory[name] = took.memory
+            if way.flops is not None:
+                share[name] = way.flops / took.median / self.rows["machine"]["product_flops"]
         peers = {name: rate for name, rate in rates.items() if not name.startswith("ours")}
         best = max(peers, key=lambda name: peers[name], default=None)
+        alike = agree(first)
+        if alike is False:
+            told = ", ".join(f"{name} {loss:.6g}" for name, loss in first.items())
+            print(f"{key}: THE WAYS DISAGREE, so their times compare nothing: {told}", flush=True)
         losses = {name: float(x) for name, x in last.items() if isinstance(x, torch.Tensor) and x.numel() == 1}
         self.put(
             key,
@@ -120,6 +146,9 @@ class Sheet:
             spread=spread,
             memory=memory,
             losses=losses,
+            first=first,
+            agree=alike,
+            share=share,
             **beside,
         )
         return rates

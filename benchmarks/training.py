@@ -1,7 +1,9 @@
 """Steps of training: the models of the table, ours and their peers', on the same random tokens."""
 
 import os
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -12,6 +14,9 @@ from torch.nn import functional as F
 
 from anyformer import presets
 from anyformer.config import MaskedLM, ModelConfig, io
+from anyformer.inspection.count import count
+from anyformer.interop import files, weights
+from anyformer.interop.families import FAMILIES
 from anyformer.nn.heads import Asked
 from anyformer.nn.loss import token_loss
 from anyformer.nn.model import Transformer
@@ -19,6 +24,7 @@ from anyformer.training.objective import Objective, few
 from benchmarks.sheet import DEVICE, Way
 
 MASKED = 0.15
+transformers.utils.logging.disable_progress_bar()
 
 
 class Words:
@@ -43,30 +49,84 @@ def stepping(model: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], Tenso
     return step
 
 
-def ours(config: Callable[[], ModelConfig], inputs: tuple[Tensor, ...], labels: Tensor, smoothing: float = 0.0) -> Way:
-    """As the training loop runs it."""
+Build = Callable[[], tuple[nn.Module, Callable[[], Tensor]]]
+"""A model, and its loss on the tokens."""
+
+
+def way(name: str, build: Build, flops: float, slopes: bool = False) -> Way:
+    """`slopes`: the first loss is taken as in training, by what leaves gradients behind."""
 
     def make() -> Callable[[], Tensor]:
-        torch.manual_seed(0)
-        with torch.device(DEVICE):
-            model = Transformer(config()).train()
+        model, loss = build()
+        return stepping(model.train(), loss)
+
+    def first() -> float:
+        model, loss = build()
+        model.eval()
+        with torch.set_grad_enabled(slopes), torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"):
+            return float(loss().detach())
+
+    return Way(name, make, first, flops)
+
+
+def ours(config: ModelConfig, inputs: tuple[Tensor, ...], labels: Tensor, smoothing: float = 0.0) -> Way:
+    """As the training loop runs it."""
+
+    def build() -> tuple[nn.Module, Callable[[], Tensor]]:
+        model = begun(config)
         objective = Objective(model, Words(), smoothing)
         wanted, asked = Asked(labels, smoothing), int((labels >= 0).sum())
         if (places := few(labels.cpu(), labels.numel())) is not None:
             at, some = (x.to(DEVICE) for x in places)
             wanted = Asked(some, smoothing, at)
-        return stepping(model, lambda: objective(inputs, {}, wanted, None)[0] / asked)
+        return model, lambda: objective(inputs, {}, wanted, None)[0] / asked
 
-    return Way("ours", make)
+    return way("ours", build, flops(config, inputs, labels), slopes=True)
 
 
-def theirs(build: Callable[[], nn.Module], loss: Callable[[Any], Tensor]) -> Way:
-    def make() -> Callable[[], Tensor]:
-        torch.manual_seed(0)
-        model = build().to(DEVICE).train()
-        return stepping(model, lambda: loss(model))
+def theirs(build: Callable[[], nn.Module], loss: Callable[[Any], Tensor], flops: float) -> Way:
+    """`build` makes a model with the weights of `begun`."""
 
-    return Way("theirs", make)
+    def both() -> tuple[nn.Module, Callable[[], Tensor]]:
+        model = build().to(DEVICE)
+        return model, lambda: loss(model)
+
+    return way("theirs", both, flops)
+
+
+def begun(config: ModelConfig) -> Transformer:
+    """The model that all ways begin with."""
+    torch.manual_seed(0)
+    with torch.device(DEVICE):
+        return Transformer(config)
+
+
+@torch.no_grad()
+def said(config: ModelConfig, inputs: tuple[Tensor, ...]) -> Tensor:
+    """What that model finds likeliest at each place: as labels, they give another loss to every other model, where
+    labels by chance would give all of them the same."""
+    model = begun(config).eval()
+    some = zip(*(x.split(8) for x in inputs), strict=True)
+    return torch.cat([model(*few_rows).argmax(dim=-1) for few_rows in some])
+
+
+def public(config: ModelConfig, kind: str, into: Any) -> Any:
+    """The same as a model of `transformers`, of a family that has it."""
+    family = FAMILIES[kind]
+    with tempfile.TemporaryDirectory() as folder:
+        files.write_json(Path(folder) / "config.json", family.fields(config))
+        weights.write(Path(folder) / files.WEIGHTS, family, begun(config).cpu())
+        model = into.from_pretrained(folder, dtype=torch.float32)
+    model.config.use_cache = False
+    return model
+
+
+def flops(config: ModelConfig, inputs: tuple[Tensor, ...], labels: Tensor) -> float:
+    """Of a step's products, as `count` has them, with the head where something is asked; a backward pass is two."""
+    rows, length = labels.shape
+    table = count(config, length, batch=rows, source_length=inputs[0].shape[1] if len(inputs) > 1 else None)
+    head = sum(row.flops for row in table.rows if row.part == "head")
+    return 3 * (table.flops - head * float((labels < 0).float().mean()))
 
 
 def tokens(vocab: int, *shape: int) -> Tensor:
@@ -75,30 +135,36 @@ def tokens(vocab: int, *shape: int) -> Tensor:
 
 def gpt2(depth: int, width: int, heads: int, vocab: int, length: int, rows: int) -> tuple[int, dict[str, Way]]:
     """Tokens of a step, and the ways."""
-    ids, labels = tokens(vocab, rows, length), tokens(vocab, rows, length)
-
-    def config() -> ModelConfig:
-        return presets.gpt2(depth=depth, width=width, heads=heads, vocab=vocab, length=length, dropout=0.0)
+    ids = tokens(vocab, rows, length)
+    config = presets.gpt2(depth=depth, width=width, heads=heads, vocab=vocab, length=length, dropout=0.0)
+    labels = said(config, (ids,))
+    mine = ours(config, (ids,), labels)
 
     def hf() -> nn.Module:
-        sizes = {"n_layer": depth, "n_embd": width, "n_head": heads, "vocab_size": vocab, "n_positions": length}
-        still = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "use_cache": False}
-        return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **still))
+        return public(config, "gpt2", transformers.GPT2LMHeadModel)
 
     def loss(model: Any) -> Tensor:
         return token_loss(model(input_ids=ids).logits, labels) / labels.numel()
 
-    return ids.numel(), {"ours": ours(config, (ids,), labels), "transformers": theirs(hf, loss)}
+    return ids.numel(), {"ours": mine, "transformers": theirs(hf, loss, mine.flops)}
 
 
 class TorchPair(nn.Module):
-    """torch's own Transformer with tied embeddings and learned positions."""
+    """torch's own Transformer as that of 2017: tied embeddings, waves, dropout behind sublayers alone, no norm behind
+    the last."""
 
     def __init__(self, width: int, heads: int, depth: int, ff: int, vocab: int, length: int, dropout: float):
         super().__init__()
-        self.tokens, self.places = nn.Embedding(vocab, width), nn.Embedding(length, width)
+        self.tokens, self.dropout, self.scale = nn.Embedding(vocab, width), nn.Dropout(dropout), width**0.5
         nn.init.normal_(self.tokens.weight, std=width**-0.5)
+        angles = torch.arange(length)[:, None] / 10_000.0 ** (torch.arange(0, width, 2) / width)
+        self.register_buffer("places", torch.cat((angles.sin(), angles.cos()), dim=-1))
         self.inner = nn.Transformer(width, heads, depth, depth, ff, dropout, batch_first=True, norm_first=False)
+        self.inner.encoder.norm = self.inner.decoder.norm = None
+        for layer in (*self.inner.encoder.layers, *self.inner.decoder.layers):
+            layer.dropout.p = layer.self_attn.dropout = 0.0
+            if isinstance(layer, nn.TransformerDecoderLayer):
+                layer.multihead_attn.dropout = 0.0
 
     def forward(self, source: Tensor, target: Tensor, pads: Tensor | None = None) -> Tensor:
         ahead = nn.Transformer.generate_square_subsequent_mask(target.shape[1], device=target.device)
@@ -113,7 +179,34 @@ class TorchPair(nn.Module):
         return hidden @ self.tokens.weight.T
 
     def _embed(self, ids: Tensor) -> Tensor:
-        return self.tokens(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
+        return self.dropout(self.tokens(ids) * self.scale + self.places[: ids.shape[1]])
+
+    @torch.no_grad()
+    def begin(self, ours: Transformer) -> "TorchPair":
+        """With the weights of ours."""
+        mine = ours.state_dict()
+
+        def take(layer: nn.Module, at: str, *norms: str) -> None:
+            """Of all that encoder and decoder have: norms stand in the order of sublayers."""
+            layer.self_attn.in_proj_weight.copy_(mine[f"{at}.mixer.inner.qkv.weight"])
+            layer.self_attn.out_proj.weight.copy_(mine[f"{at}.mixer.inner.out.weight"])
+            for linear, name in ((layer.linear1, "up"), (layer.linear2, "down")):
+                linear.weight.copy_(mine[f"{at}.feedforward.inner.{name}.weight"])
+                linear.bias.copy_(mine[f"{at}.feedforward.inner.{name}.bias"])
+            for number, name in enumerate(norms, start=1):
+                for part in ("weight", "bias"):
+                    getattr(layer.get_submodule(f"norm{number}"), part).copy_(mine[f"{at}.{name}.norm_sum.{part}"])
+
+        self.tokens.weight.copy_(mine["source.table.weight"])
+        for i, layer in enumerate(self.inner.encoder.layers):
+            take(layer, f"encoder.blocks.{i}", "mixer", "feedforward")
+        for i, layer in enumerate(self.inner.decoder.layers):
+            at = f"decoder.blocks.{i}"
+            take(layer, at, "mixer", "cross", "feedforward")
+            both = mine[f"{at}.cross.inner.q.weight"], mine[f"{at}.cross.inner.kv.weight"]
+            layer.multihead_attn.in_proj_weight.copy_(torch.cat(both))
+            layer.multihead_attn.out_proj.weight.copy_(mine[f"{at}.cross.inner.out.weight"])
+        return self
 
 
 def marian(depth: int, width: int, heads: int, ff: int, vocab: int) -> nn.Module:
@@ -135,48 +228,49 @@ def marian(depth: int, width: int, heads: int, ff: int, vocab: int) -> nn.Module
 
 
 def base(depth: int, width: int, heads: int, ff: int, vocab: int, length: int, rows: int) -> tuple[int, dict[str, Way]]:
-    source, target, labels = (tokens(vocab, rows, length) for _ in range(3))
-
-    def config() -> ModelConfig:
-        return presets.vaswani(depth=depth, width=width, heads=heads, ff=ff, vocab=vocab, dropout=0.1)
+    source, target = (tokens(vocab, rows, length) for _ in range(2))
+    config = presets.vaswani(depth=depth, width=width, heads=heads, ff=ff, vocab=vocab, dropout=0.1)
+    # as the peers have them: waves in Marian's order, and the norms of torch
+    like = ("position.layout=halves", "blocks.*.norm.eps=1e-5")
+    config = io.override(config, [f"{side}.{what}" for side in ("encoder", "decoder") for what in like])
+    labels = said(config, (source, target))
+    mine = ours(config, (source, target), labels, 0.1)
 
     def smoothed(logits: Tensor) -> Tensor:
         return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), label_smoothing=0.1)
 
     return 2 * source.numel(), {
-        "ours": ours(config, (source, target), labels, 0.1),
+        "ours": mine,
         "torch.nn": theirs(
-            lambda: TorchPair(width, heads, depth, ff, vocab, length, 0.1),
+            lambda: TorchPair(width, heads, depth, ff, vocab, length, 0.1).to(DEVICE).begin(begun(config)),
             lambda model: smoothed(model(source, target)),
+            mine.flops,
         ),
         "transformers": theirs(
-            lambda: marian(depth, width, heads, ff, vocab),
+            lambda: public(config, "marian", transformers.MarianMTModel),
             lambda model: smoothed(model(input_ids=source, decoder_input_ids=target).logits),
+            mine.flops,
         ),
     }
 
 
 def bert(depth: int, width: int, heads: int, vocab: int, length: int, rows: int) -> tuple[int, dict[str, Way]]:
     ids = tokens(vocab, rows, length)
-    labels = torch.where(torch.rand(ids.shape, device=DEVICE) < MASKED, ids, -100)
+    sizes = {"depth": depth, "width": width, "heads": heads, "vocab": vocab, "length": length}
+    config = io.override(presets.bert(**sizes, head=MaskedLM()), ["encoder.blocks.*.mixer.dropout=0"])
+    labels = torch.where(torch.rand(ids.shape, device=DEVICE) < MASKED, said(config, (ids,)), -100)
     at = (labels.flatten() >= 0).nonzero()[:, 0]
-
-    def config() -> ModelConfig:
-        sizes = {"depth": depth, "width": width, "heads": heads, "vocab": vocab, "length": length}
-        return io.override(presets.bert(**sizes, head=MaskedLM()), ["encoder.blocks.*.mixer.dropout=0"])
+    mine = ours(config, (ids,), labels)
 
     def hf() -> nn.Module:
-        sizes = {"num_hidden_layers": depth, "hidden_size": width, "num_attention_heads": heads, "vocab_size": vocab}
-        still = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.0}
-        more = {"intermediate_size": 4 * width, "max_position_embeddings": length}
-        return transformers.BertForMaskedLM(transformers.BertConfig(**sizes, **still, **more))
+        return public(config, "bert", transformers.BertForMaskedLM)
 
     def masked_only(model: Any) -> Tensor:
         hidden = model.bert(input_ids=ids).last_hidden_state.flatten(0, 1)[at]
         return F.cross_entropy(model.cls(hidden).float(), labels.flatten()[at])
 
     return ids.numel(), {
-        "ours": ours(config, (ids,), labels),
-        "transformers": theirs(hf, lambda model: model(input_ids=ids, labels=labels).loss),
-        "transformers, masked only": theirs(hf, masked_only),
+        "ours": mine,
+        "transformers": theirs(hf, lambda model: model(input_ids=ids, labels=labels).loss, mine.flops),
+        "transformers, masked only": theirs(hf, masked_only, mine.flops),
     }
