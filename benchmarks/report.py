@@ -2,8 +2,12 @@
 
 import json
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
+import numpy as np
+
+from anyformer.inspection.plot import pyplot
 from anyformer.lab.compare import markdown
 from anyformer.lab.figures import panels, save
 from benchmarks.sheet import RESULTS
@@ -28,7 +32,11 @@ WORK = {
     "decode_base_beam4": "decoding, Transformer-base, 16 rows, 4 beams",
     "start_predict": "`anyformer predict` on a small run, from the command to the answer",
 }
-
+GROWTH = "growth"
+MEMORY = {
+    "h200": ("most allocated", "in bf16, each shape of a block compiled once"),
+    "cpu": ("kept for the backward pass", "fp32, one thread"),
+}
 INTRODUCTION = """# Beside its peers
 
 The same work on the same machine in the same run: medians after warm-up, of random weights and tokens. Made by
@@ -50,7 +58,7 @@ def page() -> str:
 
 
 def _section(name: str, title: str, rows: dict[str, Any]) -> str:
-    machine = rows.pop("machine")
+    machine, growth = rows.pop("machine"), rows.pop(GROWTH, None)
     table = [("work", "key", "ours", "the best peer", "", "times", "first loss, ours and theirs", "share")]
     for key, row in rows.items():
         peer = "" if row["peer"] is None else f"{row['peer']:,.4g}" if row["peer"] < 1000 else f"{row['peer']:,.0f}"
@@ -69,12 +77,31 @@ copy {copy:,.4g} GB/s.
 
 {markdown(table)}
 ![times the best peer](figures/benchmarks-{name}.png)
+{"" if growth is None else _growth(name, growth)}"""
+
+
+def _growth(name: str, growth: dict[str, Any]) -> str:
+    base = ", ".join(f"{axis} {size:,}" for axis, size in growth["base"].items())
+    memory, how = MEMORY[name]
+    told = (
+        f"`python -m benchmarks.growth`: a decoder of {base}, one of these changed at a time; {how}. "
+        "Points are measured, lines foretold: "
+        f"time from the FLOPs of `count` at {growth['share']:.0%} of the speed of a large product, "
+        f"a share that is fitted at the base (the dotted line); memory ({memory}) from `count` alone. "
+        "Times leave their lines where products are too small to fill the machine."
+    )
+    return f"""
+### How a training step grows
+
+{fill(told, 120)}
+
+![time and memory by length, batch, width, depth and vocabulary](figures/growth-{name}.png)
 """
 
 
 def draw(name: str) -> Path:
     rows = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    ratios = {key: row["ours"] / row["peer"] for key, row in rows.items() if key != "machine" and row["peer"]}
+    ratios = {key: row["ours"] / row["peer"] for key, row in rows.items() if row.get("peer")}
     figure, (axis,) = panels(1, width=7)
     axis.barh(list(ratios)[::-1], list(ratios.values())[::-1], color="#BBBBBB", edgecolor="#000000")
     axis.axvline(1, color="#000000", linewidth=0.8)
@@ -82,7 +109,38 @@ def draw(name: str) -> Path:
     return save(figure, DOCS / "figures" / f"benchmarks-{name}.png")
 
 
+def draw_growth(name: str, growth: dict[str, Any]) -> Path:
+    """Points as they were measured, lines as foretold, and by which power of the size both grow from end to end."""
+    plt, axes = pyplot(), growth["axes"]
+    form = {"figsize": (3 * len(axes), 6.4), "layout": "constrained", "squeeze": False}
+    figure, grid = plt.subplots(2, len(axes), sharey="row", **form)
+    kinds = (("seconds", 1e-3, "milliseconds of a step"), ("bytes", 2**20, f"MiB, {MEMORY[name][0]}"))
+    for row, (kind, unit, label) in zip(grid, kinds, strict=True):
+        for axis, (size, points) in zip(row, axes.items(), strict=True):
+            xs = [point["size"] for point in points]
+            found, due = ([point[by] / unit for point in points] for by in (kind, f"due_{kind}"))
+            axis.loglog(xs, due, color="#0072B2", linestyle="--", label=f"foretold, power {power(xs, due):.2f}")
+            axis.loglog(xs, found, "o", color="#000000", label=f"measured, power {power(xs, found):.2f}")
+            axis.axvline(growth["base"][size], color="#999999", linewidth=0.8, linestyle=":")
+            axis.set_xticks(xs, [f"{x}" if x < 1024 else f"{x // 1024}k" for x in xs])
+            axis.minorticks_off()
+            axis.set(xlabel=size)
+            axis.grid(alpha=0.25, linewidth=0.6)
+            axis.spines[["top", "right"]].set_visible(False)
+            axis.legend(loc="upper left", framealpha=1, edgecolor="none", borderpad=0.2, fontsize=9)
+            axis.margins(y=0.25)
+        row[0].set_ylabel(label)
+    return save(figure, DOCS / "figures" / f"growth-{name}.png")
+
+
+def power(xs: list[float], ys: list[float]) -> float:
+    """p of the y = c xᵖ that fits best."""
+    return float(np.polyfit(np.log(xs), np.log(ys), 1)[0])
+
+
 if __name__ == "__main__":
     (DOCS / "benchmarks.md").write_text(page(), encoding="utf-8")
     for found in RESULTS.glob("*.json"):
         draw(found.stem)
+        if growth := json.loads(found.read_text(encoding="utf-8")).get(GROWTH):
+            draw_growth(found.stem, growth)

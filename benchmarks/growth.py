@@ -1,0 +1,200 @@
+"""How a training step grows with length, batch, width, depth and vocabulary, and how it ought to:
+`python -m benchmarks.growth [AXIS...]`.
+
+A decoder (GPT-2's block, heads of one width) with AdamW, of which one size is changed at a time. GPU: in bf16, each
+shape of a block compiled once for all layers, the rest not; what is compared is growth, not the last tenth of speed.
+CPU: by one thread, in its own time, whatever else the machine does.
+
+    time      FLOPs of `count`, three times, at a share of the speed of a large product that is fitted once, at the base
+    memory    GPU: the most that was allocated. CPU: what is kept for the backward pass. Nothing is fitted
+"""
+
+import argparse
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyformer import presets
+from anyformer.config import ModelConfig
+from anyformer.inspection.count import count
+from anyformer.nn.heads import Asked
+from anyformer.nn.loss import token_loss
+from anyformer.nn.model import Transformer
+from anyformer.training.objective import Objective
+from benchmarks.sheet import DEVICE, RESULTS, Sheet, finish
+
+KEY = "growth"
+GPU = DEVICE == "cuda"
+HEAD = 64 if GPU else 32
+clock = time.perf_counter if GPU else time.process_time
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a model and its batch."""
+
+    length: int
+    batch: int
+    width: int
+    depth: int
+    vocab: int
+
+    def config(self) -> ModelConfig:
+        sizes = {"length": self.length, "width": self.width, "depth": self.depth, "vocab": self.vocab}
+        return presets.gpt2(**sizes, heads=max(1, self.width // HEAD), dropout=0.0)
+
+    def flops(self) -> int:
+        """Of a step."""
+        return 3 * count(self.config(), self.length, batch=self.batch).flops
+
+    def memory(self) -> int:
+        """In bytes, as is measured here."""
+        table = count(self.config(), self.length, batch=self.batch, bytes_per_value=2 if GPU else 4)
+        # weights, gradients and the optimiser's two averages, in fp32
+        return table.activation_bytes + (16 * table.parameters if GPU else 0)
+
+
+BASE = Sizes(1024, 16, 1024, 4, 32768) if GPU else Sizes(128, 8, 128, 2, 2048)
+AXES: dict[str, tuple[int, ...]] = (
+    {
+        "length": (256, 1024, 4096, 16384),
+        "batch": (1, 4, 16, 64, 256),
+        "width": (256, 512, 1024, 2048, 4096),
+        "depth": (1, 2, 4, 8, 16, 32),
+        "vocab": (2048, 8192, 32768, 131072),
+    }
+    if GPU
+    else {
+        "length": (32, 64, 128, 256, 512, 1024),
+        "batch": (1, 2, 4, 8, 16, 32),
+        "width": (32, 64, 128, 256, 512),
+        "depth": (1, 2, 4, 8, 16),
+        "vocab": (512, 2048, 8192, 32768),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Work:
+    """A model on random tokens: its loss, and a step that lowers it."""
+
+    model: Transformer
+    loss: Callable[[], Tensor]
+    step: Callable[[], object]
+
+
+def make(sizes: Sizes) -> Work:
+    torch.manual_seed(0)
+    with torch.device(DEVICE):
+        model = Transformer(sizes.config()).train()
+        ids, labels = (torch.randint(sizes.vocab, (sizes.batch, sizes.length)) for _ in range(2))
+    assert model.decoder is not None
+    for block in model.decoder.blocks if GPU else ():
+        block.compile(dynamic=False)
+    objective, asked = Objective(model, SimpleNamespace(loss=token_loss), 0.0), Asked(labels)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=GPU)
+
+    def loss() -> Tensor:
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=GPU):
+            return objective((ids,), {}, asked, None)[0] / labels.numel()
+
+    def step() -> None:
+        loss().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return Work(model, loss, step)
+
+
+def measure(sizes: Sizes, warm: int, rounds: int) -> tuple[float, int]:
+    """The median of a step's seconds, and its memory."""
+    work, times = make(sizes), []
+    memory = 0 if GPU else kept(work)
+    for number in range(warm + rounds):
+        if GPU and number == warm:
+            torch.cuda.reset_peak_memory_stats()
+        finish()
+        began = clock()
+        work.step()
+        finish()
+        times.append(clock() - began)
+    if GPU:
+        memory = torch.cuda.max_memory_allocated()
+    del work
+    gc.collect()
+    return statistics.median(times[warm:]), memory
+
+
+def kept(work: Work) -> int:
+    """Bytes that autograd keeps for the backward pass, weights left out, each storage once."""
+    own, seen = {p.untyped_storage().data_ptr() for p in work.model.parameters()}, dict[int, Tensor]()
+
+    def note(x: Tensor) -> Tensor:
+        seen[x.untyped_storage().data_ptr()] = x
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+        work.loss()
+    return sum(x.untyped_storage().nbytes() for at, x in seen.items() if at not in own)
+
+
+def grow(axes: Mapping[str, Sequence[int]], base: Sizes, product: float, warm: int, rounds: int) -> dict[str, Any]:
+    """Measured and foretold, at each size of each axis; one that cannot run is told and left out."""
+    known = {base: measure(base, warm, rounds)}
+    share = base.flops() / known[base][0] / product
+    found: dict[str, list[dict[str, float]]] = {axis: [] for axis in axes}
+    for axis, values in axes.items():
+        for value in values:
+            sizes = replace(base, **{axis: value})
+            try:
+                seconds, memory = known.get(sizes) or measure(sizes, warm, rounds)
+            except torch.OutOfMemoryError:
+                print(f"{axis} {value}: there is no room", flush=True)
+                continue
+            due, room = sizes.flops() / share / product, sizes.memory()
+            point = {"size": value, "seconds": seconds, "due_seconds": due, "bytes": memory, "due_bytes": room}
+            found[axis].append(point)
+            times, rooms = (
+                f"{seconds * 1e3:.1f} ms (due {due * 1e3:.1f})",
+                f"{memory / 2**20:.0f} MiB (due {room / 2**20:.0f})",
+            )
+            print(f"{axis} {value}: {times}, {rooms}", flush=True)
+    return {"base": asdict(base), "share": share, "axes": found}
+
+
+def product() -> float:
+    """FLOP/s of a large product, by the thread that is measured."""
+    a, b = torch.randn(2, 1024, 1024)
+    times = []
+    for _ in range(7):
+        began = clock()
+        a @ b
+        times.append(clock() - began)
+    return 2 * 1024**3 / statistics.median(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("axes", nargs="*", choices=[[], *AXES])
+    parser.add_argument("--out", type=Path, help="the file for the numbers")
+    args = parser.parse_args()
+    name = torch.cuda.get_device_name().split()[-1].lower() if GPU else "cpu"
+    torch.set_float32_matmul_precision("high")
+    torch._dynamo.config.recompile_limit = 64  # every shape is one
+    sheet = Sheet(args.out or RESULTS / f"{name}.json")
+    torch.set_num_threads(1)
+    most = sheet.rows["machine"]["product_flops"] if GPU else product()
+    axes = {axis: values for axis, values in AXES.items() if not args.axes or axis in args.axes}
+    sheet.keep(KEY, grow(axes, BASE, most, warm=3 if GPU else 1, rounds=7 if GPU else 3))
+
+
+if __name__ == "__main__":
+    main()
