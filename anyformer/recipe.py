@@ -194,7 +194,7 @@ class Train(Spec):
     accumulate: Size = 1  # batches per step
     label_smoothing: Probability = 0.0
     own_tokens: OwnTokens | None = None  # None: the decoder reads the target (teacher forcing)
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = "auto"  # fp8: products of the blocks; the rest in bf16
     compile: Literal["auto", "on", "off"] = "auto"  # on a GPU, where batches have one shape: not of padded rows
     checkpoint_activations: Flag = False
     ema: Probability | None = None  # decay of a moving average of the weights, which is what is evaluated and kept

@@ -59,7 +59,7 @@ class Job:
     recipe: Recipe
     out: Path
     device: torch.device
-    precision: str  # fp32, bf16, fp16
+    precision: str  # fp32, bf16, fp16, fp8
     task: Task
     model: Transformer
     optimizer: torch.optim.Optimizer
@@ -353,7 +353,7 @@ def save(job: Job) -> Path:
 def _autocast(job: Job) -> Any:
     if job.precision == "fp32":
         return nullcontext()
-    return torch.autocast(job.device.type, dtype=torch.bfloat16 if job.precision == "bf16" else torch.float16)
+    return torch.autocast(job.device.type, dtype=torch.float16 if job.precision == "fp16" else torch.bfloat16)
 
 
 def compiles(recipe: Recipe, device: torch.device) -> bool:

@@ -11,6 +11,7 @@ from anyformer.config import Classifier, ConfigError, Fault, ModelConfig, Specia
 from anyformer.data.loader import Loader
 from anyformer.data.sources import Rows, read, settled
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
+from anyformer.nn.fp8 import able, learn_in_fp8
 from anyformer.nn.model import Transformer
 from anyformer.recipe import (
     AnyTask,
@@ -94,6 +95,7 @@ def build(
 ) -> Job:
     """Model (with the weights of a checkpoint), optimiser and loader at the first step; writes nothing."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    precision = choose_precision(recipe.train.precision, device)
 
     def make() -> tuple[Transformer, Loader]:
         torch.manual_seed(recipe.seed)
@@ -103,6 +105,8 @@ def build(
         for stack in (model.encoder, model.decoder):
             if stack is not None:
                 stack.recompute = recipe.train.checkpoint_activations
+                if precision == "fp8":
+                    learn_in_fp8(stack)
         new = list[str]()
         if checkpoint is not None:
             model.load_state_dict(read_tensors(checkpoint / "model.safetensors"))
@@ -119,7 +123,6 @@ def build(
     optimizer = build_optimizer(
         recipe.train.optimizer, model, lambda name: pace(name, model.config, recipe.train.layer_decay)
     )
-    precision = choose_precision(recipe.train.precision, device)
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
     state = TrainState()
     return Job(recipe, out, device, precision, task, model, optimizer, loader, valid, state, scaler, console, ranks)
@@ -273,6 +276,10 @@ def fit_config(recipe: Recipe, task: Task) -> ModelConfig:
 
 def choose_precision(wanted: str, device: torch.device) -> str:
     """bf16 where the hardware is made for it; on a CPU without such units it is hundreds of times slower."""
+    if wanted == "fp8" and not able(device):
+        what = "needs a GPU of compute capability 8.9 or later (Ada, Hopper, Blackwell)"
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
+        raise ConfigError([Fault("train.precision", f"= 'fp8': {what}, and this is {name}: 'auto' takes what it has")])
     if wanted != "auto":
         return wanted
     if device.type == "cuda":

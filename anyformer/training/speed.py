@@ -15,6 +15,8 @@ def flops_per_token(config: ModelConfig, batch: Batch) -> float:
 
 
 def ceiling(config: ModelConfig, batch: Batch, device: torch.device, precision: str) -> float | None:
-    """Tokens a second if a GPU did nothing but the products that the model is made of; None where it is not known."""
+    """Tokens a second if a GPU did nothing but the products that the model is made of; None where it is not known. With
+    fp8, if all were in bf16, as some are."""
+    precision = "bf16" if precision == "fp8" else precision
     most = peak(torch.cuda.get_device_name(device), str(device), precision)
     return None if most is None else most / flops_per_token(config, batch)

@@ -1,0 +1,105 @@
+"""Products of training in fp8 (Micikevicius et al. 2022): e4m3 in the forward pass, e5m2 for gradients.
+
+    y = x Wᵀ      dx = dy W      dW = dyᵀ x
+
+What is multiplied is first brought to the range of its type, x ≈ s · x₈ with s = max|x| / max of the type, and products
+add up in fp32. One scale for each row of a product's factors, so that the largest number of a batch rounds its own row
+only; dW, which would need another scale for each column, stays in the precision that it came in.
+"""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from anyformer.nn.experts import SigmoidRouter, SoftmaxRouter
+from anyformer.nn.linear import Fused
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+STEP = 16  # of sizes that the hardware multiplies
+TINY = 1e-12  # below it numbers are as good as zero
+CAPABLE = (8, 9)  # the first compute capability with such units
+
+
+def narrow(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """x [m, k] in fp8, and the scale of each row, [m, 1]."""
+    scale = x.abs().amax(dim=-1, keepdim=True).float().clamp(min=TINY) / torch.finfo(dtype).max
+    return (x.float() / scale).to(dtype), scale
+
+
+def multiply(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], dtype: torch.dtype, fast: bool = False) -> Tensor:
+    """a [m, k] times b [n, k], each with its scales, as [m, n]. `fast`: sums of a few products are less than fp32."""
+    (x, by), (y, beside) = a, b
+    if x.is_cuda:
+        return torch._scaled_mm(x, y.t(), scale_a=by, scale_b=beside.t(), out_dtype=dtype, use_fast_accum=fast)
+    return ((x.float() @ y.float().t()) * by * beside.t()).to(dtype)
+
+
+class Product(torch.autograd.Function):
+    """x [m, k] times weight [n, k], as [m, n]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return multiply(narrow(x, E4M3), narrow(weight, E4M3), x.dtype, fast=True)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        dx = multiply(narrow(dy.contiguous(), E5M2), narrow(weight.t().contiguous(), E4M3), x.dtype)
+        return dx, dy.t() @ x
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """As `F.linear`, in the precision of autocast where that is on."""
+    kind = x.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    with torch.autocast(kind, enabled=False):
+        y = cast(Tensor, Product.apply(x.to(dtype).flatten(0, -2), weight.to(dtype)))
+        return (y if bias is None else y + bias.to(dtype)).unflatten(0, x.shape[:-1])
+
+
+class Float8Linear(nn.Linear):
+    """A linear layer that learns by products in fp8; outside training it is as any other."""
+
+    def __init__(self, plain: nn.Linear):
+        super().__init__(plain.in_features, plain.out_features, bias=plain.bias is not None, device="meta")
+        self.weight, self.bias = plain.weight, plain.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias) if self.training else super().forward(x)
+
+
+class Float8Fused(Fused):
+    """Several linear maps of one input in one such product."""
+
+    def __init__(self, plain: Fused):
+        with torch.device("meta"):
+            super().__init__(plain.in_features, plain.parts, bias=plain.bias is not None)
+        self.weight, self.bias = plain.weight, plain.bias
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        y = linear(x, self.weight, self.bias) if self.training else F.linear(x, self.weight, self.bias)
+        return y.split(self.parts, dim=-1)
+
+
+def learn_in_fp8(stacks: nn.Module) -> list[str]:
+    """Puts such layers in the place of all matrices whose sizes allow it; their names. Routers choose by small
+    differences, and adapters are narrow: they stay."""
+    modules = dict(stacks.named_modules())
+    routers = {id(m.linear) for m in modules.values() if isinstance(m, (SoftmaxRouter, SigmoidRouter))}
+    found = []
+    for name, module in modules.items():
+        if type(module) not in (nn.Linear, Fused) or id(module) in routers:
+            continue
+        assert isinstance(module, nn.Linear)
+        if module.in_features % STEP or module.out_features % STEP:
+            continue
+        stacks.set_submodule(name, Float8Fused(module) if isinstance(module, Fused) else Float8Linear(module))
+        found.append(name)
+    return found
+
+
+def able(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= CAPABLE
