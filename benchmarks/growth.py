@@ -13,7 +13,7 @@ import argparse
 import gc
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -146,12 +146,15 @@ def kept(work: Work) -> int:
     return sum(x.untyped_storage().nbytes() for at, x in seen.items() if at not in own)
 
 
-def grow(axes: Mapping[str, Sequence[int]], base: Sizes, product: float, warm: int, rounds: int) -> dict[str, Any]:
-    """Measured and foretold, at each size of each axis; one that cannot run is told and left out."""
+def grow(
+    axes: Mapping[str, Sequence[int]], base: Sizes, product: float, warm: int, rounds: int
+) -> Iterator[dict[str, Any]]:
+    """Measured and foretold, at each size of each axis: all so far, after each. One that cannot run is left out."""
     known = {base: measure(base, warm, rounds)}
     share = base.flops() / known[base][0] / product
-    found: dict[str, list[dict[str, float]]] = {axis: [] for axis in axes}
+    found: dict[str, list[dict[str, float]]] = {}
     for axis, values in axes.items():
+        found[axis] = []
         for value in values:
             sizes = replace(base, **{axis: value})
             try:
@@ -159,15 +162,16 @@ def grow(axes: Mapping[str, Sequence[int]], base: Sizes, product: float, warm: i
             except torch.OutOfMemoryError:
                 print(f"{axis} {value}: there is no room", flush=True)
                 continue
-            due, room = sizes.flops() / share / product, sizes.memory()
-            point = {"size": value, "seconds": seconds, "due_seconds": due, "bytes": memory, "due_bytes": room}
-            found[axis].append(point)
-            times, rooms = (
-                f"{seconds * 1e3:.1f} ms (due {due * 1e3:.1f})",
-                f"{memory / 2**20:.0f} MiB (due {room / 2**20:.0f})",
-            )
-            print(f"{axis} {value}: {times}, {rooms}", flush=True)
-    return {"base": asdict(base), "share": share, "axes": found}
+            due = {"due_seconds": sizes.flops() / share / product, "due_bytes": sizes.memory()}
+            found[axis].append({"size": value, "seconds": seconds, "bytes": memory, **due})
+        yield {"base": asdict(base), "share": share, "axes": found}
+
+
+def told(points: Sequence[Mapping[str, float]]) -> str:
+    """As measured and, behind it, as foretold."""
+    times = (f"{p['size']}: {1e3 * p['seconds']:.1f} {1e3 * p['due_seconds']:.1f} ms" for p in points)
+    rooms = (f"{p['bytes'] / 2**20:.0f} {p['due_bytes'] / 2**20:.0f} MiB" for p in points)
+    return "; ".join(f"{a}, {b}" for a, b in zip(times, rooms, strict=True))
 
 
 def product() -> float:
@@ -193,7 +197,10 @@ def main() -> None:
     torch.set_num_threads(1)
     most = sheet.rows["machine"]["product_flops"] if GPU else product()
     axes = {axis: values for axis, values in AXES.items() if not args.axes or axis in args.axes}
-    sheet.keep(KEY, grow(axes, BASE, most, warm=3 if GPU else 1, rounds=7 if GPU else 3))
+    for found in grow(axes, BASE, most, warm=3 if GPU else 1, rounds=7 if GPU else 3):
+        sheet.keep(KEY, found)
+        axis, points = list(found["axes"].items())[-1]
+        print(f"{axis}: {told(points)}", flush=True)
 
 
 if __name__ == "__main__":
