@@ -264,7 +264,7 @@ class Transformer(nn.Module):
 
     def apply_head(self, hidden: Tensor, layout: Layout, asked: Asked | None = None) -> Tensor:
         """What the head makes of hidden states [b, t, d] of tokens so laid out, or the loss of what is asked."""
-        table = self._table(self.target or self.source)
+        table = self.table(self.target or self.source)
         if asked is None:
             return self.head(hidden, layout, table)
         if isinstance(self.head, VocabularyHead):
@@ -371,12 +371,12 @@ class Transformer(nn.Module):
             read.check_spelled(ids, spelled)
             if spelled is not None:
                 _check_range(spelled, BYTES, "spelled", f"{BYTES} of bytes")
-            x = read(ids, self._table(read), lambda x: stack.embed(x, layout), layout, types, notes, spelled)
+            x = read(ids, self.table(read), lambda x: stack.embed(x, layout), layout, types, notes, spelled)
         else:
             x = read(ids, lambda x: stack.embed(x, layout), layout, notes)
         return x if taps is None else taps("embed", x)
 
-    def _table(self, read: AnyInput | None) -> Tensor | None:
+    def table(self, read: AnyInput | None) -> Tensor | None:
         """The embedding table that an input reads, its own or the one it shares; None where it reads no tokens."""
         if not isinstance(read, TokenInput):
             return None

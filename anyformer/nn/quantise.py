@@ -3,8 +3,8 @@
     small = quantise(model, bits=4)
     generate(small, ids)
 
-The matrices of the blocks are rounded to the nearest, so that no weight moves by more than s/2. Embeddings, heads,
-norms, routers, convolutions and recurrent cells stay as they are.
+The matrices of the blocks, and that of a head over the vocabulary, are rounded to the nearest, so that no weight moves
+by more than s/2. Embeddings, other heads, norms, routers, convolutions and recurrent cells stay as they are.
 """
 
 import copy
@@ -16,9 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anyformer.nn.experts import Runs, SigmoidRouter, SoftmaxRouter, StackedLinear, run_products
+from anyformer.nn.heads import Asked, VocabularyHead
 from anyformer.nn.latent import LatentProjection
 from anyformer.nn.linear import Fused
+from anyformer.nn.loss import token_loss
 from anyformer.nn.lower import Site
+from anyformer.nn.mask import Layout
 from anyformer.nn.merge import merge
 from anyformer.nn.model import Transformer
 
@@ -27,16 +30,18 @@ Way = Literal["auto", "plain", "kernel"]
 LEVELS = {8: 119, 4: 7}  # the largest q; 8 bits end where two times 4 bits do: 16·7 + 7
 GROUP = 32
 PADDED = 32  # rows are of whole such blocks for the kernel
+KERNEL = torch.ops.aten._dyn_quant_matmul_4bit.default
 
 
 def quantise(model: Transformer, bits: Bits = 8, *, group: int | None = None, way: Way = "auto") -> Transformer:
-    """A copy whose blocks have weights of so many bits, and which cannot be trained; the model stays as it is. Adapters
-    are merged.
+    """A copy with weights of so many bits, which cannot be trained; the model stays as it is. Adapters are merged.
 
     With 8 bits a row has one scale; with 4, each `group` of a row has (32 if not given: 32, 64, 128, ... numbers).
     plain: weights are made anew for each product, in the precision of the model: smaller, not faster. kernel: Arm's
     for CPUs, on large matrices about 2 (8 bits) or 4 times (4 bits) as fast as fp32; it also rounds each token to 8
     bits, by about 1 % of its length. auto: the kernel where there is one.
+    A head that shares its table with the input gets a rounded copy of it for the kernel, and else stays as it is: the
+    table is there anyway, of which the input reads rows.
     Quantise where the model is to run: the kernel's numbers cannot be moved to another device.
     """
     if bits not in LEVELS:
@@ -48,17 +53,22 @@ def quantise(model: Transformer, bits: Bits = 8, *, group: int | None = None, wa
     if way == "kernel" and not all(_has_kernel(p) for p in model.parameters()):
         raise ValueError("way = 'kernel': needs an Arm CPU, torch with KleidiAI, and a model in fp32 on it")
     model = merge(model)
+    size = (group or GROUP) if bits == 4 else None
     memo: dict[int, object] = {}
     for module, read in _matrices(model):
-        rounded = round_off(module.weight.detach(), bits, (group or GROUP) if bits == 4 else None)
-        bias = None if module.bias is None else module.bias.detach().clone()
-        parts = module.parts if isinstance(module, Fused) else None
+        rounded = round_off(module.weight.detach(), bits, size)
         if isinstance(module, StackedLinear):
-            memo[id(module)] = QuantisedStack(rounded, bias, module.parts, module.weight.dtype)
-        elif read or way == "plain" or not _has_kernel(module.weight):
-            memo[id(module)] = QuantisedLinear(rounded, bias, parts, module.weight.dtype)
+            memo[id(module)] = QuantisedStack(rounded, _own(module.bias), module.parts, module.weight.dtype)
         else:
-            memo[id(module)] = KernelLinear(rounded, bias, parts)
+            parts = module.parts if isinstance(module, Fused) else None
+            fast = not read and way != "plain" and _has_kernel(module.weight)
+            memo[id(module)] = _product(rounded, _own(module.bias), parts, module.weight.dtype, fast)
+    if (table := _table(model)) is not None:
+        assert isinstance(model.head, VocabularyHead)
+        fast = way != "plain" and _has_kernel(table)
+        if fast or model.head.table is not None:
+            product = _product(round_off(table, bits, size), _own(model.head.bias), None, table.dtype, fast)
+            memo[id(model.head)] = QuantisedHead(copy.deepcopy(model.head.transform), product, model.head)
     return copy.deepcopy(model, memo).requires_grad_(False)  # in the place of each matrix comes what the memo has
 
 
@@ -76,6 +86,19 @@ def _matrices(model: Transformer) -> Iterator[tuple[nn.Linear | StackedLinear, b
         if type(module) in (nn.Linear, Fused, StackedLinear) and id(module) not in routers:
             assert isinstance(module, (nn.Linear, StackedLinear))
             yield module, id(module) in read
+
+
+def _table(model: Transformer) -> Tensor | None:
+    """The matrix of a head over the vocabulary, its own or the input's."""
+    if not isinstance(model.head, VocabularyHead):
+        return None
+    table = model.table(model.target or model.source) if model.head.table is None else model.head.table
+    assert table is not None
+    return table.detach()
+
+
+def _own(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.detach().clone()
 
 
 def _has_kernel(weight: Tensor) -> bool:
@@ -204,34 +227,58 @@ class KernelLinear(nn.Module):
     """
 
     packed: Tensor
-    bias: Tensor | None
 
     def __init__(self, rounded: Rounded, bias: Tensor | None, parts: tuple[int, ...] | None):
         super().__init__()
-        self.bits, self.parts, self.out = rounded.bits, parts, rounded.q.shape[0]
+        self.bits, self.parts, self.out, self.width = rounded.bits, parts, rounded.q.shape[0], rounded.width
+        self.biased = bias is not None
         q, scale = rounded.q, rounded.scale
         if rounded.bits == 8:
             high = (q + 8).div(16, rounding_mode="floor").to(torch.int8)
             q, scale = torch.cat((high, q - 16 * high)), torch.cat((16 * scale, scale))
+            bias = None if bias is None else torch.cat((bias, torch.zeros_like(bias)))
         q = q.flatten(1)
-        self.fill = -q.shape[1] % PADDED + q.shape[1] - rounded.width
         q = F.pad(q, (0, -q.shape[1] % PADDED))
+        self.fill = q.shape[1] - rounded.width
         self.size = (q.shape[1] // scale.shape[1], q.shape[1], q.shape[0])  # of a group, of a row, of the whole
         if scale.shape[1] == 1:
             scale = scale.float()  # as the kernel has it for rows of one group
-        packed = torch.ops.aten._dyn_quant_pack_4bit_weight(pack(q), scale.contiguous(), None, *self.size)
+        packed = torch.ops.aten._dyn_quant_pack_4bit_weight(pack(q), scale.contiguous(), bias, *self.size)
         self.register_buffer("packed", packed)
-        self.register_buffer("bias", bias)
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
-        rows = F.pad(x.flatten(0, -2).float(), (0, self.fill))
-        y = torch.ops.aten._dyn_quant_matmul_4bit(rows, self.packed, *self.size)
+        # a token at a time the product takes some 50 microseconds: no step here that can be spared
+        rows = x.reshape(-1, self.width).float()
+        y = KERNEL(F.pad(rows, (0, self.fill)) if self.fill else rows, self.packed, *self.size)
         if self.bits == 8:
             y = y[:, : self.out] + y[:, self.out :]
-        if self.bias is not None:
-            y = y + self.bias
         y = y.view(*x.shape[:-1], self.out).to(x.dtype)
         return y if self.parts is None else y.split(self.parts, dim=-1)
 
     def extra_repr(self) -> str:
-        return f"{self.out} x {self.size[1] - self.fill}, bits={self.bits}, bias={self.bias is not None}"
+        return f"{self.out} x {self.width}, bits={self.bits}, bias={self.biased}"
+
+
+def _product(
+    rounded: Rounded, bias: Tensor | None, parts: tuple[int, ...] | None, dtype: torch.dtype, fast: bool
+) -> KernelLinear | QuantisedLinear:
+    return KernelLinear(rounded, bias, parts) if fast else QuantisedLinear(rounded, bias, parts, dtype)
+
+
+class QuantisedHead(VocabularyHead):
+    """Logits by a rounded table, which has the bias, too."""
+
+    def __init__(self, transform: nn.Module, product: KernelLinear | QuantisedLinear, like: VocabularyHead):
+        nn.Module.__init__(self)
+        self.transform, self.product, self.scale, self.cap = transform, product, like.scale, like.cap
+
+    def forward(self, x: Tensor, layout: Layout, table: Tensor | None) -> Tensor:
+        return self._said(x)
+
+    def loss(self, x: Tensor, table: Tensor | None, asked: Asked) -> Tensor:
+        x = x if asked.at is None else x.flatten(0, 1)[None, asked.at]
+        return token_loss(self._said(x), asked.labels, asked.smoothing)
+
+    def _said(self, x: Tensor) -> Tensor:
+        logits = self.product(self.transform(x) * self.scale)
+        return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)

@@ -12,10 +12,14 @@ from torch import nn
 
 import anyformer as af
 from anyformer.nn.experts import StackedLinear
+from anyformer.nn.heads import Asked
 from anyformer.nn.linear import Fused
+from anyformer.nn.loss import token_loss
+from anyformer.nn.mask import Layout
 from anyformer.nn.quantise import (
     Bits,
     KernelLinear,
+    QuantisedHead,
     QuantisedLinear,
     QuantisedStack,
     nbytes,
@@ -54,6 +58,8 @@ def rounded(model: af.Transformer, bits: Bits, group: int | None) -> af.Transfor
                 module.weight.data = round_off(
                     module.weight.data, bits, (group or 32) if bits == 4 else None
                 ).expanded()
+    if (table := getattr(other.head, "table", None)) is not None:
+        table.data = round_off(table.data, bits, (group or 32) if bits == 4 else None).expanded()
     return other
 
 
@@ -144,6 +150,32 @@ def test_where_there_is_a_kernel_it_is_used_save_for_weights_that_others_read() 
     assert QuantisedLinear not in {type(m) for m in quantise(build("llama"), 4).modules()}
     with pytest.raises(ValueError, match="a model in fp32"):
         quantise(build("llama").double(), way="kernel")
+
+
+@kernel
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("name", MODELS)
+def test_heads_have_rounded_tables_and_inputs_their_own(name: str, bits: Bits) -> None:
+    """A tied table is rounded where it is said, not where it is read, and only for the kernel."""
+    model = build(name)
+    small, plain = quantise(model, bits), quantise(model, bits, way="plain")
+    tied = model.config.tie in ("output", "all")
+    assert isinstance(small.head, QuantisedHead)
+    assert isinstance(plain.head, QuantisedHead) is not tied
+    table = model.table(model.target or model.source)
+    assert table is not None
+    assert small.table(small.target or small.source).equal(table)  # type: ignore[union-attr]
+    weight = table if tied else model.head.table
+    hidden, found = torch.randn(2, 5, 48), round_off(weight, bits, 32 if bits == 4 else None)
+    with torch.no_grad():
+        said, exact = small.apply_head(hidden, Layout(torch.arange(5)[None])), hidden @ found.expanded().T
+    bias = model.head.bias
+    exact = model.head.scale * exact + (0 if bias is None else bias)
+    assert (said - exact).norm() < 0.015 * exact.norm()
+    labels = torch.randint(61, (2, 5))
+    torch.testing.assert_close(
+        small.head.loss(hidden, None, Asked(labels)), token_loss(said, labels), rtol=1e-4, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize(("bits", "group", "times"), [(8, None, 3.9), (4, 32, 7.1), (4, 128, 7.7)])
