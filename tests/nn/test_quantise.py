@@ -59,7 +59,7 @@ def rounded(model: af.Transformer, bits: Bits, group: int | None) -> af.Transfor
                     module.weight.data, bits, (group or 32) if bits == 4 else None
                 ).expanded()
     if (table := getattr(other.head, "table", None)) is not None:
-        table.data = round_off(table.data, bits, (group or 32) if bits == 4 else None).expanded()
+        table.data = round_off(table.data, 8).expanded()
     return other
 
 
@@ -166,7 +166,7 @@ def test_heads_have_rounded_tables_and_inputs_their_own(name: str, bits: Bits) -
     assert table is not None
     assert small.table(small.target or small.source).equal(table)  # type: ignore[union-attr]
     weight = table if tied else model.head.table
-    hidden, found = torch.randn(2, 5, 48), round_off(weight, bits, 32 if bits == 4 else None)
+    hidden, found = torch.randn(2, 5, 48), round_off(weight, 8)
     with torch.no_grad():
         said, exact = small.apply_head(hidden, Layout(torch.arange(5)[None])), hidden @ found.expanded().T
     bias = model.head.bias
