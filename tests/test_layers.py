@@ -166,6 +166,17 @@ for name in sys.argv[1:]:
     assert done.returncode == 0, done.stderr
 
 
+def test_answering_imports_nothing_of_training() -> None:
+    """What `anyformer predict` imports is what its users wait for."""
+    code = "import sys, anyformer.cli, anyformer.cli.progress, anyformer.run; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    slow = {"anyformer.training", "anyformer.explore", "anyformer.lab", "anyformer.interop", "rich", "transformers"}
+    slow |= {"torch._dynamo", "torch._inductor", "torch.distributed.fsdp", "sympy", "pandas"}
+    assert not slow & set(done.stdout.split())
+
+
 def test_files_are_small() -> None:
     lengths = {where(m): len(path.read_text(encoding="utf-8").splitlines()) for m, path in SOURCES.items()}
     long = [f"{name}: {n} lines" for name, n in lengths.items() if n > LONGEST]

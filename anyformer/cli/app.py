@@ -3,6 +3,8 @@
 Exit codes: 0 done; 1 failed at run time; 2 wrong input, one line per fault on stderr; 3 interrupted.
 """
 
+import atexit
+import gc
 import io as streams
 import os
 import sys
@@ -61,6 +63,9 @@ A model is a preset or a .toml or .json file, changed by key=value; a run is tra
 
 
 def main() -> None:
+    # torch makes so many objects that stay that looking for garbage among them takes a while, most of all at the end
+    gc.set_threshold(100_000)
+    atexit.register(gc.freeze)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, streams.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # what a terminal cannot show is no reason to fail

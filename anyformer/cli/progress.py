@@ -1,8 +1,9 @@
 """How far a long job is: a bar on a terminal, now and then a line elsewhere."""
 
+import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 SECONDS = 10.0  # between two lines
 
@@ -10,27 +11,42 @@ SECONDS = 10.0  # between two lines
 @contextmanager
 def counting(total: int, what: str) -> Iterator[Callable[[int], None]]:
     """Tells of `total` things on stderr; the function that it gives is told how many more are done."""
+    done, began = 0, time.perf_counter()
+    shown = began
+    show: Callable[[int], bool] | None = None
+
+    def advance(more: int) -> None:
+        nonlocal done, shown, show
+        done, now = done + more, time.perf_counter()
+        if show is None and done < total:  # what is done at once needs no bar, nor the time to import one
+            show = shows.enter_context(_bar(total, what))
+        if show is not None and not show(done) and now - shown > SECONDS:
+            shown = now
+            left = (total - done) * (now - began) / done
+            line = f"{done:,} of {total:,} {what}  {done / (now - began):.1f} a second  {left:.0f} s left"
+            print(line, file=sys.stderr, flush=True)
+
+    with ExitStack() as shows:
+        yield advance
+
+
+@contextmanager
+def _bar(total: int, what: str) -> Iterator[Callable[[int], bool]]:
+    """A bar; the function that it gives moves it, and says whether it can be seen."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
     columns = TextColumn(f"[bold]{what}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    task, done, began = bar.add_task("", total=total), 0, time.perf_counter()
-    shown = began
+    task = bar.add_task("", total=total)
 
-    def advance(more: int) -> None:
-        nonlocal done, shown
-        done, now = done + more, time.perf_counter()
+    def move(done: int) -> bool:
         bar.update(task, completed=done)
-        if not console.is_terminal and now - shown > SECONDS:
-            shown = now
-            left = (total - done) * (now - began) / done
-            line = f"{done:,} of {total:,} {what}  {done / (now - began):.1f} a second  {left:.0f} s left"
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+        return console.is_terminal
 
     with bar:
-        yield advance
+        yield move
 
 
 @contextmanager
