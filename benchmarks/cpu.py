@@ -48,7 +48,15 @@ def decode_gpt2(sheet: Sheet) -> None:
 def decode_base(sheet: Sheet) -> None:
     sizes = {"depth": 6, "width": 512, "heads": 8, "ff": 2048, "vocab": 32768}
     work, ways = decoding.base(**sizes, rows=16, source=32, new=32, beams=4)
-    sheet.measure("decode_base_beam4", work, "tokens/s", ways, rounds=3, warm=1)
+    rates = sheet.measure("decode_base_beam4", work, "tokens/s", ways, rounds=3, warm=1, against="transformers")
+    for key, mine, peer in (
+        ("decode_base_beam4_int8", "ours, 8 bits", "transformers"),
+        ("decode_base_beam4_int4", "ours, 4 bits", "transformers"),
+        ("decode_base_ctranslate2", "ours", "CTranslate2"),
+        ("decode_base_ctranslate2_int8", "ours, 8 bits", "CTranslate2 int8"),
+    ):
+        if peer in rates:
+            sheet.put(key, rates[mine], rates[peer], "tokens/s", peer_name=f"{peer}; {mine}")
 
 
 def start(sheet: Sheet) -> None:

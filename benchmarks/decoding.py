@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -15,19 +16,24 @@ from anyformer.decoding.beam import beam_search
 from anyformer.decoding.decode import generate
 from anyformer.nn.model import Transformer
 from anyformer.nn.quantise import quantise
+from benchmarks.ctranslate import ctranslate
 from benchmarks.sheet import DEVICE, Way
 from benchmarks.training import marian
 
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
 
 
+def built(config: Callable[[], ModelConfig]) -> Transformer:
+    torch.manual_seed(0)
+    with torch.device(DEVICE):
+        return Transformer(config()).to(DTYPE).eval()
+
+
 def ours(config: Callable[[], ModelConfig], ids: Tensor, new: int, beams: int = 1, bits: Any = None) -> Way:
     """On a GPU compiled."""
 
     def make() -> Callable[[], Tensor]:
-        torch.manual_seed(0)
-        with torch.device(DEVICE):
-            model = Transformer(config()).to(DTYPE).eval()
+        model = built(config)
         model, fused = model if bits is None else quantise(model, bits), DEVICE == "cuda"
         if beams > 1:
             return lambda: beam_search(model, ids, beams=beams, max_new_tokens=new, compile=fused).ids
@@ -79,10 +85,16 @@ def base(
         made = presets.vaswani(depth=depth, width=width, heads=heads, ff=ff, vocab=vocab, dropout=0.0)
         return made.model_copy(update={"special": made.special.model_copy(update={"start": 1})})
 
-    return rows * new, {
+    ways = {
         "ours": ours(config, ids, new, beams),
         "transformers": theirs(lambda: marian(depth, width, heads, ff, vocab), ids, new, beams),
     }
+    if DEVICE == "cpu":
+        ways |= {f"ours, {bits} bits": ours(config, ids, new, beams, bits) for bits in (8, 4)}
+        if find_spec("ctranslate2"):
+            numbers = {"CTranslate2": "float32", "CTranslate2 int8": "int8"}
+            ways |= {name: ctranslate(lambda: built(config), ids, new, beams, kind) for name, kind in numbers.items()}
+    return rows * new, ways
 
 
 def llama(

@@ -109,9 +109,10 @@ class Sheet:
         *,
         warm: int = 5,
         rounds: int = 15,
+        against: str | None = None,
         **beside: Any,
     ) -> dict[str, float]:
-        """Work per second by each way; `ours` is held against the fastest of the others."""
+        """Work per second by each way; `ours` is held `against` one of the others, or the fastest of them."""
         rates, spread, memory, last, first, share = {}, {}, {}, {}, {}, {}
         for name, way in ways.items():
             try:
@@ -130,7 +131,7 @@ class Sheet:
             if way.flops is not None:
                 share[name] = way.flops / took.median / self.rows["machine"]["product_flops"]
         peers = {name: rate for name, rate in rates.items() if not name.startswith("ours")}
-        best = max(peers, key=lambda name: peers[name], default=None)
+        best = against if against in peers else max(peers, key=lambda name: peers[name], default=None)
         alike = agree(first)
         if alike is False:
             told = ", ".join(f"{name} {loss:.6g}" for name, loss in first.items())
