@@ -30,6 +30,7 @@ from anyformer.config import (
 from anyformer.nn.context import Context
 from anyformer.nn.dropout import Dropout
 from anyformer.nn.experts import Mixture, SigmoidRouter, SoftmaxRouter, StackedLinear
+from anyformer.nn.gelu import gelu
 from anyformer.nn.linear import Fused
 
 
@@ -48,7 +49,7 @@ def activation(spec: Activation) -> Callable[[Tensor], Tensor]:
         case Tanh():
             return F.tanh
         case Gelu(approximate=approximate):
-            return partial(F.gelu, approximate=approximate)
+            return partial(gelu, approximate=approximate)
         case Silu():
             return F.silu
         case _:
