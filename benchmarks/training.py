@@ -3,6 +3,8 @@
 import os
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +148,17 @@ def gpt2(depth: int, width: int, heads: int, vocab: int, length: int, rows: int)
     def loss(model: Any) -> Tensor:
         return token_loss(model(input_ids=ids).logits, labels) / labels.numel()
 
-    return ids.numel(), {"ours": mine, "transformers": theirs(hf, loss, mine.flops)}
+    def x_transformers() -> nn.Module:
+        from x_transformers import Decoder, TransformerWrapper
+
+        layers = Decoder(dim=width, depth=depth, heads=heads, attn_dim_head=width // heads, attn_flash=True)
+        return TransformerWrapper(num_tokens=vocab, max_seq_len=length, attn_layers=layers, tie_embedding=True)
+
+    ways = {"ours": mine, "transformers": theirs(hf, loss, mine.flops)}
+    if find_spec("x_transformers"):  # of the same shape, with weights of its own: its first loss is another
+        own = theirs(x_transformers, lambda model: token_loss(model(ids), labels) / labels.numel(), mine.flops)
+        ways["x-transformers"] = replace(own, first=None)
+    return ids.numel(), ways
 
 
 class TorchPair(nn.Module):
