@@ -30,6 +30,10 @@ WORK = {
     "decode_gpt2": "decoding, GPT-2 124M, one row",
     "decode_gpt2_int4": "the same with weights of 4 bits",
     "decode_base_beam4": "decoding, Transformer-base, 16 rows, 4 beams",
+    "decode_base_beam4_int8": "the same with weights of 8 bits, against fp32",
+    "decode_base_beam4_int4": "the same with weights of 4 bits, against fp32",
+    "decode_base_ctranslate2": "the same in fp32, against an engine for CPUs",
+    "decode_base_ctranslate2_int8": "the same with weights of 8 bits on both sides",
     "start_predict": "`anyformer predict` on a small run, from the command to the answer",
 }
 GROWTH = "growth"
