@@ -1,7 +1,7 @@
 """Which kernel runs, and what it is told: from a pattern and two layouts to a relation, once per forward pass.
 
 sdpa     torch's dense kernels; where no mask is needed, the fastest there is
-varlen   documents one after the other, no mask: CUDA, half precision, what the layout knows about its documents
+varlen   documents one after the other, no mask: CUDA, half precision, long rows whose documents the layout knows
 decode   few queries of a cache, each group of heads reading it once: CUDA, half precision, no gradients
 flex     blocks of keys that nothing sees are never computed: CUDA, long sequences
 eager    the reference, for what no kernel can
@@ -20,6 +20,7 @@ from anyformer.nn.mask import Layout, Relation, Role, relate, shortcut
 from anyformer.nn.position import Positions
 
 LONG = 1024 * 1024  # pairs from which `flex` repays what it costs to start
+ROOM = 512  # tokens of a row from which `varlen` repays a start for each document: below, a mask over all is faster
 HALF = (torch.bfloat16, torch.float16)
 
 
@@ -80,7 +81,7 @@ def choose(
                 return Choice("decode", "few queries read what a cache holds")
             if not obstacles["sdpa"] and not biases(scheme) and shortcut(pattern, q, k, role) is not None:
                 return Choice("sdpa", "no mask is needed")
-            if obstacles["varlen"] is None:
+            if obstacles["varlen"] is None and max(q.positions.shape[1], k.positions.shape[1]) >= ROOM:
                 return Choice("varlen", "the layout knows its documents")
             pays = at.device == "cuda" and q.positions.shape[1] * k.positions.shape[1] >= LONG
             if obstacles["flex"] is None and pays:

@@ -16,7 +16,7 @@ from anyformer.config.pattern import Rule
 from anyformer.inspection.costs import pairs
 from anyformer.nn import flex
 from anyformer.nn.attend import attend, weigh
-from anyformer.nn.lower import Demand, Site, biases, choose, lower
+from anyformer.nn.lower import ROOM, Demand, Site, biases, choose, lower
 from anyformer.nn.mask import Layout, Role, lay_out, relate, sees
 from anyformer.nn.position import Positions
 from tests.nn.test_attend import random
@@ -220,9 +220,14 @@ def test_whole_models(config: ModelConfig, seed: int):
 # -- choosing ---------------------------------------------------------------------------------------------------------
 
 CUDA = Site("cuda", torch.bfloat16, training=True)
-ROW = lay_out(1, 2048, CPU)
+
+
+def packed(length: int) -> Layout:
+    return Layout.packed_rows(torch.zeros(1, length, dtype=torch.long), documents=1)
+
+
+ROW, PACKED = lay_out(1, 2048, CPU), packed(2048)
 PADDED = Layout.right_padded(torch.zeros(1, 2048, dtype=torch.long))
-PACKED = Layout.packed_rows(torch.zeros(1, 2048, dtype=torch.long), documents=1)
 PLAIN = Demand(64, 64)
 
 
@@ -243,6 +248,8 @@ PLAIN = Demand(64, 64)
         ("eager", Window(before=9, after=0), ROW, PLAIN._replace(normalizer="relu"), CUDA, "none"),
         ("varlen", Full(), PADDED, PLAIN, CUDA, "none"),
         ("varlen", Causal(), PACKED, PLAIN, CUDA, "rotary"),
+        ("varlen", Causal(), packed(ROOM), PLAIN, CUDA, "none"),
+        ("sdpa", Causal(), packed(ROOM - 1), PLAIN, CUDA, "none"),
         ("varlen", Window(before=9, after=0), PACKED, PLAIN, CUDA, "none"),
         ("flex", Window(before=9, after=0, globals=1), PACKED, PLAIN, CUDA, "none"),
         ("flex", Causal(), PACKED, PLAIN, CUDA, "t5"),
