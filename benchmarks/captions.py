@@ -22,17 +22,18 @@ from anyformer.recipes import read_recipe
 from benchmarks.idle import Steps
 from benchmarks.ragged import pairs
 from benchmarks.sheet import DEVICE
-from benchmarks.training import TorchPair, stepping
+from benchmarks.training import TorchPair, begun, stepping
 
 SIZES: dict[str, int] = {"depth": 6, "width": 512, "heads": 8, "ff": 2048, "vocab": 32768}
 TINY: dict[str, int] = {"depth": 1, "width": 32, "heads": 2, "ff": 64, "vocab": 16384}
 LENGTH, STEP = 128, 8  # of packed rows; to a multiple of which others are padded: few shapes
 
 
-def recipe(sizes: dict[str, int], tokens: int, folder: Path, weights_dropout: float = 0.0) -> Recipe:
+def recipe(sizes: dict[str, int], tokens: int, folder: Path) -> Recipe:
+    """Transformer-base, with dropout where `TorchPair` has it, and as it is there: in the order of its waves."""
+    like = ("position.layout=halves", "blocks.*.norm.eps=1e-5")
     model: Any = presets.vaswani(**sizes, dropout=0.1)
-    inside = ("encoder.blocks.*.mixer", "decoder.blocks.*.mixer", "decoder.blocks.*.cross")
-    model = io.override(model, [f"{part}.dropout={weights_dropout}" for part in inside])
+    model = io.override(model, [f"{side}.{what}" for side in ("encoder", "decoder") for what in like])
     changes = [f"batches={{kind='packed', tokens={tokens}, length={LENGTH}}}", "data.valid=none", "data.test=none"]
     root = Path(os.environ.get("ANYFORMER_DATA", "nowhere"))
     if not (root / "multi30k" / "tok").exists():
@@ -43,9 +44,9 @@ def recipe(sizes: dict[str, int], tokens: int, folder: Path, weights_dropout: fl
     return read_recipe("multi30k-en-de", changes).model_copy(update={"model": model})
 
 
-def ours(sizes: dict[str, int], tokens: int, folder: Path, weights_dropout: float = 0.0) -> Iterator[int]:
+def ours(sizes: dict[str, int], tokens: int, folder: Path) -> Iterator[int]:
     """Each takes a step, and tells its real tokens."""
-    steps = Steps(recipe(sizes, tokens, folder, weights_dropout))
+    steps = Steps(recipe(sizes, tokens, folder))
     while True:
         steps.tokens = 0
         steps.take(1)
@@ -65,10 +66,9 @@ def torch_nn(sizes: dict[str, int], tokens: int, folder: Path) -> Iterator[int]:
     """The same pairs, as many in a batch, in the order of a shuffle, padded to their longest."""
     all_of_them, rows = lengths(tokens, folder)
     order = torch.randperm(len(all_of_them), generator=torch.Generator().manual_seed(0))
-    vocab = sizes["vocab"]
-    model: nn.Module = TorchPair(
-        sizes["width"], sizes["heads"], sizes["depth"], sizes["ff"], vocab, 2 * LENGTH, 0.1
-    ).to(DEVICE)
+    vocab, config = sizes["vocab"], recipe(sizes, tokens, folder).model
+    pair = TorchPair(sizes["width"], sizes["heads"], sizes["depth"], sizes["ff"], vocab, 2 * LENGTH, 0.1)
+    model: nn.Module = pair.to(DEVICE).begin(begun(config))
     current: dict[str, Tensor] = {}
 
     def loss() -> Tensor:
@@ -89,5 +89,7 @@ def torch_nn(sizes: dict[str, int], tokens: int, folder: Path) -> Iterator[int]:
             pads=source,
             asked=some[:, 1].sum().to(DEVICE),
         )
+        for name in ("source", "target", "labels", "pads"):  # compiled once, for any width
+            torch._dynamo.maybe_mark_dynamic(current[name], 1)
         step()
         yield int(some.sum())
