@@ -67,6 +67,13 @@ def test_products_are_within_their_bounds(seed: int, powers: tuple[float, float,
     assert torch.allclose(dw, dy.T @ x, rtol=1e-5, atol=1e-5 * float(dw.abs().max()))
 
 
+def test_a_bias_is_added_and_learns() -> None:
+    x, weight, bias = numbers(0, 8, 32), numbers(1, 16, 32), numbers(2, 16).requires_grad_()
+    y, dy = linear(x, weight, bias), numbers(3, 8, 16)
+    assert torch.allclose(y, linear(x, weight, None) + bias, atol=1e-5)
+    assert torch.allclose(*torch.autograd.grad(y, bias, dy), dy.sum(0), atol=1e-5)
+
+
 def test_in_all_they_are_off_by_a_few_hundredths() -> None:
     x, weight = numbers(0, 256, 128), numbers(1, 64, 128)
     y = x @ weight.T
