@@ -9,8 +9,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import captions, decoding, idle, long, ragged, training
-from benchmarks.sheet import DEVICE, RESULTS, Sheet, clock
+from anyformer import presets
+from benchmarks import captions, decoding, fp8, idle, long, ragged, training
+from benchmarks.sheet import DEVICE, RESULTS, Sheet, clear, clock
 
 Row = Callable[[Sheet, bool], None]
 
@@ -18,6 +19,25 @@ Row = Callable[[Sheet, bool], None]
 def train_gpt2(sheet: Sheet, tiny: bool) -> None:
     work, ways = training.gpt2(*(2, 64, 2, 512, 64, 2) if tiny else (12, 768, 12, 50304, 1024, 64))
     sheet.measure("train_gpt2", work, "tokens/s", ways)
+
+
+def _fp8(sheet: Sheet, key: str, depth: int, width: int, heads: int, vocab: int, length: int, rows: int) -> None:
+    config = presets.gpt2(depth=depth, width=width, heads=heads, vocab=vocab, length=length, dropout=0.0)
+    data, found = fp8.batches(30, vocab, rows, length), {}
+    for name, eight in fp8.WAYS.items():
+        clear()
+        found[name] = list(fp8.learn(config, eight, data))
+    some = data[0, :, :-1]
+    flops = training.flops(config, (some,), some)
+    sheet.put(key, **fp8.row(found, some.numel(), flops, sheet.rows["machine"]["product_flops"]))
+
+
+def train_gpt2_fp8(sheet: Sheet, tiny: bool) -> None:
+    _fp8(sheet, "train_gpt2_fp8", *(2, 64, 2, 512, 64, 2) if tiny else (12, 768, 12, 50304, 1024, 64))
+
+
+def train_wide_fp8(sheet: Sheet, tiny: bool) -> None:
+    _fp8(sheet, "train_wide_fp8", *(2, 128, 2, 512, 64, 2) if tiny else (8, 2048, 16, 50304, 1024, 16))
 
 
 def train_base(sheet: Sheet, tiny: bool) -> None:
@@ -96,6 +116,8 @@ BILLION = (16, 2048, 32, 8, 8192, 128256)  # layers, width, heads, of them for k
 APART = "weights of either are random: ids are not compared"
 ALL = (
     train_gpt2,
+    train_gpt2_fp8,
+    train_wide_fp8,
     train_base,
     train_bert,
     train_multi30k,
