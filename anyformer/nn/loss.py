@@ -57,6 +57,7 @@ def _head_loss(
         slopes.append(logits.T @ xs)
         if bias is not None:
             db += logits.sum(0, dtype=torch.float32)
+        del logits  # or they would stay until the next are made
     dw = slopes[0] if parts == 1 else torch.stack([slope.float() for slope in slopes]).sum(0).to(table.dtype)
     return losses.sum(), dx, dw, db
 
