@@ -6,7 +6,10 @@ shape of a block compiled once for all layers, the rest not; what is compared is
 CPU: by one thread, in its own time, whatever else the machine does.
 
     time      FLOPs of `count`, three times, at a share of the speed of a large product that is fitted once, at the base
-    memory    GPU: the most that was allocated. CPU: what is kept for the backward pass. Nothing is fitted
+    memory    GPU: the most that was allocated, and `training_memory`. CPU: what is kept for the backward pass, and
+              `count`. Nothing is fitted
+
+What is measured is kept; what is foretold is made from it whenever it is shown, on any machine.
 """
 
 import argparse
@@ -25,6 +28,7 @@ from torch import Tensor
 from anyformer import presets
 from anyformer.config import ModelConfig
 from anyformer.inspection.count import count
+from anyformer.inspection.memory import training_memory
 from anyformer.nn.heads import Asked
 from anyformer.nn.loss import token_loss
 from anyformer.nn.model import Transformer
@@ -33,7 +37,6 @@ from benchmarks.sheet import DEVICE, RESULTS, Sheet, finish
 
 KEY = "growth"
 GPU = DEVICE == "cuda"
-HEAD = 64 if GPU else 32
 clock = time.perf_counter if GPU else time.process_time
 
 
@@ -47,19 +50,19 @@ class Sizes:
     depth: int
     vocab: int
 
-    def config(self) -> ModelConfig:
+    def config(self, gpu: bool) -> ModelConfig:
         sizes = {"length": self.length, "width": self.width, "depth": self.depth, "vocab": self.vocab}
-        return presets.gpt2(**sizes, heads=max(1, self.width // HEAD), dropout=0.0)
+        return presets.gpt2(**sizes, heads=max(1, self.width // (64 if gpu else 32)), dropout=0.0)
 
-    def flops(self) -> int:
+    def flops(self, gpu: bool) -> int:
         """Of a step."""
-        return 3 * count(self.config(), self.length, batch=self.batch).flops
+        return 3 * count(self.config(gpu), self.length, batch=self.batch).flops
 
-    def memory(self) -> int:
-        """In bytes, as is measured here."""
-        table = count(self.config(), self.length, batch=self.batch, bytes_per_value=2 if GPU else 4)
-        # weights, gradients and the optimiser's two averages, in fp32
-        return table.activation_bytes + (16 * table.parameters if GPU else 0)
+    def memory(self, gpu: bool) -> int:
+        """In bytes, of what is measured there."""
+        if gpu:
+            return training_memory(self.config(gpu), self.length, batch=self.batch).peak
+        return count(self.config(gpu), self.length, batch=self.batch, bytes_per_value=4).activation_bytes
 
 
 BASE = Sizes(1024, 16, 1024, 4, 32768) if GPU else Sizes(128, 8, 128, 2, 2048)
@@ -94,7 +97,7 @@ class Work:
 def make(sizes: Sizes) -> Work:
     torch.manual_seed(0)
     with torch.device(DEVICE):
-        model = Transformer(sizes.config()).train()
+        model = Transformer(sizes.config(GPU)).train()
         ids, labels = (torch.randint(sizes.vocab, (sizes.batch, sizes.length)) for _ in range(2))
     assert model.decoder is not None
     for block in model.decoder.blocks if GPU else ():
@@ -149,9 +152,9 @@ def kept(work: Work) -> int:
 def grow(
     axes: Mapping[str, Sequence[int]], base: Sizes, product: float, warm: int, rounds: int
 ) -> Iterator[dict[str, Any]]:
-    """Measured and foretold, at each size of each axis: all so far, after each. One that cannot run is left out."""
+    """Measured at each size of each axis: all so far, after each. One that cannot run is left out."""
     known = {base: measure(base, warm, rounds)}
-    share = base.flops() / known[base][0] / product
+    share = base.flops(GPU) / known[base][0] / product
     found: dict[str, list[dict[str, float]]] = {}
     for axis, values in axes.items():
         found[axis] = []
@@ -162,9 +165,23 @@ def grow(
             except torch.OutOfMemoryError:
                 print(f"{axis} {value}: there is no room", flush=True)
                 continue
-            due = {"due_seconds": sizes.flops() / share / product, "due_bytes": sizes.memory()}
-            found[axis].append({"size": value, "seconds": seconds, "bytes": memory, **due})
+            found[axis].append({"size": value, "seconds": seconds, "bytes": memory})
         yield {"base": asdict(base), "share": share, "axes": found}
+
+
+def foretold(found: Mapping[str, Any], gpu: bool) -> dict[str, list[dict[str, float]]]:
+    """The points of each axis, with what they ought to be."""
+    base = Sizes(**found["base"])
+    began = next(p["seconds"] for axis, points in found["axes"].items()
+                 for p in points if p["size"] == found["base"][axis])  # fmt: skip
+    due: dict[str, list[dict[str, float]]] = {}
+    for axis, points in found["axes"].items():
+        due[axis] = []
+        for point in points:
+            sizes = replace(base, **{axis: point["size"]})
+            seconds = began * sizes.flops(gpu) / base.flops(gpu)
+            due[axis].append({**point, "due_seconds": seconds, "due_bytes": sizes.memory(gpu)})
+    return due
 
 
 def told(points: Sequence[Mapping[str, float]]) -> str:
@@ -199,7 +216,7 @@ def main() -> None:
     axes = {axis: values for axis, values in AXES.items() if not args.axes or axis in args.axes}
     for found in grow(axes, BASE, most, warm=3 if GPU else 1, rounds=7 if GPU else 3):
         sheet.keep(KEY, found)
-        axis, points = list(found["axes"].items())[-1]
+        axis, points = list(foretold(found, GPU).items())[-1]
         print(f"{axis}: {told(points)}", flush=True)
 
 

@@ -18,15 +18,21 @@ def found() -> dict[str, object]:
 
 
 def test_what_is_kept_is_as_foretold(found: dict) -> None:  # type: ignore[type-arg]
-    for axis, points in found["axes"].items():
+    for axis, points in growth.foretold(found, gpu=False).items():
         for point in points:
             assert point["bytes"] == pytest.approx(point["due_bytes"], rel=0.05), (axis, point)
 
 
 def test_the_base_is_where_time_is_fitted(found: dict) -> None:  # type: ignore[type-arg]
-    for axis, points in found["axes"].items():
+    for axis, points in growth.foretold(found, gpu=False).items():
         (base,) = (point for point in points if point["size"] == found["base"][axis])
         assert base["due_seconds"] == pytest.approx(base["seconds"])
+
+
+def test_what_a_gpu_needs_is_foretold_without_one(found: dict) -> None:  # type: ignore[type-arg]
+    here, there = (growth.foretold(found, gpu)["depth"] for gpu in (False, True))
+    assert [p["bytes"] for p in here] == [p["bytes"] for p in there]
+    assert all(more["due_bytes"] > less["due_bytes"] for less, more in zip(here, there, strict=True))
 
 
 def test_the_figure_and_its_words(found: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[type-arg]
