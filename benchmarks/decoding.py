@@ -14,6 +14,7 @@ from anyformer import presets
 from anyformer.config import ModelConfig
 from anyformer.decoding.beam import beam_search
 from anyformer.decoding.decode import generate
+from anyformer.inspection.count import count
 from anyformer.nn.model import Transformer
 from anyformer.nn.quantise import quantise
 from benchmarks.ctranslate import ctranslate
@@ -30,7 +31,7 @@ def built(config: Callable[[], ModelConfig]) -> Transformer:
 
 
 def ours(config: Callable[[], ModelConfig], ids: Tensor, new: int, beams: int = 1, bits: Any = None) -> Way:
-    """On a GPU compiled."""
+    """On a GPU compiled. A decoder reads all weights for each token that it adds to all rows."""
 
     def make() -> Callable[[], Tensor]:
         model = built(config)
@@ -39,7 +40,8 @@ def ours(config: Callable[[], ModelConfig], ids: Tensor, new: int, beams: int = 
             return lambda: beam_search(model, ids, beams=beams, max_new_tokens=new, compile=fused).ids
         return lambda: generate(model, ids, max_new_tokens=new, compile=fused)
 
-    return Way("ours", make)
+    size = DTYPE.itemsize if bits is None else bits / 8
+    return Way("ours", make, reads=None if beams > 1 or config().encoder else new * size * count(config()).parameters)
 
 
 def theirs(build: Callable[[], Any], ids: Tensor, new: int, beams: int = 1, **how: Any) -> Way:

@@ -93,7 +93,9 @@ def window_64k(sheet: Sheet, tiny: bool) -> None:
 def decode_1b_b1(sheet: Sheet, tiny: bool) -> None:
     work, ways = decoding.llama(*(2, 64, 4, 2, 128, 512, 1, 8, 16) if tiny else (*BILLION, 1, 8, 256))
     rates = sheet.measure("decode_1b_b1", work, "tokens/s", ways, warm=2, rounds=5, note=APART)
-    sheet.put("decode_1b_b1_int8", rates["ours, 8 bits"], rates["ours"], "tokens/s", peer_name="ours in bf16")
+    share = {"ours": sheet.rows["decode_1b_b1"]["share"]["ours, 8 bits"]}
+    sheet.put("decode_1b_b1_int8", rates["ours, 8 bits"], rates["ours"], "tokens/s", peer_name="ours in bf16",
+              share=share)  # fmt: skip
 
 
 def decode_1b_b64(sheet: Sheet, tiny: bool) -> None:

@@ -32,13 +32,15 @@ class Way:
     """One way to do some work: `make` builds all that it needs and gives what is timed.
 
     `first` is the loss before anything is learnt and without dropout: one number for all ways that begin with the same
-    weights. `flops` are those of the products that the work asks for, however a way does it.
+    weights. `flops` are those of the products that the work asks for, however a way does it; `reads` the bytes that it
+    has to read where these are the limit.
     """
 
     name: str
     make: Callable[[], Callable[[], Any]]
     first: Callable[[], float] | None = None
     flops: float | None = None
+    reads: float | None = None
 
 
 def clock(way: Way, warm: int = 5, rounds: int = 15) -> tuple[Time, Any]:
@@ -130,6 +132,8 @@ class Sheet:
             memory[name] = took.memory
             if way.flops is not None:
                 share[name] = way.flops / took.median / self.rows["machine"]["product_flops"]
+            elif way.reads is not None:
+                share[name] = way.reads / took.median / self.rows["machine"]["copy_bytes"]
         peers = {name: rate for name, rate in rates.items() if not name.startswith("ours")}
         best = against if against in peers else max(peers, key=lambda name: peers[name], default=None)
         alike = agree(first)

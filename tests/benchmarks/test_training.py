@@ -44,7 +44,15 @@ def test_other_weights_are_found_out(name: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def machine() -> dict[str, Any]:
-    return {"product_flops": 1e9}
+    return {"product_flops": 1e9, "copy_bytes": 1e10}
+
+
+def test_bytes_that_are_read_have_their_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sheet, "machine", machine)
+    ways = {"ours": Way("ours", lambda: lambda: torch.zeros(()), reads=1e3)}
+    rates = Sheet(tmp_path / "cpu.json").measure("work", 1, "tokens/s", ways, warm=0, rounds=1)
+    row = json.loads((tmp_path / "cpu.json").read_text(encoding="utf-8"))["work"]
+    assert row["share"]["ours"] == pytest.approx(rates["ours"] * 1e3 / 1e10)
 
 
 @pytest.mark.parametrize("other", [2.0, 2.1])
