@@ -20,6 +20,8 @@ ABOUT = {
 }
 WORK = {
     "train_gpt2": "training, GPT-2",
+    "train_gpt2_fp8": "the same in fp8, against bf16",
+    "train_wide_fp8": "training, GPT-2 of 8 layers and width 2,048, in fp8, against bf16",
     "train_base": "training, Transformer-base",
     "train_bert": "training, BERT, masked LM",
     "train_multi30k": "training, Transformer-base on Multi30k",
@@ -27,6 +29,11 @@ WORK = {
     "idle_multi30k": "share of a step without a kernel, `multi30k-en-de`",
     "bigbird_16k": "BigBird-base, one sequence of 16,384 tokens, forward and backward",
     "window_64k": "a causal window of 1,024 at 65,536 tokens, beside full causal attention",
+    "decode_1b_b1": "decoding, Llama 1B, one row",
+    "decode_1b_b1_int8": "the same with weights of 8 bits, against bf16",
+    "decode_1b_b64": "decoding, Llama 1B, 64 rows",
+    "decode_base_b64_greedy": "decoding, Transformer-base, 64 rows",
+    "decode_base_b64_beam4": "the same with 4 beams",
     "train_ragged": "training, pairs of unequal length",
     "decode_gpt2": "decoding, GPT-2 124M, one row",
     "decode_gpt2_int4": "the same with weights of 4 bits",
@@ -43,9 +50,10 @@ MEMORY = {
         "most allocated",
         "in bf16, each shape of a block compiled once, the rest not",
         "`training_memory`",
-        "A step takes no less than about 10 ms, in which the host starts the kernels of what is not compiled: smaller "
-        "sizes lie on that floor, and larger ones use more of the machine than the base does. With 262,144 tokens "
-        "the loss held two parts of its logits at once when this was measured, 7 GiB that it now spares.",
+        "No step took less than about 10 ms, however small: likely the host, which starts the kernels of what is not "
+        "compiled one by one (not profiled). Larger ones use more of the machine than the base does, and of the "
+        "attention that is counted a causal kernel skips half. With 262,144 tokens 7 GiB more were measured than "
+        "foretold: the loss held two parts of its logits at once. It no longer does; this is not measured anew.",
     ),
     "cpu": (
         "kept for the backward pass",
@@ -61,7 +69,9 @@ The same work on the same machine in the same run: medians after warm-up, of ran
 
 All ways to train a model begin with the same weights. The loss that each has before the first step, without dropout, is
 beside its time: where they differ by more than 1e-4 (on a GPU, in bf16, 1e-2) the work was not the same, and the row
-says so. The share is what the products that a step asks for (`count`, three times) take of the speed of a large one.
+says so. The share of a row of training is what the products that a step asks for (`count`, three times; attention
+between all tokens, also where a causal kernel skips half) take of the speed of a large one; of a row of decoding, the
+bytes of all weights, which each step reads, of the speed of a large copy. [Where the rest goes](speed.md).
 """
 
 
@@ -76,16 +86,19 @@ def page() -> str:
 
 def _section(name: str, title: str, rows: dict[str, Any]) -> str:
     machine, growth = rows.pop("machine"), rows.pop(GROWTH, None)
-    table = [("work", "key", "ours", "the best peer", "", "times", "first loss, ours and theirs", "share")]
+    table = [("work", "key", "ours", "the best peer", "", "times", "GiB", "first loss", "share")]
+    fp8 = {key: row["curves"] for key, row in rows.items() if "curves" in row}
     for key, row in rows.items():
         peer = "" if row["peer"] is None else f"{row['peer']:,.4g}" if row["peer"] < 1000 else f"{row['peer']:,.0f}"
         ours = f"{row['ours']:,.4g}" if row["ours"] < 1000 else f"{row['ours']:,.0f}"
         times = "" if row["peer"] is None else f"{row['ours'] / row['peer']:.2f}"
         first, share, beside = row.get("first", {}), row.get("share", {}), row.get("peer_name") or ""
         same = f"{first['ours']:.4f}, {first[beside]:.4f}" if beside in first else ""
+        most = [row.get("memory", {}).get(way) for way in ("ours", beside)]
+        room = ", ".join(f"{n / 2**30:.1f}" for n in most if n)
         same = f"{same}: DIFFERENT WORK" if row.get("agree") is False else same
-        used = f"{share['ours']:.0%}" if "ours" in share else ""
-        table.append((WORK[key], f"`{key}`", f"{ours} {row['unit']}", peer, beside, times, same, used))
+        used = f"{share['ours']:.0%} of a {'copy' if key.startswith('decode') else 'product'}" if share else ""
+        table.append((WORK[key], f"`{key}`", f"{ours} {row['unit']}", peer, beside, times, room, same, used))
     product, copy = machine["product_flops"] / 1e12, machine["copy_bytes"] / 1e9
     return f"""## {title}
 
@@ -94,7 +107,23 @@ copy {copy:,.4g} GB/s.
 
 {markdown(table)}
 ![times the best peer](figures/benchmarks-{name}.png)
-{"" if growth is None else _growth(name, growth)}"""
+{_fp8(name, fp8) if fp8 else ""}{"" if growth is None else _growth(name, growth)}"""
+
+
+def _fp8(name: str, curves: dict[str, dict[str, list[float]]]) -> str:
+    steps = max(len(curve) for ways in curves.values() for curve in ways.values())
+    far = max(abs(a - b) for ways in curves.values() for a, b in zip(*ways.values(), strict=True))
+    told = (
+        f"The first {steps} steps from the same weights by the same batches, of random words of which half follow from "
+        f"the last: losses in fp8 and bf16 are {far:.3f} apart at most."
+    )
+    return f"""
+### Learning in fp8
+
+{fill(told, 120)}
+
+![loss by step in fp8 and bf16](figures/fp8-{name}.png)
+"""
 
 
 def _growth(name: str, growth: dict[str, Any]) -> str:
@@ -123,6 +152,17 @@ def draw(name: str) -> Path:
     axis.axvline(1, color="#000000", linewidth=0.8)
     axis.set(xlabel="speed in times that of the best peer", ylabel="work", xlim=(0, None))
     return save(figure, DOCS / "figures" / f"benchmarks-{name}.png")
+
+
+def draw_fp8(name: str, curves: dict[str, dict[str, list[float]]]) -> Path:
+    figure, axes = panels(len(curves))
+    styles = (("#0072B2", "-", "fp8"), ("#000000", ":", "bf16"))
+    for axis, (key, ways) in zip(axes, curves.items(), strict=True):
+        for curve, (color, style, label) in zip(ways.values(), styles, strict=True):
+            axis.plot(range(1, len(curve) + 1), curve, color=color, linestyle=style, linewidth=2, label=label)
+        axis.set(xlabel="step", ylabel="loss", title=key)
+        axis.legend()
+    return save(figure, DOCS / "figures" / f"fp8-{name}.png")
 
 
 def draw_growth(name: str, growth: dict[str, Any]) -> Path:
@@ -158,5 +198,8 @@ if __name__ == "__main__":
     (DOCS / "benchmarks.md").write_text(page(), encoding="utf-8")
     for found in RESULTS.glob("*.json"):
         draw(found.stem)
-        if growth := json.loads(found.read_text(encoding="utf-8")).get(GROWTH):
-            draw_growth(found.stem, growth)
+        stored = json.loads(found.read_text(encoding="utf-8"))
+        if GROWTH in stored:
+            draw_growth(found.stem, stored[GROWTH])
+        if curves := {key: row["curves"] for key, row in stored.items() if "curves" in row}:
+            draw_fp8(found.stem, curves)
