@@ -122,6 +122,8 @@ def speculate(
             drafter.keep(kept)
         whole = torch.cat((session.given, answers.ids[:, : int(answers.count.max())]), dim=1)
         session.close()
+        if isinstance(drafter, Drafting):
+            drafter.session.close()
     if bool(answers.spoilt.any()):
         raise Spoilt(answers.spoilt.nonzero()[:, 0].tolist(), whole)
     return Speculated(whole, calls, answers.drafted, answers.accepted)
