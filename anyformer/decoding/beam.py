@@ -22,6 +22,7 @@ from anyformer.decoding.phrases import Phrase, Phrases, shortest
 from anyformer.decoding.process import Processing, Processor, process
 from anyformer.decoding.session import Read, Session, evaluating
 from anyformer.decoding.step import compiled
+from anyformer.decoding.top import top
 from anyformer.nn.cache import CacheKind
 from anyformer.nn.model import Transformer
 from anyformer.nn.norm import at_least_fp32
@@ -241,8 +242,8 @@ class Search:
 def likeliest(search: Search, logits: Tensor) -> None:
     """A step where nothing changes log-probabilities [b * w, v]: of each beam only the best are looked at."""
     width, vocab, pool = search.width, search.vocab, search.pool
-    token = logits.topk(min(pool, vocab)).indices
-    log_p = at_least_fp32(logits).log_softmax(dim=-1).gather(1, token)  # of NaN anywhere, NaN
+    found, token, total = top(logits, min(pool, vocab))
+    log_p = at_least_fp32(found) - total  # of NaN anywhere, NaN
     log_p = log_p.masked_fill(search.spoil(log_p.isnan().any(dim=1)), -math.inf)
     scores = (search.running.view(-1, 1) + log_p).view(search.batch, -1)
     flat = (token.view(search.batch, width, -1) + torch.arange(width, device=token.device)[:, None] * vocab).flatten(1)
