@@ -138,15 +138,16 @@ def beam_search(
             if key is None or groups > 1:
                 limits.choose(search, session, logits)
             else:
-                (compiled(likeliest) if compile else likeliest)(search, logits)
+                run = compiled(likeliest, id(model), len(logits)) if compile else likeliest
+                run(search, logits)
 
         def move(read: Read) -> None:
             limits.advance(search)
             session.reorder(search.rows)
             choose(read(search.newest, search.there))  # what is over may have no position
 
-        patience = patience_of(device)
-        choose(session.logits)
+        patience = patience_of(device, ends=bool(stop) or constraint is not None)
+        session.first(choose, key)
         for new in range(1, longest):
             if new % patience == 0 and not bool(search.going.any()):
                 break

@@ -1,5 +1,6 @@
 """Autoregressive decoding with a cache, token by token, for decoder-only and encoder–decoder models alike."""
 
+import sys
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
@@ -148,7 +149,8 @@ def _begin(
 
     saying = make() if key is None else session.place.keep(key, make)
     saying.begin(rooms, seeds)
-    return session, _closing(session, steps(session, saying, patience or patience_of(device), key), reuse)
+    patience = patience or patience_of(device, ends=bool(stop) or constraint is not None)
+    return session, _closing(session, steps(session, saying, patience, key), reuse)
 
 
 def _closing(session: Session, said: Iterator[Said], reuse: Reuse | None) -> Iterator[Said]:
@@ -197,7 +199,7 @@ class Saying:
         if self.processors:
             logits = process(self.processors, session.history, logits)
         fused = session.compile and self.seeds is None  # compilers take minutes for the hash behind noise
-        (compiled(say) if fused else say)(self, logits)
+        (compiled(say, id(session.model), len(logits)) if fused else say)(self, logits)
 
 
 def say(saying: Saying, logits: Tensor) -> None:
@@ -224,7 +226,7 @@ def steps(session: Session, saying: Saying, patience: int, key: Hashable | None)
         saying.choose(session, read(saying.newest, saying.going))
 
     if saying.most:
-        saying.choose(session, session.logits)
+        session.first(lambda logits: saying.choose(session, logits), key)
     given = 0
     for step in range(1, saying.most + 1):
         if step == saying.most or step % patience == 0:
@@ -238,9 +240,11 @@ def steps(session: Session, saying: Saying, patience: int, key: Hashable | None)
         session.go(move, key)
 
 
-def patience_of(device: torch.device) -> int:
-    """How many steps to go between two looks at the device."""
-    return 1 if device.type == "cpu" else PATIENCE
+def patience_of(device: torch.device, ends: bool) -> int:
+    """How many steps to go between two looks at the device; where nothing ends early there is nothing to see."""
+    if device.type == "cpu":
+        return 1
+    return PATIENCE if ends else sys.maxsize
 
 
 def rooms_of(max_new_tokens: int | Sequence[int], rows: int) -> list[int]:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import nn
 
 from anyformer.nn.cache import Cache
 from anyformer.nn.model import Transformer
@@ -28,6 +29,7 @@ class Place:
         self.there = torch.zeros_like(cache.positions, dtype=torch.bool)
         self._kept: dict[Hashable, Any] = {}
         self._graphs: dict[Hashable, Graph | None] = {}
+        self._pool: Any = None  # one for all graphs, which run one after the other
 
     def keep(self, key: Hashable, make: Callable[[], T]) -> T:
         """What a strategy has here beside the rows, made once."""
@@ -46,7 +48,8 @@ class Place:
             return function()
         graph = self._graphs[key]
         if graph is None:
-            graph = self._graphs[key] = Graph(function)
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            graph = self._graphs[key] = Graph(function, self._pool)
         graph.replay()
         found: T = graph.out
         return found
@@ -62,14 +65,19 @@ class Place:
 class Graph:
     """A function's kernels on a GPU, to be run again with other numbers in the same places."""
 
-    def __init__(self, function: Callable[[], Any]):
+    def __init__(self, function: Callable[[], Any], pool: Any):
         self._graph = torch.cuda.CUDAGraph()
         here, aside = torch.cuda.current_stream(), torch.cuda.Stream()
         aside.wait_stream(here)
         with torch.cuda.stream(aside):  # not by torch.cuda.graph, which empties the allocator's cache every time
-            self._graph.capture_begin(capture_error_mode="thread_local")
-            self.out = function()  # written down, not run
-            self._graph.capture_end()
+            caches = torch.is_autocast_cache_enabled()
+            torch.set_autocast_cache_enabled(False)  # what autocast keeps of weights is gone when a graph is replayed
+            self._graph.capture_begin(pool, capture_error_mode="thread_local")
+            try:
+                self.out = function()  # written down, not run
+            finally:
+                torch.set_autocast_cache_enabled(caches)
+                self._graph.capture_end()
         here.wait_stream(aside)
 
     def replay(self) -> None:
@@ -83,19 +91,27 @@ _idle: WeakKeyDictionary[Transformer, list[tuple[Hashable, Place]]] = WeakKeyDic
 
 def key_of(model: Transformer, *shapes: Hashable) -> Hashable:
     """What must be the same for a place to be of use again: a captured step reads weights where they were."""
-    weights = tuple(x.data_ptr() for group in (model.parameters(), model.buffers()) for x in group)
+    kept = (x for part in parts_of(model) for group in (part._parameters, part._buffers) for x in group.values())
+    weights = tuple(x.data_ptr() for x in kept if x is not None)
     kind = next(model.parameters()).device.type
     precision = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     return weights, precision, torch.get_float32_matmul_precision(), model.backend, shapes
 
 
+def parts_of(model: nn.Module) -> list[nn.Module]:
+    """All modules, a shared one every time: torch's own ways through them take longer than a step does."""
+    found = [model]
+    for part in found:
+        found.extend(x for x in part._modules.values() if x is not None)
+    return found
+
+
 def find_place(model: Transformer, key: Hashable) -> Place | None:
-    """An idle one, empty; from then on it is the caller's."""
+    """An idle one, yet to be reset; from then on it is the caller's."""
     waiting = _idle.get(model, [])
     for i, (other, place) in enumerate(waiting):
         if other == key:
             del waiting[i]
-            place.reset()
             return place
     return None
 

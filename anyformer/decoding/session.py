@@ -14,13 +14,14 @@ from torch import Tensor
 
 from anyformer.config import LM, ConfigError, Fault
 from anyformer.decoding import place as places
-from anyformer.decoding.place import Place, find_place, key_of, leave_place
+from anyformer.decoding.place import Place, find_place, key_of, leave_place, parts_of
+from anyformer.decoding.prefill import begin, begin_again, repeats, starts
 from anyformer.decoding.process import History
 from anyformer.decoding.reuse import Begun, Reuse
-from anyformer.decoding.step import compiled, logits, step
-from anyformer.nn.cache import Cache, CacheKind
+from anyformer.decoding.step import compiled, step
+from anyformer.nn.cache import CacheKind
 from anyformer.nn.inputs import TokenInput
-from anyformer.nn.mask import PADDING, Layout, check, lay_out, real
+from anyformer.nn.mask import PADDING, check, real
 from anyformer.nn.model import Transformer
 
 T = TypeVar("T")
@@ -61,14 +62,11 @@ class Session:
         batch, length = read.measure(ids)
         if isinstance(read, TokenInput):
             _check_ids(ids, read.vocab)
-        memory, source, facts = None, None, None
+        check(batch, length, segments=segments)
+        segments = None if segments is None else segments.expand(batch, length)
+        facts, source, source_segments = None, ids, segments
         if model.encoder is not None:
-            start = model.config.special.start
-            if start is None:
-                raise ValueError("decoding needs `special.start`, the id that the decoder reads first")
-            source, facts = lay_out(batch, length, ids.device, segments=segments), (length, segments is None)
-            memory, segments = model.encode(ids, segments=segments), None
-            ids = torch.full((batch, 1), start, device=ids.device)
+            ids, facts, segments = starts(model, batch, ids.device), (length, segments is None), None
         self.model, self.compile, self._copies = model, compile, copies
         if marks is not None:
             if model.encoder is not None:
@@ -77,7 +75,7 @@ class Session:
             if idle := [name for name, given in (("chunk", chunk), ("reuse", reuse)) if given is not None]:
                 raise ConfigError(Fault(name, what) for name in idle)
             cache = "static" if cache == "auto" else cache  # what is seen by all is seen from beyond any window
-        check(*ids.shape, segments=segments, marks=marks)
+        check(*ids.shape, marks=marks)
         self.given = ids  # the prompts as they came
         begun: list[Begun] = []
         if reuse is not None:
@@ -87,12 +85,14 @@ class Session:
             like = model.new_cache(0, ids.shape[1] + room, kind=cache, slack=slack)
             begun = reuse.find(model, like, prompts)
             ids, segments = _begun(prompts, begun, ids.device)
-        there = torch.ones_like(ids, dtype=torch.bool) if segments is None else real(segments)
-        if (segments is not None or not ids.shape[1]) and not bool(there.any(dim=1).all()):
-            empty = int((~there.any(dim=1)).nonzero()[0])
-            raise ValueError(f"prompt {empty} is empty: give it at least one token, such as the start of a text")
-        self.prompt = self.length = ids.shape[1]
-        slots, known = self.prompt + room, max((one.length for one in begun), default=0)
+        self.prompt = self.length = self.bound = ids.shape[1]  # all positions are below the bound
+        if segments is not None or not ids.shape[1]:
+            counted = real(torch.zeros_like(ids) if segments is None else segments).sum(dim=1).tolist()
+            self.bound = max(counted, default=0)
+            if 0 in counted:
+                empty = counted.index(0)
+                raise ValueError(f"prompt {empty} is empty: give it at least one token, such as the start of a text")
+        slots = self.prompt + room
         self._key: Hashable = None
         if marks is None and places.captures(ids.device):
             self._key = key_of(model, len(ids), copies, slots, room, facts, cache, slack, compile)
@@ -104,20 +104,18 @@ class Session:
                 whole = model.new_cache(copies * len(ids), slots, kind=cache, slack=slack)
             place = Place(whole, prompts_cache)
         self.place, self.cache, self._ids, self._there = place, place.cache, place.ids, place.there
-        for row, one in enumerate(begun):
-            one.put(place.prompts, row)
-        place.prompts.skip(known)
-        hidden, found = _prefill(
-            model, place.prompts, ids, there, memory, source, segments, marks, known, chunk or self.prompt
-        )
-        if copies > 1:  # prompts are read once
-            place.cache.fill(place.prompts, copies)
-            place.prompts = place.prompts if self._key is not None else place.cache
-        self.hidden = _repeated(hidden, copies)  # of the tokens that were read last [rows, n, d]
-        self.logits = _repeated(found, copies)  # of the next token [rows, v]
-        self._ids[:, : self.prompt], self._there[:, : self.prompt] = _repeated(ids, copies), _repeated(there, copies)
-        plain = segments is None and marks is None
-        self.bound = self.prompt if plain else int(self.cache.following.max())  # all positions are below it
+        given = (ids, segments) if model.encoder is None else (source, source_segments)
+        at_once = self._key is not None and reuse is None and (chunk is None or chunk >= self.prompt)
+        if at_once and repeats(model, place, batch * length, length, self.prompt, segments is not None):
+            hidden, found = begin_again(model, place, copies, *given)
+            place.prompts.taken = place.cache.taken = self.prompt  # a graph does not count
+        else:
+            if self._key is not None:
+                place.reset()
+            hidden, found = begin(model, place, copies, *given, marks=marks, begun=begun, chunk=chunk)
+            if self._key is None:
+                place.prompts = place.cache  # no one else comes
+        self.hidden, self.logits = hidden, found  # of what was read last [rows, n, d], and of the next token [rows, v]
         self._limit = min((limit for limit, _ in model.decoder.ends), default=None)
         self._whole = False
 
@@ -149,6 +147,15 @@ class Session:
         self.length, self.logits = after, found[:, -1]
         return found
 
+    def first(self, choose: Callable[[Tensor], None], key: Hashable | None) -> None:
+        """What is chosen from the logits of the prompts, before the loop; the key as in `go`."""
+        if key is None or not places.captures(self.cache.length.device):
+            choose(self.logits)
+            return
+        mine = self.place.keep("first", self.logits.clone)
+        mine.copy_(self.logits)
+        self.place.run(("first", key), lambda: choose(mine))
+
     def go(self, move: Callable[[Read], None], key: Hashable | None) -> None:
         """One step of a loop, which reads once. With a key, all that `move` does is to change tensors that stay where
         they are, the same under the same key: it may be captured."""
@@ -173,7 +180,8 @@ class Session:
     def _step(self, new: Tensor, there: Tensor | None) -> tuple[Tensor, Tensor]:
         if not self.compile:
             return step(self.model, self.cache, new, there, bound=0)  # there is no end, or it is far
-        found: tuple[Tensor, Tensor] = compiled(step)(self.model, self.cache, new, there)
+        run = compiled(step, id(self.model), len(new))
+        found: tuple[Tensor, Tensor] = run(self.model, self.cache, new, there)
         return found
 
     def _near_the_end(self, more: int = 0) -> bool:
@@ -239,35 +247,6 @@ class Session:
         return pad if pad is not None else (stop[0] if stop else 0)
 
 
-def _prefill(
-    model: Transformer,
-    cache: Cache,
-    ids: Tensor,
-    there: Tensor,
-    memory: Tensor | None,
-    source: Layout | None,
-    segments: Tensor | None,
-    marks: Tensor | None,
-    begin: int,
-    chunk: int,
-) -> tuple[Tensor, Tensor]:
-    """Reads prompts: the hidden states of what was read [b, n, d], and the logits of what follows each [b, v]."""
-    last = torch.where(there, torch.arange(ids.shape[1], device=ids.device), -1).amax(dim=1)
-    kept: Tensor | None = None
-    parts = []
-    for at in range(begin, ids.shape[1], chunk):
-        part = slice(at, at + chunk)
-        some = None if segments is None else segments[:, part]
-        hidden = model.decode(ids[:, part], memory, source=source, segments=some, marks=marks, cache=cache)
-        memory = source = None  # the cache has them now
-        parts.append(hidden)
-        here = (last >= at) & (last < at + hidden.shape[1])
-        mine = hidden.gather(1, (last - at).clamp(0, hidden.shape[1] - 1)[:, None, None].expand(-1, 1, hidden.shape[2]))
-        kept = mine if kept is None else torch.where(here[:, None, None], mine, kept)
-    assert kept is not None
-    return torch.cat(parts, dim=1), logits(model, cache, kept)[:, -1]
-
-
 def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
     """Rows of ids side by side, padded on the right [b, t], and their segments where any is."""
     longest = max(map(len, rows))
@@ -303,17 +282,15 @@ def _check_ids(ids: Tensor, vocab: int) -> None:
         raise ValueError(f"prompt {row}: id {first} is outside the vocabulary of {vocab}")
 
 
-def _repeated(x: Tensor, copies: int) -> Tensor:
-    return x if copies == 1 else x.repeat_interleave(copies, dim=0)
-
-
 @contextmanager
 def evaluating(model: Transformer) -> Iterator[None]:
     """A model as it decodes: without dropout and gradients, and afterwards as it was."""
-    training = model.training
-    model.eval()
+    training = [part for part in parts_of(model) if part.training]
+    for part in training:
+        part.training = False
     try:
         with torch.no_grad():  # not inference_mode: a model may be trained on what it generated
             yield
     finally:
-        model.train(training)
+        for part in training:
+            part.training = True

@@ -3,8 +3,9 @@
 On a GPU what costs time is not the arithmetic but the starting of hundreds of small kernels (`place.py`).
 """
 
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Hashable
+from functools import lru_cache
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -28,7 +29,11 @@ def logits(model: Transformer, cache: Cache, hidden: Tensor) -> Tensor:
     return model.apply_head(hidden, Layout(cache.following[:, None].expand(hidden.shape[:2])))
 
 
-@cache
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """One for all, so that what was compiled is found again; made when asked for, as importing compilers takes long."""
-    return torch.compile(function)
+@lru_cache(maxsize=64)
+def compiled(function: Callable[..., Any], *of: Hashable) -> Callable[..., Any]:
+    """One for each model and number of rows, so that what was compiled is found again: torch counts recompilations by
+    code, makes sizes that differ dynamic, which is slow, and past a few falls to eager. Made when asked for, as
+    importing compilers takes long."""
+    assert isinstance(function, FunctionType)
+    code = function.__code__.replace(co_name=f"{function.__name__}_{compiled.cache_info().misses}")
+    return torch.compile(FunctionType(code, function.__globals__, code.co_name, function.__defaults__))

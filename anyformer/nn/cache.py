@@ -161,9 +161,12 @@ class Cache:
         if segments is None and positions is None and marks is None:
             return self.next(length)
         segments = (self.segment[:, None] if segments is None else segments).expand(batch, length)
+        bound = None
         if positions is None:
             positions = count_within(segments, self.segment, self.following)
-        return Layout(positions.expand(batch, length), segments, None if marks is None else marks.expand(batch, length))
+            bound = None if self.taken else length
+        marks = None if marks is None else marks.expand(batch, length)
+        return Layout(positions.expand(batch, length), segments, marks, bound=bound)
 
     def _check_marks(self, marks: Tensor) -> None:
         """Whoever sees a marked token must not have been read before it."""

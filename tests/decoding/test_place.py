@@ -83,7 +83,7 @@ def test_what_is_found(name: str, how: str):
 def test_looking_late_changes_no_search(monkeypatch: pytest.MonkeyPatch):
     model, options = pair(), {"beams": 3, "max_new_tokens": 12, "stop": (3, 4, 5), "n_best": 3}
     plain = beam_search(model, IDS, **options)
-    monkeypatch.setattr("anyformer.decoding.beam.patience_of", lambda device: 100)
+    monkeypatch.setattr("anyformer.decoding.beam.patience_of", lambda device, ends: 100)
     late = beam_search(model, IDS, **options)
     assert all(torch.equal(a, b) for a, b in zip(late, plain, strict=True))
 

@@ -42,12 +42,12 @@ def build(name: str) -> Transformer:
     return Transformer(SMALL[name]()).to(CUDA).eval()
 
 
-def prompts() -> tuple[Tensor, Tensor]:
+def prompts(seed: int = 1) -> tuple[Tensor, Tensor]:
     """Of unequal length."""
-    ids = torch.randint(3, 97, (3, 12), generator=torch.Generator().manual_seed(1)).to(CUDA)
+    ids = torch.randint(3, 97, (3, 12), generator=torch.Generator().manual_seed(seed)).to(CUDA)
     segments = torch.zeros_like(ids)
-    segments[1, :5] = -1
-    segments[2, :9] = -1
+    segments[seed % 3, :5] = -1
+    segments[(seed + 1) % 3, :9] = -1
     return ids, segments
 
 
@@ -74,9 +74,25 @@ HOW: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("name", SMALL)
 def test_replayed_as_plain(name: str, how: str, plain: Callable[..., Any]):
-    model, (ids, segments) = build(name), prompts()
-    options = {"max_new_tokens": 40, "segments": segments, **HOW[how]}
-    assert torch.equal(generate(model, ids, **options), plain(generate, model, ids, **options))
+    model = build(name)
+    for seed in range(1, 4):  # prompts are read plainly, then captured, then replayed
+        ids, segments = prompts(seed)
+        options = {"max_new_tokens": 40, "segments": segments, **HOW[how]}
+        assert torch.equal(generate(model, ids, **options), plain(generate, model, ids, **options))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5"])
+def test_replayed_under_autocast(name: str, plain: Callable[..., Any]):
+    """What autocast keeps of weights is gone with it."""
+    model = build(name)
+    for seed in range(1, 4):
+        with torch.no_grad():
+            for x in model.parameters():
+                x.add_(torch.randn_like(x) * 0.02)
+        with torch.autocast("cuda", torch.bfloat16):
+            ours = generate(model, prompts(seed)[0], max_new_tokens=20)
+        with torch.autocast("cuda", torch.bfloat16):
+            assert torch.equal(ours, plain(generate, model, prompts(seed)[0], max_new_tokens=20))
 
 
 def test_compiled_as_plain(plain: Callable[..., Any]):
@@ -96,10 +112,11 @@ def test_up_to_the_last_position():
 @pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("name", ["t5", "llama", "window"])
 def test_beams_on_a_graph(name: str, compile: bool, plain: Callable[..., Any]):
-    model, (ids, segments) = build(name), prompts()
-    options: dict[str, Any] = {"beams": 3, "max_new_tokens": 40, "n_best": 2, "stop": (4,), "segments": segments}
-    alone = plain(beam_search, model, ids, **options)
-    for _ in range(2):  # the second finds the graph of the first
+    model = build(name)
+    for seed in range(1, 4):  # later ones find the graphs of the first
+        ids, segments = prompts(seed)
+        options: dict[str, Any] = {"beams": 3, "max_new_tokens": 40, "n_best": 2, "stop": (4,), "segments": segments}
+        alone = plain(beam_search, model, ids, **options)
         ours = beam_search(model, ids, compile=compile, **options)
         assert torch.equal(ours.ids, alone.ids)
         torch.testing.assert_close(ours.scores, alone.scores, atol=1e-4, rtol=1e-4)
