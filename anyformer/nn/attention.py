@@ -7,7 +7,7 @@ from anyformer.config import Attention, Latent, NoNorm, Projected, factor
 from anyformer.nn.attend import attend, mix, weigh
 from anyformer.nn.context import Context
 from anyformer.nn.latent import LatentProjection
-from anyformer.nn.linear import Fused, split
+from anyformer.nn.linear import Fused, Linear, split
 from anyformer.nn.norm import build_norm
 
 
@@ -26,7 +26,7 @@ class MultiHeadAttention(nn.Module):
         self.heads, self.groups, self.cross = h, g, cross
         self.latent: LatentProjection | None = None
         if cross:
-            self.q = nn.Linear(width, h * k, bias=spec.bias)
+            self.q = Linear(width, h * k, bias=spec.bias)
             self.kv = Fused(width, (g * k, g * k_v), bias=spec.bias)
         elif isinstance(spec.compress, Latent):
             self.latent = LatentProjection(spec, spec.compress, width)
@@ -38,7 +38,7 @@ class MultiHeadAttention(nn.Module):
         self.q_norm, self.k_norm = build_norm(spec.qk_norm, k), build_norm(spec.qk_norm, k)
         self.norms = not isinstance(spec.qk_norm, NoNorm)
         output = spec.output
-        self.out = nn.Linear(h * k_v, width, output.bias) if isinstance(output, Projected) else nn.Identity()
+        self.out = Linear(h * k_v, width, output.bias) if isinstance(output, Projected) else nn.Identity()
         self.scale, self.normalizer, self.dropout = factor(spec.scale, width, k), spec.normalizer, spec.dropout
         self.cap, self.sinks = spec.cap, nn.Parameter(torch.empty(h)) if spec.sinks else None
 

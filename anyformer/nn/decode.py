@@ -6,11 +6,13 @@ import torch
 from torch import Tensor
 
 from anyformer.nn.mask import Relation
+from anyformer.nn.product import overlaps
 
 TRITON = find_spec("triton") is not None  # a torch without CUDA comes without it
 FEW = 8  # queries
 WIDEST = 256  # heads
 LEAST = 64  # keys that are worth a program
+KEYS = 128  # that one reads at once where heads are of 64 numbers or fewer
 PROGRAMS = 256  # that fill a GPU
 
 
@@ -60,7 +62,7 @@ def launch(
     scale: float,
     out: Tensor,
     weights: Tensor,
-    keys: int = LEAST,
+    keys: int | None = None,
     warps: int = 4,
 ) -> None:
     """Runs the kernel with blocks of so many keys."""
@@ -68,6 +70,8 @@ def launch(
 
     (b, h, t, width), (_, g, s, k_v), parts = q.shape, v.shape, len(out)
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    early = overlaps(q.device)
+    keys = keys or (KEYS if max(width, k_v) <= 64 else LEAST)
     span = _blocks(_blocks(s, parts), keys) * keys
     rows = max(16, min(64, _power(h // g * t)))
     read_cache[(b * g, parts, _blocks(h // g * t, rows))](
@@ -75,8 +79,8 @@ def launch(
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
         *_strides(mask, b, (0, 2, 3)), *_strides(bias, b, (0, 1, 2, 3)), b * t * h,
         g, h // g, t, s, span, width, k_v,
-        MASKED=mask is not None, BIASED=bias is not None, ROWS=rows, KEYS=keys,
-        K=max(16, _power(width)), V=max(16, _power(k_v)), num_warps=warps,
+        MASKED=mask is not None, BIASED=bias is not None, EARLY=early, ROWS=rows, KEYS=keys,
+        K=max(16, _power(width)), V=max(16, _power(k_v)), num_warps=warps, **({"launch_pdl": True} if early else {}),
     )  # fmt: skip
 
 

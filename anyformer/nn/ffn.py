@@ -31,7 +31,7 @@ from anyformer.nn.context import Context
 from anyformer.nn.dropout import Dropout
 from anyformer.nn.experts import Mixture, SigmoidRouter, SoftmaxRouter, StackedLinear
 from anyformer.nn.gelu import gelu
-from anyformer.nn.linear import Fused
+from anyformer.nn.linear import Fused, Linear
 
 
 def activation(spec: Activation) -> Callable[[Tensor], Tensor]:
@@ -61,8 +61,8 @@ class PlainFFN(nn.Module):
 
     def __init__(self, width: int, hidden: int, act: Callable[[Tensor], Tensor], bias: bool, dropout: float):
         super().__init__()
-        self.up = nn.Linear(width, hidden, bias=bias)
-        self.down = nn.Linear(hidden, width, bias=bias)
+        self.up = Linear(width, hidden, bias=bias)
+        self.down = Linear(hidden, width, bias=bias)
         self.act, self.dropout = act, Dropout(dropout)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
@@ -76,7 +76,7 @@ class GatedFFN(nn.Module):
     def __init__(self, width: int, hidden: int, act: Callable[[Tensor], Tensor], bias: bool, dropout: float):
         super().__init__()
         self.gate_up = Fused(width, (hidden, hidden), bias=bias)
-        self.down = nn.Linear(hidden, width, bias=bias)
+        self.down = Linear(hidden, width, bias=bias)
         self.act, self.dropout = act, Dropout(dropout)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:

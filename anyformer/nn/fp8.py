@@ -12,10 +12,9 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from anyformer.nn.experts import SigmoidRouter, SoftmaxRouter
-from anyformer.nn.linear import Fused
+from anyformer.nn.linear import Fused, Linear
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 STEP = 16  # of sizes that the hardware multiplies
@@ -65,7 +64,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return cast(Tensor, Product.apply(*given)).unflatten(0, x.shape[:-1])
 
 
-class Float8Linear(nn.Linear):
+class Float8Linear(Linear):
     """A linear layer that learns by products in fp8; outside training it is as any other."""
 
     def __init__(self, plain: nn.Linear):
@@ -85,7 +84,7 @@ class Float8Fused(Fused):
         self.weight, self.bias = plain.weight, plain.bias
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        y = linear(x, self.weight, self.bias) if self.training else F.linear(x, self.weight, self.bias)
+        y = linear(x, self.weight, self.bias) if self.training else Linear.forward(self, x)
         return y.split(self.parts, dim=-1)
 
 
@@ -96,7 +95,7 @@ def learn_in_fp8(stacks: nn.Module) -> list[str]:
     routers = {id(m.linear) for m in modules.values() if isinstance(m, (SoftmaxRouter, SigmoidRouter))}
     found = []
     for name, module in modules.items():
-        if type(module) not in (nn.Linear, Fused) or id(module) in routers:
+        if type(module) not in (Linear, Fused) or id(module) in routers:
             continue
         assert isinstance(module, nn.Linear)
         if module.in_features % STEP or module.out_features % STEP:

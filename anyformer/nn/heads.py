@@ -28,6 +28,7 @@ from anyformer.nn.ffn import activation
 from anyformer.nn.loss import fuses, head_loss, token_loss
 from anyformer.nn.mask import Layout, real
 from anyformer.nn.norm import build_norm
+from anyformer.nn.product import product
 
 
 class Asked(NamedTuple):
@@ -98,7 +99,7 @@ class VocabularyHead(nn.Module):
         return x * self.scale if self.scale != 1 else x, table
 
     def _logits(self, x: Tensor, table: Tensor) -> Tensor:
-        logits = F.linear(x, table, self.bias)
+        logits = product(x, table, self.bias)
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
 
 

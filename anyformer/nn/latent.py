@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from anyformer.config import Attention, Latent
 from anyformer.nn.context import Context
-from anyformer.nn.linear import Fused, split
+from anyformer.nn.linear import Fused, Linear, split
 from anyformer.nn.norm import build_norm
 
 
@@ -27,7 +27,7 @@ class LatentProjection(nn.Module):
         query = compress.query_rank
         self.down = Fused(width, (query or h * k, rank, turning), bias=spec.bias)
         self.query_norm = build_norm(compress.norm, query) if query else nn.Identity()
-        self.query_up = nn.Linear(query, h * k, bias=False) if query else nn.Identity()
+        self.query_up = Linear(query, h * k, bias=False) if query else nn.Identity()
         self.norm = build_norm(compress.norm, rank)
         self.up = Fused(rank, (h * (k - turning), h * k_v), bias=False)
 
@@ -61,4 +61,4 @@ class LatentProjection(nn.Module):
 
     def queries(self) -> Tensor:
         """The rows of weight that make the queries."""
-        return self.query_up.weight if isinstance(self.query_up, nn.Linear) else self.down.rows(0)
+        return self.query_up.weight if isinstance(self.query_up, Linear) else self.down.rows(0)

@@ -1,9 +1,18 @@
-"""Linear layers: torch's own, and several of one input in one product."""
+"""Linear layers: torch's, but for how one row is multiplied on a GPU, and several of one input in one product."""
 
 from torch import Tensor, nn
 
+from anyformer.nn.product import product
 
-class Fused(nn.Linear):
+
+class Linear(nn.Linear):
+    """x Wᵀ + b"""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return product(x, self.weight, self.bias)
+
+
+class Fused(Linear):
     """Several linear maps of one input as one product: rows of the weight are the parts one after the other."""
 
     def __init__(self, width: int, parts: tuple[int, ...], bias: bool):

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from anyformer.config import LoRA
 from anyformer.nn.dropout import Dropout
-from anyformer.nn.linear import Fused
+from anyformer.nn.linear import Fused, Linear
 
 
 class LowRank(nn.Module):
@@ -35,7 +35,7 @@ class LowRank(nn.Module):
         self.b.zero_()
 
 
-class AdaptedLinear(nn.Linear):
+class AdaptedLinear(Linear):
     """A linear layer with a low-rank one beside it."""
 
     def __init__(self, plain: nn.Linear, spec: LoRA):
@@ -54,7 +54,7 @@ class AdaptedFused(Fused):
         self.lora = LowRank(plain.in_features, plain.out_features, spec)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        return (nn.Linear.forward(self, x) + self.lora(x)).split(self.parts, dim=-1)
+        return (Linear.forward(self, x) + self.lora(x)).split(self.parts, dim=-1)
 
     def acting(self, part: int) -> Tensor:
         return self.rows(part) + self.lora.matrix().split(self.parts)[part]

@@ -18,12 +18,13 @@ from torch.nn import functional as F
 from anyformer.nn.experts import Runs, SigmoidRouter, SoftmaxRouter, StackedLinear, run_products
 from anyformer.nn.heads import Asked, VocabularyHead
 from anyformer.nn.latent import LatentProjection
-from anyformer.nn.linear import Fused
+from anyformer.nn.linear import Fused, Linear
 from anyformer.nn.loss import token_loss
 from anyformer.nn.lower import Site
 from anyformer.nn.mask import Layout
 from anyformer.nn.merge import merge
 from anyformer.nn.model import Transformer
+from anyformer.nn.product import fits, reads_bytes, row_product
 
 Bits = Literal[8, 4]
 Way = Literal["auto", "plain", "kernel"]
@@ -37,11 +38,12 @@ def quantise(model: Transformer, bits: Bits = 8, *, group: int | None = None, wa
     """A copy with weights of so many bits, which cannot be trained; the model stays as it is. Adapters are merged.
 
     With 8 bits a row has one scale; with 4, each `group` of a row has (32 if not given: 32, 64, 128, ... numbers).
-    plain: weights are made anew for each product, in the precision of the model: smaller, not faster. kernel: Arm's
-    for CPUs, on large matrices about 2 (8 bits) or 4 times (4 bits) as fast as fp32; it also rounds each token to 8
-    bits, by about 1 % of its length. auto: the kernel where there is one.
+    plain: weights are made anew for each product, in the precision of the model: smaller, not faster, but for a single
+    row on a GPU, which reads weights of 8 bits as they are. kernel: Arm's for CPUs, on large matrices about 2 (8 bits)
+    or 4 times (4 bits) as fast as fp32; it also rounds each token to 8 bits, by about 1 % of its length. auto: the
+    kernel where there is one.
     The head has 8 bits in any case: of 4 it would cost a third as much again as those of all blocks do. One that shares
-    its table with the input gets a rounded copy of it for the kernel, and else stays as it is.
+    its table with the input gets a rounded copy of it where that is faster, and else stays as it is.
     Quantise where the model is to run: the kernel's numbers cannot be moved to another device.
     """
     if bits not in LEVELS:
@@ -66,7 +68,7 @@ def quantise(model: Transformer, bits: Bits = 8, *, group: int | None = None, wa
     if (table := _table(model)) is not None:
         assert isinstance(model.head, VocabularyHead)
         fast = way != "plain" and _has_kernel(table)
-        if fast or model.head.table is not None:
+        if fast or model.head.table is not None or (way != "plain" and reads_bytes(table)):
             product = _product(round_off(table, 8), _own(model.head.bias), None, table.dtype, fast)
             memo[id(model.head)] = QuantisedHead(copy.deepcopy(model.head.transform), product, model.head)
     return copy.deepcopy(model, memo).requires_grad_(False)  # in the place of each matrix comes what the memo has
@@ -83,7 +85,7 @@ def _matrices(model: Transformer) -> Iterator[tuple[nn.Linear | StackedLinear, b
     routers = {id(m.linear) for m in modules if isinstance(m, (SoftmaxRouter, SigmoidRouter))}
     read = {id(m.up) for m in modules if isinstance(m, LatentProjection)}
     for module in modules:
-        if type(module) in (nn.Linear, Fused, StackedLinear) and id(module) not in routers:
+        if type(module) in (Linear, Fused, StackedLinear) and id(module) not in routers:
             assert isinstance(module, (nn.Linear, StackedLinear))
             yield module, id(module) in read
 
@@ -187,7 +189,9 @@ class QuantisedLinear(_Stored):
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
         # a row of one scale takes it after the product, which then reads 8 bits; fp16 would not hold what comes before
-        if self.bits == 8 and Site.of(x, training=False).dtype is not torch.float16:
+        if self.bits == 8 and fits(x, q := self.q[:, 0]):
+            y = row_product(x, q, self.scale[:, 0], self.bias)
+        elif self.bits == 8 and Site.of(x, training=False).dtype is not torch.float16:
             y = F.linear(x, self.q[:, 0].to(self.dtype))
             y = (y * self.scale[:, 0]).to(y.dtype)
             y = y if self.bias is None else y + self.bias

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from anyformer.config import Full, Recurrent
 from anyformer.nn.context import Context
+from anyformer.nn.linear import Linear
 from anyformer.nn.mask import PADDING, Layout, real, sees
 from anyformer.nn.ring import Slots
 
@@ -30,7 +31,7 @@ class RecurrentMixer(nn.Module):
         hidden, ways = spec.hidden(width), 2 if spec.both_ways else 1
         self.cells = nn.ModuleList(CELLS[spec.cell](width, hidden, batch_first=True) for _ in range(ways))
         plain = ways == 1 and hidden == width
-        self.out = nn.Identity() if plain else nn.Linear(ways * hidden, width, bias=False)
+        self.out = nn.Identity() if plain else Linear(ways * hidden, width, bias=False)
         self.hidden, self.state = hidden, spec.state(width)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:

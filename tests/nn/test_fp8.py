@@ -9,6 +9,7 @@ from anyformer import presets
 from anyformer.nn import fp8
 from anyformer.nn.experts import SoftmaxRouter
 from anyformer.nn.fp8 import Float8Fused, Float8Linear, learn_in_fp8, linear, narrow
+from anyformer.nn.linear import Linear
 from anyformer.nn.model import Transformer
 
 HALF = {fp8.E4M3: 2**-4, fp8.E5M2: 2**-3}  # of the last digit, of a number of usual size
@@ -123,7 +124,7 @@ def test_outside_training_nothing_changes() -> None:
 
 
 def test_sizes_that_the_hardware_does_not_multiply_stay_and_so_do_routers() -> None:
-    layers = nn.Sequential(nn.Linear(24, 32), nn.Linear(32, 24), nn.Linear(32, 32))
+    layers = nn.Sequential(Linear(24, 32), Linear(32, 24), Linear(32, 32))
     assert learn_in_fp8(layers) == ["2"]
     model = in_fp8(Transformer(presets.mixtral(depth=1, width=64, heads=2, kv_heads=2, vocab=32, experts=16)))
     routers = [m.linear for m in model.modules() if isinstance(m, SoftmaxRouter)]

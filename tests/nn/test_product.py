@@ -1,0 +1,71 @@
+"""Products of one row: who they are for, and by Triton's interpreter (TRITON_INTERPRET=1) that they are products; on a
+GPU `tests/gpu/test_product.py` says so."""
+
+import os
+from importlib.util import find_spec
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from anyformer.nn import product as products
+from anyformer.nn.product import fits, product, row_product
+from anyformer.nn.quantise import round_off
+
+INTERPRETED = find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
+
+
+class Elsewhere(Tensor):
+    """As if on a GPU."""
+
+    is_cuda = True  # type: ignore[assignment]
+
+
+def there(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.zeros(shape, dtype=dtype).as_subclass(Elsewhere)
+
+
+def test_who_it_is_for(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(products, "TRITON", True)
+    row, matrix = there(1, 1, 512), there(1024, 512)
+    assert not fits(row, matrix)  # it has no backward pass
+    with torch.no_grad():
+        assert fits(row, matrix)
+        assert fits(row[0, 0], matrix)
+        assert fits(row, there(1024, 512, dtype=torch.int8))
+        assert not fits(torch.zeros(1, 1, 512, dtype=torch.bfloat16), matrix)  # not on a GPU
+        assert not fits(there(2, 1, 512), matrix)  # two rows
+        assert not fits(there(1, 512, dtype=torch.float32), there(1024, 512, dtype=torch.float32))
+        assert not fits(there(1, 512, dtype=torch.float16), matrix)
+        assert not fits(there(1, 500), there(1024, 500))  # no whole blocks
+        assert not fits(row, there(100, 512))  # not worth it
+        assert not fits(row, there(512, 1024).T)
+        monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: kind == "cuda")
+        assert not fits(row, matrix)
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_elsewhere_as_linear(biased: bool):
+    x, weight, bias = random(1, 1, 512), random(1024, 512), random(1024) if biased else None
+    with torch.no_grad():
+        assert torch.equal(product(x, weight, bias), F.linear(x, weight, bias))
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("n", "k"), [(64, 512), (37, 768), (9, 2048), (3, 6144)])
+def test_as_linear(n: int, k: int, biased: bool, monkeypatch: pytest.MonkeyPatch):
+    """Rows and columns that fill blocks or do not, in 32 and in 8 bits."""
+    x, weight, bias = random(1, 1, k), random(n, k), random(n) if biased else None
+    exact = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    monkeypatch.setitem(products.SHAPES, 4, products.SHAPES[2])
+    torch.testing.assert_close(row_product(x, weight, None, bias).double(), exact, atol=1e-4, rtol=1e-4)
+    rounded = round_off(weight, 8)
+    small = row_product(x, rounded.q[:, 0], rounded.scale[:, 0], bias)
+    same = F.linear(x, rounded.expanded(), bias)
+    torch.testing.assert_close(small, same, atol=1e-4, rtol=1e-4)
