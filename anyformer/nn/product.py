@@ -11,8 +11,9 @@ TRITON = find_spec("triton") is not None  # a torch without CUDA comes without i
 HALF = (torch.bfloat16, torch.float16)
 STEP = 256  # rows are of whole such blocks
 SMALLEST = 1 << 18  # weights: below, all of it is the start of a kernel
-# rows and columns that a program reads at once, and its warps, by the bytes of a weight
-SHAPES = {2: (2, 2048, 4), 1: (8, 512, 4)}
+# rows and columns that a program reads at once, and its warps, by the bytes of a weight; 8 bits leave no time to wait
+# for other warps
+SHAPES = {2: (2, 2048, 4), 1: (4, 512, 1)}
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
