@@ -254,7 +254,7 @@ class BigBird(Open):
     def tile(self) -> int:
         return _fitting(self.block)
 
-    def link(self, block: Any, number: int) -> Any:
+    def link(self, block: Any, number: Any) -> Any:
         """The block before it that a block is linked to by a number below `randoms`; -1: there is none before it."""
         mixed = (block * self.randoms + number) & _MASK
         for salt in (self.seed, 0x9E3779B9, 0x85EBCA6B):
@@ -262,10 +262,7 @@ class BigBird(Open):
         return (mixed % (block + (block < 1)) + 1) * (block > 0) - 1
 
     def about(self, positions: "Tensor") -> "Tensor | None":
-        import torch
-
-        block = positions.long() // self.block
-        return torch.stack([self.link(block, i) for i in range(self.randoms)], dim=-1) if self.randoms else None
+        return self.links(positions.long() // self.block) if self.randoms else None
 
     def sees(self, q: "Tensor", k: "Tensor", of_q: About | None = None, of_k: About | None = None) -> "Tensor":
         a, b = q // self.block, k // self.block
@@ -290,17 +287,36 @@ class BigBird(Open):
         covered = (a.high - b.low <= self.before) & (b.high - a.low <= self.after)
         covered = covered | (a.high < self.globals) | (b.high < self.globals)
         within = (a.low == a.high) & (b.low == b.high)  # one block of the pattern each: a link joins all of them
-        for i in range(self.randoms):
-            covered = covered | within & ((self.link(a.low, i) == b.low) | (self.link(b.low, i) == a.low))
+        if self.randoms:
+            linked = (self.links(a.low) == b.low[..., None]) | (self.links(b.low) == a.low[..., None])
+            covered = covered | within & linked.any(-1)
         return covered & ((k.high <= q.low) | self.looks_ahead)
+
+    def links(self, block: Any) -> Any:
+        """[..., randoms]: all links of blocks, in as many steps as one of them takes."""
+        import numpy as np
+
+        if isinstance(block, np.ndarray):
+            return self.link(block[..., None], np.arange(self.randoms))
+        import torch
+
+        if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+            return torch.ops.anyformer.links(block, self.randoms, self.seed)  # see `nn/flex.py`
+        return self.link(block[..., None], torch.arange(self.randoms, device=block.device))
 
     def _linked(self, later: Span, earlier: Span) -> "Tensor":
         """Whether any block of one span is linked to a block of the other before it; yes where a span is long."""
-        most = LARGE // self.block + 2  # blocks that so many positions in a row can touch
+        most = (self.tile - 2) // self.block + 2  # blocks that so many positions in a row can touch
         met = (later.high - later.low >= most) & (earlier.low == earlier.low)
-        for block in (later.low + step for step in range(most)):
-            for link in (self.link(block, i) for i in range(self.randoms)):
-                met = met | ((block <= later.high) & (earlier.low <= link) & (link <= earlier.high))
+        for step in range(most):
+            block = later.low + step
+            links = self.links(block)
+            joined = (
+                (block <= later.high)[..., None]
+                & (earlier.low[..., None] <= links)
+                & (links <= earlier.high[..., None])
+            )
+            met = met | joined.any(-1)
         return met
 
 

@@ -8,7 +8,7 @@ tokens see the same.
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from anyformer.config import Pattern, Scheme, Span
+from anyformer.config import BigBird, Pattern, Scheme, Span
 from anyformer.config.pattern import LARGE
-from anyformer.nn.mask import PADDING, SEEN, SEER, Layout, real
+from anyformer.nn.mask import PADDING, SEEN, SEER, Layout, lay_out, real
 
 FAR = 2**31 - 1
 
@@ -38,11 +38,12 @@ class Blocks(NamedTuple):
 
 def lower(pattern: Pattern, q: Layout, k: Layout, scheme: Scheme | None = None, levels: Tensor | None = None) -> Blocks:
     """The blocks of a pattern between two layouts, and the score function of a scheme with its levels."""
-    listed, full = find(pattern, q, k)
-    some, all_ = _ordered(listed & ~full), _ordered(full)
-    lengths = q.positions.shape[1], k.positions.shape[1]
-    # torch refuses blocks that its own choice of tiles does not divide, before it asks for ours: `_tiles` has the size
-    mask = BlockMask.from_kv_blocks(*some, *all_, LARGE, _predicate(pattern, q, k), lengths)
+    here = not torch.compiler.is_compiling() and type(q.positions) is type(k.positions) is Tensor
+    if here and all(x.counted and x.segments is None and x.marks is None for x in (q, k)):
+        lengths = q.positions.shape[1], k.positions.shape[1]
+        mask = _counted(pattern, *lengths, q is k, q.positions.device, torch.is_inference_mode_enabled())
+    else:
+        mask = _mask(pattern, q, k)
     if scheme is None or levels is None:
         return Blocks(mask, None, (pattern, None), pattern.tile)
     q_at, k_at = _positions(q), _positions(k)
@@ -53,10 +54,29 @@ def lower(pattern: Pattern, q: Layout, k: Layout, scheme: Scheme | None = None, 
     return Blocks(mask, added, (pattern, scheme), pattern.tile)
 
 
+def _mask(pattern: Pattern, q: Layout, k: Layout) -> BlockMask:
+    listed, full = find(pattern, q, k)
+    some, all_ = _ordered(listed & ~full), _ordered(full)
+    lengths = q.positions.shape[1], k.positions.shape[1]
+    # torch refuses blocks that its own choice of tiles does not divide, before it asks for ours: `_tiles` has the size
+    return BlockMask.from_kv_blocks(*some, *all_, LARGE, _predicate(pattern, q, k), lengths)
+
+
+@lru_cache(maxsize=16)
+def _counted(pattern: Pattern, t: int, s: int, same: bool, device: torch.device, inference: bool) -> BlockMask:
+    """Of whole rows from position 0 on: nothing but their lengths tells, so that steps share it, as layers do.
+
+    What is made in inference mode serves no gradients.
+    """
+    q = lay_out(1, t, device)
+    return _mask(pattern, q, q if same else lay_out(1, s, device))
+
+
 def _predicate(pattern: Pattern, q: Layout, k: Layout) -> Callable[[Index, Index, Index, Index], Tensor]:
     """`mask.sees` for one pair of tokens, by their indices."""
     q_at, k_at = _positions(q), _positions(k)
-    q_facts, k_facts = pattern.about(q.positions), pattern.about(k.positions)
+    q_facts = pattern.about(q.positions)
+    k_facts = q_facts if k is q else pattern.about(k.positions)
     q_about = None if q_facts is None else _look_up(q_facts)
     k_about = None if k_facts is None else _look_up(k_facts)
     apart = q.segments is not None or k.segments is not None
@@ -142,6 +162,17 @@ class _Summary(NamedTuple):
         seen, seer = marks >= SEEN, marks >= SEER
         facts = there.any(-1), there.all(-1), seen.any(-1), seen.all(-1), seer.any(-1), seer.all(-1)
         return cls(span(positions), span(segments), *(x.unsqueeze(dim) for x in facts))
+
+
+@torch.library.custom_op("anyformer::links", mutates_args=())
+def _links(block: Tensor, randoms: int, seed: int) -> Tensor:
+    """A hash reads each of its steps twice, and a compiler that writes them into one another takes minutes for it."""
+    return BigBird(randoms=randoms, seed=seed).links(block)
+
+
+@_links.register_fake
+def _like_links(block: Tensor, randoms: int, seed: int) -> Tensor:
+    return block.new_empty(*block.shape, randoms)
 
 
 def _cut(x: Tensor, size: int, filler: int) -> Tensor:

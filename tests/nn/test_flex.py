@@ -34,6 +34,7 @@ def in_tiles(size: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for kind in (Rule, BlockLocal, BigBird):
             patch.setattr(kind, "tile", property(lambda pattern: size))
+        patch.setattr(flex, "_counted", flex._counted.__wrapped__)  # what is kept has the sizes that patterns have
         yield
 
 
@@ -330,3 +331,35 @@ def test_a_graph_is_message_passing():
             weights = (torch.stack([q[0, 0, node] @ k[0, 0, n] for n in near]) if near else torch.zeros(0)).exp()
             total = sum((w * v[0, 0, n] for w, n in zip(weights, near, strict=True)), torch.zeros(3, dtype=v.dtype))
             close(out[node], total / weights.sum() if near else total)
+
+
+def test_steps_share_the_blocks_of_whole_rows():
+    """They depend on nothing but the lengths; padding, packing and marks are asked each time."""
+    pattern, (row, again) = BigBird(block=64, randoms=2), (lay_out(1, 300, CPU) for _ in range(2))
+    first = flex.lower(pattern, row, row)
+    assert flex.lower(pattern, again, again).mask is first.mask
+    assert flex.lower(pattern, *[lay_out(1, 301, CPU)] * 2).mask is not first.mask
+    padded = Layout.right_padded(torch.tensor([[0] * 200 + [-1] * 100]))
+    assert flex.lower(pattern, padded, padded).mask is not flex.lower(pattern, padded, padded).mask
+    with torch.inference_mode():
+        assert flex.lower(pattern, row, row).mask is not first.mask
+    assert not first.mask.kv_indices.is_inference()
+
+
+def test_links_are_one_step_for_a_compiler():
+    """Written into one another, the steps of their hash take minutes; what is found is the same."""
+    pattern, steps = BigBird(block=64, randoms=3), []
+
+    def count(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]):
+        steps.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    def blocks(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        layout = lay_out(*ids.shape, ids.device)
+        return flex.find(pattern, layout, layout)
+
+    ids = torch.zeros(1, 1024, dtype=torch.long)
+    found = torch.compile(blocks, backend=count, fullgraph=True)(ids)
+    assert all(torch.equal(a, b) for a, b in zip(found, blocks(ids), strict=True))
+    assert any("anyformer.links" in step for step in steps)
+    assert not any("shift" in step for step in steps)
