@@ -18,10 +18,11 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from anyformer.config import BigBird, Pattern, Scheme, Span
-from anyformer.config.pattern import LARGE
+from anyformer.config.pattern import LARGE, SMALL
 from anyformer.nn.mask import PADDING, SEEN, SEER, Layout, lay_out, real
 
 FAR = 2**31 - 1
+MEASURED = 64  # the width of heads for which tiles were timed, on an H200
 
 Index = Tensor  # one number: flex calls its functions for one row, head, query and key at a time
 Added = Callable[[Index, Index, Index, Index], Tensor]
@@ -211,16 +212,26 @@ def flex(
 
 
 def _tiles(q: Tensor, v: Tensor, size: int) -> dict[str, Any]:
-    """What torch's own choice of tiles is told: nothing where it fits the blocks."""
+    """What torch's own choice of tiles is told: what was measured for small heads, else no more than the blocks ask."""
+    widest = max(q.shape[-1], v.shape[-1])
+    single = q.dtype is torch.float32
     if size == LARGE:
-        return {}
-    wide = q.dtype is torch.float32 or max(q.shape[-1], v.shape[-1]) > LARGE
-    ahead = {"fwd_BLOCK_M": size, "fwd_BLOCK_N": size // 2 if wide else size, "fwd_num_warps": 4}
-    sizes = {"SPARSE_Q_BLOCK_SIZE": size, "SPARSE_KV_BLOCK_SIZE": size, **ahead}
-    if q.dtype is torch.float32:
+        return {} if single or widest > MEASURED else {**_ahead(LARGE, SMALL), **_back(SMALL, SMALL)}
+    sizes = {"SPARSE_Q_BLOCK_SIZE": size, "SPARSE_KV_BLOCK_SIZE": size}
+    sizes |= _ahead(size, size // 2 if single or widest > LARGE else size)
+    if single:
         return sizes  # backwards in small tiles anyway
-    back = dict.fromkeys(("bwd_BLOCK_M1", "bwd_BLOCK_N1", "bwd_BLOCK_M2", "bwd_BLOCK_N2"), size)
-    return {**sizes, **back, "bwd_num_warps": 4}
+    return {**sizes, **_back(size, size // 2 if widest <= MEASURED else size)}
+
+
+def _ahead(queries: int, keys: int) -> dict[str, int]:
+    return {"fwd_BLOCK_M": queries, "fwd_BLOCK_N": keys, "fwd_num_warps": 4, "fwd_num_stages": 3}
+
+
+def _back(kept: int, passing: int) -> dict[str, int]:
+    """Tiles whose gradients are summed, keys first and then queries, and of those that pass by them."""
+    keys = {"bwd_BLOCK_N1": kept, "bwd_BLOCK_M1": passing}
+    return {**keys, "bwd_BLOCK_M2": kept, "bwd_BLOCK_N2": passing, "bwd_num_warps": 4, "bwd_num_stages": 3}
 
 
 def _run(
