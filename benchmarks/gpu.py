@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from anyformer import presets
-from benchmarks import captions, decoding, fp8, idle, long, ragged, training
+from benchmarks import captions, decoding, fp8, idle, long, memory as foretold, ragged, training
 from benchmarks.sheet import DEVICE, RESULTS, Sheet, clear, clock
 
 Row = Callable[[Sheet, bool], None]
@@ -90,6 +90,15 @@ def window_64k(sheet: Sheet, tiny: bool) -> None:
               seconds=seconds)  # fmt: skip
 
 
+def memory(sheet: Sheet, tiny: bool) -> None:
+    """How many times as much as foretold, where that is furthest off."""
+    cases = foretold.CASES[3:4] if tiny else foretold.CASES
+    found = {str(case): foretold.compare(case, tiny) for case in cases}
+    ratios = {name: peak / told for name, (told, peak) in found.items()}
+    worst = max(ratios, key=lambda name: abs(ratios[name] - 1))
+    sheet.put("memory", ratios[worst], 1.0, "times", peer_name="foretold", note=worst, ratios=ratios, bytes=found)
+
+
 def decode_1b_b1(sheet: Sheet, tiny: bool) -> None:
     work, ways = decoding.llama(*(2, 64, 4, 2, 128, 512, 1, 8, 16) if tiny else (*BILLION, 1, 8, 256))
     rates = sheet.measure("decode_1b_b1", work, "tokens/s", ways, warm=2, rounds=5, note=APART)
@@ -127,6 +136,7 @@ ALL = (
     idle_multi30k,
     bigbird_16k,
     window_64k,
+    memory,
     decode_1b_b1,
     decode_1b_b64,
     decode_base_b64_greedy,

@@ -34,6 +34,7 @@ WORK = {
     "decode_1b_b64": "decoding, Llama 1B, 64 rows",
     "decode_base_b64_greedy": "decoding, Transformer-base, 64 rows",
     "decode_base_b64_beam4": "the same with 4 beams",
+    "memory": "the most memory of a training step, beside what was foretold (the case that is furthest off)",
     "train_ragged": "training, pairs of unequal length",
     "decode_gpt2": "decoding, GPT-2 124M, one row",
     "decode_gpt2_int4": "the same with weights of 4 bits",
