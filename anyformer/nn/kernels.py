@@ -94,9 +94,17 @@ def read_cache(
 
 
 @triton.jit
+def columns(x, at, FLAT: tl.constexpr, ROWS: tl.constexpr):
+    """Some of x as a row, read by each row of threads (FLAT) or passed between them."""
+    if FLAT:
+        return tl.load(x + at[None] + tl.zeros([ROWS, 1], tl.int32)).to(tl.float32)
+    return tl.load(x + at).to(tl.float32)[None]
+
+
+@triton.jit
 def multiply_row(
     x, w, scale, bias, y, n, K: tl.constexpr, SCALED: tl.constexpr, BIASED: tl.constexpr,
-    EARLY: tl.constexpr, PACKED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    EARLY: tl.constexpr, PACKED: tl.constexpr, FLAT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """x [K] times some rows of w [n, K], and their scales.
 
@@ -110,9 +118,9 @@ def multiply_row(
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
-    total = widen(weights, PACKED) * tl.load(x + at).to(tl.float32)[None]
+    total = widen(weights, PACKED) * columns(x, at, FLAT, ROWS)
     for start in tl.static_range(COLUMNS, K, COLUMNS):
-        total += widen(tl.load(here + start), PACKED) * tl.load(x + start + at).to(tl.float32)[None]
+        total += widen(tl.load(here + start), PACKED) * columns(x + start, at, FLAT, ROWS)
     out = tl.sum(total, 1)
     if SCALED:
         out *= tl.load(scale + row, mask=row < n, other=0.0)

@@ -1,7 +1,8 @@
-"""Products of one row with a matrix, as a decode step of one text has: nothing counts but how fast weights are read."""
+"""Products of few rows with a matrix, as decode steps have: nothing counts but how fast weights are read."""
 
 from functools import cache
 from importlib.util import find_spec
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,14 +12,50 @@ TRITON = find_spec("triton") is not None  # a torch without CUDA comes without i
 HALF = (torch.bfloat16, torch.float16)
 STEP = 256  # rows are of whole such blocks
 SMALLEST = 1 << 18  # weights: below, all of it is the start of a kernel
-# rows and columns that a program reads at once, and its warps, by the bytes of a weight; 8 bits leave no time to wait
-# for other warps
-SHAPES = {2: (2, 2048, 4), 1: (4, 512, 1)}
+TURNED = range(9, 33)  # rows that a CPU multiplies faster the other way round
+
+
+class Shape(NamedTuple):
+    """How a program reads."""
+
+    rows: int  # at once
+    columns: int
+    warps: int
+    flat: bool = False  # each row reads x for itself, so that nothing is passed between threads
+
+
+def shape_of(weight: Tensor) -> Shape:
+    """What was fastest of those that were measured (an H200, the matrices of a model of 1.2 billion weights)."""
+    n, k = weight.shape
+    if weight.element_size() > 1:
+        return Shape(2, 1024, 2)
+    if k >= 4096:
+        return Shape(4, 2048, 4)
+    return Shape(4, 512, 1) if n >= 65536 else Shape(8 if n >= 8192 else 4, 512, 2, flat=True)
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As `F.linear`; one row on a GPU by a kernel of its own."""
-    return row_product(x, weight, None, bias) if fits(x, weight) else F.linear(x, weight, bias)
+    """As `F.linear`; one row on a GPU by a kernel of its own, few rows on a CPU as columns."""
+    if fits(x, weight):
+        return row_product(x, weight, None, bias)
+    if turns(x):
+        columns = x.flatten(0, -2).T
+        y = torch.mm(weight, columns) if bias is None else torch.addmm(bias[:, None], weight, columns)
+        return y.T.contiguous().unflatten(0, x.shape[:-1])
+    return F.linear(x, weight, bias)
+
+
+def turns(x: Tensor) -> bool:
+    """Whether x are few rows, in fp32 on a CPU, without gradients: weight xᵀ is then faster than x weightᵀ."""
+    return (
+        x.device.type == "cpu"
+        and x.dtype is torch.float32
+        and x.dim() > 1
+        and x.shape[:-1].numel() in TURNED
+        and not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and not torch.is_autocast_enabled("cpu")
+    )
 
 
 def fits(x: Tensor, weight: Tensor) -> bool:
@@ -46,7 +83,7 @@ def reads_bytes(weight: Tensor) -> bool:
 def row_product(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
     """x [..., k], one row, times weight [n, k], each of its rows times its scale [n], plus bias [n]: [..., n]"""
     out = _like(x, weight, scale, bias)
-    launch(x.contiguous(), weight, scale, bias, out, *SHAPES[weight.element_size()])
+    launch(x.contiguous(), weight, scale, bias, out, shape_of(weight))
     return out
 
 
@@ -61,19 +98,17 @@ def launch(
     scale: Tensor | None,
     bias: Tensor | None,
     out: Tensor,
-    rows: int,
-    columns: int,
-    warps: int,
+    shape: Shape,
 ) -> None:
-    """Runs the kernel with blocks of so many rows and columns, or of as many columns as divide a row."""
+    """Runs the kernel with blocks of that shape, or of as many columns as divide a row."""
     from anyformer.nn.kernels import multiply_row
 
-    n, k = weight.shape
+    (n, k), (rows, columns, warps, flat) = weight.shape, shape
     early = overlaps(x.device)
     multiply_row[(-(-n // rows),)](
         x, weight, x if scale is None else scale, x if bias is None else bias, out, n,
         K=k, SCALED=scale is not None, BIASED=bias is not None, EARLY=early, PACKED=early and scale is not None,
-        ROWS=rows, COLUMNS=min(columns, k & -k), num_warps=warps, **({"launch_pdl": True} if early else {}),
+        ROWS=rows, COLUMNS=min(columns, k & -k), FLAT=flat, num_warps=warps, **({"launch_pdl": True} if early else {}),
     )  # fmt: skip
 
 

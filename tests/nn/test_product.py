@@ -56,14 +56,23 @@ def test_elsewhere_as_linear(biased: bool):
         assert torch.equal(product(x, weight, bias), F.linear(x, weight, bias))
 
 
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("rows", [(2,), (9,), (3, 5), (32, 1), (33, 1)])
+def test_few_rows_on_a_cpu(rows: tuple[int, ...], biased: bool):
+    x, weight, bias = random(*rows, 96), random(200, 96), random(200) if biased else None
+    with torch.no_grad():
+        assert products.turns(x) == (9 * 96 <= x.numel() <= 32 * 96)
+        torch.testing.assert_close(product(x, weight, bias), F.linear(x, weight, bias))
+    assert not products.turns(x)
+
+
 @pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(("n", "k"), [(64, 512), (37, 768), (9, 2048), (3, 6144)])
-def test_as_linear(n: int, k: int, biased: bool, monkeypatch: pytest.MonkeyPatch):
+def test_as_linear(n: int, k: int, biased: bool):
     """Rows and columns that fill blocks or do not, in 32 and in 8 bits."""
     x, weight, bias = random(1, 1, k), random(n, k), random(n) if biased else None
     exact = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
-    monkeypatch.setitem(products.SHAPES, 4, products.SHAPES[2])
     torch.testing.assert_close(row_product(x, weight, None, bias).double(), exact, atol=1e-4, rtol=1e-4)
     rounded = round_off(weight, 8)
     small = row_product(x, rounded.q[:, 0], rounded.scale[:, 0], bias)
