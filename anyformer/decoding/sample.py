@@ -17,6 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from anyformer.decoding.top import greatest
+
 WORD = 0xFFFFFFFF
 STARTS = (0x243F6A88, 0x85A308D3)  # the fraction of pi, as are the multipliers below, made odd
 
@@ -31,7 +33,8 @@ class Choice(NamedTuple):
 
 def greedy(logits: Tensor) -> Choice:
     """The likeliest token of each row of [b, v]; of equals, the one with the lowest id."""
-    return Choice(logits.argmax(dim=-1), logits.amax(dim=-1).isfinite())  # the largest of numbers with NaN is NaN
+    found, ids = greatest(logits)
+    return Choice(ids, found.isfinite())  # the largest of numbers with NaN is NaN
 
 
 def sample(logits: Tensor, seeds: Tensor, steps: Tensor) -> Choice:

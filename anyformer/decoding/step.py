@@ -14,6 +14,7 @@ from torch import Tensor
 from anyformer.nn.cache import Cache
 from anyformer.nn.mask import Layout
 from anyformer.nn.model import Transformer
+from anyformer.nn.product import overlaps
 
 
 def step(
@@ -36,4 +37,6 @@ def compiled(function: Callable[..., Any], *of: Hashable) -> Callable[..., Any]:
     importing compilers takes long."""
     assert isinstance(function, FunctionType)
     code = function.__code__.replace(co_name=f"{function.__name__}_{compiled.cache_info().misses}")
-    return torch.compile(FunctionType(code, function.__globals__, code.co_name, function.__defaults__))
+    named = FunctionType(code, function.__globals__, code.co_name, function.__defaults__)
+    early = torch.cuda.is_available() and overlaps(torch.device("cuda"))
+    return torch.compile(named, options={"triton.enable_pdl": True} if early else None)

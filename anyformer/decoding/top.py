@@ -25,3 +25,16 @@ def top(x: Tensor, k: int, part: int = PART) -> tuple[Tensor, Tensor, Tensor]:
     found, at = among.topk(k)
     places = best.gather(1, at // part) * part + at % part
     return found, places.clamp(max=v - 1), total  # beyond the end is only -inf
+
+
+def greatest(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each row of x [n, v] the greatest and its place, [n] each; of equals the first. NaN is greater than all."""
+    return by_parts(x) if x.is_cuda else (x.amax(dim=-1), x.argmax(dim=-1))
+
+
+def by_parts(x: Tensor, part: int = PART) -> tuple[Tensor, Tensor]:
+    """The same by the part in which it is: a GPU would look for the place by one program a row."""
+    parts = pad(x, (0, -x.shape[1] % part), value=-math.inf).unflatten(1, (-1, part))
+    best = parts.amax(dim=2).argmax(dim=1)
+    among = parts.gather(1, best[:, None, None].expand(-1, 1, part))[:, 0]
+    return among.amax(dim=1), best * part + among.argmax(dim=1)

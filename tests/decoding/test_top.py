@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from anyformer.decoding.top import top
+from anyformer.decoding.top import by_parts, greatest, top
 
 
 def numbers(*shape: int) -> Tensor:
@@ -49,3 +49,14 @@ def test_what_is_no_distribution_shows(wrong: float):
     x[1, 77] = wrong
     found, _, total = top(x, 3, part=4)
     assert (found - total).isnan().any(dim=1).tolist() == [False, True]
+
+
+@pytest.mark.parametrize("v", [1, 64, 71])
+@pytest.mark.parametrize("wrong", [None, math.nan, math.inf, -math.inf])
+def test_the_greatest_by_parts(v: int, wrong: float | None):
+    """The first of equals, too."""
+    x = numbers(5, v).mul(2).round()
+    if wrong is not None:
+        x[1:3, v // 2 :] = wrong
+    for found, expected in zip(by_parts(x, part=4), greatest(x), strict=True):
+        assert torch.equal(found.nan_to_num(nan=7e7), expected.nan_to_num(nan=7e7))
