@@ -97,8 +97,10 @@ def read_cache(
 def columns(x, at, FLAT: tl.constexpr, ROWS: tl.constexpr):
     """Some of x as a row, read by each row of threads (FLAT) or passed between them."""
     if FLAT:
-        return tl.load(x + at[None] + tl.zeros([ROWS, 1], tl.int32)).to(tl.float32)
-    return tl.load(x + at).to(tl.float32)[None]
+        row = tl.load(x + at[None] + tl.zeros([ROWS, 1], tl.int32)).to(tl.float32)
+    else:
+        row = tl.load(x + at).to(tl.float32)[None]
+    return row
 
 
 @triton.jit
