@@ -30,12 +30,14 @@ def built(config: Callable[[], ModelConfig]) -> Transformer:
         return Transformer(config()).to(DTYPE).eval()
 
 
-def ours(config: Callable[[], ModelConfig], ids: Tensor, new: int, beams: int = 1, bits: Any = None) -> Way:
-    """On a GPU compiled. A decoder reads all weights for each token that it adds to all rows."""
+def ours(
+    config: Callable[[], ModelConfig], ids: Tensor, new: int, beams: int = 1, bits: Any = None, fused: bool = True
+) -> Way:
+    """Compiled, or as it is. A decoder reads all weights for each token that it adds to all rows."""
 
     def make() -> Callable[[], Tensor]:
         model = built(config)
-        model, fused = model if bits is None else quantise(model, bits), DEVICE == "cuda"
+        model = model if bits is None else quantise(model, bits)
         if beams > 1:
             return lambda: beam_search(model, ids, beams=beams, max_new_tokens=new, compile=fused).ids
         return lambda: generate(model, ids, max_new_tokens=new, compile=fused)
@@ -71,8 +73,9 @@ def gpt2(
         return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
 
     return rows * new, {
-        "ours": ours(config, ids, new),
-        "ours, 4 bits": ours(config, ids, new, bits=4),
+        "ours": ours(config, ids, new, fused=False),
+        "ours, compiled": ours(config, ids, new),
+        "ours, 4 bits, compiled": ours(config, ids, new, bits=4),
         "transformers": theirs(hf, ids, new),
     }
 
