@@ -66,7 +66,8 @@ def _idle(sheet: Sheet, key: str, recipe: str) -> None:
     if DEVICE != "cuda":
         return
     found = idle.idle(recipe)
-    sheet.put(key, 100 * found.share, None, "% idle", note=str(found), **asdict(found))
+    facts = asdict(found) | {"memory": {"ours": found.memory}}
+    sheet.put(key, 100 * found.share, None, "% idle", note=str(found), **facts)
 
 
 def idle_shakespeare(sheet: Sheet, tiny: bool) -> None:

@@ -89,7 +89,7 @@ def _section(name: str, title: str, rows: dict[str, Any]) -> str:
     machine, growth = rows.pop("machine"), rows.pop(GROWTH, None)
     table = [("work", "key", "ours", "the best peer", "", "times", "GiB", "first loss", "share")]
     fp8 = {key: row["curves"] for key, row in rows.items() if "curves" in row}
-    for key, row in rows.items():
+    for key, row in ((key, rows[key]) for key in WORK if key in rows):
         peer = "" if row["peer"] is None else f"{row['peer']:,.4g}" if row["peer"] < 1000 else f"{row['peer']:,.0f}"
         ours = f"{row['ours']:,.4g}" if row["ours"] < 1000 else f"{row['ours']:,.0f}"
         times = "" if row["peer"] is None else f"{row['ours'] / row['peer']:.2f}"
@@ -101,12 +101,13 @@ def _section(name: str, title: str, rows: dict[str, Any]) -> str:
         used = f"{share['ours']:.0%} of a {'copy' if key.startswith('decode') else 'product'}" if share else ""
         table.append((WORK[key], f"`{key}`", f"{ours} {row['unit']}", peer, beside, times, room, same, used))
     product, copy = machine["product_flops"] / 1e12, machine["copy_bytes"] / 1e9
+    remarks = "".join(f"- `{key}`: {row['remark']}\n" for key, row in rows.items() if "remark" in row)
     return f"""## {title}
 
 {machine["name"]}, torch {machine["torch"]}, Python {machine["python"]}; a large product {product:,.3g} TFLOP/s, a large
 copy {copy:,.4g} GB/s.
 
-{markdown(table)}
+{markdown(table)}{remarks and f"{chr(10)}{remarks}"}
 ![times the best peer](figures/benchmarks-{name}.png)
 {_fp8(name, fp8) if fp8 else ""}{"" if growth is None else _growth(name, growth)}"""
 
@@ -147,7 +148,7 @@ def _growth(name: str, growth: dict[str, Any]) -> str:
 
 def draw(name: str) -> Path:
     rows = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    ratios = {key: row["ours"] / row["peer"] for key, row in rows.items() if row.get("peer")}
+    ratios = {key: rows[key]["ours"] / rows[key]["peer"] for key in WORK if key in rows and rows[key].get("peer")}
     figure, (axis,) = panels(1, width=7)
     axis.barh(list(ratios)[::-1], list(ratios.values())[::-1], color="#BBBBBB", edgecolor="#000000")
     axis.axvline(1, color="#000000", linewidth=0.8)
