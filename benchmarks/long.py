@@ -27,10 +27,11 @@ from anyformer.config import (
     Window,
 )
 from anyformer.nn.attend import attend
-from anyformer.nn.lower import Demand, Site, lower
+from anyformer.nn.lower import Demand, lower
 from anyformer.nn.mask import lay_out
 from anyformer.nn.model import Transformer
 from anyformer.nn.position import Positions
+from anyformer.nn.site import Site
 from benchmarks.sheet import DEVICE, Way
 
 VOCAB, BLOCK = 50_358, 64

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from anyformer.nn.mask import PADDING, SEER, Layout, check, count_within, real
 from anyformer.nn.norm import at_least_fp32
+from anyformer.nn.regroup import neighbourly, regroup
 from anyformer.nn.ring import Place, Ring, Slots, Step
 
 CacheKind = Literal["auto", "static", "int8"]
@@ -348,13 +349,11 @@ class Cache:
                 state.append(self.states)
             if self.source is not None:
                 state += [x for x in self.source[:3] if x is not None and x.shape[0] == rows.shape[0]]
-        elif rows.is_cuda:
-            from anyformer.nn import regroup
-
-            for x in [x for x in state if regroup.fits(x, within)]:
+        else:
+            for x in [x for x in state if neighbourly(x, within)]:
                 full = x.shape[2] == self.slots  # else a ring, which fills in another order, or a state
-                regroup.regroup(x, rows, self.length if full else self.everywhere, within)
-            state = [x for x in state if not regroup.fits(x, within)]
+                regroup(x, rows, self.length if full else self.everywhere, within)
+            state = [x for x in state if not neighbourly(x, within)]
         for x in state:
             x.copy_(x.index_select(0, rows))
 

@@ -1,14 +1,11 @@
 """Attention of few queries to a cache: each group of heads reads its keys and values once, and none in empty slots."""
 
-from importlib.util import find_spec
-
 import torch
 from torch import Tensor
 
 from anyformer.nn.mask import Relation
 from anyformer.nn.product import overlaps
 
-TRITON = find_spec("triton") is not None  # a torch without CUDA comes without it
 FEW = 8  # queries
 WIDEST = 256  # heads
 LEAST = 64  # keys that are worth a program

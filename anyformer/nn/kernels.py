@@ -157,3 +157,16 @@ def widen(x, PACKED: tl.constexpr):
         )
     else:
         return x.to(tl.float32)
+
+
+@triton.jit
+def regroup_rows(x, rows, length, size, slots, width, N: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Row i becomes what row `rows[i]` was, of N neighbours that one program reads and then writes."""
+    group = tl.program_id(0).to(tl.int64)
+    row, at = tl.arange(0, ROWS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    wanted = (at < size) & ((at // width) % slots < tl.load(length))
+    here = (row < N)[:, None] & wanted[None, :]
+    source = tl.load(rows + group * N + row, mask=row < N, other=0)
+    found = tl.load(x + source[:, None] * size + at[None, :], mask=here)
+    tl.debug_barrier()  # no thread writes before all have read
+    tl.store(x + (group * N + row)[:, None] * size + at[None, :], found, mask=here)

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from anyformer.nn.decode import TRITON
-from anyformer.nn.lower import HALF, Site
+from anyformer.nn.site import HALF, TRITON, Site
 
 IGNORE = -100  # a label that asks for nothing
 MOST = 2**33  # bytes of logits at a time

@@ -10,18 +10,17 @@ eager    the reference, for what no kernel can
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor
 
 from anyformer.config import Attention, Full, Pattern, Scheme
 from anyformer.nn import flex, varlen
 from anyformer.nn.attend import Normalizer, needs_eager
-from anyformer.nn.decode import FEW, TRITON, WIDEST
+from anyformer.nn.decode import FEW, WIDEST
 from anyformer.nn.mask import Layout, Relation, Role, relate, shortcut
 from anyformer.nn.position import Positions
+from anyformer.nn.site import HALF, TRITON, Site
 
 LONG = 1024 * 1024  # pairs from which `flex` repays what it costs to start
 ROOM = 512  # tokens of a row from which `varlen` repays a start for each document: below, a mask over all is faster
-HALF = (torch.bfloat16, torch.float16)
 
 
 class Demand(NamedTuple):
@@ -37,21 +36,6 @@ class Demand(NamedTuple):
     @classmethod
     def of(cls, spec: Attention, width: int) -> "Demand":
         return cls(*spec.widths(width), spec.normalizer, spec.dropout > 0, spec.cap, spec.sinks)
-
-
-class Site(NamedTuple):
-    """Where a layer runs."""
-
-    device: str
-    dtype: torch.dtype
-    training: bool
-
-    @classmethod
-    def of(cls, x: Tensor, training: bool) -> "Site":
-        """Where a layer that reads x runs; under autocast in its precision, whatever x has."""
-        kind = x.device.type
-        auto = kind != "meta" and torch.is_autocast_enabled(kind)  # meta has none
-        return cls(kind, torch.get_autocast_dtype(kind) if auto else x.dtype, training)
 
 
 class Choice(NamedTuple):

@@ -1,15 +1,14 @@
 """Products of few rows with a matrix, as decode steps have: nothing counts but how fast weights are read."""
 
 from functools import cache
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-TRITON = find_spec("triton") is not None  # a torch without CUDA comes without it
-HALF = (torch.bfloat16, torch.float16)
+from anyformer.nn.site import HALF, TRITON
+
 STEP = 256  # rows are of whole such blocks
 SMALLEST = 1 << 18  # weights: below, all of it is the start of a kernel
 TURNED = range(9, 33)  # rows that a CPU multiplies faster the other way round

@@ -20,11 +20,11 @@ from anyformer.nn.heads import Asked, VocabularyHead
 from anyformer.nn.latent import LatentProjection
 from anyformer.nn.linear import Fused, Linear
 from anyformer.nn.loss import token_loss
-from anyformer.nn.lower import Site
 from anyformer.nn.mask import Layout
 from anyformer.nn.merge import merge
 from anyformer.nn.model import Transformer
 from anyformer.nn.product import fits, reads_bytes, row_product
+from anyformer.nn.site import Site
 
 Bits = Literal[8, 4]
 Way = Literal["auto", "plain", "kernel"]

@@ -28,7 +28,7 @@ from anyformer.nn.block import build_block
 from anyformer.nn.cache import Cache
 from anyformer.nn.context import Context, Tap
 from anyformer.nn.dropout import Dropout
-from anyformer.nn.lower import Demand, Site, lower
+from anyformer.nn.lower import Demand, lower
 from anyformer.nn.mask import Layout, Relation, Role
 from anyformer.nn.mixer import kept
 from anyformer.nn.norm import build_norm, normed
@@ -37,6 +37,7 @@ from anyformer.nn.pooling import Funnel
 from anyformer.nn.position import Positions
 from anyformer.nn.ring import Step
 from anyformer.nn.running import Notes, Running
+from anyformer.nn.site import Site
 
 HERE = Site("cpu", torch.float32, training=False)
 

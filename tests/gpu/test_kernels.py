@@ -28,10 +28,11 @@ from anyformer.config import (
 )
 from anyformer.config.position import Scheme
 from anyformer.nn.attend import attend
-from anyformer.nn.lower import Demand, Site, choose, lower
+from anyformer.nn.lower import Demand, choose, lower
 from anyformer.nn.mask import Layout, Relation, Role, lay_out
 from anyformer.nn.model import Transformer
 from anyformer.nn.position import Positions
+from anyformer.nn.site import Site
 
 CUDA = torch.device("cuda")
 T, HEADS, GROUPS, WIDTH = 600, 4, 2, 32  # no multiple of a block of 128

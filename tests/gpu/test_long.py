@@ -27,10 +27,11 @@ from anyformer.config import (
 )
 from anyformer.inspection.count import count
 from anyformer.nn.attend import attend
-from anyformer.nn.lower import Demand, Site, lower
+from anyformer.nn.lower import Demand, lower
 from anyformer.nn.mask import Layout, Role, lay_out
 from anyformer.nn.model import Transformer
 from anyformer.nn.position import Positions
+from anyformer.nn.site import Site
 
 CUDA = torch.device("cuda")
 HEADS, WIDTH = 12, 64

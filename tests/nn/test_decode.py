@@ -11,8 +11,9 @@ from torch import Tensor
 from anyformer.config import Causal, NoPosition
 from anyformer.nn import lower
 from anyformer.nn.attend import attend
-from anyformer.nn.lower import Demand, Site, choose
+from anyformer.nn.lower import Demand, choose
 from anyformer.nn.mask import Relation, Role, lay_out
+from anyformer.nn.site import Site
 
 INTERPRETED = find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
 HERE = Site("cuda", torch.bfloat16, training=False)

@@ -16,9 +16,10 @@ from anyformer.config.pattern import Rule
 from anyformer.inspection.costs import pairs
 from anyformer.nn import flex
 from anyformer.nn.attend import attend, weigh
-from anyformer.nn.lower import ROOM, Demand, Site, biases, choose, lower
+from anyformer.nn.lower import ROOM, Demand, biases, choose, lower
 from anyformer.nn.mask import Layout, Role, lay_out, relate, sees
 from anyformer.nn.position import Positions
+from anyformer.nn.site import Site
 from tests.nn.test_attend import random
 from tests.nn.test_mask import CPU, pairs as two_layouts, patterns, rows_in
 from tests.strategies import PATTERNS, RELATIVE, build, close, models, seeds, tokens

@@ -27,9 +27,10 @@ from anyformer.lab.figures import lines, panels
 from anyformer.lab.stats import power
 from anyformer.nn import flex
 from anyformer.nn.attend import attend
-from anyformer.nn.lower import Demand, Site, lower
+from anyformer.nn.lower import Demand, lower
 from anyformer.nn.mask import lay_out
 from anyformer.nn.position import Positions
+from anyformer.nn.site import Site
 
 PATTERNS: dict[str, Pattern] = {"full": Full(), "bigbird": BigBird(block=64, before=1, after=1, globals=2, randoms=3)}
 LONG = 4096  # tokens from which growth is judged: below, a text has few blocks that are not seen

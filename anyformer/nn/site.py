@@ -1,0 +1,25 @@
+"""Where a layer runs, which decides what can run there."""
+
+from importlib.util import find_spec
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+HALF = (torch.bfloat16, torch.float16)
+TRITON = find_spec("triton") is not None  # a torch without CUDA comes without it
+
+
+class Site(NamedTuple):
+    """Where a layer runs."""
+
+    device: str
+    dtype: torch.dtype
+    training: bool
+
+    @classmethod
+    def of(cls, x: Tensor, training: bool) -> "Site":
+        """Where a layer that reads x runs; under autocast in its precision, whatever x has."""
+        kind = x.device.type
+        auto = kind != "meta" and torch.is_autocast_enabled(kind)  # meta has none
+        return cls(kind, torch.get_autocast_dtype(kind) if auto else x.dtype, training)
