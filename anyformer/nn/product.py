@@ -47,12 +47,12 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def turns(x: Tensor) -> bool:
     """Whether x are few rows, in fp32 on a CPU, without gradients: weight xᵀ is then faster than x weightᵀ."""
     return (
-        x.device.type == "cpu"
+        not torch.compiler.is_compiling()  # first: a size that is looked at is one that a graph is made for
+        and x.device.type == "cpu"
         and x.dtype is torch.float32
         and x.dim() > 1
         and x.shape[:-1].numel() in TURNED
         and not torch.is_grad_enabled()
-        and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled("cpu")
     )
 
