@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from anyformer.nn.experts import SigmoidRouter, SoftmaxRouter
 from anyformer.nn.linear import Fused, Linear
+from anyformer.nn.site import Site
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 STEP = 16  # of sizes that the hardware multiplies
@@ -57,10 +58,9 @@ class Product(torch.autograd.Function):
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """As `F.linear`, in the precision of autocast where that is on."""
-    kind = x.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-    with torch.autocast(kind, enabled=False):
-        given = x.to(dtype).flatten(0, -2), weight.to(dtype), None if bias is None else bias.to(dtype)
+    at = Site.of(x, training=True)
+    with torch.autocast(at.device, enabled=False):
+        given = x.to(at.dtype).flatten(0, -2), weight.to(at.dtype), None if bias is None else bias.to(at.dtype)
         return cast(Tensor, Product.apply(*given)).unflatten(0, x.shape[:-1])
 
 

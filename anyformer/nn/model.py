@@ -19,6 +19,7 @@ from anyformer.nn.mask import Layout, check, lay_out
 from anyformer.nn.past import Past
 from anyformer.nn.recurrent import last_states
 from anyformer.nn.running import Notes, Running
+from anyformer.nn.site import Site
 from anyformer.nn.stack import BlockStack
 
 
@@ -293,8 +294,7 @@ class Transformer(nn.Module):
     def _kept_as(self) -> tuple[torch.device, torch.dtype]:
         """Where what is kept is, and as what: under autocast in its precision, whatever the weights have."""
         weight = next(self.parameters())
-        kind = weight.device.type
-        return weight.device, torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+        return weight.device, Site.of(weight, self.training).dtype
 
     def _check_past(self, past: Past, cache: Cache | None) -> None:
         assert self.decoder is not None
