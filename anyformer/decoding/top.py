@@ -15,8 +15,7 @@ def top(x: Tensor, k: int, part: int = PART) -> tuple[Tensor, Tensor, Tensor]:
 
     The k greatest stand in the k parts with the greatest maxima. NaN is greater than all, and makes the sum NaN.
     """
-    v = x.shape[1]
-    parts = pad(x, (0, -v % part), value=-math.inf).unflatten(1, (-1, part))
+    parts = _cut(x, part)
     total = at_least_fp32(parts).logsumexp(dim=2).logsumexp(dim=1, keepdim=True)
     if parts.shape[1] <= k:
         return *x.topk(k), total
@@ -24,7 +23,7 @@ def top(x: Tensor, k: int, part: int = PART) -> tuple[Tensor, Tensor, Tensor]:
     among = parts.gather(1, best[..., None].expand(-1, -1, part)).flatten(1)
     found, at = among.topk(k)
     places = best.gather(1, at // part) * part + at % part
-    return found, places.clamp(max=v - 1), total  # beyond the end is only -inf
+    return found, places.clamp(max=x.shape[1] - 1), total  # beyond the end is only -inf
 
 
 def greatest(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -34,7 +33,12 @@ def greatest(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def by_parts(x: Tensor, part: int = PART) -> tuple[Tensor, Tensor]:
     """The same by the part in which it is: a GPU would look for the place by one program a row."""
-    parts = pad(x, (0, -x.shape[1] % part), value=-math.inf).unflatten(1, (-1, part))
+    parts = _cut(x, part)
     best = parts.amax(dim=2).argmax(dim=1)
     among = parts.gather(1, best[:, None, None].expand(-1, 1, part))[:, 0]
     return among.amax(dim=1), best * part + among.argmax(dim=1)
+
+
+def _cut(x: Tensor, part: int) -> Tensor:
+    """[n, v] to [n, parts, part], the last one filled up with less than all."""
+    return pad(x, (0, -x.shape[1] % part), value=-math.inf).unflatten(1, (-1, part))

@@ -38,9 +38,7 @@ class Layout(NamedTuple):
     packed: bool = True  # a row may hold several segments
     padding: Literal["none", "right", "any"] = "any"
     bound: int | None = None  # all positions are below it, where that is known without looking
-    documents: int | None = (
-        None  # at most so many segments in all rows, each in one run and all pads to the right; None: unknown
-    )
+    documents: int | None = None  # at most so many in all rows, each in one run, all pads to the right; None: unknown
     follows: bool = False  # goes on, in order, from what a cache holds
 
     @classmethod
