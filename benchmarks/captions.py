@@ -46,11 +46,7 @@ def recipe(sizes: dict[str, int], tokens: int, folder: Path) -> Recipe:
 
 def ours(sizes: dict[str, int], tokens: int, folder: Path) -> Iterator[int]:
     """Each takes a step, and tells its real tokens."""
-    steps = Steps(recipe(sizes, tokens, folder))
-    while True:
-        steps.tokens = 0
-        steps.take(1)
-        yield steps.tokens
+    yield from Steps(recipe(sizes, tokens, folder)).each()
 
 
 @cache

@@ -4,6 +4,7 @@ import argparse
 import tempfile
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from anyformer.recipe import Recipe
 from anyformer.recipes import read_recipe
 from anyformer.training.late import Late
-from anyformer.training.loop import Job, learn, objective, set_rate
+from anyformer.training.loop import Job, learn, objective, read_batches, set_rate
 from anyformer.training.prepare import prepare
 
 WAIT = 10.0  # microseconds without a kernel from which the GPU waits for the host; between two of a recording it is one
@@ -57,14 +58,18 @@ class Steps:
     def take(self, count: int) -> None:
         job = self.job
         for _ in range(count):
-            batches = []
-            for _ in range(job.recipe.train.accumulate):
-                batch, job.state.place = job.loader.read(job.state.place)
-                batches.append(batch)
-                self.tokens += batch.tokens
+            batches, job.state.place = read_batches(job.loader, job.state, job.recipe.train.accumulate)
+            self.tokens += sum(batch.tokens for batch in batches)
             self.open.append(learn(job, self.run, batches)[1])
             while len(self.open) > job.ahead:
                 self.open.popleft().read()
+
+    def each(self) -> Iterator[int]:
+        """Takes a step, and tells its real tokens."""
+        while True:
+            self.tokens = 0
+            self.take(1)
+            yield self.tokens
 
     def measure(self, count: int = 100, looked_at: int = 30) -> Idle:
         torch.cuda.synchronize()

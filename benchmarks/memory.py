@@ -11,16 +11,11 @@ from anyformer import presets
 from anyformer.config import MaskedLM, ModelConfig, io
 from anyformer.inspection.memory import Precision, training_memory
 from anyformer.nn.heads import Asked
-from anyformer.nn.loss import token_loss
+from anyformer.nn.loss import IGNORE
 from anyformer.nn.model import Transformer
 from anyformer.training.objective import Objective, few
 from benchmarks.sheet import DEVICE
-
-IGNORE = -100
-
-
-class Words:
-    loss = staticmethod(token_loss)
+from benchmarks.training import Words
 
 
 class Case(NamedTuple):

@@ -8,20 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 
 from anyformer.data.batch import IGNORE
 from anyformer.nn.loss import token_loss
 from anyformer.recipes import read_recipe
-from anyformer.training.loop import learn, objective
-from anyformer.training.prepare import prepare
+from benchmarks.idle import Steps
 from benchmarks.sheet import DEVICE, finish
 from benchmarks.training import TorchPair, stepping
 
 PAIRS, WORDS = 3000, 4000
 
-Steps = Iterator[int]
+Taken = Iterator[int]
 """Each takes a step, and tells its real tokens."""
 
 
@@ -33,7 +31,7 @@ def pairs() -> list[tuple[str, str]]:
     return [(source, target) for source, target in words]
 
 
-def ours(width: int, depth: int, tokens: int) -> Steps:
+def ours(width: int, depth: int, tokens: int) -> Taken:
     """By our loader and loop."""
     with tempfile.TemporaryDirectory() as folder:
         for number, side in enumerate(("en", "de")):
@@ -51,16 +49,10 @@ def ours(width: int, depth: int, tokens: int) -> Steps:
             "train.evaluate_every=none",
             "train.compile=off",
         ]
-        recipe = read_recipe("multi30k-en-de", changes)
-        job = prepare(recipe, Path(folder) / "run", resume=False, console=Console(quiet=True))
-        run = objective(job)
-        while True:
-            batch, job.state.place = job.loader.read(job.state.place)
-            learn(job, run, [batch])[1].read()
-            yield batch.tokens
+        yield from Steps(read_recipe("multi30k-en-de", changes)).each()
 
 
-def torch_nn(width: int, depth: int, tokens: int) -> Steps:
+def torch_nn(width: int, depth: int, tokens: int) -> Taken:
     """Batches of as many pairs, in the order of a shuffle, padded to their longest."""
     lengths = torch.tensor([[len(side.split()) + 1 for side in pair] for pair in pairs()])
     order = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(0)).tolist()
@@ -89,7 +81,7 @@ def torch_nn(width: int, depth: int, tokens: int) -> Steps:
 
 
 def rates(
-    ways: dict[str, Callable[[], Steps]], warm: int = 5, rounds: int = 5, each: int = 10
+    ways: dict[str, Callable[[], Taken]], warm: int = 5, rounds: int = 5, each: int = 10
 ) -> dict[str, list[float]]:
     """Real tokens a second by each way, by turns, sorted."""
     running = {name: make() for name, make in ways.items()}

@@ -121,7 +121,7 @@ def fit(job: Job) -> TrainState:
             number = state.step + 1
             lr = spec.optimizer.lr * rate(spec.schedule, number, spec.steps)
             set_rate(job, lr)
-            batches, place = _read(job.loader, state, spec.accumulate)
+            batches, place = read_batches(job.loader, state, spec.accumulate)
             job.ranks.seed(job.recipe.seed, number)
             open_steps.append(Step(number, lr, batches, *learn(job, run, batches)))
             state.step, state.place = number, place
@@ -142,7 +142,7 @@ def fit(job: Job) -> TrainState:
     return state
 
 
-def _read(loader: Loader, state: TrainState, accumulate: int) -> tuple[list[Batch], Any]:
+def read_batches(loader: Loader, state: TrainState, accumulate: int) -> tuple[list[Batch], Any]:
     place, batches = state.place, []
     for _ in range(accumulate):
         batch, place = loader.read(place)
