@@ -8,13 +8,10 @@ import os
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from anyformer import presets
-from anyformer.config import io
 from anyformer.data.loader import PieceLoader
 from anyformer.nn.loss import IGNORE, token_loss
 from anyformer.recipe import Recipe
@@ -22,7 +19,7 @@ from anyformer.recipes import read_recipe
 from benchmarks.idle import Steps
 from benchmarks.ragged import pairs
 from benchmarks.sheet import DEVICE
-from benchmarks.training import TorchPair, begun, stepping
+from benchmarks.training import TorchPair, begun, stepping, vaswani
 
 SIZES: dict[str, int] = {"depth": 6, "width": 512, "heads": 8, "ff": 2048, "vocab": 32768}
 TINY: dict[str, int] = {"depth": 1, "width": 32, "heads": 2, "ff": 64, "vocab": 16384}
@@ -30,10 +27,7 @@ LENGTH, STEP = 128, 8  # of packed rows; to a multiple of which others are padde
 
 
 def recipe(sizes: dict[str, int], tokens: int, folder: Path) -> Recipe:
-    """Transformer-base, with dropout where `TorchPair` has it, and as it is there: in the order of its waves."""
-    like = ("position.layout=halves", "blocks.*.norm.eps=1e-5")
-    model: Any = presets.vaswani(**sizes, dropout=0.1)
-    model = io.override(model, [f"{side}.{what}" for side in ("encoder", "decoder") for what in like])
+    """Transformer-base, with dropout where `TorchPair` has it."""
     changes = [f"batches={{kind='packed', tokens={tokens}, length={LENGTH}}}", "data.valid=none", "data.test=none"]
     root = Path(os.environ.get("ANYFORMER_DATA", "nowhere"))
     if not (root / "multi30k" / "tok").exists():
@@ -41,7 +35,7 @@ def recipe(sizes: dict[str, int], tokens: int, folder: Path) -> Recipe:
             text = "\n".join(pair[number] for pair in pairs())
             (folder / f"train.{side}").write_text(text + "\n", encoding="utf-8")
         changes += [f"data={{root='{folder}', train={{kind='parallel', source='train.en', target='train.de'}}}}"]
-    return read_recipe("multi30k-en-de", changes).model_copy(update={"model": model})
+    return read_recipe("multi30k-en-de", changes).model_copy(update={"model": vaswani(**sizes, dropout=0.1)})
 
 
 def ours(sizes: dict[str, int], tokens: int, folder: Path) -> Iterator[int]:

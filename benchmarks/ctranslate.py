@@ -39,8 +39,8 @@ def described(model: Transformer) -> Any:
     from ctranslate2.specs import TransformerSpec
 
     stacks = {"encoder": model.encoder, "decoder": model.decoder}
-    first = model.config.stacks["decoder"].blocks[0].mixer
-    spec = TransformerSpec.from_config(model.config.stacks["encoder"].depth, first.heads, pre_norm=False)
+    first = model.config.stacks["decoder"].blocks[0]
+    spec = TransformerSpec.from_config(model.config.stacks["encoder"].depth, first.mixer.heads, pre_norm=False)
     table, width = model.table(model.source), model.config.width
     assert table is not None
     places = table.new_zeros(1, 512, width)
@@ -64,7 +64,7 @@ def described(model: Transformer) -> Any:
     spec.register_target_vocabulary(words)
     spec.config.decoder_start_token = str(model.config.special.start)
     spec.config.bos_token, spec.config.eos_token, spec.config.unk_token = "0", "2", "3"
-    spec.config.layer_norm_epsilon = 1e-6
+    spec.config.layer_norm_epsilon = first.norm.eps
     spec.validate()
     spec.optimize()
     return spec

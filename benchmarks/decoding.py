@@ -1,4 +1,4 @@
-"""Tokens decoded: our models and their peers', greedily or by beams, of random weights and the same shape."""
+"""Tokens decoded: our models and their peers' of the same random weights, greedily or by beams."""
 
 import os
 from collections.abc import Callable
@@ -15,48 +15,67 @@ from anyformer.config import ModelConfig
 from anyformer.decoding.beam import beam_search
 from anyformer.decoding.decode import generate
 from anyformer.inspection.count import count
+from anyformer.nn.loss import token_loss
 from anyformer.nn.model import Transformer
 from anyformer.nn.quantise import quantise
 from benchmarks.ctranslate import ctranslate
 from benchmarks.sheet import DEVICE, Way
-from benchmarks.training import marian
+from benchmarks.training import begun, public, said, vaswani
 
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
 
 
-def built(config: Callable[[], ModelConfig]) -> Transformer:
-    torch.manual_seed(0)
-    with torch.device(DEVICE):
-        return Transformer(config()).to(DTYPE).eval()
+def built(config: ModelConfig) -> Transformer:
+    return begun(config).to(DTYPE).eval()
 
 
-def ours(
-    config: Callable[[], ModelConfig], ids: Tensor, new: int, beams: int = 1, bits: Any = None, fused: bool = True
-) -> Way:
+def read(config: ModelConfig, ids: Tensor) -> tuple[Tensor, ...]:
+    """What the first loss is of: the prompt, or a source that is its own target."""
+    return (ids, ids) if config.encoder else (ids,)
+
+
+def ours(config: ModelConfig, ids: Tensor, new: int, beams: int = 1, bits: Any = None, fused: bool = True) -> Way:
     """Compiled, or as it is. A decoder reads all weights for each token that it adds to all rows."""
 
     def make() -> Callable[[], Tensor]:
         model = built(config)
         model = model if bits is None else quantise(model, bits)
         if beams > 1:
-            return lambda: beam_search(model, ids, beams=beams, max_new_tokens=new, compile=fused).ids
-        return lambda: generate(model, ids, max_new_tokens=new, compile=fused)
+            return lambda: beam_search(model, ids, beams=beams, max_new_tokens=new, compile=fused).ids[:, 0, -new:]
+        return lambda: generate(model, ids, max_new_tokens=new, compile=fused)[:, -new:]
+
+    @torch.no_grad()
+    def first() -> float:
+        given = read(config, ids)
+        return float(token_loss(built(config)(*given), said(config, given)) / ids.numel())
 
     size = DTYPE.itemsize if bits is None else bits / 8
-    return Way("ours", make, reads=None if beams > 1 or config().encoder else new * size * count(config()).parameters)
+    reads = None if beams > 1 or config.encoder else new * size * count(config).parameters
+    return Way("ours", make, None if bits else first, reads=reads)
 
 
-def theirs(build: Callable[[], Any], ids: Tensor, new: int, beams: int = 1, **how: Any) -> Way:
+def theirs(config: ModelConfig, kind: str, into: Any, ids: Tensor, new: int, beams: int = 1, **how: Any) -> Way:
+    """The model of `transformers` that has our weights."""
+
+    def build() -> Any:
+        return public(config, kind, into, DTYPE).to(DEVICE).eval()
+
     def make() -> Callable[[], Tensor]:
-        torch.manual_seed(0)
-        with torch.device(DEVICE):
-            model = build().to(DTYPE).eval()
+        model = build()
+        model.config.use_cache = True
         options = {"do_sample": False, "num_beams": beams, "pad_token_id": 0, "eos_token_id": None, **how}
         return lambda: model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, min_new_tokens=new, **options
-        )
+        )[:, -new:]
 
-    return Way("theirs", make)
+    @torch.no_grad()
+    def first() -> float:
+        given = read(config, ids)
+        names = ("input_ids", "decoder_input_ids")
+        logits = build()(**dict(zip(names, given, strict=False))).logits
+        return float(token_loss(logits, said(config, given)) / ids.numel())
+
+    return Way("theirs", make, first)
 
 
 def gpt2(
@@ -64,19 +83,12 @@ def gpt2(
 ) -> tuple[int, dict[str, Way]]:
     """Tokens of a call, and the ways."""
     ids = torch.randint(5, vocab, (rows, prompt), device=DEVICE)
-
-    def config() -> ModelConfig:
-        return presets.gpt2(depth=depth, width=width, heads=heads, vocab=vocab)
-
-    def hf() -> Any:
-        sizes = {"n_layer": depth, "n_embd": width, "n_head": heads, "vocab_size": vocab}
-        return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
-
+    config = presets.gpt2(depth=depth, width=width, heads=heads, vocab=vocab)
     return rows * new, {
         "ours": ours(config, ids, new, fused=False),
         "ours, compiled": ours(config, ids, new),
         "ours, 4 bits, compiled": ours(config, ids, new, bits=4),
-        "transformers": theirs(hf, ids, new),
+        "transformers": theirs(config, "gpt2", transformers.GPT2LMHeadModel, ids, new),
     }
 
 
@@ -85,14 +97,12 @@ def base(
 ) -> tuple[int, dict[str, Way]]:
     """Of the hypotheses that are returned."""
     ids = torch.randint(5, vocab, (rows, source), device=DEVICE)
-
-    def config() -> ModelConfig:
-        made = presets.vaswani(depth=depth, width=width, heads=heads, ff=ff, vocab=vocab, dropout=0.0)
-        return made.model_copy(update={"special": made.special.model_copy(update={"start": 1})})
+    made = vaswani(depth=depth, width=width, heads=heads, ff=ff, vocab=vocab, dropout=0.0)
+    config = made.model_copy(update={"special": made.special.model_copy(update={"start": 1})})
 
     ways = {
         "ours": ours(config, ids, new, beams),
-        "transformers": theirs(lambda: marian(depth, width, heads, ff, vocab), ids, new, beams),
+        "transformers": theirs(config, "marian", transformers.MarianMTModel, ids, new, beams),
     }
     if DEVICE == "cpu":
         ways |= {f"ours, {bits} bits": ours(config, ids, new, beams, bits) for bits in (8, 4)}
@@ -107,18 +117,10 @@ def llama(
 ) -> tuple[int, dict[str, Way]]:
     """Theirs with its static cache, which it compiles itself on a GPU."""
     ids = torch.randint(5, vocab, (rows, prompt), device=DEVICE)
-
-    def config() -> ModelConfig:
-        made = presets.llama(depth=depth, width=width, heads=heads, kv_heads=kv_heads, ff=ff, vocab=vocab)
-        return made.model_copy(update={"tie": "output"})
-
-    def hf() -> Any:
-        sizes = {"num_hidden_layers": depth, "hidden_size": width, "intermediate_size": ff, "vocab_size": vocab}
-        sizes |= {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
-        return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, tie_word_embeddings=True))
-
+    made = presets.llama(depth=depth, width=width, heads=heads, kv_heads=kv_heads, ff=ff, vocab=vocab)
+    config = made.model_copy(update={"tie": "output"})
     return rows * new, {
         "ours": ours(config, ids, new),
         "ours, 8 bits": ours(config, ids, new, bits=8),
-        "transformers": theirs(hf, ids, new, cache_implementation="static"),
+        "transformers": theirs(config, "llama", transformers.LlamaForCausalLM, ids, new, cache_implementation="static"),
     }

@@ -16,6 +16,7 @@ from anyformer.recipes import read_recipe
 from benchmarks.idle import Steps
 from benchmarks.sheet import DEVICE, finish
 from benchmarks.training import TorchPair, stepping
+from benchmarks.turns import alone
 
 PAIRS, WORDS = 3000, 4000
 
@@ -89,8 +90,8 @@ def rates(
     for steps in running.values():
         for _ in range(warm):
             next(steps)
-    for _ in range(rounds):
-        for name, steps in running.items():
+    with alone():
+        for _, (name, steps) in itertools.product(range(rounds), running.items()):
             finish()
             began = time.perf_counter()
             tokens = sum(next(steps) for _ in range(each))

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.turns import alone, locked
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 RESULTS = Path(__file__).parent / "results"
 CLOSE = 1e-2 if DEVICE == "cuda" else 1e-4  # of losses that ought to be one number, in bf16 and in fp32
@@ -19,12 +21,14 @@ CLOSE = 1e-2 if DEVICE == "cuda" else 1e-4  # of losses that ought to be one num
 
 @dataclass(frozen=True)
 class Time:
-    """Seconds of one run: the median, the smallest and the largest; and the most memory, in bytes."""
+    """Seconds of one run: the median, the smallest and the largest; the most memory, in bytes; and the seconds until
+    the first run has ended: to build a model, and to compile it."""
 
     median: float
     low: float
     high: float
     memory: int
+    start: float
 
 
 @dataclass(frozen=True)
@@ -46,23 +50,27 @@ class Way:
 def clock(way: Way, warm: int = 5, rounds: int = 15) -> tuple[Time, Any]:
     """The time of a way, and what it gave last; all that it made is gone afterwards."""
     clear()
+    began = time.perf_counter()
     run = way.make()
     if DEVICE == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    for _ in range(warm):
-        run()
+    run()
+    finish()
+    start = time.perf_counter() - began
     times, last = [], None
-    for _ in range(rounds):
-        finish()
-        began = time.perf_counter()
-        last = run()
-        finish()
-        times.append(time.perf_counter() - began)
+    with alone():
+        for number in range(min(1 - warm, 0), rounds):
+            finish()
+            began = time.perf_counter()
+            last = run()
+            finish()
+            if number >= 0:
+                times.append(time.perf_counter() - began)
     memory = torch.cuda.max_memory_allocated() if DEVICE == "cuda" else 0
     last = last.detach().cpu() if isinstance(last, torch.Tensor) else last
     del run
     clear()
-    return Time(statistics.median(times), min(times), max(times), memory), last
+    return Time(statistics.median(times), min(times), max(times), memory, start), last
 
 
 def agree(first: Mapping[str, float]) -> bool | None:
@@ -70,6 +78,11 @@ def agree(first: Mapping[str, float]) -> bool | None:
     if len(first) < 2:
         return None
     return all(abs(loss - first["ours"]) <= CLOSE * abs(first["ours"]) for loss in first.values())
+
+
+def same(ids: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """The share of ids that each way and ours have in common."""
+    return {name: float((some == ids["ours"]).float().mean()) for name, some in ids.items() if name != "ours"}
 
 
 def clear() -> None:
@@ -89,8 +102,11 @@ class Sheet:
 
     def __init__(self, path: Path):
         self.path = path
-        self.rows: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        self.rows["machine"] = machine()
+        self.keep("machine", machine())
+
+    @property
+    def rows(self) -> dict[str, Any]:
+        return json.loads(self.path.read_text(encoding="utf-8")) if self.path.exists() else {}
 
     def put(self, key: str, ours: float, peer: float | None, unit: str, **beside: Any) -> None:
         self.keep(key, {"ours": ours, "peer": peer, "unit": unit, **beside})
@@ -98,9 +114,10 @@ class Sheet:
         print(f"{key:<24} {ours:>14,.1f} {unit}{ratio}  {beside.get('note', '')}", flush=True)
 
     def keep(self, key: str, row: dict[str, Any]) -> None:
-        self.rows[key] = row
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps(self.rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        with locked():
+            rows = self.rows | {key: row}
+            self.path.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
     def measure(
         self,
@@ -115,7 +132,7 @@ class Sheet:
         **beside: Any,
     ) -> dict[str, float]:
         """Work per second by each way; `ours` is held `against` one of the others, or the fastest of them."""
-        rates, spread, memory, last, first, share = {}, {}, {}, {}, {}, {}
+        rates, spread, memory, start, last, first, share = {}, {}, {}, {}, {}, {}, {}
         for name, way in ways.items():
             try:
                 if way.first is not None:
@@ -129,7 +146,7 @@ class Sheet:
                 continue
             rates[name] = work / took.median
             spread[name] = [work / took.high, work / took.low]
-            memory[name] = took.memory
+            memory[name], start[name] = took.memory, took.start
             if way.flops is not None:
                 share[name] = way.flops / took.median / self.rows["machine"]["product_flops"]
             elif way.reads is not None:
@@ -141,6 +158,7 @@ class Sheet:
             told = ", ".join(f"{name} {loss:.6g}" for name, loss in first.items())
             print(f"{key}: THE WAYS DISAGREE, so their times compare nothing: {told}", flush=True)
         losses = {name: float(x) for name, x in last.items() if isinstance(x, torch.Tensor) and x.numel() == 1}
+        ids = {name: x for name, x in last.items() if isinstance(x, torch.Tensor) and x.dtype == torch.int64}
         self.put(
             key,
             rates["ours"],
@@ -153,6 +171,8 @@ class Sheet:
             losses=losses,
             first=first,
             agree=alike,
+            same=same(ids),
+            start=start,
             share=share,
             **beside,
         )

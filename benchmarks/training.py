@@ -112,13 +112,13 @@ def said(config: ModelConfig, inputs: tuple[Tensor, ...]) -> Tensor:
     return torch.cat([model(*few_rows).argmax(dim=-1) for few_rows in some])
 
 
-def public(config: ModelConfig, kind: str, into: Any) -> Any:
+def public(config: ModelConfig, kind: str, into: Any, dtype: torch.dtype = torch.float32) -> Any:
     """The same as a model of `transformers`, of a family that has it."""
     family = FAMILIES[kind]
     with tempfile.TemporaryDirectory() as folder:
         files.write_json(Path(folder) / "config.json", family.fields(config))
-        weights.write(Path(folder) / files.WEIGHTS, family, begun(config).cpu())
-        model = into.from_pretrained(folder, dtype=torch.float32)
+        weights.write(Path(folder) / files.WEIGHTS, family, begun(config).to("cpu", dtype))
+        model = into.from_pretrained(folder, dtype=dtype)
     model.config.use_cache = False
     return model
 
@@ -221,30 +221,16 @@ class TorchPair(nn.Module):
         return self
 
 
-def marian(depth: int, width: int, heads: int, ff: int, vocab: int) -> nn.Module:
-    sides = {f"{side}_{name}": value for side in ("encoder", "decoder")
-             for name, value in (("layers", depth), ("attention_heads", heads), ("ffn_dim", ff))}  # fmt: skip
-    rest = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0, "forced_eos_token_id": None}
-    return transformers.MarianMTModel(
-        transformers.MarianConfig(
-            vocab_size=vocab,
-            d_model=width,
-            max_position_embeddings=512,
-            activation_function="relu",
-            dropout=0.1,
-            scale_embedding=True,
-            **sides,
-            **rest,
-        )
-    )
+def vaswani(**sizes: Any) -> ModelConfig:
+    """As the peers have it: waves in Marian's order, and the norms of torch."""
+    like = ("position.layout=halves", "blocks.*.norm.eps=1e-5")
+    config: Any = presets.vaswani(**sizes)
+    return io.override(config, [f"{side}.{what}" for side in ("encoder", "decoder") for what in like])
 
 
 def base(depth: int, width: int, heads: int, ff: int, vocab: int, length: int, rows: int) -> tuple[int, dict[str, Way]]:
     source, target = (tokens(vocab, rows, length) for _ in range(2))
-    config = presets.vaswani(depth=depth, width=width, heads=heads, ff=ff, vocab=vocab, dropout=0.1)
-    # as the peers have them: waves in Marian's order, and the norms of torch
-    like = ("position.layout=halves", "blocks.*.norm.eps=1e-5")
-    config = io.override(config, [f"{side}.{what}" for side in ("encoder", "decoder") for what in like])
+    config = vaswani(depth=depth, width=width, heads=heads, ff=ff, vocab=vocab, dropout=0.1)
     labels = said(config, (source, target))
     mine = ours(config, (source, target), labels, 0.1)
 
