@@ -171,11 +171,9 @@ class Session:
 
     def _read_unseen(self, new: Tensor, there: Tensor) -> Tensor:
         """`read` where no host counts."""
-        at = self.cache.length[None].clone()
-        _, found = self._step(new, there)
-        self._ids.index_copy_(1, at, new)
-        self._there.index_copy_(1, at, there)
-        return found[:, -1]
+        self._ids.index_copy_(1, self.cache.length[None], new)  # before the step, which counts on
+        self._there.index_copy_(1, self.cache.length[None], there)
+        return self._step(new, there)[1][:, -1]
 
     def _step(self, new: Tensor, there: Tensor | None) -> tuple[Tensor, Tensor]:
         if not self.compile:

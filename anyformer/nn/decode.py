@@ -16,13 +16,7 @@ PROGRAMS = 256  # that fill a GPU
 def decode(q: Tensor, k: Tensor, v: Tensor, relation: Relation, scale: float) -> Tensor:
     """What `attend` says of few queries [b, h, t, k], by a kernel that keeps no gradient."""
     mask = relation.mask if relation.bias is None else None  # a bias is -inf where masked
-    out, weights = _read(q.to(k.dtype), k, v.to(k.dtype), mask, relation.bias, scale, parts_of(q, k))
-    if len(out) > 1:  # parts of the keys: their means by the share of each
-        share = torch.softmax(weights * 0.6931471805599453, dim=0)
-        mean = (out * share[..., None]).sum(dim=0)
-    else:
-        mean = out[0]
-    mean = mean.to(q.dtype).transpose(1, 2)
+    mean = _read(q.to(k.dtype), k, v.to(k.dtype), mask, relation.bias, scale).to(q.dtype).transpose(1, 2)
     return mean if relation.alive is None else mean * relation.alive
 
 
@@ -32,22 +26,22 @@ def parts_of(q: Tensor, k: Tensor) -> int:
 
 
 @torch.library.custom_op("anyformer::read_cache", mutates_args=())
-def _read(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, scale: float, parts: int
-) -> tuple[Tensor, Tensor]:
-    """Of each part of the keys the means [n, b, t, h, k_v], and log2 of the sum of their weights [n, b, t, h]."""
-    out, weights = _like(q, k, v, mask, bias, scale, parts)
-    launch(q, k, v, mask, bias, scale, out, weights)
-    return out, weights
+def _read(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, scale: float) -> Tensor:
+    """The means [b, t, h, k_v]."""
+    out = _like(q, k, v, mask, bias, scale)
+    if (n := parts_of(q, k)) == 1:
+        launch(q, k, v, mask, bias, scale, out[None], None)
+        return out
+    parts = out.new_empty(n, *out.shape, dtype=torch.float32)
+    weights = parts.new_empty(parts.shape[:-1])
+    launch(q, k, v, mask, bias, scale, parts, weights)
+    join(parts, weights, out)
+    return out
 
 
 @_read.register_fake
-def _like(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, scale: float, parts: int
-) -> tuple[Tensor, Tensor]:
-    (b, h, t, _), k_v = q.shape, v.shape[-1]
-    dtype = q.dtype if parts == 1 else torch.float32
-    return q.new_empty(parts, b, t, h, k_v, dtype=dtype), q.new_empty(parts, b, t, h, dtype=torch.float32)
+def _like(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, scale: float) -> Tensor:
+    return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[-1])
 
 
 def launch(
@@ -58,11 +52,12 @@ def launch(
     bias: Tensor | None,
     scale: float,
     out: Tensor,
-    weights: Tensor,
+    weights: Tensor | None,
     keys: int | None = None,
     warps: int = 4,
 ) -> None:
-    """Runs the kernel with blocks of so many keys."""
+    """Of each part of the keys the means [n, b, t, h, k_v], and, where they are asked for, log2 of the sums of their
+    weights [n, b, t, h]; by blocks of so many keys."""
     from anyformer.nn.kernels import read_cache
 
     (b, h, t, width), (_, g, s, k_v), parts = q.shape, v.shape, len(out)
@@ -72,13 +67,25 @@ def launch(
     span = _blocks(_blocks(s, parts), keys) * keys
     rows = max(16, min(64, _power(h // g * t)))
     read_cache[(b * g, parts, _blocks(h // g * t, rows))](
-        q, k, v, q if mask is None else mask.view(torch.uint8), q if bias is None else bias, out, weights, scale,
+        q, k, v, q if mask is None else mask.view(torch.uint8), q if bias is None else bias,
+        out, out if weights is None else weights, scale,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
         *_strides(mask, b, (0, 2, 3)), *_strides(bias, b, (0, 1, 2, 3)), b * t * h,
         g, h // g, t, s, span, width, k_v,
-        MASKED=mask is not None, BIASED=bias is not None, EARLY=early, ROWS=rows, KEYS=keys,
+        MASKED=mask is not None, BIASED=bias is not None, WHOLE=weights is None, EARLY=early, ROWS=rows, KEYS=keys,
         K=max(16, _power(width)), V=max(16, _power(k_v)), num_warps=warps, **({"launch_pdl": True} if early else {}),
     )  # fmt: skip
+
+
+def join(parts: Tensor, weights: Tensor, out: Tensor) -> None:
+    """The means of all parts, each by its share."""
+    from anyformer.nn.kernels import join_parts
+
+    n, rows, width, early = len(parts), weights[0].numel(), parts.shape[-1], overlaps(out.device)
+    sizes = {"N": n, "NUMBER": _power(n), "WIDTH": _power(width)}
+    join_parts[(rows,)](
+        parts, weights, out, rows, width, **sizes, EARLY=early, num_warps=1, **({"launch_pdl": True} if early else {})
+    )
 
 
 def _blocks(n: int, size: int) -> int:

@@ -4,6 +4,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+# EARLY: a kernel is started before the one ahead of it has ended, and waits for what that one writes. Only then it lets
+# the next one start, which so finds all that was written before: the kernels of a compiled model count on it.
+
 
 @triton.jit
 def descend(logits, labels, losses, stride, v, smoothing, BLOCK: tl.constexpr):
@@ -41,14 +44,15 @@ def read_cache(
     q, k, v, mask, bias, out, weight, scale,
     q_b, q_h, q_t, k_b, k_g, k_s, v_b, v_g, v_s, mask_b, mask_t, mask_s, bias_b, bias_h, bias_t, bias_s, out_n,
     groups, shared, t, s, span, key_width, value_width,
-    MASKED: tl.constexpr, BIASED: tl.constexpr, EARLY: tl.constexpr,
+    MASKED: tl.constexpr, BIASED: tl.constexpr, WHOLE: tl.constexpr, EARLY: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
     """Attention of few queries to many keys: a program reads `span` keys of one group, for all the heads they serve.
 
-    What it leaves are the means of its values [n, b, t, h, k_v], and log2 of the sum of their weights [n, b, t, h].
+    What it leaves are the means of its values [n, b, t, h, k_v], and log2 of the sum of their weights [n, b, t, h],
+    unless there is but one part, the WHOLE.
     """
-    if EARLY:  # on its way when the last kernel ends
+    if EARLY:
         gdc_wait()
         gdc_launch_dependents()
     b, g = (tl.program_id(0) // groups).to(tl.int64), tl.program_id(0) % groups
@@ -90,7 +94,24 @@ def read_cache(
     place = tl.program_id(1) * out_n + (b * t + token) * groups * shared + head
     at = out + place[:, None] * value_width + y[None]
     tl.store(at, mean.to(out.dtype.element_ty), mask=here[:, None] & (y < value_width)[None])
-    tl.store(weight + place, tl.where(empty, -1e30, most + tl.log2(share)), mask=here)
+    if not WHOLE:
+        tl.store(weight + place, tl.where(empty, -1e30, most + tl.log2(share)), mask=here)
+
+
+@triton.jit
+def join_parts(parts, weights, out, rows, width, N: tl.constexpr, NUMBER: tl.constexpr, EARLY: tl.constexpr,
+               WIDTH: tl.constexpr):  # fmt: skip
+    """The mean of `parts` [n, rows, width], each by its share of 2^`weights` [n, rows]."""
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
+    row, part, at = tl.program_id(0), tl.arange(0, NUMBER), tl.arange(0, WIDTH)
+    weight = tl.load(weights + part * rows + row, mask=part < N, other=-float("inf"))
+    share = tl.exp2(weight - tl.max(weight, 0))
+    there = (part < N)[:, None] & (at < width)[None]
+    found = tl.load(parts + (part[:, None].to(tl.int64) * rows + row) * width + at[None], mask=there, other=0.0)
+    mean = tl.sum(found * share[:, None], 0) / tl.sum(share, 0)
+    tl.store(out + row.to(tl.int64) * width + at, mean.to(out.dtype.element_ty), mask=at < width)
 
 
 @triton.jit
@@ -110,8 +131,7 @@ def multiply_row(
 ):  # fmt: skip
     """x [K] times some rows of w [n, K], and their scales.
 
-    EARLY: it begins before the kernel that writes x ends, with weights, which none of those before it writes. The next
-    may begin as soon as x is there, so that all that came before it is there for that one, too.
+    EARLY: it begins before the kernel that writes x ends, with weights, which none of those before it writes.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     at = tl.arange(0, COLUMNS)
@@ -129,6 +149,29 @@ def multiply_row(
     if BIASED:
         out += tl.load(bias + row, mask=row < n, other=0.0).to(tl.float32)
     tl.store(y + row, out.to(y.dtype.element_ty), mask=row < n)
+
+
+@triton.jit
+def multiply_rows(
+    x, w, scale, bias, y, m, n, K: tl.constexpr, BIASED: tl.constexpr, EARLY: tl.constexpr,
+    M: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """x [m, K] times some rows of w [n, K] in 8 bits, and their scales."""
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
+    row, some, at = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, M), tl.arange(0, COLUMNS)
+    here = w + tl.minimum(row, n - 1).to(tl.int64)[None] * K + at[:, None]  # behind the end the last row again
+    given = x + some[:, None] * K + at[None]
+    total = tl.zeros([M, ROWS], tl.float32)
+    for start in range(0, K, COLUMNS):
+        left = tl.load(given + start, mask=(some < m)[:, None], other=0.0)
+        total = tl.dot(left, tl.load(here + start).to(left.dtype), total)
+    total *= tl.load(scale + row, mask=row < n, other=0.0)[None]
+    if BIASED:
+        total += tl.load(bias + row, mask=row < n, other=0.0).to(tl.float32)[None]
+    there = (some < m)[:, None] & (row < n)[None]
+    tl.store(y + some[:, None] * n + row[None], total.to(y.dtype.element_ty), mask=there)
 
 
 @triton.jit

@@ -11,6 +11,7 @@ from anyformer.nn.site import HALF, TRITON
 
 STEP = 256  # rows are of whole such blocks
 SMALLEST = 1 << 18  # weights: below, all of it is the start of a kernel
+FEW = 64  # rows for which weights of 8 bits are not made anew
 TURNED = range(9, 33)  # rows that a CPU multiplies faster the other way round
 
 
@@ -57,14 +58,15 @@ def turns(x: Tensor) -> bool:
     )
 
 
-def fits(x: Tensor, weight: Tensor) -> bool:
-    """Whether x is one row, in half precision on CUDA, without gradients, of a matrix in the same precision or int8."""
+def fits(x: Tensor, weight: Tensor, most: int = 1) -> bool:
+    """Whether x are so few rows, in half precision on CUDA, without gradients, of a matrix in the same precision or
+    int8."""
     return (
         TRITON
         and x.is_cuda
         and x.dtype in HALF
         and weight.dtype in (x.dtype, torch.int8)
-        and x.numel() == x.shape[-1]
+        and 0 < x.numel() <= most * x.shape[-1]
         and x.shape[-1] % STEP == 0
         and weight.numel() >= SMALLEST
         and weight.is_contiguous()
@@ -89,6 +91,24 @@ def row_product(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | 
 @row_product.register_fake
 def _like(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
     return x.new_empty(*x.shape[:-1], len(weight))
+
+
+@torch.library.custom_op("anyformer::few_products", mutates_args=())
+def few_products(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """x [..., k], few rows, times weight [n, k] in 8 bits, each of its rows times its scale [n], plus bias [n]."""
+    from anyformer.nn.kernels import multiply_rows
+
+    out, (n, k), m = _like(x, weight, scale, bias), weight.shape, x.shape[:-1].numel()
+    rows, early = 32 if n >= 8192 else 16, overlaps(x.device)
+    multiply_rows[(-(-n // rows),)](
+        x.contiguous(), weight, scale, x if bias is None else bias, out, m, n,
+        K=k, BIASED=bias is not None, EARLY=early, M=max(16, 1 << (m - 1).bit_length()), ROWS=rows, COLUMNS=STEP,
+        num_warps=4, **({"launch_pdl": True} if early else {}),
+    )  # fmt: skip
+    return out
+
+
+few_products.register_fake(_like)
 
 
 def launch(

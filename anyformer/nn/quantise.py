@@ -23,7 +23,7 @@ from anyformer.nn.loss import token_loss
 from anyformer.nn.mask import Layout
 from anyformer.nn.merge import merge
 from anyformer.nn.model import Transformer
-from anyformer.nn.product import fits, reads_bytes, row_product
+from anyformer.nn.product import FEW, few_products, fits, reads_bytes, row_product
 from anyformer.nn.site import Site
 
 Bits = Literal[8, 4]
@@ -191,6 +191,8 @@ class QuantisedLinear(_Stored):
         # a row of one scale takes it after the product, which then reads 8 bits; fp16 would not hold what comes before
         if self.bits == 8 and fits(x, q := self.q[:, 0]):
             y = row_product(x, q, self.scale[:, 0], self.bias)
+        elif self.bits == 8 and fits(x, q, FEW):
+            y = few_products(x, q, self.scale[:, 0], self.bias)
         elif self.bits == 8 and Site.of(x, training=False).dtype is not torch.float16:
             y = F.linear(x, self.q[:, 0].to(self.dtype))
             y = (y * self.scale[:, 0]).to(y.dtype)

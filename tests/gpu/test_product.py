@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anyformer.nn.linear import Linear
-from anyformer.nn.product import fits, product, row_product
+from anyformer.nn.product import FEW, few_products, fits, product, row_product
 from anyformer.nn.quantise import round_off
 
 CUDA = torch.device("cuda")
@@ -40,6 +40,18 @@ def test_as_linear(n: int, k: int, biased: bool, dtype: torch.dtype, measured: C
     eighth = error(small, F.linear(x.double(), rounded.expanded().double(), wide))
     measured(plain=plain, eighth=eighth)
     assert max(plain, eighth) < torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [2, 8, 17, FEW])
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_few_rows(n: int, k: int, rows: int, dtype: torch.dtype):
+    x, rounded, bias = random(0, 1, rows, k).to(dtype), round_off(random(1, n, k).to(dtype), 8), random(2, n).to(dtype)
+    with torch.no_grad():
+        assert fits(x, rounded.q[:, 0], FEW)
+        found = few_products(x, rounded.q[:, 0], rounded.scale[:, 0], bias)
+    exact = F.linear(x.double(), rounded.expanded().double(), bias.double())
+    assert error(found, exact) < torch.finfo(dtype).eps
 
 
 def test_every_number_of_8_bits():

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from anyformer.nn import product as products
-from anyformer.nn.product import fits, product, row_product
+from anyformer.nn.product import few_products, fits, product, row_product
 from anyformer.nn.quantise import round_off
 
 INTERPRETED = find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
@@ -36,6 +36,8 @@ def test_who_it_is_for(monkeypatch: pytest.MonkeyPatch):
         assert fits(row, there(1024, 512, dtype=torch.int8))
         assert not fits(torch.zeros(1, 1, 512, dtype=torch.bfloat16), matrix)  # not on a GPU
         assert not fits(there(2, 1, 512), matrix)  # two rows
+        assert fits(there(2, 1, 512), matrix, most=2)
+        assert not fits(there(0, 1, 512), matrix)
         assert not fits(there(1, 512, dtype=torch.float32), there(1024, 512, dtype=torch.float32))
         assert not fits(there(1, 512, dtype=torch.float16), matrix)
         assert not fits(there(1, 500), there(1024, 500))  # no whole blocks
@@ -78,3 +80,12 @@ def test_as_linear(n: int, k: int, biased: bool):
     small = row_product(x, rounded.q[:, 0], rounded.scale[:, 0], bias)
     same = F.linear(x, rounded.expanded(), bias)
     torch.testing.assert_close(small, same, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("rows", "n", "k"), [((1, 8), 48, 512), ((3, 1), 37, 256), ((64,), 16, 768)])
+def test_few_rows_of_8_bits(rows: tuple[int, ...], n: int, k: int, biased: bool):
+    x, rounded, bias = random(*rows, k), round_off(random(n, k), 8), random(n) if biased else None
+    found = few_products(x, rounded.q[:, 0], rounded.scale[:, 0], bias)
+    torch.testing.assert_close(found, F.linear(x, rounded.expanded(), bias), atol=1e-4, rtol=1e-4)
