@@ -4,7 +4,8 @@ A plan says which examples each batch of an epoch holds. It is a function of len
 is the same for any number of workers or processes, and resuming needs no replay.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
@@ -102,13 +103,16 @@ def move(x: Tensor, device: torch.device) -> Tensor:
 # -- plans: rows of examples, and batches of rows --------------------------------------------------------------------
 
 Row = tuple[int, ...]  # the examples in one row: one if padded, several if packed
+Plan = list[list[Row]]
+Planning = Generator[float, None, Plan]
+"""A plan in the making, which says time and again how much of it is done: it may be made bit by bit."""
 
 
 def shuffled(count: int, seed: int, epoch: int) -> np.ndarray:
     return np.random.Generator(np.random.PCG64([seed, epoch])).permutation(count)
 
 
-def plan_padded(sizes: np.ndarray, tokens: int, pool: int, seed: int, epoch: int) -> list[list[Row]]:
+def plan_padded(sizes: np.ndarray, tokens: int, pool: int, seed: int, epoch: int) -> Planning:
     """Batches of at most `tokens` slots on each side; `sizes` [n, sides] are the lengths of each side of an example.
 
     Examples are shuffled, cut into pools of about `pool` batches, sorted by length within a pool, cut into batches, and
@@ -117,8 +121,9 @@ def plan_padded(sizes: np.ndarray, tokens: int, pool: int, seed: int, epoch: int
     order, lengths = shuffled(len(sizes), seed, epoch), sizes.max(axis=1)
     lean = sizes[:, -1] - sizes[:, 0]  # among equally long ones, those with the same shorter side stand together
     per_pool = max(1, int(pool * tokens / max(1.0, float(lengths.mean()))))
-    batches: list[list[Row]] = []
+    batches: Plan = []
     for start in range(0, len(order), per_pool):
+        yield start / len(order)
         part = order[start : start + per_pool]
         part = part[np.lexsort((lean[part], lengths[part]))]
         batches += _cut(part, lengths, tokens)
@@ -138,7 +143,7 @@ def _cut(order: np.ndarray, lengths: np.ndarray, tokens: int) -> Iterator[list[R
         yield batch
 
 
-def plan_packed(sizes: np.ndarray, tokens: int, length: int, seed: int, epoch: int) -> list[list[Row]]:
+def plan_packed(sizes: np.ndarray, tokens: int, length: int, seed: int, epoch: int) -> Planning:
     """Rows of `length` filled best-fit from shuffled examples, `tokens / length` rows a batch.
 
     `sizes` [n, sides] are the lengths of each side of an example; every side of a row must hold its share. Examples
@@ -152,6 +157,7 @@ def plan_packed(sizes: np.ndarray, tokens: int, length: int, seed: int, epoch: i
     open_rows = np.zeros((queues, OPEN_ROWS), dtype=np.int64)  # their numbers
     row_of, count = np.empty(len(order), dtype=np.int64), 0
     for start in range(0, len(order), queues):
+        yield start / len(order)
         who = order[start : start + queues]
         need, here = sizes[who], which[: len(who)]
         room = (left[: len(who)] - need[:, None]).min(axis=2)
@@ -170,7 +176,66 @@ def plan_packed(sizes: np.ndarray, tokens: int, length: int, seed: int, epoch: i
     return [packed[start : start + per_batch] for start in range(0, len(packed), per_batch)]
 
 
+class Draft:
+    """A plan that is made bit by bit."""
+
+    def __init__(self, planning: Planning):
+        self._planning, self._plan = planning, list[list[Row]]()
+        self._done = False
+
+    def go_on(self, share: float) -> None:
+        """Until that much of it is made."""
+        try:
+            while not self._done and next(self._planning) < share:
+                pass
+        except StopIteration as end:
+            self._plan, self._done = end.value, True
+
+    def plan(self) -> Plan:
+        self.go_on(math.inf)
+        return self._plan
+
+
 # -- collating -------------------------------------------------------------------------------------------------------
+
+
+class Parts(NamedTuple):
+    """Sequences end to end, and the length of each."""
+
+    values: np.ndarray
+    sizes: np.ndarray
+
+
+def joined(some: Sequence[Any]) -> Parts:
+    sizes = np.array([len(x) for x in some], dtype=np.int64)
+    dtype = np.float32 if some and some[0] and isinstance(some[0][0], float) else np.int64
+    return Parts(np.fromiter(chain.from_iterable(some), dtype, int(sizes.sum())), sizes)
+
+
+class Shelf(Sequence[Piece]):
+    """Examples that stay as they are, and what they hold end to end, too: a batch is cut out of it in one go, where a
+    token at a time would take longer than a GPU takes for it."""
+
+    def __init__(self, pieces: Sequence[Piece]):
+        self.pieces = pieces
+        self._joined: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # values, and where each begins, and the last ends
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    def __getitem__(self, i: Any) -> Any:
+        return self.pieces[i]
+
+    def parts(self, name: str, who: Sequence[int]) -> Parts:
+        if name not in self._joined:
+            values, sizes = joined([getattr(piece, name) or () for piece in self.pieces])
+            small = values if values.dtype.kind == "f" else values.astype(np.int32)
+            self._joined[name] = small, np.concatenate(([0], sizes.cumsum()))
+        values, starts = self._joined[name]
+        chosen = np.array(who, dtype=np.int64)
+        sizes = starts[chosen + 1] - starts[chosen]
+        moved = starts[chosen] - (sizes.cumsum() - sizes)
+        return Parts(values[np.arange(sizes.sum()) + np.repeat(moved, sizes)], sizes)
 
 
 def collate(
@@ -183,52 +248,58 @@ def collate(
 ) -> Batch:
     """The tensors of some rows of examples; `length` fixes the width, else the longest row decides. Rows may be empty,
     but for the first. `documents` are at most expected: a batch says that number, unless it has more."""
-    members = [[pieces[i] for i in row] for row in rows]
-    labels, _ = _fill([[p.labels for p in row] for row in members], IGNORE, length)
     examples = tuple(i for row in rows for i in row)
+    counts = np.array([len(row) for row in rows], dtype=np.int64)
+
+    def fill(name: str, filler: int) -> tuple[Tensor, Tensor | None]:
+        if isinstance(pieces, Shelf):
+            return _fill(pieces.parts(name, examples), counts, filler, length)
+        return _fill(joined([getattr(pieces[i], name) or () for i in examples]), counts, filler, length)
+
+    labels, _ = fill("labels", IGNORE)
     documents = max(documents, power(len(examples)))
-    first = pieces[rows[0][0]]
+    first = pieces[examples[0]]
     if first.pair is not None:
-        ids, segments = _fill([[ids] for row in members for p in row for ids in (p.ids, p.pair or ())], pad, length)
+        apart = joined([ids for i in examples for ids in (pieces[i].ids, pieces[i].pair or ())])
+        ids, segments = _fill(apart, np.ones(2 * len(examples), dtype=np.int64), pad, length)
         return Batch(ids, labels, segments, examples=examples)
-    ids, segments = _fill([[p.ids for p in row] for row in members], pad, length)
+    ids, segments = fill("ids", pad)
     if first.source is None:
-        types = None if first.types is None else _fill([[p.types or () for p in row] for row in members], 0, length)[0]
-        marks = None if first.marks is None else _fill([[p.marks or () for p in row] for row in members], 0, length)[0]
-        spelled = None if first.spelled is None else _spread(members, ids.shape[1], first.spelled.shape[1])
+        types = None if first.types is None else fill("types", 0)[0]
+        marks = None if first.marks is None else fill("marks", 0)[0]
+        spelled = None if first.spelled is None else _spread(rows, pieces, ids.shape[1], first.spelled.shape[1])
         more: dict[str, Any] = {"types": types, "marks": marks, "spelled": spelled, "documents": documents}
         return Batch(ids, labels, segments, examples=examples, **more)
-    source, source_segments = _fill([[p.source or () for p in row] for row in members], source_pad, length)
+    source, source_segments = fill("source", source_pad)
     if segments is None or source_segments is None:  # packed or padded on one side: say so on both
         segments = torch.zeros_like(ids) if segments is None else segments
         source_segments = torch.zeros_like(source) if source_segments is None else source_segments
     return Batch(ids, labels, segments, source, source_segments, examples, documents=documents)
 
 
-def _fill(rows: list[list[Any]], filler: int, length: int | None) -> tuple[Tensor, Tensor | None]:
-    """Rows of sequences as [b, t], and their segments unless every row is one full sequence of no fixed length."""
-    parts = [ids for row in rows for ids in row]
-    sizes, counts = (np.array([len(x) for x in some], dtype=np.int64) for some in (parts, rows))
-    row, ends = np.repeat(np.arange(len(rows)), counts), sizes.cumsum()
-    totals = np.bincount(row, sizes, len(rows)).astype(np.int64)
+def _fill(parts: Parts, counts: np.ndarray, filler: int, length: int | None) -> tuple[Tensor, Tensor | None]:
+    """Sequences, so many in each row, as [b, t], and their segments unless every row is one full sequence of no fixed
+    length."""
+    (values, sizes), rows = parts, len(counts)
+    row = np.repeat(np.arange(rows), counts)
+    totals = np.bincount(row, sizes, rows).astype(np.int64)
     width = length or int(totals.max())
     # a token's place is its number among all tokens, moved by what pads the rows above it
-    moved = np.arange(len(rows)) * width - (totals.cumsum() - totals)
-    at = np.arange(ends[-1]) + np.repeat(moved[row], sizes)
-    segment = np.arange(len(parts)) - np.repeat(counts.cumsum() - counts, counts)
-    dtype = np.float32 if parts[0] and isinstance(parts[0][0], float) else np.int64
-    out = np.full(len(rows) * width, filler, dtype=dtype)
-    segments = np.full(len(rows) * width, PADDING, dtype=np.int64)
-    out[at] = np.fromiter(chain.from_iterable(parts), dtype, int(ends[-1]))
+    moved = np.arange(rows) * width - (totals.cumsum() - totals)
+    at = np.arange(len(values)) + np.repeat(moved[row], sizes)
+    segment = np.arange(len(sizes)) - np.repeat(counts.cumsum() - counts, counts)
+    out = np.full(rows * width, filler, dtype=np.float32 if values.dtype.kind == "f" else np.int64)
+    segments = np.full(rows * width, PADDING, dtype=np.int64)
+    out[at] = values
     segments[at] = np.repeat(segment, sizes)
-    filled, apart = (torch.from_numpy(x.reshape(len(rows), width)) for x in (out, segments))
+    filled, apart = (torch.from_numpy(x.reshape(rows, width)) for x in (out, segments))
     return filled, apart if length is not None or segments.any() else None
 
 
-def _spread(rows: list[list[Piece]], width: int, longest: int) -> Tensor:
+def _spread(rows: Sequence[Row], pieces: Sequence[Piece] | Mapping[int, Piece], width: int, longest: int) -> Tensor:
     """The bytes of words as [b, t, longest], 0 where there is no token."""
-    whole = [[piece.spelled for piece in row if piece.spelled is not None] for row in rows]
+    spelled = [[piece.spelled for i in row if (piece := pieces[i]).spelled is not None] for row in rows]
     out = np.zeros((len(rows), width, longest), dtype=np.int64)
-    for r, row in enumerate(whole):
+    for r, row in enumerate(spelled):
         out[r, : sum(map(len, row))] = np.concatenate(row or [out[:0, 0]])
     return torch.from_numpy(out)

@@ -7,7 +7,21 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from anyformer.data.batch import IGNORE, PADDING, Batch, Piece, Row, collate, plan_packed, plan_padded, power
+from anyformer.data.batch import (
+    IGNORE,
+    PADDING,
+    Batch,
+    Draft,
+    Piece,
+    Plan,
+    Planning,
+    Row,
+    Shelf,
+    collate,
+    plan_packed,
+    plan_padded,
+    power,
+)
 from anyformer.data.shards import Stream
 from anyformer.recipe import Crops, Ordered, Packed, Padded
 
@@ -39,26 +53,31 @@ class PieceLoader:
         weights: Sequence[float] | None = None,
     ):
         self.weights = None if weights is None else np.asarray(weights)
-        self.pieces, self.spec, self.seed, self.pad, self.source_pad = pieces, spec, seed, pad, source_pad
+        self.pieces, self.spec, self.seed, self.pad, self.source_pad = Shelf(pieces), spec, seed, pad, source_pad
         self.sizes = np.array([p.sizes for p in pieces], dtype=np.int64)
         self.rows = 2 if pieces and pieces[0].pair is not None else 1  # of an example, on one side of a batch
-        self._plan: tuple[int, list[list[Row]]] | None = None
+        self._drafts: dict[int, Draft] = {}  # of the epoch that is read, and of the next
 
-    def plan(self, epoch: int) -> list[list[Row]]:
-        if self._plan is None or self._plan[0] != epoch:
-            self._plan = epoch, self._make(epoch)
-        return self._plan[1]
+    def plan(self, epoch: int) -> Plan:
+        return self._draft(epoch).plan()
 
-    def _make(self, epoch: int) -> list[list[Row]]:
+    def _draft(self, epoch: int) -> Draft:
+        if epoch not in self._drafts:
+            self._drafts = {e: draft for e, draft in self._drafts.items() if e == epoch - 1}
+            self._drafts[epoch] = Draft(self._make(epoch))
+        return self._drafts[epoch]
+
+    def _make(self, epoch: int) -> Planning:
         if self.weights is None:
-            return self._planned(self.sizes, epoch)
+            return (yield from self._planned(self.sizes, epoch))
         chance = np.random.Generator(np.random.PCG64([self.seed, epoch, 2])).random(len(self.weights))
         chosen = np.repeat(np.arange(len(self.weights)), np.floor(self.weights + chance).astype(np.int64))
         if not len(chosen):  # all weights are small, and chance chose none
             chosen = np.array([self.weights.argmax()])
-        return [[tuple(chosen[list(row)].tolist()) for row in b] for b in self._planned(self.sizes[chosen], epoch)]
+        plan = yield from self._planned(self.sizes[chosen], epoch)
+        return [[tuple(chosen[list(row)].tolist()) for row in b] for b in plan]
 
-    def _planned(self, sizes: np.ndarray, epoch: int) -> list[list[Row]]:
+    def _planned(self, sizes: np.ndarray, epoch: int) -> Planning:
         if isinstance(self.spec, Packed):
             return plan_packed(sizes, self.spec.tokens, self.spec.length, self.seed, epoch)
         return plan_padded(sizes * self.rows, self.spec.tokens, self.spec.pool, self.seed, epoch)
@@ -72,6 +91,8 @@ class PieceLoader:
             rows = rows + [()] * (self.spec.tokens // self.spec.length - len(rows))
         most = self.documents if isinstance(self.spec, Packed) else 0
         batch = collate(rows, self.made(rows, place.epoch), self.pad, self.source_pad, width, most)
+        # bit by bit: all of the next epoch at once would keep a GPU waiting
+        self._draft(place.epoch + 1).go_on(after.batch / len(plan))
         return batch, Place(place.epoch + 1, 0) if after.batch == len(plan) else after
 
     @cached_property

@@ -43,6 +43,8 @@ from anyformer.training.state import (
     write_state,
 )
 
+AHEAD = 4  # steps of a GPU: what the host does now and then, as to plan an epoch, is not waited for
+
 
 class Interrupted(Exception):
     """A signal came; what was trained is saved."""
@@ -77,11 +79,11 @@ class Job:
 
     @cached_property
     def ahead(self) -> int:
-        """How many steps may run before the numbers of one are read: on a GPU one, where nothing else hangs on them."""
+        """How many steps may run before the numbers of one are read: some on a GPU, where nothing hangs on them."""
         moves = any(isinstance(module, Running) for module in self.model.modules())
         memory = self.model.decoder is not None and self.model.decoder.memory
         alone = self.device.type == "cuda" and self.ranks.size == 1 and not self.scaler.is_enabled()
-        return int(alone and not moves and not memory)
+        return AHEAD if alone and not moves and not memory else 0
 
     @cached_property
     def recorder(self) -> Recorder | None:

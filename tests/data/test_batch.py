@@ -2,13 +2,26 @@
 
 import os
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from anyformer.data.batch import IGNORE, PADDING, Batch, Piece, Row, collate, plan_packed, plan_padded
+from anyformer.data.batch import (
+    IGNORE,
+    PADDING,
+    Batch,
+    Draft,
+    Piece,
+    Plan,
+    Planning,
+    Row,
+    collate,
+    plan_packed,
+    plan_padded,
+)
 from anyformer.data.loader import CropLoader, PieceLoader, Place, in_order
 from anyformer.data.shards import InMemory
 from anyformer.recipe import Crops, Packed, Padded
@@ -82,10 +95,34 @@ def test_epochs_and_seeds_differ(spec: Padded | Packed) -> None:
     assert len(orders) == 4
 
 
+def test_the_next_epoch_is_planned_while_one_is_read() -> None:
+    """Some of it with every batch."""
+    made = loader([Piece([1] * (1 + i % 7), [1] * (1 + i % 7)) for i in range(2000)], Packed(tokens=64, length=16))
+    steps: list[float] = []
+
+    def watched(planning: Planning) -> Planning:
+        while True:
+            try:
+                steps.append(next(planning))
+            except StopIteration as end:
+                return cast(Plan, end.value)
+            yield steps[-1]
+
+    count, draft = len(made.plan(0)), made._draft(1)
+    draft._planning = watched(draft._planning)
+    for number in range(count):
+        made.read(Place(0, number))
+        assert len(steps) == 0 or steps[-1] <= (number + 2) / count
+    done = len(steps)
+    assert steps[-1] > 0.95
+    assert made.plan(1) == loader(list(made.pieces), made.spec).plan(1)
+    assert len(steps) == done  # nothing was left to do
+
+
 @given(examples(), st.integers(12, 24), seeds)
 def test_both_sides_of_a_packed_row_fit(pieces: list[Piece], length: int, seed: int) -> None:
     sizes = np.array([[len(p.ids), len(p.source or ())] for p in pieces])
-    for row in (row for batch in plan_packed(sizes, 4 * length, length, seed, 0) for row in batch):
+    for row in (row for batch in Draft(plan_packed(sizes, 4 * length, length, seed, 0)).plan() for row in batch):
         assert (sizes[list(row)].sum(axis=0) <= length).all()
 
 
@@ -151,8 +188,8 @@ def like_multi30k(count: int) -> np.ndarray:
 
 def test_padding_is_rare() -> None:
     sizes = like_multi30k(10_000)
-    assert share_of_padding(sizes, plan_padded(sizes, 4096, 50, 0, 0)) <= 0.08
-    assert share_of_padding(sizes, plan_packed(sizes, 4096, 256, 0, 0), 256) <= 0.03
+    assert share_of_padding(sizes, Draft(plan_padded(sizes, 4096, 50, 0, 0)).plan()) <= 0.08
+    assert share_of_padding(sizes, Draft(plan_packed(sizes, 4096, 256, 0, 0)).plan(), 256) <= 0.03
 
 
 @pytest.mark.skipif(not MULTI30K.exists(), reason="ANYFORMER_DATA names no folder with Multi30k")
@@ -160,8 +197,8 @@ def test_padding_is_rare_on_multi30k() -> None:
     """In words here: learning subwords takes longer than everything else in this file."""
     lines = [(MULTI30K / f"train.{side}").read_text(encoding="utf-8").splitlines() for side in ("de", "en")]
     sizes = np.array([[len(text.split()) + 1 for text in pair] for pair in zip(*lines, strict=True)])
-    bucketed = share_of_padding(sizes, plan_padded(sizes, 4096, 50, 0, 0))
-    packed = share_of_padding(sizes, plan_packed(sizes, 4096, 256, 0, 0), 256)
+    bucketed = share_of_padding(sizes, Draft(plan_padded(sizes, 4096, 50, 0, 0)).plan())
+    packed = share_of_padding(sizes, Draft(plan_packed(sizes, 4096, 256, 0, 0)).plan(), 256)
     print(f"Multi30k: {bucketed:.1%} padding in buckets, {packed:.1%} packed")
     assert bucketed <= 0.08
     assert packed <= 0.05  # in words English is 4 % longer than German, and both sides of a row are as wide
