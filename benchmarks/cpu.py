@@ -36,7 +36,8 @@ def train_ragged(sheet: Sheet) -> None:
     found = ragged.rates({"ours": partial(ragged.ours, **sizes), "torch.nn": partial(ragged.torch_nn, **sizes)})
     middle = {name: median(some) for name, some in found.items()}
     spread = {name: [some[0], some[-1]] for name, some in found.items()}
-    sheet.put("train_ragged", middle["ours"], middle["torch.nn"], "real tokens/s", rates=middle, spread=spread)
+    sheet.put("train_ragged", middle["ours"], middle["torch.nn"], "real tokens/s", peer_name="torch.nn", rates=middle,
+              spread=spread)  # fmt: skip
 
 
 def decode_gpt2(sheet: Sheet) -> None:

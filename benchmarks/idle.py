@@ -18,6 +18,7 @@ from anyformer.recipes import read_recipe
 from anyformer.training.late import Late
 from anyformer.training.loop import Job, learn, objective, read_batches, set_rate
 from anyformer.training.prepare import prepare
+from benchmarks.sheet import clear
 from benchmarks.turns import alone
 
 WAIT = 10.0  # microseconds without a kernel from which the GPU waits for the host; between two of a recording it is one
@@ -105,6 +106,8 @@ def union(seen: profile) -> tuple[float, float]:
 
 
 def idle(name: str, warm: int = 40) -> Idle:
+    clear()
+    torch.cuda.reset_peak_memory_stats()
     steps = Steps(read_recipe(name))
     steps.take(warm)
     with alone():

@@ -68,11 +68,13 @@ INTRODUCTION = """# Beside its peers
 The same work on the same machine in the same run: medians after warm-up, of random weights and tokens. Made by
 `python -m benchmarks.report` from `benchmarks/results`, which have the spread.
 
-All ways to train a model begin with the same weights. The loss that each has before the first step, without dropout, is
-beside its time: where they differ by more than 1e-4 (on a GPU, in bf16, 1e-2) the work was not the same, and the row
-says so. The share of a row of training is what the products that a step asks for (`count`, three times; attention
-between all tokens, also where a causal kernel skips half) take of the speed of a large one; of a row of decoding, the
-bytes of all weights, which each step reads, of the speed of a large copy. [Where the rest goes](speed.md).
+All ways to train a model, or to decode, begin with the same weights. The loss that each has before the first step,
+without dropout, is beside its time: where they differ by more than 1e-4 (on a GPU, in bf16, 1e-2) the work was not the
+same, and the row says so. Of decoding there is the share of ids that both say, too: in bf16, with random weights, two
+logits that are nearly equal change places sooner or later, and whatever follows is another text. The share of a row of
+training is what the products that a step asks for (`count`, three times; attention between all tokens, also where a
+causal kernel skips half) take of the speed of a large one; of a row of decoding, the bytes of all weights, which each
+step reads, of the speed of a large copy. [Where the rest goes](speed.md).
 """
 
 
@@ -87,7 +89,7 @@ def page() -> str:
 
 def _section(name: str, title: str, rows: dict[str, Any]) -> str:
     machine, growth = rows.pop("machine"), rows.pop(GROWTH, None)
-    table = [("work", "key", "ours", "the best peer", "", "times", "GiB", "first loss", "share")]
+    table = [("work", "key", "ours", "the best peer", "", "times", "GiB", "first loss", "same ids", "share")]
     fp8 = {key: row["curves"] for key, row in rows.items() if "curves" in row}
     for key, row in ((key, rows[key]) for key in WORK if key in rows):
         peer = "" if row["peer"] is None else f"{row['peer']:,.4g}" if row["peer"] < 1000 else f"{row['peer']:,.0f}"
@@ -95,11 +97,12 @@ def _section(name: str, title: str, rows: dict[str, Any]) -> str:
         times = "" if row["peer"] is None else f"{row['ours'] / row['peer']:.2f}"
         first, share, beside = row.get("first", {}), row.get("share", {}), row.get("peer_name") or ""
         same = f"{first['ours']:.4f}, {first[beside]:.4f}" if beside in first else ""
+        ids = f"{row['same'][beside]:.0%}" if beside in row.get("same", {}) else ""
         most = [row.get("memory", {}).get(way) for way in ("ours", beside)]
         room = ", ".join(f"{n / 2**30:.1f}" for n in most if n)
         same = f"{same}: DIFFERENT WORK" if row.get("agree") is False else same
         used = f"{share['ours']:.0%} of a {'copy' if key.startswith('decode') else 'product'}" if share else ""
-        table.append((WORK[key], f"`{key}`", f"{ours} {row['unit']}", peer, beside, times, room, same, used))
+        table.append((WORK[key], f"`{key}`", f"{ours} {row['unit']}", peer, beside, times, room, same, ids, used))
     product, copy = machine["product_flops"] / 1e12, machine["copy_bytes"] / 1e9
     remarks = "".join(f"- `{key}`: {row['remark']}\n" for key, row in rows.items() if "remark" in row)
     return f"""## {title}

@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 from anyformer.data.batch import Batch, move
 from anyformer.data.loader import Loader
 from anyformer.data.sources import Rows
+from anyformer.nn import fp8
 from anyformer.nn.experts import Mixture
 from anyformer.nn.model import Transformer
 from anyformer.nn.running import Running
@@ -368,8 +369,9 @@ def objective(job: Job) -> Any:
     """What the loop calls; of a model that is shared out, blocks were compiled one by one."""
     if isinstance(job.model, FSDPModule):
         return job.objective
-    compiled = compiles(job.recipe, job.device)
-    return replicate(torch.compile(job.objective) if compiled else job.objective, job.ranks)
+    if not compiles(job.recipe, job.device):
+        return replicate(job.objective, job.ranks)
+    return replicate(torch.compile(job.objective, options=fp8.compiled(job.precision == "fp8")), job.ranks)
 
 
 def tokens_at_peak(job: Job) -> float | None:

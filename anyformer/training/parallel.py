@@ -157,7 +157,7 @@ def _take_device() -> None:
 # -- models that are shared out ---------------------------------------------------------------------------------------
 
 
-def shard(model: Transformer, device: torch.device, compiled: bool) -> None:
+def shard(model: Transformer, device: torch.device, compiled: bool, options: dict[str, Any] | None) -> None:
     """Leaves each process a part of every weight, and so of gradients and optimiser state (FSDP2).
 
     Blocks are gathered when they run, the rest for the whole pass. Precision stays with autocast: what the context
@@ -170,7 +170,7 @@ def shard(model: Transformer, device: torch.device, compiled: bool) -> None:
             # torch before 2.13 takes no container, though it has a `forward`: its parts are then one group
             parts = list(block.children()) if isinstance(block, nn.ModuleDict) else [block]
             for part in parts if compiled else ():
-                part.compile()
+                part.compile(options=options)
             fully_shard(parts, mesh=mesh)
     fully_shard(model, mesh=mesh)
 

@@ -11,7 +11,7 @@ from anyformer.config import Classifier, ConfigError, Fault, ModelConfig, Specia
 from anyformer.data.loader import Loader
 from anyformer.data.sources import Rows, read, settled
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
-from anyformer.nn.fp8 import able, learn_in_fp8
+from anyformer.nn.fp8 import able, compiled, learn_in_fp8
 from anyformer.nn.model import Transformer
 from anyformer.recipe import (
     AnyTask,
@@ -119,7 +119,7 @@ def build(
 
     model, loader = ranks.each(make)
     if ranks.size > 1 and recipe.parallel.shard == "full":
-        shard(model, device, compiles(recipe, device))
+        shard(model, device, compiles(recipe, device), compiled(precision == "fp8"))
     optimizer = build_optimizer(
         recipe.train.optimizer, model, lambda name: pace(name, model.config, recipe.train.layer_decay)
     )
