@@ -23,6 +23,7 @@ from anyformer.nn.cache import CacheKind
 from anyformer.nn.inputs import TokenInput
 from anyformer.nn.mask import PADDING, check, real
 from anyformer.nn.model import Transformer
+from anyformer.nn.packed import Packed, packing
 
 T = TypeVar("T")
 Read = Callable[[Tensor, Tensor], Tensor]
@@ -117,7 +118,7 @@ class Session:
                 place.prompts = place.cache  # no one else comes
         self.hidden, self.logits = hidden, found  # of what was read last [rows, n, d], and of the next token [rows, v]
         self._limit = min((limit for limit, _ in model.decoder.ends), default=None)
-        self._whole = False
+        self._whole, self._packed = False, Packed()
 
     @property
     def ids(self) -> Tensor:
@@ -134,7 +135,8 @@ class Session:
         after = self.length + new.shape[1]
         self.bound += new.shape[1]
         if new.shape[1] > 1 or self._near_the_end():
-            self.hidden, found = step(self.model, self.cache, new, there, self.bound)
+            with packing(self._packed, new.numel()):
+                self.hidden, found = step(self.model, self.cache, new, there, self.bound)
         elif not places.captures(new.device):
             self.hidden, found = self._counted(lambda: self._step(new, there))
         else:
@@ -176,11 +178,12 @@ class Session:
         return self._step(new, there)[1][:, -1]
 
     def _step(self, new: Tensor, there: Tensor | None) -> tuple[Tensor, Tensor]:
-        if not self.compile:
-            return step(self.model, self.cache, new, there, bound=0)  # there is no end, or it is far
-        run = compiled(step, id(self.model), len(new))
-        found: tuple[Tensor, Tensor] = run(self.model, self.cache, new, there)
-        return found
+        with packing(self._packed, new.numel()):
+            if not self.compile:
+                return step(self.model, self.cache, new, there, bound=0)  # there is no end, or it is far
+            run = compiled(step, id(self.model), len(new))
+            found: tuple[Tensor, Tensor] = run(self.model, self.cache, new, there)
+            return found
 
     def _near_the_end(self, more: int = 0) -> bool:
         """Where positions may end the model itself has to look."""

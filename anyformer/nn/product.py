@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from anyformer.nn.packed import packed_product, packs
 from anyformer.nn.site import HALF, TRITON
 
 STEP = 256  # rows are of whole such blocks
@@ -35,13 +36,17 @@ def shape_of(weight: Tensor) -> Shape:
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As `F.linear`; one row on a GPU by a kernel of its own, few rows on a CPU as columns."""
+    """As `F.linear`; one row on a GPU by a kernel of its own, few rows on a CPU as columns, or while decoding with
+    weights laid out beforehand."""
     if fits(x, weight):
         return row_product(x, weight, None, bias)
+    if packs(x, weight):
+        y: Tensor = packed_product(x, weight, bias)
+        return y
     if turns(x):
         columns = x.flatten(0, -2).T
-        y = torch.mm(weight, columns) if bias is None else torch.addmm(bias[:, None], weight, columns)
-        return y.T.contiguous().unflatten(0, x.shape[:-1])
+        turned = torch.mm(weight, columns) if bias is None else torch.addmm(bias[:, None], weight, columns)
+        return turned.T.contiguous().unflatten(0, x.shape[:-1])
     return F.linear(x, weight, bias)
 
 

@@ -1,0 +1,91 @@
+"""Weights as a CPU's kernels read them, kept while a model decodes.
+
+oneDNN on ARM lays a matrix out anew for every product with more than one row: for two rows that takes longer than the
+product itself, for sixty-four a sixth of the time. A decode step has the same matrices each time.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from threading import local
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+SMALLEST = 1 << 18  # weights: below, a call from Python takes longer
+MOST = 1 << 31  # bytes of all copies; the weights beyond are read as they are
+
+
+class Packed:
+    """Copies of weights, which must not change as long as it is used."""
+
+    def __init__(self) -> None:
+        self._copies: dict[int, Tensor] = {}
+        self._left = MOST
+
+    def find(self, weight: Tensor) -> Tensor | None:
+        """The copy of a matrix, made at its first product; None where there is no room."""
+        found = self._copies.get(weight.data_ptr())
+        if found is None and weight.nbytes <= self._left:
+            found = self._copies[weight.data_ptr()] = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+            self._left -= weight.nbytes
+        return found
+
+
+class _Here(local):
+    packed: Packed | None = None
+
+
+_here = _Here()
+
+
+@contextmanager
+def packing(packed: Packed, rows: int) -> Iterator[None]:
+    """Within, products are made with these copies, where they have several rows and the CPU gains by it."""
+    _here.packed = packed if rows > 1 and gains() else None
+    try:
+        yield
+    finally:
+        _here.packed = None
+
+
+@cache
+def gains() -> bool:
+    """Whether torch multiplies by the kernels that are meant."""
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_acl_supported())
+
+
+def packs(x: Tensor, weight: Tensor) -> bool:
+    """Whether it is meant here, x is in fp32 on a CPU, without gradients, and the matrix is one that stays."""
+    return (
+        _here.packed is not None
+        and isinstance(weight, nn.Parameter)
+        and x.device.type == "cpu"
+        and x.dtype is weight.dtype is torch.float32
+        and weight.numel() >= SMALLEST
+        and weight.is_contiguous()
+        and not torch.is_grad_enabled()
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
+def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    copy = None if _here.packed is None else _here.packed.find(weight)  # a compiled step may be run anywhere
+    if copy is None:
+        return F.linear(x, weight, bias)
+    found: Tensor = torch.ops.mkldnn._linear_pointwise(x, copy, bias, "none", [], "")
+    return found
+
+
+def _like(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(*x.shape[:-1], len(weight))
+
+
+# by hand: around a `custom_op` torch does 60 microseconds of its own at every call
+_library = torch.library.Library("anyformer", "FRAGMENT")
+_library.define("packed_product(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
+_library.impl("packed_product", _multiply, "CPU")
+_library.impl("packed_product", _like, "Meta")
+packed_product = torch.ops.anyformer.packed_product.default
+"""As `F.linear`."""
