@@ -355,7 +355,12 @@ class Cache:
                 regroup(x, rows, self.length if full else self.everywhere, within)
             state = [x for x in state if not neighbourly(x, within)]
         for x in state:
+            x = x[:, :, : self.taken] if self._counted(x) else x
             x.copy_(x.index_select(0, rows))
+
+    def _counted(self, x: Tensor) -> bool:
+        """Whether the host knows which slots of it are empty."""
+        return x.dim() == 4 and x.shape[2] == self.slots and x.device.type == "cpu"
 
     def nbytes(self) -> int:
         """Bytes of keys and values, cross-attention's and the encoder's states included."""
