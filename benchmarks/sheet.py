@@ -50,27 +50,59 @@ class Way:
 def clock(way: Way, warm: int = 5, rounds: int = 15) -> tuple[Time, Any]:
     """The time of a way, and what it gave last; all that it made is gone afterwards."""
     clear()
-    began = time.perf_counter()
-    run = way.make()
-    if DEVICE == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    run()
-    finish()
-    start = time.perf_counter() - began
-    times, last = [], None
+    begun = Begun(way)
     with alone():
         for number in range(min(1 - warm, 0), rounds):
-            finish()
-            began = time.perf_counter()
-            last = run()
-            finish()
-            if number >= 0:
-                times.append(time.perf_counter() - began)
-    memory = torch.cuda.max_memory_allocated() if DEVICE == "cuda" else 0
-    last = last.detach().cpu() if isinstance(last, torch.Tensor) else last
-    del run
+            begun.go(counts=number >= 0)
+    found = begun.time(), begun.last
+    del begun
     clear()
-    return Time(statistics.median(times), min(times), max(times), memory, start), last
+    return found
+
+
+class Begun:
+    """A way whose first run is over."""
+
+    def __init__(self, way: Way):
+        began = time.perf_counter()
+        self.run = way.make()
+        if DEVICE == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        self.run()
+        finish()
+        self.start, self.times, self.last = time.perf_counter() - began, list[float](), None
+
+    def go(self, counts: bool) -> None:
+        finish()
+        began = time.perf_counter()
+        last = self.run()
+        finish()
+        if counts:
+            self.times.append(time.perf_counter() - began)
+            self.last = last.detach().cpu() if isinstance(last, torch.Tensor) else last
+
+    def time(self) -> Time:
+        memory = torch.cuda.max_memory_allocated() if DEVICE == "cuda" else 0
+        return Time(statistics.median(self.times), min(self.times), max(self.times), memory, self.start)
+
+
+def by_turns(ways: Mapping[str, Way], warm: int, rounds: int) -> dict[str, tuple[Time, Any] | Exception]:
+    """The times of all ways: one after the other on a GPU, which has no room for all; else in turns, so that whatever
+    else the machine does is in all of them."""
+    found: dict[str, tuple[Time, Any] | Exception] = {}
+    begun: dict[str, Begun] = {}
+    for name, way in ways.items():
+        try:
+            if DEVICE == "cuda":
+                found[name] = clock(way, warm, rounds)
+            else:
+                begun[name] = Begun(way)
+        except Exception as error:  # a peer that cannot run here is told, and the others go on
+            found[name] = error
+    for number in range(min(1 - warm, 0), rounds):
+        for one in begun.values():
+            one.go(counts=number >= 0)
+    return found | {name: (one.time(), one.last) for name, one in begun.items()}
 
 
 def agree(first: Mapping[str, float]) -> bool | None:
@@ -133,17 +165,17 @@ class Sheet:
     ) -> dict[str, float]:
         """Work per second by each way; `ours` is held `against` one of the others, or the fastest of them."""
         rates, spread, memory, start, last, first, share = {}, {}, {}, {}, {}, {}, {}
-        for name, way in ways.items():
-            try:
-                if way.first is not None:
-                    clear()
-                    first[name] = way.first()
-                took, last[name] = clock(way, warm, rounds)
-            except Exception as error:  # a peer that cannot run here is told, and the others go on
+        for name, found in by_turns(ways, warm, rounds).items():
+            way = ways[name]
+            if isinstance(found, Exception):
                 if name == "ours":
-                    raise
-                print(f"{key}: {name} cannot run here: {error!s:.200}", flush=True)
+                    raise found
+                print(f"{key}: {name} cannot run here: {found!s:.200}", flush=True)
                 continue
+            if way.first is not None:
+                clear()
+                first[name] = way.first()
+            took, last[name] = found
             rates[name] = work / took.median
             spread[name] = [work / took.high, work / took.low]
             memory[name], start[name] = took.memory, took.start
