@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from anyformer.nn.mask import Relation
-from anyformer.nn.product import overlaps
+from anyformer.nn.product import overlaps, power
 
 FEW = 8  # queries
 WIDEST = 256  # heads
@@ -65,7 +65,7 @@ def launch(
     early = overlaps(q.device)
     keys = keys or (KEYS if max(width, k_v) <= 64 else LEAST)
     span = _blocks(_blocks(s, parts), keys) * keys
-    rows = max(16, min(64, _power(h // g * t)))
+    rows = max(16, min(64, power(h // g * t)))
     read_cache[(b * g, parts, _blocks(h // g * t, rows))](
         q, k, v, q if mask is None else mask.view(torch.uint8), q if bias is None else bias,
         out, out if weights is None else weights, scale,
@@ -73,7 +73,7 @@ def launch(
         *_strides(mask, b, (0, 2, 3)), *_strides(bias, b, (0, 1, 2, 3)), b * t * h,
         g, h // g, t, s, span, width, k_v,
         MASKED=mask is not None, BIASED=bias is not None, WHOLE=weights is None, EARLY=early, ROWS=rows, KEYS=keys,
-        K=max(16, _power(width)), V=max(16, _power(k_v)), num_warps=warps, **({"launch_pdl": True} if early else {}),
+        K=max(16, power(width)), V=max(16, power(k_v)), num_warps=warps, **({"launch_pdl": True} if early else {}),
     )  # fmt: skip
 
 
@@ -82,7 +82,7 @@ def join(parts: Tensor, weights: Tensor, out: Tensor) -> None:
     from anyformer.nn.kernels import join_parts
 
     n, rows, width, early = len(parts), weights[0].numel(), parts.shape[-1], overlaps(out.device)
-    sizes = {"N": n, "NUMBER": _power(n), "WIDTH": _power(width)}
+    sizes = {"N": n, "NUMBER": power(n), "WIDTH": power(width)}
     join_parts[(rows,)](
         parts, weights, out, rows, width, **sizes, EARLY=early, num_warps=1, **({"launch_pdl": True} if early else {})
     )
@@ -90,11 +90,6 @@ def join(parts: Tensor, weights: Tensor, out: Tensor) -> None:
 
 def _blocks(n: int, size: int) -> int:
     return -(-n // size)
-
-
-def _power(n: int) -> int:
-    """The next power of two."""
-    return 1 << (n - 1).bit_length()
 
 
 def _strides(x: Tensor | None, batch: int, axes: tuple[int, ...]) -> tuple[int, ...]:

@@ -107,7 +107,7 @@ def few_products(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) 
     rows, early = 32 if n >= 8192 else 16, overlaps(x.device)
     multiply_rows[(-(-n // rows),)](
         x.contiguous(), weight, scale, x if bias is None else bias, out, m, n,
-        K=k, BIASED=bias is not None, EARLY=early, M=max(16, 1 << (m - 1).bit_length()), ROWS=rows, COLUMNS=STEP,
+        K=k, BIASED=bias is not None, EARLY=early, M=max(16, power(m)), ROWS=rows, COLUMNS=STEP,
         num_warps=4, **({"launch_pdl": True} if early else {}),
     )  # fmt: skip
     return out
@@ -134,6 +134,11 @@ def launch(
         K=k, SCALED=scale is not None, BIASED=bias is not None, EARLY=early, PACKED=early and scale is not None,
         ROWS=rows, COLUMNS=min(columns, k & -k), FLAT=flat, num_warps=warps, **({"launch_pdl": True} if early else {}),
     )  # fmt: skip
+
+
+def power(n: int) -> int:
+    """The next power of two, which blocks of a kernel are."""
+    return 1 << (n - 1).bit_length()
 
 
 @cache

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from anyformer.nn.product import power
 from anyformer.nn.site import TRITON
 
 BLOCK = 1024  # numbers of each row that one program moves
@@ -16,8 +17,8 @@ def regroup(x: Tensor, rows: Tensor, length: Tensor, within: int) -> None:
 
     size = x[0].numel()
     grid = x.shape[0] // within, -(-size // BLOCK)
-    ways = 1 << (within - 1).bit_length()
-    regroup_rows[grid](x, rows, length, size, x.shape[2], x.shape[3], N=within, ROWS=ways, COLUMNS=BLOCK)
+    sizes = {"N": within, "ROWS": power(within), "COLUMNS": BLOCK}
+    regroup_rows[grid](x, rows, length, size, x.shape[2], x.shape[3], **sizes)
 
 
 def neighbourly(x: Tensor, within: int) -> bool:
