@@ -26,11 +26,12 @@ def side_by_side(commands: Sequence[Sequence[str]]) -> bool:
             subprocess.Popen([sys.executable, *command], env=os.environ | {FOLDER: folder}, start_new_session=True)
             for command in commands
         ]
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that none is left behind, or standing still
+        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that none is left behind, or standing still
         try:
             codes = [process.wait() for process in running]
             return not any(codes)
         finally:
+            signal.signal(signal.SIGTERM, before)
             for process in running:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)

@@ -1,6 +1,7 @@
 """Processes that are timed one at a time."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -46,3 +47,4 @@ def test_while_one_is_timed_the_others_stand_still(tmp_path: Path, monkeypatch: 
     assert [(tmp_path / f"{name}.seen").read_text() for name in "ab"] == ["True", "True"]
     assert side_by_side([["-c", "pass"]])
     assert FOLDER not in os.environ
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
