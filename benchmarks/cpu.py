@@ -33,11 +33,8 @@ def train_bert(sheet: Sheet) -> None:
 
 def train_ragged(sheet: Sheet) -> None:
     sizes = {"width": 256, "depth": 3, "tokens": 1024}
-    found = ragged.rates({"ours": partial(ragged.ours, **sizes), "torch.nn": partial(ragged.torch_nn, **sizes)})
-    middle = {name: median(some) for name, some in found.items()}
-    spread = {name: [some[0], some[-1]] for name, some in found.items()}
-    sheet.put("train_ragged", middle["ours"], middle["torch.nn"], "real tokens/s", peer_name="torch.nn", rates=middle,
-              spread=spread)  # fmt: skip
+    ways = {"ours": partial(ragged.ours, **sizes), "torch.nn": partial(ragged.torch_nn, **sizes)}
+    ragged.compare(sheet, "train_ragged", ways)
 
 
 def decode_gpt2(sheet: Sheet) -> None:

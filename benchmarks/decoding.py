@@ -29,9 +29,11 @@ def built(config: ModelConfig) -> Transformer:
     return begun(config).to(DTYPE).eval()
 
 
-def read(config: ModelConfig, ids: Tensor) -> tuple[Tensor, ...]:
-    """What the first loss is of: the prompt, or a source that is its own target."""
-    return (ids, ids) if config.encoder else (ids,)
+@torch.no_grad()
+def first_loss(config: ModelConfig, ids: Tensor, says: Callable[..., Tensor]) -> float:
+    """Of the prompt, or of a source that is its own target: `says` gives the logits."""
+    given = (ids, ids) if config.encoder else (ids,)
+    return float(token_loss(says(*given), said(config, given)) / ids.numel())
 
 
 def ours(config: ModelConfig, ids: Tensor, new: int, beams: int = 1, bits: Any = None, fused: bool = True) -> Way:
@@ -44,10 +46,8 @@ def ours(config: ModelConfig, ids: Tensor, new: int, beams: int = 1, bits: Any =
             return lambda: beam_search(model, ids, beams=beams, max_new_tokens=new, compile=fused).ids[:, 0, -new:]
         return lambda: generate(model, ids, max_new_tokens=new, compile=fused)[:, -new:]
 
-    @torch.no_grad()
     def first() -> float:
-        given = read(config, ids)
-        return float(token_loss(built(config)(*given), said(config, given)) / ids.numel())
+        return first_loss(config, ids, built(config))
 
     size = DTYPE.itemsize if bits is None else bits / 8
     reads = None if beams > 1 or config.encoder else new * size * count(config).parameters
@@ -68,12 +68,9 @@ def theirs(config: ModelConfig, kind: str, into: Any, ids: Tensor, new: int, bea
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, min_new_tokens=new, **options
         )[:, -new:]
 
-    @torch.no_grad()
     def first() -> float:
-        given = read(config, ids)
-        names = ("input_ids", "decoder_input_ids")
-        logits = build()(**dict(zip(names, given, strict=False))).logits
-        return float(token_loss(logits, said(config, given)) / ids.numel())
+        model, names = build(), ("input_ids", "decoder_input_ids")
+        return first_loss(config, ids, lambda *given: model(**dict(zip(names, given, strict=False))).logits)
 
     return Way("theirs", make, first)
 

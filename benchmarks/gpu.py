@@ -62,11 +62,7 @@ def train_multi30k(sheet: Sheet, tiny: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         given = sizes, tokens, Path(folder)
         ways = {"ours": partial(captions.ours, *given), "torch.nn": partial(captions.torch_nn, *given)}
-        found = ragged.rates(ways, **few)
-    middle = {name: some[len(some) // 2] for name, some in found.items()}
-    spread = {name: [some[0], some[-1]] for name, some in found.items()}
-    sheet.put("train_multi30k", middle["ours"], middle["torch.nn"], "real tokens/s", peer_name="torch.nn", rates=middle,
-              spread=spread)  # fmt: skip
+        ragged.compare(sheet, "train_multi30k", ways, **few)
 
 
 def _idle(sheet: Sheet, key: str, recipe: str) -> None:

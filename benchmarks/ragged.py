@@ -5,6 +5,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from anyformer.data.batch import IGNORE
 from anyformer.nn.loss import token_loss
 from anyformer.recipes import read_recipe
 from benchmarks.idle import Steps
-from benchmarks.sheet import DEVICE, finish
+from benchmarks.sheet import DEVICE, Sheet, finish
 from benchmarks.training import TorchPair, stepping
 from benchmarks.turns import alone
 
@@ -98,3 +99,12 @@ def rates(
             finish()
             found[name].append(tokens / (time.perf_counter() - began))
     return {name: sorted(some) for name, some in found.items()}
+
+
+def compare(sheet: Sheet, key: str, ways: dict[str, Callable[[], Taken]], **few: int) -> None:
+    """Ours beside torch.nn, as a row."""
+    found = rates(ways, **few)
+    middle = {name: median(some) for name, some in found.items()}
+    spread = {name: [some[0], some[-1]] for name, some in found.items()}
+    how = {"peer_name": "torch.nn", "rates": middle, "spread": spread}
+    sheet.put(key, middle["ours"], middle["torch.nn"], "real tokens/s", **how)

@@ -88,7 +88,7 @@ class Begun:
 
 def by_turns(ways: Mapping[str, Way], warm: int, rounds: int) -> dict[str, tuple[Time, Any] | Exception]:
     """The times of all ways: one after the other on a GPU, which has no room for all; else in turns, so that whatever
-    else the machine does is in all of them."""
+    else the machine does is in all of them. An error is that of a way that cannot run here."""
     found: dict[str, tuple[Time, Any] | Exception] = {}
     begun: dict[str, Begun] = {}
     for name, way in ways.items():
@@ -97,12 +97,25 @@ def by_turns(ways: Mapping[str, Way], warm: int, rounds: int) -> dict[str, tuple
                 found[name] = clock(way, warm, rounds)
             else:
                 begun[name] = Begun(way)
-        except Exception as error:  # a peer that cannot run here is told, and the others go on
+        except Exception as error:
             found[name] = error
     for number in range(min(1 - warm, 0), rounds):
         for one in begun.values():
             one.go(counts=number >= 0)
     return found | {name: (one.time(), one.last) for name, one in begun.items()}
+
+
+def firsts(ways: Mapping[str, Way]) -> dict[str, float | Exception]:
+    """The first loss of each way that has one."""
+    found: dict[str, float | Exception] = {}
+    for name, way in ways.items():
+        if way.first is not None:
+            clear()
+            try:
+                found[name] = way.first()
+            except Exception as error:
+                found[name] = error
+    return found
 
 
 def agree(first: Mapping[str, float]) -> bool | None:
@@ -164,18 +177,19 @@ class Sheet:
         **beside: Any,
     ) -> dict[str, float]:
         """Work per second by each way; `ours` is held `against` one of the others, or the fastest of them."""
-        rates, spread, memory, start, last, first, share = {}, {}, {}, {}, {}, {}, {}
-        for name, found in by_turns(ways, warm, rounds).items():
-            way = ways[name]
-            if isinstance(found, Exception):
+        rates, spread, memory, start, last, share = {}, {}, {}, {}, {}, {}
+        told = firsts(ways)
+        first = {name: loss for name, loss in told.items() if not isinstance(loss, Exception)}
+        failed = {name: loss for name, loss in told.items() if isinstance(loss, Exception)}
+        able = {name: way for name, way in ways.items() if name not in failed}
+        for name, found in (failed | by_turns(able, warm, rounds)).items():
+            if isinstance(found, Exception):  # a peer that cannot run here is told, and the others go on
                 if name == "ours":
                     raise found
                 print(f"{key}: {name} cannot run here: {found!s:.200}", flush=True)
+                first.pop(name, None)
                 continue
-            if way.first is not None:
-                clear()
-                first[name] = way.first()
-            took, last[name] = found
+            way, (took, last[name]) = ways[name], found
             rates[name] = work / took.median
             spread[name] = [work / took.high, work / took.low]
             memory[name], start[name] = took.memory, took.start

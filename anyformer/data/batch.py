@@ -180,19 +180,20 @@ class Draft:
     """A plan that is made bit by bit."""
 
     def __init__(self, planning: Planning):
-        self._planning, self._plan = planning, list[list[Row]]()
-        self._done = False
+        self._planning = planning
+        self._plan: Plan | None = None  # when it is made
 
     def go_on(self, share: float) -> None:
         """Until that much of it is made."""
         try:
-            while not self._done and next(self._planning) < share:
+            while self._plan is None and next(self._planning) < share:
                 pass
         except StopIteration as end:
-            self._plan, self._done = end.value, True
+            self._plan = end.value
 
     def plan(self) -> Plan:
         self.go_on(math.inf)
+        assert self._plan is not None
         return self._plan
 
 

@@ -70,3 +70,23 @@ def test_a_row_tells_whether_they_agree(
     assert row["first"] == {"ours": 2.0, "theirs": other}
     assert row["share"]["ours"] == pytest.approx(rates["ours"] * 1e3 / 1e9)
     assert ("DISAGREE" in capsys.readouterr().out) is (other != 2.0)
+
+
+def test_a_peer_that_cannot_run_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether its first loss fails or its first step."""
+
+    def fails() -> Any:
+        raise RuntimeError("not here")
+
+    monkeypatch.setattr(sheet, "machine", machine)
+    step = Way("a way", lambda: lambda: torch.zeros(()), lambda: 2.0)
+    ways = {"ours": step, "no loss": Way("a way", step.make, fails), "no step": Way("a way", fails, step.first)}
+    rates = Sheet(tmp_path / "cpu.json").measure("work", 1, "tokens/s", ways | {"peer": step}, warm=0, rounds=1)
+    assert rates.keys() == {"ours", "peer"}
+    assert json.loads((tmp_path / "cpu.json").read_text(encoding="utf-8"))["work"]["first"].keys() == rates.keys()
+    told = capsys.readouterr().out
+    assert all(f"{name} cannot run here: not here" in told for name in ("no loss", "no step"))
+    with pytest.raises(RuntimeError, match="not here"):
+        Sheet(tmp_path / "cpu.json").measure("work", 1, "tokens/s", {"ours": ways["no loss"]}, warm=0, rounds=1)
