@@ -6,7 +6,6 @@ is the same for any number of workers or processes, and resuming needs no replay
 
 import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from functools import reduce
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
@@ -16,9 +15,7 @@ from torch import Tensor
 
 IGNORE = -100  # a label that asks for nothing
 PADDING = -1  # the segment of padding
-OPEN_ROWS = 16  # that packing looks at to place an example
-QUEUES = 64  # of examples that are packed side by side, at most
-QUEUE = 150  # rows that one of them fills, at least: its last is not full
+WAVES = 4, 12  # of the rows that are left to fill, and of all: so many of them at least are filled at a time
 
 Ids = Sequence[int]
 
@@ -150,41 +147,45 @@ def _cut(order: np.ndarray, lengths: np.ndarray, tokens: int) -> Iterator[list[R
 
 
 def plan_packed(sizes: np.ndarray, tokens: int, length: int, seed: int, epoch: int) -> Planning:
-    """Rows of `length` filled best-fit from shuffled examples, `tokens / length` rows a batch.
+    """Rows of `length` filled from shuffled examples, `tokens / length` rows a batch.
 
-    `sizes` [n, sides] are the lengths of each side of an example; every side of a row must hold its share. Examples
-    stand in several queues that are packed side by side, each into open rows of its own: an epoch is planned in less
-    time than a GPU trains on it.
+    `sizes` [n, sides] are the lengths of each side of an example; every side of a row must hold its share.
     """
     order = shuffled(len(sizes), seed, epoch)
-    queues = int(np.clip(sizes.sum(axis=0).max() // (length * QUEUE), 1, QUEUES))
-    which, needs = np.arange(queues), sizes.astype(np.int32)[order]
-    left = np.full((sizes.shape[1], queues, OPEN_ROWS), -1, dtype=np.int32)  # on each side the room of the open rows
-    open_rows = np.zeros((queues, OPEN_ROWS), dtype=np.int64)  # their numbers
-    row_of, count = np.empty(len(order), dtype=np.int64), 0
-    for start in range(0, len(order), queues):
-        yield start / len(order)
-        need = needs[start : start + queues]
-        here = which[: len(need)]
-        room = _least([own[: len(need)] - need[:, n, None] for n, own in enumerate(left)])
-        n = room.view(np.uint32).argmin(axis=1)  # the tightest that fits: what is below zero counts as large
-        full = (room[here, n] < 0).nonzero()[0]
-        if len(full):  # none does: the fullest gives way to a new one
-            n[full] = at = _least([own[full] for own in left]).argmin(axis=1)
-            left[:, full, at] = length
-            open_rows[full, at] = np.arange(count, count + len(full))
-            count += len(full)
-        left[:, here, n] -= need.T
-        row_of[start : start + len(need)] = open_rows[here, n]
+    row_of = yield from _pack(sizes[order].astype(np.int32), length)
     members, ends = order[row_of.argsort(kind="stable")].tolist(), np.bincount(row_of).cumsum().tolist()
     packed = [tuple(members[a:b]) for a, b in pairwise([0, *ends])]
+    mixed = np.random.Generator(np.random.PCG64([seed, epoch, 1])).permutation(len(packed)).tolist()
     per_batch = max(1, tokens // length)
-    return [packed[start : start + per_batch] for start in range(0, len(packed), per_batch)]
+    return [[packed[i] for i in mixed[start : start + per_batch]] for start in range(0, len(mixed), per_batch)]
 
 
-def _least(sides: Sequence[np.ndarray]) -> np.ndarray:
-    """The least of each place; for so few, quicker than along an axis."""
-    return reduce(np.minimum, sides)
+def _pack(needs: np.ndarray, length: int) -> Generator[float, None, np.ndarray]:
+    """The row of each example. Some rows at a time take the longest that fits, each another one, until none does: long
+    ones come first, and short ones are there to the end for what is left of a row."""
+    longest, count = needs.max(axis=1), 0
+    left, row_of = longest.argsort(kind="stable"), np.empty(len(needs), dtype=np.int64)  # the shortest first
+    names, room = np.empty(0, dtype=np.int64), needs[:0]  # of the rows that are being filled
+    rows = -(-int(needs.sum(axis=0).max(initial=0)) // length)
+    while len(left):
+        yield 1 - len(left) / len(needs)
+        tight = room.min(axis=1)
+        order = tight.argsort(kind="stable")[int((tight < longest[left[0]]).sum()) :]
+        if not len(order):
+            rest = -(-int(needs[left].sum(axis=0).max()) // length)
+            new = min(rest, max(-(-rest // WAVES[0]), -(-rows // WAVES[1])))
+            names, room = np.arange(count, count + new), np.full((new, needs.shape[1]), length, dtype=needs.dtype)
+            count += new
+            continue
+        names, room, number = names[order], room[order], np.arange(len(order))
+        most = longest[left].searchsorted(tight[order], side="right") - 1 - number
+        best = np.minimum.accumulate(most[::-1])[::-1] + number  # the longest that fits, and that no wider row takes
+        fits = best >= 0
+        who = left[best[fits]]
+        row_of[who] = names[fits]
+        room[fits] -= needs[who]
+        left = np.delete(left, best[fits])
+    return row_of
 
 
 class Draft:

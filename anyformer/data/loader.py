@@ -98,7 +98,7 @@ class PieceLoader:
     @cached_property
     def documents(self) -> int:
         """In a batch, with some room: as good as always the same number."""
-        return power(int(1.25 * self.spec.tokens / self.sizes.max(axis=1).mean()))
+        return power(int(1.1 * max(sum(map(len, rows)) for rows in Draft(self._make(0)).plan())))
 
     def made(self, rows: list[Row], epoch: int) -> Sequence[Piece] | Mapping[int, Piece]:
         """The examples of some rows in an epoch, by number."""

@@ -112,9 +112,9 @@ def test_the_next_epoch_is_planned_while_one_is_read() -> None:
     draft._planning = watched(draft._planning)
     for number in range(count):
         made.read(Place(0, number))
-        assert len(steps) == 0 or steps[-1] <= (number + 2) / count
+        assert len(steps) == 0 or steps[-1] <= (number + 1) / count + 0.15  # a wave is not cut
     done = len(steps)
-    assert steps[-1] > 0.95
+    assert steps[-1] > 0.9
     assert made.plan(1) == loader(list(made.pieces), made.spec).plan(1)
     assert len(steps) == done  # nothing was left to do
 
@@ -171,11 +171,11 @@ def test_evaluation_sees_every_example_once(pieces: list[Piece], tokens: int) ->
 
 
 def share_of_padding(sizes: np.ndarray, plan: list[list[Row]], width: int | None = None) -> float:
-    real = slots = 0
+    real, slots, sides = 0, 0, sizes.shape[1]
     for rows in plan:
         sums = np.array([sizes[list(row)].sum(axis=0) for row in rows])  # [rows, sides]
         real += int(sums.sum())
-        slots += len(rows) * (2 * width if width else int(sums.max(axis=0).sum()))
+        slots += len(rows) * (sides * width if width else int(sums.max(axis=0).sum()))
     return 1 - real / slots
 
 
@@ -190,6 +190,17 @@ def test_padding_is_rare() -> None:
     sizes = like_multi30k(10_000)
     assert share_of_padding(sizes, Draft(plan_padded(sizes, 4096, 50, 0, 0)).plan()) <= 0.08
     assert share_of_padding(sizes, Draft(plan_packed(sizes, 4096, 256, 0, 0)).plan(), 256) <= 0.03
+    alone = sizes[:, :1]
+    assert share_of_padding(alone, Draft(plan_packed(alone, 4096, 128, 0, 0)).plan(), 128) <= 0.02
+
+
+@pytest.mark.parametrize("mean", [30, 100, 300])
+def test_documents_leave_little_room(mean: int) -> None:
+    """Of lengths up to a whole row, many of them more than half of one."""
+    sizes = np.minimum(np.random.default_rng(0).geometric(1 / mean, (4000, 1)), 512)
+    rows = [row for batch in Draft(plan_packed(sizes, 4096, 512, 0, 0)).plan() for row in batch]
+    bound = max(-(-sizes.sum() // 512), (sizes > 256).sum())  # two of more than half do not fit into one
+    assert len(rows) <= 1.02 * bound + 1
 
 
 @pytest.mark.skipif(not MULTI30K.exists(), reason="ANYFORMER_DATA names no folder with Multi30k")
