@@ -9,34 +9,46 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
-def descend(logits, labels, losses, stride, v, smoothing, BLOCK: tl.constexpr):
+def descend(logits, labels, losses, stride, v, smoothing, SMOOTH: tl.constexpr, DEEP: tl.constexpr, WIDE: tl.constexpr):
     """Of each row its cross-entropy, and over the logits themselves the gradient of the sum.
 
-    A row is read twice, the second time out of the cache.
+    A row is read twice, the second time out of the cache. Each of WIDE threads' places has a sum of its own: they meet
+    once, at the end.
     """
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels + row)
-    here = logits + row * stride
-    most = -float("inf")
-    share = 0.0
-    total = 0.0
-    for start in range(0, v, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        x = tl.load(here + at, mask=at < v, other=-float("inf")).to(tl.float32)
-        high = tl.maximum(most, tl.max(x, 0))
-        share = share * tl.exp(most - high) + tl.sum(tl.exp(x - high), 0)
-        total += tl.sum(tl.where(at < v, x, 0.0), 0)
-        most = high
     asked = label >= 0
-    right = tl.load(here + tl.where(asked, label, 0)).to(tl.float32)
-    weight = most + tl.log(share)
-    loss = weight - (1 - smoothing) * right - smoothing * total / v
+    here = logits + row * stride
+    right = tl.load(here + tl.where(asked, label, 0)).to(tl.float32)  # before any thread writes a gradient over it
+    place = tl.arange(0, DEEP)[:, None] * WIDE + tl.arange(0, WIDE)[None]
+    most = tl.full([WIDE], -float("inf"), tl.float32)
+    share = tl.zeros([WIDE], tl.float32)
+    total = tl.zeros([WIDE], tl.float32)
+    for start in range(0, v, DEEP * WIDE):
+        at = start + place
+        x = tl.load(here + at, mask=at < v, other=-float("inf"), eviction_policy="evict_last").to(tl.float32)
+        if SMOOTH:
+            total += tl.sum(tl.where(at < v, x, 0.0), 0)
+        x *= 1.4426950408889634  # exp2 from here on
+        high = tl.maximum(most, tl.max(x, 0))
+        level = tl.where(high == -float("inf"), 0.0, high)
+        share = share * tl.exp2(most - level) + tl.sum(tl.exp2(x - level[None]), 0)
+        most = high
+    top = tl.max(most, 0)
+    weight = top + tl.log2(tl.sum(share * tl.exp2(most - top), 0))
+    loss = weight * 0.6931471805599453 - (1 - smoothing) * right
+    if SMOOTH:
+        loss -= smoothing * tl.sum(total, 0) / v
     tl.store(losses + row, tl.where(asked, loss, 0.0))
-    for start in range(0, v, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        x = tl.load(here + at, mask=at < v, other=-float("inf")).to(tl.float32)
-        slope = tl.exp(x - weight) - smoothing / v - tl.where(at == label, 1 - smoothing, 0.0)
-        tl.store(here + at, tl.where(asked, slope, 0.0).to(logits.dtype.element_ty), mask=at < v)
+    for start in range(0, v, DEEP * WIDE):
+        at = start + place
+        x = tl.load(here + at, mask=at < v, other=-float("inf"), eviction_policy="evict_first").to(tl.float32)
+        slope = tl.exp2(x * 1.4426950408889634 - weight)
+        if SMOOTH:
+            slope -= smoothing / v
+        slope = tl.where(at == label, slope - (1 - smoothing), slope)
+        slope = tl.where(asked, slope, 0.0).to(logits.dtype.element_ty)
+        tl.store(here + at, slope, mask=at < v, cache_modifier=".cs")
 
 
 @triton.jit

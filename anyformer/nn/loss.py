@@ -86,5 +86,6 @@ def _descend(logits: Tensor, labels: Tensor, losses: Tensor, smoothing: float) -
     from anyformer.nn.kernels import descend
 
     descend[(len(logits),)](
-        logits, labels, losses, logits.stride(0), logits.shape[1], smoothing, BLOCK=4096, num_warps=8
-    )
+        logits, labels, losses, logits.stride(0), logits.shape[1], smoothing,
+        SMOOTH=smoothing > 0, DEEP=4, WIDE=2048, num_warps=8,
+    )  # fmt: skip
