@@ -37,7 +37,7 @@ class Way:
 
     `first` is the loss before anything is learnt and without dropout: one number for all ways that begin with the same
     weights. `flops` are those of the products that the work asks for, however a way does it; `reads` the bytes that it
-    has to read where these are the limit.
+    has to read where these are the limit. `each` runs are timed as one, with nothing between them.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Way:
     first: Callable[[], float] | None = None
     flops: float | None = None
     reads: float | None = None
+    each: int = 1
 
 
 def clock(way: Way, warm: int = 5, rounds: int = 15) -> tuple[Time, Any]:
@@ -65,7 +66,7 @@ class Begun:
 
     def __init__(self, way: Way):
         began = time.perf_counter()
-        self.run = way.make()
+        self.run, self.each = way.make(), way.each
         if DEVICE == "cuda":
             torch.cuda.reset_peak_memory_stats()
         self.run()
@@ -75,10 +76,11 @@ class Begun:
     def go(self, counts: bool) -> None:
         finish()
         began = time.perf_counter()
-        last = self.run()
+        for _ in range(self.each):
+            last = self.run()
         finish()
         if counts:
-            self.times.append(time.perf_counter() - began)
+            self.times.append((time.perf_counter() - began) / self.each)
             self.last = last.detach().cpu() if isinstance(last, torch.Tensor) else last
 
     def time(self) -> Time:

@@ -22,10 +22,12 @@ from anyformer.interop.families import FAMILIES
 from anyformer.nn.heads import Asked
 from anyformer.nn.loss import token_loss
 from anyformer.nn.model import Transformer
+from anyformer.training.graph import Recorder
 from anyformer.training.objective import Objective, few
 from benchmarks.sheet import DEVICE, Way
 
 MASKED = 0.15
+TOGETHER = 3 if DEVICE == "cuda" else 1  # steps that are timed as one: the host starts one while another runs
 transformers.utils.logging.disable_progress_bar()
 
 
@@ -35,9 +37,10 @@ class Words:
     loss = staticmethod(token_loss)
 
 
-def stepping(model: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """A step with AdamW: bf16 products on a GPU, master weights of fp32."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=DEVICE == "cuda")
+def stepping(model: nn.Module, loss: Callable[[], Tensor], recorded: bool = False) -> Callable[[], Tensor]:
+    """A step with AdamW: bf16 products on a GPU, master weights of fp32. `recorded` there, as our loop does it."""
+    recorded = recorded and DEVICE == "cuda"
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=DEVICE == "cuda", capturable=recorded)
     run = torch.compile(loss) if DEVICE == "cuda" else loss
 
     def step() -> Tensor:
@@ -48,27 +51,30 @@ def stepping(model: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], Tenso
         optimizer.zero_grad(set_to_none=True)
         return found.detach()
 
-    return step
+    if not recorded:
+        return step
+    recorder = Recorder(torch.device(DEVICE))
+    return lambda: recorder.do(lambda _: step(), ())
 
 
 Build = Callable[[], tuple[nn.Module, Callable[[], Tensor]]]
 """A model, and its loss on the tokens."""
 
 
-def way(name: str, build: Build, flops: float, slopes: bool = False) -> Way:
-    """`slopes`: the first loss is taken as in training, by what leaves gradients behind."""
+def way(name: str, build: Build, flops: float, own: bool = False) -> Way:
+    """`own`: recorded, and its first loss is taken as in training, by what leaves gradients behind."""
 
     def make() -> Callable[[], Tensor]:
         model, loss = build()
-        return stepping(model.train(), loss)
+        return stepping(model.train(), loss, recorded=own)
 
     def first() -> float:
         model, loss = build()
         model.eval()
-        with torch.set_grad_enabled(slopes), torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"):
+        with torch.set_grad_enabled(own), torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"):
             return float(loss().detach())
 
-    return Way(name, make, first, flops)
+    return Way(name, make, first, flops, each=TOGETHER)
 
 
 def ours(config: ModelConfig, inputs: tuple[Tensor, ...], labels: Tensor, smoothing: float = 0.0) -> Way:
@@ -83,7 +89,7 @@ def ours(config: ModelConfig, inputs: tuple[Tensor, ...], labels: Tensor, smooth
             wanted = Asked(some, smoothing, at)
         return model, lambda: objective(inputs, {}, wanted, None)[0] / asked
 
-    return way("ours", build, flops(config, inputs, labels), slopes=True)
+    return way("ours", build, flops(config, inputs, labels), own=True)
 
 
 def theirs(build: Callable[[], nn.Module], loss: Callable[[Any], Tensor], flops: float) -> Way:
