@@ -5,7 +5,9 @@ is the same for any number of workers or processes, and resuming needs no replay
 """
 
 import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
@@ -35,11 +37,6 @@ class Piece(NamedTuple):
     def length(self) -> int:
         """What a row must hold: the longer side of a pair."""
         return max(len(self.ids), len(self.source or ()), len(self.pair or ()))
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """Tokens of what is read, and of what else is: a source, or a text apart."""
-        return len(self.ids), len(self.source or self.pair or ())
 
 
 class Batch(NamedTuple):
@@ -212,77 +209,98 @@ class Draft:
 # -- collating -------------------------------------------------------------------------------------------------------
 
 
-class Parts(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Parts:
     """Sequences end to end, and the length of each."""
 
-    values: np.ndarray
+    values: np.ndarray  # [all of them], or [all, n]
     sizes: np.ndarray
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """Where each begins, and the last ends."""
+        return np.concatenate(([0], self.sizes.cumsum()))
+
+    def part(self, i: int) -> np.ndarray:
+        return self.values[self.starts[i] : self.starts[i + 1]]
+
+    def take(self, who: np.ndarray) -> "Parts":
+        """Some of them, in any order."""
+        sizes = self.sizes[who]
+        moved = self.starts[who] - (sizes.cumsum() - sizes)
+        return Parts(self.values.take(np.arange(sizes.sum()) + np.repeat(moved, sizes), axis=0), sizes)
 
 
 def joined(some: Sequence[Any]) -> Parts:
     sizes = np.array([len(x) for x in some], dtype=np.int64)
-    dtype = np.float32 if some and some[0] and isinstance(some[0][0], float) else np.int64
+    if some and isinstance(some[0], np.ndarray):
+        return Parts(np.concatenate(some), sizes)
+    dtype = np.float32 if some and some[0] and isinstance(some[0][0], float) else np.int32
     return Parts(np.fromiter(chain.from_iterable(some), dtype, int(sizes.sum())), sizes)
 
 
 class Shelf(Sequence[Piece]):
-    """Examples that stay as they are, and what they hold end to end, too: a batch is cut out of it in one go, where a
-    token at a time would take longer than a GPU takes for it."""
+    """Examples of one kind, each part of them end to end: a batch is cut out of it in one go, where a token at a time
+    would take longer than a GPU takes for it."""
 
-    def __init__(self, pieces: Sequence[Piece]):
-        self.pieces = pieces
-        self._joined: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # values, and where each begins, and the last ends
+    def __init__(self, ids: Parts, labels: Parts, **others: Parts):
+        self.columns = {"ids": ids, "labels": labels, **others}  # by the names of a piece's fields
+
+    @classmethod
+    def of(cls, pieces: Sequence[Piece]) -> "Shelf":
+        if isinstance(pieces, Shelf):
+            return pieces
+        first = pieces[0] if pieces else Piece((), ())
+        there = [name for name in Piece._fields if getattr(first, name) is not None]
+        return cls(**{name: joined([getattr(piece, name) for piece in pieces]) for name in there})
 
     def __len__(self) -> int:
-        return len(self.pieces)
+        return len(self.columns["ids"].sizes)
 
     def __getitem__(self, i: Any) -> Any:
-        return self.pieces[i]
+        found = {name: parts.part(range(len(self))[i]) for name, parts in self.columns.items()}
+        own: dict[str, Any] = {name: x.tolist() if x.ndim == 1 else x for name, x in found.items()}
+        return Piece(**own)
 
-    def parts(self, name: str, who: np.ndarray) -> Parts:
-        if name not in self._joined:
-            values, sizes = joined([getattr(piece, name) or () for piece in self.pieces])
-            small = values if values.dtype.kind == "f" else values.astype(np.int32)
-            self._joined[name] = small, np.concatenate(([0], sizes.cumsum()))
-        values, starts = self._joined[name]
-        first = starts[who]
-        sizes = starts[who + 1] - first
-        moved = first - (sizes.cumsum() - sizes)
-        return Parts(values.take(np.arange(sizes.sum()) + np.repeat(moved, sizes)), sizes)
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """Tokens of what is read, and of what else is: a source, or a text apart; [n, 2]."""
+        both = [self.columns[name].sizes for name in ("ids", "source", "pair") if name in self.columns]
+        return np.stack([both[0], both[1] if len(both) > 1 else np.zeros_like(both[0])], axis=1)
+
+    def take(self, who: np.ndarray) -> "Shelf":
+        return Shelf(**{name: parts.take(who) for name, parts in self.columns.items()})
 
 
 def collate(
-    rows: Sequence[Row],
-    pieces: Sequence[Piece] | Mapping[int, Piece],
-    pad: int,
-    source_pad: int,
-    length: int | None = None,
-    documents: int = 0,
+    rows: Sequence[Row], pieces: Sequence[Piece], pad: int, source_pad: int, length: int | None = None
 ) -> Batch:
-    """The tensors of some rows of examples; `length` fixes the width, else the longest row decides. Rows may be empty,
-    but for the first. `documents` are at most expected: a batch says that number, unless it has more."""
-    examples = tuple(chain.from_iterable(rows))
-    who, counts = (np.array(x, dtype=np.int64) for x in (examples, [len(row) for row in rows]))
+    """The tensors of some rows of examples."""
+    return lay(rows, Shelf.of(pieces).take(np.array(list(chain.from_iterable(rows)))), pad, source_pad, length)
+
+
+def lay(
+    rows: Sequence[Row], shelf: Shelf, pad: int, source_pad: int, length: int | None = None, documents: int = 0
+) -> Batch:
+    """The tensors of rows whose examples stand on a shelf, one after the other; `length` fixes the width, else the
+    longest row decides. Rows may be empty, but for the first. `documents` are at most expected: a batch says that
+    number, unless it has more."""
+    columns, examples = shelf.columns, tuple(chain.from_iterable(rows))
+    counts = np.array([len(row) for row in rows], dtype=np.int64)
 
     def fill(name: str, filler: int) -> tuple[Tensor, Tensor | None]:
-        if isinstance(pieces, Shelf):
-            return _fill(pieces.parts(name, who), counts, filler, length)
-        return _fill(joined([getattr(pieces[i], name) or () for i in examples]), counts, filler, length)
+        return _fill(columns[name], counts, filler, length)
 
     labels, _ = fill("labels", IGNORE)
     documents = max(documents, power(len(examples)))
-    first = pieces[examples[0]]
-    if first.pair is not None:
-        apart = joined([ids for i in examples for ids in (pieces[i].ids, pieces[i].pair or ())])
+    if "pair" in columns:
+        apart = _in_turns(columns["ids"], columns["pair"])
         ids, segments = _fill(apart, np.ones(2 * len(examples), dtype=np.int64), pad, length)
         return Batch(ids, labels, segments, examples=examples)
     ids, segments = fill("ids", pad)
-    if first.source is None:
-        types = None if first.types is None else fill("types", 0)[0]
-        marks = None if first.marks is None else fill("marks", 0)[0]
-        spelled = None if first.spelled is None else _spread(rows, pieces, ids.shape[1], first.spelled.shape[1])
-        more: dict[str, Any] = {"types": types, "marks": marks, "spelled": spelled, "documents": documents}
-        return Batch(ids, labels, segments, examples=examples, **more)
+    if "source" not in columns:
+        more: dict[str, Any] = {name: fill(name, 0)[0] for name in ("types", "marks", "spelled") if name in columns}
+        return Batch(ids, labels, segments, examples=examples, documents=documents, **more)
     source, source_segments = fill("source", source_pad)
     if segments is None or source_segments is None:  # packed or padded on one side: say so on both
         segments = torch.zeros_like(ids) if segments is None else segments
@@ -290,25 +308,23 @@ def collate(
     return Batch(ids, labels, segments, source, source_segments, examples, documents=documents)
 
 
+def _in_turns(one: Parts, other: Parts) -> Parts:
+    """A sequence of one, then one of the other, and so on."""
+    both = Parts(np.concatenate((one.values, other.values)), np.concatenate((one.sizes, other.sizes)))
+    return both.take(np.arange(len(both.sizes)).reshape(2, -1).T.ravel())
+
+
 def _fill(parts: Parts, counts: np.ndarray, filler: int, length: int | None) -> tuple[Tensor, Tensor | None]:
     """Sequences, so many in each row, as [b, t], and their segments unless every row is one full sequence of no fixed
     length."""
-    (values, sizes), ends = parts, counts.cumsum()
+    values, sizes, ends = parts.values, parts.sizes, counts.cumsum()
     totals = sizes.cumsum()[ends - 1]
     totals[1:] -= totals[:-1].copy()
     width = length or int(totals.max())
     there = np.arange(width) < totals[:, None]  # rows are filled from the left: tokens stand there as they come
-    out = np.full(there.shape, filler, dtype=np.float32 if values.dtype.kind == "f" else np.int64)
+    shape = (*there.shape, *values.shape[1:])
+    out = np.full(shape, filler, dtype=np.float32 if values.dtype.kind == "f" else np.int64)
     segments = np.full(there.shape, PADDING, dtype=np.int64)
     out[there] = values
     segments[there] = np.repeat(np.arange(len(sizes)) - np.repeat(ends - counts, counts), sizes)
     return torch.from_numpy(out), torch.from_numpy(segments) if length is not None or segments.any() else None
-
-
-def _spread(rows: Sequence[Row], pieces: Sequence[Piece] | Mapping[int, Piece], width: int, longest: int) -> Tensor:
-    """The bytes of words as [b, t, longest], 0 where there is no token."""
-    spelled = [[piece.spelled for i in row if (piece := pieces[i]).spelled is not None] for row in rows]
-    out = np.zeros((len(rows), width, longest), dtype=np.int64)
-    for r, row in enumerate(spelled):
-        out[r, : sum(map(len, row))] = np.concatenate(row or [out[:0, 0]])
-    return torch.from_numpy(out)

@@ -4,12 +4,12 @@ What is drawn of a text depends on the seed, the epoch and the text's number, an
 on the length of the text alone. So plans, too, stay functions of lengths, and resuming needs no replay.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.random import PCG64, Generator
 
-from anyformer.data.batch import Batch, Ids, Piece, Row, collate
+from anyformer.data.batch import Batch, Ids, Piece, Shelf, collate
 from anyformer.data.loader import CropLoader, PieceLoader, Place
 from anyformer.data.shards import Stream
 from anyformer.recipe import Crops, Packed, Padded
@@ -25,12 +25,11 @@ class DrawnLoader(PieceLoader):
     ):
         super().__init__([], spec, seed, pad, source_pad)
         self.texts, self.draw = texts, draw
-        examples = {len(ids): ids for ids in texts}  # one of each length
-        sizes = {length: draw(ids, Generator(PCG64(0))).sizes for length, ids in examples.items()}
-        self.sizes = np.array([sizes[len(ids)] for ids in texts], dtype=np.int64)
+        _, which, same = np.unique([len(ids) for ids in texts], return_index=True, return_inverse=True)
+        self.sizes = Shelf.of([draw(texts[i], Generator(PCG64(0))) for i in which]).sizes[same]  # one of each length
 
-    def made(self, rows: list[Row], epoch: int) -> Mapping[int, Piece]:
-        return {i: self.draw(self.texts[i], Generator(PCG64([self.seed, epoch, i]))) for row in rows for i in row}
+    def made(self, numbers: np.ndarray, epoch: int) -> Shelf:
+        return Shelf.of([self.draw(self.texts[i], Generator(PCG64([self.seed, epoch, i]))) for i in numbers])
 
 
 class DrawnCrops(CropLoader):

@@ -1,6 +1,6 @@
 """Batches by number: what a training step reads is a function of the seed and the step."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
@@ -18,6 +18,7 @@ from anyformer.data.batch import (
     Row,
     Shelf,
     collate,
+    lay,
     plan_packed,
     plan_padded,
     power,
@@ -53,9 +54,9 @@ class PieceLoader:
         weights: Sequence[float] | None = None,
     ):
         self.weights = None if weights is None else np.asarray(weights)
-        self.pieces, self.spec, self.seed, self.pad, self.source_pad = Shelf(pieces), spec, seed, pad, source_pad
-        self.sizes = np.array([p.sizes for p in pieces], dtype=np.int64)
-        self.rows = 2 if pieces and pieces[0].pair is not None else 1  # of an example, on one side of a batch
+        self.pieces, self.spec, self.seed, self.pad, self.source_pad = Shelf.of(pieces), spec, seed, pad, source_pad
+        self.sizes = self.pieces.sizes
+        self.rows = 2 if "pair" in self.pieces.columns else 1  # of an example, on one side of a batch
         self._drafts: dict[int, Draft] = {}  # of the epoch that is read, and of the next
 
     def plan(self, epoch: int) -> Plan:
@@ -90,7 +91,8 @@ class PieceLoader:
         if isinstance(self.spec, Packed):  # the last batch is as large as all: a GPU's programs are made for one shape
             rows = rows + [()] * (self.spec.tokens // self.spec.length - len(rows))
         most = self.documents if isinstance(self.spec, Packed) else 0
-        batch = collate(rows, self.made(rows, place.epoch), self.pad, self.source_pad, width, most)
+        made = self.made(np.array([i for row in rows for i in row]), place.epoch)
+        batch = lay(rows, made, self.pad, self.source_pad, width, most)
         # bit by bit: all of the next epoch at once would keep a GPU waiting
         self._draft(place.epoch + 1).go_on(after.batch / len(plan))
         return batch, Place(place.epoch + 1, 0) if after.batch == len(plan) else after
@@ -100,9 +102,9 @@ class PieceLoader:
         """In a batch, with some room: as good as always the same number."""
         return power(int(1.1 * max(sum(map(len, rows)) for rows in Draft(self._make(0)).plan())))
 
-    def made(self, rows: list[Row], epoch: int) -> Sequence[Piece] | Mapping[int, Piece]:
-        """The examples of some rows in an epoch, by number."""
-        return self.pieces
+    def made(self, numbers: np.ndarray, epoch: int) -> Shelf:
+        """Some examples as they are in an epoch."""
+        return self.pieces.take(numbers)
 
 
 class CropLoader:
@@ -164,11 +166,12 @@ def windows(ids: Stream, length: int, rows: int) -> Iterator[Batch]:
 
 def in_order(pieces: Sequence[Piece], tokens: int, pad: int, source_pad: int) -> list[Batch]:
     """All examples once, for evaluation: longest first, so that running out of memory shows at once."""
-    order = sorted(range(len(pieces)), key=lambda i: -pieces[i].length)
+    shelf = Shelf.of(pieces)
+    lengths = shelf.sizes.max(axis=1).tolist()
     batches, rows = [], list[Row]()
-    for i in order:
-        if rows and (len(rows) + 1) * pieces[rows[0][0]].length > tokens:
+    for i in sorted(range(len(shelf)), key=lambda i: -lengths[i]):
+        if rows and (len(rows) + 1) * lengths[rows[0][0]] > tokens:
             batches.append(rows)
             rows = []
         rows.append((i,))
-    return [collate(b, pieces, pad, source_pad) for b in [*batches, rows] if b]
+    return [collate(b, shelf, pad, source_pad) for b in [*batches, rows] if b]

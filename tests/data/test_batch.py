@@ -18,6 +18,7 @@ from anyformer.data.batch import (
     Plan,
     Planning,
     Row,
+    Shelf,
     collate,
     plan_packed,
     plan_padded,
@@ -148,6 +149,15 @@ def test_tensors_hold_what_the_examples_say(pieces: list[Piece], spec: Padded | 
                     assert set(segments[r].tolist()) <= {PADDING, *range(len(row))}
                     assert (ids[r, segments[r] == PADDING] == filler).all()
         assert batch.asked == sum(len(pieces[i].labels) for i in batch.examples)
+
+
+@given(examples(), st.data())
+def test_a_shelf_gives_back_what_was_put_on_it(pieces: list[Piece], data: st.DataObject) -> None:
+    shelf, who = Shelf.of(pieces), data.draw(st.lists(st.integers(0, len(pieces) - 1)))
+    assert list(shelf) == pieces
+    assert shelf[-1] == pieces[-1]
+    assert list(shelf.take(np.array(who, dtype=np.int64))) == [pieces[i] for i in who]
+    assert shelf.sizes.max(axis=1).tolist() == [piece.length for piece in pieces]
 
 
 def test_a_full_batch_has_no_segments_and_one_side_never_goes_without_the_other() -> None:

@@ -53,7 +53,7 @@ def test_a_text_stands_above_its_pair(some: list[Piece]) -> None:
     for i, piece in enumerate(some):
         for row, ids in zip(batch.ids[2 * i : 2 * i + 2].tolist(), (piece.ids, piece.pair), strict=True):
             assert row == [*ids, *[0] * (batch.ids.shape[1] - len(ids))]
-    assert batch.tokens == sum(sum(piece.sizes) for piece in some)
+    assert batch.tokens == sum(len(piece.ids) + len(piece.pair or ()) for piece in some)
 
 
 @given(pieces, st.integers(18, 60), st.integers(0, 5))
