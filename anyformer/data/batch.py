@@ -230,6 +230,21 @@ class Parts:
         moved = self.starts[who] - (sizes.cumsum() - sizes)
         return Parts(self.values.take(np.arange(sizes.sum()) + np.repeat(moved, sizes), axis=0), sizes)
 
+    def framed(self, before: Ids, after: Ids) -> "Parts":
+        """Each with the same around it."""
+        sizes = self.sizes + len(before) + len(after)
+        ends = sizes.cumsum()
+        at = [*(ends - sizes + i for i in range(len(before))), *(ends - i for i in range(len(after), 0, -1))]
+        return Parts(inserted(self.values, np.array(at, dtype=np.int64).T, np.array([*before, *after])), sizes)
+
+
+def inserted(values: np.ndarray, at: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Values with others among them, which then stand at these places."""
+    out, within = np.empty(len(values) + at.size, dtype=values.dtype), np.ones(len(values) + at.size, dtype=np.bool_)
+    out[at], within[at] = others, False
+    out[within] = values
+    return out
+
 
 def joined(some: Sequence[Any]) -> Parts:
     sizes = np.array([len(x) for x in some], dtype=np.int64)
@@ -288,20 +303,21 @@ def lay(
     columns, examples = shelf.columns, tuple(chain.from_iterable(rows))
     counts = np.array([len(row) for row in rows], dtype=np.int64)
 
-    def fill(name: str, filler: int) -> tuple[Tensor, Tensor | None]:
+    def fill(name: str, filler: int) -> Tensor:
         return _fill(columns[name], counts, filler, length)
 
-    labels, _ = fill("labels", IGNORE)
+    labels = fill("labels", IGNORE)
     documents = max(documents, power(len(examples)))
     if "pair" in columns:
         apart = _in_turns(columns["ids"], columns["pair"])
-        ids, segments = _fill(apart, np.ones(2 * len(examples), dtype=np.int64), pad, length)
+        ones = np.ones(2 * len(examples), dtype=np.int64)
+        ids, segments = _fill(apart, ones, pad, length), _segments(apart.sizes, ones, length)
         return Batch(ids, labels, segments, examples=examples)
-    ids, segments = fill("ids", pad)
+    ids, segments = fill("ids", pad), _segments(columns["ids"].sizes, counts, length)
     if "source" not in columns:
-        more: dict[str, Any] = {name: fill(name, 0)[0] for name in ("types", "marks", "spelled") if name in columns}
+        more: dict[str, Any] = {name: fill(name, 0) for name in ("types", "marks", "spelled") if name in columns}
         return Batch(ids, labels, segments, examples=examples, documents=documents, **more)
-    source, source_segments = fill("source", source_pad)
+    source, source_segments = fill("source", source_pad), _segments(columns["source"].sizes, counts, length)
     if segments is None or source_segments is None:  # packed or padded on one side: say so on both
         segments = torch.zeros_like(ids) if segments is None else segments
         source_segments = torch.zeros_like(source) if source_segments is None else source_segments
@@ -314,17 +330,33 @@ def _in_turns(one: Parts, other: Parts) -> Parts:
     return both.take(np.arange(len(both.sizes)).reshape(2, -1).T.ravel())
 
 
-def _fill(parts: Parts, counts: np.ndarray, filler: int, length: int | None) -> tuple[Tensor, Tensor | None]:
-    """Sequences, so many in each row, as [b, t], and their segments unless every row is one full sequence of no fixed
-    length."""
-    values, sizes, ends = parts.values, parts.sizes, counts.cumsum()
-    totals = sizes.cumsum()[ends - 1]
-    totals[1:] -= totals[:-1].copy()
-    width = length or int(totals.max())
-    there = np.arange(width) < totals[:, None]  # rows are filled from the left: tokens stand there as they come
-    shape = (*there.shape, *values.shape[1:])
-    out = np.full(shape, filler, dtype=np.float32 if values.dtype.kind == "f" else np.int64)
-    segments = np.full(there.shape, PADDING, dtype=np.int64)
+def _fill(parts: Parts, counts: np.ndarray, filler: int, length: int | None) -> Tensor:
+    """Sequences, so many in each row, as [b, t]."""
+    values, dtype = parts.values, np.float32 if parts.values.dtype.kind == "f" else np.int64
+    if _full(parts.sizes, counts, length):
+        return torch.from_numpy(values.reshape(len(counts), parts.sizes[0], *values.shape[1:]).astype(dtype))
+    there = _there(parts.sizes, counts, length)
+    out = np.full((*there.shape, *values.shape[1:]), filler, dtype=dtype)
     out[there] = values
-    segments[there] = np.repeat(np.arange(len(sizes)) - np.repeat(ends - counts, counts), sizes)
-    return torch.from_numpy(out), torch.from_numpy(segments) if length is not None or segments.any() else None
+    return torch.from_numpy(out)
+
+
+def _segments(sizes: np.ndarray, counts: np.ndarray, length: int | None) -> Tensor | None:
+    """Which sequence of its row a token is of [b, t]; None if every row is one full sequence of no fixed length."""
+    if _full(sizes, counts, length):
+        return None
+    there = _there(sizes, counts, length)
+    segments = np.full(there.shape, PADDING, dtype=np.int64)
+    segments[there] = np.repeat(np.arange(len(sizes)) - np.repeat(counts.cumsum() - counts, counts), sizes)
+    return torch.from_numpy(segments)
+
+
+def _full(sizes: np.ndarray, counts: np.ndarray, length: int | None) -> bool:
+    return length is None and bool((counts == 1).all() and (sizes == sizes[0]).all())
+
+
+def _there(sizes: np.ndarray, counts: np.ndarray, length: int | None) -> np.ndarray:
+    """Where tokens stand [b, t]: rows are filled from the left, so they stand there as they come."""
+    totals = sizes.cumsum()[counts.cumsum() - 1]
+    totals[1:] -= totals[:-1].copy()
+    return np.arange(length or totals.max()) < totals[:, None]

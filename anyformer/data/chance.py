@@ -5,7 +5,7 @@ one text is given depends on no other. Imports no torch.
 import numpy as np
 
 STEP = np.uint64(0x9E3779B97F4A7C15)  # 2^64 by the golden ratio
-TEXTS = 24  # bits for the number of a sequence, beside 40 of a random number
+TEXTS = 24  # bits for the number of a sequence, beside 40 of a random number: as good as never twice the same
 
 
 class Chance:
@@ -13,10 +13,10 @@ class Chance:
     own for every seed, text and use."""
 
     def __init__(self, numbers: np.ndarray, *seed: int):
-        key = np.zeros(1, dtype=np.uint64)
+        key = 0
         for part in seed:
-            key = _mixed(key + STEP + np.uint64(part))
-        self._keys = _mixed(key + STEP + numbers.astype(np.uint64))
+            key = (key + part + 1) * int(STEP) % 2**64
+        self._keys = _mixed(np.uint64(key) + numbers.astype(np.uint64))
 
     def draw(self, use: int, sizes: np.ndarray) -> np.ndarray:
         """So many numbers of 64 bits for each text, end to end; others for another use."""
@@ -27,9 +27,12 @@ class Chance:
 
 def _mixed(x: np.ndarray) -> np.ndarray:
     """Each bit depends on all, and no two become one."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    x = x ^ (x >> np.uint64(30))
+    x *= np.uint64(0xBF58476D1CE4E5B9)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
+    return x
 
 
 def unit(drawn: np.ndarray) -> np.ndarray:
@@ -44,11 +47,19 @@ def below(drawn: np.ndarray, ends: np.ndarray | int) -> np.ndarray:
 
 
 def lowest(drawn: np.ndarray, sizes: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Where the lowest of each sequence stand, so many of each: every choice of places is as likely as another."""
+    """Where the lowest of each sequence stand, so many of each, from the lowest on: every choice of places is as likely
+    as another."""
     assert len(sizes) <= 1 << TEXTS
+    starts = np.concatenate(([0], sizes.cumsum()))
+    # sorting takes longest: it is for those that may be among them, in a share where there are seldom too few
+    share = (counts + 3 * np.sqrt(counts) + 1) / np.maximum(sizes, 1)
+    low = drawn < np.repeat((np.minimum(share, 1 - 2.0**-53) * 2.0**64).astype(np.uint64), sizes)
+    at = np.flatnonzero(low)
+    many = np.diff(at.searchsorted(starts))
+    if (many < counts).any():
+        at = np.flatnonzero(low | np.repeat(many < counts, sizes))
+        many = np.diff(at.searchsorted(starts))
     whose = np.arange(len(sizes), dtype=np.uint64) << np.uint64(64 - TEXTS)
-    order = (np.repeat(whose, sizes) | (drawn >> np.uint64(TEXTS))).argsort()
-    among = np.arange(len(drawn)) < np.repeat(sizes.cumsum() - sizes + counts, sizes)
-    found = np.zeros(len(drawn), dtype=np.bool_)
-    found[order[among]] = True
-    return found
+    order = (np.repeat(whose, many) | (drawn[at] >> np.uint64(TEXTS))).argsort()
+    others = many - counts
+    return at[order[np.arange(counts.sum()) + np.repeat(others.cumsum() - others, counts)]]

@@ -1,7 +1,8 @@
 """Examples that are drawn anew each time from texts: where it is masked, or cut, is another matter in every epoch.
 
 What is drawn of a text depends on the seed, the epoch and the text's number, and on nothing else; how long it becomes
-on the length of the text alone. So plans, too, stay functions of lengths, and resuming needs no replay.
+on the length of the text alone. So plans, too, stay functions of lengths, and resuming needs no replay. All texts of a
+batch are drawn at once, by numbers that are counted instead of generated one after the other (`data/chance.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -9,12 +10,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.random import PCG64, Generator
 
-from anyformer.data.batch import Batch, Ids, Piece, Shelf, collate
+from anyformer.data.batch import Batch, Ids, Parts, Shelf, joined, lay
+from anyformer.data.chance import Chance
 from anyformer.data.loader import CropLoader, PieceLoader, Place
 from anyformer.data.shards import Stream
 from anyformer.recipe import Crops, Packed, Padded
 
-Draw = Callable[[Ids, Generator], Piece]
+Draw = Callable[[Parts, Chance], Shelf]
 
 
 class DrawnLoader(PieceLoader):
@@ -24,12 +26,12 @@ class DrawnLoader(PieceLoader):
         self, texts: Sequence[Ids], draw: Draw, spec: Padded | Packed, seed: int, pad: int, source_pad: int = 0
     ):
         super().__init__([], spec, seed, pad, source_pad)
-        self.texts, self.draw = texts, draw
-        _, which, same = np.unique([len(ids) for ids in texts], return_index=True, return_inverse=True)
-        self.sizes = Shelf.of([draw(texts[i], Generator(PCG64(0))) for i in which]).sizes[same]  # one of each length
+        self.texts, self.draw = joined(texts), draw
+        _, which, same = np.unique(self.texts.sizes, return_index=True, return_inverse=True)
+        self.sizes = draw(self.texts.take(which), Chance(which)).sizes[same]  # one of each length is drawn
 
     def made(self, numbers: np.ndarray, epoch: int) -> Shelf:
-        return Shelf.of([self.draw(self.texts[i], Generator(PCG64([self.seed, epoch, i]))) for i in numbers])
+        return self.draw(self.texts.take(numbers), Chance(numbers, self.seed, epoch))
 
 
 class DrawnCrops(CropLoader):
@@ -41,12 +43,14 @@ class DrawnCrops(CropLoader):
 
     def read(self, place: Place) -> tuple[Batch, Place]:
         generator = Generator(PCG64([self.seed, place.epoch, place.batch]))
-        starts = generator.integers(0, len(self.ids) - self.spec.length + 1, size=self.spec.rows)
-        pieces = [self.draw(ids, generator) for ids in self.ids.cut(starts, self.spec.length).tolist()]
-        batch = collate([(i,) for i in range(len(pieces))], pieces, self.pad, self.source_pad)
-        return batch._replace(examples=tuple(starts.tolist())), Place(0, place.batch + 1)
+        rows, length = self.spec.rows, self.spec.length
+        starts = generator.integers(0, len(self.ids) - length + 1, size=rows)
+        texts = Parts(self.ids.cut(starts, length).ravel(), np.full(rows, length))
+        shelf = self.draw(texts, Chance(np.arange(rows), self.seed, place.epoch, place.batch))
+        batch = lay([(start,) for start in starts.tolist()], shelf, self.pad, self.source_pad)
+        return batch, Place(0, place.batch + 1)
 
 
-def drawn(texts: Sequence[Ids], draw: Draw, first: int = 0) -> list[Piece]:
+def drawn(texts: Sequence[Ids], draw: Draw, first: int = 0) -> Shelf:
     """Each text as it is drawn in every evaluation, by its number."""
-    return [draw(ids, Generator(PCG64([0, i]))) for i, ids in enumerate(texts, first)]
+    return draw(joined(texts), Chance(np.arange(first, first + len(texts))))

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.random import PCG64, Generator
 
 from anyformer.config import ConfigError, Fault, ModelConfig
-from anyformer.data.batch import IGNORE, Ids, Piece
+from anyformer.data.batch import IGNORE, Parts, Shelf
+from anyformer.data.chance import Chance
 from anyformer.data.drawn import DrawnCrops, DrawnLoader, drawn
 from anyformer.data.loader import Loader, in_order
 from anyformer.data.shards import InMemory
@@ -37,8 +37,8 @@ class DrawnTask(ABC):
         return self.tokenizer.encode_batch(rows.columns["text"])
 
     @abstractmethod
-    def draw(self, ids: Ids, generator: Generator) -> Piece:
-        """An example from a text; its lengths depend on that of the text alone."""
+    def draw(self, texts: Parts, chance: Chance) -> Shelf:
+        """An example of each text; its lengths depend on that of the text alone, and what it is on no other text."""
 
     def fitting(self, rows: Rows, config: ModelConfig, batches: Batches | None = None) -> Rows:
         """The rows of enough tokens; a text that is too long goes on in another row."""
@@ -80,7 +80,7 @@ class DrawnTask(ABC):
         return Metrics(self.spec.kind, count, values, notes)
 
 
-def _asked(task: DrawnTask, rows: Rows, most: int) -> Iterator[list[Piece]]:
+def _asked(task: DrawnTask, rows: Rows, most: int) -> Iterator[Shelf]:
     """All examples of an evaluation; those of a stream, which may be longer than memory, some at a time."""
     if rows.stream is None:
         yield drawn(windows(task.encode(rows), most), task.draw)
@@ -112,13 +112,13 @@ def _row(batches: Batches, config: ModelConfig, otherwise: int | None = None) ->
 def _room(task: DrawnTask, row: int) -> int:
     """How long a text may be whose example fits into a row."""
 
-    def fits(length: int) -> bool:
-        return task.draw([0] * length, Generator(PCG64(0))).length <= row
+    def needed(length: int) -> int:
+        return int(drawn([[0] * length], task.draw).sizes.max())
 
-    if not fits(task.least):
-        needed = task.draw([0] * task.least, Generator(PCG64(0))).length
-        raise ConfigError([Fault("batches", f"a row of {row} tokens is too short: the task needs {needed}")])
-    return _last(fits, task.least, 2 * row + task.least)
+    if needed(task.least) > row:
+        what = f"a row of {row} tokens is too short: the task needs {needed(task.least)}"
+        raise ConfigError([Fault("batches", what)])
+    return _last(lambda length: needed(length) <= row, task.least, 2 * row + task.least)
 
 
 def _last(fits: Callable[[int], bool], first: int, beyond: int) -> int:

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.random import Generator
 
 from anyformer.config import ConfigError, Fault
-from anyformer.data.batch import IGNORE, Ids, Piece
+from anyformer.data.batch import IGNORE, Parts, Piece, Shelf
+from anyformer.data.chance import Chance, below, lowest, unit
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
 from anyformer.recipe import MaskedLanguageModel
@@ -31,23 +31,28 @@ class MaskedLanguageModelling(DrawnTask):
         if tokenizer.mask is None:
             raise ConfigError([Fault("tokenizer", "has no <mask>, which the task mlm needs")])
         self.mask = tokenizer.mask
-        self._special = np.array(sorted(tokenizer.special))
-        self._plain = np.array([i for i in range(tokenizer.size) if i not in tokenizer.special])
+        self._is_plain = np.array([i not in tokenizer.special for i in range(tokenizer.size)])
+        self._plain = np.flatnonzero(self._is_plain)
 
-    def draw(self, ids: Ids, generator: Generator) -> Piece:
+    def draw(self, texts: Parts, chance: Chance) -> Shelf:
         """What is unknown is asked only where nothing else is there."""
-        text = np.array(ids)
-        known = np.flatnonzero(~np.isin(text, self._special))
-        places = known if len(known) else np.arange(len(text))
-        at = generator.permutation(places)[: max(1, round(self.spec.rate * len(text)))]
-        labels, fate = np.full_like(text, IGNORE), generator.random(len(at))
-        labels[at] = text[at]
-        drawn = generator.choice(self._plain, len(at))
-        hidden = np.where(fate < self.spec.masked + self.spec.random, drawn, text[at])
-        text[at] = np.where(fate < self.spec.masked, self.mask, hidden)
         before, after = self.frame.before, self.frame.after
-        silent = [IGNORE] * len(before), [IGNORE] * len(after)
-        return Piece(self.frame.row(text.tolist()), [*silent[0], *labels.tolist(), *silent[1]])
+        known = np.flatnonzero(self._is_plain.take(texts.values))
+        many = np.diff(known.searchsorted(texts.starts))
+        if not many.all():
+            known = np.flatnonzero(self._is_plain[texts.values] | np.repeat(many == 0, texts.sizes))
+            many = np.where(many == 0, texts.sizes, many)
+        asked = np.minimum(np.maximum(np.rint(self.spec.rate * texts.sizes).astype(np.int64), 1), many)
+        at = known[lowest(chance.draw(0, many), many, asked)]
+        truth, fate = texts.values[at], unit(chance.draw(1, asked))
+        other = self._plain[below(chance.draw(2, asked), len(self._plain))]
+        hidden = np.where(fate < self.spec.masked + self.spec.random, other, truth)
+        rows = texts.framed(before, after)
+        at += len(before) + (len(before) + len(after)) * np.repeat(np.arange(len(asked)), asked)  # where it is in rows
+        labels = np.full_like(rows.values, IGNORE)
+        labels[at] = truth
+        rows.values[at] = np.where(fate < self.spec.masked, self.mask, hidden)
+        return Shelf(rows, Parts(labels, rows.sizes))
 
     def predict(
         self, model: Transformer, texts: Sequence[str], *, progress: Progress | None = None, **options: Any

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 
-from numpy.random import Generator
+import numpy as np
 
 from anyformer.config import ModelConfig
-from anyformer.data.batch import IGNORE, Ids, Piece
+from anyformer.data.batch import IGNORE, Parts, Piece, Shelf
+from anyformer.data.chance import Chance, below
 from anyformer.data.tokenizer import TextTokenizer
+from anyformer.nn.mask import PLAIN, SEEN
 from anyformer.recipe import PrefixLM
 from anyformer.tasks.base import prefixed
 from anyformer.tasks.drawn import DrawnTask
@@ -25,9 +27,13 @@ class PrefixModelling(DrawnTask, LanguageModelling):
     def __init__(self, spec: PrefixLM, tokenizer: TextTokenizer):
         super().__init__(spec, tokenizer)
 
-    def draw(self, ids: Ids, generator: Generator) -> Piece:
-        cut = int(generator.integers(1, len(ids)))
-        return prefixed(Piece(ids[:-1], [IGNORE] * (cut - 1) + [*ids[cut:]]), cut)
+    def draw(self, texts: Parts, chance: Chance) -> Shelf:
+        values, sizes, starts = texts.values, texts.sizes - 1, texts.starts[:-1]
+        cuts = 1 + below(chance.draw(0, np.ones_like(sizes)), sizes)  # so many are seen, and the rest is asked
+        at = np.arange(len(values)) - np.repeat(starts, texts.sizes)
+        first, last, cut = at == 0, at == np.repeat(sizes, texts.sizes), np.repeat(cuts, texts.sizes)
+        labels, marks = np.where(at < cut, IGNORE, values), np.where(at < cut, SEEN, PLAIN)
+        return Shelf(Parts(values[~last], sizes), Parts(labels[~first], sizes), marks=Parts(marks[~last], sizes))
 
     def scored(self, texts: Sequence[str], answers: Sequence[str] | None, config: ModelConfig) -> list[Piece]:
         """An answer follows a text that sees all of itself; a text by itself is read from left to right."""

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.random import Generator
 
 from anyformer.config import ConfigError, Fault, ModelConfig
-from anyformer.data.batch import Ids, Piece
+from anyformer.data.batch import Parts, Piece, Shelf, inserted
+from anyformer.data.chance import Chance, lowest
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
 from anyformer.recipe import SpanCorruption
@@ -38,9 +38,10 @@ class SpanCorrupting(DrawnTask):
             raise ConfigError([Fault("tokenizer", f"has no <{lost}>, which the task spans needs")])
         self.begin, self.eos = begin, tokenizer.eos
 
-    def draw(self, ids: Ids, generator: Generator) -> Piece:
-        source, target = corrupt(ids, self.spec.rate, self.spec.mean_span, self.sentinels, generator)
-        return self._piece(source, target)
+    def draw(self, texts: Parts, chance: Chance) -> Shelf:
+        rate, mean = self.spec.rate, self.spec.mean_span
+        source, target = corrupt(texts, rate, mean, np.array(self.sentinels), self.eos, chance)
+        return Shelf(target.framed([self.begin], []), target.framed([], [self.eos]), source=source)
 
     def _piece(self, source: list[int], target: list[int]) -> Piece:
         return Piece([self.begin, *target], [*target, self.eos], [*source, self.eos])
@@ -92,32 +93,36 @@ class SpanCorrupting(DrawnTask):
         return encode_with(self.tokenizer, text, self.sentinels)
 
 
-def counts(length: int, rate: float, mean_span: float, sentinels: int) -> tuple[int, int]:
-    """How many tokens are left out of a text of at least two, and in how many spans: one token stays, another stands
+def counts(lengths: np.ndarray, rate: float, mean_span: float, sentinels: int) -> tuple[np.ndarray, np.ndarray]:
+    """How many tokens are left out of texts of at least two, and in how many spans: one token stays, another stands
     between each two spans, and one sentinel is for the end."""
-    out = min(max(round(length * rate), 1), length - 1)
-    return out, min(max(round(out / mean_span), 1), length - out, sentinels - 1)
+    out = np.minimum(np.maximum(np.rint(lengths * rate).astype(np.int64), 1), lengths - 1)
+    most = np.minimum(lengths - out, sentinels - 1)
+    return out, np.minimum(np.maximum(np.rint(out / mean_span).astype(np.int64), 1), most)
 
 
 def corrupt(
-    ids: Ids, rate: float, mean_span: float, sentinels: Ids, generator: Generator
-) -> tuple[list[int], list[int]]:
-    """A text with sentinels in the place of random spans, and these spans, each behind its sentinel."""
-    out, spans = counts(len(ids), rate, mean_span, len(sentinels))
-    missing = segments(out, spans, generator)
-    kept = segments(len(ids) - out + 2, spans + 1, generator)
-    kept[0] -= 1  # a text may begin or end with a span: what stands there may be empty
-    kept[-1] -= 1
-    source, target, at = list[int](), list[int](), 0
-    for sentinel, stay, leave in zip(sentinels, kept, missing, strict=False):
-        source += [*ids[at : at + stay], sentinel]
-        target += [sentinel, *ids[at + stay : at + stay + leave]]
-        at += stay + leave
-    return [*source, *ids[at:]], [*target, sentinels[spans]]
+    texts: Parts, rate: float, mean_span: float, sentinels: np.ndarray, end: int, chance: Chance
+) -> tuple[Parts, Parts]:
+    """Texts with sentinels in the place of random spans, and an end; and these spans, each behind its sentinel."""
+    out, spans = counts(texts.sizes, rate, mean_span, len(sentinels))
+    last = (spans + 1).cumsum() - 1
+    leave = inserted(segments(chance, 0, out, spans), last, np.array(0))  # after what stays last, nothing
+    stay = segments(chance, 1, texts.sizes - out + 2, spans + 1)
+    stay[last - spans] -= 1  # a text may begin or end with a span: what stands there may be empty
+    stay[last] -= 1
+    gone = np.repeat(np.arange(2 * len(stay)) % 2 == 1, np.stack((stay, leave), axis=1).ravel())
+    names = sentinels[np.arange(len(stay)) - np.repeat(last - spans, spans + 1)]
+    target = inserted(texts.values[gone], (leave + 1).cumsum() - leave - 1, names)
+    names[last] = end
+    source = inserted(texts.values[~gone], (stay + 1).cumsum() - 1, names)
+    return Parts(source, texts.sizes - out + spans + 1), Parts(target, out + spans + 1)
 
 
-def segments(total: int, parts: int, generator: Generator) -> list[int]:
-    """A random one of all ways to cut so many tokens into so many parts, none of them empty."""
-    cuts = np.sort(generator.permutation(total - 1)[: parts - 1]) + 1
-    lengths: list[int] = np.diff(cuts, prepend=0, append=total).tolist()
-    return lengths
+def segments(chance: Chance, use: int, totals: np.ndarray, parts: np.ndarray) -> np.ndarray:
+    """For each text a random one of all ways to cut so many tokens into so many parts, none of them empty."""
+    inside = lowest(chance.draw(use, totals - 1), totals - 1, parts - 1)
+    ends = np.zeros(totals.sum(), dtype=np.bool_)
+    ends[inside + np.repeat(np.arange(len(totals)), parts - 1)] = True
+    ends[totals.cumsum() - 1] = True  # whatever is drawn, the last part ends where all do
+    return np.diff(np.flatnonzero(ends), prepend=-1)

@@ -20,6 +20,7 @@ from anyformer.data.batch import (
     Row,
     Shelf,
     collate,
+    joined,
     plan_packed,
     plan_padded,
 )
@@ -158,6 +159,15 @@ def test_a_shelf_gives_back_what_was_put_on_it(pieces: list[Piece], data: st.Dat
     assert shelf[-1] == pieces[-1]
     assert list(shelf.take(np.array(who, dtype=np.int64))) == [pieces[i] for i in who]
     assert shelf.sizes.max(axis=1).tolist() == [piece.length for piece in pieces]
+
+
+few = st.lists(st.integers(0, 9), max_size=3)
+
+
+@given(st.lists(few, min_size=1, max_size=9), few, few)
+def test_a_frame_stands_around_each(texts: list[list[int]], before: list[int], after: list[int]) -> None:
+    framed = joined(texts).framed(before, after)
+    assert [framed.part(i).tolist() for i in range(len(texts))] == [[*before, *ids, *after] for ids in texts]
 
 
 def test_a_full_batch_has_no_segments_and_one_side_never_goes_without_the_other() -> None:

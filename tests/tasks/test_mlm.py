@@ -5,14 +5,15 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from numpy.random import PCG64, Generator
 from tokenizers import Tokenizer, models
 
 from anyformer.config import Classifier, ConfigError
-from anyformer.data.batch import IGNORE
+from anyformer.data.batch import IGNORE, joined
+from anyformer.data.chance import Chance
 from anyformer.data.drawn import drawn
 from anyformer.data.loader import Place
 from anyformer.data.sources import Rows
@@ -57,8 +58,7 @@ def test_a_draw_hides_some_tokens_and_asks_for_these(ids: list[int], seed: int, 
     tokenizer, frame = task.tokenizer, task.frame
     ids = [i for i in ids if i != tokenizer.mask] or [7]  # 4 is <unk>
     assert tokenizer.unk == 4
-    piece = task.draw(ids, Generator(PCG64(seed)))
-    assert piece == task.draw(ids, Generator(PCG64(seed)))
+    piece = task.draw(joined([ids]), Chance(np.array([seed])))[0]
     assert len(piece.ids) == len(piece.labels) == len(frame.row(ids))
     assert (piece.ids[0], piece.ids[-1]) == (tokenizer.bos, tokenizer.eos)
     assert piece.labels[0] == piece.labels[-1] == IGNORE
@@ -73,11 +73,10 @@ def test_a_draw_hides_some_tokens_and_asks_for_these(ids: list[int], seed: int, 
 
 
 def test_the_shares_are_those_of_the_spec() -> None:
-    task, generator = task_of(rate=0.3, masked=0.6, random=0.3), Generator(PCG64(0))
+    task = task_of(rate=0.3, masked=0.6, random=0.3)
     ids = [i for i in range(task.tokenizer.size) if i not in task.tokenizer.special] * 10
     masked = changed = same = 0
-    for _ in range(200):
-        piece = task.draw(ids, generator)
+    for piece in task.draw(joined([ids] * 200), Chance(np.arange(200))):
         at = [i for i, label in enumerate(piece.labels) if label != IGNORE]
         assert len(at) == round(0.3 * len(ids))
         masked += sum(piece.ids[i] == task.tokenizer.mask for i in at)
@@ -86,6 +85,22 @@ def test_the_shares_are_those_of_the_spec() -> None:
     count, twice = masked + changed + same, 0.3 / len(set(ids))  # a random token may be the one that was there
     for found, share in ((masked, 0.6), (changed, 0.3 - twice), (same, 0.1 + twice)):
         assert abs(found / count - share) < 5 * math.sqrt(share * (1 - share) / count)
+
+
+def test_every_token_is_asked_and_put_in_as_often() -> None:
+    """Whatever stands there, of what is no special token."""
+    task, times = task_of(rate=0.5, masked=0, random=1), 4000
+    plain = [i for i in range(task.tokenizer.size) if i not in task.tokenizer.special]
+    shelf = task.draw(joined([plain] * times), Chance(np.arange(times)))
+    ids, labels = (shelf.columns[name].values.reshape(times, -1)[:, 1:-1] for name in ("ids", "labels"))
+    asked, share = labels != IGNORE, 0.5
+    assert (abs(asked.mean(axis=0) - share) < 5 * math.sqrt(share * (1 - share) / times)).all()
+    together = (asked[:, :, None] & asked[:, None]).mean(axis=0)[~np.eye(len(plain), dtype=bool)]  # all pairs
+    share = share * (len(plain) // 2 - 1) / (len(plain) - 1)
+    assert (abs(together - share) < 5 * math.sqrt(share * (1 - share) / times)).all()
+    found, expected = np.bincount(ids[asked], minlength=task.tokenizer.size)[plain], asked.sum() / len(plain)
+    assert (abs(found - expected) < 5 * math.sqrt(expected)).all()
+    assert found.sum() == asked.sum()
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.integers(3, 20))

@@ -3,13 +3,14 @@
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from numpy.random import PCG64, Generator
 
 from anyformer.config import ConfigError
-from anyformer.data.batch import IGNORE, collate
+from anyformer.data.batch import IGNORE, collate, joined
+from anyformer.data.chance import Chance
 from anyformer.data.drawn import drawn
 from anyformer.data.sources import Rows
 from anyformer.nn.mask import PLAIN, SEEN
@@ -49,7 +50,7 @@ def by_hand(run: Run, ids: list[int], seen: int) -> torch.Tensor:
 @given(st.lists(st.integers(6, 15), min_size=2, max_size=40), st.integers(0, 99))
 def test_only_what_follows_the_prefix_is_asked(trained: Run, ids: list[int], seed: int) -> None:
     assert isinstance(trained.task, PrefixModelling)
-    piece = trained.task.draw(ids, Generator(PCG64(seed)))
+    piece = trained.task.draw(joined([ids]), Chance(np.array([seed])))[0]
     assert piece.ids == ids[:-1]
     assert piece.marks is not None
     seen = sum(piece.marks)
@@ -60,7 +61,7 @@ def test_only_what_follows_the_prefix_is_asked(trained: Run, ids: list[int], see
 
 def test_every_place_is_drawn(trained: Run) -> None:
     assert isinstance(trained.task, PrefixModelling)
-    pieces = [trained.task.draw([7] * 5, Generator(PCG64(i))) for i in range(400)]
+    pieces = trained.task.draw(joined([[7] * 5] * 400), Chance(np.arange(400)))
     cuts = [sum(piece.marks or ()) for piece in pieces]
     assert all(60 < cuts.count(n) < 140 for n in range(1, 5))
 

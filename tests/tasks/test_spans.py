@@ -3,13 +3,14 @@
 from itertools import groupby
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from numpy.random import PCG64, Generator
 
 from anyformer.config import ConfigError
-from anyformer.data.batch import IGNORE
+from anyformer.data.batch import IGNORE, joined
+from anyformer.data.chance import Chance
 from anyformer.data.loader import Place
 from anyformer.data.sources import Rows
 from anyformer.data.tokenizer import train_tokenizer
@@ -40,11 +41,26 @@ def restored(source: list[int], target: list[int], sentinels: list[int]) -> list
     return [i for id in source for i in (spans[id] if id in sentinels else [id])]
 
 
+def counted(length: int, rate: float, mean: float, sentinels: int) -> tuple[int, int]:
+    (out,), (spans,) = counts(np.array([length]), rate, mean, sentinels)
+    return int(out), int(spans)
+
+
+def corrupted_one(
+    ids: list[int], rate: float, mean: float, sentinels: list[int], seed: int
+) -> tuple[list[int], list[int]]:
+    """One text; its source without the end."""
+    end, chance = 1000, Chance(np.array([seed]))
+    source, target = corrupt(joined([ids]), rate, mean, np.array(sentinels), end, chance)
+    assert (source.values[-1], source.sizes.tolist()) == (end, [len(source.values)])
+    return source.values[:-1].tolist(), target.values.tolist()
+
+
 @given(st.integers(2, 80), rates, means, st.integers(2, 6), seeds)
 def test_spans_put_back_are_the_text(length: int, rate: float, mean: float, most: int, seed: int) -> None:
     ids, sentinels = list(range(length)), SENTINELS[:most]
-    out, spans = counts(length, rate, mean, most)
-    source, target = corrupt(ids, rate, mean, sentinels, Generator(PCG64(seed)))
+    out, spans = counted(length, rate, mean, most)
+    source, target = corrupted_one(ids, rate, mean, sentinels, seed)
     assert restored(source, target, sentinels) == ids
     assert [id for id in source if id < 0] == sentinels[:spans]
     assert [id for id in target if id < 0] == sentinels[: spans + 1]
@@ -58,19 +74,20 @@ def test_spans_put_back_are_the_text(length: int, rate: float, mean: float, most
 
 def test_the_counts_are_those_of_the_paper() -> None:
     """15% of 512 tokens in spans of three on average: sources of 462 tokens and targets of 104, <eos> in each."""
-    assert counts(512, 0.15, 3.0, 100) == (77, 26)
+    assert counted(512, 0.15, 3.0, 100) == (77, 26)
 
 
-@given(st.integers(1, 8), st.integers(0, 8), seeds)
-def test_segments_are_whole(parts: int, more: int, seed: int) -> None:
-    found = segments(parts + more, parts, Generator(PCG64(seed)))
-    assert (len(found), sum(found)) == (parts, parts + more)
-    assert min(found) >= 1
+@given(st.lists(st.tuples(st.integers(1, 8), st.integers(0, 8)), min_size=1, max_size=9), seeds)
+def test_segments_are_whole(some: list[tuple[int, int]], seed: int) -> None:
+    parts, more = np.array(some).T
+    found = segments(Chance(np.arange(len(some)), seed), 0, parts + more, parts)
+    assert found.min() >= 1
+    assert [part.sum() for part in np.split(found, parts.cumsum()[:-1])] == (parts + more).tolist()
 
 
 def test_segments_are_equally_likely() -> None:
-    generator = Generator(PCG64(0))
-    drawn = [tuple(segments(5, 3, generator)) for _ in range(6000)]
+    found = segments(Chance(np.arange(6000)), 0, np.full(6000, 5), np.full(6000, 3))
+    drawn = [tuple(lengths) for lengths in found.reshape(-1, 3).tolist()]
     ways = {(a, b, 5 - a - b) for a in range(1, 4) for b in range(1, 5 - a)}
     assert set(drawn) == ways
     assert all(abs(drawn.count(way) - 1000) < 150 for way in ways)
@@ -132,7 +149,7 @@ def test_what_is_said_goes_into_its_place(spec: Words | BPE | Unigram | Bytes) -
     task = SpanCorrupting(SpanCorruption(), tokenizer)
     text, ids = "the quick brown fox jumps", tokenizer.encode("the quick brown fox jumps")
     for seed in range(20):
-        source, target = corrupt(ids, 0.4, 2.0, tokenizer.sentinels, Generator(PCG64(seed)))
+        source, target = corrupted_one(ids, 0.4, 2.0, list(tokenizer.sentinels), seed)
         if spec.kind in ("words", "bytes"):
             assert task._whole(tokenizer.decode(source), tokenizer.decode(target)) == text
     x, y, z, _ = (tokenizer.token(id) for id in tokenizer.sentinels)
