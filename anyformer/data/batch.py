@@ -359,4 +359,4 @@ def _there(sizes: np.ndarray, counts: np.ndarray, length: int | None) -> np.ndar
     """Where tokens stand [b, t]: rows are filled from the left, so they stand there as they come."""
     totals = sizes.cumsum()[counts.cumsum() - 1]
     totals[1:] -= totals[:-1].copy()
-    return np.arange(length or totals.max()) < totals[:, None]
+    return np.arange(length or totals.max(), dtype=np.int32) < totals.astype(np.int32)[:, None]

@@ -44,8 +44,8 @@ class MaskedLanguageModelling(DrawnTask):
             many = np.where(many == 0, texts.sizes, many)
         asked = np.minimum(np.maximum(np.rint(self.spec.rate * texts.sizes).astype(np.int64), 1), many)
         at = known[lowest(chance.draw(0, many), many, asked)]
-        truth, fate = texts.values[at], unit(chance.draw(1, asked))
-        other = self._plain[below(chance.draw(2, asked), len(self._plain))]
+        truth, drawn = texts.values[at], chance.draw(1, asked)
+        fate, other = unit(drawn), self._plain[below(drawn << np.uint64(32), len(self._plain))]  # upper and lower bits
         hidden = np.where(fate < self.spec.masked + self.spec.random, other, truth)
         rows = texts.framed(before, after)
         at += len(before) + (len(before) + len(after)) * np.repeat(np.arange(len(asked)), asked)  # where it is in rows
