@@ -190,13 +190,14 @@ class Draft:
 
     def __init__(self, planning: Planning):
         self._planning = planning
+        self._done = -1.0  # a share
         self._plan: Plan | None = None  # when it is made
 
     def go_on(self, share: float) -> None:
         """Until that much of it is made."""
         try:
-            while self._plan is None and next(self._planning) < share:
-                pass
+            while self._plan is None and self._done < share:
+                self._done = next(self._planning)
         except StopIteration as end:
             self._plan = end.value
 

@@ -114,7 +114,7 @@ def test_the_next_epoch_is_planned_while_one_is_read() -> None:
     draft._planning = watched(draft._planning)
     for number in range(count):
         made.read(Place(0, number))
-        assert len(steps) == 0 or steps[-1] <= (number + 1) / count + 0.15  # a wave is not cut
+        assert len(steps) == 0 or steps[-1] <= (number + 1) / count + 0.07  # a round is not cut
     done = len(steps)
     assert steps[-1] > 0.9
     assert made.plan(1) == loader(list(made.pieces), made.spec).plan(1)
