@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from anyformer.config import ModelConfig
-from anyformer.nn.fp8 import compiled, learn_in_fp8
+from anyformer.nn.fp8 import learn_in_fp8
 from anyformer.nn.heads import Asked
+from anyformer.training.compiler import options
 from anyformer.training.objective import Objective
 from benchmarks.sheet import DEVICE, agree, finish
 from benchmarks.training import Words, begun
@@ -51,7 +52,7 @@ def learn(config: ModelConfig, eight: bool, data: Tensor) -> Iterator[Step]:
     if eight:
         learn_in_fp8(model.decoder)
     objective = Objective(model, Words(), 0.0)
-    run = torch.compile(objective, options=compiled(eight)) if DEVICE == "cuda" else objective
+    run = torch.compile(objective, options=options(config, eight)) if DEVICE == "cuda" else objective
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), fused=DEVICE == "cuda")
     for number, ids in enumerate(data):
         for group in optimizer.param_groups:

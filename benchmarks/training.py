@@ -22,6 +22,7 @@ from anyformer.interop.families import FAMILIES
 from anyformer.nn.heads import Asked
 from anyformer.nn.loss import token_loss
 from anyformer.nn.model import Transformer
+from anyformer.training.compiler import options
 from anyformer.training.graph import Recorder
 from anyformer.training.objective import Objective, few
 from benchmarks.sheet import DEVICE, Way
@@ -37,11 +38,13 @@ class Words:
     loss = staticmethod(token_loss)
 
 
-def stepping(model: nn.Module, loss: Callable[[], Tensor], recorded: bool = False) -> Callable[[], Tensor]:
-    """A step with AdamW: bf16 products on a GPU, master weights of fp32. `recorded` there, as our loop does it."""
-    recorded = recorded and DEVICE == "cuda"
+def stepping(model: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """A step with AdamW: bf16 products on a GPU, master weights of fp32; ours as our loop compiles and records it."""
+    ours = isinstance(model, Transformer)
+    recorded = ours and DEVICE == "cuda"
+    how = options(model.config, eight=False) if ours else None
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=DEVICE == "cuda", capturable=recorded)
-    run = torch.compile(loss) if DEVICE == "cuda" else loss
+    run = torch.compile(loss, options=how) if DEVICE == "cuda" else loss
 
     def step() -> Tensor:
         with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"):
@@ -61,17 +64,17 @@ Build = Callable[[], tuple[nn.Module, Callable[[], Tensor]]]
 """A model, and its loss on the tokens."""
 
 
-def way(name: str, build: Build, flops: float, own: bool = False) -> Way:
-    """`own`: recorded, and its first loss is taken as in training, by what leaves gradients behind."""
+def way(name: str, build: Build, flops: float, slopes: bool = False) -> Way:
+    """`slopes`: the first loss is taken as in training, by what leaves gradients behind."""
 
     def make() -> Callable[[], Tensor]:
         model, loss = build()
-        return stepping(model.train(), loss, recorded=own)
+        return stepping(model.train(), loss)
 
     def first() -> float:
         model, loss = build()
         model.eval()
-        with torch.set_grad_enabled(own), torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"):
+        with torch.set_grad_enabled(slopes), torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"):
             return float(loss().detach())
 
     return Way(name, make, first, flops, each=TOGETHER)
@@ -89,7 +92,7 @@ def ours(config: ModelConfig, inputs: tuple[Tensor, ...], labels: Tensor, smooth
             wanted = Asked(some, smoothing, at)
         return model, lambda: objective(inputs, {}, wanted, None)[0] / asked
 
-    return way("ours", build, flops(config, inputs, labels), own=True)
+    return way("ours", build, flops(config, inputs, labels), slopes=True)
 
 
 def theirs(build: Callable[[], nn.Module], loss: Callable[[Any], Tensor], flops: float) -> Way:

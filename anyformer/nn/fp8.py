@@ -23,11 +23,6 @@ TINY = 1e-12  # below it numbers are as good as zero
 CAPABLE = (8, 9)  # the first compute capability with such units
 
 
-def compiled(eight: bool) -> dict[str, Any] | None:
-    """How to compile it: torch 2.11 loses a buffer where the scales of rows and the sum of a bias are one pass."""
-    return {"triton.mix_order_reduction": False} if eight else None
-
-
 def narrow(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """x [m, k] in fp8, and the scale of each row, [m, 1]."""
     scale = x.abs().amax(dim=-1, keepdim=True).float().clamp(min=TINY) / torch.finfo(dtype).max

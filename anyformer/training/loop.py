@@ -17,13 +17,13 @@ from torch.distributed.fsdp import FSDPModule
 from anyformer.data.batch import Batch, move
 from anyformer.data.loader import Loader
 from anyformer.data.sources import Rows
-from anyformer.nn import fp8
 from anyformer.nn.experts import Mixture
 from anyformer.nn.model import Transformer
 from anyformer.nn.running import Running
 from anyformer.recipe import Packed, Padded, Recipe
 from anyformer.run import write_folder, write_model
 from anyformer.tasks.base import Metrics, Task, past_of
+from anyformer.training.compiler import options
 from anyformer.training.forcing import forced
 from anyformer.training.graph import Recorder
 from anyformer.training.late import Late
@@ -371,7 +371,8 @@ def objective(job: Job) -> Any:
         return job.objective
     if not compiles(job.recipe, job.device):
         return replicate(job.objective, job.ranks)
-    return replicate(torch.compile(job.objective, options=fp8.compiled(job.precision == "fp8")), job.ranks)
+    how = options(job.model.config, job.precision == "fp8")
+    return replicate(torch.compile(job.objective, options=how), job.ranks)
 
 
 def tokens_at_peak(job: Job) -> float | None:

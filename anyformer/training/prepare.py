@@ -11,7 +11,7 @@ from anyformer.config import Classifier, ConfigError, Fault, ModelConfig, Specia
 from anyformer.data.loader import Loader
 from anyformer.data.sources import Rows, read, settled
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
-from anyformer.nn.fp8 import able, compiled, learn_in_fp8
+from anyformer.nn.fp8 import able, learn_in_fp8
 from anyformer.nn.model import Transformer
 from anyformer.recipe import (
     AnyTask,
@@ -34,6 +34,7 @@ from anyformer.tasks.classify import named
 from anyformer.tasks.mixture import task_token
 from anyformer.tasks.regress import scaled
 from anyformer.tasks.tag import tagged
+from anyformer.training.compiler import options
 from anyformer.training.finetune import differing, freeze, inherit, pace
 from anyformer.training.loop import Job, compiles
 from anyformer.training.optim import build_optimizer
@@ -119,7 +120,7 @@ def build(
 
     model, loader = ranks.each(make)
     if ranks.size > 1 and recipe.parallel.shard == "full":
-        shard(model, device, compiles(recipe, device), compiled(precision == "fp8"))
+        shard(model, device, compiles(recipe, device), options(model.config, precision == "fp8"))
     optimizer = build_optimizer(
         recipe.train.optimizer, model, lambda name: pace(name, model.config, recipe.train.layer_decay)
     )
