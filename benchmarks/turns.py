@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 FOLDER = "ANYFORMER_TURNS"  # the variable that tells a process where the others are named
-STILL = 1.0  # seconds until a GPU has done what a process had asked of it before it was stopped
+STILL = 0.5  # seconds until a GPU has done what a process had asked of it before it was stopped
 
 
 def side_by_side(commands: Sequence[Sequence[str]]) -> bool:
@@ -35,6 +35,10 @@ def side_by_side(commands: Sequence[Sequence[str]]) -> bool:
             for process in running:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
+
+
+def in_turns() -> bool:
+    return FOLDER in os.environ
 
 
 def join() -> None:
