@@ -3,7 +3,6 @@
 A block that must not run (a server, an hour of training) has an HTML comment before it: <!-- not run: reason -->
 """
 
-import multiprocessing
 import os
 import re
 import shlex
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from tests.forking import forking
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
@@ -106,9 +107,7 @@ def simple(line: str) -> Step | None:
 
 def forked(step: Step, cwd: Path, said: Path) -> subprocess.CompletedProcess[str]:
     """Takes a step in a process of its own that has torch already: importing it takes longer than most steps."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.training.small"])
-    process = context.Process(target=child, args=(step, cwd, said))
+    process = forking().Process(target=child, args=(step, cwd, said))
     process.start()
     process.join(SECONDS)
     if process.is_alive():

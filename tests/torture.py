@@ -6,7 +6,6 @@ bit by bit.
 """
 
 import argparse
-import multiprocessing
 import random
 import signal
 import sys
@@ -33,6 +32,7 @@ from anyformer.recipe import (
 )
 from anyformer.recipes import names, read_recipe
 from anyformer.run import checkpoints, verify
+from tests.forking import forking
 from tests.training.small import assert_same_run, child, run
 
 STEPS, SAVES = 40, 4  # steps of a run, and steps between its saves
@@ -78,8 +78,7 @@ def main() -> None:
     recipes = {name: recipe for name in wished if there(recipe := small(name))}
     if missing := sorted({*wished} - {*recipes}):
         console.print(f"without their data: {', '.join(missing)} (set ANYFORMER_DATA)")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.training.small"])
+    context = forking()
     columns = (TextColumn("kills"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with tempfile.TemporaryDirectory() as folder, Progress(*columns, console=console) as bar:
         total = bar.add_task("", total=asked.kills)

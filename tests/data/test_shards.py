@@ -21,6 +21,7 @@ from anyformer.data.sharding import prepare
 from anyformer.data.shards import Corpus, Index, InMemory
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.recipe import BPE, Bytes, Characters
+from tests.forking import forking
 
 LINES = [f"line {i} says {'really ' * (i % 7)}{i * i}" for i in range(200)]
 
@@ -339,8 +340,7 @@ def test_kills_change_nothing(tmp_path: Path) -> None:
     """SIGKILL within a write, or at any moment; and a log that was cut short."""
     write("a.txt", "\n".join(LINES))
     prepare([tmp_path / "a.txt"], tmp_path / "straight", BPE(size=280), Input())
-    context, chance = multiprocessing.get_context("forkserver"), random.Random(0)
-    context.set_forkserver_preload(["tests.data.test_shards"])
+    context, chance = forking(), random.Random(0)
     out = tmp_path / "out"
     for number, moment in enumerate([1, 2, chance.randint(3, 9), None, chance.randint(5, 12), chance.randint(5, 12)]):
         clock = None if moment is not None else chance.uniform(0.0, 0.05)
@@ -366,8 +366,7 @@ def test_kills_change_nothing(tmp_path: Path) -> None:
 
 def test_workers_end_with_the_first_process(tmp_path: Path) -> None:
     write("a.txt", "\n".join(LINES))
-    context = multiprocessing.get_context("forkserver")
-    process = context.Process(target=orphaned, args=(tmp_path / "out",))
+    process = forking().Process(target=orphaned, args=(tmp_path / "out",))
     process.start()
     process.join()
     assert process.exitcode == -9

@@ -1,7 +1,6 @@
 """A run that is stopped at any moment and resumed ends as if nothing had happened, to the last bit."""
 
 import json
-import multiprocessing
 import random
 import shutil
 import signal
@@ -30,6 +29,7 @@ from anyformer.training.loop import Interrupted, fit, save
 from anyformer.training.signals import Signals
 from anyformer.training.state import checkpoint_path, checkpoints
 from anyformer.training.train import train
+from tests.forking import forking
 from tests.training.small import (
     CROPS,
     PACKED,
@@ -181,8 +181,7 @@ def test_five_kills_change_nothing(references: dict[str, tuple[Recipe, Path]], n
     """SIGKILL at random moments: some by the clock, some within a save."""
     recipe, reference = references[name]
     out, chance = tmp_path / "run", random.Random(name)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.training.small"])
+    context = forking()
     killed = 0
     for number in range(5):
         moment = (chance.randint(1, 25), None) if number % 2 else (None, chance.uniform(0.05, 0.4))
