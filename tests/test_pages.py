@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.forking import forking
+from tests.forking import forking, reopen
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
@@ -123,10 +123,7 @@ def child(step: Step, cwd: Path, said: Path) -> None:
     os.environ["MPLBACKEND"] = "Agg"
     before = cwd / ".piped"
     before.write_text(step.piped, encoding="utf-8")
-    for fd, path, how in ((0, before, "r"), (1, step.file or said, "w"), (2, said, "a")):
-        with open(path, how, encoding="utf-8") as file:
-            os.dup2(file.fileno(), fd)
-    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(fd, how) for fd, how in ((0, "r"), (1, "w"), (2, "w")))
+    reopen(before, step.file or said, said)
     if isinstance(step.run, str):
         exec(step.run, {"__name__": "__main__"})
     else:

@@ -26,6 +26,7 @@ from anyformer.nn.mask import Layout
 from anyformer.nn.model import Transformer
 from anyformer.nn.norm import OverBatch, build_norm, normed
 from anyformer.nn.running import Notes
+from tests.forking import forking
 from tests.strategies import VOCAB, build, close, seeds, tokens
 
 shapes = st.lists(st.integers(1, 4), max_size=3).map(tuple)
@@ -266,4 +267,5 @@ def _rank(rank: int, folder: str) -> None:
 
 def test_a_batch_is_what_all_processes_read(tmp_path: Path):
     """Outputs, gradients and statistics of two processes are those of one that reads all rows."""
-    torch.multiprocessing.spawn(_rank, (str(tmp_path),), nprocs=2)
+    forking()
+    torch.multiprocessing.start_processes(_rank, (str(tmp_path),), nprocs=2, start_method="forkserver")

@@ -1,4 +1,4 @@
-"""Two processes do what one does. Run as a program, this file is one of them: it trains everything that is compared."""
+"""Two processes do what one does. Each of them runs `main`, which trains everything that is compared."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from anyformer import cli
 from anyformer.config import io
 from anyformer.data.batch import IGNORE, Batch
 from anyformer.data.loader import PieceLoader, Place
@@ -28,6 +29,7 @@ from anyformer.training.loop import Interrupted
 from anyformer.training.parallel import Ranks, join
 from anyformer.training.state import checkpoint_path
 from anyformer.training.train import train
+from tests.forking import forking, reopen
 from tests.training.small import (
     PACKED,
     PADDED,
@@ -50,6 +52,7 @@ SMOOTH = Adam(lr=1e-2, eps=1e-2)  # a large eps: rounding of tiny gradients does
 SHARDS = ("none", "full")
 HALF, END = 3, 6  # steps
 BAD = 2  # the step that is spoilt
+ASKED = {"crops, averaged": "the", "texts apart": "1\t2"}
 EXPERTS = (
     'model.decoder.blocks.*.feedforward={kind="experts", count=4, top_k=2, expert={kind="gated", width=8}, '
     'balance=0.5, router={kind="sigmoid", rate=0.1}}'
@@ -170,36 +173,52 @@ def spoil(out: Path, shard: str, ranks: Ranks) -> None:
 # -- what they did ----------------------------------------------------------------------------------------------------
 
 
-Process = subprocess.Popen[str]
+class Rank:
+    """A process with what torchrun tells it, which acts; what it says and complains of is in two files."""
+
+    def __init__(self, folder: Path, rank: int, port: int, act: Callable[..., None], *args: Any):
+        here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+        self.files = [folder / f"{name}-{rank}" for name in ("out", "complaints")]
+        env = here | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        self.process = forking().Process(target=enter, args=(env, self.files, act, *args))
+        self.process.start()
 
 
-def spawn(*command: str | Path) -> list[Process]:
+def enter(env: Mapping[str, str], files: Sequence[Path], act: Callable[..., None], *args: Any) -> None:
+    os.environ.update(env)
+    reopen(os.devnull, *files)
+    act(*args)
+
+
+def command(*words: str | Path) -> None:
+    sys.argv = ["anyformer", *map(str, words)]
+    cli.main()
+
+
+def spawn(folder: Path, act: Callable[..., None], *args: Any) -> list[Rank]:
     """Two processes, as torchrun starts them."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": "2"}
-    return [start(command, where | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(2)]
+        port = probe.getsockname()[1]
+    return [Rank(folder, rank, port, act, *args) for rank in range(2)]
 
 
-def start(command: Sequence[str | Path], env: Mapping[str, str] | None = None) -> Process:
-    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, *command], cwd=ROOT, env={**os.environ, **(env or {})}, **pipes)
-
-
-def ends(
-    processes: list[Process], terminate: Process | None = None, after: Path | None = None
-) -> tuple[list[int], list[str], list[str]]:
-    """Exit codes, and what was said and complained of, once one is told to stop where that is asked."""
+def ends(ranks: list[Rank]) -> tuple[list[int | None], list[str], list[str]]:
+    """Exit codes, and what was said and complained of."""
     try:
-        if terminate is not None and after is not None:
-            while not after.exists() and terminate.poll() is None:
-                time.sleep(0.05)
-            terminate.terminate()
-        told = [process.communicate(timeout=240) for process in processes]
+        for rank in ranks:
+            rank.process.join(timeout=240)
     finally:
-        for process in processes:
-            process.kill()
-    return [process.returncode for process in processes], [out for out, _ in told], [err for _, err in told]
+        for rank in ranks:
+            rank.process.kill()
+    out, complaints = ([rank.files[i].read_text() for rank in ranks] for i in range(2))
+    return [rank.process.exitcode for rank in ranks], out, complaints
+
+
+def wait(path: Path, alive: Callable[[], bool]) -> None:
+    """Until there is such a file, or nobody who could write it."""
+    while not path.exists() and alive():
+        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +228,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with mock.patch("anyformer.training.train.draw_curve", return_value=None):
         for name, recipe in recipes(folder).items():
             train(recipe, folder / "one" / name, console=quiet())
-    codes, _, complaints = ends(spawn("-m", "tests.training.test_parallel", folder))
+    codes, _, complaints = ends(spawn(folder, main, folder))
     assert codes == [0, 0], "\n".join(complaints)
     return folder
 
@@ -230,13 +249,22 @@ def assert_alike(a: Path, b: Path, tolerance: float = 1e-5) -> None:
 
 @pytest.mark.parametrize("shard", SHARDS)
 @pytest.mark.parametrize(
-    "name", ["padded, tied", "packed, shared, recomputed", "a row at a time", "labels", "crops, averaged"]
+    "name",
+    [
+        "padded, tied",
+        "packed, shared, recomputed",
+        "a row at a time",
+        "batch norms, experts",
+        "labels",
+        "texts apart",
+        "crops, averaged",
+    ],
 )
 def test_two_processes_are_one(folder: Path, shard: str, name: str) -> None:
     assert_alike(folder / "one" / name, folder / shard / name)
     tokens = {state_of(folder / how / name)["tokens"] for how in ("one", shard)}
     assert len(tokens) == 1
-    assert load(folder / shard / name).predict(["the"] if name.startswith("crops") else ["1 2 3"])
+    assert load(folder / shard / name).predict([ASKED.get(name, "1 2 3")])
 
 
 @pytest.mark.parametrize("shard", SHARDS)
@@ -339,8 +367,8 @@ def written(tmp_path: Path) -> Path:
     return tmp_path / "small.toml"
 
 
-def test_wrong_input_is_told_once(written: Path) -> None:
-    codes, out, complaints = ends(spawn("-m", "anyformer", "train", written, "train.stepz=3"))
+def test_wrong_input_is_told_once(written: Path, tmp_path: Path) -> None:
+    codes, out, complaints = ends(spawn(tmp_path, command, "train", written, "train.stepz=3"))
     assert codes == [2, 2]
     assert out == ["", ""]
     assert complaints == ["train.stepz: unknown key; did you mean 'steps'?\n", ""]
@@ -348,8 +376,10 @@ def test_wrong_input_is_told_once(written: Path) -> None:
 
 def test_a_signal_ends_all(written: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    processes = spawn("-m", "anyformer", "train", written, "--out", out, "parallel.shard=full")
-    codes, _, complaints = ends(processes, terminate=processes[1], after=out / "metrics.jsonl")
+    ranks = spawn(tmp_path, command, "train", written, "--out", out, "parallel.shard=full")
+    wait(out / "metrics.jsonl", ranks[1].process.is_alive)
+    ranks[1].process.terminate()
+    codes, _, complaints = ends(ranks)
     assert codes == [3, 3], "\n".join(complaints)
     assert complaints[0].startswith("interrupted at step ")
     assert complaints[0].count("\n") == 1
@@ -360,17 +390,16 @@ def test_a_signal_ends_all(written: Path, tmp_path: Path) -> None:
 def test_torchrun(written: Path, tmp_path: Path) -> None:
     """It is told to stop, passes that on, and one process goes on where two were."""
     out = tmp_path / "run"
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "anyformer", "train"]
-    process = start([*command, written, "--out", out])
-    _, _, complaints = ends([process], terminate=process, after=out / "metrics.jsonl")
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "anyformer", "train"]
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, *words, written, "--out", out], cwd=ROOT, **pipes) as process:
+        wait(out / "metrics.jsonl", lambda: process.poll() is None)
+        process.terminate()
+        _, complaints = process.communicate(timeout=240)
     step = int(checkpoints(out)[-1].name.removeprefix("step-"))
-    assert complaints[0].count(f"interrupted at step {step} and saved: go on with --resume") == 1, complaints[0]
+    assert complaints.count(f"interrupted at step {step} and saved: go on with --resume") == 1, complaints
     changes = [f"train.steps={step + 2}"]
     with mock.patch("anyformer.training.train.draw_curve", return_value=None):
         train(str(written), out, changes, resume=True, console=quiet())
         train(str(written), tmp_path / "straight", changes, console=quiet())
     assert_alike(tmp_path / "straight", out)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
