@@ -57,7 +57,10 @@ def act(line: str) -> str:
     words = shlex.split(after)
     assert words[0] == "anyformer"
     if words[1:3] == ["config", "show"]:
-        words += SMALL
+        words += [
+            *SMALL,
+            *(["batches.tokens=256"] if "tokens" in type(read_recipe(words[3]).batches).model_fields else []),
+        ]
     done = CliRunner().invoke(app, words[1:], input=" ".join(shlex.split(before)[1:]) + "\n" if before else None)
     assert done.exit_code == 0, f"{line}\n{done.output}\n{done.exception!r}"
     if file:

@@ -15,12 +15,13 @@ from anyformer.nn import dropout, loss
 from anyformer.nn.model import Transformer
 from anyformer.nn.running import Notes
 
-D, H, V, T, B, N = 64, 2, 128, 64, 4, 2
+D, H, V, T, B = 64, 2, 128, 64, 4
 
 
 def small(name: str, dropped: float) -> ModelConfig:
     make = getattr(presets, name)
-    config = make(depth=N, width=D, heads=H, vocab=V, **({} if name == "llama" else {"dropout": dropped}))
+    depth = 1 if name == "vaswani" else 2  # of each of its stacks
+    config = make(depth=depth, width=D, heads=H, vocab=V, **({} if name == "llama" else {"dropout": dropped}))
     at = "encoder" if name == "bert" else "decoder"
     tie = {"output": "none", "all": "inputs"}.get(config.tie, config.tie)
     config = io.override(config, [f"{at}.blocks.*.mixer.dropout=0"])

@@ -47,7 +47,7 @@ def test_one_beam_is_greedy(kind: str, shape: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_texts_together_are_as_one_by_one(shape: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of unequal length, with rooms of their own and near the last position; in one batch and in many."""
-    run = writer("bpe", shape, length=24, ends=True)
+    run = writer("bpe", shape, length=18, ends=True)
     how = WAYS[way] if "seed" not in WAYS[way] else WAYS[way] | {"seed": [5, 6, 7, 8]}
 
     def alone(i: int, **more: Any) -> str:
@@ -137,9 +137,9 @@ def test_phrases_appear_as_text(kind: str, shape: str) -> None:
     run = writer(kind, shape, ends=True)
     phrases = ["over", "안녕 세상!"] if kind != "wordpiece" else ["over", "안녕"]
     for beams in (4, 9):
-        for said in run.generate(["dog", "the lazy"], beams=beams, phrases=phrases, max_new_tokens=40):
+        for said in run.generate(["dog", "the lazy"], beams=beams, phrases=phrases, max_new_tokens=24):
             assert all(phrase in said for phrase in phrases)
-        for one in run.hypotheses(["the lazy"], beams=beams, n_best=3, phrases=phrases, max_new_tokens=40)[0]:
+        for one in run.hypotheses(["the lazy"], beams=beams, n_best=3, phrases=phrases, max_new_tokens=24)[0]:
             assert all(phrase in one.text for phrase in phrases)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from anyformer.recipe import Packed, Padded
+from anyformer.recipe import Crops, Packed, Padded
 from anyformer.recipes import names, read_recipe
 from anyformer.training.loop import compiles, learn, set_rate
 from anyformer.training.prepare import prepare
@@ -47,6 +47,8 @@ def test_nothing_is_compiled_after_the_first_batches(name: str, tmp_path: Path) 
     changes += [f"data={{root='{tmp_path}', train={{{inner}}}}}", "tokenizer='chars'"]
     if isinstance(recipe.batches, Packed):
         changes += ["batches.tokens=512", "batches.length=128"]
+    elif isinstance(recipe.batches, Crops):
+        changes += ["batches.rows=4", "batches.length=32"]
     made = read_recipe(name, changes)
     job = prepare(made, tmp_path / "run", resume=False, console=Console(quiet=True))
     compiled: list[int] = []
