@@ -32,19 +32,27 @@ def grid(**changes: object) -> Grid:
     return Grid(**{**given, **changes})
 
 
+@pytest.fixture
+def _few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that say nothing are enough here."""
+    monkeypatch.setattr("anyformer.lab.grid.LEAST", 5)
+
+
+@pytest.mark.usefixtures("_few")
 def test_all_combinations_are_compared(tmp_path: Path) -> None:
-    results = run_grid(grid(), tmp_path)
+    short = grid(budget=Steps(count=5))
+    results = run_grid(short, tmp_path)
     lines = compare(results, "loss")
     assert [line.setting for line in lines] == [
         {"position": p, "depth": d} for p in ("sinusoidal", "rotary") for d in (1, 2)
     ]
-    assert all(len(line.values) == 2 and line.steps == 20 for line in lines)
+    assert all(len(line.values) == 2 and line.steps == 5 for line in lines)
     assert lines[1].parameters > lines[0].parameters
-    page = report(grid(), results, tmp_path).read_text(encoding="utf-8")
+    page = report(short, results, tmp_path).read_text(encoding="utf-8")
     assert all(line.name in page for line in lines)
     assert (tmp_path / "figure.png").exists()
     before = (tmp_path / "results.jsonl").read_bytes()
-    assert run_grid(grid(), tmp_path) == results
+    assert run_grid(short, tmp_path) == results
     assert (tmp_path / "results.jsonl").read_bytes() == before
 
 
@@ -109,6 +117,7 @@ def test_another_grid_in_the_folder_is_refused(tmp_path: Path) -> None:
         run_grid(grid(axes=(one,), seeds=(0, 1)), tmp_path)
 
 
+@pytest.mark.usefixtures("_few")
 def test_the_grid_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it stands there, on a table of one's own, only with fewer and smaller trainings."""
     (found,) = re.findall(r"```toml\n(.*?)```", (Path(__file__).parents[2] / "README.md").read_text("utf-8"), re.DOTALL)
@@ -124,7 +133,7 @@ def test_the_grid_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "batches.tokens=64",
         "task.max_target=8",
     ]
-    grid = load_grid(tmp_path / "mygrid.toml", [f"set={small}", "seeds=[0]", "budget.count=20"])
+    grid = load_grid(tmp_path / "mygrid.toml", [f"set={small}", "seeds=[0]", "budget.count=5"])
     results = run_grid(grid, tmp_path / "out")
     assert [(r.cell["position"], r.cell["depth"]) for r in results] == [
         (position, depth) for position in ("sinusoidal", "rotary", "alibi") for depth in (1, 3)
