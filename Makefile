@@ -24,8 +24,9 @@ browser:  ## Debian's chromium for the tests of the page, where this is root on 
 			|| echo "chromium could not be installed: the browser's tests are skipped"; \
 	fi
 
+# A file is one worker's: what all its tests share is made once. (Marks of groups do nothing with pytest 9.2 and xdist 3.8.)
 test: $(DEV)  ## all tests, on JOBS workers (2)
-	$(BIN)/pytest -n $(JOBS) --dist loadgroup
+	$(BIN)/pytest -n $(JOBS) --dist loadfile
 
 test-gpu: $(DEV)  ## the kernels and lengths that need a GPU, and what they measure
 	$(BIN)/pytest tests/gpu

@@ -13,9 +13,6 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-# One worker for the file: the wheel is built and installed once.
-pytestmark = pytest.mark.xdist_group("wheel")
-
 
 def run(*command: str | Path, cwd: Path) -> str:
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}

@@ -13,8 +13,6 @@ from anyformer.explore.show import show
 from tests.explore import made
 from tests.explore.tab import HOSTILE, SHAPES, Opener, Page
 
-pytestmark = pytest.mark.xdist_group("browser")  # one browser serves them all
-
 VIEWS = ("heads", "model", "matrix", "neuron", "next", "block", "cache", "compare", "live")
 
 

@@ -4,8 +4,6 @@ import pytest
 
 from tests.explore.tab import Opener
 
-pytestmark = pytest.mark.xdist_group("browser")  # one browser serves them all
-
 
 def test_a_text_of_ones_own_stays_with_another_run(page: Opener) -> None:
     one = page(run="pair", view="compare")

@@ -45,8 +45,6 @@ from tests.training.small import (
     text,
 )
 
-pytestmark = pytest.mark.xdist_group("parallel")  # two processes a time are enough
-
 ROOT = Path(__file__).parents[2]
 SMOOTH = Adam(lr=1e-2, eps=1e-2)  # a large eps: rounding of tiny gradients does not decide signs
 SHARDS = ("none", "full")
