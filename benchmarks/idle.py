@@ -60,7 +60,7 @@ class Steps:
     def take(self, count: int) -> None:
         job = self.job
         for _ in range(count):
-            batches, job.state.place = read_batches(job.loader, job.state, job.recipe.train.accumulate)
+            batches, job.state.place = read_batches(job.reader, job.state, job.recipe.train.accumulate)
             self.tokens += sum(batch.tokens for batch in batches)
             self.open.append(learn(job, self.run, batches)[1])
             while len(self.open) > job.ahead:
@@ -73,7 +73,8 @@ class Steps:
             self.take(1)
             yield self.tokens
 
-    def measure(self, count: int = 100, looked_at: int = 30) -> Idle:
+    def measure(self, count: int = 300, looked_at: int = 30) -> Idle:
+        """Of many steps: the first finds a GPU that waits."""
         torch.cuda.synchronize()
         before, self.tokens, began = compiled(), 0, time.perf_counter()
         self.take(count)

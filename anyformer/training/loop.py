@@ -14,6 +14,7 @@ from rich.console import Console
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
+from anyformer.data.ahead import Ahead
 from anyformer.data.batch import Batch, move
 from anyformer.data.loader import Loader
 from anyformer.data.sources import Rows
@@ -79,6 +80,11 @@ class Job:
         return Objective(self.model, self.task, self.recipe.train.label_smoothing)
 
     @cached_property
+    def reader(self) -> Loader:
+        """The loader, ahead of a GPU, which is to wait for nobody."""
+        return Ahead(self.loader) if self.device.type == "cuda" else self.loader
+
+    @cached_property
     def ahead(self) -> int:
         """How many steps may run before the numbers of one are read: some on a GPU, where nothing hangs on them."""
         moves = any(isinstance(module, Running) for module in self.model.modules())
@@ -124,7 +130,7 @@ def fit(job: Job) -> TrainState:
             number = state.step + 1
             lr = spec.optimizer.lr * rate(spec.schedule, number, spec.steps)
             set_rate(job, lr)
-            batches, place = read_batches(job.loader, state, spec.accumulate)
+            batches, place = read_batches(job.reader, state, spec.accumulate)
             job.ranks.seed(job.recipe.seed, number)
             open_steps.append(Step(number, lr, batches, *learn(job, run, batches)))
             state.step, state.place = number, place
@@ -379,7 +385,7 @@ def tokens_at_peak(job: Job) -> float | None:
     """Tokens a second that would use all of the GPUs."""
     if job.device.type != "cuda":
         return None
-    peak = ceiling(job.model.config, job.loader.read(job.state.place)[0], job.device, job.precision)
+    peak = ceiling(job.model.config, job.reader.read(job.state.place)[0], job.device, job.precision)
     return None if peak is None else peak * job.ranks.size
 
 

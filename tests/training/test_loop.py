@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from anyformer.config import ConfigError
+from anyformer.data.ahead import Ahead
 from anyformer.data.batch import IGNORE, Batch, Piece, collate
 from anyformer.data.loader import Place
 from anyformer.nn.model import Transformer
@@ -297,6 +298,19 @@ def test_recomputed_activations_train_the_same(tmp_path: Path, shape: Shape) -> 
 
 
 # -- the beginning and the end ----------------------------------------------------------------------------------------
+
+
+def test_a_process_that_reads_ahead_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = pairs("encoder-decoder", PACKED, steps=12, accumulate=2)
+    here = make(recipe, tmp_path / "here")
+    fit(here)
+    ahead = make(recipe, tmp_path / "ahead")
+    monkeypatch.setattr(Job, "reader", property(lambda job: readers.setdefault(id(job), Ahead(job.loader))))
+    readers: dict[int, Ahead] = {}
+    fit(ahead)
+    assert len(readers) == 1
+    assert_equal(parameters(here), parameters(ahead))
+    assert metrics(tmp_path / "here") == metrics(tmp_path / "ahead")
 
 
 def test_patience(tmp_path: Path) -> None:

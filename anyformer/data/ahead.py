@@ -1,0 +1,139 @@
+"""Batches that a process of their own reads ahead: who trains on a GPU only fetches them, and starts the next step."""
+
+import math
+import mmap
+import os
+import signal
+import warnings
+import weakref
+from collections.abc import Sequence
+from itertools import cycle
+from multiprocessing import get_context
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anyformer.data.batch import Batch
+from anyformer.data.loader import Loader, Place
+
+SLOTS = 8  # batches that are there before they are asked for
+ALIGNED = 64  # bytes to which places in a slot are rounded up
+WATCH = 1.0  # seconds after which a reader that has nothing to do looks whether anybody is still there
+
+Read = tuple[Batch, Place]
+
+
+class Ahead:
+    """A loader that reads on from the place that was asked for last. Anywhere else it begins anew."""
+
+    def __init__(self, loader: Loader):
+        self.loader = loader
+        self._reader: Reader | None = None
+        self._last: tuple[Place, Read] | None = None
+
+    def read(self, place: Place) -> Read:
+        if self._last is not None and self._last[0] == place:  # once more
+            return self._last[1]
+        if self._reader is not None and self._last is not None and self._last[1][1] == place:
+            found = self._reader.next()
+        else:
+            self.close()
+            found = self.loader.read(place)
+            self._reader = Reader(self.loader, *found)
+        self._last = place, found
+        return found
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+        self._reader = self._last = None
+
+
+class Reader:
+    """The process, which is a fork of this one: it has all that the loader has. Tensors come through memory that both
+    share, in slots with room for twice the first batch; a larger one comes through the pipe with the rest."""
+
+    def __init__(self, loader: Loader, first: Batch, place: Place):
+        context = get_context("fork")
+        room = 2 * sum(x.nbytes for x in first if isinstance(x, Tensor)) + mmap.PAGESIZE
+        slots = [memoryview(mmap.mmap(-1, room)) for _ in range(SLOTS)]
+        free, (inbox, outbox) = context.Semaphore(SLOTS), context.Pipe(duplex=False)
+        shared = Shared(slots, free, inbox, outbox)
+        process = context.Process(target=_work, args=(loader, place, shared, os.getpid()), daemon=True)
+        # forks of the tokenizers' threads would say so, and Python those of a program with threads
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process.start()
+        outbox.close()
+        self.process, self._shared, self._slots = process, shared, cycle(slots)
+        self.close = weakref.finalize(self, process.kill)
+
+    def next(self) -> Read:
+        try:
+            found = self._shared.inbox.recv()
+        except EOFError:
+            self.process.join()
+            code = self.process.exitcode
+            raise RuntimeError(f"the process that reads batches has ended with {code}: memory may be short") from None
+        if isinstance(found, Exception):
+            raise found
+        tensors, facts, after = found
+        slot = next(self._slots)
+        here: dict[str, Any] = {name: torch.from_numpy(_found(x, slot)) for name, x in tensors.items()}
+        self._shared.free.release()
+        return Batch(**here, **facts), after
+
+
+class Shared(NamedTuple):
+    slots: Sequence[memoryview]
+    free: Any  # how many of them may be written
+    inbox: Any
+    outbox: Any
+
+
+def _work(loader: Loader, place: Place, shared: Shared, owner: int) -> None:
+    """Reads as long as anybody is there."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever trains saves first, and ends this one
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(1)  # those of the other process were not forked
+    shared.inbox.close()
+    for slot in cycle(shared.slots):
+        while not shared.free.acquire(timeout=WATCH):
+            if os.getppid() != owner:
+                return
+        try:
+            batch, place = loader.read(place)
+            message: Any = *_put(batch, slot), place
+        except Exception as error:
+            message = error
+        try:
+            shared.outbox.send(message)
+        except BrokenPipeError:
+            return
+        if isinstance(message, Exception):
+            return
+
+
+def _put(batch: Batch, slot: memoryview) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Where in the slot each tensor is, and of which kind, or the tensor itself where there is no room; the rest."""
+    arrays = {name: np.ascontiguousarray(x) for name, x in batch._asdict().items() if isinstance(x, Tensor)}
+    facts = {name: x for name, x in batch._asdict().items() if name not in arrays}
+    if sum(x.nbytes + ALIGNED for x in arrays.values()) > len(slot):
+        return arrays, facts
+    places, at = dict[str, Any](), 0
+    for name, x in arrays.items():
+        places[name] = x.dtype.str, x.shape, at
+        np.frombuffer(slot, x.dtype, x.size, at)[:] = x.ravel()
+        at += -(-x.nbytes // ALIGNED) * ALIGNED
+    return places, facts
+
+
+def _found(x: Any, slot: memoryview) -> np.ndarray:
+    """One of them, for good: the slot is written again."""
+    if isinstance(x, np.ndarray):
+        return x
+    dtype, shape, at = x
+    return np.frombuffer(slot, dtype, math.prod(shape), at).reshape(shape).copy()
