@@ -117,10 +117,11 @@ copy {copy:,.4g} GB/s.
 
 def _fp8(name: str, curves: dict[str, dict[str, list[float]]]) -> str:
     steps = max(len(curve) for ways in curves.values() for curve in ways.values())
-    far = max(abs(a - b) for ways in curves.values() for a, b in zip(*ways.values(), strict=True))
+    far = {key: max(abs(a - b) for a, b in zip(*ways.values(), strict=True)) for key, ways in curves.items()}
+    apart = ", ".join(f"{most:.2f} apart in `{key}`" for key, most in far.items())
     told = (
         f"The first {steps} steps from the same weights by the same batches, of random words of which half follow from "
-        f"the last: losses in fp8 and bf16 are {far:.3f} apart at most."
+        f"the last: losses in fp8 and bf16 are at most {apart}."
     )
     return f"""
 ### Learning in fp8

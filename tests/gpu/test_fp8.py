@@ -12,11 +12,12 @@ CUDA = torch.device("cuda")
 @pytest.mark.skipif(not (torch.cuda.is_available() and fp8.able(CUDA)), reason="a GPU without units for fp8")
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("rows", [48, 100])
-def test_the_hardware_multiplies_as_the_reference(rows: int, biased: bool, compiled: bool) -> None:
+@pytest.mark.parametrize(("rows", "k", "n"), [(48, 64, 128), (100, 64, 128), (512, 2048, 8192), (512, 8192, 2048)])
+def test_the_hardware_multiplies_as_the_reference(rows: int, k: int, n: int, biased: bool, compiled: bool) -> None:
     torch.manual_seed(0)
-    x, weight, dy = torch.randn(rows, 64), torch.randn(128, 64), torch.randn(rows, 128)
-    given = x, weight, *((torch.randn(128),) if biased else ())
+    torch.compiler.reset()
+    x, weight, dy = torch.randn(rows, k), torch.randn(n, k), torch.randn(rows, n)
+    given = x, weight, *((torch.randn(n),) if biased else ())
     linear = torch.compile(fp8.linear) if compiled else fp8.linear
 
     def run(device: str) -> list[Tensor]:
