@@ -43,6 +43,18 @@ def multiply(
     return (z if bias is None else z + bias).to(dtype)
 
 
+@torch.library.custom_op("anyformer::turned", mutates_args=())
+def turned(x: Tensor) -> Tensor:
+    """xᵀ as a matrix of its own. The compiler does not see how: by itself it would store fp8 across rows, byte by byte,
+    which Triton gets wrong at times (triton-lang/triton#11111)."""
+    return x.t().contiguous()
+
+
+@turned.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape[::-1])
+
+
 class Product(torch.autograd.Function):
     """x [m, k] times weight [n, k], and a bias [n], as [m, n]."""
 
@@ -55,7 +67,7 @@ class Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         x, weight = ctx.saved_tensors
-        dx = multiply(narrow(dy.contiguous(), E5M2), narrow(weight.t().contiguous(), E4M3), x.dtype)
+        dx = multiply(narrow(dy.contiguous(), E5M2), narrow(turned(weight), E4M3), x.dtype)
         return dx, dy.t() @ x, dy.sum(0) if ctx.biased else None
 
 
