@@ -152,8 +152,8 @@ def _growth(name: str, growth: dict[str, Any]) -> str:
 
 def draw(name: str) -> Path:
     rows = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    compared = [key for key in WORK if key in rows and rows[key].get("peer") and key != "memory"]
-    ratios = {key: rows[key]["ours"] / rows[key]["peer"] for key in compared}
+    there = {key: rows[key] for key in WORK if key in rows and rows[key].get("peer") and key != "memory"}
+    ratios = {key: row["ours"] / row["peer"] for key, row in there.items() if row.get("agree") is not False}
     figure, (axis,) = panels(1, width=7)
     axis.barh(list(ratios)[::-1], list(ratios.values())[::-1], color="#BBBBBB", edgecolor="#000000")
     axis.axvline(1, color="#000000", linewidth=0.8)
