@@ -17,7 +17,8 @@ from torch import Tensor
 
 IGNORE = -100  # a label that asks for nothing
 PADDING = -1  # the segment of padding
-WAVES = 4, 12  # of the rows that are left to fill, and of all: so many of them at least are filled at a time
+POOL = 2**16  # examples that are packed together, at most
+OF_LEFT, OF_ALL = 4, 12  # packing fills a fourth of the rows that are left to fill at a time, or a twelfth of all
 
 Ids = Sequence[int]
 
@@ -148,41 +149,75 @@ def plan_packed(sizes: np.ndarray, tokens: int, length: int, seed: int, epoch: i
 
     `sizes` [n, sides] are the lengths of each side of an example; every side of a row must hold its share.
     """
-    order = shuffled(len(sizes), seed, epoch)
-    row_of = yield from _pack(sizes[order].astype(np.int32), length)
-    members, ends = order[row_of.argsort(kind="stable")].tolist(), np.bincount(row_of).cumsum().tolist()
-    packed = [tuple(members[a:b]) for a, b in pairwise([0, *ends])]
-    mixed = np.random.Generator(np.random.PCG64([seed, epoch, 1])).permutation(len(packed)).tolist()
+    order, rows = shuffled(len(sizes), seed, epoch), list[Row]()
+    for start in range(0, len(order), POOL):
+        some, done = order[start : start + POOL], start / len(order)
+        row_of = yield from _packed(sizes[some].astype(np.int32), length, done, len(some) / len(order))
+        members, ends = some[row_of.argsort(kind="stable")].tolist(), np.bincount(row_of).cumsum().tolist()
+        rows += [tuple(members[a:b]) for a, b in pairwise([0, *ends])]
+    mixed = np.random.Generator(np.random.PCG64([seed, epoch, 1])).permutation(len(rows)).tolist()
     per_batch = max(1, tokens // length)
-    return [[packed[i] for i in mixed[start : start + per_batch]] for start in range(0, len(mixed), per_batch)]
+    return [[rows[i] for i in mixed[start : start + per_batch]] for start in range(0, len(mixed), per_batch)]
 
 
-def _pack(needs: np.ndarray, length: int) -> Generator[float, None, np.ndarray]:
-    """The row of each example. Some rows at a time take the longest that fits, each another one, until none does: long
-    ones come first, and short ones are there to the end for what is left of a row."""
-    longest, count = needs.max(axis=1), 0
-    left, row_of = longest.argsort(kind="stable"), np.empty(len(needs), dtype=np.int64)  # the shortest first
-    names, room = np.empty(0, dtype=np.int64), needs[:0]  # of the rows that are being filled
-    rows = -(-int(needs.sum(axis=0).max(initial=0)) // length)
+def _packed(needs: np.ndarray, length: int, done: float, share: float) -> Generator[float, None, np.ndarray]:
+    """The row of each example; how much is done goes from `done` on by `share`.
+
+    Some rows at a time are filled until nothing fits. In turn each takes another example, the longest that fits on the
+    side where the row has more room, or on the tighter side if nothing does: long ones come first, and short ones are
+    there to the end for what is left of a row.
+    """
+    needs = needs[:, : max(1, int(needs.any(axis=0).sum()))]  # a side without tokens is the last
+    longest, row_of = needs.max(axis=1), np.empty(len(needs), dtype=np.int64)
+    if longest.max(initial=0) > length:
+        raise ValueError(f"an example of {longest.max()} tokens, and a row holds {length}")
+    left, names, room, count = longest.argsort(kind="stable"), row_of[:0], needs[:0], 0  # names and room of open rows
+    whole = -(-int(needs.sum(axis=0).max(initial=0)) // length)
+
+    def put(rows: np.ndarray, sizes: np.ndarray, rooms: np.ndarray) -> None:
+        nonlocal left
+        which, where = _matched(sizes[left], rooms)
+        who, where = left[which], rows[where]
+        fits = (needs[who] <= room[where]).all(axis=1)
+        who, where = who[fits], where[fits]
+        row_of[who] = names[where]
+        room[where] -= needs[who]
+        left = np.delete(left, which[fits])
+
     while len(left):
-        yield 1 - len(left) / len(needs)
-        tight = room.min(axis=1)
-        order = tight.argsort(kind="stable")[int((tight < longest[left[0]]).sum()) :]
-        if not len(order):
+        yield done + share * (1 - len(left) / len(needs))
+        least = int(room.min()) if len(room) else 0
+        at_once = 3 * least // (4 * max(1, int(longest[left[-1]])))
+        if at_once > 1:  # as many of the longest fit into every row
+            some = left[-at_once * len(room) :]
+            where = np.arange(len(some)) % len(room)
+            row_of[some], left = names[where], left[: -len(some)]
+            np.subtract.at(room, where, needs[some])
+            continue
+        alive = (room >= needs[left].min(axis=0)).all(axis=1)
+        names, room, before = names[alive], room[alive], len(left)
+        wider = room.argmax(axis=1)
+        for side in range(needs.shape[1]):
+            rows = (wider == side).nonzero()[0]
+            put(rows, needs[:, side], room[rows, side])
+        if len(left) == before:
+            put(np.arange(len(room)), longest, room.min(axis=1))
+        if len(left) == before:
             rest = -(-int(needs[left].sum(axis=0).max()) // length)
-            new = min(rest, max(-(-rest // WAVES[0]), -(-rows // WAVES[1])))
+            new = max(1, min(rest, max(-(-rest // OF_LEFT), -(-whole // OF_ALL))))
             names, room = np.arange(count, count + new), np.full((new, needs.shape[1]), length, dtype=needs.dtype)
             count += new
-            continue
-        names, room, number = names[order], room[order], np.arange(len(order))
-        most = longest[left].searchsorted(tight[order], side="right") - 1 - number
-        best = np.minimum.accumulate(most[::-1])[::-1] + number  # the longest that fits, and that no wider row takes
-        fits = best >= 0
-        who = left[best[fits]]
-        row_of[who] = names[fits]
-        room[fits] -= needs[who]
-        left = np.delete(left, best[fits])
     return row_of
+
+
+def _matched(sizes: np.ndarray, rooms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What goes where: into each room the largest that fits, and that no wider room takes."""
+    by, order = sizes.argsort(kind="stable"), rooms.argsort(kind="stable")
+    number = np.arange(len(order))
+    most = sizes[by].searchsorted(rooms[order], side="right") - 1 - number
+    best = np.minimum.accumulate(most[::-1])[::-1] + number
+    fits = best >= 0
+    return by[best[fits]], order[fits]
 
 
 class Draft:
