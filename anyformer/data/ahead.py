@@ -1,15 +1,19 @@
 """Batches that a process of their own reads ahead: who trains on a GPU only fetches them, and starts the next step."""
 
+import gc
 import math
 import mmap
 import os
 import signal
+import traceback
 import warnings
-import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import cycle
-from multiprocessing import get_context
-from typing import Any, NamedTuple
+from multiprocessing import current_process, get_all_start_methods, get_context
+from multiprocessing.reduction import ForkingPickler
+from multiprocessing.util import Finalize
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -20,6 +24,7 @@ from anyformer.data.loader import Loader, Place
 
 SLOTS = 8  # batches that are there before they are asked for
 ALIGNED = 64  # bytes to which places in a slot are rounded up
+TOKENIZERS = "TOKENIZERS_PARALLELISM"
 WATCH = 1.0  # seconds after which a reader that has nothing to do looks whether anybody is still there
 
 Read = tuple[Batch, Place]
@@ -30,29 +35,38 @@ class Ahead:
 
     def __init__(self, loader: Loader):
         self.loader = loader
-        self._reader: Reader | None = None
+        self._forked: Forked | None = None
         self._last: tuple[Place, Read] | None = None
 
     def read(self, place: Place) -> Read:
         if self._last is not None and self._last[0] == place:  # once more
             return self._last[1]
-        if self._reader is not None and self._last is not None and self._last[1][1] == place:
-            found = self._reader.next()
+        if self._forked is not None and self._last is not None and self._last[1][1] == place:
+            try:
+                found = self._forked.next()
+            except BaseException:
+                self.close()
+                raise
         else:
             self.close()
             found = self.loader.read(place)
-            self._reader = Reader(self.loader, *found)
+            self._forked = Forked(self.loader, *found)
         self._last = place, found
         return found
 
     def close(self) -> None:
-        if self._reader is not None:
-            self._reader.close()
-        self._reader = self._last = None
+        if self._forked is not None:
+            self._forked.close()
+        self._forked = self._last = None
 
 
-class Reader:
-    """The process, which is a fork of this one: it has all that the loader has. Tensors come through memory that both
+def can_fork() -> bool:
+    """Whether this system, and this process, may have such a reader."""
+    return "fork" in get_all_start_methods() and not current_process().daemon
+
+
+class Forked:
+    """The process that reads, a fork of this one: it has all that the loader has. Tensors come through memory that both
     share, in slots with room for twice the first batch; a larger one comes through the pipe with the rest."""
 
     def __init__(self, loader: Loader, first: Batch, place: Place):
@@ -61,15 +75,13 @@ class Reader:
         slots = [memoryview(mmap.mmap(-1, room)) for _ in range(SLOTS)]
         free, (inbox, outbox) = context.Semaphore(SLOTS), context.Pipe(duplex=False)
         shared = Shared(slots, free, inbox, outbox)
-        process = context.Process(target=_work, args=(loader, place, shared, os.getpid()), daemon=True)
-        # forks of the tokenizers' threads would say so, and Python those of a program with threads
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            process.start()
+        self.process = context.Process(target=_work, args=(loader, place, shared, os.getpid()), daemon=True)
+        with _silent():
+            self.process.start()
         outbox.close()
-        self.process, self._shared, self._slots = process, shared, cycle(slots)
-        self.close = weakref.finalize(self, process.kill)
+        self._shared, self._slots = shared, cycle(slots)
+        # Python's own way: by nobody but who began it, and before it waits for its processes at the end
+        self.close = Finalize(self, _end, (self.process,), exitpriority=1)
 
     def next(self) -> Read:
         try:
@@ -77,7 +89,8 @@ class Reader:
         except EOFError:
             self.process.join()
             code = self.process.exitcode
-            raise RuntimeError(f"the process that reads batches has ended with {code}: memory may be short") from None
+            why = ": was memory short?" if code == -signal.SIGKILL else ""
+            raise RuntimeError(f"the process that reads batches has ended with {code}{why}") from None
         if isinstance(found, Exception):
             raise found
         tensors, facts, after = found
@@ -85,6 +98,25 @@ class Reader:
         here: dict[str, Any] = {name: torch.from_numpy(_found(x, slot)) for name, x in tensors.items()}
         self._shared.free.release()
         return Batch(**here, **facts), after
+
+
+def _end(process: Any) -> None:
+    process.kill()
+    process.join()
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Without what tokenizers and Python say of forks in a program with threads: the fork has one, and needs one."""
+    kept = os.environ.get(TOKENIZERS)
+    os.environ[TOKENIZERS] = "false"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            yield
+    finally:
+        del os.environ[TOKENIZERS]
+        os.environ.update({} if kept is None else {TOKENIZERS: kept})
 
 
 class Shared(NamedTuple):
@@ -96,8 +128,9 @@ class Shared(NamedTuple):
 
 def _work(loader: Loader, place: Place, shared: Shared, owner: int) -> None:
     """Reads as long as anybody is there."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever trains saves first, and ends this one
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    gc.freeze()  # what the owner has left behind is the owner's, and may be a GPU's
+    for number in (signal.SIGINT, signal.SIGTERM):  # whoever trains saves first, reads on for it, and ends this one
+        signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)  # those of the other process were not forked
     shared.inbox.close()
     for slot in cycle(shared.slots):
@@ -107,8 +140,8 @@ def _work(loader: Loader, place: Place, shared: Shared, owner: int) -> None:
         try:
             batch, place = loader.read(place)
             message: Any = *_put(batch, slot), place
-        except Exception as error:
-            message = error
+        except BaseException as error:
+            message = _sendable(error)
         try:
             shared.outbox.send(message)
         except BrokenPipeError:
@@ -117,9 +150,21 @@ def _work(loader: Loader, place: Place, shared: Shared, owner: int) -> None:
             return
 
 
+def _sendable(error: BaseException) -> Exception:
+    """As it is, with where it arose, or as a text."""
+    where = "".join(traceback.format_exception(error))
+    try:
+        if isinstance(ForkingPickler.loads(ForkingPickler.dumps(error)), Exception):
+            error.add_note(where)
+            return cast(Exception, error)
+    except Exception:
+        pass
+    return RuntimeError(where)
+
+
 def _put(batch: Batch, slot: memoryview) -> tuple[dict[str, Any], dict[str, Any]]:
     """Where in the slot each tensor is, and of which kind, or the tensor itself where there is no room; the rest."""
-    arrays = {name: np.ascontiguousarray(x) for name, x in batch._asdict().items() if isinstance(x, Tensor)}
+    arrays = {name: x.contiguous().numpy() for name, x in batch._asdict().items() if isinstance(x, Tensor)}
     facts = {name: x for name, x in batch._asdict().items() if name not in arrays}
     if sum(x.nbytes + ALIGNED for x in arrays.values()) > len(slot):
         return arrays, facts

@@ -22,7 +22,7 @@ class Chance:
         """So many numbers of 64 bits for each text, end to end; others for another use."""
         ends = sizes.cumsum()
         begun = _mixed(self._keys + STEP + np.uint64(use)) - (ends - sizes).astype(np.uint64) * STEP
-        return _mixed(np.repeat(begun, sizes) + np.arange(1, ends[-1] + 1, dtype=np.uint64) * STEP)
+        return _mixed(np.repeat(begun, sizes) + np.arange(1, sizes.sum() + 1, dtype=np.uint64) * STEP)
 
 
 def _mixed(x: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ from rich.console import Console
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from anyformer.data.ahead import Ahead
+from anyformer.data.ahead import Ahead, can_fork
 from anyformer.data.batch import Batch, move
 from anyformer.data.loader import Loader
 from anyformer.data.sources import Rows
@@ -45,7 +45,7 @@ from anyformer.training.state import (
     write_state,
 )
 
-AHEAD = 4  # steps of a GPU: what the host does now and then, as to plan an epoch, is not waited for
+AHEAD = 4  # steps of a GPU: what the host does now and then, as to write a line, is not waited for
 
 
 class Interrupted(Exception):
@@ -82,7 +82,7 @@ class Job:
     @cached_property
     def reader(self) -> Loader:
         """The loader, ahead of a GPU, which is to wait for nobody."""
-        return Ahead(self.loader) if self.device.type == "cuda" else self.loader
+        return Ahead(self.loader) if self.device.type == "cuda" and can_fork() else self.loader
 
     @cached_property
     def ahead(self) -> int:
@@ -119,7 +119,7 @@ def fit(job: Job) -> TrainState:
     """Trains to the last step, saving and evaluating on the way."""
     spec, state = job.recipe.train, job.state
     run, signals, open_steps, most = objective(job), Signals(), deque[Step](), job.ahead
-    with signals, _log(job) as log:
+    with signals, _log(job) as log, _reading(job):
         log.forget_after(state.step)
 
         def settle(left: int) -> None:
@@ -149,6 +149,16 @@ def fit(job: Job) -> TrainState:
             if stop:
                 log.say(f"stopped at step {number}: no improvement in {state.stale} evaluations")
     return state
+
+
+@contextmanager
+def _reading(job: Job) -> Iterator[None]:
+    """No process that reads ahead stays behind."""
+    try:
+        yield
+    finally:
+        if isinstance(job.reader, Ahead):
+            job.reader.close()
 
 
 def read_batches(loader: Loader, state: TrainState, accumulate: int) -> tuple[list[Batch], Any]:

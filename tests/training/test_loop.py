@@ -3,6 +3,7 @@
 import errno
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -308,9 +309,18 @@ def test_a_process_that_reads_ahead_changes_nothing(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(Job, "reader", property(lambda job: readers.setdefault(id(job), Ahead(job.loader))))
     readers: dict[int, Ahead] = {}
     fit(ahead)
-    assert len(readers) == 1
+    (reader,) = readers.values()
+    assert reader._forked is None  # it has ended
     assert_equal(parameters(here), parameters(ahead))
     assert metrics(tmp_path / "here") == metrics(tmp_path / "ahead")
+
+
+def test_batches_are_read_ahead_of_a_gpu_alone(tmp_path: Path) -> None:
+    job = make(pairs(), tmp_path / "run")
+    assert job.reader is job.loader if job.device.type == "cpu" else isinstance(job.reader, Ahead)
+    other = replace(job, device=torch.device("cuda"))
+    assert isinstance(other.reader, Ahead)
+    assert other.reader.loader is job.loader
 
 
 def test_patience(tmp_path: Path) -> None:
