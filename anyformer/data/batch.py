@@ -150,9 +150,10 @@ def plan_packed(sizes: np.ndarray, tokens: int, length: int, seed: int, epoch: i
     `sizes` [n, sides] are the lengths of each side of an example; every side of a row must hold its share.
     """
     order, rows = shuffled(len(sizes), seed, epoch), list[Row]()
+    dtype = np.int16 if sizes.max(initial=0) < 2**15 > length else np.int32  # numpy sorts 16 bits the fastest
     for start in range(0, len(order), POOL):
         some, done = order[start : start + POOL], start / len(order)
-        row_of = yield from _packed(sizes[some].astype(np.int32), length, done, len(some) / len(order))
+        row_of = yield from _packed(sizes[some].astype(dtype), length, done, len(some) / len(order))
         members, ends = some[row_of.argsort(kind="stable")].tolist(), np.bincount(row_of).cumsum().tolist()
         rows += [tuple(members[a:b]) for a, b in pairwise([0, *ends])]
     mixed = np.random.Generator(np.random.PCG64([seed, epoch, 1])).permutation(len(rows)).tolist()
