@@ -60,6 +60,16 @@ class Ahead:
         self._forked = self._last = None
 
 
+@contextmanager
+def ending(loader: Loader) -> Iterator[None]:
+    """A process that reads ahead does not outlive what is done here."""
+    try:
+        yield
+    finally:
+        if isinstance(loader, Ahead):
+            loader.close()
+
+
 def can_fork() -> bool:
     """Whether this system, and this process, may have such a reader."""
     return "fork" in get_all_start_methods() and not current_process().daemon

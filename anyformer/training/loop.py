@@ -14,7 +14,7 @@ from rich.console import Console
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from anyformer.data.ahead import Ahead, can_fork
+from anyformer.data.ahead import Ahead, can_fork, ending
 from anyformer.data.batch import Batch, move
 from anyformer.data.loader import Loader
 from anyformer.data.sources import Rows
@@ -119,7 +119,7 @@ def fit(job: Job) -> TrainState:
     """Trains to the last step, saving and evaluating on the way."""
     spec, state = job.recipe.train, job.state
     run, signals, open_steps, most = objective(job), Signals(), deque[Step](), job.ahead
-    with signals, _log(job) as log, _reading(job):
+    with signals, _log(job) as log, ending(job.reader):
         log.forget_after(state.step)
 
         def settle(left: int) -> None:
@@ -149,16 +149,6 @@ def fit(job: Job) -> TrainState:
             if stop:
                 log.say(f"stopped at step {number}: no improvement in {state.stale} evaluations")
     return state
-
-
-@contextmanager
-def _reading(job: Job) -> Iterator[None]:
-    """No process that reads ahead stays behind."""
-    try:
-        yield
-    finally:
-        if isinstance(job.reader, Ahead):
-            job.reader.close()
 
 
 def read_batches(loader: Loader, state: TrainState, accumulate: int) -> tuple[list[Batch], Any]:
