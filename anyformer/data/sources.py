@@ -5,10 +5,10 @@ once. Lines end at "\\n" only (or "\\r\\n"): U+2028, form feeds and the like are
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from anyformer.config.spec import ConfigError, Fault, visible
 from anyformer.data import synthetic
@@ -37,6 +37,7 @@ SHOWN = 5  # bad rows that an error lists
 ROLES = ("source", "target", "text", "pair", "label", "words", "tags")
 GOLDEN = 2_654_435_769  # 2^32 divided by the golden ratio
 T = TypeVar("T")
+Encode = Callable[[list[str]], list[T]]
 
 
 class BadRow(NamedTuple):
@@ -60,6 +61,7 @@ class Rows:
     bad: tuple[BadRow, ...] = field(default=(), repr=False)  # what was left out
     files: Sequence[str] | None = field(default=None, repr=False)  # of each row, where not all are of one
     stream: Corpus | None = None  # the whole text as tokens, where it is so; then there are no columns
+    kept: dict[tuple[str, Encode[Any]], list[Any]] = field(default_factory=dict, repr=False, compare=False)  # encoded
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -71,11 +73,21 @@ class Rows:
     def file_of(self, i: int) -> str:
         return self.file if self.files is None else self.files[i]
 
+    def encoded(self, role: str, encode: Encode[T], keep: bool = False) -> list[T]:
+        """A column in ids. With `keep` they stay with the rows until they are asked for again: who looks at rows before
+        they are read spares the reader to encode them once more, and the reader takes them along."""
+        found: list[T] | None = self.kept.pop((role, encode), None)
+        ids = encode(self.columns[role]) if found is None else found
+        if keep:
+            self.kept[role, encode] = ids
+        return ids
+
     def take(self, numbers: Sequence[int]) -> "Rows":
         """Some of the rows; what was left out is told with all of them only."""
         columns = {role: [values[i] for i in numbers] for role, values in self.columns.items()}
         files = None if self.files is None else [self.files[i] for i in numbers]
-        return Rows(columns, self.file, [self.lines[i] for i in numbers], (), files)
+        kept = {key: [ids[i] for i in numbers] for key, ids in self.kept.items()}
+        return Rows(columns, self.file, [self.lines[i] for i in numbers], (), files, kept=kept)
 
     def without(self, bad: Mapping[int, str]) -> "Rows":
         """The rows less those that turned out to be bad, each with its reason."""

@@ -32,9 +32,9 @@ class DrawnTask(ABC):
     tokenizer: TextTokenizer
     least: int  # tokens that a text must have
 
-    def encode(self, rows: Rows) -> list[list[int]]:
+    def encode(self, rows: Rows, keep: bool = False) -> list[list[int]]:
         """The ids of texts, nothing drawn yet."""
-        return self.tokenizer.encode_batch(rows.columns["text"])
+        return rows.encoded("text", self.tokenizer.encode_batch, keep)
 
     @abstractmethod
     def draw(self, texts: Parts, chance: Chance) -> Shelf:
@@ -45,7 +45,8 @@ class DrawnTask(ABC):
         if rows.stream is not None:
             rows.stream.check(self.tokenizer)
             return rows
-        found = {i: len(ids) for i, ids in enumerate(self.encode(rows)) if len(ids) < self.least}
+        texts = self.encode(rows, keep=batches is not None)
+        found = {i: len(ids) for i, ids in enumerate(texts) if len(ids) < self.least}
         what = f"and the task {self.spec.kind} needs {self.least} at least"
         return rows.without({i: f"the text has {n} token{'' if n == 1 else 's'}, {what}" for i, n in found.items()})
 

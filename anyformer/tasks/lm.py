@@ -34,12 +34,11 @@ class LanguageModelling:
         self.spec, self.tokenizer = spec, tokenizer
         self.begin = tokenizer.around[0] if spec.framed else []
 
-    def encode(self, rows: Rows) -> list[list[int]]:
-        texts = rows.columns["text"]
-        end = [] if self.tokenizer.eos is None or len(texts) == 1 else [self.tokenizer.eos]
+    def encode(self, rows: Rows, keep: bool = False) -> list[list[int]]:
+        end = [] if self.tokenizer.eos is None or len(rows) == 1 else [self.tokenizer.eos]
         if end == self.begin:  # what begins a text ends the one before
             end = []
-        return [self.begin + ids + end for ids in self.tokenizer.encode_batch(texts)]
+        return [self.begin + ids + end for ids in rows.encoded("text", self.tokenizer.encode_batch, keep)]
 
     def fitting(self, rows: Rows, config: ModelConfig, batches: Batches | None = None) -> Rows:
         """All rows: a document that is too long goes on in another row."""

@@ -26,10 +26,10 @@ class MixedTasks:
 
     def __init__(self, spec: Mixture, tokenizer: TextTokenizer, source_tokenizer: TextTokenizer | None = None):
         self.spec, self.tokenizer, self.source_tokenizer = spec, tokenizer, source_tokenizer
-        reader = source_tokenizer or tokenizer
+        self.reader = source_tokenizer or tokenizer
         self.parts: dict[str, SequenceToSequence] = {}
         for part in spec.parts:
-            if (begin := reader.special_id(task_token(part.name))) is None:
+            if (begin := self.reader.special_id(task_token(part.name))) is None:
                 raise ConfigError([Fault("tokenizer", f"has no {task_token(part.name)}, which the task mixture needs")])
             self.parts[part.name] = SequenceToSequence(part, tokenizer, source_tokenizer, [begin])
 
@@ -43,6 +43,9 @@ class MixedTasks:
         return self.parts[name]
 
     def fitting(self, rows: Rows, config: ModelConfig, batches: Batches | None = None) -> Rows:
+        if batches is not None:  # all at once, so that they stay with all rows
+            rows.encoded("source", self.reader.encode_batch, keep=True)
+            rows.encoded("target", self.tokenizer.encode_batch, keep=True)
         bad: dict[int, str] = {}
         for name, numbers in _by_part(rows).items():
             whys = self.part(name).misfits(rows.take(numbers), config, batches)
@@ -51,11 +54,13 @@ class MixedTasks:
 
     def loader(self, rows: Rows, batches: Batches, seed: int, model: Transformer) -> Loader:
         assert isinstance(batches, Padded | Packed)
+        taken = [(self.part(name), rows.take(numbers)) for name, numbers in _by_part(rows).items()]
+        rows.kept.clear()  # each part has its own
         pieces, weights = [], list[float]()
-        for part, numbers in ((self.part(name), numbers) for name, numbers in _by_part(rows).items()):
-            pieces += part.encode(rows.take(numbers), both_sides=model.encoder is not None)
-            weights += [next(p.weight for p in self.spec.parts if p is part.spec)] * len(numbers)
-        pads = self.tokenizer.pad or 0, (self.source_tokenizer or self.tokenizer).pad or 0
+        for part, own in taken:
+            pieces += part.encode(own, both_sides=model.encoder is not None)
+            weights += [next(p.weight for p in self.spec.parts if p is part.spec)] * len(own)
+        pads = self.tokenizer.pad or 0, self.reader.pad or 0
         return PieceLoader(pieces, batches, seed, *pads, weights=weights)
 
     def evaluate(self, model: Transformer, rows: Rows, batches: Batches) -> Metrics:

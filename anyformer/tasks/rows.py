@@ -86,7 +86,7 @@ class RowTask(ABC):
     # -- rows ---------------------------------------------------------------------------------------------------------
 
     def encode(self, rows: Rows, config: ModelConfig) -> list[Piece]:
-        read = list(self._ids(rows.columns))
+        read = list(self._ids(rows))
         labels = self._labels(rows, read)
         return [self._piece(row, label, config) for row, label in zip(read, labels, strict=True)]
 
@@ -94,9 +94,10 @@ class RowTask(ABC):
         """What is asked of each row."""
         return map(self.asked, rows.columns["label"])
 
-    def _ids(self, columns: dict[str, list[str]]) -> Iterator[Encoded]:
-        texts = self.tokenizer.encode_batch(columns["text"])
-        pairs = self.tokenizer.encode_batch(columns["pair"]) if "pair" in columns else [None] * len(texts)
+    def _ids(self, rows: Rows, keep: bool = False) -> Iterator[Encoded]:
+        encode = self.tokenizer.encode_batch
+        texts = rows.encoded("text", encode, keep)
+        pairs = rows.encoded("pair", encode, keep) if "pair" in rows.columns else [None] * len(texts)
         return zip(texts, pairs, strict=True)
 
     def _piece(self, row: Encoded, label: Sequence[int] | Sequence[float], config: ModelConfig) -> Piece:
@@ -109,7 +110,7 @@ class RowTask(ABC):
 
     def fitting(self, rows: Rows, config: ModelConfig, batches: Batches | None = None) -> Rows:
         labels = rows.columns.get("label", [""] * len(rows))
-        both = zip(self._ids(rows.columns), labels, strict=True)
+        both = zip(self._ids(rows, keep=batches is not None), labels, strict=True)
         whys = (self._misfit(row, label, config, batches) for row, label in both)
         return rows.without({i: why for i, why in enumerate(whys) if why})
 
@@ -138,7 +139,7 @@ class RowTask(ABC):
     def read(self, text: str, config: ModelConfig) -> Piece:
         """What is read of a text, or of a pair with a tab between them; where pairs are read apart, of one text."""
         columns = {"text": [text]} if self.apart else self._columns([text])
-        return self._piece(next(self._ids(columns)), [0], config)
+        return self._piece(next(self._ids(_given(columns))), [0], config)
 
     def evaluate(self, model: Transformer, rows: Rows, batches: Batches) -> Metrics:
         pieces = self.encode(rows, model.config)
@@ -156,7 +157,7 @@ class RowTask(ABC):
         """The label or number of each text; of a pair, whose texts have a tab between them. A blank has no answer: in
         training it is a bad row, so no model has seen one."""
         refuse_options(options)
-        rows = list(self._ids(self._columns(texts)))
+        rows = list(self._ids(_given(self._columns(texts))))
         pieces = {i: self._piece(row, [0], model.config) for i, row in enumerate(rows) if [] not in row}
         lengths = [pieces[i].length if i in pieces else 0 for i in range(len(rows))]
         refuse_long(lengths, model.config, side_of(model.config))
@@ -204,6 +205,11 @@ def refuse_options(options: Mapping[str, Any]) -> None:
     """Those of decoding."""
     if options:
         raise ConfigError(Fault(name, "is for models that write: this one reads once") for name in options)
+
+
+def _given(columns: dict[str, list[str]]) -> Rows:
+    """Texts that stand in no file."""
+    return Rows(columns, "texts", range(1, len(columns["text"]) + 1))
 
 
 def _two(cells: list[str]) -> bool:

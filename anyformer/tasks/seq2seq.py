@@ -53,14 +53,17 @@ class SequenceToSequence:
     def encode(self, rows: Rows, both_sides: bool) -> list[Piece]:
         return [self._piece(source, target, both_sides) for source, target in self._ids(rows)]
 
-    def _ids(self, rows: Rows) -> Iterator[tuple[list[int], list[int]]]:
-        return zip(
-            self._sources(rows.columns["source"]), self.tokenizer.encode_batch(rows.columns["target"]), strict=True
-        )
+    def _ids(self, rows: Rows, keep: bool = False) -> Iterator[tuple[list[int], list[int]]]:
+        sources = rows.encoded("source", self.reader.encode_batch, keep)
+        targets = rows.encoded("target", self.tokenizer.encode_batch, keep)
+        return zip(self._begun(sources), targets, strict=True)
 
     def _sources(self, texts: Sequence[str]) -> list[list[int]]:
+        return self._begun(self.reader.encode_batch(texts))
+
+    def _begun(self, texts: list[list[int]]) -> list[list[int]]:
         """Texts that are read; one without tokens stays so."""
-        return [[*self.begin, *ids] if ids else ids for ids in self.reader.encode_batch(texts)]
+        return [[*self.begin, *ids] if ids else ids for ids in texts]
 
     def _piece(self, source: list[int], target: list[int], both_sides: bool) -> Piece:
         if both_sides:
@@ -80,7 +83,8 @@ class SequenceToSequence:
 
     def misfits(self, rows: Rows, config: ModelConfig, batches: Batches | None) -> Iterator[str]:
         """Why each row cannot be read; empty if it can."""
-        return (self._misfit(source, target, config, batches) for source, target in self._ids(rows))
+        read = self._ids(rows, keep=batches is not None)
+        return (self._misfit(source, target, config, batches) for source, target in read)
 
     def _misfit(self, source: list[int], target: list[int], config: ModelConfig, batches: Batches | None) -> str:
         """Why an example is too long; empty if it is not."""

@@ -64,10 +64,13 @@ class Tagging:
     # -- rows ---------------------------------------------------------------------------------------------------------
 
     def encode(self, rows: Rows, config: ModelConfig) -> list[Piece]:
-        sentences = [words.split("\n") for words in rows.columns["words"]]
+        sentences = _words(rows.columns["words"])
         asked = ([self._numbers[tag] for tag in tags.split("\n")] for tags in rows.columns["tags"])
-        every = zip(sentences, self._ids(sentences), asked, strict=True)
+        every = zip(sentences, rows.encoded("words", self._cells), asked, strict=True)
         return [self._piece(words, ids, numbers, config) for words, ids, numbers in every]
+
+    def _cells(self, cells: Sequence[str]) -> list[Encoded]:
+        return self._ids(_words(cells))
 
     def _ids(self, sentences: Sequence[Sequence[str]]) -> list[Encoded]:
         """A word of which nothing is left, such as one of a space without width, is unknown."""
@@ -89,8 +92,8 @@ class Tagging:
         return Piece(row, [*before, *within, *after], spelled=spelled)
 
     def fitting(self, rows: Rows, config: ModelConfig, batches: Batches | None = None) -> Rows:
-        words, tags = ([cell.split("\n") for cell in rows.columns[role]] for role in ("words", "tags"))
-        every = zip(words, tags, self._ids(words), strict=True)
+        words, tags = _words(rows.columns["words"]), _words(rows.columns["tags"])
+        every = zip(words, tags, rows.encoded("words", self._cells, keep=batches is not None), strict=True)
         whys = (self._misfit(*row, config, batches) for row in every)
         return rows.without({i: why for i, why in enumerate(whys) if why})
 
@@ -215,6 +218,10 @@ def _wrong(words: Sequence[str], ids: Encoded) -> str:
         if not pieces:
             return f"word {number}, {word!r}: has no tokens, and the tokenizer has none for unknown ones"
     return ""
+
+
+def _words(cells: Sequence[str]) -> list[list[str]]:
+    return [cell.split("\n") for cell in cells]
 
 
 def _many(count: int, thing: str) -> str:
