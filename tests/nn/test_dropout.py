@@ -1,16 +1,24 @@
-"""Dropout by a hash: as many are dropped as asked, everywhere alike, and by each seed others."""
+"""Dropout by a hash, or by few bits: as many are dropped as asked, everywhere alike, and by each seed others."""
+
+from typing import Any
 
 import pytest
 import torch
 
-from anyformer.nn.dropout import kept
+from anyformer.nn.dropout import MANY, Dropout, kept, noise
 
 SEEDS = [torch.tensor(seed, dtype=torch.int32) for seed in (0, 1, 2**31 - 2, 12345)]
 
 
+def few_bits(x: torch.Tensor, p: float, seed: torch.Tensor) -> torch.Tensor:
+    torch.manual_seed(int(seed))
+    return noise(x, p) > 0
+
+
 @pytest.mark.parametrize("p", [0.05, 0.1, 0.5, 0.9])
 @pytest.mark.parametrize("seed", SEEDS, ids=int)
-def test_a_share_is_dropped_in_all_rows_and_columns(p: float, seed: torch.Tensor) -> None:
+@pytest.mark.parametrize("kept", [kept, few_bits])
+def test_a_share_is_dropped_in_all_rows_and_columns(p: float, seed: torch.Tensor, kept: Any) -> None:
     stays = kept(torch.empty(512, 512), p, seed).double()
     deviation = (p * (1 - p)) ** 0.5
     assert abs(stays.mean() - (1 - p)) < 5 * deviation / 512
@@ -18,7 +26,8 @@ def test_a_share_is_dropped_in_all_rows_and_columns(p: float, seed: torch.Tensor
         assert (stays.mean(dim) - (1 - p)).abs().max() < 5 * deviation / 512**0.5
 
 
-def test_neighbours_and_seeds_have_nothing_in_common() -> None:
+@pytest.mark.parametrize("kept", [kept, few_bits])
+def test_neighbours_and_seeds_have_nothing_in_common(kept: Any) -> None:
     masks = [kept(torch.empty(512, 512), 0.5, seed).double() * 2 - 1 for seed in SEEDS]
     pairs = [(a, b) for i, a in enumerate(masks) for b in masks[:i]]
     shifted = [(m, m.flatten().roll(n).view(512, 512)) for m in masks for n in (1, 2, 64, 512, 1024)]
@@ -26,6 +35,30 @@ def test_neighbours_and_seeds_have_nothing_in_common() -> None:
         assert abs((a * b).mean()) < 5 / 512
 
 
-def test_the_same_seed_drops_the_same() -> None:
+@pytest.mark.parametrize("kept", [kept, few_bits])
+def test_the_same_seed_drops_the_same(kept: Any) -> None:
     x = torch.empty(3, 5, 7)
     assert torch.equal(kept(x, 0.3, SEEDS[3]), kept(x, 0.3, SEEDS[3]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("count", [3, MANY - 1, MANY, MANY + 1, MANY + 2, MANY + 3])
+@pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
+def test_what_stays_grows_by_what_is_dropped(p: float, count: int, dtype: torch.dtype) -> None:
+    x = torch.ones(count, dtype=dtype, requires_grad=True)
+    out = Dropout(p)(x)
+    (slope,) = torch.autograd.grad(out.sum(), x)
+    due = x.new_tensor(1 / (1 - p) if p < 1 else 0.0)
+    assert slope.equal(out)
+    torch.testing.assert_close(
+        out[out != 0], due.expand(int((out != 0).sum())), rtol=1e-2 if dtype.itemsize < 4 else 1e-4, atol=0
+    )
+    assert (out != 0).all() == (p == 0)
+    assert Dropout(p).eval()(x) is x
+
+
+def test_a_batch_that_is_mapped_drops_in_each_row_what_it_will() -> None:
+    x = torch.ones(4, MANY)
+    out = torch.func.vmap(Dropout(0.5), randomness="different")(x)
+    assert not out[0].equal(out[1])
+    assert 0.4 < (out == 0).float().mean() < 0.6
