@@ -33,11 +33,11 @@ def _traced() -> bool:
 
 
 def noise(x: Tensor, p: float) -> Tensor:
-    """0 for a share p of numbers (to 8e-6), for the others as much as makes the mean 1."""
-    dropped = min(round(p * LEVELS), LEVELS - 1)
+    """0 for a share p of numbers (to 8e-6), for the others 1/(1-p)."""
+    dropped = round(p * LEVELS)
     drawn = np.random.SFC64(int(torch.randint(2**63 - 1, ()))).random_raw(-(-x.numel() // 4)).view(np.uint16)
     stays = torch.from_numpy(drawn[: x.numel()] >= dropped).view(x.shape)
-    return stays.to(x.dtype).mul_(LEVELS / (LEVELS - dropped))
+    return stays.to(x.dtype).mul_(1 / (1 - p))
 
 
 def kept(x: Tensor, p: float, seed: Tensor) -> Tensor:

@@ -148,7 +148,7 @@ def test_it_learns_to_find_pairs(tmp_path: Path) -> None:
     after = job.task.evaluate(job.model.eval(), job.valid, recipe.batches).values
     assert before["accuracy"] < 0.3
     assert after["accuracy"] > 0.8
-    assert after["mrr"] > after["accuracy"]
+    assert after["mrr"] >= after["accuracy"]
     assert after["loss"] < before["loss"]
 
 
