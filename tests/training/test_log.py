@@ -157,9 +157,7 @@ def test_tensorboard_shows_what_metrics_hold(tmp_path: Path, board: Any) -> None
 
 def test_steps_that_are_done_again_are_shown_once(tmp_path: Path, board: Any) -> None:
     for start, value in ((0, 1.0), (3, 2.0)):  # the first dies after step 5, its last checkpoint being of step 3
-        time.sleep(
-            1 - time.time() % 1
-        )  # files are sorted by the second that their names tell: 10 is before 9 within one
+        time.sleep(1 - time.time() % 1)  # files are sorted by the second in their names; within one 10 is before 9
         with Log(tmp_path, 6, start, quiet(), 1) as log:
             for step in range(start + 1, start + 6 if start == 0 else 7):
                 log.write(step, loss=value)
