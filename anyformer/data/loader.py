@@ -100,7 +100,8 @@ class PieceLoader:
     @cached_property
     def documents(self) -> int:
         """In a batch, with some room: as good as always the same number."""
-        return power(int(1.1 * max(sum(map(len, rows)) for rows in Draft(self._make(0)).plan())))
+        first = self._drafts.get(0) or Draft(self._make(0))
+        return power(int(1.1 * max(sum(map(len, rows)) for rows in first.plan())))
 
     def made(self, numbers: np.ndarray, epoch: int) -> Shelf:
         """Some examples as they are in an epoch."""
