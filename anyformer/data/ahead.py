@@ -21,10 +21,10 @@ from torch import Tensor
 
 from anyformer.data.batch import Batch
 from anyformer.data.loader import Loader, Place
+from anyformer.data.vocabulary import one_thread
 
 SLOTS = 8  # batches that are there before they are asked for
 ALIGNED = 64  # bytes to which places in a slot are rounded up
-TOKENIZERS = "TOKENIZERS_PARALLELISM"
 WATCH = 1.0  # seconds after which a reader that has nothing to do looks whether anybody is still there
 
 Read = tuple[Batch, Place]
@@ -86,7 +86,8 @@ class Forked:
         free, (inbox, outbox) = context.Semaphore(SLOTS), context.Pipe(duplex=False)
         shared = Shared(slots, free, inbox, outbox)
         self.process = context.Process(target=_work, args=(loader, place, shared, os.getpid()), daemon=True)
-        with _silent():
+        with one_thread(), warnings.catch_warnings():  # or the library, and Python, would warn of the fork
+            warnings.simplefilter("ignore", DeprecationWarning)
             self.process.start()
         outbox.close()
         self._shared, self._slots = shared, cycle(slots)
@@ -113,20 +114,6 @@ class Forked:
 def _end(process: Any) -> None:
     process.kill()
     process.join()
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Without what tokenizers and Python say of forks in a program with threads: the fork has one, and needs one."""
-    kept = os.environ.get(TOKENIZERS)
-    os.environ[TOKENIZERS] = "false"
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            yield
-    finally:
-        del os.environ[TOKENIZERS]
-        os.environ.update({} if kept is None else {TOKENIZERS: kept})
 
 
 class Shared(NamedTuple):

@@ -28,6 +28,7 @@ from anyformer.data import chunks as cutting
 from anyformer.data.chunks import Bad, Chunk, Input, chunks, documents, form_of
 from anyformer.data.shards import INDEX, Index, Shard, digest, wrong
 from anyformer.data.tokenizer import FILE, TextTokenizer, train_tokenizer
+from anyformer.data.vocabulary import one_thread
 from anyformer.recipe import Tokenizer
 
 PLAN, DONE = "plan.json", "done.jsonl"
@@ -287,7 +288,7 @@ class Work:
 
 def _inline(work: Work, jobs: Iterator[Job]) -> Iterator[tuple[int, Done]]:
     """In this process, on one core."""
-    with _one_thread():
+    with one_thread():
         do = work.ready()
         for job in jobs:
             yield job[0], do(job)
@@ -300,7 +301,7 @@ def _spawned(work: Work, jobs: Iterator[Job], workers: int) -> Iterator[tuple[in
     free: list[Connection[Any, Any]] = []
     busy: dict[Connection[Any, Any], int] = {}
     try:
-        with _one_thread():
+        with one_thread():
             for _ in range(workers):
                 ours, theirs = context.Pipe()
                 processes.append(context.Process(target=_serve, args=(work, theirs), daemon=True))
@@ -343,18 +344,3 @@ def _serve(work: Work, pipe: "Connection[Any, Any]") -> None:
                 pipe.send(str(error))
     except (EOFError, OSError):  # the first process is gone
         return
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """The library encodes on one core: there is a process for each."""
-    name = "TOKENIZERS_PARALLELISM"
-    before = os.environ.get(name)
-    os.environ[name] = "false"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before

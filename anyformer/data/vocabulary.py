@@ -4,8 +4,10 @@ The same texts give the same vocabulary, in any process and on any number of cor
 """
 
 import json
+import os
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import assert_never
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -206,3 +208,18 @@ def checked(text: object) -> str:
         half = f"'{visible(text[error.start])}' at position {error.start}"
         raise ConfigError([Fault("", f"the text holds half a character (a lone surrogate): {half}")]) from None
     return text
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """The library encodes on one core, here and in what is forked from here: there is a process for each."""
+    name = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(name)
+    os.environ[name] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
