@@ -21,9 +21,6 @@ E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 STEP = 16  # of sizes that the hardware multiplies
 TINY = 1e-12  # below it numbers are as good as zero
 CAPABLE = (8, 9)  # the first compute capability with such units
-WIDEST = (
-    1024  # model: at 2,048 the loss rose on an H200 (torch 2.11, compiled), where it falls in bf16, and here on a CPU
-)
 
 
 def narrow(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

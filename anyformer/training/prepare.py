@@ -11,7 +11,7 @@ from anyformer.config import Classifier, ConfigError, Fault, ModelConfig, Specia
 from anyformer.data.loader import Loader
 from anyformer.data.sources import Rows, read, settled
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
-from anyformer.nn.fp8 import WIDEST, able, learn_in_fp8
+from anyformer.nn.fp8 import able, learn_in_fp8
 from anyformer.nn.model import Transformer
 from anyformer.recipe import (
     AnyTask,
@@ -101,9 +101,6 @@ def build(
     def make() -> tuple[Transformer, Loader]:
         torch.manual_seed(recipe.seed)
         config = fit_config(recipe, task)
-        if precision == "fp8" and config.width > WIDEST:
-            what = f"= 'fp8': learns up to a width of {WIDEST} so far, and model.width is {config.width}: take 'bf16'"
-            raise ConfigError([Fault("train.precision", what)])
         with torch.device(device):
             model = Transformer(config)
         for stack in (model.encoder, model.decoder):

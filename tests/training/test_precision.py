@@ -21,13 +21,6 @@ def test_fp8_is_refused_where_nothing_multiplies_in_it(tmp_path: Path) -> None:
     assert not list((tmp_path / "run").glob("step*"))
 
 
-def test_fp8_is_refused_where_it_does_not_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "able", lambda device: True)
-    wide = pairs(precision="fp8").model_copy(update={"model": model(width=2048)})
-    with pytest.raises(ConfigError, match=r"train\.precision = 'fp8': learns up to a width of 1024 .* take 'bf16'"):
-        make(wide, tmp_path / "run")
-
-
 def test_a_run_in_fp8_goes_on_and_is_a_run_as_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the reference of its products."""
     monkeypatch.setattr(prepare, "able", lambda device: True)
