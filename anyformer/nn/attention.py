@@ -67,7 +67,8 @@ class MultiHeadAttention(nn.Module):
         if (rotation := ctx.relation.rotation) is not None:
             assert ctx.relation.scheme is not None
             q, k = ctx.relation.scheme.rotate(q, rotation), ctx.relation.scheme.rotate(k, rotation)
-        q = q[:, :, -x.shape[1] :]  # the past is read, and asks for nothing
+        if ctx.past is not None:
+            q = q[:, :, -x.shape[1] :]  # the past is read, and asks for nothing
         q, k, v = ctx.tap("q", q), ctx.tap("k", k), ctx.tap("v", v)
         return q, *ctx.append(k, v)
 

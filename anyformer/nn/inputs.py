@@ -124,7 +124,8 @@ class TokenInput(nn.Module):
             x = x + self.spelling(spelled)
         x = embed(x)
         if self.types is not None:
-            x = x + self.types(torch.zeros_like(ids) if types is None else types)
+            # all of the first kind: a sum is its gradient, where a lookup would add up row by row
+            x = x + (self.types.weight[0] if types is None else self.types(types))
         x = self.dropout(normed(self.norm, x, layout, notes))
         return x if self.project is None or self.early else self.project(x)
 
