@@ -1,5 +1,7 @@
 """Attention of few queries to a cache: each group of heads reads its keys and values once, and none in empty slots."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,8 @@ FEW = 8  # queries
 WIDEST = 256  # heads
 LEAST = 64  # keys that are worth a program
 KEYS = 128  # that one reads at once where heads are of 64 numbers or fewer
-PROGRAMS = 256  # that fill a GPU
+NUMBERS = 2048  # of keys that a warp reads at once for a single query
+WARPS = 1024  # that fill a GPU
 
 
 def decode(q: Tensor, k: Tensor, v: Tensor, relation: Relation, scale: float) -> Tensor:
@@ -20,9 +23,27 @@ def decode(q: Tensor, k: Tensor, v: Tensor, relation: Relation, scale: float) ->
     return mean if relation.alive is None else mean * relation.alive
 
 
+class Shape(NamedTuple):
+    """Of a program."""
+
+    rows: int  # queries of a group
+    keys: int  # at once
+    warps: int
+
+
+def shape_of(q: Tensor, v: Tensor, parts: int = 1) -> Shape:
+    """One query and its keys are a sum, which a warp finds by itself; more are products of no fewer than 16 rows."""
+    (_, h, t, width), (_, g, s, k_v) = q.shape, v.shape
+    rows, wide, slots = h // g * t, max(16, power(max(width, k_v))), max(16, power(_blocks(s, parts)))
+    if rows == 1:
+        return Shape(1, min(NUMBERS // wide, slots), 1)
+    return Shape(max(16, min(64, power(rows))), min(KEYS if wide <= 64 else LEAST, slots), 4)
+
+
 def parts_of(q: Tensor, k: Tensor) -> int:
     """How many programs share the keys of a group: more than one where the rows alone do not fill a GPU."""
-    return max(1, min(PROGRAMS // (k.shape[0] * k.shape[1]), k.shape[2] // LEAST))
+    programs = WARPS // shape_of(q, k).warps
+    return max(1, min(programs // (k.shape[0] * k.shape[1]), k.shape[2] // LEAST))
 
 
 @torch.library.custom_op("anyformer::read_cache", mutates_args=())
@@ -53,19 +74,16 @@ def launch(
     scale: float,
     out: Tensor,
     weights: Tensor | None,
-    keys: int | None = None,
-    warps: int = 4,
 ) -> None:
     """Of each part of the keys the means [n, b, t, h, k_v], and, where they are asked for, log2 of the sums of their
-    weights [n, b, t, h]; by blocks of so many keys."""
+    weights [n, b, t, h]."""
     from anyformer.nn.kernels import read_cache
 
     (b, h, t, width), (_, g, s, k_v), parts = q.shape, v.shape, len(out)
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     early = overlaps(q.device)
-    keys = keys or (KEYS if max(width, k_v) <= 64 else LEAST)
+    rows, keys, warps = shape_of(q, v, parts)
     span = _blocks(_blocks(s, parts), keys) * keys
-    rows = max(16, min(64, power(h // g * t)))
     read_cache[(b * g, parts, _blocks(h // g * t, rows))](
         q, k, v, q if mask is None else mask.view(torch.uint8), q if bias is None else bias,
         out, out if weights is None else weights, scale,

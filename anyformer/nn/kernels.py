@@ -88,7 +88,7 @@ def read_cache(
             keys = tl.load(k + b * k_b + g * k_g + slot[None] * k_s + x[:, None], mask=there, other=0.0)
             inside = (slot < s)[:, None] & (y < value_width)[None]
             values = tl.load(v + b * v_b + g * v_g + slot[:, None] * v_s + y[None], mask=inside, other=0.0)
-            scores = tl.dot(asked, keys, input_precision="ieee") * scale
+            scores = product(asked, keys, ROWS) * scale
             if BIASED:
                 added = bias + b * bias_b + head[:, None] * bias_h + token[:, None] * bias_t + slot[None] * bias_s
                 scores += tl.load(added, mask=seen, other=0.0).to(tl.float32)
@@ -98,7 +98,7 @@ def read_cache(
             p = tl.exp2(scores - level[:, None])
             shrink = tl.exp2(most - level)
             share = share * shrink + tl.sum(p, 1)
-            mean = mean * shrink[:, None] + tl.dot(p.to(values.dtype), values, input_precision="ieee")
+            mean = mean * shrink[:, None] + product(p.to(values.dtype), values, ROWS)
             most = high
     empty = share == 0.0
     share = tl.where(empty, 1.0, share)
@@ -108,6 +108,16 @@ def read_cache(
     tl.store(at, mean.to(out.dtype.element_ty), mask=here[:, None] & (y < value_width)[None])
     if not WHOLE:
         tl.store(weight + place, tl.where(empty, -1e30, most + tl.log2(share)), mask=here)
+
+
+@triton.jit
+def product(a, b, ROWS: tl.constexpr):
+    """a [ROWS, k] times b [k, n]. The units for products take no fewer than 16 rows; one is a sum."""
+    if ROWS == 1:
+        found = tl.sum(tl.trans(a).to(tl.float32) * b.to(tl.float32), 0)[None]
+    else:
+        found = tl.dot(a, b, input_precision="ieee")
+    return found
 
 
 @triton.jit

@@ -42,6 +42,14 @@ def build(name: str) -> Transformer:
     return Transformer(SMALL[name]()).to(CUDA).eval()
 
 
+@torch.no_grad()
+def sharpened(model: Transformer) -> Transformer:
+    """So that no two beams are as good as each other, which rounding would decide."""
+    for x in model.parameters():
+        x.mul_(6 if x.dim() > 1 else 1)
+    return model
+
+
 def prompts(seed: int = 1) -> tuple[Tensor, Tensor]:
     """Of unequal length."""
     ids = torch.randint(3, 97, (3, 12), generator=torch.Generator().manual_seed(seed)).to(CUDA)
@@ -112,7 +120,7 @@ def test_up_to_the_last_position():
 @pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("name", ["t5", "llama", "window"])
 def test_beams_on_a_graph(name: str, compile: bool, plain: Callable[..., Any]):
-    model = build(name)
+    model = sharpened(build(name))
     for seed in range(1, 4):  # later ones find the graphs of the first
         ids, segments = prompts(seed)
         options: dict[str, Any] = {"beams": 3, "max_new_tokens": 40, "n_best": 2, "stop": (4,), "segments": segments}

@@ -205,6 +205,8 @@ DECODED: dict[str, tuple[int, int, int, int, int, int, int]] = {  # rows, heads,
     "one group": (3, 40, 1, 3, 1000, 128, 128),
     "odd widths": (2, 4, 2, 2, 70, 24, 40),
     "wide": (2, 4, 2, 1, 70, 256, 256),
+    "one query": (5, 8, 8, 1, 33, 64, 64),
+    "one query of wide heads": (1, 4, 4, 1, 2000, 256, 128),
 }
 
 

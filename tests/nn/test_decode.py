@@ -52,7 +52,13 @@ def random(*shape: int) -> Tensor:
 @pytest.mark.parametrize("kind", ["none", "mask", "shared", "bias"])
 @pytest.mark.parametrize(
     ("rows", "heads", "groups", "t", "s", "widths"),
-    [(2, 4, 2, 1, 100, (16, 16)), (1, 4, 4, 1, 40, (64, 64)), (3, 8, 1, 3, 200, (24, 40)), (2, 40, 1, 2, 70, (32, 16))],
+    [
+        (2, 4, 2, 1, 100, (16, 16)),
+        (1, 4, 4, 1, 40, (64, 64)),
+        (2, 3, 3, 1, 300, (24, 40)),
+        (3, 8, 1, 3, 200, (24, 40)),
+        (2, 40, 1, 2, 70, (32, 16)),
+    ],
 )
 def test_as_eager(rows: int, heads: int, groups: int, t: int, s: int, widths: tuple[int, int], kind: str):
     """One part of the keys or several, more rows than a block, widths that fill none, an empty half of the slots."""
