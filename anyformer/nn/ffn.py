@@ -27,6 +27,7 @@ from anyformer.config import (
     Tanh,
     hidden_width,
 )
+from anyformer.nn.activated import Act, activated, passes
 from anyformer.nn.context import Context
 from anyformer.nn.dropout import Dropout
 from anyformer.nn.experts import Mixture, SigmoidRouter, SoftmaxRouter, StackedLinear
@@ -56,18 +57,36 @@ def activation(spec: Activation) -> Callable[[Tensor], Tensor]:
             assert_never(spec)
 
 
+def quick_activation(spec: Activation) -> Act | None:
+    """The same where it is found together with the product before it."""
+    match spec:
+        case Relu():
+            return "relu"
+        case Gelu(approximate=approximate):
+            return approximate
+        case _:
+            return None
+
+
 class PlainFFN(nn.Module):
     """act(x W₁ + b₁) W₂ + b₂ (Vaswani et al. 2017)."""
 
-    def __init__(self, width: int, hidden: int, act: Callable[[Tensor], Tensor], bias: bool, dropout: float):
+    def __init__(self, width: int, hidden: int, spec: Activation, bias: bool, dropout: float):
         super().__init__()
         self.up = Linear(width, hidden, bias=bias)
         self.down = Linear(hidden, width, bias=bias)
-        self.act, self.dropout = act, Dropout(dropout)
+        self.act, self.dropout = activation(spec), Dropout(dropout)
+        self.quick = None if dropout else quick_activation(spec)  # dropout would be a pass of its own
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        h = ctx.tap("hidden", self.act(self.up(x)))
+        h = ctx.tap("hidden", self.lift(x))
         return self.down(self.dropout(h))
+
+    def lift(self, x: Tensor) -> Tensor:
+        up = self.up
+        if self.quick is not None and type(up) is Linear and passes(x, up.bias):
+            return activated(x, up.weight, up.bias, self.quick)
+        return self.act(up(x))
 
 
 class GatedFFN(nn.Module):
@@ -100,7 +119,7 @@ def build_ffn(spec: FeedForward, width: int) -> nn.Module | None:
 def build_network(spec: Network, width: int, hidden: int) -> PlainFFN | GatedFFN:
     match spec:
         case Plain():
-            return PlainFFN(width, hidden, activation(spec.activation), spec.bias, spec.dropout)
+            return PlainFFN(width, hidden, spec.activation, spec.bias, spec.dropout)
         case Gated():
             return GatedFFN(width, hidden, activation(spec.activation), spec.bias, spec.dropout)
         case _:

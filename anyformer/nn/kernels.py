@@ -52,6 +52,43 @@ def descend(logits, labels, losses, stride, v, smoothing, SMOOTH: tl.constexpr, 
 
 
 @triton.jit
+def pass_slopes(x, made, out, sums, m, n, ACT: tl.constexpr, TALL: tl.constexpr, STEP: tl.constexpr,
+                WIDE: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+    """Gradients x [m, n] times the slope of an activation at `made`, and the sums of TALL rows each."""
+    column = tl.program_id(1) * WIDE + tl.arange(0, WIDE)[None]
+    total = tl.zeros([STEP, WIDE], tl.float32)
+    for start in tl.range(0, TALL, STEP, num_stages=STAGES):
+        row = tl.program_id(0).to(tl.int64) * TALL + start + tl.arange(0, STEP)[:, None]
+        at, there = row * n + column, (row < m) & (column < n)
+        y = tl.load(made + at, mask=there, other=0.0).to(tl.float32)
+        dy = tl.load(x + at, mask=there, other=0.0).to(tl.float32) * slope(y, ACT)
+        tl.store(out + at, dy.to(out.dtype.element_ty), mask=there)
+        total += dy
+    tl.store(sums + tl.program_id(0) * n + column, tl.sum(total, 0)[None], mask=column < n)
+
+
+@triton.jit
+def slope(y, ACT: tl.constexpr):
+    """Of an activation: at y, or of a ReLU that made y. As in nn/gelu.py."""
+    if ACT == "relu":
+        found = tl.where(y > 0, 1.0, 0.0)
+    else:
+        square = y * y
+        if ACT == "tanh":
+            share = tl.fdiv(1.0, 1 + tl.exp2(y * (-2.302208198144325 - 0.1029432395800235 * square)))
+            density = share * (1 - share) * (1.5957691216057308 + 0.21406444881780076 * square)
+        else:
+            bell = tl.exp2(-0.7213475204444817 * square)
+            t = tl.fdiv(1.0, 1 + 0.23164188826636045 * tl.abs(y))
+            tail = 1.421413741 + t * (-1.453152027 + t * 1.061405429)
+            tail = 0.5 * bell * t * (0.254829592 + t * (-0.284496736 + t * tail))
+            share = tl.where(y < 0, tail, 1 - tail)
+            density = 0.3989422804014327 * bell
+        found = share + y * density
+    return found
+
+
+@triton.jit
 def read_cache(
     q, k, v, mask, bias, out, weight, scale,
     q_b, q_h, q_t, k_b, k_g, k_s, v_b, v_g, v_s, mask_b, mask_t, mask_s, bias_b, bias_h, bias_t, bias_s, out_n,

@@ -1,0 +1,69 @@
+"""A product with the activation behind it, as a compiled step in half precision has it: here by its reference, and by
+Triton's interpreter (TRITON_INTERPRET=1) as the kernel has it; on a GPU by `tests/gpu/test_activated.py`."""
+
+import os
+from importlib.util import find_spec
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from anyformer.config import Activation, Gelu, Relu, Silu
+from anyformer.nn import activated
+from anyformer.nn.activated import TALL, launch, reference
+from anyformer.nn.ffn import PlainFFN
+from tests.narrow import begin, same, slopes
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the compiler, and of CPUs without bf16
+INTERPRETED = find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The activations that had their own way back."""
+    found = list[str]()
+
+    def note(slope: Tensor, made: Tensor, act: str) -> tuple[Tensor, Tensor]:
+        found.append(act)
+        return reference(slope, made, act)
+
+    torch.compiler.reset()
+    monkeypatch.setattr(activated, "reference", note)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"), [(Relu(), "relu"), (Gelu(approximate="none"), "none"), (Gelu(approximate="tanh"), "tanh")]
+)
+def test_values_and_gradients(spec: Activation, name: str, asked: list[str]) -> None:
+    ffn = PlainFFN(24, 40, spec, bias=True, dropout=0.0)
+    begin(ffn.up, "cpu")
+    same(ffn.up, ffn.lift, torch.compile(ffn.lift, backend="aot_eager"), 3, 50, 24)
+    assert asked == [name]  # but not where it is not compiled
+
+
+@pytest.mark.parametrize(("spec", "bias", "dropout"), [(Silu(), True, 0.0), (Relu(), False, 0.0), (Gelu(), True, 0.5)])
+def test_others_are_as_they_were(spec: Activation, bias: bool, dropout: float, asked: list[str]) -> None:
+    ffn = PlainFFN(24, 40, spec, bias, dropout)
+    begin(ffn.up, "cpu")
+    slopes(ffn.up, torch.compile(ffn.lift, backend="aot_eager"), 3, 50, 24)
+    assert asked == []
+
+
+ways = [reference, pytest.param(launch, marks=pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter"))]
+
+
+@pytest.mark.parametrize("act", ["relu", "none", "tanh"])
+@pytest.mark.parametrize("rows", [TALL, TALL + 7, 5])
+@pytest.mark.parametrize("way", ways)
+def test_one_pass(way, rows: int, act: str) -> None:
+    torch.manual_seed(0)
+    read, slope = 3 * torch.randn(rows, 200), torch.randn(rows, 200)
+    exact = read.double().requires_grad_()
+    out = F.relu(exact) if act == "relu" else F.gelu(exact, approximate=act)
+    (due,) = torch.autograd.grad(out, exact, slope.double())
+    found, sums = way(slope, F.relu(read) if act == "relu" else read, act)
+    torch.testing.assert_close(found.double(), due, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(sums.double().sum(0), due.sum(0), atol=1e-3, rtol=1e-4)
+    assert len(sums) == -(-rows // TALL)
