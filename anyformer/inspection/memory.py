@@ -3,8 +3,9 @@
     weights       in fp32, and what AdamW knows of each: two more numbers
     casts         copies of the weights in half precision, which the backward pass reads
     activations   what is kept for the backward pass: as `count` has it, and what it leaves out: the residual stream is
-                  fp32 in any precision, so norms keep that; masks of dropout, a byte a number; the sums of attention;
-                  a projection that stays because its values are read from it after its queries and keys were turned
+                  fp32 in any precision, so norms keep that unless compiled; masks of dropout, a byte a number; the sums
+                  of attention; a projection that stays because its values are read from it after its queries and keys
+                  were turned
     passing       the most that comes and goes while all of that is there: the logits of the loss, or the gradients
                   within a layer; with `recompute` also the activations of one layer
     gradients     of all weights, when the first layer is done and all activations are gone
@@ -76,6 +77,11 @@ class Memory:
 class _How(NamedTuple):
     size: int  # bytes of an activation
     compiled: bool
+
+    @property
+    def normed(self) -> int:
+        """Bytes of what a norm keeps of the residual stream."""
+        return self.size if self.compiled else FP32
 
 
 def training_memory(
@@ -153,7 +159,7 @@ class _Kept(NamedTuple):
         names = f"{'source' if side == 'encoder' else 'target'} embeddings", f"{side} final norm"
         for part, _, cost in side_costs(config, side, stack, b, t, s):
             if part in names:  # nearly all of it in norms
-                outside += cost.kept * FP32 * _times(stack.final_norm, how)
+                outside += cost.kept * how.normed * _times(stack.final_norm, how)
             elif part == "encoder output":
                 outside += cost.kept * how.size
         return cls(tuple(layers), inputs, outside)
@@ -167,7 +173,7 @@ def _block(block: Block, stack: Stack, d: int, b: int, t: int, s: int, caching: 
     branches = len(costs)
     kept = size * sum(cost.kept for cost in costs.values())
     stream = {"pre": 1.0, "post": 1.0, "branch": 0.0, "sandwich": 0.5}[block.placement]  # norms that read it
-    kept += int(norms * (size + stream * (FP32 - size))) + norms * FP32 * (_times(block.norm, how) - 1)
+    kept += int(norms * (size + stream * (how.normed - size))) + norms * FP32 * (_times(block.norm, how) - 1)
     kept += rows * d * MASK * branches * (block.dropout > 0)
     for a, keys in ((block.mixer, t), (block.cross, s)):
         if isinstance(a, Attention):
@@ -181,8 +187,8 @@ def _block(block: Block, stack: Stack, d: int, b: int, t: int, s: int, caching: 
         kept += f * MASK * (spec.dropout > 0)
         if how.compiled and isinstance(spec, Gated):
             kept -= f * size  # the gate after its activation is made anew
-        elif how.compiled and isinstance(spec.activation, Relu):
-            kept += f * MASK  # where it was positive
+        elif how.compiled and isinstance(spec.activation, Relu) and (size == FP32 or not spec.bias or spec.dropout):
+            kept += f * MASK  # where it was positive, unless that is told by what it made
     return kept
 
 

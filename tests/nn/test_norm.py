@@ -27,6 +27,7 @@ from anyformer.nn.model import Transformer
 from anyformer.nn.norm import OverBatch, build_norm, normed
 from anyformer.nn.running import Notes
 from tests.forking import forking
+from tests.narrow import begin, kept, same
 from tests.strategies import VOCAB, build, close, seeds, tokens
 
 shapes = st.lists(st.integers(1, 4), max_size=3).map(tuple)
@@ -269,3 +270,15 @@ def test_a_batch_is_what_all_processes_read(tmp_path: Path):
     """Outputs, gradients and statistics of two processes are those of one that reads all rows."""
     forking()
     torch.multiprocessing.start_processes(_rank, (str(tmp_path),), nprocs=2, start_method="forkserver")
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+@pytest.mark.parametrize("spec", [LayerNorm(), LayerNorm(bias=False), RMSNorm(), RMSNorm(offset=1.0)])
+def test_a_compiled_step_of_half_precision_keeps_half_of_the_bytes(spec) -> None:
+    torch.compiler.reset()
+    norm = build_norm(spec, 64)
+    begin(norm, "cpu")
+    run = torch.compile(norm, backend="aot_eager_decomp_partition")
+    same(norm, norm, run, 4, 30, 64)
+    assert kept(run, 4, 30, 64, device="cpu") < 2.3
+    assert kept(norm, 4, 30, 64, device="cpu") > 4
