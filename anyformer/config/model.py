@@ -49,15 +49,16 @@ class ModelConfig(Spec):
 
     @property
     def shape(self) -> Shape:
-        if self.encoder and self.decoder:
+        # `is not None`: torch 2.11 cannot compile the question whether a config is true
+        if self.encoder is not None and self.decoder is not None:
             return "encoder-decoder"
-        return "encoder" if self.encoder else "decoder"
+        return "encoder" if self.encoder is not None else "decoder"
 
     @property
     def stacks(self) -> dict[Side, Stack]:
         """The stacks that are there, in the order in which they run."""
         both: dict[Side, Stack | None] = {"encoder": self.encoder, "decoder": self.decoder}
-        return {side: stack for side, stack in both.items() if stack}
+        return {side: stack for side, stack in both.items() if stack is not None}
 
     @property
     def last_input(self) -> Input:
