@@ -48,6 +48,8 @@ def batches(count: int, vocab: int, rows: int, length: int) -> Tensor:
 
 def learn(config: ModelConfig, eight: bool, data: Tensor) -> Iterator[Step]:
     """A step for each batch, compiled as one."""
+    if DEVICE == "cuda":
+        torch.cuda.reset_peak_memory_stats()
     model = begun(config).train()
     assert model.decoder is not None
     if eight:

@@ -63,6 +63,7 @@ CASES = (
     Case("llama"),
     Case("wide"),
     Case("gpt2", compiled=True),
+    Case("base", compiled=True),
     Case("llama", compiled=True),
 )
 

@@ -53,9 +53,8 @@ MEMORY = {
         "`training_memory`",
         "No step took less than about 10 ms, however small: likely the host, which starts the kernels of what is not "
         "compiled one by one (not profiled). Larger ones use more of the machine than the base does, and of the "
-        "attention that is counted a causal kernel skips half. With 262,144 tokens 7 GiB more were measured than "
-        "foretold: the loss held two parts of its logits at once. It no longer does, and norms keep half as much as "
-        "they did; this is not measured anew.",
+        "attention that is counted a causal kernel skips half. Measured before the loss held one part of its "
+        "logits at a time, and before norms kept half as many bytes, which is foretold: less is allocated now.",
     ),
     "cpu": (
         "kept for the backward pass",

@@ -26,7 +26,7 @@ def test_all_ways_begin_with_one_loss(name: str) -> None:
     _, ways = build(**sizes)
     assert len(ways) > 1
     first = {name: way.first() for name, way in ways.items() if way.first}
-    assert first.keys() == ways.keys()
+    assert first.keys() == ways.keys() - {"x-transformers"}  # which begins with weights of its own
     assert agree(first) is True, first
 
 
