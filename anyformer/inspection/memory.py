@@ -25,6 +25,7 @@ from anyformer.config import (
     Block,
     Experts,
     Gated,
+    LayerNorm,
     MaskedLM,
     ModelConfig,
     NoFeedForward,
@@ -77,11 +78,6 @@ class Memory:
 class _How(NamedTuple):
     size: int  # bytes of an activation
     compiled: bool
-
-    @property
-    def normed(self) -> int:
-        """Bytes of what a norm keeps of the residual stream."""
-        return self.size if self.compiled else FP32
 
 
 def training_memory(
@@ -159,7 +155,7 @@ class _Kept(NamedTuple):
         names = f"{'source' if side == 'encoder' else 'target'} embeddings", f"{side} final norm"
         for part, _, cost in side_costs(config, side, stack, b, t, s):
             if part in names:  # nearly all of it in norms
-                outside += cost.kept * how.normed * _times(stack.final_norm, how)
+                outside += cost.kept * _normed(stack.final_norm, how) * _times(stack.final_norm, how)
             elif part == "encoder output":
                 outside += cost.kept * how.size
         return cls(tuple(layers), inputs, outside)
@@ -173,7 +169,8 @@ def _block(block: Block, stack: Stack, d: int, b: int, t: int, s: int, caching: 
     branches = len(costs)
     kept = size * sum(cost.kept for cost in costs.values())
     stream = {"pre": 1.0, "post": 1.0, "branch": 0.0, "sandwich": 0.5}[block.placement]  # norms that read it
-    kept += int(norms * (size + stream * (how.normed - size))) + norms * FP32 * (_times(block.norm, how) - 1)
+    kept += int(norms * (size + stream * (_normed(block.norm, how) - size)))
+    kept += norms * FP32 * (_times(block.norm, how) - 1)
     kept += rows * d * MASK * branches * (block.dropout > 0)
     for a, keys in ((block.mixer, t), (block.cross, s)):
         if isinstance(a, Attention):
@@ -190,6 +187,11 @@ def _block(block: Block, stack: Stack, d: int, b: int, t: int, s: int, caching: 
         elif how.compiled and isinstance(spec.activation, Relu) and (size == FP32 or not spec.bias or spec.dropout):
             kept += f * MASK  # where it was positive, unless that is told by what it made
     return kept
+
+
+def _normed(norm: Norm, how: _How) -> int:
+    """Bytes of a number of the residual stream that a norm keeps."""
+    return how.size if how.compiled and isinstance(norm, (LayerNorm, RMSNorm)) else FP32
 
 
 def _times(norm: Norm, how: _How) -> int:

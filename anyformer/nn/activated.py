@@ -12,16 +12,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from anyformer.nn.gelu import quick
-from anyformer.nn.site import HALF, TRITON, Site
+from anyformer.nn.linear import Linear
+from anyformer.nn.site import TRITON, Site, learns_compiled
 
 Act = Literal["relu", "none", "tanh"]  # the last two are GELU, by erf and by tanh
 TALL, STEP, WIDE = 128, 16, 128  # rows that a program passes, how many at once, and columns; the best of 40 on an H200
 
 
-def passes(x: Tensor, bias: Tensor | None) -> bool:
-    """Whether it is such a step."""
-    compiled = torch.compiler.is_compiling() and torch.is_grad_enabled() and (TRITON or not x.is_cuda)
-    return compiled and bias is not None and Site.of(x, training=True).dtype in HALF
+def fuses(x: Tensor, linear: Linear) -> bool:
+    """Whether it is such a step of training, and the product a plain one, with a bias."""
+    bias: Tensor | None = linear.bias
+    plain = type(linear) is Linear and linear.training and not linear._forward_hooks and not linear._forward_pre_hooks
+    return plain and bias is not None and (TRITON or not x.is_cuda) and learns_compiled(x)
 
 
 def activated(x: Tensor, weight: Tensor, bias: Tensor, act: Act) -> Tensor:
@@ -53,13 +55,13 @@ class _Activated(torch.autograd.Function):
 
 @torch.library.custom_op("anyformer::relu_product", mutates_args=())
 def relu_product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """The compiler would take it apart."""
+    """max(0, x weightᵀ + bias), by cuBLAS in one: the compiler would take it apart."""
     return torch._addmm_activation(bias, x, weight.T)
 
 
 @relu_product.register_fake
 def _(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return x.new_empty(len(x), len(weight))
+    return x.new_empty(x.shape[0], weight.shape[0])  # not len: any number of rows is one program
 
 
 @torch.library.custom_op("anyformer::pass_back", mutates_args=())

@@ -13,7 +13,7 @@ WIDEST = 256  # heads
 LEAST = 64  # keys that are worth a program
 KEYS = 128  # that one reads at once where heads are of 64 numbers or fewer
 NUMBERS = 2048  # of keys that a warp reads at once for a single query
-WARPS = 1024  # that fill a GPU
+PROGRAMS = 256  # that fill a GPU, if they are of several warps
 
 
 def decode(q: Tensor, k: Tensor, v: Tensor, relation: Relation, scale: float) -> Tensor:
@@ -31,19 +31,20 @@ class Shape(NamedTuple):
     warps: int
 
 
-def shape_of(q: Tensor, v: Tensor, parts: int = 1) -> Shape:
-    """One query and its keys are a sum, which a warp finds by itself; more are products of no fewer than 16 rows."""
-    (_, h, t, width), (_, g, s, k_v) = q.shape, v.shape
+def shape_of(q: Tensor, v: Tensor, parts: int) -> Shape:
+    """One query and its keys are a sum, which a warp finds by itself, unless programs are few and keys are many; more
+    are products of no fewer than 16 rows."""
+    (_, h, t, width), (b, g, s, k_v) = q.shape, v.shape
     rows, wide, slots = h // g * t, max(16, power(max(width, k_v))), max(16, power(_blocks(s, parts)))
     if rows == 1:
-        return Shape(1, min(NUMBERS // wide, slots), 1)
+        warps = 4 if slots > KEYS and b * g * parts < 2 * PROGRAMS else 1
+        return Shape(1, min(warps * NUMBERS // wide, slots), warps)
     return Shape(max(16, min(64, power(rows))), min(KEYS if wide <= 64 else LEAST, slots), 4)
 
 
 def parts_of(q: Tensor, k: Tensor) -> int:
     """How many programs share the keys of a group: more than one where the rows alone do not fill a GPU."""
-    programs = WARPS // shape_of(q, k).warps
-    return max(1, min(programs // (k.shape[0] * k.shape[1]), k.shape[2] // LEAST))
+    return max(1, min(PROGRAMS // (k.shape[0] * k.shape[1]), k.shape[2] // LEAST))
 
 
 @torch.library.custom_op("anyformer::read_cache", mutates_args=())

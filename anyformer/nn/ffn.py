@@ -27,7 +27,7 @@ from anyformer.config import (
     Tanh,
     hidden_width,
 )
-from anyformer.nn.activated import Act, activated, passes
+from anyformer.nn.activated import Act, activated, fuses
 from anyformer.nn.context import Context
 from anyformer.nn.dropout import Dropout
 from anyformer.nn.experts import Mixture, SigmoidRouter, SoftmaxRouter, StackedLinear
@@ -57,8 +57,8 @@ def activation(spec: Activation) -> Callable[[Tensor], Tensor]:
             assert_never(spec)
 
 
-def quick_activation(spec: Activation) -> Act | None:
-    """The same where it is found together with the product before it."""
+def act_of(spec: Activation) -> Act | None:
+    """Its name where it is found together with the product before it."""
     match spec:
         case Relu():
             return "relu"
@@ -76,17 +76,16 @@ class PlainFFN(nn.Module):
         self.up = Linear(width, hidden, bias=bias)
         self.down = Linear(hidden, width, bias=bias)
         self.act, self.dropout = activation(spec), Dropout(dropout)
-        self.quick = None if dropout else quick_activation(spec)  # dropout would be a pass of its own
+        self.quick = None if dropout else act_of(spec)  # dropout would be a pass of its own
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         h = ctx.tap("hidden", self.lift(x))
         return self.down(self.dropout(h))
 
     def lift(self, x: Tensor) -> Tensor:
-        up = self.up
-        if self.quick is not None and type(up) is Linear and passes(x, up.bias):
-            return activated(x, up.weight, up.bias, self.quick)
-        return self.act(up(x))
+        if self.quick is not None and fuses(x, self.up):
+            return activated(x, self.up.weight, self.up.bias, self.quick)
+        return self.act(self.up(x))
 
 
 class GatedFFN(nn.Module):

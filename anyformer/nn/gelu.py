@@ -27,8 +27,8 @@ def gelu(x: Tensor, approximate: Approximate = "none") -> Tensor:
     if x.requires_grad and torch.is_grad_enabled():
         compiling = torch.compiler.is_compiling()
         if compiling and x.is_cuda and x.dtype in HALF:
-            quick: Tensor = _Quick.apply(x, approximate)
-            return quick
+            out: Tensor = _Quick.apply(x, approximate)
+            return out
         if approximate == "none" and x.device.type == "cpu" and not compiling:
             found: Tensor = _Gelu.apply(x)
             return found

@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from anyformer.config import BatchNorm, LayerNorm, NoNorm, Norm, RMSNorm
 from anyformer.nn.mask import Layout, real
 from anyformer.nn.running import Notes, Running, over_ranks
-from anyformer.nn.site import HALF, Site
+from anyformer.nn.site import learns_compiled
 
 
 class Centred(nn.LayerNorm):
     """torch's, but for what a step keeps of it."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return _normed(x, self.weight, self.bias, self.eps, True) if _narrows(x) else super().forward(x)
+        return _normed(x, self.weight, self.bias, self.eps, True) if _narrows(self, x) else super().forward(x)
 
 
 class RootMeanSquare(nn.Module):
@@ -27,7 +27,7 @@ class RootMeanSquare(nn.Module):
         self.eps, self.offset, self.cast_first = eps, offset, cast_first
 
     def forward(self, x: Tensor) -> Tensor:
-        if _narrows(x):
+        if _narrows(self, x):
             return _normed(x, self.weight + self.offset, None, self.eps, False)
         y = at_least_fp32(x)
         mean = y.square().sum(-1, keepdim=True) * (1 / y.shape[-1])  # `mean` itself takes three times as long on a CPU
@@ -88,10 +88,9 @@ class OverBatch(Running):
         return f"{len(self.mean)}, eps={self.eps}, momentum={self.momentum}"
 
 
-def _narrows(x: Tensor) -> bool:
-    """Whether x is the residual stream of a compiled step that multiplies in half precision."""
-    compiled = torch.compiler.is_compiling() and x.dtype is torch.float32 and torch.is_grad_enabled()
-    return compiled and Site.of(x, training=True).dtype in HALF
+def _narrows(norm: nn.Module, x: Tensor) -> bool:
+    """Whether a norm learns in a compiled step that multiplies in half precision, and x is its residual stream."""
+    return norm.training and x.dtype is torch.float32 and learns_compiled(x)
 
 
 def _normed(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, centred: bool) -> Tensor:
@@ -100,8 +99,8 @@ def _normed(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, centred:
 
 
 class _Narrow(torch.autograd.Function):
-    """A norm that keeps what it made of x in half precision, as the products around it do: the compiler would keep it
-    in fp32, to write and to read which takes longer than all else that a norm does."""
+    """A norm that keeps what it made of x in bf16, as products keep what they read in half precision. The compiler
+    would keep fp32, to write and to read which takes longer than all else that a norm does."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, centred: bool) -> Tensor:
@@ -128,7 +127,8 @@ class _Narrow(torch.autograd.Function):
 
 
 def _shortened(x: Tensor) -> Tensor:
-    """The first half of the bits of fp32, rounded: bf16, by steps that the compiler does not take for superfluous."""
+    """The first half of the bits of fp32, rounded: bf16, by steps that the compiler does not take for superfluous. What
+    is no number may become one, but the scale of such a row is none, either."""
     return ((x.view(torch.int32) + (1 << 15)) >> 16).to(torch.int16)
 
 

@@ -10,6 +10,14 @@ HALF = (torch.bfloat16, torch.float16)
 TRITON = find_spec("triton") is not None  # a torch without CUDA comes without it
 
 
+def learns_compiled(x: Tensor) -> bool:
+    """Whether x is read in a compiled step of half precision, with gradients of the usual kind: what has its own way
+    there has a backward pass, and no derivatives of torch.func."""
+    compiled = torch.compiler.is_compiling() and torch.is_grad_enabled()
+    usual = compiled and not torch._C._are_functorch_transforms_active()
+    return usual and Site.of(x, training=True).dtype in HALF
+
+
 class Site(NamedTuple):
     """Where a layer runs."""
 

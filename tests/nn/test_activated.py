@@ -7,6 +7,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
 
 from anyformer.config import Activation, Gelu, Relu, Silu
@@ -41,6 +42,41 @@ def test_values_and_gradients(spec: Activation, name: str, asked: list[str]) -> 
     begin(ffn.up, "cpu")
     same(ffn.up, ffn.lift, torch.compile(ffn.lift, backend="aot_eager"), 3, 50, 24)
     assert asked == [name]  # but not where it is not compiled
+
+
+@pytest.mark.parametrize("spec", [Relu(), Gelu()])
+def test_any_number_of_rows_is_one_program(spec: Activation, asked: list[str]) -> None:
+    ffn = PlainFFN(24, 40, spec, bias=True, dropout=0.0)
+    begin(ffn.up, "cpu")
+    programs = CompileCounterWithBackend("aot_eager")
+    run = torch.compile(ffn.lift, backend=programs, dynamic=True)
+    for rows in (50, 70, 90):
+        same(ffn.up, ffn.lift, run, 3, rows, 24)
+    assert programs.frame_count == 1
+
+
+def test_what_others_do_with_the_product_is_done(asked: list[str]) -> None:
+    ffn = PlainFFN(24, 40, Gelu(), bias=True, dropout=0.0)
+    begin(ffn.up, "cpu")
+    ffn.up.register_forward_hook(lambda *given: given[-1] * 0)
+    found = slopes(ffn.up, torch.compile(ffn.lift, backend="aot_eager"), 3, 50, 24)
+    assert not found[0].any()
+    assert asked == []
+
+
+def test_other_derivatives_are_torch_s_own(asked: list[str]) -> None:
+    """By half precision: the second derivative of a sum of GELUs."""
+    ffn = PlainFFN(24, 40, Gelu(), bias=True, dropout=0.0)
+    begin(ffn.up, "cpu")
+    x = torch.randn(3, 24)
+
+    def curve(y: Tensor) -> Tensor:
+        once = torch.func.grad(lambda z: ffn.lift(z).float().square().sum())
+        return torch.func.grad(lambda z: once(z).square().sum())(y)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        compiled, plain = torch.compile(curve, backend="aot_eager")(x), curve(x)
+    assert (compiled - plain).norm() < 0.03 * plain.norm()
 
 
 @pytest.mark.parametrize(("spec", "bias", "dropout"), [(Silu(), True, 0.0), (Relu(), False, 0.0), (Gelu(), True, 0.5)])

@@ -40,7 +40,7 @@ def test_it_compiles_and_maps() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 def test_quick_steps_give_the_same(approximate: Approximate, dtype: torch.dtype) -> None:
-    """To what the type can tell, or to a millionth."""
+    """To what the type can tell."""
     x = WIDE.to(dtype).requires_grad_()
     exact = x.detach().double().requires_grad_()
     grad = torch.randn(len(WIDE), generator=torch.Generator().manual_seed(0)).to(dtype)
