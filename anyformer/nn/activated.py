@@ -8,7 +8,7 @@ known by what it made.
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anyformer.nn.gelu import quick
@@ -19,11 +19,13 @@ Act = Literal["relu", "none", "tanh"]  # the last two are GELU, by erf and by ta
 TALL, STEP, WIDE = 128, 16, 128  # rows that a program passes, how many at once, and columns; the best of 40 on an H200
 
 
-def fuses(x: Tensor, linear: Linear) -> bool:
+def fuses(x: Tensor, linear: nn.Module) -> bool:
     """Whether it is such a step of training, and the product a plain one, with a bias."""
+    if type(linear) is not Linear or not learns_compiled(x):
+        return False
     bias: Tensor | None = linear.bias
-    plain = type(linear) is Linear and linear.training and not linear._forward_hooks and not linear._forward_pre_hooks
-    return plain and bias is not None and (TRITON or not x.is_cuda) and learns_compiled(x)
+    hooked = linear._forward_hooks or linear._forward_pre_hooks
+    return linear.training and bias is not None and not hooked and (TRITON or not x.is_cuda)
 
 
 def activated(x: Tensor, weight: Tensor, bias: Tensor, act: Act) -> Tensor:
