@@ -35,6 +35,7 @@ class Packed:
 
 class _Here(local):
     packed: Packed | None = None
+    meant = False  # whether there is one: torch 2.11 fails to compile that question itself, and takes this for a no
 
 
 _here = _Here()
@@ -43,11 +44,12 @@ _here = _Here()
 @contextmanager
 def packing(packed: Packed, rows: int) -> Iterator[None]:
     """Within, products are made with these copies, where they have several rows and the CPU gains by it."""
-    _here.packed = packed if rows > 1 and gains() else None
+    _here.meant = rows > 1 and gains()
+    _here.packed = packed if _here.meant else None
     try:
         yield
     finally:
-        _here.packed = None
+        _here.packed, _here.meant = None, False
 
 
 @cache
@@ -59,7 +61,7 @@ def gains() -> bool:
 def packs(x: Tensor, weight: Tensor) -> bool:
     """Whether it is meant here, x is in fp32 on a CPU, without gradients, and the matrix is one that stays."""
     return (
-        _here.packed is not None
+        _here.meant
         and isinstance(weight, nn.Parameter)
         and x.device.type == "cpu"
         and x.dtype is weight.dtype is torch.float32
