@@ -31,7 +31,7 @@ test: $(DEV)  ## all tests, on JOBS workers (2)
 test-gpu: $(DEV)  ## the kernels and lengths that need a GPU, and what they measure
 	$(BIN)/pytest tests/gpu
 
-torture: $(DEV)  ## kill training 100 times (about 17 minutes); ANYFORMER_DATA names the data of more recipes
+torture: $(DEV)  ## kill training, damage run folders, configs and data (about an hour); see tests/torture
 	$(BIN)/python -m tests.torture
 
 families: $(DEV)  ## measure every public family against transformers, and write the table of docs/interop.md

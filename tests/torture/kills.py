@@ -1,4 +1,4 @@
-"""Kills training over and over, at random moments and within saves: `make torture`.
+"""Kills training over and over, at random moments and within saves.
 
 Every recipe whose data is at hand is trained once undisturbed, and once more while SIGKILL strikes again and again.
 After each kill every committed checkpoint must be whole; at the end weights and metrics must be the undisturbed run's,
@@ -113,7 +113,3 @@ def main() -> None:
             console.print(
                 f"{name}: {kills} kills over {rounds + 1} runs, every checkpoint whole, the same bits at the end"
             )
-
-
-if __name__ == "__main__":
-    main()
