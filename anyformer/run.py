@@ -62,6 +62,7 @@ from anyformer.tasks.tag import Tagging
 
 MANIFEST = "manifest.json"
 STATE = "state.safetensors"  # beside the weights of a checkpoint
+SNAPSHOTS = "snapshots"  # weights at some steps of a training, see `training/snapshots.py`
 REQUIRED = frozenset({"config.json", "task.json", "tokenizer.json", "model.safetensors"})
 
 
@@ -210,6 +211,11 @@ def _read_task(folder: Path, listed: Iterable[str]) -> tuple[TaskSpec, Task]:
 def checkpoints(folder: Path) -> list[Path]:
     """Of a run, oldest first."""
     return sorted((folder / "state").glob("step-*"))
+
+
+def snapshots(folder: Path) -> list[Path]:
+    """Return the snapshots of a run, oldest first."""
+    return sorted((folder / SNAPSHOTS).glob("step-*"))
 
 
 def newest(folder: Path) -> Path | None:

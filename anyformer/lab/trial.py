@@ -13,7 +13,8 @@ from rich.console import Console
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Recipe
 from anyformer.tasks.base import Task
-from anyformer.training.loop import Diverged, Job, averaged, fit
+from anyformer.training.ema import averaged
+from anyformer.training.loop import Diverged, Job, fit
 from anyformer.training.prepare import prepare
 from anyformer.training.speed import flops_per_token
 

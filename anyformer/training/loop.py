@@ -2,8 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +24,7 @@ from anyformer.recipe import Packed, Padded, Recipe
 from anyformer.run import write_folder, write_model
 from anyformer.tasks.base import Metrics, Task, past_of
 from anyformer.training.compiler import options
+from anyformer.training.ema import average, averaged
 from anyformer.training.forcing import forced
 from anyformer.training.graph import Recorder
 from anyformer.training.late import Late
@@ -33,6 +33,7 @@ from anyformer.training.objective import Given, Objective
 from anyformer.training.parallel import ALONE, Ranks, replicate, syncing, whole
 from anyformer.training.schedule import rate
 from anyformer.training.signals import Signals
+from anyformer.training.snapshots import drop_snapshots, snapshot_steps, write_snapshot
 from anyformer.training.speed import ceiling
 from anyformer.training.state import (
     TrainState,
@@ -121,12 +122,16 @@ def fit(job: Job) -> TrainState:
     run, signals, open_steps, most = objective(job), Signals(), deque[Step](), job.ahead
     with signals, _log(job) as log, ending(job.reader):
         log.forget_after(state.step)
+        job.ranks.first(lambda: drop_snapshots(job.out, after=state.step))
+        marks = snapshot_steps(spec, sum(p.numel() * p.element_size() for p in job.model.parameters()))
 
         def settle(left: int) -> None:
             while len(open_steps) > left:
                 _account(job, open_steps.popleft(), log)
 
         while state.step < spec.steps and not _stale(job):
+            if state.step in marks and (problem := write_snapshot(job.out, state, job.model, job.task, job.ranks)):
+                log.say(problem)
             number = state.step + 1
             lr = spec.optimizer.lr * rate(spec.schedule, number, spec.steps)
             set_rate(job, lr)
@@ -260,41 +265,6 @@ def _note_bad(job: Job, step: Step, loss: float, log: Log) -> None:
             f"{state.bad_in_a_row} steps in a row without a finite loss or gradient, last at step {step.number}, "
             f"examples {examples}: lower train.optimizer.lr, or lengthen the warm-up"
         )
-
-
-@torch.no_grad()
-def average(job: Job, share: float | Tensor) -> None:
-    """Moves the average of the weights so far towards them: a number, or one on the device that nobody has read."""
-    if not job.state.ema:
-        job.state.ema = {name: p.detach().clone() for name, p in job.model.named_parameters()}
-        return
-    own = [job.state.ema[name] for name, _ in job.model.named_parameters()]
-    new = [p.detach() for p in job.model.parameters()]
-    if isinstance(share, float):
-        for x, y in zip(own, new, strict=True):
-            x.lerp_(y, share)
-        return
-    torch._foreach_add_(own, torch._foreach_mul(torch._foreach_sub(new, own), share))
-
-
-@contextmanager
-def averaged(job: Job) -> Iterator[None]:
-    """The model with its averaged weights, where there are any."""
-    if not job.state.ema:
-        yield
-        return
-    own = {name: p.detach().clone() for name, p in job.model.named_parameters()}
-    _put(job.model, job.state.ema)
-    try:
-        yield
-    finally:
-        _put(job.model, own)
-
-
-@torch.no_grad()
-def _put(model: Transformer, values: dict[str, Tensor]) -> None:
-    for name, parameter in model.named_parameters():
-        parameter.copy_(values[name])
 
 
 def _stale(job: Job) -> bool:

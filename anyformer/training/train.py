@@ -32,8 +32,9 @@ from anyformer.run import (
     writing,
 )
 from anyformer.tasks.base import Metrics
+from anyformer.training.ema import averaged
 from anyformer.training.log import draw_curve
-from anyformer.training.loop import Diverged, Interrupted, Job, averaged, fit
+from anyformer.training.loop import Diverged, Interrupted, Job, fit
 from anyformer.training.memory import enough, to_evaluate_with_less, to_train_with_less
 from anyformer.training.parallel import join
 from anyformer.training.prepare import RECIPE, prepare

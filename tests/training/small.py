@@ -298,7 +298,7 @@ def adapter(folder: Path, **train: Any) -> Recipe:
 
 
 def settings(**given: Any) -> Train:
-    return Train(**{"steps": 12, "optimizer": AdamW(lr=1e-2), "log_every": 1, **given})
+    return Train(**{"steps": 12, "optimizer": AdamW(lr=1e-2), "log_every": 1, "snapshots": 0, **given})
 
 
 def quiet() -> Console:
