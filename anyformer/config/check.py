@@ -6,7 +6,6 @@ however they are mended: what would vanish with another value is a consequence, 
 """
 
 import copy
-import difflib
 import itertools
 import math
 import random
@@ -22,6 +21,7 @@ from anyformer.config.spec import (
     Place,
     Spec,
     alternatives,
+    close_matches,
     elements,
     explain,
     fields,
@@ -34,6 +34,9 @@ S = TypeVar("S", bound=Spec)
 Mend = Callable[[Any, Any], None]  # changes a container at a key
 
 TRIES = 256  # mended copies looked at: about 0.1 s
+MAX_NODES = 100_000  # values in all of these copies together: of a large file, fewer copies are looked at
+MAX_WRONG = 20  # wrong values, past which the rules between parts are not looked at
+MAX_SIZES = 64  # sizes in the data that are tried in the place of a wrong one
 
 
 def to_data(spec: Spec) -> dict[str, Any]:
@@ -56,6 +59,8 @@ def build(cls: type[S], data: Any) -> S:
 def _standing(cls: type[Spec], data: Any, error: ValidationError) -> list[Fault]:
     """The faults between parts that no mending of the wrong values removes."""
     standing: list[Fault] | None = None
+    if error.error_count() > MAX_WRONG:
+        return []
     for mended in _mended(cls, data, error):
         try:
             cls.model_validate(mended)
@@ -72,8 +77,9 @@ def _standing(cls: type[Spec], data: Any, error: ValidationError) -> list[Fault]
 
 def _mended(cls: type[Spec], data: Any, error: ValidationError) -> Iterator[Any]:
     """Copies of the data in which every wrong value is dropped or replaced, in all combinations or a sample of them."""
-    sizes = sorted({1, *_sizes(data)})
+    sizes = sorted({1, *_sizes(data)})[:MAX_SIZES]
     sizes = [*sizes, math.lcm(*sizes)]  # whatever must divide, divides this one
+    tries = min(TRIES, MAX_NODES // _nodes(data))
     wrong: list[tuple[Place, list[Mend]]] = []
     for item in error.errors():
         if not rule_of(item):
@@ -83,8 +89,8 @@ def _mended(cls: type[Spec], data: Any, error: ValidationError) -> Iterator[Any]
     rng = random.Random(0)  # the same report every time
     choices = (
         itertools.product(*ways)
-        if math.prod(map(len, ways)) <= TRIES
-        else ([rng.choice(mends) for mends in ways] for _ in range(TRIES))
+        if math.prod(map(len, ways)) <= tries
+        else ([rng.choice(mends) for mends in ways] for _ in range(tries))
     )
     for choice in choices:
         mended = copy.deepcopy(data)
@@ -112,21 +118,22 @@ def _mends(place: Place, item: Any, sizes: list[int]) -> Iterator[Mend]:
     if not isinstance(key, int):
         yield _drop
     if item["type"] == "extra_forbidden":
-        for meant in difflib.get_close_matches(str(key), fields(place.parent), n=3):
+        for meant in close_matches(str(key), fields(place.parent), 3):
             for stand_in in (value, *_stand_ins(fields(place.parent)[meant].annotation, sizes)):
                 yield _rename(meant, stand_in)
     elif place.field:
         inside = elements(place.field.annotation) if isinstance(key, int) else [place.field.annotation]
         if item["type"] == "union_tag_invalid" and isinstance(value, dict):
             tags = kinds(member for annotation in inside for member in alternatives(annotation))
-            for meant in difflib.get_close_matches(str(item["ctx"]["tag"]), tags, n=3):
+            for meant in close_matches(str(item["ctx"]["tag"]), tags, 3):
                 yield _put({**value, "kind": meant})
         for annotation in inside:
             yield from map(_put, _stand_ins(annotation, sizes))
 
 
 def _drop(container: Any, key: Any) -> None:
-    container.pop(key, None)
+    if isinstance(container, dict):
+        container.pop(key, None)
 
 
 def _put(value: Any) -> Mend:
@@ -139,10 +146,18 @@ def _put(value: Any) -> Mend:
 
 def _rename(meant: str, value: Any) -> Mend:
     def mend(container: Any, key: Any) -> None:
+        if not isinstance(container, dict):
+            return
         container.pop(key, None)
         container.setdefault(meant, copy.deepcopy(value))  # what is there already is what was meant
 
     return mend
+
+
+def _nodes(data: Any) -> int:
+    """How many values there are in the data, those of tables and lists included."""
+    inner = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
+    return 1 + sum(map(_nodes, inner))
 
 
 def _sizes(data: Any) -> Iterator[int]:

@@ -82,7 +82,8 @@ def _assign(annotation: Any, node: Any, steps: list[str], value: Any, path: str)
 
 def _assign_in_list(annotation: Any, node: list[Any], steps: list[str], value: Any, path: str) -> Iterator[Fault]:
     step, rest = steps[0], steps[1:]
-    chosen = list(range(len(node))) if step == "*" else [int(step)] if step.isdecimal() else []
+    is_index = step.isascii() and step.isdecimal() and len(step) <= len(str(len(node)))
+    chosen = list(range(len(node))) if step == "*" else [int(step)] if is_index else []
     if not chosen or chosen[-1] >= len(node):
         known = f"0 to {len(node) - 1}, or * for all" if len(node) > 1 else "0 or *" if node else "nothing, it is empty"
         yield Fault(path, f"is a list, and has no '{step}'; known here: {known}")

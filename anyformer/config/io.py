@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -134,8 +135,8 @@ class _Object(dict[str, Any]):
 def _object(pairs: list[tuple[str, Any]]) -> _Object:
     table = _Object(pairs)
     if len(table) < len(pairs):
-        keys = [key for key, _ in pairs]
-        table.repeated = tuple(key for key in table if keys.count(key) > 1)
+        times = Counter(key for key, _ in pairs)
+        table.repeated = tuple(key for key in table if times[key] > 1)
     return table
 
 

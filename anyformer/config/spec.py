@@ -4,6 +4,7 @@ Imports no torch.
 """
 
 import difflib
+import itertools
 import types
 import typing
 from collections.abc import Iterable
@@ -11,6 +12,23 @@ from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
+
+# Limits of an error message, in characters: input of any length gives a message that can be read.
+MAX_PATH = 1000
+MAX_MESSAGE = 1000
+MAX_TEXT = 4000  # of all faults together, if there is more than one
+MAX_FAULTS = 50  # explained one by one
+MAX_WORD = 64  # a longer word has no suggestion: comparing takes quadratic time
+MAX_COMPARED = 2000  # known words that are compared with a misspelt one
+MAX_LISTED = 30  # known words in a message
+
+
+def shorten(text: str, limit: int) -> str:
+    """The text, or its beginning and its end around an ellipsis."""
+    if len(text) <= limit:
+        return text
+    end = limit // 3
+    return f"{text[: limit - end - 5]} ... {text[len(text) - end :]}"
 
 
 class Fault(NamedTuple):
@@ -27,13 +45,24 @@ class Fault(NamedTuple):
         """The same fault seen from one level further out."""
         return Fault(".".join(part for part in (prefix, self.path) if part), self.message)
 
+    def shortened(self) -> "Fault":
+        """The same fault with a path and a message of bounded length."""
+        return Fault(shorten(self.path, MAX_PATH), shorten(self.message, MAX_MESSAGE))
+
 
 class ConfigError(ValueError):
-    """Wrong input in a config: one line per fault, all faults at once."""
+    """Wrong input in a config: one line per fault, all faults at once, in a text of at most `MAX_TEXT` characters."""
 
     def __init__(self, faults: Iterable[Fault]):
-        self.faults = tuple(faults)
-        super().__init__("\n".join(map(str, self.faults)))
+        self.faults = tuple(fault.shortened() for fault in faults)
+        lines, length = list[str](), 0
+        for line in map(str, self.faults):
+            length += len(line) + 1
+            if lines and length > MAX_TEXT:
+                lines.append(f"... and {len(self.faults) - len(lines)} more faults")
+                break
+            lines.append(line)
+        super().__init__("\n".join(lines))
 
     def __reduce__(self) -> tuple[Any, ...]:  # by default it would come to another process as its text
         return type(self), (self.faults,)
@@ -74,8 +103,10 @@ def by_kind(default: str | None = None) -> tuple[Any, ...]:
 
 BY_KIND = by_kind()
 
-Size = Annotated[int, Field(strict=True, ge=1)]
-Count = Annotated[int, Field(strict=True, ge=0)]
+LARGEST = 2**63 - 1  # of sizes and counts: what 64 bits hold
+
+Size = Annotated[int, Field(strict=True, ge=1, le=LARGEST)]
+Count = Annotated[int, Field(strict=True, ge=0, le=LARGEST)]
 Number = Annotated[float, Field(strict=True)]
 Positive = Annotated[float, Field(strict=True, gt=0)]
 Fraction = Annotated[float, Field(strict=True, gt=0, le=1)]
@@ -88,7 +119,15 @@ Flag = Annotated[bool, Field(strict=True)]
 
 def close_to(word: str, known: Iterable[str]) -> str | None:
     """The known word that is most like this one, if any is."""
-    return next(iter(difflib.get_close_matches(word, sorted(known), n=1)), None)
+    return next(iter(close_matches(word, sorted(known), 1)), None)
+
+
+def close_matches(word: str, known: Iterable[str], n: int) -> list[str]:
+    """The `n` known words that are most like this one; none for a word longer than `MAX_WORD` characters."""
+    if len(word) > MAX_WORD:
+        return []
+    comparable = itertools.islice((other for other in known if len(other) <= MAX_WORD), MAX_COMPARED)
+    return difflib.get_close_matches(word, comparable, n=n)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -96,17 +135,22 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     known = sorted(known)
     if close := close_to(word, known):
         return f"did you mean '{close}'?"
-    return f"known here: {', '.join(known)}" if known else "nothing is settable here"
+    listed = [shorten(name, MAX_WORD) for name in known[:MAX_LISTED]]
+    more = [f"and {len(known) - MAX_LISTED} more"] if len(known) > MAX_LISTED else []
+    return f"known here: {', '.join(listed + more)}" if known else "nothing is settable here"
 
 
 def explain(error: ValidationError, spec: type) -> list[Fault]:
-    """Pydantic's findings as faults: the dotted path, the value, and what would be right."""
+    """Pydantic's findings as faults: the dotted path, the value, and what would be right. At most `MAX_FAULTS`."""
     found: list[Fault] = []
-    for item in error.errors(include_url=False):
+    items = error.errors(include_url=False)
+    for item in items[:MAX_FAULTS]:
         if rule := rule_of(item):
             found += [fault.under(locate(spec, item["loc"]).path) for fault in rule.faults]
         else:
             found.append(_explain_one(item, locate(spec, item["loc"])))
+    if len(items) > MAX_FAULTS:
+        found.append(Fault("", f"{len(items) - MAX_FAULTS} more faults"))
     return found
 
 
@@ -170,7 +214,10 @@ def visible(text: str) -> str:
 
 
 def _show(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        text = "a number of more than 4,300 digits"
     return text if len(text) <= 60 else text[:57] + "..."
 
 

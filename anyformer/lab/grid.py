@@ -12,15 +12,16 @@ budget = { kind = "steps", count = 300 }
 
 import itertools
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from rich.console import Console
 
 from anyformer.config import ConfigError, Fault, Spec, io
-from anyformer.config.spec import BY_KIND, Count, Positive, Size
+from anyformer.config.spec import BY_KIND, MAX_WORD, Count, Positive, Size, shorten
 from anyformer.lab.cells import Cell, Result, measure_all
 from anyformer.lab.trial import trial
 from anyformer.recipe import Metric, Recipe, measures
@@ -31,7 +32,18 @@ from anyformer.training.speed import flops_per_token
 LEAST = 20  # steps that say anything
 LOOKED_AT = 20  # batches from which the size of a step is told
 
-Value = bool | int | float | str
+MAX_CELLS = 10_000  # of a grid
+
+
+def _plain_value(value: object) -> object:
+    """The value itself, or one fault for all that it could have been."""
+    if not isinstance(value, (bool, int, float, str)) or (isinstance(value, float) and not math.isfinite(value)):
+        shown = shorten(str(value), MAX_WORD)
+        raise ConfigError([Fault("", f"= {shown}: must be true or false, a finite number or a string")])
+    return value
+
+
+Value = Annotated[bool | int | float | str, BeforeValidator(_plain_value)]
 
 
 class Steps(Spec):
@@ -90,6 +102,8 @@ class Grid(Spec):
         for i, axis in enumerate(self.axes):
             if same := [value for value in axis.values if axis.values.count(value) > 1]:
                 raise ConfigError([Fault(f"axes.{i}.values", f"{same[0]!r} is there twice")])
+        if (cells := math.prod(len(axis.values) for axis in self.axes) * len(self.seeds)) > MAX_CELLS:
+            raise ConfigError([Fault("axes", f"give {cells:,} cells: a grid has at most {MAX_CELLS:,}")])
         return self
 
     def cells(self) -> list[Cell]:

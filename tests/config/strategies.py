@@ -101,7 +101,7 @@ def _values(annotation: Any, *limits: Any) -> st.SearchStrategy[Any]:
     high: Any = next((m.le for m in limits if isinstance(m, Le)), None)
     below: Any = next((m.lt for m in limits if isinstance(m, Lt)), None)
     if annotation is int:
-        return st.integers(low, 2**70)
+        return st.integers(low, high)
     if annotation is float:
         return st.floats(
             above if low is None else low,

@@ -110,6 +110,21 @@ def test_what_is_wrong_is_told_before_anything_is_trained(what: str, tmp_path: P
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("value", ["[2]", "{ a = 1 }", "nan", "1979-05-27", "[[[]]]"])
+def test_a_value_that_no_field_takes_is_one_fault(value: str) -> None:
+    text = io.dumps(grid()).replace('"rotary"', value)
+    with pytest.raises(
+        ConfigError, match=r"^axes\.0\.values\.1 = .*must be true or false, a finite number or a string$"
+    ):
+        io.loads(Grid, text)
+
+
+def test_a_grid_of_too_many_cells_is_refused_at_once() -> None:
+    axes = tuple(Axis(name=f"a{i}", fields=("seed",), values=tuple(range(100))) for i in range(10))
+    with pytest.raises(ConfigError, match="200,000,000,000,000,000,000 cells: a grid has at most 10,000"):
+        grid(axes=axes)
+
+
 def test_another_grid_in_the_folder_is_refused(tmp_path: Path) -> None:
     one = Axis(name="depth", fields=("model.decoder.depth",), values=(1,))
     run_grid(grid(axes=(one,), seeds=(0,)), tmp_path)
