@@ -158,7 +158,7 @@ def _closing(session: Session, said: Iterator[Said], reuse: Reuse | None) -> Ite
         yield from said
     finally:  # also of what nobody wanted to hear the end of
         if reuse is not None:
-            reuse.keep(session.cache, session.texts())
+            reuse.keep(session.model, session.since, session.cache, session.texts())
         session.close()
 
 

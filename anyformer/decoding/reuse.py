@@ -1,8 +1,15 @@
-"""Prompts that begin alike are read once: a long instruction before many questions, a conversation that goes on."""
+"""Prefix caching: what prompts have in common with texts read before is not read again.
 
-from collections.abc import Sequence
+Examples are a long instruction before many questions, and a conversation that continues.
+"""
+
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
+from anyformer.decoding.place import key_of
 from anyformer.nn.cache import Cache
 from anyformer.nn.model import Transformer
 from anyformer.nn.snapshot import Snapshot, adopt, snapshot
@@ -20,9 +27,10 @@ class Begun(NamedTuple):
 
 
 class Reuse:
-    """Remembers the last `texts` texts that a decoder has read, for the next call: `generate(..., reuse=Reuse())`.
+    """The KV cache of the last `texts` texts that a decoder has read: `generate(..., reuse=Reuse())`.
 
-    What is decoded is the same as without. Once the model's weights change, nothing is remembered any more.
+    Tokens are the same as without. Texts are forgotten once the model's weights, buffers or precision change: each call
+    reads all weights once to find out, which takes about as long as one decode step.
     """
 
     def __init__(self, texts: int = 8):
@@ -30,16 +38,16 @@ class Reuse:
             raise ValueError(f"texts = {texts}: must be at least 1")
         self.texts = texts
         self.spared = 0  # tokens that were not read again, so far
+        self.model: Hashable = None  # fingerprint of the model that read the texts
         self._known: list[tuple[list[int], Snapshot]] = []  # the newest last
-        self._weights: tuple[tuple[int, int], ...] = ()
 
     def find(self, model: Transformer, cache: Cache, prompts: Sequence[Sequence[int]]) -> "list[Begun]":
-        """What is known of each prompt, for a cache like this one.
+        """Return the longest known beginning of each prompt that fits a cache like this one.
 
-        At least one token is left to read: what follows it is to be known.
+        At least one token is left to read, since the logits after it are needed.
         """
-        if (weights := _state(model)) != self._weights:
-            self._known, self._weights = [], weights
+        if (now := fingerprint(model)) != self.model:
+            self._known, self.model = [], now
         found = []
         for prompt in prompts:
             each = [
@@ -50,11 +58,16 @@ class Reuse:
         self.spared += sum(begun.length for begun in found)
         return found
 
-    def keep(self, cache: Cache, texts: Sequence[Sequence[int]]) -> None:
-        """Remembers what the rows of a cache have read."""
+    def keep(self, model: Transformer, since: Hashable, cache: Cache, texts: Sequence[Sequence[int]]) -> None:
+        """Remember what the rows of a cache have read, unless the model changed `since` they began."""
+        if since != self.model or fingerprint(model) != since:
+            return
         for row, ids in list(enumerate(texts))[-self.texts :]:
-            self._known = [(old, known) for old, known in self._known if _common(old, ids) < len(old)]
-            self._known.append((list(ids), snapshot(cache, row)))
+            new = snapshot(cache, row)
+            self._known = [
+                (old, known) for old, known in self._known if known.form != new.form or _common(old, ids) < len(old)
+            ]
+            self._known.append((list(ids), new))
         self._known = self._known[-self.texts :]
 
     def nbytes(self) -> int:
@@ -62,9 +75,24 @@ class Reuse:
         return sum(known.nbytes() for _, known in self._known)
 
 
-def _state(model: Transformer) -> tuple[tuple[int, int], ...]:
-    """Changes whenever weights do."""
-    return tuple((id(p), p._version) for p in model.parameters())
+def fingerprint(model: Transformer) -> Hashable:
+    """Return a value that differs when the model would compute other keys and values.
+
+    Version counters alone miss writes through `.data` and replayed CUDA graphs, so that the values are read, too.
+    """
+    weights = [x.detach() for group in (model.parameters(), model.buffers()) for x in group if x.numel()]
+    versions = tuple(0 if x.is_inference() else x._version for x in weights)
+    return model.config, key_of(model), versions, tuple(torch.stack([_checksum(x) for x in weights]).tolist())
+
+
+def _checksum(x: Tensor) -> Tensor:
+    """Return a 64-bit checksum: of each row the XOR and the sum of its elements, weighted by the row's index."""
+    rows = x.reshape(len(x), -1) if x.dim() > 1 else x.reshape(-1, 1)
+    if rows.element_size() == 1:  # torch has no checksum of 8-bit floats
+        rows = rows.view(torch.uint8)
+    bits = torch.hash_tensor(rows, dim=-1).view(torch.int64)
+    sums = rows.sum(dim=-1, dtype=torch.float32).view(torch.int32).long() << 17
+    return ((bits ^ sums) * torch.arange(1, 2 * len(rows), 2, device=x.device)).sum()
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:

@@ -78,13 +78,14 @@ class Session:
             cache = "static" if cache == "auto" else cache  # what is seen by all is seen from beyond any window
         check(*ids.shape, marks=marks)
         self.given = ids  # the prompts as they came
+        self.since: Hashable = None  # with `reuse`: the fingerprint of the model at the beginning
         begun: list[Begun] = []
         if reuse is not None:
             if model.encoder is not None:
                 raise ValueError("only a decoder without an encoder has prompts to reuse: leave `reuse` out")
             prompts = _rows(ids, torch.ones_like(ids, dtype=torch.bool) if segments is None else real(segments))
             like = model.new_cache(0, ids.shape[1] + room, kind=cache, slack=slack)
-            begun = reuse.find(model, like, prompts)
+            begun, self.since = reuse.find(model, like, prompts), reuse.model
             ids, segments = _begun(prompts, begun, ids.device)
         self.prompt = self.length = self.bound = ids.shape[1]  # all positions are below the bound
         if segments is not None or not ids.shape[1]:

@@ -18,19 +18,23 @@ MOST = 1 << 31  # bytes of all copies; the weights beyond are read as they are
 
 
 class Packed:
-    """Copies of weights, which must not change as long as it is used."""
+    """Copies of weights in the layout of the kernels."""
 
     def __init__(self) -> None:
-        self._copies: dict[int, Tensor] = {}
+        self._copies: dict[int, tuple[int, Tensor]] = {}  # by address: the weight's version, and the copy
         self._left = MOST
 
     def find(self, weight: Tensor) -> Tensor | None:
-        """The copy of a matrix, made at its first product; None where there is no room."""
-        found = self._copies.get(weight.data_ptr())
-        if found is None and weight.nbytes <= self._left:
-            found = self._copies[weight.data_ptr()] = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
-            self._left -= weight.nbytes
-        return found
+        """Return the copy of a matrix, made at its first matmul and when it has changed, or None for want of memory."""
+        key, version = weight.data_ptr(), 0 if weight.is_inference() else weight._version
+        old, copy = self._copies.get(key, (None, None))
+        if copy is None and weight.nbytes > self._left:
+            return None
+        if copy is None or old != version:
+            self._left -= weight.nbytes if copy is None else 0
+            copy = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+            self._copies[key] = version, copy
+        return copy
 
 
 class _Here(local):

@@ -16,15 +16,25 @@ class Snapshot(NamedTuple):
     layers: tuple[tuple[Tensor, ...], ...]  # [g, tokens, k]; fewer tokens than `length` where a ring has lost some
 
     def fits(self, cache: Cache, length: int) -> int:
-        """How much of its first `length` tokens a row of the cache can go on from: all of it, or nothing where a layer
-        would need what a ring has lost."""
+        """Return how many of its first `length` tokens a row of the cache can continue from.
+
+        That is all of them, or none: where the cache stores values in another form, or a ring has lost what a layer
+        needs.
+        """
         length = min(length, self.length)
+        if self.form != tuple(tuple(x.dtype for x in _numbers(layer)) for layer in cache.layers):
+            return 0
         for size, kept in zip(cache.sizes, self.layers, strict=True):
             lost = self.length - (kept[0].shape[1] if kept else self.length)
             needed = 0 if size.reach not in cache.rings else max(0, length - size.reach)
             if lost > needed:
                 return 0
         return length
+
+    @property
+    def form(self) -> tuple[tuple[torch.dtype, ...], ...]:
+        """The data types of what each layer keeps."""
+        return tuple(tuple(x.dtype for x in kept) for kept in self.layers)
 
     def nbytes(self) -> int:
         return sum(x.nbytes for kept in self.layers for x in kept)

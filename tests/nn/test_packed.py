@@ -106,3 +106,17 @@ def test_decoding_as_without(monkeypatch: pytest.MonkeyPatch):
         with torch.no_grad():
             for weight in model.parameters():
                 weight.mul_(-1.5)
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
+def test_changed_weights_are_laid_out_again():
+    """A stream lets its caller train between two tokens."""
+    weight, packed = nn.Parameter(random(16, 32)), Packed()
+    first = packed.find(weight)
+    assert packed.find(weight) is first
+    with torch.no_grad():
+        weight.add_(1)
+    again = packed.find(weight)
+    assert again is not None
+    assert torch.equal(again.to_dense(), weight)
+    assert len(packed._copies) == 1
