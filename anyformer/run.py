@@ -27,10 +27,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from anyformer.config import ConfigError, Fault, MaskedLM, ModelConfig, io
+from anyformer.config.spec import visible
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.merge import merge
 from anyformer.nn.model import Transformer
 from anyformer.nn.quantise import Bits, quantise
+from anyformer.processes import LOCK, workspace
 from anyformer.recipe import (
     AnyTask as TaskSpec,
     Classify,
@@ -243,19 +245,23 @@ def write_model(folder: Path, weights: dict[str, Tensor], config: ModelConfig, s
 
 
 def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
-    """A new folder with whatever `fill` writes into it and a manifest: there as a whole, or not at all."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = folder.with_name(f".tmp-{folder.name}-{secrets.token_hex(4)}")
-    temporary.mkdir()
-    try:
+    """Write a new folder with what `fill` writes into it and a manifest: all of it is there, or nothing."""
+    with new_folder(folder) as temporary, writing(folder):
+        fill(temporary)
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Yield an empty folder to fill. At the end it gets a manifest and is renamed to `folder`, which must be new."""
+    with workspace(folder) as temporary:
+        if os.path.lexists(folder):
+            raise ConfigError([Fault(visible(str(folder)), "is there already; choose another --out")])
+        yield temporary
         with writing(folder):
-            fill(temporary)
-            seal(temporary)
+            seal(temporary, (path.name for path in temporary.iterdir() if path.is_file() and path.name != LOCK))
             temporary.rename(folder)
+            (folder / LOCK).unlink()
             _sync(folder.parent)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
 
 
 @contextmanager
@@ -275,9 +281,9 @@ def remove(folder: Path) -> None:
     shutil.rmtree(gone, ignore_errors=True)
 
 
-def seal(folder: Path, names: Iterable[str] | None = None) -> None:
-    """Syncs the files and writes their manifest, last."""
-    files = sorted(names if names is not None else (f.name for f in folder.iterdir() if f.is_file()))
+def seal(folder: Path, names: Iterable[str]) -> None:
+    """Sync some files of a folder to disk, then write their manifest."""
+    files = sorted(names)
     for name in files:
         _sync(folder / name)
     text = json.dumps({"files": {name: _digest(folder / name) for name in files}}, indent=2)

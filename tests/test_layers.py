@@ -36,7 +36,8 @@ UNDER: dict[str, tuple[str, ...]] = {
     "recipe": ("presets", "sources", "taskspec", "tokenizerspec"),
     "recipes": ("recipe",),
     "nn": ("config",),  # knows nothing of text, tasks or training
-    "data": ("recipe",),  # knows nothing of nn
+    "processes": ("config.spec",),
+    "data": ("recipe", "processes"),  # knows nothing of nn
     "decoding": ("nn",),  # speaks ids, never text
     "inspection": ("nn",),
     "hardware": (),
@@ -63,6 +64,7 @@ TORCHLESS = (
     "inspection.count",
     "inspection.memory",
     "data.sharding",
+    "processes",
     "data.sources",
 )
 

@@ -1,12 +1,14 @@
 """The program: its help, its exit codes, and the arguments that verbs share.
 
-Exit codes: 0 done; 1 failed at run time; 2 wrong input, one line per fault on stderr; 3 interrupted.
+Exit codes: 0 done; 1 failed at run time; 2 wrong input, one line per fault on stderr; 3 interrupted
+and saved: the same command continues, `train` with --resume.
 """
 
 import atexit
 import gc
 import io as streams
 import os
+import signal
 import sys
 from typing import Annotated, Any
 
@@ -29,8 +31,9 @@ class Verbs(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            tell("interrupted", err=True)
-            raise typer.Exit(3) from None
+            lost = ctx.invoked_subcommand == "train"  # which raises its own error where anything is saved
+            tell("interrupted before the first checkpoint: nothing is saved" if lost else "interrupted", err=True)
+            raise typer.Exit(1 if lost else 3) from None
         except ValueError as error:
             from anyformer.config.spec import ConfigError  # here: `anyformer --help` imports no pydantic
 
@@ -58,18 +61,24 @@ A model is a preset or a .toml or .json file, changed by key=value; a run is tra
   anyformer train sort --dry-run                   what a training would do
   anyformer train sort                             and the training itself
 """,
-    epilog="Exit codes: 0 done, 1 failed at run time, 2 wrong input, 3 interrupted.",
+    epilog="Exit codes: 0 done, 1 failed at run time, 2 wrong input, 3 interrupted and saved.",
 )
 
 
 def main() -> None:
+    """Run the program. SIGTERM ends it as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     # torch makes so many objects that stay that looking for garbage among them takes a while, most of all at the end
     gc.set_threshold(100_000)
     atexit.register(gc.freeze)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, streams.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # what a terminal cannot show is no reason to fail
-    app(prog_name="anyformer")
+    try:
+        app(prog_name="anyformer")
+    finally:  # the exit code is known: a signal while Python shuts down must not change it
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
 
 
 Json = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]

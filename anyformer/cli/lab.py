@@ -25,11 +25,17 @@ def lab(
     Without a name it lists the experiments. Work that was stopped goes on where it was.
     """
     if not what:
-        _list()
-    elif what[0] == "run":
-        _grid(what[1:], jobs, out)
-    else:
-        _experiments(what, size, jobs, out)
+        return _list()
+    from anyformer.training.loop import Interrupted
+
+    try:
+        if what[0] == "run":
+            _grid(what[1:], jobs, out)
+        else:
+            _experiments(what, size, jobs, out)
+    except (KeyboardInterrupt, Interrupted):
+        typer.echo("interrupted: finished results are kept; the same command measures the rest", err=True)
+        raise typer.Exit(3) from None
 
 
 def _list() -> None:

@@ -56,11 +56,14 @@ def train_(
     if dry_run:
         _plan(recipe, changes, out, resume)
         return
-    from anyformer.training.train import train
+    from anyformer.training.signals import Signals
 
-    with _told():
-        run = train(recipe, out, changes or (), resume=resume)
-    tell(f"trained: {run.folder}")
+    with Signals(lambda: tell("stopping after this step; a second signal stops at once", err=True)):
+        from anyformer.training.train import train
+
+        with _told():
+            run = train(recipe, out, changes or (), resume=resume)
+        tell(f"trained: {run.folder}")
 
 
 def _plan(recipe: str, changes: list[str] | None, out: Path | None, resume: bool) -> None:

@@ -22,10 +22,10 @@ from torch import Tensor
 from anyformer.data.batch import Batch
 from anyformer.data.loader import Loader, Place
 from anyformer.data.vocabulary import one_thread
+from anyformer.processes import end_with_parent
 
 SLOTS = 8  # batches that are there before they are asked for
 ALIGNED = 64  # bytes to which places in a slot are rounded up
-WATCH = 1.0  # seconds after which a reader that has nothing to do looks whether anybody is still there
 
 Read = tuple[Batch, Place]
 
@@ -124,16 +124,15 @@ class Shared(NamedTuple):
 
 
 def _work(loader: Loader, place: Place, shared: Shared, owner: int) -> None:
-    """Reads as long as anybody is there."""
+    """Read batches into the slots that are free, as long as the process that trains runs."""
+    end_with_parent(owner)
     gc.freeze()  # what the owner has left behind is the owner's, and may be a GPU's
     for number in (signal.SIGINT, signal.SIGTERM):  # whoever trains saves first, reads on for it, and ends this one
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)  # those of the other process were not forked
     shared.inbox.close()
     for slot in cycle(shared.slots):
-        while not shared.free.acquire(timeout=WATCH):
-            if os.getppid() != owner:
-                return
+        shared.free.acquire()
         try:
             batch, place = loader.read(place)
             message: Any = *_put(batch, slot), place

@@ -29,6 +29,7 @@ from anyformer.data.chunks import Bad, Chunk, Input, chunks, documents, form_of
 from anyformer.data.shards import INDEX, Index, Shard, digest, wrong
 from anyformer.data.tokenizer import FILE, TextTokenizer, train_tokenizer
 from anyformer.data.vocabulary import one_thread
+from anyformer.processes import end_with_parent, locked
 from anyformer.recipe import Tokenizer
 
 PLAN, DONE = "plan.json", "done.jsonl"
@@ -71,7 +72,7 @@ def prepare(
         plan |= {"tokenizer": digest(tokenizer)}
     else:
         plan |= {"tokenizer": in_words(tokenizer), "sample": sample}
-    with _writing(out):
+    with locked(out), _writing(out):
         begun = _begun(out, plan)
         if begun and (out / INDEX).exists():
             (out / DONE).unlink(missing_ok=True)
@@ -81,7 +82,6 @@ def prepare(
             if digest(made) != begun["digest"]:
                 raise wrong(out / FILE, "is not the tokenizer that the shards were begun with: choose another --out")
         else:
-            out.mkdir(parents=True, exist_ok=True)
             if isinstance(tokenizer, TextTokenizer):
                 made = tokenizer
             else:
@@ -170,8 +170,6 @@ def _known_by(path: Path) -> dict[str, Any]:
 
 def _begun(out: Path, plan: dict[str, Any]) -> dict[str, Any]:
     """The plan of the shards that are begun there, empty if none are; refuses those of anything else."""
-    if not out.exists():
-        return {}
     if not (out / PLAN).exists():
         if any(not path.name.startswith(".anyformer-") for path in out.iterdir()):
             raise wrong(out, "is not empty and holds no shards: choose another --out")
@@ -304,7 +302,7 @@ def _spawned(work: Work, jobs: Iterator[Job], workers: int) -> Iterator[tuple[in
         with one_thread():
             for _ in range(workers):
                 ours, theirs = context.Pipe()
-                processes.append(context.Process(target=_serve, args=(work, theirs), daemon=True))
+                processes.append(context.Process(target=_serve, args=(work, theirs, os.getpid()), daemon=True))
                 processes[-1].start()
                 theirs.close()
                 free.append(ours)
@@ -328,11 +326,13 @@ def _spawned(work: Work, jobs: Iterator[Job], workers: int) -> Iterator[tuple[in
         raise WorkerLost(what) from None
     finally:
         for process in processes:
-            process.terminate()
+            process.kill()
             process.join()
 
 
-def _serve(work: Work, pipe: "Connection[Any, Any]") -> None:
+def _serve(work: Work, pipe: "Connection[Any, Any]", parent: int) -> None:
+    """Encode the chunks that come through a pipe, one after the other, as long as the parent process runs."""
+    end_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process is told, and ends this one
     do = work.ready()
     try:

@@ -22,7 +22,7 @@ from anyformer.config.spec import visible
 from anyformer.interop import llama2c
 from anyformer.interop.hub import from_hf
 from anyformer.recipe import LanguageModel
-from anyformer.run import Run, build_task, load, write_folder, write_model
+from anyformer.run import Run, build_task, load, new_folder, write_model, writing
 
 
 def bring_in(
@@ -33,16 +33,19 @@ def bring_in(
     if out.exists():
         raise ConfigError([Fault(visible(str(out)), "is there already; choose another --out")])
     if source.is_dir():
-        run = from_hf(source, tokenizer=tokenizer, allow_pickle=allow_pickle)
-        write_folder(out, lambda path: write_model(path, run.model.state_dict(), run.config, run.spec, run.task))
+        with new_folder(out) as temporary:
+            run = from_hf(source, tokenizer=tokenizer, allow_pickle=allow_pickle)
+            with writing(out):
+                write_model(temporary, run.model.state_dict(), run.config, run.spec, run.task)
         return replace(run, folder=out)
     if source.suffix.lower() != ".bin":
         what = "is of no kind that is read: give a folder with a config.json, or llama2.c's .bin"
         raise ConfigError([Fault(visible(str(source)), what)])
     if tokenizer is None:
         raise ConfigError([Fault("--tokenizer", "is missing: a llama2.c model comes with a tokenizer, a .bin, too")])
-    model, text = llama2c.read(source, tokenizer)
     spec = LanguageModel(framed=True)
-    task = build_task(spec, text, None)
-    write_folder(out, lambda folder: write_model(folder, model.state_dict(), model.config, spec, task))
+    with new_folder(out) as temporary:
+        model, text = llama2c.read(source, tokenizer)
+        with writing(out):
+            write_model(temporary, model.state_dict(), model.config, spec, build_task(spec, text, None))
     return load(out)

@@ -13,8 +13,6 @@ answer as torch does.
 import importlib.util
 import logging
 import os
-import secrets
-import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,6 +40,7 @@ from anyformer.config.spec import visible
 from anyformer.nn.mask import PADDING, Layout
 from anyformer.nn.merge import merge
 from anyformer.nn.model import Transformer
+from anyformer.processes import workspace
 from anyformer.run import Run, writing
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -62,19 +61,13 @@ def export_onnx(run: Run | Transformer, path: str | Path) -> Path:
     if found := list(_obstacles(model.config)):
         raise ConfigError(found)
     inputs = _inputs(model)
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".tmp-{path.name}-{secrets.token_hex(4)}")
-        temporary.mkdir()
-        try:
-            written = temporary / path.name  # under its own name: it names the file of its weights
-            _write(model, inputs, written, path)
-            _check(model, inputs, written, path)
-            if (data := _data(written)).exists():
-                os.rename(data, _data(path))
-            os.rename(written, path)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+    with workspace(path) as temporary, writing(path):
+        written = temporary / path.name  # under its own name: it names the file of its weights
+        _write(model, inputs, written, path)
+        _check(model, inputs, written, path)
+        if (data := _data(written)).exists():
+            os.rename(data, _data(path))
+        os.rename(written, path)
     return path
 
 

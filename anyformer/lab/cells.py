@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import platform
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +26,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from anyformer import __version__
 from anyformer.config import ConfigError, Fault
 from anyformer.hardware import cores
+from anyformer.processes import end_with_parent, remove_abandoned
 from anyformer.run import writing
+
+SCRATCH = "anyformer-lab-"  # how the names of temporary folders begin
 
 Cell = Mapping[str, Any]
 Measure = Callable[[Cell], dict[str, Any]]
@@ -85,10 +89,10 @@ def _measured(measure: Measure, cells: Sequence[Cell], jobs: int, tell: Tell) ->
         finally:
             torch.set_num_threads(before)
         return
-    context = multiprocessing.get_context("spawn")
+    context, given = multiprocessing.get_context("spawn"), (threads, os.getpid())
     with (
         _terminable(),
-        ProcessPoolExecutor(min(jobs, len(cells)), context, initializer=_begin, initargs=(threads,)) as pool,
+        ProcessPoolExecutor(min(jobs, len(cells)), context, initializer=_begin, initargs=given) as pool,
     ):
         waiting, running = list(cells), dict[Future[Result], Cell]()
         try:
@@ -103,10 +107,10 @@ def _measured(measure: Measure, cells: Sequence[Cell], jobs: int, tell: Tell) ->
                     tell(result, list(running.values()))
                     yield result
         except BaseException:
-            for future in running:
-                future.cancel()
             for process in multiprocessing.active_children():
-                process.terminate()
+                process.kill()
+                process.join()
+            remove_abandoned(Path(tempfile.gettempdir()), f"{SCRATCH}*")  # theirs
             raise
 
 
@@ -123,7 +127,9 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _begin(threads: int) -> None:
+def _begin(threads: int, parent: int) -> None:
+    end_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent as well, which ends this process
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     torch.set_num_threads(threads)
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from anyformer.config import ConfigError, Fault
 from anyformer.config.spec import did_you_mean
 from anyformer.lab.cells import Cell, Result, measure_all
+from anyformer.processes import LOCK, locked
 
 Size = Literal["quick", "cpu", "gpu"]
 Word = Literal["holds", "does not hold here", "undecided at this size"]
@@ -66,8 +67,9 @@ class Experiment(ABC):
         """A figure, by `lab/figures.py`."""
 
     def run(self, size: Size, path: Path, *, jobs: int = 1, console: Console | None = None) -> list[Result]:
-        """Measures what the file does not have yet."""
-        return measure_all(self.measure, self.cells(size), path, jobs=jobs, console=console)
+        """Measure the cells that the file does not hold yet. Other experiments may write beside it meanwhile."""
+        with locked(path.parent, f"{LOCK}-{self.name}"):
+            return measure_all(self.measure, self.cells(size), path, jobs=jobs, console=console)
 
 
 # By the number of their claim. A file of `experiments/` has one class, called `Claim`.

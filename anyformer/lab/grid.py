@@ -24,6 +24,7 @@ from anyformer.config import ConfigError, Fault, Spec, io
 from anyformer.config.spec import BY_KIND, MAX_WORD, Count, Positive, Size, shorten
 from anyformer.lab.cells import Cell, Result, measure_all
 from anyformer.lab.trial import trial
+from anyformer.processes import locked
 from anyformer.recipe import Metric, Recipe, measures
 from anyformer.recipes import read_recipe
 from anyformer.training.prepare import build, fit_rows, make_task, read_rows
@@ -132,11 +133,11 @@ def run_grid(grid: Grid, out: str | Path, *, jobs: int = 1, console: Console | N
     """Trains all cells into `out/results.jsonl`; what is there is not trained again."""
     out, kept = Path(out), Path(out) / "grid.toml"
     check(grid)
-    if kept.exists() and (changes := io.diff(io.load(Grid, kept), grid)):
+    if kept.is_file() and (changes := io.diff(io.load(Grid, kept), grid)):
         raise ConfigError(Fault(str(out), f"holds another grid: {change}") for change in changes[:5])
-    out.mkdir(parents=True, exist_ok=True)
-    io.save(grid, kept)
-    return measure_all(Measured(grid), grid.cells(), out / "results.jsonl", jobs=jobs, console=console)
+    with locked(out):
+        io.save(grid, kept)
+        return measure_all(Measured(grid), grid.cells(), out / "results.jsonl", jobs=jobs, console=console)
 
 
 def check(grid: Grid) -> None:

@@ -1,16 +1,16 @@
 """One training as a measurement: what it was given, how the loss went, how well it did, and whether it held."""
 
 import json
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from anyformer.lab.cells import SCRATCH
 from anyformer.nn.model import Transformer
+from anyformer.processes import scratch
 from anyformer.recipe import Recipe
 from anyformer.tasks.base import Task
 from anyformer.training.ema import averaged
@@ -58,8 +58,8 @@ def trained(recipe: Recipe, begin: Callable[[Transformer], None] | None = None) 
 
     `begin` may change the model before the first step.
     """
-    with tempfile.TemporaryDirectory(prefix="anyformer-lab-") as name:
-        folder = Path(name) / "run"
+    with scratch(SCRATCH) as home:
+        folder = home / "run"
         job = prepare(recipe, folder, resume=False, console=Console(quiet=True))
         if begin is not None:
             begin(job.model)

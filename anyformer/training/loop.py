@@ -124,6 +124,9 @@ def fit(job: Job) -> TrainState:
         log.forget_after(state.step)
         job.ranks.first(lambda: drop_snapshots(job.out, after=state.step))
         marks = snapshot_steps(spec, sum(p.numel() * p.element_size() for p in job.model.parameters()))
+        left = state.step < spec.steps and not _stale(job)
+        if left and job.ranks.first(checkpoint_path(job.out, state.step).exists) and job.ranks.any(signals.came):
+            raise Interrupted(f"interrupted at step {state.step}, which is saved: continue with --resume")
 
         def settle(left: int) -> None:
             while len(open_steps) > left:
@@ -150,7 +153,7 @@ def fit(job: Job) -> TrainState:
                 settle(0)
                 save(job)
             if came and not last:
-                raise Interrupted(f"interrupted at step {number} and saved: go on with --resume")
+                raise Interrupted(f"interrupted at step {number} and saved: continue with --resume")
             if stop:
                 log.say(f"stopped at step {number}: no improvement in {state.stale} evaluations")
     return state

@@ -13,6 +13,7 @@ from anyformer.data.sources import Rows, read, settled
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.nn.fp8 import able, learn_in_fp8
 from anyformer.nn.model import Transformer
+from anyformer.processes import LOCK
 from anyformer.recipe import (
     AnyTask,
     AnyTokenizer,
@@ -133,7 +134,7 @@ def _find(recipe: Recipe, out: Path, resume: bool) -> tuple[Path | None, dict[Pa
     """The checkpoint to go on from and those that are damaged, or an error where folder and wish do not agree."""
     kept = out / RECIPE
     if not kept.exists() and not checkpoints(out):
-        if out.exists() and {*out.iterdir()} - {*leftovers(out)}:
+        if out.exists() and {*out.iterdir()} - {*leftovers(out), out / LOCK}:
             raise ConfigError([Fault(str(out), "is not empty and holds no run: choose another --out")])
         return None, {}
     if not resume:

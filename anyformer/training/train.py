@@ -2,7 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from anyformer.config import ConfigError, Fault, io
 from anyformer.data.sources import read, settled
 from anyformer.data.synthetic import Split
 from anyformer.nn.model import Transformer
+from anyformer.processes import locked
 from anyformer.recipe import AnyTask, Classify, Recipe, Regress, Tag
 from anyformer.recipes import DEFAULT, read_recipe
 from anyformer.run import (
@@ -22,12 +24,13 @@ from anyformer.run import (
     REQUIRED,
     Run,
     build_task,
+    checkpoints,
     load,
+    new_folder,
     read_tensors,
     seal,
     verify,
     weights_at,
-    write_folder,
     write_model,
     writing,
 )
@@ -36,8 +39,9 @@ from anyformer.training.ema import averaged
 from anyformer.training.log import draw_curve
 from anyformer.training.loop import Diverged, Interrupted, Job, fit
 from anyformer.training.memory import enough, to_evaluate_with_less, to_train_with_less
-from anyformer.training.parallel import join
+from anyformer.training.parallel import Ranks, join
 from anyformer.training.prepare import RECIPE, prepare
+from anyformer.training.signals import Signals
 from anyformer.training.state import checkpoint_path, planned, weights
 
 
@@ -54,15 +58,29 @@ def train(
     Under torchrun it is called by every process, and returns the run to each."""
     name, changes = recipe if isinstance(recipe, str) else "run", list(overrides)
     folder = Path(out) if out is not None else Path("runs") / Path(name).stem
-    with join(agreed=(ConfigError, Interrupted, Diverged)) as ranks:
-        spec = ranks.each(
-            lambda: read_recipe(recipe, changes) if isinstance(recipe, str) else io.override(recipe, changes)
-        )
-        with enough(lambda: "while the model is made: lower model.width or its depth"):
-            job = prepare(spec, folder, resume, console or Console(quiet=not ranks.leads), ranks)
-        with enough(partial(to_train_with_less, job)):
-            fit(job)
-            return finish(job)
+    try:
+        with join(agreed=(ConfigError, Interrupted, Diverged)) as ranks, Signals():
+            spec = ranks.each(
+                lambda: read_recipe(recipe, changes) if isinstance(recipe, str) else io.override(recipe, changes)
+            )
+            with _held(folder, ranks):
+                with enough(lambda: "while the model is made: lower model.width or its depth"):
+                    job = prepare(spec, folder, resume, console or Console(quiet=not ranks.leads), ranks)
+                with enough(partial(to_train_with_less, job)):
+                    fit(job)
+                    return finish(job)
+    except KeyboardInterrupt:
+        if saved := checkpoints(folder):
+            raise Interrupted(f"interrupted; the last checkpoint is {saved[-1]}: continue with --resume") from None
+        raise
+
+
+@contextmanager
+def _held(folder: Path, ranks: Ranks) -> Iterator[None]:
+    """Hold the run's folder: of several processes, the first does it for all."""
+    with ExitStack() as stack:
+        ranks.first(lambda: stack.enter_context(locked(folder)))
+        yield
 
 
 FIXED = ("model", "tokenizer", "source_tokenizer", "train", "parallel")  # what a run is; the rest may be changed
@@ -97,19 +115,17 @@ def evaluate(folder: str | Path, overrides: Iterable[str] = (), split: Split = "
 def merge(folder: str | Path, out: str | Path) -> Run:
     """A run with an adapter as one without, that does the same, in another folder; its recipe comes along."""
     folder, out = Path(folder), Path(out)
-    run = load(folder, device="cpu")
-    if run.config.adapter is None:
-        raise ConfigError([Fault(str(folder), "has no adapter: there is nothing to merge")])
     if out.exists():
         raise ConfigError([Fault(str(out), "is there already; choose another --out")])
-    made = run.merge()
-
-    def fill(path: Path) -> None:
-        write_model(path, made.model.state_dict(), made.config, made.spec, made.task)
-        if (kept := folder / RECIPE).exists():
-            shutil.copy(kept, path / RECIPE)
-
-    write_folder(out, fill)
+    with new_folder(out) as temporary:
+        run = load(folder, device="cpu")
+        if run.config.adapter is None:
+            raise ConfigError([Fault(str(folder), "has no adapter: there is nothing to merge")])
+        made = run.merge()
+        with writing(out):
+            write_model(temporary, made.model.state_dict(), made.config, made.spec, made.task)
+            if (kept := folder / RECIPE).is_file():
+                shutil.copy(kept, temporary / RECIPE)
     return replace(made, folder=out)
 
 

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from anyformer.config import ConfigError
-from anyformer.lab.cells import Cell, measure_all, read_results
+from anyformer.lab.cells import SCRATCH, Cell, measure_all, read_results
+from anyformer.processes import scratch
+from anyformer.training.signals import Signals
 
 CELLS: list[Cell] = [{"x": x, "seed": seed} for x in (1, 2, 3) for seed in (0, 1)]
 
@@ -43,25 +45,38 @@ def test_side_by_side(tmp_path: Path) -> None:
 
 
 def sleeping(cell: Cell) -> dict[str, Any]:
-    Path(cell["folder"], str(os.getpid())).touch()
-    time.sleep(60)
+    with scratch(SCRATCH), Signals():  # as a training has it
+        Path(cell["folder"], str(os.getpid())).touch()
+        time.sleep(60)
     return {}
 
 
-def test_whoever_is_told_to_end_ends_the_processes_it_started(tmp_path: Path) -> None:
-    cells = [{"folder": str(tmp_path), "x": x} for x in (1, 2)]
+def test_whoever_is_told_to_end_ends_the_processes_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Without a word of theirs, and with their temporary folders."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    pids = tmp_path / "pids"
+    pids.mkdir()
+    cells = [{"folder": str(pids), "x": x} for x in (1, 2)]
 
     def end() -> None:
-        while len(list(tmp_path.iterdir())) < 2:
+        while len(list(pids.iterdir())) < 2:
             time.sleep(0.05)
+        for path in pids.iterdir():  # Ctrl-C reaches all of them
+            os.kill(int(path.name), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=end).start()
     with pytest.raises(KeyboardInterrupt):
         measure_all(sleeping, cells, tmp_path / "results" / "results.jsonl", jobs=2)
-    for process in map(int, (path.name for path in tmp_path.iterdir())):
+    for process in map(int, (path.name for path in pids.iterdir())):
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
+    assert not list((tmp_path / "temporary").iterdir())
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:

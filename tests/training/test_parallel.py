@@ -395,7 +395,7 @@ def test_torchrun(written: Path, tmp_path: Path) -> None:
         process.terminate()
         _, complaints = process.communicate(timeout=240)
     step = int(checkpoints(out)[-1].name.removeprefix("step-"))
-    assert complaints.count(f"interrupted at step {step} and saved: go on with --resume") == 1, complaints
+    assert complaints.count(f"interrupted at step {step} and saved: continue with --resume") == 1, complaints
     changes = [f"train.steps={step + 2}"]
     with mock.patch("anyformer.training.train.draw_curve", return_value=None):
         train(str(written), out, changes, resume=True, console=quiet())

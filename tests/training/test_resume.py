@@ -39,7 +39,6 @@ from tests.training.small import (
     child,
     corrupted,
     distances,
-    interrupt,
     labelled,
     make,
     metrics,
@@ -165,15 +164,6 @@ def test_a_signal_after_the_save_waits_for_the_next_step(tmp_path: Path, monkeyp
     with pytest.raises(Interrupted, match="step 2 "):
         fit(job)
     assert checkpoints(tmp_path / "run") == [checkpoint_path(tmp_path / "run", 2)]
-
-
-def test_a_second_signal_stops_at_once() -> None:
-    with Signals() as signals:
-        interrupt()
-        assert signals.came
-        with pytest.raises(KeyboardInterrupt):
-            interrupt()
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 @pytest.mark.parametrize("name", ["encoder-decoder, packed", "averaged", "classify", "regress"])

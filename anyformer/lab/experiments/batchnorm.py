@@ -1,10 +1,8 @@
 """Layer norm and batch norm on rows of unequal length, in large and in small batches."""
 
 import math
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,12 +10,13 @@ import torch
 
 from anyformer.config import Attention, BatchNorm, Block, LayerNorm, Norm, Plain, Sinusoidal, Stack
 from anyformer.data.loader import Place
-from anyformer.lab.cells import Cell, Result
+from anyformer.lab.cells import SCRATCH, Cell, Result
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
 from anyformer.lab.experiments.common import altogether, chain, doubling, found, language_model, more
 from anyformer.lab.figures import lines, panels
 from anyformer.lab.stats import summary
 from anyformer.lab.trial import Trial, trained
+from anyformer.processes import scratch
 from anyformer.recipe import Padded, Recipe
 from anyformer.tasks.base import total_loss
 
@@ -128,8 +127,8 @@ def _values(results: Sequence[Result], name: str, norm: str, batches: str, token
 @contextmanager
 def reading(cell: Cell) -> Iterator[Recipe]:
     """A language model of lines of 4 letters to the longest, as many of each length."""
-    with tempfile.TemporaryDirectory(prefix="anyformer-lab-") as folder:
-        paths = [Path(folder) / name for name in ("train.txt", "valid.txt")]
+    with scratch(SCRATCH) as folder:
+        paths = [folder / name for name in ("train.txt", "valid.txt")]
         for part, (path, size) in enumerate(zip(paths, (cell["text"], 8000), strict=True)):
             lengths = np.random.default_rng([12, part]).integers(4, cell["longest"] + 1, size // 4)
             ends = [end for end in lengths.cumsum().tolist() if end <= size]

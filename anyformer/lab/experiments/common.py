@@ -17,10 +17,11 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from anyformer.config import LM, ModelConfig, Stack, Tokens, Xavier
-from anyformer.lab.cells import Cell, Result
+from anyformer.lab.cells import SCRATCH, Cell, Result
 from anyformer.lab.stats import summary, welch
 from anyformer.nn.attend import Backend
 from anyformer.nn.model import Transformer
+from anyformer.processes import scratch
 from anyformer.recipe import AdamW, Batches, Characters, Cosine, Crops, Data, LanguageModel, Recipe, TextFile, Train
 from anyformer.recipes import read_recipe
 
@@ -124,9 +125,9 @@ def chain(letters: int, order: int, length: int, seed: int, part: int = 0) -> tu
 def spelling(cell: Cell, decoder: Stack) -> Iterator[tuple[Recipe, str]]:
     """A language model of a made-up text, by a cell's width, letters, text, rows, length, steps, lr and seed; and what
     it is validated on."""
-    with tempfile.TemporaryDirectory(prefix="anyformer-lab-") as folder:
+    with scratch(SCRATCH) as folder:
         texts = [chain(cell["letters"], 2, cell["text"] // share, 0, part)[0] for part, share in enumerate((1, 10))]
-        paths = [Path(folder) / name for name in ("train.txt", "valid.txt")]
+        paths = [folder / name for name in ("train.txt", "valid.txt")]
         for path, text in zip(paths, texts, strict=True):
             path.write_text(text, encoding="utf-8")
         yield language_model(cell, decoder, paths, Crops(rows=cell["rows"], length=cell["length"])), texts[1]

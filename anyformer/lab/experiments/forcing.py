@@ -1,6 +1,5 @@
 """Teacher forcing and free running: do errors compound, and what do smoothed labels do to what is decoded?"""
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,12 +10,13 @@ import torch
 from torch.nn import functional as F
 
 from anyformer.decoding.decode import generate
-from anyformer.lab.cells import Cell, Result
+from anyformer.lab.cells import SCRATCH, Cell, Result
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
 from anyformer.lab.experiments.common import altogether, found, more
 from anyformer.lab.figures import bars, lines, panels
 from anyformer.lab.stats import summary, welch
 from anyformer.lab.trial import Trial, trained
+from anyformer.processes import scratch
 from anyformer.recipe import Recipe
 from anyformer.recipes import read_recipe
 
@@ -128,10 +128,10 @@ def _lost(results: Sequence[Result], word: str) -> tuple[list[float], list[float
 @contextmanager
 def translating(cell: Cell) -> Iterator[Recipe]:
     """A small encoder–decoder of a made-up language."""
-    with tempfile.TemporaryDirectory(prefix="anyformer-lab-") as folder:
+    with scratch(SCRATCH) as folder:
         sides = [f"model.{side}" for side in ("encoder", "decoder")]
         changes = {
-            **{f"data.{part}": _written(cell, part, Path(folder)) for part in ("train", "valid")},
+            **{f"data.{part}": _written(cell, part, folder) for part in ("train", "valid")},
             **{f"{side}.blocks.0.feedforward.width": 2 * cell["width"] for side in sides},
             **{f"{side}.depth": 1 for side in sides},
             "data.test": "none",
