@@ -8,9 +8,11 @@ import json
 import secrets
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Condition
 from typing import Any
 
 from anyformer.config import ConfigError, Fault
@@ -35,6 +37,8 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, explored: Explored, port: int = 0):
         self.explored = explored
+        self.ending = False  # requests are refused and streams end
+        self._answering, self._changed = 0, Condition()
         try:
             super().__init__((HOST, port), Handler)
         except (OSError, OverflowError) as error:
@@ -44,6 +48,27 @@ class Server(ThreadingHTTPServer):
     @property
     def address(self) -> str:
         return f"http://{HOST}:{self.server_port}/"
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Count the request that runs in the block as being answered."""
+        with self._changed:
+            self._answering += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._answering -= 1
+                self._changed.notify_all()
+
+    def finish(self, seconds: float) -> bool:
+        """Answer nothing more, and return whether all requests ended within so many seconds.
+
+        The interpreter must not exit before: a daemon thread that wakes up in torch's native code then aborts it.
+        """
+        self.ending = True
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._answering, seconds)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that went away is no error."""
@@ -96,6 +121,10 @@ class Handler(BaseHTTPRequestHandler):
     # -- small steps --------------------------------------------------------------------------------------------------
 
     def _answer(self, method: Any) -> None:
+        with self.server.answering():
+            self._answer_counted(method)
+
+    def _answer_counted(self, method: Any) -> None:
         try:
             self._check()
             method()
@@ -111,6 +140,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def _check(self) -> None:
         """This machine's browser, and no other site's page."""
+        if self.server.ending:
+            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "the server is ending")
         hosts = [f"{name}:{self.server.server_port}" for name in (HOST, "localhost")]
         if self.headers.get("Host") not in hosts:
             raise Refused(HTTPStatus.FORBIDDEN, f"this is {hosts[0]}, and answers to no other name")
@@ -155,6 +186,8 @@ class Handler(BaseHTTPRequestHandler):
                     self._begin(HTTPStatus.OK, {"Content-Type": "application/x-ndjson; charset=utf-8"})
                     begun = True
                 self._line(line)
+                if self.server.ending:
+                    return
         except (ConfigError, FloatingPointError) as error:
             if not begun:
                 raise
