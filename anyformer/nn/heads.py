@@ -136,18 +136,20 @@ class UnitLength(nn.Module):
 
 
 def pool(x: Tensor, layout: Layout, how: Pool) -> Tensor:
-    """[b, t, d] to [b, d] over the real tokens of each row (of all its segments)."""
+    """Pool [b, t, d] to [b, d] over the real tokens of each row, of all its segments; a row of padding gives zeros."""
     b, t = x.shape[:2]
     segments = torch.zeros(b, t, dtype=torch.long, device=x.device) if layout.segments is None else layout.segments
     is_real = real(segments)
     if how == "mean":
-        weight = is_real.to(x.dtype)[..., None]
-        return (x * weight).sum(dim=1) / weight.sum(dim=1).clamp(min=1)
+        real_x = x.masked_fill(~is_real[..., None], 0)
+        return real_x.sum(dim=1) / is_real.to(x.dtype).sum(dim=1, keepdim=True).clamp(min=1)
     if how == "max":
-        return x.masked_fill(~is_real[..., None], torch.finfo(x.dtype).min).amax(dim=1)
-    index = torch.arange(t, device=x.device)
-    at = torch.where(is_real, index, t - 1).min(dim=1).values if how == "first" else (is_real * index).max(dim=1).values
-    return x[torch.arange(b, device=x.device), at]
+        pooled = x.masked_fill(~is_real[..., None], -torch.inf).amax(dim=1)
+    else:
+        index = torch.arange(t, device=x.device)
+        at = torch.where(is_real, index, t).amin(dim=1) if how == "first" else (is_real * index).amax(dim=1)
+        pooled = x[torch.arange(b, device=x.device), at.clamp(max=t - 1)]
+    return pooled.masked_fill(~is_real.any(dim=1, keepdim=True), 0)
 
 
 def build_transform(spec: HeadTransform, width: int, to: int) -> nn.Module:
