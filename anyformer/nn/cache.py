@@ -161,6 +161,7 @@ class Cache:
             self._check_marks(marks)
         if segments is None and positions is None and marks is None:
             return self.next(length)
+        segments, positions, marks = (None if x is None else x.long() for x in (segments, positions, marks))
         segments = (self.segment[:, None] if segments is None else segments).expand(batch, length)
         bound = None
         if positions is None:

@@ -65,13 +65,24 @@ class Layout(NamedTuple):
         return self
 
 
+WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8)
+EXPECTED = {
+    "segments": "the number of each token's document, -1 for padding; for a mask of the real tokens, "
+    "give torch.where(mask, 0, -1)"
+}
+
+
 def check(batch: int, length: int, **facts: Tensor | None) -> None:
-    """A clear error where facts about [batch, length] tokens do not fit them."""
+    """Raise a clear error where facts about [batch, length] tokens have another shape, or are not whole numbers."""
     for name, x in facts.items():
-        if x is not None and (x.dim() != 2 or x.shape[0] not in (1, batch) or x.shape[1] != length):
+        if x is None:
+            continue
+        if x.dim() != 2 or x.shape[0] not in (1, batch) or x.shape[1] != length:
             raise ValueError(f"{name} has shape {list(x.shape)}, expected [{batch}, {length}] like the tokens")
-        if x is not None and x.is_floating_point():
-            raise ValueError(f"{name} must be whole numbers, got {x.dtype}")
+        # marks are 0 or 1 for most, so that a mask means the same; as segments it would number documents
+        if x.dtype not in WHOLE and (name != "marks" or x.dtype not in (torch.bool, torch.uint8)):
+            what = f": {EXPECTED[name]}" if name in EXPECTED else ""
+            raise ValueError(f"{name} must be whole numbers, got {x.dtype}{what}")
 
 
 def lay_out(
