@@ -4,11 +4,13 @@ a matrix product shows it.
 Importing it imports no torch.
 """
 
+import contextlib
 import os
 import statistics
 import time
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -39,6 +41,17 @@ def cores() -> int:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on Linux
         return os.cpu_count() or 1
+
+
+def memory() -> int | None:
+    """Return the bytes of memory that this process may use: the machine's, or less in a container; None if unknown."""
+    found = list[int]()
+    with contextlib.suppress(AttributeError, ValueError, OSError):  # not on Windows
+        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):  # "max": no limit
+            found.append(int(Path(name).read_text()))
+    return min((n for n in found if n > 0), default=None)
 
 
 def stated(label: str, precision: str) -> float | None:

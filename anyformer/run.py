@@ -29,6 +29,7 @@ from torch import Tensor
 from anyformer.config import ConfigError, Fault, MaskedLM, ModelConfig, io
 from anyformer.config.spec import visible
 from anyformer.data.tokenizer import TextTokenizer
+from anyformer.inspection.capacity import check_model
 from anyformer.nn.merge import merge
 from anyformer.nn.model import Transformer
 from anyformer.nn.quantise import Bits, quantise
@@ -184,6 +185,7 @@ def load(folder: str | Path, device: str | torch.device | None = None) -> Run:
     if missing := REQUIRED - listed:  # what no digest vouches for is not read
         raise ConfigError([Fault(str(folder / name), "is not in manifest.json") for name in sorted(missing)])
     config = io.load(ModelConfig, folder / "config.json")
+    check_model(config, str(folder / "config.json"), bytes_per_value=1)  # whatever the precision of the weights
     spec, task = _read_task(folder, listed)
     with torch.device("meta"):
         model = Transformer(config)

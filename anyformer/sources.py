@@ -10,7 +10,8 @@ from anyformer.config import Fault, Spec
 from anyformer.config.spec import BY_KIND, Flag, Fraction, Probability, Size
 
 Encoding = str  # a Python codec: utf-8, latin-1, cp949, ...
-Column = Annotated[int, Field(strict=True)]
+Column = Annotated[int, Field(strict=True, ge=-(2**31), lt=2**31)]
+Digits = Annotated[int, Field(strict=True, ge=1, le=10_000)]
 
 
 class TextFile(Spec):
@@ -114,8 +115,8 @@ class SortDigits(Spec):
 
     kind: Literal["sort"] = "sort"
     count: Size
-    shortest: Size = 6
-    longest: Size = 11
+    shortest: Digits = 6
+    longest: Digits = 11
 
 
 class CopyDigits(Spec):
@@ -123,8 +124,8 @@ class CopyDigits(Spec):
 
     kind: Literal["copy"] = "copy"
     count: Size
-    shortest: Size = 6
-    longest: Size = 11
+    shortest: Digits = 6
+    longest: Digits = 11
 
 
 class ReverseDigits(Spec):
@@ -132,8 +133,8 @@ class ReverseDigits(Spec):
 
     kind: Literal["reverse"] = "reverse"
     count: Size
-    shortest: Size = 6
-    longest: Size = 11
+    shortest: Digits = 6
+    longest: Digits = 11
 
 
 class WrittenDates(Spec):

@@ -2,8 +2,12 @@
 
 from typing import Annotated, Literal
 
+from pydantic import Field
+
 from anyformer.config import Spec
-from anyformer.config.spec import BY_KIND, Flag, Size
+from anyformer.config.spec import BY_KIND, Flag
+
+Vocabulary = Annotated[int, Field(strict=True, ge=1, le=10_000_000)]  # the library reserves memory for all of them
 
 
 class Characters(Spec):
@@ -24,7 +28,7 @@ class Words(Spec):
     """What stands between spaces."""
 
     kind: Literal["words"] = "words"
-    size: Size = 50_000
+    size: Vocabulary = 50_000
     lowercase: Flag = False
 
 
@@ -32,7 +36,7 @@ class BPE(Spec):
     """Byte-pair encoding over bytes: nothing is unknown."""
 
     kind: Literal["bpe"] = "bpe"
-    size: Size
+    size: Vocabulary
     lowercase: Flag = False
 
 
@@ -40,7 +44,7 @@ class Unigram(Spec):
     """SentencePiece's unigram model."""
 
     kind: Literal["unigram"] = "unigram"
-    size: Size
+    size: Vocabulary
     lowercase: Flag = False
 
 
@@ -48,7 +52,7 @@ class WordPiece(Spec):
     """BERT's."""
 
     kind: Literal["wordpiece"] = "wordpiece"
-    size: Size
+    size: Vocabulary
     lowercase: Flag = False
 
 

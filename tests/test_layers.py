@@ -35,17 +35,17 @@ UNDER: dict[str, tuple[str, ...]] = {
     "tokenizerspec": ("config",),
     "recipe": ("presets", "sources", "taskspec", "tokenizerspec"),
     "recipes": ("recipe",),
+    "hardware": (),
     "nn": ("config",),  # knows nothing of text, tasks or training
     "processes": ("config.spec",),
-    "data": ("recipe", "processes"),  # knows nothing of nn
+    "data": ("recipe", "processes", "hardware"),  # knows nothing of nn
     "decoding": ("nn",),  # speaks ids, never text
-    "inspection": ("nn",),
-    "hardware": (),
+    "inspection": ("nn", "hardware"),
     "doctor": ("nn", "hardware"),
     "tasks": ("nn", "decoding", "data"),
-    "run": ("tasks",),
-    "reading": ("run", "inspection"),
-    "training": ("run", "recipes", "inspection", "hardware"),
+    "run": ("tasks", "inspection"),
+    "reading": ("run",),
+    "training": ("run", "recipes"),
     "interop": ("run",),
     "lab": ("training", "interop", "inspection"),
     "explore": ("lab", "reading"),

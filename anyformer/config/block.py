@@ -1,8 +1,8 @@
 """Blocks and stacks: sublayers, where their norms stand, and how often they repeat. Imports no torch."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from anyformer.config.feedforward import FeedForward, Plain
 from anyformer.config.mixer import Attention, FullyConnected, Mixer, PositionMixing
@@ -11,6 +11,7 @@ from anyformer.config.position import NoPosition, Position
 from anyformer.config.spec import BY_KIND, Count, Flag, Probability, Size, Spec
 
 Side = Literal["encoder", "decoder"]
+MAX_DEPTH = 2_000  # layers of a stack; the deepest published Transformers have 1,000
 
 
 class Sequential(Spec):
@@ -70,10 +71,20 @@ class Pooling(Spec):
         return (*(level for level, layers in enumerate(self.stages) for _ in range(layers)), *[0] * self.tail)
 
 
+class Layers(NamedTuple):
+    """Layers of one block that read sequences pooled as often."""
+
+    block: Block
+    level: int  # how many times their tokens have been pooled
+    first: int  # the number of the first one
+    times: int  # how many there are
+    own: int  # those that have weights of their own; with `share` the others reuse them
+
+
 class Stack(Spec):
     """`prefix` blocks once, then `blocks` tiled to `depth`; with `share`, the tile's weights are reused (ALBERT)."""
 
-    depth: Size
+    depth: Annotated[int, Field(strict=True, ge=1, le=MAX_DEPTH)]
     blocks: Blocks
     prefix: Blocks = ()
     share: Flag = False
@@ -93,6 +104,17 @@ class Stack(Spec):
         """The number of the block whose weights each layer has: its own, or with `share` that of the tile."""
         head, tile = len(self.prefix), len(self.blocks)
         return tuple(i if i < head or not self.share else head + (i - head) % tile for i in range(self.depth))
+
+    def distinct(self) -> list["Layers"]:
+        """The layers grouped by what they cost, in the order of the first of each group."""
+        found: dict[tuple[int, int], list[int]] = {}
+        head, tile = len(self.prefix), len(self.blocks)
+        for i, level in enumerate(self.levels):
+            place = i if i < head else head + (i - head) % tile
+            first, count, own = found.get((place, level), (i, 0, 0))
+            found[place, level] = [first, count + 1, own + (not self.share or i < head + tile)]
+        blocks = (*self.prefix, *self.blocks)
+        return [Layers(blocks[place], level, *group) for (place, level), group in found.items()]
 
     @property
     def levels(self) -> tuple[int, ...]:

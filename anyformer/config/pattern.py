@@ -9,12 +9,17 @@ made of operators alone, so that `count` may ask them by numpy.
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from anyformer.config.spec import BY_KIND, ConfigError, Count, Fault, Flag, Size, Spec
+from anyformer.config.spec import BY_KIND, ConfigError, Count, Fault, Flag, Spec
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+FARTHEST = 2**31 - 1  # positions: sums and differences of two fit in 64 bits
+
+Distance = Annotated[int, Field(strict=True, ge=0, le=FARTHEST)]
+Stride = Annotated[int, Field(strict=True, ge=1, le=FARTHEST)]
 
 About = Callable[[Any], "Tensor"]
 LARGE, SMALL = 128, 64  # blocks of tokens that kernels skip, as large as they are fast, and the smallest that are
@@ -138,9 +143,9 @@ class Window(Rule):
     """
 
     kind: Literal["window"] = "window"
-    before: Count
-    after: Count
-    globals: Count = 0
+    before: Distance
+    after: Distance
+    globals: Distance = 0
 
     @property
     def looks_ahead(self) -> bool:
@@ -174,9 +179,9 @@ class Dilated(Rule):
     """A window with gaps: `before` keys back and `after` keys ahead, `step` apart; causal when `after` is 0."""
 
     kind: Literal["dilated"] = "dilated"
-    before: Count
-    after: Count
-    step: Size
+    before: Distance
+    after: Distance
+    step: Stride
 
     @property
     def looks_ahead(self) -> bool:
@@ -203,7 +208,7 @@ class BlockLocal(Open):
     """Positions in blocks of `size`; a block sees itself."""
 
     kind: Literal["block_local"] = "block_local"
-    size: Size
+    size: Stride
 
     @property
     def sparse(self) -> bool:
@@ -239,11 +244,11 @@ class BigBird(Open):
     """
 
     kind: Literal["bigbird"] = "bigbird"
-    block: Size = 64
-    before: Count = 1
-    after: Count = 1
-    globals: Count = 1
-    randoms: Count = 3
+    block: Stride = 64
+    before: Distance = 1
+    after: Distance = 1
+    globals: Distance = 1
+    randoms: Annotated[int, Field(strict=True, ge=0, le=1024)] = 3
     seed: Count = 0
 
     @property
@@ -324,7 +329,7 @@ class Graph(Open):
     """Any graph: position q sees position k where (q, k) is among the edges; `loops`: and every position itself."""
 
     kind: Literal["graph"] = "graph"
-    nodes: Size
+    nodes: Stride
     edges: tuple[tuple[Count, Count], ...]
     loops: Flag = True
 

@@ -16,11 +16,13 @@ from random import Random
 from typing import Any, Literal, NamedTuple, assert_never
 
 from anyformer.config.spec import ConfigError, Fault
+from anyformer.hardware import memory
 from anyformer.recipe import Additions, CopyDigits, ReverseDigits, SortDigits, Synthetic, WrittenDates
 
 Split = Literal["train", "valid", "test"]
 
 SHARES = 16  # how many parts the hash makes: the first is valid, the second test
+ROW_BYTES = 150  # that a row takes at least: two strings and their places in two lists
 SMALL = 2_000  # rows that are listed at once; past that a split surely holds about its share of a pool
 
 
@@ -56,6 +58,11 @@ class Pool(NamedTuple):
 
 def generate(spec: Synthetic, split: Split, seed: int) -> dict[str, list[str]]:
     """`spec.count` pairs of the split, as many of each shape as there are; the same for the same arguments."""
+    there, shortest = memory(), spec.shortest if isinstance(spec, SortDigits | CopyDigits | ReverseDigits) else 0
+    needed = spec.count * (ROW_BYTES + 4 * shortest)
+    if there is not None and needed > there:
+        what = f"at least {needed / 2**30:,.0f} GiB of memory, and there are {there / 2**30:,.0f} GiB"
+        raise ConfigError([Fault("count", f"= {spec.count}: the rows need {what}")])
     rng = Random(f"{spec.kind} {split} {seed if split == 'train' else ''}")
     streams = [_repeating(pool, rng) if split == "train" else _distinct(pool, split, rng) for pool in pools(spec)]
     rng.shuffle(streams)

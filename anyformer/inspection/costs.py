@@ -1,7 +1,7 @@
 """What each part of a model costs, by its spec: the rules that `count` adds up. Imports no torch."""
 
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
 from typing import assert_never
@@ -16,10 +16,12 @@ from anyformer.config import (
     Block,
     ByteSpelling,
     Classifier,
+    ConfigError,
     Convolution,
     Embedder,
     Experts,
     FactorisedTable,
+    Fault,
     Features,
     FullTable,
     FullyConnected,
@@ -29,6 +31,7 @@ from anyformer.config import (
     Input,
     Latent,
     LayerNorm,
+    Layers,
     LeakyRelu,
     LoRA,
     MaskedLM,
@@ -46,6 +49,7 @@ from anyformer.config import (
     Parallel,
     Patches,
     Pattern,
+    Position,
     PositionMixing,
     Projected,
     Recurrent,
@@ -68,6 +72,7 @@ from anyformer.config import (
 from anyformer.config.adapter import matrices, within
 
 ADAPTERS = "adapters"
+MAX_BLOCKS = 16_384  # on a side of a sparse pattern: counting them takes about a second
 
 
 @dataclass(frozen=True)
@@ -80,38 +85,60 @@ class Cost:
     cached: int = 0
 
     def __add__(self, other: "Cost") -> "Cost":
-        return Cost(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+        return Cost(
+            self.parameters + other.parameters,
+            self.flops + other.flops,
+            self.kept + other.kept,
+            self.cached + other.cached,
+        )
+
+    def times(self, count: int, own: int) -> "Cost":
+        """The cost of `count` layers, `own` of which have weights of their own."""
+        return Cost(self.parameters * own, self.flops * count, self.kept * count, self.cached * count)
 
 
 def side_costs(
     config: ModelConfig, side: Side, stack: Stack, b: int, t: int, s: int
 ) -> Iterator[tuple[str, int, Cost]]:
     """An input and the stack that reads it: t tokens of its own, s of the encoder's."""
-    d, layers = config.width, stack.unrolled()
+    d, layers = config.width, stack.distinct()
     read, name = (config.source, "source") if side == "encoder" else (config.target, "target")
     assert read is not None
     shared = side == "decoder" and config.tie in ("inputs", "all")
     inner = read.inner_width(d) if isinstance(read, Tokens) else d
     yield f"{name} embeddings", 1, _input(read, d, b, t, own_table=not shared)
-    # with `share` only the first tile has weights of its own
-    own = layers[: len(stack.prefix) + len(stack.blocks)] if stack.share else layers
-    yield f"{side} positions", 1, Cost(_position_tables(stack, own, d, inner))
+    yield f"{side} positions", 1, Cost(_position_tables(stack, layers, d, inner))
 
-    costs: dict[str, list[Cost]] = {}
-    for i, (block, level) in enumerate(zip(layers, stack.levels, strict=True)):
-        read_at_once = -(-t // stack.pooling.factor**level) if stack.pooling else t
-        for part, cost in block_costs(block, d, b, read_at_once, s, caching=side == "decoder"):
-            costs.setdefault(part, []).append(cost if i < len(own) else replace(cost, parameters=0))
-        if config.adapter:
-            cost = adapter_cost(config.adapter, f"{side}.blocks.{stack.runs[i]}", block, d, b * read_at_once, b * s)
-            costs.setdefault(ADAPTERS, []).append(cost if i < len(own) else replace(cost, parameters=0))
-    for part, each in costs.items():
-        yield f"{side} {part}", len(each), sum(each, Cost())
+    costs: dict[str, tuple[int, Cost]] = {}
+    for group in layers:
+        tokens = pooled(t, stack, group.level)
+        for part, cost in block_costs(group.block, d, b, tokens, s, caching=side == "decoder"):
+            count, total = costs.get(part, (0, Cost()))
+            costs[part] = count + group.times, total + cost.times(group.times, group.own)
+    if config.adapter:
+        costs[ADAPTERS] = stack.depth, _adapters(config.adapter, side, stack, d, b, t, s)
+    for part, (count, total) in costs.items():
+        yield f"{side} {part}", count, total
     yield f"{side} final norm", 1, _norm(stack.final_norm, d, b * t)
     if side == "decoder" and (states := sum(mixer.state(d) for mixer in handed(config).values())):
         yield "encoder states", 1, Cost(cached=b * s * states)
     if "cross-attention" in costs:
         yield "encoder output", 1, Cost(kept=b * s * d)  # what all cross-attention reads
+
+
+def pooled(length: int, stack: Stack, level: int) -> int:
+    """How many tokens remain of `length` after pooling `level` times."""
+    return -(-length // stack.pooling.factor**level) if stack.pooling else length
+
+
+def _adapters(adapter: LoRA, side: Side, stack: Stack, d: int, b: int, t: int, s: int) -> Cost:
+    """The adapters of a stack, layer by layer: targets name layers by number."""
+    total = Cost()
+    layers = zip(stack.runs, stack.unrolled(), stack.levels, strict=True)
+    for i, (run, block, level) in enumerate(layers):
+        cost = adapter_cost(adapter, f"{side}.blocks.{run}", block, d, b * pooled(t, stack, level), b * s)
+        total += cost.times(1, own=run == i)
+    return total
 
 
 def adapter_cost(adapter: LoRA, at: str, block: Block, d: int, rows: int, source_rows: int) -> Cost:
@@ -163,15 +190,19 @@ def _spelling(spec: Spelling, inner: int, rows: int) -> Cost:
             assert_never(spec)
 
 
-def _position_tables(stack: Stack, own: tuple[Block, ...], d: int, inner: int) -> int:
+def _position_tables(stack: Stack, layers: list[Layers], d: int, inner: int) -> int:
     """One set of tables for the embeddings, and one for each scheme and number of heads, or for each layer."""
-    mixers = [(i, block.mixer) for i, block in enumerate(own) if isinstance(block.mixer, Attention)]
-    within = [(position_of(mixer, stack), mixer.heads, i) for i, mixer in mixers]
-    schemes = {(at, heads, i if at.per_layer else None) for at, heads, i in within if not at.embeds()}
-    tables = [at.tables(d, heads) for at, heads, _ in schemes]
-    if stack.position.embeds():
-        tables.append(stack.position.tables(inner, 0))
-    return sum(prod(shape) for table in tables for shape in table.values())
+    tables: dict[tuple[Position, int], int] = {}  # how many of each scheme and number of heads
+    for group in layers:
+        if isinstance(mixer := group.block.mixer, Attention) and not (at := position_of(mixer, stack)).embeds():
+            key = at, mixer.heads
+            tables[key] = tables.get(key, 0) + group.own if at.per_layer else 1
+    total = sum(count * _elements(at.tables(d, heads)) for (at, heads), count in tables.items())
+    return total + (_elements(stack.position.tables(inner, 0)) if stack.position.embeds() else 0)
+
+
+def _elements(tables: dict[str, tuple[int, ...]]) -> int:
+    return sum(map(prod, tables.values()))
 
 
 def block_costs(block: Block, d: int, b: int, t: int, s: int, caching: bool) -> Iterator[tuple[str, Cost]]:
@@ -232,6 +263,9 @@ def pairs(pattern: Pattern, t: int, s: int) -> int:
     """Queries times keys that are multiplied: of a sparse pattern those in blocks that hold a visible pair."""
     if not pattern.sparse:
         return t * s
+    if max(t, s) > MAX_BLOCKS * pattern.tile:
+        what = f"= {max(t, s):,}: the blocks of the pattern {pattern.kind} are counted one by one"
+        raise ConfigError([Fault("length", f"{what}, and so up to {MAX_BLOCKS * pattern.tile:,} tokens")])
     rows, columns = _blocks(t, pattern.tile), _blocks(s, pattern.tile)
     wide, total = columns.high - columns.low + 1, 0
     for some in np.array_split(np.arange(len(rows.low)), 1 + len(rows.low) // 64):  # never all blocks at once

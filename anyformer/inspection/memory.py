@@ -40,7 +40,7 @@ from anyformer.config import (
     hidden_width,
     position_of,
 )
-from anyformer.inspection.costs import block_costs, head_cost, side_costs
+from anyformer.inspection.costs import block_costs, head_cost, pooled, side_costs
 from anyformer.inspection.count import BYTES, count, human
 
 Precision = Literal["fp32", "bf16"]
@@ -107,13 +107,17 @@ def training_memory(
     head = _Head.of(config, rows, int(rows * asked), how)
     layers = [layer for side in sides for layer in side.layers]
     inputs = sum(side.inputs for side in sides)
-    activations = sum(side.outside for side in sides) + head.kept + (inputs if recompute else sum(layers))
+    activations = (
+        sum(side.outside for side in sides)
+        + head.kept
+        + (inputs if recompute else sum(n * count for n, count in layers))
+    )
     within = max(_within(block, config.width, batch, lengths[side], how) for side, block in _blocks(config))
-    passing = max(head.passing, head.after + within + recompute * max(layers))
+    passing = max(head.passing, head.after + within + recompute * max(n for n, _ in layers))
     weights, few = FP32 * table.parameters, FP32 * table.trained
     casts = 0 if precision == "fp32" else how.size * _cast(config, batch, lengths, table.parameters)
     fixed = weights + 2 * few
-    first = sides[0].outside + layers[0]
+    first = sides[0].outside + layers[0][0]
     peak = max(fixed + casts + activations + passing, fixed + few + head.twice + within + first)
     return Memory(weights, 2 * few, casts, activations, passing, few, peak, precision, compiled, recompute)
 
@@ -138,17 +142,17 @@ def _cast(config: ModelConfig, b: int, lengths: dict[Side, int], parameters: int
 class _Kept(NamedTuple):
     """Bytes of a side that are kept."""
 
-    layers: tuple[int, ...]
+    layers: tuple[tuple[int, int], ...]  # of one layer, and how many are like it
     inputs: int  # of the layers: all that is kept where they are recomputed
     outside: int  # of the layers
 
     @classmethod
     def of(cls, config: ModelConfig, side: Side, stack: Stack, b: int, t: int, s: int, how: _How) -> "_Kept":
-        d, layers, inputs = config.width, [], 0
-        for block, level in zip(stack.unrolled(), stack.levels, strict=True):
-            tokens = -(-t // stack.pooling.factor**level) if stack.pooling else t
-            layers.append(_block(block, stack, d, b, tokens, s, side == "decoder", how))
-            inputs += b * tokens * d * FP32
+        d, layers, inputs = config.width, list[tuple[int, int]](), 0
+        for group in stack.distinct():
+            tokens = pooled(t, stack, group.level)
+            layers.append((_block(group.block, stack, d, b, tokens, s, side == "decoder", how), group.times))
+            inputs += b * tokens * d * FP32 * group.times
         read = config.source if side == "encoder" else config.target
         assert read is not None
         outside = b * t * d * MASK * ((read.dropout > 0) + (stack.dropout > 0))

@@ -11,6 +11,7 @@ from anyformer.config import Classifier, ConfigError, Fault, ModelConfig, Specia
 from anyformer.data.loader import Loader
 from anyformer.data.sources import Rows, read, settled
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
+from anyformer.inspection.capacity import check_model, exceeding
 from anyformer.nn.fp8 import able, learn_in_fp8
 from anyformer.nn.model import Transformer
 from anyformer.processes import LOCK
@@ -18,9 +19,11 @@ from anyformer.recipe import (
     AnyTask,
     AnyTokenizer,
     Classify,
+    Crops,
     DataTokenizer,
     Embed,
     Mixture,
+    Ordered,
     Recipe,
     Regress,
     RunTokenizer,
@@ -157,6 +160,7 @@ def read_rows(recipe: Recipe) -> tuple[Rows, Rows | None]:
 def fit_rows(recipe: Recipe, task: Task, train: Rows, valid: Rows | None, console: Console) -> tuple[Rows, Rows | None]:
     """The rows less those that are too long; bad rows that are left out are told."""
     config = fit_config(recipe, task)
+    _check_capacity(recipe, config)
     train = settled(task.fitting(train, config, recipe.batches), recipe.data, "train")
     valid = None if valid is None else settled(task.fitting(valid, config), recipe.data, "valid")
     for split, rows in (("train", train), ("valid", valid)):
@@ -164,6 +168,18 @@ def fit_rows(recipe: Recipe, task: Task, train: Rows, valid: Rows | None, consol
             first = "; ".join(str(bad) for bad in rows.bad[:3])
             console.print(f"{split}: {len(rows.bad)} bad rows skipped: {first}", markup=False, soft_wrap=True)
     return train, valid
+
+
+def _check_capacity(recipe: Recipe, config: ModelConfig) -> None:
+    """Refuse a model or a batch that does not fit into the memory of the device."""
+    limit = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
+    check_model(config, "model", training=recipe.parallel.shard == "none", limit=limit)
+    if isinstance(batches := recipe.batches, Crops | Ordered):
+        tokens = batches.rows * batches.length
+        what = f"= {batches.rows}: {tokens:,} tokens in a batch"
+        # ids of 8 bytes, and at least one vector of the model in half precision
+        if faults := list(exceeding(tokens * (8 + 2 * config.width), what, limit)):
+            raise ConfigError(fault.under("batches.rows") for fault in faults)
 
 
 def make_task(recipe: Recipe, train: Rows, console: Console) -> Task:

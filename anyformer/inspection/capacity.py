@@ -1,0 +1,31 @@
+"""Refuse what cannot fit into memory before it is allocated. Imports no torch."""
+
+from collections.abc import Iterator
+
+from anyformer.config import ConfigError, Fault, ModelConfig
+from anyformer.hardware import memory
+from anyformer.inspection.count import BYTES, count, human
+
+ADAM = 3  # values beside each trained weight: its gradient and two moments
+
+
+def check_model(
+    config: ModelConfig, at: str = "", *, training: bool = False, bytes_per_value: int = 4, limit: int | None = None
+) -> None:
+    """Refuse a model whose weights do not fit into memory, with both figures.
+
+    `at` is where the config was read from. `training` adds gradients and the optimizer's state. `limit` is the memory
+    in bytes, by default this machine's.
+    """
+    table = count(config)
+    needed = bytes_per_value * (table.parameters + ADAM * table.trained * training)
+    if faults := list(exceeding(needed, f"{table.parameters:,} parameters", limit)):
+        raise ConfigError(fault.under(at) for fault in faults)
+
+
+def exceeding(needed: int, what: str, limit: int | None = None) -> Iterator[Fault]:
+    """The fault of something that needs more bytes than there are; none where the memory is not known."""
+    there = memory() if limit is None else limit
+    if there is not None and needed > there:
+        figures = f"at least {human(needed, 1024, BYTES)} of memory, and there are {human(there, 1024, BYTES)}"
+        yield Fault("", f"{what} need {figures}: choose smaller sizes")

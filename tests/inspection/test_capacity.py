@@ -1,0 +1,118 @@
+"""Sizes beyond the machine are counted at once, and refused with both figures before anything is allocated."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from anyformer.config import Attention, BigBird, Block, ConfigError, Learned, ModelConfig, Plain, Stack, Tokens, Window
+from anyformer.hardware import memory
+from anyformer.inspection.capacity import check_model
+from anyformer.inspection.count import count
+from anyformer.inspection.memory import training_memory
+from anyformer.presets import gpt2, gpt3
+from anyformer.run import load
+from anyformer.training.train import train
+
+HUGE = 10**12
+
+
+def decoder(depth: int = 1, width: int = 8, **stack: object) -> ModelConfig:
+    layers = Stack(depth=depth, blocks=(Block(mixer=Attention(heads=2)), Block(mixer=Attention(heads=4))))
+    return ModelConfig(width=width, target=Tokens(vocab=10), decoder=layers.model_copy(update=stack))
+
+
+def test_depth_has_a_bound() -> None:
+    with pytest.raises(ConfigError, match=r"^depth = 1000000: must be at most 2000$"):
+        Stack(depth=10**6, blocks=(Block(mixer=Attention(heads=2)),))
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_the_deepest_model_is_counted_at_once_and_exactly(share: bool) -> None:
+    began = time.perf_counter()
+    deep, one = count(decoder(2_000, share=share)), count(decoder(2, share=share))
+    training_memory(decoder(2_000, share=share))
+    assert time.perf_counter() - began < 2
+    outside = sum(row.flops for row in one.rows if "embeddings" in row.part or row.part == "head")
+    assert deep.flops - outside == 1_000 * (one.flops - outside)
+    layers = count(decoder(4)).parameters - count(decoder(2)).parameters
+    assert deep.parameters == one.parameters + (0 if share else 999 * layers)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        decoder(width=HUGE),
+        decoder(blocks=(Block(mixer=Attention(heads=2), feedforward=Plain(width=HUGE)),)),
+        decoder(position=Learned(length=HUGE)),
+        decoder().model_copy(update={"target": Tokens(vocab=HUGE)}),
+    ],
+)
+def test_huge_sizes_are_counted_and_refused_with_the_figure(config: ModelConfig) -> None:
+    table = count(config)
+    assert table.parameters > HUGE
+    with pytest.raises(ConfigError) as error:
+        check_model(config, "model")
+    assert f"model: {table.parameters:,} parameters need at least" in str(error.value)
+    assert f"there are {memory() / 2**30:.1f} GiB" in str(error.value)  # type: ignore[operator]
+
+
+def test_published_sizes_are_counted_whatever_the_memory() -> None:
+    assert 174e9 < count(gpt3()).parameters < 176e9
+    check_model(gpt3(), limit=4 * count(gpt3()).parameters)
+
+
+def test_a_limit_refuses_what_exceeds_it_and_nothing_else() -> None:
+    config = gpt2()
+    weights = 4 * count(config).parameters
+    check_model(config, limit=weights)
+    check_model(config, limit=4 * weights, training=True)
+    for limit, training in ((weights - 1, False), (4 * weights - 1, True)):
+        with pytest.raises(ConfigError, match="124,439,808 parameters need at least"):
+            check_model(config, limit=limit, training=training)
+
+
+@pytest.mark.parametrize("pattern", [Window(before=4, after=0), BigBird()])
+def test_sparse_patterns_are_counted_up_to_a_length(pattern: Window | BigBird) -> None:
+    config = decoder(blocks=(Block(mixer=Attention(heads=2, pattern=pattern)),))
+    count(config, 10_000)
+    with pytest.raises(ConfigError, match=r"^length = 1,000,000,000,000: "):
+        count(config, HUGE)
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ("model.width=1000000000000", "model: "),
+        ("model.decoder.depth=1000000", "model.decoder.depth = 1000000: must be at most 2000"),
+        ("data.train.count=1000000000000", "data.train.count = 1000000000000: the rows need at least"),
+        ("data.train.longest=1000000000000", "data.train.longest = 1000000000000: must be at most 10000"),
+        ('tokenizer={kind="bpe", size=1000000000000}', "tokenizer.size = 1000000000000: must be at most 1e+07"),
+    ],
+)
+def test_training_refuses_huge_sizes_and_writes_nothing(change: str, fault: str, tmp_path: Path) -> None:
+    began = time.perf_counter()
+    few = ["data.train.count=100", "data.valid=none", "data.test=none", "train.evaluate_every=none"]
+    with pytest.raises(ConfigError) as error:
+        train("sort", tmp_path / "run", [*few, change])
+    assert str(error.value).startswith(fault)
+    assert time.perf_counter() - began < 10
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_is_refused_by_name_where_memory_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = ["model.width=16", "data.train.count=100", "train.steps=1", "train.schedule=constant"]
+    train("sort", tmp_path / "run", [*short, "data.valid=none", "data.test=none", "train.evaluate_every=none"])
+    monkeypatch.setattr("anyformer.inspection.capacity.memory", lambda: 1000)
+    with pytest.raises(ConfigError, match=r"run/config\.json: [0-9,]+ parameters need at least .* there are 1000 B"):
+        load(tmp_path / "run")
+
+
+def test_a_batch_of_crops_beyond_memory_is_refused(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("to be or not to be\n" * 100, encoding="utf-8")
+    changes = [f"data.train={{kind='text', path='{text}'}}", "data.valid=none", "data.test=none"]
+    changes += ["train.evaluate_every=none", "train.patience=none", f"batches={{kind='crops', rows={HUGE}, length=8}}"]
+    with pytest.raises(ConfigError, match=r"^batches\.rows = 1000000000000: 8,000,000,000,000 tokens in a batch need"):
+        train("shakespeare", tmp_path / "run", changes)
+    assert not (tmp_path / "run").exists()
