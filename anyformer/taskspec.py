@@ -155,6 +155,7 @@ class Encoder(Spec):
 
     kind: Literal["encoder"] = "encoder"
     labels: tuple[str, ...] = ()  # their names, by number
+    multi_label: Flag = False  # any number of labels of a text, each by itself; else the one that is most probable
     max_length: Size | None = (
         None  # tokens of a text that are read, with those around it; None: longer ones are refused
     )

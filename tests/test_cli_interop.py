@@ -70,9 +70,10 @@ def test_import_refuses(public: Path, tmp_path: Path) -> None:
     (public / "config.json").write_text(json.dumps({**config, "model_type": "zebra"}))
     (line,) = refused("import", public, "--out", out)
     assert "model_type = 'zebra': known here: albert, bart, bert" in line
-    (public / "config.json").write_text(json.dumps({**config, "rotary": True}))
+    (public / "config.json").write_text(json.dumps({**config, "add_cross_attention": True}))
     (line,) = refused("import", public, "--out", out)
-    assert line == f"{public / 'config.json'}: rotary = True: is not known, so the model would not be this one"
+    name, hint = "add_cross_attention", "; --ignore-field add_cross_attention reads the file without it"
+    assert line == f"{public / 'config.json'}: {name} = True: only False is supported{hint}"
     (public / "config.json").write_text(json.dumps(config))
     for name, words in (
         ("tokenizer.json", "holds no tokenizer"),

@@ -168,12 +168,29 @@ def import_(
     allow_pickle: Annotated[
         bool, typer.Option("--allow-pickle", help="Read pytorch_model.bin, too, as weights and nothing else.")
     ] = False,
+    family: Annotated[
+        str | None, typer.Option(help="The model_type of a config.json that has none, or an unknown one.")
+    ] = None,
+    ignore_field: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Read config.json as if it did not have this field; repeat for several. The model may be another one.",
+        ),
+    ] = None,
 ) -> None:
     """Make a run of a model that another program wrote."""
     from anyformer.interop import bring_in
 
     with _warned():
-        run = bring_in(source, out, tokenizer=tokenizer, allow_pickle=allow_pickle)
+        run = bring_in(
+            source,
+            out,
+            tokenizer=tokenizer,
+            allow_pickle=allow_pickle,
+            family=family,
+            ignore_fields=ignore_field or (),
+        )
     typer.echo(f"imported: {out}, {run.model.num_parameters():,} parameters, {run.tokenizer.size:,} tokens")
 
 

@@ -117,8 +117,11 @@ Flag = Annotated[bool, Field(strict=True)]
 # -- errors in the user's words -------------------------------------------------------------------------------------
 
 
+MIN_LIKENESS = 0.75  # of a misspelt word and the right one, as difflib measures it
+
+
 def close_to(word: str, known: Iterable[str]) -> str | None:
-    """The known word that is most like this one, if any is."""
+    """Return the known word of which this one looks like a misspelling, if any."""
     return next(iter(close_matches(word, sorted(known), 1)), None)
 
 
@@ -127,7 +130,7 @@ def close_matches(word: str, known: Iterable[str], n: int) -> list[str]:
     if len(word) > MAX_WORD:
         return []
     comparable = itertools.islice((other for other in known if len(other) <= MAX_WORD), MAX_COMPARED)
-    return difflib.get_close_matches(word, comparable, n=n)
+    return difflib.get_close_matches(word, comparable, n=n, cutoff=MIN_LIKENESS)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -20,6 +20,7 @@ from anyformer.config.spec import did_you_mean
 from anyformer.interop.compare import differences, facts
 from anyformer.interop.fields import Fields
 from anyformer.interop.rules import AnyRule, Rule, Tie, ties
+from anyformer.interop.schema import schema_of
 from anyformer.nn.model import Transformer
 
 T = TypeVar("T")
@@ -62,8 +63,14 @@ class Family:
         if name not in self.heads:
             raise ConfigError([given.fault("architectures", f"= {name!r}: {did_you_mean(name, self.heads)}")])
         given.head = self.heads[name]
+        schema = schema_of(self.kind)
+        given.known = schema.fields
+        for other, field in schema.aliases.items():
+            given.alias(other, field)
         given.must("is_encoder_decoder", self.shape == "encoder-decoder")
-        found = self.read(given)
+        given.must("pruned_heads", {})
+        with given.named():
+            found = self.read(given)
         given.finish()
         return found
 

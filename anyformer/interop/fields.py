@@ -1,6 +1,9 @@
-"""The fields of a public config.json: each one is read, or known to say nothing about the model, or an error."""
+"""The fields of a public config.json: each one is read, or refused, or ignored as `transformers` ignores it."""
 
-from collections.abc import Callable, Collection, Mapping
+import math
+import reprlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,8 +28,12 @@ from anyformer.config import (
     YarnScaling,
 )
 from anyformer.config.spec import did_you_mean, visible
+from anyformer.interop.schema import rope_fields
 
 T = TypeVar("T")
+MAX_LAYERS = 1000  # however few tensors there are: ALBERT's layers share theirs
+MAX_LABELS = 1_000_000
+MULTI_LABEL = "multi_label_classification"
 
 # By their names; of several names for one, the first is written.
 ACTIVATIONS: dict[str, Activation] = {
@@ -65,78 +72,133 @@ SILENT = frozenset({
 
 
 class Fields:
-    """A config.json that is being read: `given("hidden_size", 768)` is a field, or what it is where it is left out."""
+    """A config.json that is being read: `given("hidden_size", 768)` is a field, or what it is where it is left out.
+
+    A field that a family reads is used. An unread one is refused if `known` has it, because the model would be
+    another one; else `transformers` does not use it either, and it is added to `ignored`. `known = None` knows all.
+    """
 
     def __init__(self, data: Mapping[str, Any], file: str | Path, weights: Callable[[], Collection[str]] = tuple):
-        self._data, self._file, self._weights = data, file, weights
+        self._data, self._file, self._weights = dict(data), file, weights
         self._read: set[str] = set()
         self._faults: list[Fault] = []
+        self._above = ""  # the path of the table that holds these fields
+        self.known: Collection[str] | None = None
+        self.ignored: list[str] = []
         self.head = ""  # the kind of head that its class has
 
-    def __call__(self, field: str, default: T) -> T:
-        """A field of the type of its default; null counts as left out."""
+    def __call__(self, field: str, default: T, least: int = 1) -> T:
+        """Return a field, which must have the type of its default; null counts as left out."""
         value = self._take(field)
-        return default if value is None else self._as(type(default), field, value)
+        return default if value is None else self._as(type(default), field, value, least)
 
     def maybe(self, field: str, kind: type[T]) -> T | None:
-        """A field that may be left out or null."""
+        """Return a field that may be left out or null."""
         value = self._take(field)
         return None if value is None else self._as(kind, field, value)
 
     def nullable(self, field: str, default: T) -> T | None:
-        """A field whose null is another thing than its absence."""
+        """Return a field whose null does not mean its default."""
         value = self._take(field)
         if value is None:
             return None if field in self._data else default
         return self._as(type(default), field, value)
 
     def must(self, field: str, *values: Any) -> None:
-        """A field that we honour only where it says this, or nothing."""
+        """Refuse a field unless it is left out, null, or one of these values."""
         value = self._take(field)
         if value is not None and value not in values:
-            self._faults.append(self.fault(field, f"= {value!r}: only {' or '.join(map(repr, values))} is read"))
+            only = " or ".join(map(repr, values)) or "null"
+            self.refuse(field, f"= {reprlib.repr(value)}: only {only} is supported{self._hint(field)}")
 
     def silent(self, *fields: str) -> None:
-        """Fields that say nothing about the model."""
+        """Accept fields of any value: they do not change what the model computes."""
         self._read.update(fields)
 
+    def alias(self, other: str, field: str) -> None:
+        """Read `other` as a second name of a field. Both with different values are an error."""
+        value = self._data.get(other)
+        if value is None:
+            return
+        if self._data.get(field) is None:
+            self._data[field] = value
+        elif self._data[field] != value:
+            both = f"is another name of {field}, which is {reprlib.repr(self._data[field])}"
+            self.refuse(other, f"= {reprlib.repr(value)}: {both}{self._hint(other)}")
+        del self._data[other]
+
     def refuse(self, field: str, message: str) -> None:
-        """Notes what is wrong with a field."""
+        """Record a fault; `finish` raises all of them."""
         self._faults.append(self.fault(field, message))
 
     def one_of(self, field: str, known: Mapping[str, T], default: str) -> T:
-        """A field that names one of some things."""
+        """Return what a field names."""
         name = self(field, default)
         if name not in known:
-            raise ConfigError([self.fault(field, f"= {name!r}: {did_you_mean(name, known)}")])
+            raise ConfigError([self.fault(field, f"= {reprlib.repr(name)}: {did_you_mean(name, known)}")])
         return known[name]
 
     def has(self, weight: str) -> bool:
-        """Whether there is a tensor of this name, with anything before it: some tell what a config does not."""
+        """Return whether a tensor has this name, with any prefix: some facts are in the weights alone."""
         return any(name == weight or name.endswith(f".{weight}") for name in self._weights())
 
+    def table(self, field: str, data: Any) -> "Fields":
+        """Return a table inside these fields, which shares faults and ignored fields with them."""
+        inner = Fields(data if isinstance(data, dict) else {}, self._file)
+        if not isinstance(data, dict):
+            self.refuse(field, f"= {reprlib.repr(data)}: must be a table")
+        inner._above, inner._faults, inner.ignored = f"{self._above}{field}.", self._faults, self.ignored
+        return inner
+
     def fault(self, field: str, message: str) -> Fault:
-        return Fault(f"{visible(str(self._file))}: {visible(field)}", visible(message))
+        return Fault(f"{visible(str(self._file))}: {visible(self._above + field)}", visible(message))
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Name the file in faults of a config that is made of these fields."""
+        file = visible(str(self._file))
+        try:
+            yield
+        except ConfigError as error:
+            faults = (
+                f if f.path.startswith(f"{file}: ") else Fault(f"{file}: {f.path}", f.message) for f in error.faults
+            )
+            raise ConfigError([*self._faults, *faults]) from None
+
+    def close(self) -> None:
+        """Record unread fields, as faults or as ignored."""
+        for field in sorted(self._data):
+            if field in self._read | SILENT or self._data[field] is None:
+                continue
+            if self.known is not None and field not in self.known:
+                self.ignored.append(visible(self._above + field))
+            else:
+                what = "is not supported, and the model would be another one without it"
+                self.refuse(field, f"= {reprlib.repr(self._data[field])}: {what}{self._hint(field)}")
 
     def finish(self) -> None:
-        """Every field has been read, or this names those that were not."""
-        left = [f for f, value in self._data.items() if f not in self._read | SILENT and value is not None]
-        unread = [
-            self.fault(field, f"= {self._data[field]!r}: is not known, so the model would not be this one")
-            for field in sorted(left)
-        ]
-        if found := [*self._faults, *unread]:
-            raise ConfigError(found)
+        """Raise all faults."""
+        self.close()
+        if self._faults:
+            raise ConfigError(self._faults)
+
+    def _hint(self, field: str) -> str:
+        """How to load the model all the same: an option that is for config.json alone."""
+        return (
+            "" if self.known is None else f"; --ignore-field {visible(self._above + field)} reads the file without it"
+        )
 
     def _take(self, field: str) -> Any:
         self._read.add(field)
         return self._data.get(field)
 
-    def _as(self, kind: type[T], field: str, value: Any) -> T:
+    def _as(self, kind: type[T], field: str, value: Any, least: int = 1) -> T:
         if kind is float and type(value) is int:
-            value = float(value)
+            value = float(value) if abs(value) < 2**63 else math.inf
         if type(value) is not kind:
-            raise ConfigError([self.fault(field, f"= {value!r}: must be of type {kind.__name__}")])
+            raise ConfigError([self.fault(field, f"= {reprlib.repr(value)}: must be of type {kind.__name__}")])
+        if isinstance(value, int) and kind is int and value < least:
+            raise ConfigError([self.fault(field, f"= {value}: must be at least {least}")])
         return value
 
     # -- what families share ------------------------------------------------------------------------------------------
@@ -144,41 +206,68 @@ class Fields:
     def activation(self, field: str, default: str) -> Activation:
         return self.one_of(field, ACTIVATIONS, default)
 
-    def special(self, **defaults: int | None) -> Special:
-        """Ids with a meaning; of several that end a text, the first is `eos`."""
+    def depth(self, field: str, default: int) -> int:
+        """Return a number of layers, no more than the weights can hold: each layer has at least one tensor."""
+        found, most = self(field, default), max(MAX_LAYERS, len(self._weights()))
+        if found > most:
+            raise ConfigError([self.fault(field, f"= {found}: must be at most {most}, by the weights beside it")])
+        return found
+
+    def layer_types(self, depth: int, default: Sequence[str], known: Collection[str]) -> list[str]:
+        """Return the kind of each layer."""
+        kinds = self.maybe("layer_types", list) or list(default)
+        if len(kinds) != depth or not all(isinstance(kind, str) and kind in known for kind in kinds):
+            what = f"must be {depth} of {' and '.join(known)}"
+            raise ConfigError([self.fault("layer_types", f"= {reprlib.repr(kinds)}: {what}")])
+        return kinds
+
+    def special(self, vocab: int, **defaults: int | None) -> Special:
+        """Return the special ids. The first of several that end a text is `eos`. A default of the family that is
+        outside a smaller vocabulary is dropped."""
         found: dict[str, Any] = {}
-        for role in ("pad", "bos", "eos"):
-            value = self._take(f"{role}_token_id")
-            if isinstance(value, list) and value:
-                value, *others = value
-                if role == "eos":
-                    found["stops"] = tuple(id for id in others if type(id) is int and id >= 0)
-            default = None if f"{role}_token_id" in self._data else defaults.get(role)
-            found[role] = value if type(value) is int and value >= 0 else default
-        start = self.maybe("decoder_start_token_id", int)
-        if "start" in defaults:
-            found["start"] = defaults["start"] if start is None else start
+        for role in ("pad", "bos", "eos", *(("start",) if "start" in defaults else ())):
+            field, default = f"{'decoder_start' if role == 'start' else role}_token_id", defaults.get(role)
+            value = self._take(field)
+            several = value if role == "eos" and isinstance(value, list) else [value]
+            if not all(type(id) is int or id is None for id in several):
+                raise ConfigError([self.fault(field, f"= {reprlib.repr(value)}: must be the id of a token")])
+            ids = [id for id in several if id is not None and id >= 0 and (id < vocab or id != default)]
+            if value is None and (field not in self._data or role == "start") and default is not None:
+                ids = [default] if default < vocab else []
+            found[role] = ids[0] if ids else None
+            if role == "eos":
+                found["stops"] = tuple(ids[1:])
         return Special(**found)
 
     def labels(self) -> tuple[str, ...]:
-        """The names of the labels, by number."""
-        self.must("problem_type", "single_label_classification")
-        named = self._data.get("id2label")
+        """Return the names of the labels, by number."""
+        if self.head == "classifier":
+            self.must("problem_type", "single_label_classification", MULTI_LABEL)
+        named, count = self.maybe("id2label", dict), self.maybe("num_labels", int)
         if named is None:
-            return tuple(f"LABEL_{i}" for i in range(self("num_labels", 2)))
+            if (count or 2) > MAX_LABELS:
+                raise ConfigError([self.fault("num_labels", f"= {count}: must be at most {MAX_LABELS:,}")])
+            return tuple(f"LABEL_{i}" for i in range(count or 2))
+        if count is not None and count != len(named):
+            what = f"= {count}: id2label names {len(named)} labels{self._hint('num_labels')}"
+            raise ConfigError([self.fault("num_labels", what)])
         try:
             names = {int(i): str(name) for i, name in named.items()}
             return tuple(names[i] for i in range(len(names)))
-        except (AttributeError, KeyError, ValueError):
+        except (KeyError, ValueError):
             raise ConfigError([self.fault("id2label", "must name the labels 0, 1, 2, ...")]) from None
+
+    @property
+    def multi_label(self) -> bool:
+        """True if a text may have any number of labels."""
+        return self.head == "classifier" and self._data.get("problem_type") == MULTI_LABEL
 
     def rotary(self, theta: float, fraction: float | None = None) -> Rotary:
         """Rotary positions, as `rope_parameters` or as older files say it; a `fraction` of each head, or all of it."""
         old_theta, old_fraction = self("rope_theta", theta), self.fraction(fraction)
-        given = self.maybe("rope_parameters", dict) or self.maybe("rope_scaling", dict) or {}
-        self.silent("rope_scaling", "rope_parameters")
-        length = self.maybe("max_position_embeddings", int)
-        return read_rotary(Fields(given, f"{self._file}: rope_parameters"), old_theta, old_fraction, length)
+        self.alias("rope_scaling", "rope_parameters")
+        inner = self.table("rope_parameters", self.maybe("rope_parameters", dict) or {})
+        return read_rotary(inner, old_theta, old_fraction, self.maybe("max_position_embeddings", int))
 
     def fraction(self, usual: float | None) -> float | None:
         """Most families leave this field unread, whatever it says."""
@@ -194,17 +283,20 @@ class Fields:
         given = self.maybe("rope_parameters", dict)
         if given is None or not {full, local} & given.keys():
             return self.rotary(theta), Rotary(theta=near)
-        self.silent("rope_theta", "rope_scaling")
-        length = self.maybe("max_position_embeddings", int)
-        tables = (Fields(given.get(kind) or {}, f"{self._file}: rope_parameters.{kind}") for kind in (full, local))
+        self.must("rope_scaling")
+        length, theta = self.maybe("max_position_embeddings", int), self("rope_theta", theta)
+        outer = self.table("rope_parameters", given)
+        tables = (outer.table(kind, outer.maybe(kind, dict) or {}) for kind in (full, local))
         first, second = (
             read_rotary(table, base, None, length) for table, base in zip(tables, (theta, near), strict=True)
         )
+        outer.close()
         return first, second
 
 
 def read_rotary(given: Fields, theta: float, fraction: float | None, length: int | None) -> Rotary:
-    """One table of `rope_parameters`."""
+    """Read one table of `rope_parameters`."""
+    given.known = rope_fields()
     kind = given.maybe("rope_type", str) or given("type", "default")
     given.silent("type")
     theta, part = given("rope_theta", theta), given.fraction(fraction)
@@ -234,8 +326,9 @@ def read_rotary(given: Fields, theta: float, fraction: float | None, length: int
                 attention_factor=given.maybe("attention_factor", float),
             )
     else:
-        raise ConfigError([given.fault("rope_type", f"= {kind!r}: known here are default, linear, llama3, yarn")])
-    given.finish()
+        what = f"= {reprlib.repr(kind)}: must be default, linear, llama3 or yarn"
+        raise ConfigError([given.fault("rope_type", what)])
+    given.close()
     return Rotary(theta=theta, fraction=1.0 if part is None else part, scaling=scaling)
 
 

@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,9 +38,9 @@ def named(family: Family, stored: dict[str, Stored]) -> dict[str, Stored]:
 
 def translated(family: Family, config: ModelConfig, stored: dict[str, Stored], folder: Path) -> dict[str, Tensor]:
     """The state of our model, in the widest precision among theirs."""
-    ties, rules = family.ties(config), list(family.rules(config))
-    spare = [rule for rule in rules if isinstance(rule, (Alias, Constant))]
-    _check(family, ties, {rule.theirs for rule in spare}, stored, folder)
+    fitted = fit(family, config, stored)
+    _check(fitted, family, stored, folder)
+    ties, spare = fitted.ties, fitted.spare
     dtypes = {stored[name].dtype for tie in ties for name in tie.theirs}
     if other := [dtype for dtype in dtypes if not dtype.is_floating_point]:
         raise wrong(folder, f"holds weights of {other[0]}: only floating-point weights are read")
@@ -57,27 +58,52 @@ def translated(family: Family, config: ModelConfig, stored: dict[str, Stored], f
     return found
 
 
-def _check(family: Family, ties: list[Tie], spare: set[str], stored: dict[str, Stored], folder: Path) -> None:
-    """Every tensor has a rule and every rule its tensors, of the right shape; what no head uses is told."""
-    faults, claimed = [], set(spare)
-    for tie in ties:
-        claimed.update(tie.theirs)
-        for name, shape in zip(tie.theirs, tie.shapes, strict=True):
-            if name not in stored:
-                faults.append(Fault(visible(str(folder)), f"has no weight {name}, of shape {list(shape)}"))
-            elif stored[name].shape != shape:
-                what = f"{name} has shape {list(stored[name].shape)}, and the config asks for {list(shape)}"
-                faults.append(Fault(visible(str(stored[name].file)), what))
-    left = [name for name in stored if name not in claimed and not _any(family.buffers, name)]
-    unused = [name for name in left if _any(family.unused, name)]
-    for name in sorted(set(left) - set(unused)):
+class Fit(NamedTuple):
+    """The tensors of a folder beside those that a model needs."""
+
+    ties: list[Tie]
+    spare: list[Alias | Constant]
+    missing: dict[str, tuple[int, ...]]  # the shape that each should have
+    misshapen: dict[str, tuple[int, ...]]
+    unused: list[str]  # known to belong to another head
+    left: list[str]  # unknown
+
+
+def fit(family: Family, config: ModelConfig, stored: dict[str, Stored]) -> Fit:
+    """Compare names and shapes, reading no values."""
+    ties = family.ties(config)
+    spare = [rule for rule in family.rules(config) if isinstance(rule, (Alias, Constant))]
+    wanted = {name: shape for tie in ties for name, shape in zip(tie.theirs, tie.shapes, strict=True)}
+    claimed = {*wanted, *(rule.theirs for rule in spare)}
+    others = [name for name in stored if name not in claimed and not _any(family.buffers, name)]
+    unused = [name for name in others if _any(family.unused, name)]
+    return Fit(
+        ties,
+        spare,
+        {name: shape for name, shape in wanted.items() if name not in stored},
+        {name: shape for name, shape in wanted.items() if name in stored and stored[name].shape != shape},
+        sorted(unused),
+        sorted(set(others) - set(unused)),
+    )
+
+
+def _check(found: Fit, family: Family, stored: dict[str, Stored], folder: Path) -> None:
+    """Refuse tensors that are missing, misshapen or unknown; warn of those that no head uses."""
+    faults = []
+    for name, shape in found.misshapen.items():
+        what = f"{name} has shape {list(stored[name].shape)}, but config.json needs {list(shape)}"
+        faults.append(Fault(visible(str(stored[name].file)), what))
+    for name, shape in found.missing.items():
+        faults.append(Fault(visible(str(folder)), f"has no weight {name}, of shape {list(shape)}"))
+    for name in found.left:
         what = f"{visible(name)} is a weight that no {family.kind} with this head has"
         faults.append(Fault(visible(str(stored[name].file)), what))
     if faults:
-        more = [Fault("", f"... and {len(faults) - SHOWN} more")] if len(faults) > SHOWN else []
-        raise ConfigError([*faults[:SHOWN], *more])
-    if unused:
-        warnings.warn(f"{folder}: left out, as the head does not use them: {', '.join(sorted(unused))}", stacklevel=4)
+        more = [Fault(visible(str(folder)), f"{len(faults) - SHOWN} more weights do not fit the config")]
+        raise ConfigError([*faults[:SHOWN], *(more if len(faults) > SHOWN else [])])
+    if found.unused:
+        names = ", ".join(found.unused)
+        warnings.warn(f"{folder}: left out, as the head does not use them: {names}", stacklevel=4)
 
 
 def _check_spare(rule: Alias | Constant, stored: dict[str, Stored]) -> None:

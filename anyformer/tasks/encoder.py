@@ -3,6 +3,7 @@
 It answers, and is neither trained nor measured: it has no data of its own.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,7 +46,8 @@ class Encoding:
     def predict(
         self, model: Transformer, texts: Sequence[str], *, progress: Progress | None = None, **options: Any
     ) -> list[str]:
-        """A label; a label for each token; the text with its masked words; or a vector, as JSON."""
+        """Return, by the head: a label, or a JSON list of labels if any number may hold; a label for each token; the
+        text with its masked words; or a vector, as JSON."""
         refuse_options(options)
         if not isinstance(model.config.last_input, Tokens):
             what = f"the model reads {model.config.last_input.kind}, not texts: call it in Python, run.model(images)"
@@ -81,6 +83,8 @@ class Encoding:
                 return lambda vector, row: as_json(vector)
             case NoHead():
                 return lambda hidden, row: as_json(hidden.mean(dim=0))
+            case Classifier() if self.spec.multi_label:
+                return lambda logits, row: self._holding(logits)
             case Classifier():
                 return lambda logits, row: self.spec.labels[int(logits.argmax())]
             case TokenLabels(crf=False):
@@ -91,6 +95,11 @@ class Encoding:
                 return self._filled
             case _:
                 raise ConfigError([Fault("head", f"= '{config.head.kind}': an encoder has no answer by it")])
+
+    def _holding(self, logits: Tensor) -> str:
+        """The labels with sigmoid(logit) > 1/2, as a JSON list."""
+        held = (logits > 0).nonzero()[:, 0].tolist()
+        return json.dumps([self.spec.labels[i] for i in held], ensure_ascii=False)
 
     def _within(self, rows: Tensor) -> Tensor:
         """Of the tokens of the text itself."""

@@ -64,7 +64,7 @@ def test_many_known_words_are_listed_in_part() -> None:
 
 def test_many_faults_are_counted_rather_than_listed() -> None:
     with refused_within(5) as told:
-        io.loads(ModelConfig, "".join(f"wid{i} = 1\n" for i in range(2000)) + MODEL)
+        io.loads(ModelConfig, "".join(f"width{i} = 1\n" for i in range(2000)) + MODEL)
     assert "1950 more faults" in told[0]
 
 

@@ -148,8 +148,8 @@ def test_what_is_cut(tmp_path: Path, longest: int | None, expected: int) -> None
     [
         ("1_Pooling/config.json", {"pooling_mode_cls_token": True}, "pooling_mode = cls and mean: must be one of mean"),
         ("1_Pooling/config.json", {"pooling_mode": "weightedmean"}, "pooling_mode = weightedmean: must be one of"),
-        ("1_Pooling/config.json", {"power": 2}, "power = 2: is not known"),
-        ("sentence_bert_config.json", {"do_lower_case": True}, "do_lower_case = True: only False is read"),
+        ("1_Pooling/config.json", {"power": 2}, "power = 2: is not supported"),
+        ("sentence_bert_config.json", {"do_lower_case": True}, "do_lower_case = True: only False is supported"),
         ("sentence_bert_config.json", {"max_seq_length": "long"}, "max_seq_length = 'long': must be of type int"),
         ("config_sentence_transformers.json", {"default_prompt_name": "query"}, "default_prompt_name = 'query'"),
     ],

@@ -15,8 +15,10 @@ USUAL = bert.Usual(vocab=30_000, width=4096, heads=64, ff=16_384, act="gelu_new"
 def read(given: Fields) -> ModelConfig:
     given.must("num_hidden_groups", 1)
     given.silent("classifier_dropout_prob", "down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks")
-    table, inner = FactorisedTable(width=given("embedding_size", 128)), given("inner_group_num", 1)
-    found = bert.read_body(USUAL, given, given.special(pad=0, bos=2, eos=3), table=table)
+    table, inner = FactorisedTable(width=given("embedding_size", 128)), given.depth("inner_group_num", 1)
+    found = bert.read_body(
+        USUAL, given, given.special(given("vocab_size", USUAL.vocab), pad=0, bos=2, eos=3), table=table
+    )
     stack = the(found.encoder, Stack, "encoder")
     changes = {"depth": stack.depth * inner, "blocks": stack.blocks * inner, "share": True}
     return found.model_copy(update={"encoder": stack.model_copy(update=changes)})

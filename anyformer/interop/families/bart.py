@@ -73,9 +73,9 @@ def read(kin: Kin, given: Fields) -> ModelConfig:
     given.must("normalize_embedding", kin.table)
     given.must("static_position_embeddings", not kin.table)
     given.silent("classifier_dropout", "classif_dropout", "init_std", "encoder_layerdrop", "decoder_layerdrop")
-    given.silent("num_hidden_layers", "extra_pos_embeddings")  # the first is another name of encoder_layers
-    special = given.special(pad=kin.pad, bos=kin.bos, eos=kin.eos, start=kin.start)
+    given.silent("extra_pos_embeddings")
     length, vocab = given("max_position_embeddings", LENGTH), given("vocab_size", kin.vocab)
+    special = given.special(vocab, pad=kin.pad, bos=kin.bos, eos=kin.eos, start=kin.start)
     if kin.positions == "halves":
         given.must("share_encoder_decoder_embeddings", True)
         given.must("decoder_vocab_size", vocab)
@@ -128,7 +128,7 @@ def _stack(kin: Kin, given: Fields, side: Side, position: Position) -> Stack:
         dropout=given("dropout", 0.1),
     )
     final = LayerNorm() if kin.first else NoNorm()
-    return Stack(depth=given(f"{side}_layers", 12), blocks=(block,), position=position, final_norm=final)
+    return Stack(depth=given.depth(f"{side}_layers", 12), blocks=(block,), position=position, final_norm=final)
 
 
 def write(kin: Kin, config: ModelConfig) -> dict[str, Any]:

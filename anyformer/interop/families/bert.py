@@ -51,7 +51,7 @@ class Usual:
 
 
 def read(given: Fields) -> ModelConfig:
-    return read_body(Usual(), given, given.special(pad=0))
+    return read_body(Usual(), given, given.special(given("vocab_size", 30_522), pad=0))
 
 
 def read_body(
@@ -91,7 +91,7 @@ def read_body(
     return ModelConfig(
         width=given("hidden_size", usual.width),
         source=tokens,
-        encoder=Stack(depth=given("num_hidden_layers", 12), blocks=(block,), position=position or length),
+        encoder=Stack(depth=given.depth("num_hidden_layers", 12), blocks=(block,), position=position or length),
         head=read_head(usual, given, MaskedLM(transform=Transform(activation=masked or act, norm=norm)), drop),
         tie="output" if given.head == "masked_lm" else "none",
         special=special,

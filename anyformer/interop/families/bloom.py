@@ -24,24 +24,25 @@ from anyformer.interop.rules import Alias, AnyRule, Rule, Turns
 
 
 def read(given: Fields) -> ModelConfig:
+    given.alias("n_embed", "hidden_size")
     given.must("apply_residual_connection_post_layernorm", False)
     # how it was trained and run, and older names of sizes that are there under another
     given.silent("pretraining_tp", "slow_but_exact", "masked_softmax_fusion", "attention_softmax_in_fp32")
     given.silent("bias_dropout_fusion", "offset_alibi", "seq_length", "unk_token_id", "skip_bias_add")
-    given.silent("skip_bias_add_qkv", "num_attention_heads", "n_inner")
+    given.silent("skip_bias_add_qkv", "n_inner")
     drop, norm = given("hidden_dropout", 0.0), LayerNorm(eps=given("layer_norm_epsilon", 1e-5))
     mixer = Attention(
         heads=given("n_head", 8), bias=True, output=Projected(bias=True), dropout=given("attention_dropout", 0.0)
     )
     block = Block(mixer=mixer, feedforward=Plain(activation=Gelu(approximate="tanh")), norm=norm, dropout=drop)
-    tied = given("tie_word_embeddings", True)
+    tied, vocab = given("tie_word_embeddings", True), given("vocab_size", 250_880)
     return ModelConfig(
-        width=given("n_embed", given("hidden_size", 64)),
-        target=Tokens(vocab=given("vocab_size", 250_880), norm=norm),
-        decoder=Stack(depth=given("n_layer", 2), blocks=(block,), position=Alibi(), final_norm=norm),
+        width=given("hidden_size", 64),
+        target=Tokens(vocab=vocab, norm=norm),
+        decoder=Stack(depth=given.depth("n_layer", 2), blocks=(block,), position=Alibi(), final_norm=norm),
         head=LM() if given.head == "lm" else NoHead(),
         tie="output" if tied and given.head == "lm" else "none",
-        special=given.special(bos=1, eos=2),
+        special=given.special(vocab, bos=1, eos=2),
     )
 
 

@@ -34,7 +34,8 @@ def read(given: Fields) -> ModelConfig:
     given.must("tie_word_embeddings", True)
     given.silent("sinusoidal_pos_embds", "tie_weights_", "qa_dropout")  # positions are in the file, however they began
     drop, act = given("dropout", 0.1), given.activation("activation", "gelu")
-    special = given.special(pad=0)
+    vocab = given("vocab_size", 30_522)
+    special = given.special(vocab, pad=0)
     mixer = Attention(
         heads=given("n_heads", 12), bias=True, output=Projected(bias=True), dropout=given("attention_dropout", 0.1)
     )
@@ -42,9 +43,9 @@ def read(given: Fields) -> ModelConfig:
     block = Block(mixer=mixer, feedforward=feedforward, norm=NORM, placement="post", dropout=drop)
     return ModelConfig(
         width=given("dim", 768),
-        source=Tokens(vocab=given("vocab_size", 30_522), norm=NORM, dropout=drop, pad=special.pad),
+        source=Tokens(vocab=vocab, norm=NORM, dropout=drop, pad=special.pad),
         encoder=Stack(
-            depth=given("n_layers", 6),
+            depth=given.depth("n_layers", 6),
             blocks=(block,),
             position=Learned(length=given("max_position_embeddings", 512)),
         ),

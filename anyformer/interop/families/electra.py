@@ -16,7 +16,9 @@ def read(given: Fields) -> ModelConfig:
     given.silent("summary_type", "summary_use_proj", "summary_activation", "summary_last_dropout")
     narrow = given("embedding_size", 128)
     table = FullTable() if narrow == given("hidden_size", USUAL.width) else FactorisedTable(width=narrow)
-    return bert.read_body(USUAL, given, given.special(pad=0), table=table, masked=Gelu())
+    return bert.read_body(
+        USUAL, given, given.special(given("vocab_size", USUAL.vocab), pad=0), table=table, masked=Gelu()
+    )
 
 
 def write(config: ModelConfig) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from anyformer.interop.rules import AnyRule, Grouped, Rule
 
 
 def read(given: Fields) -> ModelConfig:
+    given.alias("n_embed", "hidden_size")
     given.must("alibi", False)
     width, heads, bias = given("hidden_size", 4544), given("num_attention_heads", 71), given("bias", False)
     new, drop = given("new_decoder_architecture", False), given("hidden_dropout", 0.0)
@@ -47,16 +48,19 @@ def read(given: Fields) -> ModelConfig:
         width=given("ffn_hidden_size", 4 * width), activation=given.activation("activation", "gelu"), bias=bias
     )
     block = Block(mixer=mixer, feedforward=feedforward, norm=norm, order=order, dropout=drop)
-    tied = given("tie_word_embeddings", True)
+    tied, vocab = given("tie_word_embeddings", True), given("vocab_size", 65_024)
     return ModelConfig(
         width=width,
-        target=Tokens(vocab=given("vocab_size", 65_024)),
+        target=Tokens(vocab=vocab),
         decoder=Stack(
-            depth=given("num_hidden_layers", 32), blocks=(block,), position=given.rotary(10_000.0), final_norm=norm
+            depth=given.depth("num_hidden_layers", 32),
+            blocks=(block,),
+            position=given.rotary(10_000.0),
+            final_norm=norm,
         ),
         head=LM() if given.head == "lm" else NoHead(),
         tie="output" if tied and given.head == "lm" else "none",
-        special=given.special(bos=11, eos=11),
+        special=given.special(vocab, bos=11, eos=11),
         context=given.maybe("max_position_embeddings", int),
     )
 

@@ -47,7 +47,7 @@ def read(version: int, given: Fields) -> ModelConfig:
     if version == 3:
         given.must("attn_logit_softcapping", None)  # `transformers` reads it and does nothing
     width, ff, depth, heads, kv_heads, vocab = SIZES[version]
-    width, depth = given("hidden_size", width), given("num_hidden_layers", depth)
+    width, depth = given("hidden_size", width), given.depth("num_hidden_layers", depth)
     norm = RMSNorm(eps=given("rms_norm_eps", 1e-6), offset=1.0, cast="after_scale")
     bias, key = given("attention_bias", False), given("head_dim", 256)
     scale = given("query_pre_attn_scalar", 256) if version > 1 else key
@@ -66,25 +66,29 @@ def read(version: int, given: Fields) -> ModelConfig:
     feedforward = Gated(width=given("intermediate_size", ff), activation=_activation(version, given))
     block = Block(mixer=full, feedforward=feedforward, norm=norm, placement="pre" if version == 1 else "sandwich")
     prefix, tile = tiled([block.model_copy(update={"mixer": mixer}) for mixer in layers])
-    tied = given("tie_word_embeddings", True)
+    tied, vocab = given("tie_word_embeddings", True), given("vocab_size", vocab)
     cap = _cap(given, "final_logit_softcapping", version, 30.0)
     return ModelConfig(
         width=width,
-        target=Tokens(vocab=given("vocab_size", vocab), scale=SqrtWidth()),
+        target=Tokens(vocab=vocab, scale=SqrtWidth()),
         decoder=Stack(depth=depth, prefix=prefix, blocks=tile, position=position, final_norm=norm),
         head=LM(cap=cap) if given.head == "lm" else NoHead(),
         tie="output" if tied and given.head == "lm" else "none",
-        special=given.special(pad=0, bos=2, eos=1),
+        special=given.special(vocab, pad=0, bos=2, eos=1),
         context=given.maybe("max_position_embeddings", int),
     )
 
 
 def _activation(version: int, given: Fields) -> Activation:
-    """Of the first version, some files say gelu and mean its approximation; newer ones have a second field."""
+    """The activation. In files of the first version, gelu may mean its approximation, under either name."""
     if version > 1:
         return given.activation("hidden_activation", TANH)
-    act = given.activation("hidden_activation", given("hidden_act", TANH))
-    return Gelu(approximate="tanh") if act == Gelu() else act
+    name = given("hidden_act", given("hidden_activation", TANH))
+    both = [given.activation("hidden_act", name), given.activation("hidden_activation", name)]
+    first, second = (Gelu(approximate="tanh") if act == Gelu() else act for act in both)
+    if first != second:
+        given.refuse("hidden_activation", "and hidden_act name different activations; --ignore-field drops one of them")
+    return first
 
 
 def _cap(given: Fields, field: str, version: int, usual: float) -> float | None:
@@ -100,9 +104,8 @@ def _layers(version: int, given: Fields, full: Attention, depth: int) -> tuple[l
     size = given("sliding_window", 4096)
     every = 2 if version == 2 else given("sliding_window_pattern", 6)
     given.silent("_sliding_window_pattern", "cache_implementation")
-    kinds = given.maybe("layer_types", list) or [NEAR if (i + 1) % every else FULL for i in range(depth)]
-    if len(kinds) != depth or not {FULL, NEAR}.issuperset(kinds):
-        given.refuse("layer_types", f"= {kinds}: must be {depth} of {FULL} and {NEAR}")
+    usual = [NEAR if (i + 1) % every else FULL for i in range(depth)]
+    kinds = given.layer_types(depth, usual, (FULL, NEAR))
     near = full.model_copy(update={"pattern": Window(before=size - 1, after=0)})
     if version == 2:
         position = given.rotary(10_000.0)

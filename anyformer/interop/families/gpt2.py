@@ -43,15 +43,15 @@ def read(given: Fields) -> ModelConfig:
     )
     block = Block(mixer=mixer, feedforward=feedforward, norm=norm, dropout=given("resid_pdrop", 0.1))
     position = Learned(length=given("n_positions", 1024))
-    tied = given("tie_word_embeddings", True)
+    tied, vocab = given("tie_word_embeddings", True), given("vocab_size", 50_257)
     return ModelConfig(
         width=given("n_embd", 768),
-        target=Tokens(vocab=given("vocab_size", 50_257), dropout=given("embd_pdrop", 0.1)),
-        decoder=Stack(depth=given("n_layer", 12), blocks=(block,), position=position, final_norm=norm),
+        target=Tokens(vocab=vocab, dropout=given("embd_pdrop", 0.1)),
+        decoder=Stack(depth=given.depth("n_layer", 12), blocks=(block,), position=position, final_norm=norm),
         head=LM() if given.head == "lm" else NoHead(),
         tie="output" if tied and given.head == "lm" else "none",
         init=Normal(residual=True),
-        special=given.special(bos=50_256, eos=50_256),
+        special=given.special(vocab, bos=50_256, eos=50_256),
     )
 
 

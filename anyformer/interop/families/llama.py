@@ -33,8 +33,10 @@ FULL, NEAR = "full_attention", "sliding_attention"
 
 @dataclass(frozen=True)
 class Kin:
-    """What a relative has where its config.json is silent, and which fields it has."""
+    """Defaults of a related family, and the fields that it has."""
 
+    width: int = 4096
+    depth: int = 32
     ff: int = 11_008
     vocab: int = 32_000
     kv_heads: int | None = None  # None: heads
@@ -56,7 +58,7 @@ class Kin:
 
 def read(kin: Kin, given: Fields) -> ModelConfig:
     given.must("pretraining_tp", 1)
-    depth, width = given("num_hidden_layers", 32), given("hidden_size", 4096)
+    depth, width = given.depth("num_hidden_layers", kin.depth), given("hidden_size", kin.width)
     heads = given("num_attention_heads", 32)
     norm = RMSNorm(eps=given("rms_norm_eps", kin.eps))
     bias = given("attention_bias", False) if kin.biases else kin.qkv_bias
@@ -76,14 +78,15 @@ def read(kin: Kin, given: Fields) -> ModelConfig:
     )
     block = Block(mixer=mixer, feedforward=feedforward, norm=norm)
     prefix, blocks = tiled(_windowed(kin, given, mixer, block, depth))
-    tied, position = given("tie_word_embeddings", False), given.rotary(kin.theta, kin.fraction)
+    tied, vocab = given("tie_word_embeddings", False), given("vocab_size", kin.vocab)
+    position = given.rotary(kin.theta, kin.fraction)
     return ModelConfig(
         width=width,
-        target=Tokens(vocab=given("vocab_size", kin.vocab)),
+        target=Tokens(vocab=vocab),
         decoder=Stack(depth=depth, prefix=prefix, blocks=blocks, position=position, final_norm=norm),
         head=LM() if given.head == "lm" else NoHead(),
         tie="output" if tied and given.head == "lm" else "none",
-        special=given.special(pad=kin.pad, bos=kin.bos, eos=kin.eos),
+        special=given.special(vocab, pad=kin.pad, bos=kin.bos, eos=kin.eos),
         context=given.maybe("max_position_embeddings", int),
     )
 
@@ -93,10 +96,9 @@ def _windowed(kin: Kin, given: Fields, mixer: Attention, block: Block, depth: in
     near = [False] * depth
     size = None if kin.window is None else given.nullable("sliding_window", kin.window)
     if kin.window_by_layer:
-        used, first = given("use_sliding_window", False), given("max_window_layers", 28)
-        kinds = given.maybe("layer_types", list) or [NEAR if used and i >= first else FULL for i in range(depth)]
-        if len(kinds) != depth or not {FULL, NEAR}.issuperset(kinds):
-            given.refuse("layer_types", f"= {kinds}: must be {depth} of {FULL} and {NEAR}")
+        used, first = given("use_sliding_window", False), given("max_window_layers", 28, least=0)
+        usual = [NEAR if used and i >= first else FULL for i in range(depth)]
+        kinds = given.layer_types(depth, usual, (FULL, NEAR))
         near = [kind == NEAR for kind in kinds]
     elif size:
         near = [True] * depth

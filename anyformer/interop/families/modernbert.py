@@ -42,7 +42,7 @@ def read(given: Fields) -> ModelConfig:
     given.silent("deterministic_flash_attn", "reference_compile", "repad_logits_with_grad", "sparse_prediction")
     given.silent("sparse_pred_ignore_index", "initializer_cutoff_factor", "embedding_size", "layer_norm_eps")
     given.must("position_embedding_type", "absolute", "sans_pos")  # says nothing: positions are rotary
-    depth, bias = given("num_hidden_layers", 22), given("attention_bias", False)
+    depth, bias = given.depth("num_hidden_layers", 22), given("attention_bias", False)
     norm = LayerNorm(eps=given("norm_eps", 1e-5), bias=given("norm_bias", False))
     full = Attention(
         heads=given("num_attention_heads", 12),
@@ -50,6 +50,7 @@ def read(given: Fields) -> ModelConfig:
         output=Projected(bias=bias),
         dropout=given("attention_dropout", 0.0),
     )
+    given.must("rope_scaling")  # `transformers` applies it to all layers
     far, local = given.rotaries(given("global_rope_theta", 160_000.0), given("local_rope_theta", 10_000.0))
     size = given("local_attention", 128) // 2
     near = full.model_copy(update={"pattern": Window(before=size, after=size)})
@@ -60,9 +61,7 @@ def read(given: Fields) -> ModelConfig:
         dropout=given("mlp_dropout", 0.0),
     )
     every = given("global_attn_every_n_layers", 3)
-    kinds = given.maybe("layer_types", list) or [NEAR if i % every else FULL for i in range(depth)]
-    if len(kinds) != depth or not {FULL, NEAR}.issuperset(kinds):
-        given.refuse("layer_types", f"= {kinds}: must be {depth} of {FULL} and {NEAR}")
+    kinds = given.layer_types(depth, [NEAR if i % every else FULL for i in range(depth)], (FULL, NEAR))
     if FULL in kinds:
         near = near.model_copy(update={"position": local})
     else:  # then what they have is the stack's
@@ -71,13 +70,12 @@ def read(given: Fields) -> ModelConfig:
     first, *rest = (Block(mixer=mixer, feedforward=feedforward, norm=norm) for mixer in mixers)
     bare = first.model_copy(update={"feedforward": NoFeedForward(), "norm": NoNorm()})
     prefix, blocks = tiled([bare, first.model_copy(update={"mixer": NoMixer()}), *rest])
-    special = given.special(pad=50_283, bos=50_281, eos=50_282)
+    vocab = given("vocab_size", 50_368)
+    special = given.special(vocab, pad=50_283, bos=50_281, eos=50_282)
     tied = given("tie_word_embeddings", True)
     return ModelConfig(
         width=given("hidden_size", 768),
-        source=Tokens(
-            vocab=given("vocab_size", 50_368), norm=norm, dropout=given("embedding_dropout", 0.0), pad=special.pad
-        ),
+        source=Tokens(vocab=vocab, norm=norm, dropout=given("embedding_dropout", 0.0), pad=special.pad),
         encoder=Stack(depth=depth + 1, prefix=prefix, blocks=blocks, position=far, final_norm=norm),
         head=_head(given, norm),
         tie="output" if tied and given.head == "masked_lm" else "none",

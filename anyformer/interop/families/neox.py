@@ -43,16 +43,17 @@ def read(given: Fields) -> ModelConfig:
         order=Parallel() if given("use_parallel_residual", True) else Sequential(),
         dropout=drop,
     )
-    # the names of older files
-    position = given.rotary(given("rotary_emb_base", 10_000.0), given("rotary_pct", 0.25))
-    tied = given("tie_word_embeddings", False)
+    given.alias("rotary_emb_base", "rope_theta")  # names in older files
+    given.alias("rotary_pct", "partial_rotary_factor")
+    position = given.rotary(10_000.0, 0.25)
+    tied, vocab = given("tie_word_embeddings", False), given("vocab_size", 50_432)
     return ModelConfig(
         width=given("hidden_size", 6144),
-        target=Tokens(vocab=given("vocab_size", 50_432), dropout=drop),
-        decoder=Stack(depth=given("num_hidden_layers", 44), blocks=(block,), position=position, final_norm=norm),
+        target=Tokens(vocab=vocab, dropout=drop),
+        decoder=Stack(depth=given.depth("num_hidden_layers", 44), blocks=(block,), position=position, final_norm=norm),
         head=LM() if given.head == "lm" else NoHead(),
         tie="output" if tied and given.head == "lm" else "none",
-        special=given.special(bos=0, eos=2),
+        special=given.special(vocab, bos=0, eos=2),
         context=given.maybe("max_position_embeddings", int),
     )
 

@@ -44,13 +44,14 @@ def read(given: Fields) -> ModelConfig:
     block = Block(mixer=mixer, feedforward=feedforward, placement="pre" if first else "post", dropout=drop)
     final = not given("_remove_final_layer_norm", False) and first
     table = FactorisedTable(width=narrow, project="before_position", bias=False) if narrow != width else FullTable()
-    special = given.special(pad=1, bos=2, eos=2)
+    vocab = given("vocab_size", 50_272)
+    special = given.special(vocab, pad=1, bos=2, eos=2)
     tied = given("tie_word_embeddings", True)
     return ModelConfig(
         width=width,
-        target=Tokens(vocab=given("vocab_size", 50_272), table=table, pad=special.pad),
+        target=Tokens(vocab=vocab, table=table, pad=special.pad),
         decoder=Stack(
-            depth=given("num_hidden_layers", 12),
+            depth=given.depth("num_hidden_layers", 12),
             blocks=(block,),
             position=Learned(length=given("max_position_embeddings", 2048), offset=OFFSET),
             final_norm=LayerNorm() if final else NoNorm(),

@@ -10,7 +10,7 @@ from anyformer.interop.family import Family, Text
 from anyformer.interop.fields import Fields
 from anyformer.interop.rules import AnyRule, Rule
 
-KIN = Kin(ff=8192, vocab=32_064, length=4096, eps=1e-5, eos=32_000, pad=32_000, window=0, fraction=1.0)
+KIN = Kin(width=3072, ff=8192, vocab=32_064, length=4096, eps=1e-5, eos=32_000, pad=32_000, window=0, fraction=1.0)
 
 
 def read(given: Fields) -> ModelConfig:

@@ -1,16 +1,28 @@
 """Qwen3-MoE (Qwen team 2025): Qwen3 whose layers, all or some, have experts."""
 
+import reprlib
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from anyformer.config import Block, Experts, FeedForward, Gated, ModelConfig, SoftmaxTopK, Stack, hidden_width
+from anyformer.config import (
+    Block,
+    ConfigError,
+    Experts,
+    FeedForward,
+    Gated,
+    ModelConfig,
+    SoftmaxTopK,
+    Stack,
+    hidden_width,
+)
 from anyformer.interop.families import llama
 from anyformer.interop.family import Family, the, tiled
 from anyformer.interop.fields import Fields
 from anyformer.interop.rules import AnyRule, Rule, Stacked
 
-KIN = replace(llama.QWEN, ff=6144, kv_heads=4, biases=True, qk_norm=True, window=None, window_by_layer=False)
+SIZES = replace(llama.QWEN, width=2048, depth=24, ff=6144, kv_heads=4)
+KIN = replace(SIZES, biases=True, qk_norm=True, window=None, window_by_layer=False)
 
 
 def read(given: Fields) -> ModelConfig:
@@ -21,13 +33,15 @@ def read(given: Fields) -> ModelConfig:
     block = stack.blocks[0]
     network = the(block.feedforward, Gated, "feedforward")
     experts = Experts(
-        count=given("num_experts", given("num_local_experts", 128)),
+        count=given("num_local_experts", 128),
         top_k=given("num_experts_per_tok", 8),
         router=SoftmaxTopK(normalize=given("norm_topk_prob", False)),
         expert=network.model_copy(update={"width": given("moe_intermediate_size", 768)}),
         balance=given("router_aux_loss_coef", 0.001),
     )
     step, bare = given("decoder_sparse_step", 1), given.maybe("mlp_only_layers", list) or []
+    if not all(type(i) is int for i in bare):
+        raise ConfigError([given.fault("mlp_only_layers", f"= {reprlib.repr(bare)}: must be numbers of layers")])
     mixed = block.model_copy(update={"feedforward": experts})
     layers = [block if i in bare or (i + 1) % step else mixed for i in range(stack.depth)]
     prefix, blocks = tiled(layers)

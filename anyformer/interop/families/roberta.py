@@ -1,6 +1,7 @@
 """RoBERTa (Liu et al. 2019) and XLM-R (Conneau et al. 2020): BERT whose positions count from behind the pad's id."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from anyformer.config import Classifier, ConfigError, Gelu, Learned, MaskedLM, ModelConfig, Stack
@@ -10,13 +11,13 @@ from anyformer.interop.fields import Fields
 from anyformer.interop.rules import Alias, AnyRule, Rule
 
 
-def read(given: Fields) -> ModelConfig:
-    special = given.special(pad=1, bos=0, eos=2)
+def read(vocab: int, given: Fields) -> ModelConfig:
+    special = given.special(given("vocab_size", vocab), pad=1, bos=0, eos=2)
     if special.pad is None:
         raise ConfigError([given.fault("pad_token_id", "is missing: positions count from it")])
     offset = special.pad + 1
     position = Learned(length=given("max_position_embeddings", 512) - offset, offset=offset)
-    return bert.read_body(bert.Usual(vocab=50_265), given, special, position, masked=Gelu())
+    return bert.read_body(bert.Usual(vocab=vocab), given, special, position, masked=Gelu())
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
@@ -41,7 +42,7 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
             yield Rule("head.linear", "classifier")
 
 
-def _family(kind: str, title: str) -> Family:
+def _family(kind: str, title: str, vocab: int) -> Family:
     return Family(
         kind=kind,
         shape="encoder",
@@ -55,11 +56,11 @@ def _family(kind: str, title: str) -> Family:
         prefix="roberta.",
         buffers=(r"roberta\.embeddings\.(position_ids|token_type_ids)",),
         unused=(r"roberta\.pooler\..*", r"lm_head\..*"),
-        read=read,
+        read=partial(read, vocab),
         write=write,
         rules=rules,
     )
 
 
-ROBERTA = _family("roberta", "Roberta")
-XLM_ROBERTA = _family("xlm-roberta", "XLMRoberta")
+ROBERTA = _family("roberta", "Roberta", 50_265)
+XLM_ROBERTA = _family("xlm-roberta", "XLMRoberta", 30_522)

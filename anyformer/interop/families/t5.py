@@ -1,5 +1,6 @@
 """T5 (Raffel et al. 2020), its version 1.1 with gates and a head of its own, and mT5, which is version 1.1."""
 
+import reprlib
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -10,7 +11,6 @@ from anyformer.config import (
     Block,
     FanIn,
     Gated,
-    Gelu,
     InvSqrtWidth,
     ModelConfig,
     Plain,
@@ -30,8 +30,7 @@ from anyformer.interop.rules import Alias, AnyRule, Rule
 
 def read(multilingual: bool, given: Fields) -> ModelConfig:
     given.must("is_decoder", False)
-    given.silent("dense_act_fn", "is_gated_act", "classifier_dropout", "n_positions")  # the first two are in this one:
-    proj = given("feed_forward_proj", "gated-gelu" if multilingual else "relu")
+    given.silent("classifier_dropout", "n_positions")
     # of version 1.0 the output is scaled and tied, of 1.1 neither
     scaled = not multilingual and given("scale_decoder_outputs", given("tie_word_embeddings", True))
     given.silent("tie_word_embeddings")
@@ -41,22 +40,23 @@ def read(multilingual: bool, given: Fields) -> ModelConfig:
     mixer = Attention(
         heads=given("num_heads", 6 if multilingual else 8), key_width=given("d_kv", 64), scale=Unscaled(), dropout=drop
     )
-    feedforward = _network(given, proj, given("d_ff", 1024 if multilingual else 2048), drop)
+    feedforward = _network(given, "gated-gelu" if multilingual else "relu", 1024 if multilingual else 2048, drop)
     block = Block(mixer=mixer, feedforward=feedforward, norm=norm, dropout=drop)
     position = T5Bias(
         buckets=given("relative_attention_num_buckets", 32), max_distance=given("relative_attention_max_distance", 128)
     )
     encoder = Stack(
-        depth=given("num_layers", 8 if multilingual else 6),
+        depth=given.depth("num_layers", 8 if multilingual else 6),
         blocks=(block,),
         position=position,
         final_norm=norm,
         dropout=drop,
     )
     reading = (block.model_copy(update={"cross": mixer}),)
-    depth = given("num_decoder_layers", encoder.depth)
-    special = given.special(pad=0, eos=1, start=0)
-    tokens = Tokens(vocab=given("vocab_size", 250_112 if multilingual else 32_128), dropout=drop)
+    depth = given.depth("num_decoder_layers", encoder.depth)
+    vocab = given("vocab_size", 250_112 if multilingual else 32_128)
+    special = given.special(vocab, pad=0, eos=1, start=0)
+    tokens = Tokens(vocab=vocab, dropout=drop)
     return ModelConfig(
         width=width,
         source=tokens,
@@ -70,13 +70,15 @@ def read(multilingual: bool, given: Fields) -> ModelConfig:
     )
 
 
-def _network(given: Fields, proj: str, width: int, dropout: float) -> Plain | Gated:
+def _network(given: Fields, usual: str, width: int, dropout: float) -> Plain | Gated:
+    """`feed_forward_proj` names the activation and the gate; `dense_act_fn` and `is_gated_act` override it."""
+    proj, width = given("feed_forward_proj", usual), given("d_ff", width)
     gate, _, name = proj.rpartition("-")
     if name not in ACTIVATIONS or gate not in ("", "gated"):
-        given.refuse("feed_forward_proj", f"= {proj!r}: must be an activation, or 'gated-' and one")
+        given.refuse("feed_forward_proj", f"= {reprlib.repr(proj)}: must be an activation, or 'gated-' and one")
         name = "relu"
-    act = Gelu(approximate="tanh") if proj == "gated-gelu" else ACTIVATIONS[name]
-    if gate:
+    act = given.activation("dense_act_fn", "gelu_new" if proj == "gated-gelu" else name)
+    if given("is_gated_act", bool(gate)):
         return Gated(width=width, activation=act, dropout=dropout)
     return Plain(width=width, activation=act, bias=False, dropout=dropout)
 

@@ -1,5 +1,6 @@
 """ViT (Dosovitskiy et al. 2021): an encoder of the patches of an image."""
 
+import reprlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,7 +28,7 @@ from anyformer.interop.rules import AnyRule, Rule, Shaped
 
 
 def read(given: Fields) -> ModelConfig:
-    given.silent("encoder_stride")  # of a head that is not read
+    given.silent("encoder_stride", "pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings")
     norm, drop = LayerNorm(eps=given("layer_norm_eps", 1e-12)), given("hidden_dropout_prob", 0.0)
     width = given("hidden_size", 768)
     mixer = Attention(
@@ -49,7 +50,7 @@ def read(given: Fields) -> ModelConfig:
         width=width,
         source=patches,
         encoder=Stack(
-            depth=given("num_hidden_layers", 12),
+            depth=given.depth("num_hidden_layers", 12),
             blocks=(block,),
             position=Learned(length=patches.length),
             final_norm=norm,
@@ -63,7 +64,11 @@ def _sides(given: Fields, field: str, usual: int) -> tuple[int, int]:
     try:
         return (side := given(field, usual)), side
     except ConfigError:
-        height, width = given(field, [usual, usual])
+        sides = given(field, [usual, usual])
+        if len(sides) != 2 or not all(type(side) is int and side > 0 for side in sides):
+            what = f"= {reprlib.repr(sides)}: must be one size, or height and width"
+            raise ConfigError([given.fault(field, what)]) from None
+        height, width = sides
         return height, width
 
 
