@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,7 +34,15 @@ def explore(
         from anyformer.explore.opened import open_runs
         from anyformer.explore.server import Server
 
-        explored = open_runs(runs)
+        waiting = set[Path]()
+
+        def wait(folder: Path) -> None:
+            if folder not in waiting:
+                typer.echo(f"{folder}: waiting for the first snapshot or checkpoint of its training (Ctrl-C ends it)")
+                waiting.add(folder)
+            time.sleep(0.5)
+
+        explored = open_runs(runs, wait)
         check()
         with Server(explored, port) as server:
             typer.echo(f"{server.address}  (Ctrl-C ends it)")

@@ -1,10 +1,11 @@
-"""A run that is being trained: the rows that its training has written so far, and its checkpoints by step."""
+"""A run that is being trained: the rows of its metrics, and its snapshots and checkpoints by step."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-from anyformer.run import MANIFEST, checkpoints
+from anyformer.config import ConfigError
+from anyformer.run import MANIFEST, checkpoints, snapshots, verify
 
 METRICS = "metrics.jsonl"
 
@@ -24,8 +25,20 @@ def rows_since(folder: Path, since: int) -> dict[str, Any]:
 
 
 def by_step(folder: Path) -> dict[int, Path]:
-    """The checkpoints of a run that are kept."""
-    return {step_of(path): path for path in checkpoints(folder)}
+    """Return the snapshots and checkpoints of a run by their steps, in order."""
+    found = {step_of(path): path for path in (*snapshots(folder), *checkpoints(folder))}
+    return dict(sorted(found.items()))
+
+
+def newest(folder: Path) -> Path | None:
+    """Return the newest snapshot or checkpoint that passes its checksums."""
+    for path in reversed(by_step(folder).values()):
+        try:
+            verify(path)
+        except ConfigError:
+            continue
+        return path
+    return None
 
 
 def step_of(checkpoint: Path) -> int:

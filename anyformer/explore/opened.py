@@ -21,11 +21,11 @@ from anyformer.explore.asked import (
     ToWrite,
 )
 from anyformer.explore.example import example
-from anyformer.explore.live import by_step, rows_since, step_of, training
+from anyformer.explore.live import by_step, newest, rows_since, step_of, training
 from anyformer.explore.seen import Seen, attentions_of, look, says_tokens
 from anyformer.explore.writing import write, writer_of
 from anyformer.inspection.sublayers import attentions
-from anyformer.run import MANIFEST, Run, load, newest
+from anyformer.run import MANIFEST, Run, load
 from anyformer.tasks.mixture import MixedTasks
 from anyformer.tasks.rows import RowTask
 
@@ -66,10 +66,10 @@ class Opened:
         if self.run.folder == self.folder:  # it had ended
             return self
         now = self.folder if (self.folder / MANIFEST).exists() else newest(self.folder)
-        if now in (None, self.run.folder):
+        if now is None or now == self.run.folder:
             return self
         try:
-            run = load(self.folder)
+            run = load(now)
         except ConfigError:  # it was thrown away meanwhile
             return self
         return replace(self, run=run if self.part is None else run.part(self.part))
@@ -181,10 +181,15 @@ class Explored:
 # -- opening ----------------------------------------------------------------------------------------------------------
 
 
-def open_runs(folders: Sequence[Path]) -> Explored:
-    """Runs by the names of their folders; of a mixture of tasks, each task as a run of its own."""
+def open_runs(folders: Sequence[Path], wait: Callable[[Path], None] | None = None) -> Explored:
+    """Runs by the names of their folders; of a mixture of tasks, each task as a run of its own.
+
+    `wait` is called with the folder of a training that has nothing to load yet, again and again until it has.
+    """
     found: dict[str, Opened] = {}
     for folder in folders:
+        while wait and _begins(folder):
+            wait(folder)
         run = _load(folder)
         wrong = [side for side in (run.config.source, run.config.target) if side and not isinstance(side, Tokens)]
         if wrong:
@@ -198,14 +203,20 @@ def open_runs(folders: Sequence[Path]) -> Explored:
     return Explored(found)
 
 
+def _begins(folder: Path) -> bool:
+    """Whether a training has written its recipe and nothing to load yet."""
+    return training(folder) and (folder / "recipe.toml").stat().st_size > 0 and newest(folder) is None
+
+
 def _load(folder: Path) -> Run:
     if not folder.is_dir():
         raise ConfigError([Fault(str(folder), "there is no such run")])
-    if not (folder / MANIFEST).exists() and newest(folder) is None:
+    ended, state = (folder / MANIFEST).exists(), newest(folder)
+    if not ended and state is None:
         being = "is being written, and has" if training(folder) else "is not a run: it has"
         raise ConfigError([Fault(str(folder), f"{being} neither a manifest.json nor a whole checkpoint yet")])
     try:
-        return load(folder)
+        return load(folder if ended or state is None else state)
     except ConfigError as error:  # one line, whatever is missing
         first, *more = error.faults
         rest = f" (and {len(more)} more)" if more else ""

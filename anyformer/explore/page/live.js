@@ -1,19 +1,11 @@
 // A training: its loss as it falls, its evaluations, and what it made of the sentence at the steps that are kept.
 
 const EVERY = 3000; // milliseconds between looks at a run that is being trained
-const KEPT = 6; // steps that are shown
+const ROWS = 14; // steps that are shown, of many from the first to the last
 
 async function showLive(subject) {
   const body = { run: subject.body.run, since: 0 },
     found = await ask("live", body);
-  clearTimeout(showLive.timer);
-  if (found.live && !saved) {
-    showLive.timer = setTimeout(() => {
-      if (viewNow() !== "live") return;
-      forget("live", body);
-      render();
-    }, EVERY);
-  }
   if (!found.rows.length) return make("div", {}, make("p", { class: "empty" }, word("noMetrics")));
   const names = [...new Set(found.rows.flatMap(Object.keys))].filter((name) => name.endsWith("loss"));
   const lines = names.map((name) => [
@@ -31,8 +23,43 @@ async function showLive(subject) {
       { class: "details" },
       latest.map(([name, value]) => make("span", {}, make("span", { class: "label" }, name), figure(value))),
     ),
-    await probe(subject, found.checkpoints.slice(-KEPT)),
+    await probe(subject, spread(found.checkpoints)),
   );
+}
+
+/** At most so many of the steps, evenly chosen, with the first and the last. */
+function spread(steps) {
+  if (steps.length <= ROWS) return steps;
+  return Array.from({ length: ROWS }, (_, i) => steps[Math.round((i * (steps.length - 1)) / (ROWS - 1))]);
+}
+
+/** Looks at the runs that are being trained every few seconds, while the page is open and the server answers. */
+function watchTraining() {
+  clearTimeout(watchTraining.timer);
+  if (saved || !subjects().some(({ run }) => run.live)) return;
+  watchTraining.timer = setTimeout(async () => {
+    try {
+      for (const { run } of subjects().filter(({ run }) => run.live)) {
+        const body = { run: run.name, since: 0 };
+        forget("live", body);
+        const { live, checkpoints } = await ask("live", body),
+          last = checkpoints.at(-1) ?? 0;
+        if (!live || last > (run.step ?? 0)) run.newer = live ? word("showStep", last) : word("showFinished");
+      }
+    } catch (error) {
+      return gone(error); // the server has ended
+    }
+    aboutRun(subjects()[0].run);
+    if (viewNow() === "live") await render();
+    else watchTraining();
+  }, EVERY);
+}
+
+/** Looks at the newest weights: nothing that was answered about older ones is kept. */
+async function showNewest() {
+  for (const kept of [answers, written, tops]) kept.clear();
+  runs = await ask("runs");
+  await render();
 }
 
 /** Numbers over steps, one line for each name. */

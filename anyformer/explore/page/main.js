@@ -85,12 +85,8 @@ function surroundings(now) {
   byId("form-2").hidden = now.length < 2;
   for (const subject of now) fillForm(runs, subject);
   const { run } = now[0];
-  byId("about").textContent = [
-    word(`shape.${run.shape}`),
-    run.task,
-    `${short(run.parameters)} ${word("parameters")}`,
-    ...(run.step ? [`${word("step")} ${run.step}`] : []), // of a run that is being trained
-  ].join(" · ");
+  aboutRun(run);
+  watchTraining();
   const shown = new Set(VIEWS);
   keepingPlace(() => {
     byId("tabs").setAttribute("aria-label", word("views"));
@@ -120,6 +116,18 @@ function surroundings(now) {
   byId("side").classList.toggle("sampling-first", viewNow() === "next");
   byId("save-html").hidden = Boolean(saved);
   byId("saving").hidden = location.protocol === "about:"; // a notebook's frame may not download
+}
+
+/** The line about a run; of one that is being trained, its step, and a button where there is a newer one. */
+function aboutRun(run) {
+  const facts = [
+    word(`shape.${run.shape}`),
+    run.task,
+    `${short(run.parameters)} ${word("parameters")}`,
+    ...(typeof run.step === "number" ? [`${word("step")} ${run.step}`] : []),
+  ];
+  const newer = { type: "button", id: "newer", title: word("newerHint"), onclick: showNewest };
+  byId("about").replaceChildren(facts.join(" · "), ...(run.newer ? [" ", make("button", newer, run.newer)] : []));
 }
 
 /** The panel beside the views, made again only where its switches change: a slider must not slip from the hand. */
