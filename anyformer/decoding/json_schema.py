@@ -2,7 +2,7 @@ r"""JSON Schema as a tree of characters: what is written is JSON, and valid.
 
     object     the `properties` in the order of the schema, those not `required` may be left out; no others are written
     array      `items`, `minItems`, `maxItems`
-    string     `minLength`, `maxLength`, or a `pattern` (see `regex`), where ^ and $ may stand at its two ends
+    string     `minLength`, `maxLength`, or a `pattern` (see `regex`), where ^ and $ may end alternatives
     integer    of 15 digits at most, or `minimum`, `maximum`, `exclusiveMinimum`, `exclusiveMaximum`
     number     15 digits, a fraction of up to 15, an exponent of up to 2: every number is finite
     boolean, null, `const`, `enum`, `anyOf`, `oneOf` (alternatives that cannot both hold), `$ref` within the document

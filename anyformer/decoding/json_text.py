@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import assert_never
 
 from anyformer.config.spec import ConfigError, Fault
-from anyformer.decoding.regex import EMPTY, LAST, Alt, Chars, Node, Repeat, Seq, literal, parse, without
+from anyformer.decoding.regex import EMPTY, LAST, Alt, Chars, Node, Repeat, Seq, literal, parse, parse_anchored, without
 
 HEX = "[0-9A-Fa-f]"
 PAIR = rf"[Dd][89ABab]{HEX}{{2}}\\u[Dd][C-Fc-f]{HEX}{{2}}"  # two halves of one character
@@ -29,16 +29,12 @@ def string(least: int, most: int | None) -> Node:
 
 
 def matching(pattern: str) -> Node:
-    """The strings in which a pattern is found; ^ and $ at its ends are those of the string."""
-    inner = pattern.removeprefix("^")
-    begun = len(inner) < len(pattern)
-    bare = inner.removesuffix("$")
-    ended = bare != inner and (len(bare) - len(bare.rstrip("\\"))) % 2 == 0
-    node = parse(bare if ended else inner)
-    if isinstance(node, Alt) and (begun or ended):
-        raise ConfigError([Fault("", f"= {pattern!r}: put the alternatives in a group, as in ^(?:a|b)$")])
-    whole = Seq((EMPTY if begun else ANYTHING, node, EMPTY if ended else ANYTHING))
-    return Seq((literal('"'), _escaped(whole), literal('"')))
+    """The strings in which a pattern is found; ^ and $ at the ends of an alternative are those of the string."""
+    ways = [
+        Seq((EMPTY if begun else ANYTHING, node, EMPTY if ended else ANYTHING))
+        for begun, node, ended in parse_anchored(pattern)
+    ]
+    return Seq((literal('"'), _escaped(Alt(tuple(ways))), literal('"')))
 
 
 def _escaped(node: Node) -> Node:

@@ -7,13 +7,14 @@ r"""Regular expressions, read into a tree of four nodes. The whole answer is mat
 and flags are refused. Otherwise a pattern means what it means to Python's `re` under `re.ASCII`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NoReturn, TypeAlias
+from typing import NoReturn, TypeAlias, TypeVar
 
 from anyformer.config.spec import ConfigError, Fault, visible
 
 LAST = 0x10FFFF  # the last code point
+T = TypeVar("T")
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
 
@@ -79,10 +80,20 @@ HEX = {"x": 2, "u": 4, "U": 8}
 
 
 def parse(pattern: str) -> Node:
-    """The tree of a pattern; a `ConfigError` says where it is wrong."""
+    """Return the tree of a pattern that matches the whole text; a `ConfigError` says where it is wrong."""
+    return _parsed(pattern, lambda reader: reader.whole())
+
+
+def parse_anchored(pattern: str) -> list[tuple[bool, Node, bool]]:
+    """Return the alternatives of a pattern that is searched for: whether each begins with ^, its tree, and whether it
+    ends with $."""
+    return _parsed(pattern, lambda reader: reader.anchored())
+
+
+def _parsed(pattern: str, read: "Callable[[_Reader], T]") -> T:
     try:
         pattern.encode()
-        return _Reader(pattern).whole()
+        return read(_Reader(pattern))
     except UnicodeEncodeError:
         what = "holds half a character (a lone surrogate)"
     except RecursionError:
@@ -98,9 +109,19 @@ class _Reader:
 
     def whole(self) -> Node:
         node = self._alternatives()
+        self._end()
+        return node
+
+    def anchored(self) -> list[tuple[bool, Node, bool]]:
+        found = [(self._skip("^"), self._sequence(anchored=True), self._skip("$"))]
+        while self._skip("|"):
+            found.append((self._skip("^"), self._sequence(anchored=True), self._skip("$")))
+        self._end()
+        return found
+
+    def _end(self) -> None:
         if self._at < len(self._pattern):
             self._wrong("a ) without its (")
-        return node
 
     def _alternatives(self) -> Node:
         parts = [self._sequence()]
@@ -108,9 +129,12 @@ class _Reader:
             parts.append(self._sequence())
         return parts[0] if len(parts) == 1 else Alt(tuple(parts))
 
-    def _sequence(self) -> Node:
+    def _sequence(self, anchored: bool = False) -> Node:
+        """A sequence of atoms; if `anchored`, up to a $ that is its last character."""
         parts = []
         while self._peek() not in ("", "|", ")"):
+            if anchored and self._pattern[self._at : self._at + 2] in ("$", "$|"):
+                break
             parts.append(self._repeated(self._atom()))
         return parts[0] if len(parts) == 1 else Seq(tuple(parts))
 
