@@ -193,3 +193,35 @@ def test_a_model_made_here(tmp_path: Path) -> None:
     source, read = ragged(44, 40, 17), ragged(17, 44, 40, seed=1)
     found = model(source.ids, read.ids, source_segments=source.segments, target_segments=read.segments)
     assert furthest(found, logits(exported, source, read), read.real) <= TOLERANCE
+
+
+def generated(model: hf.PreTrainedModel, source: Any, **options: Any) -> Tensor:
+    """Eight tokens of theirs, with nothing forced or ended."""
+    model.generation_config.forced_eos_token_id = model.generation_config.eos_token_id = None
+    return model.generate(source.ids, attention_mask=source.mask, max_new_tokens=8, do_sample=False, **options)
+
+
+@pytest.mark.parametrize("start", [PAD, EOS])
+@pytest.mark.parametrize("title", ["Bart", "MBart", "Marian", "Pegasus", "T5", "MT5"])
+@torch.no_grad()
+def test_a_start_that_is_padding(title: str, start: int, tmp_path: Path) -> None:
+    """Greedy ids are those of their `generate`, whichever id the decoder starts with."""
+    made = t5(title, decoder_start_token_id=start) if "T5" in title else bart(title, decoder_start_token_id=start)
+    theirs, source = made.saved(tmp_path), ragged(44, 40, 17)
+    said = generate(af.from_hf(tmp_path).model, source.ids, segments=source.segments, max_new_tokens=8)
+    assert torch.equal(said, generated(theirs, source))
+
+
+@torch.no_grad()
+def test_m2m_with_a_start_that_is_padding(tmp_path: Path) -> None:
+    """Theirs says one thing with a cache and another without: it is refused, both ways."""
+    theirs, source = bart("M2M100", decoder_start_token_id=PAD).saved(tmp_path / "there"), ragged(44, 40, 17)
+    assert not torch.equal(generated(theirs, source), generated(theirs, source, use_cache=False))
+    with pytest.raises(af.ConfigError, match=r"config\.json: decoder_start_token_id = .* is pad_token_id"):
+        af.from_hf(tmp_path / "there")
+    bart("M2M100").saved(tmp_path / "good")
+    run = af.from_hf(tmp_path / "good")
+    special = run.config.special.model_copy(update={"start": PAD})
+    run.model.config = run.config.model_copy(update={"special": special})
+    with pytest.raises(af.ConfigError, match="decoder_start_token_id"):
+        af.to_hf(run, tmp_path / "back")

@@ -81,6 +81,11 @@ def read(kin: Kin, given: Fields) -> ModelConfig:
         given.must("decoder_vocab_size", vocab)
     if special.pad is None:
         raise ConfigError([given.fault("pad_token_id", "is missing")])
+    if kin.positions == "fairseq" and special.start == special.pad:
+        what = f"= {special.start} is pad_token_id: transformers gives a first token that is padding no position, "
+        what += "and counts those after it differently with and without a cache; "
+        what += f"set it to eos_token_id, {special.eos}, as published"
+        raise ConfigError([given.fault("decoder_start_token_id", what)])
     position: dict[str, Position] = {
         "learned": Learned(length=length, offset=OFFSET),
         "halves": Sinusoidal(layout="halves"),
