@@ -30,6 +30,7 @@ from anyformer.sources import (
     shard_faults,
 )
 from anyformer.taskspec import (
+    LARGEST_TARGET as LARGEST_TARGET,
     AnyTask as AnyTask,
     Classify as Classify,
     Drawn as Drawn,

@@ -8,7 +8,11 @@ from pydantic import Field, model_validator
 from anyformer.config import ConfigError, Fault, ModelConfig, Spec, TokenLabels, Tokens
 from anyformer.config.spec import BY_KIND, Count, Flag, Fraction, Number, Positive, Size
 
+LARGEST_TARGET = 1e18  # of a regression: its square fits into fp32
+
 Share = Annotated[float, Field(strict=True, ge=0, le=1)]
+Target = Annotated[float, Field(strict=True, ge=-LARGEST_TARGET, le=LARGEST_TARGET)]
+Deviation = Annotated[float, Field(strict=True, ge=1 / LARGEST_TARGET, le=LARGEST_TARGET)]
 
 
 class Seq2Seq(Spec):
@@ -118,8 +122,12 @@ class Regress(Spec):
     kind: Literal["regress"] = "regress"
     pairs: Flag = True  # whether a row is a text and its pair
     apart: Flag = False  # each text has a vector of its own, and the number is their cosine; for heads that embed
-    mean: Number | None = None  # which the model says by 0; None: that of the training rows, apart their lowest
-    deviation: Positive | None = None  # that is 1 to the model; None: that of the training rows, apart their range
+    mean: Annotated[float, Field(strict=True, ge=-LARGEST_TARGET, le=LARGEST_TARGET)] | None = (
+        None  # which the model says by 0; None: that of the training rows, apart their lowest
+    )
+    deviation: Annotated[float, Field(strict=True, ge=1 / LARGEST_TARGET, le=LARGEST_TARGET)] | None = (
+        None  # that is 1 to the model; None: that of the training rows, apart their range
+    )
 
     @model_validator(mode="after")
     def _of_pairs(self) -> Self:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Literal, NamedTuple
 
 from anyformer.config.spec import ConfigError, Fault, visible
-from anyformer.data.files import UNREADABLE, File, decode, unknown, unpacked, why_unreadable
+from anyformer.data.files import UNREADABLE, File, TooLarge, decode, unknown, unpacked, why_unreadable
 from anyformer.data.tables import (
     Missing,
     follow,
@@ -23,6 +23,7 @@ from anyformer.data.tables import (
 )
 
 SIZE = 8_000_000  # bytes of a chunk
+MAX_DOCUMENT = 2**29  # bytes without the end of a line, or an empty line where that ends a document
 PIECE = 250_000  # characters that are encoded at once of a document that has no end in sight
 Document = Literal["line", "blank", "file"]
 
@@ -92,14 +93,20 @@ def chunks(path: Path, how: Input, size: int = SIZE) -> Iterator[Chunk]:
 
 
 def _line_chunks(path: Path, raw: IO[bytes], end: re.Pattern[bytes], size: int) -> Iterator[Chunk]:
-    number, held, file = 1, b"", unpacked(raw, path)
+    number, held, file = 1, bytearray(), unpacked(raw, path)
+    searched = size - 3  # no chunk ends before: an end of three bytes may begin there
     while more := file.read(size):
         held += more
-        while (found := end.search(held, max(0, size - 3))) and found.end() < len(held):
-            yield Chunk(path, number, held[: found.end()], False, raw.tell())
-            number += held.count(b"\n", 0, found.end())
-            held = held[found.end() :]
-    yield Chunk(path, number, held, True, raw.tell())
+        while (found := end.search(held, max(0, searched))) and found.end() < len(held):
+            content = bytes(held[: found.end()])
+            yield Chunk(path, number, content, False, raw.tell())
+            number += content.count(b"\n")
+            del held[: len(content)]
+            searched = size - 3
+        searched = max(size - 3, len(held) - 3)
+        if len(held) > MAX_DOCUMENT:
+            raise TooLarge(f"has a document of more than {MAX_DOCUMENT / 2**20:,.0f} MiB, from line {number} on")
+    yield Chunk(path, number, bytes(held), True, raw.tell())
 
 
 def _row_chunks(path: Path, how: Input, size: int) -> Iterator[Chunk]:
@@ -121,7 +128,7 @@ def _row_chunks(path: Path, how: Input, size: int) -> Iterator[Chunk]:
 def documents(chunk: Chunk, how: Input) -> Iterator[Text | Bad]:
     """The documents of a chunk, and the rows of which there is none."""
     encoding = "utf-8" if form_of(chunk.path) == "parquet" else how.encoding
-    file = File(str(chunk.path), encoding, decode(chunk.content, encoding))
+    file = File(str(chunk.path), encoding, decode(chunk.content, encoding, str(chunk.path)))
     clean = not file.flaw(file.text)
     good = []
     for number, line in enumerate(file.lines(), chunk.number):

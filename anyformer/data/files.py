@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 
-from anyformer.config.spec import ConfigError, Fault, close_to, visible
+from anyformer.config.spec import LARGEST, ConfigError, Fault, close_to, visible
+from anyformer.hardware import memory
 from anyformer.recipe import ClassFolders, ConllFile, Data, MatchedLines, ParallelFiles, TableFile, TextFile
 
 
@@ -38,6 +39,10 @@ class File(NamedTuple):
         return unfit(found[0])
 
 
+UNPACKED_RATIO = 100  # a .gz of text is 3 to 20 times as large when unpacked
+UNPACKED_BYTES = 2**28  # that any .gz may have
+PIECE = 2**24  # bytes that are read at once
+
 # What a reader of rows gives: the line, and a value for each column or the reason why there is none.
 Parsed = Iterator[tuple[int, dict[str, str] | str]]
 
@@ -57,7 +62,7 @@ def open_files(
     for key in keys:
         try:
             name, raw = _load(getattr(source, key), data)
-            files[key] = File(name, source.encoding, "" if faults else decode(raw, source.encoding))
+            files[key] = File(name, source.encoding, "" if faults else decode(raw, source.encoding, name))
         except ConfigError as error:
             faults += [fault.under(key) for fault in error.faults]
     if faults:
@@ -71,7 +76,7 @@ def open_below(source: ClassFolders, path: Path) -> File:
         raise ConfigError(faults)
     try:
         name, raw = _read(source.path, path)
-        return File(name, source.encoding, decode(raw, source.encoding))
+        return File(name, source.encoding, decode(raw, source.encoding, name))
     except ConfigError as error:
         raise ConfigError(fault.under("path") for fault in error.faults) from None
 
@@ -85,9 +90,41 @@ def _read(name: str, path: Path) -> tuple[str, bytes]:
     shown = visible(str(path))
     try:
         with path.open("rb") as raw:
-            return shown, unpacked(raw, path).read()
+            return shown, _read_all(raw, path)
     except UNREADABLE as error:
         raise _fault(name, f"{shown} {why_unreadable(error)}") from None
+
+
+class TooLarge(Exception):
+    """More bytes than are read into memory."""
+
+
+def _read_all(raw: IO[bytes], path: Path) -> bytes:
+    """All bytes of an open file, or `TooLarge`: a small .gz may unpack to more than any memory."""
+    size, most = os.fstat(raw.fileno()).st_size, max_bytes()
+    why = f"this machine's memory allows {most / 2**20:,.0f} MiB"
+    if is_packed(path):
+        if most > (usual := max(UNPACKED_BYTES, UNPACKED_RATIO * size)):
+            most = usual
+            why = f"over {UNPACKED_RATIO} times its size, which is unusual: unpack it first, if that is right"
+        what = f"unpacks to more than {most / 2**20:,.0f} MiB"
+    else:
+        what = f"has {size / 2**20:,.0f} MiB"
+    if size > most:
+        raise TooLarge(f"{what}: {why}; `anyformer data prepare` reads texts of any size")
+    pieces, read, file = list[bytes](), 0, unpacked(raw, path)
+    while piece := file.read(PIECE):
+        pieces.append(piece)
+        read += len(piece)
+        if read > most:
+            raise TooLarge(f"{what}: {why}; `anyformer data prepare` reads texts of any size")
+    return b"".join(pieces)
+
+
+def max_bytes() -> int:
+    """How many bytes of text are read into memory at most: decoded and cut into rows, it takes several times that."""
+    there = memory()
+    return LARGEST if there is None else there // 4
 
 
 def regular(name: str, data: Data) -> Path:
@@ -99,15 +136,22 @@ def regular(name: str, data: Data) -> Path:
 
 
 # What opening and reading a file may raise.
-UNREADABLE = (OSError, EOFError, zlib.error)
+UNREADABLE = (OSError, EOFError, zlib.error, TooLarge)
 
 
 def unpacked(raw: IO[bytes], path: Path) -> IO[bytes]:
     """The bytes of an open file, those of a .gz unpacked as they are read."""
-    return cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if path.suffix.lower() == ".gz" else raw
+    return cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if is_packed(path) else raw
 
 
-def why_unreadable(error: OSError | EOFError | zlib.error) -> str:
+def is_packed(path: Path) -> bool:
+    return path.suffix.lower() == ".gz"
+
+
+def why_unreadable(error: OSError | EOFError | zlib.error | TooLarge) -> str:
+    """The reason in words that follow the name of the file."""
+    if isinstance(error, TooLarge):
+        return str(error)
     if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):
         return f"cannot be read ({error.strerror})"
     return f"is not a whole gzip file ({error})"
@@ -173,12 +217,12 @@ def _is_known(encoding: str) -> bool:
     return True
 
 
-def decode(raw: bytes, encoding: str) -> str:
-    """Bytes as a text, in which those that are none stand as lone surrogates: see `File`."""
+def decode(raw: bytes, encoding: str, name: str) -> str:
+    """The text of a file of this name. Bytes that are not text become lone surrogates: see `File`."""
     try:
         text = raw.decode(encoding, "anyformer.mark")
     except UnicodeError as error:
-        raise ConfigError([Fault("", f"cannot be read as {encoding} ({error})")]) from None
+        raise ConfigError([Fault("", f"{name} cannot be read as {encoding} ({error})")]) from None
     return text.removeprefix("\ufeff")
 
 

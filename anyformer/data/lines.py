@@ -4,15 +4,17 @@ import io
 import os
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from anyformer.config.spec import ConfigError, Fault, visible
-from anyformer.data.files import UNREADABLE, unpacked, why_unreadable
+from anyformer.data.files import UNREADABLE, TooLarge, unpacked, why_unreadable
 
 EVERY = 5.0  # seconds between plain lines
+MAX_LINE = 2**28  # characters
 CHUNK = 1000  # lines between looks at the clock
 
 
@@ -54,7 +56,9 @@ def _lines(path: Path, encoding: str) -> Iterator[tuple[str, int]]:
         with path.open("rb") as raw:
             where = raw.tell if raw.seekable() else lambda: 0  # a pipe
             with io.TextIOWrapper(unpacked(raw, path), encoding=encoding, newline="\n") as text:
-                for number, line in enumerate(text, 1):
+                for number, line in enumerate(iter(partial(text.readline, MAX_LINE), ""), 1):
+                    if len(line) == MAX_LINE:
+                        raise TooLarge(f"has a line of more than {MAX_LINE:,} characters, the {number}th")
                     line = line.removeprefix("\ufeff") if number == 1 else line
                     yield (f"{line[:-2]}\n" if line.endswith("\r\n") else line), where()
         return

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from anyformer.config.spec import ConfigError, Fault, visible
 from anyformer.data import synthetic
 from anyformer.data.conll import sentences
-from anyformer.data.files import File, Parsed, locate, open_below, open_files
+from anyformer.data.files import File, Parsed, locate, max_bytes, open_below, open_files
 from anyformer.data.shards import Corpus, open_shards
 from anyformer.data.synthetic import Split
 from anyformer.data.tables import LISTS, read_table
@@ -180,6 +180,7 @@ def _collect(parsed: Parsed, files: dict[str, File]) -> Rows:
     columns: dict[str, list[str]] = {role: [] for role in files}
     lines, bad = list[int](), list[BadRow]()
     first = next(iter(files.values()))
+    held, most = 0, max_bytes()
     for line, row in parsed:
         if isinstance(row, str):
             bad.append(BadRow(first.name, line, row))
@@ -193,6 +194,10 @@ def _collect(parsed: Parsed, files: dict[str, File]) -> Rows:
             lines.append(line)
             for role, values in columns.items():
                 values.append(row[role])
+                held += len(row[role])
+            if held > most:
+                what = f"the rows have more than {most / 2**20:,.0f} MiB of text, as this machine's memory allows"
+                raise ConfigError([Fault("", f"{first.name}:{line}: {what}")])
     return Rows(columns, first.name, lines, tuple(bad))
 
 

@@ -86,27 +86,52 @@ def _tsv(file: File) -> Iterator[tuple[int, list[str] | str]]:
 
 
 def _csv(text: str) -> list[tuple[int, list[str] | str]]:
-    """Records, or why there is none. After a bad one the reading goes on at its second line: a quote that is never
-    closed does not swallow what follows."""
-    found: list[tuple[int, list[str] | str]] = []
-    lines = [f"{line}\n" for line in text.split("\n")]
-    start, limit = 0, csv.field_size_limit(max(len(text), csv.field_size_limit()))
+    """Records, or the reason why there is none, with the line where each begins.
+
+    After a bad record the reading continues at its second line: a quote that is never closed does not swallow the rest.
+    """
+    limit = csv.field_size_limit(max(len(text), csv.field_size_limit()))
     try:
-        while start < len(lines):
-            reader = csv.reader(map(lines.__getitem__, range(start, len(lines))), strict=True)
-            done = 0
+        return list(_Csv(text))
+    finally:
+        csv.field_size_limit(limit)
+
+
+class _Csv:
+    """The records of a CSV in linear time.
+
+    A reader is either between records or within quotes when a line begins. What comes of a line that begins within
+    quotes does not depend on where the quotes began. So every line that was read within a bad record is remembered with
+    the error, and no other record is read through it.
+    """
+
+    def __init__(self, text: str):
+        self.lines = [f"{line}\n" for line in text.split("\n")]
+        self.first = self.next = 0  # the line where a record begins, and the line to be read next
+        self.bad: dict[int, str] = {}  # lines that lead to an error if they begin within quotes
+
+    def __iter__(self) -> Iterator[tuple[int, list[str] | str]]:
+        while self.first < len(self.lines):
+            self.next = self.first
+            reader = csv.reader(self._feed(), strict=True)
             try:
                 for cells in reader:
                     if cells:
-                        found.append((start + done + 1, cells))
-                    done = reader.line_num
+                        yield self.first + 1, cells
+                    self.first = self.next
             except csv.Error as error:
-                found.append((start + done + 1, _csv_reason(str(error))))
-                done += 1
-            start += done
-    finally:
-        csv.field_size_limit(limit)
-    return found
+                why = str(error)
+                if why.startswith("unexpected end"):  # of the file, or of what was fed
+                    why = self.bad.get(self.next, why)
+                self.bad |= dict.fromkeys(range(self.first + 1, self.next), why)
+                yield self.first + 1, _csv_reason(why)
+                self.first += 1
+
+    def _feed(self) -> Iterator[str]:
+        """The lines for a reader; it ends early, which is an error within quotes, where the error is known."""
+        while self.next < len(self.lines) and not (self.next > self.first and self.next in self.bad):
+            self.next += 1
+            yield self.lines[self.next - 1]
 
 
 def _csv_reason(message: str) -> str:

@@ -1,6 +1,6 @@
 """Regression: a number for each pair of texts, or for each text."""
 
-import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,9 +10,11 @@ from torch import Tensor
 from anyformer.config import ConfigError, Fault
 from anyformer.data.batch import IGNORE
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.recipe import Regress
+from anyformer.recipe import LARGEST_TARGET, Regress
 from anyformer.tasks.metrics import pearson, spearman
 from anyformer.tasks.rows import RowTask
+
+DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 class Regressing(RowTask):
@@ -59,13 +61,12 @@ class Regressing(RowTask):
 
 
 def number(label: str) -> float:
-    """What a cell says, or a `ValueError`."""
-    try:
-        found = float(label)
-    except ValueError:
-        found = math.nan
-    if not math.isfinite(found):
-        raise ValueError(f"the label {label.strip()[:40]!r} is no number")
+    """The decimal number in a cell, or a `ValueError`: ASCII digits, as Python writes a float."""
+    text = label.strip()
+    if DECIMAL.fullmatch(text) is None:
+        raise ValueError(f"the label {text[:40]!r} is no number")
+    if abs(found := float(text)) > LARGEST_TARGET:
+        raise ValueError(f"the label {text[:40]!r} is beyond ±{LARGEST_TARGET:g}: scale the numbers down")
     return found
 
 

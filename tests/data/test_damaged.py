@@ -1,0 +1,167 @@
+"""Files of any content are read in bounded time and memory, or refused by name."""
+
+import csv
+import gzip
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+from rich.console import Console
+
+from anyformer.config import ConfigError
+from anyformer.data.chunks import Input, chunks
+from anyformer.data.lines import read_lines
+from anyformer.data.sources import read
+from anyformer.data.tables import _csv, _csv_reason
+from anyformer.recipe import ClassFolders, ConllFile, Data, MatchedLines, ParallelFiles, Source, TableFile, TextFile
+
+MIB = 2**20
+
+
+def refusal(source: Source) -> str:
+    with pytest.raises(ConfigError) as error:
+        read(source, Data(train=source), "train", 0)
+    return str(error.value)
+
+
+def bomb(path: Path, size: int, line: bytes = b"") -> str:
+    """A small .gz of `size` bytes: lines, or one letter over and over."""
+    with gzip.open(path, "wb", compresslevel=9) as file:
+        piece = line * (MIB // len(line)) if line else b"a" * MIB
+        for _ in range(size // MIB):
+            file.write(piece)
+    return str(path)
+
+
+# -- size -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_gz_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anyformer.data.files.UNPACKED_BYTES", MIB)
+    name = bomb(tmp_path / "bomb.txt.gz", 40 * MIB)
+    told = refusal(TextFile(path=name))
+    assert f"{name} unpacks to more than " in told
+    assert "over 100 times its size" in told
+
+
+def test_a_gz_of_usual_text_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anyformer.data.files.UNPACKED_BYTES", 1)
+    text = "\n".join(f"{i} {i * i} {i**3}" for i in range(5000))
+    with gzip.open(tmp_path / "text.gz", "wt", encoding="utf-8") as file:
+        file.write(text)
+    source = TextFile(path=str(tmp_path / "text.gz"))
+    assert read(source, Data(train=source), "train", 0).columns["text"] == [text]
+
+
+@pytest.mark.parametrize("name", ["text.txt", "text.txt.gz"])
+def test_a_file_beyond_memory_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anyformer.data.files.memory", lambda: 8 * MIB)
+    path = tmp_path / name
+    content = b"to be or not\n" * 300_000
+    path.write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    told = refusal(TextFile(path=str(path)))
+    assert str(path) in told
+    assert "this machine's memory allows 2 MiB" in told
+
+
+def test_rows_of_parquet_beyond_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(pyarrow.table({"text": ["a" * 10_000] * 2000}), path)  # 20 MB in some kilobytes
+    monkeypatch.setattr("anyformer.data.files.memory", lambda: 8 * MIB)
+    assert f"{path}:210: the rows have more than 2 MiB of text" in refusal(TableFile(path=str(path), text="text"))
+
+
+def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anyformer.data.lines.MAX_LINE", MIB)
+    name = bomb(tmp_path / "line.gz", 4 * MIB)
+    with pytest.raises(ConfigError, match=r"line\.gz: has a line of more than 1,048,576 characters"):
+        list(read_lines([Path(name)], "utf-8", Console(quiet=True)))
+
+
+def test_a_document_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anyformer.data.chunks.MAX_DOCUMENT", MIB)
+    name = bomb(tmp_path / "line.jsonl.gz", 4 * MIB)
+    with pytest.raises(ConfigError, match=r"line\.jsonl\.gz has a document of more than 1 MiB, from line 1 on"):
+        list(chunks(Path(name), Input(), size=1000))
+
+
+@given(content=st.binary(max_size=200) | st.text("a\n\r", max_size=200).map(str.encode), size=st.integers(1, 20))
+def test_chunks_are_the_file(content: bytes, size: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("chunks") / "text.txt"
+    path.write_bytes(content)
+    for document in ("line", "blank"):
+        found = list(chunks(path, Input(document=document), size=size))  # type: ignore[arg-type]
+        assert b"".join(chunk.content for chunk in found) == content
+        assert [chunk.number for chunk in found[1:]] == [
+            1 + b"".join(chunk.content for chunk in found[:i]).count(b"\n") for i in range(1, len(found))
+        ]
+
+
+# -- quotes -----------------------------------------------------------------------------------------------------------
+
+
+def slow_csv(text: str) -> list[tuple[int, Any]]:
+    """The definition: after a bad record the reading begins again at its second line."""
+    found: list[tuple[int, Any]] = []
+    lines, start = [f"{line}\n" for line in text.split("\n")], 0
+    while start < len(lines):
+        reader, done = csv.reader(lines[start:], strict=True), 0
+        try:
+            for cells in reader:
+                found += [(start + done + 1, cells)] if cells else []
+                done = reader.line_num
+        except csv.Error as error:
+            found.append((start + done + 1, _csv_reason(str(error))))
+            done += 1
+        start += done
+    return found
+
+
+@given(text=st.text('a,"\n', max_size=60) | st.text('a,"\n\r', max_size=60))
+def test_records_are_those_of_the_definition(text: str) -> None:
+    assert _csv(text) == slow_csv(text)
+
+
+@pytest.mark.parametrize("line", ['"a\n', 'a,"b\n', '"a" b\n"\n', '"\n"x\n', '""" ,\n'])
+def test_unclosed_quotes_take_linear_time(line: str) -> None:
+    began = time.perf_counter()
+    assert _csv(line * 50_000)
+    assert time.perf_counter() - began < 5
+
+
+# -- names ------------------------------------------------------------------------------------------------------------
+
+SOURCES: list[tuple[Source, str]] = [
+    (TextFile(path="file.txt", encoding="ENC"), "file.txt"),
+    (ParallelFiles(source="file.txt", target="file.txt", encoding="ENC"), "file.txt"),
+    (TableFile(path="file.tsv", text="a", encoding="ENC"), "file.tsv"),
+    (TableFile(path="file.csv", text="a", encoding="ENC"), "file.csv"),
+    (TableFile(path="file.jsonl", text="a", encoding="ENC"), "file.jsonl"),
+    (MatchedLines(path="file.txt", pattern="(?P<text>.*)", encoding="ENC"), "file.txt"),
+    (ConllFile(path="file.conll", encoding="ENC"), "file.conll"),
+    (ClassFolders(path="classes", encoding="ENC"), "classes/one/file.txt"),
+]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "idna"])
+@pytest.mark.parametrize(("source", "name"), SOURCES, ids=lambda x: getattr(x, "kind", x))
+def test_a_file_of_another_codec_is_refused_by_name(
+    source: Source, name: str, encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"\xff\xfe\xfd\xd8\x00 \xed\xa0\x80 odd\n" * 3)
+    assert name in refusal(source.model_copy(update={"encoding": encoding}))
+
+
+@pytest.mark.parametrize("content", [b"no archive", gzip.compress(b"text\n" * 100)[:-12], b"", b"\x1f\x8b"])
+def test_a_damaged_gz_is_refused_by_name(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "text.txt.gz"
+    path.write_bytes(content)
+    assert str(path) in refusal(TextFile(path=str(path)))
