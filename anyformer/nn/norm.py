@@ -43,7 +43,9 @@ class RootMeanSquare(nn.Module):
 class OverBatch(Running):
     """(x - E[x]) / sqrt(Var[x] + eps) · γ + β over the real tokens of a batch (Ioffe & Szegedy 2015).
 
-    In training by the statistics of this batch, on all processes together; else by the running ones.
+    Training uses the statistics of this batch, on all processes together; evaluation uses the running ones. A step of
+    several micro-batches normalises each by its own statistics, and updates the running ones once, by the mean and the
+    unbiased variance of all its tokens: as a step of one merged batch does, with the same momentum.
     """
 
     mean: Tensor
@@ -72,6 +74,20 @@ class OverBatch(Running):
             unbiased = squares / (count - 1).clamp(min=1)
             notes.see(self, torch.cat((count * mean, count * unbiased, count[None])).detach())
         return mean, squares / count.clamp(min=1)
+
+    def merge(self, one: Tensor, other: Tensor) -> Tensor:
+        """Combine means and variances by Chan, Golub & LeVeque (1983): n₁ n₂ / n · (m₁ - m₂)² is between the batches."""
+        (mean, variance), (mean2, variance2) = (self._moments(seen) for seen in (one, other))
+        n, n2, count = one[-1], other[-1], one[-1] + other[-1]
+        squares = variance * (n - 1).clamp(min=0) + variance2 * (n2 - 1).clamp(min=0)
+        squares = squares + n * n2 / count.clamp(min=1) * (mean - mean2).square()
+        total, unbiased = n * mean + n2 * mean2, squares / (count - 1).clamp(min=1)
+        return torch.cat((total, count * unbiased, count[None]))
+
+    def _moments(self, seen: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and unbiased variance."""
+        mean, variance = (seen[:-1] / seen[-1].clamp(min=1)).split(len(self.mean))
+        return mean, variance
 
     def move(self, seen: Tensor) -> None:
         width, count = len(self.mean), seen[-1]

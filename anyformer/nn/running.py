@@ -1,8 +1,9 @@
-"""What a training pass leaves behind beside its output: terms of the loss, and what it saw of the batch.
+"""Outputs of a training pass beside its result: auxiliary losses, and statistics of the batch.
 
-A forward pass changes no module, so that it can be repeated (activation checkpointing runs a block twice) and a step
-with a bad gradient can be dropped: parts put what they saw into `Notes`, the model keeps the newest with each of them,
-and `Transformer.commit` lets it count, once per step.
+A forward pass updates no buffer, so that it can be repeated (activation checkpointing runs a block twice) and a step
+with a non-finite gradient can be discarded. Modules put their statistics into `Notes`, and the model stores those of
+the newest pass with each module. `Transformer.collect` adds them to those of the step so far, for a step of several
+micro-batches; `Transformer.commit` updates the buffers by all of them, once per step; `Transformer.discard` drops them.
 """
 
 import torch
@@ -10,21 +11,38 @@ from torch import Tensor, distributed as dist, nn
 
 
 class Running(nn.Module):
-    """A module with numbers that no gradient moves, but what training sees: running statistics, a router's bias."""
+    """Module with buffers that training updates without a gradient: running statistics, a router's bias."""
 
-    seen: Tensor | None = None  # by the last pass of training, until `commit`
+    seen: Tensor | None = None  # statistics of the newest training pass
+    collected: Tensor | None = None  # statistics of the earlier passes of this step
 
-    def commit(self) -> None:
-        """Moves the numbers by what was seen, once."""
+    def collect(self) -> None:
+        """Add the statistics of the newest pass to those of the step so far."""
         if self.seen is not None:
-            self.move(self.seen)
+            self.collected = self.seen if self.collected is None else self.merge(self.collected, self.seen)
             self.seen = None
 
+    def commit(self) -> None:
+        """Update the buffers by the statistics of all passes since the last update."""
+        self.collect()
+        if self.collected is not None:
+            self.move(self.collected)
+            self.collected = None
+
+    def discard(self) -> None:
+        """Drop all statistics since the last update."""
+        self.seen = self.collected = None
+
+    def merge(self, one: Tensor, other: Tensor) -> Tensor:
+        """Return the statistics of two batches as those of one batch."""
+        return one + other
+
     def move(self, seen: Tensor) -> None:
+        """Update the buffers by the statistics of a batch."""
         raise NotImplementedError
 
     def reset(self) -> None:
-        """The numbers as they are before training."""
+        """Set the buffers to their values before training."""
         raise NotImplementedError
 
 

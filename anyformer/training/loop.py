@@ -211,6 +211,8 @@ def _descend(job: Job, run: Any, given: list[Given], counts: Tensor) -> Tensor:
             with _autocast(job):
                 before = past_of(job.model, one.batch, job.state.past)
                 loss, beside, job.state.past = run(*job.objective.ask(one, packed), before)
+            if number < len(given):
+                job.model.collect()
             # a sum over the tokens of all batches of the step and of all processes, whose gradients are averaged:
             # never a mean of means; what stands beside is per token of all processes, as the loss
             job.scaler.scale((loss + beside * counts[number]) * job.ranks.size / counts[0]).backward()
@@ -238,6 +240,8 @@ def _step(job: Job, total: Tensor) -> Tensor:
         job.model.commit()
         if decay is not None:
             average(job, 1 - decay)
+    else:
+        job.model.discard()
     job.scaler.update()
     job.optimizer.zero_grad(set_to_none=True)
     return norm

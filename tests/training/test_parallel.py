@@ -83,7 +83,7 @@ def recipes(folder: Path) -> dict[str, Recipe]:
             pairs(batches=Padded(tokens=12), **settled(valid=None)), ["model.decoder.blocks.*.order=parallel"]
         ),
         "batch norms, experts": io.override(
-            pairs(batches=Padded(tokens=12), **settled(valid=None, checkpoint_activations=True)),
+            pairs(batches=Padded(tokens=12), **settled(valid=None, accumulate=2, checkpoint_activations=True)),
             [EXPERTS, "model.decoder.blocks.*.norm=batch"],
         ),
         "labels": io.override(

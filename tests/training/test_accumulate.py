@@ -1,0 +1,104 @@
+"""Statistics of a step with several micro-batches: running means and variances, and the load of a router."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from anyformer.config import LM, Attention, BatchNorm, Block, Experts, Gated, ModelConfig, SigmoidTopK, Stack, Tokens
+from anyformer.data.batch import Batch
+from anyformer.nn.model import Transformer
+from anyformer.nn.norm import OverBatch
+from anyformer.training.loop import Job, learn, objective
+from tests.training.small import make, pairs
+from tests.training.test_notes import BATCH, changed, experts
+
+VOCAB, WIDTH = 11, 8
+
+
+def mixture() -> Transformer:
+    """A batch norm on the embeddings, whose input no statistic changes, and a router in the block above."""
+    torch.manual_seed(0)
+    feedforward = Experts(count=4, top_k=1, expert=Gated(width=4), router=SigmoidTopK(rate=0.5))
+    stack = Stack(depth=1, blocks=(Block(mixer=Attention(heads=2), feedforward=feedforward, dropout=0.0),))
+    tokens = Tokens(vocab=VOCAB, norm=BatchNorm())
+    return Transformer(ModelConfig(width=WIDTH, target=tokens, decoder=stack, head=LM())).double().train()
+
+
+def buffers(model: Transformer) -> dict[str, torch.Tensor]:
+    return {name: x.clone() for name, x in model.named_buffers()}
+
+
+@pytest.mark.parametrize("sizes", [(3, 1), (1, 1), (2, 4, 1)])
+def test_micro_batches_give_the_running_statistics_of_the_merged_batch(sizes: tuple[int, ...]) -> None:
+    """Of unequal sizes, with padding, and with a row of nothing else."""
+    ids = torch.randint(VOCAB, (sum(sizes), 7), generator=torch.Generator().manual_seed(1))
+    segments = torch.where(torch.arange(7) < torch.arange(len(ids))[:, None], 0, -1)
+    norms = []
+    for parts in ((len(ids),), sizes):
+        model = mixture()
+        for some, seen in zip(ids.split(list(parts)), segments.split(list(parts)), strict=True):
+            model(some, segments=seen)
+            model.collect()
+        model.commit()
+        norms.append(next(module for module in model.modules() if isinstance(module, OverBatch)))
+    for name in ("mean", "variance"):
+        torch.testing.assert_close(getattr(norms[1], name), getattr(norms[0], name))
+
+
+def test_a_router_follows_the_load_of_all_micro_batches() -> None:
+    """Two batches with the same load as one batch: the bias moves as far; and by their sum where loads differ."""
+    ids = torch.randint(VOCAB, (4, 7), generator=torch.Generator().manual_seed(1))
+    found = []
+    for parts in ([4], [1, 3]):
+        model = mixture()
+        model.target.norm.eval()  # otherwise what the router reads depends on the batch
+        for some in ids.split(parts):
+            model(some)
+            model.collect()
+        model.commit()
+        found.append({name: x for name, x in buffers(model).items() if "router" in name})
+    assert found[0]
+    assert all(torch.equal(x, found[1][name]) for name, x in found[0].items())
+    assert any(x.any() for x in found[0].values())
+
+
+def two_batches(job: Job) -> list[Batch]:
+    first, place = job.loader.read(job.state.place)
+    return [first, job.loader.read(place)[0]]
+
+
+def stepped(folder: Path, way: str, order: int) -> dict[str, torch.Tensor]:
+    job = make(changed(pairs(dropout=0.0, accumulate=2), BATCH, experts(0.0, rate=0.5)), folder / f"{way}{order}")
+    run: Any = objective(job) if way == "eager" else torch.compile(job.objective, backend="eager")
+    learn(job, run, two_batches(job)[::order])
+    return buffers(job.model)
+
+
+@pytest.mark.parametrize("way", ["eager", "compiled"])
+def test_the_order_of_micro_batches_does_not_matter(tmp_path: Path, way: str) -> None:
+    one, other = stepped(tmp_path, way, 1), stepped(tmp_path, way, -1)
+    assert one
+    for name, x in one.items():
+        torch.testing.assert_close(other[name], x, msg=lambda why, name=name: f"{name}: {why}")
+
+
+def test_a_discarded_step_leaves_no_statistics_for_the_next(tmp_path: Path) -> None:
+    """Neither those of its last micro-batch nor those of the ones before."""
+    recipe = changed(pairs(dropout=0.0, accumulate=2), BATCH, experts(0.0, rate=0.5))
+    found = []
+    for bad_first in (False, True):
+        job = make(recipe, tmp_path / str(bad_first))
+        run, batches = objective(job), two_batches(job)
+        if bad_first:
+            head = next(job.model.head.parameters())
+            kept = head.detach().clone()
+            with torch.no_grad():
+                head.fill_(torch.nan)
+            learn(job, run, batches[::-1])
+            with torch.no_grad():
+                head.copy_(kept)
+        learn(job, run, batches[:1])
+        found.append(buffers(job.model))
+    assert all(torch.equal(x, found[1][name]) for name, x in found[0].items())
