@@ -234,3 +234,17 @@ def test_the_reader_finds_commands() -> None:
     assert list(faults(second)) == ["no target nonsense"]
     assert list(faults("pip install -e '.[plot,nonsense]'")) == ["no extra nonsense"]
     assert list(faults("python examples/nonsense.py --out x")) == ["no file examples/nonsense.py"]
+
+
+def test_rows_that_pages_sort_are_as_long_as_those_of_training() -> None:
+    """The pages ask a run of the recipe `sort` for rows of digits: the recipe trains on rows of these lengths."""
+    from anyformer.recipe import SortDigits
+    from anyformer.recipes import read_recipe
+
+    texts = [path.read_text(encoding="utf-8") for path in (*PAGES, ROOT / "examples" / "sort.py")]
+    rows = {row for text in texts if "sort" in text for row in re.findall(r'"(\d(?: \d)*)"', text)}
+    data = read_recipe("sort").data
+    assert "3 1 2" in rows
+    for source in (data.train, data.valid, data.test):
+        assert isinstance(source, SortDigits)
+        assert [row for row in rows if not source.shortest <= len(row.split()) <= source.longest] == []
