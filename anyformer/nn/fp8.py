@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from anyformer.nn.experts import SigmoidRouter, SoftmaxRouter
 from anyformer.nn.linear import Fused, Linear
+from anyformer.nn.lora import AdaptedFused, AdaptedLinear
 from anyformer.nn.site import Site
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -101,8 +102,10 @@ class Float8Fused(Fused):
 
 
 def learn_in_fp8(stacks: nn.Module) -> list[str]:
-    """Puts such layers in the place of all matrices whose sizes allow it; their names. Routers choose by small
-    differences, and adapters are narrow: they stay."""
+    """Replace all linear layers whose sizes are multiples of 16 by fp8 ones, and return their names.
+
+    Routers stay, because they choose by small differences, and so do layers with an adapter: see `unconverted`.
+    """
     modules = dict(stacks.named_modules())
     routers = {id(m.linear) for m in modules.values() if isinstance(m, (SoftmaxRouter, SigmoidRouter))}
     found = []
@@ -115,6 +118,16 @@ def learn_in_fp8(stacks: nn.Module) -> list[str]:
         stacks.set_submodule(name, Float8Fused(module) if isinstance(module, Fused) else Float8Linear(module))
         found.append(name)
     return found
+
+
+def unconverted(stacks: nn.Module) -> dict[str, int]:
+    """Count the linear layers that `learn_in_fp8` left, by reason; routers and stacked experts are not counted."""
+    modules = list(stacks.modules())
+    found = {
+        "with an adapter": sum(isinstance(module, (AdaptedLinear, AdaptedFused)) for module in modules),
+        f"with a size that is not a multiple of {STEP}": sum(type(module) in (Linear, Fused) for module in modules),
+    }
+    return {why: count for why, count in found.items() if count}
 
 
 def able(device: torch.device) -> bool:

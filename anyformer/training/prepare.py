@@ -1,18 +1,21 @@
 """From a recipe to built objects: data read, tokenizer trained or loaded, model made, checkpoint found."""
 
+import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from rich.console import Console
+from torch import nn
 
 from anyformer.config import Classifier, ConfigError, Fault, ModelConfig, Special, TokenLabels, Tokens, io
+from anyformer.config.spec import visible
 from anyformer.data.loader import Loader
 from anyformer.data.sources import Rows, read, settled
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.inspection.capacity import check_model, exceeding
-from anyformer.nn.fp8 import able, learn_in_fp8
+from anyformer.nn.fp8 import able, learn_in_fp8, unconverted
 from anyformer.nn.model import Transformer
 from anyformer.processes import LOCK
 from anyformer.recipe import (
@@ -46,6 +49,7 @@ from anyformer.training.parallel import ALONE, Ranks, shard
 from anyformer.training.state import TrainState, examine, read_state
 
 RECIPE = "recipe.toml"
+BEFORE_A_CHECKPOINT = (RECIPE, "metrics.jsonl", "tensorboard", "state")
 MAY_CHANGE = ("train.steps", "data.root", "parallel.shard")  # when a run goes on
 
 
@@ -75,8 +79,8 @@ def prepare(recipe: Recipe, out: Path, resume: bool, console: Console, ranks: Ra
         if checkpoint is None:
             io.save(recipe, out / RECIPE)
 
-    ranks.first(enter)
     job = build(recipe, out, task, train, valid, console, checkpoint, ranks)
+    ranks.first(enter)  # after all that may be refused: a refused training leaves no folder
     if checkpoint is None:
         return job
     job.state, scaler_state, differing = read_state(checkpoint, job.model, job.optimizer, ranks)
@@ -110,8 +114,8 @@ def build(
         for stack in (model.encoder, model.decoder):
             if stack is not None:
                 stack.recompute = recipe.train.checkpoint_activations
-                if precision == "fp8":
-                    learn_in_fp8(stack)
+        if precision == "fp8":
+            _convert(model, console)
         new = list[str]()
         if checkpoint is not None:
             model.load_state_dict(read_tensors(checkpoint / "model.safetensors"))
@@ -133,13 +137,33 @@ def build(
     return Job(recipe, out, device, precision, task, model, optimizer, loader, valid, state, scaler, console, ranks)
 
 
+def _convert(model: Transformer, console: Console) -> None:
+    """Replace the linear layers of the blocks by fp8 ones, and name those that stay; refuse fp8 if all of them do."""
+    stacks = nn.ModuleList(stack for stack in (model.encoder, model.decoder) if stack is not None)
+    converted, left = learn_in_fp8(stacks), unconverted(stacks)
+    reasons = " and ".join(f"{count} {why}" for why, count in left.items())
+    if not converted:
+        hint = "; choose other model.adapter.targets" if model.config.adapter else ""
+        there = f": there are {reasons}" if reasons else ""
+        what = f"= 'fp8': no linear layer of the blocks can be converted{there}; set 'bf16'{hint}"
+        raise ConfigError([Fault("train.precision", what)])
+    if left:
+        text = f"fp8: {len(converted)} linear layers of the blocks; in bf16 remain {reasons}"
+        console.print(text, markup=False, soft_wrap=True)
+
+
 def _find(recipe: Recipe, out: Path, resume: bool) -> tuple[Path | None, dict[Path, ConfigError]]:
-    """The checkpoint to go on from and those that are damaged, or an error where folder and wish do not agree."""
+    """Return the checkpoint to resume from and the damaged ones; raise a `ConfigError` if `out` cannot be used.
+
+    A run that ended before its first checkpoint holds nothing to resume: another one may take its folder.
+    """
+    if os.path.lexists(out) and not out.is_dir():
+        raise ConfigError([Fault(visible(str(out)), "is not a folder: choose another --out")])
+    if not out.exists() or not (there := {*out.iterdir()} - {*leftovers(out), out / LOCK}) or _is_untrained(out, there):
+        return None, {}
     kept = out / RECIPE
     if not kept.exists() and not checkpoints(out):
-        if out.exists() and {*out.iterdir()} - {*leftovers(out), out / LOCK}:
-            raise ConfigError([Fault(str(out), "is not empty and holds no run: choose another --out")])
-        return None, {}
+        raise ConfigError([Fault(visible(str(out)), "is not empty and holds no run: choose another --out")])
     if not resume:
         raise ConfigError([Fault(str(out), "holds a run: add --resume to go on, or choose another --out")])
     was = io.load(Recipe, kept)
@@ -148,6 +172,13 @@ def _find(recipe: Recipe, out: Path, resume: bool) -> tuple[Path | None, dict[Pa
         raise ConfigError(lines)
     good, damaged = examine(out)
     return (good[-1] if good else None), damaged
+
+
+def _is_untrained(out: Path, there: set[Path]) -> bool:
+    """Whether a folder holds nothing but what a training writes before its first checkpoint."""
+    state = out / "state"
+    empty = not state.is_dir() or {*state.iterdir()} == {*leftovers(state)}
+    return empty and out / RECIPE in there and {path.name for path in there} <= {*BEFORE_A_CHECKPOINT}
 
 
 def read_rows(recipe: Recipe) -> tuple[Rows, Rows | None]:
