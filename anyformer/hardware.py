@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+# Parts of the messages of torch's CPU allocator and of the C++ library, in a plain RuntimeError.
+OUT_OF_MEMORY = ("DefaultCPUAllocator: can't allocate", "DefaultCPUAllocator: not enough memory", "std::bad_alloc")
+
 # Dense FLOP/s of matrix products that add up in fp32, from the makers' data sheets, by a part of the name that torch
 # gives; where several fit, the first. fp32 is without TF32, which torch does not use unless told to.
 PEAKS: Mapping[str, Mapping[str, float]] = {
@@ -100,3 +103,10 @@ def _finish(device: "torch.device") -> None:
 
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True for the errors of a device, or a machine, without enough memory. Imports no torch."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and any(part in str(error) for part in OUT_OF_MEMORY)

@@ -237,7 +237,7 @@ def test_the_reader_finds_commands() -> None:
 
 
 def test_rows_that_pages_sort_are_as_long_as_those_of_training() -> None:
-    """The pages ask a run of the recipe `sort` for rows of digits: the recipe trains on rows of these lengths."""
+    """Every row of digits in the pages has a length that the recipe `sort` trains on."""
     from anyformer.recipe import SortDigits
     from anyformer.recipes import read_recipe
 

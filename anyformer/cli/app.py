@@ -5,6 +5,7 @@ and saved: the same command continues, `train` with --resume.
 """
 
 import atexit
+import errno
 import gc
 import io as streams
 import os
@@ -17,6 +18,20 @@ from typer.core import TyperGroup
 
 from anyformer import __version__
 
+# Errors of a path that the user gave, rather than of the machine.
+PATH_ERRORS = (
+    errno.EACCES,
+    errno.EEXIST,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.ENOTEMPTY,
+    errno.EPERM,
+    errno.EROFS,
+)
+
 
 def tell(text: str, err: bool = False) -> None:
     """A line that all processes of a run would say alike: of those that torchrun started, the first says it."""
@@ -25,7 +40,7 @@ def tell(text: str, err: bool = False) -> None:
 
 
 class Verbs(TyperGroup):
-    """The verbs, with wrong input and interruption told in plain lines rather than as tracebacks."""
+    """Group of commands that ends wrong input, unusable paths, interruption and lack of memory in plain lines."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -34,13 +49,29 @@ class Verbs(TyperGroup):
             lost = ctx.invoked_subcommand == "train"  # which raises its own error where anything is saved
             tell("interrupted before the first checkpoint: nothing is saved" if lost else "interrupted", err=True)
             raise typer.Exit(1 if lost else 3) from None
-        except ValueError as error:
-            from anyformer.config.spec import ConfigError  # here: `anyformer --help` imports no pydantic
-
-            if not isinstance(error, ConfigError):
+        except (ValueError, OSError, RuntimeError, MemoryError) as error:
+            code, line = _told(error)
+            if code is None:
                 raise
-            tell(str(error), err=True)
-            raise typer.Exit(2) from None
+        tell(line, err=True)  # here, where no traceback holds on to memory
+        raise typer.Exit(code)
+
+
+def _told(error: Exception) -> tuple[int | None, str]:
+    """Return the exit code and the message of an error that a user can mend; None for any other."""
+    from anyformer.config.spec import ConfigError, visible  # here: `anyformer --help` imports no pydantic
+    from anyformer.hardware import is_out_of_memory
+
+    if isinstance(error, ConfigError):
+        return 2, str(error)
+    if isinstance(error, OSError) and error.errno in PATH_ERRORS and error.filename is not None:
+        return 2, f"{visible(os.fsdecode(error.filename))}: {error.strerror}"
+    if is_out_of_memory(error):
+        return (
+            1,
+            f"out of memory: {str(error).partition('DefaultCPUAllocator: ')[2] or 'use a smaller model or less data'}",
+        )
+    return None, ""
 
 
 app = typer.Typer(

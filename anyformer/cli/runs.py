@@ -135,6 +135,9 @@ def predict_(
 
     if file != "-" and not Path(file).is_file():
         raise ConfigError([Fault(file, "is not a file")])
+    if out is not None and (out.is_dir() or not out.parent.is_dir()):  # before the work of hours
+        what = "is a folder" if out.is_dir() else f"there is no folder {out.parent}"
+        raise ConfigError([Fault(str(out), f"{what}: --out is the file that answers are written to")])
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

@@ -76,7 +76,7 @@ class OverBatch(Running):
         return mean, squares / count.clamp(min=1)
 
     def merge(self, one: Tensor, other: Tensor) -> Tensor:
-        """Combine means and variances by Chan, Golub & LeVeque (1983): n₁ n₂ / n · (m₁ - m₂)² is between the batches."""
+        """Combine moments by Chan et al. (1983): n₁ n₂ / n · (m₁ - m₂)² is the part between the batches."""
         (mean, variance), (mean2, variance2) = (self._moments(seen) for seen in (one, other))
         n, n2, count = one[-1], other[-1], one[-1] + other[-1]
         squares = variance * (n - 1).clamp(min=0) + variance2 * (n2 - 1).clamp(min=0)

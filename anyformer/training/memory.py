@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import assert_never
 
-import torch
-
+from anyformer.hardware import is_out_of_memory
 from anyformer.recipe import Batches, Crops, Drawn, LanguageModel, Ordered, Packed, Padded, Recipe
 from anyformer.run import newest
 from anyformer.training.loop import Job
+
+TO_BUILD_WITH_LESS = "while the model is made: lower model.width or its depth"
 
 
 class OutOfMemory(RuntimeError):
@@ -20,10 +21,8 @@ def enough(advice: Callable[[], str]) -> Iterator[None]:
     """Around what may run out of memory, on a device or in the machine."""
     try:
         yield
-    except (torch.OutOfMemoryError, MemoryError):
-        pass
-    except RuntimeError as error:
-        if "DefaultCPUAllocator: can't allocate memory" not in str(error):
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
             raise
     else:
         return

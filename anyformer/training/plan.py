@@ -22,7 +22,7 @@ from anyformer.recipe import Recipe, columns
 from anyformer.tasks.rows import RowTask
 from anyformer.tasks.tag import Tagging
 from anyformer.training.loop import Job, compiles, learn, objective
-from anyformer.training.memory import enough, to_train_with_less
+from anyformer.training.memory import TO_BUILD_WITH_LESS, enough, to_train_with_less
 from anyformer.training.prepare import build, fit_rows, make_task, read_rows
 from anyformer.training.speed import ceiling
 from anyformer.training.state import START
@@ -88,9 +88,9 @@ class Plan:
 def plan(recipe: Recipe, console: Console | None = None) -> Plan:
     """Reads the data, makes tokenizer and model, and takes some steps that leave nothing behind."""
     console = console or Console(stderr=True)
-    with console.status("reading the data"):
+    with console.status("reading the data"), enough(lambda: "while the data is read"):
         train, valid = read_rows(recipe)
-    with console.status("making tokenizer and model"):
+    with console.status("making tokenizer and model"), enough(lambda: TO_BUILD_WITH_LESS):
         task = make_task(recipe, train, console)
         train, valid = fit_rows(recipe, task, train, valid, console)
         job = build(recipe, Path(), task, train, valid, console)

@@ -175,7 +175,7 @@ def _find(recipe: Recipe, out: Path, resume: bool) -> tuple[Path | None, dict[Pa
 
 
 def _is_untrained(out: Path, there: set[Path]) -> bool:
-    """Whether a folder holds nothing but what a training writes before its first checkpoint."""
+    """Return True if a folder holds only files that a training writes before its first checkpoint."""
     state = out / "state"
     empty = not state.is_dir() or {*state.iterdir()} == {*leftovers(state)}
     return empty and out / RECIPE in there and {path.name for path in there} <= {*BEFORE_A_CHECKPOINT}

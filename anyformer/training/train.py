@@ -38,7 +38,7 @@ from anyformer.tasks.base import Metrics
 from anyformer.training.ema import averaged
 from anyformer.training.log import draw_curve
 from anyformer.training.loop import Diverged, Interrupted, Job, fit
-from anyformer.training.memory import enough, to_evaluate_with_less, to_train_with_less
+from anyformer.training.memory import TO_BUILD_WITH_LESS, enough, to_evaluate_with_less, to_train_with_less
 from anyformer.training.parallel import Ranks, join
 from anyformer.training.prepare import RECIPE, prepare
 from anyformer.training.signals import Signals
@@ -64,7 +64,7 @@ def train(
                 lambda: read_recipe(recipe, changes) if isinstance(recipe, str) else io.override(recipe, changes)
             )
             with _held(folder, ranks):
-                with enough(lambda: "while the model is made: lower model.width or its depth"):
+                with enough(lambda: TO_BUILD_WITH_LESS):
                     job = prepare(spec, folder, resume, console or Console(quiet=not ranks.leads), ranks)
                 with enough(partial(to_train_with_less, job)):
                     fit(job)

@@ -20,7 +20,7 @@ def words() -> TextTokenizer:
 @pytest.mark.parametrize("separator", [None, ","])
 def test_the_accuracy_of_labels(words: TextTokenizer, separator: str | None, right: int, count: int) -> None:
     task = Classifying(Classify(labels=("no", "yes"), separator=separator), words)
-    said = torch.arange(count) < right  # where the second label is said, and always asked
+    said = torch.arange(count) < right  # rows whose prediction is the second label, the true one of all rows
     logits = torch.stack((~said, said), dim=1).float() * 2 - 1
     asked = torch.ones(count, 1, dtype=torch.long) if separator is None else torch.tensor([[0, 1]] * count)
     values, _ = task.measure(logits, asked)

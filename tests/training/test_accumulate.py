@@ -32,7 +32,7 @@ def buffers(model: Transformer) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("sizes", [(3, 1), (1, 1), (2, 4, 1)])
 def test_micro_batches_give_the_running_statistics_of_the_merged_batch(sizes: tuple[int, ...]) -> None:
-    """Of unequal sizes, with padding, and with a row of nothing else."""
+    """The sizes differ, and rows have padding; one row is all padding."""
     ids = torch.randint(VOCAB, (sum(sizes), 7), generator=torch.Generator().manual_seed(1))
     segments = torch.where(torch.arange(7) < torch.arange(len(ids))[:, None], 0, -1)
     norms = []

@@ -45,11 +45,13 @@ def _with_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_with_fp8")
 def test_fp8_is_refused_where_no_layer_can_be_converted(tmp_path: Path) -> None:
-    """Because of their sizes, or because all of them have an adapter; and no folder is left behind."""
+    """The reasons are the sizes, or an adapter on each of them; no folder remains."""
     with pytest.raises(ConfigError, match=r"train\.precision = 'fp8': no linear layer .* 4 with a size .* set 'bf16'$"):
         make(pairs(precision="fp8"), tmp_path / "narrow")
     run(wide(1), tmp_path / "first")
-    with pytest.raises(ConfigError, match=r"no linear layer .* there are 4 with an adapter; .* model\.adapter\.targets$"):
+    with pytest.raises(
+        ConfigError, match=r"no linear layer .* there are 4 with an adapter; .* model\.adapter\.targets$"
+    ):
         make(adapted(["*.blocks"], tmp_path / "first"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
     assert not (tmp_path / "narrow").exists()
