@@ -7,8 +7,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from anyformer.config import Fault, Spec
-from anyformer.config.spec import BY_KIND, Flag, Fraction, Probability, Size
+from anyformer.config.spec import BY_KIND, Flag, Fraction, Probability, Size, shorten
 
+FORMATS = ("tsv", "csv", "jsonl", "parquet")  # of tables
+MAX_NAME = 100  # characters of a path in a message
 Encoding = str  # a Python codec: utf-8, latin-1, cp949, ...
 Column = Annotated[int, Field(strict=True, ge=-(2**31), lt=2**31)]
 Digits = Annotated[int, Field(strict=True, ge=1, le=10_000)]
@@ -57,6 +59,19 @@ class TableFile(Spec):
     encoding: Encoding = "utf-8"
     start: Probability = 0.0
     stop: Fraction = 1.0
+
+
+def table_format(source: TableFile) -> str | None:
+    """Return the format of a table: as given, or by the suffix of its path; None if that is none of `FORMATS`."""
+    if source.format is not None:
+        return source.format
+    suffix = source.path.lower().removesuffix(".gz").rpartition(".")[2]
+    return suffix if suffix in FORMATS else None
+
+
+def unknown_format(source: TableFile) -> Fault:
+    known = "must be 'tsv', 'csv', 'jsonl' or 'parquet'"
+    return Fault("format", f"cannot be told from the name {shorten(source.path, MAX_NAME)!r}: {known}")
 
 
 class ConllFile(Spec):
@@ -247,6 +262,9 @@ def misfits(source: Source, task: str, columns: tuple[str, ...]) -> Iterator[Fau
             source.start >= source.stop
         ):
             yield Fault("start", f"= {source.start}: must be before stop = {source.stop}")
+        case TableFile() if table_format(source) is None:
+            yield unknown_format(source)
+            yield from misfits(source.model_copy(update={"format": FORMATS[0]}), task, columns)  # its other faults
         case MatchedLines(pattern=pattern) if why := _unfit(pattern, columns):
             yield Fault("pattern", f"= {pattern!r}: {why}")
         case TableFile() if any(getattr(source, name) is None for name in columns):

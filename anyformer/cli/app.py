@@ -67,10 +67,8 @@ def _told(error: Exception) -> tuple[int | None, str]:
     if isinstance(error, OSError) and error.errno in PATH_ERRORS and error.filename is not None:
         return 2, f"{visible(os.fsdecode(error.filename))}: {error.strerror}"
     if is_out_of_memory(error):
-        return (
-            1,
-            f"out of memory: {str(error).partition('DefaultCPUAllocator: ')[2] or 'use a smaller model or less data'}",
-        )
+        details = str(error).partition("DefaultCPUAllocator: ")[2] or "use a smaller model or less data"
+        return 1, f"out of memory: {details}"
     return None, ""
 
 

@@ -146,7 +146,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def explain(error: ValidationError, spec: type) -> list[Fault]:
     """Pydantic's findings as faults: the dotted path, the value, and what would be right. At most `MAX_FAULTS`."""
     found: list[Fault] = []
-    items = error.errors(include_url=False)
+    items = [item for item in error.errors(include_url=False) if not _follows_from_others(item)]
     for item in items[:MAX_FAULTS]:
         if rule := rule_of(item):
             found += [fault.under(locate(spec, item["loc"]).path) for fault in rule.faults]
@@ -155,6 +155,11 @@ def explain(error: ValidationError, spec: type) -> list[Fault]:
     if len(items) > MAX_FAULTS:
         found.append(Fault("", f"{len(items) - MAX_FAULTS} more faults"))
     return found
+
+
+def _follows_from_others(item: Any) -> bool:
+    """Return True for a list that pydantic calls too short because its items have faults of their own."""
+    return item["type"] == "too_short" and len(item["input"]) >= item["ctx"]["min_length"]
 
 
 def rule_of(item: Any) -> ConfigError | None:
@@ -206,6 +211,8 @@ def _explain_one(item: Any, place: "Place") -> Fault:
             message = "must be a table"
         case "tuple_type":
             message = "must be a list"
+        case "too_short":
+            message = f"must have at least {ctx['min_length']} item{'s' * (ctx['min_length'] != 1)}"
         case _:
             message = item["msg"][:1].lower() + item["msg"][1:]
     return Fault(path, shown + message)

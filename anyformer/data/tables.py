@@ -13,14 +13,16 @@ from typing import Any, NamedTuple
 from anyformer.config.spec import ConfigError, Fault, did_you_mean
 from anyformer.data.files import FLAW, File, Parsed, open_files, regular, unfit
 from anyformer.recipe import Data, TableFile
+from anyformer.sources import table_format, unknown_format
 
-FORMATS = ("tsv", "csv", "jsonl", "parquet")
 LISTS = ("words", "tags")  # columns that may be lists of strings
 
 
 def read_table(source: TableFile, data: Data, wanted: dict[str, str]) -> tuple[File, Parsed]:
     """The rows of a table by role; `wanted` names the column of each."""
-    form = _format(source)
+    form = table_format(source)
+    if form is None:
+        raise ConfigError([unknown_format(source)])
     if form == "parquet":
         path = _parquet(source, data)
         return File(str(path), "utf-8", ""), _rows(_records(path, wanted), wanted, str(path))
@@ -28,17 +30,6 @@ def read_table(source: TableFile, data: Data, wanted: dict[str, str]) -> tuple[F
     if form == "jsonl":
         return file, _rows(_objects(source, file), wanted, file.name)
     return file, _cells(source, file, wanted, form)
-
-
-def _format(source: TableFile) -> str:
-    name = source.path.lower().removesuffix(".gz")
-    if source.format is not None:
-        return source.format
-    for form in FORMATS:
-        if name.endswith(f".{form}"):
-            return form
-    known = "must be 'tsv', 'csv', 'jsonl' or 'parquet'"
-    raise ConfigError([Fault("format", f"cannot be told from the name {source.path!r}: {known}")])
 
 
 # -- cells ------------------------------------------------------------------------------------------------------------

@@ -176,9 +176,9 @@ def within(recipe: Recipe, budget: Budget, told: str = "") -> Recipe:
 def _per_step(recipe: Recipe) -> tuple[float, float]:
     """Tokens and FLOPs of a step, by the first batches."""
     console = Console(quiet=True)
-    train, valid = read_rows(recipe)
-    task = make_task(recipe, train, console)
-    train, valid = fit_rows(recipe, task, train, valid, console)
+    splits = read_rows(recipe)
+    task = make_task(recipe, splits["train"], console)
+    train, valid = fit_rows(recipe, task, splits, console)
     job = build(recipe, Path(), task, train, valid, console)
     tokens, flops, place = 0, 0.0, job.state.place
     for _ in range(LOOKED_AT):

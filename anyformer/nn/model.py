@@ -1,6 +1,6 @@
 """The Transformer: one class, three shapes."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Self, TypedDict, Unpack, overload
 
 import torch
@@ -18,7 +18,7 @@ from anyformer.nn.lora import adapt
 from anyformer.nn.mask import Layout, check, lay_out
 from anyformer.nn.past import Past
 from anyformer.nn.recurrent import last_states
-from anyformer.nn.running import Notes, Running
+from anyformer.nn.running import Notes, running
 from anyformer.nn.site import Site
 from anyformer.nn.stack import BlockStack
 
@@ -83,24 +83,10 @@ class Transformer(nn.Module):
         return self
 
     @torch.no_grad()
-    def collect(self) -> None:
-        """Keep the batch statistics of the last pass for `commit`: call it between the micro-batches of a step."""
-        for module in self._running():
-            module.collect()
-
-    @torch.no_grad()
     def commit(self) -> None:
         """Update running statistics and router biases by the last pass and all collected ones: once per step."""
-        for module in self._running():
+        for module in running(self):
             module.commit()
-
-    def discard(self) -> None:
-        """Drop the batch statistics since the last `commit`, as those of a step with a non-finite loss."""
-        for module in self._running():
-            module.discard()
-
-    def _running(self) -> Iterator[Running]:
-        return (module for module in self.modules() if isinstance(module, Running))
 
     def num_parameters(self) -> int:
         """Parameters, shared ones counted once."""

@@ -2,9 +2,11 @@
 
 A forward pass updates no buffer, so that it can be repeated (activation checkpointing runs a block twice) and a step
 with a non-finite gradient can be discarded. Modules put their statistics into `Notes`, and the model stores those of
-the newest pass with each module. `Transformer.collect` adds them to those of the step so far, for a step of several
-micro-batches; `Transformer.commit` updates the buffers by all of them, once per step; `Transformer.discard` drops them.
+the newest pass with each module. `collect` adds them to those of the step so far, for a step of several micro-batches;
+`Transformer.commit` updates the buffers by all of them, once per step; `discard` drops them.
 """
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, distributed as dist, nn
@@ -44,6 +46,23 @@ class Running(nn.Module):
     def reset(self) -> None:
         """Set the buffers to their values before training."""
         raise NotImplementedError
+
+
+def running(model: nn.Module) -> Iterator[Running]:
+    return (module for module in model.modules() if isinstance(module, Running))
+
+
+@torch.no_grad()
+def collect(model: nn.Module) -> None:
+    """Keep the batch statistics of the last pass for `commit`: call it between the micro-batches of a step."""
+    for module in running(model):
+        module.collect()
+
+
+def discard(model: nn.Module) -> None:
+    """Drop the batch statistics since the last `commit`, as those of a step with a non-finite loss."""
+    for module in running(model):
+        module.discard()
 
 
 class Notes:

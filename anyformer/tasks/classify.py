@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from anyformer.config import ConfigError, Fault
-from anyformer.config.spec import did_you_mean
+from anyformer.config.spec import MAX_WORD as MAX_LABEL, did_you_mean, shorten
 from anyformer.data.batch import IGNORE
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.recipe import Classify
@@ -31,7 +31,7 @@ class Classifying(RowTask):
         names = split(label, self.spec.separator)
         if unknown := [name for name in names if name not in self._numbers]:
             known = did_you_mean(unknown[0], self._numbers)
-            raise ValueError(f"the label {unknown[0]!r} is not known from training: {known}")
+            raise ValueError(f"the label {shorten(unknown[0], MAX_LABEL)!r} is not known from training: {known}")
         if self.spec.separator is not None:
             return [int(name in names) for name in self.spec.labels]
         if not names:
@@ -83,6 +83,6 @@ def named(spec: Classify, cells: Sequence[str]) -> Classify:
         return spec
     names = sorted({name for cell in cells for name in split(cell, spec.separator)})
     if len(names) < (2 if spec.separator is None else 1):
-        there = f"all have the label {names[0]!r}" if names else "none has a label"
+        there = f"all have the label {shorten(names[0], MAX_LABEL)!r}" if names else "none has a label"
         raise ConfigError([Fault("data.train.label", f"there is nothing to tell apart: of {len(cells)} rows {there}")])
     return spec.model_copy(update={"labels": tuple(names)})

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from anyformer.config import ByteSpelling, ConfigError, Fault, ModelConfig, Tokens
-from anyformer.config.spec import did_you_mean
+from anyformer.config.spec import MAX_WORD, did_you_mean, shorten
 from anyformer.data.batch import IGNORE, Batch, Piece
 from anyformer.data.loader import Loader, PieceLoader, in_order
 from anyformer.data.sources import Rows
@@ -108,7 +108,7 @@ class Tagging:
         for number, (word, tag) in enumerate(zip(words, tags, strict=True), 1):
             if tag not in self._numbers:
                 known = did_you_mean(tag, self._numbers)
-                return f"word {number}, {word!r}: the tag {tag!r} is not known from training: {known}"
+                return f"word {number}, {_short(word)}: the tag {_short(tag)} is not known from training: {known}"
         length = len(self.frame.row([id for word in ids for id in word]))
         if why := too_long(length, config, side_of(config)):
             return why
@@ -201,11 +201,11 @@ def tagged(spec: Tag, cells: Sequence[str]) -> Tag:
     whether they are of spans."""
     labels = spec.labels or tuple(sorted({tag for cell in cells for tag in cell.split("\n") if tag}))
     if len(labels) < 2:
-        there = f"all have the tag {labels[0]!r}" if labels else "none has a tag"
+        there = f"all have the tag {_short(labels[0])}" if labels else "none has a tag"
         raise ConfigError([Fault("data.train", f"there is nothing to tell apart: of the words of all rows {there}")])
     odd = next((label for label in labels if not SPANS.fullmatch(label)), None)
     if spec.spans and odd is not None:
-        raise ConfigError([Fault("task.spans", f"= true: {odd!r} is no label of spans, which are O, B-x, I-x")])
+        raise ConfigError([Fault("task.spans", f"= true: {_short(odd)} is no label of spans, which are O, B-x, I-x")])
     spans = all(map(IOB.fullmatch, labels)) if spec.spans is None else spec.spans
     return spec.model_copy(update={"labels": labels, "spans": spans})
 
@@ -216,12 +216,16 @@ def _wrong(words: Sequence[str], ids: Encoded) -> str:
         if not word.strip():
             return f"word {number} is empty"
         if not pieces:
-            return f"word {number}, {word!r}: has no tokens, and the tokenizer has none for unknown ones"
+            return f"word {number}, {_short(word)}: has no tokens, and the tokenizer has none for unknown ones"
     return ""
 
 
 def _words(cells: Sequence[str]) -> list[list[str]]:
     return [cell.split("\n") for cell in cells]
+
+
+def _short(text: str) -> str:
+    return repr(shorten(text, MAX_WORD))
 
 
 def _many(count: int, thing: str) -> str:

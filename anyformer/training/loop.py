@@ -19,7 +19,7 @@ from anyformer.data.loader import Loader
 from anyformer.data.sources import Rows
 from anyformer.nn.experts import Mixture
 from anyformer.nn.model import Transformer
-from anyformer.nn.running import Running
+from anyformer.nn.running import Running, collect, discard
 from anyformer.recipe import Packed, Padded, Recipe
 from anyformer.run import write_folder, write_model
 from anyformer.tasks.base import Metrics, Task, past_of
@@ -212,7 +212,7 @@ def _descend(job: Job, run: Any, given: list[Given], counts: Tensor) -> Tensor:
                 before = past_of(job.model, one.batch, job.state.past)
                 loss, beside, job.state.past = run(*job.objective.ask(one, packed), before)
             if number < len(given):
-                job.model.collect()
+                collect(job.model)
             # a sum over the tokens of all batches of the step and of all processes, whose gradients are averaged:
             # never a mean of means; what stands beside is per token of all processes, as the loss
             job.scaler.scale((loss + beside * counts[number]) * job.ranks.size / counts[0]).backward()
@@ -241,7 +241,7 @@ def _step(job: Job, total: Tensor) -> Tensor:
         if decay is not None:
             average(job, 1 - decay)
     else:
-        job.model.discard()
+        discard(job.model)
     job.scaler.update()
     job.optimizer.zero_grad(set_to_none=True)
     return norm

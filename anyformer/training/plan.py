@@ -89,10 +89,10 @@ def plan(recipe: Recipe, console: Console | None = None) -> Plan:
     """Reads the data, makes tokenizer and model, and takes some steps that leave nothing behind."""
     console = console or Console(stderr=True)
     with console.status("reading the data"), enough(lambda: "while the data is read"):
-        train, valid = read_rows(recipe)
+        splits = read_rows(recipe)
     with console.status("making tokenizer and model"), enough(lambda: TO_BUILD_WITH_LESS):
-        task = make_task(recipe, train, console)
-        train, valid = fit_rows(recipe, task, train, valid, console)
+        task = make_task(recipe, splits["train"], console)
+        train, valid = fit_rows(recipe, task, splits, console)
         job = build(recipe, Path(), task, train, valid, console)
     with console.status("taking a few steps"), enough(lambda: to_train_with_less(job)):
         return _look(job, train)

@@ -2,7 +2,8 @@
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -10,9 +11,10 @@ from rich.console import Console
 from torch import nn
 
 from anyformer.config import Classifier, ConfigError, Fault, ModelConfig, Special, TokenLabels, Tokens, io
-from anyformer.config.spec import visible
+from anyformer.config.spec import MAX_WORD, shorten, visible
 from anyformer.data.loader import Loader
 from anyformer.data.sources import Rows, read, settled
+from anyformer.data.synthetic import Split
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.inspection.capacity import check_model, exceeding
 from anyformer.nn.fp8 import able, learn_in_fp8, unconverted
@@ -49,6 +51,7 @@ from anyformer.training.parallel import ALONE, Ranks, shard
 from anyformer.training.state import TrainState, examine, read_state
 
 RECIPE = "recipe.toml"
+MAX_LABELS = 10  # in a message
 BEFORE_A_CHECKPOINT = (RECIPE, "metrics.jsonl", "tensorboard", "state")
 MAY_CHANGE = ("train.steps", "data.root", "parallel.shard")  # when a run goes on
 
@@ -63,9 +66,14 @@ def prepare(recipe: Recipe, out: Path, resume: bool, console: Console, ranks: Ra
         what = "= 'embed': a pair learns from all others of its batch, which one process reads; train with one"
         raise ConfigError([Fault("task.kind", what)])
     checkpoint, damaged = ranks.first(lambda: _find(recipe, out, resume))
-    train, valid = ranks.each(lambda: read_rows(recipe))
-    task = ranks.first(lambda: make_task(recipe, train, console) if checkpoint is None else load_task(checkpoint))
-    train, valid = ranks.each(lambda: fit_rows(recipe, task, train, valid, console))
+    splits = ranks.each(lambda: read_rows(recipe))
+
+    def get_task() -> Task:
+        return make_task(recipe, splits["train"], console) if checkpoint is None else load_task(checkpoint)
+
+    task = ranks.first(get_task)
+    train, valid = ranks.each(lambda: fit_rows(recipe, task, splits, console))
+    splits.clear()  # the rows that were read: those that fit are kept
 
     def enter() -> None:
         out.mkdir(parents=True, exist_ok=True)
@@ -181,24 +189,49 @@ def _is_untrained(out: Path, there: set[Path]) -> bool:
     return empty and out / RECIPE in there and {path.name for path in there} <= {*BEFORE_A_CHECKPOINT}
 
 
-def read_rows(recipe: Recipe) -> tuple[Rows, Rows | None]:
-    """What is trained on and what is watched."""
+Splits = dict[Split, Rows]
+SPLITS: tuple[Split, ...] = ("train", "valid", "test")
+
+
+def read_rows(recipe: Recipe) -> Splits:
+    """Read the rows of all data of a recipe, and raise the faults of all of them together."""
     data = recipe.data
-    valid = None if data.valid is None else read(data.valid, data, "valid", recipe.seed)
-    return read(data.train, data, "train", recipe.seed), valid
+    sources = {split: getattr(data, split) for split in SPLITS}
+    there = {split: source for split, source in sources.items() if source is not None}
+    return _each({split: partial(read, source, data, split, recipe.seed) for split, source in there.items()})
 
 
-def fit_rows(recipe: Recipe, task: Task, train: Rows, valid: Rows | None, console: Console) -> tuple[Rows, Rows | None]:
-    """The rows less those that are too long; bad rows that are left out are told."""
+def fit_rows(recipe: Recipe, task: Task, splits: Splits, console: Console) -> tuple[Rows, Rows | None]:
+    """Return the training and validation rows that the model can read; bad rows that are skipped get a line.
+
+    The test rows are checked alike, so that `evaluate` finds no fault in them, and are not kept.
+    """
     config = fit_config(recipe, task)
     _check_capacity(recipe, config)
-    train = settled(task.fitting(train, config, recipe.batches), recipe.data, "train")
-    valid = None if valid is None else settled(task.fitting(valid, config), recipe.data, "valid")
-    for split, rows in (("train", train), ("valid", valid)):
-        if rows is not None and rows.bad:
+
+    def fit(split: Split) -> Rows:
+        rows = task.fitting(splits[split], config, recipe.batches if split == "train" else None)
+        return settled(rows, recipe.data, split)
+
+    fitting = _each({split: partial(fit, split) for split in splits})
+    for split, rows in fitting.items():
+        if rows.bad:
             first = "; ".join(str(bad) for bad in rows.bad[:3])
             console.print(f"{split}: {len(rows.bad)} bad rows skipped: {first}", markup=False, soft_wrap=True)
-    return train, valid
+    return fitting["train"], fitting.get("valid")
+
+
+def _each(work: dict[Split, Callable[[], Rows]]) -> Splits:
+    """Call a function for each split, and raise the faults of all of them as one `ConfigError`."""
+    found, faults = Splits(), list[Fault]()
+    for split, make in work.items():
+        try:
+            found[split] = make()
+        except ConfigError as error:
+            faults += error.faults
+    if faults:
+        raise ConfigError(faults)
+    return found
 
 
 def _check_capacity(recipe: Recipe, config: ModelConfig) -> None:
@@ -310,7 +343,8 @@ def fit_config(recipe: Recipe, task: Task) -> ModelConfig:
     if isinstance(task.spec, Classify | Tag) and isinstance(model.head, Classifier | TokenLabels):
         names, size = task.spec.labels, model.head.labels
         if len(names) != size:
-            shown = ", ".join((*names[:20], "...") if len(names) > 20 else names)
+            shown = ", ".join([shorten(name, MAX_WORD) for name in names[:MAX_LABELS]])
+            shown += f", and {len(names) - MAX_LABELS} more" if len(names) > MAX_LABELS else ""
             found.append(Fault("model.head.labels", f"= {size}: the task has {len(names)} labels: {shown}"))
     if isinstance(task.spec, Tag) and not task.spec.spans and recipe.train.best == "span_f1":
         what = "the labels are of no spans, which have O, B-x and I-x: accuracy tells how good a model is"

@@ -14,6 +14,7 @@ SMALL = (
     "model.width=16",
     "model.decoder.blocks.0.feedforward.width=32",
     "data.train.count=200",
+    "data.train.shortest=6",
     "data.valid.count=20",
     "train.schedule=constant",
     "train.evaluate_every=none",

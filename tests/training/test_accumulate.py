@@ -10,6 +10,7 @@ from anyformer.config import LM, Attention, BatchNorm, Block, Experts, Gated, Mo
 from anyformer.data.batch import Batch
 from anyformer.nn.model import Transformer
 from anyformer.nn.norm import OverBatch
+from anyformer.nn.running import collect
 from anyformer.training.loop import Job, learn, objective
 from tests.training.small import make, pairs
 from tests.training.test_notes import BATCH, changed, experts
@@ -40,7 +41,7 @@ def test_micro_batches_give_the_running_statistics_of_the_merged_batch(sizes: tu
         model = mixture()
         for some, seen in zip(ids.split(list(parts)), segments.split(list(parts)), strict=True):
             model(some, segments=seen)
-            model.collect()
+            collect(model)
         model.commit()
         norms.append(next(module for module in model.modules() if isinstance(module, OverBatch)))
     for name in ("mean", "variance"):
@@ -56,7 +57,7 @@ def test_a_router_follows_the_load_of_all_micro_batches() -> None:
         model.target.norm.eval()  # otherwise what the router reads depends on the batch
         for some in ids.split(parts):
             model(some)
-            model.collect()
+            collect(model)
         model.commit()
         found.append({name: x for name, x in buffers(model).items() if "router" in name})
     assert found[0]

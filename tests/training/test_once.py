@@ -84,9 +84,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 def fitted(recipe: Recipe) -> tuple[Task, Rows]:
-    rows, _ = read_rows(recipe)
+    rows = read_rows(recipe)["train"]
     task = make_task(recipe, rows, quiet())
-    return task, fit_rows(recipe, task, rows, None, quiet())[0]
+    return task, fit_rows(recipe, task, {"train": rows}, quiet())[0]
 
 
 def batches(loader: Loader, count: int = 4) -> list[list[object]]:
@@ -100,7 +100,7 @@ def batches(loader: Loader, count: int = 4) -> list[list[object]]:
 def test_every_text_is_tokenised_once(recipe: Recipe, seen: Counter[str], tmp_path: Path) -> None:
     job = make(recipe, tmp_path / "run")
     job.loader.read(job.state.place)
-    rows, _ = read_rows(recipe)
+    rows = read_rows(recipe)["train"]
     if recipe.task.kind == "tag":  # a word once, wherever it stands
         assert {word.strip() for word in seen} == {w for cell in rows.columns["words"] for w in cell.split("\n")}
         assert set(seen.values()) == {1}
