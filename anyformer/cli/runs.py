@@ -45,6 +45,12 @@ def train_(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; runs/RECIPE if not given.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")] = False,
+    allow_changed_data: Annotated[
+        bool,
+        typer.Option(
+            "--allow-changed-data", help="With --resume: accept data files that changed since the last checkpoint."
+        ),
+    ] = False,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -54,7 +60,7 @@ def train_(
 ) -> None:
     """Train a model by a recipe; interrupted, it saves and goes on with --resume to the same numbers."""
     if dry_run:
-        _plan(recipe, changes, out, resume)
+        _plan(recipe, changes, out, resume or allow_changed_data)
         return
     from anyformer.training.signals import Signals
 
@@ -62,7 +68,7 @@ def train_(
         from anyformer.training.train import train
 
         with _told():
-            run = train(recipe, out, changes or (), resume=resume)
+            run = train(recipe, out, changes or (), resume=resume, allow_changed_data=allow_changed_data)
         tell(f"trained: {run.folder}")
 
 

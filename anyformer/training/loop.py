@@ -3,7 +3,7 @@
 import math
 from collections import deque
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from anyformer.data.ahead import Ahead, can_fork, ending
 from anyformer.data.batch import Batch, move
+from anyformer.data.fingerprint import Fingerprints
 from anyformer.data.loader import Loader
 from anyformer.data.sources import Rows
 from anyformer.nn.experts import Mixture
@@ -74,6 +75,7 @@ class Job:
     scaler: torch.amp.GradScaler
     console: Console
     ranks: Ranks = ALONE
+    data: Fingerprints = field(default_factory=dict)
 
     @cached_property
     def objective(self) -> Objective:
@@ -324,7 +326,7 @@ def save(job: Job) -> Path:
 
     def fill(folder: Path) -> None:
         write_model(folder, kept, job.model.config, job.task.spec, job.task)
-        write_state(folder, job.state, resuming, here(job.model, job.ranks), job.scaler.state_dict())
+        write_state(folder, job.state, resuming, here(job.model, job.ranks), job.scaler.state_dict(), job.data)
 
     def write() -> None:
         write_folder(path, fill)

@@ -1,6 +1,5 @@
 """From a recipe to built objects: data read, tokenizer trained or loaded, model made, checkpoint found."""
 
-import os
 import secrets
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -11,15 +10,15 @@ from rich.console import Console
 from torch import nn
 
 from anyformer.config import Classifier, ConfigError, Fault, ModelConfig, Special, TokenLabels, Tokens, io
-from anyformer.config.spec import MAX_WORD, shorten, visible
-from anyformer.data.loader import Loader
+from anyformer.config.spec import MAX_WORD, shorten
+from anyformer.data.fingerprint import fingerprint
+from anyformer.data.loader import CropLoader, Loader, Place
 from anyformer.data.sources import Rows, read, settled
 from anyformer.data.synthetic import Split
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.inspection.capacity import check_model, exceeding
 from anyformer.nn.fp8 import able, learn_in_fp8, unconverted
 from anyformer.nn.model import Transformer
-from anyformer.processes import LOCK
 from anyformer.recipe import (
     AnyTask,
     AnyTokenizer,
@@ -37,7 +36,7 @@ from anyformer.recipe import (
     Tag,
     columns,
 )
-from anyformer.run import Run, build_task, checkpoints, leftovers, load, load_task, read_tensors, sweep
+from anyformer.run import Run, build_task, load, load_task, read_tensors, sweep
 from anyformer.tasks.base import Task
 from anyformer.tasks.classify import named
 from anyformer.tasks.mixture import task_token
@@ -48,16 +47,22 @@ from anyformer.training.finetune import differing, freeze, inherit, pace
 from anyformer.training.loop import Job, compiles
 from anyformer.training.optim import build_optimizer
 from anyformer.training.parallel import ALONE, Ranks, shard
-from anyformer.training.state import TrainState, examine, read_state
+from anyformer.training.resume import RECIPE as RECIPE, changed_data, find_checkpoint
+from anyformer.training.state import TrainState, read_state
 
-RECIPE = "recipe.toml"
 MAX_LABELS = 10  # in a message
-BEFORE_A_CHECKPOINT = (RECIPE, "metrics.jsonl", "tensorboard", "state")
-MAY_CHANGE = ("train.steps", "data.root", "parallel.shard")  # when a run goes on
 
 
-def prepare(recipe: Recipe, out: Path, resume: bool, console: Console, ranks: Ranks = ALONE) -> Job:
-    """Builds everything that a loop needs, in `out`."""
+def prepare(
+    recipe: Recipe,
+    out: Path,
+    resume: bool,
+    console: Console,
+    ranks: Ranks = ALONE,
+    *,
+    allow_changed_data: bool = False,
+) -> Job:
+    """Build everything that a loop needs, in `out`. Data that changed since a checkpoint is refused unless allowed."""
     memory = recipe.model.decoder.memory if recipe.model.decoder else 0
     if memory and ranks.size > 1:
         what = f"= {memory}: every row has a past of its own, which one process keeps; train with one"
@@ -65,8 +70,10 @@ def prepare(recipe: Recipe, out: Path, resume: bool, console: Console, ranks: Ra
     if isinstance(recipe.task, Embed) and ranks.size > 1:
         what = "= 'embed': a pair learns from all others of its batch, which one process reads; train with one"
         raise ConfigError([Fault("task.kind", what)])
-    checkpoint, damaged = ranks.first(lambda: _find(recipe, out, resume))
+    checkpoint, damaged = ranks.first(lambda: find_checkpoint(recipe, out, resume))
+    changed = ranks.first(lambda: changed_data(recipe, checkpoint, allow_changed_data, console))
     splits = ranks.each(lambda: read_rows(recipe))
+    data = ranks.first(lambda: fingerprint(recipe.data))
 
     def get_task() -> Task:
         return make_task(recipe, splits["train"], console) if checkpoint is None else load_task(checkpoint)
@@ -88,12 +95,15 @@ def prepare(recipe: Recipe, out: Path, resume: bool, console: Console, ranks: Ra
             io.save(recipe, out / RECIPE)
 
     job = build(recipe, out, task, train, valid, console, checkpoint, ranks)
+    job.data = data
     ranks.first(enter)  # after all that may be refused: a refused training leaves no folder
     if checkpoint is None:
         return job
     job.state, scaler_state, differing = read_state(checkpoint, job.model, job.optimizer, ranks)
     if scaler_state:
         job.scaler.load_state_dict(scaler_state)
+    if any(key.startswith("data.train.") for key in changed) and not isinstance(job.loader, CropLoader):
+        job.state.place, job.state.past = Place(job.state.place.epoch + 1, 0), None  # this epoch is of other rows
     console.print(f"going on from step {job.state.step}", markup=False)
     if differing:
         console.print(f"bits may differ from an uninterrupted run: {'; '.join(differing)}", markup=False)
@@ -158,35 +168,6 @@ def _convert(model: Transformer, console: Console) -> None:
     if left:
         text = f"fp8: {len(converted)} linear layers of the blocks; in bf16 remain {reasons}"
         console.print(text, markup=False, soft_wrap=True)
-
-
-def _find(recipe: Recipe, out: Path, resume: bool) -> tuple[Path | None, dict[Path, ConfigError]]:
-    """Return the checkpoint to resume from and the damaged ones; raise a `ConfigError` if `out` cannot be used.
-
-    A run that ended before its first checkpoint holds nothing to resume: another one may take its folder.
-    """
-    if os.path.lexists(out) and not out.is_dir():
-        raise ConfigError([Fault(visible(str(out)), "is not a folder: choose another --out")])
-    if not out.exists() or not (there := {*out.iterdir()} - {*leftovers(out), out / LOCK}) or _is_untrained(out, there):
-        return None, {}
-    kept = out / RECIPE
-    if not kept.exists() and not checkpoints(out):
-        raise ConfigError([Fault(visible(str(out)), "is not empty and holds no run: choose another --out")])
-    if not resume:
-        raise ConfigError([Fault(str(out), "holds a run: add --resume to go on, or choose another --out")])
-    was = io.load(Recipe, kept)
-    if changes := [change for change in io.diff(was, recipe) if change.path not in MAY_CHANGE]:
-        lines = [Fault(str(out), f"holds another run: {change}") for change in changes[:10]]
-        raise ConfigError(lines)
-    good, damaged = examine(out)
-    return (good[-1] if good else None), damaged
-
-
-def _is_untrained(out: Path, there: set[Path]) -> bool:
-    """Return True if a folder holds only files that a training writes before its first checkpoint."""
-    state = out / "state"
-    empty = not state.is_dir() or {*state.iterdir()} == {*leftovers(state)}
-    return empty and out / RECIPE in there and {path.name for path in there} <= {*BEFORE_A_CHECKPOINT}
 
 
 Splits = dict[Split, Rows]

@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import FSDPModule
 
 from anyformer.config import ConfigError
+from anyformer.data.fingerprint import Fingerprints
 from anyformer.data.loader import Place
 from anyformer.nn.past import Past
 from anyformer.run import checkpoints, read_tensors, remove, verify, write_tensors
@@ -88,12 +89,23 @@ def gather(state: TrainState, model: nn.Module, optimizer: torch.optim.Optimizer
 
 
 def write_state(
-    folder: Path, state: TrainState, tensors: dict[str, Tensor], now: dict[str, Any], scaler: dict[str, Any]
+    folder: Path,
+    state: TrainState,
+    tensors: dict[str, Tensor],
+    now: dict[str, Any],
+    scaler: dict[str, Any],
+    data: Fingerprints,
 ) -> None:
-    """The resumable part of a checkpoint; the weights are beside it."""
+    """Write the part of a checkpoint that only a resumed training reads; the weights are in a file beside it."""
     write_tensors(folder / "state.safetensors", tensors)
-    facts = {"state": state.to_json(), "here": now, "scaler": scaler}
+    facts = {"state": state.to_json(), "here": now, "scaler": scaler, "data": dict(data)}
     (folder / "state.json").write_text(json.dumps(facts, indent=2), encoding="utf-8")
+
+
+def read_fingerprints(folder: Path) -> Fingerprints | None:
+    """Return the fingerprints of the data that a checkpoint was trained on; None for one that has none."""
+    found: Fingerprints | None = json.loads((folder / "state.json").read_text(encoding="utf-8")).get("data")
+    return found
 
 
 def read_state(

@@ -51,11 +51,15 @@ def train(
     overrides: Iterable[str] = (),
     *,
     resume: bool = False,
+    allow_changed_data: bool = False,
     console: Console | None = None,
 ) -> Run:
-    """Trains by a recipe (a built-in name, a file, or a `Recipe`) into a folder, `runs/<name>` if none is given.
+    """Train by a recipe (a built-in name, a file, or a `Recipe`) into a folder, `runs/<name>` if none is given.
 
+    With `resume`, data files that changed since the last checkpoint are refused unless `allow_changed_data` is set.
     Under torchrun it is called by every process, and returns the run to each."""
+    if allow_changed_data and not resume:
+        raise ConfigError([Fault("--allow-changed-data", "is for --resume: a new run has no earlier data")])
     name, changes = recipe if isinstance(recipe, str) else "run", list(overrides)
     folder = Path(out) if out is not None else Path("runs") / Path(name).stem
     try:
@@ -65,7 +69,8 @@ def train(
             )
             with _held(folder, ranks):
                 with enough(lambda: TO_BUILD_WITH_LESS):
-                    job = prepare(spec, folder, resume, console or Console(quiet=not ranks.leads), ranks)
+                    told = console or Console(quiet=not ranks.leads)
+                    job = prepare(spec, folder, resume, told, ranks, allow_changed_data=allow_changed_data)
                 with enough(partial(to_train_with_less, job)):
                     fit(job)
                     return finish(job)

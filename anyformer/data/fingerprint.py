@@ -1,0 +1,109 @@
+"""Fingerprints of data files, by which a resumed training knows that its data changed. Imports no torch.
+
+A file of up to 16 MiB is hashed as a whole; of a larger one the size and 16 samples of 64 KiB are, evenly spaced
+from its first byte to its last: a change that keeps the size and lies between the samples is not found. The files of a
+folder (`folders`, `shards`) have one fingerprint together.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import assert_never
+
+from anyformer.config.spec import ConfigError, Fault, visible
+from anyformer.data.files import locate
+from anyformer.recipe import (
+    Additions,
+    ClassFolders,
+    ConllFile,
+    CopyDigits,
+    Data,
+    Joined,
+    MatchedLines,
+    Mixed,
+    ParallelFiles,
+    ReverseDigits,
+    Shards,
+    SortDigits,
+    Source,
+    TableFile,
+    TextFile,
+    WrittenDates,
+)
+
+MAX_HASHED = 2**24  # bytes of a file that is hashed as a whole
+SAMPLES, SAMPLE = 16, 2**16  # of a larger one, and the bytes of each
+
+Fingerprints = Mapping[str, str]
+"""The size and the SHA-256 of each file or folder, by its key in the recipe: `data.train.path`."""
+
+
+def fingerprint(data: Data) -> Fingerprints:
+    """Return the fingerprints of all files that the data of a recipe names."""
+    found: dict[str, str] = {}
+    faults: list[Fault] = []
+    known: dict[Path, str] = {}  # train and valid are often parts of one file
+    for key, name in named(data):
+        try:
+            path = locate(name, data)
+            known[path] = found[key] = known.get(path) or _of_path(path)
+        except OSError as error:
+            faults.append(Fault(key, f"= {name!r}: {visible(str(path))} cannot be read ({error.strerror})"))
+        except ConfigError as error:
+            faults += [fault.under(key) for fault in error.faults]
+    if faults:
+        raise ConfigError(faults)
+    return found
+
+
+def changes(before: Fingerprints, now: Fingerprints) -> list[str]:
+    """Return the keys of the files that changed."""
+    return [key for key, value in now.items() if before.get(key) != value]
+
+
+def named(data: Data) -> Iterator[tuple[str, str]]:
+    """Yield the keys of a recipe's data that name files or folders, and these names."""
+    for split in ("train", "valid", "test"):
+        source: Source | None = getattr(data, split)
+        if source is not None:
+            yield from _named(source, f"data.{split}")
+
+
+def _named(source: Source, at: str) -> Iterator[tuple[str, str]]:
+    match source:
+        case TextFile() | TableFile() | MatchedLines() | ConllFile() | ClassFolders() | Shards():
+            yield f"{at}.path", source.path
+        case ParallelFiles():
+            yield f"{at}.source", source.source
+            yield f"{at}.target", source.target
+        case Joined(parts=parts):
+            for i, part in enumerate(parts):
+                yield from _named(part, f"{at}.parts.{i}")
+        case Mixed(parts=mixed):
+            for i, one in enumerate(mixed):
+                yield from _named(one.rows, f"{at}.parts.{i}.rows")
+        case SortDigits() | CopyDigits() | ReverseDigits() | WrittenDates() | Additions():
+            return
+        case _:
+            assert_never(source)
+
+
+def _of_path(path: Path) -> str:
+    if not path.is_dir():
+        return _of_file(path)
+    members = sorted(member for member in path.rglob("*") if member.is_file() and not member.name.startswith("."))
+    listed = "\n".join(f"{member.relative_to(path).as_posix()}\0{_of_file(member)}" for member in members)
+    return f"{len(members)} files {hashlib.sha256(os.fsencode(listed)).hexdigest()}"
+
+
+def _of_file(path: Path) -> str:
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size <= MAX_HASHED:
+            return f"{size} bytes {hashlib.file_digest(file, 'sha256').hexdigest()}"
+        digest = hashlib.sha256()
+        for i in range(SAMPLES):
+            file.seek((size - SAMPLE) * i // (SAMPLES - 1))
+            digest.update(file.read(SAMPLE))
+        return f"{size} bytes {digest.hexdigest()}"

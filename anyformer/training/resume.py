@@ -1,0 +1,74 @@
+"""The folder of a run before training: the checkpoint to resume from, and whether the data is what it was."""
+
+import os
+from pathlib import Path
+
+from rich.console import Console
+
+from anyformer.config import ConfigError, Fault, io
+from anyformer.config.spec import visible
+from anyformer.data.fingerprint import changes, fingerprint, named
+from anyformer.processes import LOCK
+from anyformer.recipe import Recipe
+from anyformer.run import checkpoints, leftovers
+from anyformer.training.state import examine, read_fingerprints
+
+RECIPE = "recipe.toml"
+BEFORE_A_CHECKPOINT = (RECIPE, "metrics.jsonl", "tensorboard", "state")
+MAY_CHANGE = ("train.steps", "data.root", "parallel.shard")  # when a run goes on
+
+
+def find_checkpoint(recipe: Recipe, out: Path, resume: bool) -> tuple[Path | None, dict[Path, ConfigError]]:
+    """Return the checkpoint to resume from and the damaged ones; raise a `ConfigError` if `out` cannot be used.
+
+    A run that ended before its first checkpoint holds nothing to resume: another one may take its folder.
+    """
+    if os.path.lexists(out) and not out.is_dir():
+        raise ConfigError([Fault(visible(str(out)), "is not a folder: choose another --out")])
+    if not out.exists() or not (there := {*out.iterdir()} - {*leftovers(out), out / LOCK}) or _is_untrained(out, there):
+        return None, {}
+    kept = out / RECIPE
+    if not kept.exists() and not checkpoints(out):
+        raise ConfigError([Fault(visible(str(out)), "is not empty and holds no run: choose another --out")])
+    if not resume:
+        raise ConfigError([Fault(str(out), "holds a run: add --resume to go on, or choose another --out")])
+    was = io.load(Recipe, kept)
+    if changes := [change for change in io.diff(was, recipe) if change.path not in MAY_CHANGE]:
+        lines = [Fault(str(out), f"holds another run: {change}") for change in changes[:10]]
+        raise ConfigError(lines)
+    good, damaged = examine(out)
+    return (good[-1] if good else None), damaged
+
+
+def changed_data(recipe: Recipe, checkpoint: Path | None, allowed: bool, console: Console) -> list[str]:
+    """Return the keys of the data files that changed since a checkpoint; raise a `ConfigError` unless allowed."""
+    if checkpoint is None:
+        return []
+    before = read_fingerprints(checkpoint)
+    if before is None:
+        text = f"{checkpoint.name} has no fingerprints of its data: if the data changed since then, it is not noticed"
+        console.print(text, markup=False, soft_wrap=True)
+        return []
+    now = fingerprint(recipe.data)
+    found = changes(before, now)
+    names, hint = dict(named(recipe.data)), "resume with the data of the run, or add --allow-changed-data"
+    told = {
+        key: f"= {names[key]!r}: changed since {checkpoint.name}, {_sizes(before.get(key), now[key])}" for key in found
+    }
+    if found and not allowed:
+        raise ConfigError(Fault(key, f"{text}; {hint}") for key, text in told.items())
+    for key, text in told.items():
+        console.print(str(Fault(key, text)), markup=False, soft_wrap=True)
+    return found
+
+
+def _sizes(before: str | None, now: str) -> str:
+    (old, _, _), (new, _, _) = ((value or "nothing").rpartition(" ") for value in (before, now))
+    return f"{old} then, {new} now" if old != new else f"{new} as before, with other content"
+
+
+def _is_untrained(out: Path, there: set[Path]) -> bool:
+    """Return True if a folder holds only files that a training writes before its first checkpoint."""
+    state = out / "state"
+    empty = not state.is_dir() or {*state.iterdir()} == {*leftovers(state)}
+    return empty and out / RECIPE in there and {path.name for path in there} <= {*BEFORE_A_CHECKPOINT}
