@@ -60,6 +60,7 @@ class Family:
         if not isinstance(name, str):
             known = ", ".join(self.heads)
             raise ConfigError([given.fault("architectures", f"must name the class of the model, one of {known}")])
+        name = next((known for known in self.heads if known.lower() == name.lower()), name)  # once LLaMAForCausalLM
         if name not in self.heads:
             raise ConfigError([given.fault("architectures", f"= {name!r}: {did_you_mean(name, self.heads)}")])
         given.head = self.heads[name]

@@ -41,7 +41,7 @@ from anyformer.interop.rules import Alias, AnyRule, Rule
 def read(given: Fields) -> ModelConfig:
     given.silent("deterministic_flash_attn", "reference_compile", "repad_logits_with_grad", "sparse_prediction")
     given.silent("sparse_pred_ignore_index", "initializer_cutoff_factor", "embedding_size", "layer_norm_eps")
-    given.must("position_embedding_type", "absolute", "sans_pos")  # says nothing: positions are rotary
+    given.silent("position_embedding_type")  # of any value: positions are rotary
     depth, bias = given.depth("num_hidden_layers", 22), given("attention_bias", False)
     norm = LayerNorm(eps=given("norm_eps", 1e-5), bias=given("norm_bias", False))
     full = Attention(
