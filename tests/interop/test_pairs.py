@@ -45,11 +45,11 @@ def t5(title: str = "T5", *, own_head: bool = False, **settings: Any) -> Public:
         "decoder_start_token_id": PAD,
     }
     config = getattr(hf, f"{title}Config")(**{**sizes, **settings})
-    untie = (lambda model: _untie(model)) if own_head else (lambda model: None)
-    return Public(getattr(hf, f"{title}ForConditionalGeneration"), config, ("$A", "</s>"), untie)
+    changed = untie if own_head else lambda model: None
+    return Public(getattr(hf, f"{title}ForConditionalGeneration"), config, ("$A", "</s>"), changed)
 
 
-def _untie(model: hf.PreTrainedModel) -> None:
+def untie(model: hf.PreTrainedModel) -> None:
     """As in the published files of version 1.1, whose class always ties."""
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     model._tied_weights_keys = {k: v for k, v in model._tied_weights_keys.items() if k != "lm_head.weight"}

@@ -1,0 +1,83 @@
+"""Published config.json files load and compute what `transformers` computes, or are refused for a reason that is true.
+
+The files are in `published/`, with the repository, path and commit that each was read from.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+import transformers as hf
+
+from anyformer.interop.families import FAMILIES
+from tests.interop.shrunk import PAGE, PROMISE, entries, outcome, sentence, shrink
+
+ENTRIES = entries()
+LOADED = [name for name, entry in ENTRIES.items() if not entry.refused]
+REFUSED = [name for name, entry in ENTRIES.items() if entry.refused]
+UNNAMED = [name for name, entry in ENTRIES.items() if "model_type" not in entry.config]
+
+
+def ignored(warned: tuple[str, ...]) -> set[str]:
+    """The fields that warnings name as ignored."""
+    found = (re.search(r"ignored fields that \S+ does not use: (.*)", text) for text in warned)
+    return {name for match in found if match for name in match[1].split(", ")}
+
+
+@pytest.mark.parametrize("name", LOADED)
+def test_loads_and_equals_transformers(name: str, tmp_path: Path) -> None:
+    entry = ENTRIES[name]
+    found = outcome(entry, tmp_path)
+    assert not found.refused
+    assert found.distance <= PROMISE
+    assert found.greedy
+    defined = vars(hf.CONFIG_MAPPING[entry.family]())
+    assert not {field for field in ignored(found.warned) if field in defined}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_is_refused_for_a_true_reason(name: str, tmp_path: Path) -> None:
+    """Every line of the error names the field that is expected, and none another one."""
+    entry = ENTRIES[name]
+    found = outcome(entry, tmp_path)
+    assert all(entry.refused in line for line in found.refused.splitlines())
+    assert found.refused
+
+
+@pytest.mark.parametrize("name", UNNAMED)
+def test_loads_with_the_family_that_it_does_not_name(name: str, tmp_path: Path) -> None:
+    found = outcome(ENTRIES[name], tmp_path, family=ENTRIES[name].family)
+    assert not found.refused
+    assert found.distance <= PROMISE
+    assert found.greedy
+
+
+def test_every_family_has_a_published_config() -> None:
+    assert {ENTRIES[name].family for name in LOADED} == set(FAMILIES)
+
+
+def test_sources_are_named() -> None:
+    sources = [(e.repository, e.path, e.commit) for e in ENTRIES.values()]
+    sources += [(f["repository"], f["path"], f["commit"]) for e in ENTRIES.values() for f in e.beside]
+    for repository, path, commit in sources:
+        assert re.fullmatch(r"[\w.-]+/[\w.-]+", repository)
+        assert re.fullmatch(r"[0-9a-f]{40}", commit)
+        assert path.endswith(".json")
+
+
+def test_only_sizes_and_ids_are_changed() -> None:
+    """Flags, names and rates of a published file are those of the file in the test."""
+    for entry in ENTRIES.values():
+        small = shrink(entry.config)
+        assert small.keys() == entry.config.keys()
+        changed = {field for field in small if small[field] != entry.config[field]}
+        for field in changed - {"layer_types", "rope_scaling", "rope_parameters"}:
+            assert all(type(i) is int for i in _flat(small[field])), field
+
+
+def _flat(value: object) -> list[object]:
+    return value if isinstance(value, list) else [value]
+
+
+def test_the_page_has_these_figures() -> None:
+    assert sentence(ENTRIES.values()) in PAGE.read_text(encoding="utf-8"), "python -m tests.interop.shrunk"
