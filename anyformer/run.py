@@ -4,36 +4,56 @@
     task.json                the task
     tokenizer.json           (and source_tokenizer.json where the source has its own)
     model.safetensors        the weights
-    manifest.json            SHA-256 of each of these, written last
+    manifest.json            SHA-256 of each of these, written last: see `folder.py`
 
-A folder is written under another name, synced and renamed, so that a reader sees all of it or nothing. A file that is
-missing, changed or cut short is refused by name. No pickle is read.
+Loading also checks that these files belong together: the weights have the shapes of the model, the tokenizers fit its
+vocabularies, and its head fits the task.
 """
 
-import hashlib
-import json
 import os
-import secrets
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from anyformer.config import ConfigError, Fault, MaskedLM, ModelConfig, io
+from anyformer.config import (
+    LM,
+    Classifier,
+    ConfigError,
+    Embedder,
+    Fault,
+    MaskedLM,
+    ModelConfig,
+    TokenLabels,
+    Tokens,
+    io,
+)
 from anyformer.config.spec import visible
 from anyformer.data.tokenizer import TextTokenizer
+from anyformer.folder import (
+    MANIFEST as MANIFEST,
+    leftovers as leftovers,
+    must_be_file as must_be_file,
+    new_folder as new_folder,
+    read_json as read_json,
+    read_tensors as read_tensors,
+    remove as remove,
+    seal as seal,
+    sweep as sweep,
+    verify as verify,
+    write_folder as write_folder,
+    write_tensors as write_tensors,
+    writing as writing,
+)
 from anyformer.inspection.capacity import check_model
 from anyformer.nn.merge import merge
 from anyformer.nn.model import Transformer
 from anyformer.nn.quantise import Bits, quantise
-from anyformer.processes import LOCK, workspace
 from anyformer.recipe import (
     AnyTask as TaskSpec,
     Classify,
@@ -63,9 +83,10 @@ from anyformer.tasks.seq2seq import SequenceToSequence
 from anyformer.tasks.spans import SpanCorrupting
 from anyformer.tasks.tag import Tagging
 
-MANIFEST = "manifest.json"
+SOURCE_TOKENIZER = "source_tokenizer.json"
 STATE = "state.safetensors"  # beside the weights of a checkpoint
 SNAPSHOTS = "snapshots"  # weights at some steps of a training, see `training/snapshots.py`
+MAX_FAULTS = 10  # tensors that an error names
 REQUIRED = frozenset({"config.json", "task.json", "tokenizer.json", "model.safetensors"})
 
 
@@ -113,8 +134,9 @@ class Run:
         return self.task.tokenizer
 
     def predict(self, texts: Sequence[str], **options: Any) -> list[str]:
-        """The task's answers: labels, numbers; translations, or texts that go on, with the options of `generate`."""
-        return self.task.predict(self.model.eval(), texts, **options)
+        """Return the task's answers: labels, numbers, translations or continuations, with the options of `generate`."""
+        with _finite(self.model):
+            return self.task.predict(self.model.eval(), texts, **options)
 
     def generate(self, texts: Sequence[str], **options: Any) -> list[str]:
         """How texts go on, or their answers, with all the options of decoding: see `tasks/generation.py`."""
@@ -175,188 +197,185 @@ class Run:
                 raise ConfigError([Fault("task.kind", f"= '{self.spec.kind}': its model does not write")])
 
 
+@contextmanager
+def _finite(model: Transformer) -> Iterator[None]:
+    """Raise `FloatingPointError` where a head other than a language model's returns NaN: its argmax means nothing."""
+
+    def check(_: Any, __: Any, out: Any) -> None:
+        if not isinstance(model.config.head, LM) and out.isnan().any():
+            raise FloatingPointError("the model's output is not finite: its weights hold NaN or Inf")
+
+    hook = model.register_forward_hook(check)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
 def load(folder: str | Path, device: str | torch.device | None = None) -> Run:
-    """A run from its folder, or from its newest checkpoint while it has not finished, with the weights that are
-    evaluated; on a device, or else on a GPU where there is one."""
-    folder = Path(folder)
-    if not (folder / MANIFEST).exists() and (state := newest(folder)) is not None:
-        folder = state
+    """Return a run from its folder, with the weights that are evaluated; by default on a GPU where there is one.
+
+    An unfinished run is loaded from its newest checkpoint. A damaged one is passed over with a warning.
+    """
+    folder = _home(Path(folder))
     listed = verify(folder)
-    if missing := REQUIRED - listed:  # what no digest vouches for is not read
+    if missing := REQUIRED - listed:  # a file without a checksum is not read
         raise ConfigError([Fault(str(folder / name), "is not in manifest.json") for name in sorted(missing)])
     config = io.load(ModelConfig, folder / "config.json")
     check_model(config, str(folder / "config.json"), bytes_per_value=1)  # whatever the precision of the weights
     spec, task = _read_task(folder, listed)
+    if faults := [*_task_faults(folder, spec, config), *_vocabulary_faults(folder, task, config)]:
+        raise ConfigError(faults)
     with torch.device("meta"):
         model = Transformer(config)
-    model.load_state_dict(weights_at(folder, listed), assign=True)
+    weights = weights_at(folder, listed)
+    check_weights(folder, model, weights)
+    model.load_state_dict(weights, assign=True)
     model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     return Run(model.eval(), task, spec, folder)
 
 
+def _home(folder: Path) -> Path:
+    """Return the folder whose files are loaded: that of a finished run, else its newest checkpoint that is complete."""
+    if os.path.lexists(folder / MANIFEST):
+        return folder
+    damaged: list[Fault] = []
+    state = newest(folder, damaged)
+    if state is None and damaged:
+        raise ConfigError(damaged)
+    if state is None:
+        return folder
+    if damaged:
+        what = "; ".join(map(str, damaged))
+        warnings.warn(f"a newer checkpoint is damaged: {what}; {state} is loaded instead", stacklevel=3)
+    elif (folder / "model.safetensors").exists():
+        warnings.warn(f"{folder}: has no manifest.json, so {state} is loaded, not its model.safetensors", stacklevel=3)
+    return state
+
+
 def weights_at(folder: Path, listed: Iterable[str]) -> dict[str, Tensor]:
-    """What is evaluated of a run or checkpoint: the moving average where a checkpoint has one, else the weights."""
+    """Return the weights of a run or checkpoint that are evaluated: the moving average where a checkpoint has one."""
     found = read_tensors(folder / "model.safetensors")
     return found | read_tensors(folder / STATE, "ema.") if STATE in listed else found
 
 
 def load_task(folder: Path) -> Task:
-    """The task of a run or checkpoint with its tokenizers, without the model."""
+    """Return the task of a run or checkpoint with its tokenizers, without the model."""
     return _read_task(folder, verify(folder))[1]
 
 
 def _read_task(folder: Path, listed: Iterable[str]) -> tuple[TaskSpec, Task]:
-    spec = io.load(TaskFile, folder / "task.json").task
-    other = "source_tokenizer.json"
-    source_tokenizer = TextTokenizer.load(folder / other) if other in listed else None
-    return spec, build_task(spec, TextTokenizer.load(folder / "tokenizer.json"), source_tokenizer)
+    found, source = io.load(TaskFile, folder / "task.json"), folder / SOURCE_TOKENIZER
+    required = found.source_tokenizer
+    if required is None:  # written by an earlier version
+        required = source.exists()
+    if required != (source.name in listed):
+        what = "is not in manifest.json" if required else "is in manifest.json, but task.json needs none"
+        raise ConfigError([Fault(str(source), what)])
+    source_tokenizer = TextTokenizer.load(source) if required else None
+    return found.task, build_task(found.task, TextTokenizer.load(folder / "tokenizer.json"), source_tokenizer)
+
+
+# -- do the files belong together? ------------------------------------------------------------------------------------
+
+
+def check_weights(folder: Path, model: Transformer, weights: dict[str, Tensor]) -> None:
+    """Raise a `ConfigError` where the weights of a folder are not those of its model; warn of NaN and Inf."""
+    path, wanted = str(folder / "model.safetensors"), model.state_dict()
+    faults = [Fault(path, f"has no tensor {name}, which the model needs") for name in wanted if name not in weights]
+    for name, x in weights.items():
+        if name not in wanted:
+            faults.append(Fault(path, f"has a tensor {visible(name)}, which the model does not have"))
+        elif x.shape != wanted[name].shape:
+            faults.append(Fault(path, f"{name} has the shape {[*x.shape]}; the model needs {[*wanted[name].shape]}"))
+        elif x.is_floating_point() != wanted[name].is_floating_point():
+            faults.append(Fault(path, f"{name} is {x.dtype}; the model needs {wanted[name].dtype}"))
+    if faults:
+        more = [Fault(path, f"and {len(faults) - MAX_FAULTS} more")] if len(faults) > MAX_FAULTS else []
+        raise ConfigError([*faults[:MAX_FAULTS], *more])
+    if nonfinite := [name for name, x in weights.items() if not x.isfinite().all()]:
+        shown = ", ".join(nonfinite[:3]) + (", ..." if len(nonfinite) > 3 else "")
+        warnings.warn(f"{path}: NaN or Inf in {len(nonfinite)} of {len(weights)} tensors: {shown}", stacklevel=3)
+
+
+def _task_faults(folder: Path, spec: TaskSpec, config: ModelConfig) -> Iterator[Fault]:
+    """Where task.json and config.json contradict each other."""
+    path = str(folder / "task.json")
+    heads: tuple[type, ...]
+    match spec:
+        case Encoder():
+            heads = ()
+        case Classify():
+            heads = (Classifier,)
+        case Regress():
+            heads = (Embedder,) if spec.apart else (Classifier,)
+        case Embed():
+            heads = (Embedder,)
+        case Tag():
+            heads = (TokenLabels,)
+        case MaskedLanguageModel():
+            heads = (MaskedLM,)
+        case Seq2Seq() | Mixture() | LanguageModel() | PrefixLM() | SpanCorruption():
+            heads = (LM,)
+    if heads and not isinstance(config.head, heads):
+        yield Fault(path, f"task.kind = '{spec.kind}' does not fit the head '{config.head.kind}' of config.json")
+    elif isinstance(spec, Classify | Tag) and isinstance(config.head, Classifier | TokenLabels):
+        if len(spec.labels) != config.head.labels:
+            yield Fault(path, f"has {len(spec.labels)} labels, and the head of config.json has {config.head.labels}")
+    elif {"spans": "encoder-decoder", "lm": "decoder", "prefix_lm": "decoder"}.get(spec.kind) not in (
+        None,
+        config.shape,
+    ):
+        yield Fault(path, f"task.kind = '{spec.kind}' does not fit the shape '{config.shape}' of config.json")
+
+
+def _vocabulary_faults(folder: Path, task: Task, config: ModelConfig) -> Iterator[Fault]:
+    """Where a tokenizer has ids beyond the vocabulary of config.json; special tokens may be beyond it."""
+    for side, tokenizer in (("source", task.source_tokenizer or task.tokenizer), ("target", task.tokenizer)):
+        tokens = getattr(config, side)
+        if not isinstance(tokens, Tokens) or tokens.vocab is None or tokenizer.size <= tokens.vocab:
+            continue
+        if any(i >= tokens.vocab and i not in tokenizer.special for i in tokenizer.inner.get_vocab().values()):
+            name = SOURCE_TOKENIZER if tokenizer is task.source_tokenizer else "tokenizer.json"
+            what = f"has {tokenizer.size} ids, and {side}.vocab of config.json is {tokens.vocab}"
+            yield Fault(str(folder / name), what)
+
+
+# -- checkpoints and snapshots ----------------------------------------------------------------------------------------
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Of a run, oldest first."""
-    return sorted((folder / "state").glob("step-*"))
+    """Return the checkpoints of a run, oldest first."""
+    return _steps(folder / "state")
 
 
 def snapshots(folder: Path) -> list[Path]:
     """Return the snapshots of a run, oldest first."""
-    return sorted((folder / SNAPSHOTS).glob("step-*"))
+    return _steps(folder / SNAPSHOTS)
 
 
-def newest(folder: Path) -> Path | None:
-    """The newest checkpoint of an unfinished run that is whole."""
+def _steps(home: Path) -> list[Path]:
+    return sorted(path for path in home.glob("step-*") if path.name.removeprefix("step-").isdecimal())
+
+
+def newest(folder: Path, damaged: list[Fault] | None = None) -> Path | None:
+    """Return the newest checkpoint of an unfinished run that is complete. Add the faults of newer ones."""
     for state in reversed(checkpoints(folder)):
         try:
             verify(state)
-        except ConfigError:
+        except ConfigError as error:
+            if damaged is not None:
+                damaged += error.faults
             continue
         return state
     return None
 
 
 def write_model(folder: Path, weights: dict[str, Tensor], config: ModelConfig, spec: TaskSpec, task: Task) -> None:
-    """The files that make a folder loadable."""
+    """Write the files that make a folder loadable."""
     io.save(config, folder / "config.json")
-    io.save(TaskFile(task=spec), folder / "task.json")
+    io.save(TaskFile(task=spec, source_tokenizer=task.source_tokenizer is not None), folder / "task.json")
     task.tokenizer.save(folder / "tokenizer.json")
     if task.source_tokenizer is not None:
-        task.source_tokenizer.save(folder / "source_tokenizer.json")
+        task.source_tokenizer.save(folder / SOURCE_TOKENIZER)
     write_tensors(folder / "model.safetensors", weights)
-
-
-# -- whole or not at all ----------------------------------------------------------------------------------------------
-
-
-def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Write a new folder with what `fill` writes into it and a manifest: all of it is there, or nothing."""
-    with new_folder(folder) as temporary, writing(folder):
-        fill(temporary)
-
-
-@contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder to fill. At the end it gets a manifest and is renamed to `folder`, which must be new."""
-    with workspace(folder) as temporary:
-        if os.path.lexists(folder):
-            raise ConfigError([Fault(visible(str(folder)), "is there already; choose another --out")])
-        yield temporary
-        with writing(folder):
-            seal(temporary, (path.name for path in temporary.iterdir() if path.is_file() and path.name != LOCK))
-            temporary.rename(folder)
-            (folder / LOCK).unlink()
-            _sync(folder.parent)
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """A full disk, and whatever else stops a write, as one `ConfigError`."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError([Fault(str(path), f"cannot be written: {reason}")]) from None
-
-
-def remove(folder: Path) -> None:
-    """Takes a folder away as a whole: what an interrupted removal leaves is swept later."""
-    gone = folder.with_name(f".tmp-{folder.name}-{secrets.token_hex(4)}")
-    folder.rename(gone)
-    shutil.rmtree(gone, ignore_errors=True)
-
-
-def seal(folder: Path, names: Iterable[str]) -> None:
-    """Sync some files of a folder to disk, then write their manifest."""
-    files = sorted(names)
-    for name in files:
-        _sync(folder / name)
-    text = json.dumps({"files": {name: _digest(folder / name) for name in files}}, indent=2)
-    temporary = folder / f".{MANIFEST}.tmp"
-    temporary.write_text(text, encoding="utf-8")
-    _sync(temporary)
-    temporary.replace(folder / MANIFEST)
-    _sync(folder)
-
-
-def verify(folder: Path) -> frozenset[str]:
-    """The files that the manifest vouches for, or a `ConfigError` that names each one that is not what it was."""
-    manifest = folder / MANIFEST
-    try:
-        listed: dict[str, str] = json.loads(manifest.read_text(encoding="utf-8"))["files"]
-        items = list(listed.items())
-    except FileNotFoundError:
-        what = "is not a finished run: it has no manifest.json" if folder.is_dir() else "there is no such folder"
-        raise ConfigError([Fault(str(folder), what)]) from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise ConfigError([Fault(str(manifest), "cannot be read: it is damaged")]) from None
-    found = []
-    for name, digest in items:
-        path = folder / name
-        if Path(name).name != name or not path.is_file():
-            found.append(Fault(str(path), "is missing"))
-        elif _digest(path) != digest:
-            found.append(Fault(str(path), "is not the file that was written: it was changed, swapped or cut short"))
-    if found:
-        raise ConfigError(found)
-    return frozenset(listed)
-
-
-def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Into a folder that has its config.json."""
-    save_file({name: x.detach().contiguous().cpu() for name, x in tensors.items()}, path)
-    shutil.copymode(path.with_name("config.json"), path)  # safetensors lets only the owner read
-
-
-def read_tensors(path: Path, prefix: str = "") -> dict[str, Tensor]:
-    """Those of a file whose names begin so, by what follows."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118  it is no dict
-            return {name.removeprefix(prefix): file.get_tensor(name) for name in names}
-    except (SafetensorError, OSError) as error:
-        raise ConfigError([Fault(str(path), f"cannot be read: {error}")]) from None
-
-
-def leftovers(folder: Path) -> list[Path]:
-    """What a write that was killed left there: a folder or a file under its passing name."""
-    return [*folder.glob(".tmp-*"), *folder.glob(".anyformer-*.tmp")]
-
-
-def sweep(folder: Path) -> None:
-    """Removes what an interrupted write left behind."""
-    for stale in leftovers(folder):
-        if stale.is_dir():
-            shutil.rmtree(stale, ignore_errors=True)
-        else:
-            stale.unlink(missing_ok=True)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -260,6 +260,7 @@ def words_faults(task: Task, model: ModelConfig, batches: str, smoothing: float)
 
 
 class TaskFile(Spec):
-    """What the task.json of a run holds."""
+    """The task.json of a run."""
 
     task: AnyTask
+    source_tokenizer: Flag | None = None  # whether source_tokenizer.json is required; None: an earlier version's file

@@ -11,6 +11,7 @@ import io as streams
 import os
 import signal
 import sys
+import warnings
 from typing import Annotated, Any
 
 import typer
@@ -40,11 +41,14 @@ def tell(text: str, err: bool = False) -> None:
 
 
 class Verbs(TyperGroup):
-    """Group of commands that ends wrong input, unusable paths, interruption and lack of memory in plain lines."""
+    """Group of commands that prints warnings, wrong input, unusable paths, interruption and lack of memory as lines."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("always", category=UserWarning, module="anyformer")
+                warnings.showwarning = lambda message, *_, **__: tell(f"warning: {message}", err=True)
+                return super().invoke(ctx)
         except KeyboardInterrupt:
             lost = ctx.invoked_subcommand == "train"  # which raises its own error where anything is saved
             tell("interrupted before the first checkpoint: nothing is saved" if lost else "interrupted", err=True)

@@ -61,6 +61,9 @@ def inspect_(
     for note in reading.notes:
         typer.echo(f"warning: {note}", err=True)
     found = _maps(loaded, reading, names, head)
+    if nonfinite := [name for name, weights in found.items() if not weights.isfinite().all()]:
+        typer.echo(f"the attention weights of {nonfinite[0]} are not finite: there is no map to show", err=True)
+        raise typer.Exit(1)
     _show(Console(highlight=False), loaded, reading, found, own, head)
     if out is not None:
         _draw(out, loaded, reading, found[own], own, head)

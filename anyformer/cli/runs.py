@@ -94,7 +94,7 @@ def _told() -> Iterator[None]:
     except Interrupted as told:
         tell(str(told), err=True)
         raise typer.Exit(3) from None
-    except Diverged as told:
+    except (Diverged, FloatingPointError) as told:
         tell(str(told), err=True)
         raise typer.Exit(1) from None
     except OutOfMemory as told:  # of one process, maybe not of the first
@@ -191,15 +191,14 @@ def import_(
     """Make a run of a model that another program wrote."""
     from anyformer.interop import bring_in
 
-    with _warned():
-        run = bring_in(
-            source,
-            out,
-            tokenizer=tokenizer,
-            allow_pickle=allow_pickle,
-            family=family,
-            ignore_fields=ignore_field or (),
-        )
+    run = bring_in(
+        source,
+        out,
+        tokenizer=tokenizer,
+        allow_pickle=allow_pickle,
+        family=family,
+        ignore_fields=ignore_field or (),
+    )
     typer.echo(f"imported: {out}, {run.model.num_parameters():,} parameters, {run.tokenizer.size:,} tokens")
 
 
@@ -235,18 +234,5 @@ def export_(
             raise ConfigError([Fault("--family", "is for --format hf: an ONNX file is of no family")])
         typer.echo(f"exported: {export_onnx(load(run, device='cpu'), out)}, as onnx")
         return
-    with _warned():
-        found = to_hf(load(run, device="cpu"), out, family=family)
+    found = to_hf(load(run, device="cpu"), out, family=family)
     typer.echo(f"exported: {out}, as {found}")
-
-
-@contextmanager
-def _warned() -> Iterator[None]:
-    """Warnings as plain lines."""
-    import warnings
-
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always", UserWarning)
-        yield
-    for warning in found:
-        typer.echo(f"warning: {warning.message}", err=True)

@@ -1,6 +1,5 @@
 """One training as a measurement: what it was given, how the loss went, how well it did, and whether it held."""
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from anyformer.processes import scratch
 from anyformer.recipe import Recipe
 from anyformer.tasks.base import Task
 from anyformer.training.ema import averaged
+from anyformer.training.log import read_metrics
 from anyformer.training.loop import Diverged, Job, fit
 from anyformer.training.prepare import prepare
 from anyformer.training.speed import flops_per_token
@@ -68,7 +68,7 @@ def trained(recipe: Recipe, begin: Callable[[Transformer], None] | None = None) 
             fit(job)
         except Diverged:
             diverged = True
-        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        rows = read_metrics(folder)
         curve = [(row["step"], row["loss"]) for row in rows if isinstance(row.get("loss"), float)]
         last: dict[str, Any] = next((row for row in reversed(rows) if "valid_loss" in row), {})
         valid = {name.removeprefix("valid_"): value for name, value in last.items() if name != "step"}

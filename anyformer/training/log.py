@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from anyformer.run import writing
+from anyformer.config import ConfigError, Fault
+from anyformer.folder import must_be_file, writing
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -58,13 +59,13 @@ class Log:
             self.board.close()
 
     def forget_after(self, step: int) -> None:
-        """Drops lines of steps that a resumed run does again."""
+        """Remove the lines of steps that a resumed run repeats."""
         if self.path.exists():
-            lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
-            kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+            kept = "".join(f"{json.dumps(row)}\n" for row in read_metrics(self.folder) if row["step"] <= step)
             temporary = self.path.with_name(".tmp-metrics.jsonl")
-            temporary.write_text("".join(kept), encoding="utf-8")
-            temporary.replace(self.path)
+            with writing(self.path):
+                temporary.write_text(kept, encoding="utf-8")
+                temporary.replace(self.path)
 
     def write(self, step: int, **values: Any) -> None:
         with writing(self.path), self.path.open("a", encoding="utf-8") as file:
@@ -135,7 +136,28 @@ def open_board(folder: Path, step: int) -> "SummaryWriter | None":
         from torch.utils.tensorboard import SummaryWriter  # here: it takes a while
     except ImportError:
         return None
-    return SummaryWriter(str(folder), purge_step=step + 1)
+    with writing(folder):
+        return SummaryWriter(str(folder), purge_step=step + 1)
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Return the lines of a run's metrics.jsonl. A last line that was cut short is left out; others must be right."""
+    path = must_be_file(folder / "metrics.jsonl")
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    except OSError as error:
+        raise ConfigError([Fault(str(path), f"cannot be read: {error.strerror}")]) from None
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line.decode("utf-8"))
+            if type(row["step"]) is not int:
+                raise TypeError
+        except (ValueError, TypeError, KeyError, IndexError, RecursionError):
+            what = "is not a line of metrics: correct or delete it"
+            raise ConfigError([Fault(f"{path}:{number}", what)]) from None
+        rows.append(row)
+    return rows
 
 
 def draw_curve(folder: Path) -> Path | None:
@@ -146,7 +168,7 @@ def draw_curve(folder: Path) -> Path | None:
         plt = pyplot()
     except ImportError:
         return None
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = read_metrics(folder)
     figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
     for key, label, style in (("loss", "training", "-"), ("valid_loss", "validation", "o-")):
         points = [(row["step"], row[key]) for row in rows if isinstance(row.get(key), float)]  # not of a bad step

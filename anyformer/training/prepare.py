@@ -36,7 +36,7 @@ from anyformer.recipe import (
     Tag,
     columns,
 )
-from anyformer.run import Run, build_task, load, load_task, read_tensors, sweep
+from anyformer.run import Run, build_task, check_weights, load, load_task, must_be_file, read_tensors, sweep
 from anyformer.tasks.base import Task
 from anyformer.tasks.classify import named
 from anyformer.tasks.mixture import task_token
@@ -136,7 +136,9 @@ def build(
             _convert(model, console)
         new = list[str]()
         if checkpoint is not None:
-            model.load_state_dict(read_tensors(checkpoint / "model.safetensors"))
+            weights = read_tensors(checkpoint / "model.safetensors")
+            check_weights(checkpoint, model, weights)
+            model.load_state_dict(weights)
         elif recipe.train.init_from is not None:
             first = recipe.train.init_from
             if new := [name for name in inherit(model, task.spec, load(first)) if ".lora." not in name]:
@@ -233,7 +235,7 @@ def make_task(recipe: Recipe, train: Rows, console: Console) -> Task:
     first, spec = recipe.train.init_from, _learnt(recipe.task, train)
     if first is None:
         return _own_task(recipe, spec, train)
-    other, kept = _begun(first), Path(first) / RECIPE
+    other, kept = _begun(first), must_be_file(Path(first) / RECIPE)
     was = io.load(Recipe, kept) if kept.exists() else recipe  # a checkpoint has none
     same = (was.tokenizer, was.source_tokenizer) == (recipe.tokenizer, recipe.source_tokenizer)
     if same or isinstance(recipe.tokenizer, RunTokenizer):

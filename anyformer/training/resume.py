@@ -10,7 +10,7 @@ from anyformer.config.spec import visible
 from anyformer.data.fingerprint import changes, fingerprint, named
 from anyformer.processes import LOCK
 from anyformer.recipe import Recipe
-from anyformer.run import checkpoints, leftovers
+from anyformer.run import checkpoints, leftovers, must_be_file
 from anyformer.training.state import examine, read_fingerprints
 
 RECIPE = "recipe.toml"
@@ -27,7 +27,7 @@ def find_checkpoint(recipe: Recipe, out: Path, resume: bool) -> tuple[Path | Non
         raise ConfigError([Fault(visible(str(out)), "is not a folder: choose another --out")])
     if not out.exists() or not (there := {*out.iterdir()} - {*leftovers(out), out / LOCK}) or _is_untrained(out, there):
         return None, {}
-    kept = out / RECIPE
+    kept = must_be_file(out / RECIPE)
     if not kept.exists() and not checkpoints(out):
         raise ConfigError([Fault(visible(str(out)), "is not empty and holds no run: choose another --out")])
     if not resume:

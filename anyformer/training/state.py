@@ -21,11 +21,12 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.fsdp import FSDPModule
 
-from anyformer.config import ConfigError
+from anyformer.config import ConfigError, Fault
+from anyformer.config.spec import visible
 from anyformer.data.fingerprint import Fingerprints
 from anyformer.data.loader import Place
 from anyformer.nn.past import Past
-from anyformer.run import checkpoints, read_tensors, remove, verify, write_tensors
+from anyformer.run import REQUIRED, STATE, checkpoints, read_json, read_tensors, remove, verify, write_tensors
 from anyformer.training.parallel import Ranks, as_held, whole
 
 START = Place()
@@ -104,7 +105,9 @@ def write_state(
 
 def read_fingerprints(folder: Path) -> Fingerprints | None:
     """Return the fingerprints of the data that a checkpoint was trained on; None for one that has none."""
-    found: Fingerprints | None = json.loads((folder / "state.json").read_text(encoding="utf-8")).get("data")
+    found = read_json(folder / "state.json").get("data")
+    if found is not None and not (isinstance(found, dict) and all(isinstance(x, str) for x in found.values())):
+        raise ConfigError([Fault(str(folder / "state.json"), "data must be an object of fingerprints")])
     return found
 
 
@@ -112,8 +115,43 @@ def read_state(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, ranks: Ranks
 ) -> tuple[TrainState, dict[str, Any], list[str]]:
     """The state of a checkpoint put back into the optimiser and the generators; the scaler's; what differs here."""
-    facts = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    facts = read_json(folder / "state.json")
+    known = _read_facts(folder, facts)
     tensors = read_tensors(folder / "state.safetensors")
+    try:
+        known.ema = _put_back(tensors, model, optimizer)
+        known.past = _read_past(tensors, next(model.parameters()).device)
+    except torch.OutOfMemoryError:
+        raise
+    except (KeyError, ValueError, TypeError, IndexError, RuntimeError, AttributeError) as error:
+        why = visible(str(error)).partition("\n")[0]
+        raise ConfigError([Fault(str(folder / STATE), f"does not fit the model and its optimiser: {why}")]) from None
+    return known, facts["scaler"], differences(facts["here"], here(model, ranks))
+
+
+def _read_facts(folder: Path, facts: dict[str, Any]) -> TrainState:
+    """Return the state that state.json holds, without tensors."""
+    path = folder / "state.json"
+    found: dict[str, Any] = {}
+    if all(isinstance(facts.get(name), dict) for name in ("state", "here", "scaler")):
+        found = facts["state"]
+    place, best = found.get("place"), found.get("best")
+    counts = [value for name, value in found.items() if name not in ("place", "best")]
+    if (
+        not {"step", "place"} <= found.keys() <= TrainState().to_json().keys()
+        or not isinstance(place, list)
+        or len(place) != len(START)
+        or not all(type(n) is int and n >= 0 for n in (*counts, *place))
+        or not (best is None or type(best) in (int, float))
+    ):
+        raise ConfigError([Fault(str(path), "is not the state of a training")])
+    if checkpoint_path(Path(), found["step"]).name != folder.name:
+        raise ConfigError([Fault(str(path), f"is of step {found['step']}: the folder was renamed")])
+    return TrainState(**{**found, "place": Place(*found["place"])})
+
+
+def _put_back(tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Load the optimiser's state and the random generators. Return the moving average of the weights."""
     saved: dict[str, dict[str, Tensor]] = {}
     ema: dict[str, Tensor] = {}
     parameters = dict(model.named_parameters())
@@ -123,15 +161,18 @@ def read_state(
             key, _, parameter = rest.partition(".")
             saved.setdefault(parameter, {})[key] = x
         elif kind == "ema":
-            ema[rest] = as_held(x, parameters[rest])
+            ema[rest] = x
+    both = [*ema.items(), *((name, x) for name, values in saved.items() for x in values.values() if x.dim())]
+    wrong = [name for name, x in both if name not in parameters or x.shape != parameters[name].shape]
+    if wrong := wrong or sorted(parameters.keys() - ema.keys() if ema else ()):
+        raise ValueError(f"{wrong[0]} is missing or has another shape")
+    ema = {name: as_held(x, parameters[name]) for name, x in ema.items()}
     merged: Any = {"state": saved, "param_groups": get_optimizer_state_dict(model, optimizer)["param_groups"]}
     set_optimizer_state_dict(model, optimizer, merged, options=FULL)
     torch.set_rng_state(tensors["generator.cpu"])
     if torch.cuda.is_available() and "generator.cuda" in tensors:
         torch.cuda.set_rng_state(tensors["generator.cuda"])
-    state = TrainState(**{**facts["state"], "place": Place(*facts["state"]["place"])}, ema=ema)
-    state.past = _read_past(tensors, next(model.parameters()).device)
-    return state, facts["scaler"], differences(facts["here"], here(model, ranks))
+    return ema
 
 
 def _read_past(tensors: dict[str, Tensor], device: torch.device) -> Past | None:
@@ -155,7 +196,8 @@ def examine(out: Path) -> tuple[list[Path], dict[Path, ConfigError]]:
     damaged: dict[Path, ConfigError] = {}
     for path in checkpoints(out):
         try:
-            verify(path)
+            if missing := {*REQUIRED, STATE, "state.json"} - verify(path):
+                raise ConfigError([Fault(str(path / name), "is not in manifest.json") for name in sorted(missing)])
             good.append(path)
         except ConfigError as error:
             damaged[path] = error

@@ -1,6 +1,6 @@
 """`train`: from a recipe to a finished run."""
 
-import json
+import math
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -26,6 +26,7 @@ from anyformer.run import (
     build_task,
     checkpoints,
     load,
+    must_be_file,
     new_folder,
     read_tensors,
     seal,
@@ -36,7 +37,7 @@ from anyformer.run import (
 )
 from anyformer.tasks.base import Metrics
 from anyformer.training.ema import averaged
-from anyformer.training.log import draw_curve
+from anyformer.training.log import draw_curve, read_metrics
 from anyformer.training.loop import Diverged, Interrupted, Job, fit
 from anyformer.training.memory import TO_BUILD_WITH_LESS, enough, to_evaluate_with_less, to_train_with_less
 from anyformer.training.parallel import Ranks, join
@@ -94,7 +95,7 @@ FIXED = ("model", "tokenizer", "source_tokenizer", "train", "parallel")  # what 
 def evaluate(folder: str | Path, overrides: Iterable[str] = (), split: Split = "test") -> Metrics:
     """How well a run does on a part of its recipe's data; with `task.beams`, say, changed."""
     run = load(folder)
-    kept = Path(folder) / RECIPE
+    kept = must_be_file(Path(folder) / RECIPE)
     before = io.load(Recipe, kept)
     recipe = io.override(before, overrides)
     if fixed := [name for name in FIXED if getattr(recipe, name) != getattr(before, name)]:
@@ -114,7 +115,10 @@ def evaluate(folder: str | Path, overrides: Iterable[str] = (), split: Split = "
     rows = task.fitting(read(source, recipe.data, split, recipe.seed), run.config)
     rows = settled(rows, recipe.data, split)
     with enough(partial(to_evaluate_with_less, recipe)):
-        return task.evaluate(run.model, rows, recipe.batches)
+        found = task.evaluate(run.model, rows, recipe.batches)
+    if not math.isfinite(found.values.get("loss", 0.0)):
+        raise FloatingPointError(f"the loss is {found.values['loss']}: the model's weights may hold NaN or Inf")
+    return found
 
 
 def merge(folder: str | Path, out: str | Path) -> Run:
@@ -149,6 +153,8 @@ def _write(job: Job, kept: dict[str, Tensor]) -> None:
     names = [*REQUIRED, RECIPE]
     if job.task.source_tokenizer is not None:
         names.append("source_tokenizer.json")
+    for name in ("model.safetensors", "README.md", "loss.png", MANIFEST):
+        must_be_file(job.out / name)
     with writing(job.out):
         (job.out / MANIFEST).unlink(missing_ok=True)  # from here to the end the folder is not a finished run
         write_model(job.out, kept, job.model.config, job.task.spec, job.task)
@@ -175,7 +181,7 @@ def _final(job: Job) -> dict[str, Tensor] | None:
 
 def _card(job: Job, curve: Path | None) -> str:
     """A page about the run, for whoever finds the folder."""
-    rows = [json.loads(line) for line in (job.out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = read_metrics(job.out)
     last: dict[str, float] = next((row for row in reversed(rows) if "valid_loss" in row), {})
     found = "\n".join(f"- {name}: {value:.6g}" for name, value in last.items() if name != "step")
     picture = f"\n![loss]({curve.name})\n" if curve else ""
