@@ -83,6 +83,7 @@ from anyformer.tasks.seq2seq import SequenceToSequence
 from anyformer.tasks.spans import SpanCorrupting
 from anyformer.tasks.tag import Tagging
 
+RECIPE = "recipe.toml"  # of a run that was trained here, and of its checkpoints
 SOURCE_TOKENIZER = "source_tokenizer.json"
 STATE = "state.safetensors"  # beside the weights of a checkpoint
 SNAPSHOTS = "snapshots"  # weights at some steps of a training, see `training/snapshots.py`

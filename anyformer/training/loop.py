@@ -13,6 +13,7 @@ from rich.console import Console
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
+from anyformer.config import io
 from anyformer.data.ahead import Ahead, can_fork, ending
 from anyformer.data.batch import Batch, move
 from anyformer.data.fingerprint import Fingerprints
@@ -22,7 +23,7 @@ from anyformer.nn.experts import Mixture
 from anyformer.nn.model import Transformer
 from anyformer.nn.running import Running, collect, discard
 from anyformer.recipe import Packed, Padded, Recipe
-from anyformer.run import write_folder, write_model
+from anyformer.run import RECIPE, write_folder, write_model
 from anyformer.tasks.base import Metrics, Task, past_of
 from anyformer.training.compiler import options
 from anyformer.training.ema import average, averaged
@@ -326,6 +327,7 @@ def save(job: Job) -> Path:
 
     def fill(folder: Path) -> None:
         write_model(folder, kept, job.model.config, job.task.spec, job.task)
+        io.save(job.recipe, folder / RECIPE)
         write_state(folder, job.state, resuming, here(job.model, job.ranks), job.scaler.state_dict(), job.data)
 
     def write() -> None:

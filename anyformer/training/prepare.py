@@ -36,7 +36,18 @@ from anyformer.recipe import (
     Tag,
     columns,
 )
-from anyformer.run import Run, build_task, check_weights, load, load_task, must_be_file, read_tensors, sweep
+from anyformer.run import (
+    RECIPE,
+    STATE,
+    Run,
+    build_task,
+    check_weights,
+    load,
+    load_task,
+    must_be_file,
+    read_tensors,
+    sweep,
+)
 from anyformer.tasks.base import Task
 from anyformer.tasks.classify import named
 from anyformer.tasks.mixture import task_token
@@ -47,7 +58,7 @@ from anyformer.training.finetune import differing, freeze, inherit, pace
 from anyformer.training.loop import Job, compiles
 from anyformer.training.optim import build_optimizer
 from anyformer.training.parallel import ALONE, Ranks, shard
-from anyformer.training.resume import RECIPE as RECIPE, changed_data, find_checkpoint
+from anyformer.training.resume import changed_data, find_checkpoint
 from anyformer.training.state import TrainState, read_state
 
 MAX_LABELS = 10  # in a message
@@ -236,7 +247,8 @@ def make_task(recipe: Recipe, train: Rows, console: Console) -> Task:
     if first is None:
         return _own_task(recipe, spec, train)
     other, kept = _begun(first), must_be_file(Path(first) / RECIPE)
-    was = io.load(Recipe, kept) if kept.exists() else recipe  # a checkpoint has none
+    of_run = kept.exists() and not (kept.parent / STATE).exists()  # a checkpoint lends its tokenizer to any recipe
+    was = io.load(Recipe, kept) if of_run else recipe
     same = (was.tokenizer, was.source_tokenizer) == (recipe.tokenizer, recipe.source_tokenizer)
     if same or isinstance(recipe.tokenizer, RunTokenizer):
         console.print(f"tokenizer: that of {first}", markup=False, soft_wrap=True)

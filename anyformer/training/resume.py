@@ -10,10 +10,9 @@ from anyformer.config.spec import visible
 from anyformer.data.fingerprint import changes, fingerprint, named
 from anyformer.processes import LOCK
 from anyformer.recipe import Recipe
-from anyformer.run import checkpoints, leftovers, must_be_file
+from anyformer.run import RECIPE, checkpoints, leftovers, must_be_file
 from anyformer.training.state import examine, read_fingerprints
 
-RECIPE = "recipe.toml"
 BEFORE_A_CHECKPOINT = (RECIPE, "metrics.jsonl", "tensorboard", "state")
 MAY_CHANGE = ("train.steps", "data.root", "parallel.shard")  # when a run goes on
 

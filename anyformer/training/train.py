@@ -21,6 +21,7 @@ from anyformer.recipe import AnyTask, Classify, Recipe, Regress, Tag
 from anyformer.recipes import DEFAULT, read_recipe
 from anyformer.run import (
     MANIFEST,
+    RECIPE,
     REQUIRED,
     Run,
     build_task,
@@ -41,7 +42,7 @@ from anyformer.training.log import draw_curve, read_metrics
 from anyformer.training.loop import Diverged, Interrupted, Job, fit
 from anyformer.training.memory import TO_BUILD_WITH_LESS, enough, to_evaluate_with_less, to_train_with_less
 from anyformer.training.parallel import Ranks, join
-from anyformer.training.prepare import RECIPE, prepare
+from anyformer.training.prepare import prepare
 from anyformer.training.signals import Signals
 from anyformer.training.state import checkpoint_path, planned, weights
 
@@ -95,7 +96,8 @@ FIXED = ("model", "tokenizer", "source_tokenizer", "train", "parallel")  # what 
 def evaluate(folder: str | Path, overrides: Iterable[str] = (), split: Split = "test") -> Metrics:
     """How well a run does on a part of its recipe's data; with `task.beams`, say, changed."""
     run = load(folder)
-    kept = must_be_file(Path(folder) / RECIPE)
+    kept = run.folder / RECIPE  # verified by its manifest, except in runs of earlier versions that are unfinished
+    kept = kept if kept.exists() else must_be_file(Path(folder) / RECIPE)
     before = io.load(Recipe, kept)
     recipe = io.override(before, overrides)
     if fixed := [name for name in FIXED if getattr(recipe, name) != getattr(before, name)]:
