@@ -118,6 +118,7 @@ Flag = Annotated[bool, Field(strict=True)]
 
 
 MIN_LIKENESS = 0.75  # of a misspelt word and the right one, as difflib measures it
+MAX_LENGTH_CHANGE = 2  # characters that it has more or fewer
 
 
 def close_to(word: str, known: Iterable[str]) -> str | None:
@@ -129,7 +130,9 @@ def close_matches(word: str, known: Iterable[str], n: int) -> list[str]:
     """The `n` known words that are most like this one; none for a word longer than `MAX_WORD` characters."""
     if len(word) > MAX_WORD:
         return []
-    comparable = itertools.islice((other for other in known if len(other) <= MAX_WORD), MAX_COMPARED)
+    comparable = itertools.islice(
+        (other for other in known if abs(len(other) - len(word)) <= MAX_LENGTH_CHANGE), MAX_COMPARED
+    )
     return difflib.get_close_matches(word, comparable, n=n, cutoff=MIN_LIKENESS)
 
 

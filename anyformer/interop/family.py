@@ -9,6 +9,7 @@ To add one, write `families/NAME.py` with a `Family` and name it in `families/__
 """
 
 import re
+import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -62,14 +63,17 @@ class Family:
             raise ConfigError([given.fault("architectures", f"must name the class of the model, one of {known}")])
         name = next((known for known in self.heads if known.lower() == name.lower()), name)  # once LLaMAForCausalLM
         if name not in self.heads:
-            raise ConfigError([given.fault("architectures", f"= {name!r}: {did_you_mean(name, self.heads)}")])
+            hint = "--ignore-field architectures reads the head that fits the weights best"
+            what = f"= {reprlib.repr(name)}: {did_you_mean(name, self.heads)}; {hint}"
+            raise ConfigError([given.fault("architectures", what)])
         given.head = self.heads[name]
         schema = schema_of(self.kind)
         given.known = schema.fields
         for other, field in schema.aliases.items():
             given.alias(other, field)
         given.must("is_encoder_decoder", self.shape == "encoder-decoder")
-        given.must("pruned_heads", {})
+        if given.maybe("pruned_heads", dict):
+            given.refuse("pruned_heads", "must be empty: layers with fewer heads than the others are not supported")
         with given.named():
             found = self.read(given)
         given.finish()

@@ -31,7 +31,7 @@ from anyformer.config.spec import did_you_mean, visible
 from anyformer.interop.schema import rope_fields
 
 T = TypeVar("T")
-MAX_LAYERS = 1000  # however few tensors there are: ALBERT's layers share theirs
+MAX_LAYERS = 2000  # the deepest published models have a few hundred
 MAX_LABELS = 1_000_000
 MULTI_LABEL = "multi_label_classification"
 
@@ -105,9 +105,12 @@ class Fields:
         return self._as(type(default), field, value)
 
     def must(self, field: str, *values: Any) -> None:
-        """Refuse a field unless it is left out, null, or one of these values."""
-        value = self._take(field)
-        if value is not None and value not in values:
+        """Refuse a field unless it is left out, null, or one of these values, or `transformers` does not use it."""
+        value = self._data.get(field)
+        if value is None or value in values:
+            self._read.add(field)
+        elif self.known is None or field in self.known:
+            self._read.add(field)
             only = " or ".join(map(repr, values)) or "null"
             self.refuse(field, f"= {reprlib.repr(value)}: only {only} is supported{self._hint(field)}")
 
@@ -207,10 +210,10 @@ class Fields:
         return self.one_of(field, ACTIVATIONS, default)
 
     def depth(self, field: str, default: int) -> int:
-        """Return a number of layers, no more than the weights can hold: each layer has at least one tensor."""
-        found, most = self(field, default), max(MAX_LAYERS, len(self._weights()))
-        if found > most:
-            raise ConfigError([self.fault(field, f"= {found}: must be at most {most}, by the weights beside it")])
+        """Return a number of layers, at most `MAX_LAYERS`."""
+        found = self(field, default)
+        if found > MAX_LAYERS:
+            raise ConfigError([self.fault(field, f"= {found}: must be at most {MAX_LAYERS}")])
         return found
 
     def layer_types(self, depth: int, default: Sequence[str], known: Collection[str]) -> list[str]:

@@ -6,7 +6,11 @@ the numbers. Files are checked against their headers before a number is read.
 
 import json
 import math
+import pickle
+import re
+import reprlib
 import struct
+import zipfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +25,7 @@ from anyformer.config.spec import visible
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 LONGEST = 100_000_000  # bytes of a header, as the format says
+MAX_TENSORS = 200_000  # of a file; the largest published mixtures of experts have about 100,000 in all shards
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -61,7 +66,10 @@ class Span:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def read(self) -> Tensor:
-        buffer = torch.empty(self.size, dtype=torch.uint8)
+        try:
+            buffer = torch.empty(self.size, dtype=torch.uint8)
+        except RuntimeError:  # by the allocator
+            raise wrong(self.file, f"needs {self.size / 2**30:,.1f} GiB of memory for one tensor") from None
         with self.file.open("rb") as file:
             file.seek(self.start)
             if file.readinto(buffer.numpy().data) != self.size:
@@ -105,18 +113,24 @@ def stored(folder: Path, allow_pickle: bool = False) -> dict[str, Stored]:
 
 
 def _sharded(index: Path, open_: Callable[[Path], dict[str, Stored]]) -> dict[str, Stored]:
+    """Read the shards that an index names: files of its own folder, which hold each tensor once."""
     places = read_json(index).get("weight_map")
-    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+    if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
         raise wrong(index, "has no weight_map from weights to files")
-    for name in set(places.values()):
-        if Path(name).name != name or name in ("", ".", ".."):
-            raise wrong(index, f"names '{visible(name)}', which is not a file of this folder")
+    for name in sorted(set(places.values())):
+        if Path(name).name != name or name in ("", ".", "..") or "\0" in name:
+            raise wrong(index, f"names {reprlib.repr(name)}, which is not a file of this folder")
         if not (index.parent / name).is_file():
             raise wrong(index.parent / name, f"is missing, and {index.name} names it")
     shards = {name: open_(index.parent / name) for name in sorted(set(places.values()))}
-    if lost := [weight for weight, name in places.items() if weight not in shards[name]]:
-        raise wrong(index, f"places {visible(lost[0])} in {places[lost[0]]}, which does not hold it")
-    return {weight: tensor for shard in shards.values() for weight, tensor in shard.items()}
+    if lost := next((weight for weight, name in places.items() if weight not in shards[name]), None):
+        raise wrong(index, f"places {visible(lost)} in {places[lost]}, which does not hold it")
+    found: dict[str, Stored] = {}
+    for name, shard in shards.items():
+        if twice := next((weight for weight in shard if weight in found), None):
+            raise wrong(index.parent / name, f"holds {visible(twice)}, and so does {found[twice].file.name}")
+        found |= shard
+    return found
 
 
 def _header(path: Path) -> dict[str, Stored]:
@@ -131,13 +145,15 @@ def _header(path: Path) -> dict[str, Stored]:
             header = json.loads(file.read(size))
     except OSError as error:
         raise wrong(path, f"cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise wrong(path, "is damaged: its header is no JSON") from None
+    except ConfigError:
+        raise
+    except (ValueError, RecursionError):
+        raise wrong(path, "is damaged: its header is not JSON") from None
     if not isinstance(header, dict):
-        raise wrong(path, "is damaged: its header is no table")
+        raise wrong(path, "is damaged: its header is not a table")
     header.pop("__metadata__", None)
+    if len(header) > MAX_TENSORS:
+        raise wrong(path, f"has {len(header):,} tensors: at most {MAX_TENSORS:,} are read")
     found = {name: _span(path, name, entry, 8 + size) for name, entry in header.items()}
     end = 8 + size
     for name, span in sorted(found.items(), key=lambda item: (item[1].start, item[1].size)):
@@ -158,18 +174,25 @@ def _span(path: Path, name: str, entry: Any, base: int) -> Span:
         whole = False
     if not whole:
         raise wrong(path, f"is damaged: its header does not say what {visible(name)} is")
-    if kind not in DTYPES:
-        raise wrong(path, f"{visible(name)} is of {visible(str(kind))}, which is not read: {', '.join(DTYPES)} are")
+    if not isinstance(kind, str) or kind not in DTYPES:
+        raise wrong(
+            path, f"{visible(name)} is of {visible(reprlib.repr(kind))}, which is not read: {', '.join(DTYPES)} are"
+        )
     span = Span(path, DTYPES[kind], tuple(shape), base + begin)
     if end - begin != span.size:
-        raise wrong(path, f"is damaged: {visible(name)} of shape {list(shape)} has {end - begin:,} bytes")
+        raise wrong(path, f"is damaged: {visible(name)} of shape {reprlib.repr(list(shape))} has {end - begin:,} bytes")
     return span
 
 
 def _unpickle(path: Path) -> dict[str, Stored]:
+    """Read a .bin file as tensors and nothing else. Files older than torch 1.6 are no zip archives, and not mapped."""
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # zip, unpickling and runtime errors alike
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except pickle.UnpicklingError as error:
+        name = re.search(r"GLOBAL ([\w.]+)", str(error))
+        what = f"{name[1]}, which is code" if name else "something else than tensors, or is damaged"
+        raise wrong(path, f"is not read: it holds {what}; convert it to .safetensors where it was made") from None
+    except Exception as error:  # zip, end-of-file and runtime errors alike
         raise wrong(path, f"cannot be read: {visible(str(error)).partition(chr(10))[0]}") from None
     if not isinstance(found, dict) or not all(isinstance(x, Tensor) for x in found.values()):
         raise wrong(path, "is not a table of tensors")

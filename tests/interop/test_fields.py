@@ -8,6 +8,7 @@ import pytest
 import transformers as hf
 
 from anyformer.config import ConfigError, ModelConfig
+from anyformer.inspection.count import count
 from anyformer.interop import schema
 from anyformer.interop.compare import differences
 from anyformer.interop.families import FAMILIES
@@ -116,6 +117,7 @@ def test_fields_inside_a_table_are_ignored_by_their_path() -> None:
 SUPPORTED: list[tuple[str, dict[str, Any]]] = [
     ("bert", {"pruned_heads": {}}),
     ("bert", {"language": "german"}),
+    ("modernbert", {"position_embedding_type": "relative_key_query"}),
     ("bloom", {"apply_residual_connection_post_layernorm": False}),
 ]
 
@@ -126,7 +128,6 @@ def test_harmless_values_are_no_reason_to_warn(kind: str, fields: dict[str, Any]
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("bert", {"pruned_heads": {"0": [1]}}, "pruned_heads"),
     ("bert", {"quantization_config": {"bits": 4}}, "quantization_config"),
     ("bert", {"is_decoder": True}, "is_decoder"),
     ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm"),
@@ -143,6 +144,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("kind", "fields", "name"), REFUSED)
 def test_a_field_that_would_make_another_model_is_refused(kind: str, fields: dict[str, Any], name: str) -> None:
     assert f"--ignore-field {name} " in refusal(kind, fields)
+
+
+def test_pruned_heads_are_refused() -> None:
+    assert "pruned_heads: must be empty" in refusal("bert", {"pruned_heads": {"0": [1]}})
 
 
 def test_all_faults_of_a_file_are_told_at_once() -> None:
@@ -196,3 +201,13 @@ def test_a_size_is_a_number_above_zero(kind: str) -> None:
         for value in (0, -1, [], [[]], {}, "1"):
             with suppress(ConfigError):
                 assert read(kind, {name: value}) == usual, f"{name} = {value}"
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_absurd_sizes_are_counted_or_refused_at_once(kind: str) -> None:
+    """Sizes so large that nothing of them could be built."""
+    config = CLASSES[kind]()
+    for name in names(config):
+        if type(getattr(config, name)) is int and not name.endswith("_id"):
+            with suppress(ConfigError):
+                assert count(read(kind, {name: 10**18})[0]).parameters > 0

@@ -81,9 +81,11 @@ def test_without_architectures_the_weights_tell_the_head(tmp_path: Path, name: s
 
 def test_a_decoder_without_architectures_writes(folder: Path) -> None:
     whole = af.from_hf(folder).model.state_dict()
-    change(folder / "config.json", architectures="drop")
+    change(folder / "config.json", architectures=["GPT2DoubleHeadsModel"])
+    with pytest.raises(ConfigError, match="--ignore-field architectures"):
+        af.from_hf(folder)
     with pytest.warns(UserWarning, match="GPT2LMHeadModel"):
-        same(folder, whole)
+        same(folder, whole, ignore_fields=["architectures"])
 
 
 @pytest.mark.parametrize("value", [[], {}, 3, ["gpt2"], [[]]])
@@ -93,11 +95,21 @@ def test_a_model_type_that_is_no_name(folder: Path, value: Any) -> None:
         af.from_hf(folder)
 
 
-@pytest.mark.parametrize("kind", ["camembert", "mamba", "zebra"])
+@pytest.mark.parametrize("kind", ["camembert", "mamba", "deberta-v2", "zebra"])
 def test_only_a_misspelt_family_is_suggested(folder: Path, kind: str) -> None:
     change(folder / "config.json", model_type=kind)
     with pytest.raises(ConfigError, match="known here: albert, bart"):
         af.from_hf(folder)
+
+
+def test_only_a_misspelt_class_is_suggested(folder: Path) -> None:
+    for name, words in (
+        ("GPT2Moddel", "did you mean 'GPT2Model'"),
+        ("GPT2DoubleHeadsModel", "known here: GPT2LMHeadModel"),
+    ):
+        change(folder / "config.json", architectures=[name])
+        with pytest.raises(ConfigError, match=f"config.json: architectures = '{name}': {words}"):
+            af.from_hf(folder)
 
 
 def test_labels_that_hold_together(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from anyformer.config import ConfigError, FactorisedTable, Fault, MaskedLM, ModelConfig, Stack, Tokens
 from anyformer.interop.families import bert
 from anyformer.interop.family import Family, Text, the
-from anyformer.interop.fields import Fields
+from anyformer.interop.fields import MAX_LAYERS, Fields
 from anyformer.interop.rules import Alias, AnyRule, Rule
 
 USUAL = bert.Usual(vocab=30_000, width=4096, heads=64, ff=16_384, act="gelu_new", dropout=0.0, pooler="pooler")
@@ -20,6 +20,8 @@ def read(given: Fields) -> ModelConfig:
         USUAL, given, given.special(given("vocab_size", USUAL.vocab), pad=0, bos=2, eos=3), table=table
     )
     stack = the(found.encoder, Stack, "encoder")
+    if stack.depth * inner > MAX_LAYERS:
+        given.refuse("inner_group_num", f"= {inner}: {stack.depth} times as many layers are more than {MAX_LAYERS}")
     changes = {"depth": stack.depth * inner, "blocks": stack.blocks * inner, "share": True}
     return found.model_copy(update={"encoder": stack.model_copy(update=changes)})
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from functools import partial
 
-from anyformer.config import ModelConfig
+from anyformer.config import LinearScaling, ModelConfig, NoScaling, Rotary, Stack
 from anyformer.interop.families import llama
 from anyformer.interop.families.llama import Kin
-from anyformer.interop.family import Family, Text
+from anyformer.interop.family import Family, Text, the
 from anyformer.interop.fields import Fields
 from anyformer.interop.rules import AnyRule, Rule
 
@@ -16,7 +16,11 @@ KIN = Kin(width=3072, ff=8192, vocab=32_064, length=4096, eps=1e-5, eos=32_000, 
 def read(given: Fields) -> ModelConfig:
     given.silent("resid_pdrop", "embd_pdrop", "attention_bias")  # dropout of training; the last is never read
     given.silent("original_max_position_embeddings")  # of a scaling that says it, too
-    return llama.read(KIN, given)
+    found = llama.read(KIN, given)
+    rotary = the(the(found.decoder, Stack, "decoder").position, Rotary, "decoder.position")
+    if not isinstance(rotary.scaling, (NoScaling, LinearScaling)):  # `transformers` reads yarn as longrope
+        given.refuse("rope_parameters", "must be of rope_type default or linear: of phi3, others are not supported")
+    return found
 
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
