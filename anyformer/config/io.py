@@ -19,12 +19,13 @@ from typing import Any, Literal, TypeVar
 import tomli_w
 
 from anyformer.config.check import build as build, to_data as to_data
-from anyformer.config.edit import diff as diff, override as override
+from anyformer.config.edit import DEEPEST, diff as diff, override as override
 from anyformer.config.schema import schema as schema
 from anyformer.config.spec import ConfigError, Fault, Spec, close_to, fields, kinds, member_for, members, visible
 
 S = TypeVar("S", bound=Spec)
 Format = Literal["toml", "json"]
+MAX_FILE = 2**23  # bytes
 SUFFIXES: dict[str, Format] = {".toml": "toml", ".json": "json"}
 
 
@@ -80,7 +81,11 @@ def format_of(path: Path) -> Format:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_bytes().decode("utf-8-sig")  # with or without the mark that Windows editors write
+        with path.open("rb") as file:
+            raw = file.read(MAX_FILE + 1)
+        if len(raw) > MAX_FILE:
+            raise ConfigError([Fault(str(path), f"is too large: a config has at most {MAX_FILE:,} bytes")])
+        return raw.decode("utf-8-sig")  # with or without the mark that Windows editors write
     except UnicodeDecodeError as error:
         what = f"not UTF-8: byte 0x{error.object[error.start]:02x} at offset {error.start}"
     except FileNotFoundError:
@@ -97,6 +102,8 @@ def _read(path: Path) -> str:
 def parse(text: str, format: Format) -> dict[str, Any]:
     """The tables in a text; a `ConfigError` says in which line and column it stops being TOML or JSON."""
     try:
+        if format == "toml" and _has_deep_key(text):
+            raise RecursionError
         data = tomllib.loads(text) if format == "toml" else json.loads(text, object_pairs_hook=_object)
         found = list(_unreadable(data, ""))
     except tomllib.TOMLDecodeError as error:
@@ -113,6 +120,16 @@ def parse(text: str, format: Format) -> dict[str, Any]:
     if found:
         raise ConfigError(found)
     return data
+
+
+# Strings and comments of TOML: the dots in them are no paths.
+_QUOTED = re.compile(r'''"""(?:[^\\]|\\.)*?"""|"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|#[^\n]*''', re.DOTALL)
+
+
+def _has_deep_key(text: str) -> bool:
+    """Whether a dotted key has more than `DEEPEST` dots: `tomllib` takes quadratic time for them."""
+    bare = _QUOTED.sub("''", text)
+    return any(run[0].count(".") > DEEPEST for run in re.finditer(r"[^\n=,\[\]{}]+", bare))
 
 
 def _toml_fault(message: str, text: str) -> Fault:

@@ -102,6 +102,8 @@ def _values(annotation: Any, *limits: Any) -> st.SearchStrategy[Any]:
     below: Any = next((m.lt for m in limits if isinstance(m, Lt)), None)
     if annotation is int:
         return st.integers(low, high)
+    if annotation is str:
+        return st.text(st.characters(exclude_categories=["Cs"]))
     if annotation is float:
         return st.floats(
             above if low is None else low,

@@ -5,6 +5,7 @@ import string
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -29,10 +30,10 @@ heads = 4
 def refused_within(seconds: float) -> Iterator[list[str]]:
     """A `ConfigError` of bounded length in this time; its text is appended to the list."""
     found = list[str]()
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises(ConfigError) as error:
         yield found
-    assert time.perf_counter() - began < seconds
+    assert time.process_time() - began < seconds
     found.append(str(error.value))
     assert len(found[0]) <= LONGEST
 
@@ -48,10 +49,10 @@ def test_a_long_unknown_key_is_refused_in_a_short_message() -> None:
 
 
 def test_suggestions_for_long_words_take_no_time() -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     assert close_to(mixed(20_000), [mixed(20_000)[:-1], mixed(19_000)]) is None
     assert len(did_you_mean(mixed(20_000), [mixed(n) for n in range(1000, 3000)])) <= LONGEST
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1
 
 
 def test_short_words_are_still_suggested() -> None:
@@ -120,3 +121,28 @@ def test_an_element_of_a_list_is_an_ascii_number(index: str) -> None:
 def test_long_overrides_give_short_messages(change: str) -> None:
     with refused_within(2):
         io.override(io.loads(ModelConfig, MODEL), [change.format(mixed(20_000))])
+
+
+@pytest.mark.parametrize(
+    "text", ["a." * 40_000 + "a = 1", "x = {" + '"a" . ' * 20_000 + "a = 1}", "[" + "a." * 40_000 + "a]"]
+)
+def test_long_dotted_keys_are_refused_at_once(text: str) -> None:
+    with refused_within(1) as told:
+        io.loads(ModelConfig, text)
+    assert told == ["nested too deeply"]
+
+
+def test_dots_in_strings_and_comments_are_no_keys() -> None:
+    dots = "a." * 200
+    text = f'# {dots}\n{MODEL}\n[adapter]\nrank = 2\ntargets = [\'{dots}\', "{dots}", """{dots}\n{dots}"""]\n'
+    with refused_within(1) as told:
+        io.loads(ModelConfig, text)
+    assert told[0].count("the blocks have no such linear layer") == 3
+
+
+def test_a_file_too_large_for_a_config_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "large.toml"
+    path.write_bytes(b"# nothing\n" * 1_000_000)
+    with refused_within(1) as told:
+        io.load(ModelConfig, path)
+    assert told == [f"{path}: is too large: a config has at most 8,388,608 bytes"]

@@ -129,9 +129,9 @@ def test_records_are_those_of_the_definition(text: str) -> None:
 
 @pytest.mark.parametrize("line", ['"a\n', 'a,"b\n', '"a" b\n"\n', '"\n"x\n', '""" ,\n'])
 def test_unclosed_quotes_take_linear_time(line: str) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     assert _csv(line * 50_000)
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
 
 
 # -- names ------------------------------------------------------------------------------------------------------------

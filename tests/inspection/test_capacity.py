@@ -29,10 +29,10 @@ def test_depth_has_a_bound() -> None:
 
 @pytest.mark.parametrize("share", [False, True])
 def test_the_deepest_model_is_counted_at_once_and_exactly(share: bool) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     deep, one = count(decoder(2_000, share=share)), count(decoder(2, share=share))
     training_memory(decoder(2_000, share=share))
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began < 2
     outside = sum(row.flops for row in one.rows if "embeddings" in row.part or row.part == "head")
     assert deep.flops - outside == 1_000 * (one.flops - outside)
     layers = count(decoder(4)).parameters - count(decoder(2)).parameters
@@ -91,12 +91,12 @@ def test_sparse_patterns_are_counted_up_to_a_length(pattern: Window | BigBird) -
     ],
 )
 def test_training_refuses_huge_sizes_and_writes_nothing(change: str, fault: str, tmp_path: Path) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     few = ["data.train.count=100", "data.valid=none", "data.test=none", "train.evaluate_every=none"]
     with pytest.raises(ConfigError) as error:
         train("sort", tmp_path / "run", [*few, change])
     assert str(error.value).startswith(fault)
-    assert time.perf_counter() - began < 10
+    assert time.process_time() - began < 10
     assert not (tmp_path / "run").exists()
 
 
