@@ -8,6 +8,7 @@ if it cannot load the model. Sizes are made small here, every other field stays 
 
 import json
 import re
+import tempfile
 import textwrap
 import warnings
 from collections.abc import Iterable, Sequence
@@ -267,16 +268,17 @@ BEGIN, END = "<!-- made by python -m tests.interop.shrunk -->\n", "<!-- end of p
 
 
 def sentence(found: Iterable[Published]) -> str:
-    """Return the figures as text; the tests check that each file has the outcome that is counted here."""
+    """Return the figures as text, by the expected outcome of each file."""
     found = list(found)
     unnamed = [entry for entry in found if "model_type" not in entry.config]
     refused = sorted(entry.refused for entry in found if entry.refused and entry not in unnamed)
     values = {field: [name for name in refused if name.startswith(f"{field} =")] for field in TOLD}
     others = [f"`{name.removesuffix(' = ')}`" for name in refused if not name.startswith(TOLD)]
     families, classes = (", ".join(name.partition(" = ")[2].replace("'", "`") for name in values[f]) for f in TOLD)
+    loaded, sources = len(found) - len(unnamed) - len(refused), len({entry.repository for entry in found})
     text = f"""
-        {len(found)} published `config.json` files from {len({entry.repository for entry in found})} repositories are in
-        [`published/`](../tests/interop/published), each with its source. {len(found) - len(unnamed) - len(refused)}
+        {len(found)} published `config.json` files from {sources} repositories are in
+        [`published/`](../tests/interop/published), each with its source (`python -m tests.interop.shrunk`). {loaded}
         load as they are and equal `transformers` to {PROMISE:g} at a tiny size. {len(unnamed)} have no `model_type` and
         do so with `--family`. {len(refused)} are refused: {len(values["model_type"])} of families that are not
         supported ({families}), {len(values["architectures"])} of classes that are not supported ({classes}), and
@@ -285,6 +287,12 @@ def sentence(found: Iterable[Published]) -> str:
 
 
 def main() -> None:
+    for name, entry in entries().items():
+        with tempfile.TemporaryDirectory() as folder:
+            found = outcome(entry, Path(folder))
+        print(found.kind, name, flush=True)
+        assert found.kind == ("refused" if entry.refused else "equal"), found
+        assert entry.refused in found.refused, found
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
     PAGE.write_text(before + BEGIN + sentence(entries().values()) + END + after, encoding="utf-8")

@@ -105,7 +105,7 @@ def answers(model: hf.PreTrainedModel, batch: Any, **more: Any) -> tuple[Any, An
     """Hidden states, and what the head makes of them."""
     out = model(batch.ids, attention_mask=batch.mask, output_hidden_states=True, **more)
     last = out.hidden_states[-1]
-    return last, out.pooler_output if "pooler_output" in out else out.logits if "logits" in out else last
+    return last, next((out[name] for name in ("pooler_output", "logits", "prediction_logits") if name in out), last)
 
 
 @pytest.mark.parametrize("name", ENCODERS)
