@@ -182,7 +182,7 @@ class Explored:
 
 
 def open_runs(folders: Sequence[Path], wait: Callable[[Path], None] | None = None) -> Explored:
-    """Runs by the names of their folders; of a mixture of tasks, each task as a run of its own.
+    """Open runs by the names of their folders; each task of a mixture becomes a run.
 
     `wait` is called with the folder of a training that has nothing to load yet, again and again until it has.
     """
@@ -204,7 +204,7 @@ def open_runs(folders: Sequence[Path], wait: Callable[[Path], None] | None = Non
 
 
 def _begins(folder: Path) -> bool:
-    """Whether a training has written its recipe and nothing to load yet."""
+    """Return whether a training has written its recipe and nothing to load yet."""
     return training(folder) and (folder / "recipe.toml").stat().st_size > 0 and newest(folder) is None
 
 

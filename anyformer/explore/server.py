@@ -17,7 +17,9 @@ from typing import Any
 
 from anyformer.config import ConfigError, Fault
 from anyformer.explore import assemble
+from anyformer.explore.asked import AboutText
 from anyformer.explore.opened import VIEWS, Explored
+from anyformer.explore.show import collect
 
 HOST = "127.0.0.1"
 LARGEST = 2**20  # bytes of a request
@@ -113,6 +115,10 @@ class Handler(BaseHTTPRequestHandler):
         name = self.path.removeprefix("/api/")
         if name == "write":
             self._lines(self.server.explored.write(self._request()))
+        elif name == "everything":
+            asked = AboutText(**self._request()).model_dump(exclude={"step"})
+            self.server.explored.answer("read", asked)  # raises what is wrong with the text
+            self._json(collect(self.server.explored, {**asked, "off": sorted(asked["off"])}))
         elif name in VIEWS or name == "live":
             self._json(self.server.explored.answer(name, self._request()))
         else:

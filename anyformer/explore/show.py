@@ -55,6 +55,14 @@ def show(
     explored, name = Explored({opened.name: opened}), opened.name
     body = {"run": name, "text": text, "target": target, "off": sorted(off)}
     explored.answer("read", body)  # what is wrong with the text is told here
+    answers = collect(explored, body)
+    state = {"run": name, "text": text, "target": target or "", "off": ",".join(sorted(off)), "view": view}
+    hash = "#" + urlencode({field: value for field, value in state.items() if value})
+    return Shown(alone({"hash": hash, "answers": answers}), height)
+
+
+def collect(explored: Explored, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the answers of all views of a text by their requests, as many as fit into `ROOM`."""
     answers: dict[str, Any] = {key("runs", {}): explored.about()}
     room = ROOM
     for asked, request in _requests(explored, body):
@@ -63,9 +71,7 @@ def show(
         if room < 0:
             break
         answers[key(asked, request)] = said
-    state = {"run": name, "text": text, "target": target or "", "off": ",".join(sorted(off)), "view": view}
-    hash = "#" + urlencode({field: value for field, value in state.items() if value})
-    return Shown(alone({"hash": hash, "answers": answers}), height)
+    return answers
 
 
 def _answer(explored: Explored, name: str, request: dict[str, Any]) -> Any:
@@ -80,7 +86,7 @@ def _answer(explored: Explored, name: str, request: dict[str, Any]) -> Any:
 
 def _requests(explored: Explored, body: dict[str, Any]) -> Iterator[Request]:
     """What the views first ask for, then what clicks ask for."""
-    (about,) = explored.about()
+    about = explored.opened(body["run"]).about()
     layers = [
         (kind, layer, heads)
         for kind, found in about["kinds"].items()
@@ -107,9 +113,5 @@ def _requests(explored: Explored, body: dict[str, Any]) -> Iterator[Request]:
 
 def _pairs(explored: Explored, place: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Each query with the key that it looks at most."""
-    found = explored.answer("heads", place)
-    for head, links in enumerate(found["links"]):
-        best: dict[int, int] = {}
-        for query, looked_at, _ in links:
-            best.setdefault(query, looked_at)
-        yield from ({**place, "head": head, "query": query, "key": at} for query, at in sorted(best.items()))
+    for head, strongest in enumerate(explored.answer("heads", place)["strongest"]):
+        yield from ({**place, "head": head, "query": query, "key": at} for query, at in enumerate(strongest))

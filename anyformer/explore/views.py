@@ -7,7 +7,8 @@ Requests are in `asked.py`; about a text each has run, text, target, off and ste
     read     tokens by stack, notes, begins (how many stand before the answer), at (the token that is looked at
              first), answer, probabilities                                                           (`answer.py`)
     write    NDJSON, a line for each token: text, token, p, top, cache; the last: done, text        (`writing.py`)
-    heads    of one layer: rows, columns, heads; of each head its links [query, key, weight], name, entropy, distance
+    heads    of one layer: rows, columns, heads; of each head its links [query, key, weight], the strongest key of each
+             query, name, entropy, distance
     model    of all layers of a kind: layers, sizes, maps {layer.head: base64 of bytes, 48 × 48 at most}, names
     matrix   of one head: rows, columns, shape, what, normalizer, values (base64 of float32)
     neuron   of a query and a key: q, k, product, dot, scale, cap, bias, sink, score, weight, visible, normalizer, row
@@ -16,6 +17,7 @@ Requests are in `asked.py`; about a text each has run, text, target, off and ste
     block    width, stacks, input, head, length, source_length, total: parts with parameters, flops (`diagram.py`)
     cache    steps, kinds {self, cross: bytes}, now, limit, capacity, layers                        (`diagram.py`)
     live     rows, count, checkpoints, live                                                         (`live.py`)
+    everything  the answers of all views of a text, by request, for a page that is saved              (`show.py`)
 
 Numbers that have no meaning are null. Tokens are as `tokenizer.token` shows them: plain text, nothing without a shape.
 Rows of maps are queries; in "bias" and "scores" a hidden cell is -1e30. What is wrong is {error: one line}.
@@ -54,6 +56,7 @@ def heads(seen: Seen, asked: AboutLayer) -> dict[str, Any]:
         "columns": columns,
         "heads": list(range(len(weights))),
         "links": [_links(one) for one in weights],
+        "strongest": weights.argmax(dim=-1).tolist(),
         "names": called,
         "entropy": [_number(x) for x in found.entropy[0]],
         "distance": [_number(x) for x in found.distance[0]],

@@ -83,7 +83,7 @@ async function showCache(subject) {
   const button = subject.run.writes
     ? make(
         "button",
-        { type: "button", id: `watch-${subject.pane}`, class: "go", onclick: () => writeAgain() },
+        { type: "button", id: `watch-${subject.pane}`, class: "go", ...toward(nextWriting()) },
         word("writeWatch"),
       )
     : null;

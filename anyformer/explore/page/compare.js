@@ -23,7 +23,7 @@ function bothPicker(views) {
   const select = make(
     "select",
     { id: "both", onchange: (event) => change({ both: event.target.value }, true) },
-    views.map((view) => make("option", { value: view, selected: view === state.both }, word(`view.${view}`))),
+    views.map((view) => option(view, word(`view.${view}`), view === state.both, { both: view })),
   );
   return make("label", { class: "pick" }, make("span", {}, word("compareIn")), select);
 }
@@ -40,6 +40,7 @@ function form(pane) {
       dir: "auto",
       autocomplete: "off",
       maxlength: 20000,
+      readonly: Boolean(saved),
     });
   const text = area("text"),
     target = area("target");
@@ -82,7 +83,7 @@ function form(pane) {
   }
   const field = (what, input) =>
     make("label", { class: `field ${what}` }, make("span", what === "run" ? {} : { "data-word": what }), input);
-  const button = make("button", { type: "submit", class: "go", id: `go${mark}`, "data-word": "go" });
+  const button = make("button", { type: "submit", class: "go", id: `go${mark}`, "data-word": "go", disabled: Boolean(saved) });
   return make(
     "form",
     {
@@ -100,18 +101,25 @@ function form(pane) {
   );
 }
 
+/** A run to choose; in a saved page only that which is shown. */
+function runOption(run, subject) {
+  const off = saved && run.name !== subject.run.name ? notSaved() : {};
+  return make("option", { value: run.name, ...off }, run.name);
+}
+
 /** Puts the state into a form. What is being typed is left alone. */
 function fillForm(runs, subject) {
   const mark = subject.pane ? "-2" : "",
     run = byId(`run${mark}`);
   if (run.options.length !== runs.length)
-    run.replaceChildren(...runs.map((one) => make("option", { value: one.name }, one.name)));
+    run.replaceChildren(...runs.map((one) => runOption(one, subject)));
   run.value = subject.run.name;
   for (const what of ["text", "target"]) {
     const input = byId(`${what}${mark}`),
       value = subject.body[what] ?? "";
     if (input !== document.activeElement && input.value !== value) input.value = value;
   }
+  if (saved) for (const what of ["text", "target", "go"]) byId(`${what}${mark}`).title = word("notSaved");
   const takes = subject.run.pair || subject.run.writes,
     label = byId(`target${mark}`).closest("label");
   label.hidden = !takes;

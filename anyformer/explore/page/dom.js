@@ -44,7 +44,7 @@ function sharp(canvas, width, height) {
 /** Arrow keys, Home and End move the focus among the items of a group of which one is reached by Tab. */
 function roving(group, selector, columns = () => 1) {
   group.addEventListener("keydown", (event) => {
-    const items = [...group.querySelectorAll(selector)];
+    const items = [...group.querySelectorAll(selector)].filter((item) => !item.disabled);
     const at = items.indexOf(document.activeElement);
     if (at < 0 || event.ctrlKey || event.metaKey || event.altKey) return;
     const width = columns();

@@ -149,6 +149,7 @@ async function probe(subject, steps) {
       ),
     );
   }
+  if (!rows.length) return null;
   return make("div", {}, make("h3", {}, word("overSteps")), picker(subject, ["kind", "layer"]), rows);
 }
 

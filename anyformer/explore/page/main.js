@@ -62,12 +62,15 @@ async function drawPane(subject) {
   return { strip: top, view };
 }
 
+/** Of a saved page, what decides which controls have an answer. */
+const gates = () => (saved ? [state.view, state.both, state.kind, state.layer, state.head, state.temperature] : []);
+
 const tops = new Map(); // tokens and answer of each pane, and what they were made of
 
 /** The tokens and the answer, made again only where they have changed: a slider moves many times a second. */
 function kept(subject, build) {
   const { at, key, kind, write } = state,
-    of = JSON.stringify([subject.body, at, key, kind, languageNow(), write && writeBody(subject)]);
+    of = JSON.stringify([subject.body, at, key, kind, languageNow(), write && writeBody(subject), gates()]);
   if (tops.get(subject.pane)?.of !== of) tops.set(subject.pane, { of, top: build() });
   return tops.get(subject.pane).top;
 }
@@ -103,7 +106,7 @@ function surroundings(now) {
             tabindex: view === state.view ? 0 : -1,
             "aria-keyshortcuts": String(i + 1),
             title: `${word(`view.${view}`)} (${i + 1})`,
-            onclick: () => openView(view),
+            ...toward(viewChange(view), true),
           },
           word(`view.${view}`),
           view === "live" && run.live ? make("span", { class: "dot" }) : null,
@@ -124,6 +127,7 @@ function aboutRun(run) {
     word(`shape.${run.shape}`),
     run.task,
     `${short(run.parameters)} ${word("parameters")}`,
+    ...(saved ? [word("savedPage")] : []),
     ...(typeof run.step === "number" ? [`${word("step")} ${run.step}`] : []),
   ];
   const newer = { type: "button", id: "newer", title: word("newerHint"), onclick: showNewest };
@@ -133,7 +137,7 @@ function aboutRun(run) {
 /** The panel beside the views, made again only where its switches change: a slider must not slip from the hand. */
 function sidePanel(now) {
   const side = byId("side"),
-    of = JSON.stringify([now.map(({ run, body }) => [run.name, body.off]), languageNow(), theme()]);
+    of = JSON.stringify([now.map(({ run, body }) => [run.name, body.off]), languageNow(), theme(), gates()]);
   if (side.dataset.of === of) return fillSliders();
   side.dataset.of = of;
   const samples = now.some(({ run }) => run.tokens); // else there is nothing to draw from
@@ -141,8 +145,12 @@ function sidePanel(now) {
 }
 
 function openView(view) {
+  change(viewChange(view), true);
+}
+
+function viewChange(view) {
   const second = view === "compare" && !state.run2 ? { run2: state.run, text2: state.text, target2: state.target } : {};
-  change({ view, ...second }, true);
+  return { view, ...second };
 }
 
 /** Does something that replaces elements, and gives the focus and the scrolled places back. */
@@ -163,6 +171,16 @@ function say(text) {
   byId("said").textContent = text;
   clearTimeout(say.timer);
   say.timer = setTimeout(() => (byId("said").textContent = ""), 4000);
+}
+
+/** The state of an address; in a saved page, where it has no answers, the state that was saved. */
+function begins(hash) {
+  readHash(hash);
+  settle();
+  if (!saved || isSaved({})) return;
+  say(word("notSaved"));
+  readHash(saved.hash);
+  settle();
 }
 
 /** Runs and texts that an address leaves open: the first run, and its example. */
@@ -190,8 +208,7 @@ async function begin() {
     byId("words").hidden = false;
     return;
   }
-  readHash(location.hash.length > 1 || !saved ? location.hash : saved.hash);
-  settle();
+  begins(location.hash.length > 1 || !saved ? location.hash : saved.hash);
   byId("language").onclick = () => change({ lang: languageNow() === "ko" ? "en" : "ko" });
   byId("theme").onclick = () => change({ theme: theme() === "dark" ? "light" : "dark" });
   byId("help").onclick = showKeys;
@@ -200,8 +217,7 @@ async function begin() {
   byId("save-png").onclick = savePng;
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", render);
   window.addEventListener("popstate", () => {
-    readHash(location.hash);
-    settle();
+    begins(location.hash);
     render();
   });
   document.addEventListener("keydown", pageKeys);

@@ -13,7 +13,7 @@ async function showMatrix(subject) {
         type: "button",
         id: `what-${subject.pane}-${what}`,
         "aria-pressed": String(what === state.what),
-        onclick: () => change({ what }),
+        ...toward({ what }),
       },
       word(`what.${what}`),
     ),

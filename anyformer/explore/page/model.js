@@ -57,8 +57,7 @@ function map(subject, found, kind, layer, head, colours, here) {
       tabindex: here ? 0 : -1,
       id: `map-${subject.pane}-${layer}-${head}`,
       "aria-current": here ? "true" : null,
-      onclick: () =>
-        change({ kind, layer, head, ...(state.view === "compare" ? { both: "matrix" } : { view: "matrix" }) }, true),
+      ...toward({ kind, layer, head, ...(state.view === "compare" ? { both: "matrix" } : { view: "matrix" }) }, true),
     },
     picture,
   );

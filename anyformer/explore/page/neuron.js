@@ -41,9 +41,7 @@ async function showNeuron(subject, reading) {
 
 /** The key on which a query's weight is greatest. */
 async function strongest(subject, kind, layer, head, query) {
-  const { links } = await ask("heads", { ...subject.body, kind, layer });
-  const own = (links[head] ?? []).filter((link) => link[0] === query);
-  return own.length ? own.reduce((best, link) => (link[2] > best[2] ? link : best))[1] : 0;
+  return (await ask("heads", { ...subject.body, kind, layer })).strongest[head][query];
 }
 
 /** Moves the rows of weights so that the key that is looked at stands in sight. */
@@ -133,7 +131,7 @@ function row(subject, found, columns, key) {
           tabindex: i === key ? 0 : -1,
           "aria-pressed": String(i === key),
           title: figure(found.row[i] ?? 0),
-          onclick: () => change({ key: i }),
+          ...toward({ key: i }),
         },
         make("span", { class: "fill", style: { height: `${(60 * (found.row[i] ?? 0)) / most}px` } }),
         tokenSpan(token),

@@ -3,17 +3,13 @@
 const BARS = 16; // tokens shown at most
 
 async function showNext(subject, reading) {
-  const kind = subject.run.shape === "encoder" ? "encoder" : "decoder";
+  const kind = sideOf(subject.run);
   const tokens = reading.tokens[kind] ?? [];
   if (!subject.run.tokens) {
     const shown = reading.probabilities ? [make("h3", {}, word("labels")), labels(reading.probabilities)] : [];
     return make("div", {}, shown, make("p", { class: "empty" }, word("noTokens")));
   }
-  const found = await ask("next", {
-    ...subject.body,
-    at: state.at < 0 ? -1 : Math.min(state.at, tokens.length - 1),
-    kind,
-  });
+  const found = await ask("next", nextBody(subject, reading));
   const place = make(
     "p",
     { class: "value" },
@@ -27,6 +23,16 @@ async function showNext(subject, reading) {
     parts.push(make("div", {}, make("h3", {}, word("lens")), explained("lens"), lens(found.lens)));
   return make("div", {}, explained("next"), make("div", { class: "next" }, parts));
 }
+
+/** The request about the place that is looked at. */
+function nextBody(subject, reading) {
+  const kind = sideOf(subject.run),
+    at = state.at < 0 ? -1 : Math.min(state.at, reading.tokens[kind].length - 1);
+  return { ...subject.body, at, kind };
+}
+
+/** The stack whose tokens are answered about. */
+const sideOf = (run) => (run.shape === "encoder" ? "encoder" : "decoder");
 
 /** The probabilities of tokens by falling logits, under the sliders; `rest` is what all others have together.
  *

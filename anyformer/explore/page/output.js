@@ -36,7 +36,7 @@ function output(subject, reading, before) {
   const button = subject.run.writes
     ? make(
         "button",
-        { type: "button", id: `write-${subject.pane}`, class: "go", onclick: () => writeAgain() },
+        { type: "button", id: `write-${subject.pane}`, class: "go", ...toward(nextWriting()) },
         word("write"),
       )
     : null;
@@ -130,5 +130,7 @@ function linesOf(key) {
 
 /** The button: writes; once more, with the next seed where chance has a part. */
 function writeAgain() {
-  change(state.write && state.temperature > 0 ? { seed: state.seed + 1 } : { write: 1 });
+  change(nextWriting());
 }
+
+const nextWriting = () => (state.write && state.temperature > 0 ? { seed: state.seed + 1 } : { write: 1 });

@@ -1,16 +1,21 @@
 // Keeping a view: as a page of its own with its answers in it, as a picture, as a link.
 
-/** The stand-alone page: the document the server has for it, with every view, and the answers that were had so far. */
+/** The stand-alone page: every view in all layers, as far as they have room, and whatever was looked at. */
 async function saveHtml(subjects) {
   const kept = {};
-  for (const subject of subjects) await everyView(subject);
+  say(word("saving"));
+  for (const subject of subjects) {
+    for (const off of subject.body.off.length ? [[], subject.body.off] : [[]])
+      Object.assign(kept, await ask("everything", { ...subject.body, off }).catch(gone)); // of a blank text nothing
+    await everyView(subject);
+  }
   for (const [key, promise] of answers) {
     const name = key.slice(0, key.indexOf(" ")),
       body = JSON.parse(key.slice(name.length + 1));
     const about = subjects.some(
       ({ body: own }) => own.run === body.run && own.text === body.text && (own.target ?? undefined) === body.target,
     );
-    if (name === "runs" || name === "live" || about)
+    if (name === "runs" || name === "live" || (about && name !== "everything"))
       kept[key] = await promise.catch((error) => ({ error: error.message }));
   }
   const text = JSON.stringify({ hash: toHash(state), answers: kept }).replaceAll("<", "\\u003c");

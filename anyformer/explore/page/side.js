@@ -5,16 +5,12 @@ function switches(subject) {
   const { run, pane } = subject,
     off = new Set(subject.body.off),
     name = pane ? "off2" : "off";
-  const set = (next) => change({ [name]: [...next].sort() });
+  const to = (next) => toward({ [name]: [...next].sort() });
   const tables = Object.entries(run.kinds).map(([kind, { layers, heads }]) => {
     const rows = layers.map((layer, i) => {
       const ids = Array.from({ length: heads[i] }, (_, head) => `${kind}.${layer}.${head}`);
-      const flipAll = () => {
-        const silent = ids.every((id) => off.has(id)),
-          next = new Set(off);
-        for (const id of ids) silent ? next.delete(id) : next.add(id);
-        set(next);
-      };
+      const others = [...off].filter((id) => !ids.includes(id)),
+        flipped = ids.every((id) => off.has(id)) ? others : [...others, ...ids];
       const cells = ids.map((id, head) =>
         make("button", {
           type: "button",
@@ -26,7 +22,7 @@ function switches(subject) {
           title: `${word("layer")} ${layer}, ${word("head")} ${head}: ${word(off.has(id) ? "isOff" : "isOn")}`,
           "aria-label": `${word(`kind.${kind}`)} ${layer}.${head}`,
           style: { "--head": headColour(head) },
-          onclick: () => set(off.has(id) ? [...off].filter((one) => one !== id) : [...off, id]),
+          ...to(off.has(id) ? [...off].filter((one) => one !== id) : [...off, id]),
         }),
       );
       const all = make(
@@ -38,7 +34,7 @@ function switches(subject) {
           title: word("flipLayer"),
           "aria-label": `${word("flipLayer")} ${layer}`,
           tabindex: -1,
-          onclick: flipAll,
+          ...to(flipped),
         },
         String(layer),
       );
@@ -61,7 +57,7 @@ function switches(subject) {
   const title = state.view === "compare" ? `${word("switches")} ${pane ? "B" : "A"}` : word("switches");
   const allOn = make(
     "button",
-    { type: "button", id: `all-on-${pane}`, disabled: !off.size, onclick: () => set([]) },
+    { type: "button", id: `all-on-${pane}`, ...to([]), ...(off.size ? {} : { disabled: true }) },
     word("allOn"),
   );
   return fold(
@@ -121,6 +117,7 @@ function sliders() {
         min,
         max,
         value: state[name],
+        ...(saved ? notSaved() : {}),
         onchange: (event) => change({ [name]: clamp(Math.round(Number(event.target.value)) || min, min, max) }),
       }),
     );

@@ -62,7 +62,9 @@ function toHash(from) {
 
 /** Changes the state, the address, and with them the page. `step`: Back comes back to what was before. */
 function change(updates, step = false) {
-  Object.assign(state, updates);
+  const possible = offered(updates);
+  if (!possible) return say(word("notSaved"));
+  Object.assign(state, possible);
   writeHash(step);
   return render();
 }

@@ -64,11 +64,16 @@ function picker(subject, parts) {
         id: `${part}-${subject.pane}`,
         onchange: (event) => change({ [part]: part === "kind" ? event.target.value : Number(event.target.value) }),
       },
-      lists[part].map(([value, name]) => make("option", { value, selected: value === now[part] }, name)),
+      lists[part].map(([value, name]) => option(value, name, value === now[part], { [part]: value })),
     );
     return make("label", { class: "pick" }, make("span", {}, word(part)), select);
   });
   return make("div", { class: "picker" }, picks);
+}
+
+/** One choice of a list, which changes the state. */
+function option(value, name, selected, updates) {
+  return make("option", { value, selected, ...(offered(updates) ? {} : notSaved()) }, name);
 }
 
 /** The tokens that each stack reads, with what is looked at marked; a click looks at one. */
@@ -87,7 +92,7 @@ function strip(subject, reading) {
           class: side !== "encoder" && reading.begins !== null && i >= reading.begins ? "chip answers" : "chip",
           tabindex: i === Math.max(0, current) ? 0 : -1,
           "aria-pressed": String(i === current),
-          onclick: () => change(pickToken(subject, side, i)),
+          ...toward(pickToken(subject, side, i)),
         },
         tokenSpan(token),
         make("small", {}, String(i)),

@@ -1,0 +1,69 @@
+// A saved page has no server: what has no answer in it is switched off, and says why.
+
+/** The requests that each view makes for the state. */
+const NEEDS = {
+  heads: (subject) => [["heads", placeOf(subject, ["kind", "layer"])]],
+  model: (subject) => [["model", placeOf(subject, ["kind"])]],
+  matrix: (subject) => [["matrix", { ...placeOf(subject, ["kind", "layer", "head"]), what: state.what }]],
+  neuron: (subject) => [["neuron", pairOf(subject)]],
+  next: (subject) => (subject.run.tokens ? [["next", nextBody(subject, readingOf(subject))]] : []),
+  block: (subject) => [["block", subject.body]],
+  cache: (subject) => (subject.run.shape === "encoder" ? [] : [["cache", subject.body]]),
+  live: (subject) => [["live", { run: subject.body.run, since: 0 }]],
+};
+
+const isKnown = (name, body) => saved.answers[keyOf(name, body)] !== undefined;
+const readingOf = (subject) => saved.answers[keyOf("read", subject.body)];
+
+function placeOf(subject, parts) {
+  const now = chosen(subject.run);
+  return Object.assign({ ...subject.body }, ...parts.map((part) => ({ [part]: now[part] })));
+}
+
+function pairOf(subject) {
+  const place = placeOf(subject, ["kind", "layer", "head"]),
+    { rows, columns } = ends(place.kind, readingOf(subject).tokens),
+    query = state.query < 0 ? rows.length - 1 : clamp(state.query, 0, rows.length - 1),
+    { strongest } = saved.answers[keyOf("heads", placeOf(subject, ["kind", "layer"]))] ?? {};
+  return {
+    ...place,
+    query,
+    key: state.key < 0 ? strongest?.[place.head][query] : clamp(state.key, 0, columns.length - 1),
+  };
+}
+
+/** Whether a saved page has all answers that it needs after a change of the state. */
+function isSaved(updates) {
+  const before = { ...state },
+    known = (request) => isKnown(...request);
+  Object.assign(state, updates);
+  try {
+    return subjects().every((subject) => {
+      const { run, body } = subject,
+        offs = body.off.length ? [[], body.off] : [[]],
+        needs = offs.map((off) => ["read", { ...body, off }]);
+      if (state.write && run.writes) needs.push(...offs.map((off) => ["write", writeBody(subject, off)]));
+      return needs.every(known) && NEEDS[viewNow()](subject).every(known);
+    });
+  } catch (error) {
+    gone(error); // the view says it, such as that there is no attention
+    return true;
+  } finally {
+    Object.assign(state, before);
+  }
+}
+
+/** The change that a page can show: of a pinned key that was not saved, that of the strongest key; else null. */
+function offered(updates) {
+  if (!saved) return updates;
+  const changes = "key" in updates ? [updates] : [updates, { ...updates, key: -1 }];
+  return changes.find(isSaved) ?? null;
+}
+
+/** The properties of a control that changes the state: disabled, with the reason as its title, where it cannot. */
+function toward(updates, step = false) {
+  const onclick = () => change(updates, step);
+  return offered(updates) ? { onclick } : { onclick, ...notSaved() };
+}
+
+const notSaved = () => ({ disabled: true, title: word("notSaved") });

@@ -1,0 +1,129 @@
+"""A saved page: all layers and tokens are in it; what is not is switched off with a reason, and leads nowhere."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anyformer.explore.show import show
+from tests.explore import made
+from tests.explore.tab import Opener, Page
+
+REASON = "Not in this saved page"
+Saved = Callable[..., Page]
+
+
+@pytest.fixture
+def saved(page: Opener, chromium: Any, tmp_path: Path) -> Iterator[Saved]:
+    """Saves the page of a state and opens the file without a network."""
+    contexts = []
+
+    def open_(lang: str = "en", **state: str) -> Page:
+        one = page(**state)
+        with one.tab.expect_download() as waiting:
+            one.tab.click("#save-html")
+        waiting.value.save_as(tmp_path / "saved.html")
+        return opened(tmp_path / "saved.html")
+
+    def opened(file: Path) -> Page:
+        contexts.append(chromium.new_context(offline=True, viewport={"width": 1280, "height": 900}, locale="en-US"))
+        other = Page(contexts[-1].new_page(), file.as_uri())
+        other.tab.goto(other.address)
+        return other.settled()
+
+    open_.file = opened  # type: ignore[attr-defined]
+    yield open_
+    for context in contexts:
+        context.close()
+
+
+def whole(page: Page) -> None:
+    """The page shows its view without an error, with its tabs and controls."""
+    assert page.tab.locator("#view .error, #strips .error").count() == 0
+    assert page.tab.locator("#view > .pane > *").count() > 0
+    assert page.tab.locator("#tabs button").count() == 9
+
+
+def test_every_layer_head_and_token_is_in_it(saved: Saved) -> None:
+    one = saved(run="pair", view="heads")
+    for kind in ("encoder", "cross", "decoder"):
+        one.tab.select_option("#kind-0", kind)
+        for layer in ("1", "0"):
+            one.tab.select_option("#layer-0", layer)
+            one.settled().see("heads")
+            whole(one)
+    one.click("#tab-matrix")
+    for head in ("1", "0"):
+        one.tab.select_option("#head-0", head)
+        for what in ("scores", "bias", "mask", "weights"):
+            one.click(f"#what-0-{what}")
+            whole(one)
+    one.click("#tab-next")
+    for at in range(one.tab.locator("[id^=token-0-decoder-]").count()):
+        one.click(f"#token-0-decoder-{at}").see("next")
+        whole(one)
+    one.click("#tab-neuron")
+    one.tab.select_option("#layer-0", "1")
+    one.settled().see("neuron")
+    whole(one)
+    assert one.wrong == []
+
+
+def test_what_is_not_in_it_is_switched_off_and_says_why(saved: Saved) -> None:
+    one = saved(run="pair", view="heads")
+    for selector in ("#go", "[id='switch-0-encoder.0.0']", "#layer-0-cross-1", "#seed", "#most"):
+        assert one.tab.locator(selector).is_disabled(), selector
+        assert REASON in str(one.tab.get_attribute(selector, "title")), selector
+    for selector in ("#text", "#target"):
+        assert not one.tab.locator(selector).is_editable()
+        assert REASON in str(one.tab.get_attribute(selector, "title"))
+    others = "[...document.querySelectorAll('#run option')].filter(e => !e.selected).every(e => e.disabled)"
+    assert one.tab.evaluate(others)
+    assert "saved page" in one.text("#about")
+    one.click("#tab-neuron")
+    off = one.tab.locator(".weights button:disabled")
+    assert off.count() > 0
+    assert REASON in str(off.first.get_attribute("title"))
+    assert one.tab.locator(".weights button:enabled").count() == 1
+    assert one.wrong == []
+
+
+def test_keys_and_addresses_never_lead_into_an_empty_page(saved: Saved) -> None:
+    one = saved(run="lm", view="heads", layer="1")
+    for key in ("x", "w", "ArrowUp", "ArrowUp", "]", "k", "ArrowLeft", *"3456789"):
+        one.press(key)
+        whole(one)
+    one.press("3").tab.focus("#matrix-0")
+    one.press("ArrowUp", "ArrowLeft", "ArrowLeft", "Enter")  # a link whose products were not saved
+    whole(one)
+    one.press("4")
+    whole(one)
+    before = one.tab.url
+    one.tab.evaluate("location.hash = 'run=lm&text=something+else&view=matrix'")
+    one.until("document.querySelector('#said').textContent !== ''")
+    whole(one.settled())
+    assert one.tab.input_value("#text") != "something else"
+    one.tab.goto(before)
+    one.tab.reload()
+    whole(one.settled())
+    assert one.wrong == []
+
+
+def test_switches_that_were_looked_at_work(saved: Saved) -> None:
+    one = saved(run="classify", view="heads", off="encoder.1.0")
+    assert not one.tab.locator("#all-on-0").is_disabled()
+    assert one.tab.locator("[id='switch-0-encoder.0.0']").is_disabled()
+    one.tab.select_option("#layer-0", "1")
+    whole(one.settled())
+    assert one.wrong == []
+
+
+def test_a_notebook_has_the_same_limits(saved: Saved, tmp_path: Path) -> None:
+    shown = show(made.made("tag"), made.TEXT).save(tmp_path / "shown.html")
+    one = saved.file(shown)  # type: ignore[attr-defined]
+    assert one.tab.locator("#go").is_disabled()
+    for key in "123456789":
+        one.press(key)
+        whole(one)
+    assert one.wrong == []
