@@ -22,7 +22,7 @@ from anyformer.tasks.mlm import MaskedLanguageModelling
 from anyformer.tasks.rows import RowTask
 from anyformer.tasks.seq2seq import SequenceToSequence
 from anyformer.tasks.spans import SpanCorrupting
-from anyformer.tasks.tag import Tagging
+from anyformer.tasks.tag import Tagging, split
 
 MOST = 1024  # tokens of a text that are read: every map of a layer has t·s numbers for each head
 
@@ -61,7 +61,10 @@ def read(run: Run, text: str, target: str | None = None) -> Reading:
         piece = _piece(run, text, target)
     elif isinstance(run.task, SequenceToSequence | SpanCorrupting):
         piece = _answered(run.model, run.task, piece)
-    return replace(_reading(run, piece), notes=tuple(notes), text=text, begins=begins)
+    found = _reading(run, piece)
+    if isinstance(run.task, Tagging) and piece.spelled is not None:
+        found = replace(found, tokens=_spelled(run.task, text, piece, found.tokens))
+    return replace(found, notes=tuple(notes), text=text, begins=begins)
 
 
 def attention_maps(
@@ -97,6 +100,16 @@ def _piece(run: Run, text: str, target: str | None) -> Piece:
             return task.read(text, config)
         case _:
             raise ConfigError([Fault("task.kind", f"= '{run.spec.kind}': its texts cannot be looked into")])
+
+
+def _spelled(task: Tagging, text: str, piece: Piece, tokens: dict[Side, list[str]]) -> dict[Side, list[str]]:
+    """The tokens, with words that the model reads by their spelling in place of the token for unknown ones."""
+    ((side, names),) = tokens.items()
+    names, unknown = list(names), task.tokenizer.unk
+    for at, word in zip(task.first_tokens(piece), split(text), strict=True):
+        if piece.ids[at] == unknown:
+            names[at] = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in word)
+    return {side: names}
 
 
 def _cut(name: str, text: str, make: Callable[[str], Piece], config: ModelConfig, notes: list[str]) -> str:

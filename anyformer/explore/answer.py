@@ -5,14 +5,17 @@ from typing import Any
 
 import torch
 
-from anyformer.config import Classifier, ConfigError
+from anyformer.config import Classifier, ConfigError, Embedder, NoHead, TokenLabels
 from anyformer.explore.asked import AboutText
-from anyformer.explore.seen import Seen, place
+from anyformer.explore.seen import Seen, last_side, place
 from anyformer.explore.switches import named, switched_off
 from anyformer.run import Run
 from anyformer.tasks.classify import Classifying
 from anyformer.tasks.encoder import Encoding
 from anyformer.tasks.regress import Regressing
+from anyformer.tasks.tag import Tagging, split
+
+LABELS = 5  # of a word that are named
 
 
 def read(seen: Seen, asked: AboutText) -> dict[str, Any]:
@@ -25,6 +28,8 @@ def read(seen: Seen, asked: AboutText) -> dict[str, Any]:
         "at": place(seen),
         "answer": said(seen, asked),
         "probabilities": probabilities(seen),
+        "tags": tags(seen),
+        "vector": vector(seen),
     }
 
 
@@ -52,6 +57,46 @@ def _predicted(run: Run, text: str, asked: AboutText) -> str:
     except ValueError:
         return answer
     return f"{len(numbers)} numbers" if isinstance(numbers, list) else answer
+
+
+def tags(seen: Seen) -> list[dict[str, Any]] | None:
+    """Return each word with the token at which it begins, its label, and the likeliest labels with probabilities.
+
+    A CRF chooses the labels of a sentence together: there the probabilities are None. None for other heads.
+    """
+    run, names = seen.run, seen.reading.tokens[last_side(seen.run)]
+    match run.task:
+        case Tagging():
+            piece = run.task.read(seen.reading.text, run.config)
+            places, words, labels = run.task.first_tokens(piece), split(seen.reading.text), run.task.spec.labels
+            (best,) = run.task.best(seen.output.float().cpu(), torch.tensor([piece.labels]))
+        case Encoding() if isinstance(run.config.head, TokenLabels) and not run.config.head.crf:
+            places = list(range(len(run.task.before), len(names) - len(run.task.after)))
+            words, labels = [names[at] for at in places], run.task.spec.labels
+            best = [labels[i] for i in seen.output[0, places].argmax(-1).tolist()]
+        case _:
+            return None
+    if seen.output.dim() == 4:
+        shares: list[Any] = [None] * len(places)
+    else:
+        p = seen.output[0, places].float().cpu().softmax(dim=-1)
+        top = p.topk(min(LABELS, len(labels)))
+        rows = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+        shares = [[(labels[i], x) for i, x in zip(*row, strict=True)] for row in rows]
+    found = zip(places, words, best, shares, strict=True)
+    return [{"at": at, "word": word, "label": label, "probabilities": share} for at, word, label, share in found]
+
+
+def vector(seen: Seen) -> list[float] | None:
+    """Return the vector of a text, to six digits; None where the run answers in another form."""
+    match seen.run.config.head:
+        case Embedder():
+            found = seen.output[0]
+        case NoHead():
+            found = seen.output[0].mean(dim=0)
+        case _:
+            return None
+    return [float(f"{x:.6g}") for x in found.float().cpu().tolist()]
 
 
 def probabilities(seen: Seen) -> list[tuple[str, float]] | None:

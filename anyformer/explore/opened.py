@@ -22,7 +22,7 @@ from anyformer.explore.asked import (
 )
 from anyformer.explore.example import example
 from anyformer.explore.live import by_step, newest, rows_since, step_of, training
-from anyformer.explore.seen import Seen, attentions_of, look, says_tokens
+from anyformer.explore.seen import Seen, attentions_of, look, says, says_tokens
 from anyformer.explore.writing import write, writer_of
 from anyformer.inspection.sublayers import attentions
 from anyformer.run import MANIFEST, Run, load
@@ -97,6 +97,7 @@ class Opened:
             "limit": {side: stack.limit for side, stack in config.stacks.items()},
             "writes": writer_of(self.run) is not None,
             "tokens": says_tokens(self.run),
+            "says": says(self.run),
             "pair": self.pair,
             "kinds": kinds,
             "example": text,

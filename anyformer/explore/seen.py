@@ -2,12 +2,22 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
-from anyformer.config import LM, ConfigError, Fault, MaskedLM, Side
+from anyformer.config import (
+    LM,
+    Classifier,
+    ConfigError,
+    Embedder,
+    Fault,
+    MaskedLM,
+    NoHead,
+    Side,
+    TokenLabels,
+)
 from anyformer.decoding.session import evaluating
 from anyformer.explore.asked import AboutText
 from anyformer.explore.switches import named, switched_off
@@ -23,7 +33,7 @@ from anyformer.nn.ring import Step
 from anyformer.nn.stack import HERE as SITE
 from anyformer.reading import Reading, read
 from anyformer.run import Run
-from anyformer.tasks.mlm import MaskedLanguageModelling
+from anyformer.tasks.regress import Regressing
 
 
 @dataclass(frozen=True)
@@ -152,11 +162,29 @@ def says_tokens(run: Run) -> bool:
     return isinstance(run.config.head, LM | MaskedLM)
 
 
+Says = Literal["tokens", "masked", "labels", "number", "tags", "vector"]
+
+
+def says(run: Run) -> Says:
+    """Return what a run answers: the next token, fillings of masks, labels, a number, a tag of each word, a vector."""
+    match run.config.head:
+        case LM():
+            return "tokens"
+        case MaskedLM():
+            return "masked"
+        case Classifier():
+            return "number" if isinstance(run.task, Regressing) else "labels"
+        case TokenLabels():
+            return "tags"
+        case Embedder() | NoHead():
+            return "vector"
+
+
 def place(seen: Seen) -> int:
-    """The token that is looked at first: the first that is masked, or the last."""
-    task, ids = seen.run.task, seen.reading.inputs[-1][0].tolist()
-    if isinstance(task, MaskedLanguageModelling) and task.mask in ids:
-        return ids.index(task.mask)
+    """Return the token that is shown first: the first mask, or the last token."""
+    ids, mask = seen.reading.inputs[-1][0].tolist(), seen.run.tokenizer.mask
+    if isinstance(seen.run.config.head, MaskedLM) and mask in ids:
+        return ids.index(mask)
     return len(seen.reading.tokens[last_side(seen.run)]) - 1
 
 

@@ -2,10 +2,10 @@
 
 Requests are in `asked.py`; about a text each has run, text, target, off and step. What is answered:
 
-    runs     [{name, folder, shape, task, parameters, vocab, limit, writes, tokens, pair, example, example_target,
-             kinds: {kind: {layers, heads}}, live, step}]                                             (`opened.py`)
+    runs     [{name, folder, shape, task, parameters, vocab, limit, writes, tokens, says, pair, example,
+             example_target, kinds: {kind: {layers, heads}}, live, step}]                            (`opened.py`)
     read     tokens by stack, notes, begins (how many stand before the answer), at (the token that is looked at
-             first), answer, probabilities                                                           (`answer.py`)
+             first), answer, probabilities; of a tagger tags, of an embedder vector                   (`answer.py`)
     write    NDJSON, a line for each token: text, token, p, top, cache; the last: done, text        (`writing.py`)
     heads    of one layer: rows, columns, heads; of each head its links [query, key, weight], the strongest key of each
              query, name, entropy, distance

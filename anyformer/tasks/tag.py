@@ -130,6 +130,10 @@ class Tagging:
         (ids,) = self._ids(sentences)
         return self._piece(words, ids, [0] * len(ids), config)
 
+    def first_tokens(self, piece: Piece) -> list[int]:
+        """Return where the words of a piece begin."""
+        return [at for at, label in enumerate(piece.labels) if label != IGNORE]
+
     def evaluate(self, model: Transformer, rows: Rows, batches: Batches) -> Metrics:
         """The share of words that are right, and how well spans are found."""
         total, found = 0.0, dict[int, list[str]]()

@@ -32,7 +32,7 @@ async function render() {
     if (strips.some((one, i) => one !== byId("strips").children[i]) || strips.length !== byId("strips").children.length)
       byId("strips").replaceChildren(...strips); // hundreds of tokens that stay are not laid out again
     byId("view").replaceChildren(
-      ...(state.view === "compare" ? [bothPicker(VIEWS.filter((view) => SHOW[view]))] : []),
+      ...(state.view === "compare" ? [bothPicker(VIEWS.filter((view) => SHOW[view]), now[0].run)] : []),
       ...drawn.map((pane) => pane.view),
     );
   });
@@ -47,15 +47,16 @@ async function drawPane(subject) {
     if (!(error instanceof Refused)) throw error;
     return make("p", { class: "error", role: "alert" }, visibleText(error.message));
   };
-  let reading, before;
+  let reading, before, other;
   try {
     reading = await ask("read", subject.body);
+    other = subject.pane ? await ask("read", subjects()[0].body).catch(gone) : null;
     before = subject.body.off.length ? await ask("read", { ...subject.body, off: [] }) : null;
   } catch (error) {
     return { strip: make("div", { class: "pane" }, wrong(error)), view: make("div", { class: "pane" }) };
   }
   const top = kept(subject, () =>
-    make("div", { class: "pane" }, strip(subject, reading), output(subject, reading, before)),
+    make("div", { class: "pane" }, strip(subject, reading), output(subject, reading, before, other)),
   );
   const view = await SHOW[viewNow()](subject, reading).catch(wrong);
   view.classList.add("pane", `view-${viewNow()}`);
@@ -70,7 +71,8 @@ const tops = new Map(); // tokens and answer of each pane, and what they were ma
 /** The tokens and the answer, made again only where they have changed: a slider moves many times a second. */
 function kept(subject, build) {
   const { at, key, kind, write } = state,
-    of = JSON.stringify([subject.body, at, key, kind, languageNow(), write && writeBody(subject), gates()]);
+    bodies = [subject.pane, ...subjects().map(({ body }) => body), write && writeBody(subject)],
+    of = JSON.stringify([bodies, at, key, kind, languageNow(), gates()]);
   if (tops.get(subject.pane)?.of !== of) tops.set(subject.pane, { of, top: build() });
   return tops.get(subject.pane).top;
 }
@@ -105,10 +107,10 @@ function surroundings(now) {
             "aria-selected": String(view === state.view),
             tabindex: view === state.view ? 0 : -1,
             "aria-keyshortcuts": String(i + 1),
-            title: `${word(`view.${view}`)} (${i + 1})`,
+            title: `${viewName(view, run)} (${i + 1})`,
             ...toward(viewChange(view), true),
           },
-          word(`view.${view}`),
+          viewName(view, run),
           view === "live" && run.live ? make("span", { class: "dot" }) : null,
         ),
       ),
@@ -125,7 +127,7 @@ function surroundings(now) {
 function aboutRun(run) {
   const facts = [
     word(`shape.${run.shape}`),
-    run.task,
+    run.task === run.shape ? word(`says.${run.says}`) : run.task,
     `${short(run.parameters)} ${word("parameters")}`,
     ...(saved ? [word("savedPage")] : []),
     ...(typeof run.step === "number" ? [`${word("step")} ${run.step}`] : []),

@@ -5,10 +5,7 @@ const BARS = 16; // tokens shown at most
 async function showNext(subject, reading) {
   const kind = sideOf(subject.run);
   const tokens = reading.tokens[kind] ?? [];
-  if (!subject.run.tokens) {
-    const shown = reading.probabilities ? [make("h3", {}, word("labels")), labels(reading.probabilities)] : [];
-    return make("div", {}, shown, make("p", { class: "empty" }, word("noTokens")));
-  }
+  if (!subject.run.tokens) return showAnswer(subject, reading);
   const found = await ask("next", nextBody(subject, reading));
   const place = make(
     "p",
@@ -120,16 +117,6 @@ function bar(name, now, plain, most, title, actual = false) {
       make("span", { class: "bar-now", style: { width: wide(now) } }),
     ),
     make("span", { class: "number" }, percent(now)),
-  );
-}
-
-/** A label's probability is not drawn from: no slider changes it. */
-function labels(found) {
-  const most = Math.max(...found.map(([, p]) => p), 1e-9);
-  return make(
-    "div",
-    { class: "bars" },
-    found.map(([label, p]) => bar(tokenSpan(label), p, 0, most, "")),
   );
 }
 

@@ -19,7 +19,7 @@ function writeBody(subject, off = subject.body.off) {
 }
 
 /** The panel under the tokens: the answer, the writing, and with heads off what both were with all of them. */
-function output(subject, reading, before) {
+function output(subject, reading, before, other) {
   const rows = [];
   const add = (name, content) =>
     content && rows.push(make("div", { class: "said-row" }, make("span", { class: "label" }, name), content));
@@ -28,6 +28,9 @@ function output(subject, reading, before) {
     if (before) add(`${word("answer")} · ${word("before")}`, answered(before, null));
     add(before ? `${word("answer")} · ${word("withOff", off)}` : word("answer"), answered(reading, before));
   }
+  const near = cosine(other?.vector, reading.vector);
+  if (near !== null)
+    add(word("cosine"), make("span", { class: "cosine" }, make("b", {}, near.toFixed(3)), ` ${word("cosineHint")}`));
   if (subject.run.writes && state.write) {
     if (off) add(`${word("written")} · ${word("before")}`, writtenLine(subject, []));
     add(off ? `${word("written")} · ${word("withOff", off)}` : word("written"), writtenLine(subject, subject.body.off));
@@ -46,7 +49,8 @@ function output(subject, reading, before) {
 /** An answer, with the changes of a label's probabilities. */
 function answered(reading, before) {
   const changed = before && before.answer !== reading.answer;
-  const text = make("bdi", { class: changed ? "answer changed" : "answer", dir: "auto" }, visibleText(reading.answer));
+  const parts = answerParts(reading, before) ?? visibleText(reading.answer);
+  const text = make("bdi", { class: changed && !reading.tags ? "answer changed" : "answer", dir: "auto" }, parts);
   const old = new Map(before?.probabilities ?? []);
   const best = (reading.probabilities ?? []).slice(0, 3).map(([label, p]) => {
     const by = old.has(label) ? p - old.get(label) : 0;

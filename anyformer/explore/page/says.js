@@ -1,0 +1,113 @@
+// What a run answers that is not a token: labels, a number, a tag of each word, a vector.
+
+/** The name of a view: the fifth is called by what the run answers. */
+const viewName = (view, run) => word(view === "next" ? `next.${run.says}` : `view.${view}`);
+
+/** The view of an answer that is not a token. */
+function showAnswer(subject, reading) {
+  const { says } = subject.run,
+    parts = {
+      labels: () => labels(reading.probabilities ?? []),
+      number: () => make("p", { class: "figure" }, visibleText(reading.answer || "–")),
+      tags: () => tagTable(subject, reading),
+      vector: () => vectorBars(reading.vector ?? []),
+    };
+  return make("div", {}, explained(`next.${says}`), parts[says]());
+}
+
+/** A label's probability is not drawn from: no slider changes it. */
+function labels(found) {
+  const most = Math.max(...found.map(([, p]) => p), 1e-9);
+  return make(
+    "div",
+    { class: "bars" },
+    found.map(([label, p]) => bar(tokenSpan(label), p, 0, most, "")),
+  );
+}
+
+/** Each word with its tag, how likely it is, and the other likely tags. */
+function tagTable(subject, reading) {
+  const tags = reading.tags ?? [],
+    current = state.at < 0 ? reading.at : state.at,
+    shares = tags.some((one) => one.probabilities);
+  const heads = ["word", "tag", ...(shares ? ["probability", "otherTags"] : [])];
+  const rows = tags.map(({ at, word: text, label, probabilities: found }) => {
+    const own = found?.find(([name]) => name === label)?.[1] ?? 0,
+      others = (found ?? []).filter(([name, p]) => name !== label && p >= 5e-4);
+    const cells = [
+      make(
+        "td",
+        {},
+        make("span", { class: "bar-track" }, make("span", { class: "bar-now", style: { width: `${100 * own}%` } })),
+        make("span", { class: "number" }, percent(own)),
+      ),
+      make("td", {}, others.map(([name, p]) => make("span", { class: "share" }, tokenSpan(name), ` ${percent(p)}`))),
+    ];
+    return make(
+      "tr",
+      { class: at === current ? "current" : "" },
+      make("th", { scope: "row" }, tokenSpan(text)),
+      make("td", {}, make("b", {}, tokenSpan(label))),
+      found ? cells : [],
+    );
+  });
+  const table = make(
+    "table",
+    { class: "tags" },
+    make(
+      "thead",
+      {},
+      make(
+        "tr",
+        {},
+        heads.map((name) => make("th", { scope: "col" }, word(name))),
+      ),
+    ),
+    make("tbody", {}, rows),
+  );
+  const note = shares ? null : make("p", { class: "note" }, word("jointTags"));
+  return make("div", { class: "wide", "data-scroll": `tags-${subject.pane}` }, table, note);
+}
+
+/** The values of a vector, and which are the largest. */
+function vectorBars(values) {
+  const most = Math.max(...values.map(Math.abs), 1e-9),
+    largest = [...values.entries()].sort((a, b) => Math.abs(b[1]) - Math.abs(a[1])).slice(0, 8);
+  return make(
+    "div",
+    { class: "neurons" },
+    make("p", { class: "value" }, vectorWords(values)),
+    signs(word("values"), values, most),
+    make("h3", {}, word("largestValues")),
+    make(
+      "p",
+      { class: "details" },
+      largest.map(([i, value]) => make("span", {}, make("span", { class: "label" }, `[${i}]`), figure(value))),
+    ),
+  );
+}
+
+const vectorWords = (values) =>
+  `${word("valuesCount", values.length)}, ${word("length")} ${Math.hypot(...values).toFixed(2)}`;
+
+/** The cosine of two vectors of the same size, else null. */
+function cosine(a, b) {
+  if (!a || !b || a.length !== b.length) return null;
+  const dot = a.reduce((total, value, i) => total + value * b[i], 0);
+  return dot / (Math.hypot(...a) * Math.hypot(...b) || 1);
+}
+
+/** An answer that is not a text, in the line under the tokens; null where it is one. */
+function answerParts(reading, before) {
+  if (reading.vector) return [vectorWords(reading.vector)];
+  if (!reading.tags) return null;
+  return reading.tags.map(({ word: text, label }, i) => {
+    const changed = before?.tags?.[i] && before.tags[i].label !== label;
+    return make(
+      "span",
+      { class: changed ? "tagged changed" : "tagged" },
+      make("bdi", { dir: "auto" }, visibleText(text)),
+      make("small", {}, visible(label)),
+    );
+  });
+}

@@ -1,0 +1,127 @@
+"""What encoders answer: tags of words, labels, vectors, fillings of masks; in the views and on the page."""
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from anyformer.config import ByteSpelling, TokenLabels, Tokens
+from anyformer.explore.opened import Explored, Opened, open_runs
+from anyformer.explore.server import Server
+from anyformer.recipe import Encoder, Tag
+from tests.explore import made
+from tests.explore.made import TEXT, body
+from tests.explore.tab import Opener
+
+LABELS = ("a", "b", "c")
+SPELLED = made.encoder(made.stack(), TokenLabels(labels=3)).model_copy(
+    update={"source": Tokens(vocab=1, spelling=ByteSpelling())}
+)
+JOINT = made.encoder(made.stack(), TokenLabels(labels=3, crf=True))
+MORE = {
+    "spelled": (Tag(labels=LABELS), SPELLED, made.WORDS),
+    "joint": (Tag(labels=LABELS), JOINT, made.WORDS),
+    "tokens": (Encoder(labels=LABELS), made.encoder(made.stack(), TokenLabels(labels=3)), made.WORDS),
+}
+NAMES = ("tag", "spelled", "joint", "tokens", "embed", "classify", "regress", "mlm", "lm")
+
+
+@pytest.fixture(scope="module")
+def explored() -> Iterator[Explored]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, parts in MORE.items():
+            patch.setitem(made.RUNS, name, parts)
+        yield Explored({name: Opened(name, run, run.folder) for name in NAMES for run in [made.made(name)]})
+
+
+def test_what_each_run_answers(explored: Explored) -> None:
+    kinds = ("tags", "tags", "tags", "tags", "vector", "labels", "number", "masked", "tokens")
+    assert {one["name"]: one["says"] for one in explored.about()} == dict(zip(NAMES, kinds, strict=True))
+
+
+@pytest.mark.parametrize("name", ["tag", "spelled", "joint", "tokens"])
+def test_each_word_has_its_tag_and_probabilities(explored: Explored, name: str) -> None:
+    """The tags of `predict`, each at the token where its word begins; a CRF has no probability of one word."""
+    found, run = explored.answer("read", body(name)), explored.runs[name].run
+    tags = found["tags"]
+    assert [one["word"] for one in tags] == TEXT.split()
+    assert [" ".join(one["label"] for one in tags)] == run.predict([TEXT])
+    assert [found["tokens"]["encoder"][one["at"]] for one in tags] == TEXT.split()
+    for one in tags:
+        if name == "joint":
+            assert one["probabilities"] is None
+            continue
+        shares = dict(one["probabilities"])
+        assert max(shares, key=lambda label: shares[label]) == one["label"]
+        assert sum(shares.values()) == pytest.approx(1)
+    assert json.loads(json.dumps(found, allow_nan=False)) == json.loads(json.dumps(found))
+
+
+def test_an_unknown_word_that_is_spelled_shows_as_itself(explored: Explored) -> None:
+    text = "the xylophone \u202e 나비"
+    tokens = {name: explored.answer("read", body(name, text=text))["tokens"]["encoder"] for name in ("tag", "spelled")}
+    assert tokens["tag"].count("<unk>") == 3
+    assert [one for one in tokens["spelled"] if one not in tokens["tag"]] == ["xylophone", "\\u202e", "나비"]
+
+
+def test_a_vector_is_that_of_predict(explored: Explored) -> None:
+    found = explored.answer("read", body("embed"))["vector"]
+    assert found == pytest.approx(json.loads(explored.runs["embed"].run.predict([TEXT])[0]), rel=1e-4)
+    assert explored.answer("read", body("lm"))["vector"] is None
+
+
+# -- on the page ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def encoders(server: Server, tmp_path: Path) -> Iterator[None]:
+    """The server with runs of encoders."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, parts in MORE.items():
+            patch.setitem(made.RUNS, name, parts)
+        names = ("spelled", "embed", "mlm", "regress", "tokens")
+        opened = open_runs([made.written(name, tmp_path) for name in names])
+    server.explored.runs.update(opened.runs)
+    yield
+    for name in names:
+        del server.explored.runs[name]
+
+
+@pytest.mark.usefixtures("encoders")
+def test_a_tagger_shows_each_word_with_its_tag(page: Opener) -> None:
+    one = page(run="spelled", view="next", text="the xylophone jumps")
+    assert one.text("#tab-next") == "Tags"
+    assert [text.split("\n")[0].split("\t")[0] for text in one.texts(".tags tbody tr")] == ["the", "xylophone", "jumps"]
+    assert all("%" in text for text in one.texts(".tags tbody tr"))
+    assert [text.split("\n")[0] for text in one.texts(".output .tagged")] == ["the", "xylophone", "jumps"]
+    assert "<unk>" not in one.text("body")
+    assert page(run="tokens").text("#about").startswith("encoder · tagger")
+
+
+@pytest.mark.usefixtures("encoders")
+def test_two_texts_of_an_embedder_have_a_cosine(page: Opener, server: Server) -> None:
+    one = page(run="embed", view="compare", both="next", text="the quick fox", run2="embed", text2="the lazy dog")
+    asked = [{"run": "embed", "text": text} for text in ("the quick fox", "the lazy dog")]
+    a, b = (torch.tensor(server.explored.answer("read", request)["vector"]) for request in asked)
+    (shown,) = one.texts(".cosine b")
+    assert float(shown.replace("−", "-")) == pytest.approx(float(torch.cosine_similarity(a, b, dim=0)), abs=6e-4)
+    assert one.tab.locator(".view-next .signs rect").count() == 2 * len(a)
+    assert "16 values" in one.text(".output >> nth=0")
+    assert f"{math.hypot(*a.tolist()):.2f}" in one.text(".output >> nth=0")
+
+
+@pytest.mark.usefixtures("encoders")
+def test_other_encoders_have_no_empty_view(page: Opener) -> None:
+    """In both languages: labels, a number, fillings."""
+    names = {"classify": ("Labels", "레이블"), "regress": ("Number", "수치"), "mlm": ("Fillings", "빈칸")}
+    for locale, which in (("en-US", 0), ("ko-KR", 1)):
+        one = page(locale=locale)
+        for run, name in names.items():
+            target = made.TARGETS.get(run, "")
+            one.open(run=run, view="next", text=made.TEXTS.get(run, TEXT), target=target)
+            assert one.text("#tab-next") == name[which]
+            assert one.tab.locator("#view .empty").count() == 0
+            assert one.tab.locator("#view .bar-row, #view .figure").count() > 0
