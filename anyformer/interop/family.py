@@ -9,7 +9,6 @@ To add one, write `families/NAME.py` with a `Family` and name it in `families/__
 """
 
 import re
-import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -19,7 +18,7 @@ import torch
 from anyformer.config import Attention, Block, Classifier, ConfigError, Fault, ModelConfig, Shape, Side, TokenLabels
 from anyformer.config.spec import did_you_mean
 from anyformer.interop.compare import differences, facts
-from anyformer.interop.fields import Fields
+from anyformer.interop.fields import Fields, shown
 from anyformer.interop.rules import AnyRule, Rule, Tie, ties
 from anyformer.interop.schema import schema_of
 from anyformer.nn.model import Transformer
@@ -64,7 +63,7 @@ class Family:
         name = next((known for known in self.heads if known.lower() == name.lower()), name)  # once LLaMAForCausalLM
         if name not in self.heads:
             hint = "--ignore-field architectures reads the head that fits the weights best"
-            what = f"= {reprlib.repr(name)}: {did_you_mean(name, self.heads)}; {hint}"
+            what = f"= {shown(name)}: {did_you_mean(name, self.heads)}; {hint}"
             raise ConfigError([given.fault("architectures", what)])
         given.head = self.heads[name]
         schema = schema_of(self.kind)

@@ -35,6 +35,10 @@ MAX_LAYERS = 2000  # the deepest published models have a few hundred
 MAX_LABELS = 1_000_000
 MULTI_LABEL = "multi_label_classification"
 
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = 80
+shown = _SHORT.repr  # a value in an error: cut short, and never too deep
+
 # By their names; of several names for one, the first is written.
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": Gelu(),
@@ -112,7 +116,7 @@ class Fields:
         elif self.known is None or field in self.known:
             self._read.add(field)
             only = " or ".join(map(repr, values)) or "null"
-            self.refuse(field, f"= {reprlib.repr(value)}: only {only} is supported{self._hint(field)}")
+            self.refuse(field, f"= {shown(value)}: only {only} is supported{self._hint(field)}")
 
     def silent(self, *fields: str) -> None:
         """Accept fields of any value: they do not change what the model computes."""
@@ -126,8 +130,8 @@ class Fields:
         if self._data.get(field) is None:
             self._data[field] = value
         elif self._data[field] != value:
-            both = f"is another name of {field}, which is {reprlib.repr(self._data[field])}"
-            self.refuse(other, f"= {reprlib.repr(value)}: {both}{self._hint(other)}")
+            both = f"is another name of {field}, which is {shown(self._data[field])}"
+            self.refuse(other, f"= {shown(value)}: {both}{self._hint(other)}")
         del self._data[other]
 
     def refuse(self, field: str, message: str) -> None:
@@ -138,7 +142,7 @@ class Fields:
         """Return what a field names."""
         name = self(field, default)
         if name not in known:
-            raise ConfigError([self.fault(field, f"= {reprlib.repr(name)}: {did_you_mean(name, known)}")])
+            raise ConfigError([self.fault(field, f"= {shown(name)}: {did_you_mean(name, known)}")])
         return known[name]
 
     def has(self, weight: str) -> bool:
@@ -149,7 +153,7 @@ class Fields:
         """Return a table inside these fields, which shares faults and ignored fields with them."""
         inner = Fields(data if isinstance(data, dict) else {}, self._file)
         if not isinstance(data, dict):
-            self.refuse(field, f"= {reprlib.repr(data)}: must be a table")
+            self.refuse(field, f"= {shown(data)}: must be a table")
         inner._above, inner._faults, inner.ignored = f"{self._above}{field}.", self._faults, self.ignored
         return inner
 
@@ -177,7 +181,7 @@ class Fields:
                 self.ignored.append(visible(self._above + field))
             else:
                 what = "is not supported, and the model would be another one without it"
-                self.refuse(field, f"= {reprlib.repr(self._data[field])}: {what}{self._hint(field)}")
+                self.refuse(field, f"= {shown(self._data[field])}: {what}{self._hint(field)}")
 
     def finish(self) -> None:
         """Raise all faults."""
@@ -199,7 +203,7 @@ class Fields:
         if kind is float and type(value) is int:
             value = float(value) if abs(value) < 2**63 else math.inf
         if type(value) is not kind:
-            raise ConfigError([self.fault(field, f"= {reprlib.repr(value)}: must be of type {kind.__name__}")])
+            raise ConfigError([self.fault(field, f"= {shown(value)}: must be of type {kind.__name__}")])
         if isinstance(value, int) and kind is int and value < least:
             raise ConfigError([self.fault(field, f"= {value}: must be at least {least}")])
         return value
@@ -221,7 +225,7 @@ class Fields:
         kinds = self.maybe("layer_types", list) or list(default)
         if len(kinds) != depth or not all(isinstance(kind, str) and kind in known for kind in kinds):
             what = f"must be {depth} of {' and '.join(known)}"
-            raise ConfigError([self.fault("layer_types", f"= {reprlib.repr(kinds)}: {what}")])
+            raise ConfigError([self.fault("layer_types", f"= {shown(kinds)}: {what}")])
         return kinds
 
     def special(self, vocab: int, **defaults: int | None) -> Special:
@@ -233,7 +237,7 @@ class Fields:
             value = self._take(field)
             several = value if role == "eos" and isinstance(value, list) else [value]
             if not all(type(id) is int or id is None for id in several):
-                raise ConfigError([self.fault(field, f"= {reprlib.repr(value)}: must be the id of a token")])
+                raise ConfigError([self.fault(field, f"= {shown(value)}: must be the id of a token")])
             ids = [id for id in several if id is not None and id >= 0 and (id < vocab or id != default)]
             if value is None and (field not in self._data or role == "start") and default is not None:
                 ids = [default] if default < vocab else []
@@ -329,7 +333,7 @@ def read_rotary(given: Fields, theta: float, fraction: float | None, length: int
                 attention_factor=given.maybe("attention_factor", float),
             )
     else:
-        what = f"= {reprlib.repr(kind)}: must be default, linear, llama3 or yarn"
+        what = f"= {shown(kind)}: must be default, linear, llama3 or yarn"
         raise ConfigError([given.fault("rope_type", what)])
     given.close()
     return Rotary(theta=theta, fraction=1.0 if part is None else part, scaling=scaling)

@@ -1,7 +1,6 @@
 """Folders as `transformers` writes and reads them: config.json, weights, tokenizer. No pickle is read unasked."""
 
 import math
-import reprlib
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,7 +14,7 @@ from anyformer.inspection.count import count
 from anyformer.interop import files, sentences, tokens, weights
 from anyformer.interop.families import FAMILIES
 from anyformer.interop.family import Family, fitting
-from anyformer.interop.fields import MULTI_LABEL, Fields
+from anyformer.interop.fields import MULTI_LABEL, Fields, shown
 from anyformer.interop.files import Stored, wrong
 from anyformer.nn.model import Transformer
 from anyformer.recipe import AnyTask as TaskSpec, Encoder, LanguageModel, Seq2Seq
@@ -116,7 +115,7 @@ def _without(given: dict[str, Any], names: Iterable[str], path: Path) -> dict[st
 def _family(given: dict[str, Any], named: str | None, path: Path) -> Family:
     """Return the family that config.json or the user names."""
     if named is not None and named not in FAMILIES:
-        raise ConfigError([Fault("--family", f"= {reprlib.repr(named)}: {did_you_mean(named, FAMILIES)}")])
+        raise ConfigError([Fault("--family", f"= {shown(named)}: {did_you_mean(named, FAMILIES)}")])
     kind, field = given.get("model_type"), f"{visible(str(path))}: model_type"
     known = isinstance(kind, str) and kind in FAMILIES
     if named is not None and known and kind != named:
@@ -129,7 +128,7 @@ def _family(given: dict[str, Any], named: str | None, path: Path) -> Family:
         if kind is None:
             raise ConfigError([Fault(field, f"is missing: name the family with --family, {families}")])
         what = did_you_mean(kind, FAMILIES) if isinstance(kind, str) else f"must be {families}"
-        raise ConfigError([Fault(field, f"= {reprlib.repr(kind)}: {what}")])
+        raise ConfigError([Fault(field, f"= {shown(kind)}: {what}")])
     return FAMILIES[named or str(kind)]
 
 

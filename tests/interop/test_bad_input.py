@@ -265,7 +265,7 @@ def test_pickles(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "imported" in done("import", folder, "--out", folder.parent / "run", "--allow-pickle")
     shutil.rmtree(folder.parent / "run")
     torch.save({**weights, "x": Mischief()}, folder / "pytorch_model.bin")
-    with pytest.raises(ConfigError, match=r"pytorch_model\.bin: cannot be read"):
+    with pytest.raises(ConfigError, match=r"pytorch_model\.bin: is not read: it holds (builtins\.)?print"):
         af.from_hf(folder, allow_pickle=True)
     assert "mischief" not in capsys.readouterr().out
     (folder / "pytorch_model.bin").unlink()

@@ -1,6 +1,5 @@
 """Qwen3-MoE (Qwen team 2025): Qwen3 whose layers, all or some, have experts."""
 
-import reprlib
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -18,7 +17,7 @@ from anyformer.config import (
 )
 from anyformer.interop.families import llama
 from anyformer.interop.family import Family, the, tiled
-from anyformer.interop.fields import Fields
+from anyformer.interop.fields import Fields, shown
 from anyformer.interop.rules import AnyRule, Rule, Stacked
 
 SIZES = replace(llama.QWEN, width=2048, depth=24, ff=6144, kv_heads=4)
@@ -41,7 +40,7 @@ def read(given: Fields) -> ModelConfig:
     )
     step, bare = given("decoder_sparse_step", 1), given.maybe("mlp_only_layers", list) or []
     if not all(type(i) is int for i in bare):
-        raise ConfigError([given.fault("mlp_only_layers", f"= {reprlib.repr(bare)}: must be numbers of layers")])
+        raise ConfigError([given.fault("mlp_only_layers", f"= {shown(bare)}: must be numbers of layers")])
     mixed = block.model_copy(update={"feedforward": experts})
     layers = [block if i in bare or (i + 1) % step else mixed for i in range(stack.depth)]
     prefix, blocks = tiled(layers)

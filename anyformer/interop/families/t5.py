@@ -1,6 +1,5 @@
 """T5 (Raffel et al. 2020), its version 1.1 with gates and a head of its own, and mT5, which is version 1.1."""
 
-import reprlib
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -24,7 +23,7 @@ from anyformer.config import (
     position_of,
 )
 from anyformer.interop.family import Family, Text, attention, the
-from anyformer.interop.fields import ACTIVATIONS, Fields, name_of
+from anyformer.interop.fields import ACTIVATIONS, Fields, name_of, shown
 from anyformer.interop.rules import Alias, AnyRule, Rule
 
 
@@ -75,7 +74,7 @@ def _network(given: Fields, usual: str, width: int, dropout: float) -> Plain | G
     proj, width = given("feed_forward_proj", usual), given("d_ff", width)
     gate, _, name = proj.rpartition("-")
     if name not in ACTIVATIONS or gate not in ("", "gated"):
-        given.refuse("feed_forward_proj", f"= {reprlib.repr(proj)}: must be an activation, or 'gated-' and one")
+        given.refuse("feed_forward_proj", f"= {shown(proj)}: must be an activation, or 'gated-' and one")
         name = "relu"
     act = given.activation("dense_act_fn", "gelu_new" if proj == "gated-gelu" else name)
     if given("is_gated_act", bool(gate)):

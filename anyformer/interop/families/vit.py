@@ -1,6 +1,5 @@
 """ViT (Dosovitskiy et al. 2021): an encoder of the patches of an image."""
 
-import reprlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,7 +22,7 @@ from anyformer.config import (
     hidden_width,
 )
 from anyformer.interop.family import Family, attention, the
-from anyformer.interop.fields import Fields, name_of
+from anyformer.interop.fields import Fields, name_of, shown
 from anyformer.interop.rules import AnyRule, Rule, Shaped
 
 
@@ -66,7 +65,7 @@ def _sides(given: Fields, field: str, usual: int) -> tuple[int, int]:
     except ConfigError:
         sides = given(field, [usual, usual])
         if len(sides) != 2 or not all(type(side) is int and side > 0 for side in sides):
-            what = f"= {reprlib.repr(sides)}: must be one size, or height and width"
+            what = f"= {shown(sides)}: must be one size, or height and width"
             raise ConfigError([given.fault(field, what)]) from None
         height, width = sides
         return height, width
