@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from tokenizers import normalizers
 
 from anyformer.config import LM, ConfigError, Embedder, Fault, ModelConfig, NoHead, Tokens
 from anyformer.config.spec import did_you_mean, visible
@@ -32,6 +33,7 @@ class Public(NamedTuple):
     labels: tuple[str, ...]  # of tokens or texts
     multi_label: bool  # each label of a text is decided on its own
     longest: int | None  # tokens of a text that a model of sentences reads
+    lower: bool  # it reads texts in lower case
     body: Path  # the folder of its config and weights
 
 
@@ -55,6 +57,9 @@ def from_hf(
     if isinstance(model.config.last_input, Tokens):
         text = tokens.read(named, found.family.text, files.read_json(found.body / "config.json"))
         tokens.check_size(text, model.config, named)
+        if found.lower:
+            steps = [normalizers.Lowercase(), *filter(None, [text.inner.normalizer])]
+            text.inner.normalizer = normalizers.Sequence(steps)
     else:
         text = tokens.nothing()
     spec = _task(model.config, found)
@@ -96,7 +101,7 @@ def read_model(
     labels = fields.labels() if fields.head in ("classifier", "token_labels") else ()
     limits = (sentence.longest if sentence else None, *(stack.limit for stack in config.stacks.values()))
     longest = min((n for n in limits if n is not None), default=None) if sentence else None
-    return Public(model.eval(), one, labels, fields.multi_label, longest, folder)
+    return Public(model.eval(), one, labels, fields.multi_label, longest, bool(sentence and sentence.lower), folder)
 
 
 def _without(given: dict[str, Any], names: Iterable[str], path: Path) -> dict[str, Any]:
@@ -158,9 +163,13 @@ def _class_of(family: Family, given: dict[str, Any], path: Path, stored: dict[st
 
 
 def _with_ends(given: dict[str, Any], generation: Path) -> dict[str, Any]:
-    """A config.json with all ids that end a text: some are only in the file beside it."""
+    """Return a config.json with all ids that end a text: some are only in the file beside it."""
     ends = files.read_json(generation).get("eos_token_id") if generation.is_file() else None
-    return given if ends is None else given | {"eos_token_id": ends}
+    if ends is None:
+        return given
+    if not all(type(id) is int for id in (ends if isinstance(ends, list) else [ends])):
+        raise wrong(generation, f"eos_token_id = {shown(ends)}: must be the id of a token, or a list of ids")
+    return given | {"eos_token_id": ends}
 
 
 def _task(config: ModelConfig, found: Public) -> TaskSpec:

@@ -35,6 +35,7 @@ class Sentences(NamedTuple):
     body: Path  # the folder of the model itself
     head: Embedder
     longest: int | None  # tokens of a text that are read, with those around it
+    lower: bool  # texts are read in lower case, whatever the tokenizer does
 
 
 def read(folder: Path) -> Sentences | None:
@@ -53,7 +54,7 @@ def read(folder: Path) -> Sentences | None:
         about.must("model_type", "SentenceTransformer")
         about.silent("__version__", "prompts", "similarity_fn_name")
         about.finish()
-    return Sentences(places[0], Embedder(pool=_pool(places[1]), normalize=len(kinds) == 3), _longest(places[0]))
+    return Sentences(places[0], Embedder(pool=_pool(places[1]), normalize=len(kinds) == 3), *_reading(places[0]))
 
 
 def _steps(path: Path) -> list[tuple[str, str]]:
@@ -81,12 +82,13 @@ def _pool(folder: Path) -> Pool:
     return POOLS[modes[0]]
 
 
-def _longest(body: Path) -> int | None:
-    found = None
+def _reading(body: Path) -> tuple[int | None, bool]:
+    """The number of tokens that are read of a text, and whether in lower case."""
+    found, lower = None, False
     if (body / READING).is_file():
         fields = Fields(read_json(body / READING), body / READING)
         found = fields.maybe("max_seq_length", int)
-        fields.must("do_lower_case", False)
+        lower = fields("do_lower_case", False)
         fields.must("transformer_task", "feature-extraction")
         fields.must("modality_config", STATES)
         fields.must("module_output_name", "token_embeddings")
@@ -94,7 +96,7 @@ def _longest(body: Path) -> int | None:
     if found is None and (body / "tokenizer_config.json").is_file():
         said = read_json(body / "tokenizer_config.json").get("model_max_length")
         found = said if type(said) is int and said < 10**9 else None  # a huge one stands for none
-    return found
+    return found, lower
 
 
 def fits(head: Any) -> bool:

@@ -211,3 +211,15 @@ def test_absurd_sizes_are_counted_or_refused_at_once(kind: str) -> None:
         if type(getattr(config, name)) is int and not name.endswith("_id"):
             with suppress(ConfigError):
                 assert count(read(kind, {name: 10**18})[0]).parameters > 0
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_wrong_value_is_a_fault_for_every_head(kind: str) -> None:
+    """Each field that is a fraction, as something else: refused, or of no effect."""
+    config = CLASSES[kind]()
+    for name in FAMILIES[kind].heads:
+        usual = read(kind, {}, name)
+        for field in names(config):
+            for value in (float("nan"), -1.0, "x", [[]]) if type(getattr(config, field)) is float else ():
+                with suppress(ConfigError):
+                    assert read(kind, {field: value}, name) == usual

@@ -88,6 +88,12 @@ def test_a_decoder_without_architectures_writes(folder: Path) -> None:
         same(folder, whole, ignore_fields=["architectures"])
 
 
+def test_ids_that_end_a_text_are_checked_where_they_are(folder: Path) -> None:
+    change(folder / "generation_config.json", eos_token_id=["x"])
+    with pytest.raises(ConfigError, match=r"generation_config\.json: eos_token_id = \['x'\]: must be the id"):
+        af.from_hf(folder)
+
+
 @pytest.mark.parametrize("value", [[], {}, 3, ["gpt2"], [[]]])
 def test_a_model_type_that_is_no_name(folder: Path, value: Any) -> None:
     change(folder / "config.json", model_type=value)

@@ -143,13 +143,22 @@ def test_what_is_cut(tmp_path: Path, longest: int | None, expected: int) -> None
     assert not torch.equal(*said(run, [long, cut[1:]]))
 
 
+def test_texts_in_lower_case(tmp_path: Path) -> None:
+    sentences(tmp_path / "there", BODIES["distilbert"], "mean", unit=True)
+    plain = af.from_hf(tmp_path / "there")
+    change(tmp_path / "there" / "sentence_bert_config.json", do_lower_case=True)
+    lower = bring_in(tmp_path / "there", tmp_path / "run")
+    assert lower.predict(["Abc ZEBRA"]) == plain.predict(["abc zebra"]) != plain.predict(["Abc ZEBRA"])
+    assert af.load(tmp_path / "run").predict(["Abc ZEBRA"]) == lower.predict(["Abc ZEBRA"])
+
+
 @pytest.mark.parametrize(
     ("file", "changes", "words"),
     [
         ("1_Pooling/config.json", {"pooling_mode_cls_token": True}, "pooling_mode = cls and mean: must be one of mean"),
         ("1_Pooling/config.json", {"pooling_mode": "weightedmean"}, "pooling_mode = weightedmean: must be one of"),
         ("1_Pooling/config.json", {"power": 2}, "power = 2: is not supported"),
-        ("sentence_bert_config.json", {"do_lower_case": True}, "do_lower_case = True: only False is supported"),
+        ("sentence_bert_config.json", {"do_lower_case": 1}, "do_lower_case = 1: must be of type bool"),
         ("sentence_bert_config.json", {"max_seq_length": "long"}, "max_seq_length = 'long': must be of type int"),
         ("config_sentence_transformers.json", {"default_prompt_name": "query"}, "default_prompt_name = 'query'"),
     ],

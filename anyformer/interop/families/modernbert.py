@@ -21,6 +21,7 @@ from anyformer.config import (
     NoHead,
     NoMixer,
     NoNorm,
+    Pool,
     Projected,
     Rotary,
     Stack,
@@ -36,6 +37,8 @@ from anyformer.interop.families.llama import FULL, NEAR
 from anyformer.interop.family import Family, Text, attention, the, tiled
 from anyformer.interop.fields import Fields, name_of, write_rotary
 from anyformer.interop.rules import Alias, AnyRule, Rule
+
+POOLS: dict[str, Pool] = {"cls": "first", "mean": "mean"}
 
 
 def read(given: Fields) -> ModelConfig:
@@ -89,16 +92,14 @@ def _head(given: Fields, norm: LayerNorm) -> Head:
         activation=given.activation("classifier_activation", "gelu"), norm=norm, bias=given("classifier_bias", False)
     )
     bias, drop = given("decoder_bias", True), given("classifier_dropout", 0.0)
-    pool = given.one_of("classifier_pooling", {"cls": "first", "mean": "mean"}, "cls")
+    pool = given.one_of("classifier_pooling", POOLS, "cls")
     match given.head:
         case "masked_lm":
             return MaskedLM(transform=through, bias=bias)
         case "token_labels":
             return TokenLabels(labels=len(given.labels()), transform=through, dropout=drop)
         case "classifier":
-            return Classifier.model_validate(
-                {"labels": len(given.labels()), "pool": pool, "transform": through, "dropout": drop}
-            )
+            return Classifier(labels=len(given.labels()), pool=pool, transform=through, dropout=drop)
         case _:
             return NoHead()
 
