@@ -59,6 +59,7 @@ from anyformer.training.loop import Job, compiles
 from anyformer.training.optim import build_optimizer
 from anyformer.training.parallel import ALONE, Ranks, shard
 from anyformer.training.resume import changed_data, find_checkpoint
+from anyformer.training.snapshots import drop_snapshots
 from anyformer.training.state import TrainState, read_state
 
 MAX_LABELS = 10  # in a message
@@ -103,6 +104,7 @@ def prepare(
             for fault in error.faults:
                 console.print(f"passed over: {fault}; the checkpoint is now {aside.name}", markup=False, soft_wrap=True)
         if checkpoint is None:
+            drop_snapshots(out, after=-1)  # of a run that ended before its first checkpoint
             io.save(recipe, out / RECIPE)
 
     job = build(recipe, out, task, train, valid, console, checkpoint, ranks)

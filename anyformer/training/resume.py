@@ -10,10 +10,10 @@ from anyformer.config.spec import visible
 from anyformer.data.fingerprint import changes, fingerprint, named
 from anyformer.processes import LOCK
 from anyformer.recipe import Recipe
-from anyformer.run import RECIPE, checkpoints, leftovers, must_be_file
+from anyformer.run import RECIPE, SNAPSHOTS, checkpoints, leftovers, must_be_file, snapshots
 from anyformer.training.state import examine, read_fingerprints
 
-BEFORE_A_CHECKPOINT = (RECIPE, "metrics.jsonl", "tensorboard", "state")
+BEFORE_A_CHECKPOINT = (RECIPE, "metrics.jsonl", "tensorboard", "state", SNAPSHOTS)
 MAY_CHANGE = ("train.steps", "data.root", "parallel.shard")  # when a run goes on
 
 
@@ -68,6 +68,6 @@ def _sizes(before: str | None, now: str) -> str:
 
 def _is_untrained(out: Path, there: set[Path]) -> bool:
     """Return True if a folder holds only files that a training writes before its first checkpoint."""
-    state = out / "state"
-    empty = not state.is_dir() or {*state.iterdir()} == {*leftovers(state)}
+    state, weights = out / "state", [path for path in snapshots(out) if int(path.name.removeprefix("step-")) > 0]
+    empty = not weights and (not state.is_dir() or {*state.iterdir()} == {*leftovers(state)})
     return empty and out / RECIPE in there and {path.name for path in there} <= {*BEFORE_A_CHECKPOINT}
