@@ -314,7 +314,7 @@ def test_a_tokenizer_is_not_written_over(prose: Path, tmp_path: Path) -> None:
         (["--kind", "bytes", "--size", "9"], "size: unknown key; known here: kind"),
         (["--size", "9"], "size = 9: bpe needs at least 262 for these texts"),
         (["--size", "300", "--encoding", "utf-88"], "encoding = 'utf-88': unknown; such as utf-8, latin-1, cp949"),
-        (["--size", "300", "--encoding", "ascii"], "prose.txt: not ascii, somewhere after line 0"),
+        (["--size", "300", "--encoding", "ascii"], "prose.txt: not ascii, somewhere after line 0: set --encoding"),
         (["--size", "300", "no.txt"], "no.txt: no such file"),
     ],
 )

@@ -2,15 +2,18 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from anyformer.cli.app import Json, app, tell
 from anyformer.cli.options import as_options, decoding, prepare
+
+if TYPE_CHECKING:
+    from anyformer.run import Run
 
 Folder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 
@@ -117,13 +120,31 @@ def evaluate_(
     with _told():
         found = evaluate(run, changes or (), split)
     if as_json:
-        whole = {"task": found.task, "n": found.count, "metrics": found.values, "notes": found.notes}
+        whole = {"task": found.task, "split": split, "n": found.count, "metrics": found.values, "notes": found.notes}
         typer.echo(json.dumps(whole, ensure_ascii=False))
         return
-    for name, value in found.values.items():
-        typer.echo(f"{name:<16} {value:.6g}")
-    for name, note in found.notes.items():
-        typer.echo(f"{name}: {note}")
+    table = {"task": found.task, "split": split, "n": found.count, **found.values, **found.notes}
+    lines = list(_lines(table))
+    width = max(16, *(len(name) for name, _ in lines))
+    for name, text in lines:
+        typer.echo(f"{name:<{width}} {text}")
+
+
+def _lines(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    """Yield a name and a text for each value; those of a table within a table have the names of both."""
+    for key, value in values.items():
+        name = f"{before}{key}"
+        match value:
+            case dict():
+                yield from _lines(value, f"{name}.")
+            case list():
+                yield from ((name, str(item)) for item in value)
+            case float():
+                yield name, f"{value:.6g}"
+            case int():
+                yield name, f"{value:,}"
+            case _:
+                yield name, str(value)
 
 
 @app.command("predict")
@@ -147,12 +168,13 @@ def predict_(
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError([Fault(file, f"is not UTF-8 at byte {error.start}")]) from None
+        raise ConfigError([Fault(file, f"is not UTF-8 at byte {error.start}: convert it to UTF-8")]) from None
     lines = text.removesuffix("\n").split("\n") if text else []
     failed = None
     with as_options("line {}"):
         loaded, how = prepare(run, how)
         with counting(len(lines), "texts") as progress:
+            _note_unknown(loaded, lines)
             try:
                 answers = loaded.predict(lines, progress=progress, **how)
             except FloatingPointError as error:  # the answers to the other lines are there
@@ -165,6 +187,19 @@ def predict_(
     if failed is not None:
         typer.echo(failed.replace("text", "line", 1), err=True)
         raise typer.Exit(1)
+
+
+def _note_unknown(run: "Run", lines: list[str]) -> None:
+    """Print a line about the texts that the tokenizer cannot read as a whole: the model sees <unk> there."""
+    tokenizer = run.task.source_tokenizer or run.task.tokenizer
+    if tokenizer.unk is None:
+        return
+    found = [i for i, ids in enumerate(tokenizer.encode_batch(lines), 1) if tokenizer.unk in ids]
+    if found:
+        name, first = tokenizer.token(tokenizer.unk), ", ".join(map(str, found[:5]))
+        more = ", ..." if len(found) > 5 else ""
+        what = f"{len(found):,} of {len(lines):,} lines have parts that are not in the vocabulary"
+        typer.echo(f"{what}, which the model reads as {name}: line {first}{more}", err=True)
 
 
 @app.command("import")

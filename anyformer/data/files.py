@@ -35,7 +35,7 @@ class File(NamedTuple):
             return ""
         code = ord(found[0])
         if 0xDC00 <= code <= 0xDCFF:
-            return f"byte 0x{code - 0xDC00:02x} is not {self.encoding}"
+            return f"byte 0x{code - 0xDC00:02x} is not {self.encoding}; set `encoding`"
         return unfit(found[0])
 
 

@@ -67,7 +67,7 @@ def _lines(path: Path, encoding: str) -> Iterator[tuple[str, int]]:
             [Fault("encoding", f"= '{visible(encoding)}': unknown; such as utf-8, latin-1, cp949")]
         ) from None
     except UnicodeError:
-        what = f"not {encoding}, somewhere after line {number}"
+        what = f"not {encoding}, somewhere after line {number}: set --encoding"
     except FileNotFoundError:
         what = "no such file"
     except UNREADABLE as error:

@@ -19,6 +19,7 @@ from anyformer.data.sources import Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.inspection.count import Table, count
 from anyformer.recipe import Recipe, columns
+from anyformer.tasks.base import Task
 from anyformer.tasks.rows import RowTask
 from anyformer.tasks.tag import Tagging
 from anyformer.training.loop import Job, compiles, learn, objective
@@ -30,6 +31,8 @@ from anyformer.training.state import START
 LOOKED_AT = 50  # batches, for their size and padding
 TIMED = 3  # steps, or more in so many seconds
 ENOUGH = 0.5
+COUNTED = 10_000  # rows of each split whose unknown tokens are counted
+TEXTS = ("text", "pair", "source", "target", "words")  # columns that a tokenizer reads
 SHOWN = 3  # rows of the first batch
 WIDTH = 100  # of a line of text
 
@@ -69,7 +72,8 @@ class Plan:
     bad: int
     valid: int | None  # rows
     tokens: int  # in an epoch
-    vocabularies: tuple[int, ...]  # of the target, and of a source that has its own
+    vocabularies: dict[str, int]  # ids of each tokenizer, by the side that it is for
+    unknown: dict[str, dict[str, float]]  # the share of tokens that are <unk>, by split and side
     table: Table  # of the largest batch
     shape: str
     batch: tuple[float, float, float]  # on average: rows, tokens of a target row, of a source row
@@ -110,7 +114,7 @@ def _look(job: Job, train: Rows) -> Plan:
         most = ceiling(job.model.config, largest, job.device, job.precision)
         share = None if most is None else tokens / slots / per_slot / most
     whole, epochs = _epochs(job)
-    tokenizers = (job.task.tokenizer, job.task.source_tokenizer)
+    sides = _sides(job.task)
     return Plan(
         recipe=job.recipe,
         device=torch.cuda.get_device_name(job.device) if job.device.type == "cuda" else "cpu",
@@ -119,7 +123,8 @@ def _look(job: Job, train: Rows) -> Plan:
         bad=len(train.bad),
         valid=None if job.valid is None else len(job.valid),
         tokens=whole,
-        vocabularies=tuple(tokenizer.size for tokenizer in tokenizers if tokenizer is not None),
+        vocabularies={side: tokenizer.size for side, tokenizer in sides.items()},
+        unknown={split: _unknown(job.task, rows) for split, rows in (("train", train), ("valid", job.valid)) if rows},
         table=table,
         shape=job.model.config.shape,
         batch=_sizes(batches),
@@ -131,6 +136,25 @@ def _look(job: Job, train: Rows) -> Plan:
         peak_share=share,
         examples=tuple(_examples(job, batches[0])),
     )
+
+
+def _sides(task: Task) -> dict[str, TextTokenizer]:
+    """Return the tokenizers of a task by side; one that is for both has no name."""
+    if task.source_tokenizer is None:
+        return {"": task.tokenizer}
+    return {"source": task.source_tokenizer, "target": task.tokenizer}
+
+
+def _unknown(task: Task, rows: Rows) -> dict[str, float]:
+    """Return the share of unknown tokens in the first rows, by side, where a tokenizer has such a token."""
+    found = {}
+    for side, tokenizer in _sides(task).items():
+        names = [side] if side else [name for name in TEXTS if name in rows.columns]
+        texts = [text for name in names for text in rows.columns.get(name, [])[:COUNTED]]
+        ids = [id for row in tokenizer.encode_batch([text.replace("\n", " ") for text in texts]) for id in row]
+        if tokenizer.unk is not None and ids:
+            found[side] = ids.count(tokenizer.unk) / len(ids)
+    return found
 
 
 def _batches(job: Job) -> Iterator[Batch]:
@@ -273,7 +297,11 @@ def _lines(found: Plan) -> Iterator[str]:
     bad = f", {found.bad:,} bad left out" if found.bad else ""
     valid = "" if found.valid is None else f"; to validate {_many(found.valid, thing)}"
     yield f"data       {_many(found.rows, thing)}{bad}, {found.tokens:,} tokens{valid}"
-    yield f"tokenizer  {spec.tokenizer.kind}, {' and '.join(f'{size:,}' for size in found.vocabularies)} ids"
+    kinds = {"source": (spec.source_tokenizer or spec.tokenizer).kind}
+    sizes = (f"{_of(side)}{kinds.get(side, spec.tokenizer.kind)}, {n:,} ids" for side, n in found.vocabularies.items())
+    shares = [f"{split}{_of(side, ' ')} {x:.2%}" for split, each in found.unknown.items() for side, x in each.items()]
+    unknown = f"; unknown tokens: {', '.join(shares)}" if shares else ""
+    yield f"tokenizer  {'; '.join(sizes)}{unknown}"
     yield f"model      {found.shape}, {found.table.parameters:,} parameters: {_parts(found.table)}"
     width = f"{source:.0f} + {target:.0f}" if source else f"{target:.0f}"
     yield (
@@ -307,6 +335,10 @@ def _lines(found: Plan) -> Iterator[str]:
         for name, text in (("source", example.source), ("reads", example.reads), ("says", example.says)):
             if text is not None:
                 yield f"{name:<9}  {_clipped(text)}"
+
+
+def _of(side: str, before: str = "") -> str:
+    return f"{before}{side}{'' if before else ' '}" if side else ""
 
 
 def _parts(table: Table) -> str:

@@ -224,7 +224,7 @@ def _each(work: dict[Split, Callable[[], Rows]]) -> Splits:
         try:
             found[split] = make()
         except ConfigError as error:
-            faults += error.faults
+            faults += [fault for fault in error.faults if fault not in faults]  # two splits may be of one file
     if faults:
         raise ConfigError(faults)
     return found

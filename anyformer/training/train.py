@@ -94,7 +94,10 @@ FIXED = ("model", "tokenizer", "source_tokenizer", "train", "parallel")  # what 
 
 
 def evaluate(folder: str | Path, overrides: Iterable[str] = (), split: Split = "test") -> Metrics:
-    """How well a run does on a part of its recipe's data; with `task.beams`, say, changed."""
+    """Measure a run on a split of its recipe's data, with `overrides` such as `task.beams=5`.
+
+    The newest checkpoint of an unfinished run is measured; the note `unfinished` gives its step.
+    """
     run = load(folder)
     kept = run.folder / RECIPE  # verified by its manifest, except in runs of earlier versions that are unfinished
     kept = kept if kept.exists() else must_be_file(Path(folder) / RECIPE)
@@ -120,7 +123,11 @@ def evaluate(folder: str | Path, overrides: Iterable[str] = (), split: Split = "
         found = task.evaluate(run.model, rows, recipe.batches)
     if not math.isfinite(found.values.get("loss", 0.0)):
         raise FloatingPointError(f"the loss is {found.values['loss']}: the model's weights may hold NaN or Inf")
-    return found
+    if run.folder == Path(folder):
+        return found
+    step = int(run.folder.name.removeprefix("step-"))
+    unfinished = f"training has not finished: this is its checkpoint at step {step:,} of {recipe.train.steps:,}"
+    return replace(found, notes={**found.notes, "unfinished": unfinished})
 
 
 def merge(folder: str | Path, out: str | Path) -> Run:

@@ -138,7 +138,7 @@ def test_bad_lines(tmp_path: Path, content: str, fields: dict[str, Any], why: st
 def test_bytes_that_are_no_text(tmp_path: Path) -> None:
     (tmp_path / "x.conll").write_bytes(b"a\tO\n\nb\tO\nc\xff\tO\n")
     got = rows(ConllFile(path="x.conll"), tmp_path, skip=True)
-    assert [str(bad) for bad in got.bad] == [f"{tmp_path / 'x.conll'}:4: byte 0xff is not utf-8"]
+    assert [str(bad) for bad in got.bad] == [f"{tmp_path / 'x.conll'}:4: byte 0xff is not utf-8; set `encoding`"]
 
 
 def test_a_part_of_the_sentences(tmp_path: Path) -> None:

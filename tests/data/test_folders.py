@@ -74,7 +74,7 @@ def test_bad_files_are_told_by_name_and_line(folder: Path) -> None:
     found = told()
     assert found[0].startswith("data.train: 3 bad rows beside 5 good: ")
     assert found[1:] == [
-        "films/neg/2.txt:2: byte 0xff is not utf-8",
+        "films/neg/2.txt:2: byte 0xff is not utf-8; set `encoding`",
         "films/neg/3.txt:1: the text is empty",
         "films/pos/4.txt:1: holds a NUL character",
     ]
@@ -83,7 +83,7 @@ def test_bad_files_are_told_by_name_and_line(folder: Path) -> None:
     assert [str(bad) for bad in left.without({1: "is long"}).bad][-1] == "films/neg/sub.gz:1: is long"
     assert [left.without({1: "is long"}).origin(i) for i in (0, 1)] == ["films/neg/1.txt:1", "films/pos/10.txt:1"]
     (folder / "neg" / "2.txt").write_text("Grüße", encoding="latin-1")
-    assert "films/neg/2.txt:1: byte 0xfc is not utf-8" in told()
+    assert "films/neg/2.txt:1: byte 0xfc is not utf-8; set `encoding`" in told()
     assert "Grüße" in rows(encoding="latin-1", skip=True).columns["text"]
 
 

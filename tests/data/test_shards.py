@@ -235,11 +235,14 @@ def test_bad_rows_are_told_by_line_or_left_out() -> None:
     lines[77], lines[150] = b"b\xffd", b"n\0l"
     path = write("a.txt", b"\n".join(lines))
     mend = "mend it, or leave such rows out by --on-bad-row skip"
-    assert refused(lambda: made(path)) == f"a.txt:78: byte 0xff is not utf-8; {mend}"
+    assert refused(lambda: made(path)) == f"a.txt:78: byte 0xff is not utf-8; set `encoding`; {mend}"
     corpus = made(path, skip_bad=True)  # which goes on
     assert texts(corpus) == [line for i, line in enumerate(LINES) if i not in (77, 150)]
     assert corpus.index.total("bad") == 2
-    assert corpus.index.first_bad == ("a.txt:78: byte 0xff is not utf-8", "a.txt:151: holds a NUL character")
+    assert corpus.index.first_bad == (
+        "a.txt:78: byte 0xff is not utf-8; set `encoding`",
+        "a.txt:151: holds a NUL character",
+    )
     assert refused(lambda: made(path, out="two", workers=2)).endswith(mend)
     made(path, out="two", workers=2, skip_bad=True)
     assert tree("two") == tree("out")

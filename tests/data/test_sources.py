@@ -368,7 +368,7 @@ def test_whole_files(tmp_path: Path) -> None:
         ),
         (
             TableFile(path=write("h.tsv", b"a\xff\tb\n1\t2\n"), text="b"),
-            "data.train.path: the header cannot be read: h.tsv:1: byte 0xff is not utf-8",
+            "data.train.path: the header cannot be read: h.tsv:1: byte 0xff is not utf-8; set `encoding`",
         ),
         (TextFile(path=table, encoding="utf-9"), "data.train.encoding = 'utf-9': unknown; did you mean 'utf-8'?"),
         (
@@ -396,12 +396,16 @@ def in_lines(encoding: str) -> TextFile:
 
 
 BAD: list[tuple[Source, bytes, list[str]]] = [
-    (in_lines("utf-8"), b"ok\nb\xffd\n\ng\0d\nok", ["2: byte 0xff is not utf-8", "4: holds a NUL character"]),
-    (in_lines("utf-8"), b"ok\n\xed\xa0\x80\nok", ["2: byte 0xed is not utf-8"]),
-    (TextFile(path="f"), b"ok\nb\xffd\nok", ["2: byte 0xff is not utf-8"]),
-    (in_lines("cp949"), b"ok\n\xb0\nok", ["2: byte 0xb0 is not cp949"]),
-    (in_lines("euc_jp"), b"ok\n\x8f\xb0\nok", ["2: byte 0x8f is not euc_jp"]),
-    (in_lines("utf-16-le"), b"o\0\n\0\0\xdcx\0\n\0o\0", ["2: byte 0x00 is not utf-16-le"]),
+    (
+        in_lines("utf-8"),
+        b"ok\nb\xffd\n\ng\0d\nok",
+        ["2: byte 0xff is not utf-8; set `encoding`", "4: holds a NUL character"],
+    ),
+    (in_lines("utf-8"), b"ok\n\xed\xa0\x80\nok", ["2: byte 0xed is not utf-8; set `encoding`"]),
+    (TextFile(path="f"), b"ok\nb\xffd\nok", ["2: byte 0xff is not utf-8; set `encoding`"]),
+    (in_lines("cp949"), b"ok\n\xb0\nok", ["2: byte 0xb0 is not cp949; set `encoding`"]),
+    (in_lines("euc_jp"), b"ok\n\x8f\xb0\nok", ["2: byte 0x8f is not euc_jp; set `encoding`"]),
+    (in_lines("utf-16-le"), b"o\0\n\0\0\xdcx\0\n\0o\0", ["2: byte 0x00 is not utf-16-le; set `encoding`"]),
     (ParallelFiles(source="f", target="f"), b"ok\n \nok\n", ["2: the source is empty"]),
     (MatchedLines(path="f", pattern="(?P<text>o.?)"), b"ok\nok ", ["2: does not match the pattern: 'ok '"]),
     (MatchedLines(path="f", pattern="(?P<text>o)?.*"), b"o\nno", ["2: the text is empty"]),
@@ -413,7 +417,7 @@ BAD: list[tuple[Source, bytes, list[str]]] = [
             "4: has 3 columns, the first row has 2",
             "5: the source is empty",
             "6: the target is empty",
-            "7: byte 0xff is not utf-8",
+            "7: byte 0xff is not utf-8; set `encoding`",
         ],
     ),
     (
@@ -423,7 +427,7 @@ BAD: list[tuple[Source, bytes, list[str]]] = [
             "4: not valid CSV: ',' expected after '\"'",
             "5: a carriage return stands outside quotes",
             "6: the source is empty",
-            "7: byte 0xff is not utf-8",
+            "7: byte 0xff is not utf-8; set `encoding`",
             "9: a quote is opened and never closed",
         ],
     ),
@@ -474,7 +478,7 @@ def test_bad_rows(source: Source, content: bytes, expected: list[str]) -> None:
 
 def test_the_target_is_bad_in_its_own_file() -> None:
     source = ParallelFiles(source=write("a.en", "a\nb\nc"), target=write("a.de", b"a\n\nc\xff"))
-    assert faults(source)[1:] == ["a.de:2: the target is empty", "a.de:3: byte 0xff is not utf-8"]
+    assert faults(source)[1:] == ["a.de:2: the target is empty", "a.de:3: byte 0xff is not utf-8; set `encoding`"]
     assert pairs(rows(source, skip=True)) == [("a", "a")]
 
 
@@ -482,12 +486,12 @@ def test_all_bad_rows_are_counted_and_a_few_are_listed() -> None:
     source = TextFile(path=write("a.txt", b"ok\n" + b"\xff\n" * 1000), document="line")
     told = faults(source)
     assert told[0].startswith("data.train: 1000 bad rows beside 1 good")
-    assert told[1:-1] == [f"a.txt:{i}: byte 0xff is not utf-8" for i in range(2, 7)]
+    assert told[1:-1] == [f"a.txt:{i}: byte 0xff is not utf-8; set `encoding`" for i in range(2, 7)]
     assert told[-1] == "... and 995 more"
     assert len(rows(source, skip=True).bad) == 1000
     none = TextFile(path=write("b.txt", b"\xff\n\xff\n"), document="line")
     assert faults(none, skip=True) == [
-        "data.train: no rows in b.txt; all 2 are bad, the first: b.txt:1: byte 0xff is not utf-8"
+        "data.train: no rows in b.txt; all 2 are bad, the first: b.txt:1: byte 0xff is not utf-8; set `encoding`"
     ]
 
 

@@ -361,11 +361,13 @@ def metrics(out: Path) -> list[dict[str, Any]]:
 def result(out: Path) -> dict[str, Tensor]:
     """Everything that must not depend on interruptions: final weights, and the whole state of the last step."""
     last = checkpoints(out)[-1]
+    facts = json.loads((last / "state.json").read_text(encoding="utf-8"))
+    del facts["data"]  # fingerprints of files, which may hold the same in another form
     return {
         **{f"final.{name}": x for name, x in load_file(out / "model.safetensors").items()},
         **{f"last.{name}": x for name, x in load_file(last / "model.safetensors").items()},
         **load_file(last / "state.safetensors"),
-        "facts": torch.tensor(list((last / "state.json").read_bytes())),
+        "facts": torch.tensor(list(json.dumps(facts).encode())),
     }
 
 
