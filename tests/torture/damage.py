@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ def files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def picked(folder: Path, chance: random.Random) -> Path:
+def picked(folder: Path, chance: random.Random, name: str = "*") -> Path:
     """A file; files of the run itself and of its newest checkpoint are picked more often than the others."""
-    found = files(folder)
+    found = [path for path in files(folder) if fnmatch(path.name, name)]
     states = sorted((folder / "state").iterdir())
     near = [path for path in found if path.parent in (folder, states[-1])]
     return chance.choice(near if chance.random() < 0.8 else found)
@@ -90,7 +91,7 @@ def unsealed(folder: Path, chance: random.Random) -> str:
 
 def unlisted(folder: Path, chance: random.Random) -> str:
     """Remove an entry of a manifest."""
-    path = chance.choice([one for one in files(folder) if one.name == MANIFEST])
+    path = picked(folder, chance, MANIFEST)
     found = json.loads(path.read_text())
     name = chance.choice(sorted(found["files"]))
     del found["files"][name]

@@ -1,8 +1,8 @@
-"""Kills training over and over, at random moments and within saves.
+"""Kill training over and over, at random moments and within saves.
 
-Every recipe whose data is at hand is trained once undisturbed, and once more while SIGKILL strikes again and again.
-After each kill every committed checkpoint must be whole; at the end weights and metrics must be the undisturbed run's,
-bit by bit.
+Small recipes of six kinds of task, or built-in recipes by name, are trained once undisturbed, and once more with
+SIGKILL again and again. After each kill every checkpoint must be complete. At the end weights and metrics must be those
+of the undisturbed run, bit by bit, and no temporary file or lock is left.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -21,26 +22,56 @@ from anyformer.config import ConfigError, io
 from anyformer.data.sources import read
 from anyformer.recipe import (
     Additions,
+    Classify,
     CopyDigits,
     Crops,
+    Embed,
     Joined,
+    MaskedLanguageModel,
     Mixed,
     Recipe,
     ReverseDigits,
     SortDigits,
     WrittenDates,
 )
-from anyformer.recipes import names, read_recipe
+from anyformer.recipes import read_recipe
 from anyformer.run import checkpoints, verify
 from tests.forking import forking
-from tests.training.small import assert_same_run, child, run
+from tests.training.small import (
+    CROPS,
+    PACKED,
+    assert_same_run,
+    child,
+    corrupted,
+    labelled,
+    pairs,
+    parities,
+    run,
+    spellings,
+    tagging,
+    text,
+)
 
 STEPS, SAVES = 40, 4  # steps of a run, and steps between its saves
 SYNCS = 120  # about how often such a run syncs something to disk
 
 
+def kinds(home: Path) -> dict[str, Recipe]:
+    """Recipes of six kinds of task."""
+    (home / "embed").mkdir(parents=True)
+    given: dict[str, Any] = {"steps": STEPS, "save_every": SAVES, "evaluate_every": 10, "ema": 0.9, "accumulate": 2}
+    return {
+        "seq2seq": pairs("encoder-decoder", PACKED, **given),
+        "lm": text(home, CROPS, **given),
+        "mlm": corrupted(home, MaskedLanguageModel(), **given),
+        "classify": labelled(home, Classify(), parities(), **given),
+        "tag": tagging(home, **given),
+        "embed": labelled(home / "embed", Embed(), spellings(), **given),
+    }
+
+
 def small(name: str) -> Recipe:
-    """A recipe made short, with few rows; everything else is left as it is."""
+    """A built-in recipe made short, with few rows; everything else is left as it is."""
     recipe = read_recipe(name, [f"train.steps={STEPS}", f"train.save_every={SAVES}", "train.evaluate_every=none"])
     size = ["batches.rows=4", "batches.length=32"] if isinstance(recipe.batches, Crops) else ["batches.tokens=512"]
     return io.override(recipe, [*size, _few(recipe), "data.valid=none", "data.test=none", "train.compile=off"])
@@ -68,30 +99,27 @@ def there(recipe: Recipe) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("recipes", nargs="*", help="if none is named, all")
+    parser.add_argument("recipes", nargs="*", help="built-in recipes; if none is named, the six kinds of task")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     chance, console = random.Random(asked.seed), Console()
-    wished = asked.recipes or names()
-    recipes = {name: recipe for name in wished if there(recipe := small(name))}
-    if missing := sorted({*wished} - {*recipes}):
+    recipes = {name: recipe for name in asked.recipes if there(recipe := small(name))}
+    if missing := sorted({*asked.recipes} - {*recipes}):
         console.print(f"without their data: {', '.join(missing)} (set ANYFORMER_DATA)")
     context = forking()
     columns = (TextColumn("kills"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with tempfile.TemporaryDirectory() as folder, Progress(*columns, console=console) as bar:
         total = bar.add_task("", total=asked.kills)
+        recipes = recipes or kinds(Path(folder) / "data")
         for number, (name, recipe) in enumerate(recipes.items()):
             reference, struck = Path(folder) / name, Path(folder) / f"{name}-struck"
             began = time.perf_counter()
             run(recipe, reference)
             lasts = time.perf_counter() - began
-            kills, rounds, wanted = (
-                0,
-                0,
-                asked.kills * (number + 1) // len(recipes) - asked.kills * number // len(recipes),
-            )
+            kills = rounds = 0
+            wanted = asked.kills * (number + 1) // len(recipes) - asked.kills * number // len(recipes)
             while kills < wanted:
                 in_save = chance.random() < 0.5
                 moment = (chance.randint(1, SYNCS), None) if in_save else (None, chance.uniform(0, 1.2 * lasts))
@@ -110,6 +138,7 @@ def main() -> None:
                     sys.exit(f"{name}: a resumed run ended with code {process.exitcode}")
             run(recipe, struck, resume=True)
             assert_same_run(reference, struck)
+            assert not list(struck.rglob(".*"))
             console.print(
-                f"{name}: {kills} kills over {rounds + 1} runs, every checkpoint whole, the same bits at the end"
+                f"{name}: {kills} kills over {rounds + 1} runs, all checkpoints complete, the same bits at the end"
             )
