@@ -1,6 +1,7 @@
 """The grammar of data: where examples come from, in files or invented, and which part of them. Imports no torch."""
 
 import re
+import warnings
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
@@ -297,7 +298,9 @@ def shard_faults(source: Source, tokenizer: str, batches: str, framed: bool) -> 
 def _unfit(pattern: str, groups: tuple[str, ...]) -> str:
     """Why a pattern cannot find these groups; empty if it can."""
     try:
-        there = re.compile(pattern).groupindex
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about patterns that may mean something else in a later Python
+            there = re.compile(pattern).groupindex
     except (re.error, OverflowError, RecursionError) as error:
         return f"no regular expression ({error})"
     missing = " and ".join(f"(?P<{name}>...)" for name in groups if name not in there)

@@ -2,6 +2,8 @@
 
 from typing import Annotated, Literal
 
+from pydantic import Field
+
 from anyformer.config.norm import NoNorm, RMSNorm, TokenNorm
 from anyformer.config.pattern import Pattern
 from anyformer.config.position import Position
@@ -96,12 +98,16 @@ class Latent(Spec):
 Compression = Annotated[NoCompression | Latent, *BY_KIND]
 
 
+MAX_HEADS = 65_536
+Heads = Annotated[int, Field(strict=True, ge=1, le=MAX_HEADS)]
+
+
 class Attention(Spec):
     """softmax(Q Kᵀ · scale + mask + bias) V in h heads, each a projection of the whole embedding."""
 
     kind: Literal["attention"] = "attention"
-    heads: Size
-    kv_heads: Size | None = None  # None: heads; fewer: grouped-query, 1: multi-query
+    heads: Heads
+    kv_heads: Heads | None = None  # None: heads; fewer: grouped-query, 1: multi-query
     key_width: Size | None = None  # None: d / heads
     value_width: Size | None = None  # None: key_width
     projections: Literal["separate", "shared_qk", "shared_qkv"] = "separate"

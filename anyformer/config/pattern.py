@@ -329,7 +329,7 @@ class Graph(Open):
     """Any graph: position q sees position k where (q, k) is among the edges; `loops`: and every position itself."""
 
     kind: Literal["graph"] = "graph"
-    nodes: Stride
+    nodes: Annotated[int, Field(strict=True, ge=1, le=65_536)]  # it is a table of all pairs
     edges: tuple[tuple[Count, Count], ...]
     loops: Flag = True
 
@@ -350,7 +350,7 @@ class Graph(Open):
 
     @property
     def sees_self(self) -> bool:
-        return self.loops or {(i, i) for i in range(self.nodes)} <= set(self.edges)
+        return self.loops or len({q for q, k in self.edges if q == k}) == self.nodes
 
     @property
     def limit(self) -> int:

@@ -19,6 +19,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
+from pydantic import Field
+
 from anyformer.config.spec import BY_KIND, Count, Fault, Flag, Fraction, Positive, Size, Spec
 
 if TYPE_CHECKING:
@@ -319,7 +321,7 @@ class T5Bias(Scheme):
 
     kind: Literal["t5"] = "t5"
     buckets: Size = 32
-    max_distance: Size = 128
+    max_distance: Annotated[int, Field(strict=True, ge=1, le=2**20)] = 128
     shared: Flag = True  # one table for the stack, rather than one per layer
 
     @property

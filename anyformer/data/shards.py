@@ -26,6 +26,7 @@ from anyformer.data.tokenizer import FILE, TextTokenizer
 from anyformer.recipe import Data, Shards
 
 INDEX = "index.json"
+DTYPES = ("<u2", "<u4")  # of the ids in the files
 
 
 class Stream(Protocol):
@@ -79,6 +80,15 @@ class Index:
     def total(self, what: str) -> int:
         return sum(getattr(shard, what) for shard in self.shards)
 
+    def check(self) -> None:
+        """Raise a `ValueError` for values that `anyformer data prepare` never writes."""
+        counts = [n for shard in self.shards for n in (shard.tokens, shard.documents, shard.bytes, shard.bad)]
+        names = [shard.file for shard in self.shards]
+        if any(type(n) is not int or n < 0 for n in (self.vocabulary, *counts)) or self.dtype not in DTYPES:
+            raise ValueError
+        if any(type(name) is not str or Path(name).name != name for name in names):
+            raise ValueError
+
     def dumps(self) -> str:
         return json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n"
 
@@ -88,7 +98,9 @@ class Index:
         try:
             found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             shards = tuple(Shard(**shard) for shard in found.pop("shards"))
-            return cls(**found | {"first_bad": tuple(found["first_bad"])}, shards=shards)
+            index = cls(**found | {"first_bad": tuple(found["first_bad"])}, shards=shards)
+            index.check()
+            return index
         except FileNotFoundError:
             what = "are not finished: run `anyformer data prepare` again" if (folder / "plan.json").exists() else None
             what = f"the shards {what}" if what else f"has no {INDEX}: no folder that `anyformer data prepare` made"

@@ -15,6 +15,7 @@ from anyformer.data.files import FLAW, File, Parsed, open_files, regular, unfit
 from anyformer.recipe import Data, TableFile
 from anyformer.sources import table_format, unknown_format
 
+DAMAGED = (OSError, ValueError, KeyError, MemoryError, OverflowError)  # beside its own, what pyarrow raises
 LISTS = ("words", "tags")  # columns that may be lists of strings
 
 
@@ -91,9 +92,9 @@ def _csv(text: str) -> list[tuple[int, list[str] | str]]:
 class _Csv:
     """The records of a CSV in linear time.
 
-    A reader is either between records or within quotes when a line begins. What comes of a line that begins within
-    quotes does not depend on where the quotes began. So every line that was read within a bad record is remembered with
-    the error, and no other record is read through it.
+    At the start of a line the reader is either between records or within quotes. From a line that starts within quotes
+    the result is the same wherever the quotes began. So every line inside a bad record is remembered with the error,
+    and no other record is read through it.
     """
 
     def __init__(self, text: str):
@@ -112,7 +113,7 @@ class _Csv:
                     self.first = self.next
             except csv.Error as error:
                 why = str(error)
-                if why.startswith("unexpected end"):  # of the file, or of what was fed
+                if why.startswith("unexpected end"):  # of the file, or of the lines that were fed
                     why = self.bad.get(self.next, why)
                 self.bad |= dict.fromkeys(range(self.first + 1, self.next), why)
                 yield self.first + 1, _csv_reason(why)
@@ -294,9 +295,11 @@ def open_parquet(path: Path) -> Any:
         what = "is read by the package pyarrow: pip install 'anyformer[parquet]'"
         raise ConfigError([Fault("", f"{path} {what}")]) from None
     try:
-        return parquet.ParquetFile(path)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise ConfigError([Fault("", f"{path} is no Parquet file ({str(error).splitlines()[0]})")]) from None
+        file = parquet.ParquetFile(path)
+        _ = file.schema_arrow.names  # of a damaged file, they may be no text
+    except (pyarrow.ArrowException, *DAMAGED) as error:
+        raise ConfigError([Fault("", f"{path} is no Parquet file ({_first_line(error)})")]) from None
+    return file
 
 
 def parquet_rows(file: Any, path: Path, columns: list[str]) -> Records:
@@ -309,9 +312,13 @@ def parquet_rows(file: Any, path: Path, columns: list[str]) -> Records:
             for row in batch.to_pylist():
                 number += 1
                 yield number, {name: _plain(value) for name, value in row.items()}
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        what = f"cannot be read behind row {number} ({str(error).splitlines()[0]})"
+    except (pyarrow.ArrowException, *DAMAGED) as error:
+        what = f"cannot be read after row {number} ({_first_line(error)})"
         raise ConfigError([Fault("", f"{path} {what}")]) from None
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _plain(value: Any) -> Any:

@@ -4,6 +4,7 @@ from typing import Literal, TypeVar
 
 from anyformer.config import (
     LM,
+    MAX_HEADS,
     Attention,
     Embedder,
     Gelu,
@@ -41,7 +42,8 @@ def given(value: T | None, rule: T) -> T:
 
 def groups(heads: int, kv_heads: int | None, ratio: int) -> int:
     """Key/value heads: given, or the most that divide `heads` and keep at least the family's ratio."""
-    return given(kv_heads, max(n for n in range(1, max(heads // ratio, 1) + 1) if heads % n == 0))
+    most = min(max(heads // ratio, 1), MAX_HEADS)
+    return given(kv_heads, next(n for n in range(most, 0, -1) if heads % n == 0))
 
 
 def special_ids(vocab: int, **ids: int) -> Special:

@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,21 @@ from rich.console import Console
 from anyformer.config import ConfigError
 from anyformer.data.chunks import Input, chunks
 from anyformer.data.lines import read_lines
+from anyformer.data.sharding import prepare
 from anyformer.data.sources import read
 from anyformer.data.tables import _csv, _csv_reason
-from anyformer.recipe import ClassFolders, ConllFile, Data, MatchedLines, ParallelFiles, Source, TableFile, TextFile
+from anyformer.recipe import (
+    Bytes,
+    ClassFolders,
+    ConllFile,
+    Data,
+    MatchedLines,
+    ParallelFiles,
+    Shards,
+    Source,
+    TableFile,
+    TextFile,
+)
 
 MIB = 2**20
 
@@ -165,3 +178,33 @@ def test_a_damaged_gz_is_refused_by_name(content: bytes, tmp_path: Path) -> None
     path = tmp_path / "text.txt.gz"
     path.write_bytes(content)
     assert str(path) in refusal(TextFile(path=str(path)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("dtype", ">u" + "u" * 20 + "2"),
+        ("dtype", "<f8"),
+        ("vocabulary", -1),
+        ("file", "../tokens-00000.bin"),
+        ("tokens", 1.5),
+    ],
+)
+def test_a_damaged_index_of_shards_is_refused_by_name(change: tuple[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("to be or not to be\n" * 9, encoding="utf-8")
+    prepare([tmp_path / "text.txt"], tmp_path / "shards", Bytes(), Input())
+    path, (key, value) = tmp_path / "shards" / "index.json", change
+    index = json.loads(path.read_text(encoding="utf-8"))
+    (index if key in index else index["shards"][0])[key] = value
+    path.write_text(json.dumps(index), encoding="utf-8")
+    assert f"{path}: cannot be read: it is damaged" in refusal(Shards(path=str(tmp_path / "shards")))
+
+
+def test_a_column_of_parquet_whose_name_is_no_text_is_refused_by_name(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(pyarrow.table({"text": ["a"], "column": ["b"]}), path)
+    path.write_bytes(path.read_bytes().replace(b"column", b"col\x96mn"))
+    assert str(path) in refusal(TableFile(path=str(path), text="text"))

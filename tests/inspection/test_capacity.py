@@ -1,16 +1,31 @@
 """Sizes beyond the machine are counted at once, and refused with both figures before anything is allocated."""
 
+import contextlib
+import inspect
 import time
 from pathlib import Path
 
 import pytest
 
-from anyformer.config import Attention, BigBird, Block, ConfigError, Learned, ModelConfig, Plain, Stack, Tokens, Window
+from anyformer.cli.read import read
+from anyformer.config import (
+    Attention,
+    BigBird,
+    Block,
+    ConfigError,
+    Graph,
+    Learned,
+    ModelConfig,
+    Plain,
+    Stack,
+    Tokens,
+    Window,
+)
 from anyformer.hardware import memory
 from anyformer.inspection.capacity import check_model
 from anyformer.inspection.count import count
 from anyformer.inspection.memory import training_memory
-from anyformer.presets import gpt2, gpt3
+from anyformer.presets import PRESETS, gpt2, gpt3
 from anyformer.run import load
 from anyformer.training.train import train
 
@@ -37,6 +52,28 @@ def test_the_deepest_model_is_counted_at_once_and_exactly(share: bool) -> None:
     assert deep.flops - outside == 1_000 * (one.flops - outside)
     layers = count(decoder(4)).parameters - count(decoder(2)).parameters
     assert deep.parameters == one.parameters + (0 if share else 999 * layers)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_of_any_size_are_counted_or_refused_at_once(name: str) -> None:
+    arguments = inspect.signature(PRESETS[name]).parameters
+    began = time.process_time()
+    for key in ("depth", "width", "vocab", "heads", "kv_heads", "hidden", "length", "experts"):
+        if key in arguments:
+            with contextlib.suppress(ConfigError):
+                config = read(name, [f"{key}={HUGE}"])
+                assert isinstance(config, ModelConfig)
+                count(config)
+                training_memory(config)
+    assert time.process_time() - began < 2
+
+
+def test_a_large_graph_without_loops_is_a_config_at_once() -> None:
+    graph = Graph(nodes=65_536, edges=((0, 0), (1, 0)), loops=False)
+    assert not graph.sees_self
+    assert Graph(nodes=2, edges=((0, 0), (1, 1)), loops=False).sees_self
+    with pytest.raises(ConfigError, match="nodes = 1000000000000: must be at most 65536"):
+        Graph(nodes=HUGE, edges=(), loops=False)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from anyformer.nn.model import Transformer
 from anyformer.presets import PRESETS
 from anyformer.recipe import Recipe
 from anyformer.recipes import names, read_recipe
-from tests.limited import Broken, run_cases
+from tests.torture.limited import Broken, run_cases
 
 SECONDS = 5.0  # of a case
 LONGEST = 5000  # characters of an error
