@@ -9,6 +9,7 @@ from torch import Tensor
 
 from anyformer.config import (
     LM,
+    Attention,
     Classifier,
     ConfigError,
     Embedder,
@@ -17,6 +18,7 @@ from anyformer.config import (
     NoHead,
     Side,
     TokenLabels,
+    position_of,
 )
 from anyformer.decoding.session import evaluating
 from anyformer.explore.asked import AboutText
@@ -120,6 +122,13 @@ class Seen:
         """[h, t, s]: what positions add to scores, -inf where a query does not see a key; None: they add nothing."""
         bias = self.relation(name).bias
         return None if bias is None else bias[0].expand(self.attention(name).heads, -1, -1).float().cpu()
+
+    def position(self, name: str) -> str:
+        """Return the kind of the positions that act in an attention, or "cross"."""
+        side, layer, sublayer = cast(Side, name.split(".")[0]), int(name.split(".")[1]), name.split(".")[2]
+        stack = self.run.config.stacks[side]
+        mixer = stack.unrolled()[layer].mixer
+        return "cross" if sublayer == "cross" or not isinstance(mixer, Attention) else position_of(mixer, stack).kind
 
     def labels(self, name: str) -> tuple[list[str], list[str]]:
         """The tokens of the queries and of the keys of an attention; of pooled ones, what stands in each window."""

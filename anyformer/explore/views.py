@@ -10,7 +10,7 @@ Requests are in `asked.py`; about a text each has run, text, target, off and ste
     heads    of one layer: rows, columns, heads; of each head its links [query, key, weight], the strongest key of each
              query, name, entropy, distance
     model    of all layers of a kind: layers, sizes, maps {layer.head: base64 of bytes, 48 × 48 at most}, names
-    matrix   of one head: rows, columns, shape, what, normalizer, values (base64 of float32)
+    matrix   of one head: rows, columns, shape, what, normalizer, position (its kind), values (base64 of float32)
     neuron   of a query and a key: q, k, product, dot, scale, cap, bias, sink, score, weight, visible, normalizer, row
     next     at one place: at, token, actual, logits [[token, logit]], rest {count, temperatures, lse} of all other
              tokens, lens [{layer, top, entropy}]; layer -1 is the embeddings
@@ -98,6 +98,7 @@ def matrix(seen: Seen, asked: AboutMatrix) -> dict[str, Any]:
         "shape": [len(rows), len(columns)],
         "what": asked.what,
         "normalizer": seen.attention(name).normalizer,
+        "position": seen.position(name),
         "values": None if values is None else _base64(values.float()),
     }
 

@@ -88,11 +88,11 @@ function drawLayer(pen, layer, stack) {
   pen.parts.unshift(
     draw("rect", { class: "frame", x: 2, y: pen.y, width: LEFT + WIDE + 16, height: bottom - pen.y, rx: 10 }),
   );
-  const middle = (bottom + pen.y) / 2,
-    notes = [name, stack.share ? word("shared") : "", residual ? "" : word("noResidual")].filter(Boolean);
+  const notes = [name, stack.share ? word("shared") : "", residual ? "" : word("noResidual")].filter(Boolean),
+    y = bottom - 10 - 15 * notes.length; // low, beside the first part: norms on the stream stand higher
   pen.parts.push(
-    draw("text", { class: "times", x: 12, y: middle }, `× ${count}`),
-    notes.map((note, i) => draw("text", { class: "small", x: 12, y: middle + 18 + 15 * i }, note)),
+    draw("text", { class: "times", x: 6, y: y - 3 }, `× ${count}`),
+    notes.map((note, i) => draw("text", { class: "small", x: 6, y: y + 15 + 15 * i }, note)),
   );
 }
 
@@ -255,7 +255,8 @@ function costs(found) {
     add(many + word("position"), stack.position);
     for (const layer of stack.layers) {
       const times = layer.to - layer.from + 1,
-        where = stack.layers.length > 1 ? ` ${layer.from}–${layer.to}` : "";
+        range = times > 1 ? `${layer.from}–${layer.to}` : layer.from,
+        where = stack.layers.length > 1 ? ` ${range}` : "";
       for (const part of layer.sublayers) add(`${many}${part.inner}${where}`, part, times);
       add(`${many}${word("norm")}${where}`, layer.norms, times);
       if (layer.adapters) add(`${many}${word("adapters")}${where}`, layer.adapters, times);

@@ -6,7 +6,10 @@ const SHADES = [0.08, 0.2, 0.4, 0.65, 0.9]; // lines of like weight are one path
 async function showHeads(subject) {
   const { kind, layer } = chosen(subject.run);
   const found = await ask("heads", { ...subject.body, kind, layer });
-  const shown = found.links.map((_, head) => head).filter((head) => !state.shown.length || state.shown.includes(head));
+  const off = (head) => subject.body.off.includes(`${kind}.${layer}.${head}`);
+  const shown = found.links
+    .map((_, head) => head)
+    .filter((head) => !off(head) && (!state.shown.length || state.shown.includes(head)));
   const height = ROW * Math.max(found.rows.length, found.columns.length);
   const over = draw("g", { class: "over" });
   const shift = shifts(shown);
@@ -46,7 +49,7 @@ async function showHeads(subject) {
     }
   }
   light(0, pinned);
-  return make("div", {}, picker(subject, ["kind", "layer"]), chips(subject, found), explained("heads"), box);
+  return make("div", {}, picker(subject, ["kind", "layer"]), chips(subject, found, off), explained("heads"), box);
 }
 
 function side(subject, end, tokens, current) {
@@ -125,10 +128,10 @@ function lit(box, over, links, shift, end, index) {
 }
 
 /** The heads by colour, with what each is called; a click draws that one alone, more clicks add others. */
-function chips(subject, found) {
+function chips(subject, found, off) {
   const group = make("div", { class: "chips", role: "group", "aria-label": word("headsShown") });
   for (let head = 0; head < found.links.length; head++) {
-    const on = !state.shown.length || state.shown.includes(head);
+    const on = !off(head) && (!state.shown.length || state.shown.includes(head));
     const name = found.names?.[head] ? word(`name.${found.names[head]}`) : "";
     const entropy = found.entropy?.[head],
       distance = found.distance?.[head];
@@ -143,7 +146,7 @@ function chips(subject, found) {
         "button",
         {
           type: "button",
-          class: "head",
+          class: off(head) ? "head off" : "head",
           id: `chip-${subject.pane}-${head}`,
           "aria-pressed": String(on),
           title: facts,
@@ -151,7 +154,7 @@ function chips(subject, found) {
           onclick: () => change(shownAfter(head, found.links.length)),
         },
         make("b", {}, String(head)),
-        ` ${name}`,
+        ` ${off(head) ? word("isOff") : name}`,
       ),
     );
   }

@@ -194,8 +194,9 @@ function settle() {
   const { run, text } = state,
     of = runs.find((one) => one.name === run);
   if (!text) Object.assign(state, exampleOf(of));
-  if (state.view === "compare" && !state.run2)
-    Object.assign(state, { run2: state.run, text2: state.text, target2: state.target });
+  if (state.view !== "compare") return;
+  if (!state.run2) Object.assign(state, { run2: state.run, text2: state.text, target2: state.target });
+  else if (!state.text2) Object.assign(state, { text2: state.text, target2: state.target2 || state.target });
 }
 
 async function begin() {

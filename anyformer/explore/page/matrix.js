@@ -22,7 +22,7 @@ async function showMatrix(subject) {
     picker(subject, ["kind", "layer", "head"]),
     make("div", { class: "choice", role: "group", "aria-label": word("what") }, buttons),
   ];
-  if (!found.values) return make("div", {}, top, make("p", { class: "empty" }, word("noBias")));
+  if (!found.values) return make("div", {}, top, make("p", { class: "empty" }, word(`noBias.${found.position}`)));
   const values = numbers(found.values, Float32Array);
   const mask =
     state.what === "weights" ? numbers((await ask("matrix", { ...where, what: "mask" })).values, Float32Array) : null;

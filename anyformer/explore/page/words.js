@@ -48,7 +48,7 @@ const ENGLISH = {
   "what.mask": "Mask",
   hidden: "hidden by the mask",
   "about.heads":
-    "Each line runs from a token that looks (left) to one it looks at (right); the stronger the weight, the more solid. Point at a token to see its lines alone.",
+    "Each line runs from a token that looks (left) to one it looks at (right); the stronger the weight, the more solid. Point at a token to see its lines alone. At most 6 lines a token are drawn, of weights from 0.01; Matrix has all.",
   "about.model": "Every head of every layer: queries down, keys across. Choose one to see its numbers.",
   "about.matrix.weights":
     "How much each query (row) takes from each key (column): every row sums to 1. Colours grow with the square root.",
@@ -72,7 +72,13 @@ const ENGLISH = {
   zoomIn: "Zoom in",
   zoomOut: "Zoom out",
   zoomAll: "Show all",
-  noBias: "Positions add nothing to the scores here.",
+  "noBias.none": "There is no position scheme here: nothing is added to the scores.",
+  "noBias.rotary":
+    "Rotary positions add no bias: they rotate q and k before the product, by an angle that grows with the position. So a score depends on how far apart both tokens are. Neurons shows q and k as rotated.",
+  "noBias.learned": "Learned positions add no bias to the scores: their vectors are added to the embeddings before the first layer.",
+  "noBias.sinusoidal":
+    "Sinusoidal positions add no bias to the scores: their vectors are added to the embeddings before the first layer.",
+  "noBias.cross": "Cross-attention has no position bias: nothing is added to the scores.",
   nothing: "none",
   scale: "scale",
   bias: "position bias",
@@ -258,7 +264,7 @@ const KOREAN = {
   "what.mask": "마스크",
   hidden: "마스크로 가려짐",
   "about.heads":
-    "선은 보는 토큰(왼쪽)에서 보이는 토큰(오른쪽)으로 이어지며, 가중치가 클수록 진합니다. 토큰을 가리키면 그 토큰의 선만 보입니다.",
+    "선은 보는 토큰(왼쪽)에서 보이는 토큰(오른쪽)으로 이어지며, 가중치가 클수록 진합니다. 토큰을 가리키면 그 토큰의 선만 보입니다. 토큰마다 가중치 0.01 이상인 선을 6개까지 그리며, 전부는 행렬 보기에 있습니다.",
   "about.model": "모든 층의 모든 헤드입니다. 세로는 쿼리, 가로는 키입니다. 하나를 고르면 숫자를 볼 수 있습니다.",
   "about.matrix.weights":
     "각 쿼리(행)가 각 키(열)에서 얼마나 가져오는지 보여 줍니다. 한 행의 합은 1입니다. 색은 제곱근으로 진해집니다.",
@@ -281,7 +287,12 @@ const KOREAN = {
   zoomIn: "확대",
   zoomOut: "축소",
   zoomAll: "전체 보기",
-  noBias: "여기서는 위치가 점수에 아무것도 더하지 않습니다.",
+  "noBias.none": "위치 방식이 없어 점수에 더해지는 값이 없습니다.",
+  "noBias.rotary":
+    "회전 위치는 편향을 더하지 않습니다. 곱하기 전에 q와 k를 위치에 비례하는 각도로 회전하므로, 점수는 두 토큰 사이의 거리에 따라 달라집니다. 뉴런 보기의 q와 k는 회전한 뒤의 값입니다.",
+  "noBias.learned": "학습된 위치는 점수에 편향을 더하지 않습니다. 위치 벡터는 첫 층 앞에서 임베딩에 더해집니다.",
+  "noBias.sinusoidal": "사인 위치는 점수에 편향을 더하지 않습니다. 위치 벡터는 첫 층 앞에서 임베딩에 더해집니다.",
+  "noBias.cross": "교차 어텐션에는 위치 편향이 없어 점수에 더해지는 값이 없습니다.",
   nothing: "없음",
   scale: "배율",
   bias: "위치 편향",
