@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anyformer.decoding.pdl import repair_inductor
 from anyformer.nn.cache import Cache
 from anyformer.nn.mask import Layout
 from anyformer.nn.model import Transformer
@@ -38,5 +39,7 @@ def compiled(function: Callable[..., Any], *of: Hashable) -> Callable[..., Any]:
     assert isinstance(function, FunctionType)
     code = function.__code__.replace(co_name=f"{function.__name__}_{compiled.cache_info().misses}")
     named = FunctionType(code, function.__globals__, code.co_name, function.__defaults__)
-    early = torch.cuda.is_available() and overlaps(torch.device("cuda"))
-    return torch.compile(named, options={"triton.enable_pdl": True} if early else None)
+    early = torch.cuda.is_available() and overlaps(torch.device("cuda")) and repair_inductor()
+    # names by "torch", so that kernels in Inductor's cache on disk, compiled without the repair, are not used
+    options: dict[str, Any] = {"triton.enable_pdl": True, "triton.descriptive_names": "torch"}
+    return torch.compile(named, options=options if early else None)
