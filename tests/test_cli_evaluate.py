@@ -62,6 +62,14 @@ def test_predict_names_lines_with_unknown_tokens(labels: Path, tmp_path: Path) -
     assert done("predict", labels, tmp_path / "in.txt")
 
 
+def test_generate_names_unknown_tokens_of_a_prompt(tmp_path: Path) -> None:
+    train(pairs(steps=1), tmp_path / "run")
+    found = run("generate", tmp_path / "run", "--prompt", "1 漢")
+    assert found.exit_code == 0
+    assert found.stderr.startswith("--prompt: has parts that are not in the vocabulary")
+    assert done("generate", tmp_path / "run", "--prompt", "1 2")
+
+
 def parallel(folder: Path, source_tokenizer: Words | None) -> Recipe:
     """Of ten source words of the validation rows one is not in the training rows; all targets are."""
     for name, word in (("train", "c"), ("valid", "x")):

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from anyformer.cli.app import app
-from anyformer.cli.options import BEAM, SAMPLING, as_options, decoding, prepare
+from anyformer.cli.options import BEAM, SAMPLING, UNKNOWN, as_options, decoding, prepare, unknown
 from anyformer.cli.runs import Folder
 
 BETWEEN = "---"  # two samples
@@ -41,6 +41,8 @@ def generate_(
         loaded, how = prepare(run, how)
         if not prompt.strip() and not getattr(loaded.task, "continues", False):
             raise ConfigError([Fault("--prompt", "is blank: there is nothing to answer")])
+        if unknown(loaded, [prompt]):
+            typer.echo(f"--prompt: {UNKNOWN.replace('have', 'has', 1)}", err=True)
         try:
             if n_best is not None:
                 (found,) = loaded.hypotheses([prompt], n_best=n_best, **how)

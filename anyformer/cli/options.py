@@ -173,6 +173,17 @@ def prepare(folder: Path, how: dict[str, Any]) -> tuple["Run", dict[str, Any]]:
     return run if bits is None else run.quantise(bits), how
 
 
+UNKNOWN = "have parts that are not in the vocabulary, which the model reads as <unk>"
+
+
+def unknown(run: "Run", texts: list[str]) -> list[int]:
+    """Return the numbers, from 1, of the texts that hold unknown tokens."""
+    tokenizer = run.task.source_tokenizer or run.task.tokenizer
+    if tokenizer.unk is None:
+        return []
+    return [i for i, ids in enumerate(tokenizer.encode_batch(texts), 1) if tokenizer.unk in ids]
+
+
 def _schema(text: str) -> Any:
     """A schema in JSON, or in a file."""
     from anyformer.config.spec import ConfigError, Fault

@@ -5,15 +5,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from anyformer.cli.app import Json, app, tell
-from anyformer.cli.options import as_options, decoding, prepare
-
-if TYPE_CHECKING:
-    from anyformer.run import Run
+from anyformer.cli.options import UNKNOWN, as_options, decoding, prepare, unknown
 
 Folder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 
@@ -174,7 +171,9 @@ def predict_(
     with as_options("line {}"):
         loaded, how = prepare(run, how)
         with counting(len(lines), "texts") as progress:
-            _note_unknown(loaded, lines)
+            if found := unknown(loaded, lines):
+                shown = ", ".join(map(str, found[:5])) + (", ..." if len(found) > 5 else "")
+                typer.echo(f"{len(found):,} of {len(lines):,} lines {UNKNOWN}: line {shown}", err=True)
             try:
                 answers = loaded.predict(lines, progress=progress, **how)
             except FloatingPointError as error:  # the answers to the other lines are there
@@ -187,19 +186,6 @@ def predict_(
     if failed is not None:
         typer.echo(failed.replace("text", "line", 1), err=True)
         raise typer.Exit(1)
-
-
-def _note_unknown(run: "Run", lines: list[str]) -> None:
-    """Print a line about the texts that the tokenizer cannot read as a whole: the model sees <unk> there."""
-    tokenizer = run.task.source_tokenizer or run.task.tokenizer
-    if tokenizer.unk is None:
-        return
-    found = [i for i, ids in enumerate(tokenizer.encode_batch(lines), 1) if tokenizer.unk in ids]
-    if found:
-        name, first = tokenizer.token(tokenizer.unk), ", ".join(map(str, found[:5]))
-        more = ", ..." if len(found) > 5 else ""
-        what = f"{len(found):,} of {len(lines):,} lines have parts that are not in the vocabulary"
-        typer.echo(f"{what}, which the model reads as {name}: line {first}{more}", err=True)
 
 
 @app.command("import")
