@@ -10,7 +10,6 @@ import transformers as hf
 from anyformer.config import ConfigError, ModelConfig
 from anyformer.inspection.count import count
 from anyformer.interop import schema
-from anyformer.interop.compare import differences
 from anyformer.interop.families import FAMILIES
 from anyformer.interop.fields import Fields
 from tests.interop.schema import made, names
@@ -80,8 +79,67 @@ def test_defaults_are_those_of_transformers(kind: str) -> None:
     fields = {name: value for name, value in fields.items() if value is not None}
     for name in FAMILIES[kind].heads:
         (usual, _), (said, ignored) = read(kind, {}, name), read(kind, fields, name)
-        assert not differences(said, usual.model_copy(update={"context": said.context}), kind)
+        assert said == usual.model_copy(update={"context": said.context})
         assert not ignored
+
+
+# Declared fields that change nothing here: of heads that are not read, of training alone, of generation, and of files.
+EFFECTLESS = {
+    *(
+        "architectures",
+        "chunk_size_feed_forward",
+        "dtype",
+        "id2label",
+        "label2id",
+        "output_hidden_states",
+        "return_dict",
+    ),
+    *("transformers_version", "use_cache", "forced_eos_token_id", "output_router_logits", "sparse_prediction"),
+    *("sparse_pred_ignore_index", "deterministic_flash_attn", "reorder_and_upcast_attn", "slow_but_exact"),
+    *("initializer_range", "initializer_factor", "initializer_cutoff_factor", "init_std", "sinusoidal_pos_embds"),
+    *("layerdrop", "encoder_layerdrop", "decoder_layerdrop", "qa_dropout", "encoder_stride"),
+    *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels"),
+    *("summary_first_dropout", "summary_last_dropout"),
+    *(("modernbert", "cls_token_id"), ("modernbert", "sep_token_id"), ("phi3", "embd_pdrop")),
+    *((kind, "classifier_dropout") for kind in ("gpt_neox", "t5", "mt5", "bart", "mbart")),
+    *(("gpt_neox", "is_decoder"), ("mt5", "tie_word_embeddings"), ("bloom", "pretraining_tp")),
+    # of layers or variants that the default model does not have
+    *(("qwen3_moe", "intermediate_size"), ("qwen3_moe", "sliding_window"), ("falcon", "num_kv_heads")),
+    *(("qwen2", "max_window_layers"), ("qwen3", "max_window_layers"), ("phi3", "original_max_position_embeddings")),
+    ("vit", "pooler_act"),
+}
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_no_declared_field_is_accepted_and_ignored(kind: str) -> None:
+    """Another value of a field makes another model, is refused, or is known to change nothing."""
+    config, weights = CLASSES[kind](), lambda: ["layers.0.self_attn.q_proj.bias", "pooler.dense.weight"]
+
+    def outcome(fields: dict[str, Any], name: str) -> ModelConfig | None:
+        with suppress(ConfigError):
+            return FAMILIES[kind].config(Fields(fields, "config.json", weights), [name])
+        return None
+
+    for field in names(config) - {one for one in EFFECTLESS if isinstance(one, str)}:
+        others = other_values(getattr(config, field))
+        changed = any(
+            outcome({field: value}, name) != outcome({}, name) for name in FAMILIES[kind].heads for value in others
+        )
+        assert changed != ((kind, field) in EFFECTLESS), field
+
+
+def other_values(value: Any) -> list[Any]:
+    match value:
+        case bool():
+            return [not value]
+        case int():
+            return [max(1, value // 2), value + 1]
+        case float():
+            return [value + 0.25]
+        case str():
+            return ["tanh"]
+        case _:
+            return [0.25, 3, True, "tanh"]
 
 
 # -- the policy -------------------------------------------------------------------------------------------------------

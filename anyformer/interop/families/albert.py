@@ -9,12 +9,15 @@ from anyformer.interop.family import Family, Text, the
 from anyformer.interop.fields import MAX_LAYERS, Fields
 from anyformer.interop.rules import Alias, AnyRule, Rule
 
-USUAL = bert.Usual(vocab=30_000, width=4096, heads=64, ff=16_384, act="gelu_new", dropout=0.0, pooler="pooler")
+USUAL = bert.Usual(
+    vocab=30_000, width=4096, heads=64, ff=16_384, act="gelu_new", dropout=0.0, pooler="pooler", classifier=0.1
+)
 
 
 def read(given: Fields) -> ModelConfig:
     given.must("num_hidden_groups", 1)
-    given.silent("classifier_dropout_prob", "down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks")
+    given.alias("classifier_dropout_prob", "classifier_dropout")
+    given.silent("down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks")
     table, inner = FactorisedTable(width=given("embedding_size", 128)), given.depth("inner_group_num", 1)
     found = bert.read_body(
         USUAL, given, given.special(given("vocab_size", USUAL.vocab), pad=0, bos=2, eos=3), table=table
@@ -33,7 +36,9 @@ def write(config: ModelConfig) -> dict[str, Any]:
         raise ConfigError([Fault("encoder.prefix", "is there: albert has the weights of one group of layers")])
     inner = len(stack.blocks)
     sizes = {"embedding_size": table.width, "num_hidden_layers": stack.depth // inner, "inner_group_num": inner}
-    return bert.write(config) | sizes
+    found = bert.write(config) | sizes
+    drop = found.pop("classifier_dropout")
+    return found if drop is None else found | {"classifier_dropout_prob": drop}
 
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:

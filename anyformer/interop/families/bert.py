@@ -37,7 +37,7 @@ POOLER = Transform(activation=Tanh())
 
 @dataclass(frozen=True)
 class Usual:
-    """What one like BERT has where its config.json is silent, and how it calls its pooler."""
+    """Defaults of a model like BERT, and the name of its pooler."""
 
     vocab: int = 30_522
     width: int = 768
@@ -47,7 +47,8 @@ class Usual:
     dropout: float = 0.1
     length: int = 512
     pooler: str | None = "pooler.dense"  # None: there is none
-    classified: Transform = POOLER  # what stands before labels of texts
+    classified: Transform = POOLER  # before labels of texts
+    classifier: float | None = None  # dropout before labels; None: as everywhere
 
 
 def read(given: Fields) -> ModelConfig:
@@ -100,8 +101,8 @@ def read_body(
 
 def read_head(usual: Usual, given: Fields, masked_lm: MaskedLM, dropout: float) -> Head:
     """A masked LM, labels of tokens or texts, the pooler, or nothing where a body has none."""
-    drop = given.nullable("classifier_dropout", dropout)
-    drop = dropout if drop is None else drop
+    given_drop = given.nullable("classifier_dropout", dropout if usual.classifier is None else usual.classifier)
+    drop = dropout if given_drop is None else given_drop
     match given.head:
         case "masked_lm":
             return masked_lm

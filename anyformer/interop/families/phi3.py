@@ -1,7 +1,7 @@
 """Phi-3 and Phi-4 (Abdin et al. 2024): Llama with the projections of a layer in one matrix."""
 
 from collections.abc import Iterator
-from functools import partial
+from typing import Any
 
 from anyformer.config import LinearScaling, ModelConfig, NoScaling, Rotary, Stack
 from anyformer.interop.families import llama
@@ -14,13 +14,26 @@ KIN = Kin(width=3072, ff=8192, vocab=32_064, length=4096, eps=1e-5, eos=32_000, 
 
 
 def read(given: Fields) -> ModelConfig:
-    given.silent("resid_pdrop", "embd_pdrop", "attention_bias")  # dropout of training; the last is never read
+    given.silent("embd_pdrop", "attention_bias")  # not used by `transformers`
     given.silent("original_max_position_embeddings")  # of a scaling that says it, too
     found = llama.read(KIN, given)
     rotary = the(the(found.decoder, Stack, "decoder").position, Rotary, "decoder.position")
     if not isinstance(rotary.scaling, (NoScaling, LinearScaling)):  # `transformers` reads yarn as longrope
         given.refuse("rope_parameters", "must be of rope_type default or linear: of phi3, others are not supported")
-    return found
+    drop = given("resid_pdrop", 0.0)
+    return _dropping(found, drop)
+
+
+def _dropping(config: ModelConfig, drop: float) -> ModelConfig:
+    """Set the dropout behind sublayers."""
+    stack = the(config.decoder, Stack, "decoder")
+    parts = {"prefix": stack.prefix, "blocks": stack.blocks}
+    changes = {key: tuple(b.model_copy(update={"dropout": drop}) for b in blocks) for key, blocks in parts.items()}
+    return config.model_copy(update={"decoder": stack.model_copy(update=changes)})
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    return llama.write(KIN, config) | {"resid_pdrop": the(config.decoder, Stack, "decoder").blocks[0].dropout}
 
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
@@ -45,6 +58,6 @@ PHI3 = Family(
     prefix="model.",
     buffers=llama.BUFFERS,
     read=read,
-    write=partial(llama.write, KIN),
+    write=write,
     rules=rules,
 )
