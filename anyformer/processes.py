@@ -50,6 +50,18 @@ def locked(folder: Path, name: str = LOCK, target: Path | None = None) -> Iterat
                 path.rmdir()
 
 
+def is_locked(folder: Path, name: str = LOCK) -> bool:
+    """Return whether a process holds a folder now."""
+    try:
+        handle = os.open(folder / name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        return _try(handle) is False
+    finally:
+        os.close(handle)
+
+
 def _acquire(folder: Path, name: str, target: Path) -> int:
     """Return the open lock file."""
     until = time.monotonic() + PATIENCE

@@ -25,6 +25,7 @@ from anyformer.explore.live import by_step, newest, rows_since, step_of, trainin
 from anyformer.explore.seen import Seen, attentions_of, look, says, says_tokens
 from anyformer.explore.writing import write, writer_of
 from anyformer.inspection.sublayers import attentions
+from anyformer.processes import is_locked
 from anyformer.run import MANIFEST, Run, load
 from anyformer.tasks.mixture import MixedTasks
 from anyformer.tasks.rows import RowTask
@@ -205,8 +206,8 @@ def open_runs(folders: Sequence[Path], wait: Callable[[Path], None] | None = Non
 
 
 def _begins(folder: Path) -> bool:
-    """Return whether a training has written its recipe and nothing to load yet."""
-    return training(folder) and (folder / "recipe.toml").stat().st_size > 0 and newest(folder) is None
+    """Return whether a training runs that has nothing to load yet."""
+    return is_locked(folder) and not (folder / MANIFEST).exists() and newest(folder) is None
 
 
 def _load(folder: Path) -> Run:

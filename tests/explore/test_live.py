@@ -9,6 +9,7 @@ import pytest
 from anyformer.config import ConfigError
 from anyformer.explore.opened import open_runs
 from anyformer.explore.server import Server
+from anyformer.processes import locked
 from anyformer.run import remove
 from anyformer.training.loop import fit
 from tests.explore.tab import Opener, growing
@@ -58,11 +59,13 @@ def test_a_training_that_begins_is_waited_for(tmp_path: Path) -> None:
         if len(waited) == 2:
             shutil.move(tmp_path / "kept", folder / "snapshots")
 
-    assert list(open_runs([folder], wait).runs) == ["run"]
+    with locked(folder):
+        assert list(open_runs([folder], wait).runs) == ["run"]
     assert waited == [folder, folder]
     shutil.rmtree(folder / "snapshots")
-    with pytest.raises(ConfigError, match="neither a manifest"):  # nobody waits
-        open_runs([folder])
+    with pytest.raises(ConfigError, match="neither a manifest"):  # no training runs: nothing will come
+        open_runs([folder], wait)
+    assert len(waited) == 2
 
 
 def test_the_page_offers_a_newer_step(page: Opener, server: Server) -> None:
@@ -76,7 +79,8 @@ def test_the_page_offers_a_newer_step(page: Opener, server: Server) -> None:
         assert "15" in one.text("#newer")
         assert one.text("#view") == before  # nothing moves under the reader's eyes
         one.click("#newer")
-        one.until("document.querySelector('#about').innerText.includes('step 15')")
+        one.until("!document.querySelector('#newer')")
+        assert one.text("#about").endswith("step 15")
         assert one.settled().text("#view") != before
         assert one.tab.locator("#newer").count() == 0
     finally:

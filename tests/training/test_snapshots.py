@@ -77,7 +77,7 @@ def test_a_full_disk_does_not_end_the_training(tmp_path: Path, monkeypatch: pyte
 
     job = make(pairs(steps=4, valid=None, snapshots="auto"), tmp_path / "run")
     with monkeypatch.context() as patch:
-        patch.setattr("anyformer.run.save_file", full)
+        patch.setattr("anyformer.folder.save_file", full)
         with pytest.raises(Exception, match="state/step-000000004"):  # the checkpoint at the end, which is needed
             fit(job)
     assert "no snapshot at step 0" in said(job.console)
