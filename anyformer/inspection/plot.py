@@ -1,10 +1,11 @@
 """Figures, by matplotlib (the `plot` extra): one call draws what one function of this folder gives."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unicodedata import east_asian_width
 
 from torch import Tensor
 
@@ -105,16 +106,27 @@ def plot_head_scores(scores: Mapping[str, Tensor], path: str | Path, title: str 
     return Path(path)
 
 
-def plot_lens(logits: Tensor, tokens: list[str], vocabulary: Sequence[str], path: str | Path) -> Path:
-    """Draws the lens [1 + layers, t, v] of one text: the likeliest token after each layer, and how likely it is."""
+def plot_lens(
+    logits: Tensor, tokens: list[str], vocabulary: Sequence[str], path: str | Path, row: int | None = None
+) -> Path:
+    """Draw the top-1 token after each layer, and its probability, from the result of `logit_lens`.
+
+    logits: [1 + layers, b, t, v], of which `row` (0 if not given) is drawn, or those of one text, [1 + layers, t, v].
+    """
+    if logits.dim() not in (3, 4) or (logits.dim() == 3 and row is not None):
+        wanted = "[1 + layers, b, t, v], or without b and `row`"
+        raise ValueError(f"logits have shape {list(logits.shape)}, expected {wanted}, as logit_lens gives them")
+    logits = logits if logits.dim() == 3 else logits[:, _row(row or 0, logits.shape[1])]
+    _check_tokens("tokens", tokens, logits.shape[1])
     best, which = logits.detach().cpu().float().softmax(dim=-1).max(dim=-1)  # [1 + layers, t]
     layers, length = best.shape
-    with _drawing(path, 0.7 * length + 2, 0.4 * layers + 1.4) as axes:
+    with _drawing(path, min(0.7 * length, WIDEST) + 2, min(0.4 * layers, WIDEST) + 1.4) as axes:
         axis = axes[0][0]
         image = axis.imshow(best.numpy(), vmin=0, vmax=1, cmap="viridis", aspect="auto", origin="lower")
         for layer, at in ((i, j) for i in range(layers) for j in range(length)):
             colour = "black" if best[layer, at] > 0.6 else "white"
-            said = vocabulary[int(which[layer, at])]
+            best_id = int(which[layer, at])
+            said = vocabulary[best_id] if best_id < len(vocabulary) else str(best_id)  # a model may have more ids
             axis.text(at, layer, said, ha="center", va="center", color=colour, fontsize=7, parse_math=False)
         _ticks(axis, ["embeddings", *(f"layer {i}" for i in range(layers - 1))], tokens, 8)
         axis.figure.colorbar(image, ax=axis, label="probability")
@@ -170,35 +182,63 @@ def plot_curves(curves: Mapping[str, Curve], path: str | Path) -> Path:
 
 
 def plot_attribution(found: Attribution, tokens: Mapping[str, list[str]], path: str | Path, row: int = 0) -> Path:
-    """Draws each token's part in a measure, a panel for each stack; what is against it hangs below."""
+    """Draw each token's part in a measure as a bar, one panel per stack; negative parts point down."""
+    if missing := [side for side in found.tokens if side not in tokens]:
+        raise ValueError(f"tokens has no {missing[0]!r}: give the labels of every stack, {', '.join(found.tokens)}")
+    for side, parts in found.tokens.items():
+        _check_tokens(f"tokens[{side!r}]", tokens[side], parts.shape[1])
     longest = max(len(tokens[side]) for side in found.tokens)
-    with _drawing(path, max(4.0, 0.45 * longest), 2.2 * len(found.tokens), len(found.tokens), 1) as axes:
+    width = max(4.0, min(0.45 * longest, WIDEST))
+    with _drawing(path, width, 2.2 * len(found.tokens), len(found.tokens), 1) as axes:
         for axis, (side, parts) in zip(axes[:, 0], found.tokens.items(), strict=True):
-            values = parts[row].cpu().float().tolist()
+            values = parts[_row(row, len(parts))].cpu().float().tolist()
             axis.bar(range(len(values)), values, color=["tab:red" if value > 0 else "tab:blue" for value in values])
-            axis.set_xticks(range(len(values)), tokens[side], fontsize=8, parse_math=False)
+            _tick(axis.set_xticks, tokens[side], 8, turn=True)
             axis.axhline(0, color="black", linewidth=0.5)
             axis.set_ylabel(side)
     return Path(path)
 
 
-def plot_growth(grown: Mapping[str, Sequence[int]], path: str | Path) -> Path:
-    """Draws the bytes of caches by tokens read, a line for each name."""
+def plot_growth(grown: Mapping[str, Sequence[int]] | Sequence[int], path: str | Path) -> Path:
+    """Draw the bytes of a KV cache by tokens read, as `cache_growth` gives them, or several by their names."""
+    lines = grown if isinstance(grown, Mapping) else {"": grown}
     with _drawing(path, 4.5, 3.2) as axes:
-        for name, sizes in grown.items():
+        for name, sizes in lines.items():
             axes[0][0].plot(range(1, len(sizes) + 1), [size / 1024 for size in sizes], label=name)
         axes[0][0].set(xlabel="tokens", ylabel="KiB")
         axes[0][0].set_ylim(bottom=0)
-        axes[0][0].legend(fontsize=8)
+        if any(lines):
+            axes[0][0].legend(fontsize=8)
     return Path(path)
 
 
 def _ticks(axis: Any, rows: list[str], columns: list[str], size: int) -> None:
-    """Tokens as they are: a $ begins no formula."""
-    turned = 90 if max(map(len, columns), default=0) > 3 else 0
-    for labels, put, angle in ((columns, axis.set_xticks, turned), (rows, axis.set_yticks, 0)):
-        every = -(-len(labels) // LABELS)
-        put(range(0, len(labels), every), labels[::every], fontsize=size, rotation=angle, parse_math=False)
+    _tick(axis.set_xticks, columns, size, turn=True)
+    _tick(axis.set_yticks, rows, size)
+
+
+def _tick(put: Callable[..., Any], labels: list[str], size: int, *, turn: bool = False) -> None:
+    """Label an axis with tokens as they are (a $ begins no formula), upright where they would overlap."""
+    every, upright = -(-len(labels) // LABELS), turn and max(map(_columns, labels), default=0) > 3
+    put(
+        range(0, len(labels), every or 1), labels[:: every or 1], fontsize=size, rotation=90 * upright, parse_math=False
+    )
+
+
+def _columns(label: str) -> int:
+    """Return the width of a text in columns of a terminal: Korean and Chinese characters take two."""
+    return sum(2 if east_asian_width(c) in "WF" else 1 for c in label)
+
+
+def _row(row: int, rows: int) -> int:
+    if not 0 <= row < rows:
+        raise ValueError(f"row = {row}: must be from 0 to {rows - 1}")
+    return row
+
+
+def _check_tokens(name: str, labels: Sequence[str], count: int) -> None:
+    if isinstance(labels, str) or len(labels) != count:
+        raise ValueError(f"{name} has {len(labels)} labels, expected {count}")
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
