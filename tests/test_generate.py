@@ -238,7 +238,7 @@ WRONG = {
         lambda: writer(shape="encoder-decoder", length=4).generate(["abcd"]),
         "text 1: has 5 tokens, and the encoder has 4 learned positions",
     ),
-    "no such stop id": (lambda: writer().generate(["a"], stop_ids=[9999]), "stop = 9999: no such id"),
+    "no such stop id": (lambda: writer().generate(["a"], stop_ids=[9999]), "stop_ids = 9999: no such id"),
     "a text past the positions": (lambda: writer(length=4).score(["abcdef"]), "text 1: has 5 tokens, and the decoder"),
     "a text of one token": (lambda: writer().score(["ab", "a"]), "text 2: is too short"),
     "an empty answer": (lambda: writer().score(["ab"], [""]), "answer 1: is too short"),

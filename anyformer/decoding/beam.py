@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from anyformer.config.spec import ConfigError, Fault, Number, Size
+from anyformer.decoding.check import check_call
 from anyformer.decoding.constrain import Constraint, check_fit
-from anyformer.decoding.decode import Spoilt, patience_of, rooms_of
+from anyformer.decoding.decode import Spoilt, patience_of
 from anyformer.decoding.phrases import Phrase, Phrases, shortest
 from anyformer.decoding.process import Processing, Processor, process
 from anyformer.decoding.session import Read, Session, evaluating
@@ -111,10 +112,11 @@ def beam_search(
         groups=groups,
         diversity_penalty=diversity_penalty,
     )
-    rooms = rooms_of(max_new_tokens, len(ids))
-    _check_room(min(rooms), groups, phrases)
+    given = {"constraint": constraint, "segments": segments, "marks": marks, "cache": cache, "compile": compile}
+    rooms, stop = check_call(model, ids, max_new_tokens, stop, phrases=phrases, processors=processors, **given)
+    _check_room(min(rooms, default=1), groups, phrases)
     with evaluating(model):
-        longest = max(rooms)
+        longest = max(rooms, default=1)
         session = Session(
             model, ids, longest, segments=segments, marks=marks, cache=cache, copies=beams, compile=compile
         )

@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from anyformer.config.spec import ConfigError, Fault, Size
+from anyformer.decoding.check import check_call
 from anyformer.decoding.constrain import Constraint, check_fit
-from anyformer.decoding.decode import Spoilt, rooms_of
+from anyformer.decoding.decode import Spoilt
 from anyformer.decoding.process import Allowed, Processing, Processor, process
 from anyformer.decoding.retrace import Retracing
 from anyformer.decoding.session import Session, evaluating
@@ -52,7 +53,17 @@ def contrastive_search(
     last token is read, too: an answer of n tokens takes n positions.
     """
     Contrastive(candidates=candidates, alpha=alpha)
-    rooms = rooms_of(max_new_tokens, len(ids))
+    rooms, stop = check_call(
+        model,
+        ids,
+        max_new_tokens,
+        stop,
+        constraint=constraint,
+        processors=processors,
+        segments=segments,
+        marks=marks,
+        cache=cache,
+    )
     with evaluating(model):
         most = max(rooms, default=0)
         session = Session(model, ids, most, segments=segments, marks=marks, cache=cache, copies=candidates)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anyformer.decoding.check import check_call
 from anyformer.decoding.constrain import Constraint, check_fit
 from anyformer.decoding.process import Processor, Sampling, build, process
 from anyformer.decoding.retrace import Retracing
@@ -128,8 +129,23 @@ def _begin(
     patience: int | None,
     **how: Any,
 ) -> tuple[Session, Iterator[Said]]:
-    rooms = rooms_of(max_new_tokens, len(ids))
     sampling = Sampling(**how)
+    rooms, stop = check_call(
+        model,
+        ids,
+        max_new_tokens,
+        stop,
+        segments=segments,
+        marks=marks,
+        seed=seed,
+        temperature=sampling.temperature,
+        constraint=constraint,
+        cache=cache,
+        chunk=chunk,
+        compile=compile,
+        reuse=reuse,
+        patience=patience,
+    )
     room = max(rooms, default=0)
     session = Session(
         model, ids, room, segments=segments, marks=marks, cache=cache, chunk=chunk, compile=compile, reuse=reuse
@@ -247,19 +263,8 @@ def patience_of(device: torch.device, ends: bool) -> int:
     return PATIENCE if ends else sys.maxsize
 
 
-def rooms_of(max_new_tokens: int | Sequence[int], rows: int) -> list[int]:
-    """How many tokens each row may have."""
-    rooms = [max_new_tokens] * rows if isinstance(max_new_tokens, int) else list(max_new_tokens)
-    if min(rooms, default=0) < 0:
-        raise ValueError(f"max_new_tokens = {max_new_tokens}: must not be negative")
-    if len(rooms) != rows:
-        raise ValueError(f"max_new_tokens has {len(rooms)} numbers, expected one for each of {rows} rows")
-    return rooms
-
-
 def seeds_of(seed: int | Tensor | None, rows: int, device: torch.device) -> Tensor:
+    """Return a seed for each row: those given, or made from one."""
     if isinstance(seed, Tensor):
-        if seed.shape != (rows,) or seed.is_floating_point():
-            raise ValueError(f"seed has shape {list(seed.shape)}, expected a whole number for each of {rows} rows")
         return seed.to(device)
     return row_seeds(int(torch.randint(2**62, ())) if seed is None else seed, rows, device)

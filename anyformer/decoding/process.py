@@ -197,10 +197,14 @@ class Prefix:
 
 @dataclass(frozen=True)
 class Temperature:
+    """Logits divided by the temperature. Near 0 the largest is subtracted first, so that no quotient overflows."""
+
     value: float
 
     def __call__(self, history: History, logits: Tensor) -> Tensor:
-        return logits / self.value
+        if self.value > 1e-3:
+            return logits / self.value
+        return (logits - logits.amax(dim=-1, keepdim=True)) / max(self.value, 1e-30)  # fp32 has no numbers far below
 
 
 @dataclass(frozen=True)

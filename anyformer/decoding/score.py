@@ -6,12 +6,13 @@ given, are seen by all of it. Everything is computed in at least fp32.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from anyformer.config import LM, ConfigError, Fault, MaskedLM, Tokens
+from anyformer.decoding.check import ids_of, whole
 from anyformer.decoding.session import evaluating, padded
 from anyformer.nn.mask import PLAIN, SEEN, Layout, lay_out
 from anyformer.nn.model import Transformer
@@ -33,7 +34,7 @@ def score(
     model: Transformer, rows: Sequence[Ids], sources: Sequence[Ids] | None = None, seen: Sequence[int] | None = None
 ) -> list[Tensor]:
     """For each row the log-probability of every token but the first, given those before it: [len(row) - 1]."""
-    _check(model, rows, sources)
+    _check(model, rows, sources, seen)
     found = [torch.empty(0)] * len(rows)
     order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
     with evaluating(model):
@@ -61,6 +62,8 @@ def sliding(model: Transformer, ids: Ids, window: int, stride: int | None = None
     """
     if model.config.encoder is not None:
         raise ValueError("only a decoder without an encoder reads by windows")
+    if faults := whole("window", window, 1) + ([] if stride is None else whole("stride", stride, 1)):
+        raise ConfigError(faults)
     stride = max(1, window // 2) if stride is None else stride
     if not 1 <= stride <= window:
         raise ConfigError([Fault("stride", f"= {stride}: must be from 1 to the window, {window}")])
@@ -80,7 +83,10 @@ def alternatives(
     seen: Sequence[int] | None = None,
 ) -> Likeliest:
     """The k tokens that are likeliest to follow each row."""
-    _check(model, rows, sources)
+    _check(model, rows, sources, seen)
+    if not len(rows):
+        raise ConfigError([Fault("rows", "are empty: give at least one")])
+    _check_k(k, _vocab(model))
     with evaluating(model):
         logits = _logits(model, rows, sources, seen)
         last = torch.tensor([len(row) - 1 for row in rows], device=logits.device)
@@ -91,7 +97,10 @@ def fill_mask(model: Transformer, rows: Sequence[Ids], mask: int, k: int = 5) ->
     """For each row, the k tokens that are likeliest to stand where it has the id `mask`, from left to right."""
     if not isinstance(model.config.head, MaskedLM) or len(model.config.stacks) > 1:
         raise ValueError("filling masks needs an encoder with a `masked_lm` head")
-    _check_rows(rows)
+    tokens = model.config.source or model.config.target
+    _check_rows("row", rows, tokens)
+    assert isinstance(tokens, Tokens)
+    _check_k(k, tokens.rows)
     if without := [i for i, row in enumerate(rows) if mask not in row]:
         raise ValueError(f"row {without[0]} has no mask: no id in it is {mask}")
     with evaluating(model):
@@ -100,9 +109,12 @@ def fill_mask(model: Transformer, rows: Sequence[Ids], mask: int, k: int = 5) ->
         return [_likeliest(logits[i, at.to(logits.device)], k) for i, at in enumerate(places)]
 
 
+def _check_k(k: object, vocab: int) -> None:
+    if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= vocab:
+        raise ConfigError([Fault("k", f"= {k!r}: must be from 1 to the size of the vocabulary, {vocab}")])
+
+
 def _likeliest(logits: Tensor, k: int) -> Likeliest:
-    if not 1 <= k <= logits.shape[-1]:
-        raise ConfigError([Fault("k", f"= {k}: must be from 1 to the size of the vocabulary, {logits.shape[-1]}")])
     found = logits.softmax(dim=-1).topk(k)
     return Likeliest(found.indices, found.values)
 
@@ -135,17 +147,28 @@ def _vocab(model: Transformer) -> int:
     return tokens.rows
 
 
-def _check(model: Transformer, rows: Sequence[Ids], sources: Sequence[Ids] | None) -> None:
+def _check(model: Transformer, rows: Sequence[Ids], sources: Sequence[Ids] | None, seen: Sequence[int] | None) -> None:
     if not isinstance(model.config.head, LM) or model.decoder is None:
         raise ValueError("scoring needs a decoder with an `lm` head")
     if (model.encoder is None) != (sources is None):
         raise ValueError(f"give `sources` to an encoder-decoder, and to no other; this is {model.config.shape}")
     if sources is not None and len(sources) != len(rows):
         raise ValueError(f"there are {len(sources)} sources and {len(rows)} rows: each row needs one")
-    _check_rows(rows)
-    _check_rows(sources or ())
+    _check_rows("row", rows, model.config.target)
+    if sources is not None:
+        _check_rows("source", sources, model.config.source)
+    if seen is not None:
+        if len(seen) != len(rows):
+            raise ConfigError([Fault("seen", f"has {len(seen)} numbers, expected one for each of {len(rows)} rows")])
+        if faults := [fault for i, n in enumerate(seen) for fault in whole(f"seen.{i}", n, 0)]:
+            raise ConfigError(faults)
 
 
-def _check_rows(rows: Sequence[Ids]) -> None:
-    if empty := [i for i, row in enumerate(rows) if not len(row)]:
-        raise ValueError(f"row {empty[0]} is empty: give it at least one token")
+def _check_rows(name: str, rows: Any, tokens: object) -> None:
+    if isinstance(rows, str) or any(not isinstance(row, Sequence | Tensor) or isinstance(row, str) for row in rows):
+        raise ConfigError([Fault(f"{name}s", "must be a list of rows, each a list of ids")])
+    for i, row in enumerate(rows):
+        if not len(row):
+            raise ValueError(f"{name} {i} is empty: give it at least one token")
+        if isinstance(tokens, Tokens) and (faults := ids_of(f"{name} {i}", row, tokens.rows)[1]):
+            raise ConfigError(faults)

@@ -118,7 +118,7 @@ class Session:
             if self._key is None:
                 place.prompts = place.cache  # no one else comes
         self.hidden, self.logits = hidden, found  # of what was read last [rows, n, d], and of the next token [rows, v]
-        self._limit = min((limit for limit, _ in model.decoder.ends), default=None)
+        self.limit = min((limit for limit, _ in model.decoder.ends), default=None)  # of positions
         self._whole, self._packed = False, Packed()
 
     @property
@@ -188,7 +188,7 @@ class Session:
 
     def _near_the_end(self, more: int = 0) -> bool:
         """Where positions may end the model itself has to look."""
-        return self._limit is not None and self.bound + more > self._limit
+        return self.limit is not None and self.bound + more > self.limit
 
     def _counted(self, run: Callable[[], T]) -> T:
         """Runs a step of one token; its slot is counted here, as a compiled or captured one does not."""

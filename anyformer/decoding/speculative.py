@@ -20,8 +20,9 @@ from torch.nn.functional import pad
 
 from anyformer.config import LM, ModelConfig, Tokens
 from anyformer.config.spec import ConfigError, Fault, Size, Spec
+from anyformer.decoding.check import check_call
 from anyformer.decoding.constrain import Constraint, check_fit
-from anyformer.decoding.decode import Spoilt, rooms_of, seeds_of
+from anyformer.decoding.decode import Spoilt, seeds_of
 from anyformer.decoding.process import History, Processor, Sampling, build, process
 from anyformer.decoding.retrace import Retracing
 from anyformer.decoding.sample import Choice, bits, greedy, sample, widest
@@ -78,8 +79,23 @@ def speculate(
     `Draft` others are drawn by the same seed, with the same probabilities.
     """
     sampling = Sampling(**how)
-    _check(model, draft, ahead)
-    rooms = rooms_of(max_new_tokens, len(ids))
+    rooms, stop = check_call(
+        model,
+        ids,
+        max_new_tokens,
+        stop,
+        ahead=ahead,
+        segments=segments,
+        marks=marks,
+        seed=seed,
+        temperature=sampling.temperature,
+        constraint=constraint,
+        cache=cache,
+        chunk=chunk,
+    )
+    _check(model, draft)
+    if isinstance(draft, Draft):
+        _check_positions(draft.model, ids, segments)
     most = max(rooms, default=0)
     other = draft.model if isinstance(draft, Draft) else model
     with evaluating(model), evaluating(other):
@@ -155,8 +171,10 @@ class Drafting:
         self.session, self.processors, self.seeds = session, processors, seeds
         self.guess, self.read = _none(session.ids), session.ids.new_zeros(len(session.ids))  # how many of them it read
         self.late, self.behind = session.ids[:, :1], torch.zeros_like(session.ids[:, :1], dtype=torch.bool)
+        self.full = torch.zeros_like(self.read, dtype=torch.bool)  # rows that have come to the draft's last position
 
     def propose(self, history: History, limit: Tensor) -> Guess:
+        limit = self._within(limit)
         wanted = int(limit.max())
         self.session.make_room(wanted + 1)
         new, there = history.ids[:, -1:], (limit > 0)[:, None]
@@ -179,6 +197,14 @@ class Drafting:
         if wanted:
             self.guess = Guess(torch.stack(ids, dim=1), torch.stack(found, dim=1), torch.stack(p, dim=1) if p else None)
         return self.guess
+
+    def _within(self, limit: Tensor) -> Tensor:
+        """Return how many tokens may be guessed where the draft has fewer positions than the model."""
+        if self.session.limit is None:
+            return limit
+        left = self.session.limit - self.session.cache.following - self.behind[:, 0].long()
+        self.full = self.full | (left < 1)
+        return torch.minimum(limit, left).masked_fill(self.full, 0)
 
     def keep(self, kept: Tensor) -> None:
         self.session.forget((self.read - kept).clamp(min=0))
@@ -302,12 +328,25 @@ def _choose(logits: Tensor, seeds: Tensor | None, steps: Tensor) -> Choice:
     return greedy(logits) if seeds is None else sample(logits, seeds, steps)
 
 
-def _check(model: Transformer, draft: Draft | Lookup, ahead: int) -> None:
-    faults = [] if ahead >= 1 else [Fault("ahead", f"= {ahead}: must be at least 1")]
+def _check(model: Transformer, draft: object) -> None:
+    if not isinstance(draft, Draft | Lookup):
+        what = f"must be Draft(model) or Lookup(ngram=n), got {type(draft).__name__}"
+        raise ConfigError([Fault("draft", what)])
     if isinstance(draft, Draft) and (wrong := _misfit(model.config, draft.model.config)):
-        faults.append(Fault("draft", wrong))
-    if faults:
-        raise ConfigError(faults)
+        raise ConfigError([Fault("draft", wrong)])
+
+
+def _check_positions(draft: Transformer, ids: Tensor, segments: Tensor | None) -> None:
+    """Refuse a draft model that cannot read the prompts, or the sources; at the end of its positions it only stops."""
+    stack, read = draft.encoder or draft.decoder, draft.source or draft.target
+    if stack is None or read is None or not stack.ends:
+        return
+    (limit, what), length = stack.ends[0], read.measure(ids)[1]
+    if segments is not None:
+        length = int(real(segments).sum(dim=1).amax())
+    if length > limit:
+        fix = "give shorter ones, or another draft"
+        raise ConfigError([Fault("draft", f"has {limit} {what}, and what it reads first is of {length} tokens: {fix}")])
 
 
 def _misfit(ours: ModelConfig, its: ModelConfig) -> str | None:

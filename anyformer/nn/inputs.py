@@ -88,8 +88,11 @@ class TokenInput(nn.Module):
 
     def measure(self, ids: Tensor) -> tuple[int, int]:
         """[b, t]"""
-        if ids.dim() != 2 or ids.dtype not in (torch.int32, torch.int64) or not ids.numel():
+        if not isinstance(ids, Tensor):
+            raise ValueError(f"ids must be a tensor [batch, length], got {type(ids).__name__}")
+        if ids.dim() != 2 or ids.dtype not in (torch.int32, torch.int64):
             raise ValueError(f"ids must be whole numbers [batch, length], got {ids.dtype} {list(ids.shape)}")
+        _check_some(ids, "ids")
         return ids.shape[0], ids.shape[1]
 
     def check_spelled(self, ids: Tensor, spelled: Tensor | None) -> None:
@@ -194,5 +197,11 @@ def build_input(spec: Input, width: int, *, own_table: bool = True) -> AnyInput:
 
 def _check_numbers(x: Tensor, name: str, sizes: tuple[int | None, ...], shape: str) -> None:
     fits = x.dim() == len(sizes) and all(want in (None, n) for n, want in zip(x.shape, sizes, strict=True))
-    if not fits or not x.is_floating_point() or not x.numel():
+    if not fits or not x.is_floating_point():
         raise ValueError(f"{name} must be floating-point numbers {shape}, got {x.dtype} {list(x.shape)}")
+    _check_some(x, name)
+
+
+def _check_some(x: Tensor, name: str) -> None:
+    if not x.numel():
+        raise ValueError(f"{name} are empty, {list(x.shape)}: give at least one row, of at least one token")

@@ -11,6 +11,7 @@ from anyformer.config import ConfigError, Fault, ModelConfig, Tokens
 from anyformer.data.batch import Piece
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.decoding.beam import Beam, Hypotheses, SpoiltSearch, beam_search
+from anyformer.decoding.check import ids_of, whole
 from anyformer.decoding.contrastive import Contrastive, contrastive_search
 from anyformer.decoding.decode import Spoilt, stream as tokens
 from anyformer.decoding.process import Processing, Processor, Sampling, build
@@ -149,10 +150,10 @@ class Asked:
         way = strategy(**rest, phrases=limits.phrases or None)
         stop = (stop,) if isinstance(stop, str) else tuple(stop or ())
         if stop_ids is None:
-            special = model.config.special
-            ends = (task.tokenizer.eos, special.eos, *special.stops)
+            ends = (task.tokenizer.eos, model.config.special.eos, *model.config.special.stops)
             stop_ids = list(dict.fromkeys(id for id in ends if id is not None))
-        _check(most, stop, seed, len(texts), way, limits, settings)
+        stop_ids, faults = ids_of("stop_ids", stop_ids, _vocab(model))
+        _check(faults, most, stop, seed, len(texts), way, limits, settings)
         prompts = task.prompts(texts, model.config)
         rooms = [_room(task, model, len(ids), most, way) for ids in prompts]
         kinds = {_fresh(task, ids) for ids in prompts if ids}
@@ -162,7 +163,7 @@ class Asked:
                 what = f"has room for {room} tokens, and the prefix {limits.prefix!r} has {len(prefix)}"
                 raise ConfigError([Fault(f"text {i}", f"its answer {what}")])
         seeds = _seeds(seed, len(texts))
-        return cls(task, model, prompts, rooms, stop, tuple(stop_ids), seeds, way, limits, held, settings)
+        return cls(task, model, prompts, rooms, stop, stop_ids, seeds, way, limits, held, settings)
 
     def batches(self) -> Iterator[list[int]]:
         """Texts that are answered together: of similar length, and alike in what their answers follow."""
@@ -347,6 +348,7 @@ def _drafted(task: Writer, draft: Drafting) -> Transformer:
 
 
 def _check(
+    faults: list[Fault],
     most: int | None,
     stop: Sequence[str],
     seed: int | Sequence[int] | None,
@@ -355,10 +357,8 @@ def _check(
     limits: Limits,
     settings: dict[str, Any],
 ) -> None:
-    faults = []
-    if most is not None and most < 0:
-        faults.append(Fault("max_new_tokens", f"= {most}: must not be negative"))
-    if most is not None and way.min_new_tokens > most >= 0:
+    faults += (wrong := [] if most is None else whole("max_new_tokens", most, 0))
+    if not wrong and most is not None and way.min_new_tokens > most >= 0:
         faults.append(Fault("min_new_tokens", f"= {way.min_new_tokens}: is more than max_new_tokens = {most}"))
     if "" in stop:
         faults.append(Fault("stop", "an empty string stands everywhere: leave it out"))

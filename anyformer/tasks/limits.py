@@ -97,8 +97,9 @@ def _constraint(
         sequences = [way for text in limits.choices for way in _written("choices", text, tokenizer, fresh)]
         return Trie(sequences, vocab=vocab, stop=stop)
     if limits.regex is not None:
-        with _named("regex"):
-            return _regex(limits.regex, _vocabulary(tokenizer, vocab, stop, lead))
+        vocabulary = _vocabulary(tokenizer, vocab, stop, lead)
+        with _named("regex"), _hinting(limits.regex, vocabulary, fresh):
+            return _regex(limits.regex, vocabulary)
     if limits.json_schema is not None:
         with _named("json_schema"):
             return _schema(_dumped(limits.json_schema), _vocabulary(tokenizer, vocab, stop, lead))
@@ -141,6 +142,27 @@ def _dumped(schema: Mapping[str, object]) -> str:
         return json.dumps(schema)
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError([Fault("", f"is no JSON: {error}")]) from None
+
+
+@contextmanager
+def _hinting(pattern: str, vocabulary: Vocabulary, fresh: bool) -> Iterator[None]:
+    """Add to an error the pattern that would work, where an answer continues a text and so begins with a space."""
+    try:
+        yield
+    except ConfigError as error:
+        spaced = f" (?:{pattern})"
+        if fresh or not _possible(spaced, vocabulary):
+            raise
+        hint = f"an answer continues a text, where it has a space before it: write {spaced!r}"
+        raise ConfigError(Fault(fault.path, f"{fault.message}; {hint}") for fault in error.faults) from None
+
+
+def _possible(pattern: str, vocabulary: Vocabulary) -> bool:
+    try:
+        _regex(pattern, vocabulary)
+    except ConfigError:
+        return False
+    return True
 
 
 @contextmanager

@@ -255,7 +255,7 @@ WRONG = {
     ),
     "a vector of ids": (lambda: generate(decoder(), tokens(0, 2)), "ids must be whole numbers"),
     "a vector of sources": (lambda: generate(pair(), tokens(0, 2)), "ids must be whole numbers"),
-    "an empty prompt": (lambda: generate(decoder(), tokens(0, 1, 0)), "ids must be whole numbers"),
+    "an empty prompt": (lambda: generate(decoder(), tokens(0, 1, 0)), "ids are empty"),
     "float ids": (lambda: generate(pair(), tokens(0, 1, 2).float()), "ids must be whole numbers"),
     "segments of another shape": (
         lambda: generate(decoder(), tokens(0, 2, 3), segments=torch.zeros(2, 2, dtype=torch.long)),

@@ -144,9 +144,9 @@ WRONG = {
     "sources in vain": (lambda: score(decoder(), [[1, 2]], [[1]]), "give `sources` to an encoder-decoder"),
     "too few sources": (lambda: score(build(PAIR), [[1, 2], [3]], [[1]]), "1 sources and 2 rows"),
     "an empty row": (lambda: score(decoder(), [[1], []]), "row 1 is empty"),
-    "an empty source": (lambda: score(build(PAIR), [[1]], [[]]), "row 0 is empty"),
+    "an empty source": (lambda: score(build(PAIR), [[1]], [[]]), "source 0 is empty"),
     "a stride past the window": (lambda: sliding(decoder(), [1, 2, 3], 2, 3), "stride = 3: must be from 1 to the wind"),
-    "no stride": (lambda: sliding(decoder(), [1, 2, 3], 2, 0), "stride = 0: must be from 1 to the window, 2"),
+    "no stride": (lambda: sliding(decoder(), [1, 2, 3], 2, 0), "stride = 0: must be at least 1"),
     "windows of pairs": (lambda: sliding(build(PAIR), [1, 2, 3], 2), "only a decoder without an encoder"),
     "a window past the positions": (
         lambda: sliding(decoder(decoder=STACK.model_copy(update={"position": Learned(length=6)})), [1, 2], 7),

@@ -50,7 +50,7 @@ def test_a_row_that_is_full_reads_no_more():
 
 
 def test_a_room_for_another_number_of_rows():
-    with pytest.raises(ValueError, match="max_new_tokens has 3 numbers, expected one for each of 2 rows"):
+    with pytest.raises(ValueError, match="max_new_tokens: has 3 numbers, expected one for each of 2 rows"):
         generate(decoder(), tokens(0, 2, 2), max_new_tokens=[1, 2, 3])
     with pytest.raises(ValueError, match="must not be negative"):
         generate(decoder(), tokens(0, 2, 2), max_new_tokens=[1, -2])

@@ -166,7 +166,7 @@ WRONG = {
     "bytes": (IMAGES, torch.zeros(1, 2, 6, 9, dtype=torch.uint8), "got torch.uint8 [1, 2, 6, 9]"),
     "ids for features": (FRAMES, tokens(0, 2, 5), "features must be floating-point numbers [batch, length, 3]"),
     "frames of another size": (FRAMES, numbers(0, 2, 5, 4), "got torch.float64 [2, 5, 4]"),
-    "no frames": (FRAMES, numbers(0, 2, 0, FRAME), "got torch.float64 [2, 0, 3]"),
+    "no frames": (FRAMES, numbers(0, 2, 0, FRAME), "features are empty, [2, 0, 3]"),
     "features for ids": (Tokens(vocab=VOCAB), numbers(0, 2, 5, FRAME), "ids must be whole numbers [batch, length]"),
 }
 

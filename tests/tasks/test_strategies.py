@@ -118,6 +118,10 @@ def test_words_have_a_space_before_them(kind: str) -> None:
     if kind == "words":  # pieces of words may go on from one
         with pytest.raises(ConfigError, match=r"choices: 'fox' goes on from a text, .*: write ' fox'"):
             lm.generate(["dog"], choices=["fox"])
+        with pytest.raises(ConfigError, match=r"regex: .*impossible.*has a space before it: write ' \(\?:fox\|dog\)'"):
+            lm.generate(["dog"], regex="fox|dog")
+        with pytest.raises(ConfigError, match=r"regex: .*impossible: the vocabulary can write no text of it$"):
+            lm.generate(["dog"], regex="Zoo")
 
 
 @pytest.mark.parametrize(("kind", "shape"), [("bytes", "lm"), ("bpe", "decoder"), ("unigram", "encoder-decoder")])
