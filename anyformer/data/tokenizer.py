@@ -17,42 +17,43 @@ from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, Self
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer
 
 from anyformer import recipe
 from anyformer.config.spec import ConfigError, Fault, visible
 from anyformer.data.files import locate
+from anyformer.data.piecereader import PieceReader
+from anyformer.data.tokenizerfiles import (
+    FILE as FILE,
+    NAMED,
+    PAIRS as PAIRS,
+    READER,
+    ROLES as ROLES,
+    first_line,
+    load_file,
+    panicked as panicked,
+    parse,
+    wrong,
+)
 from anyformer.data.vocabulary import BYTES, checked, learn
 
-# What a role is called, first our own name, then those of public tokenizers; where several are there, the first counts.
-ROLES = {
-    "pad": ("<pad>", "[PAD]", "<|pad|>", "<|padding|>"),
-    "bos": ("<bos>", "<s>", "[BOS]", "<|begin_of_text|>", "<|startoftext|>", "[CLS]", "<|endoftext|>"),
-    "eos": ("<eos>", "</s>", "[EOS]", "<|end_of_text|>", "[SEP]", "<|endoftext|>"),
-    "sep": ("<sep>", "[SEP]", "<|sep|>"),
-    "unk": ("<unk>", "[UNK]", "<|unk|>"),
-    "mask": ("<mask>", "[MASK]", "<|mask|>"),
-}
-
 SENTINEL = "<extra_id_{}>"
-FILE = "tokenizer.json"
-NAMED = "roles"  # the key of a file of ours that the library does not know
-PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))  # GPT-2's two files, under both their names
 
 
 class TextTokenizer:
     """A vocabulary of `size` ids; `pad`, `bos`, `eos`, `sep`, `unk` and `mask` are special ones, None if missing.
 
-    What a text says never becomes a special id: `"<pad>"` in a text is five characters like any others. `roles` names
-    the token of each, where it is not one of the usual names that tells: a role that is not named there is missing.
+    Text never becomes a special id: `"<pad>"` in a text is five characters like any others. `roles` names the token of
+    each role; a role that it does not name is missing. Without it the usual names are searched. A `reader` segments
+    texts in the place of the library's own model.
     """
 
-    def __init__(self, inner: Tokenizer, roles: Mapping[str, str] | None = None):
+    def __init__(self, inner: Tokenizer, roles: Mapping[str, str] | None = None, reader: PieceReader | None = None):
         inner.no_padding()  # some public files switch these on
         inner.no_truncation()
         inner.encode_special_tokens = True  # that is, as plain text
-        self._inner, self._roles = inner, None if roles is None else dict(roles)
-        vocab = inner.get_vocab()
+        self._inner, self._roles, self._reader = inner, None if roles is None else dict(roles), reader
+        self._vocab = vocab = inner.get_vocab()
         self.size = max(vocab.values(), default=-1) + 1
         declared = {token.content: i for i, token in inner.get_added_tokens_decoder().items() if token.special}
         named = declared or {name: vocab[name] for names in ROLES.values() for name in names if name in vocab}
@@ -79,20 +80,26 @@ class TextTokenizer:
         return type(self).from_json, (self.to_json(),)
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """A `tokenizer.json`, a folder that holds one, or a folder that holds GPT-2's two files."""
-        return cls(*_load(Path(path)))
+    def load(cls, path: str | Path, *, foreign: bool = False) -> Self:
+        """Load a `tokenizer.json`, a folder that holds one, or a folder that holds GPT-2's two files.
+
+        A `foreign` file, from another program, is tried in a child process first.
+        """
+        return cls(*load_file(Path(path), foreign))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """What `to_json` gave."""
-        return cls(*_parse(text, "the tokenizer"))
+        return cls(*parse(text, "the tokenizer"))
 
     def to_json(self) -> str:
-        """All of it, as the text of a `tokenizer.json`; roles, if named, stand before what the library writes."""
+        """Return the text of a `tokenizer.json`; our own keys come before those of the library."""
         text = self._inner.to_str(pretty=True) + "\n"
-        roles = "" if self._roles is None else f'\n  "{NAMED}": {json.dumps(self._roles, ensure_ascii=False)},'
-        return "{" + roles + text.removeprefix("{")
+        ours = {NAMED: self._roles, READER: None if self._reader is None else self._reader.to_json()}
+        added = (
+            f'\n  "{key}": {json.dumps(value, ensure_ascii=False)},' for key, value in ours.items() if value is not None
+        )
+        return "{" + "".join(added) + text.removeprefix("{")
 
     def with_sentinels(self, least: int) -> Self:
         """The same with at least so many sentinels; new ones have new ids."""
@@ -102,7 +109,7 @@ class TextTokenizer:
         """The same with some more special tokens; those that are new have new ids."""
         inner = Tokenizer.from_str(self._inner.to_str())
         inner.add_special_tokens(list(names))
-        return type(self)(inner, self._roles)
+        return type(self)(inner, self._roles, self._reader)
 
     def special_id(self, name: str) -> int | None:
         """Of a special token, by its name."""
@@ -121,8 +128,13 @@ class TextTokenizer:
 
     @property
     def inner(self) -> Tokenizer:
-        """The library's."""
+        """The tokenizer of the library."""
         return self._inner
+
+    @property
+    def reader(self) -> PieceReader | None:
+        """The SentencePiece model that segments texts, if there is one."""
+        return self._reader
 
     def save(self, path: str | Path) -> None:
         """Writes a .json file, or `tokenizer.json` in a folder; a reader never sees half a file."""
@@ -133,7 +145,7 @@ class TextTokenizer:
             temporary.write_text(self.to_json(), encoding="utf-8", newline="\n")
             temporary.replace(path)
         except OSError as error:
-            raise _wrong(path, f"cannot be written: {error.strerror}") from None
+            raise wrong(path, f"cannot be written: {error.strerror}") from None
         finally:
             if os.path.exists(temporary):
                 temporary.unlink()
@@ -143,15 +155,23 @@ class TextTokenizer:
     def encode(self, text: str) -> list[int]:
         """The ids of a text, nothing added."""
         with _told():
-            return self._plain(self._inner.encode(checked(text), add_special_tokens=False).ids)
+            return self._plain(self._ids(checked(text)))
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text, on all cores."""
         if isinstance(texts, str):
             raise ConfigError([Fault("", "encode_batch takes a list of texts; for one text there is encode")])
         with _told():
+            if self._reader is not None:
+                return [self._plain(self._ids(checked(text))) for text in texts]
             found = self._inner.encode_batch_fast([checked(text) for text in texts], add_special_tokens=False)
             return [self._plain(encoding.ids) for encoding in found]
+
+    def _ids(self, text: str) -> list[int]:
+        if self._reader is not None:
+            return self._reader.encode(text, self._vocab)
+        ids: list[int] = self._inner.encode(text, add_special_tokens=False).ids
+        return ids
 
     def encode_words(self, sentences: Sequence[Sequence[str]]) -> list[list[list[int]]]:
         """The ids of each word of sentences, as in a text where a space stands before every word but the first."""
@@ -265,13 +285,13 @@ def train_tokenizer(spec: recipe.Tokenizer, texts: Iterable[str], data: recipe.D
     if not isinstance(spec, recipe.TokenizerFile):
         return TextTokenizer(learn(spec, texts))
     if data is None:
-        return TextTokenizer.load(spec.path)
+        return TextTokenizer.load(spec.path, foreign=True)
     try:
         path = locate(spec.path, data)
     except ConfigError as error:
         raise ConfigError(fault.under("path") for fault in error.faults) from None
     try:
-        return TextTokenizer.load(path)
+        return TextTokenizer.load(path, foreign=True)
     except ConfigError as error:
         raise ConfigError(Fault("path", f"= {spec.path!r}: {fault}") for fault in error.faults) from None
 
@@ -301,90 +321,14 @@ def _shape(c: str) -> str:
     return "▁" if c == " " else c if c.isprintable() else c.encode("unicode_escape").decode()
 
 
-# -- reading ----------------------------------------------------------------------------------------------------------
-
-
-def _load(path: Path) -> tuple[Tokenizer, dict[str, str] | None]:
-    if not os.path.isdir(path):  # which, unlike Path's, answers for any name
-        return _parse(_read(path), path)
-    if os.path.exists(path / FILE):
-        return _parse(_read(path / FILE), path / FILE)
-    for vocab, merges in PAIRS:
-        if os.path.exists(path / vocab) and os.path.exists(path / merges):
-            return _byte_pairs(path / vocab, path / merges), None
-    known = ", nor ".join(f"{vocab} with {merges}" for vocab, merges in PAIRS)
-    raise _wrong(path, f"holds no tokenizer: no {FILE}, nor {known}")
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        what = f"not UTF-8: byte 0x{error.object[error.start]:02x} at offset {error.start}"
-    except FileNotFoundError:
-        what = "no such file or folder"
-    except OSError as error:
-        what = f"cannot be read: {error.strerror}"
-    except ValueError as error:  # a name with a zero in it
-        what = f"cannot be read: {error}"
-    raise _wrong(path, what)
-
-
-def _parse(text: str, name: str | Path) -> tuple[Tokenizer, dict[str, str] | None]:
-    roles = None
-    try:
-        if begin := re.match(rf'\s*{{\s*"{NAMED}"\s*:\s*', text):
-            roles, end = json.JSONDecoder().raw_decode(text, begin.end())
-            text = "{" + text[end:].lstrip().removeprefix(",")
-        return Tokenizer.from_str(text), roles
-    except BaseException as error:  # the library's own are of no narrower type, and its panics are of none at all
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise _wrong(name, f"is no {FILE}: {_line(error)}") from None
-
-
-def _byte_pairs(vocab: Path, merges: Path) -> Tokenizer:
-    """GPT-2's way (Radford et al. 2019): a vocabulary of byte strings, and the pairs to merge, in order."""
-    lines = _read(merges).replace("\r\n", "\n").split("\n")
-    pairs = []
-    for number, line in enumerate(lines, 1):
-        if line and not line.startswith("#version"):
-            left, _, right = line.partition(" ")
-            if not left or not right or " " in right:
-                raise _wrong(merges, f"line {number}: must be two tokens with a space between them")
-            pairs.append((left, right))
-    text = _read(vocab)
-    try:
-        ids = dict(json.loads(text))
-        if lost := next((pair for pair in pairs if not {*pair, "".join(pair)} <= ids.keys()), None):
-            raise _wrong(vocab, f"does not belong to {merges.name}: no token for {' + '.join(lost)}")
-        inner = Tokenizer(models.BPE(vocab=ids, merges=pairs))
-    except (ValueError, TypeError, RecursionError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise _wrong(vocab, f"is no vocabulary: {_line(error)}") from None
-    if not ids.keys() >= BYTES.keys():
-        raise _wrong(vocab, "is no byte-level vocabulary: some bytes have no token")
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens([name for names in ROLES.values() for name in names if name in ids])
-    return inner
-
-
 @contextmanager
 def _told() -> Iterator[None]:
-    """The library's own errors, such as of a file without the unknown token it needs, as `ConfigError`."""
+    """Raise errors and panics of the library, such as a missing unknown token, as `ConfigError`."""
     try:
         yield
     except ConfigError:
         raise
-    except Exception as error:
-        raise ConfigError([Fault("", f"the tokenizer cannot read this text: {_line(error)}")]) from None
-
-
-def _line(error: BaseException) -> str:
-    return visible(str(error)).partition("\n")[0]
-
-
-def _wrong(path: str | Path, message: str) -> ConfigError:
-    return ConfigError([Fault(visible(str(path)), message)])
+    except BaseException as error:
+        if not isinstance(error, Exception) and not panicked(error):
+            raise
+        raise ConfigError([Fault("", f"the tokenizer cannot read this text: {first_line(error)}")]) from None

@@ -28,11 +28,10 @@ BODY = ("none", "embedder")  # kinds of head that a model without one has: at mo
 
 
 class Text(NamedTuple):
-    """How a family's tokenizer reads a text where its files are too old to say."""
+    """The roles of tokens around a text, for vocab.txt and byte pairs, whose files do not name them."""
 
-    before: tuple[str, ...] = ()  # roles of the tokens around a text
+    before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
-    extra_ids: int = 0  # <extra_id_0> and so on, behind the vocabulary (T5)
 
 
 PLAIN = Text()

@@ -55,15 +55,16 @@ def from_hf(
     found = read_model(folder, allow_pickle=allow_pickle, family=family, ignore_fields=ignore_fields)
     model, named = found.model, Path(tokenizer or found.body)
     if isinstance(model.config.last_input, Tokens):
-        text = tokens.read(named, found.family.text, files.read_json(found.body / "config.json"))
+        config = files.read_json(found.body / "config.json")
+        text, source = tokens.read(named, found.family.text, config), tokens.read_source(named, config)
         tokens.check_size(text, model.config, named)
         if found.lower:
             steps = [normalizers.Lowercase(), *filter(None, [text.inner.normalizer])]
             text.inner.normalizer = normalizers.Sequence(steps)
     else:
-        text = tokens.nothing()
+        text, source = tokens.nothing(), None
     spec = _task(model.config, found)
-    task = build_task(spec, text, None)
+    task = build_task(spec, text, source)
     model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     return Run(model, task, spec, folder)
 

@@ -13,7 +13,7 @@ from tokenizers.implementations import BertWordPieceTokenizer
 
 from anyformer.config import ConfigError
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.interop import sentencepiece, tokens
+from anyformer.interop import tokens
 from anyformer.interop.family import Text
 
 ENDS = Text(before=("bos",), after=("eos",))
@@ -163,9 +163,11 @@ def best(text: str) -> float:
 
 @given(text=st.text(alphabet="abc ", min_size=1, max_size=14))
 def test_unigrams(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = model_file(tmp_path_factory.mktemp("spm") / "spiece.model", UNIGRAM, 1)
-    found = tokens.read(path, Text(after=("eos",), extra_ids=3), {})
-    assert found.size == len(UNIGRAM) + 3
+    folder = tmp_path_factory.mktemp("spm")
+    path = model_file(folder / "spiece.model", UNIGRAM, 1)
+    (folder / "tokenizer_config.json").write_text('{"extra_ids": 3}')
+    found = tokens.read(path, Text(), {"model_type": "t5"})
+    assert found.size == len(UNIGRAM) + 4  # <pad> is new, too
     ids, plain = found.encode(text), " ".join(text.split())
     pieces = [UNIGRAM[i][0] for i in ids]
     assert "".join(pieces) == ("▁" + plain.replace(" ", "▁") if plain else "")
@@ -192,7 +194,7 @@ def test_byte_pairs(text: str, tmp_path_factory: pytest.TempPathFactory) -> None
     pieces = [*CONTROL, *BYTES, *scored]
     folder = tmp_path_factory.mktemp("spm")
     model_file(folder / "tokenizer.model", pieces, 2, number(4, 0), fallback=1)
-    found = tokens.read(folder, Text(before=("bos",)), {"bos_token_id": 1})
+    found = tokens.read(folder, Text(), {"model_type": "llama"})
     scores = {text: score for text, score, _ in scored if len(text) > 1}
     ids = {text: i for i, (text, _, _) in enumerate(pieces)}
     expected = []
@@ -208,10 +210,10 @@ def test_damaged_models(tmp_path: Path) -> None:
     for data in (b"", b"abc", whole[:-3], whole[: len(whole) // 2], b"\xff" * 40, whole[: len(whole) // 2 + 1] + whole):
         (tmp_path / "x.model").write_bytes(data)
         with pytest.raises(ConfigError, match=r"x\.model"):
-            sentencepiece.read(tmp_path / "x.model")
+            tokens.read(tmp_path, Text(), {"model_type": "t5"})
     model_file(tmp_path / "x.model", UNIGRAM, 3)
     with pytest.raises(ConfigError, match=r"x\.model: .*only unigram \(1\) and BPE \(2\) are read"):
-        sentencepiece.read(tmp_path / "x.model")
+        tokens.read(tmp_path, Text(), {"model_type": "t5"})
 
 
 # -- GPT-2's two files ------------------------------------------------------------------------------------------------

@@ -147,7 +147,7 @@ def _family(kind: str, *classes: str) -> Family:
         kind=kind,
         shape="encoder-decoder",
         heads=dict.fromkeys(classes, "lm"),
-        text=Text(after=("eos",), extra_ids=0 if kind == "mt5" else 100),
+        text=Text(after=("eos",)),
         buffers=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
         read=partial(read, kind == "mt5"),
         write=partial(write, kind == "mt5"),

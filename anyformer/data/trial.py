@@ -1,0 +1,75 @@
+"""Trial of a foreign tokenizer in a child process: it may crash, hang or exhaust memory there. Imports no torch.
+
+The `tokenizers` library panics on damaged character maps and gives up on catastrophic regular expressions. So a file
+from elsewhere is loaded and used once in a child with limits on time and memory, before it is loaded here.
+"""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from anyformer.config.spec import ConfigError, Fault, visible
+
+TRIAL_SECONDS = 60.0  # for loading and all probes; a vocabulary of 250,000 tokens takes about 3 s on one core
+TRIAL_BYTES = 16 << 30  # of address space
+CHILD = """
+import sys
+try:
+    import resource
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]),) * 2)
+except (ImportError, ValueError, OSError):
+    pass
+from tokenizers import Tokenizer
+runs = [c * 80 + end for c in map(chr, range(32, 127)) for end in ("", "\\x00\\u00a7")]
+mixed = ["", "Hello, world 12", "\\ud55c\\uad6d \\u4e2d\\u6587 \\u00fc\\u00df", "\\ufb01 \\u2460 e\\u0301"]
+mixed += ["\\u1112\\u1161\\u11ab", "\\u0645\\u0631", "\\U0001f469\\u200d", " \\t\\r\\n\\u3000" * 9, "aB1 " * 40]
+try:
+    tokenizer = Tokenizer.from_str(sys.stdin.buffer.read().decode())
+    for text in mixed + runs:
+        try:
+            tokenizer.decode(tokenizer.encode(text).ids)
+        except Exception:
+            pass  # such as a missing unknown token: reported for the text that needs it
+except Exception:
+    pass  # reported with its reason when the file is loaded
+except BaseException as error:
+    sys.stdout.write(str(error))
+    sys.exit(1)
+"""
+
+
+_PASSED: set[str] = set()  # SHA-256 of what was tried in this process
+
+
+def try_tokenizer(text: str, path: str | Path) -> None:
+    """Load the text of a `tokenizer.json` in a child process, once; raise ConfigError where that ends badly."""
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    if digest not in _PASSED:
+        _try(text, path)
+        _PASSED.add(digest)
+
+
+def _try(text: str, path: str | Path) -> None:
+    command = [sys.executable, "-c", CHILD, str(TRIAL_BYTES)]
+    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"}
+    try:
+        done = subprocess.run(
+            command, input=text.encode(), capture_output=True, timeout=TRIAL_SECONDS, env=environment, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise _refused(path, f"it takes more than {TRIAL_SECONDS:g} s to load and to read short texts") from None
+    except OSError as error:
+        raise _refused(path, f"no process can be started to try it in: {error.strerror}") from None
+    if done.returncode < 0:
+        raise _refused(path, f"the tokenizers library crashes on it ({signal.Signals(-done.returncode).name})")
+    if done.returncode > 0:
+        reason = done.stdout.decode("utf-8", "replace") or done.stderr.decode("utf-8", "replace").strip()[-200:]
+        raise _refused(path, f"the tokenizers library fails on it: {visible(reason).partition(chr(10))[0]}")
+
+
+def _refused(path: str | Path, reason: str) -> ConfigError:
+    return ConfigError([Fault(visible(str(path)), f"is refused: {reason}")])

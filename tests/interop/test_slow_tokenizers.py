@@ -1,0 +1,57 @@
+"""SentencePiece folders without a tokenizer.json: the ids of the slow tokenizers of `transformers` 4.x.
+
+Expected ids, models and versions are in `slow_ids.tar.xz`; `slow_ids.py` makes it.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from anyformer.data.tokenizer import TextTokenizer
+from anyformer.interop import tokens
+from anyformer.interop.family import Text
+from tests.interop.slow_cases import lay_out, load
+from tests.interop.slow_lines import lines
+
+CASES, MODELS, VERSIONS = load()
+LINES = [(group, text) for group, texts in lines().items() for text in texts]
+
+
+def same(found: TextTokenizer, texts: list[tuple[str, str]], expected: list[list[int]]) -> None:
+    assert len(texts) == len(expected)
+    ids = found.encode_batch([text for _, text in texts])
+    wrong = [
+        f"{group}: {text!r}\n  here     {here}\n  expected {there}"
+        for (group, text), here, there in zip(texts, ids, expected, strict=True)
+        if here != there
+    ]
+    assert not wrong, f"{len(wrong)} of {len(texts)} lines differ from {VERSIONS}:\n" + "\n".join(wrong[:5])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ids_of_the_slow_tokenizer(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    folder, config = lay_out(case, MODELS, tmp_path), {"model_type": case.model_type}
+    found = tokens.read(folder, Text(), config)
+    source = tokens.read_source(folder, config) or found
+    assert source.around == (case.before, case.after)
+    same(source, LINES, case.rows)
+    if case.target:
+        same(found, [pair for pair in LINES if pair[0] != "special"], case.target)
+
+
+@pytest.mark.parametrize("name", ["Albert", "Llama-added", "Marian"])
+def test_a_run_folder_keeps_the_ids(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    folder, config = lay_out(case, MODELS, tmp_path), {"model_type": case.model_type}
+    found = tokens.read_source(folder, config) or tokens.read(folder, Text(), config)
+    again = TextTokenizer.from_json(found.to_json())
+    same(again, LINES, case.rows)
+    assert again.around == (case.before, case.after)
+    assert again.with_special(["<new>"]).encode("한국 ﬁ") == found.encode("한국 ﬁ")
+
+
+def test_lines_are_of_every_kind() -> None:
+    groups = lines()
+    assert sum(map(len, groups.values())) >= 2000
+    assert set(groups) >= {"korean", "chinese", "german", "arabic", "emoji", "spaces"}
