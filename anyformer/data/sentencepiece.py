@@ -49,24 +49,24 @@ class CharacterMap:
     def inert(self, c: str) -> bool:
         """Return whether no key begins with this character."""
         if c not in self._inert:
-            self._inert[c] = not list(self._steps(c))
+            self._inert[c] = not list(self._steps(c, 0))
         return self._inert[c]
 
     def longest(self, text: str, at: int) -> tuple[str, int] | None:
         """Return the replacement of the longest key at a position and the end of that key."""
         found = None
-        for i, node in enumerate(self._steps(text[at:]), at + 1):
+        for i, node in enumerate(self._steps(text, at), at + 1):
             if node is not None:
                 found = self._value(node), i
         return found
 
-    def _steps(self, text: str) -> Iterator[int | None]:
+    def _steps(self, text: str, at: int) -> Iterator[int | None]:
         """Walk the trie; yield after each character the replacement's offset, or None where no key ends."""
         units = self._units
         node = _offset(units[0])
-        for c in text:
+        for i in range(at, len(text)):
             unit = 0
-            for byte in c.encode():
+            for byte in text[i].encode():
                 node ^= byte
                 if node >= len(units) or (unit := units[node]) & 0x800000FF != byte:
                     return

@@ -39,7 +39,8 @@ def load_file(path: Path, foreign: bool) -> Loaded:
         if os.path.exists(path / vocab) and os.path.exists(path / merges):
             return _byte_pairs(path / vocab, path / merges), None, None
     known = ", nor ".join(f"{vocab} with {merges}" for vocab, merges in PAIRS)
-    raise wrong(path, f"holds no tokenizer: no {FILE}, nor {known}")
+    more = "vocab.txt and SentencePiece .model files are read with a model, by anyformer import"
+    raise wrong(path, f"holds no tokenizer: no {FILE}, nor {known} ({more})")
 
 
 def _read(path: Path) -> str:

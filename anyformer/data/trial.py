@@ -42,7 +42,7 @@ except BaseException as error:
 """
 
 
-_PASSED: set[str] = set()  # SHA-256 of what was tried in this process
+_PASSED: set[str] = set()  # SHA-256 of each text that passed in this process
 
 
 def try_tokenizer(text: str, path: str | Path) -> None:

@@ -9,7 +9,7 @@ rules          invertible rules between tensors of theirs and ours
 weights        tensors by these rules, one after the other
 files          .safetensors, read and written tensor by tensor
 sentences      what sentence-transformers writes beside a model
-tokens         tokenizers under all the names of their files; sentencepiece reads .model
+tokens         tokenizers of public folders; slow reads SentencePiece models as the classes of transformers 4.x do
 compare        whether two configs are the same model
 llama2c        llama2.c's files
 onnx           graphs for onnxruntime: export_onnx

@@ -54,7 +54,7 @@ class Folder:
 
 @dataclass(frozen=True)
 class Layout:
-    """What a tokenizer class adds to a SentencePiece model."""
+    """Ids, framing and text preparation of a tokenizer class."""
 
     tokens: list[str]  # by id
     unknown: str

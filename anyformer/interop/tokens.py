@@ -7,6 +7,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from anyformer.config import ModelConfig
+from anyformer.data.piecereader import Coded
 from anyformer.data.tokenizer import FILE, PAIRS, ROLES, TextTokenizer
 from anyformer.interop import slow
 from anyformer.interop.family import Text
@@ -159,16 +160,37 @@ def check_size(found: TextTokenizer, config: ModelConfig, path: Path) -> None:
 
 
 def write(folder: Path, run: Run) -> None:
-    """A tokenizer.json that reads texts as the run does, and the names of its special tokens."""
-    inner = Tokenizer.from_str(run.tokenizer.inner.to_str())
+    """Write a tokenizer.json and the names of its special tokens; of two tokenizers, the files of Marian."""
+    inner, source = Tokenizer.from_str(run.tokenizer.inner.to_str()), run.task.source_tokenizer
     roles = {role: str(inner.id_to_token(i)) for role in NAMES if (i := getattr(run.tokenizer, role)) is not None}
+    special = {NAMES[role][0]: token for role, token in roles.items()}
+    length = min((limit for stack in run.config.stacks.values() if (limit := stack.limit) is not None), default=None)
+    limits = {} if length is None else {"model_max_length": length}
+    if source is not None:
+        _write_marian(folder, run.tokenizer, source)
+        write_json(folder / SETTINGS, {"tokenizer_class": "MarianTokenizer", **special, **limits})
+        return
+    if run.tokenizer.reader is not None:
+        what = "holds the nearest form of a SentencePiece model: on rare texts its ids differ from the run's"
+        warnings.warn(f"{folder.name}/{FILE} {what}", stacklevel=2)
     if inner.post_processor is None and not (isinstance(run.spec, LanguageModel) or run.config.encoder is None):
         framed = isinstance(run.spec, Encoder | MaskedLanguageModel)
         before = [roles["bos"]] if framed and "bos" in roles else []
         _frame(inner, before, [roles["eos"]] if "eos" in roles else [])
     inner.save(str(folder / FILE))
-    special = {NAMES[role][0]: token for role, token in roles.items()}
-    length = min((limit for stack in run.config.stacks.values() if (limit := stack.limit) is not None), default=None)
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **special}
-    write_json(folder / SETTINGS, settings if length is None else settings | {"model_max_length": length})
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    write_json(folder / SETTINGS, {**settings, **special, **limits})
     write_json(folder / SPECIAL, special)
+
+
+def _write_marian(folder: Path, target: TextTokenizer, source: TextTokenizer) -> None:
+    """Write two SentencePiece models with one vocabulary."""
+    both = {slow.SOURCE: source.reader, slow.TARGET: target.reader}
+    vocab = target.inner.get_vocab(with_added_tokens=False)
+    if source.inner.get_vocab() != target.inner.get_vocab() or len(vocab) < target.size:
+        raise wrong(folder.name, "a public folder has one vocabulary for source and target, and these differ")
+    for name, reader in both.items():
+        if reader is None or not isinstance(reader.prepare, Coded):
+            raise wrong(folder.name, "source and target have different tokenizers: only Marian's folders hold two")
+        (folder / name).write_bytes(reader.model)
+    write_json(folder / slow.VOCAB, dict(sorted(vocab.items(), key=lambda item: item[1])))

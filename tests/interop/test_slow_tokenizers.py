@@ -51,6 +51,14 @@ def test_a_run_folder_keeps_the_ids(name: str, tmp_path: Path) -> None:
     assert again.with_special(["<new>"]).encode("한국 ﬁ") == found.encode("한국 ﬁ")
 
 
+@pytest.mark.parametrize(("name", "joint", "type"), [("XLMRoberta", 2, 0), ("Albert", 1, 1)])
+def test_two_texts(name: str, joint: int, type: int, tmp_path: Path) -> None:
+    """XLM-R writes its separator twice between two texts and has no token types."""
+    case = CASES[name]
+    found = tokens.read(lay_out(case, MODELS, tmp_path), Text(), {"model_type": case.model_type})
+    assert found.around_pair == (case.before, case.after * joint, case.after, type)
+
+
 def test_lines_are_of_every_kind() -> None:
     groups = lines()
     assert sum(map(len, groups.values())) >= 2000
