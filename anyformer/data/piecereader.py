@@ -104,6 +104,7 @@ class PieceReader:
     model: bytes
     unknown: str = "<unk>"
     prepare: Preparation = Plain()
+    lowercase: bool = False  # before all else (sentence-transformers)
     added: tuple[str, ...] = ()  # tokens outside the model that a text can become: it is split at them
 
     @cached_property
@@ -114,7 +115,7 @@ class PieceReader:
     def encode(self, text: str, ids: Mapping[str, int]) -> list[int]:
         """Return the ids of a text: those of its pieces, and the unknown id for others."""
         unknown = ids[self.unknown]
-        text = self.prepare.start(text)
+        text = self.prepare.start(text.lower() if self.lowercase else text)
         found: list[str] = []
         for i, part in enumerate(self._split.split(text) if self._split else [text]):
             if part:
@@ -131,7 +132,8 @@ class PieceReader:
         kind = next(name for name, of in KINDS.items() if type(self.prepare) is of)
         model = base64.b64encode(self.model).decode()
         prepare = {"kind": kind, **asdict(self.prepare)}
-        return {"unknown": self.unknown, "prepare": prepare, "added": list(self.added), "model": model}
+        texts = {"lowercase": self.lowercase, "added": list(self.added)}
+        return {"unknown": self.unknown, "prepare": prepare, **texts, "model": model}
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
@@ -139,6 +141,6 @@ class PieceReader:
         try:
             given = dict(data["prepare"])
             model, prepare = base64.b64decode(data["model"], validate=True), KINDS[given.pop("kind")](**given)
-            return cls(model, data["unknown"], prepare, tuple(data["added"]))
+            return cls(model, data["unknown"], prepare, data["lowercase"], tuple(data["added"]))
         except (KeyError, TypeError, binascii.Error) as error:
             raise ValueError(f"sentencepiece: is damaged: {error}") from None

@@ -111,6 +111,10 @@ class TextTokenizer:
         inner.add_special_tokens(list(names))
         return type(self)(inner, self._roles, self._reader)
 
+    def with_reader(self, reader: PieceReader) -> Self:
+        """Return the same vocabulary with another reader of texts."""
+        return type(self)(self._inner, self._roles, reader)
+
     def special_id(self, name: str) -> int | None:
         """Of a special token, by its name."""
         found = self._inner.token_to_id(name)

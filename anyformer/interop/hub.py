@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from tokenizers import normalizers
 
 from anyformer.config import LM, ConfigError, Embedder, Fault, ModelConfig, NoHead, Tokens
 from anyformer.config.spec import did_you_mean, visible
@@ -56,11 +55,11 @@ def from_hf(
     model, named = found.model, Path(tokenizer or found.body)
     if isinstance(model.config.last_input, Tokens):
         config = files.read_json(found.body / "config.json")
+        config |= {"model_type": found.family.kind, "vocab_size": model.config.vocab}
         text, source = tokens.read(named, found.family.text, config), tokens.read_source(named, config)
         tokens.check_size(text, model.config, named)
         if found.lower:
-            steps = [normalizers.Lowercase(), *filter(None, [text.inner.normalizer])]
-            text.inner.normalizer = normalizers.Sequence(steps)
+            text = tokens.lowered(text)
     else:
         text, source = tokens.nothing(), None
     spec = _task(model.config, found)

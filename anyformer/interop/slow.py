@@ -327,7 +327,7 @@ def read(path: Path, name: str, model: Path, config: dict[str, Any]) -> Slow:
     inner.add_special_tokens(list(dict.fromkeys((*settings.special(), *layout.special))))
     if lost := [token for token in (*layout.before, *layout.after) if inner.token_to_id(token) is None]:
         raise wrong(model, f"has no {lost[0]}, which {name} puts around a text")
-    return Slow(inner, PieceReader(data, layout.unknown, layout.prepare, plain), layout, settings)
+    return Slow(inner, PieceReader(data, layout.unknown, layout.prepare, added=plain), layout, settings)
 
 
 def add_tokens(inner: Tokenizer, settings: Settings, folder: Path) -> tuple[str, ...]:

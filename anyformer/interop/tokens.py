@@ -1,6 +1,7 @@
 """Tokenizers of public folders, from every set of files that they have had."""
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,14 @@ def read_source(path: Path, config: dict[str, Any]) -> TextTokenizer | None:
     if _is_json(path) or not (found := slow.find(path, config)):
         return None
     return _slow(path, found[0], folder / slow.SOURCE, config) if found[1].name == slow.TARGET else None
+
+
+def lowered(text: TextTokenizer) -> TextTokenizer:
+    """Return the same tokenizer, with texts in lower case first."""
+    if text.reader is None:
+        steps = [normalizers.Lowercase(), *filter(None, [text.inner.normalizer])]
+        text.inner.normalizer = normalizers.Sequence(steps)
+    return text if text.reader is None else text.with_reader(replace(text.reader, lowercase=True))
 
 
 def _is_json(path: Path) -> bool:

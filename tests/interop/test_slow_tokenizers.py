@@ -59,6 +59,14 @@ def test_two_texts(name: str, joint: int, type: int, tmp_path: Path) -> None:
     assert found.around_pair == (case.before, case.after * joint, case.after, type)
 
 
+def test_lower_case_of_sentence_transformers(tmp_path: Path) -> None:
+    folder = lay_out(CASES["XLMRoberta"], MODELS, tmp_path)
+    found = tokens.read(folder, Text(), {"model_type": "xlm-roberta"})
+    lower = tokens.lowered(found)
+    assert lower.encode("STRASSE ÜBER") == found.encode("strasse über") != found.encode("STRASSE ÜBER")
+    assert TextTokenizer.from_json(lower.to_json()).encode("STRASSE") == found.encode("strasse")
+
+
 def test_lines_are_of_every_kind() -> None:
     groups = lines()
     assert sum(map(len, groups.values())) >= 2000
