@@ -73,8 +73,8 @@ class Server(ThreadingHTTPServer):
             return self._changed.wait_for(lambda: not self._answering, seconds)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that went away is no error."""
-        if not isinstance(sys.exception(), ConnectionError):
+        """Report what goes wrong outside of answers, but not a connection that the browser or Ctrl-C closed."""
+        if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
 
