@@ -43,7 +43,7 @@ def test_a_model_with_nan_is_refused_by_every_verb(tmp_path: Path, kind: str) ->
         result = command(*map(str, verb))
         assert result.exit_code == 1, (verb, result.output)
         assert not result.stdout.strip()
-        first, *_, told = result.stderr.splitlines()  # evaluate may name left-out rows between them
+        first, *_, told = result.stderr.splitlines()  # predict may name unknown parts between them
         assert first.startswith(f"warning: {out / 'model.safetensors'}: NaN or Inf in ")
         assert "finite" in told or "loss is nan" in told
 
