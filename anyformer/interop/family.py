@@ -54,7 +54,13 @@ class Family:
     older: tuple[tuple[str, str], ...] = ()  # patterns in names of older files, and what stands there today
 
     def config(self, given: Fields, classes: Any) -> ModelConfig:
-        """The model that a config.json describes."""
+        """Return the model that a config.json describes."""
+        found = self._config(given, classes)
+        given.finish()
+        return found
+
+    def _config(self, given: Fields, classes: Any) -> ModelConfig:
+        """Return the model of a config.json that may have recorded faults."""
         name = classes[0] if isinstance(classes, list) and len(classes) == 1 else None
         if not isinstance(name, str):
             known = ", ".join(self.heads)
@@ -73,9 +79,7 @@ class Family:
         if given.maybe("pruned_heads", dict):
             given.refuse("pruned_heads", "must be empty: layers with fewer heads than the others are not supported")
         with given.named():
-            found = self.read(given)
-        given.finish()
-        return found
+            return self.read(given)
 
     def fields(self, config: ModelConfig) -> dict[str, Any]:
         """The config.json of a model, or a `ConfigError` that names what of it the family does not have."""
@@ -95,8 +99,9 @@ class Family:
             found |= {"is_encoder_decoder": True, "decoder_start_token_id": config.special.start}
         if isinstance(config.head, (TokenLabels, Classifier)):
             found["id2label"] = {str(i): f"LABEL_{i}" for i in range(config.head.labels)}
-        back = self.config(Fields(found, "config.json", lambda: self._names(config)), [name])
-        if faults := differences(config, back, self.kind):
+        given = Fields(found, "config.json", lambda: self._names(config))
+        back = self._config(given, [name])
+        if faults := [*differences(config, back, self.kind), *given.faults()]:
             raise ConfigError(faults)
         return found
 

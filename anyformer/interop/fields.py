@@ -183,11 +183,15 @@ class Fields:
                 what = "is not supported, and the model would be another one without it"
                 self.refuse(field, f"= {shown(self._data[field])}: {what}{self._hint(field)}")
 
+    def faults(self) -> list[Fault]:
+        """Return all that is wrong, once everything is read."""
+        self.close()
+        return self._faults
+
     def finish(self) -> None:
         """Raise all faults."""
-        self.close()
-        if self._faults:
-            raise ConfigError(self._faults)
+        if faults := self.faults():
+            raise ConfigError(faults)
 
     def _hint(self, field: str) -> str:
         """How to load the model all the same: an option that is for config.json alone."""

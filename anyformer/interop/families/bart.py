@@ -85,7 +85,7 @@ def read(kin: Kin, given: Fields) -> ModelConfig:
         what = f"= {special.start} is pad_token_id: transformers gives a first token that is padding no position, "
         what += "and counts those after it differently with and without a cache; "
         what += f"set it to eos_token_id, {special.eos}, as published"
-        raise ConfigError([given.fault("decoder_start_token_id", what)])
+        given.refuse("decoder_start_token_id", what)
     position: dict[str, Position] = {
         "learned": Learned(length=length, offset=OFFSET),
         "halves": Sinusoidal(layout="halves"),
