@@ -26,11 +26,18 @@ class Begun(NamedTuple):
             adopt(cache, row, self.known, self.length)
 
 
+class Fingerprint(NamedTuple):
+    """Differs between two models that compute other keys and values, and when a model has changed."""
+
+    versions: Hashable  # config, precision, addresses and version counters
+    values: tuple[int, ...]  # a checksum of each tensor: writes through `.data` and CUDA graphs change no counter
+
+
 class Reuse:
     """The KV cache of the last `texts` texts that a decoder has read: `generate(..., reuse=Reuse())`.
 
     Tokens are the same as without. Texts are forgotten once the model's weights, buffers or precision change: each call
-    reads all weights once to find out, which takes about as long as one decode step.
+    reads all weights once to find out, which takes as long as a few decode steps.
     """
 
     def __init__(self, texts: int = 8):
@@ -38,7 +45,7 @@ class Reuse:
             raise ValueError(f"texts = {texts}: must be at least 1")
         self.texts = texts
         self.spared = 0  # tokens that were not read again, so far
-        self.model: Hashable = None  # fingerprint of the model that read the texts
+        self.model: Fingerprint | None = None  # of the model that read the texts
         self._known: list[tuple[list[int], Snapshot]] = []  # the newest last
 
     def find(self, model: Transformer, cache: Cache, prompts: Sequence[Sequence[int]]) -> "list[Begun]":
@@ -58,9 +65,9 @@ class Reuse:
         self.spared += sum(begun.length for begun in found)
         return found
 
-    def keep(self, model: Transformer, since: Hashable, cache: Cache, texts: Sequence[Sequence[int]]) -> None:
+    def keep(self, model: Transformer, since: Fingerprint | None, cache: Cache, texts: Sequence[Sequence[int]]) -> None:
         """Remember what the rows of a cache have read, unless the model changed `since` they began."""
-        if since != self.model or fingerprint(model) != since:
+        if since != self.model or (since is not None and _versions(model) != since.versions):
             return
         for row, ids in list(enumerate(texts))[-self.texts :]:
             new = snapshot(cache, row)
@@ -75,14 +82,17 @@ class Reuse:
         return sum(known.nbytes() for _, known in self._known)
 
 
-def fingerprint(model: Transformer) -> Hashable:
-    """Return a value that differs when the model would compute other keys and values.
+def fingerprint(model: Transformer) -> Fingerprint:
+    weights = _weights(model)
+    return Fingerprint(_versions(model), tuple(torch.stack([_checksum(x) for x in weights]).tolist()))
 
-    Version counters alone miss writes through `.data` and replayed CUDA graphs, so that the values are read, too.
-    """
-    weights = [x.detach() for group in (model.parameters(), model.buffers()) for x in group if x.numel()]
-    versions = tuple(0 if x.is_inference() else x._version for x in weights)
-    return model.config, key_of(model), versions, tuple(torch.stack([_checksum(x) for x in weights]).tolist())
+
+def _versions(model: Transformer) -> Hashable:
+    return model.config, key_of(model), tuple(0 if x.is_inference() else x._version for x in _weights(model))
+
+
+def _weights(model: Transformer) -> list[Tensor]:
+    return [x.detach() for group in (model.parameters(), model.buffers()) for x in group if x.numel()]
 
 
 def _checksum(x: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from anyformer.decoding import place as places
 from anyformer.decoding.place import Place, find_place, key_of, leave_place, parts_of
 from anyformer.decoding.prefill import begin, begin_again, repeats, starts
 from anyformer.decoding.process import History
-from anyformer.decoding.reuse import Begun, Reuse
+from anyformer.decoding.reuse import Begun, Fingerprint, Reuse
 from anyformer.decoding.step import compiled, step
 from anyformer.nn.cache import CacheKind
 from anyformer.nn.inputs import TokenInput
@@ -78,7 +78,7 @@ class Session:
             cache = "static" if cache == "auto" else cache  # what is seen by all is seen from beyond any window
         check(*ids.shape, marks=marks)
         self.given = ids  # the prompts as they came
-        self.since: Hashable = None  # with `reuse`: the fingerprint of the model at the beginning
+        self.since: Fingerprint | None = None  # with `reuse`: the fingerprint of the model at the beginning
         begun: list[Begun] = []
         if reuse is not None:
             if model.encoder is not None:
