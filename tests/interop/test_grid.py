@@ -314,5 +314,6 @@ def test_every_family_of_text_is_in_the_grid() -> None:
 
 def test_every_family_is_in_the_table() -> None:
     page = (Path(__file__).parents[2] / "docs" / "interop.md").read_text(encoding="utf-8")
-    assert re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE) == list(FAMILIES), "make families"
-    assert "differs" not in page
+    made = page.partition("<!-- made by make families -->")[2].partition("<!-- end -->")[0]
+    assert re.findall(r"^\| `([\w-]+)` \|", made, re.MULTILINE) == list(FAMILIES), "make families"
+    assert "differs" not in made
