@@ -5,7 +5,8 @@ model and shapes goes on with it.
 """
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -39,17 +40,22 @@ class Place:
         return found
 
     def run(self, key: Hashable, function: Callable[[], T]) -> T:
-        """Runs a function of tensors that stay where they are: on a GPU once as it is, so that all is set up, then
-        captured, and replayed from then on. What it returns is written over by the next run."""
+        """Run a function of tensors with fixed addresses, by a CUDA graph on a GPU.
+
+        The first call runs it as it is, so that everything is compiled; the second captures it, and later ones replay
+        it. The returned tensors are overwritten by the next call.
+        """
         if not self.cache.length.is_cuda:
             return function()
         if key not in self._graphs:
             self._graphs[key] = None
-            return function()
+            with without_autocast_cache():
+                return function()
         graph = self._graphs[key]
         if graph is None:
             self._pool = self._pool or torch.cuda.graph_pool_handle()
-            graph = self._graphs[key] = Graph(function, self._pool)
+            with without_autocast_cache():
+                graph = self._graphs[key] = Graph(function, self._pool)
         graph.replay()
         found: T = graph.out
         return found
@@ -70,18 +76,30 @@ class Graph:
         here, aside = torch.cuda.current_stream(), torch.cuda.Stream()
         aside.wait_stream(here)
         with torch.cuda.stream(aside):  # not by torch.cuda.graph, which empties the allocator's cache every time
-            caches = torch.is_autocast_cache_enabled()
-            torch.set_autocast_cache_enabled(False)  # what autocast keeps of weights is gone when a graph is replayed
             self._graph.capture_begin(pool, capture_error_mode="thread_local")
             try:
                 self.out = function()  # written down, not run
             finally:
-                torch.set_autocast_cache_enabled(caches)
                 self._graph.capture_end()
         here.wait_stream(aside)
 
     def replay(self) -> None:
         self._graph.replay()
+
+
+@contextmanager
+def without_autocast_cache() -> Iterator[None]:
+    """Switch off autocast's copies of weights, which are gone when a graph is replayed.
+
+    The call that compiles needs the same setting as the one that is captured: torch.compile guards on it, and a
+    recompilation while a stream is captured fails.
+    """
+    enabled = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(enabled)
 
 
 # -- places that wait for the next call -------------------------------------------------------------------------------

@@ -130,6 +130,18 @@ def test_beams_on_a_graph(name: str, compile: bool, plain: Callable[..., Any]):
         torch.testing.assert_close(ours.scores, alone.scores, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["t5", "llama", "window"])
+def test_nothing_is_compiled_while_a_step_is_captured(name: str):
+    """A compiler that runs then may read from the device, which ends the capture with an error."""
+    torch._dynamo.reset()
+    model = build(name)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for seed in range(1, 4):
+            ids, segments = prompts(seed)
+            beam_search(model, ids, beams=3, max_new_tokens=12, segments=segments, compile=True)
+            generate(model, ids, max_new_tokens=12, segments=segments, compile=True)
+
+
 @pytest.mark.parametrize("kind", ["auto", "int8"])
 @pytest.mark.parametrize("name", ["t5", "window", "deepseek"])
 @pytest.mark.parametrize("within", [1, 3, 4])
