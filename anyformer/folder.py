@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from anyformer.config import ConfigError, Fault
-from anyformer.config.spec import visible
+from anyformer.config.spec import is_file_name, visible
 from anyformer.processes import LOCK, workspace
 
 MANIFEST = "manifest.json"
@@ -96,7 +96,7 @@ def verify(folder: Path) -> frozenset[str]:
 
 def _damage(folder: Path, name: str, digest: str) -> Fault | None:
     path = folder / name
-    if Path(name).name != name or not os.path.lexists(path):
+    if not is_file_name(name) or not os.path.lexists(path):
         return Fault(visible(str(path)), "is missing")
     try:
         same = _digest(must_be_file(path)) == digest

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from anyformer.recipe import Classify, Data, Padded, ParallelFiles, Recipe, Words
+from anyformer.recipe import Classify, Data, MaskedLanguageModel, Padded, ParallelFiles, Recipe, Words
 from anyformer.training.plan import plan
 from tests.test_cli import done, run
-from tests.training.small import labelled, pairs, parities, quiet, run as train, stop_at
+from tests.training.small import corrupted, labelled, pairs, parities, quiet, run as train, stop_at
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +60,14 @@ def test_predict_names_lines_with_unknown_tokens(labels: Path, tmp_path: Path) -
     assert line.endswith("<unk>: line 2, 4")
     (tmp_path / "in.txt").write_text("1 2\n", encoding="utf-8")
     assert done("predict", labels, tmp_path / "in.txt")
+
+
+def test_a_mask_in_a_text_is_known(tmp_path: Path) -> None:
+    train(corrupted(tmp_path, MaskedLanguageModel(), steps=1), tmp_path / "run")
+    (tmp_path / "in.txt").write_text("n1 <mask> n3\nn1 漢 <mask>\n", encoding="utf-8")
+    found = run("predict", tmp_path / "run", tmp_path / "in.txt")
+    assert found.exit_code == 0
+    assert found.stderr.startswith("1 of 2 lines have parts that are not in the vocabulary")
 
 
 def test_generate_names_unknown_tokens_of_a_prompt(tmp_path: Path) -> None:

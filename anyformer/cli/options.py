@@ -181,6 +181,11 @@ def unknown(run: "Run", texts: list[str]) -> list[int]:
     tokenizer = run.task.source_tokenizer or run.task.tokenizer
     if tokenizer.unk is None:
         return []
+    from anyformer.tasks.gaps import split_at
+
+    special = [i for i in (tokenizer.mask, *tokenizer.sentinels) if i is not None]  # known by their names
+    if special:
+        texts = ["".join(split_at(tokenizer, text, special)[::2]) for text in texts]
     return [i for i, ids in enumerate(tokenizer.encode_batch(texts), 1) if tokenizer.unk in ids]
 
 

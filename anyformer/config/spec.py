@@ -8,6 +8,7 @@ import itertools
 import types
 import typing
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -59,7 +60,7 @@ class ConfigError(ValueError):
         for line in map(str, self.faults):
             length += len(line) + 1
             if lines and length > MAX_TEXT:
-                lines.append(f"... and {len(self.faults) - len(lines)} more faults")
+                lines.append(f"... and at least {len(self.faults) - len(lines)} more faults")
                 break
             lines.append(line)
         super().__init__("\n".join(lines))
@@ -219,6 +220,11 @@ def _explain_one(item: Any, place: "Place") -> Fault:
         case _:
             message = item["msg"][:1].lower() + item["msg"][1:]
     return Fault(path, shown + message)
+
+
+def is_file_name(name: object) -> bool:
+    """Return whether a value names a file directly in a folder: not a path, nor the folder itself."""
+    return isinstance(name, str) and Path(name).name == name and name not in ("", "..") and "\0" not in name
 
 
 def visible(text: str) -> str:

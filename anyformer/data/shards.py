@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from anyformer.config.spec import ConfigError, Fault, visible
+from anyformer.config.spec import ConfigError, Fault, is_file_name, visible
 from anyformer.data.files import locate
 from anyformer.data.tokenizer import FILE, TextTokenizer
 from anyformer.recipe import Data, Shards
@@ -86,7 +86,7 @@ class Index:
         names = [shard.file for shard in self.shards]
         if any(type(n) is not int or n < 0 for n in (self.vocabulary, *counts)) or self.dtype not in DTYPES:
             raise ValueError
-        if any(type(name) is not str or Path(name).name != name for name in names):
+        if not all(map(is_file_name, names)):
             raise ValueError
 
     def dumps(self) -> str:

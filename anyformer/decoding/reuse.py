@@ -41,8 +41,8 @@ class Reuse:
     """
 
     def __init__(self, texts: int = 8):
-        if texts < 1:
-            raise ValueError(f"texts = {texts}: must be at least 1")
+        if type(texts) is not int or texts < 1:
+            raise ValueError(f"texts = {texts!r}: must be a whole number of at least 1")
         self.texts = texts
         self.spared = 0  # tokens that were not read again, so far
         self.model: Fingerprint | None = None  # of the model that read the texts

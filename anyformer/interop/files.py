@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from anyformer.config import ConfigError, Fault
-from anyformer.config.spec import visible
+from anyformer.config.spec import is_file_name, visible
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
@@ -118,7 +118,7 @@ def _sharded(index: Path, open_: Callable[[Path], dict[str, Stored]]) -> dict[st
     if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
         raise wrong(index, "has no weight_map from weights to files")
     for name in sorted(set(places.values())):
-        if Path(name).name != name or name in ("", ".", "..") or "\0" in name:
+        if not is_file_name(name):
             raise wrong(index, f"names {reprlib.repr(name)}, which is not a file of this folder")
         if not (index.parent / name).is_file():
             raise wrong(index.parent / name, f"is missing, and {index.name} names it")

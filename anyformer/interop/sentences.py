@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from anyformer.config import ConfigError, Embedder, NoTransform, Pool
-from anyformer.config.spec import visible
+from anyformer.config.spec import is_file_name, visible
 from anyformer.interop.fields import Fields
 from anyformer.interop.files import read_json, write_json, wrong
 
@@ -64,7 +64,7 @@ def _steps(path: Path) -> list[tuple[str, str]]:
         steps = [(str(one["type"]).rpartition(".")[2], str(one["path"])) for one in given]
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         raise wrong(path, "is damaged: it must be a list of steps with their type and path") from None
-    if away := next((place for _, place in steps if Path(place).name != place or place == ".."), None):
+    if away := next((place for _, place in steps if place and not is_file_name(place)), None):
         raise wrong(path, f"names '{visible(away)}', which is not a folder in this one")
     return steps
 

@@ -187,6 +187,8 @@ def test_a_damaged_gz_is_refused_by_name(content: bytes, tmp_path: Path) -> None
         ("dtype", "<f8"),
         ("vocabulary", -1),
         ("file", "../tokens-00000.bin"),
+        ("file", ".."),
+        ("file", "a\0b"),
         ("tokens", 1.5),
     ],
 )
