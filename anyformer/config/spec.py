@@ -118,7 +118,7 @@ Flag = Annotated[bool, Field(strict=True)]
 # -- errors in the user's words -------------------------------------------------------------------------------------
 
 
-MIN_LIKENESS = 0.75  # of a misspelt word and the right one, as difflib measures it
+MIN_LIKENESS = 0.65  # of a misspelt word and the right one, as difflib measures it
 MAX_LENGTH_CHANGE = 2  # characters that it has more or fewer
 
 

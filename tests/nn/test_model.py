@@ -64,10 +64,10 @@ WRONG = {
     "no tokens": (
         "decoder",
         lambda m: m(IDS[:, :0]),
-        "ids must be whole numbers [batch, length], got torch.int64 [2, 0]",
+        "ids are empty, [2, 0]: give at least one row, of at least one token",
     ),
-    "no rows": ("decoder", lambda m: m(IDS[:0]), "ids must be whole numbers [batch, length], got torch.int64 [0, 3]"),
-    "an empty target": ("pair", lambda m: m(IDS, IDS[:, :0]), "got torch.int64 [2, 0]"),
+    "no rows": ("decoder", lambda m: m(IDS[:0]), "ids are empty, [0, 3]: give at least one row"),
+    "an empty target": ("pair", lambda m: m(IDS, IDS[:, :0]), "ids are empty, [2, 0]"),
     "segments too short": (
         "decoder",
         lambda m: m(IDS, segments=ZEROS[:, :2]),

@@ -220,9 +220,15 @@ def test_answers_come_in_the_order_asked(trained: tuple[Run, Rows], monkeypatch:
     one_by_one = [made.predict([text])[0] for text in asked]
     monkeypatch.setattr(row_tasks, "SLOTS", 30)
     done: list[int] = []
-    assert made.predict(asked, progress=done.append) == one_by_one
+    together = made.predict(asked, progress=done.append)
+    if made.spec.kind == "regress":  # rounding depends on the batch
+        assert [float(x or "nan") for x in together] == pytest.approx(
+            [float(x or "nan") for x in one_by_one], rel=1e-4, nan_ok=True
+        )
+    else:
+        assert together == one_by_one
+    assert together[3] == one_by_one[3] == ""
     assert sum(done) == len(asked)
-    assert one_by_one[3] == ""
     assert len({*one_by_one} - {""}) > (made.spec.kind == "regress")
     assert made.predict([]) == []
 
