@@ -53,7 +53,7 @@ def test_predict(trained: Path, tmp_path: Path) -> None:
 def test_a_folder_is_never_overwritten(trained: Path, tmp_path: Path) -> None:
     before = (trained / "model.safetensors").read_bytes()
     (line,) = refused("train", "sort", *SMALL, "--out", trained)
-    assert line == f"{trained}: holds a run: add --resume to go on, or choose another --out"
+    assert line == f"{trained}: holds a run: add --resume to continue it, or choose another --out"
     (tmp_path / "notes.txt").touch()
     (line,) = refused("train", "sort", *SMALL, "--out", tmp_path)
     assert line == f"{tmp_path}: is not empty and holds no run: choose another --out"

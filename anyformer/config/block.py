@@ -72,7 +72,7 @@ class Pooling(Spec):
 
 
 class Layers(NamedTuple):
-    """Layers of one block that read sequences pooled as often."""
+    """Layers of one block that read sequences of the same pooling stage."""
 
     block: Block
     level: int  # how many times their tokens have been pooled

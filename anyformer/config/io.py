@@ -127,7 +127,7 @@ _QUOTED = re.compile(r'''"""(?:[^\\]|\\.)*?"""|"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|#[^
 
 
 def _has_deep_key(text: str) -> bool:
-    """Whether a dotted key has more than `DEEPEST` dots: `tomllib` takes quadratic time for them."""
+    """Return whether a dotted key has more than `DEEPEST` dots: `tomllib` takes quadratic time for them."""
     bare = _QUOTED.sub("''", text)
     return any(run[0].count(".") > DEEPEST for run in re.finditer(r"[^\n=,\[\]{}]+", bare))
 

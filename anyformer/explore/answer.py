@@ -60,7 +60,7 @@ def _predicted(run: Run, text: str, asked: AboutText) -> str:
 
 
 def tags(seen: Seen) -> list[dict[str, Any]] | None:
-    """Return each word with the token at which it begins, its label, and the likeliest labels with probabilities.
+    """Return each word with the token at which it begins, its label, and its most probable labels.
 
     A CRF chooses the labels of a sentence together: there the probabilities are None. None for other heads.
     """

@@ -64,7 +64,7 @@ class Server(ThreadingHTTPServer):
                 self._changed.notify_all()
 
     def finish(self, seconds: float) -> bool:
-        """Answer nothing more, and return whether all requests ended within so many seconds.
+        """Answer nothing more, and return whether all requests ended within that time in seconds.
 
         The interpreter must not exit before: a daemon thread that wakes up in torch's native code then aborts it.
         """

@@ -14,7 +14,7 @@ from anyformer.run import RECIPE, SNAPSHOTS, checkpoints, leftovers, must_be_fil
 from anyformer.training.state import examine, read_fingerprints
 
 BEFORE_A_CHECKPOINT = (RECIPE, "metrics.jsonl", "tensorboard", "state", SNAPSHOTS)
-MAY_CHANGE = ("train.steps", "data.root", "parallel.shard")  # when a run goes on
+MAY_CHANGE = ("train.steps", "data.root", "parallel.shard")  # when a run is resumed
 
 
 def find_checkpoint(recipe: Recipe, out: Path, resume: bool) -> tuple[Path | None, dict[Path, ConfigError]]:
@@ -30,7 +30,7 @@ def find_checkpoint(recipe: Recipe, out: Path, resume: bool) -> tuple[Path | Non
     if not kept.exists() and not checkpoints(out):
         raise ConfigError([Fault(visible(str(out)), "is not empty and holds no run: choose another --out")])
     if not resume:
-        raise ConfigError([Fault(str(out), "holds a run: add --resume to go on, or choose another --out")])
+        raise ConfigError([Fault(str(out), "holds a run: add --resume to continue it, or choose another --out")])
     was = io.load(Recipe, kept)
     if changes := [change for change in io.diff(was, recipe) if change.path not in MAY_CHANGE]:
         lines = [Fault(str(out), f"holds another run: {change}") for change in changes[:10]]

@@ -25,7 +25,7 @@ def read(given: Fields) -> ModelConfig:
 
 
 def _dropping(config: ModelConfig, drop: float) -> ModelConfig:
-    """Set the dropout behind sublayers."""
+    """Set the dropout after sublayers."""
     stack = the(config.decoder, Stack, "decoder")
     parts = {"prefix": stack.prefix, "blocks": stack.blocks}
     changes = {key: tuple(b.model_copy(update={"dropout": drop}) for b in blocks) for key, blocks in parts.items()}
