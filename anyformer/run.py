@@ -291,6 +291,9 @@ def check_weights(folder: Path, model: Transformer, weights: dict[str, Tensor]) 
             faults.append(Fault(path, f"{name} has the shape {[*x.shape]}; the model needs {[*wanted[name].shape]}"))
         elif x.is_floating_point() != wanted[name].is_floating_point():
             faults.append(Fault(path, f"{name} is {x.dtype}; the model needs {wanted[name].dtype}"))
+    if len(kinds := {x.dtype for x in weights.values() if x.dim() > 1 and x.is_floating_point()}) > 1:
+        named = " and ".join(sorted(map(str, kinds)))
+        faults.append(Fault(path, f"has matrices of {named}: all must be of one type"))
     if faults:
         more = [Fault(path, f"and {len(faults) - MAX_FAULTS} more")] if len(faults) > MAX_FAULTS else []
         raise ConfigError([*faults[:MAX_FAULTS], *more])

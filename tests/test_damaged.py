@@ -216,6 +216,14 @@ def test_weights_that_lack_a_tensor_or_have_another(finished: Path, unfinished: 
     assert "has a tensor strange, which the model does not have" in told
 
 
+def test_matrices_of_two_types(finished: Path) -> None:
+    tensors = load_file(finished / "model.safetensors")
+    name = next(name for name, x in tensors.items() if x.dim() > 1)
+    save_file({**tensors, name: tensors[name].double()}, finished / "model.safetensors")
+    reseal(finished)
+    assert "has matrices of torch.float32 and torch.float64: all must be of one type" in refused(lambda: load(finished))
+
+
 def test_a_vocabulary_smaller_than_the_tokenizer(finished: Path) -> None:
     config = json.loads((finished / "config.json").read_text())
     changed(finished / "config.json", target={**config["target"], "vocab": 5})

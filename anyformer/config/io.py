@@ -26,6 +26,7 @@ from anyformer.config.spec import ConfigError, Fault, Spec, close_to, fields, ki
 S = TypeVar("S", bound=Spec)
 Format = Literal["toml", "json"]
 MAX_FILE = 2**23  # bytes
+MAX_BITS = 4096  # of a whole number: Python writes none of more than 4,300 decimal digits
 SUFFIXES: dict[str, Format] = {".toml": "toml", ".json": "json"}
 
 
@@ -158,7 +159,8 @@ def _object(pairs: list[tuple[str, Any]]) -> _Object:
 
 
 def _unreadable(data: Any, path: str) -> Iterator[Fault]:
-    """What JSON lets through though it has no meaning: repeated keys, and halves of characters."""
+    """Yield faults of values that parsers accept but that cannot be written: repeated keys, lone surrogates, and whole
+    numbers of more than `MAX_BITS`, of which hexadecimal ones may have any length."""
     if isinstance(data, _Object):
         yield from (Fault(_join(path, key), "is given more than once") for key in data.repeated)
     if isinstance(data, dict):
@@ -170,6 +172,8 @@ def _unreadable(data: Any, path: str) -> Iterator[Fault]:
             yield from _unreadable(value, _join(path, str(i)))
     elif isinstance(data, str) and data != visible(data):
         yield Fault(path, f"holds half a character (a lone surrogate): '{visible(data)}'")
+    elif isinstance(data, int) and data.bit_length() > MAX_BITS:
+        yield Fault(path, f"is a whole number of {data.bit_length():,} bits: must have at most {MAX_BITS}")
 
 
 def _join(path: str, key: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Condition
+from threading import Condition, Thread
 from typing import Any
 
 from anyformer.config import ConfigError, Fault
@@ -31,6 +31,9 @@ HEADERS = {
 }
 
 
+GRACE = 0.5  # seconds for threads to end after their answer
+
+
 class Server(ThreadingHTTPServer):
     """Bound to a port, or to a free one where that is 0; `serve_forever` answers."""
 
@@ -41,6 +44,7 @@ class Server(ThreadingHTTPServer):
         self.explored = explored
         self.ending = False  # requests are refused and streams end
         self._answering, self._changed = 0, Condition()
+        self._handlers: list[Thread] = []  # one for each connection
         try:
             super().__init__((HOST, port), Handler)
         except (OSError, OverflowError) as error:
@@ -50,6 +54,12 @@ class Server(ThreadingHTTPServer):
     @property
     def address(self) -> str:
         return f"http://{HOST}:{self.server_port}/"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer a connection in a thread that `finish` knows."""
+        thread = Thread(target=self.process_request_thread, args=(request, client_address), daemon=True)
+        self._handlers = [*(old for old in self._handlers if old.is_alive()), thread]
+        thread.start()
 
     @contextmanager
     def answering(self) -> Iterator[None]:
@@ -64,13 +74,17 @@ class Server(ThreadingHTTPServer):
                 self._changed.notify_all()
 
     def finish(self, seconds: float) -> bool:
-        """Answer nothing more, and return whether all requests ended within that time in seconds.
+        """Answer nothing more, wait that many seconds for requests, and return whether all threads have ended.
 
-        The interpreter must not exit before: a daemon thread that wakes up in torch's native code then aborts it.
+        The interpreter must not exit before: a daemon thread that is in torch's native code then aborts it, also while
+        the thread itself ends. A connection without a request may stay open for long: it is not waited for.
         """
         self.ending = True
         with self._changed:
-            return self._changed.wait_for(lambda: not self._answering, seconds)
+            self._changed.wait_for(lambda: not self._answering, seconds)
+        for thread in self._handlers:
+            thread.join(GRACE / len(self._handlers))
+        return not any(thread.is_alive() for thread in self._handlers)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Report what goes wrong outside of answers, but not a connection that the browser or Ctrl-C closed."""

@@ -93,7 +93,14 @@ def test_repeated_keys_of_a_large_object_are_found_in_linear_time() -> None:
     assert told == ["k7: is given more than once"]
 
 
-@pytest.mark.parametrize("number", ["0x" + "f" * 5000, "9" * 300, str(2**63)])
+def test_a_number_too_long_to_write_is_refused() -> None:
+    """Python reads hexadecimal numbers of any length, but writes none of more than 4,300 decimal digits."""
+    with refused_within(1) as told:
+        io.loads(ModelConfig, MODEL.replace("width = 64", f"width = 0x{'f' * 5000}"))
+    assert told == ["width: is a whole number of 20,000 bits: must have at most 4096"]
+
+
+@pytest.mark.parametrize("number", ["0x" + "f" * 500, "9" * 300, str(2**63)])
 def test_a_size_of_more_than_64_bits_is_refused(number: str) -> None:
     with refused_within(1) as told:
         io.loads(ModelConfig, MODEL.replace("width = 64", f"width = {number}"))

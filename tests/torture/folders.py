@@ -67,8 +67,13 @@ def use(verb: str, folder: Path, recipe: Recipe) -> str:
     if verb == "evaluate":
         return str(evaluate(folder, split="valid"))
     made = train(recipe, folder, resume=True, console=Console(file=streams.StringIO()))
-    last = [{k: v for k, v in row.items() if k != "step"} for row in metrics(folder)[-1:]]
+    last = [{k: v for k, v in row.items() if k != "step"} for row in _rows(folder)[-1:]]
     return f"{digest(made)} {last}"
+
+
+def _rows(folder: Path) -> list[dict[str, Any]]:
+    """Return the metrics of a run; a finished run that is resumed does not write a missing file again."""
+    return metrics(folder) if (folder / "metrics.jsonl").is_file() else []
 
 
 def attempt(verb: str, folder: Path, recipe: Recipe) -> tuple[str, str]:
