@@ -203,7 +203,7 @@ class Train(Spec):
     evaluate_every: Size | None = None  # steps; None: at the end only
     save_every: Size | None = None  # steps; None: at the end only
     keep: Size = 2  # newest checkpoints kept, beside the best
-    snapshots: Count | Literal["auto"] = "auto"  # steps whose weights `explore` shows; auto: 12, of 1 GiB at most
+    snapshots: Count | Literal["auto"] = "auto"  # steps whose weights `explore` shows; auto: 12, of 256 MiB at most
     best: Metric = "loss"  # by which validation tells the best checkpoint: the lowest loss, or the highest of another
     patience: Size | None = None  # evaluations without improvement before stopping
     max_bad_steps: Size = 10  # non-finite steps in a row before stopping

@@ -54,10 +54,11 @@ class Trial:
 
 @contextmanager
 def trained(recipe: Recipe, begin: Callable[[Transformer], None] | None = None) -> Iterator[Trial]:
-    """Trains by a recipe in a folder of its own, which is removed at the end of the context.
+    """Train by a recipe in a temporary folder, which is removed at the end of the context.
 
-    `begin` may change the model before the first step.
+    `begin` may change the model before the first step. No snapshots are written: nothing would read them.
     """
+    recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"snapshots": 0})})
     with scratch(SCRATCH) as home:
         folder = home / "run"
         job = prepare(recipe, folder, resume=False, console=Console(quiet=True))

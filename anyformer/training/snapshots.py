@@ -14,7 +14,7 @@ from anyformer.training.parallel import Ranks, whole
 from anyformer.training.state import TrainState, weights
 
 COUNT = 12
-MAX_BYTES = 2**30  # of all snapshots of a run, where their number is "auto"
+MAX_BYTES = 2**28  # of all snapshots of a run, where their number is "auto": training waits for their writing
 
 
 def snapshot_steps(spec: Train, nbytes: int) -> frozenset[int]:
