@@ -21,6 +21,7 @@ from torch import Tensor
 
 from anyformer.config import ConfigError, Fault
 from anyformer.config.spec import is_file_name, visible
+from anyformer.folder import must_be_file
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
@@ -134,6 +135,7 @@ def _sharded(index: Path, open_: Callable[[Path], dict[str, Stored]]) -> dict[st
 
 
 def _header(path: Path) -> dict[str, Stored]:
+    must_be_file(path)
     try:
         with path.open("rb") as file:
             start, length = file.read(8), file.seek(0, 2)
@@ -186,6 +188,7 @@ def _span(path: Path, name: str, entry: Any, base: int) -> Span:
 
 def _unpickle(path: Path) -> dict[str, Stored]:
     """Read a .bin file as tensors and nothing else. Files older than torch 1.6 are no zip archives, and not mapped."""
+    must_be_file(path)
     try:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
@@ -223,7 +226,8 @@ def write(path: Path, shapes: Shapes, tensors: Iterable[tuple[str, Tensor]]) -> 
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A file that holds a table."""
+    """Return the table that a JSON file holds."""
+    must_be_file(path)
     try:
         found = json.loads(path.read_bytes().decode("utf-8-sig"))
     except OSError as error:

@@ -1,6 +1,8 @@
 """`anyformer import` of published folders: fields that are ignored, and files that lack the usual ones."""
 
 import json
+import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -92,6 +94,17 @@ def test_ids_that_end_a_text_are_checked_where_they_are(folder: Path) -> None:
     change(folder / "generation_config.json", eos_token_id=["x"])
     with pytest.raises(ConfigError, match=r"generation_config\.json: eos_token_id = \['x'\]: must be the id"):
         af.from_hf(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "pytorch_model.bin"])
+def test_a_pipe_in_place_of_a_file_is_refused(folder: Path, name: str) -> None:
+    """Reading it would wait for ever."""
+    if name == "pytorch_model.bin":
+        (folder / "model.safetensors").unlink()
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises(ConfigError, match=f"{re.escape(name)}: is not a regular file"):
+        af.from_hf(folder, allow_pickle=True)
 
 
 @pytest.mark.parametrize("value", [[], {}, 3, ["gpt2"], [[]]])
