@@ -1,71 +1,19 @@
-"""Tokenizers: text comes back, texts cannot spell special ids, and the same texts train the same tokenizer."""
+"""Tokenizers: text comes back, tokens have bytes, and the same texts train the same tokenizer."""
 
-import copy
-import json
 import os
 import subprocess
 import sys
-import tempfile
 import unicodedata
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
-from tokenizers import ByteLevelBPETokenizer, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import decoders
 
 from anyformer import recipe
 from anyformer.config import ConfigError
-from anyformer.data.tokenizer import PAIRS, ROLES, TextTokenizer, train_tokenizer
-
-ROOT = Path(__file__).parent.parent.parent
-
-TEXTS = [
-    "the quick brown fox jumps over the lazy dogs, and the dogs sleep on.\n",
-    "Wie heißt du? Ich heiße Jürgen!\n",
-    "빠른 갈색 여우가 게으른 개를 뛰어넘는다. 여우가 빠른 개를 본다.\n",
-    "敏捷的棕色狐狸跳过了懒狗。狐狸很敏捷，狗很懒。\n",
-    "कुत्ता सो रहा है\tand 42 👩‍👩‍👧‍👦 more ❤️‍🔥 cafe\u0301\n",
-    "def f(x):\n    return x ** 2  # <pad> <mask> [MASK]\n",
-] * 3
-
-SPECS: dict[str, recipe.Tokenizer] = {
-    "chars": recipe.Characters(),
-    "bytes": recipe.Bytes(),
-    "words": recipe.Words(),
-    "bpe": recipe.BPE(size=400),
-    "unigram": recipe.Unigram(size=500),
-    "wordpiece": recipe.WordPiece(size=400),
-}
-LOSSLESS = ("bytes", "bpe", "unigram")
-
-# Any text, with what might upset a tokenizer in it.
-AWKWARD = [
-    "<pad>", "[PAD]", "<unk>", "<mask>", "</s>", "<0x41>", "##a", "▁", "Ġ", "the", "İ", "한국어", "ㅎㅏㄴ", "中文",
-    "हिन्दी", "👩‍👩‍👧‍👦", "❤️", "e\u0301", "\u0301", " ", "  ", "\n", "\r\n", "\t", "\0", "\u2028", "\ufeff", "\ufffd",
-    "\U0010ffff",
-]  # fmt: skip
-PIECES = st.one_of(st.sampled_from(AWKWARD), st.text(st.characters(exclude_categories=["Cs"]), max_size=8))
-ANY_TEXT = st.lists(PIECES, max_size=8).map("".join)
-SEEN_TEXT = st.text(sorted(set("".join(TEXTS))), max_size=30)
-
-
-@cache
-def made(kind: str) -> TextTokenizer:
-    return train_tokenizer(SPECS[kind], iter(TEXTS))
-
-
-def of(inner: Tokenizer) -> TextTokenizer:
-    return TextTokenizer.from_json(inner.to_str())
-
-
-def words(*vocab: str, unk: str | None = None) -> Tokenizer:
-    """A tokenizer made elsewhere."""
-    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(vocab)}, unk_token=unk or vocab[0]))
-    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return inner
-
+from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
+from tests.data.tokenizer_cases import ANY_TEXT, LOSSLESS, ROOT, SEEN_TEXT, SPECS, TEXTS, made, of, table_of, words
 
 # -- text comes back --------------------------------------------------------------------------------------------------
 
@@ -144,81 +92,6 @@ def test_unigrams_are_words_where_words_are_common() -> None:
     assert [tokenizer.token(i) for i in tokenizer.encode("the dogs")] == ["▁the", "▁dogs"]
 
 
-# -- special tokens ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", SPECS)
-def test_special_tokens_come_first(kind: str) -> None:
-    tokenizer = made(kind)
-    found = (tokenizer.pad, tokenizer.bos, tokenizer.eos, tokenizer.sep, tokenizer.unk, tokenizer.mask)
-    assert found == (0, 1, 2, 3, 4, 5)
-    assert [tokenizer.token(i) for i in range(6)] == ["<pad>", "<bos>", "<eos>", "<sep>", "<unk>", "<mask>"]
-    vocab = json.loads(tokenizer.to_json())["model"]["vocab"]
-    assert tokenizer.size == len(vocab)
-    if isinstance(vocab, dict):
-        assert sorted(vocab.values()) == list(range(tokenizer.size))
-
-
-@pytest.mark.parametrize("kind", SPECS)
-@given(text=ANY_TEXT)
-def test_no_text_spells_a_special_id(kind: str, text: str) -> None:
-    tokenizer = made(kind)
-    assert {0, 1, 2, 3, 5}.isdisjoint(tokenizer.encode(text))
-    for name in ("<pad>", "a <mask> b", "<PAD>"):
-        assert {0, 1, 2, 3, 5}.isdisjoint(tokenizer.encode(name))
-
-
-@pytest.mark.parametrize("kind", ["chars", "bytes", "bpe", "unigram"])
-def test_a_special_token_in_a_text_comes_back(kind: str) -> None:
-    for text in ("<pad>", "x<mask>y", " <pad> <mask>"):
-        assert made(kind).decode(made(kind).encode(text)) == text
-
-
-def test_public_models_that_hold_special_words() -> None:
-    """T5 has `</s>` among its pieces, and a score of 0, the best there is."""
-    special, others = ["<pad>", "</s>", "<unk>"], ["▁", "<", "/", "s", ">"]
-    pieces = [(piece, 0.0) for piece in special] + [(piece, -9.0) for piece in others]
-    inner = Tokenizer(models.Unigram(pieces, unk_id=2))
-    inner.pre_tokenizer, inner.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    inner.add_special_tokens(special)
-    tokenizer = of(inner)
-    assert tokenizer.encode("s</s>s") == [3, 6, 4, 5, 6, 7, 6]
-    assert tokenizer.decode([*tokenizer.encode("s</s>s"), 1, 0]) == "s</s>s"
-    assert tokenizer.encode("<pad>") == [3, 4, 2, 2, 2, 7]
-
-
-def test_what_public_files_switch_on_is_switched_off() -> None:
-    inner = words("[UNK]", "[PAD]", "a", "b")
-    inner.enable_truncation(2)
-    inner.enable_padding(pad_id=1, length=8)
-    assert of(inner).encode("a b a b") == [2, 3, 2, 3]
-    assert of(inner).encode_batch(["a", "a b a"]) == [[2], [2, 3, 2]]
-
-
-@pytest.mark.parametrize(
-    ("vocab", "expected"),
-    [
-        (["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], {"pad": 0, "unk": 1, "bos": 2, "eos": 3, "sep": 3, "mask": 4}),
-        (["<s>", "<pad>", "</s>", "<unk>", "<mask>"], {"bos": 0, "pad": 1, "eos": 2, "unk": 3, "mask": 4}),
-        (["a", "<|endoftext|>"], {"bos": 1, "eos": 1}),
-        (["<|endoftext|>", "[CLS]", "[SEP]"], {"bos": 1, "eos": 2, "sep": 2}),
-        (["<pad>", "<eos>", "<bos>", "<unk>"], {"pad": 0, "eos": 1, "bos": 2, "unk": 3}),
-    ],
-)
-def test_roles_of_public_tokenizers(vocab: list[str], expected: dict[str, int]) -> None:
-    tokenizer = of(words(*vocab))
-    assert {role: i for role in ROLES if (i := getattr(tokenizer, role)) is not None} == expected
-    assert tokenizer.decode(range(tokenizer.size)) == " ".join(
-        word for word in vocab if word in ("a", "<unk>", "[UNK]")
-    )
-
-
-def test_what_is_special_elsewhere_is_a_word_here() -> None:
-    tokenizer = train_tokenizer(recipe.Words(), ["<s> a </s>"])
-    assert tokenizer.decode(tokenizer.encode("<s> a </s>")) == "<s> a </s>"
-    assert (tokenizer.bos, tokenizer.eos) == (1, 2)
-
-
 # -- decoding and showing ---------------------------------------------------------------------------------------------
 
 
@@ -271,11 +144,6 @@ def test_the_bytes_of_tokens_are_the_text(kind: str, text: str) -> None:
         whole = (tokenizer.lead + tokenizer.decode(ids)).encode()
         assert b"".join(table[i] for i in ids) == whole
         assert kind not in LOSSLESS or whole == (tokenizer.lead + text).encode()
-
-
-@cache
-def table_of(kind: str) -> list[bytes]:
-    return made(kind).vocabulary_bytes()
 
 
 def test_bytes_of_each_kind() -> None:
@@ -342,129 +210,3 @@ def test_small_texts_train_too(texts: list[str], kind: str) -> None:
         found = first.decode(first.encode(text))
         assert found == (text if kind == "unigram" else " ".join(text.split()))
     assert first.size <= 290
-
-
-# -- files ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", SPECS)
-def test_saving_and_loading(kind: str, tmp_path: Path) -> None:
-    tokenizer = made(kind)
-    tokenizer.save(tmp_path / "größe" / "模型")
-    tokenizer.save(tmp_path / "mine.json")
-    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["mine.json", "tokenizer.json"]
-    for path in (tmp_path / "größe" / "模型", tmp_path / "größe" / "模型" / "tokenizer.json", tmp_path / "mine.json"):
-        assert TextTokenizer.load(path).to_json() == tokenizer.to_json()
-        assert train_tokenizer(recipe.TokenizerFile(path=str(path)), []).to_json() == tokenizer.to_json()
-
-
-def test_a_copy_is_as_careful_as_the_original() -> None:
-    assert copy.deepcopy(made("words")).encode("<pad> the") == made("words").encode("<pad> the")
-
-
-@pytest.mark.parametrize("names", PAIRS)
-@given(text=ANY_TEXT)
-def test_the_two_files_of_a_byte_level_bpe(names: tuple[str, str], text: str) -> None:
-    tokenizer, public = pair(names)
-    assert tokenizer.encode(text) == public.encode(text).ids
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-    end = tokenizer.eos
-    assert end == tokenizer.bos == public.token_to_id("<|endoftext|>")
-    assert tokenizer.decode([end]) == ""
-
-
-@cache
-def pair(names: tuple[str, str]) -> tuple[TextTokenizer, ByteLevelBPETokenizer]:
-    public = ByteLevelBPETokenizer()
-    public.train_from_iterator(TEXTS, vocab_size=400, show_progress=False, special_tokens=["<|endoftext|>"])
-    with tempfile.TemporaryDirectory() as folder:
-        public.save_model(folder)
-        vocab, merges = (Path(folder, old).rename(Path(folder, new)) for old, new in zip(PAIRS[0], names, strict=True))
-        # As the library reads it itself, with no special tokens.
-        return TextTokenizer.load(folder), ByteLevelBPETokenizer.from_file(str(vocab), str(merges))
-
-
-# -- wrong input ------------------------------------------------------------------------------------------------------
-
-
-def refused(message: str) -> Any:
-    return pytest.raises(ConfigError, match=message)
-
-
-@pytest.mark.parametrize("kind", SPECS)
-def test_what_is_no_text(kind: str) -> None:
-    half = r"^the text holds half a character \(a lone surrogate\): '\\ud83d' at position 2$"
-    with refused(half):
-        made(kind).encode("ab\ud83d")
-    with refused(half):
-        made(kind).encode_batch(["a", "ab\ud83d"])
-    with refused(half):
-        train_tokenizer(SPECS[kind], ["ab\ud83d"])
-    for wrong in (None, 3, b"bytes", ["a"]):
-        with refused(rf"^a text must be a string, not {type(wrong).__name__}$"):
-            made(kind).encode(wrong)  # type: ignore[arg-type]
-        with refused(rf"^a text must be a string, not {type(wrong).__name__}$"):
-            train_tokenizer(SPECS[kind], [wrong])  # type: ignore[list-item]
-    with refused("^encode_batch takes a list of texts"):
-        made(kind).encode_batch("text")
-
-
-@pytest.mark.parametrize("kind", ["chars", "words", "bpe", "unigram", "wordpiece"])
-def test_nothing_to_train_on(kind: str) -> None:
-    for texts in ([], [""], ["\n", "  "]):
-        with refused("^there is no text to train a tokenizer on$"):
-            train_tokenizer(SPECS[kind], texts)
-
-
-def test_bytes_need_no_training() -> None:
-    assert train_tokenizer(recipe.Bytes(), []).to_json() == made("bytes").to_json()
-    assert made("bytes").encode("\0Aÿ") == [6, 6 + 0x41, 6 + 0xC3, 6 + 0xBF]
-
-
-@pytest.mark.parametrize(("kind", "least"), [("words", 7), ("bpe", 262), ("unigram", None), ("wordpiece", None)])
-def test_the_least_size(kind: str, least: int | None) -> None:
-    with refused(rf"^size = 2: {kind} needs at least \d+ for these texts$") as caught:
-        train_tokenizer(SPECS[kind].model_copy(update={"size": 2}), TEXTS)
-    told = int(str(caught.value).split()[-4])
-    assert least in (None, told)
-    assert train_tokenizer(SPECS[kind].model_copy(update={"size": told}), TEXTS).size == told
-    with refused(f"at least {told} "):
-        train_tokenizer(SPECS[kind].model_copy(update={"size": told - 1}), TEXTS)
-
-
-def test_wrong_files(tmp_path: Path) -> None:
-    def message(path: Path) -> str:
-        with pytest.raises(ConfigError) as caught:
-            TextTokenizer.load(path)
-        (line,) = str(caught.value).splitlines()
-        return line.removeprefix(str(path))
-
-    assert message(tmp_path / "no") == ": no such file or folder"
-    assert message(tmp_path).startswith(": holds no tokenizer: no tokenizer.json, nor vocab.json with merges.txt, nor ")
-    (file := tmp_path / "t.json").write_text("{")
-    assert message(file).startswith(": is no tokenizer.json: ")
-    file.write_text('{"a": 1}')
-    assert message(file).startswith(": is no tokenizer.json: ")
-    file.write_bytes(b'{"a": "\xff"}')
-    assert message(file) == ": not UTF-8: byte 0xff at offset 7"
-    vocab, merges = (tmp_path / name for name in PAIRS[0])
-    vocab.write_text('{"a": 0, "b": 1}')
-    merges.write_text("#version: 0.2\na b\nab")
-    assert message(tmp_path).endswith("merges.txt: line 3: must be two tokens with a space between them")
-    merges.write_text("#version: 0.2\na b\n")
-    assert message(tmp_path).endswith("vocab.json: does not belong to merges.txt: no token for a + b")
-    vocab.write_text('{"a": 0, "b": 1, "ab": 2}')  # GPT-1's and CLIP's are of characters, and would be read wrongly
-    assert message(tmp_path).endswith("vocab.json: is no byte-level vocabulary: some bytes have no token")
-    for wrong in ("[1]", "{", '{"a": "b", "b": 1, "ab": 2}', '{"a": -1, "b": 1, "ab": 2}'):
-        vocab.write_text(wrong)
-        assert "vocab.json: is no vocabulary: " in message(tmp_path)
-    with refused("cannot be written"):
-        made("bytes").save(file / "below")
-
-
-def test_a_file_without_the_unknown_token_it_needs() -> None:
-    tokenizer = of(words("a", unk="<unk>"))
-    assert tokenizer.encode("a") == [0]
-    for attempt in (tokenizer.encode, lambda text: tokenizer.encode_batch([text])):
-        with refused("^the tokenizer cannot read this text: "):
-            attempt("b")

@@ -16,8 +16,9 @@ from anyformer.decoding.decode import generate, stream
 from anyformer.decoding.phrases import Phrases, Ways
 from anyformer.decoding.speculative import Lookup, speculate
 from anyformer.nn.model import Transformer
-from tests.decoding.test_beam import answers, decoder, pair
-from tests.decoding.test_constrain import STOP, TOKENS, text_of, toy
+from tests.decoding.beams import answers
+from tests.decoding.small_models import decoder, pair
+from tests.decoding.toy_tokens import STOP, TOKENS, text_of, toy
 from tests.strategies import VOCAB, tokens
 
 # -- in time ----------------------------------------------------------------------------------------------------------

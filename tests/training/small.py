@@ -5,7 +5,6 @@ import json
 import os
 import random
 import signal
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -349,9 +348,6 @@ def stop_at(recipe: Recipe, out: Path, batch: int, resume: bool = False) -> bool
     return False
 
 
-# -- what a run left ------------------------------------------------------------------------------------------------
-
-
 def metrics(out: Path) -> list[dict[str, Any]]:
     lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     speeds = ("tokens_per_second", "peak_share")
@@ -376,31 +372,3 @@ def assert_same_run(a: Path, b: Path) -> None:
     assert one.keys() == other.keys()
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
     assert metrics(a) == metrics(b)
-
-
-# -- a child that dies ----------------------------------------------------------------------------------------------
-
-
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def child(recipe: str, out: Path, dies_at_sync: int | None, dies_after: float | None) -> None:
-    """Trains in a process of its own, which dies at the n-th time that something is synced to disk, or by the clock."""
-    from anyformer import folder
-    from anyformer.config import io as config_io
-
-    torch.set_num_threads(1)
-    sync, count = folder._sync, 0
-
-    def dying(path: Path) -> None:
-        nonlocal count
-        count += 1
-        if count == dies_at_sync:
-            die()
-        sync(path)
-
-    folder._sync = dying
-    if dies_after is not None:
-        threading.Timer(dies_after, die).start()
-    run(config_io.loads(Recipe, recipe), out, resume=True)

@@ -1,13 +1,7 @@
 """Two processes do what one does. Each of them runs `main`, which trains everything that is compared."""
 
 import json
-import os
 import shutil
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,11 +11,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from anyformer import cli
 from anyformer.config import io
 from anyformer.data.batch import IGNORE, Batch
 from anyformer.data.loader import PieceLoader, Place
-from anyformer.recipe import Adam, Classify, Padded, Recipe, Regress
+from anyformer.recipe import Classify, Padded, Recipe, Regress
 from anyformer.run import checkpoints, load
 from anyformer.tasks.base import token_loss
 from anyformer.tasks.seq2seq import SequenceToSequence
@@ -29,7 +22,6 @@ from anyformer.training.loop import Interrupted
 from anyformer.training.parallel import Ranks, join
 from anyformer.training.state import checkpoint_path
 from anyformer.training.train import train
-from tests.forking import forking, reopen
 from tests.training.small import (
     PACKED,
     PADDED,
@@ -44,9 +36,8 @@ from tests.training.small import (
     said,
     text,
 )
+from tests.training.two_processes import SMOOTH, assert_alike, ends, spawn
 
-ROOT = Path(__file__).parents[2]
-SMOOTH = Adam(lr=1e-2, eps=1e-2)  # a large eps: rounding of tiny gradients does not decide signs
 SHARDS = ("none", "full")
 HALF, END = 3, 6  # steps
 BAD = 2  # the step that is spoilt
@@ -171,54 +162,6 @@ def spoil(out: Path, shard: str, ranks: Ranks) -> None:
 # -- what they did ----------------------------------------------------------------------------------------------------
 
 
-class Rank:
-    """A process with what torchrun tells it, which acts; what it says and complains of is in two files."""
-
-    def __init__(self, folder: Path, rank: int, port: int, act: Callable[..., None], *args: Any):
-        here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-        self.files = [folder / f"{name}-{rank}" for name in ("out", "complaints")]
-        env = here | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        self.process = forking().Process(target=enter, args=(env, self.files, act, *args))
-        self.process.start()
-
-
-def enter(env: Mapping[str, str], files: Sequence[Path], act: Callable[..., None], *args: Any) -> None:
-    os.environ.update(env)
-    reopen(os.devnull, *files)
-    act(*args)
-
-
-def command(*words: str | Path) -> None:
-    sys.argv = ["anyformer", *map(str, words)]
-    cli.main()
-
-
-def spawn(folder: Path, act: Callable[..., None], *args: Any) -> list[Rank]:
-    """Two processes, as torchrun starts them."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return [Rank(folder, rank, port, act, *args) for rank in range(2)]
-
-
-def ends(ranks: list[Rank]) -> tuple[list[int | None], list[str], list[str]]:
-    """Exit codes, and what was said and complained of."""
-    try:
-        for rank in ranks:
-            rank.process.join(timeout=240)
-    finally:
-        for rank in ranks:
-            rank.process.kill()
-    out, complaints = ([rank.files[i].read_text() for rank in ranks] for i in range(2))
-    return [rank.process.exitcode for rank in ranks], out, complaints
-
-
-def wait(path: Path, alive: Callable[[], bool]) -> None:
-    """Until there is such a file, or nobody who could write it."""
-    while not path.exists() and alive():
-        time.sleep(0.02)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With the runs of one process under `one`, and what two processes made of everything."""
@@ -229,20 +172,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     codes, _, complaints = ends(spawn(folder, main, folder))
     assert codes == [0, 0], "\n".join(complaints)
     return folder
-
-
-def curves(out: Path) -> Iterator[dict[str, float]]:
-    for row in metrics(out):
-        yield {name: value for name, value in row.items() if "loss" in name or name in ("step", "lr", "grad_norm")}
-
-
-def assert_alike(a: Path, b: Path, tolerance: float = 1e-5) -> None:
-    for one, other in zip(curves(a), curves(b), strict=True):
-        assert one == pytest.approx(other, rel=tolerance, abs=tolerance)
-    left, right = (load_file(out / "model.safetensors") for out in (a, b))
-    assert left.keys() == right.keys()
-    for name in left:
-        torch.testing.assert_close(left[name], right[name], rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("shard", SHARDS)
@@ -354,50 +283,3 @@ def test_every_row_is_read_once(rows: int, size: int) -> None:
         assert share.source is not None
         assert torch.equal(share.source, share.ids + 2)
     assert max(len(share.ids) for share in shares) - min(len(share.ids) for share in shares) <= 1
-
-
-# -- as commands ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def written(tmp_path: Path) -> Path:
-    io.save(pairs(dropout=0.0, valid=None, optimizer=SMOOTH, steps=10_000), tmp_path / "small.toml")
-    return tmp_path / "small.toml"
-
-
-def test_wrong_input_is_told_once(written: Path, tmp_path: Path) -> None:
-    codes, out, complaints = ends(spawn(tmp_path, command, "train", written, "train.stepz=3"))
-    assert codes == [2, 2]
-    assert out == ["", ""]
-    assert complaints == ["train.stepz: unknown key; did you mean 'steps'?\n", ""]
-
-
-def test_a_signal_ends_all(written: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    ranks = spawn(tmp_path, command, "train", written, "--out", out, "parallel.shard=full")
-    wait(out / "metrics.jsonl", ranks[1].process.is_alive)
-    ranks[1].process.terminate()
-    codes, _, complaints = ends(ranks)
-    assert codes == [3, 3], "\n".join(complaints)
-    assert complaints[0].startswith("interrupted at step ")
-    assert complaints[0].count("\n") == 1
-    assert complaints[1] == ""
-    assert len(checkpoints(out)) == 1
-
-
-def test_torchrun(written: Path, tmp_path: Path) -> None:
-    """It is told to stop, passes that on, and one process goes on where two were."""
-    out = tmp_path / "run"
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "anyformer", "train"]
-    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, *words, written, "--out", out], cwd=ROOT, **pipes) as process:
-        wait(out / "metrics.jsonl", lambda: process.poll() is None)
-        process.terminate()
-        _, complaints = process.communicate(timeout=240)
-    step = int(checkpoints(out)[-1].name.removeprefix("step-"))
-    assert complaints.count(f"interrupted at step {step} and saved: continue with --resume") == 1, complaints
-    changes = [f"train.steps={step + 2}"]
-    with mock.patch("anyformer.training.train.draw_curve", return_value=None):
-        train(str(written), out, changes, resume=True, console=quiet())
-        train(str(written), tmp_path / "straight", changes, console=quiet())
-    assert_alike(tmp_path / "straight", out)

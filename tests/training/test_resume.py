@@ -30,13 +30,13 @@ from anyformer.training.signals import Signals
 from anyformer.training.state import checkpoint_path, checkpoints
 from anyformer.training.train import train
 from tests.forking import forking
+from tests.training.killed import child
 from tests.training.small import (
     CROPS,
     PACKED,
     PADDED,
     adapter,
     assert_same_run,
-    child,
     corrupted,
     distances,
     labelled,

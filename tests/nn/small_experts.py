@@ -1,0 +1,56 @@
+"""Small mixtures of experts for tests."""
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from anyformer.config import (
+    LM,
+    Attention,
+    Block,
+    Experts,
+    Gated,
+    Gelu,
+    ModelConfig,
+    Plain,
+    RMSNorm,
+    SigmoidTopK,
+    SoftmaxTopK,
+    Stack,
+    Tanh,
+    Tokens,
+)
+from anyformer.nn.context import Context
+from anyformer.nn.experts import Mixture
+from anyformer.nn.ffn import build_ffn
+from tests.strategies import HERE, VOCAB
+
+WIDTH, NOWHERE = 6, Context(HERE, HERE)
+ROUTERS = [
+    SoftmaxTopK(),
+    SoftmaxTopK(normalize=False, bias=True),
+    SigmoidTopK(),
+    SigmoidTopK(normalize=False, scale=2.5),
+    SigmoidTopK(groups=3, top_groups=2),
+]
+networks = st.sampled_from(
+    [Gated(width=5), Gated(width=4, activation=Gelu(), bias=True), Plain(width=7, activation=Tanh())]
+)
+
+
+def made(spec: Experts, seed: int = 0) -> Mixture:
+    torch.manual_seed(seed)
+    mixture = build_ffn(spec, WIDTH).double().eval()
+    for tensor in (*mixture.parameters(), *mixture.buffers()):
+        tensor.data = torch.randn_like(tensor)
+    return mixture
+
+
+def random(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def model_of(feedforward, **fields) -> ModelConfig:
+    block = Block(mixer=Attention(heads=2), feedforward=feedforward, norm=RMSNorm())
+    stack = Stack(depth=2, blocks=(block,), **fields)
+    return ModelConfig(width=WIDTH, target=Tokens(vocab=VOCAB), decoder=stack, head=LM())
