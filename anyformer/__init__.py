@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from anyformer import config as config, presets as presets
     from anyformer.config.model import ModelConfig as ModelConfig
     from anyformer.config.spec import ConfigError as ConfigError
-    from anyformer.decoding.decode import generate as generate
-    from anyformer.decoding.reuse import Reuse as Reuse
+    from anyformer.decoding.generate import generate as generate
+    from anyformer.decoding.prefix_cache import Reuse as Reuse
     from anyformer.explore.show import show as show
     from anyformer.inspection.count import count as count
     from anyformer.inspection.memory import training_memory as training_memory
-    from anyformer.interop.hub import from_hf as from_hf, to_hf as to_hf
+    from anyformer.interop.hf_folder import from_hf as from_hf, to_hf as to_hf
     from anyformer.nn.model import Transformer as Transformer
-    from anyformer.nn.quantise import quantise as quantise
-    from anyformer.reading import attention_maps as attention_maps
     from anyformer.run import load as load
+    from anyformer.run_inspection import attention_maps as attention_maps
     from anyformer.training.train import train as train
+    from anyformer.transforms.quantise import quantise as quantise
 
 __version__ = "0.1.0"
 
@@ -33,18 +33,18 @@ __version__ = "0.1.0"
 _HOMES = {
     "ConfigError": "anyformer.config.spec",
     "ModelConfig": "anyformer.config.model",
-    "Reuse": "anyformer.decoding.reuse",
+    "Reuse": "anyformer.decoding.prefix_cache",
     "Transformer": "anyformer.nn.model",
-    "attention_maps": "anyformer.reading",
+    "attention_maps": "anyformer.run_inspection",
     "config": "anyformer.config",
     "count": "anyformer.inspection.count",
-    "from_hf": "anyformer.interop.hub",
-    "generate": "anyformer.decoding.decode",
+    "from_hf": "anyformer.interop.hf_folder",
+    "generate": "anyformer.decoding.generate",
     "load": "anyformer.run",
     "presets": "anyformer.presets",
-    "quantise": "anyformer.nn.quantise",
+    "quantise": "anyformer.transforms.quantise",
     "show": "anyformer.explore.show",
-    "to_hf": "anyformer.interop.hub",
+    "to_hf": "anyformer.interop.hf_folder",
     "train": "anyformer.training.train",
     "training_memory": "anyformer.inspection.memory",
 }

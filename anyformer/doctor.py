@@ -245,8 +245,8 @@ def _kernels(device: str) -> dict[str, str | None]:
     from torch.nn import functional as F
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    from anyformer.nn.attend import attend
-    from anyformer.nn.mask import Relation
+    from anyformer.attention.attend import attend
+    from anyformer.attention.layout import Relation
 
     q, k, v = torch.linspace(-1, 1, 3 * 4 * 16 * 64, device=device).view(3, 1, 4, 16, 64)
     expected = attend(q, k, v, Relation(causal=True), scale=0.125, backend="eager")

@@ -21,21 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.config import (
-    LM,
-    Classifier,
-    ConfigError,
-    Embedder,
-    Fault,
-    MaskedLM,
-    ModelConfig,
-    TokenLabels,
-    Tokens,
-    io,
-)
-from anyformer.config.spec import visible
-from anyformer.data.tokenizer import TextTokenizer
-from anyformer.folder import (
+from anyformer.atomic_folder import (
     MANIFEST as MANIFEST,
     leftovers as leftovers,
     must_be_file as must_be_file,
@@ -50,11 +36,23 @@ from anyformer.folder import (
     write_tensors as write_tensors,
     writing as writing,
 )
+from anyformer.config import (
+    LM,
+    Classifier,
+    ConfigError,
+    Embedder,
+    Fault,
+    MaskedLM,
+    ModelConfig,
+    TokenLabels,
+    Tokens,
+    io,
+)
+from anyformer.config.spec import visible
+from anyformer.data.tokenizer import TextTokenizer
 from anyformer.inspection.capacity import check_model
-from anyformer.nn.merge import merge
 from anyformer.nn.model import Transformer
-from anyformer.nn.quantise import Bits, quantise
-from anyformer.recipe import (
+from anyformer.recipe.recipe import (
     AnyTask as TaskSpec,
     Classify,
     Embed,
@@ -73,15 +71,17 @@ from anyformer.tasks import generation, scoring
 from anyformer.tasks.base import Task
 from anyformer.tasks.classify import Classifying
 from anyformer.tasks.embed import Embedding
-from anyformer.tasks.encoder import Encoding
+from anyformer.tasks.imported_encoder import Encoding
 from anyformer.tasks.lm import LanguageModelling
 from anyformer.tasks.mixture import MixedTasks
 from anyformer.tasks.mlm import MaskedLanguageModelling
-from anyformer.tasks.prefix import PrefixModelling
+from anyformer.tasks.prefix_lm import PrefixModelling
 from anyformer.tasks.regress import Regressing
 from anyformer.tasks.seq2seq import SequenceToSequence
-from anyformer.tasks.spans import SpanCorrupting
+from anyformer.tasks.span_corruption import SpanCorrupting
 from anyformer.tasks.tag import Tagging
+from anyformer.transforms.merge import merge
+from anyformer.transforms.quantise import Bits, quantise
 
 RECIPE = "recipe.toml"  # of a run that was trained here, and of its checkpoints
 SOURCE_TOKENIZER = "source_tokenizer.json"
@@ -181,11 +181,11 @@ class Run:
         return replace(self, task=task, spec=task.spec)
 
     def quantise(self, bits: Bits = 8) -> "Run":
-        """The same with weights of 8 or 4 bits, for decoding: see `nn/quantise.py`."""
+        """The same with weights of 8 or 4 bits, for decoding: see `transforms/quantise.py`."""
         return replace(self, model=quantise(self.model, bits))
 
     def merge(self) -> "Run":
-        """The same with its adapter in the weights beside which it stands: see `nn/merge.py`."""
+        """The same with its adapter in the weights beside which it stands: see `transforms/merge.py`."""
         return replace(self, model=merge(self.model))
 
     def _writer(self) -> generation.Writer:

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from anyformer.data.loader import PieceLoader
-from anyformer.nn.loss import IGNORE, token_loss
-from anyformer.recipe import Recipe
+from anyformer.data.loader import ExampleLoader
+from anyformer.kernels.cross_entropy import IGNORE, token_loss
+from anyformer.recipe.recipe import Recipe
 from anyformer.recipes import read_recipe
 from benchmarks.idle import Steps
 from benchmarks.ragged import pairs
@@ -47,7 +47,7 @@ def ours(sizes: dict[str, int], tokens: int, folder: Path) -> Iterator[int]:
 def lengths(tokens: int, folder: Path) -> tuple[Tensor, int]:
     """The tokens of each pair's source and target, and how many pairs a packed batch has."""
     loader = Steps(recipe(TINY, tokens, folder)).job.loader
-    assert isinstance(loader, PieceLoader)
+    assert isinstance(loader, ExampleLoader)
     sizes = torch.from_numpy(loader.sizes).flip(1)
     return sizes, len(sizes) // max(1, len(loader.plan(0)))
 

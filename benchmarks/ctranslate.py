@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anyformer.nn.mask import lay_out
+from anyformer.attention.layout import lay_out
 from anyformer.nn.model import Transformer
 from benchmarks.sheet import Way
 

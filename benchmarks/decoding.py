@@ -12,12 +12,12 @@ from torch import Tensor
 
 from anyformer import presets
 from anyformer.config import ModelConfig
-from anyformer.decoding.beam import beam_search
-from anyformer.decoding.decode import generate
+from anyformer.decoding.beam_search import beam_search
+from anyformer.decoding.generate import generate
 from anyformer.inspection.count import count
-from anyformer.nn.loss import token_loss
+from anyformer.kernels.cross_entropy import token_loss
 from anyformer.nn.model import Transformer
-from anyformer.nn.quantise import quantise
+from anyformer.transforms.quantise import quantise
 from benchmarks.ctranslate import ctranslate
 from benchmarks.sheet import DEVICE, Way
 from benchmarks.training import begun, public, said, vaswani

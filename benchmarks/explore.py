@@ -15,9 +15,9 @@ import torch
 
 from anyformer import presets
 from anyformer.data.tokenizer import train_tokenizer
-from anyformer.explore.opened import Explored, Opened
+from anyformer.explore.open_runs import Explored, Opened
 from anyformer.nn.model import Transformer
-from anyformer.recipe import Bytes, LanguageModel
+from anyformer.recipe.recipe import Bytes, LanguageModel
 from anyformer.run import Run, build_task
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from anyformer.config import ModelConfig
-from anyformer.nn.fp8 import learn_in_fp8
-from anyformer.nn.heads import Asked
+from anyformer.nn.heads import LossTarget
 from anyformer.training.compiler import options
 from anyformer.training.objective import Objective
+from anyformer.transforms.fp8 import learn_in_fp8
 from benchmarks.sheet import DEVICE, agree, finish
 from benchmarks.training import Words, begun
 
@@ -64,7 +64,7 @@ def learn(config: ModelConfig, eight: bool, data: Tensor) -> Iterator[Step]:
         finish()
         began = time.perf_counter()
         with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"):
-            loss = run((inputs,), {}, Asked(labels), None)[0] / labels.numel()
+            loss = run((inputs,), {}, LossTarget(labels), None)[0] / labels.numel()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

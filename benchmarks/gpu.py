@@ -14,7 +14,7 @@ import torch
 from anyformer import presets
 from benchmarks import captions, decoding, fp8, idle, long, memory as foretold, ragged, training
 from benchmarks.sheet import DEVICE, RESULTS, Sheet, clear, clock
-from benchmarks.turns import alone, join, side_by_side
+from benchmarks.transposed_matmul import alone, join, side_by_side
 
 Row = Callable[[Sheet, bool], None]
 

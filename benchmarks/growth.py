@@ -29,8 +29,8 @@ from anyformer import presets
 from anyformer.config import ModelConfig
 from anyformer.inspection.count import count
 from anyformer.inspection.memory import training_memory
-from anyformer.nn.heads import Asked
-from anyformer.nn.loss import token_loss
+from anyformer.kernels.cross_entropy import token_loss
+from anyformer.nn.heads import LossTarget
 from anyformer.nn.model import Transformer
 from anyformer.training.objective import Objective
 from benchmarks.sheet import DEVICE, RESULTS, Sheet, finish
@@ -102,7 +102,7 @@ def make(sizes: Sizes) -> Work:
     assert model.decoder is not None
     for block in model.decoder.blocks if GPU else ():
         block.compile(dynamic=False)
-    objective, asked = Objective(model, SimpleNamespace(loss=token_loss), 0.0), Asked(labels)
+    objective, asked = Objective(model, SimpleNamespace(loss=token_loss), 0.0), LossTarget(labels)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=GPU)
 
     def loss() -> Tensor:

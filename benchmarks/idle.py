@@ -13,13 +13,13 @@ from rich.console import Console
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from anyformer.recipe import Recipe
+from anyformer.recipe.recipe import Recipe
 from anyformer.recipes import read_recipe
-from anyformer.training.late import Late
 from anyformer.training.loop import Job, learn, objective, read_batches, set_rate
+from anyformer.training.pending_scalars import PendingScalars
 from anyformer.training.prepare import prepare
 from benchmarks.sheet import clear
-from benchmarks.turns import alone
+from benchmarks.transposed_matmul import alone
 
 WAIT = 10.0  # microseconds without a kernel from which the GPU waits for the host; between two of a recording it is one
 
@@ -54,7 +54,7 @@ class Steps:
     def __init__(self, recipe: Recipe):
         self.folder = tempfile.TemporaryDirectory()
         self.job: Job = prepare(recipe, Path(self.folder.name) / "run", resume=False, console=Console(quiet=True))
-        self.run, self.tokens, self.open = objective(self.job), 0, deque[Late]()
+        self.run, self.tokens, self.open = objective(self.job), 0, deque[PendingScalars]()
         set_rate(self.job, recipe.train.optimizer.lr / 10)
 
     def take(self, count: int) -> None:

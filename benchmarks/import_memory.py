@@ -22,7 +22,7 @@ from torch import Tensor
 
 from anyformer import presets
 from anyformer.config import ModelConfig
-from anyformer.interop import files
+from anyformer.interop import weight_files as files
 from anyformer.interop.families import FAMILIES
 
 IMPORT = """

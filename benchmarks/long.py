@@ -10,6 +10,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from anyformer.attention.attend import attend
+from anyformer.attention.layout import lay_out
+from anyformer.attention.lower import Demand, lower
+from anyformer.attention.position_tables import Positions
 from anyformer.config import (
     Attention,
     BigBird,
@@ -26,12 +30,8 @@ from anyformer.config import (
     Tokens,
     Window,
 )
-from anyformer.nn.attend import attend
-from anyformer.nn.lower import Demand, lower
-from anyformer.nn.mask import lay_out
+from anyformer.kernels.runtime import Runtime
 from anyformer.nn.model import Transformer
-from anyformer.nn.position import Positions
-from anyformer.nn.site import Site
 from benchmarks.sheet import DEVICE, Way
 
 VOCAB, BLOCK = 50_358, 64
@@ -101,7 +101,7 @@ def window(heads: int, width: int, length: int, before: int) -> dict[str, Way]:
     def ours() -> Callable[..., Tensor]:
         """What the layers of a model share is made once, as there."""
         at, nowhere = lay_out(1, length, torch.device(DEVICE)), Positions(NoPosition(), 0, heads)
-        demand, site = Demand(width, width), Site(DEVICE, dtype, training=True)
+        demand, site = Demand(width, width), Runtime(DEVICE, dtype, training=True)
         relation = lower(Window(before=before - 1, after=0), at, at, "self", nowhere, demand, site, "auto")
         return lambda *qkv: attend(*qkv, relation, width**-0.5)
 

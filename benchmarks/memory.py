@@ -10,8 +10,8 @@ from torch import Tensor
 from anyformer import presets
 from anyformer.config import MaskedLM, ModelConfig, io
 from anyformer.inspection.memory import Precision, training_memory
-from anyformer.nn.heads import Asked
-from anyformer.nn.loss import IGNORE
+from anyformer.kernels.cross_entropy import IGNORE
+from anyformer.nn.heads import LossTarget
 from anyformer.nn.model import Transformer
 from anyformer.training.objective import Objective, few
 from benchmarks.sheet import DEVICE
@@ -82,7 +82,7 @@ def step_of(case: Case, tiny: bool) -> tuple[Callable[[], None], int]:
         labels = torch.where(torch.rand(labels.shape) < 0.15, labels, IGNORE)
     places = few(labels, labels.numel())
     at = (labels, None) if places is None else (places[1], places[0])
-    asked = Asked(at[0].to(DEVICE), 0.0, None if at[1] is None else at[1].to(DEVICE))
+    asked = LossTarget(at[0].to(DEVICE), 0.0, None if at[1] is None else at[1].to(DEVICE))
     inputs = (ids.to(DEVICE),) * len(config.stacks)
     objective = Objective(model, Words(), 0.0)  # type: ignore[arg-type]
 

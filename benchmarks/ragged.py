@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.data.batch import IGNORE
-from anyformer.nn.loss import token_loss
+from anyformer.kernels.cross_entropy import token_loss
 from anyformer.recipes import read_recipe
 from benchmarks.idle import Steps
 from benchmarks.sheet import DEVICE, Sheet, finish
 from benchmarks.training import TorchPair, stepping
-from benchmarks.turns import alone
+from benchmarks.transposed_matmul import alone
 
 PAIRS, WORDS = 3000, 4000
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 
 from anyformer import presets
-from anyformer.inspection.maps import attention_maps
+from anyformer.inspection.attention_maps import attention_maps
 from anyformer.inspection.taps import run_with_taps
 from anyformer.nn.model import Transformer
 

@@ -17,14 +17,14 @@ from torch.nn import functional as F
 from anyformer import presets
 from anyformer.config import MaskedLM, ModelConfig, io
 from anyformer.inspection.count import count
-from anyformer.interop import files, weights
+from anyformer.interop import weight_conversion as weights, weight_files as files
 from anyformer.interop.families import FAMILIES
-from anyformer.nn.heads import Asked
-from anyformer.nn.loss import token_loss
+from anyformer.kernels.cross_entropy import token_loss
+from anyformer.nn.heads import LossTarget
 from anyformer.nn.model import Transformer
 from anyformer.training.compiler import options
-from anyformer.training.graph import Recorder
 from anyformer.training.objective import Objective, few
+from anyformer.training.step_graphs import Recorder
 from benchmarks.sheet import DEVICE, Way
 
 MASKED = 0.15
@@ -86,10 +86,10 @@ def ours(config: ModelConfig, inputs: tuple[Tensor, ...], labels: Tensor, smooth
     def build() -> tuple[nn.Module, Callable[[], Tensor]]:
         model = begun(config)
         objective = Objective(model, Words(), smoothing)
-        wanted, asked = Asked(labels, smoothing), int((labels >= 0).sum())
+        wanted, asked = LossTarget(labels, smoothing), int((labels >= 0).sum())
         if (places := few(labels.cpu(), labels.numel())) is not None:
             at, some = (x.to(DEVICE) for x in places)
-            wanted = Asked(some, smoothing, at)
+            wanted = LossTarget(some, smoothing, at)
         return model, lambda: objective(inputs, {}, wanted, None)[0] / asked
 
     return way("ours", build, flops(config, inputs, labels), slopes=True)

@@ -5,6 +5,7 @@ from itertools import pairwise
 import torch
 from hypothesis import strategies as st
 
+from anyformer.attention.layout import Layout
 from anyformer.config import (
     LM,
     Alibi,
@@ -65,7 +66,6 @@ from anyformer.config import (
     YarnScaling,
 )
 from anyformer.config.spec import members
-from anyformer.nn.mask import Layout
 from anyformer.nn.model import Transformer
 
 WIDTH, VOCAB, LENGTH = 8, 11, 24

@@ -11,7 +11,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import anyformer as af
-from anyformer.cli import app, options, progress
+from anyformer.cli import app, decoding_options as options, progress
 from anyformer.run import Run, write_folder, write_model
 from anyformer.training.train import evaluate
 from tests.test_cli import done, refused, run as invoke

@@ -10,9 +10,9 @@ from rich.cells import cell_len
 import anyformer as af
 from anyformer.config import Learned
 from anyformer.inspection import plot
-from anyformer.reading import MOST, read
-from anyformer.recipe import Classify, Embed, MaskedLanguageModel, Recipe, Regress, SpanCorruption
+from anyformer.recipe.recipe import Classify, Embed, MaskedLanguageModel, Recipe, Regress, SpanCorruption
 from anyformer.run import Run
+from anyformer.run_inspection import MOST, read
 from tests.test_cli import done, refused, run
 from tests.training import small
 

@@ -9,7 +9,7 @@ import torch
 
 import anyformer as af
 from anyformer.data.tokenizer import train_tokenizer
-from anyformer.recipe import Characters, LanguageModel
+from anyformer.recipe.recipe import Characters, LanguageModel
 from anyformer.run import Run, build_task, write_folder, write_model
 from tests.test_cli import done, refused, run
 

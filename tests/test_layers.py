@@ -203,10 +203,10 @@ def f():
     found = [name for name, _ in imports(ast.parse(source), "anyformer.config.model")]
     assert sorted(found) == [
         "anyformer.config",
-        "anyformer.config.ends",
+        "anyformer.config.inputs_heads",
         "anyformer.config.norm",
         "anyformer.config.position",
         "anyformer.config.spec",
-        "anyformer.nn.mask",
+        "anyformer.attention.layout",
         "torch",
     ]

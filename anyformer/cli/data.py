@@ -11,7 +11,7 @@ from anyformer.cli.app import app
 if TYPE_CHECKING:
     from anyformer.data.shards import Index
     from anyformer.data.tokenizer import TextTokenizer
-    from anyformer.recipe import Tokenizer
+    from anyformer.recipe.recipe import Tokenizer
 
 data_app = typer.Typer(no_args_is_help=True, help="Make token shards of text of any length, and look at them.")
 app.add_typer(data_app, name="data")
@@ -42,7 +42,7 @@ def data_prepare(
     """Make token shards of files of any length, in little memory; killed, it goes on when it is called again."""
     from anyformer.cli.progress import passing
     from anyformer.data.chunks import Input
-    from anyformer.data.sharding import WorkerLost, prepare
+    from anyformer.data.shard_writer import WorkerLost, prepare
     from anyformer.hardware import cores
 
     paths, made = _found(files), _tokenizer(tokenizer)
@@ -111,11 +111,11 @@ def _found(patterns: list[str]) -> list[Path]:
 
 def _tokenizer(text: str) -> "Tokenizer | TextTokenizer":
     """One that is there, or the spec of one that is to be trained."""
-    from anyformer.config.check import build
-    from anyformer.config.edit import assignment
+    from anyformer.config.overrides import assignment
+    from anyformer.config.parse import build
     from anyformer.config.spec import ConfigError, Fault, kinds, members
     from anyformer.data.tokenizer import TextTokenizer
-    from anyformer.recipe import Tokenizer
+    from anyformer.recipe.recipe import Tokenizer
 
     if os.path.exists(text):
         return TextTokenizer.load(text)

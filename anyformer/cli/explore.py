@@ -31,7 +31,7 @@ def explore(
     with _interrupted_by_signals() as check:
         import webbrowser
 
-        from anyformer.explore.opened import open_runs
+        from anyformer.explore.open_runs import open_runs
         from anyformer.explore.server import Server
 
         waiting = set[Path]()

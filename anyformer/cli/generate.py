@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from anyformer.cli.app import app
-from anyformer.cli.options import BEAM, SAMPLING, UNKNOWN, as_options, decoding, prepare, unknown
+from anyformer.cli.decoding_options import BEAM, SAMPLING, UNKNOWN, as_options, decoding, prepare, unknown
 from anyformer.cli.runs import Folder
 
 BETWEEN = "---"  # two samples

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import Tensor
 
-    from anyformer.inspection.cells import Link
-    from anyformer.reading import Reading
+    from anyformer.inspection.terminal_maps import Link
     from anyformer.run import Run
+    from anyformer.run_inspection import Reading
 
 SHOWN = 48  # queries and keys of a map in the terminal
 LINKS = 10  # of the strongest links
@@ -44,8 +44,8 @@ def inspect_(
     from rich.console import Console
 
     from anyformer.config.spec import ConfigError, Fault
-    from anyformer.reading import read
     from anyformer.run import load
+    from anyformer.run_inspection import read
 
     if out is not None and out.suffix.lower() not in (".png", ".svg"):
         raise ConfigError([Fault("--out", f"= {out}: must end in .png or .svg")])
@@ -72,7 +72,7 @@ def inspect_(
 def _chosen(run: "Run", stack: str | None, layer: int | None) -> tuple[list[str], str]:
     """The attentions to look at, and the one whose map is shown."""
     from anyformer.config.spec import ConfigError, Fault
-    from anyformer.inspection.maps import ranged
+    from anyformer.inspection.attention_maps import ranged
     from anyformer.inspection.sublayers import attentions
 
     by_kind: dict[str, dict[int, str]] = {}
@@ -117,8 +117,8 @@ def _show(
     own: str,
     head: int | None,
 ) -> None:
-    from anyformer.inspection.cells import map_lines, strongest
-    from anyformer.inspection.patterns import head_statistics
+    from anyformer.inspection.head_patterns import head_statistics
+    from anyformer.inspection.terminal_maps import map_lines, strongest
 
     def say(line: object = "") -> None:
         console.print(line, markup=False, soft_wrap=True)

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from anyformer.cli.app import Json, app
-from anyformer.cli.read import complete
+from anyformer.cli.resolve import complete
 
 config_app = typer.Typer(no_args_is_help=True, help="Show, check and compare the configs of models and recipes.")
 app.add_typer(config_app, name="config")
@@ -72,7 +72,7 @@ def count_(
     as_json: Json = False,
 ) -> None:
     """Count parameters, FLOPs, activation and cache memory, part by part, and the peak of a training step on a GPU."""
-    from anyformer.cli.read import model_of, read
+    from anyformer.cli.resolve import model_of, read
     from anyformer.inspection.count import count
     from anyformer.inspection.memory import training_memory
 
@@ -99,7 +99,7 @@ def config_schema(
     """Print the JSON schema of models or of recipes, by which editors complete and check files."""
     from anyformer.config import io
     from anyformer.config.model import ModelConfig
-    from anyformer.recipe import Recipe
+    from anyformer.recipe.recipe import Recipe
 
     typer.echo(json.dumps(io.schema(ModelConfig if of == "model" else Recipe), indent=2, ensure_ascii=False))
 
@@ -111,7 +111,7 @@ def config_show(
     format: Annotated[Literal["toml", "json"], typer.Option(help="How to write it.")] = "toml",
 ) -> None:
     """Print the whole config of a model or a recipe; save it as a file to start from."""
-    from anyformer.cli.read import read
+    from anyformer.cli.resolve import read
     from anyformer.config import io
 
     typer.echo(io.dumps(read(model, changes), format), nl=False)
@@ -120,7 +120,7 @@ def config_show(
 @config_app.command("check")
 def config_check(files: Annotated[list[Path], typer.Argument(metavar="FILE...", help=".toml or .json files.")]) -> None:
     """Check files of models and recipes, and tell everything that is wrong in them at once."""
-    from anyformer.cli.read import load
+    from anyformer.cli.resolve import load
     from anyformer.config.spec import ConfigError, Fault
 
     found: list[Fault] = []
@@ -137,10 +137,10 @@ def config_check(files: Annotated[list[Path], typer.Argument(metavar="FILE...", 
 @config_app.command("diff")
 def config_diff(left: Named, right: Named) -> None:
     """Tell where two models, or two recipes, differ, a line per place: the path, left -> right."""
-    from anyformer.cli.read import read
+    from anyformer.cli.resolve import read
     from anyformer.config import io
     from anyformer.config.spec import ConfigError, Fault
-    from anyformer.recipe import Recipe
+    from anyformer.recipe.recipe import Recipe
 
     one, other = read(left), read(right)
     if isinstance(one, Recipe) != isinstance(other, Recipe):

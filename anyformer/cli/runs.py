@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from anyformer.cli.app import Json, app, tell
-from anyformer.cli.options import UNKNOWN, as_options, decoding, prepare, unknown
+from anyformer.cli.decoding_options import UNKNOWN, as_options, decoding, prepare, unknown
 
 Folder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 
@@ -87,7 +87,7 @@ def _plan(recipe: str, changes: list[str] | None, out: Path | None, resume: bool
 def _told() -> Iterator[None]:
     """How a training may end before its end, in one line each."""
     from anyformer.training.loop import Diverged, Interrupted
-    from anyformer.training.memory import OutOfMemory
+    from anyformer.training.out_of_memory import OutOfMemory
 
     try:
         yield
@@ -246,7 +246,7 @@ def export_(
 ) -> None:
     """Write a run as a model that other programs read, or name what of it they do not have."""
     from anyformer.config.spec import ConfigError, Fault
-    from anyformer.interop.hub import to_hf
+    from anyformer.interop.hf_folder import to_hf
     from anyformer.interop.onnx import export_onnx
     from anyformer.run import load
 

@@ -22,8 +22,8 @@ io           TOML and JSON, overrides, differences, the schema
 from anyformer.config import io as io
 from anyformer.config.adapter import LoRA as LoRA, Matrix as Matrix
 from anyformer.config.block import *
-from anyformer.config.ends import *
 from anyformer.config.feedforward import *
+from anyformer.config.inputs_heads import *
 from anyformer.config.mixer import *
 from anyformer.config.model import *
 from anyformer.config.norm import *

@@ -18,8 +18,8 @@ from typing import Any, Literal, TypeVar
 
 import tomli_w
 
-from anyformer.config.check import build as build, to_data as to_data
-from anyformer.config.edit import DEEPEST, diff as diff, override as override
+from anyformer.config.overrides import DEEPEST, diff as diff, override as override
+from anyformer.config.parse import build as build, to_data as to_data
 from anyformer.config.schema import schema as schema
 from anyformer.config.spec import ConfigError, Fault, Spec, close_to, fields, kinds, member_for, members, visible
 

@@ -10,8 +10,8 @@ from pydantic import model_validator
 
 from anyformer.config.adapter import LoRA, misfits
 from anyformer.config.block import Block, Side, Stack
-from anyformer.config.ends import LM, Head, Init, Input, MaskedLM, NoHead, Normal, Patches, Special, Tokens
 from anyformer.config.feedforward import Experts
+from anyformer.config.inputs_heads import LM, Head, Init, Input, MaskedLM, NoHead, Normal, Patches, Special, Tokens
 from anyformer.config.mixer import (
     Attention,
     Convolution,
@@ -110,7 +110,7 @@ def learning(config: ModelConfig) -> tuple[str, ...]:
     return ("*.lora",) if isinstance(config.head, (LM, MaskedLM)) else ("*.lora", "head")
 
 
-def handed(config: ModelConfig) -> dict[int, Recurrent]:
+def encoder_init_layers(config: ModelConfig) -> dict[int, Recurrent]:
     """The layers of the decoder that begin where the encoder's layer of the same number ended."""
     mixers = [block.mixer for block in config.decoder.unrolled()] if config.decoder else []
     return {i: mixer for i, mixer in enumerate(mixers) if isinstance(mixer, Recurrent) and _begins(mixer)}
@@ -198,9 +198,9 @@ def _handover(config: ModelConfig) -> Iterator[Fault]:
         return
     givers = [block.mixer for block in encoder.unrolled()]
     found: dict[str, Fault] = {}  # one of each block, however often its tile comes back
-    if encoder.pooling and handed(config):
+    if encoder.pooling and encoder_init_layers(config):
         yield Fault("encoder.pooling", "states go from token to token: a decoder cannot begin with those of windows")
-    for i, taker in handed(config).items():
+    for i, taker in encoder_init_layers(config).items():
         giver = givers[i] if i < len(givers) else None
         cell, width = taker.cell, taker.hidden(config.width)
         if not isinstance(giver, Recurrent) or (giver.cell, giver.hidden(config.width)) != (cell, width):

@@ -306,7 +306,7 @@ class BigBird(Open):
         import torch
 
         if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
-            return torch.ops.anyformer.links(block, self.randoms, self.seed)  # see `nn/flex.py`
+            return torch.ops.anyformer.links(block, self.randoms, self.seed)  # see `attention/flex.py`
         return self.link(block[..., None], torch.arange(self.randoms, device=block.device))
 
     def _linked(self, later: Span, earlier: Span) -> "Tensor":

@@ -172,7 +172,7 @@ def rule_of(item: Any) -> ConfigError | None:
     return cause if isinstance(cause, ConfigError) else None
 
 
-def _explain_one(item: Any, place: "Place") -> Fault:
+def _explain_one(item: Any, place: "ErrorLocation") -> Fault:
     kind, ctx, value, path = item["type"], item.get("ctx", {}), item.get("input"), place.path
     shown = f"= {_show(value)}: " if kind != "missing" else ""
     match kind:
@@ -279,7 +279,7 @@ def member_for(annotation: Any, data: dict[str, Any]) -> Any:
     return next(filter(fields, among), None)
 
 
-class Place(NamedTuple):
+class ErrorLocation(NamedTuple):
     """Where in the user's data an error of pydantic's stands."""
 
     steps: tuple[str | int, ...]  # without pydantic's union tags
@@ -292,9 +292,9 @@ class Place(NamedTuple):
         return ".".join(map(str, self.steps))
 
 
-def locate(spec: type, loc: tuple[str | int, ...]) -> Place:
+def locate(spec: type, loc: tuple[str | int, ...]) -> ErrorLocation:
     """Pydantic's location, read along the types: the first step into a union by kind is a tag, not a key."""
-    place = Place((), spec, [spec], None)
+    place = ErrorLocation((), spec, [spec], None)
     among = here = [spec]  # what the current position may be, before and after reading its tag
     for step in loc:
         tags = kinds(here)
@@ -304,6 +304,6 @@ def locate(spec: type, loc: tuple[str | int, ...]) -> Place:
             place = place._replace(steps=(*place.steps, step))
         else:
             parent = next((m for m in here if step in fields(m)), next(filter(fields, here), None))
-            place = Place((*place.steps, step), parent, among, fields(parent).get(step))
+            place = ErrorLocation((*place.steps, step), parent, among, fields(parent).get(step))
             among = here = members(place.field.annotation) if place.field else []
     return place

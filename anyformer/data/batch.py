@@ -23,7 +23,7 @@ OF_LEFT, OF_ALL = 4, 12  # packing fills a fourth of the rows that are left to f
 Ids = Sequence[int]
 
 
-class Piece(NamedTuple):
+class Example(NamedTuple):
     """One example in ids: what the model reads, and what it must say at each place, or of all of them."""
 
     ids: Ids
@@ -31,7 +31,9 @@ class Piece(NamedTuple):
     source: Ids | None = None  # what an encoder reads
     types: Ids | None = None  # as long as ids, where the model has token types and there are two texts
     pair: Ids | None = None  # another text that is read apart, in a row of its own
-    marks: Ids | None = None  # as long as ids, where some tokens are seen by all of the text (see `nn/mask.py`)
+    marks: Ids | None = (
+        None  # as long as ids, where some tokens are seen by all of the text (see `attention/layout.py`)
+    )
     spelled: np.ndarray | None = None  # [ids, longest], the words of the ids in bytes + 1, where the model reads them
 
     @property
@@ -247,7 +249,7 @@ class Draft:
 
 
 @dataclass(frozen=True, eq=False)
-class Parts:
+class Ragged:
     """Sequences end to end, and the length of each."""
 
     values: np.ndarray  # [all of them], or [all, n]
@@ -261,18 +263,18 @@ class Parts:
     def part(self, i: int) -> np.ndarray:
         return self.values[self.starts[i] : self.starts[i + 1]]
 
-    def take(self, who: np.ndarray) -> "Parts":
+    def take(self, who: np.ndarray) -> "Ragged":
         """Some of them, in any order."""
         sizes = self.sizes[who]
         moved = self.starts[who] - (sizes.cumsum() - sizes)
-        return Parts(self.values.take(np.arange(sizes.sum()) + np.repeat(moved, sizes), axis=0), sizes)
+        return Ragged(self.values.take(np.arange(sizes.sum()) + np.repeat(moved, sizes), axis=0), sizes)
 
-    def framed(self, before: Ids, after: Ids) -> "Parts":
+    def framed(self, before: Ids, after: Ids) -> "Ragged":
         """Each with the same around it."""
         sizes = self.sizes + len(before) + len(after)
         ends = sizes.cumsum()
         at = [*(ends - sizes + i for i in range(len(before))), *(ends - i for i in range(len(after), 0, -1))]
-        return Parts(inserted(self.values, np.array(at, dtype=np.int64).T, np.array([*before, *after])), sizes)
+        return Ragged(inserted(self.values, np.array(at, dtype=np.int64).T, np.array([*before, *after])), sizes)
 
 
 def inserted(values: np.ndarray, at: np.ndarray, others: np.ndarray) -> np.ndarray:
@@ -283,27 +285,27 @@ def inserted(values: np.ndarray, at: np.ndarray, others: np.ndarray) -> np.ndarr
     return out
 
 
-def joined(some: Sequence[Any]) -> Parts:
+def joined(some: Sequence[Any]) -> Ragged:
     sizes = np.array([len(x) for x in some], dtype=np.int64)
     if some and isinstance(some[0], np.ndarray):
-        return Parts(np.concatenate(some), sizes)
+        return Ragged(np.concatenate(some), sizes)
     dtype = np.float32 if some and some[0] and isinstance(some[0][0], float) else np.int32
-    return Parts(np.fromiter(chain.from_iterable(some), dtype, int(sizes.sum())), sizes)
+    return Ragged(np.fromiter(chain.from_iterable(some), dtype, int(sizes.sum())), sizes)
 
 
-class Shelf(Sequence[Piece]):
+class ExampleTable(Sequence[Example]):
     """Examples of one kind, each part of them end to end: a batch is cut out of it in one go, where a token at a time
     would take longer than a GPU takes for it."""
 
-    def __init__(self, ids: Parts, labels: Parts, **others: Parts):
+    def __init__(self, ids: Ragged, labels: Ragged, **others: Ragged):
         self.columns = {"ids": ids, "labels": labels, **others}  # by the names of a piece's fields
 
     @classmethod
-    def of(cls, pieces: Sequence[Piece]) -> "Shelf":
-        if isinstance(pieces, Shelf):
+    def of(cls, pieces: Sequence[Example]) -> "ExampleTable":
+        if isinstance(pieces, ExampleTable):
             return pieces
-        first = pieces[0] if pieces else Piece((), ())
-        there = [name for name in Piece._fields if getattr(first, name) is not None]
+        first = pieces[0] if pieces else Example((), ())
+        there = [name for name in Example._fields if getattr(first, name) is not None]
         return cls(**{name: joined([getattr(piece, name) for piece in pieces]) for name in there})
 
     def __len__(self) -> int:
@@ -312,7 +314,7 @@ class Shelf(Sequence[Piece]):
     def __getitem__(self, i: Any) -> Any:
         found = {name: parts.part(range(len(self))[i]) for name, parts in self.columns.items()}
         own: dict[str, Any] = {name: x.tolist() if x.ndim == 1 else x for name, x in found.items()}
-        return Piece(**own)
+        return Example(**own)
 
     @cached_property
     def sizes(self) -> np.ndarray:
@@ -320,19 +322,19 @@ class Shelf(Sequence[Piece]):
         both = [self.columns[name].sizes for name in ("ids", "source", "pair") if name in self.columns]
         return np.stack([both[0], both[1] if len(both) > 1 else np.zeros_like(both[0])], axis=1)
 
-    def take(self, who: np.ndarray) -> "Shelf":
-        return Shelf(**{name: parts.take(who) for name, parts in self.columns.items()})
+    def take(self, who: np.ndarray) -> "ExampleTable":
+        return ExampleTable(**{name: parts.take(who) for name, parts in self.columns.items()})
 
 
 def collate(
-    rows: Sequence[Row], pieces: Sequence[Piece], pad: int, source_pad: int, length: int | None = None
+    rows: Sequence[Row], pieces: Sequence[Example], pad: int, source_pad: int, length: int | None = None
 ) -> Batch:
     """The tensors of some rows of examples."""
-    return lay(rows, Shelf.of(pieces).take(np.array(list(chain.from_iterable(rows)))), pad, source_pad, length)
+    return lay(rows, ExampleTable.of(pieces).take(np.array(list(chain.from_iterable(rows)))), pad, source_pad, length)
 
 
 def lay(
-    rows: Sequence[Row], shelf: Shelf, pad: int, source_pad: int, length: int | None = None, documents: int = 0
+    rows: Sequence[Row], shelf: ExampleTable, pad: int, source_pad: int, length: int | None = None, documents: int = 0
 ) -> Batch:
     """The tensors of rows whose examples stand on a shelf, one after the other; `length` fixes the width, else the
     longest row decides. Rows may be empty, but for the first. `documents` are at most expected: a batch says that
@@ -361,13 +363,13 @@ def lay(
     return Batch(ids, labels, segments, source, source_segments, examples, documents=documents)
 
 
-def _in_turns(one: Parts, other: Parts) -> Parts:
+def _in_turns(one: Ragged, other: Ragged) -> Ragged:
     """A sequence of one, then one of the other, and so on."""
-    both = Parts(np.concatenate((one.values, other.values)), np.concatenate((one.sizes, other.sizes)))
+    both = Ragged(np.concatenate((one.values, other.values)), np.concatenate((one.sizes, other.sizes)))
     return both.take(np.arange(len(both.sizes)).reshape(2, -1).T.ravel())
 
 
-def _fill(parts: Parts, counts: np.ndarray, filler: int, length: int | None) -> Tensor:
+def _fill(parts: Ragged, counts: np.ndarray, filler: int, length: int | None) -> Tensor:
     """Sequences, so many in each row, as [b, t]."""
     values, dtype = parts.values, np.float32 if parts.values.dtype.kind == "f" else np.int64
     if _full(parts.sizes, counts, length):

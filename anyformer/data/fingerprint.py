@@ -13,7 +13,7 @@ from typing import assert_never
 
 from anyformer.config.spec import ConfigError, Fault, visible
 from anyformer.data.files import locate
-from anyformer.recipe import (
+from anyformer.recipe.recipe import (
     Additions,
     ClassFolders,
     ConllFile,

@@ -12,11 +12,11 @@ from anyformer.data.batch import (
     PADDING,
     Batch,
     Draft,
-    Piece,
+    Example,
+    ExampleTable,
     Plan,
     Planning,
     Row,
-    Shelf,
     collate,
     lay,
     plan_packed,
@@ -24,10 +24,10 @@ from anyformer.data.batch import (
     power,
 )
 from anyformer.data.shards import Stream
-from anyformer.recipe import Crops, Ordered, Packed, Padded
+from anyformer.recipe.recipe import Crops, Ordered, Packed, Padded
 
 
-class Place(NamedTuple):
+class Cursor(NamedTuple):
     """Where reading goes on: an epoch, and a batch within it."""
 
     epoch: int = 0
@@ -37,16 +37,16 @@ class Place(NamedTuple):
 class Loader(Protocol):
     """Gives the batch at a place, and the place after it."""
 
-    def read(self, place: Place) -> tuple[Batch, Place]: ...
+    def read(self, place: Cursor) -> tuple[Batch, Cursor]: ...
 
 
-class PieceLoader:
+class ExampleLoader:
     """Examples in shuffled epochs, padded or packed. With weights, each is read as often in an epoch as its weight
     says; of a fraction, by chance."""
 
     def __init__(
         self,
-        pieces: Sequence[Piece],
+        pieces: Sequence[Example],
         spec: Padded | Packed,
         seed: int,
         pad: int,
@@ -54,7 +54,13 @@ class PieceLoader:
         weights: Sequence[float] | None = None,
     ):
         self.weights = None if weights is None else np.asarray(weights)
-        self.pieces, self.spec, self.seed, self.pad, self.source_pad = Shelf.of(pieces), spec, seed, pad, source_pad
+        self.pieces, self.spec, self.seed, self.pad, self.source_pad = (
+            ExampleTable.of(pieces),
+            spec,
+            seed,
+            pad,
+            source_pad,
+        )
         self.sizes = self.pieces.sizes
         self.rows = 2 if "pair" in self.pieces.columns else 1  # of an example, on one side of a batch
         self._drafts: dict[int, Draft] = {}  # of the epoch that is read, and of the next
@@ -83,9 +89,9 @@ class PieceLoader:
             return plan_packed(sizes, self.spec.tokens, self.spec.length, self.seed, epoch)
         return plan_padded(sizes * self.rows, self.spec.tokens, self.spec.pool, self.seed, epoch)
 
-    def read(self, place: Place) -> tuple[Batch, Place]:
+    def read(self, place: Cursor) -> tuple[Batch, Cursor]:
         plan = self.plan(place.epoch)
-        after = Place(place.epoch, place.batch + 1)
+        after = Cursor(place.epoch, place.batch + 1)
         width = self.spec.length if isinstance(self.spec, Packed) else None
         rows = plan[place.batch]
         if isinstance(self.spec, Packed):  # the last batch is as large as all: a GPU's programs are made for one shape
@@ -95,7 +101,7 @@ class PieceLoader:
         batch = lay(rows, made, self.pad, self.source_pad, width, most)
         # bit by bit: all of the next epoch at once would keep a GPU waiting
         self._draft(place.epoch + 1).go_on(after.batch / len(plan))
-        return batch, Place(place.epoch + 1, 0) if after.batch == len(plan) else after
+        return batch, Cursor(place.epoch + 1, 0) if after.batch == len(plan) else after
 
     @cached_property
     def documents(self) -> int:
@@ -103,7 +109,7 @@ class PieceLoader:
         first = self._drafts.get(0) or Draft(self._make(0))
         return power(int(1.1 * max(sum(map(len, rows)) for rows in first.plan())))
 
-    def made(self, numbers: np.ndarray, epoch: int) -> Shelf:
+    def made(self, numbers: np.ndarray, epoch: int) -> ExampleTable:
         """Some examples as they are in an epoch."""
         return self.pieces.take(numbers)
 
@@ -114,11 +120,11 @@ class CropLoader:
     def __init__(self, ids: Stream, spec: Crops, seed: int):
         self.ids, self.spec, self.seed = ids, spec, seed
 
-    def read(self, place: Place) -> tuple[Batch, Place]:
+    def read(self, place: Cursor) -> tuple[Batch, Cursor]:
         generator = np.random.Generator(np.random.PCG64([self.seed, place.epoch, place.batch]))
         starts = generator.integers(0, len(self.ids) - self.spec.length, size=self.spec.rows)
         cut = torch.from_numpy(self.ids.cut(starts, self.spec.length + 1))
-        return Batch(cut[:, :-1], cut[:, 1:], None, examples=tuple(starts.tolist())), Place(0, place.batch + 1)
+        return Batch(cut[:, :-1], cut[:, 1:], None, examples=tuple(starts.tolist())), Cursor(0, place.batch + 1)
 
 
 class OrderedLoader:
@@ -129,12 +135,12 @@ class OrderedLoader:
         self.starts = np.arange(spec.rows) * self.part
         self.ids, self.count = ids, self.part // spec.length
 
-    def read(self, place: Place) -> tuple[Batch, Place]:
+    def read(self, place: Cursor) -> tuple[Batch, Cursor]:
         starts = self.starts + place.batch * self.spec.length
         cut = torch.from_numpy(self.ids.cut(starts, self.spec.length + 1))
         batch = Batch(cut[:, :-1], cut[:, 1:], None, examples=tuple(starts.tolist()), follows=place.batch > 0)
         last = place.batch + 1 == self.count
-        return batch, Place(place.epoch + 1, 0) if last else Place(place.epoch, place.batch + 1)
+        return batch, Cursor(place.epoch + 1, 0) if last else Cursor(place.epoch, place.batch + 1)
 
 
 def side_by_side(ids: Stream, rows: int, length: int) -> Iterator[Batch]:
@@ -165,9 +171,9 @@ def windows(ids: Stream, length: int, rows: int) -> Iterator[Batch]:
         yield Batch(cut[:, :-1], cut[:, 1:], None)
 
 
-def in_order(pieces: Sequence[Piece], tokens: int, pad: int, source_pad: int) -> list[Batch]:
+def in_order(pieces: Sequence[Example], tokens: int, pad: int, source_pad: int) -> list[Batch]:
     """All examples once, for evaluation: longest first, so that running out of memory shows at once."""
-    shelf = Shelf.of(pieces)
+    shelf = ExampleTable.of(pieces)
     lengths = shelf.sizes.max(axis=1).tolist()
     batches, rows = [], list[Row]()
     for i in sorted(range(len(shelf)), key=lambda i: -lengths[i]):

@@ -19,11 +19,10 @@ from typing import Any, Self
 
 from tokenizers import Tokenizer
 
-from anyformer import recipe
 from anyformer.config.spec import ConfigError, Fault, visible
 from anyformer.data.files import locate
-from anyformer.data.piecereader import PieceReader
-from anyformer.data.tokenizerfiles import (
+from anyformer.data.sentencepiece_tokenizer import PieceReader
+from anyformer.data.tokenizer_files import (
     FILE as FILE,
     NAMED,
     PAIRS as PAIRS,
@@ -36,6 +35,7 @@ from anyformer.data.tokenizerfiles import (
     wrong,
 )
 from anyformer.data.vocabulary import BYTES, checked, learn
+from anyformer.recipe import recipe
 
 SENTINEL = "<extra_id_{}>"
 

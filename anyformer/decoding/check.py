@@ -6,10 +6,10 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from anyformer.cache.kv_cache import CacheKind
 from anyformer.config import ConfigError, Fault, Tokens
-from anyformer.decoding.constrain import Constraint
-from anyformer.decoding.reuse import Reuse
-from anyformer.nn.cache import CacheKind
+from anyformer.decoding.constraints.constraint import Constraint
+from anyformer.decoding.prefix_cache import Reuse
 from anyformer.nn.model import Transformer
 
 KINDS = get_args(CacheKind)

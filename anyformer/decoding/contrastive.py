@@ -14,14 +14,14 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from anyformer.cache.kv_cache import CacheKind
 from anyformer.config.spec import ConfigError, Fault, Size
 from anyformer.decoding.check import check_call
-from anyformer.decoding.constrain import Constraint, check_fit
-from anyformer.decoding.decode import Spoilt
-from anyformer.decoding.process import Allowed, Processing, Processor, process
-from anyformer.decoding.retrace import Retracing
+from anyformer.decoding.constraints.constraint import Constraint, check_fit
+from anyformer.decoding.constraints.rollback import Retracing
+from anyformer.decoding.generate import Spoilt
+from anyformer.decoding.logit_processors import Allowed, Processing, Processor, process
 from anyformer.decoding.session import Session, evaluating
-from anyformer.nn.cache import CacheKind
 from anyformer.nn.model import Transformer
 from anyformer.nn.norm import at_least_fp32
 

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from anyformer.decoding.place import Place, parts_of
-from anyformer.decoding.reuse import Begun
+from anyformer.attention.layout import Layout, lay_out, real
+from anyformer.cache.kv_cache import Cache
+from anyformer.decoding.buffers import DecodeBuffers, parts_of
+from anyformer.decoding.prefix_cache import Begun
 from anyformer.decoding.step import logits
-from anyformer.nn.cache import Cache
 from anyformer.nn.experts import Mixture
-from anyformer.nn.mask import Layout, lay_out, real
 from anyformer.nn.model import Transformer
 
 MOST = 8192  # tokens that are read from a graph: of more, kernels take longer than their start, and memory stays taken
@@ -18,7 +18,7 @@ MOST = 8192  # tokens that are read from a graph: of more, kernels take longer t
 
 def begin(
     model: Transformer,
-    place: Place,
+    place: DecodeBuffers,
     copies: int,
     ids: Tensor,
     segments: Tensor | None,
@@ -48,7 +48,7 @@ def begin(
 
 
 def begin_again(
-    model: Transformer, place: Place, copies: int, ids: Tensor, segments: Tensor | None
+    model: Transformer, place: DecodeBuffers, copies: int, ids: Tensor, segments: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The same from tensors that stay where they are, in a place that may have been used before."""
     key = "begin", ids.dtype, segments is None
@@ -64,7 +64,7 @@ def begin_again(
     return place.run(key, run)
 
 
-def repeats(model: Transformer, place: Place, tokens: int, source: int, prompt: int, segmented: bool) -> bool:
+def repeats(model: Transformer, place: DecodeBuffers, tokens: int, source: int, prompt: int, segmented: bool) -> bool:
     """Whether prompts so long can be read from a graph: where nothing asks the host."""
     if tokens > MOST or not place.keep("repeats", lambda: not _asks(model)):
         return False

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from anyformer.attention.layout import PLAIN, SEEN, Layout, lay_out
 from anyformer.config import LM, ConfigError, Fault, MaskedLM, Tokens
 from anyformer.decoding.check import ids_of, whole
 from anyformer.decoding.session import evaluating, padded
-from anyformer.nn.mask import PLAIN, SEEN, Layout, lay_out
 from anyformer.nn.model import Transformer
 from anyformer.nn.norm import at_least_fp32
 

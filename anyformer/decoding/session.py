@@ -12,18 +12,18 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from anyformer.attention.layout import PADDING, check, real
+from anyformer.cache.kv_cache import CacheKind
 from anyformer.config import LM, ConfigError, Fault
-from anyformer.decoding import place as places
-from anyformer.decoding.place import Place, find_place, key_of, leave_place, parts_of
+from anyformer.decoding import buffers as places
+from anyformer.decoding.buffers import DecodeBuffers, find_place, key_of, leave_place, parts_of
+from anyformer.decoding.logit_processors import History
 from anyformer.decoding.prefill import begin, begin_again, repeats, starts
-from anyformer.decoding.process import History
-from anyformer.decoding.reuse import Begun, Fingerprint, Reuse
+from anyformer.decoding.prefix_cache import Begun, Fingerprint, Reuse
 from anyformer.decoding.step import compiled, step
-from anyformer.nn.cache import CacheKind
+from anyformer.kernels.prepacked import Packed, packing
 from anyformer.nn.inputs import TokenInput
-from anyformer.nn.mask import PADDING, check, real
 from anyformer.nn.model import Transformer
-from anyformer.nn.packed import Packed, packing
 
 T = TypeVar("T")
 Read = Callable[[Tensor, Tensor], Tensor]
@@ -104,7 +104,7 @@ class Session:
             whole = prompts_cache
             if copies > 1:
                 whole = model.new_cache(copies * len(ids), slots, kind=cache, slack=slack)
-            place = Place(whole, prompts_cache)
+            place = DecodeBuffers(whole, prompts_cache)
         self.place, self.cache, self._ids, self._there = place, place.cache, place.ids, place.there
         given = (ids, segments) if model.encoder is None else (source, source_segments)
         at_once = self._key is not None and reuse is None and (chunk is None or chunk >= self.prompt)

@@ -18,17 +18,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from anyformer.attention.layout import real
+from anyformer.cache.kv_cache import CacheKind
 from anyformer.config import LM, ModelConfig, Tokens
 from anyformer.config.spec import ConfigError, Fault, Size, Spec
 from anyformer.decoding.check import check_call
-from anyformer.decoding.constrain import Constraint, check_fit
-from anyformer.decoding.decode import Spoilt, seeds_of
-from anyformer.decoding.process import History, Processor, Sampling, build, process
-from anyformer.decoding.retrace import Retracing
-from anyformer.decoding.sample import Choice, bits, greedy, sample, widest
+from anyformer.decoding.constraints.constraint import Constraint, check_fit
+from anyformer.decoding.constraints.rollback import Retracing
+from anyformer.decoding.generate import Spoilt, seeds_of
+from anyformer.decoding.logit_processors import History, Processor, Sampling, build, process
+from anyformer.decoding.sampling import Choice, bits, greedy, sample, widest
 from anyformer.decoding.session import Session, evaluating
-from anyformer.nn.cache import CacheKind
-from anyformer.nn.mask import real
 from anyformer.nn.model import Transformer
 
 DRAWN, TESTED = 1 << 30, 2 << 30  # added to the number of a step: noise of their own for guesses and their tests

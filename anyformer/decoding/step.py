@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.decoding.pdl import repair_inductor
-from anyformer.nn.cache import Cache
-from anyformer.nn.mask import Layout
+from anyformer.attention.layout import Layout
+from anyformer.cache.kv_cache import Cache
+from anyformer.kernels.dependent_launch import repair_inductor
+from anyformer.kernels.matmul import overlaps
 from anyformer.nn.model import Transformer
-from anyformer.nn.product import overlaps
 
 
 def step(

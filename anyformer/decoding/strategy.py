@@ -7,9 +7,9 @@ from typing import Any
 from pydantic import ConfigDict
 
 from anyformer.config.spec import ConfigError, Fault, Size, did_you_mean
-from anyformer.decoding.beam import Beam
+from anyformer.decoding.beam_search import Beam
 from anyformer.decoding.contrastive import Contrastive
-from anyformer.decoding.process import Processing, Sampling
+from anyformer.decoding.logit_processors import Processing, Sampling
 from anyformer.decoding.speculative import Draft, Lookup
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any, assert_never
 
+from anyformer.cache.kv_cache import Cache
 from anyformer.config import (
     Attention,
     Block,
@@ -31,15 +32,14 @@ from anyformer.config import (
     position_of,
 )
 from anyformer.config.feedforward import FeedForward
-from anyformer.explore.seen import Seen
-from anyformer.inspection.costs import Cost, adapter_cost, block_costs
+from anyformer.explore.trace import Trace
+from anyformer.inspection.cost_rules import Cost, adapter_cost, block_costs
 from anyformer.inspection.count import Table, count
-from anyformer.nn.cache import Cache
 
 STEPS = 64  # of a curve
 
 
-def block(seen: Seen) -> dict[str, Any]:
+def block(seen: Trace) -> dict[str, Any]:
     """The view `block`: every part with its parameters and FLOPs; together they are those of `count`."""
     config, table = seen.run.config, counted(seen)
     rows = {row.part: row for row in table.rows}
@@ -76,7 +76,7 @@ def block(seen: Seen) -> dict[str, Any]:
     }
 
 
-def counted(seen: Seen, length: int | None = None) -> Table:
+def counted(seen: Trace, length: int | None = None) -> Table:
     """What the text at hand costs."""
     tokens, config = seen.reading.tokens, seen.run.config
     own = len(tokens["decoder" if config.decoder else "encoder"])
@@ -85,7 +85,7 @@ def counted(seen: Seen, length: int | None = None) -> Table:
     return count(config, length or own, source_length=source, bytes_per_value=size)
 
 
-def cache(seen: Seen) -> dict[str, Any]:
+def cache(seen: Trace) -> dict[str, Any]:
     """The view `cache`: bytes after each of so many tokens, and what each layer keeps of one."""
     config, model = seen.run.config, seen.run.model
     if config.decoder is None:

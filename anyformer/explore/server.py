@@ -16,9 +16,9 @@ from threading import Condition, Thread
 from typing import Any
 
 from anyformer.config import ConfigError, Fault
-from anyformer.explore import assemble
-from anyformer.explore.asked import AboutText
-from anyformer.explore.opened import VIEWS, Explored
+from anyformer.explore import page_bundle as assemble
+from anyformer.explore.open_runs import VIEWS, Explored
+from anyformer.explore.requests import AboutText
 from anyformer.explore.show import collect
 
 HOST = "127.0.0.1"

@@ -8,8 +8,8 @@ from typing import Any
 from urllib.parse import urlencode
 
 from anyformer.config import ConfigError
-from anyformer.explore.assemble import alone, key
-from anyformer.explore.opened import Explored, Opened
+from anyformer.explore.open_runs import Explored, Opened
+from anyformer.explore.page_bundle import alone, key
 from anyformer.run import Run, writing
 
 ROOM = 8 * 2**20  # characters of answers that a document holds; those of every token and map come last

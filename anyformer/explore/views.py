@@ -31,12 +31,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from anyformer.attention.layout import lay_out
 from anyformer.config import ConfigError, Fault
-from anyformer.explore.asked import AboutKind, AboutLayer, AboutMatrix, AboutNext, AboutPair
-from anyformer.explore.seen import Seen, last_side, place, says_tokens
-from anyformer.inspection.patterns import HeadStatistics, head_statistics
+from anyformer.explore.requests import AboutKind, AboutLayer, AboutMatrix, AboutNext, AboutPair
+from anyformer.explore.trace import Trace, last_side, place, says_tokens
+from anyformer.inspection.head_patterns import HeadStatistics, head_statistics
 from anyformer.inspection.sublayers import stacks_of
-from anyformer.nn.mask import lay_out
 from anyformer.nn.norm import normed
 
 LINKS, LEAST = 6, 0.01  # of a query at most so many links, of at least this weight
@@ -46,7 +46,7 @@ TEMPERATURES = tuple(round(0.05 * n, 2) for n in range(1, 61))
 HIDDEN = -1e30
 
 
-def heads(seen: Seen, asked: AboutLayer) -> dict[str, Any]:
+def heads(seen: Trace, asked: AboutLayer) -> dict[str, Any]:
     name = seen.name(asked.kind, asked.layer)
     weights, (rows, columns) = seen.weights(name), seen.labels(name)
     found = _statistics(seen, name, weights)
@@ -63,7 +63,7 @@ def heads(seen: Seen, asked: AboutLayer) -> dict[str, Any]:
     }
 
 
-def model(seen: Seen, asked: AboutKind) -> dict[str, Any]:
+def model(seen: Trace, asked: AboutKind) -> dict[str, Any]:
     layers = seen.attentions.get(asked.kind) or {0: seen.name(asked.kind, 0)}  # which says what is wrong
     sizes, maps, names = {}, {}, {}
     for layer, name in layers.items():
@@ -78,7 +78,7 @@ def model(seen: Seen, asked: AboutKind) -> dict[str, Any]:
     return {"layers": list(layers), "sizes": sizes, "maps": maps, "names": names}
 
 
-def matrix(seen: Seen, asked: AboutMatrix) -> dict[str, Any]:
+def matrix(seen: Trace, asked: AboutMatrix) -> dict[str, Any]:
     name = seen.name(asked.kind, asked.layer, asked.head)
     rows, columns = seen.labels(name)
     values: Tensor | None
@@ -103,7 +103,7 @@ def matrix(seen: Seen, asked: AboutMatrix) -> dict[str, Any]:
     }
 
 
-def neuron(seen: Seen, asked: AboutPair) -> dict[str, Any]:
+def neuron(seen: Trace, asked: AboutPair) -> dict[str, Any]:
     name = seen.name(asked.kind, asked.layer, asked.head)
     attention, (rows, columns) = seen.attention(name), seen.labels(name)
     for end, labels in (("query", rows), ("key", columns)):
@@ -132,7 +132,7 @@ def neuron(seen: Seen, asked: AboutPair) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def next_(seen: Seen, asked: AboutNext) -> dict[str, Any]:
+def next_(seen: Trace, asked: AboutNext) -> dict[str, Any]:
     run, side = seen.run, last_side(seen.run)
     if not says_tokens(run):
         raise ConfigError([Fault("run", f"its model says {run.config.head.kind}, not how likely tokens are")])
@@ -162,7 +162,7 @@ def next_(seen: Seen, asked: AboutNext) -> dict[str, Any]:
     }
 
 
-def logits_by_layer(seen: Seen, at: int) -> Tensor:
+def logits_by_layer(seen: Trace, at: int) -> Tensor:
     """What the final norm and the head make of the embeddings and of the stream after each layer, at one place.
 
     [1 + layers, v]: those of `logit_lens`, of which a long text has too many to make at once; [1, v] of an encoder that
@@ -182,7 +182,7 @@ def logits_by_layer(seen: Seen, at: int) -> Tensor:
 # -- small steps ------------------------------------------------------------------------------------------------------
 
 
-def _statistics(seen: Seen, name: str, weights: Tensor) -> HeadStatistics:
+def _statistics(seen: Trace, name: str, weights: Tensor) -> HeadStatistics:
     cross, ids = name.endswith("cross"), seen.reading.inputs[0 if name.startswith("encoder") else -1].cpu()
     same = None if cross or weights.shape[-1] != ids.shape[1] else ids
     return head_statistics(weights[None, None], same, cross=cross)
@@ -199,7 +199,7 @@ def _links(weights: Tensor) -> list[list[float]]:
     return [[query, key, round(value, 4)] for query, key, value in zip(queries_, keys, values, strict=True)]
 
 
-def _lens(seen: Seen, layer: int, logits: Tensor) -> dict[str, Any]:
+def _lens(seen: Trace, layer: int, logits: Tensor) -> dict[str, Any]:
     p = logits.softmax(dim=-1)
     best = p.topk(min(LENS, len(p)))
     return {
@@ -209,7 +209,7 @@ def _lens(seen: Seen, layer: int, logits: Tensor) -> dict[str, Any]:
     }
 
 
-def _named(seen: Seen, ids: Tensor, values: Tensor) -> list[list[Any]]:
+def _named(seen: Trace, ids: Tensor, values: Tensor) -> list[list[Any]]:
     token = seen.run.tokenizer.token
     return [[token(id), _number(value)] for id, value in zip(ids.tolist(), values, strict=True)]
 

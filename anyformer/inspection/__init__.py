@@ -16,5 +16,5 @@
     plot          a figure of each; `cells`: maps in the terminal
 
 Functions take a model and what it would be called with, and give plain tensors. Each is imported from its file:
-`from anyformer.inspection.lens import logit_lens`.
+`from anyformer.inspection.logit_lens import logit_lens`.
 """

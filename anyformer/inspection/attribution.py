@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.inspection.measures import Measure
+from anyformer.inspection.scalar_outputs import Measure
 from anyformer.inspection.sublayers import refuse_state
 from anyformer.nn.context import Tap
 from anyformer.nn.model import Transformer

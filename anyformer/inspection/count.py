@@ -22,7 +22,7 @@ from typing import Any
 
 from anyformer.config import ConfigError, Fault, ModelConfig, Patches, Side
 from anyformer.config.model import learning
-from anyformer.inspection.costs import ADAPTERS, Cost, head_cost, side_costs
+from anyformer.inspection.cost_rules import ADAPTERS, Cost, head_cost, side_costs
 
 NUMBERS = ("parameters", "flops", "activation_bytes", "cache_bytes")
 FLOPS = ("", "k", "M", "G", "T", "P", "E")

@@ -40,7 +40,7 @@ from anyformer.config import (
     hidden_width,
     position_of,
 )
-from anyformer.inspection.costs import block_costs, head_cost, pooled, side_costs
+from anyformer.inspection.cost_rules import block_costs, head_cost, pooled, side_costs
 from anyformer.inspection.count import BYTES, count, human
 
 Precision = Literal["fp32", "bf16"]

@@ -10,8 +10,8 @@ from unicodedata import east_asian_width
 from torch import Tensor
 
 from anyformer.inspection.attribution import Attribution
-from anyformer.inspection.curves import Curve
-from anyformer.inspection.patterns import HeadStatistics
+from anyformer.inspection.head_patterns import HeadStatistics
+from anyformer.inspection.position_curves import Curve
 
 # Fonts that have Korean and Chinese, in the order in which they are liked; the first that is there serves.
 WIDE = (

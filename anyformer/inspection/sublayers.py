@@ -5,11 +5,11 @@ from typing import Any
 
 from torch import Tensor
 
+from anyformer.attention.layout import Layout, lay_out
 from anyformer.config import Side
 from anyformer.config.spec import did_you_mean
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.block import Sublayer
-from anyformer.nn.mask import Layout, lay_out
 from anyformer.nn.model import Transformer
 from anyformer.nn.stack import BlockStack
 

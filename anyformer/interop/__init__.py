@@ -22,8 +22,8 @@ from pathlib import Path
 from anyformer.config import ConfigError, Fault
 from anyformer.config.spec import visible
 from anyformer.interop import llama2c
-from anyformer.interop.hub import from_hf
-from anyformer.recipe import LanguageModel
+from anyformer.interop.hf_folder import from_hf
+from anyformer.recipe.recipe import LanguageModel
 from anyformer.run import Run, build_task, load, new_folder, write_model, writing
 
 

@@ -17,10 +17,10 @@ import torch
 
 from anyformer.config import Attention, Block, Classifier, ConfigError, Fault, ModelConfig, Shape, Side, TokenLabels
 from anyformer.config.spec import did_you_mean
-from anyformer.interop.compare import differences, facts
-from anyformer.interop.fields import Fields, shown
-from anyformer.interop.rules import AnyRule, Rule, Tie, ties
+from anyformer.interop.config_fields import Fields, shown
+from anyformer.interop.same_model import differences, facts
 from anyformer.interop.schema import schema_of
+from anyformer.interop.weight_rules import AnyRule, Rule, Tie, ties
 from anyformer.nn.model import Transformer
 
 T = TypeVar("T")

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, assert_never
 import torch
 from torch import Tensor, nn
 
+from anyformer.attention.layout import PADDING, Layout
 from anyformer.config import (
     ByteSpelling,
     ConfigError,
@@ -37,11 +38,10 @@ from anyformer.config import (
     Tokens,
 )
 from anyformer.config.spec import visible
-from anyformer.nn.mask import PADDING, Layout
-from anyformer.nn.merge import merge
 from anyformer.nn.model import Transformer
 from anyformer.processes import workspace
 from anyformer.run import Run, writing
+from anyformer.transforms.merge import merge
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 TRACED = {"batch": 3, "length": 11, "source_length": 13, "target_length": 11}  # what it is traced with means nothing
@@ -94,7 +94,7 @@ def _obstacles(config: ModelConfig) -> Iterator[Fault]:
 # -- what goes in and comes out ---------------------------------------------------------------------------------------
 
 
-class Given(NamedTuple):
+class ExportInputs(NamedTuple):
     """An input of the graph."""
 
     name: str
@@ -106,7 +106,7 @@ class Given(NamedTuple):
         return torch.randint(self.below, shape, generator=rng) if self.below else torch.randn(shape, generator=rng)
 
 
-def _inputs(model: Transformer) -> list[Given]:
+def _inputs(model: Transformer) -> list[ExportInputs]:
     config = model.config
     if config.shape == "encoder-decoder":
         assert config.source is not None
@@ -115,21 +115,21 @@ def _inputs(model: Transformer) -> list[Given]:
     return _read(config.last_input)
 
 
-def _read(spec: Input, side: str = "") -> list[Given]:
+def _read(spec: Input, side: str = "") -> list[ExportInputs]:
     """What an input reads; a side has a length of its own, and names with its own before them."""
     sizes, before = ("batch", f"{side}_length" if side else "length"), f"{side}_" if side else ""
-    mask = Given(f"{before}mask", sizes, 2)
+    mask = ExportInputs(f"{before}mask", sizes, 2)
     match spec:
         case Tokens():
-            types = [Given(f"{before}types", sizes, spec.types)] if spec.types else []
-            words, spelled = spec.spelling, list[Given]()
+            types = [ExportInputs(f"{before}types", sizes, spec.types)] if spec.types else []
+            words, spelled = spec.spelling, list[ExportInputs]()
             if isinstance(words, ByteSpelling):
-                spelled = [Given("spelled", (*sizes, words.longest), 257)]
-            return [Given(side or "ids", sizes, spec.rows), mask, *types, *spelled]
+                spelled = [ExportInputs("spelled", (*sizes, words.longest), 257)]
+            return [ExportInputs(side or "ids", sizes, spec.rows), mask, *types, *spelled]
         case Patches():
-            return [Given(side or "images", ("batch", *spec.shape), 0)]
+            return [ExportInputs(side or "images", ("batch", *spec.shape), 0)]
         case Features():
-            return [Given(side or "features", (*sizes, spec.size), 0), mask]
+            return [ExportInputs(side or "features", (*sizes, spec.size), 0), mask]
         case _:
             assert_never(spec)
 
@@ -175,7 +175,7 @@ def _layout(mask: Tensor) -> Layout:
 # -- writing and checking ---------------------------------------------------------------------------------------------
 
 
-def _write(model: Transformer, inputs: list[Given], written: Path, path: Path) -> None:
+def _write(model: Transformer, inputs: list[ExportInputs], written: Path, path: Path) -> None:
     rng = torch.Generator().manual_seed(0)
     examples = tuple(given.example(TRACED, rng) for given in inputs)
     named = [{i: size for i, size in enumerate(given.sizes) if isinstance(size, str)} for given in inputs]
@@ -224,7 +224,7 @@ def _translations() -> dict[Any, Any]:
     return {torch.ops.aten.sort.stable: sort, torch.ops.anyformer.run_products.default: run_products}
 
 
-def _check(model: Transformer, inputs: list[Given], written: Path, path: Path) -> None:
+def _check(model: Transformer, inputs: list[ExportInputs], written: Path, path: Path) -> None:
     """That onnxruntime says what torch says, of rows with pads on either side."""
     import onnxruntime
 

@@ -45,7 +45,7 @@ class Experiment(ABC):
     claim: ClassVar[str]  # in one sentence
     idea: ClassVar[str]  # for a learner: a few sentences with the formula, in Markdown
     prediction: ClassVar[str]  # what must be seen if the claim is true
-    parts: ClassVar[tuple[str, ...]]  # files of the package that it is about: "nn/attend.py"
+    parts: ClassVar[tuple[str, ...]]  # files of the package that it is about: "attention/attend.py"
     minutes: ClassVar[tuple[float, float, float]]  # quick, cpu, gpu: roughly, with two jobs on two cores, or on a GPU
 
     @abstractmethod

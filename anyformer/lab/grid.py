@@ -25,10 +25,10 @@ from anyformer.config.spec import BY_KIND, MAX_WORD, Count, Positive, Size, shor
 from anyformer.lab.cells import Cell, Result, measure_all
 from anyformer.lab.trial import trial
 from anyformer.processes import locked
-from anyformer.recipe import Metric, Recipe, measures
+from anyformer.recipe.recipe import Metric, Recipe, measures
 from anyformer.recipes import read_recipe
 from anyformer.training.prepare import build, fit_rows, make_task, read_rows
-from anyformer.training.speed import flops_per_token
+from anyformer.training.utilisation import flops_per_token
 
 LEAST = 20  # steps that say anything
 LOOKED_AT = 20  # batches from which the size of a step is told

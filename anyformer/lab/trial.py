@@ -10,13 +10,13 @@ from rich.console import Console
 from anyformer.lab.cells import SCRATCH
 from anyformer.nn.model import Transformer
 from anyformer.processes import scratch
-from anyformer.recipe import Recipe
+from anyformer.recipe.recipe import Recipe
 from anyformer.tasks.base import Task
 from anyformer.training.ema import averaged
 from anyformer.training.log import read_metrics
 from anyformer.training.loop import Diverged, Job, fit
 from anyformer.training.prepare import prepare
-from anyformer.training.speed import flops_per_token
+from anyformer.training.utilisation import flops_per_token
 
 POINTS = 60  # of a curve that is kept
 

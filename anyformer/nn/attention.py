@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from anyformer.attention.attend import attend, mix, weigh
 from anyformer.config import Attention, Latent, NoNorm, Projected, factor
-from anyformer.nn.attend import attend, mix, weigh
 from anyformer.nn.context import Context
 from anyformer.nn.latent import LatentProjection
 from anyformer.nn.linear import Fused, Linear, split

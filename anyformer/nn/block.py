@@ -18,7 +18,7 @@ from anyformer.config import Block, NoNorm, Parallel
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.context import Context
 from anyformer.nn.dropout import Dropout
-from anyformer.nn.ffn import build_ffn
+from anyformer.nn.feedforward import build_ffn
 from anyformer.nn.mixer import build_mixer
 from anyformer.nn.norm import build_norm, normed
 

@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from anyformer.nn.cache import LayerCache
-from anyformer.nn.mask import Layout, Relation
-from anyformer.nn.past import Recall
-from anyformer.nn.ring import Place
-from anyformer.nn.running import Notes
+from anyformer.attention.layout import Layout, Relation
+from anyformer.cache.kv_cache import LayerCache
+from anyformer.cache.ring import SlotWriter
+from anyformer.cache.segment_memory import Recall
+from anyformer.nn.aux_outputs import AuxOutputs
 
 TapFunction = Callable[[str, Tensor], Tensor]
 
@@ -43,11 +43,11 @@ class Context(NamedTuple):
     cross: Relation | None = None  # the same towards the encoder's output
     memory: Tensor | None = None  # the encoder's output [b, s, d]
     cache: LayerCache | None = None
-    at: Place | None = None  # where in the cache the tokens at hand go
+    at: SlotWriter | None = None  # where in the cache the tokens at hand go
     past: Recall | None = None  # what is kept of the segments before
     taps: Tap | None = None
     backend: str = "auto"
-    notes: Notes | None = None  # takes what training is to know: terms of the loss, statistics of the batch
+    notes: AuxOutputs | None = None  # takes what training is to know: terms of the loss, statistics of the batch
     begin: Tensor | None = None  # the state in which a recurrent layer would begin at each token, [b, t, h]
     states: list[Tensor] | None = None  # takes a recurrent layer's state after each token, [b, t, h]
 

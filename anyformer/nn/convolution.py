@@ -4,9 +4,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from anyformer.attention.layout import Layout, real, sees
 from anyformer.config import Convolution, Full
 from anyformer.nn.context import Context
-from anyformer.nn.mask import Layout, real, sees
 
 ALL = Full()  # made here: torch.compile cannot follow the making of a spec
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from anyformer.attention.layout import real, sees
 from anyformer.config import Causal, Full, FullyConnected, Pattern, PositionMixing
 from anyformer.nn.context import Context
-from anyformer.nn.mask import real, sees
 
 
 class PositionMixer(nn.Module):

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from anyformer.attention.layout import real
+from anyformer.nn.aux_outputs import TrackedModule, over_ranks
 from anyformer.nn.context import Context
 from anyformer.nn.dropout import Dropout
-from anyformer.nn.mask import real
 from anyformer.nn.norm import at_least_fp32
-from anyformer.nn.running import Running, over_ranks
 
 Way = Literal["kernel", "loop", "step", "gather"]
 FEW = 64  # rows of which each may have its own copy of a matrix
@@ -45,7 +45,7 @@ class SoftmaxRouter(nn.Module):
         return Choice(experts, weights, probabilities)
 
 
-class SigmoidRouter(Running):
+class SigmoidRouter(TrackedModule):
     """The k largest of sigmoid(x W) + bias, weighted by the sigmoid; the bias follows the load (DeepSeek-V3)."""
 
     bias: Tensor

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from anyformer.attention.layout import Layout, real
 from anyformer.config import (
     LM,
     Classifier,
@@ -23,15 +24,14 @@ from anyformer.config import (
     Transform,
     factor,
 )
+from anyformer.kernels.cross_entropy import fuses, head_loss, token_loss
+from anyformer.kernels.matmul import product
 from anyformer.nn.dropout import Dropout
-from anyformer.nn.ffn import activation
-from anyformer.nn.loss import fuses, head_loss, token_loss
-from anyformer.nn.mask import Layout, real
+from anyformer.nn.feedforward import activation
 from anyformer.nn.norm import build_norm
-from anyformer.nn.product import product
 
 
-class Asked(NamedTuple):
+class LossTarget(NamedTuple):
     """What is to be said, [b, t], -100 where nothing is; or at some places only, [n] of all rows one after the other,
     of which `labels` [1, n] then are."""
 
@@ -80,7 +80,7 @@ class VocabularyHead(nn.Module):
     def forward(self, x: Tensor, layout: Layout, table: Tensor | None) -> Tensor:
         return self._logits(*self._ready(x, table))
 
-    def loss(self, x: Tensor, table: Tensor | None, asked: Asked) -> Tensor:
+    def loss(self, x: Tensor, table: Tensor | None, asked: LossTarget) -> Tensor:
         """The summed cross-entropy of the labels that ask for something."""
         x, table = self._ready(x if asked.at is None else x.flatten(0, 1)[None, asked.at], table)
         if self.cap is None and fuses(x):

@@ -6,17 +6,17 @@ from typing import assert_never
 import torch
 from torch import Tensor, nn
 
+from anyformer.attention.position_tables import Positions
 from anyformer.config import FanIn, Init, Normal, Xavier
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.block import Sublayer
 from anyformer.nn.dense import DenseMixer, PositionMixer
 from anyformer.nn.experts import Mixture, SigmoidRouter, StackedLinear
-from anyformer.nn.ffn import GatedFFN, PlainFFN
+from anyformer.nn.feedforward import GatedFFN, PlainFFN
 from anyformer.nn.heads import TokenHead, VocabularyHead
 from anyformer.nn.linear import Fused
 from anyformer.nn.lora import LowRank
 from anyformer.nn.norm import OverBatch, RootMeanSquare
-from anyformer.nn.position import Positions
 from anyformer.nn.recurrent import RecurrentMixer
 from anyformer.nn.stack import BlockStack
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from anyformer.attention.layout import Layout
 from anyformer.config import (
     ByteSpelling,
     ConfigError,
@@ -23,10 +24,9 @@ from anyformer.config import (
     Tokens,
     factor,
 )
+from anyformer.nn.aux_outputs import AuxOutputs
 from anyformer.nn.dropout import Dropout
-from anyformer.nn.mask import Layout
 from anyformer.nn.norm import build_norm, normed
-from anyformer.nn.running import Notes
 
 Embed = Callable[[Tensor], Tensor]
 
@@ -115,7 +115,7 @@ class TokenInput(nn.Module):
         embed: Embed,
         layout: Layout,
         types: Tensor | None = None,
-        notes: Notes | None = None,
+        notes: AuxOutputs | None = None,
         spelled: Tensor | None = None,
     ) -> Tensor:
         """[b, t] ids to [b, t, d]"""
@@ -151,7 +151,7 @@ class FeatureInput(nn.Module):
         """[b, t, size] to [b, t, d], before positions."""
         return self.project(x.to(self.project.weight.dtype))
 
-    def forward(self, x: Tensor, embed: Embed, layout: Layout, notes: Notes | None = None) -> Tensor:
+    def forward(self, x: Tensor, embed: Embed, layout: Layout, notes: AuxOutputs | None = None) -> Tensor:
         """Frames or images to [b, t, d]"""
         return self.dropout(normed(self.norm, embed(self.vectors(x)), layout, notes))
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from anyformer.nn.product import product
+from anyformer.kernels.matmul import product
 
 
 class Linear(nn.Linear):

@@ -4,6 +4,7 @@ from typing import assert_never
 
 from torch import nn
 
+from anyformer.cache.kv_cache import Sizes
 from anyformer.config import (
     Attention,
     Convolution,
@@ -15,7 +16,6 @@ from anyformer.config import (
     Recurrent,
 )
 from anyformer.nn.attention import MultiHeadAttention
-from anyformer.nn.cache import Sizes
 from anyformer.nn.convolution import ConvolutionMixer
 from anyformer.nn.dense import DenseMixer, PositionMixer
 from anyformer.nn.recurrent import RecurrentMixer

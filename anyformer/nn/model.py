@@ -6,20 +6,20 @@ from typing import Self, TypedDict, Unpack, overload
 import torch
 from torch import Tensor, nn
 
-from anyformer.config import ModelConfig, Side, Tokens, handed
+from anyformer.attention.attend import Backend
+from anyformer.attention.layout import Layout, check, lay_out
+from anyformer.cache.kv_cache import Cache, CacheKind
+from anyformer.cache.segment_memory import Past
+from anyformer.config import ModelConfig, Side, Tokens, encoder_init_layers
 from anyformer.config.adapter import adapted
-from anyformer.nn.attend import Backend
-from anyformer.nn.cache import Cache, CacheKind
+from anyformer.kernels.runtime import Runtime
+from anyformer.nn.aux_outputs import AuxOutputs, running
 from anyformer.nn.context import Tap
-from anyformer.nn.heads import Asked, VocabularyHead, build_head
+from anyformer.nn.heads import LossTarget, VocabularyHead, build_head
 from anyformer.nn.init import initialise
 from anyformer.nn.inputs import BYTES, AnyInput, TokenInput, build_input
 from anyformer.nn.lora import adapt
-from anyformer.nn.mask import Layout, check, lay_out
-from anyformer.nn.past import Past
 from anyformer.nn.recurrent import last_states
-from anyformer.nn.running import Notes, running
-from anyformer.nn.site import Site
 from anyformer.nn.stack import BlockStack
 
 
@@ -38,9 +38,9 @@ class Options(TypedDict, total=False):
     target_positions: Tensor | None
     target_types: Tensor | None
     cache: Cache | None
-    asked: Asked | None
+    asked: LossTarget | None
     taps: Tap | None
-    notes: Notes | None
+    notes: AuxOutputs | None
 
 
 class Transformer(nn.Module):
@@ -66,7 +66,7 @@ class Transformer(nn.Module):
         self.encoder = self._stack("encoder", self.source)
         self.decoder = self._stack("decoder", self.target)
         # how wide the states are with which layers of the decoder begin: they travel beside the encoder's output
-        self.handed = {i: mixer.state(config.width) for i, mixer in handed(config).items()}
+        self.handed = {i: mixer.state(config.width) for i, mixer in encoder_init_layers(config).items()}
         tokens = config.last_input if isinstance(config.last_input, Tokens) else None
         self.head = build_head(config.head, config.width, tokens, tied=tied_output)
         if config.adapter:
@@ -120,9 +120,9 @@ class Transformer(nn.Module):
         target_types: Tensor | None = None,
         cache: Cache | None = None,
         past: Past | None = None,
-        asked: Asked | None = None,
+        asked: LossTarget | None = None,
         taps: Tap | None = None,
-        notes: Notes | None = None,
+        notes: AuxOutputs | None = None,
     ) -> Tensor | tuple[Tensor, Past]:
         """What the head makes of ids [b, t], or of source [b, s] and target [b, t] in an encoder–decoder.
 
@@ -190,7 +190,7 @@ class Transformer(nn.Module):
         types: Tensor | None = None,
         spelled: Tensor | None = None,
         taps: Tap | None = None,
-        notes: Notes | None = None,
+        notes: AuxOutputs | None = None,
     ) -> Tensor:
         """The encoder's hidden states [b, t, d] after the final norm.
 
@@ -200,7 +200,7 @@ class Transformer(nn.Module):
             raise ValueError("this model has no encoder: use decode for its hidden states")
         layout = self._lay_out(self.source, ids, segments, positions, marks)
         taps = None if taps is None else taps.within("encoder")
-        own = Notes() if self.training else None
+        own = AuxOutputs() if self.training else None
         x = self._embed(self.source, self.encoder, ids, layout, types, taps, own, spelled)
         states: dict[int, list[Tensor]] = {i: [] for i in self.handed}
         x = self.encoder(x, layout, taps=taps, backend=self.backend, notes=own, states=states)
@@ -223,7 +223,7 @@ class Transformer(nn.Module):
         past: Past | None = None,
         kept: list[Tensor | None] | None = None,
         taps: Tap | None = None,
-        notes: Notes | None = None,
+        notes: AuxOutputs | None = None,
     ) -> Tensor:
         """The decoder's hidden states [b, t, d] after the final norm.
 
@@ -241,7 +241,7 @@ class Transformer(nn.Module):
             parts = last_states(states, layout, seen).split(list(self.handed.values()), dim=-1)
             begin = dict(zip(self.handed, parts, strict=True))
         taps = None if taps is None else taps.within("decoder")
-        own = Notes() if self.training and cache is None else None
+        own = AuxOutputs() if self.training and cache is None else None
         # a cache outlives the step that wrote it, so nothing in it may hold on to that step's graph
         with torch.set_grad_enabled(torch.is_grad_enabled() and cache is None):
             x = self._embed(self.target, self.decoder, ids, layout, types, taps, own, spelled)
@@ -262,7 +262,7 @@ class Transformer(nn.Module):
             own.settle(notes)
         return x
 
-    def apply_head(self, hidden: Tensor, layout: Layout, asked: Asked | None = None) -> Tensor:
+    def apply_head(self, hidden: Tensor, layout: Layout, asked: LossTarget | None = None) -> Tensor:
         """What the head makes of hidden states [b, t, d] of tokens so laid out, or the loss of what is asked."""
         table = self.table(self.target or self.source)
         if asked is None:
@@ -293,7 +293,7 @@ class Transformer(nn.Module):
     def _kept_as(self) -> tuple[torch.device, torch.dtype]:
         """Where what is kept is, and as what: under autocast in its precision, whatever the weights have."""
         weight = next(self.parameters())
-        return weight.device, Site.of(weight, self.training).dtype
+        return weight.device, Runtime.of(weight, self.training).dtype
 
     def _check_past(self, past: Past, cache: Cache | None) -> None:
         assert self.decoder is not None
@@ -355,7 +355,7 @@ class Transformer(nn.Module):
         layout: Layout,
         types: Tensor | None,
         taps: Tap | None,
-        notes: Notes | None,
+        notes: AuxOutputs | None,
         spelled: Tensor | None,
     ) -> Tensor:
         if types is not None and (not isinstance(read, TokenInput) or read.types is None):

@@ -5,10 +5,10 @@ from typing import Any, assert_never
 import torch
 from torch import Tensor, nn
 
+from anyformer.attention.layout import Layout, real
 from anyformer.config import BatchNorm, LayerNorm, NoNorm, Norm, RMSNorm
-from anyformer.nn.mask import Layout, real
-from anyformer.nn.running import Notes, Running, over_ranks
-from anyformer.nn.site import learns_compiled
+from anyformer.kernels.runtime import in_compiled_half_step
+from anyformer.nn.aux_outputs import AuxOutputs, TrackedModule, over_ranks
 
 
 class Centred(nn.LayerNorm):
@@ -40,7 +40,7 @@ class RootMeanSquare(nn.Module):
         return f"{self.weight.shape[0]}, eps={self.eps}, offset={self.offset}"
 
 
-class OverBatch(Running):
+class OverBatch(TrackedModule):
     """(x - E[x]) / sqrt(Var[x] + eps) · γ + β over the real tokens of a batch (Ioffe & Szegedy 2015).
 
     Training uses the statistics of this batch, on all processes together; evaluation uses the running ones. A step of
@@ -58,12 +58,12 @@ class OverBatch(Running):
         self.register_buffer("variance", torch.empty(width))
         self.eps, self.momentum = eps, momentum
 
-    def forward(self, x: Tensor, segments: Tensor | None, notes: Notes | None) -> Tensor:
+    def forward(self, x: Tensor, segments: Tensor | None, notes: AuxOutputs | None) -> Tensor:
         y = at_least_fp32(x)
         mean, variance = self._seen(y, segments, notes) if self.training else (self.mean, self.variance)
         return ((y - mean) * torch.rsqrt(variance + self.eps) * self.weight + self.bias).to(x.dtype)
 
-    def _seen(self, y: Tensor, segments: Tensor | None, notes: Notes | None) -> tuple[Tensor, Tensor]:
+    def _seen(self, y: Tensor, segments: Tensor | None, notes: AuxOutputs | None) -> tuple[Tensor, Tensor]:
         """Mean and variance over the real tokens; those of a batch without any are 0."""
         is_real = y.new_ones(y.shape[:2]) > 0 if segments is None else real(segments).expand(y.shape[:2])
         is_real = is_real[..., None]
@@ -106,7 +106,7 @@ class OverBatch(Running):
 
 def _narrows(norm: nn.Module, x: Tensor) -> bool:
     """Whether a norm learns in a compiled step that multiplies in half precision, and x is its residual stream."""
-    return norm.training and x.dtype is torch.float32 and learns_compiled(x)
+    return norm.training and x.dtype is torch.float32 and in_compiled_half_step(x)
 
 
 def _normed(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, centred: bool) -> Tensor:
@@ -152,7 +152,7 @@ def _lengthened(short: Tensor) -> Tensor:
     return (short.to(torch.int32) << 16).view(torch.float32)
 
 
-def normed(norm: nn.Module, x: Tensor, layout: Layout, notes: Notes | None = None) -> Tensor:
+def normed(norm: nn.Module, x: Tensor, layout: Layout, notes: AuxOutputs | None = None) -> Tensor:
     """Any norm on the tokens [b, t, d] of a layout."""
     if isinstance(norm, nn.Identity):
         return x  # not called: a decode step of a small model is made of calls

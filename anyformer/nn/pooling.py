@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from anyformer.attention.layout import PADDING, Layout, real
 from anyformer.config import Pooling
-from anyformer.nn.mask import PADDING, Layout, real
 
 
 class Windows(NamedTuple):

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from anyformer.attention.layout import PADDING, Layout, real, sees
+from anyformer.cache.ring import Slots
 from anyformer.config import Full, Recurrent
 from anyformer.nn.context import Context
 from anyformer.nn.linear import Linear
-from anyformer.nn.mask import PADDING, Layout, real, sees
-from anyformer.nn.ring import Slots
 
 ALL = Full()  # made here: torch.compile cannot follow the making of a spec
 CELLS: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}

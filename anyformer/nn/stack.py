@@ -8,6 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from anyformer.attention.layout import Layout, Relation, Role
+from anyformer.attention.lower import Demand, lower
+from anyformer.attention.position_tables import Positions
+from anyformer.cache.kv_cache import Cache
+from anyformer.cache.ring import Step
+from anyformer.cache.segment_memory import Past, Recall
 from anyformer.config import (
     Attention,
     Block,
@@ -24,22 +30,16 @@ from anyformer.config import (
     pattern_of,
     position_of,
 )
+from anyformer.kernels.runtime import Runtime
+from anyformer.nn.aux_outputs import AuxOutputs, TrackedModule
 from anyformer.nn.block import build_block
-from anyformer.nn.cache import Cache
 from anyformer.nn.context import Context, Tap
 from anyformer.nn.dropout import Dropout
-from anyformer.nn.lower import Demand, lower
-from anyformer.nn.mask import Layout, Relation, Role
 from anyformer.nn.mixer import kept
 from anyformer.nn.norm import build_norm, normed
-from anyformer.nn.past import Past, Recall
 from anyformer.nn.pooling import Funnel
-from anyformer.nn.position import Positions
-from anyformer.nn.ring import Step
-from anyformer.nn.running import Notes, Running
-from anyformer.nn.site import Site
 
-HERE = Site("cpu", torch.float32, training=False)
+HERE = Runtime("cpu", torch.float32, training=False)
 
 
 class Plan(NamedTuple):
@@ -114,7 +114,7 @@ class BlockStack(nn.Module):
         layout: Layout,
         steps: dict[int | None, Step],
         cached: bool,
-        site: Site = HERE,
+        site: Runtime = HERE,
         backend: str = "auto",
         levels: Sequence[Layout] = (),
     ) -> list[Relation]:
@@ -131,7 +131,7 @@ class BlockStack(nn.Module):
             made.append(relation._replace(rotation=rotation, scheme=positions.scheme))
         return made
 
-    def crossings(self, q: Layout, source: Layout, site: Site, backend: str) -> list[Relation]:
+    def crossings(self, q: Layout, source: Layout, site: Runtime, backend: str) -> list[Relation]:
         """The same towards the encoder's output."""
         made = []
         for pattern, demand in self.across:
@@ -150,7 +150,7 @@ class BlockStack(nn.Module):
         cache: Cache | None = None,
         taps: Tap | None = None,
         backend: str = "auto",
-        notes: Notes | None = None,
+        notes: AuxOutputs | None = None,
         begin: Mapping[int, Tensor] | None = None,
         states: Mapping[int, list[Tensor]] | None = None,
         past: Past | None = None,
@@ -163,7 +163,7 @@ class BlockStack(nn.Module):
         """
         keys = layout if past is None else past.keys(layout)
         steps: dict[int | None, Step] = {None: Step(keys)} if cache is None else cache.take(layout)
-        site = Site.of(x, self.training)
+        site = Runtime.of(x, self.training)
         funnel = Funnel(self.pooling, layout, x.shape[0])
         relations = self.relations(layout, steps, cache is not None, site, backend, funnel.layouts)
         recompute = self.recompute and self.training and notes is not None and taps is None  # a block runs twice
@@ -198,9 +198,9 @@ class BlockStack(nn.Module):
 
 def noted(
     block: nn.Module, x: Tensor, ctx: Context
-) -> tuple[Tensor, list[Tensor], dict[Running, Tensor], Tensor | None]:
+) -> tuple[Tensor, list[Tensor], dict[TrackedModule, Tensor], Tensor | None]:
     """A block's output, its notes, and what it keeps; nothing outside is changed, so that it may run twice."""
-    notes, recall = Notes(), None if ctx.past is None else Recall(ctx.past.old)
+    notes, recall = AuxOutputs(), None if ctx.past is None else Recall(ctx.past.old)
     x = block(x, ctx._replace(notes=notes, past=recall))
     return x, notes.losses, notes.seen, None if recall is None else recall.new
 

@@ -7,16 +7,16 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from anyformer.attention.layout import PLAIN, SEEN, Layout, lay_out
+from anyformer.cache.segment_memory import Past
 from anyformer.config import ConfigError, Fault, ModelConfig, Side
-from anyformer.data.batch import Batch, Piece
+from anyformer.data.batch import Batch, Example
 from anyformer.data.loader import Loader
-from anyformer.data.sources import SHOWN, Rows
+from anyformer.data.readers import SHOWN, Rows
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.nn.loss import token_loss as token_loss
-from anyformer.nn.mask import PLAIN, SEEN, Layout, lay_out
+from anyformer.kernels.cross_entropy import token_loss as token_loss
 from anyformer.nn.model import Transformer
-from anyformer.nn.past import Past
-from anyformer.recipe import AnyTask, Batches
+from anyformer.recipe.recipe import AnyTask, Batches
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def _layout(batch: Batch, segments: Tensor | None, packed: bool) -> Layout | Non
     return Layout.right_padded(segments)._replace(marks=batch.marks)
 
 
-def prefixed(piece: Piece, length: int) -> Piece:
+def prefixed(piece: Example, length: int) -> Example:
     """A piece whose first tokens are seen by all of it."""
     return piece._replace(marks=[SEEN] * length + [PLAIN] * (len(piece.ids) - length))
 

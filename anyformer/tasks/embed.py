@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from anyformer.data.sources import Rows
+from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.recipe import Embed
-from anyformer.tasks.rows import Encoded, RowTask, as_json
+from anyformer.recipe.recipe import Embed
+from anyformer.tasks.sequence_level import Encoded, RowTask, as_json
 
 AT_ONCE = 1024  # texts that are compared with all others
 

@@ -7,23 +7,23 @@ from typing import Any, NamedTuple, Protocol, TypeVar, assert_never
 import torch
 from torch import Tensor
 
+from anyformer.attention.layout import SEEN
 from anyformer.config import ConfigError, Fault, ModelConfig, Tokens
-from anyformer.data.batch import Piece
+from anyformer.data.batch import Example
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.decoding.beam import Beam, Hypotheses, SpoiltSearch, beam_search
+from anyformer.decoding.beam_search import Beam, Hypotheses, SpoiltSearch, beam_search
 from anyformer.decoding.check import ids_of, whole
 from anyformer.decoding.contrastive import Contrastive, contrastive_search
-from anyformer.decoding.decode import Spoilt, stream as tokens
-from anyformer.decoding.process import Processing, Processor, Sampling, build
-from anyformer.decoding.sample import row_seeds
+from anyformer.decoding.generate import Spoilt, stream as tokens
+from anyformer.decoding.logit_processors import Processing, Processor, Sampling, build
+from anyformer.decoding.sampling import row_seeds
 from anyformer.decoding.session import padded
 from anyformer.decoding.speculative import speculate
 from anyformer.decoding.strategy import Speculation, Strategy, strategy
-from anyformer.nn.mask import SEEN
 from anyformer.nn.model import Transformer
 from anyformer.tasks.base import Progress
-from anyformer.tasks.limits import Held, Limits, hold
-from anyformer.tasks.text import SPOILT, Stops, Unfolding, Writing
+from anyformer.tasks.output_constraints import Held, Limits, hold
+from anyformer.tasks.text_stream import SPOILT, Stops, Unfolding, Writing
 
 SLOTS = 8192  # of a batch, prompts and answers
 SETTINGS = ("cache", "chunk", "compile", "reuse")  # that change no answer, or hardly
@@ -45,7 +45,7 @@ class Writer(Protocol):
     def room(self, read: int, config: ModelConfig) -> int:
         """How many tokens the answer to a prompt of so many may have, if nobody says."""
 
-    def scored(self, texts: Sequence[str], answers: Sequence[str] | None, config: ModelConfig) -> list[Piece]:
+    def scored(self, texts: Sequence[str], answers: Sequence[str] | None, config: ModelConfig) -> list[Example]:
         """The texts, or answers to them, as they were in training."""
 
 
@@ -89,7 +89,7 @@ def generate(
     `decoding.decode.generate`. How tokens are chosen: as in `decoding.strategy`. What answers must be: as in `Limits`,
     and they are, or it is an error. A text's answer depends on no other.
     """
-    asked = Asked.of(task, model, texts, options)
+    asked = GenerationRequest.of(task, model, texts, options)
     if isinstance(asked.way, Beam):
         if asked.way.n_best > 1:
             raise ConfigError([Fault("n_best", f"= {asked.way.n_best}: `generate` gives the best; see `hypotheses`")])
@@ -105,7 +105,7 @@ def hypotheses(
 ) -> list[list[Hypothesis]]:
     """The `n_best` answers to each text that beam search finds, or as many as there are, the best first; to a text that
     is answered by nothing, none."""
-    asked = Asked.of(task, model, texts, options)
+    asked = GenerationRequest.of(task, model, texts, options)
     if not isinstance(asked.way, Beam):
         raise ConfigError([Fault("beams", "is missing: hypotheses are those of beam search")])
     return asked.hypotheses(progress)
@@ -114,7 +114,7 @@ def hypotheses(
 def stream(task: Writer, model: Transformer, text: str, **options: Any) -> Iterator[str]:
     """What `generate` says to one text, in pieces as they come: whole characters, and nothing that may belong to a stop
     string. What is wrong is told at the call, not with the first piece."""
-    asked = Asked.of(task, model, [text], options)
+    asked = GenerationRequest.of(task, model, [text], options)
     if not isinstance(asked.way, Sampling) or isinstance(asked.way, Speculation):
         name = type(asked.way).__name__.lower()
         raise ConfigError([Fault("stream", f"gives tokens as they are chosen: there are none with {name}")])
@@ -122,7 +122,7 @@ def stream(task: Writer, model: Transformer, text: str, **options: Any) -> Itera
 
 
 @dataclass(frozen=True)
-class Asked:
+class GenerationRequest:
     """Texts that are to be answered, and how."""
 
     task: Writer
@@ -138,7 +138,7 @@ class Asked:
     settings: dict[str, Any]  # of the cache and the machine
 
     @classmethod
-    def of(cls, task: Writer, model: Transformer, texts: Sequence[str], options: dict[str, Any]) -> "Asked":
+    def of(cls, task: Writer, model: Transformer, texts: Sequence[str], options: dict[str, Any]) -> "GenerationRequest":
         if isinstance(texts, str):
             raise ConfigError([Fault("texts", "must be a list of texts, not one")])
         limits, rest = Limits.split(options)

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from anyformer.config import ConfigError, Fault, ModelConfig
-from anyformer.data.batch import IGNORE, Piece
-from anyformer.data.loader import CropLoader, Loader, OrderedLoader, PieceLoader, side_by_side, windows
+from anyformer.data.batch import IGNORE, Example
+from anyformer.data.loader import CropLoader, ExampleLoader, Loader, OrderedLoader, side_by_side, windows
+from anyformer.data.readers import Rows
 from anyformer.data.shards import InMemory, Stream
-from anyformer.data.sources import Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
-from anyformer.recipe import Batches, Crops, LanguageModel, Ordered, Packed, Padded, PrefixLM
+from anyformer.recipe.recipe import Batches, Crops, LanguageModel, Ordered, Packed, Padded, PrefixLM
 from anyformer.tasks.base import Metrics, Progress, left_out, refuse_long, token_loss, total_loss
 from anyformer.tasks.generation import NotFinite, generate
 
@@ -64,11 +64,11 @@ class LanguageModelling:
             return OrderedLoader(stream, batches)
         most = _within(batches.length if isinstance(batches, Packed) else batches.tokens, model.config)
         pieces = [
-            Piece(ids[at : min(at + most, len(ids) - 1)], ids[at + 1 : at + 1 + most])
+            Example(ids[at : min(at + most, len(ids) - 1)], ids[at + 1 : at + 1 + most])
             for ids in self.encode(rows)
             for at in range(0, len(ids) - 1, most)  # what no row can hold goes on in another one
         ]
-        return PieceLoader(pieces, batches, seed, pad=self.tokenizer.pad or 0, source_pad=0)
+        return ExampleLoader(pieces, batches, seed, pad=self.tokenizer.pad or 0, source_pad=0)
 
     def evaluate(self, model: Transformer, rows: Rows, batches: Batches) -> Metrics:
         """Every token but the first, in windows as long as those of training, side by side.
@@ -119,7 +119,7 @@ class LanguageModelling:
     def room(self, read: int, config: ModelConfig) -> int:
         return NEW_TOKENS
 
-    def scored(self, texts: Sequence[str], answers: Sequence[str] | None, config: ModelConfig) -> list[Piece]:
+    def scored(self, texts: Sequence[str], answers: Sequence[str] | None, config: ModelConfig) -> list[Example]:
         """Each text after its first token; or an answer, which goes on from a text, or from <bos> if that is empty."""
         if answers is None:
             first, rest = [self.begin] * len(texts), self.tokenizer.encode_batch(texts)
@@ -133,7 +133,7 @@ class LanguageModelling:
                 what = "is too short: only tokens that follow another can be scored"
                 raise ConfigError([Fault(f"{'text' if answers is None else 'answer'} {number}", what)])
             whole = [*before, *ids]
-            pieces.append(Piece(whole[:-1], [IGNORE] * (len(before) - 1) + whole[max(len(before), 1) :]))
+            pieces.append(Example(whole[:-1], [IGNORE] * (len(before) - 1) + whole[max(len(before), 1) :]))
         return pieces
 
 

@@ -5,11 +5,11 @@ from typing import Any
 
 from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.config.spec import did_you_mean
-from anyformer.data.loader import Loader, PieceLoader
-from anyformer.data.sources import Rows
+from anyformer.data.loader import ExampleLoader, Loader
+from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
-from anyformer.recipe import Batches, Mixture, Packed, Padded
+from anyformer.recipe.recipe import Batches, Mixture, Packed, Padded
 from anyformer.tasks.base import Metrics, Progress, left_out, token_loss
 from anyformer.tasks.seq2seq import SequenceToSequence
 
@@ -61,7 +61,7 @@ class MixedTasks:
             pieces += part.encode(own, both_sides=model.encoder is not None)
             weights += [next(p.weight for p in self.spec.parts if p is part.spec)] * len(own)
         pads = self.tokenizer.pad or 0, self.reader.pad or 0
-        return PieceLoader(pieces, batches, seed, *pads, weights=weights)
+        return ExampleLoader(pieces, batches, seed, *pads, weights=weights)
 
     def evaluate(self, model: Transformer, rows: Rows, batches: Batches) -> Metrics:
         """Each part by itself, as `name.metric`; and the mean over the parts that have a metric."""

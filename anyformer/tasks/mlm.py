@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 
 from anyformer.config import ConfigError, Fault
-from anyformer.data.batch import IGNORE, Parts, Piece, Shelf
-from anyformer.data.chance import Chance, below, lowest, unit
+from anyformer.data.batch import IGNORE, Example, ExampleTable, Ragged
+from anyformer.data.counter_rng import CounterRNG, below, lowest, unit
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
-from anyformer.recipe import MaskedLanguageModel
+from anyformer.recipe.recipe import MaskedLanguageModel
 from anyformer.tasks.base import Progress, refuse_long, token_loss
-from anyformer.tasks.drawn import DrawnTask
-from anyformer.tasks.gaps import encode_with, filled
-from anyformer.tasks.rows import Frame, read_rows, refuse_options
+from anyformer.tasks.dynamic_examples import DrawnTask
+from anyformer.tasks.fill_mask import encode_with, filled
+from anyformer.tasks.sequence_level import Frame, read_rows, refuse_options
 
 
 class MaskedLanguageModelling(DrawnTask):
@@ -34,7 +34,7 @@ class MaskedLanguageModelling(DrawnTask):
         self._is_plain = np.array([i not in tokenizer.special for i in range(tokenizer.size)])
         self._plain = np.flatnonzero(self._is_plain)
 
-    def draw(self, texts: Parts, chance: Chance) -> Shelf:
+    def draw(self, texts: Ragged, chance: CounterRNG) -> ExampleTable:
         """What is unknown is asked only where nothing else is there."""
         before, after = self.frame.before, self.frame.after
         known = np.flatnonzero(self._is_plain.take(texts.values))
@@ -52,7 +52,7 @@ class MaskedLanguageModelling(DrawnTask):
         labels = np.full_like(rows.values, IGNORE)
         labels[at] = truth
         rows.values[at] = np.where(fate < self.spec.masked, self.mask, hidden)
-        return Shelf(rows, Parts(labels, rows.sizes))
+        return ExampleTable(rows, Ragged(labels, rows.sizes))
 
     def predict(
         self, model: Transformer, texts: Sequence[str], *, progress: Progress | None = None, **options: Any
@@ -71,7 +71,7 @@ class MaskedLanguageModelling(DrawnTask):
         out, numbers = [""] * len(texts), list(asked)
         if progress:
             progress(len(texts) - len(asked))
-        pieces = [Piece(row, row) for row in asked.values()]
+        pieces = [Example(row, row) for row in asked.values()]
         for i, logits in read_rows(model, pieces, self.tokenizer.pad or 0, progress):
             said = filled(pieces[i].ids, self.mask, logits)
             out[numbers[i]] = self.tokenizer.decode(said[len(self.frame.before) : len(said) - len(self.frame.after)])

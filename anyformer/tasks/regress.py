@@ -10,9 +10,9 @@ from torch import Tensor
 from anyformer.config import ConfigError, Fault
 from anyformer.data.batch import IGNORE
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.recipe import LARGEST_TARGET, Regress
+from anyformer.recipe.recipe import LARGEST_TARGET, Regress
 from anyformer.tasks.metrics import pearson, spearman
-from anyformer.tasks.rows import RowTask
+from anyformer.tasks.sequence_level import RowTask
 
 DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 

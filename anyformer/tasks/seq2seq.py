@@ -5,14 +5,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from anyformer.config import ConfigError, Fault, ModelConfig
-from anyformer.data.batch import IGNORE, Piece
-from anyformer.data.loader import Loader, PieceLoader, in_order
-from anyformer.data.sources import Rows
+from anyformer.data.batch import IGNORE, Example
+from anyformer.data.loader import ExampleLoader, Loader, in_order
+from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.decoding.beam import Beam
+from anyformer.decoding.beam_search import Beam
 from anyformer.decoding.strategy import may_be
 from anyformer.nn.model import Transformer
-from anyformer.recipe import Batches, Crops, Ordered, Padded, Seq2Seq
+from anyformer.recipe.recipe import Batches, Crops, Ordered, Padded, Seq2Seq
 from anyformer.tasks.base import (
     SLOTS,
     Metrics,
@@ -50,7 +50,7 @@ class SequenceToSequence:
         self.bos = _needed(tokenizer, "bos") if spec.start is None else spec.start
         self.marked = spec.prefix
 
-    def encode(self, rows: Rows, both_sides: bool) -> list[Piece]:
+    def encode(self, rows: Rows, both_sides: bool) -> list[Example]:
         return [self._piece(source, target, both_sides) for source, target in self._ids(rows)]
 
     def _ids(self, rows: Rows, keep: bool = False) -> Iterator[tuple[list[int], list[int]]]:
@@ -65,12 +65,12 @@ class SequenceToSequence:
         """Texts that are read; one without tokens stays so."""
         return [[*self.begin, *ids] if ids else ids for ids in texts]
 
-    def _piece(self, source: list[int], target: list[int], both_sides: bool) -> Piece:
+    def _piece(self, source: list[int], target: list[int], both_sides: bool) -> Example:
         if both_sides:
             said = self._framed(self.tokenizer, target)
-            return Piece([self.bos, *said[:-1]], said, self._framed(self.reader, source))
+            return Example([self.bos, *said[:-1]], said, self._framed(self.reader, source))
         read = [*source, _needed(self.tokenizer, "sep"), *target]
-        piece = Piece(read, [IGNORE] * len(source) + [*target, self.eos])
+        piece = Example(read, [IGNORE] * len(source) + [*target, self.eos])
         return prefixed(piece, len(source) + 1) if self.marked else piece
 
     def _framed(self, tokenizer: TextTokenizer, ids: list[int]) -> list[int]:
@@ -105,7 +105,7 @@ class SequenceToSequence:
     def loader(self, rows: Rows, batches: Batches, seed: int, model: Transformer) -> Loader:
         assert not isinstance(batches, (Crops, Ordered))
         pieces = self.encode(rows, both_sides=model.encoder is not None)
-        return PieceLoader(pieces, batches, seed, _needed(self.tokenizer, "pad"), _needed(self.reader, "pad"))
+        return ExampleLoader(pieces, batches, seed, _needed(self.tokenizer, "pad"), _needed(self.reader, "pad"))
 
     def evaluate(self, model: Transformer, rows: Rows, batches: Batches) -> Metrics:
         pieces = self.encode(rows, both_sides=model.encoder is not None)
@@ -152,7 +152,7 @@ class SequenceToSequence:
     def room(self, read: int, config: ModelConfig) -> int:
         return self.spec.max_target or 2 * read + 10
 
-    def scored(self, texts: Sequence[str], answers: Sequence[str] | None, config: ModelConfig) -> list[Piece]:
+    def scored(self, texts: Sequence[str], answers: Sequence[str] | None, config: ModelConfig) -> list[Example]:
         """Each answer and its <eos>, after its source."""
         if answers is None:
             raise ConfigError([Fault("answers", "are missing: this task's model scores an answer to each text")])

@@ -13,16 +13,16 @@ from torch import Tensor
 
 from anyformer.config import ByteSpelling, ConfigError, Fault, ModelConfig, Tokens
 from anyformer.config.spec import MAX_WORD, did_you_mean, shorten
-from anyformer.data.batch import IGNORE, Batch, Piece
-from anyformer.data.loader import Loader, PieceLoader, in_order
-from anyformer.data.sources import Rows
+from anyformer.data.batch import IGNORE, Batch, Example
+from anyformer.data.loader import ExampleLoader, Loader, in_order
+from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.nn import crf
 from anyformer.nn.model import Transformer
-from anyformer.recipe import Batches, Packed, Padded, Tag
+from anyformer.recipe.recipe import Batches, Packed, Padded, Tag
+from anyformer.tasks import crf
 from anyformer.tasks.base import SLOTS, Metrics, Progress, call, left_out, refuse_long, side_of, token_loss, too_long
 from anyformer.tasks.metrics import span_scores
-from anyformer.tasks.rows import Frame, refuse_options
+from anyformer.tasks.sequence_level import Frame, refuse_options
 
 Encoded = list[list[int]]  # the ids of each word
 IOB = re.compile("O|[BI]-.+")
@@ -63,7 +63,7 @@ class Tagging:
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
-    def encode(self, rows: Rows, config: ModelConfig) -> list[Piece]:
+    def encode(self, rows: Rows, config: ModelConfig) -> list[Example]:
         sentences = _words(rows.columns["words"])
         asked = ([self._numbers[tag] for tag in tags.split("\n")] for tags in rows.columns["tags"])
         every = zip(sentences, rows.encoded("words", self._cells), asked, strict=True)
@@ -77,7 +77,7 @@ class Tagging:
         nothing = [] if self.tokenizer.unk is None else [self.tokenizer.unk]
         return [[ids or nothing for ids in sentence] for sentence in self.tokenizer.encode_words(sentences)]
 
-    def _piece(self, words: Sequence[str], ids: Encoded, numbers: Sequence[int], config: ModelConfig) -> Piece:
+    def _piece(self, words: Sequence[str], ids: Encoded, numbers: Sequence[int], config: ModelConfig) -> Example:
         row = self.frame.row([id for word in ids for id in word])
         before, after = ([IGNORE] * len(part) for part in (self.frame.before, self.frame.after))
         within = [n for word, number in zip(ids, numbers, strict=True) for n in (number, *[IGNORE] * (len(word) - 1))]
@@ -89,7 +89,7 @@ class Tagging:
                 found = spell(word, read.spelling.longest)
                 spelled[at : at + len(pieces), : len(found)] = found
                 at += len(pieces)
-        return Piece(row, [*before, *within, *after], spelled=spelled)
+        return Example(row, [*before, *within, *after], spelled=spelled)
 
     def fitting(self, rows: Rows, config: ModelConfig, batches: Batches | None = None) -> Rows:
         words, tags = _words(rows.columns["words"]), _words(rows.columns["tags"])
@@ -120,17 +120,17 @@ class Tagging:
 
     def loader(self, rows: Rows, batches: Batches, seed: int, model: Transformer) -> Loader:
         assert isinstance(batches, Padded | Packed)
-        return PieceLoader(self.encode(rows, model.config), batches, seed, self.tokenizer.pad or 0, source_pad=0)
+        return ExampleLoader(self.encode(rows, model.config), batches, seed, self.tokenizer.pad or 0, source_pad=0)
 
     # -- answers ------------------------------------------------------------------------------------------------------
 
-    def read(self, text: str, config: ModelConfig) -> Piece:
+    def read(self, text: str, config: ModelConfig) -> Example:
         """What is read of a text, whose words are apart by tabs if it has one, else by spaces."""
         (words,) = sentences = [split(text)]
         (ids,) = self._ids(sentences)
         return self._piece(words, ids, [0] * len(ids), config)
 
-    def first_tokens(self, piece: Piece) -> list[int]:
+    def first_tokens(self, piece: Example) -> list[int]:
         """Return where the words of a piece begin."""
         return [at for at, label in enumerate(piece.labels) if label != IGNORE]
 
@@ -176,7 +176,7 @@ class Tagging:
         return out
 
     @torch.no_grad()
-    def _read(self, model: Transformer, pieces: Sequence[Piece]) -> Iterator[tuple[Batch, Tensor]]:
+    def _read(self, model: Transformer, pieces: Sequence[Example]) -> Iterator[tuple[Batch, Tensor]]:
         """Each batch of sentences of similar length, and what the head makes of it."""
         device = next(model.parameters()).device
         for batch in in_order(pieces, SLOTS, self.tokenizer.pad or 0, source_pad=0):

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from anyformer.atomic_folder import must_be_file, writing
 from anyformer.config import ConfigError, Fault
-from anyformer.folder import must_be_file, writing
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -14,30 +14,18 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from anyformer.config import io
-from anyformer.data.ahead import Ahead, can_fork, ending
 from anyformer.data.batch import Batch, move
 from anyformer.data.fingerprint import Fingerprints
 from anyformer.data.loader import Loader
-from anyformer.data.sources import Rows
+from anyformer.data.prefetch import PrefetchLoader, can_fork, ending
+from anyformer.data.readers import Rows
+from anyformer.nn.aux_outputs import TrackedModule, collect, discard
 from anyformer.nn.experts import Mixture
 from anyformer.nn.model import Transformer
-from anyformer.nn.running import Running, collect, discard
-from anyformer.recipe import Packed, Padded, Recipe
+from anyformer.recipe.recipe import Packed, Padded, Recipe
 from anyformer.run import RECIPE, write_folder, write_model
 from anyformer.tasks.base import Metrics, Task, past_of
-from anyformer.training.compiler import options
-from anyformer.training.ema import average, averaged
-from anyformer.training.forcing import forced
-from anyformer.training.graph import Recorder
-from anyformer.training.late import Late
-from anyformer.training.log import Log, Mute
-from anyformer.training.objective import Given, Objective
-from anyformer.training.parallel import ALONE, Ranks, replicate, syncing, whole
-from anyformer.training.schedule import rate
-from anyformer.training.signals import Signals
-from anyformer.training.snapshots import drop_snapshots, snapshot_steps, write_snapshot
-from anyformer.training.speed import ceiling
-from anyformer.training.state import (
+from anyformer.training.checkpoint import (
     TrainState,
     checkpoint_path,
     gather,
@@ -47,6 +35,18 @@ from anyformer.training.state import (
     weights,
     write_state,
 )
+from anyformer.training.compiler import options
+from anyformer.training.ema import average, averaged
+from anyformer.training.log import Log, Mute
+from anyformer.training.objective import Objective, StepInputs
+from anyformer.training.parallel import ALONE, Ranks, replicate, syncing, whole
+from anyformer.training.pending_scalars import PendingScalars
+from anyformer.training.schedule import rate
+from anyformer.training.scheduled_sampling import forced
+from anyformer.training.signals import Signals
+from anyformer.training.snapshots import drop_snapshots, snapshot_steps, write_snapshot
+from anyformer.training.step_graphs import Recorder
+from anyformer.training.utilisation import ceiling
 
 AHEAD = 4  # steps of a GPU: what the host does now and then, as to write a line, is not waited for
 
@@ -86,12 +86,12 @@ class Job:
     @cached_property
     def reader(self) -> Loader:
         """The loader, ahead of a GPU, which is to wait for nobody."""
-        return Ahead(self.loader) if self.device.type == "cuda" and can_fork() else self.loader
+        return PrefetchLoader(self.loader) if self.device.type == "cuda" and can_fork() else self.loader
 
     @cached_property
     def ahead(self) -> int:
         """How many steps may run before the numbers of one are read: some on a GPU, where nothing hangs on them."""
-        moves = any(isinstance(module, Running) for module in self.model.modules())
+        moves = any(isinstance(module, TrackedModule) for module in self.model.modules())
         memory = self.model.decoder is not None and self.model.decoder.memory
         alone = self.device.type == "cuda" and self.ranks.size == 1 and not self.scaler.is_enabled()
         return AHEAD if alone and not moves and not memory else 0
@@ -116,7 +116,7 @@ class Step:
     lr: float
     batches: list[Batch]
     asked: int  # labels
-    numbers: Late  # the summed loss, and the gradient's norm
+    numbers: PendingScalars  # the summed loss, and the gradient's norm
 
 
 def fit(job: Job) -> TrainState:
@@ -178,7 +178,7 @@ def set_rate(job: Job, lr: float) -> None:
             group["lr"] = lr * group["pace"]
 
 
-def learn(job: Job, run: Any, batches: list[Batch]) -> tuple[int, Late]:
+def learn(job: Job, run: Any, batches: list[Batch]) -> tuple[int, PendingScalars]:
     """One step: over how many labels, and the summed loss with the gradient's norm.
 
     Where one of these is not finite, nothing is learnt.
@@ -189,12 +189,12 @@ def learn(job: Job, run: Any, batches: list[Batch]) -> tuple[int, Late]:
     given = [job.objective.read(_forced(job, job.ranks.share(batch))) for batch in batches]
     counts = torch.tensor([max(sum(asked), 1), *asked], dtype=torch.float32)
 
-    def work(inputs: tuple[list[Given], Tensor]) -> Tensor:
+    def work(inputs: tuple[list[StepInputs], Tensor]) -> Tensor:
         return _descend(job, run, *inputs)
 
     if job.recorder is not None:
-        return sum(asked), Late.of(job.recorder.do(work, (given, counts)))
-    return sum(asked), Late.of(work(([one.to(job.device) for one in given], move(counts, job.device))))
+        return sum(asked), PendingScalars.of(job.recorder.do(work, (given, counts)))
+    return sum(asked), PendingScalars.of(work(([one.to(job.device) for one in given], move(counts, job.device))))
 
 
 def _forced(job: Job, batch: Batch) -> Batch:
@@ -206,7 +206,7 @@ def _forced(job: Job, batch: Batch) -> Batch:
         return forced(job.model, batch.to(job.device), packed, spec, job.state.step + 1)
 
 
-def _descend(job: Job, run: Any, given: list[Given], counts: Tensor) -> Tensor:
+def _descend(job: Job, run: Any, given: list[StepInputs], counts: Tensor) -> Tensor:
     """The step itself: the summed loss and the gradient's norm. Counted are the labels of all, then of each."""
     packed, total = isinstance(job.recipe.batches, Packed), torch.zeros((), device=job.device)
     for number, one in enumerate(given, start=1):

@@ -5,12 +5,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from anyformer.cache.segment_memory import Past
 from anyformer.data.batch import IGNORE, Batch, move
-from anyformer.nn.heads import Asked, VocabularyHead
-from anyformer.nn.loss import token_loss
+from anyformer.kernels.cross_entropy import token_loss
+from anyformer.nn.aux_outputs import AuxOutputs
+from anyformer.nn.heads import LossTarget, VocabularyHead
 from anyformer.nn.model import Transformer
-from anyformer.nn.past import Past
-from anyformer.nn.running import Notes
 from anyformer.tasks.base import Task, arguments
 
 FEW = 0.75  # of the tokens that something is asked of: below it the head is applied to these alone
@@ -28,9 +28,9 @@ class Objective(nn.Module):
         self.loss = torch.compiler.disable(task.loss)
 
     def forward(
-        self, inputs: tuple[Tensor, ...], options: dict[str, Any], asked: Asked, past: Past | None
+        self, inputs: tuple[Tensor, ...], options: dict[str, Any], asked: LossTarget, past: Past | None
     ) -> tuple[Tensor, Tensor, Past | None]:
-        notes, after = Notes(), None
+        notes, after = AuxOutputs(), None
         options = {**options, "asked": asked} if self.says else options
         if past is None:
             out = self.model(*inputs, **options, notes=notes)
@@ -39,30 +39,30 @@ class Objective(nn.Module):
         loss = out if self.says else self.loss(out, asked.labels, self.smoothing)
         return loss, sum(notes.losses, torch.zeros_like(loss)), after
 
-    def read(self, batch: Batch) -> "Given":
+    def read(self, batch: Batch) -> "StepInputs":
         """A batch without what no step needs to know, and with its labels together where they are few."""
         batch = batch._replace(examples=())
         if self.says and (places := few(batch.labels, batch.own_tokens)) is not None:
-            return Given(batch._replace(labels=places[1]), places[0])
-        return Given(batch, None)
+            return StepInputs(batch._replace(labels=places[1]), places[0])
+        return StepInputs(batch, None)
 
-    def ask(self, given: "Given", packed: bool) -> tuple[tuple[Tensor, ...], dict[str, Any], Asked]:
+    def ask(self, given: "StepInputs", packed: bool) -> tuple[tuple[Tensor, ...], dict[str, Any], LossTarget]:
         """What it is called with, beside the past."""
         labels, at = given.batch.labels, given.at
         if at is not None:  # of another number in each batch: compiled for any
             torch._dynamo.maybe_mark_dynamic(at, 0)
             torch._dynamo.maybe_mark_dynamic(labels, 1)
-        return *arguments(given.batch, packed), Asked(labels, self.smoothing, at)
+        return *arguments(given.batch, packed), LossTarget(labels, self.smoothing, at)
 
 
-class Given(NamedTuple):
+class StepInputs(NamedTuple):
     """A batch as a step reads it."""
 
     batch: Batch
-    at: Tensor | None  # where its labels stand, as in `Asked`
+    at: Tensor | None  # where its labels stand, as in `LossTarget`
 
-    def to(self, device: torch.device) -> "Given":
-        return Given(self.batch.to(device), None if self.at is None else move(self.at, device))
+    def to(self, device: torch.device) -> "StepInputs":
+        return StepInputs(self.batch.to(device), None if self.at is None else move(self.at, device))
 
 
 def says_words(model: Transformer, task: Task) -> bool:

@@ -14,19 +14,19 @@ from torch import Tensor
 
 from anyformer.config import Classifier, Embedder, TokenLabels
 from anyformer.data.batch import IGNORE, PADDING, Batch
-from anyformer.data.loader import CropLoader, OrderedLoader, PieceLoader
-from anyformer.data.sources import Rows
+from anyformer.data.loader import CropLoader, ExampleLoader, OrderedLoader
+from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.inspection.count import Table, count
-from anyformer.recipe import Recipe, columns
+from anyformer.recipe.recipe import Recipe, columns
 from anyformer.tasks.base import Task
-from anyformer.tasks.rows import RowTask
+from anyformer.tasks.sequence_level import RowTask
 from anyformer.tasks.tag import Tagging
+from anyformer.training.checkpoint import START
 from anyformer.training.loop import Job, compiles, learn, objective
-from anyformer.training.memory import TO_BUILD_WITH_LESS, enough, to_train_with_less
+from anyformer.training.out_of_memory import TO_BUILD_WITH_LESS, enough, to_train_with_less
 from anyformer.training.prepare import build, fit_rows, make_task, read_rows
-from anyformer.training.speed import ceiling
-from anyformer.training.state import START
+from anyformer.training.utilisation import ceiling
 
 LOOKED_AT = 50  # batches, for their size and padding
 TIMED = 3  # steps, or more in so many seconds
@@ -55,7 +55,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Example:
+class ExampleSummary:
     """A row as the model sees it."""
 
     source: str | None  # what an encoder reads
@@ -83,7 +83,7 @@ class Plan:
     memory: Memory
     seconds: float  # a step
     peak_share: float | None  # of the hardware
-    examples: tuple[Example, ...]
+    examples: tuple[ExampleSummary, ...]
 
     def render(self) -> str:
         return "\n".join(_lines(self))
@@ -175,7 +175,7 @@ def _epochs(job: Job) -> tuple[int, float]:
     """Tokens in an epoch, and how many epochs the steps are."""
     read = job.recipe.train.steps * job.recipe.train.accumulate
     match job.loader:
-        case PieceLoader() as pieces:
+        case ExampleLoader() as pieces:
             return int(pieces.sizes.sum()), read / len(pieces.plan(0))
         case CropLoader(ids=ids, spec=spec):
             return len(ids), read * spec.rows * spec.length / len(ids)
@@ -251,7 +251,7 @@ def _recomputed(job: Job, table: Table, batch: Batch) -> int:
 # -- the first rows ---------------------------------------------------------------------------------------------------
 
 
-def _examples(job: Job, batch: Batch) -> Iterator[Example]:
+def _examples(job: Job, batch: Batch) -> Iterator[ExampleSummary]:
     task, target = job.task, job.task.tokenizer
     source = task.source_tokenizer or target
     texts = len(batch.ids) // len(batch.labels)  # of an example: two of a pair that is read apart
@@ -267,7 +267,7 @@ def _examples(job: Job, batch: Batch) -> Iterator[Example]:
         own = slice(texts * i, texts * (i + 1))
         segments = [None] * texts if batch.segments is None else batch.segments[own]
         reads = (spell(target, *row) for row in zip(batch.ids[own], segments, strict=True))
-        yield Example(there, " | ".join(reads), says)
+        yield ExampleSummary(there, " | ".join(reads), says)
 
 
 def spell(tokenizer: TextTokenizer, ids: Tensor, segments: Tensor | None) -> str:

@@ -12,14 +12,13 @@ from torch import nn
 from anyformer.config import Classifier, ConfigError, Fault, ModelConfig, Special, TokenLabels, Tokens, io
 from anyformer.config.spec import MAX_WORD, shorten
 from anyformer.data.fingerprint import fingerprint
-from anyformer.data.loader import CropLoader, Loader, Place
-from anyformer.data.sources import Rows, read, settled
+from anyformer.data.loader import CropLoader, Cursor, Loader
+from anyformer.data.readers import Rows, read, settled
 from anyformer.data.synthetic import Split
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.inspection.capacity import check_model, exceeding
-from anyformer.nn.fp8 import able, learn_in_fp8, unconverted
 from anyformer.nn.model import Transformer
-from anyformer.recipe import (
+from anyformer.recipe.recipe import (
     AnyTask,
     AnyTokenizer,
     Classify,
@@ -53,14 +52,15 @@ from anyformer.tasks.classify import named
 from anyformer.tasks.mixture import task_token
 from anyformer.tasks.regress import scaled
 from anyformer.tasks.tag import tagged
+from anyformer.training.checkpoint import TrainState, read_state
 from anyformer.training.compiler import options
 from anyformer.training.finetune import differing, freeze, inherit, pace
 from anyformer.training.loop import Job, compiles
-from anyformer.training.optim import build_optimizer
+from anyformer.training.optimisers import build_optimizer
 from anyformer.training.parallel import ALONE, Ranks, shard
 from anyformer.training.resume import changed_data, find_checkpoint
 from anyformer.training.snapshots import drop_snapshots
-from anyformer.training.state import TrainState, read_state
+from anyformer.transforms.fp8 import able, learn_in_fp8, unconverted
 
 MAX_LABELS = 10  # in a message
 
@@ -116,7 +116,7 @@ def prepare(
     if scaler_state:
         job.scaler.load_state_dict(scaler_state)
     if any(key.startswith("data.train.") for key in changed) and not isinstance(job.loader, CropLoader):
-        job.state.place, job.state.past = Place(job.state.place.epoch + 1, 0), None  # this epoch is of other rows
+        job.state.place, job.state.past = Cursor(job.state.place.epoch + 1, 0), None  # this epoch is of other rows
     console.print(f"going on from step {job.state.step}", markup=False)
     if differing:
         console.print(f"bits may differ from an uninterrupted run: {'; '.join(differing)}", markup=False)

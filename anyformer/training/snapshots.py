@@ -7,11 +7,11 @@ from pathlib import Path
 
 from anyformer.config import ConfigError
 from anyformer.nn.model import Transformer
-from anyformer.recipe import Train
+from anyformer.recipe.recipe import Train
 from anyformer.run import SNAPSHOTS, remove, snapshots, sweep, write_folder, write_model
 from anyformer.tasks.base import Task
+from anyformer.training.checkpoint import TrainState, weights
 from anyformer.training.parallel import Ranks, whole
-from anyformer.training.state import TrainState, weights
 
 COUNT = 12
 MAX_BYTES = 2**28  # of all snapshots of a run, where their number is "auto": training waits for their writing

@@ -13,11 +13,11 @@ from rich.console import Console
 from torch import Tensor
 
 from anyformer.config import ConfigError, Fault, io
-from anyformer.data.sources import read, settled
+from anyformer.data.readers import read, settled
 from anyformer.data.synthetic import Split
 from anyformer.nn.model import Transformer
 from anyformer.processes import locked
-from anyformer.recipe import AnyTask, Classify, Recipe, Regress, Tag
+from anyformer.recipe.recipe import AnyTask, Classify, Recipe, Regress, Tag
 from anyformer.recipes import DEFAULT, read_recipe
 from anyformer.run import (
     MANIFEST,
@@ -37,14 +37,14 @@ from anyformer.run import (
     writing,
 )
 from anyformer.tasks.base import Metrics
+from anyformer.training.checkpoint import checkpoint_path, planned, weights
 from anyformer.training.ema import averaged
 from anyformer.training.log import draw_curve, read_metrics
 from anyformer.training.loop import Diverged, Interrupted, Job, fit
-from anyformer.training.memory import TO_BUILD_WITH_LESS, enough, to_evaluate_with_less, to_train_with_less
+from anyformer.training.out_of_memory import TO_BUILD_WITH_LESS, enough, to_evaluate_with_less, to_train_with_less
 from anyformer.training.parallel import Ranks, join
 from anyformer.training.prepare import prepare
 from anyformer.training.signals import Signals
-from anyformer.training.state import checkpoint_path, planned, weights
 
 
 def train(

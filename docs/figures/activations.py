@@ -6,7 +6,7 @@ import torch
 
 from anyformer.config import Gelu, Identity, LeakyRelu, Relu, Sigmoid, Silu, SquaredRelu, Tanh
 from anyformer.inspection.plot import pyplot
-from anyformer.nn.ffn import activation
+from anyformer.nn.feedforward import activation
 
 KINDS = [Relu(), LeakyRelu(slope=0.1), SquaredRelu(), Sigmoid(), Tanh(), Gelu(), Silu(), Identity()]
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import strategies as st
 
 from anyformer.config import ConfigError
-from anyformer.data.sources import Rows, read
-from anyformer.recipe import Data, Source
+from anyformer.data.readers import Rows, read
+from anyformer.recipe.recipe import Data, Source
 
 QA = {"source": "Q", "target": "A"}
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from anyformer.recipe import MatchedLines, ParallelFiles, SortDigits, Source, TableFile, TextFile
+from anyformer.recipe.recipe import MatchedLines, ParallelFiles, SortDigits, Source, TableFile, TextFile
 from tests.data.source_files import QA, faults, pairs, rows, write
 
 pytestmark = pytest.mark.usefixtures("empty_folder")

@@ -14,19 +14,19 @@ from anyformer.data.batch import (
     PADDING,
     Batch,
     Draft,
-    Piece,
+    Example,
+    ExampleTable,
     Plan,
     Planning,
     Row,
-    Shelf,
     collate,
     joined,
     plan_packed,
     plan_padded,
 )
-from anyformer.data.loader import CropLoader, PieceLoader, Place, in_order
+from anyformer.data.loader import CropLoader, Cursor, ExampleLoader, in_order
 from anyformer.data.shards import InMemory
-from anyformer.recipe import Crops, Packed, Padded
+from anyformer.recipe.recipe import Crops, Packed, Padded
 
 PAD, SOURCE_PAD = 91, 92
 MULTI30K = Path(os.environ.get("ANYFORMER_DATA", "nowhere")) / "multi30k"
@@ -35,7 +35,7 @@ seeds = st.integers(0, 2**31)
 
 
 @st.composite
-def examples(draw: st.DrawFn, longest: int = 12) -> list[Piece]:
+def examples(draw: st.DrawFn, longest: int = 12) -> list[Example]:
     """Pairs for an encoder–decoder, or single sequences; every id says whose it is."""
     pairs = draw(st.booleans())
     sizes = draw(st.lists(st.tuples(st.integers(1, longest), st.integers(1, longest)), min_size=1, max_size=60))
@@ -43,7 +43,7 @@ def examples(draw: st.DrawFn, longest: int = 12) -> list[Piece]:
     def ids(kind: int, example: int, count: int) -> list[int]:
         return [1000 * kind + 100_000 * example + at for at in range(count)]
 
-    return [Piece(ids(1, i, t), ids(2, i, t), ids(3, i, s) if pairs else None) for i, (t, s) in enumerate(sizes)]
+    return [Example(ids(1, i, t), ids(2, i, t), ids(3, i, s) if pairs else None) for i, (t, s) in enumerate(sizes)]
 
 
 specs = st.one_of(
@@ -52,12 +52,12 @@ specs = st.one_of(
 )
 
 
-def loader(pieces: list[Piece], spec: Padded | Packed, seed: int = 0) -> PieceLoader:
-    return PieceLoader(pieces, spec, seed, PAD, SOURCE_PAD)
+def loader(pieces: list[Example], spec: Padded | Packed, seed: int = 0) -> ExampleLoader:
+    return ExampleLoader(pieces, spec, seed, PAD, SOURCE_PAD)
 
 
-def epoch_of(made: PieceLoader, epoch: int = 0) -> list[Batch]:
-    batches, place = [], Place(epoch, 0)
+def epoch_of(made: ExampleLoader, epoch: int = 0) -> list[Batch]:
+    batches, place = [], Cursor(epoch, 0)
     while place.epoch == epoch:
         batch, place = made.read(place)
         batches.append(batch)
@@ -66,7 +66,7 @@ def epoch_of(made: PieceLoader, epoch: int = 0) -> list[Batch]:
 
 @given(examples(), specs, seeds, st.integers(0, 3))
 def test_an_epoch_holds_every_example_once_and_within_the_budget(
-    pieces: list[Piece], spec: Padded | Packed, seed: int, epoch: int
+    pieces: list[Example], spec: Padded | Packed, seed: int, epoch: int
 ) -> None:
     batches = epoch_of(loader(pieces, spec, seed), epoch)
     assert sorted(i for batch in batches for i in batch.examples) == list(range(len(pieces)))
@@ -81,25 +81,25 @@ def test_an_epoch_holds_every_example_once_and_within_the_budget(
 
 
 @given(examples(), specs, seeds)
-def test_the_order_is_of_seed_and_epoch_alone(pieces: list[Piece], spec: Padded | Packed, seed: int) -> None:
+def test_the_order_is_of_seed_and_epoch_alone(pieces: list[Example], spec: Padded | Packed, seed: int) -> None:
     made = loader(pieces, spec, seed)
     told = [[batch.examples for batch in epoch_of(made, epoch)] for epoch in range(3)]
     for epoch in (2, 0, 1):  # begun anywhere, by a reader that has read nothing else
         fresh = loader(pieces, spec, seed)
         for number in reversed(range(len(told[epoch]))):
-            assert fresh.read(Place(epoch, number))[0].examples == told[epoch][number]
+            assert fresh.read(Cursor(epoch, number))[0].examples == told[epoch][number]
 
 
 @pytest.mark.parametrize("spec", [Padded(tokens=64), Packed(tokens=64, length=32)])
 def test_epochs_and_seeds_differ(spec: Padded | Packed) -> None:
-    pieces = [Piece([1] * (1 + i % 7), [1] * (1 + i % 7)) for i in range(100)]
+    pieces = [Example([1] * (1 + i % 7), [1] * (1 + i % 7)) for i in range(100)]
     orders = {tuple(b.examples for b in epoch_of(loader(pieces, spec, seed), e)) for seed in (0, 1) for e in (0, 1)}
     assert len(orders) == 4
 
 
 def test_the_next_epoch_is_planned_while_one_is_read() -> None:
     """Some of it with every batch."""
-    made = loader([Piece([1] * (1 + i % 7), [1] * (1 + i % 7)) for i in range(2000)], Packed(tokens=64, length=16))
+    made = loader([Example([1] * (1 + i % 7), [1] * (1 + i % 7)) for i in range(2000)], Packed(tokens=64, length=16))
     steps: list[float] = []
 
     def watched(planning: Planning) -> Planning:
@@ -113,7 +113,7 @@ def test_the_next_epoch_is_planned_while_one_is_read() -> None:
     count, draft = len(made.plan(0)), made._draft(1)
     draft._planning = watched(draft._planning)
     for number in range(count):
-        made.read(Place(0, number))
+        made.read(Cursor(0, number))
         assert len(steps) == 0 or steps[-1] <= (number + 1) / count + 0.1  # a round is not cut
     done = len(steps)
     assert steps[-1] > 0.9
@@ -122,14 +122,14 @@ def test_the_next_epoch_is_planned_while_one_is_read() -> None:
 
 
 @given(examples(), st.integers(12, 24), seeds)
-def test_both_sides_of_a_packed_row_fit(pieces: list[Piece], length: int, seed: int) -> None:
+def test_both_sides_of_a_packed_row_fit(pieces: list[Example], length: int, seed: int) -> None:
     sizes = np.array([[len(p.ids), len(p.source or ())] for p in pieces])
     for row in (row for batch in Draft(plan_packed(sizes, 4 * length, length, seed, 0)).plan() for row in batch):
         assert (sizes[list(row)].sum(axis=0) <= length).all()
 
 
 @given(examples(), specs, seeds)
-def test_tensors_hold_what_the_examples_say(pieces: list[Piece], spec: Padded | Packed, seed: int) -> None:
+def test_tensors_hold_what_the_examples_say(pieces: list[Example], spec: Padded | Packed, seed: int) -> None:
     made = loader(pieces, spec, seed)
     for batch, rows in zip(epoch_of(made), made.plan(0), strict=True):
         assert batch.examples == tuple(i for row in rows for i in row)
@@ -153,8 +153,8 @@ def test_tensors_hold_what_the_examples_say(pieces: list[Piece], spec: Padded | 
 
 
 @given(examples(), st.data())
-def test_a_shelf_gives_back_what_was_put_on_it(pieces: list[Piece], data: st.DataObject) -> None:
-    shelf, who = Shelf.of(pieces), data.draw(st.lists(st.integers(0, len(pieces) - 1)))
+def test_a_shelf_gives_back_what_was_put_on_it(pieces: list[Example], data: st.DataObject) -> None:
+    shelf, who = ExampleTable.of(pieces), data.draw(st.lists(st.integers(0, len(pieces) - 1)))
     assert list(shelf) == pieces
     assert shelf[-1] == pieces[-1]
     assert list(shelf.take(np.array(who, dtype=np.int64))) == [pieces[i] for i in who]
@@ -172,8 +172,8 @@ def test_a_frame_stands_around_each(texts: list[list[int]], before: list[int], a
 
 def test_a_full_batch_has_no_segments_and_one_side_never_goes_without_the_other() -> None:
     rows: list[Row] = [(0,), (1,)]
-    assert collate(rows, [Piece([1, 2], [2, 3]), Piece([4, 5], [5, 6])], PAD, SOURCE_PAD).segments is None
-    half = collate(rows, [Piece([1, 2], [2, 3], [7]), Piece([4, 5], [5, 6], [8, 9])], PAD, SOURCE_PAD)
+    assert collate(rows, [Example([1, 2], [2, 3]), Example([4, 5], [5, 6])], PAD, SOURCE_PAD).segments is None
+    half = collate(rows, [Example([1, 2], [2, 3], [7]), Example([4, 5], [5, 6], [8, 9])], PAD, SOURCE_PAD)
     assert half.segments is not None
     assert half.source_segments is not None
     assert half.segments.tolist() == [[0, 0], [0, 0]]
@@ -181,7 +181,7 @@ def test_a_full_batch_has_no_segments_and_one_side_never_goes_without_the_other(
 
 
 @given(examples(), st.integers(1, 60))
-def test_evaluation_sees_every_example_once(pieces: list[Piece], tokens: int) -> None:
+def test_evaluation_sees_every_example_once(pieces: list[Example], tokens: int) -> None:
     batches = in_order(pieces, tokens, PAD, SOURCE_PAD)
     assert sorted(i for batch in batches for i in batch.examples) == list(range(len(pieces)))
     assert all(batch.ids.numel() <= tokens or len(batch.ids) == 1 for batch in batches)
@@ -280,19 +280,19 @@ def test_padding_is_rare_on_multi30k() -> None:
 def test_crops_ask_for_the_next_token(count: int, data: st.DataObject, rows: int, seed: int, number: int) -> None:
     length = data.draw(st.integers(1, count - 1))
     text, spec = np.random.default_rng(seed).integers(0, 7, count).astype(np.int32), Crops(rows=rows, length=length)
-    batch, after = CropLoader(InMemory(text), spec, seed).read(Place(0, number))
-    assert after == Place(0, number + 1)
+    batch, after = CropLoader(InMemory(text), spec, seed).read(Cursor(0, number))
+    assert after == Cursor(0, number + 1)
     assert batch.segments is None
     assert batch.ids.shape == batch.labels.shape == (rows, length)
     assert batch.ids.dtype == torch.int64
     for row, start in enumerate(batch.examples):
         assert batch.ids[row].tolist() == text[start : start + length].tolist()
         assert batch.labels[row].tolist() == text[start + 1 : start + length + 1].tolist()
-    again = CropLoader(InMemory(text), spec, seed).read(Place(0, number))[0]
+    again = CropLoader(InMemory(text), spec, seed).read(Cursor(0, number))[0]
     assert torch.equal(again.ids, batch.ids)
 
 
 def test_crops_reach_both_ends_of_the_text() -> None:
     made = CropLoader(InMemory(np.arange(6)), Crops(rows=64, length=4), 0)
-    assert set(made.read(Place())[0].examples) == {0, 1}
-    assert made.read(Place(0, 0))[0].examples != made.read(Place(0, 1))[0].examples
+    assert set(made.read(Cursor())[0].examples) == {0, 1}
+    assert made.read(Cursor(0, 0))[0].examples != made.read(Cursor(0, 1))[0].examples

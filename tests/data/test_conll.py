@@ -10,8 +10,8 @@ from hypothesis import given, strategies as st
 from anyformer.config import ConfigError
 from anyformer.data.conll import sentences
 from anyformer.data.files import File
-from anyformer.data.sources import Rows, read
-from anyformer.recipe import ConllFile, Data, Source, TableFile
+from anyformer.data.readers import Rows, read
+from anyformer.recipe.recipe import ConllFile, Data, Source, TableFile
 
 Sentence = list[tuple[str, str]]
 

@@ -14,10 +14,10 @@ from rich.console import Console
 from anyformer.config import ConfigError
 from anyformer.data.chunks import Input, chunks
 from anyformer.data.lines import read_lines
-from anyformer.data.sharding import prepare
-from anyformer.data.sources import read
+from anyformer.data.readers import read
+from anyformer.data.shard_writer import prepare
 from anyformer.data.tables import _csv, _csv_reason
-from anyformer.recipe import (
+from anyformer.recipe.recipe import (
     Bytes,
     ClassFolders,
     ConllFile,

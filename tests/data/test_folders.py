@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from anyformer.config import ConfigError
-from anyformer.data.sources import Rows, read
-from anyformer.recipe import ClassFolders, Data, TextFile
+from anyformer.data.readers import Rows, read
+from anyformer.recipe.recipe import ClassFolders, Data, TextFile
 
 FILES = {
     "pos/10.txt": "very good",

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from anyformer.config import ConfigError
-from anyformer.data import chunks as cutting, sharding
+from anyformer.data import chunks as cutting, shard_writer as sharding
 from anyformer.data.chunks import Bad, Chunk, Input, chunks, documents
-from anyformer.data.sharding import prepare
+from anyformer.data.shard_writer import prepare
 from anyformer.data.shards import Corpus, Index, InMemory
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.recipe import BPE, Bytes, Characters
+from anyformer.recipe.recipe import BPE, Bytes, Characters
 from tests.forking import forking
 
 LINES = [f"line {i} says {'really ' * (i % 7)}{i * i}" for i in range(200)]

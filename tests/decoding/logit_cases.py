@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.generation import logits_process as theirs
 
-from anyformer.decoding.process import History
+from anyformer.decoding.logit_processors import History
 
 VOCAB, END = 7, 6
 INF = math.inf

@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from anyformer.decoding.automaton import BROKEN, ENDED
-from anyformer.decoding.constrain import Constraint, JsonSchema, Regex, Trie, Vocabulary
-from anyformer.decoding.phrases import Phrases
+from anyformer.decoding.constraints.automaton import BROKEN, ENDED
+from anyformer.decoding.constraints.constraint import Constraint, JsonSchema, Regex, Trie, Vocabulary
+from anyformer.decoding.constraints.phrases import Phrases
 from tests.decoding.toy_tokens import STOP, TOKENS, after, allowed, check_exact, refused, toy, walk
 
 # -- one of some sequences --------------------------------------------------------------------------------------------

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, strategies as st
 
 from anyformer.config import ModelConfig
-from anyformer.decoding.beam import _allocated, beam_search
-from anyformer.decoding.constrain import Trie
-from anyformer.decoding.decode import generate
-from anyformer.decoding.phrases import Phrases
+from anyformer.decoding.beam_search import _allocated, beam_search
+from anyformer.decoding.constraints.constraint import Trie
+from anyformer.decoding.constraints.phrases import Phrases
+from anyformer.decoding.generate import generate
 from tests.decoding.beams import all_answers, answers, log_p
 from tests.decoding.small_models import decoder, either
 from tests.strategies import VOCAB, build, close, seeds, tokens

@@ -8,12 +8,12 @@ import torch
 from hypothesis import assume, given, settings, strategies as st
 
 from anyformer.config import ConfigError, Learned
-from anyformer.decoding.avoid import Without
-from anyformer.decoding.beam import beam_search
-from anyformer.decoding.constrain import Constraint, Regex, Trie
+from anyformer.decoding.beam_search import beam_search
+from anyformer.decoding.constraints.banned import Without
+from anyformer.decoding.constraints.constraint import Constraint, Regex, Trie
+from anyformer.decoding.constraints.phrases import Phrases, Ways
 from anyformer.decoding.contrastive import contrastive_search
-from anyformer.decoding.decode import generate, stream
-from anyformer.decoding.phrases import Phrases, Ways
+from anyformer.decoding.generate import generate, stream
 from anyformer.decoding.speculative import Lookup, speculate
 from anyformer.nn.model import Transformer
 from tests.decoding.beams import answers

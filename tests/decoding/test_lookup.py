@@ -6,9 +6,9 @@ from hypothesis import given, strategies as st
 from torch import Tensor
 
 from anyformer.config import ModelConfig, Tokens
-from anyformer.decoding.constrain import Constraint
-from anyformer.decoding.process import History
-from anyformer.decoding.retrace import Retracing
+from anyformer.decoding.constraints.constraint import Constraint
+from anyformer.decoding.constraints.rollback import Retracing
+from anyformer.decoding.logit_processors import History
 from anyformer.decoding.speculative import Guess, LookingUp, Lookup, speculate
 from tests.decoding.drafts import MIXED, kinds
 from tests.decoding.small_models import decoder, pair

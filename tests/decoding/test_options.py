@@ -9,9 +9,9 @@ import torch
 
 from anyformer import presets
 from anyformer.config import ConfigError
-from anyformer.decoding.beam import beam_search
+from anyformer.decoding.beam_search import beam_search
 from anyformer.decoding.contrastive import contrastive_search
-from anyformer.decoding.decode import generate, stream
+from anyformer.decoding.generate import generate, stream
 from anyformer.decoding.score import alternatives, score, sliding
 from anyformer.decoding.speculative import Draft, Lookup, speculate
 from anyformer.nn.model import Transformer

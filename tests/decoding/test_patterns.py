@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, strategies as st
 
-from anyformer.decoding.automaton import utf8
-from anyformer.decoding.constrain import Regex, Vocabulary
+from anyformer.decoding.constraints.automaton import utf8
+from anyformer.decoding.constraints.constraint import Regex, Vocabulary
 from tests.decoding.toy_tokens import TOKENS, after, allowed, check_exact, refused, spelt, text_of, toy, walk
 
 atoms = st.sampled_from(

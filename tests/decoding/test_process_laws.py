@@ -9,7 +9,7 @@ from hypothesis import assume, given, strategies as st
 from torch import Tensor
 
 from anyformer.config import ConfigError
-from anyformer.decoding.process import (
+from anyformer.decoding.logit_processors import (
     Allowed,
     Banned,
     History,
@@ -21,7 +21,7 @@ from anyformer.decoding.process import (
     build,
     process,
 )
-from anyformer.decoding.sample import sample
+from anyformer.decoding.sampling import sample
 from tests.decoding.logit_cases import INF, VOCAB, Case, cases, same
 
 # -- what holds for all ---------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import torch
 
 from anyformer import presets
 from anyformer.config import ConfigError
-from anyformer.decoding.decode import generate
+from anyformer.decoding.generate import generate
 from anyformer.decoding.speculative import Draft, speculate
 from anyformer.nn.model import Transformer
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
+from anyformer.cache.kv_cache import Cache
 from anyformer.config import ConfigError, Features, Learned, MaskedLM, ModelConfig, Special, Tokens
 from anyformer.decoding import speculative
-from anyformer.decoding.constrain import Trie
-from anyformer.decoding.decode import Spoilt, generate
+from anyformer.decoding.constraints.constraint import Trie
+from anyformer.decoding.generate import Spoilt, generate
 from anyformer.decoding.speculative import Draft, Lookup, speculate
-from anyformer.nn.cache import Cache
 from anyformer.nn.model import Transformer
 from tests.decoding.drafts import MIXED, drafting, kinds, ragged
 from tests.decoding.small_models import STACK, decoder, either, pair

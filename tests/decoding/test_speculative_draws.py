@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from anyformer.config import Special, Tokens
-from anyformer.decoding.process import History, Sampling, build as build_processors, process
+from anyformer.decoding.logit_processors import History, Sampling, build as build_processors, process
 from anyformer.decoding.speculative import Draft, speculate
 from anyformer.nn.model import Transformer
 from tests.decoding.drafts import drafting, ragged

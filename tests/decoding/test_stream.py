@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from anyformer.config import Learned, ModelConfig
-from anyformer.decoding.decode import generate, stream
-from tests.decoding.test_decode import STACK, decoder
+from anyformer.decoding.generate import generate, stream
+from tests.decoding.test_generate import STACK, decoder
 from tests.strategies import build, models, seeds, tokens
 
 HOT = {"temperature": 2.0, "seed": 1, "stop": (3,)}

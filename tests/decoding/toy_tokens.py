@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from anyformer.config import ConfigError
-from anyformer.decoding.automaton import BROKEN, ENDED
-from anyformer.decoding.constrain import Constraint, Vocabulary
+from anyformer.decoding.constraints.automaton import BROKEN, ENDED
+from anyformer.decoding.constraints.constraint import Constraint, Vocabulary
 
 # Single bytes, some longer tokens, parts of characters, and two ids that are no text.
 LONGER = [

@@ -37,7 +37,7 @@ from anyformer.config import (
 )
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.nn.model import Transformer
-from anyformer.recipe import (
+from anyformer.recipe.recipe import (
     AnyTask,
     Characters,
     Classify,

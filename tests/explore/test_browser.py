@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from anyformer.decoding.process import History, Temperature, TopK, TopP, process
+from anyformer.decoding.logit_processors import History, Temperature, TopK, TopP, process
 from anyformer.explore.server import Server
 from anyformer.explore.show import show
 from tests.explore import made

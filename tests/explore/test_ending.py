@@ -14,7 +14,7 @@ from threading import Event, Thread
 
 import pytest
 
-from anyformer.explore.opened import open_runs
+from anyformer.explore.open_runs import open_runs
 from anyformer.explore.server import Server
 from tests.explore.made import body, written
 from tests.test_cli import run
@@ -71,7 +71,7 @@ def test_a_signal_that_an_import_swallows_still_ends_it(tmp_path: Path, monkeypa
         return open_runs([written("lm", tmp_path)])
 
     served = Event()
-    monkeypatch.setattr("anyformer.explore.opened.open_runs", swallowing)
+    monkeypatch.setattr("anyformer.explore.open_runs.open_runs", swallowing)
     monkeypatch.setattr(Server, "serve_forever", lambda self: served.set())
     assert run("explore", tmp_path / "lm", "--port", "0", "--no-browser").exit_code == 3
     assert not served.is_set()
@@ -86,7 +86,7 @@ def test_the_server_waits_for_what_is_computed(tmp_path: Path, monkeypatch: pyte
         go_on.wait(10)
         return {}
 
-    monkeypatch.setattr("anyformer.explore.opened.Explored.answer", slow)
+    monkeypatch.setattr("anyformer.explore.open_runs.Explored.answer", slow)
     with Server(open_runs([written("lm", tmp_path)])) as server:
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()

@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from anyformer.explore.opened import open_runs
+from anyformer.explore.open_runs import open_runs
 from tests.explore.made import body, written
 from tests.explore.tab import growing
 

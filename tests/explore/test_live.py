@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from anyformer.config import ConfigError
-from anyformer.explore.opened import open_runs
+from anyformer.explore.open_runs import open_runs
 from anyformer.explore.server import Server
 from anyformer.processes import locked
 from anyformer.run import remove

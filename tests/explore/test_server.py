@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from anyformer.explore import assemble
-from anyformer.explore.opened import open_runs
+from anyformer.explore import page_bundle as assemble
+from anyformer.explore.open_runs import open_runs
 from anyformer.explore.server import Server
 from tests.explore.made import TEXT, body, written
 from tests.test_cli import refused, run

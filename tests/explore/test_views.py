@@ -12,15 +12,15 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer.config import ConfigError
-from anyformer.explore.asked import AboutText
-from anyformer.explore.opened import Explored, Opened
-from anyformer.inspection.ablate import run_without_heads
+from anyformer.explore.open_runs import Explored, Opened
+from anyformer.explore.requests import AboutText
+from anyformer.inspection.ablation import run_without_heads
+from anyformer.inspection.cache_growth import cache_growth
 from anyformer.inspection.count import count
-from anyformer.inspection.growth import cache_growth
-from anyformer.inspection.lens import logit_lens
+from anyformer.inspection.logit_lens import logit_lens
 from anyformer.inspection.sublayers import attentions
 from anyformer.inspection.taps import run_with_taps
-from anyformer.reading import Reading, read
+from anyformer.run_inspection import Reading, read
 from tests.explore.made import RUNS, TARGETS, TEXT, body, made
 
 ATTENDING = [name for name in RUNS if name != "cells"]
@@ -314,7 +314,7 @@ def test_answers_are_kept(explored: Explored, monkeypatch: pytest.MonkeyPatch) -
     fresh.answer("model", body("sort", kind="decoder"))
     fresh.answer("next", body("sort"))
     assert list(fresh.seen.values()) == [first]
-    monkeypatch.setattr("anyformer.explore.opened.KEPT", first.nbytes * 2)
+    monkeypatch.setattr("anyformer.explore.open_runs.KEPT", first.nbytes * 2)
     for text in ("1", "1 2", "1 2 3", "1 2 3 4"):
         fresh.answer("read", body("sort", text=text))
     assert 1 <= len(fresh.seen) < 5

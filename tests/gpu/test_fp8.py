@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from anyformer.nn import fp8
+from anyformer.transforms import fp8
 
 CUDA = torch.device("cuda")
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from anyformer.nn.gelu import Approximate, gelu
+from anyformer.kernels.gelu import Approximate, gelu
 
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])

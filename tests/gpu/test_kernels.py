@@ -7,6 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from anyformer.attention.attend import attend
+from anyformer.attention.layout import Layout, Relation, Role, lay_out
+from anyformer.attention.lower import Demand, choose, lower
+from anyformer.attention.position_tables import Positions
 from anyformer.config import (
     LM,
     Alibi,
@@ -27,12 +31,8 @@ from anyformer.config import (
     Window,
 )
 from anyformer.config.position import Scheme
-from anyformer.nn.attend import attend
-from anyformer.nn.lower import Demand, choose, lower
-from anyformer.nn.mask import Layout, Relation, Role, lay_out
+from anyformer.kernels.runtime import Runtime
 from anyformer.nn.model import Transformer
-from anyformer.nn.position import Positions
-from anyformer.nn.site import Site
 
 CUDA = torch.device("cuda")
 T, HEADS, GROUPS, WIDTH = 600, 4, 2, 32  # no multiple of a block of 128
@@ -115,7 +115,7 @@ def differentiate(
         leaf.requires_grad_()
     leaves |= dict(positions.tables.items())
     demand = Demand(WIDTH, value_width, cap=cap, sinks="sinks" in leaves)
-    site = Site("cuda", dtype, training=True)
+    site = Runtime("cuda", dtype, training=True)
     relation = lower(pattern, q, k, role, positions, demand, site, backend)
     assert (relation.blocks is not None) == (backend == "flex")
     assert (relation.documents is not None) == (backend == "varlen")
@@ -256,7 +256,7 @@ def test_a_model_trains_on_flex(compiled: bool, measured: Callable[..., None]):
     )
     at = lay_out(1, 1100, CUDA)
     plan = model.decoder.plans[0]
-    site = Site("cuda", torch.float32, training=True)
+    site = Runtime("cuda", torch.float32, training=True)
     assert choose("auto", plan.pattern, at, at, "self", T5, plan.demand, site).kernel == "flex"
     ours = step(torch.compile(model) if compiled else model, model, ids)
     model.backend = "eager"

@@ -10,6 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from anyformer.attention.attend import attend
+from anyformer.attention.layout import Layout, Role, lay_out
+from anyformer.attention.lower import Demand, lower
+from anyformer.attention.position_tables import Positions
 from anyformer.config import (
     Attention,
     BigBird,
@@ -27,17 +31,13 @@ from anyformer.config import (
     Window,
 )
 from anyformer.inspection.count import count
-from anyformer.nn.attend import attend
-from anyformer.nn.lower import Demand, lower
-from anyformer.nn.mask import Layout, Role, lay_out
+from anyformer.kernels.runtime import Runtime
 from anyformer.nn.model import Transformer
-from anyformer.nn.position import Positions
-from anyformer.nn.site import Site
 
 CUDA = torch.device("cuda")
 HEADS, WIDTH = 12, 64
 LENGTHS = (4096, 8192, 16384, 32768, 65536)
-SITE = Site("cuda", torch.bfloat16, training=True)
+SITE = Runtime("cuda", torch.bfloat16, training=True)
 DEMAND = Demand(WIDTH, WIDTH)
 
 

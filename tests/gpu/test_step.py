@@ -8,10 +8,10 @@ import torch
 from rich.console import Console
 
 from anyformer.data.batch import Batch
-from anyformer.recipe import Crops, Packed, Recipe
-from anyformer.training.graph import AFTER
+from anyformer.recipe.recipe import Crops, Packed, Recipe
 from anyformer.training.loop import Job, compiles, learn, objective, set_rate
 from anyformer.training.prepare import prepare
+from anyformer.training.step_graphs import AFTER
 from tests.training.small import pairs, text
 
 STEPS = AFTER + 5

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 
 from anyformer.config import LM, Attention, Block, Convolution, ModelConfig, NoFeedForward, Projected, Stack
-from anyformer.inspection.ablate import head_scores, run_without_heads
-from anyformer.inspection.measures import log_probability, logit, loss
+from anyformer.inspection.ablation import head_scores, run_without_heads
+from anyformer.inspection.scalar_outputs import log_probability, logit, loss
 from anyformer.inspection.sublayers import attentions
 from anyformer.inspection.taps import run_with_taps
 from tests.inspection.small_models import BLOCK, FEW, PAIR, READ, SOURCE, TARGET, decoder, read

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from anyformer.cli.read import read
+from anyformer.cli.resolve import read
 from anyformer.config import (
     Attention,
     BigBird,

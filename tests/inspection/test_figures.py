@@ -10,9 +10,9 @@ import torch
 from anyformer import presets
 from anyformer.inspection import plot
 from anyformer.inspection.attribution import Attribution, attribute
-from anyformer.inspection.growth import cache_growth
-from anyformer.inspection.lens import logit_lens
-from anyformer.inspection.measures import logit
+from anyformer.inspection.cache_growth import cache_growth
+from anyformer.inspection.logit_lens import logit_lens
+from anyformer.inspection.scalar_outputs import logit
 from anyformer.nn.model import Transformer
 
 pytest.importorskip("matplotlib")

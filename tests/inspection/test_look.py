@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 
 import anyformer.nn.attention as attention_module
+from anyformer.attention.attend import mix
 from anyformer.config import (
     LM,
     Attention,
@@ -24,14 +25,13 @@ from anyformer.config import (
     Window,
 )
 from anyformer.inspection import taps
+from anyformer.inspection.attention_maps import attention_maps
+from anyformer.inspection.cache_growth import cache_growth
 from anyformer.inspection.count import count
-from anyformer.inspection.growth import cache_growth
-from anyformer.inspection.lens import logit_lens
-from anyformer.inspection.maps import attention_maps
-from anyformer.inspection.patch import run_with_patches
+from anyformer.inspection.logit_lens import logit_lens
+from anyformer.inspection.patching import run_with_patches
 from anyformer.inspection.sublayers import attentions
 from anyformer.inspection.taps import run_with_taps
-from anyformer.nn.attend import mix
 from anyformer.nn.model import Transformer
 from tests.inspection.small_models import BLOCK, FEW, PAIR, READ, SOURCE, TARGET, decoder, read
 from tests.strategies import build, close, models, seeds

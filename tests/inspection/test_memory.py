@@ -11,9 +11,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from anyformer import presets
 from anyformer.config import MaskedLM, ModelConfig, NoHead, io
 from anyformer.inspection.memory import LOGITS, Memory, Precision, training_memory
-from anyformer.nn import dropout, loss
+from anyformer.kernels import cross_entropy as loss
+from anyformer.nn import dropout
+from anyformer.nn.aux_outputs import AuxOutputs
 from anyformer.nn.model import Transformer
-from anyformer.nn.running import Notes
 
 D, H, V, T, B = 64, 2, 128, 64, 4
 
@@ -38,7 +39,7 @@ def saved(config: ModelConfig, precision: Precision, compiled: bool, recompute: 
     inputs = (ids, ids) if config.shape == "encoder-decoder" else (ids,)
 
     def forward() -> Tensor:
-        return model(*inputs, notes=Notes())
+        return model(*inputs, notes=AuxOutputs())
 
     run = torch.compile(forward, backend="aot_eager_decomp_partition") if compiled else forward
     weights = {p.data_ptr() for p in model.parameters()}

@@ -29,12 +29,12 @@ from anyformer.config import (
     T5Bias,
     Tokens,
 )
+from anyformer.inspection.attention_maps import attention_maps
 from anyformer.inspection.attribution import attribute
-from anyformer.inspection.curves import position_curves
-from anyformer.inspection.maps import attention_maps
-from anyformer.inspection.measures import logit
-from anyformer.inspection.patch import run_with_patches
-from anyformer.inspection.terms import score_terms
+from anyformer.inspection.patching import run_with_patches
+from anyformer.inspection.position_curves import position_curves
+from anyformer.inspection.scalar_outputs import logit
+from anyformer.inspection.score_terms import score_terms
 from anyformer.nn.model import Transformer
 from tests.inspection.small_models import BLOCK, PAIR, READ, SOURCE, TARGET, bare, decoder
 from tests.strategies import build, close

@@ -9,16 +9,16 @@ from torch import Tensor
 
 from anyformer.config import LM, Alibi, Attention, Block, ModelConfig, Rotary, Stack, Tokens
 from anyformer.inspection import plot
-from anyformer.inspection.ablate import head_scores
+from anyformer.inspection.ablation import head_scores
+from anyformer.inspection.attention_maps import attention_maps
 from anyformer.inspection.attribution import attribute
-from anyformer.inspection.cells import fitted, map_lines, strongest
-from anyformer.inspection.curves import position_curves
-from anyformer.inspection.growth import cache_growth
-from anyformer.inspection.lens import logit_lens
-from anyformer.inspection.maps import attention_maps
-from anyformer.inspection.measures import logit
-from anyformer.inspection.patterns import head_statistics
-from anyformer.inspection.terms import score_terms
+from anyformer.inspection.cache_growth import cache_growth
+from anyformer.inspection.head_patterns import head_statistics
+from anyformer.inspection.logit_lens import logit_lens
+from anyformer.inspection.position_curves import position_curves
+from anyformer.inspection.scalar_outputs import logit
+from anyformer.inspection.score_terms import score_terms
+from anyformer.inspection.terminal_maps import fitted, map_lines, strongest
 from tests.strategies import build, close, tokens
 
 T = 8

@@ -8,7 +8,7 @@ import transformers as hf
 from torch import Tensor
 
 import anyformer as af
-from anyformer.decoding.decode import generate
+from anyformer.decoding.generate import generate
 from anyformer.run import Run
 from tests.interop import test_decoders as decoders, test_encoders as encoders, test_pairs as pairs
 from tests.interop.public import Public, Ragged, again, furthest, ragged, tensors

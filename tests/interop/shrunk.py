@@ -21,9 +21,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from anyformer.config import ConfigError, Embedder, NoHead, NoTransform
-from anyformer.decoding.decode import generate
+from anyformer.decoding.generate import generate
 from anyformer.interop.families import FAMILIES
-from anyformer.interop.hub import read_model
+from anyformer.interop.hf_folder import read_model
 from anyformer.nn.model import Transformer
 from tests.interop import test_decoders as decoders, test_encoders as encoders, test_pairs as pairs
 from tests.interop.public import LENGTH, VOCAB, Ragged, furthest, loud, ragged

@@ -16,8 +16,8 @@ import anyformer as af
 from anyformer.config import ConfigError, ModelConfig
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.interop import bring_in
-from anyformer.interop.files import LONGEST
-from anyformer.recipe import Characters, LanguageModel
+from anyformer.interop.weight_files import LONGEST
+from anyformer.recipe.recipe import Characters, LanguageModel
 from anyformer.run import Run, build_task
 from tests.test_cli import done, refused
 

@@ -11,13 +11,13 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from anyformer.config import ConfigError
-from anyformer.data import trial
+from anyformer.data import tokenizer_trial as trial
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
-from anyformer.interop import tokens
+from anyformer.interop import public_tokenizers as tokens
 from anyformer.interop.family import Text
-from anyformer.recipe import TokenizerFile
+from anyformer.recipe.recipe import TokenizerFile
 from tests.interop.slow_cases import lay_out, load
-from tests.interop.test_tokens import PIECES
+from tests.interop.test_public_tokenizers import PIECES
 
 CASES, MODELS, _ = load()
 

@@ -14,7 +14,7 @@ import pytest
 from tokenizers import ByteLevelBPETokenizer
 
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.interop import tokens
+from anyformer.interop import public_tokenizers as tokens
 from anyformer.interop.family import Text
 
 END = "<|endoftext|>"

@@ -9,8 +9,8 @@ import torch
 import anyformer as af
 from anyformer.config import ModelConfig
 from anyformer.data.tokenizer import train_tokenizer
-from anyformer.decoding.decode import generate
-from anyformer.recipe import Characters, LanguageModel
+from anyformer.decoding.generate import generate
+from anyformer.recipe.recipe import Characters, LanguageModel
 from anyformer.run import Run, build_task
 
 ctranslate2 = pytest.importorskip("ctranslate2")

@@ -9,7 +9,7 @@ import torch
 import transformers as hf
 
 import anyformer as af
-from anyformer.decoding.decode import generate
+from anyformer.decoding.generate import generate
 from tests.interop.public import (
     BOS,
     EOS,

@@ -7,12 +7,12 @@ import pytest
 
 from anyformer import presets
 from anyformer.config import ConfigError, ModelConfig, NTKScaling, Rotary
-from anyformer.config.edit import override
-from anyformer.interop.compare import differences
+from anyformer.config.overrides import override
+from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import FAMILIES
 from anyformer.interop.family import Family, fitting
-from anyformer.interop.fields import Fields
-from anyformer.interop.rules import Rule
+from anyformer.interop.same_model import differences
+from anyformer.interop.weight_rules import Rule
 
 HOMES = {name: name for name in ("t5", "bart", "bert", "roberta", "gpt2", "bloom", "llama", "mistral", "mixtral")}
 HOMES |= {"neox": "gpt_neox", "qwen3": "qwen3", "gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3_text"}

@@ -13,9 +13,9 @@ from torch import Tensor
 import anyformer as af
 from anyformer.config import Block, Classifier, ConfigError, Embedder, Features, ModelConfig, NoMixer, Stack
 from anyformer.data.tokenizer import train_tokenizer
-from anyformer.decoding.decode import generate
+from anyformer.decoding.generate import generate
 from anyformer.interop import onnx
-from anyformer.recipe import Characters, LanguageModel
+from anyformer.recipe.recipe import Characters, LanguageModel
 from anyformer.recipes import read_recipe
 from anyformer.run import build_task, write_folder, write_model
 from tests.test_cli import done, refused

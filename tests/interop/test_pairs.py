@@ -10,9 +10,9 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.decoding.beam import beam_search
-from anyformer.decoding.decode import generate
-from anyformer.recipe import Seq2Seq
+from anyformer.decoding.beam_search import beam_search
+from anyformer.decoding.generate import generate
+from anyformer.recipe.recipe import Seq2Seq
 from anyformer.run import Run, build_task
 from tests.interop.public import (
     BOS,

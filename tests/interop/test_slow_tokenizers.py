@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.interop import tokens
+from anyformer.interop import public_tokenizers as tokens
 from anyformer.interop.family import Text
 from tests.interop.slow_cases import lay_out, load
 from tests.interop.slow_lines import lines

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import anyformer as af
 from anyformer.config import ConfigError
-from anyformer.interop import files
+from anyformer.interop import weight_files as files
 from tests.interop.test_bad_input import WTE, Mischief, _whole as _whole, change, folder as folder, shard, wrong
 
 INDEX = "model.safetensors.index.json"

@@ -22,7 +22,7 @@ def test_the_entropy_of_a_text() -> None:
 
 
 def test_the_loss_of_a_reader_blind_to_order() -> None:
-    from anyformer.data.sources import Rows
+    from anyformer.data.readers import Rows
     from anyformer.lab.experiments.positions import blind
 
     assert blind(Rows({"source": ["1 2 3"]}, "", [1])) == pytest.approx(math.log(6) / 4)

@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
+from anyformer.attention.layout import PADDING, Layout
 from anyformer.config import ModelConfig
-from anyformer.decoding import beam, contrastive, decode, speculative
-from anyformer.decoding.constrain import Trie
+from anyformer.decoding import beam_search as beam, contrastive, generate as decode, speculative
+from anyformer.decoding.constraints.constraint import Trie
 from anyformer.decoding.session import Session
-from anyformer.nn.mask import PADDING, Layout
 from anyformer.nn.model import Transformer
 from tests.strategies import VOCAB, build, models, seeds, tokens
 

@@ -22,7 +22,7 @@ from anyformer.config import (
 )
 from anyformer.nn.context import Context
 from anyformer.nn.experts import Mixture
-from anyformer.nn.ffn import build_ffn
+from anyformer.nn.feedforward import build_ffn
 from tests.strategies import HERE, VOCAB
 
 WIDTH, NOWHERE = 6, Context(HERE, HERE)

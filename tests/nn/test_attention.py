@@ -8,6 +8,8 @@ from hypothesis import given, strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from anyformer.attention.attend import attend
+from anyformer.attention.layout import Relation
 from anyformer.config import (
     Attention,
     Block,
@@ -22,10 +24,8 @@ from anyformer.config import (
     Stack,
     Tokens,
 )
-from anyformer.nn.attend import attend
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.context import Context, Tap
-from anyformer.nn.mask import Relation
 from tests.strategies import HERE, attentions, build as whole, close, seeds, tokens
 
 WIDTH = 8

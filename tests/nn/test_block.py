@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.functional import jacobian
 from torch.nn import functional as F
 
+from anyformer.attention.layout import Relation, lay_out
 from anyformer.config import (
     LM,
     Attention,
@@ -31,7 +32,6 @@ from anyformer.config import (
 )
 from anyformer.nn.block import Sublayer, build_block
 from anyformer.nn.context import Context, Tap
-from anyformer.nn.mask import Relation, lay_out
 from anyformer.nn.model import Transformer
 from tests.strategies import HERE, build, close, seeds, tokens
 

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
+from anyformer.attention.layout import Layout
+from anyformer.cache.kv_cache import Cache, CacheKind
 from anyformer.config import (
     LM,
     Alibi,
@@ -36,8 +38,6 @@ from anyformer.config import (
     Unscaled,
     Window,
 )
-from anyformer.nn.cache import Cache, CacheKind
-from anyformer.nn.mask import Layout
 from anyformer.nn.model import Transformer
 from tests.strategies import VOCAB, build, tokens
 

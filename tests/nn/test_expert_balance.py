@@ -4,17 +4,17 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
+from anyformer.attention.layout import Layout
 from anyformer.config import Experts, Gated, SigmoidTopK
+from anyformer.nn.aux_outputs import AuxOutputs
 from anyformer.nn.context import Context
 from anyformer.nn.experts import Mixture, SigmoidRouter
-from anyformer.nn.mask import Layout
-from anyformer.nn.running import Notes
 from tests.nn.small_experts import ROUTERS, WIDTH, made, model_of, random
 from tests.strategies import build, close, seeds, tokens
 
 
-def noted(mixture: Mixture, x: Tensor, segments: Tensor | None = None) -> Notes:
-    notes, layout = Notes(), Layout(torch.zeros(1, x.shape[1], dtype=torch.long), segments)
+def noted(mixture: Mixture, x: Tensor, segments: Tensor | None = None) -> AuxOutputs:
+    notes, layout = AuxOutputs(), Layout(torch.zeros(1, x.shape[1], dtype=torch.long), segments)
     mixture.train()(x, Context(layout, layout, notes=notes))
     return notes
 
@@ -52,12 +52,12 @@ def test_balance_by_its_formula_over_real_tokens(seed: int, router):
 
 def test_losses_are_given_to_who_asks_in_training():
     model = build(model_of(Experts(count=4, top_k=2, expert=Gated(width=3), balance=0.1)))
-    results, given_in_eval = [], Notes()
+    results, given_in_eval = [], AuxOutputs()
     model(tokens(0, 2, 5), notes=given_in_eval)
     assert not given_in_eval.losses
     for recompute in (False, True):  # a block that runs twice counts once
         model.train().decoder.recompute = recompute
-        notes = Notes()
+        notes = AuxOutputs()
         model.zero_grad()
         out = model(tokens(0, 2, 5), notes=notes)
         (out.sum() + sum(notes.losses)).backward()

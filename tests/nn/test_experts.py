@@ -22,12 +22,12 @@ from anyformer.config import (
 )
 from anyformer.inspection.count import count
 from anyformer.inspection.taps import run_with_taps
+from anyformer.nn.aux_outputs import AuxOutputs
 from anyformer.nn.context import Tap
 from anyformer.nn.experts import Mixture, Runs, run_products
-from anyformer.nn.ffn import activation, build_ffn
+from anyformer.nn.feedforward import activation, build_ffn
 from anyformer.nn.init import initialise
 from anyformer.nn.model import Transformer
-from anyformer.nn.running import Notes
 from tests.nn.small_experts import NOWHERE, ROUTERS, WIDTH, made, model_of, networks, random
 from tests.strategies import build, close, seeds, tokens
 
@@ -255,7 +255,7 @@ def test_compiled_in_one_graph(recompute: bool):
         for model, call in zip(models, calls, strict=True):
             model.decoder.recompute = recompute
             model.zero_grad()
-            notes = Notes()
+            notes = AuxOutputs()
             with torch.compiler.set_stance("fail_on_recompile" if step else "default"):
                 out = call(tokens(step, 2, 7), segments=torch.tensor([[0] * 7, [0] * 4 + [-1] * 3]), notes=notes)
             (out.logsumexp(-1).sum() + sum(notes.losses)).backward()

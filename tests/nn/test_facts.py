@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from anyformer import presets
-from anyformer.decoding.beam import beam_search
+from anyformer.attention.layout import Layout
+from anyformer.decoding.beam_search import beam_search
 from anyformer.decoding.contrastive import contrastive_search
-from anyformer.decoding.decode import generate, stream
+from anyformer.decoding.generate import generate, stream
 from anyformer.decoding.speculative import Draft, speculate
-from anyformer.inspection.ablate import run_without_heads
-from anyformer.inspection.maps import attention_maps
-from anyformer.nn.mask import Layout
+from anyformer.inspection.ablation import run_without_heads
+from anyformer.inspection.attention_maps import attention_maps
 from anyformer.nn.model import Transformer
 
 IDS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])

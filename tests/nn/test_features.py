@@ -33,7 +33,7 @@ from anyformer.config import (
     Tokens,
     io,
 )
-from anyformer.decoding.decode import generate
+from anyformer.decoding.generate import generate
 from anyformer.inspection.count import count
 from anyformer.inspection.taps import run_with_taps
 from anyformer.nn.model import Transformer

@@ -6,6 +6,7 @@ from hypothesis import given, strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
+from anyformer.attention.layout import Layout, lay_out
 from anyformer.config import (
     LM,
     Attention,
@@ -30,7 +31,6 @@ from anyformer.config import (
     Unscaled,
 )
 from anyformer.nn.heads import pool
-from anyformer.nn.mask import Layout, lay_out
 from anyformer.nn.model import Transformer
 from tests.strategies import build, close, seeds, tokens
 

@@ -6,6 +6,7 @@ from hypothesis import given, strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
+from anyformer.attention.layout import lay_out
 from anyformer.config import (
     LM,
     Attention,
@@ -25,7 +26,6 @@ from anyformer.config import (
     Unscaled,
 )
 from anyformer.inspection.taps import run_with_taps
-from anyformer.nn.mask import lay_out
 from anyformer.nn.model import Transformer
 from tests.strategies import build, close, seeds, tokens
 

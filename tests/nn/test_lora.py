@@ -11,9 +11,9 @@ from anyformer.config.adapter import adapted, every_matrix
 from anyformer.inspection.count import count
 from anyformer.nn.experts import SigmoidRouter, SoftmaxRouter
 from anyformer.nn.lora import AdaptedFused, AdaptedLinear, LowRank
-from anyformer.nn.merge import merge
 from anyformer.nn.model import Transformer
-from anyformer.nn.quantise import QuantisedLinear, quantise
+from anyformer.transforms.merge import merge
+from anyformer.transforms.quantise import QuantisedLinear, quantise
 from tests.strategies import build, close, models, seeds, tokens
 
 adapters = st.builds(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from anyformer.attention.layout import Layout, lay_out
 from anyformer.config import (
     LM,
     Alibi,
@@ -31,10 +32,9 @@ from anyformer.config import (
     Stack,
     Tokens,
 )
-from anyformer.decoding.decode import generate
+from anyformer.decoding.generate import generate
 from anyformer.inspection.count import count
 from anyformer.nn.context import Context
-from anyformer.nn.mask import Layout, lay_out
 from anyformer.nn.mixer import build_mixer
 from anyformer.nn.model import Transformer
 from anyformer.nn.recurrent import RecurrentMixer

@@ -5,9 +5,9 @@ import re
 import pytest
 import torch
 
+from anyformer.attention.layout import Layout
 from anyformer.config import LM, Attention, Block, ModelConfig, Stack, Tokens
 from anyformer.inspection.taps import run_with_taps
-from anyformer.nn.mask import Layout
 from anyformer.nn.model import Transformer
 from tests.strategies import build, close, tokens
 

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, strategies as st
 from torch.nn import functional as F
 
+from anyformer.attention.layout import Layout
 from anyformer.config import (
     LM,
     Attention,
@@ -22,10 +23,9 @@ from anyformer.config import (
     Tokens,
     Transform,
 )
-from anyformer.nn.mask import Layout
+from anyformer.nn.aux_outputs import AuxOutputs
 from anyformer.nn.model import Transformer
 from anyformer.nn.norm import OverBatch, build_norm, normed
-from anyformer.nn.running import Notes
 from tests.forking import forking
 from tests.narrow import begin, kept, same
 from tests.strategies import VOCAB, build, close, seeds, tokens
@@ -127,7 +127,7 @@ def test_batch_norm(rows: int, length: int, width: int, eps: float, momentum: fl
             theirs.eval()
         x, segments = batch_of(seed + step, rows, length, width)
         x.requires_grad_()
-        notes, real = Notes(), segments >= 0 if padded else torch.ones_like(segments, dtype=torch.bool)
+        notes, real = AuxOutputs(), segments >= 0 if padded else torch.ones_like(segments, dtype=torch.bool)
         out = normed(norm, x, where(segments if padded else None), notes)
         expected = theirs(x[real])
         close(out[real], expected)
@@ -151,11 +151,11 @@ def test_pads_move_nothing():
     other = torch.where((segments < 0)[..., None], torch.inf, x)
     results = []
     for each in (x, other):
-        notes = Notes()
+        notes = AuxOutputs()
         results.append((normed(norm, each, where(segments), notes)[segments >= 0], notes.seen[norm]))
     assert torch.equal(results[0][0], results[1][0])
     assert torch.equal(results[0][1], results[1][1])
-    notes = Notes()
+    notes = AuxOutputs()
     assert normed(norm, x, where(torch.full_like(segments, -1)), notes).isfinite().all()
     norm.seen = notes.seen[norm]
     with torch.no_grad():

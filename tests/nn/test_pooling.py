@@ -6,6 +6,7 @@ from hypothesis import given, strategies as st
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from anyformer.attention.layout import Layout
 from anyformer.config import (
     LM,
     Attention,
@@ -19,11 +20,10 @@ from anyformer.config import (
     Tokens,
     io,
 )
+from anyformer.inspection.attention_maps import attention_maps
 from anyformer.inspection.count import count
-from anyformer.inspection.maps import attention_maps
 from anyformer.inspection.taps import run_with_taps
 from anyformer.nn.context import Tap
-from anyformer.nn.mask import Layout
 from anyformer.nn.model import Transformer
 from anyformer.nn.pooling import Windows
 from tests.strategies import RELATIVE, VOCAB, build, close, seeds, tokens

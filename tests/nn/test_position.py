@@ -8,6 +8,9 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
+from anyformer.attention.layout import lay_out
+from anyformer.attention.position_tables import Positions
+from anyformer.cache.ring import Step
 from anyformer.config import (
     Attention,
     Learned,
@@ -23,10 +26,7 @@ from anyformer.config import (
 from anyformer.config.spec import members
 from anyformer.inspection.taps import run_with_taps
 from anyformer.nn.init import initialise
-from anyformer.nn.mask import lay_out
 from anyformer.nn.model import Transformer
-from anyformer.nn.position import Positions
-from anyformer.nn.ring import Step
 from tests.nn.positions import decoder, random, turn
 from tests.strategies import POSITIONS, build, close, seeds, tokens
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+from anyformer.attention.layout import lay_out
+from anyformer.cache.ring import Step
 from anyformer.config import Alibi, Attention, Full, T5Bias, Window
-from anyformer.nn.mask import lay_out
-from anyformer.nn.ring import Step
 from tests.nn.positions import decoder, random
 from tests.strategies import build, close, seeds, tokens
 

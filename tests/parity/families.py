@@ -15,10 +15,10 @@ from torch import nn
 
 from anyformer import presets
 from anyformer.config import Gelu, LayerNorm, MaskedLM, ModelConfig, Transform
-from anyformer.config.edit import override
-from anyformer.interop.compare import differences
+from anyformer.config.overrides import override
 from anyformer.interop.families import FAMILIES as PUBLIC
-from anyformer.interop.hub import read_model
+from anyformer.interop.hf_folder import read_model
+from anyformer.interop.same_model import differences
 from anyformer.nn.model import Transformer
 from tests.parity import names
 from tests.parity.names import DEPTH, Names, translated

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from anyformer.decoding.beam import EarlyStopping, Hypotheses, beam_search
-from anyformer.decoding.process import Sampling, build
+from anyformer.decoding.beam_search import EarlyStopping, Hypotheses, beam_search
+from anyformer.decoding.logit_processors import Sampling, build
 from tests.parity.families import PAD, VOCAB, built
 from tests.parity.test_transformers import Ragged, ragged
 

@@ -6,10 +6,10 @@ from torch import Tensor
 from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention, DeepseekV3RotaryEmbedding
 
+from anyformer.attention.layout import Layout, Relation
 from anyformer.config import Attention, Latent, Rotary
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.context import Context
-from anyformer.nn.mask import Layout, Relation
 
 WIDTH, HEADS, RANK, CONTENT, TURNING, VALUE, LENGTH = 32, 4, 12, 10, 6, 7, 20
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from anyformer.attention.layout import Layout, lay_out, lower_dense
 from anyformer.config import (
     Attention,
     Block,
@@ -23,7 +24,6 @@ from anyformer.config import (
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.block import build_block
 from anyformer.nn.context import Context
-from anyformer.nn.mask import Layout, lay_out, relate
 from anyformer.nn.stack import BlockStack
 
 WIDTH, HEADS, FF, DEPTH = 24, 4, 40, 2
@@ -136,7 +136,7 @@ def test_self_attention(pattern: Pattern, bias: bool, backend: str) -> None:
     theirs = loud(nn.MultiheadAttention(WIDTH, HEADS, bias=bias, batch_first=True))
     ours = MultiHeadAttention(Attention(heads=HEADS, bias=bias, output=Projected(bias=bias)), WIDTH)
     x, padding, layout = rows(TARGET, pattern)
-    ctx = Context(layout, layout, relate(pattern, layout, layout, "self"), backend=backend)
+    ctx = Context(layout, layout, lower_dense(pattern, layout, layout, "self"), backend=backend)
     mask = ahead(x.shape[1]) if pattern == Causal() else None
     assert_same(
         ours,
@@ -156,7 +156,11 @@ def test_cross_attention(bias: bool, backend: str) -> None:
     ours = MultiHeadAttention(Attention(heads=HEADS, bias=bias, output=Projected(bias=bias)), WIDTH, cross=True)
     (x, padding, layout), (memory, hidden, source) = rows(TARGET, Full()), rows(SOURCE, Full())
     ctx = Context(
-        layout, layout, relate(Full(), layout, layout, "self"), relate(Full(), layout, source, "cross"), backend=backend
+        layout,
+        layout,
+        lower_dense(Full(), layout, layout, "self"),
+        lower_dense(Full(), layout, source, "cross"),
+        backend=backend,
     )
     assert_same(
         ours,
@@ -209,7 +213,7 @@ def test_encoder_layer(placement: str, activation: str, bias: bool, eps: float, 
     theirs = loud(their_layer(nn.TransformerEncoderLayer, placement, activation, bias, eps))
     ours = build_block(our_layer(placement, activation, bias, eps, cross=False), WIDTH)
     x, padding, layout = rows(TARGET, pattern)
-    ctx = Context(layout, layout, relate(pattern, layout, layout, "self"))
+    ctx = Context(layout, layout, lower_dense(pattern, layout, layout, "self"))
     mask = ahead(x.shape[1]) if pattern == Causal() else None
     assert_same(
         ours,
@@ -227,7 +231,9 @@ def test_decoder_layer(placement: str, activation: str, bias: bool, eps: float) 
     theirs = loud(their_layer(nn.TransformerDecoderLayer, placement, activation, bias, eps))
     ours = build_block(our_layer(placement, activation, bias, eps, cross=True), WIDTH)
     (x, padding, layout), (memory, hidden, source) = rows(TARGET, Causal()), rows(SOURCE, Full())
-    ctx = Context(layout, layout, relate(Causal(), layout, layout, "self"), relate(Full(), layout, source, "cross"))
+    ctx = Context(
+        layout, layout, lower_dense(Causal(), layout, layout, "self"), lower_dense(Full(), layout, source, "cross")
+    )
     masks = {"tgt_mask": ahead(x.shape[1]), "tgt_key_padding_mask": padding, "memory_key_padding_mask": hidden}
     assert_same(
         ours,

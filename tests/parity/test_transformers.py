@@ -14,16 +14,16 @@ import transformers as hf
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from anyformer.attention.attend import Backend
+from anyformer.attention.position_tables import Positions
 from anyformer.config import BigBird, Graph, NoPosition, Pattern, Rotary, Window
-from anyformer.decoding.decode import generate
-from anyformer.nn.attend import Backend
+from anyformer.decoding.generate import generate
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.experts import SoftmaxRouter
-from anyformer.nn.ffn import GatedFFN, PlainFFN
+from anyformer.nn.feedforward import GatedFFN, PlainFFN
 from anyformer.nn.heads import VocabularyHead
 from anyformer.nn.model import Transformer
 from anyformer.nn.norm import RootMeanSquare
-from anyformer.nn.position import Positions
 from tests.parity.families import FAMILIES, PAD, POOLED, VOCAB, Family, built, norms
 from tests.parity.names import DEPTH
 from tests.ragged import Ragged, ragged as rows

@@ -14,16 +14,16 @@ from torch.nn import functional as F
 
 from anyformer.config import ConfigError, Tokens
 from anyformer.data.batch import IGNORE
-from anyformer.data.loader import Place
-from anyformer.data.sources import Rows
+from anyformer.data.loader import Cursor
+from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
-from anyformer.recipe import Classify, Regress, Words
+from anyformer.recipe.recipe import Classify, Regress, Words
 from anyformer.run import Run, load
-from anyformer.tasks import rows as row_tasks
+from anyformer.tasks import sequence_level as row_tasks
 from anyformer.tasks.classify import Classifying
 from anyformer.tasks.metrics import f1, pearson, spearman
 from anyformer.tasks.regress import Regressing, scaled
-from anyformer.tasks.rows import Frame, RowTask
+from anyformer.tasks.sequence_level import Frame, RowTask
 from anyformer.training.loop import fit
 from anyformer.training.train import evaluate
 from tests.training.small import PADDED, distances, labelled, make, parities, run
@@ -192,7 +192,7 @@ def test_a_training_step_loses_what_evaluation_counts(trained: tuple[Run, Rows])
     """And rows of a process that has none left lose nothing."""
     made, rows = trained
     assert isinstance(made.task, RowTask)
-    batch, _ = made.task.loader(rows, PADDED.model_copy(update={"tokens": 10_000}), 0, made.model).read(Place())
+    batch, _ = made.task.loader(rows, PADDED.model_copy(update={"tokens": 10_000}), 0, made.model).read(Cursor())
     with torch.no_grad():
         logits = made.model(batch.ids, segments=batch.segments, types=batch.types)
     loss = made.task.loss(logits, batch.labels)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from anyformer.config import ConfigError, io
-from anyformer.recipe import Classify, Recipe, Regress
+from anyformer.recipe.recipe import Classify, Recipe, Regress
 from tests.tasks.refused import told
 from tests.training.small import distances, labelled, make, parities, run
 

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from anyformer.config import ConfigError, io
-from anyformer.data.batch import Piece, collate
-from anyformer.data.loader import PieceLoader, Place
+from anyformer.data.batch import Example, collate
+from anyformer.data.loader import Cursor, ExampleLoader
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
-from anyformer.recipe import Embed, Padded, Recipe, Regress, Words
+from anyformer.recipe.recipe import Embed, Padded, Recipe, Regress, Words
 from anyformer.run import Run, load
 from anyformer.tasks.embed import AT_ONCE, Embedding, compared
 from anyformer.tasks.metrics import spearman
@@ -41,12 +41,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, Run]:
 # -- rows -------------------------------------------------------------------------------------------------------------
 
 pieces = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=12).map(
-    lambda sizes: [Piece([1] * a, [i], pair=[2] * b) for i, (a, b) in enumerate(sizes)]
+    lambda sizes: [Example([1] * a, [i], pair=[2] * b) for i, (a, b) in enumerate(sizes)]
 )
 
 
 @given(pieces)
-def test_a_text_stands_above_its_pair(some: list[Piece]) -> None:
+def test_a_text_stands_above_its_pair(some: list[Example]) -> None:
     batch = collate([(i,) for i in range(len(some))], some, pad=0, source_pad=0)
     assert batch.ids.shape == (2 * len(some), max(piece.length for piece in some))
     assert batch.labels.shape == (len(some), 1)
@@ -57,8 +57,8 @@ def test_a_text_stands_above_its_pair(some: list[Piece]) -> None:
 
 
 @given(pieces, st.integers(18, 60), st.integers(0, 5))
-def test_batches_hold_both_texts(some: list[Piece], tokens: int, seed: int) -> None:
-    loader, place, seen = PieceLoader(some, Padded(tokens=tokens), seed, pad=0, source_pad=0), Place(), []
+def test_batches_hold_both_texts(some: list[Example], tokens: int, seed: int) -> None:
+    loader, place, seen = ExampleLoader(some, Padded(tokens=tokens), seed, pad=0, source_pad=0), Cursor(), []
     while place.epoch == 0:
         batch, place = loader.read(place)
         assert batch.slots <= tokens
@@ -67,7 +67,7 @@ def test_batches_hold_both_texts(some: list[Piece], tokens: int, seed: int) -> N
 
 
 @given(pieces, st.integers(1, 4))
-def test_processes_share_pairs(some: list[Piece], size: int) -> None:
+def test_processes_share_pairs(some: list[Example], size: int) -> None:
     """Each reads whole pairs with their labels, and together they read all; one that has none is asked nothing."""
     batch = collate([(i,) for i in range(len(some))], some, pad=0, source_pad=0)
     found = []

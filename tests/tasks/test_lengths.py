@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from anyformer.config import ConfigError, io
-from anyformer.data.loader import Place
-from anyformer.data.sources import Rows
+from anyformer.data.loader import Cursor
+from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.recipe import Packed, Padded, Recipe
+from anyformer.recipe.recipe import Packed, Padded, Recipe
 from anyformer.run import Run, load
 from anyformer.tasks.lm import LanguageModelling
 from anyformer.training.train import evaluate
@@ -83,7 +83,7 @@ def test_rows_that_are_too_long_are_bad_rows(
     console = quiet()
     job = make(from_file(tmp_path, shape, *changes, "data.on_bad_row=skip"), tmp_path / "skip", console=console)
     assert f"train: {len(expected)} bad rows skipped: {told[0]}" in said(console)
-    numbers, place = list[int](), Place()
+    numbers, place = list[int](), Cursor()
     while place.epoch == 0:
         batch, place = job.loader.read(place)
         numbers += batch.examples

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from anyformer.config import ConfigError
-from anyformer.data.loader import Place
-from anyformer.data.sources import Rows
+from anyformer.data.loader import Cursor
+from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import train_tokenizer
-from anyformer.recipe import Bytes, Crops, LanguageModel, Packed, Padded
+from anyformer.recipe.recipe import Bytes, Crops, LanguageModel, Packed, Padded
 from anyformer.run import Run
 from anyformer.tasks.lm import LanguageModelling
 from tests.training.small import TEXT, run, text
@@ -81,7 +81,7 @@ def test_every_token_but_a_documents_first_is_asked_once(
     if all(len(ids) < 2 for ids in documents):
         return
     spec = Packed(tokens=2 * length, length=length) if packed else Padded(tokens=length)
-    made, place, asked = task.loader(rows_of(*texts), spec, 0, trained.model), Place(), []
+    made, place, asked = task.loader(rows_of(*texts), spec, 0, trained.model), Cursor(), []
     while place.epoch == 0:
         batch, place = made.read(place)
         assert batch.ids.shape[1] <= length

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from anyformer.config import ConfigError, io
-from anyformer.data.batch import Piece
-from anyformer.data.loader import PieceLoader, Place
-from anyformer.data.sources import read
-from anyformer.recipe import Padded
+from anyformer.data.batch import Example
+from anyformer.data.loader import Cursor, ExampleLoader
+from anyformer.data.readers import read
+from anyformer.recipe.recipe import Padded
 from anyformer.run import Run, load
 from anyformer.tasks.mixture import MixedTasks
 from anyformer.training.train import evaluate
@@ -81,8 +81,8 @@ def test_the_task_is_read_first(tmp_path: Path, shape: Shape) -> None:
 
 @pytest.mark.parametrize("weights", [[1.0] * 6, [2.0, 0.5, 0.5, 1.0, 0.25, 3.5], [0.01] * 6])
 def test_examples_are_read_as_often_as_their_weight_says(weights: list[float]) -> None:
-    pieces = [Piece([i] * (1 + i % 3), [i] * (1 + i % 3)) for i in range(6)]
-    loader = PieceLoader(pieces, Padded(tokens=8), seed=0, pad=0, source_pad=0, weights=weights)
+    pieces = [Example([i] * (1 + i % 3), [i] * (1 + i % 3)) for i in range(6)]
+    loader = ExampleLoader(pieces, Padded(tokens=8), seed=0, pad=0, source_pad=0, weights=weights)
     epochs = 400
     seen = Counter(i for epoch in range(epochs) for batch in loader.plan(epoch) for row in batch for i in row)
     if weights[0] < 0.1:  # an epoch is never empty
@@ -94,10 +94,10 @@ def test_examples_are_read_as_often_as_their_weight_says(weights: list[float]) -
 
 
 def test_without_weights_nothing_changes() -> None:
-    pieces = [Piece([i] * (1 + i % 5), [i] * (1 + i % 5)) for i in range(40)]
+    pieces = [Example([i] * (1 + i % 5), [i] * (1 + i % 5)) for i in range(40)]
     spec = Padded(tokens=20)
-    plain, weighed = (PieceLoader(pieces, spec, 3, 0, 0, weights=w) for w in (None, [1.0] * 40))
-    place = Place()
+    plain, weighed = (ExampleLoader(pieces, spec, 3, 0, 0, weights=w) for w in (None, [1.0] * 40))
+    place = Cursor()
     for _ in range(30):
         (a, after), (b, _) = plain.read(place), weighed.read(place)
         assert torch.equal(a.ids, b.ids)

@@ -13,12 +13,12 @@ from tokenizers import Tokenizer, models
 
 from anyformer.config import Classifier, ConfigError
 from anyformer.data.batch import IGNORE, joined
-from anyformer.data.chance import Chance
-from anyformer.data.drawn import drawn
-from anyformer.data.loader import Place
-from anyformer.data.sources import Rows
+from anyformer.data.counter_rng import CounterRNG
+from anyformer.data.dynamic_loader import drawn
+from anyformer.data.loader import Cursor
+from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
-from anyformer.recipe import (
+from anyformer.recipe.recipe import (
     BPE,
     Bytes,
     Classify,
@@ -32,8 +32,8 @@ from anyformer.recipe import (
     Words,
 )
 from anyformer.run import Run
-from anyformer.tasks.drawn import windows
-from anyformer.tasks.gaps import encode_with
+from anyformer.tasks.dynamic_examples import windows
+from anyformer.tasks.fill_mask import encode_with
 from anyformer.tasks.mlm import MaskedLanguageModelling
 from tests.training.small import CROPS, PACKED, TEXT, corrupted, labelled, parities, run, sentences
 
@@ -58,7 +58,7 @@ def test_a_draw_hides_some_tokens_and_asks_for_these(ids: list[int], seed: int, 
     tokenizer, frame = task.tokenizer, task.frame
     ids = [i for i in ids if i != tokenizer.mask] or [7]  # 4 is <unk>
     assert tokenizer.unk == 4
-    piece = task.draw(joined([ids]), Chance(np.array([seed])))[0]
+    piece = task.draw(joined([ids]), CounterRNG(np.array([seed])))[0]
     assert len(piece.ids) == len(piece.labels) == len(frame.row(ids))
     assert (piece.ids[0], piece.ids[-1]) == (tokenizer.bos, tokenizer.eos)
     assert piece.labels[0] == piece.labels[-1] == IGNORE
@@ -76,7 +76,7 @@ def test_the_shares_are_those_of_the_spec() -> None:
     task = task_of(rate=0.3, masked=0.6, random=0.3)
     ids = [i for i in range(task.tokenizer.size) if i not in task.tokenizer.special] * 10
     masked = changed = same = 0
-    for piece in task.draw(joined([ids] * 200), Chance(np.arange(200))):
+    for piece in task.draw(joined([ids] * 200), CounterRNG(np.arange(200))):
         at = [i for i, label in enumerate(piece.labels) if label != IGNORE]
         assert len(at) == round(0.3 * len(ids))
         masked += sum(piece.ids[i] == task.tokenizer.mask for i in at)
@@ -91,7 +91,7 @@ def test_every_token_is_asked_and_put_in_as_often() -> None:
     """Whatever stands there, of what is no special token."""
     task, times = task_of(rate=0.5, masked=0, random=1), 4000
     plain = [i for i in range(task.tokenizer.size) if i not in task.tokenizer.special]
-    shelf = task.draw(joined([plain] * times), Chance(np.arange(times)))
+    shelf = task.draw(joined([plain] * times), CounterRNG(np.arange(times)))
     ids, labels = (shelf.columns[name].values.reshape(times, -1)[:, 1:-1] for name in ("ids", "labels"))
     asked, share = labels != IGNORE, 0.5
     assert (abs(asked.mean(axis=0) - share) < 5 * math.sqrt(share * (1 - share) / times)).all()
@@ -120,7 +120,7 @@ def test_batches_are_functions_of_seed_and_place(trained: Run, batches: Padded |
     """Whoever reads the same place finds the same masks; the next epoch has others, on the same texts."""
     texts = rows_of(*sentences(), " ".join(sentences()))  # of which the last goes on in other rows
     one, other = (trained.task.loader(texts, batches, 3, trained.model) for _ in range(2))
-    places = [Place(), Place(0, 1), Place(1, 0), Place(1, 1)]
+    places = [Cursor(), Cursor(0, 1), Cursor(1, 0), Cursor(1, 1)]
     for place in random.Random(0).sample(places, 4):  # in any order
         mine, _ = one.read(place)
         theirs, _ = other.read(place)
@@ -128,7 +128,7 @@ def test_batches_are_functions_of_seed_and_place(trained: Run, batches: Padded |
         assert torch.equal(mine.labels, theirs.labels)
         assert mine.ids.shape[1] <= 20
         assert mine.asked >= (1 if mine.segments is None else int((mine.segments.max(dim=1).values + 1).min()))
-    place, whole = Place(), list[list[int]]()
+    place, whole = Cursor(), list[list[int]]()
     if isinstance(batches, Crops):
         return
     epochs: dict[int, list[tuple[int, ...]]] = {0: [], 1: []}

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from anyformer.config import ConfigError
-from anyformer.decoding.beam import beam_search
+from anyformer.decoding.beam_search import beam_search
 from anyformer.run import Run
 from anyformer.tasks import generation
 from anyformer.tasks.generation import NotFinite
-from anyformer.tasks.limits import spellings
+from anyformer.tasks.output_constraints import spellings
 from tests.test_generate import HOT, KINDS, PROMPTS, SHAPES, TOKENIZERS, writer
 
 WAYS: dict[str, dict[str, Any]] = {

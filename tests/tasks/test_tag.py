@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 from anyformer.config import Attention, Block, ConfigError, ModelConfig, Stack, TokenLabels, Tokens
 from anyformer.data.batch import IGNORE
-from anyformer.data.loader import Place
-from anyformer.data.sources import Rows
+from anyformer.data.loader import Cursor
+from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
-from anyformer.recipe import BPE, Bytes, Characters, Recipe, RunTokenizer, Tag, Unigram, WordPiece, Words
+from anyformer.recipe.recipe import BPE, Bytes, Characters, Recipe, RunTokenizer, Tag, Unigram, WordPiece, Words
 from anyformer.run import Run, load
 from anyformer.tasks import tag as tag_tasks
 from anyformer.tasks.metrics import span_scores, spans
@@ -178,7 +178,7 @@ def test_a_training_step_loses_what_evaluation_counts(trained: tuple[Run, Rows])
     made, rows = trained
     for batches in [PADDED] if made.config.head == CRF else [PADDED, PACKED]:
         wide = batches.model_copy(update={"tokens": 10_000})
-        batch, _ = made.task.loader(rows, wide, 0, made.model).read(Place())
+        batch, _ = made.task.loader(rows, wide, 0, made.model).read(Cursor())
         assert len(batch.examples) == len(rows)
         with torch.no_grad():
             logits = made.model(batch.ids, segments=batch.segments, spelled=batch.spelled)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from anyformer.config import LM, ConfigError, TokenLabels, io
-from anyformer.recipe import Recipe
+from anyformer.recipe.recipe import Recipe
 from tests.tasks.refused import told
 from tests.training.small import PACKED, PADDED, evens, pairs, tagging
 

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 from anyformer.config import ConfigError
 from anyformer.data.chunks import Input
-from anyformer.data.sharding import prepare
-from anyformer.data.sources import read
-from anyformer.recipe import (
+from anyformer.data.readers import read
+from anyformer.data.shard_writer import prepare
+from anyformer.recipe.recipe import (
     Bytes,
     ClassFolders,
     ConllFile,

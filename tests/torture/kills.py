@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from anyformer.config import ConfigError, io
-from anyformer.data.sources import read
-from anyformer.recipe import (
+from anyformer.data.readers import read
+from anyformer.recipe.recipe import (
     Additions,
     Classify,
     CopyDigits,

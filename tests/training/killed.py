@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from anyformer.recipe import Recipe
+from anyformer.recipe.recipe import Recipe
 from tests.training.small import run
 
 
@@ -17,7 +17,7 @@ def die() -> None:
 
 def child(recipe: str, out: Path, dies_at_sync: int | None, dies_after: float | None) -> None:
     """Trains in a process of its own, which dies at the n-th time that something is synced to disk, or by the clock."""
-    from anyformer import folder
+    from anyformer import atomic_folder as folder
     from anyformer.config import io as config_io
 
     torch.set_num_threads(1)

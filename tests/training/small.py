@@ -34,9 +34,9 @@ from anyformer.config import (
 )
 from anyformer.data.batch import Batch
 from anyformer.data.chunks import Input
-from anyformer.data.loader import Loader, Place
-from anyformer.data.sharding import prepare as prepare_shards
-from anyformer.recipe import (
+from anyformer.data.loader import Cursor, Loader
+from anyformer.data.shard_writer import prepare as prepare_shards
+from anyformer.recipe.recipe import (
     AdamW,
     AnyTokenizer,
     Batches,
@@ -70,11 +70,11 @@ from anyformer.recipe import (
     Words,
     columns,
 )
+from anyformer.recipe.sources import MixedPart
 from anyformer.run import Run
-from anyformer.sources import MixedPart
+from anyformer.training.checkpoint import checkpoints
 from anyformer.training.loop import Interrupted, Job, fit
 from anyformer.training.prepare import prepare
-from anyformer.training.state import checkpoints
 from anyformer.training.train import finish
 
 Shape = Literal["decoder", "encoder-decoder"]
@@ -326,7 +326,7 @@ class Watched:
     def __init__(self, inner: Loader, number: int, act: Any):
         self.inner, self.left, self.act = inner, number, act
 
-    def read(self, place: Place) -> tuple[Batch, Place]:
+    def read(self, place: Cursor) -> tuple[Batch, Cursor]:
         self.left -= 1
         if self.left == 0:
             self.act()

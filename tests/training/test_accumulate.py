@@ -8,12 +8,12 @@ import torch
 
 from anyformer.config import LM, Attention, BatchNorm, Block, Experts, Gated, ModelConfig, SigmoidTopK, Stack, Tokens
 from anyformer.data.batch import Batch
+from anyformer.nn.aux_outputs import collect
 from anyformer.nn.model import Transformer
 from anyformer.nn.norm import OverBatch
-from anyformer.nn.running import collect
 from anyformer.training.loop import Job, learn, objective
 from tests.training.small import make, pairs
-from tests.training.test_notes import BATCH, changed, experts
+from tests.training.test_aux_outputs import BATCH, changed, experts
 
 VOCAB, WIDTH = 11, 8
 

@@ -11,7 +11,7 @@ import pytest
 from anyformer.config import ConfigError
 from anyformer.data import fingerprint as prints
 from anyformer.data.fingerprint import changes, fingerprint
-from anyformer.recipe import ClassFolders, Classify, Data, Joined, ParallelFiles, Recipe, TextFile
+from anyformer.recipe.recipe import ClassFolders, Classify, Data, Joined, ParallelFiles, Recipe, TextFile
 from anyformer.run import checkpoints, seal
 from anyformer.training.loop import fit
 from anyformer.training.prepare import prepare

@@ -18,7 +18,7 @@ from anyformer.inspection.count import count
 from anyformer.training import log as module
 from anyformer.training.log import Log
 from anyformer.training.loop import fit
-from anyformer.training.speed import ceiling, flops_per_token
+from anyformer.training.utilisation import ceiling, flops_per_token
 from tests.training.small import make, model, pairs, quiet, said
 
 

@@ -12,19 +12,19 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from anyformer.data.ahead import Ahead
-from anyformer.data.batch import IGNORE, Batch, Piece, collate
-from anyformer.data.loader import Place
+from anyformer.data.batch import IGNORE, Batch, Example, collate
+from anyformer.data.loader import Cursor
+from anyformer.data.prefetch import PrefetchLoader
 from anyformer.nn.model import Transformer
-from anyformer.recipe import WSD, AdamW, Cosine, InverseSqrt
+from anyformer.recipe.recipe import WSD, AdamW, Cosine, InverseSqrt
 from anyformer.run import load
 from anyformer.tasks.base import call, token_loss
 from anyformer.tasks.seq2seq import SequenceToSequence
+from anyformer.training.checkpoint import checkpoints
 from anyformer.training.log import draw_curve
 from anyformer.training.loop import Diverged, Job, fit
-from anyformer.training.optim import build_optimizer
+from anyformer.training.optimisers import build_optimizer
 from anyformer.training.schedule import rate
-from anyformer.training.state import checkpoints
 from tests.strategies import build, close, models, seeds, tokens
 from tests.training.jobs import SMOOTH, assert_equal, parameters, tell
 from tests.training.small import PACKED, Shape, make, metrics, model, pairs
@@ -77,7 +77,7 @@ def test_too_many_bad_steps_in_a_row_stop_the_run(tmp_path: Path, monkeypatch: p
     spoil_loss({3, 5, 6, 7}, monkeypatch)
     with pytest.raises(Diverged) as caught:
         fit(job)
-    batch, _ = job.loader.read(Place(0, 6))
+    batch, _ = job.loader.read(Cursor(0, 6))
     assert "3 steps in a row" in str(caught.value)
     assert "step 7" in str(caught.value)
     assert ", ".join(map(str, batch.examples[:8])) in str(caught.value)
@@ -101,22 +101,22 @@ class Listed:
     def __init__(self, batches: list[Batch]):
         self.batches = batches
 
-    def read(self, place: Place) -> tuple[Batch, Place]:
-        return self.batches[place.batch % len(self.batches)], Place(0, place.batch + 1)
+    def read(self, place: Cursor) -> tuple[Batch, Cursor]:
+        return self.batches[place.batch % len(self.batches)], Cursor(0, place.batch + 1)
 
 
 @st.composite
-def pieces(draw: st.DrawFn, shape: Shape | None = None) -> tuple[Shape, list[Piece]]:
+def pieces(draw: st.DrawFn, shape: Shape | None = None) -> tuple[Shape, list[Example]]:
     """Examples of a language with ids 4 to 9, of which only some places are asked."""
     chosen: Shape = shape or draw(st.sampled_from(["decoder", "encoder-decoder"]))
     ids = st.integers(4, 9)
 
-    def one() -> Piece:
+    def one() -> Example:
         t = draw(st.integers(1, 9))
         said = draw(st.lists(ids, min_size=t, max_size=t))
         labels = draw(st.lists(st.one_of(ids, ids, st.just(IGNORE)), min_size=t, max_size=t))
         source = draw(st.lists(ids, min_size=1, max_size=9)) if chosen == "encoder-decoder" else None
-        return Piece(said, [*labels[:-1], 4], source)
+        return Example(said, [*labels[:-1], 4], source)
 
     return chosen, [one() for _ in range(draw(st.integers(2, 6)))]
 
@@ -124,7 +124,7 @@ def pieces(draw: st.DrawFn, shape: Shape | None = None) -> tuple[Shape, list[Pie
 @given(pieces(), st.data())
 @settings(max_examples=8)
 def test_two_half_batches_are_a_whole_one(
-    tmp_path_factory: pytest.TempPathFactory, drawn: tuple[Shape, list[Piece]], data: st.DataObject
+    tmp_path_factory: pytest.TempPathFactory, drawn: tuple[Shape, list[Example]], data: st.DataObject
 ) -> None:
     """However unevenly the tokens are shared out: a sum over all, never a mean of means."""
     shape, examples = drawn
@@ -155,7 +155,7 @@ def gradients(net: Transformer, batch: Batch, packed: bool) -> tuple[Tensor, lis
 
 
 @given(pieces(), st.integers(1, 4), seeds)
-def test_packed_is_padded(drawn: tuple[Shape, list[Piece]], per_row: int, seed: int) -> None:
+def test_packed_is_padded(drawn: tuple[Shape, list[Example]], per_row: int, seed: int) -> None:
     shape, examples = drawn
     config = model(shape, dropout=0.0)
     tokens = {"vocab": 10}
@@ -188,7 +188,7 @@ def test_the_loss_is_cross_entropy_of_what_is_asked(seed: int, smoothing: float,
 
 def test_smoothing_is_trained_with(tmp_path: Path) -> None:
     job = make(pairs(steps=1, dropout=0.0, label_smoothing=0.3, valid=None), tmp_path / "run")
-    batch, _ = job.loader.read(Place())
+    batch, _ = job.loader.read(Cursor())
     with torch.no_grad():
         wanted = token_loss(call(job.model, batch, packed=False), batch.labels, 0.3) / batch.asked
     fit(job)
@@ -279,8 +279,8 @@ def test_a_process_that_reads_ahead_changes_nothing(tmp_path: Path, monkeypatch:
     here = make(recipe, tmp_path / "here")
     fit(here)
     ahead = make(recipe, tmp_path / "ahead")
-    monkeypatch.setattr(Job, "reader", property(lambda job: readers.setdefault(id(job), Ahead(job.loader))))
-    readers: dict[int, Ahead] = {}
+    monkeypatch.setattr(Job, "reader", property(lambda job: readers.setdefault(id(job), PrefetchLoader(job.loader))))
+    readers: dict[int, PrefetchLoader] = {}
     fit(ahead)
     (reader,) = readers.values()
     assert reader._forked is None  # it has ended
@@ -290,7 +290,7 @@ def test_a_process_that_reads_ahead_changes_nothing(tmp_path: Path, monkeypatch:
 
 def test_batches_are_read_ahead_of_a_gpu_alone(tmp_path: Path) -> None:
     job = make(pairs(), tmp_path / "run")
-    assert job.reader is job.loader if job.device.type == "cpu" else isinstance(job.reader, Ahead)
+    assert job.reader is job.loader if job.device.type == "cpu" else isinstance(job.reader, PrefetchLoader)
     other = replace(job, device=torch.device("cuda"))
-    assert isinstance(other.reader, Ahead)
+    assert isinstance(other.reader, PrefetchLoader)
     assert other.reader.loader is job.loader

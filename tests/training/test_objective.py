@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, strategies as st
 
 from anyformer.data.batch import IGNORE
-from anyformer.nn.heads import Asked
-from anyformer.nn.loss import token_loss
+from anyformer.kernels.cross_entropy import token_loss
+from anyformer.nn.heads import LossTarget
 from anyformer.tasks.base import arguments
 from anyformer.training.loop import objective
 from anyformer.training.objective import FEW, few
@@ -34,7 +34,7 @@ def test_loss_and_gradients_are_those_of_all_places(tmp_path: Path) -> None:
     job = make(pairs(dropout=0.0), tmp_path / "run")
     batch, _ = job.loader.read(job.state.place)
     whole = objective(job)
-    everywhere = (*arguments(batch, False), Asked(batch.labels))
+    everywhere = (*arguments(batch, False), LossTarget(batch.labels))
     some = whole.ask(whole.read(batch), False)
     assert some[2].labels.numel() < batch.labels.numel()
     logits = job.model(*everywhere[0], **everywhere[1])

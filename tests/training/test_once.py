@@ -9,10 +9,10 @@ import pytest
 from torch import Tensor
 
 from anyformer.config import io
-from anyformer.data.loader import Loader, Place
-from anyformer.data.sources import Rows
+from anyformer.data.loader import Cursor, Loader
+from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.recipe import (
+from anyformer.recipe.recipe import (
     Classify,
     Crops,
     Embed,
@@ -90,7 +90,7 @@ def fitted(recipe: Recipe) -> tuple[Task, Rows]:
 
 
 def batches(loader: Loader, count: int = 4) -> list[list[object]]:
-    place, found = Place(), list[list[object]]()
+    place, found = Cursor(), list[list[object]]()
     for _ in range(count):
         batch, place = loader.read(place)
         found.append([x.tolist() if isinstance(x, Tensor) else x for x in batch])

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from anyformer.config import io
 from anyformer.data.batch import IGNORE, Batch
-from anyformer.data.loader import PieceLoader, Place
-from anyformer.recipe import Classify, Padded, Recipe, Regress
+from anyformer.data.loader import Cursor, ExampleLoader
+from anyformer.recipe.recipe import Classify, Padded, Recipe, Regress
 from anyformer.run import checkpoints, load
 from anyformer.tasks.base import token_loss
 from anyformer.tasks.seq2seq import SequenceToSequence
+from anyformer.training.checkpoint import checkpoint_path
 from anyformer.training.loop import Interrupted
 from anyformer.training.parallel import Ranks, join
-from anyformer.training.state import checkpoint_path
 from anyformer.training.train import train
 from tests.training.small import (
     PACKED,
@@ -130,17 +130,17 @@ def first_half(run: Path, out: Path) -> None:
 
 def drop(out: Path, shard: str, ranks: Ranks) -> None:
     """The same training straight through, and interrupted by a signal to the second process."""
-    recipe, read, left = sharded(with_dropout(), shard), PieceLoader.read, HALF
+    recipe, read, left = sharded(with_dropout(), shard), ExampleLoader.read, HALF
     train(recipe, out / "straight", console=quiet())
 
-    def watched(self: PieceLoader, place: Place) -> tuple[Batch, Place]:
+    def watched(self: ExampleLoader, place: Cursor) -> tuple[Batch, Cursor]:
         nonlocal left
         left -= 1
         if left == 0 and not ranks.leads:
             interrupt()
         return read(self, place)
 
-    with mock.patch.object(PieceLoader, "read", watched), pytest.raises(Interrupted, match=f"step {HALF} "):
+    with mock.patch.object(ExampleLoader, "read", watched), pytest.raises(Interrupted, match=f"step {HALF} "):
         train(recipe, out / "interrupted", console=quiet())
     assert ranks.each((out / "interrupted" / "state").exists)
     train(recipe, out / "interrupted", resume=True, console=quiet())

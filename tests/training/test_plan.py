@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from anyformer.config.spec import ConfigError
-from anyformer.recipe import Batches, Classify, Data, Packed, ParallelFiles, Recipe, Regress
+from anyformer.recipe.recipe import Batches, Classify, Data, Packed, ParallelFiles, Recipe, Regress
 from anyformer.tasks.base import token_loss
 from anyformer.tasks.seq2seq import SequenceToSequence
-from anyformer.training.memory import OutOfMemory, enough
+from anyformer.training.out_of_memory import OutOfMemory, enough
 from anyformer.training.plan import Plan, plan
 from anyformer.training.train import evaluate, train
 from tests.training.small import CROPS, PACKED, PADDED, distances, labelled, make, pairs, parities, quiet, run, text

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from anyformer.config import ConfigError, TokenLabels, io
-from anyformer.data.loader import PieceLoader
-from anyformer.recipe import (
+from anyformer.data.loader import ExampleLoader
+from anyformer.recipe.recipe import (
     AdamW,
     Classify,
     Cosine,
@@ -25,9 +25,9 @@ from anyformer.recipe import (
     Regress,
     SpanCorruption,
 )
+from anyformer.training.checkpoint import checkpoint_path, checkpoints
 from anyformer.training.loop import Interrupted, fit, save
 from anyformer.training.signals import Signals
-from anyformer.training.state import checkpoint_path, checkpoints
 from anyformer.training.train import train
 from tests.forking import forking
 from tests.training.killed import child
@@ -332,8 +332,8 @@ def test_reading_epochs_anew_is_not_replayed(tmp_path: Path, monkeypatch: pytest
     recipe, out = pairs(steps=12), tmp_path / "run"
     assert stop_at(recipe, out, 10)
     read = []
-    real = PieceLoader.read
-    monkeypatch.setattr(PieceLoader, "read", lambda self, place: (read.append(place), real(self, place))[1])
+    real = ExampleLoader.read
+    monkeypatch.setattr(ExampleLoader, "read", lambda self, place: (read.append(place), real(self, place))[1])
     job = make(recipe, out, resume=True)
     where = job.state.place
     fit(job)

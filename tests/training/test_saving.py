@@ -13,8 +13,8 @@ from torch import Tensor
 from anyformer.config import ConfigError
 from anyformer.nn.model import Transformer
 from anyformer.run import load
+from anyformer.training.checkpoint import checkpoints
 from anyformer.training.loop import average, fit, save
-from anyformer.training.state import checkpoints
 from anyformer.training.train import finish
 from tests.training.jobs import assert_equal, parameters, tell
 from tests.training.small import PACKED, PADDED, Watched, make, model, pairs, run
@@ -125,7 +125,9 @@ def full_after(write: Callable[..., Any]) -> Callable[..., None]:
     return half
 
 
-@pytest.fixture(params=["anyformer.folder.save_file", "anyformer.training.loop.write_state", "anyformer.folder._sync"])
+@pytest.fixture(
+    params=["anyformer.atomic_folder.save_file", "anyformer.training.loop.write_state", "anyformer.atomic_folder._sync"]
+)
 def place(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -154,7 +156,9 @@ def test_a_full_disk_at_the_end_leaves_no_finished_run(tmp_path: Path, monkeypat
     out, spec = tmp_path / "run", pairs(steps=4, valid=None)
     job = make(spec, out)
     fit(job)
-    monkeypatch.setattr("anyformer.folder.save_file", full_after(lambda x, path: Path(path).write_bytes(b"half")))
+    monkeypatch.setattr(
+        "anyformer.atomic_folder.save_file", full_after(lambda x, path: Path(path).write_bytes(b"half"))
+    )
     with pytest.raises(ConfigError, match="No space left on device"):
         finish(job)
     monkeypatch.undo()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from anyformer.recipe import Train
+from anyformer.recipe.recipe import Train
 from anyformer.run import load, remove, snapshots
 from anyformer.training.loop import fit
 from anyformer.training.snapshots import COUNT, MAX_BYTES, snapshot_steps
@@ -77,7 +77,7 @@ def test_a_full_disk_does_not_end_the_training(tmp_path: Path, monkeypatch: pyte
 
     job = make(pairs(steps=4, valid=None, snapshots="auto"), tmp_path / "run")
     with monkeypatch.context() as patch:
-        patch.setattr("anyformer.folder.save_file", full)
+        patch.setattr("anyformer.atomic_folder.save_file", full)
         with pytest.raises(Exception, match="state/step-000000004"):  # the checkpoint at the end, which is needed
             fit(job)
     assert "no snapshot at step 0" in said(job.console)

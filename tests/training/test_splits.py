@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from anyformer.config import ConfigError, io
-from anyformer.recipe import Classify, Joined, Recipe, TableFile
+from anyformer.recipe.recipe import Classify, Joined, Recipe, TableFile
 from anyformer.training.plan import plan
 from tests.test_cli import refused
 from tests.training.small import labelled, make, pairs, parities, quiet, said

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from anyformer.config import ConfigError, FactorisedTable, Fault, MaskedLM, ModelConfig, Stack, Tokens
+from anyformer.interop.config_fields import MAX_LAYERS, Fields
 from anyformer.interop.families import bert
 from anyformer.interop.family import Family, Text, the
-from anyformer.interop.fields import MAX_LAYERS, Fields
-from anyformer.interop.rules import Alias, AnyRule, Rule
+from anyformer.interop.weight_rules import Alias, AnyRule, Rule
 
 USUAL = bert.Usual(
     vocab=30_000, width=4096, heads=64, ff=16_384, act="gelu_new", dropout=0.0, pooler="pooler", classifier=0.1

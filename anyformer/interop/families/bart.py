@@ -29,9 +29,9 @@ from anyformer.config import (
     Unscaled,
     hidden_width,
 )
+from anyformer.interop.config_fields import Fields, name_of
 from anyformer.interop.family import Family, Text, attention, the
-from anyformer.interop.fields import Fields, name_of
-from anyformer.interop.rules import Alias, AnyRule, Constant, Rule, Shaped
+from anyformer.interop.weight_rules import Alias, AnyRule, Constant, Rule, Shaped
 
 LENGTH = 1024  # where nothing tells how many positions there are
 OFFSET = 2  # rows of a table of positions before the first

@@ -28,9 +28,9 @@ from anyformer.config import (
     Transform,
     hidden_width,
 )
+from anyformer.interop.config_fields import Fields, name_of
 from anyformer.interop.family import Family, Text, attention, the
-from anyformer.interop.fields import Fields, name_of
-from anyformer.interop.rules import Alias, AnyRule, Rule
+from anyformer.interop.weight_rules import Alias, AnyRule, Rule
 
 POOLER = Transform(activation=Tanh())
 

@@ -17,10 +17,10 @@ from anyformer.config import (
     Stack,
     Tokens,
 )
+from anyformer.interop.config_fields import Fields
 from anyformer.interop.families.neox import fused_rules
 from anyformer.interop.family import Family, attention, the
-from anyformer.interop.fields import Fields
-from anyformer.interop.rules import Alias, AnyRule, Rule, Turns
+from anyformer.interop.weight_rules import Alias, AnyRule, Interleaved, Rule
 
 
 def read(given: Fields) -> ModelConfig:
@@ -63,7 +63,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
     assert config.decoder
-    turns = Turns(attention(config.decoder.blocks[0]).heads)
+    turns = Interleaved(attention(config.decoder.blocks[0]).heads)
     yield Rule("target.table", "transformer.word_embeddings")
     yield Rule("target.norm", "transformer.word_embeddings_layernorm")
     for i in range(config.decoder.depth):

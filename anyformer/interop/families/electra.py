@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from anyformer.config import Classifier, FactorisedTable, FullTable, Gelu, MaskedLM, ModelConfig, Tokens, Transform
+from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import bert
 from anyformer.interop.family import Family, Text, the
-from anyformer.interop.fields import Fields
-from anyformer.interop.rules import Alias, AnyRule, Rule
+from anyformer.interop.weight_rules import Alias, AnyRule, Rule
 
 USUAL = bert.Usual(width=256, heads=4, ff=1024, pooler=None, classified=Transform(activation=Gelu()))
 

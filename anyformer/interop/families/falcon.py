@@ -21,11 +21,11 @@ from anyformer.config import (
     hidden_width,
     position_of,
 )
+from anyformer.interop.config_fields import Fields, length_of, name_of, write_rotary
 from anyformer.interop.families.bloom import end_rules
 from anyformer.interop.families.neox import fused_rules
 from anyformer.interop.family import Family, attention, the
-from anyformer.interop.fields import Fields, length_of, name_of, write_rotary
-from anyformer.interop.rules import AnyRule, Grouped, Rule
+from anyformer.interop.weight_rules import AnyRule, Grouped, Rule
 
 
 def read(given: Fields) -> ModelConfig:

@@ -28,11 +28,11 @@ from anyformer.config import (
     pattern_of,
     position_of,
 )
+from anyformer.interop.config_fields import Fields, length_of, name_of, write_rotary
 from anyformer.interop.families import llama
 from anyformer.interop.families.llama import FULL, NEAR
 from anyformer.interop.family import Family, Text, attention, the, tiled
-from anyformer.interop.fields import Fields, length_of, name_of, write_rotary
-from anyformer.interop.rules import AnyRule, Rule
+from anyformer.interop.weight_rules import AnyRule, Rule
 
 SIZES = {  # where a config.json is silent: width, feed-forward, layers, heads, key/value heads, vocabulary
     1: (3072, 24_576, 28, 16, 16, 256_000),

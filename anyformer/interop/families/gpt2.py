@@ -20,9 +20,9 @@ from anyformer.config import (
     Unscaled,
     hidden_width,
 )
+from anyformer.interop.config_fields import Fields, name_of
 from anyformer.interop.family import Family, attention, the
-from anyformer.interop.fields import Fields, name_of
-from anyformer.interop.rules import Alias, AnyRule, Rule, Transposed
+from anyformer.interop.weight_rules import Alias, AnyRule, Rule, Transposed
 
 
 def read(given: Fields) -> ModelConfig:

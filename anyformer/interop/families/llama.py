@@ -23,9 +23,9 @@ from anyformer.config import (
     pattern_of,
     position_of,
 )
+from anyformer.interop.config_fields import Fields, length_of, name_of, write_rotary
 from anyformer.interop.family import Family, Text, attention, the, tiled
-from anyformer.interop.fields import Fields, length_of, name_of, write_rotary
-from anyformer.interop.rules import Alias, AnyRule, Rule
+from anyformer.interop.weight_rules import Alias, AnyRule, Rule
 
 BUFFERS = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
 FULL, NEAR = "full_attention", "sliding_attention"

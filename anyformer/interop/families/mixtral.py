@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from anyformer.config import Block, Experts, Gated, ModelConfig, Stack, hidden_width
+from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import llama
 from anyformer.interop.families.llama import Kin
 from anyformer.interop.family import Family, Text, the
-from anyformer.interop.fields import Fields
-from anyformer.interop.rules import AnyRule, Rule, Stacked
+from anyformer.interop.weight_rules import AnyRule, Rule, Stacked
 
 KIN = Kin(ff=14_336, kv_heads=8, length=131_072, eps=1e-5, theta=1e6, window=0)
 

@@ -33,10 +33,10 @@ from anyformer.config import (
     pattern_of,
     position_of,
 )
+from anyformer.interop.config_fields import Fields, name_of, write_rotary
 from anyformer.interop.families.llama import FULL, NEAR
 from anyformer.interop.family import Family, Text, attention, the, tiled
-from anyformer.interop.fields import Fields, name_of, write_rotary
-from anyformer.interop.rules import Alias, AnyRule, Rule
+from anyformer.interop.weight_rules import Alias, AnyRule, Rule
 
 POOLS: dict[str, Pool] = {"cls": "first", "mean": "mean"}
 

@@ -20,9 +20,9 @@ from anyformer.config import (
     hidden_width,
     position_of,
 )
+from anyformer.interop.config_fields import Fields, length_of, name_of, write_rotary
 from anyformer.interop.family import Family, attention, the
-from anyformer.interop.fields import Fields, length_of, name_of, write_rotary
-from anyformer.interop.rules import Alias, AnyRule, Rule, Turns, Way
+from anyformer.interop.weight_rules import Alias, AnyRule, Interleaved, Rule, Way
 
 
 def read(given: Fields) -> ModelConfig:
@@ -84,7 +84,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
     assert config.decoder
-    turns = Turns(attention(config.decoder.blocks[0]).heads)
+    turns = Interleaved(attention(config.decoder.blocks[0]).heads)
     yield Rule("target.table", "gpt_neox.embed_in")
     for i in range(config.decoder.depth):
         ours, theirs = f"decoder.blocks.{i}", f"gpt_neox.layers.{i}"

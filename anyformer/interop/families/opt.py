@@ -20,9 +20,9 @@ from anyformer.config import (
     Tokens,
     hidden_width,
 )
+from anyformer.interop.config_fields import Fields, name_of
 from anyformer.interop.family import Family, Text, attention, the
-from anyformer.interop.fields import Fields, name_of
-from anyformer.interop.rules import Alias, AnyRule, Rule
+from anyformer.interop.weight_rules import Alias, AnyRule, Rule
 
 OFFSET = 2  # rows of the position table before the first
 

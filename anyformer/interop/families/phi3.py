@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from anyformer.config import LinearScaling, ModelConfig, NoScaling, Rotary, Stack
+from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import llama
 from anyformer.interop.families.llama import Kin
 from anyformer.interop.family import Family, Text, the
-from anyformer.interop.fields import Fields
-from anyformer.interop.rules import AnyRule, Rule
+from anyformer.interop.weight_rules import AnyRule, Rule
 
 KIN = Kin(width=3072, ff=8192, vocab=32_064, length=4096, eps=1e-5, eos=32_000, pad=32_000, window=0, fraction=1.0)
 

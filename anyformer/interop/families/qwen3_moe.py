@@ -15,10 +15,10 @@ from anyformer.config import (
     Stack,
     hidden_width,
 )
+from anyformer.interop.config_fields import Fields, shown
 from anyformer.interop.families import llama
 from anyformer.interop.family import Family, the, tiled
-from anyformer.interop.fields import Fields, shown
-from anyformer.interop.rules import AnyRule, Rule, Stacked
+from anyformer.interop.weight_rules import AnyRule, Rule, Stacked
 
 SIZES = replace(llama.QWEN, width=2048, depth=24, ff=6144, kv_heads=4)
 KIN = replace(SIZES, biases=True, qk_norm=True, window=None, window_by_layer=False)

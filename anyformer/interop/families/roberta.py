@@ -5,10 +5,10 @@ from functools import partial
 from typing import Any
 
 from anyformer.config import Classifier, ConfigError, Gelu, Learned, MaskedLM, ModelConfig, Stack
+from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import bert
 from anyformer.interop.family import Family, Text, the
-from anyformer.interop.fields import Fields
-from anyformer.interop.rules import Alias, AnyRule, Rule
+from anyformer.interop.weight_rules import Alias, AnyRule, Rule
 
 
 def read(vocab: int, given: Fields) -> ModelConfig:

@@ -22,9 +22,9 @@ from anyformer.config import (
     hidden_width,
     position_of,
 )
+from anyformer.interop.config_fields import ACTIVATIONS, Fields, name_of, shown
 from anyformer.interop.family import Family, Text, attention, the
-from anyformer.interop.fields import ACTIVATIONS, Fields, name_of, shown
-from anyformer.interop.rules import Alias, AnyRule, Rule
+from anyformer.interop.weight_rules import Alias, AnyRule, Rule
 
 
 def read(multilingual: bool, given: Fields) -> ModelConfig:

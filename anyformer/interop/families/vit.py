@@ -21,9 +21,9 @@ from anyformer.config import (
     Transform,
     hidden_width,
 )
+from anyformer.interop.config_fields import Fields, name_of, shown
 from anyformer.interop.family import Family, attention, the
-from anyformer.interop.fields import Fields, name_of, shown
-from anyformer.interop.rules import AnyRule, Rule, Shaped
+from anyformer.interop.weight_rules import AnyRule, Rule, Shaped
 
 
 def read(given: Fields) -> ModelConfig:

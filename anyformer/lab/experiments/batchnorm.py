@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from anyformer.config import Attention, BatchNorm, Block, LayerNorm, Norm, Plain, Sinusoidal, Stack
-from anyformer.data.loader import Place
+from anyformer.data.loader import Cursor
 from anyformer.lab.cells import SCRATCH, Cell, Result
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
 from anyformer.lab.experiments.common import altogether, chain, doubling, found, language_model, more
@@ -17,7 +17,7 @@ from anyformer.lab.figures import lines, panels
 from anyformer.lab.stats import summary
 from anyformer.lab.trial import Trial, trained
 from anyformer.processes import scratch
-from anyformer.recipe import Padded, Recipe
+from anyformer.recipe.recipe import Padded, Recipe
 from anyformer.tasks.base import total_loss
 
 POOLS = {"sorted": 50, "mixed": 1}  # batches whose rows are sorted by length together
@@ -40,7 +40,7 @@ batch norm may well be the better one."""
     prediction = """The loss on unseen rows is higher with batch norm in batches that are sorted or small (p < 0.05). By
 running statistics it is higher than by the batches' own, by more in the largest sorted batches than in mixed ones,
 and by more in the smallest mixed batches than in the largest (p < 0.05)."""
-    parts = ("nn/norm.py", "config/norm.py", "nn/running.py")
+    parts = ("nn/norm.py", "config/norm.py", "nn/aux_outputs.py")
     minutes = (2, 12, 5)
 
     def cells(self, size: Size) -> list[Cell]:
@@ -146,7 +146,7 @@ def _losses(over: Trial) -> dict[str, float]:
     """On unseen rows in batches like those of training, by running statistics and by each batch's own."""
     job = over.job
     assert job.valid is not None
-    loader, place, batches = over.task.loader(job.valid, job.recipe.batches, 0, job.model), Place(), []
+    loader, place, batches = over.task.loader(job.valid, job.recipe.batches, 0, job.model), Cursor(), []
     while place.epoch == 0:
         batch, place = loader.read(place)
         batches.append(batch)

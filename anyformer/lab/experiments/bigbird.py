@@ -5,6 +5,11 @@ from typing import Any
 
 import torch
 
+from anyformer.attention import flex
+from anyformer.attention.attend import attend
+from anyformer.attention.layout import lay_out
+from anyformer.attention.lower import Demand, lower
+from anyformer.attention.position_tables import Positions
 from anyformer.config import (
     Attention,
     BigBird,
@@ -18,19 +23,14 @@ from anyformer.config import (
     Stack,
     Tokens,
 )
-from anyformer.inspection.costs import pairs
+from anyformer.inspection.cost_rules import pairs
 from anyformer.inspection.count import count
+from anyformer.kernels.runtime import Runtime
 from anyformer.lab.cells import Cell, Result
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
 from anyformer.lab.experiments.common import DEVICE, doubling, seconds
 from anyformer.lab.figures import lines, panels
 from anyformer.lab.stats import power
-from anyformer.nn import flex
-from anyformer.nn.attend import attend
-from anyformer.nn.lower import Demand, lower
-from anyformer.nn.mask import lay_out
-from anyformer.nn.position import Positions
-from anyformer.nn.site import Site
 
 PATTERNS: dict[str, Pattern] = {"full": Full(), "bigbird": BigBird(block=64, before=1, after=1, globals=2, randoms=3)}
 LONG = 4096  # tokens from which growth is judged: below, a text has few blocks that are not seen
@@ -49,7 +49,7 @@ FlexAttention does on a GPU. A dense kernel with a mask computes all $T^2$ and t
 runs. Memory is no reason any more: fused kernels keep no $T \\times T$ table for full attention, either."""
     prediction = """From 4,096 to 65,536 tokens the pairs in blocks that are seen grow as T^1.15 or slower with BigBird,
 as T^2.0 ± 0.1 in full; on a GPU so do time and memory of BigBird's attention, forward and backward (T^1.15 at most)."""
-    parts = ("config/pattern.py", "nn/flex.py", "nn/lower.py", "inspection/costs.py")
+    parts = ("config/pattern.py", "attention/flex.py", "attention/lower.py", "inspection/cost_rules.py")
     minutes = (0.5, 3, 3)
 
     def cells(self, size: Size) -> list[Cell]:
@@ -134,7 +134,7 @@ def _timed(config: ModelConfig, cell: Cell) -> dict[str, float]:
     assert isinstance(block.mixer, Attention)
     at, demand = lay_out(1, n, torch.device(DEVICE)), Demand.of(block.mixer, config.width)
     positions = Positions(NoPosition(), config.width, h)
-    relation = lower(pattern, at, at, "self", positions, demand, Site(DEVICE, dtype, True), "auto")
+    relation = lower(pattern, at, at, "self", positions, demand, Runtime(DEVICE, dtype, True), "auto")
     shape = (1, h, n, demand.key_width)
     q, k, v = (torch.randn(shape, device=DEVICE, dtype=dtype, requires_grad=True) for _ in range(3))
 

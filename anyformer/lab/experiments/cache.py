@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from anyformer.attention.layout import lay_out
 from anyformer.config import LM, Attention, Block, ModelConfig, Plain, Rotary, Stack, Tokens
 from anyformer.inspection.count import count
 from anyformer.inspection.taps import run_with_taps
@@ -15,7 +16,6 @@ from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
 from anyformer.lab.experiments.common import DEVICE, doubling, seconds
 from anyformer.lab.figures import lines, panels
 from anyformer.lab.stats import power
-from anyformer.nn.mask import lay_out
 from anyformer.nn.model import Transformer
 
 HEADS, VOCAB = 4, 64
@@ -33,7 +33,7 @@ is little until $n$ is several $d$. Queries are not kept because nobody asks for
 last token the gradient with respect to an earlier token's query is zero, and to its key and its value it is not."""
     prediction = """FLOPs without the cache over FLOPs with it grow as n^1.0 ± 0.1, the cache's bytes as n^1.0 ± 0.02;
 logits agree to 1e-3; no earlier query matters to the last token, and every earlier key and value does."""
-    parts = ("nn/cache.py", "nn/attention.py", "decoding/session.py")
+    parts = ("cache/kv_cache.py", "nn/attention.py", "decoding/session.py")
     minutes = (0.3, 2, 1)
 
     def cells(self, size: Size) -> list[Cell]:

@@ -34,7 +34,7 @@ measured as in decoding: the model is given $x_1 \\dots x_t$ alone, and asked fo
     prediction = """Without the mask the training loss on text ends below H/2, with it not below H; from what came
 before the loss is higher by 0.5 nats without the mask; and it sorts less than a fifth of the rows, with the mask
 more than half."""
-    parts = ("nn/mask.py", "config/pattern.py", "tasks/lm.py")
+    parts = ("attention/layout.py", "config/pattern.py", "tasks/lm.py")
     minutes = (1.5, 8, 3)
 
     def cells(self, size: Size) -> list[Cell]:

@@ -16,13 +16,24 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from anyformer.attention.attend import Backend
 from anyformer.config import LM, ModelConfig, Stack, Tokens, Xavier
 from anyformer.lab.cells import SCRATCH, Cell, Result
 from anyformer.lab.stats import summary, welch
-from anyformer.nn.attend import Backend
 from anyformer.nn.model import Transformer
 from anyformer.processes import scratch
-from anyformer.recipe import AdamW, Batches, Characters, Cosine, Crops, Data, LanguageModel, Recipe, TextFile, Train
+from anyformer.recipe.recipe import (
+    AdamW,
+    Batches,
+    Characters,
+    Cosine,
+    Crops,
+    Data,
+    LanguageModel,
+    Recipe,
+    TextFile,
+    Train,
+)
 from anyformer.recipes import read_recipe
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from anyformer.attention.layout import lay_out
 from anyformer.config import Attention, Block, ModelConfig, NoHead, Plain, Stack, Tokens
 from anyformer.inspection.count import count
 from anyformer.lab.cells import Cell, Result
@@ -15,7 +16,6 @@ from anyformer.lab.experiments.common import DEVICE, doubling, seconds
 from anyformer.lab.figures import lines, panels
 from anyformer.lab.stats import power
 from anyformer.nn.context import Context
-from anyformer.nn.mask import lay_out
 from anyformer.nn.model import Transformer
 
 PARTS = ("scores and values", "projections", "feed-forward")
@@ -35,7 +35,7 @@ is linear in $T$, whatever is said of attention. FLOPs are not time: only a prod
 machine busy takes as long as its FLOPs say, which on a GPU begins at thousands of tokens."""
     prediction = """Exponents of T: 2.0 ± 0.1 for scores and values, 1.0 ± 0.1 for the rest; crossovers at 2d and 6d.
 On a GPU their seconds grow alike, to ± 0.15, from 16,384 to 131,072 tokens."""
-    parts = ("nn/attention.py", "nn/ffn.py", "inspection/count.py")
+    parts = ("nn/attention.py", "nn/feedforward.py", "inspection/count.py")
     minutes = (0.2, 0.5, 1.0)
 
     def cells(self, size: Size) -> list[Cell]:

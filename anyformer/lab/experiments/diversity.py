@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from anyformer.config import LM, Attention, Block, LayerNorm, ModelConfig, Plain, Stack, T5Bias, Tokens, Xavier
-from anyformer.inspection.maps import attention_maps
+from anyformer.inspection.attention_maps import attention_maps
 from anyformer.lab.cells import Cell, Result
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
 from anyformer.lab.experiments.common import DEVICE, learn, token_loss
@@ -34,7 +34,7 @@ heads need not separate, for two *different* averages of the same two places can
     prediction = """In every seed the selectivity of a single head is at most 0.5 (each place gets at least a quarter
 of what both get), and the mean selectivity of several heads is above 0.5. It does not hold if several heads stay below,
 too, in every seed."""
-    parts = ("nn/attention.py", "nn/attend.py", "inspection/maps.py")
+    parts = ("nn/attention.py", "attention/attend.py", "inspection/attention_maps.py")
     minutes = (2, 8, 5)
 
     def cells(self, size: Size) -> list[Cell]:

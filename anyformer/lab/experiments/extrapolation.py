@@ -47,7 +47,7 @@ depends on the two before it, so that a longer text is no harder, and who has un
 length: the entropy of the chain (dotted)."""
     prediction = """The loss in the second half of the longest length is at most 5 % above that of the trained length
 for ALiBi, T5 and rotary, and more for sinusoidal and learned (p < 0.05 each)."""
-    parts = ("config/position.py", "nn/position.py")
+    parts = ("config/position.py", "attention/position_tables.py")
     minutes = (3, 10, 5)
 
     def cells(self, size: Size) -> list[Cell]:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from anyformer.decoding.decode import generate
+from anyformer.decoding.generate import generate
 from anyformer.lab.cells import SCRATCH, Cell, Result
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
 from anyformer.lab.experiments.common import altogether, found, more
@@ -17,7 +17,7 @@ from anyformer.lab.figures import bars, lines, panels
 from anyformer.lab.stats import summary, welch
 from anyformer.lab.trial import Trial, trained
 from anyformer.processes import scratch
-from anyformer.recipe import Recipe
+from anyformer.recipe.recipe import Recipe
 from anyformer.recipes import read_recipe
 
 WORDS = LEANS, ALONE = "after another", "by themselves"  # how words are translated
@@ -50,7 +50,7 @@ knows the answer then pays about $\\alpha$ nats, which perplexity counts and the
     prediction = """Where words lean on each other, free running loses more of them in the last third of a row than in
 the first, and than where they stand by themselves. With smoothing 0.1 perplexity is higher, and no fewer words are
 right in free running: a difference is more than 0.01, with p < 0.05."""
-    parts = ("training/objective.py", "decoding/decode.py", "nn/loss.py")
+    parts = ("training/objective.py", "decoding/generate.py", "kernels/cross_entropy.py")
     minutes = (2.5, 10, 5)
 
     def cells(self, size: Size) -> list[Cell]:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anyformer.attention.attend import Backend
 from anyformer.config import Attention, Block, Features, ModelConfig, NoFeedForward, Stack
 from anyformer.inspection.count import count
 from anyformer.inspection.taps import run_with_taps
@@ -13,7 +14,6 @@ from anyformer.lab.cells import Cell, Result
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
 from anyformer.lab.experiments.common import DEVICE, median_seconds, mixer_flops
 from anyformer.lab.figures import lines, panels
-from anyformer.nn.attend import Backend
 from anyformer.nn.model import Transformer
 
 
@@ -28,7 +28,7 @@ softmax, mask and dropout, which no FLOP counter sees, go over all of them. A fu
 memory; then $h$ heads keep as much as one."""
     prediction = """The same FLOPs and parameters for every h; scores exactly h times as many; what autograd keeps grows
 by hT² with plain matrix products, and hardly with a fused kernel."""
-    parts = ("nn/attention.py", "nn/attend.py", "inspection/count.py")
+    parts = ("nn/attention.py", "attention/attend.py", "inspection/count.py")
     minutes = (0.1, 0.2, 0.5)
 
     def cells(self, size: Size) -> list[Cell]:

@@ -21,14 +21,14 @@ from anyformer.config import (
     Tokens,
     Xavier,
 )
-from anyformer.data.sources import Rows as Read
+from anyformer.data.readers import Rows as Read
 from anyformer.lab.cells import Cell, Result
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
 from anyformer.lab.experiments.common import altogether, found
 from anyformer.lab.figures import bars, panels
 from anyformer.lab.stats import summary, welch
 from anyformer.lab.trial import trained
-from anyformer.recipe import (
+from anyformer.recipe.recipe import (
     AdamW,
     CopyDigits,
     Cosine,
@@ -62,7 +62,7 @@ positions, so their scale matters; at scale 0 nothing is left but positions, and
     prediction = """Encoder: without positions copies and reversals stay at the blind loss or above and sorting is
 learnt by half of the rows or more; with positions so are copies and reversals. Decoder: without positions some of
 the blind loss is gained. At scale 0 no task is learnt."""
-    parts = ("config/position.py", "nn/position.py", "nn/mask.py", "nn/inputs.py")
+    parts = ("config/position.py", "attention/position_tables.py", "attention/layout.py", "nn/inputs.py")
     minutes = (4, 15, 6)
 
     def cells(self, size: Size) -> list[Cell]:

@@ -42,7 +42,7 @@ are tried, and each side is given its best."""
     prediction = """At unit initialisation: variance of scores k (exponent 1.0 ± 0.15) without the factor and 1 with
 it; the entropy of softmax falls with k; the final loss is higher without it (p < 0.05) at the largest k, and by
 more than at the smallest."""
-    parts = ("nn/attend.py", "nn/attention.py", "config/mixer.py", "nn/init.py")
+    parts = ("attention/attend.py", "nn/attention.py", "config/mixer.py", "nn/init.py")
     minutes = (4, 15, 8)
 
     def cells(self, size: Size) -> list[Cell]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anyformer.attention.position_tables import Positions
 from anyformer.lab.cells import Cell, Result
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
 from anyformer.lab.experiments.common import sorting
@@ -15,7 +16,6 @@ from anyformer.lab.stats import summary, welch
 from anyformer.lab.trial import trial
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.model import Transformer
-from anyformer.nn.position import Positions
 
 MIXER = "model.decoder.blocks.0.mixer"
 BY_DISTANCE = "{kind='t5', buckets=64, max_distance=128, shared=false}"  # a number for each distance below 32
@@ -47,7 +47,7 @@ fixed*: the weights do not see the tokens at all, each head has drawn one number
 output*: the heads side by side, without $W_O$. *Slices projected*: head $i$ projects the $i$-th part of the embedding,
 not all of it; *slices*: it takes that part as it is. Without a mixer a token knows nothing of the others: the floor."""
     prediction = "Each of the five sorts at least half of the unseen rows without a mistake, in every seed."
-    parts = ("nn/attention.py", "nn/attend.py", "config/mixer.py")
+    parts = ("nn/attention.py", "attention/attend.py", "config/mixer.py")
     minutes = (4, 15, 4)
 
     def cells(self, size: Size) -> list[Cell]:

@@ -1,0 +1,81 @@
+"""What a cache holds of one row, taken out of it, and put into a row of another cache of the same model."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from anyformer.attention.layout import real
+from anyformer.cache.kv_cache import Cache, LayerCache
+
+
+class Snapshot(NamedTuple):
+    """The first tokens of one text: of each layer what it keeps of the newest of them, in order."""
+
+    length: int
+    layers: tuple[tuple[Tensor, ...], ...]  # [g, tokens, k]; fewer tokens than `length` where a ring has lost some
+
+    def fits(self, cache: Cache, length: int) -> int:
+        """Return how many of its first `length` tokens a row of the cache can continue from.
+
+        That is all of them, or none: where the cache stores values in another form, or a ring has lost what a layer
+        needs.
+        """
+        length = min(length, self.length)
+        if self.form != tuple(tuple(x.dtype for x in _numbers(layer)) for layer in cache.layers):
+            return 0
+        for size, kept in zip(cache.sizes, self.layers, strict=True):
+            lost = self.length - (kept[0].shape[1] if kept else self.length)
+            needed = 0 if size.reach not in cache.rings else max(0, length - size.reach)
+            if lost > needed:
+                return 0
+        return length
+
+    @property
+    def form(self) -> tuple[tuple[torch.dtype, ...], ...]:
+        """The data types of what each layer keeps."""
+        return tuple(tuple(x.dtype for x in kept) for kept in self.layers)
+
+    def nbytes(self) -> int:
+        return sum(x.nbytes for kept in self.layers for x in kept)
+
+
+def snapshot(cache: Cache, row: int) -> Snapshot:
+    """A copy of what is there of one row, which must be one text from its beginning."""
+    slots = real(cache.segments[row]).nonzero()[:, 0]
+    layers = []
+    for size, layer in zip(cache.sizes, cache.layers, strict=True):
+        at = slots
+        if size.reach in cache.rings:
+            ring = cache.rings[size.reach]
+            count = int(ring.count[row])
+            at = torch.arange(max(int(ring.lost[row]), 0), count, device=slots.device) % ring.size
+        layers.append(tuple(x[row][:, at] for x in _numbers(layer)))
+    return Snapshot(len(slots), tuple(layers))
+
+
+def adopt(cache: Cache, row: int, known: Snapshot, length: int) -> None:
+    """Begins an empty row with the first `length` tokens of a snapshot that `fits`: as if it had read them."""
+    index = torch.arange(length, device=cache.length.device)
+    for size, layer, kept in zip(cache.sizes, cache.layers, known.layers, strict=True):
+        first = known.length - (kept[0].shape[1] if kept else known.length)
+        begin, at = first, index
+        if size.reach in cache.rings:
+            ring = cache.rings[size.reach]
+            begin = max(first, length - ring.size)
+            at = index[begin:] % ring.size
+        for mine, theirs in zip(_numbers(layer), kept, strict=True):
+            mine[row][:, at] = theirs[:, begin - first : length - first]
+    for ring in cache.rings.values():
+        newest = index[max(0, length - ring.size) :]
+        ring.positions[row, newest % ring.size] = newest
+        ring.segments[row, newest % ring.size] = 0
+        ring.count[row] = length
+        ring.lost[row] = max(0, length - ring.size)
+    cache.positions[row, :length] = index
+    cache.segments[row, :length] = 0
+    cache.following[row] = length
+
+
+def _numbers(layer: LayerCache) -> tuple[Tensor, ...]:
+    return *layer.keys.tensors(), *layer.values.tensors()

@@ -1,0 +1,346 @@
+"""Making shards: text of any length to token ids on the disk, in bounded memory. Imports no torch.
+
+`plan.json` comes first and says of what the shards are made and how; each is written under a passing name, synced and
+renamed, and then told in `done.jsonl`; `index.json` comes last. So a kill at any moment costs the chunks that were in
+work, and preparing again with the same plan goes on, to the same bytes.
+"""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import secrets
+import signal
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from anyformer.config.overrides import in_words
+from anyformer.config.spec import ConfigError, Fault, visible
+from anyformer.data import chunks as cutting
+from anyformer.data.chunks import Bad, Chunk, Input, chunks, documents, form_of
+from anyformer.data.shards import INDEX, Index, Shard, digest, wrong
+from anyformer.data.tokenizer import FILE, TextTokenizer, train_tokenizer
+from anyformer.data.vocabulary import one_thread
+from anyformer.processes import end_with_parent, locked
+from anyformer.recipe.recipe import Tokenizer
+
+PLAN, DONE = "plan.json", "done.jsonl"
+TOGETHER = 1_000_000  # characters that are encoded at once
+ENDS = 65_536  # bytes of a file, at its beginning, middle and end, by which it is known again
+SHOWN = 5  # bad rows that the index names
+SAMPLE = 100_000_000  # bytes of text that a tokenizer is trained on
+PACKED = 3  # how much longer the text of a .gz or Parquet file may be
+
+
+class WorkerLost(RuntimeError):
+    """A worker process ended without a word."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A chunk whose shard is there."""
+
+    shard: Shard
+    first_bad: tuple[str, ...]
+    read: int  # bytes of the file, as they are on the disk
+
+
+def prepare(
+    paths: Sequence[Path],
+    out: Path,
+    tokenizer: Tokenizer | TextTokenizer,
+    how: Input,
+    *,
+    sample: int = SAMPLE,
+    skip_bad: bool = False,
+    workers: int = 1,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Index:
+    """The shards of some files in `out`: made, or gone on with, or there already. A tokenizer that is not given is
+    trained on so many bytes of them. Progress is told in bytes of what was left to do."""
+    cutting.check_encoding(how.encoding)
+    plan = {"files": [_known_by(path) for path in paths], "input": how._asdict(), "chunk": cutting.SIZE}
+    if isinstance(tokenizer, TextTokenizer):
+        plan |= {"tokenizer": digest(tokenizer)}
+    else:
+        plan |= {"tokenizer": in_words(tokenizer), "sample": sample}
+    with locked(out), _writing(out):
+        begun = _begun(out, plan)
+        if begun and (out / INDEX).exists():
+            (out / DONE).unlink(missing_ok=True)
+            return Index.load(out)
+        if begun:
+            made = TextTokenizer.load(out / FILE)
+            if digest(made) != begun["digest"]:
+                raise wrong(out / FILE, "is not the tokenizer that the shards were begun with: choose another --out")
+        else:
+            if isinstance(tokenizer, TextTokenizer):
+                made = tokenizer
+            else:
+                made = train_tokenizer(tokenizer, _sample(paths, how, sample))
+            _write(out / PLAN, json.dumps(plan | {"digest": digest(made)}, indent=1).encode())
+            made.save(out / FILE)
+        for stale in out.glob(".anyformer-*.tmp"):
+            stale.unlink(missing_ok=True)
+        return _fill(paths, out, made, how, skip_bad, workers, progress)
+
+
+def _fill(
+    paths: Sequence[Path],
+    out: Path,
+    tokenizer: TextTokenizer,
+    how: Input,
+    skip_bad: bool,
+    workers: int,
+    progress: Callable[[int, int], None],
+) -> Index:
+    dtype = "<u2" if tokenizer.size <= 2**16 else "<u4"
+    done = _done(out, np.dtype(dtype).itemsize)
+    left, now = sum(path.stat().st_size for path in paths) - sum(one.read for one in done.values()), 0
+    work = Work(tokenizer.to_json(), how, out, dtype, skip_bad)
+    progress(now, left)
+    jobs = (job for job in _jobs(paths, how) if job[0] not in done)
+    with (out / DONE).open("a", encoding="utf-8") as log:
+        for number, one in _inline(work, jobs) if workers == 1 else _spawned(work, jobs, workers):
+            done[number] = one
+            log.write(json.dumps({"number": number, **asdict(one)}, ensure_ascii=False) + "\n")
+            log.flush()
+            now += one.read
+            progress(now, left)
+    made = [done[number] for number in sorted(done)]
+    bad = tuple(line for one in made for line in one.first_bad)[:SHOWN]
+    index = Index(digest(tokenizer), tokenizer.size, dtype, bad, tuple(one.shard for one in made))
+    if not index.total("tokens"):
+        raise wrong(out, "there is no text in these files" + (f"; the first bad row: {bad[0]}" if bad else ""))
+    _write(out / INDEX, index.dumps().encode())
+    (out / DONE).unlink()
+    return index
+
+
+Job = tuple[int, Chunk, int]  # its number, and how many bytes of the file it is
+
+
+def _jobs(paths: Sequence[Path], how: Input) -> Iterator[Job]:
+    number = 0
+    for path in paths:
+        before = 0
+        for chunk in chunks(path, how, cutting.SIZE):
+            yield number, chunk, chunk.read - before
+            number, before = number + 1, chunk.read
+
+
+def _sample(paths: Sequence[Path], how: Input, size: int) -> Iterator[str]:
+    """The beginning of every chunk, so that all parts of all files are heard; bad rows are passed over."""
+    whole = sum(path.stat().st_size * (1 if _plain(path) else PACKED) for path in paths)
+    for path in paths:
+        for chunk in chunks(path, how, cutting.SIZE):
+            end = chunk.content.find(b"\n", len(chunk.content) * size // whole) + 1 if size < whole else 0
+            part = chunk._replace(content=chunk.content[:end], last=False) if end else chunk
+            yield from (found.text for found in documents(part, how) if not isinstance(found, Bad))
+
+
+def _plain(path: Path) -> bool:
+    return path.suffix.lower() != ".gz" and form_of(path) != "parquet"
+
+
+# -- what is there ----------------------------------------------------------------------------------------------------
+
+
+def _known_by(path: Path) -> dict[str, Any]:
+    """By what a file is known again: its name, its size, and some of its bytes."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            seen = hashlib.sha256()
+            for at in (0, size // 2, max(0, size - ENDS)):
+                file.seek(at)
+                seen.update(file.read(ENDS))
+    except OSError as error:
+        raise wrong(path, f"cannot be read ({error.strerror})") from None
+    return {"name": visible(path.name), "size": size, "sha256": seen.hexdigest()}
+
+
+def _begun(out: Path, plan: dict[str, Any]) -> dict[str, Any]:
+    """The plan of the shards that are begun there, empty if none are; refuses those of anything else."""
+    if not (out / PLAN).exists():
+        if any(not path.name.startswith(".anyformer-") for path in out.iterdir()):
+            raise wrong(out, "is not empty and holds no shards: choose another --out")
+        return {}
+    try:
+        before: dict[str, Any] = json.loads((out / PLAN).read_text(encoding="utf-8"))
+        there = {key: before[key] for key in plan}
+    except (ValueError, KeyError, TypeError):
+        raise wrong(out / PLAN, "cannot be read: it is damaged") from None
+    if there != plan:
+        raise wrong(out, f"holds shards of something else: {_difference(there, plan)}; choose another --out")
+    if (out / FILE).exists():
+        return before
+    for name in (INDEX, DONE):  # without the tokenizer they mean nothing
+        (out / name).unlink(missing_ok=True)
+    return {}
+
+
+def _difference(there: dict[str, Any], plan: dict[str, Any]) -> str:
+    """In words, the first."""
+    names = [[file["name"] for file in one["files"]] for one in (there, plan)]
+    if names[0] != names[1]:
+        return f"of the files {', '.join(names[0][:5])}{', ...' if len(names[0]) > 5 else ''}"
+    for was, now in zip(there["files"], plan["files"], strict=True):
+        if was != now:
+            return f"the file {now['name']} has changed since ({was['size']:,} bytes, now {now['size']:,})"
+    key = next(key for key in plan if there[key] != plan[key])
+    return f"{key} was {there[key]}, and is {plan[key]} now"
+
+
+def _done(out: Path, itemsize: int) -> dict[int, Done]:
+    """The chunks whose shards are there; a line that a kill cut short is none."""
+    found: dict[int, Done] = {}
+    log = out / DONE
+    for line in log.read_text(encoding="utf-8").split("\n") if log.exists() else ():
+        try:
+            one = json.loads(line)
+            shard = Shard(**one["shard"])
+            if os.path.getsize(out / shard.file) == shard.tokens * itemsize:
+                found[one["number"]] = Done(shard, tuple(one["first_bad"]), one["read"])
+        except (ValueError, KeyError, TypeError, OSError):
+            continue
+    _write(log, "".join(json.dumps({"number": n, **asdict(one)}) + "\n" for n, one in found.items()).encode())
+    return found
+
+
+def _write(path: Path, content: bytes) -> None:
+    """There as a whole, or not at all."""
+    temporary = path.with_name(f".anyformer-{secrets.token_hex(8)}.tmp")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+@contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise wrong(out, f"cannot be written: {error.strerror}") from None
+
+
+# -- work -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is done to a chunk, in this process or in another."""
+
+    tokenizer: str
+    how: Input
+    out: Path
+    dtype: str
+    skip_bad: bool
+
+    def ready(self) -> Callable[[Job], Done]:
+        tokenizer = TextTokenizer.from_json(self.tokenizer)
+        return lambda job: self._encode(tokenizer, *job)
+
+    def _encode(self, tokenizer: TextTokenizer, number: int, chunk: Chunk, read: int) -> Done:
+        ids = array("H" if self.dtype == "<u2" else "I")
+        end = [] if tokenizer.eos is None else [tokenizer.eos]
+        held, size, count, text_bytes = list[cutting.Text](), 0, 0, 0
+        bad = list[str]()
+
+        def flush() -> None:
+            for found, encoded in zip(held, tokenizer.encode_batch([found.text for found in held]), strict=True):
+                ids.extend(encoded)
+                ids.extend(end if found.ends else [])
+            held.clear()
+
+        for found in documents(chunk, self.how):
+            if isinstance(found, Bad):
+                bad.append(f"{visible(str(chunk.path))}:{found.line}: {found.why}")
+                if not self.skip_bad:
+                    raise ConfigError([Fault("", f"{bad[0]}; mend it, or leave such rows out by --on-bad-row skip")])
+                continue
+            held.append(found)
+            size, count = size + len(found.text), count + found.ends
+            text_bytes += len(found.text.encode())
+            if size >= TOGETHER:
+                flush()
+                size = 0
+        flush()
+        content = np.array(ids).astype(self.dtype).tobytes()
+        name = f"tokens-{number:05}.bin"
+        with _writing(self.out):
+            _write(self.out / name, content)
+        shard = Shard(name, len(ids), count, text_bytes, len(bad), hashlib.sha256(content).hexdigest())
+        return Done(shard, tuple(bad[:SHOWN]), read)
+
+
+def _inline(work: Work, jobs: Iterator[Job]) -> Iterator[tuple[int, Done]]:
+    """In this process, on one core."""
+    with one_thread():
+        do = work.ready()
+        for job in jobs:
+            yield job[0], do(job)
+
+
+def _spawned(work: Work, jobs: Iterator[Job], workers: int) -> Iterator[tuple[int, Done]]:
+    """In processes of their own, each of which has one chunk at a time; they end when this one does."""
+    context = multiprocessing.get_context("spawn")
+    processes: list[SpawnProcess] = []
+    free: list[Connection[Any, Any]] = []
+    busy: dict[Connection[Any, Any], int] = {}
+    try:
+        with one_thread():
+            for _ in range(workers):
+                ours, theirs = context.Pipe()
+                processes.append(context.Process(target=_serve, args=(work, theirs, os.getpid()), daemon=True))
+                processes[-1].start()
+                theirs.close()
+                free.append(ours)
+        more = True
+        while more or busy:
+            while more and free:
+                job = next(jobs, None)
+                if more := job is not None:
+                    free[-1].send(job)
+                    busy[free.pop()] = job[0]
+            ready = wait(list(busy)) if busy else []
+            for pipe in [pipe for pipe in busy if pipe in ready]:
+                answer = pipe.recv()
+                number = busy.pop(pipe)
+                free.append(pipe)
+                if isinstance(answer, str):
+                    raise ConfigError([Fault("", answer)])
+                yield number, answer
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        what = "a worker was killed, maybe for memory: run it again, with fewer --workers; what is done is kept"
+        raise WorkerLost(what) from None
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def _serve(work: Work, pipe: "Connection[Any, Any]", parent: int) -> None:
+    """Encode the chunks that come through a pipe, one after the other, as long as the parent process runs."""
+    end_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process is told, and ends this one
+    do = work.ready()
+    try:
+        while True:
+            job = pipe.recv()
+            try:
+                pipe.send(do(job))
+            except ConfigError as error:
+                pipe.send(str(error))
+    except (EOFError, OSError):  # the first process is gone
+        return

@@ -1,0 +1,210 @@
+"""One text as a model reads it, kept for all views of it: a single pass, and every map is made when it is asked for."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, cast
+
+import torch
+from torch import Tensor
+
+from anyformer.attention.attend import weigh
+from anyformer.attention.layout import Layout, Relation
+from anyformer.cache.ring import Step
+from anyformer.config import (
+    LM,
+    Attention,
+    Classifier,
+    ConfigError,
+    Embedder,
+    Fault,
+    MaskedLM,
+    NoHead,
+    Side,
+    TokenLabels,
+    position_of,
+)
+from anyformer.decoding.session import evaluating
+from anyformer.explore.head_switches import named, switched_off
+from anyformer.explore.requests import AboutText
+from anyformer.inspection.attention_maps import Kind, ranged
+from anyformer.inspection.sublayers import attentions, layout_of, stacks_of
+from anyformer.inspection.taps import run_with_taps
+from anyformer.nn.attention import MultiHeadAttention
+from anyformer.nn.norm import at_least_fp32
+from anyformer.nn.pooling import Funnel
+from anyformer.nn.stack import HERE as SITE
+from anyformer.run import Run
+from anyformer.run_inspection import Reading, read
+from anyformer.tasks.regress import Regressing
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A text, its queries and keys in every attention, and the residual stream where a head makes tokens of it."""
+
+    run: Run
+    reading: Reading
+    output: Tensor  # what the head makes of it
+    activations: dict[str, Tensor]
+
+    @cached_property
+    def attentions(self) -> dict[Kind, dict[int, str]]:
+        """The names of the attentions, by kind and layer."""
+        return attentions_of(self.run)
+
+    def name(self, kind: Kind, layer: int, head: int | None = None) -> str:
+        """The attention of a kind in a layer, or a clear error."""
+        if kind not in self.attentions:
+            there = " and ".join(self.attentions) or "no stack"
+            raise ConfigError([Fault("kind", f"= '{kind}': there is attention in {there}")])
+        layers = self.attentions[kind]
+        if layer not in layers:
+            raise ConfigError([Fault("layer", f"= {layer}: must be {ranged(layers)}, where {kind} attention is")])
+        heads = self.attention(layers[layer]).heads
+        if head is not None and head >= heads:
+            raise ConfigError([Fault("head", f"= {head}: {layers[layer]} has heads 0 to {heads - 1}")])
+        return layers[layer]
+
+    def attention(self, name: str) -> MultiHeadAttention:
+        return attentions(self.run.model)[name]
+
+    def relation(self, name: str) -> Relation:
+        """Mask and bias of an attention, as they are applied."""
+        side, layer, sublayer = cast(Side, name.split(".")[0]), int(name.split(".")[1]), name.split(".")[2]
+        stack, here = stacks_of(self.run.model)[side], self._layout(side)
+        if sublayer == "cross":
+            which = stack.crosses[layer]
+            assert which is not None
+            source = self._layout("encoder")
+            return stack.crossings(here, source, SITE, "eager")[which].dense()
+        levels = Funnel(stack.pooling, here, 1).layouts
+        plan = stack.follows[layer]
+        assert plan is not None
+        return stack.relations(here, {None: Step(here)}, False, SITE, "eager", levels)[plan].dense()
+
+    def keys(self, name: str) -> Tensor:
+        """[h, s, k]: those that serve several heads, once for each."""
+        q, k = self.activations[f"{name}.q"][0], self.activations[f"{name}.k"][0]
+        return k.repeat_interleave(len(q) // len(k), dim=0)
+
+    @torch.no_grad()
+    def weights(self, name: str) -> Tensor:
+        """[h, t, s]"""
+        a, q, k = self.attention(name), self.activations[f"{name}.q"], self.activations[f"{name}.k"]
+        return weigh(q, k, self.relation(name), a.scale, a.normalizer, a.cap, a.sinks)[0].float().cpu()
+
+    @torch.no_grad()
+    def scores(self, name: str) -> Tensor:
+        """[h, t, s], with -inf where a query does not see a key."""
+        a, q = self.attention(name), self.activations[f"{name}.q"][0]
+        scores = at_least_fp32(q @ self.keys(name).mT) * a.scale
+        if a.cap is not None:
+            scores = a.cap * torch.tanh(scores / a.cap)
+        bias = self.bias(name)
+        scores = scores.float().cpu() if bias is None else scores.float().cpu() + bias
+        return scores.masked_fill(~self.visible(name), -torch.inf)
+
+    def visible(self, name: str) -> Tensor:
+        """bool [t, s]: which keys a query sees."""
+        relation, (_, _, t, _) = self.relation(name), self.activations[f"{name}.q"].shape
+        s = self.activations[f"{name}.k"].shape[2]
+        seen = torch.ones(t, s, dtype=torch.bool)
+        if relation.bias is not None:
+            seen = (relation.bias[0] > -torch.inf).any(dim=0).cpu()
+        elif relation.mask is not None:
+            seen = relation.mask[0, 0].cpu()
+        elif relation.causal:
+            seen = seen.tril()
+        return seen if relation.alive is None else seen & relation.alive[0, 0].cpu()
+
+    @torch.no_grad()
+    def bias(self, name: str) -> Tensor | None:
+        """[h, t, s]: what positions add to scores, -inf where a query does not see a key; None: they add nothing."""
+        bias = self.relation(name).bias
+        return None if bias is None else bias[0].expand(self.attention(name).heads, -1, -1).float().cpu()
+
+    def position(self, name: str) -> str:
+        """Return the kind of the positions that act in an attention, or "cross"."""
+        side, layer, sublayer = cast(Side, name.split(".")[0]), int(name.split(".")[1]), name.split(".")[2]
+        stack = self.run.config.stacks[side]
+        mixer = stack.unrolled()[layer].mixer
+        return "cross" if sublayer == "cross" or not isinstance(mixer, Attention) else position_of(mixer, stack).kind
+
+    def labels(self, name: str) -> tuple[list[str], list[str]]:
+        """The tokens of the queries and of the keys of an attention; of pooled ones, what stands in each window."""
+        side, layer, sublayer = cast(Side, name.split(".")[0]), int(name.split(".")[1]), name.split(".")[2]
+        queries = self.reading.tokens[side]
+        if sublayer == "cross":
+            return queries, self.reading.tokens["encoder"]
+        stack = stacks_of(self.run.model)[side]
+        size = stack.pooling.factor ** stack.levels[layer] if stack.pooling else 1
+        pooled = ["".join(queries[i : i + size]) for i in range(0, len(queries), size)]
+        return pooled, pooled
+
+    def _layout(self, side: Side) -> Layout:
+        x = self.activations[f"{side}.embed"]
+        return layout_of(side, x, self.run.model, self.reading.options)
+
+    @property
+    def nbytes(self) -> int:
+        return self.output.nbytes + sum(x.nbytes for x in self.activations.values())
+
+
+def look(run: Run, asked: AboutText) -> Trace:
+    """A text read once, with some heads off."""
+    model = run.model
+    off = named(model, asked.off)
+    with evaluating(model), switched_off(model, off):
+        reading = read(run, asked.text, asked.target)
+        names = [f"{name}.{part}" for name in attentions(model) for part in ("q", "k")]
+        names += [f"{side}.embed" for side in stacks_of(model)]
+        if says_tokens(run):
+            side = last_side(run)
+            names += [f"{side}.final", *(f"{side}.{i}.out" for i in range(len(stacks_of(model)[side].runs) - 1))]
+        output, found = run_with_taps(model, names, *reading.inputs, **reading.options)
+    # of a head that makes tokens only what is asked for is made again: all of them are many numbers
+    return Trace(run, reading, output[:0] if says_tokens(run) else output, found)
+
+
+def says_tokens(run: Run) -> bool:
+    """Whether the head says how likely each token is."""
+    return isinstance(run.config.head, LM | MaskedLM)
+
+
+Says = Literal["tokens", "masked", "labels", "number", "tags", "vector"]
+
+
+def says(run: Run) -> Says:
+    """Return what a run answers: the next token, fillings of masks, labels, a number, a tag of each word, a vector."""
+    match run.config.head:
+        case LM():
+            return "tokens"
+        case MaskedLM():
+            return "masked"
+        case Classifier():
+            return "number" if isinstance(run.task, Regressing) else "labels"
+        case TokenLabels():
+            return "tags"
+        case Embedder() | NoHead():
+            return "vector"
+
+
+def place(seen: Trace) -> int:
+    """Return the token that is shown first: the first mask, or the last token."""
+    ids, mask = seen.reading.inputs[-1][0].tolist(), seen.run.tokenizer.mask
+    if isinstance(seen.run.config.head, MaskedLM) and mask in ids:
+        return ids.index(mask)
+    return len(seen.reading.tokens[last_side(seen.run)]) - 1
+
+
+def last_side(run: Run) -> Side:
+    return "decoder" if run.config.decoder else "encoder"
+
+
+def attentions_of(run: Run) -> dict[Kind, dict[int, str]]:
+    found: dict[Kind, dict[int, str]] = {}
+    for name in attentions(run.model):
+        side, layer, sublayer = name.split(".")
+        kind: Kind = "cross" if sublayer == "cross" else cast(Side, side)
+        found.setdefault(kind, {})[int(layer)] = name
+    return found

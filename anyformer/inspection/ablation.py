@@ -1,0 +1,54 @@
+"""Heads switched off: what a model does without them, and how much each one matters."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyformer.inspection.patching import run_with_patches
+from anyformer.inspection.scalar_outputs import Measure
+from anyformer.inspection.sublayers import attention_at, attentions, check_heads, refuse_state, stacks_of
+from anyformer.nn.model import Transformer
+
+
+def run_without_heads(
+    model: Transformer, heads: Mapping[str, Sequence[int]], *inputs: Tensor, **options: Any
+) -> Tensor:
+    """The model's output with some heads of some attentions reading nothing: `{"decoder.1.mixer": [0, 3]}`.
+
+    It is that of a model whose output projections have zeros in the columns of those heads.
+    """
+    for name, numbers in heads.items():
+        check_heads(attention_at(model, name), name, numbers)
+    patches = {f"{name}.heads": _without(numbers) for name, numbers in heads.items()}
+    return run_with_patches(model, patches, *inputs, **options)
+
+
+@torch.no_grad()
+def head_scores(model: Transformer, measure: Measure, *inputs: Tensor, **options: Any) -> dict[str, Tensor]:
+    """How much a measure of the output grows when each head is switched off, one pass for each: tables [layers, heads]
+    of "encoder.mixer", "decoder.mixer" and "decoder.cross", nan where a layer has no such head."""
+    refuse_state(options, "heads are switched off one by one, in passes of their own")
+    known, base = attentions(model), measure(model(*inputs, **options))
+    tables: dict[str, Tensor] = {}
+    for name, attention in known.items():
+        side, layer, sublayer = name.split(".")
+        kind = f"{side}.{sublayer}"
+        if kind not in tables:
+            most = max(a.heads for other, a in known.items() if other.startswith(side) and other.endswith(sublayer))
+            depth = next(len(stack.runs) for own, stack in stacks_of(model).items() if own == side)
+            tables[kind] = torch.full((depth, most), torch.nan, dtype=base.dtype, device=base.device)
+        for head in range(attention.heads):
+            without = run_without_heads(model, {name: [head]}, *inputs, **options)
+            tables[kind][int(layer), head] = measure(without) - base
+    return tables
+
+
+def _without(heads: Sequence[int]) -> Callable[[Tensor], Tensor]:
+    def change(x: Tensor) -> Tensor:  # [b, h, t, k_v]
+        off = torch.zeros(x.shape[1], dtype=torch.bool, device=x.device)
+        off[list(heads)] = True
+        return x.masked_fill(off[:, None, None], 0.0)
+
+    return change

@@ -1,0 +1,385 @@
+"""What each part of a model costs, by its spec: the rules that `count` adds up. Imports no torch."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from math import prod
+from typing import assert_never
+
+import numpy as np
+
+from anyformer.config import (
+    LM,
+    Activation,
+    Attention,
+    BatchNorm,
+    Block,
+    ByteSpelling,
+    Classifier,
+    ConfigError,
+    Convolution,
+    Embedder,
+    Experts,
+    FactorisedTable,
+    Fault,
+    Features,
+    FullTable,
+    FullyConnected,
+    Gated,
+    Gelu,
+    HeadTransform,
+    Input,
+    Latent,
+    LayerNorm,
+    Layers,
+    LeakyRelu,
+    LoRA,
+    MaskedLM,
+    Mixer,
+    ModelConfig,
+    Network,
+    NoCompression,
+    NoFeedForward,
+    NoHead,
+    NoMixer,
+    NoNorm,
+    Norm,
+    NoSpelling,
+    NoTransform,
+    Parallel,
+    Patches,
+    Pattern,
+    Position,
+    PositionMixing,
+    Projected,
+    Recurrent,
+    RMSNorm,
+    Side,
+    Silu,
+    SoftmaxTopK,
+    Span,
+    Spelling,
+    SquaredRelu,
+    Stack,
+    TokenLabels,
+    Tokens,
+    encoder_init_layers,
+    hidden_width,
+    pattern_across,
+    pattern_of,
+    position_of,
+)
+from anyformer.config.adapter import matrices, within
+
+ADAPTERS = "adapters"
+MAX_BLOCKS = 16_384  # on a side of a sparse pattern: counting them takes about a second
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Parameters, FLOPs, and how many numbers are kept for the backward pass and in the cache."""
+
+    parameters: int = 0
+    flops: int = 0
+    kept: int = 0
+    cached: int = 0
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(
+            self.parameters + other.parameters,
+            self.flops + other.flops,
+            self.kept + other.kept,
+            self.cached + other.cached,
+        )
+
+    def times(self, count: int, own: int) -> "Cost":
+        """The cost of `count` layers, `own` of which have weights of their own."""
+        return Cost(self.parameters * own, self.flops * count, self.kept * count, self.cached * count)
+
+
+def side_costs(
+    config: ModelConfig, side: Side, stack: Stack, b: int, t: int, s: int
+) -> Iterator[tuple[str, int, Cost]]:
+    """An input and the stack that reads it: t tokens of its own, s of the encoder's."""
+    d, layers = config.width, stack.distinct()
+    read, name = (config.source, "source") if side == "encoder" else (config.target, "target")
+    assert read is not None
+    shared = side == "decoder" and config.tie in ("inputs", "all")
+    inner = read.inner_width(d) if isinstance(read, Tokens) else d
+    yield f"{name} embeddings", 1, _input(read, d, b, t, own_table=not shared)
+    yield f"{side} positions", 1, Cost(_position_tables(stack, layers, d, inner))
+
+    costs: dict[str, tuple[int, Cost]] = {}
+    for group in layers:
+        tokens = pooled(t, stack, group.level)
+        for part, cost in block_costs(group.block, d, b, tokens, s, caching=side == "decoder"):
+            count, total = costs.get(part, (0, Cost()))
+            costs[part] = count + group.times, total + cost.times(group.times, group.own)
+    if config.adapter:
+        costs[ADAPTERS] = stack.depth, _adapters(config.adapter, side, stack, d, b, t, s)
+    for part, (count, total) in costs.items():
+        yield f"{side} {part}", count, total
+    yield f"{side} final norm", 1, _norm(stack.final_norm, d, b * t)
+    if side == "decoder" and (states := sum(mixer.state(d) for mixer in encoder_init_layers(config).values())):
+        yield "encoder states", 1, Cost(cached=b * s * states)
+    if "cross-attention" in costs:
+        yield "encoder output", 1, Cost(kept=b * s * d)  # what all cross-attention reads
+
+
+def pooled(length: int, stack: Stack, level: int) -> int:
+    """How many tokens remain of `length` after pooling `level` times."""
+    return -(-length // stack.pooling.factor**level) if stack.pooling else length
+
+
+def _adapters(adapter: LoRA, side: Side, stack: Stack, d: int, b: int, t: int, s: int) -> Cost:
+    """The adapters of a stack, layer by layer: targets name layers by number."""
+    total = Cost()
+    layers = zip(stack.runs, stack.unrolled(), stack.levels, strict=True)
+    for i, (run, block, level) in enumerate(layers):
+        cost = adapter_cost(adapter, f"{side}.blocks.{run}", block, d, b * pooled(t, stack, level), b * s)
+        total += cost.times(1, own=run == i)
+    return total
+
+
+def adapter_cost(adapter: LoRA, at: str, block: Block, d: int, rows: int, source_rows: int) -> Cost:
+    """Beside the linear layers of a block; what they read is kept for them already."""
+    cost, r = Cost(), adapter.rank
+    for name, inputs, outputs, across in matrices(block, d):
+        if any(within(f"{at}.{name}", target) for target in adapter.targets):
+            read = source_rows if across else rows
+            cost += Cost(r * (inputs + outputs), 2 * read * r * (inputs + outputs), kept=read * r)
+    return cost
+
+
+def _input(read: Input, d: int, b: int, t: int, own_table: bool) -> Cost:
+    match read:
+        case Tokens():
+            return _embeddings(read, d, b * t, own_table)
+        case Features(size=size, bias=bias):
+            return _linear(size, d, b * t, bias) + _norm(read.norm, d, b * t)
+        case Patches(size=size, bias=bias):
+            first = int(read.class_token)
+            return _linear(size, d, b * (t - first), bias) + Cost(d * first) + _norm(read.norm, d, b * t)
+        case _:
+            assert_never(read)
+
+
+def _embeddings(tokens: Tokens, d: int, rows: int, own_table: bool) -> Cost:
+    inner = tokens.inner_width(d)
+    table = tokens.rows * tokens.table_width(d) * own_table
+    cost = Cost(table + tokens.types * inner) + _norm(tokens.norm, inner, rows)
+    cost += _spelling(tokens.spelling, inner, rows)
+    match tokens.table:
+        case FullTable():
+            return cost
+        case FactorisedTable(width=e, bias=bias):
+            return cost + _linear(e, d, rows, bias)
+        case _:
+            assert_never(tokens.table)
+
+
+def _spelling(spec: Spelling, inner: int, rows: int) -> Cost:
+    match spec:
+        case NoSpelling():
+            return Cost()
+        case ByteSpelling(width=w, channels=c, kernel=k, longest=n):
+            seen = Cost(kept=rows * (n * c + (k - 1) * w))  # channels of each byte; what stands beyond the word
+            convolution = replace(_linear(k * w, c, rows * n, True), kept=rows * n * w)
+            return Cost(257 * w) + convolution + seen + _linear(c, inner, rows, False)
+        case _:
+            assert_never(spec)
+
+
+def _position_tables(stack: Stack, layers: list[Layers], d: int, inner: int) -> int:
+    """One set of tables for the embeddings, and one for each scheme and number of heads, or for each layer."""
+    tables: dict[tuple[Position, int], int] = {}  # how many of each scheme and number of heads
+    for group in layers:
+        if isinstance(mixer := group.block.mixer, Attention) and not (at := position_of(mixer, stack)).embeds():
+            key = at, mixer.heads
+            tables[key] = tables.get(key, 0) + group.own if at.per_layer else 1
+    total = sum(count * _elements(at.tables(d, heads)) for (at, heads), count in tables.items())
+    return total + (_elements(stack.position.tables(inner, 0)) if stack.position.embeds() else 0)
+
+
+def _elements(tables: dict[str, tuple[int, ...]]) -> int:
+    return sum(map(prod, tables.values()))
+
+
+def block_costs(block: Block, d: int, b: int, t: int, s: int, caching: bool) -> Iterator[tuple[str, Cost]]:
+    """The sublayers of a block in their order, and its norms."""
+    branches = [*_mixer(block.mixer, d, b, t, caching)]
+    if block.cross:
+        branches.append(("cross-attention", _attention(block.cross, pattern_across(block.cross), d, b, t, s, caching)))
+    if not isinstance(block.feedforward, NoFeedForward):
+        branches.append(("feed-forward", _feedforward(block.feedforward, d, b * t)))
+    n, place, parallel = len(branches), block.placement, isinstance(block.order, Parallel)
+    shared = isinstance(block.order, Parallel) and block.order.shared_norm
+    before = (1 if shared else n) if place in ("pre", "sandwich") else 0
+    after = {"pre": 0, "post": 1 if parallel else n, "branch": n, "sandwich": n}[place]
+    # what parallel branches read is one tensor, unless each has a norm of its own
+    alike = parallel and (before < n or isinstance(block.norm, NoNorm))
+    for i, (part, cost) in enumerate(branches):
+        yield part, cost if i and alike else cost + Cost(kept=b * t * d)
+    norm = _norm(block.norm, d, b * t)
+    inputs = (min(before, 1) if parallel else before) + after
+    yield "norms", Cost((before + after) * norm.parameters, kept=inputs * norm.kept)
+
+
+def _mixer(mixer: Mixer, d: int, b: int, t: int, caching: bool) -> Iterator[tuple[str, Cost]]:
+    match mixer:
+        case Attention():
+            pattern = pattern_of(mixer, "decoder" if caching else "encoder")
+            yield "self-attention", _attention(mixer, pattern, d, b, t, t, caching)
+        case Recurrent():
+            yield "recurrence", _recurrence(mixer, d, b, t, caching)
+        case Convolution(width=k, bias=bias):
+            slots = _slots(t, mixer.before(causal=True))
+            yield "convolution", replace(_linear(k * d, d, b * t, bias), kept=0, cached=b * slots * d * caching)
+        case FullyConnected(length=n, bias=bias):
+            yield "dense", Cost(n * d * (n * d + bias), 2 * b * (t * d) ** 2, cached=b * t * d * caching)
+        case PositionMixing(length=n, bias=bias):
+            yield "positions", Cost(n * (n + bias), 2 * b * t * t * d, cached=b * t * d * caching)
+        case NoMixer():
+            return
+        case _:
+            assert_never(mixer)
+
+
+def _attention(a: Attention, pattern: Pattern, d: int, b: int, t: int, s: int, caching: bool) -> Cost:
+    h, g = a.heads, a.groups
+    k, k_v = a.widths(d)
+    cost, each = _projections(a, d, b * t, b * s)
+    if isinstance(a.output, Projected):
+        cost += replace(_linear(h * k_v, d, b * t, a.output.bias), kept=0)
+    cost += Cost(kept=b * (t * h * (k + k_v) + s * g * (k + k_v)))  # q and what the heads read; k and v
+    cost += Cost(h * a.sinks)
+    return cost + Cost(
+        flops=2 * b * h * pairs(pattern, t, s) * (k + k_v), cached=b * _slots(s, a.reach) * each * caching
+    )
+
+
+@cache  # layers are alike
+def pairs(pattern: Pattern, t: int, s: int) -> int:
+    """Queries times keys that are multiplied: of a sparse pattern those in blocks that hold a visible pair."""
+    if not pattern.sparse:
+        return t * s
+    if max(t, s) > MAX_BLOCKS * pattern.tile:
+        what = f"= {max(t, s):,}: the blocks of the pattern {pattern.kind} are counted one by one"
+        raise ConfigError([Fault("length", f"{what}, and so up to {MAX_BLOCKS * pattern.tile:,} tokens")])
+    rows, columns = _blocks(t, pattern.tile), _blocks(s, pattern.tile)
+    wide, total = columns.high - columns.low + 1, 0
+    for some in np.array_split(np.arange(len(rows.low)), 1 + len(rows.low) // 64):  # never all blocks at once
+        low, high = rows.low[some, None], rows.high[some, None]
+        met = np.asarray(pattern.meets(Span(low, high), columns))
+        total += int(((high - low + 1) * (met @ wide)[:, None]).sum())
+    return total
+
+
+def _blocks(length: int, size: int) -> Span:
+    """The first and the last position of each block of tokens."""
+    low = np.arange(0, length, size)
+    return Span(low, np.minimum(low + size - 1, length - 1))
+
+
+def _projections(a: Attention, d: int, queries: int, keys: int) -> tuple[Cost, int]:
+    """From so many tokens to q, k and v, and how many numbers a cache keeps of each."""
+    h, g = a.heads, a.groups
+    k, k_v = a.widths(d)
+    match a.compress:
+        case NoCompression():
+            both = g * k * (a.projections == "separate") + g * k_v * (a.projections != "shared_qkv")
+            cost = _linear(d, h * k, queries, a.bias) + _linear(d, both, keys, a.bias)
+            norms = _norm(a.qk_norm, k, queries * h) + _norm(a.qk_norm, k, keys * g)
+            return replace(cost, kept=0) + norms, g * (k + k_v)
+        case Latent(rank=r, rotary_width=turning, query_rank=rank, norm=norm):
+            cost = replace(_linear(d, (rank or h * k) + r + turning, queries, a.bias), kept=0)
+            cost += _norm(norm, r, queries) + _linear(r, h * (k - turning + k_v), queries, bias=False)
+            if rank:
+                cost += _norm(norm, rank, queries) + _linear(rank, h * k, queries, bias=False)
+            return cost, r + turning
+        case _:
+            assert_never(a.compress)
+
+
+def _slots(length: int, reach: int | None) -> int:
+    """How many tokens of `length` a layer keeps that looks so far back: its reach, the newest, and a slot for pads."""
+    return length if reach is None else min(length, reach + 2)
+
+
+def _recurrence(spec: Recurrent, d: int, b: int, t: int, caching: bool) -> Cost:
+    h, ways = spec.hidden(d), 2 if spec.both_ways else 1
+    gates, kept = {"rnn": (1, 1), "lstm": (4, 7), "gru": (3, 5)}[spec.cell]  # kept: gates, what they multiply, states
+    cost = Cost(ways * gates * h * (d + h + 2), ways * 2 * b * t * gates * h * (d + h))
+    if ways > 1 or h != d:
+        cost += _linear(ways * h, d, b * t, bias=False)
+    return replace(cost, kept=b * t * ways * kept * h, cached=b * t * spec.state(d) * caching)
+
+
+def _feedforward(spec: Network | Experts, d: int, rows: int) -> Cost:
+    if not isinstance(spec, Experts):
+        return _network(spec, d, hidden_width(spec, d), rows)
+    n, k, f = spec.count, spec.top_k, hidden_width(spec.expert, d)
+    bias = isinstance(spec.router, SoftmaxTopK) and spec.router.bias
+    cost = replace(_linear(d, n, rows, bias), kept=rows * n)  # probabilities
+    chosen = _network(spec.expert, d, f, rows * k)
+    cost += replace(chosen, parameters=n * chosen.parameters) + Cost(kept=2 * rows * k * d)  # what they read and say
+    return cost + _network(spec.expert, d, spec.shared * f, rows) if spec.shared else cost
+
+
+def _network(spec: Network, d: int, f: int, rows: int) -> Cost:
+    gated = isinstance(spec, Gated)
+    cost = _linear(d, f * (1 + gated), rows, spec.bias) + _linear(f, d, rows, spec.bias)
+    return replace(cost, kept=rows * f * ((3 if gated else 1) + _blind(spec.activation)))
+
+
+def _blind(activation: Activation) -> bool:
+    """Whether the backward pass needs more than the activation's output."""
+    return isinstance(activation, (Gelu, Silu, LeakyRelu, SquaredRelu))
+
+
+def head_cost(config: ModelConfig, b: int, t: int) -> Cost:
+    d, head, read = config.width, config.head, config.last_input
+    match head:
+        case NoHead():
+            return Cost()
+        case LM() | MaskedLM():
+            assert isinstance(read, Tokens)
+            e, v, own_table = read.table_width(d), read.rows, config.tie not in ("output", "all")
+            transform = head.transform if isinstance(head, MaskedLM) else NoTransform()
+            table = Cost((e * own_table + head.bias) * v, 2 * b * t * e * v, kept=b * t * (e + v))
+            return _transform(transform, d, e, b * t) + table
+        case TokenLabels(labels=labels, crf=crf):
+            rows = labels + 1 if crf else 1  # of what is said of a token
+            linear = _linear(d, labels, b * t, True) + Cost(crf * rows * labels, kept=b * t * rows * labels)
+            return _transform(head.transform, d, d, b * t) + linear
+        case Classifier(labels=labels):
+            return _transform(head.transform, d, d, b) + _linear(d, labels, b, True) + Cost(kept=b * labels)
+        case Embedder():
+            return _transform(head.transform, d, d, b) + Cost(kept=b * d)
+        case _:
+            assert_never(head)
+
+
+def _transform(spec: HeadTransform, d: int, to: int, rows: int) -> Cost:
+    if isinstance(spec, NoTransform):
+        return Cost() if to == d else _linear(d, to, rows, bias=False)
+    blind = Cost(kept=rows * to * _blind(spec.activation))
+    return _linear(d, to, rows, spec.bias) + blind + _norm(spec.norm, to, rows)
+
+
+def _linear(inputs: int, outputs: int, rows: int, bias: bool) -> Cost:
+    return Cost((inputs + bias) * outputs, 2 * rows * inputs * outputs, kept=rows * inputs)
+
+
+def _norm(spec: Norm, width: int, rows: int) -> Cost:
+    match spec:
+        case NoNorm():
+            return Cost()
+        case LayerNorm(bias=bias):
+            return Cost(width * (1 + bias), kept=rows * width)
+        case BatchNorm():
+            return Cost(2 * width, kept=rows * width)
+        case RMSNorm():
+            return Cost(width, kept=rows * width)
+        case _:
+            assert_never(spec)

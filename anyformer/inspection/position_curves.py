@@ -1,0 +1,58 @@
+"""What positions do to scores, by distance."""
+
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import torch
+from torch import Tensor
+
+from anyformer.attention.lower import biases
+from anyformer.attention.position_tables import Positions
+from anyformer.config import Scheme, Side
+from anyformer.inspection.sublayers import attentions, stacks_of
+from anyformer.nn.model import Transformer
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One number for each head and distance: a bias that is added to scores, or an envelope that they fade by."""
+
+    kind: Literal["bias", "envelope"]
+    distances: Tensor  # int [n]: the query's position minus the key's
+    values: Tensor  # [h, n]
+
+
+@torch.no_grad()
+def position_curves(model: Transformer, reach: int = 64) -> dict[str, Curve]:
+    """The curve of each self-attention that has one (`decoder.0.mixer`), up to a distance; both ways where a layer
+    looks ahead.
+
+    bias: what T5 or ALiBi adds. envelope: of rotary, the score at a distance of a query and an equal key with the same
+    strength in all waves, over what it is without positions: Σ_i cos(θ_i · distance) / waves.
+    """
+    curves = {}
+    for name, attention in attentions(model).items():
+        side, layer, sublayer = name.split(".")
+        if sublayer == "cross":
+            continue  # no scheme acts between two texts
+        stack = stacks_of(model)[cast(Side, side)]
+        plan = stack.plans[cast(int, stack.follows[int(layer)])]
+        positions, ahead = cast(Positions, stack.schemes[plan.scheme]), plan.pattern.looks_ahead
+        device = next(model.parameters()).device
+        distances = torch.arange(-reach if ahead else 0, reach + 1, device=device)
+        start = torch.zeros(1, 1, dtype=torch.long, device=device)
+        if biases(positions.scheme):
+            bias = positions.bias(distances[None], start, causal=not ahead)  # [1, h, n, 1]
+            assert bias is not None
+            curves[name] = Curve("bias", distances, bias[0, :, :, 0])
+        elif type(positions.scheme).rotate is not Scheme.rotate:
+            q, k = (_turned(positions, at, plan.turning) for at in (distances[None], start))
+            curve = (q * k).sum(dim=-1)[0] / plan.turning  # [1, n]
+            curves[name] = Curve("envelope", distances, curve.expand(attention.heads, -1))
+    return curves
+
+
+def _turned(positions: Positions, at: Tensor, width: int) -> Tensor:
+    rotation = positions.prepare(at, width)
+    assert rotation is not None
+    return positions.scheme.rotate(torch.ones(1, 1, at.shape[1], width, device=at.device), rotation)

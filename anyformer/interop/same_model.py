@@ -1,0 +1,109 @@
+"""Whether two configs are the same model: what they compute, not how they say it or how they were trained."""
+
+import re
+from typing import Any
+
+from anyformer.config import (
+    Attention,
+    Block,
+    Experts,
+    Fault,
+    Gated,
+    ModelConfig,
+    Plain,
+    Rotary,
+    Scheme,
+    Side,
+    Stack,
+    hidden_width,
+    pattern_across,
+    pattern_of,
+    position_of,
+)
+from anyformer.config.parse import to_data
+from anyformer.interop.config_fields import plain_theta
+
+TRAINING = re.compile(r"(.*\.)?(dropout|balance|rate|context|init(\..*)?|(source|target)\.pad)")
+
+
+def differences(mine: ModelConfig, other: ModelConfig, kind: str) -> list[Fault]:
+    """Where a model differs from the nearest one of a family, by the paths of the first."""
+    left, right = facts(mine), facts(other)
+    differing = [key for key in dict.fromkeys((*left, *right)) if left.get(key) != right.get(key)]
+    others = {key.removesuffix("kind") for key in differing if key.endswith(".kind")}
+    found: dict[str, Fault] = {}
+    for key in differing:
+        if not any(key.startswith(part) and key != f"{part}kind" for part in others):  # another kind: its fields differ
+            path = _path(key, mine)
+            said = f"{kind} has {_shown(right.get(key))}"
+            found.setdefault(path, Fault(path, f"= {_shown(left.get(key))}: {said}"))
+    return list(found.values())
+
+
+def facts(config: ModelConfig) -> dict[str, Any]:
+    """All that decides what a model computes, derived values filled in, layer by layer."""
+    found = _flat(to_data(config.model_copy(update={"encoder": config.encoder, "decoder": config.decoder})))
+    found = {key: value for key, value in found.items() if not key.startswith(("encoder.", "decoder."))}
+    if "source.image_height" in found:
+        found["source.image_width"] = found.get("source.image_width") or found["source.image_height"]
+    if config.shape != "encoder-decoder":
+        found.pop("special.start", None)
+    for side, stack in config.stacks.items():
+        whole = _flat(to_data(stack))
+        if not stack.position.embeds():  # then it is in the layers
+            whole = {key: value for key, value in whole.items() if not key.startswith("position.")}
+        found |= {f"{side}.{key}": x for key, x in whole.items() if not key.startswith(("blocks", "prefix"))}
+        for i, block in enumerate(stack.unrolled()):
+            layer = _flat(to_data(_settled(block, stack, side, config.width)))
+            found |= {f"{side}.{i}.{key}": value for key, value in layer.items()}
+    return {key: value for key, value in found.items() if not TRAINING.fullmatch(key)}
+
+
+def _settled(block: Block, stack: Stack, side: Side, width: int) -> Block:
+    """A layer with what it leaves open."""
+    changes: dict[str, Any] = {}
+    mixer, network = block.mixer, block.feedforward
+    if isinstance(mixer, Attention):
+        scheme: Scheme = position_of(mixer, stack)
+        position = None if scheme.embeds() else scheme
+        if isinstance(position, Rotary):
+            position = plain_theta(position, mixer.turning(width))
+        changes["mixer"] = _sized(mixer, width, pattern=pattern_of(mixer, side), position=position)
+    if block.cross:
+        changes["cross"] = _sized(block.cross, width, pattern=pattern_across(block.cross))
+    if isinstance(network, (Plain, Gated)):
+        changes["feedforward"] = network.model_copy(update={"width": hidden_width(network, width)})
+    elif isinstance(network, Experts):
+        expert = network.expert.model_copy(update={"width": hidden_width(network.expert, width)})
+        changes["feedforward"] = network.model_copy(update={"expert": expert})
+    return block.model_copy(update=changes)
+
+
+def _sized(attention: Attention, width: int, **changes: Any) -> Attention:
+    key, value = attention.widths(width)
+    sizes = {"kv_heads": attention.groups, "key_width": key, "value_width": value}
+    return attention.model_copy(update={**sizes, **changes})
+
+
+def _flat(data: dict[str, Any], before: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        found |= _flat(value, f"{before}{key}.") if isinstance(value, dict) else {before + key: value}
+    return found
+
+
+def _path(key: str, config: ModelConfig) -> str:
+    """A layer's fact by its place in the config."""
+    side, _, rest = key.partition(".")
+    number, _, rest = rest.partition(".")
+    if not number.isdigit():
+        return key
+    stack = config.encoder if side == "encoder" else config.decoder
+    if stack is None or int(number) >= stack.depth:
+        return f"{side}.depth"
+    i, head = int(number), len(stack.prefix)
+    return f"{side}.prefix.{i}.{rest}" if i < head else f"{side}.blocks.{(i - head) % len(stack.blocks)}.{rest}"
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else repr(value)

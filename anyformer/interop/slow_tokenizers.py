@@ -1,0 +1,348 @@
+"""SentencePiece folders without a tokenizer.json, read as the slow tokenizers of `transformers` 4.x read them.
+
+A tokenizer class there says which ids pieces have, which tokens come before and after a text, and how a text is
+prepared. A class that is not known here is refused.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+from anyformer.config.spec import did_you_mean, visible
+from anyformer.data.sentencepiece import SentencePieces
+from anyformer.data.sentencepiece_tokenizer import Cleaned, Coded, PieceReader, Plain, Prefixed, Preparation
+from anyformer.interop import language_codes as languages
+from anyformer.interop.sentencepiece_conversion import library_form, parse
+from anyformer.interop.tokenizer_settings import Settings
+from anyformer.interop.weight_files import read_json, wrong
+
+SOURCE, TARGET, VOCAB = "source.spm", "target.spm", "vocab.json"
+MAX_EXTRA_IDS = 10_000  # where config.json does not give the rows of the table
+FAIRSEQ = dict.fromkeys(("bos_token", "cls_token"), "<s>") | dict.fromkeys(("eos_token", "sep_token"), "</s>")
+FAIRSEQ |= {"unk_token": "<unk>", "pad_token": "<pad>"}
+MASKED = FAIRSEQ | {"mask_token": "<mask>"}
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder, or a .model file by itself, with its settings and its config.json."""
+
+    path: Path
+    root: Path
+    settings: Settings
+    config: dict[str, Any]
+    model: Path  # the .model file
+    pieces: SentencePieces
+
+    @property
+    def texts(self) -> list[str]:
+        return [piece.text for piece in self.pieces.table]
+
+    @property
+    def unknown(self) -> str:
+        return self.texts[self.pieces.unknown]
+
+    def begins(self, *tokens: str) -> list[str]:
+        """Return the pieces after these, which must be the first."""
+        if tuple(self.texts[: len(tokens)]) != tokens:
+            raise wrong(self.model, f"must begin with {', '.join(tokens)} for this tokenizer class")
+        return self.texts[len(tokens) :]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Ids, framing and text preparation of a tokenizer class."""
+
+    tokens: list[str]  # by id
+    unknown: str
+    before: list[str] = field(default_factory=list)  # tokens around a text
+    after: list[str] = field(default_factory=list)
+    pair: list[str] = field(default_factory=list)  # around two texts, in the library's notation
+    special: list[str] = field(default_factory=list)  # tokens that a text never becomes
+    prepare: Preparation = field(default_factory=Plain)
+
+
+@dataclass(frozen=True)
+class SlowTokenizer:
+    """One tokenizer class: the names of its files and special tokens, and its layout."""
+
+    layout: Callable[[Folder], Layout]
+    file: str
+    tokens: dict[str, str]
+
+
+# -- classes ----------------------------------------------------------------------------------------------------------
+
+
+def _fairseq(given: Folder, more: tuple[str, ...] = ()) -> list[str]:
+    """The ids of fairseq: <pad> is added, and <unk> comes fourth."""
+    return ["<s>", "<pad>", "</s>", "<unk>", *given.begins("<unk>", "<s>", "</s>"), *more]
+
+
+def _xlm_roberta(given: Folder) -> Layout:
+    cls, sep = _named(given, "cls_token"), _named(given, "sep_token")
+    pair = [cls, "$A", sep, sep, "$B", sep]
+    return Layout(_fairseq(given, ("<mask>",)), _named(given, "unk_token"), [cls], [sep], pair)
+
+
+def _mbart(given: Folder) -> Layout:
+    language, eos = _language(given, languages.MBART, "en_XX"), _named(given, "eos_token")
+    tokens = _fairseq(given, (*languages.MBART, "<mask>"))
+    return Layout(tokens, _named(given, "unk_token"), after=[eos, language], special=[*languages.MBART])
+
+
+def _mbart50(given: Folder) -> Layout:
+    language, eos = _language(given, languages.MBART50, "en_XX"), _named(given, "eos_token")
+    tokens = _fairseq(given, (*languages.MBART50, "<mask>"))
+    return Layout(tokens, _named(given, "unk_token"), [language], [eos], special=[*languages.MBART50])
+
+
+def _nllb(given: Folder) -> Layout:
+    settings, eos = given.settings, _named(given, "eos_token")
+    codes = () if settings("additional_special_tokens", list, []) else languages.NLLB
+    language = settings("src_lang", str, "eng_Latn")
+    ends = ([], [eos, language]) if settings("legacy_behaviour", bool, False) else ([language], [eos])
+    return Layout(_fairseq(given), _named(given, "unk_token"), *ends, special=[*settings.special(), *codes])
+
+
+def _pegasus(given: Folder) -> Layout:
+    settings = given.settings
+    pad, eos, unknown = (_named(given, f"{role}_token") for role in ("pad", "eos", "unk"))
+    offset, mask = settings("offset", int, 103), _named(given, "mask_token")
+    sentence = settings.token("mask_token_sent") if "mask_token_sent" in settings else "<mask_1>"
+    if not (offset == 0 or (sentence is not None and 2 <= offset <= MAX_EXTRA_IDS)):
+        raise settings.wrong("offset", f"must be 0, or from 2 to {MAX_EXTRA_IDS:,} with a mask_token_sent")
+    rest = given.begins(pad, eos)
+    added = [] if offset == 0 else [str(sentence), mask, *(f"<unk_{i}>" for i in range(2, offset))]
+    return Layout([pad, eos, *added, *rest], unknown, after=[eos], special=added)
+
+
+def _m2m100(given: Folder) -> Layout:
+    known = {"m2m100": languages.M2M100, "wmt21": languages.WMT21}
+    name = given.settings("language_codes", str, "m2m100")
+    if name not in known:
+        raise given.settings.wrong("language_codes", did_you_mean(name, known))
+    codes = [f"__{code}__" for code in known[name]]
+    language = f"__{_language(given, known[name], 'en')}__"
+    tokens, unknown = _vocabulary(given.root / VOCAB), _named(given, "unk_token")
+    return Layout(
+        _checked(given, [*tokens, *codes], unknown), unknown, [language], [_named(given, "eos_token")], [], codes
+    )
+
+
+def _marian(given: Folder) -> Layout:
+    if given.settings("separate_vocabs", bool, False):
+        raise given.settings.wrong("separate_vocabs", "only one vocabulary for both languages is read")
+    unknown = _named(given, "unk_token")
+    tokens = _checked(given, _vocabulary(given.root / VOCAB), unknown, _named(given, "pad_token"))
+    return Layout(tokens, unknown, after=[_named(given, "eos_token")], prepare=Coded())
+
+
+def _t5(given: Folder) -> Layout:
+    settings, rows = given.settings, given.config.get("vocab_size")
+    usual = 0 if given.config.get("model_type") == "mt5" else 100
+    count, most = settings("extra_ids", int, usual), rows if type(rows) is int and rows > 0 else MAX_EXTRA_IDS
+    if not 0 <= count <= most:
+        raise settings.wrong("extra_ids", f"must be from 0 to {most:,}, the rows of the model's table")
+    extra = [f"<extra_id_{i}>" for i in reversed(range(count))]
+    if (
+        count
+        and (more := settings("additional_special_tokens", list, []))
+        and not set(extra) <= set(settings.special())
+    ):
+        raise settings.wrong(
+            "additional_special_tokens", f"must name the {count} extra ids too, or none ({len(more)} are)"
+        )
+    eos = _named(given, "eos_token")
+    return Layout([*given.texts, *extra], given.unknown, after=[eos], special=extra, prepare=_legacy(given))
+
+
+def _llama(given: Folder) -> Layout:
+    return Layout(given.texts, given.unknown, *_switched(given), prepare=_legacy(given))
+
+
+def _gemma(given: Folder) -> Layout:
+    return Layout(given.texts, given.unknown, *_switched(given))
+
+
+def _albert(given: Folder) -> Layout:
+    settings = given.settings
+    cls, sep = _named(given, "cls_token"), _named(given, "sep_token")
+    prepare = Cleaned(
+        settings("do_lower_case", bool, True),
+        settings("remove_space", bool, True),
+        settings("keep_accents", bool, False),
+    )
+    pair = [f"{cls}:0", "$A:0", f"{sep}:0", "$B:1", f"{sep}:1"]
+    return Layout(given.texts, given.unknown, [cls], [sep], pair, prepare=prepare)
+
+
+def _named(given: Folder, key: str) -> str:
+    if (token := given.settings.token(key)) is None:
+        raise given.settings.wrong(key, "must be a token for this tokenizer class")
+    return token
+
+
+def _language(given: Folder, codes: tuple[str, ...], usual: str) -> str:
+    if (code := given.settings("src_lang", str, usual)) not in codes:
+        raise given.settings.wrong("src_lang", did_you_mean(code, codes))
+    return code
+
+
+def _legacy(given: Folder) -> Preparation:
+    if given.settings("legacy", bool, True):
+        return Plain()
+    return Prefixed(_named(given, "unk_token"), given.settings("add_prefix_space", bool, True))
+
+
+def _switched(given: Folder) -> tuple[list[str], list[str]]:
+    begins, ends = given.settings("add_bos_token", bool, True), given.settings("add_eos_token", bool, False)
+    return [_named(given, "bos_token")] if begins else [], [_named(given, "eos_token")] if ends else []
+
+
+def _vocabulary(path: Path) -> list[str]:
+    """Read a table from tokens to the ids 0, 1, 2, …"""
+    ids = read_json(path)
+    if not all(type(i) is int for i in ids.values()) or sorted(ids.values()) != list(range(len(ids))):
+        raise wrong(path, "must be a table from tokens to the ids 0, 1, 2, … without gaps")
+    return sorted(ids, key=lambda token: ids[token])
+
+
+def _checked(given: Folder, tokens: list[str], *needed: str) -> list[str]:
+    if lost := [token for token in needed if token not in tokens]:
+        raise wrong(given.root / VOCAB, f"has no {lost[0]}")
+    if len(set(tokens)) < len(tokens):
+        raise wrong(given.root / VOCAB, "holds a language code that the tokenizer class adds itself")
+    return tokens
+
+
+BPE_MODEL, T5_MODEL, LLAMA_MODEL = "sentencepiece.bpe.model", "spiece.model", "tokenizer.model"
+CLASSES = {
+    "XLMRobertaTokenizer": SlowTokenizer(_xlm_roberta, BPE_MODEL, MASKED),
+    "MBartTokenizer": SlowTokenizer(_mbart, BPE_MODEL, MASKED),
+    "MBart50Tokenizer": SlowTokenizer(_mbart50, BPE_MODEL, {k: v for k, v in MASKED.items() if k != "bos_token"}),
+    "NllbTokenizer": SlowTokenizer(_nllb, BPE_MODEL, MASKED),
+    "M2M100Tokenizer": SlowTokenizer(_m2m100, BPE_MODEL, {k: v for k, v in FAIRSEQ.items() if k != "cls_token"}),
+    "MarianTokenizer": SlowTokenizer(
+        _marian, TARGET, {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    ),
+    "PegasusTokenizer": SlowTokenizer(
+        _pegasus,
+        T5_MODEL,
+        {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask_2>"},
+    ),
+    "T5Tokenizer": SlowTokenizer(_t5, T5_MODEL, {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}),
+    "LlamaTokenizer": SlowTokenizer(
+        _llama, LLAMA_MODEL, {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    ),
+    "GemmaTokenizer": SlowTokenizer(
+        _gemma,
+        LLAMA_MODEL,
+        {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>"},
+    ),
+    "AlbertTokenizer": SlowTokenizer(
+        _albert,
+        T5_MODEL,
+        dict.fromkeys(("bos_token", "cls_token"), "[CLS]")
+        | dict.fromkeys(("eos_token", "sep_token"), "[SEP]")
+        | {"unk_token": "<unk>", "pad_token": "<pad>", "mask_token": "[MASK]"},
+    ),
+}
+MODEL_TYPES = {
+    "xlm-roberta": "XLMRobertaTokenizer",
+    "mbart": "MBartTokenizer",
+    "m2m_100": "M2M100Tokenizer",
+    "marian": "MarianTokenizer",
+    "pegasus": "PegasusTokenizer",
+    **dict.fromkeys(("t5", "mt5"), "T5Tokenizer"),
+    **dict.fromkeys(("llama", "mistral", "mixtral", "phi3"), "LlamaTokenizer"),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), "GemmaTokenizer"),
+    "albert": "AlbertTokenizer",
+}
+GENERIC = ("PreTrainedTokenizer", "TokenizersBackend", "SentencePieceBackend")  # classes that say nothing
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A tokenizer as its class lays it out."""
+
+    inner: Tokenizer
+    reader: PieceReader
+    layout: Layout
+    settings: Settings  # with the special tokens of the class
+
+
+def find(path: Path, config: dict[str, Any]) -> tuple[str, Path] | None:
+    """Return the tokenizer class of a folder and its .model file; None where there is no such file."""
+    folder = path if path.is_dir() else path.parent
+    settings = Settings(folder)
+    name = _class(path, settings, config)
+    if name == "MarianTokenizer":
+        return (name, folder / TARGET) if (folder / TARGET).is_file() or (folder / SOURCE).is_file() else None
+    if path.suffix == ".model":
+        found = [path]
+    else:
+        usual = folder / CLASSES[name].file if name in CLASSES else None
+        found = [usual] if usual is not None and usual.is_file() else sorted(folder.glob("*.model"))
+    if not found:
+        return None
+    if len(found) > 1:
+        raise wrong(folder, f"holds several SentencePiece models: {', '.join(one.name for one in found)}")
+    if name not in CLASSES:
+        known = f"a SentencePiece model is read for one of {', '.join(CLASSES)}"
+        if "tokenizer_class" in settings:
+            raise settings.wrong("tokenizer_class", known)
+        raise wrong(found[0], f"belongs to no known tokenizer_class: {known}")
+    return name, found[0]
+
+
+def _class(path: Path, settings: Settings, config: dict[str, Any]) -> str:
+    for name in (settings("tokenizer_class", str, ""), config.get("tokenizer_class")):
+        if isinstance(name, str) and (plain := name.removesuffix("Fast").replace("MT5", "T5")) and plain not in GENERIC:
+            return plain
+    return MODEL_TYPES.get(str(config.get("model_type")), "")
+
+
+def read(path: Path, name: str, model: Path, config: dict[str, Any]) -> Slow:
+    """Read a .model file as a tokenizer class does."""
+    root = path if path.is_dir() else path.parent
+    settings = Settings(root, CLASSES[name].tokens)
+    data, pieces = parse(model)
+    if settings("sp_model_kwargs", dict, {}):
+        raise settings.wrong("sp_model_kwargs", "sampling is not supported: remove it")
+    layout = CLASSES[name].layout(Folder(path, root, settings, config, model, pieces))
+    if len(set(layout.tokens)) < len(layout.tokens):
+        raise wrong(model, f"has a piece of the same name as a token that {name} adds")
+    if layout.unknown not in layout.tokens:
+        raise wrong(model, f"has no {layout.unknown}")
+    inner = library_form(model, PieceReader(data, layout.unknown, layout.prepare), layout.tokens)
+    inner.add_special_tokens([token for token in layout.special if token in set(layout.tokens)])
+    plain = add_tokens(inner, settings, root)
+    inner.add_special_tokens(list(dict.fromkeys((*settings.special(), *layout.special))))
+    if lost := [token for token in (*layout.before, *layout.after) if inner.token_to_id(token) is None]:
+        raise wrong(model, f"has no {lost[0]}, which {name} puts around a text")
+    return Slow(inner, PieceReader(data, layout.unknown, layout.prepare, added=plain), layout, settings)
+
+
+def add_tokens(inner: Tokenizer, settings: Settings, folder: Path) -> tuple[str, ...]:
+    """Add the tokens of added_tokens_decoder or added_tokens.json at their ids; return those that a text can become."""
+    plain = []
+    for id, token, special, strips in settings.added():
+        new = inner.token_to_id(token) is None
+        if new:
+            inner.add_tokens([AddedToken(token, normalized=False, special=special)])
+        if inner.token_to_id(token) != id:
+            where = f"the next id is {inner.token_to_id(token)}" if new else f"its id is {inner.token_to_id(token)}"
+            raise wrong(folder / settings.added_in, f"{visible(token)} = {id}: {where}")
+        if not special and strips:
+            raise wrong(
+                folder / settings.added_in, f"{visible(token)}: lstrip, rstrip and single_word are not supported"
+            )
+        plain += [] if special else [token]
+    return tuple(plain)

@@ -1,0 +1,91 @@
+"""Cross-entropy of hidden states under a table of words: the reference, and what a GPU does in its place.
+
+The reference makes logits [n, v], keeps them, and reads them several times: most of the memory of a step, and much of
+its time. On a GPU they are made for some rows at a time, one kernel reads them, leaves the loss of each row and writes
+the gradient over them, and both products that need it follow at once: what is kept is as large as the inputs.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from anyformer.kernels.runtime import HALF, TRITON, Runtime
+
+IGNORE = -100  # a label that asks for nothing
+MOST = 2**33  # bytes of logits at a time
+
+
+def token_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+    """The summed cross-entropy of labels [b, t] that ask for something, by logits [b, t, v], in fp32."""
+    return F.cross_entropy(
+        logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing
+    )
+
+
+def fuses(x: Tensor) -> bool:
+    """Whether `head_loss` can run: on CUDA, in half precision, with gradients."""
+    at = Runtime.of(x, training=True)
+    return at.device == "cuda" and at.dtype in HALF and torch.is_grad_enabled() and TRITON
+
+
+def head_loss(x: Tensor, table: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float) -> Tensor:
+    """`token_loss(x tableᵀ + bias, labels)` of x [n, d], table [v, d], bias [v] and labels [n]."""
+    dtype = Runtime.of(x, training=True).dtype
+    loss: Tensor = _head_loss(
+        x.to(dtype), table.to(dtype), None if bias is None else bias.to(dtype), labels, smoothing
+    )[0]
+    return loss
+
+
+@torch.library.custom_op("anyformer::head_loss", mutates_args=())
+def _head_loss(
+    x: Tensor, table: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The loss, and its gradients by x, table and bias."""
+    n, v = len(x), len(table)
+    parts = max(1, -(-n * v * x.element_size() // MOST))
+    losses = torch.empty(n, dtype=torch.float32, device=x.device)
+    dx, slopes = torch.empty_like(x), list[Tensor]()
+    db = torch.zeros(v, dtype=torch.float32, device=x.device)
+    for xs, wanted, found, dxs in zip(*(a.chunk(parts) for a in (x, labels, losses, dx)), strict=True):
+        logits = F.linear(xs, table, bias)
+        _descend(logits, wanted, found, smoothing)  # logits are their gradient from here on
+        torch.mm(logits, table, out=dxs)
+        slopes.append(logits.T @ xs)
+        if bias is not None:
+            db += logits.sum(0, dtype=torch.float32)
+        del logits  # or they would stay until the next are made
+    dw = slopes[0] if parts == 1 else torch.stack([slope.float() for slope in slopes]).sum(0).to(table.dtype)
+    return losses.sum(), dx, dw, db
+
+
+@_head_loss.register_fake
+def _(x: Tensor, table: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float) -> tuple[Tensor, ...]:
+    loss, slopes = (torch.empty(shape, dtype=torch.float32, device=x.device) for shape in ((), (len(table),)))
+    return loss, torch.empty_like(x), torch.empty_like(table), slopes
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*output[1:])
+    ctx.biased = inputs[2] is not None
+    ctx.dtype = inputs[0].dtype
+
+
+def _back(ctx: Any, slope: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    dx, dw, db = ctx.saved_tensors
+    return dx * slope, dw * slope, (db * slope).to(ctx.dtype) if ctx.biased else None, None, None
+
+
+_head_loss.register_autograd(_back, setup_context=_keep)
+
+
+def _descend(logits: Tensor, labels: Tensor, losses: Tensor, smoothing: float) -> None:
+    """Writes the loss of each row, and over the logits [n, v] the gradient of their sum."""
+    from anyformer.kernels.triton_kernels import descend
+
+    descend[(len(logits),)](
+        logits, labels, losses, logits.stride(0), logits.shape[1], smoothing,
+        SMOOTH=smoothing > 0, DEEP=4, WIDE=2048, num_warps=8,
+    )  # fmt: skip

@@ -1,0 +1,98 @@
+"""A product with a bias and the activation behind it, in a compiled step of half precision.
+
+Backwards, what comes out of the activation's slope is the gradient of the product, and its sums are that of the bias:
+one pass finds both, where the compiler takes two. A ReLU is part of the product itself, as cuBLAS has it: its slope is
+known by what it made.
+"""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from anyformer.kernels.gelu import quick
+from anyformer.kernels.runtime import TRITON, Runtime, in_compiled_half_step
+from anyformer.nn.linear import Linear
+
+Act = Literal["relu", "none", "tanh"]  # the last two are GELU, by erf and by tanh
+TALL, STEP, WIDE = 128, 16, 128  # rows that a program passes, how many at once, and columns; the best of 40 on an H200
+
+
+def fuses(x: Tensor, linear: nn.Module) -> bool:
+    """Whether it is such a step of training, and the product a plain one, with a bias."""
+    if type(linear) is not Linear or not in_compiled_half_step(x):
+        return False
+    bias: Tensor | None = linear.bias
+    hooked = linear._forward_hooks or linear._forward_pre_hooks
+    return linear.training and bias is not None and not hooked and (TRITON or not x.is_cuda)
+
+
+def activated(x: Tensor, weight: Tensor, bias: Tensor, act: Act) -> Tensor:
+    """x [..., k] times weight [n, k], plus bias [n], and what the activation makes of it, in half precision."""
+    dtype = Runtime.of(x, training=True).dtype
+    with torch.autocast(x.device.type, enabled=False):
+        found: Tensor = _Activated.apply(x.to(dtype).flatten(0, -2), weight.to(dtype), bias.to(dtype), act)
+        return found.unflatten(0, x.shape[:-1])
+
+
+class _Activated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, act: Act) -> Tensor:
+        if act == "relu":
+            made = out = relu_product(x, weight, bias)
+        else:
+            made = F.linear(x, weight, bias)
+            out = quick(made, act)
+        ctx.save_for_backward(x, weight, made)
+        ctx.act = act
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, made = ctx.saved_tensors
+        dy, sums = pass_back(slope.contiguous(), made, ctx.act)
+        return dy @ weight, dy.T @ x, sums.sum(0).to(weight.dtype), None
+
+
+@torch.library.custom_op("anyformer::relu_product", mutates_args=())
+def relu_product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """max(0, x weightᵀ + bias), by cuBLAS in one: the compiler would take it apart."""
+    return torch._addmm_activation(bias, x, weight.T)
+
+
+@relu_product.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[0])  # not len: any number of rows is one program
+
+
+@torch.library.custom_op("anyformer::pass_back", mutates_args=())
+def pass_back(slope: Tensor, made: Tensor, act: str) -> tuple[Tensor, Tensor]:
+    """The gradient of what an activation read, [m, n], and its sums over some rows each, [some, n]; by that of what it
+    gave, and by what it read, or gave if it is a ReLU."""
+    return (launch if slope.is_cuda else reference)(slope, made, act)
+
+
+@pass_back.register_fake
+def _like(slope: Tensor, made: Tensor, act: str) -> tuple[Tensor, Tensor]:
+    m, n = made.shape
+    return torch.empty_like(made), made.new_empty(-(-m // TALL), n, dtype=torch.float32)
+
+
+def reference(slope: Tensor, made: Tensor, act: str) -> tuple[Tensor, Tensor]:
+    dy, y = slope.float(), made.float()
+    found = dy * (y > 0) if act == "relu" else torch.ops.aten.gelu_backward(dy, y, approximate=act)
+    sums = F.pad(found, (0, 0, 0, -len(found) % TALL)).unflatten(0, (-1, TALL)).sum(1)
+    return found.to(made.dtype), sums
+
+
+def launch(slope: Tensor, made: Tensor, act: str) -> tuple[Tensor, Tensor]:
+    """The same by a kernel."""
+    from anyformer.kernels.triton_kernels import pass_slopes
+
+    out, sums = _like(slope, made, act)
+    m, n = made.shape
+    pass_slopes[(-(-m // TALL), -(-n // WIDE))](
+        slope, made, out, sums, m, n, ACT=act, TALL=TALL, STEP=STEP, WIDE=WIDE, STAGES=3, num_warps=4
+    )
+    return out, sums

@@ -1,0 +1,147 @@
+"""Products of few rows with a matrix, as decode steps have: nothing counts but how fast weights are read."""
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from anyformer.kernels.prepacked import packed_product, packs
+from anyformer.kernels.runtime import HALF, TRITON
+
+STEP = 256  # rows are of whole such blocks
+SMALLEST = 1 << 18  # weights: below, all of it is the start of a kernel
+FEW = 64  # rows for which weights of 8 bits are not made anew
+TURNED = range(9, 33)  # rows that a CPU multiplies faster the other way round
+
+
+class Shape(NamedTuple):
+    """How a program reads."""
+
+    rows: int  # at once
+    columns: int
+    warps: int
+    flat: bool = False  # each row reads x for itself, so that nothing is passed between threads
+
+
+def shape_of(weight: Tensor) -> Shape:
+    """What was fastest of those that were measured (an H200, the matrices of a model of 1.2 billion weights)."""
+    n, k = weight.shape
+    if weight.element_size() > 1:
+        return Shape(2, 1024, 2)
+    if k >= 4096:
+        return Shape(4, 2048, 4)
+    return Shape(4, 512, 1) if n >= 65536 else Shape(8 if n >= 8192 else 4, 512, 2, flat=True)
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """As `F.linear`; one row on a GPU by a kernel of its own, few rows on a CPU as columns, or while decoding with
+    weights laid out beforehand."""
+    if fits(x, weight):
+        return row_product(x, weight, None, bias)
+    if packs(x, weight):
+        y: Tensor = packed_product(x, weight, bias)
+        return y
+    if turns(x):
+        columns = x.flatten(0, -2).T
+        turned = torch.mm(weight, columns) if bias is None else torch.addmm(bias[:, None], weight, columns)
+        return turned.T.contiguous().unflatten(0, x.shape[:-1])
+    return F.linear(x, weight, bias)
+
+
+def turns(x: Tensor) -> bool:
+    """Whether x are few rows, in fp32 on a CPU, without gradients: weight xᵀ is then faster than x weightᵀ."""
+    return (
+        not torch.compiler.is_compiling()  # first: a size that is looked at is one that a graph is made for
+        and x.device.type == "cpu"
+        and x.dtype is torch.float32
+        and x.dim() > 1
+        and x.shape[:-1].numel() in TURNED
+        and not torch.is_grad_enabled()
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
+def fits(x: Tensor, weight: Tensor, most: int = 1) -> bool:
+    """Whether x are so few rows, in half precision on CUDA, without gradients, of a matrix in the same precision or
+    int8."""
+    return (
+        TRITON
+        and x.is_cuda
+        and x.dtype in HALF
+        and weight.dtype in (x.dtype, torch.int8)
+        and 0 < x.numel() <= most * x.shape[-1]
+        and x.shape[-1] % STEP == 0
+        and weight.numel() >= SMALLEST
+        and weight.is_contiguous()
+        and not torch.is_grad_enabled()
+        and not torch.is_autocast_enabled("cuda")
+    )
+
+
+def reads_bytes(weight: Tensor) -> bool:
+    """Whether one row would be faster by a copy of these weights in 8 bits."""
+    return TRITON and weight.is_cuda and weight.dtype in HALF and weight.shape[-1] % STEP == 0
+
+
+@torch.library.custom_op("anyformer::row_product", mutates_args=())
+def row_product(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
+    """x [..., k], one row, times weight [n, k], each of its rows times its scale [n], plus bias [n]: [..., n]"""
+    out = _like(x, weight, scale, bias)
+    launch(x.contiguous(), weight, scale, bias, out, shape_of(weight))
+    return out
+
+
+@row_product.register_fake
+def _like(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
+    return x.new_empty(*x.shape[:-1], len(weight))
+
+
+@torch.library.custom_op("anyformer::few_products", mutates_args=())
+def few_products(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """x [..., k], few rows, times weight [n, k] in 8 bits, each of its rows times its scale [n], plus bias [n]."""
+    from anyformer.kernels.triton_kernels import multiply_rows
+
+    out, (n, k), m = _like(x, weight, scale, bias), weight.shape, x.shape[:-1].numel()
+    rows, early = 32 if n >= 8192 else 16, overlaps(x.device)
+    multiply_rows[(-(-n // rows),)](
+        x.contiguous(), weight, scale, x if bias is None else bias, out, m, n,
+        K=k, BIASED=bias is not None, EARLY=early, M=max(16, power(m)), ROWS=rows, COLUMNS=STEP,
+        num_warps=4, **({"launch_pdl": True} if early else {}),
+    )  # fmt: skip
+    return out
+
+
+few_products.register_fake(_like)
+
+
+def launch(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    out: Tensor,
+    shape: Shape,
+) -> None:
+    """Runs the kernel with blocks of that shape, or of as many columns as divide a row."""
+    from anyformer.kernels.triton_kernels import multiply_row
+
+    (n, k), (rows, columns, warps, flat) = weight.shape, shape
+    early = overlaps(x.device)
+    multiply_row[(-(-n // rows),)](
+        x, weight, x if scale is None else scale, x if bias is None else bias, out, n,
+        K=k, SCALED=scale is not None, BIASED=bias is not None, EARLY=early, PACKED=early and scale is not None,
+        ROWS=rows, COLUMNS=min(columns, k & -k), FLAT=flat, num_warps=warps, **({"launch_pdl": True} if early else {}),
+    )  # fmt: skip
+
+
+def power(n: int) -> int:
+    """The next power of two, which blocks of a kernel are."""
+    return 1 << (n - 1).bit_length()
+
+
+@cache
+def overlaps(device: torch.device) -> bool:
+    """Whether a kernel there can begin before the last one ends (from Hopper on)."""
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)

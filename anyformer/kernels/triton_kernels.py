@@ -1,0 +1,274 @@
+"""Kernels of our own, in Triton, which a torch with CUDA has: imported where they run."""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+# EARLY: a kernel is started before the one ahead of it has ended, and waits for what that one writes. Only then it lets
+# the next one start, which so finds all that was written before: the kernels of a compiled model count on it.
+
+
+@triton.jit
+def descend(logits, labels, losses, stride, v, smoothing, SMOOTH: tl.constexpr, DEEP: tl.constexpr, WIDE: tl.constexpr):
+    """Of each row its cross-entropy, and over the logits themselves the gradient of the sum.
+
+    A row is read twice, the second time out of the cache. Each of WIDE threads' places has a sum of its own: they meet
+    once, at the end.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    label = tl.load(labels + row)
+    asked = label >= 0
+    here = logits + row * stride
+    right = tl.load(here + tl.where(asked, label, 0)).to(tl.float32)  # before any thread writes a gradient over it
+    place = tl.arange(0, DEEP)[:, None] * WIDE + tl.arange(0, WIDE)[None]
+    most = tl.full([WIDE], -float("inf"), tl.float32)
+    share = tl.zeros([WIDE], tl.float32)
+    total = tl.zeros([WIDE], tl.float32)
+    for start in range(0, v, DEEP * WIDE):
+        at = start + place
+        x = tl.load(here + at, mask=at < v, other=-float("inf"), eviction_policy="evict_last").to(tl.float32)
+        if SMOOTH:
+            total += tl.sum(tl.where(at < v, x, 0.0), 0)
+        x *= 1.4426950408889634  # exp2 from here on
+        high = tl.maximum(most, tl.max(x, 0))
+        level = tl.where(high == -float("inf"), 0.0, high)
+        share = share * tl.exp2(most - level) + tl.sum(tl.exp2(x - level[None]), 0)
+        most = high
+    top = tl.max(most, 0)
+    weight = top + tl.log2(tl.sum(share * tl.exp2(most - top), 0))
+    loss = weight * 0.6931471805599453 - (1 - smoothing) * right
+    if SMOOTH:
+        loss -= smoothing * tl.sum(total, 0) / v
+    tl.store(losses + row, tl.where(asked, loss, 0.0))
+    for start in range(0, v, DEEP * WIDE):
+        at = start + place
+        x = tl.load(here + at, mask=at < v, other=-float("inf"), eviction_policy="evict_first").to(tl.float32)
+        slope = tl.exp2(x * 1.4426950408889634 - weight)
+        if SMOOTH:
+            slope -= smoothing / v
+        slope = tl.where(at == label, slope - (1 - smoothing), slope)
+        slope = tl.where(asked, slope, 0.0).to(logits.dtype.element_ty)
+        tl.store(here + at, slope, mask=at < v, cache_modifier=".cs")
+
+
+@triton.jit
+def pass_slopes(x, made, out, sums, m, n, ACT: tl.constexpr, TALL: tl.constexpr, STEP: tl.constexpr,
+                WIDE: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+    """Gradients x [m, n] times the slope of an activation at `made`, and the sums of TALL rows each."""
+    column = tl.program_id(1) * WIDE + tl.arange(0, WIDE)[None]
+    total = tl.zeros([STEP, WIDE], tl.float32)
+    for start in tl.range(0, TALL, STEP, num_stages=STAGES):
+        row = tl.program_id(0).to(tl.int64) * TALL + start + tl.arange(0, STEP)[:, None]
+        at, there = row * n + column, (row < m) & (column < n)
+        y = tl.load(made + at, mask=there, other=0.0).to(tl.float32)
+        dy = tl.load(x + at, mask=there, other=0.0).to(tl.float32) * slope(y, ACT)
+        tl.store(out + at, dy.to(out.dtype.element_ty), mask=there)
+        total += dy
+    tl.store(sums + tl.program_id(0) * n + column, tl.sum(total, 0)[None], mask=column < n)
+
+
+@triton.jit
+def slope(y, ACT: tl.constexpr):
+    """Of an activation: at y, or of a ReLU that made y. As in kernels/gelu.py."""
+    if ACT == "relu":
+        found = tl.where(y > 0, 1.0, 0.0)
+    else:
+        square = y * y
+        if ACT == "tanh":
+            share = tl.fdiv(1.0, 1 + tl.exp2(y * (-2.302208198144325 - 0.1029432395800235 * square)))
+            density = share * (1 - share) * (1.5957691216057308 + 0.21406444881780076 * square)
+        else:
+            bell = tl.exp2(-0.7213475204444817 * square)
+            t = tl.fdiv(1.0, 1 + 0.23164188826636045 * tl.abs(y))
+            tail = 1.421413741 + t * (-1.453152027 + t * 1.061405429)
+            tail = 0.5 * bell * t * (0.254829592 + t * (-0.284496736 + t * tail))
+            share = tl.where(y < 0, tail, 1 - tail)
+            density = 0.3989422804014327 * bell
+        found = share + y * density
+    return found
+
+
+@triton.jit
+def read_cache(
+    q, k, v, mask, bias, out, weight, scale,
+    q_b, q_h, q_t, k_b, k_g, k_s, v_b, v_g, v_s, mask_b, mask_t, mask_s, bias_b, bias_h, bias_t, bias_s, out_n,
+    groups, shared, t, s, span, key_width, value_width,
+    MASKED: tl.constexpr, BIASED: tl.constexpr, WHOLE: tl.constexpr, EARLY: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+):  # fmt: skip
+    """Attention of few queries to many keys: a program reads `span` keys of one group, for all the heads they serve.
+
+    What it leaves are the means of its values [n, b, t, h, k_v], and log2 of the sum of their weights [n, b, t, h],
+    unless there is but one part, the WHOLE.
+    """
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
+    b, g = (tl.program_id(0) // groups).to(tl.int64), tl.program_id(0) % groups
+    row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
+    here, head, token = row < shared * t, g * shared + row // t, row % t
+    x, y = tl.arange(0, K), tl.arange(0, V)
+    queries = q + b * q_b + head[:, None] * q_h + token[:, None] * q_t + x[None]
+    asked = tl.load(queries, mask=here[:, None] & (x < key_width)[None], other=0.0)
+    most = tl.full([ROWS], -float("inf"), tl.float32)
+    share = tl.zeros([ROWS], tl.float32)
+    mean = tl.zeros([ROWS, V], tl.float32)
+    first = tl.program_id(1) * span
+    for start in range(first, tl.minimum(first + span, s), KEYS):
+        slot = start + tl.arange(0, KEYS)
+        seen = here[:, None] & (slot < s)[None]
+        if MASKED:
+            visible = mask + b * mask_b + token[:, None] * mask_t + slot[None] * mask_s
+            seen = seen & (tl.load(visible, mask=seen, other=0) != 0)
+        if tl.max(tl.max(seen.to(tl.int32), 1), 0) > 0:  # empty slots are not read
+            there = (slot < s)[None] & (x < key_width)[:, None]
+            keys = tl.load(k + b * k_b + g * k_g + slot[None] * k_s + x[:, None], mask=there, other=0.0)
+            inside = (slot < s)[:, None] & (y < value_width)[None]
+            values = tl.load(v + b * v_b + g * v_g + slot[:, None] * v_s + y[None], mask=inside, other=0.0)
+            scores = product(asked, keys, ROWS) * scale
+            if BIASED:
+                added = bias + b * bias_b + head[:, None] * bias_h + token[:, None] * bias_t + slot[None] * bias_s
+                scores += tl.load(added, mask=seen, other=0.0).to(tl.float32)
+            scores = tl.where(seen, scores * 1.4426950408889634, -float("inf"))  # exp2 from here on
+            high = tl.maximum(most, tl.max(scores, 1))
+            level = tl.where(high == -float("inf"), 0.0, high)
+            p = tl.exp2(scores - level[:, None])
+            shrink = tl.exp2(most - level)
+            share = share * shrink + tl.sum(p, 1)
+            mean = mean * shrink[:, None] + product(p.to(values.dtype), values, ROWS)
+            most = high
+    empty = share == 0.0
+    share = tl.where(empty, 1.0, share)
+    mean = mean / share[:, None]
+    place = tl.program_id(1) * out_n + (b * t + token) * groups * shared + head
+    at = out + place[:, None] * value_width + y[None]
+    tl.store(at, mean.to(out.dtype.element_ty), mask=here[:, None] & (y < value_width)[None])
+    if not WHOLE:
+        tl.store(weight + place, tl.where(empty, -1e30, most + tl.log2(share)), mask=here)
+
+
+@triton.jit
+def product(a, b, ROWS: tl.constexpr):
+    """a [ROWS, k] times b [k, n]. The units for products take no fewer than 16 rows; one is a sum."""
+    if ROWS == 1:
+        found = tl.sum(tl.trans(a).to(tl.float32) * b.to(tl.float32), 0)[None]
+    else:
+        found = tl.dot(a, b, input_precision="ieee")
+    return found
+
+
+@triton.jit
+def join_parts(parts, weights, out, rows, width, N: tl.constexpr, NUMBER: tl.constexpr, EARLY: tl.constexpr,
+               WIDTH: tl.constexpr):  # fmt: skip
+    """The mean of `parts` [n, rows, width], each by its share of 2^`weights` [n, rows]."""
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
+    row, part, at = tl.program_id(0), tl.arange(0, NUMBER), tl.arange(0, WIDTH)
+    weight = tl.load(weights + part * rows + row, mask=part < N, other=-float("inf"))
+    share = tl.exp2(weight - tl.max(weight, 0))
+    there = (part < N)[:, None] & (at < width)[None]
+    found = tl.load(parts + (part[:, None].to(tl.int64) * rows + row) * width + at[None], mask=there, other=0.0)
+    mean = tl.sum(found * share[:, None], 0) / tl.sum(share, 0)
+    tl.store(out + row.to(tl.int64) * width + at, mean.to(out.dtype.element_ty), mask=at < width)
+
+
+@triton.jit
+def columns(x, at, FLAT: tl.constexpr, ROWS: tl.constexpr):
+    """Some of x as a row, read by each row of threads (FLAT) or passed between them."""
+    if FLAT:
+        row = tl.load(x + at[None] + tl.zeros([ROWS, 1], tl.int32)).to(tl.float32)
+    else:
+        row = tl.load(x + at).to(tl.float32)[None]
+    return row
+
+
+@triton.jit
+def multiply_row(
+    x, w, scale, bias, y, n, K: tl.constexpr, SCALED: tl.constexpr, BIASED: tl.constexpr,
+    EARLY: tl.constexpr, PACKED: tl.constexpr, FLAT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """x [K] times some rows of w [n, K], and their scales.
+
+    EARLY: it begins before the kernel that writes x ends, with weights, which none of those before it writes.
+    """
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    at = tl.arange(0, COLUMNS)
+    here = w + tl.minimum(row, n - 1).to(tl.int64)[:, None] * K + at[None]  # behind the end the last row again
+    weights = tl.load(here)
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
+    total = widen(weights, PACKED) * columns(x, at, FLAT, ROWS)
+    for start in tl.static_range(COLUMNS, K, COLUMNS):
+        total += widen(tl.load(here + start), PACKED) * columns(x + start, at, FLAT, ROWS)
+    out = tl.sum(total, 1)
+    if SCALED:
+        out *= tl.load(scale + row, mask=row < n, other=0.0)
+    if BIASED:
+        out += tl.load(bias + row, mask=row < n, other=0.0).to(tl.float32)
+    tl.store(y + row, out.to(y.dtype.element_ty), mask=row < n)
+
+
+@triton.jit
+def multiply_rows(
+    x, w, scale, bias, y, m, n, K: tl.constexpr, BIASED: tl.constexpr, EARLY: tl.constexpr,
+    M: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """x [m, K] times some rows of w [n, K] in 8 bits, and their scales."""
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
+    row, some, at = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, M), tl.arange(0, COLUMNS)
+    here = w + tl.minimum(row, n - 1).to(tl.int64)[None] * K + at[:, None]  # behind the end the last row again
+    given = x + some[:, None] * K + at[None]
+    total = tl.zeros([M, ROWS], tl.float32)
+    for start in range(0, K, COLUMNS):
+        left = tl.load(given + start, mask=(some < m)[:, None], other=0.0)
+        total = tl.dot(left, tl.load(here + start).to(left.dtype), total)
+    total *= tl.load(scale + row, mask=row < n, other=0.0)[None]
+    if BIASED:
+        total += tl.load(bias + row, mask=row < n, other=0.0).to(tl.float32)[None]
+    there = (some < m)[:, None] & (row < n)[None]
+    tl.store(y + some[:, None] * n + row[None], total.to(y.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def widen(x, PACKED: tl.constexpr):
+    """To fp32. GPUs convert whole numbers at an eighth of the speed at which they multiply: PACKED int8, four at a
+    time, become the last bits of 2^23 + 128 + x instead."""
+    if PACKED:
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 t;
+            xor.b32 t, $4, 0x80808080;
+            prmt.b32 $0, t, 0x4B000000, 0x7440;
+            prmt.b32 $1, t, 0x4B000000, 0x7441;
+            prmt.b32 $2, t, 0x4B000000, 0x7442;
+            prmt.b32 $3, t, 0x4B000000, 0x7443;
+            sub.f32 $0, $0, 0f4B000080;
+            sub.f32 $1, $1, 0f4B000080;
+            sub.f32 $2, $2, 0f4B000080;
+            sub.f32 $3, $3, 0f4B000080;
+            }""",
+            "=r,=r,=r,=r,r",
+            [x],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=4,
+        )
+    else:
+        return x.to(tl.float32)
+
+
+@triton.jit
+def regroup_rows(x, rows, length, size, slots, width, N: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Row i becomes what row `rows[i]` was, of N neighbours that one program reads and then writes."""
+    group = tl.program_id(0).to(tl.int64)
+    row, at = tl.arange(0, ROWS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    wanted = (at < size) & ((at // width) % slots < tl.load(length))
+    here = (row < N)[:, None] & wanted[None, :]
+    source = tl.load(rows + group * N + row, mask=row < N, other=0)
+    found = tl.load(x + source[:, None] * size + at[None, :], mask=here)
+    tl.debug_barrier()  # no thread writes before all have read
+    tl.store(x + (group * N + row)[:, None] * size + at[None, :], found, mask=here)

@@ -1,0 +1,158 @@
+"""Feed-forward layers: the same small network at every position."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import assert_never
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from anyformer.config import (
+    Activation,
+    Experts,
+    FeedForward,
+    Gated,
+    Gelu,
+    Identity,
+    LeakyRelu,
+    Network,
+    NoFeedForward,
+    Plain,
+    Relu,
+    Sigmoid,
+    SigmoidTopK,
+    Silu,
+    SoftmaxTopK,
+    SquaredRelu,
+    Tanh,
+    hidden_width,
+)
+from anyformer.kernels.fused_activation import Act, activated, fuses
+from anyformer.kernels.gelu import gelu
+from anyformer.nn.context import Context
+from anyformer.nn.dropout import Dropout
+from anyformer.nn.experts import Mixture, SigmoidRouter, SoftmaxRouter, StackedLinear
+from anyformer.nn.linear import Fused, Linear
+
+
+def activation(spec: Activation) -> Callable[[Tensor], Tensor]:
+    match spec:
+        case Identity():
+            return lambda x: x
+        case Relu():
+            return F.relu
+        case LeakyRelu(slope=slope):
+            return partial(F.leaky_relu, negative_slope=slope)
+        case SquaredRelu():
+            return lambda x: F.relu(x).square()
+        case Sigmoid():
+            return F.sigmoid
+        case Tanh():
+            return F.tanh
+        case Gelu(approximate=approximate):
+            return partial(gelu, approximate=approximate)
+        case Silu():
+            return F.silu
+        case _:
+            assert_never(spec)
+
+
+def act_of(spec: Activation) -> Act | None:
+    """Its name where it is found together with the product before it."""
+    match spec:
+        case Relu():
+            return "relu"
+        case Gelu(approximate=approximate):
+            return approximate
+        case _:
+            return None
+
+
+class PlainFFN(nn.Module):
+    """act(x W₁ + b₁) W₂ + b₂ (Vaswani et al. 2017)."""
+
+    def __init__(self, width: int, hidden: int, spec: Activation, bias: bool, dropout: float):
+        super().__init__()
+        self.up = Linear(width, hidden, bias=bias)
+        self.down = Linear(hidden, width, bias=bias)
+        self.act, self.dropout = activation(spec), Dropout(dropout)
+        self.quick = None if dropout else act_of(spec)  # dropout would be a pass of its own
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        h = ctx.tap("hidden", self.lift(x))
+        return self.down(self.dropout(h))
+
+    def lift(self, x: Tensor) -> Tensor:
+        if self.quick is not None and fuses(x, self.up):
+            return activated(x, self.up.weight, self.up.bias, self.quick)
+        return self.act(self.up(x))
+
+
+class GatedFFN(nn.Module):
+    """(act(x W_gate) ⊙ x W_up) W_down (Shazeer 2020)."""
+
+    def __init__(self, width: int, hidden: int, act: Callable[[Tensor], Tensor], bias: bool, dropout: float):
+        super().__init__()
+        self.gate_up = Fused(width, (hidden, hidden), bias=bias)
+        self.down = Linear(hidden, width, bias=bias)
+        self.act, self.dropout = act, Dropout(dropout)
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        gate, up = self.gate_up(x)
+        h = ctx.tap("hidden", self.act(gate) * up)
+        return self.down(self.dropout(h))
+
+
+def build_ffn(spec: FeedForward, width: int) -> nn.Module | None:
+    match spec:
+        case NoFeedForward():
+            return None
+        case Plain() | Gated():
+            return build_network(spec, width, hidden_width(spec, width))
+        case Experts():
+            return build_mixture(spec, width)
+        case _:
+            assert_never(spec)
+
+
+def build_network(spec: Network, width: int, hidden: int) -> PlainFFN | GatedFFN:
+    match spec:
+        case Plain():
+            return PlainFFN(width, hidden, spec.activation, spec.bias, spec.dropout)
+        case Gated():
+            return GatedFFN(width, hidden, activation(spec.activation), spec.bias, spec.dropout)
+        case _:
+            assert_never(spec)
+
+
+def build_mixture(spec: Experts, width: int) -> Mixture:
+    one, hidden = spec.expert, hidden_width(spec.expert, width)
+    parts = (hidden, hidden) if isinstance(one, Gated) else (hidden,)
+    return Mixture(
+        build_router(spec, width),
+        StackedLinear(spec.count, width, parts, one.bias),
+        StackedLinear(spec.count, hidden, (width,), one.bias),
+        activation(one.activation),
+        dropout=one.dropout,
+        shared=build_network(one, width, spec.shared * hidden) if spec.shared else None,
+        balance=spec.balance,
+    )
+
+
+def build_router(spec: Experts, width: int) -> SoftmaxRouter | SigmoidRouter:
+    match spec.router:
+        case SoftmaxTopK(normalize=normalize, bias=bias):
+            return SoftmaxRouter(width, spec.count, spec.top_k, normalize=normalize, bias=bias)
+        case SigmoidTopK() as router:
+            return SigmoidRouter(
+                width,
+                spec.count,
+                spec.top_k,
+                normalize=router.normalize,
+                scale=router.scale,
+                rate=router.rate,
+                groups=router.groups,
+                top_groups=router.top_groups,
+            )
+        case _:
+            assert_never(spec.router)

@@ -1,0 +1,185 @@
+"""A text as the model of a run reads it, to be looked into: the call of the model, and the tokens by their names."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyformer.attention.layout import PLAIN
+from anyformer.config import ConfigError, Fault, ModelConfig, Side, Tokens
+from anyformer.data.batch import Example
+from anyformer.decoding.generate import Spoilt, generate
+from anyformer.inspection import attention_maps as maps
+from anyformer.nn.model import Transformer
+from anyformer.run import Run
+from anyformer.tasks.base import prefixed, too_long
+from anyformer.tasks.imported_encoder import Encoding
+from anyformer.tasks.lm import LanguageModelling
+from anyformer.tasks.mixture import MixedTasks
+from anyformer.tasks.mlm import MaskedLanguageModelling
+from anyformer.tasks.seq2seq import SequenceToSequence
+from anyformer.tasks.sequence_level import RowTask
+from anyformer.tasks.span_corruption import SpanCorrupting
+from anyformer.tasks.tag import Tagging, split
+
+MOST = 1024  # tokens of a text that are read: every map of a layer has t·s numbers for each head
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One text in a batch of its own: `run.model(*reading.inputs, **reading.options)` reads it."""
+
+    inputs: tuple[Tensor, ...]
+    options: dict[str, Any]
+    tokens: dict[Side, list[str]]  # that each stack reads, as `tokenizer.token` shows them
+    notes: tuple[str, ...] = ()  # what was cut off, in plain lines
+    text: str = ""  # what of the text is read
+    begins: int | None = None  # of a model that writes: how many tokens stand before what it says
+
+
+def read(run: Run, text: str, target: str | None = None) -> Reading:
+    """A text as in training, up to where the model's positions end; and behind it, or in the decoder, the target.
+
+    Where a model answers and no target is given, that is the answer whose tokens are the likeliest, one by one.
+    """
+    config, notes = run.config, list[str]()
+    if wrong := [side for side in (config.source, config.target) if side is not None and not isinstance(side, Tokens)]:
+        raise ConfigError([Fault("run", f"its model reads {wrong[0].kind}, not texts: call it in Python")])
+    if not text.strip():
+        raise ConfigError([Fault("text", "is blank: there is nothing to look into")])
+    if isinstance(run.task, MixedTasks):
+        run.task.part(None)  # which asks for the name of one
+    text = _cut("text", text, lambda part: _piece(run, part, None), config, notes)
+    piece = _piece(run, text, None)
+    begins = len(piece.ids) if isinstance(run.task, SequenceToSequence | SpanCorrupting | LanguageModelling) else None
+    if isinstance(run.task, Encoding) and (most := run.task.spec.max_length) == len(piece.ids):
+        notes.append(f"text: of long ones only the first {most:,} tokens are read")
+    if target is not None:
+        target = _cut("target", target, lambda part: _piece(run, text, part), config, notes)
+        piece = _piece(run, text, target)
+    elif isinstance(run.task, SequenceToSequence | SpanCorrupting):
+        piece = _answered(run.model, run.task, piece)
+    found = _reading(run, piece)
+    if isinstance(run.task, Tagging) and piece.spelled is not None:
+        found = replace(found, tokens=_spelled(run.task, text, piece, found.tokens))
+    return replace(found, notes=tuple(notes), text=text, begins=begins)
+
+
+def attention_maps(
+    of: Run | Transformer, *inputs: str | Tensor, target: str | None = None, **options: Any
+) -> dict[str, Tensor]:
+    """The maps of a run for a text, or of a model for ids: see `inspection/attention_maps.py` for what there is to choose."""
+    if isinstance(of, Transformer):
+        return maps.attention_maps(of, *inputs, **options)  # type: ignore[arg-type]
+    if len(inputs) != 1 or not isinstance(inputs[0], str):
+        raise ValueError("a run reads one text: attention_maps(run, text); for ids give run.model")
+    found = read(of, inputs[0], target)
+    return maps.attention_maps(of.model.eval(), *found.inputs, **found.options, **options)
+
+
+def _piece(run: Run, text: str, target: str | None) -> Example:
+    """What is read of a text and a target."""
+    task, config = run.task, run.config
+    match task:
+        case SequenceToSequence() | SpanCorrupting():
+            (piece,) = task.scored([text], [target or ""], config)
+            return piece
+        case LanguageModelling():
+            before = [*task.begin, *task.tokenizer.encode(text)]
+            whole = before + task.tokenizer.encode(target or "")
+            return prefixed(Example(whole, whole), len(before)) if task.marked else Example(whole, whole)
+    if target is not None:
+        raise ConfigError([Fault("target", "is for models that write: this one reads once")])
+    match task:
+        case MaskedLanguageModelling() | Encoding():
+            row = task.masked(text)
+            return Example(row, row)
+        case RowTask() | Tagging():
+            return task.read(text, config)
+        case _:
+            raise ConfigError([Fault("task.kind", f"= '{run.spec.kind}': its texts cannot be looked into")])
+
+
+def _spelled(task: Tagging, text: str, piece: Example, tokens: dict[Side, list[str]]) -> dict[Side, list[str]]:
+    """The tokens, with words that the model reads by their spelling in place of the token for unknown ones."""
+    ((side, names),) = tokens.items()
+    names, unknown = list(names), task.tokenizer.unk
+    for at, word in zip(task.first_tokens(piece), split(text), strict=True):
+        if piece.ids[at] == unknown:
+            names[at] = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in word)
+    return {side: names}
+
+
+def _cut(name: str, text: str, make: Callable[[str], Example], config: ModelConfig, notes: list[str]) -> str:
+    """The longest beginning of a text of which all tokens are read."""
+    why = _too_long(make(text), config)
+    if not why:
+        return text
+    fits, over = 0, len(text)
+    try:
+        while over - fits > 1:
+            middle = (fits + over) // 2
+            fits, over = (fits, middle) if _too_long(make(text[:middle]), config) else (middle, over)
+    except ConfigError:  # of a pair, its first text alone is none
+        raise ConfigError([Fault(name, f"{why}: shorten it")]) from None
+    if not text[:fits].strip():
+        raise ConfigError([Fault(name, f"{why}: nothing of it can be read")])
+    notes.append(f"{name} {why}: only its first {fits:,} of {len(text):,} characters are read")
+    return text[:fits]
+
+
+def _too_long(piece: Example, config: ModelConfig) -> str:
+    last: Side = "decoder" if config.decoder else "encoder"
+    both: list[tuple[Side, int]] = [(last, len(piece.ids))]
+    if piece.source is not None:
+        both.append(("encoder", len(piece.source)))
+    for side, length in both:
+        if why := too_long(length, config, side):
+            return why
+        if length > MOST:
+            return f"has {length:,} tokens, and {MOST:,} are looked at"
+    return ""
+
+
+def _answered(model: Transformer, task: SequenceToSequence | SpanCorrupting, piece: Example) -> Example:
+    """With what the model says to it."""
+    config, pair = model.config, piece.source is not None
+    prompt = list(piece.ids if piece.source is None else piece.source)
+    limit = config.decoder.limit if config.decoder else None
+    room = min(task.room(len(prompt), config), min(limit or MOST, MOST) - len(piece.ids))
+    if room < 1:
+        return piece
+    device = next(model.parameters()).device
+    marks = None if piece.marks is None else torch.tensor([list(piece.marks)], device=device)
+    ends = {task.tokenizer.eos, config.special.eos, *config.special.stops} - {None}
+    stop = [end for end in ends if end is not None]
+    try:
+        said = generate(model, torch.tensor([prompt], device=device), max_new_tokens=room, stop=stop, marks=marks)
+    except Spoilt:
+        raise FloatingPointError("the model's logits are not finite: it gives no answer") from None
+    new = said[0, 1 if pair else len(prompt) :].tolist()
+    new = new[: next((i for i, id in enumerate(new) if id in ends), len(new))]
+    marked = None if piece.marks is None else [*piece.marks, *[PLAIN] * len(new)]
+    return piece._replace(ids=[*piece.ids, *new], marks=marked)
+
+
+def _reading(run: Run, piece: Example) -> Reading:
+    device, task = next(run.model.parameters()).device, run.task
+    if not len(piece.ids):
+        raise ConfigError([Fault("text", "has no tokens")])
+
+    def tensor(values: Any) -> Tensor:
+        return torch.as_tensor(values, device=device).long()[None]
+
+    last: Side = "decoder" if run.config.decoder else "encoder"
+    tokens: dict[Side, list[str]] = {last: [task.tokenizer.token(i) for i in piece.ids]}
+    inputs: tuple[Tensor, ...] = (tensor(list(piece.ids)),)
+    if piece.source is not None:
+        reader = task.source_tokenizer or task.tokenizer
+        tokens = {"encoder": [reader.token(i) for i in piece.source], **tokens}
+        inputs = (tensor(list(piece.source)), *inputs)
+    given = {"marks": piece.marks, "types": piece.types, "spelled": piece.spelled}
+    options = {name: tensor(values) for name, values in given.items() if values is not None}
+    return Reading(inputs, options, tokens)

@@ -1,0 +1,84 @@
+"""Products of one row on a GPU, by fp64."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from anyformer.kernels.matmul import FEW, few_products, fits, product, row_product
+from anyformer.nn.linear import Linear
+from anyformer.transforms.quantise import round_off
+
+CUDA = torch.device("cuda")
+SHAPES = [(3072, 2048), (2048, 8192), (50257, 768), (1030, 512), (2048, 1536)]
+
+
+def random(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator(CUDA).manual_seed(seed), device=CUDA)
+
+
+def error(ours: Tensor, exact: Tensor) -> float:
+    return float((ours.double() - exact).abs().max() / exact.abs().max())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_as_linear(n: int, k: int, biased: bool, dtype: torch.dtype, measured: Callable[..., None]):
+    """Rounded once, at the end: half of 2⁻⁸ or of 2⁻¹¹."""
+    x, weight = random(0, 1, 1, k).to(dtype), random(1, n, k).to(dtype)
+    bias = random(2, n).to(dtype) if biased else None
+    wide = None if bias is None else bias.double()
+    rounded = round_off(weight, 8)
+    with torch.no_grad():
+        assert fits(x, weight)
+        plain = error(product(x, weight, bias), F.linear(x.double(), weight.double(), wide))
+        small = row_product(x, rounded.q[:, 0], rounded.scale[:, 0], bias)
+    eighth = error(small, F.linear(x.double(), rounded.expanded().double(), wide))
+    measured(plain=plain, eighth=eighth)
+    assert max(plain, eighth) < torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [2, 8, 17, FEW])
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_few_rows(n: int, k: int, rows: int, dtype: torch.dtype):
+    x, rounded, bias = random(0, 1, rows, k).to(dtype), round_off(random(1, n, k).to(dtype), 8), random(2, n).to(dtype)
+    with torch.no_grad():
+        assert fits(x, rounded.q[:, 0], FEW)
+        found = few_products(x, rounded.q[:, 0], rounded.scale[:, 0], bias)
+    exact = F.linear(x.double(), rounded.expanded().double(), bias.double())
+    assert error(found, exact) < torch.finfo(dtype).eps
+
+
+def test_every_number_of_8_bits():
+    q = torch.arange(-128, 128, device=CUDA).repeat(1024, 8).to(torch.int8)
+    x, scale = torch.zeros(1, 2048, device=CUDA, dtype=torch.bfloat16), torch.ones(1024, device=CUDA)
+    for at in (0, 1, 127, 128, 255, 1003, 2047):
+        x.zero_()[0, at] = 1
+        with torch.no_grad():
+            assert torch.equal(row_product(x, q, scale, None)[0], q[:, at].bfloat16())
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_one_after_the_other(compiled: bool):
+    """Each begins before the last has ended, and reads what it wrote, in a graph, too."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(8) for layer in (Linear(512, 2048), nn.SiLU(), Linear(2048, 512), nn.LayerNorm(512))]
+    model = nn.Sequential(*layers).to(CUDA, torch.bfloat16).requires_grad_(False)
+    exact = copy.deepcopy(model).double()
+    run = torch.compile(model) if compiled else model
+    x = random(0, 1, 512).bfloat16()
+    with torch.no_grad():
+        for _ in range(2):
+            run(x)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = run(x)
+        for seed in range(20):
+            x.copy_(random(seed, 1, 512))
+            graph.replay()
+            assert error(out, exact(x.double())) < 5e-2

@@ -1,0 +1,105 @@
+"""A product with the activation behind it, as a compiled step in half precision has it: here by its reference, and by
+Triton's interpreter (TRITON_INTERPRET=1) as the kernel has it; on a GPU by `tests/gpu/test_fused_activation.py`."""
+
+import os
+from importlib.util import find_spec
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn import functional as F
+
+from anyformer.config import Activation, Gelu, Relu, Silu
+from anyformer.kernels import fused_activation as activated
+from anyformer.kernels.fused_activation import TALL, launch, reference
+from anyformer.nn.feedforward import PlainFFN
+from tests.narrow import begin, same, slopes
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the compiler, and of CPUs without bf16
+INTERPRETED = find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The activations that had their own way back."""
+    found = list[str]()
+
+    def note(slope: Tensor, made: Tensor, act: str) -> tuple[Tensor, Tensor]:
+        found.append(act)
+        return reference(slope, made, act)
+
+    torch.compiler.reset()
+    monkeypatch.setattr(activated, "reference", note)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"), [(Relu(), "relu"), (Gelu(approximate="none"), "none"), (Gelu(approximate="tanh"), "tanh")]
+)
+def test_values_and_gradients(spec: Activation, name: str, asked: list[str]) -> None:
+    ffn = PlainFFN(24, 40, spec, bias=True, dropout=0.0)
+    begin(ffn.up, "cpu")
+    same(ffn.up, ffn.lift, torch.compile(ffn.lift, backend="aot_eager"), 3, 50, 24)
+    assert asked == [name]  # but not where it is not compiled
+
+
+@pytest.mark.parametrize("spec", [Relu(), Gelu()])
+def test_any_number_of_rows_is_one_program(spec: Activation, asked: list[str]) -> None:
+    ffn = PlainFFN(24, 40, spec, bias=True, dropout=0.0)
+    begin(ffn.up, "cpu")
+    programs = CompileCounterWithBackend("aot_eager")
+    run = torch.compile(ffn.lift, backend=programs, dynamic=True)
+    for rows in (50, 70, 90):
+        same(ffn.up, ffn.lift, run, 3, rows, 24)
+    assert programs.frame_count == 1
+
+
+def test_what_others_do_with_the_product_is_done(asked: list[str]) -> None:
+    ffn = PlainFFN(24, 40, Gelu(), bias=True, dropout=0.0)
+    begin(ffn.up, "cpu")
+    ffn.up.register_forward_hook(lambda *given: given[-1] * 0)
+    found = slopes(ffn.up, torch.compile(ffn.lift, backend="aot_eager"), 3, 50, 24)
+    assert not found[0].any()
+    assert asked == []
+
+
+def test_other_derivatives_are_torch_s_own(asked: list[str]) -> None:
+    """By half precision: the second derivative of a sum of GELUs."""
+    ffn = PlainFFN(24, 40, Gelu(), bias=True, dropout=0.0)
+    begin(ffn.up, "cpu")
+    x = torch.randn(3, 24)
+
+    def curve(y: Tensor) -> Tensor:
+        once = torch.func.grad(lambda z: ffn.lift(z).float().square().sum())
+        return torch.func.grad(lambda z: once(z).square().sum())(y)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        compiled, plain = torch.compile(curve, backend="aot_eager")(x), curve(x)
+    assert (compiled - plain).norm() < 0.03 * plain.norm()
+
+
+@pytest.mark.parametrize(("spec", "bias", "dropout"), [(Silu(), True, 0.0), (Relu(), False, 0.0), (Gelu(), True, 0.5)])
+def test_others_are_as_they_were(spec: Activation, bias: bool, dropout: float, asked: list[str]) -> None:
+    ffn = PlainFFN(24, 40, spec, bias, dropout)
+    begin(ffn.up, "cpu")
+    slopes(ffn.up, torch.compile(ffn.lift, backend="aot_eager"), 3, 50, 24)
+    assert asked == []
+
+
+ways = [reference, pytest.param(launch, marks=pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter"))]
+
+
+@pytest.mark.parametrize("act", ["relu", "none", "tanh"])
+@pytest.mark.parametrize("rows", [TALL, TALL + 7, 5])
+@pytest.mark.parametrize("way", ways)
+def test_one_pass(way, rows: int, act: str) -> None:
+    torch.manual_seed(0)
+    read, slope = 3 * torch.randn(rows, 200), torch.randn(rows, 200)
+    exact = read.double().requires_grad_()
+    out = F.relu(exact) if act == "relu" else F.gelu(exact, approximate=act)
+    (due,) = torch.autograd.grad(out, exact, slope.double())
+    found, sums = way(slope, F.relu(read) if act == "relu" else read, act)
+    torch.testing.assert_close(found.double(), due, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(sums.double().sum(0), due.sum(0), atol=1e-3, rtol=1e-4)
+    assert len(sums) == -(-rows // TALL)

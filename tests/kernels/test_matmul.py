@@ -1,0 +1,91 @@
+"""Products of one row: who they are for, and by Triton's interpreter (TRITON_INTERPRET=1) that they are products; on a
+GPU `tests/gpu/test_matmul.py` says so."""
+
+import os
+from importlib.util import find_spec
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from anyformer.kernels import matmul as products
+from anyformer.kernels.matmul import few_products, fits, product, row_product
+from anyformer.transforms.quantise import round_off
+
+INTERPRETED = find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
+
+
+class Elsewhere(Tensor):
+    """As if on a GPU."""
+
+    is_cuda = True  # type: ignore[assignment]
+
+
+def there(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.zeros(shape, dtype=dtype).as_subclass(Elsewhere)
+
+
+def test_who_it_is_for(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(products, "TRITON", True)
+    row, matrix = there(1, 1, 512), there(1024, 512)
+    assert not fits(row, matrix)  # it has no backward pass
+    with torch.no_grad():
+        assert fits(row, matrix)
+        assert fits(row[0, 0], matrix)
+        assert fits(row, there(1024, 512, dtype=torch.int8))
+        assert not fits(torch.zeros(1, 1, 512, dtype=torch.bfloat16), matrix)  # not on a GPU
+        assert not fits(there(2, 1, 512), matrix)  # two rows
+        assert fits(there(2, 1, 512), matrix, most=2)
+        assert not fits(there(0, 1, 512), matrix)
+        assert not fits(there(1, 512, dtype=torch.float32), there(1024, 512, dtype=torch.float32))
+        assert not fits(there(1, 512, dtype=torch.float16), matrix)
+        assert not fits(there(1, 500), there(1024, 500))  # no whole blocks
+        assert not fits(row, there(100, 512))  # not worth it
+        assert not fits(row, there(512, 1024).T)
+        monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: kind == "cuda")
+        assert not fits(row, matrix)
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_elsewhere_as_linear(biased: bool):
+    x, weight, bias = random(1, 1, 512), random(1024, 512), random(1024) if biased else None
+    with torch.no_grad():
+        assert torch.equal(product(x, weight, bias), F.linear(x, weight, bias))
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("rows", [(2,), (9,), (3, 5), (32, 1), (33, 1)])
+def test_few_rows_on_a_cpu(rows: tuple[int, ...], biased: bool):
+    x, weight, bias = random(*rows, 96), random(200, 96), random(200) if biased else None
+    with torch.no_grad():
+        assert products.turns(x) == (9 * 96 <= x.numel() <= 32 * 96)
+        torch.testing.assert_close(product(x, weight, bias), F.linear(x, weight, bias))
+    assert not products.turns(x)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("n", "k"), [(64, 512), (37, 768), (9, 2048), (3, 6144)])
+def test_as_linear(n: int, k: int, biased: bool):
+    """Rows and columns that fill blocks or do not, in 32 and in 8 bits."""
+    x, weight, bias = random(1, 1, k), random(n, k), random(n) if biased else None
+    exact = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    torch.testing.assert_close(row_product(x, weight, None, bias).double(), exact, atol=1e-4, rtol=1e-4)
+    rounded = round_off(weight, 8)
+    small = row_product(x, rounded.q[:, 0], rounded.scale[:, 0], bias)
+    same = F.linear(x, rounded.expanded(), bias)
+    torch.testing.assert_close(small, same, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("rows", "n", "k"), [((1, 8), 48, 512), ((3, 1), 37, 256), ((64,), 16, 768)])
+def test_few_rows_of_8_bits(rows: tuple[int, ...], n: int, k: int, biased: bool):
+    x, rounded, bias = random(*rows, k), round_off(random(n, k), 8), random(n) if biased else None
+    found = few_products(x, rounded.q[:, 0], rounded.scale[:, 0], bias)
+    torch.testing.assert_close(found, F.linear(x, rounded.expanded(), bias), atol=1e-4, rtol=1e-4)
