@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.attention.layout import PLAIN
 from anyformer.config import ConfigError, Fault, ModelConfig, Side, Tokens
+from anyformer.conventions import PLAIN
 from anyformer.data.batch import Example
 from anyformer.decoding.generate import Spoilt, generate
 from anyformer.inspection import attention_maps as maps
@@ -70,7 +70,7 @@ def read(run: Run, text: str, target: str | None = None) -> Reading:
 def attention_maps(
     of: Run | Transformer, *inputs: str | Tensor, target: str | None = None, **options: Any
 ) -> dict[str, Tensor]:
-    """The maps of a run for a text, or of a model for ids: see `inspection/attention_maps.py` for what there is to choose."""
+    """Return the attention maps of a run for a text, or of a model for ids (see `inspection/attention_maps.py`)."""
     if isinstance(of, Transformer):
         return maps.attention_maps(of, *inputs, **options)  # type: ignore[arg-type]
     if len(inputs) != 1 or not isinstance(inputs[0], str):

@@ -12,8 +12,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from anyformer.conventions import IGNORE
 from anyformer.data.loader import ExampleLoader
-from anyformer.kernels.cross_entropy import IGNORE, token_loss
+from anyformer.kernels.cross_entropy import token_loss
 from anyformer.recipe.recipe import Recipe
 from anyformer.recipes import read_recipe
 from benchmarks.idle import Steps

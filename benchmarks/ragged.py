@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anyformer.data.batch import IGNORE
+from anyformer.conventions import IGNORE
 from anyformer.kernels.cross_entropy import token_loss
 from anyformer.recipes import read_recipe
 from benchmarks.idle import Steps

@@ -1,6 +1,7 @@
 """Imports run one way, importing the light parts costs no torch, and files stay small."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ PACKAGE = ROOT / "anyformer"
 # The house, from the ground up: a unit, and what stands directly under it. An import may reach these units and
 # whatever stands under them. A unit is a file or folder of `anyformer/`; the files of `config/` are units themselves.
 UNDER: dict[str, tuple[str, ...]] = {
+    "conventions": (),
     "config.spec": (),
     "config.position": ("config.spec",),
     "config.norm": ("config.spec",),
@@ -21,42 +23,43 @@ UNDER: dict[str, tuple[str, ...]] = {
     "config.feedforward": ("config.spec",),
     "config.mixer": ("config.position", "config.pattern", "config.norm"),
     "config.block": ("config.mixer", "config.feedforward"),
-    "config.ends": ("config.block",),
+    "config.inputs_heads": ("config.block",),
     "config.adapter": ("config.block",),
-    "config.model": ("config.ends", "config.adapter"),
-    "config.check": ("config.spec",),
+    "config.model": ("config.inputs_heads", "config.adapter"),
+    "config.parse": ("config.spec",),
     "config.schema": ("config.spec",),
-    "config.edit": ("config.check",),
-    "config.io": ("config.model", "config.edit", "config.schema"),
+    "config.overrides": ("config.parse",),
+    "config.io": ("config.model", "config.overrides", "config.schema"),
     "config": ("config.io",),  # its __init__.py, which only collects
     "presets": ("config",),
-    "sources": ("config",),
-    "taskspec": ("config",),
-    "tokenizerspec": ("config",),
-    "recipe": ("presets", "sources", "taskspec", "tokenizerspec"),
+    "recipe": ("presets",),
     "recipes": ("recipe",),
     "hardware": (),
-    "nn": ("config",),  # knows nothing of text, tasks or training
+    "kernels": ("conventions",),  # tensors in, tensors out
+    "attention": ("kernels", "config"),
+    "cache": ("attention",),
+    "nn": ("cache",),  # knows nothing of text, tasks or training
+    "transforms": ("nn",),
     "processes": ("config.spec",),
-    "data": ("recipe", "processes", "hardware"),  # knows nothing of nn
-    "decoding": ("nn",),  # speaks ids, never text
-    "inspection": ("nn", "hardware"),
-    "doctor": ("nn", "hardware"),
-    "tasks": ("nn", "decoding", "data"),
-    "folder": ("config", "processes"),
-    "run": ("tasks", "folder", "inspection"),
-    "reading": ("run",),
+    "data": ("recipe", "processes", "hardware", "conventions"),  # knows nothing of nn
+    "decoding": ("transforms",),  # speaks ids, never text
+    "inspection": ("transforms", "hardware"),
+    "doctor": ("transforms", "hardware"),
+    "tasks": ("decoding", "data"),
+    "atomic_folder": ("config", "processes"),
+    "run": ("tasks", "atomic_folder", "inspection"),
+    "run_inspection": ("run",),
     "training": ("run", "recipes"),
     "interop": ("run",),
     "lab": ("training", "interop", "inspection"),
-    "explore": ("lab", "reading"),
-    "serve": ("lab",),
-    "cli": ("explore", "serve", "doctor", "reading"),
+    "explore": ("lab", "run_inspection"),
+    "cli": ("explore", "doctor"),
     "__main__": ("cli",),
 }
 
 # Importing these, and `anyformer` itself, imports no torch: `anyformer --help`, completion and configs answer at once.
 TORCHLESS = (
+    "conventions",
     "config",
     "presets",
     "recipe",
@@ -64,9 +67,9 @@ TORCHLESS = (
     "cli",
     "inspection.count",
     "inspection.memory",
-    "data.sharding",
+    "data.shard_writer",
     "processes",
-    "data.sources",
+    "data.readers",
 )
 
 LONGEST = 400  # lines; a file past that is two files
@@ -188,25 +191,38 @@ def test_files_are_small() -> None:
     assert lengths["anyformer/nn/attention.py"] <= LONGEST_ATTENTION
 
 
+def test_every_folder_names_its_modules() -> None:
+    """A folder's __init__.py is its table of contents: one line for each module and folder in it."""
+    missing = []
+    for init in sorted(PACKAGE.rglob("__init__.py")):
+        text = ast.get_docstring(ast.parse(init.read_text(encoding="utf-8"))) or ""
+        named = set(re.findall(r"^([a-z_0-9]+)  +\S", text, flags=re.MULTILINE))
+        here = {path.stem for path in init.parent.glob("*.py")} - {"__init__", "__main__"}
+        here |= {path.parent.name for path in init.parent.glob("*/__init__.py")}
+        if init.parent != PACKAGE and here != named:
+            missing.append(f"{init.relative_to(ROOT)}: missing {sorted(here - named)}, unknown {sorted(named - here)}")
+    assert not missing, "\n".join(missing)
+
+
 def test_the_reader_sees_every_kind_of_import() -> None:
     source = """
 import torch
 from anyformer import __version__, config
 from anyformer.config.spec import Spec
-from . import ends
+from . import inputs_heads
 from .norm import Norm
 if TYPE_CHECKING:
     import anyformer.config.position
 def f():
-    from anyformer.nn import mask
+    from anyformer.attention import layout
 """
     found = [name for name, _ in imports(ast.parse(source), "anyformer.config.model")]
     assert sorted(found) == [
+        "anyformer.attention.layout",
         "anyformer.config",
         "anyformer.config.inputs_heads",
         "anyformer.config.norm",
         "anyformer.config.position",
         "anyformer.config.spec",
-        "anyformer.attention.layout",
         "torch",
     ]

@@ -10,7 +10,7 @@ from anyformer.attention.few_queries import WIDEST, decode
 from anyformer.attention.flex import flex
 from anyformer.attention.layout import Relation
 from anyformer.attention.varlen import varlen
-from anyformer.nn.norm import at_least_fp32
+from anyformer.kernels.runtime import at_least_fp32
 
 Backend = Literal["auto", "eager", "sdpa", "flex", "varlen", "decode"]
 Normalizer = Literal["softmax", "relu"]

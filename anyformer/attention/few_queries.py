@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from anyformer.attention.layout import Relation
-from anyformer.kernels.matmul import overlaps, power
+from anyformer.conventions import next_power_of_two
+from anyformer.kernels.runtime import supports_dependent_launch
 
 FEW = 8  # queries
 WIDEST = 256  # heads
@@ -35,11 +36,15 @@ def shape_of(q: Tensor, v: Tensor, parts: int) -> Shape:
     """One query and its keys are a sum, which a warp finds by itself, unless programs are few and keys are many; more
     are products of no fewer than 16 rows."""
     (_, h, t, width), (b, g, s, k_v) = q.shape, v.shape
-    rows, wide, slots = h // g * t, max(16, power(max(width, k_v))), max(16, power(_blocks(s, parts)))
+    rows, wide, slots = (
+        h // g * t,
+        max(16, next_power_of_two(max(width, k_v))),
+        max(16, next_power_of_two(_blocks(s, parts))),
+    )
     if rows == 1:
         warps = 4 if slots > KEYS and b * g * parts < 2 * PROGRAMS else 1
         return Shape(1, min(warps * NUMBERS // wide, slots), warps)
-    return Shape(max(16, min(64, power(rows))), min(KEYS if wide <= 64 else LEAST, slots), 4)
+    return Shape(max(16, min(64, next_power_of_two(rows))), min(KEYS if wide <= 64 else LEAST, slots), 4)
 
 
 def parts_of(q: Tensor, k: Tensor) -> int:
@@ -82,7 +87,7 @@ def launch(
 
     (b, h, t, width), (_, g, s, k_v), parts = q.shape, v.shape, len(out)
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    early = overlaps(q.device)
+    early = supports_dependent_launch(q.device)
     rows, keys, warps = shape_of(q, v, parts)
     span = _blocks(_blocks(s, parts), keys) * keys
     read_cache[(b * g, parts, _blocks(h // g * t, rows))](
@@ -92,7 +97,8 @@ def launch(
         *_strides(mask, b, (0, 2, 3)), *_strides(bias, b, (0, 1, 2, 3)), b * t * h,
         g, h // g, t, s, span, width, k_v,
         MASKED=mask is not None, BIASED=bias is not None, WHOLE=weights is None, EARLY=early, ROWS=rows, KEYS=keys,
-        K=max(16, power(width)), V=max(16, power(k_v)), num_warps=warps, **({"launch_pdl": True} if early else {}),
+        K=max(16, next_power_of_two(width)), V=max(16, next_power_of_two(k_v)),
+        num_warps=warps, **({"launch_pdl": True} if early else {}),
     )  # fmt: skip
 
 
@@ -100,8 +106,8 @@ def join(parts: Tensor, weights: Tensor, out: Tensor) -> None:
     """The means of all parts, each by its share."""
     from anyformer.kernels.triton_kernels import join_parts
 
-    n, rows, width, early = len(parts), weights[0].numel(), parts.shape[-1], overlaps(out.device)
-    sizes = {"N": n, "NUMBER": power(n), "WIDTH": power(width)}
+    n, rows, width, early = len(parts), weights[0].numel(), parts.shape[-1], supports_dependent_launch(out.device)
+    sizes = {"N": n, "NUMBER": next_power_of_two(n), "WIDTH": next_power_of_two(width)}
     join_parts[(rows,)](
         parts, weights, out, rows, width, **sizes, EARLY=early, num_warps=1, **({"launch_pdl": True} if early else {})
     )

@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from anyformer.attention.layout import PADDING, SEEN, SEER, Layout, lay_out, real
+from anyformer.attention.layout import Layout, lay_out, real
 from anyformer.config import BigBird, Pattern, Scheme, Span
 from anyformer.config.pattern import LARGE, SMALL
+from anyformer.conventions import PADDING, SEEN, SEER
 
 FAR = 2**31 - 1
 MEASURED = 64  # the width of heads for which tiles were timed, on an H200

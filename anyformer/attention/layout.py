@@ -19,13 +19,11 @@ import torch
 from torch import Tensor
 
 from anyformer.config import Causal, Full, Pattern, Rotation, Scheme
+from anyformer.conventions import PADDING, SEEN, SEER
 
 if TYPE_CHECKING:
     from anyformer.attention.flex import Blocks
     from anyformer.attention.varlen import Documents
-
-PLAIN, SEEN, SEER = 0, 1, 2  # marks; a SEER is SEEN as well
-PADDING = -1
 
 
 class Layout(NamedTuple):

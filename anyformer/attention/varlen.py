@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from anyformer.attention.layout import PADDING, Layout
+from anyformer.attention.layout import Layout
 from anyformer.config import Causal, Full, Pattern, Window
+from anyformer.conventions import PADDING
 
 if torch.backends.cuda.is_built():
     try:

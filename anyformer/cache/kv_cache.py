@@ -11,10 +11,11 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from anyformer.attention.layout import PADDING, SEER, Layout, check, real, segment_positions
+from anyformer.attention.layout import Layout, check, real, segment_positions
 from anyformer.cache.ring import Ring, Slots, SlotWriter, Step
+from anyformer.conventions import PADDING, SEER
 from anyformer.kernels.reorder_rows import neighbourly, regroup
-from anyformer.nn.norm import at_least_fp32
+from anyformer.kernels.runtime import at_least_fp32
 
 CacheKind = Literal["auto", "static", "int8"]
 """auto: rings where a window allows it; static: every layer keeps every token; int8: auto, with numbers of 8 bits."""

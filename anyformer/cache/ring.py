@@ -10,7 +10,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from anyformer.attention.layout import PADDING, Layout, real
+from anyformer.attention.layout import Layout, real
+from anyformer.conventions import PADDING
 
 
 class SlotWriter(Protocol):

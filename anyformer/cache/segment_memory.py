@@ -15,7 +15,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from anyformer.attention.layout import PADDING, Layout, check, real, segment_positions
+from anyformer.attention.layout import Layout, check, real, segment_positions
+from anyformer.conventions import PADDING
 
 
 class Past(NamedTuple):

@@ -5,17 +5,20 @@ that is `None` by default follows from the others, as its comment says. Everythi
 Legend of sizes: b batch, t query length, s key length, d width, h heads, g key/value heads, k head width,
 f feed-forward width, e embedding width, v vocabulary.
 
-spec         what every spec shares, and errors in the user's words
-position     position schemes, each with its mathematics
-pattern      which keys a query may see
-norm         norms
-mixer        attention, and what may stand in its place
-feedforward  activations, feed-forwards
-block        blocks and stacks
-adapter      low-rank adapters, and the linear layers that may have one
-ends         inputs, heads, initialisation, special ids
-model        ModelConfig and the rules between its parts
-io           TOML and JSON, overrides, differences, the schema
+adapter       low-rank adapters, and the linear layers that may have one
+block         blocks and stacks
+feedforward   activations, feed-forwards
+inputs_heads  Where a model begins and ends
+io            TOML and JSON, overrides, differences, the schema
+mixer         attention, and what may stand in its place
+model         ModelConfig and the rules between its parts
+norm          norms
+overrides     Changing a spec by dotted paths, and telling two specs apart
+parse         From a spec to plain data and back, with every fault of the data at once
+pattern       which keys a query may see
+position      position schemes, each with its mathematics
+schema        The JSON schema of a spec, by which editors complete and check configs
+spec          what every spec shares, and errors in the user's words
 """
 
 # Stars, so that a part which enters one of these files is public without a second edit.

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-IGNORE = -100  # a label that asks for nothing
-PADDING = -1  # the segment of padding
+from anyformer.conventions import IGNORE, PADDING, next_power_of_two
+
 POOL = 2**16  # examples that are packed together, at most
 OF_LEFT, OF_ALL = 4, 12  # packing fills a fourth of the rows that are left to fill at a time, or a twelfth of all
 
@@ -89,11 +89,6 @@ def _real(ids: Tensor, segments: Tensor | None) -> int:
 def _other(x: Tensor, than: int) -> int:
     """How many are; on the host by numpy, which starts at once."""
     return int(np.count_nonzero(x.numpy() != than) if x.device.type == "cpu" else (x != than).sum())
-
-
-def power(count: int) -> int:
-    """Of two, and no less: few different numbers, as each is compiled for."""
-    return 1 << (count - 1).bit_length()
 
 
 def move(x: Tensor, device: torch.device) -> Tensor:
@@ -346,7 +341,7 @@ def lay(
         return _fill(columns[name], counts, filler, length)
 
     labels = fill("labels", IGNORE)
-    documents = max(documents, power(len(examples)))
+    documents = max(documents, next_power_of_two(len(examples)))
     if "pair" in columns:
         apart = _in_turns(columns["ids"], columns["pair"])
         ones = np.ones(2 * len(examples), dtype=np.int64)

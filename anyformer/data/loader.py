@@ -7,9 +7,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
+from anyformer.conventions import IGNORE, PADDING, next_power_of_two
 from anyformer.data.batch import (
-    IGNORE,
-    PADDING,
     Batch,
     Draft,
     Example,
@@ -21,7 +20,6 @@ from anyformer.data.batch import (
     lay,
     plan_packed,
     plan_padded,
-    power,
 )
 from anyformer.data.shards import Stream
 from anyformer.recipe.recipe import Crops, Ordered, Packed, Padded
@@ -107,7 +105,7 @@ class ExampleLoader:
     def documents(self) -> int:
         """In a batch, with some room: as good as always the same number."""
         first = self._drafts.get(0) or Draft(self._make(0))
-        return power(int(1.1 * max(sum(map(len, rows)) for rows in first.plan())))
+        return next_power_of_two(int(1.1 * max(sum(map(len, rows)) for rows in first.plan())))
 
     def made(self, numbers: np.ndarray, epoch: int) -> ExampleTable:
         """Some examples as they are in an epoch."""

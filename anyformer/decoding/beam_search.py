@@ -25,8 +25,8 @@ from anyformer.decoding.logit_processors import Processing, Processor, process
 from anyformer.decoding.session import Read, Session, evaluating
 from anyformer.decoding.step import compiled
 from anyformer.decoding.top_k import top
+from anyformer.kernels.runtime import at_least_fp32
 from anyformer.nn.model import Transformer
-from anyformer.nn.norm import at_least_fp32
 
 EarlyStopping = Literal["first", "heuristic", "never"]
 """When a search ends that has `beams` hypotheses (in `transformers`: True, False, "never").

@@ -22,8 +22,8 @@ from anyformer.decoding.constraints.rollback import Retracing
 from anyformer.decoding.generate import Spoilt
 from anyformer.decoding.logit_processors import Allowed, Processing, Processor, process
 from anyformer.decoding.session import Session, evaluating
+from anyformer.kernels.runtime import at_least_fp32
 from anyformer.nn.model import Transformer
-from anyformer.nn.norm import at_least_fp32
 
 
 class Contrastive(Processing):

@@ -16,8 +16,8 @@ from anyformer.decoding.prefix_cache import Reuse
 from anyformer.decoding.sampling import greedy, row_seeds, sample
 from anyformer.decoding.session import Read, Session, evaluating
 from anyformer.decoding.step import compiled
+from anyformer.kernels.runtime import at_least_fp32
 from anyformer.nn.model import Transformer
-from anyformer.nn.norm import at_least_fp32
 
 Said = tuple[Tensor, Tensor]
 """The next token of each row [b], or some of them [b, n], and whether logits were a distribution, bool likewise."""

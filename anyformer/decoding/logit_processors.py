@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from anyformer.config.spec import ConfigError, Count, Fault, Fraction, Number, Positive, Size, Spec
-from anyformer.nn.norm import at_least_fp32
+from anyformer.kernels.runtime import at_least_fp32
 
 
 class History(NamedTuple):

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from anyformer.attention.layout import PLAIN, SEEN, Layout, lay_out
+from anyformer.attention.layout import Layout, lay_out
 from anyformer.config import LM, ConfigError, Fault, MaskedLM, Tokens
+from anyformer.conventions import PLAIN, SEEN
 from anyformer.decoding.check import ids_of, whole
 from anyformer.decoding.session import evaluating, padded
+from anyformer.kernels.runtime import at_least_fp32
 from anyformer.nn.model import Transformer
-from anyformer.nn.norm import at_least_fp32
 
 LOGITS = 2**26  # held at once, about
 

@@ -12,9 +12,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from anyformer.attention.layout import PADDING, check, real
+from anyformer.attention.layout import check, real
 from anyformer.cache.kv_cache import CacheKind
 from anyformer.config import LM, ConfigError, Fault
+from anyformer.conventions import PADDING
 from anyformer.decoding import buffers as places
 from anyformer.decoding.buffers import DecodeBuffers, find_place, key_of, leave_place, parts_of
 from anyformer.decoding.logit_processors import History

@@ -14,7 +14,7 @@ from torch import Tensor
 from anyformer.attention.layout import Layout
 from anyformer.cache.kv_cache import Cache
 from anyformer.kernels.dependent_launch import repair_inductor
-from anyformer.kernels.matmul import overlaps
+from anyformer.kernels.runtime import supports_dependent_launch
 from anyformer.nn.model import Transformer
 
 
@@ -39,7 +39,7 @@ def compiled(function: Callable[..., Any], *of: Hashable) -> Callable[..., Any]:
     assert isinstance(function, FunctionType)
     code = function.__code__.replace(co_name=f"{function.__name__}_{compiled.cache_info().misses}")
     named = FunctionType(code, function.__globals__, code.co_name, function.__defaults__)
-    early = torch.cuda.is_available() and overlaps(torch.device("cuda")) and repair_inductor()
+    early = torch.cuda.is_available() and supports_dependent_launch(torch.device("cuda")) and repair_inductor()
     # names by "torch", so that kernels in Inductor's cache on disk, compiled without the repair, are not used
     options: dict[str, Any] = {"triton.enable_pdl": True, "triton.descriptive_names": "torch"}
     return torch.compile(named, options=options if early else None)

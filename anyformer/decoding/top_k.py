@@ -5,7 +5,7 @@ import math
 from torch import Tensor
 from torch.nn.functional import pad
 
-from anyformer.nn.norm import at_least_fp32
+from anyformer.kernels.runtime import at_least_fp32
 
 PART = 256  # numbers of which only the greatest is looked at first
 

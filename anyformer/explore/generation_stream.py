@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from anyformer.attention.layout import SEEN
 from anyformer.config import ConfigError, Fault
+from anyformer.conventions import SEEN
 from anyformer.decoding.generate import seeds_of
 from anyformer.decoding.logit_processors import Sampling, build, process
 from anyformer.decoding.sampling import greedy, sample

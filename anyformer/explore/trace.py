@@ -29,8 +29,8 @@ from anyformer.explore.requests import AboutText
 from anyformer.inspection.attention_maps import Kind, ranged
 from anyformer.inspection.sublayers import attentions, layout_of, stacks_of
 from anyformer.inspection.taps import run_with_taps
+from anyformer.kernels.runtime import at_least_fp32
 from anyformer.nn.attention import MultiHeadAttention
-from anyformer.nn.norm import at_least_fp32
 from anyformer.nn.pooling import Funnel
 from anyformer.nn.stack import HERE as SITE
 from anyformer.run import Run

@@ -1,20 +1,24 @@
 """Looking inside: the real model, its activations by name, and what they tell.
 
-    taps          the names of all activations; `run_with_taps`
-    maps          `attention_maps`
-    patch         `run_with_patches`
-    ablate        `run_without_heads`, `head_scores`
-    lens          `logit_lens`
-    patterns      `head_statistics`: where each head looks, in numbers and by name
-    terms         `score_terms`: content and position in a score
-    curves        `position_curves`: what positions add to scores, by distance
-    attribution   `attribute`: gradient × input
-    growth        `cache_growth`: bytes of the key/value cache, step by step
-    measures      one number of an output, for head scores and attribution
-    count         parameters, FLOPs and memory, from the config alone
-    memory        `training_memory`: the peak of a training step, likewise
-    plot          a figure of each; `cells`: maps in the terminal
-
 Functions take a model and what it would be called with, and give plain tensors. Each is imported from its file:
 `from anyformer.inspection.logit_lens import logit_lens`.
+
+ablation         Heads switched off
+attention_maps   Attention maps of the real model, recomputed beside the fast kernels
+attribution      Gradient × input
+cache_growth     How the key/value cache grows while a model decodes
+capacity         Refuse what cannot fit into memory before it is allocated
+cost_rules       What each part of a model costs, by its spec
+count            What a model costs, from its config alone
+head_patterns    Where each head looks
+logit_lens       The logit lens
+memory           How much memory a training step takes at its peak, from the config alone
+patching         Activations of the real model, replaced or changed by name
+plot             Figures, by matplotlib (the `plot` extra)
+position_curves  What positions do to scores, by distance
+scalar_outputs   One number of a model's output, of which one asks what it depends on
+score_terms      A score taken apart
+sublayers        The attentions of a model by the names of their sublayers
+taps             Looking at the activations of the real model by name
+terminal_maps    Attention maps in the terminal
 """

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-IGNORE = -100  # a label that asks for nothing
+from anyformer.conventions import IGNORE
+
 Measure = Callable[[Tensor], Tensor]
 
 

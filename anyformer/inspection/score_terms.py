@@ -18,11 +18,11 @@ from anyformer.attention.position_tables import Positions
 from anyformer.config import Scheme, Side
 from anyformer.inspection.sublayers import attention_at, layout_of, refuse_state, stacks_of
 from anyformer.inspection.taps import run_with_taps
+from anyformer.kernels.runtime import at_least_fp32
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.inputs import AnyInput, TokenInput
 from anyformer.nn.linear import split
 from anyformer.nn.model import Transformer
-from anyformer.nn.norm import at_least_fp32
 from anyformer.nn.stack import BlockStack
 
 

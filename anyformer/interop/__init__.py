@@ -1,18 +1,22 @@
 """Models from elsewhere as runs, and runs as models for elsewhere.
 
-hub            folders of `transformers`: from_hf, to_hf
-families/      one file for each public family: its config and its weights, in both directions
-family         what a family is, and which one has a model
-fields         config.json: each field is read, refused, or ignored as `transformers` does
-schema         which fields `transformers` reads, as data
-rules          invertible rules between tensors of theirs and ours
-weights        tensors by these rules, one after the other
-files          .safetensors, read and written tensor by tensor
-sentences      what sentence-transformers writes beside a model
-tokens         tokenizers of public folders; slow reads SentencePiece models as the classes of transformers 4.x do
-compare        whether two configs are the same model
-llama2c        llama2.c's files
-onnx           graphs for onnxruntime: export_onnx
+config_fields             The fields of a public config.json
+families                  The public families, in the order in which one is looked for that has a model
+family                    what a family is, and which one has a model
+hf_folder                 Folders as `transformers` writes and reads them
+language_codes            Language codes of multilingual translation models, in the order of their ids
+llama2c                   llama2.c's files
+onnx                      graphs for onnxruntime: export_onnx
+public_tokenizers         Tokenizers of public folders, from every set of files that they have had
+same_model                Whether two configs are the same model
+schema                    which fields `transformers` reads, as data
+sentence_transformers     Folders of sentence-transformers (Reimers & Gurevych 2019)
+sentencepiece_conversion  The `tokenizers` form of a SentencePiece model
+slow_tokenizers           SentencePiece folders without a tokenizer.json, read as the slow tokenizers of `transformers
+tokenizer_settings        tokenizer_config.json and special_tokens_map.json of a folder
+weight_conversion         The weights of a folder as ours, and ours as theirs, by the rules of a family
+weight_files              The weights in a folder, tensor by tensor
+weight_rules              The weights of a public model under our names, and back
 """
 
 from collections.abc import Sequence

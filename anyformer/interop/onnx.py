@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, assert_never
 import torch
 from torch import Tensor, nn
 
-from anyformer.attention.layout import PADDING, Layout
+from anyformer.attention.layout import Layout
 from anyformer.config import (
     ByteSpelling,
     ConfigError,
@@ -38,6 +38,7 @@ from anyformer.config import (
     Tokens,
 )
 from anyformer.config.spec import visible
+from anyformer.conventions import PADDING
 from anyformer.nn.model import Transformer
 from anyformer.processes import workspace
 from anyformer.run import Run, writing

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from anyformer.conventions import IGNORE
 from anyformer.kernels.runtime import HALF, TRITON, Runtime
 
-IGNORE = -100  # a label that asks for nothing
 MOST = 2**33  # bytes of logits at a time
 
 

@@ -8,24 +8,14 @@ known by what it made.
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from anyformer.kernels.gelu import quick
-from anyformer.kernels.runtime import TRITON, Runtime, in_compiled_half_step
-from anyformer.nn.linear import Linear
+from anyformer.kernels.runtime import Runtime
 
 Act = Literal["relu", "none", "tanh"]  # the last two are GELU, by erf and by tanh
 TALL, STEP, WIDE = 128, 16, 128  # rows that a program passes, how many at once, and columns; the best of 40 on an H200
-
-
-def fuses(x: Tensor, linear: nn.Module) -> bool:
-    """Whether it is such a step of training, and the product a plain one, with a bias."""
-    if type(linear) is not Linear or not in_compiled_half_step(x):
-        return False
-    bias: Tensor | None = linear.bias
-    hooked = linear._forward_hooks or linear._forward_pre_hooks
-    return linear.training and bias is not None and not hooked and (TRITON or not x.is_cuda)
 
 
 def activated(x: Tensor, weight: Tensor, bias: Tensor, act: Act) -> Tensor:

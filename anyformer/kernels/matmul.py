@@ -1,14 +1,14 @@
 """Products of few rows with a matrix, as decode steps have: nothing counts but how fast weights are read."""
 
-from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from anyformer.conventions import next_power_of_two
 from anyformer.kernels.prepacked import packed_product, packs
-from anyformer.kernels.runtime import HALF, TRITON
+from anyformer.kernels.runtime import HALF, TRITON, supports_dependent_launch
 
 STEP = 256  # rows are of whole such blocks
 SMALLEST = 1 << 18  # weights: below, all of it is the start of a kernel
@@ -104,10 +104,10 @@ def few_products(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) 
     from anyformer.kernels.triton_kernels import multiply_rows
 
     out, (n, k), m = _like(x, weight, scale, bias), weight.shape, x.shape[:-1].numel()
-    rows, early = 32 if n >= 8192 else 16, overlaps(x.device)
+    rows, early = 32 if n >= 8192 else 16, supports_dependent_launch(x.device)
     multiply_rows[(-(-n // rows),)](
         x.contiguous(), weight, scale, x if bias is None else bias, out, m, n,
-        K=k, BIASED=bias is not None, EARLY=early, M=max(16, power(m)), ROWS=rows, COLUMNS=STEP,
+        K=k, BIASED=bias is not None, EARLY=early, M=max(16, next_power_of_two(m)), ROWS=rows, COLUMNS=STEP,
         num_warps=4, **({"launch_pdl": True} if early else {}),
     )  # fmt: skip
     return out
@@ -128,20 +128,9 @@ def launch(
     from anyformer.kernels.triton_kernels import multiply_row
 
     (n, k), (rows, columns, warps, flat) = weight.shape, shape
-    early = overlaps(x.device)
+    early = supports_dependent_launch(x.device)
     multiply_row[(-(-n // rows),)](
         x, weight, x if scale is None else scale, x if bias is None else bias, out, n,
         K=k, SCALED=scale is not None, BIASED=bias is not None, EARLY=early, PACKED=early and scale is not None,
         ROWS=rows, COLUMNS=min(columns, k & -k), FLAT=flat, num_warps=warps, **({"launch_pdl": True} if early else {}),
     )  # fmt: skip
-
-
-def power(n: int) -> int:
-    """The next power of two, which blocks of a kernel are."""
-    return 1 << (n - 1).bit_length()
-
-
-@cache
-def overlaps(device: torch.device) -> bool:
-    """Whether a kernel there can begin before the last one ends (from Hopper on)."""
-    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from anyformer.kernels.matmul import power
+from anyformer.conventions import next_power_of_two
 from anyformer.kernels.runtime import TRITON
 
 BLOCK = 1024  # numbers of each row that one program moves
@@ -17,7 +17,7 @@ def regroup(x: Tensor, rows: Tensor, length: Tensor, within: int) -> None:
 
     size = x[0].numel()
     grid = x.shape[0] // within, -(-size // BLOCK)
-    sizes = {"N": within, "ROWS": power(within), "COLUMNS": BLOCK}
+    sizes = {"N": within, "ROWS": next_power_of_two(within), "COLUMNS": BLOCK}
     regroup_rows[grid](x, rows, length, size, x.shape[2], x.shape[3], **sizes)
 
 

@@ -1,5 +1,6 @@
 """Where a layer runs, which decides what can run there."""
 
+from functools import cache
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -31,3 +32,13 @@ class Runtime(NamedTuple):
         kind = x.device.type
         auto = kind != "meta" and torch.is_autocast_enabled(kind)  # meta has none
         return cls(kind, torch.get_autocast_dtype(kind) if auto else x.dtype, training)
+
+
+def at_least_fp32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+@cache
+def supports_dependent_launch(device: torch.device) -> bool:
+    """Whether a kernel there can begin before the last one ends (from Hopper on)."""
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)

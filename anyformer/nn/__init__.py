@@ -1,17 +1,24 @@
 """The model: modules on one device that know nothing of text, tasks or training.
 
-context    what a block is told beside its input
-mask       who sees whom: positions, segments, marks
-attend     the only place that knows attention kernels
-attention  multi-head attention, self and cross
-latent     the same by way of a compressed vector
-cache      keys and values read so far, outside the model
-ring       the slots of layers that look back a bounded way
-mixer      what may stand in attention's place: recurrent, convolution, dense
-position   the tables and hooks of a position scheme
-fp8        products of training in eight bits
-lora       low-rank adapters beside linear layers; `merge` makes them part of the weights
-experts    feed-forwards that a router chooses for each token
-running    what a training pass leaves behind: terms of the loss, statistics of the batch
-norm, linear, ffn, block, stack, inputs, heads, model, init
+attention    multi-head attention, self and cross
+aux_outputs  Outputs of a training pass beside its result
+block        A block
+context      what a block is told beside its input
+convolution  Convolution in place of self-attention
+dense        Weights for pairs of positions in place of self-attention
+dropout      Dropout that costs nothing where nothing is dropped, and little where something is
+experts      feed-forwards that a router chooses for each token
+feedforward  Feed-forward layers
+heads        Heads
+init         Initialisation
+inputs       Inputs
+latent       the same by way of a compressed vector
+linear       Linear layers
+lora         low-rank adapters beside linear layers; `merge` makes them part of the weights
+mixer        what may stand in attention's place: recurrent, convolution, dense
+model        The Transformer
+norm         Norms
+pooling      Pooling between the stages of an encoder, and the way back to its tokens (Funnel-Transformer, Dai et al
+recurrent    Recurrent mixers
+stack        A stack
 """

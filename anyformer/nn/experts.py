@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anyformer.attention.layout import real
+from anyformer.kernels.runtime import at_least_fp32
 from anyformer.nn.aux_outputs import TrackedModule, over_ranks
 from anyformer.nn.context import Context
 from anyformer.nn.dropout import Dropout
-from anyformer.nn.norm import at_least_fp32
 
 Way = Literal["kernel", "loop", "step", "gather"]
 FEW = 64  # rows of which each may have its own copy of a matrix

@@ -27,8 +27,9 @@ from anyformer.config import (
     Tanh,
     hidden_width,
 )
-from anyformer.kernels.fused_activation import Act, activated, fuses
+from anyformer.kernels.fused_activation import Act, activated
 from anyformer.kernels.gelu import gelu
+from anyformer.kernels.runtime import TRITON, in_compiled_half_step
 from anyformer.nn.context import Context
 from anyformer.nn.dropout import Dropout
 from anyformer.nn.experts import Mixture, SigmoidRouter, SoftmaxRouter, StackedLinear
@@ -66,6 +67,15 @@ def act_of(spec: Activation) -> Act | None:
             return approximate
         case _:
             return None
+
+
+def fuses(x: Tensor, linear: nn.Module) -> bool:
+    """Whether it is such a step of training, and the product a plain one, with a bias."""
+    if type(linear) is not Linear or not in_compiled_half_step(x):
+        return False
+    bias: Tensor | None = linear.bias
+    hooked = linear._forward_hooks or linear._forward_pre_hooks
+    return linear.training and bias is not None and not hooked and (TRITON or not x.is_cuda)
 
 
 class PlainFFN(nn.Module):

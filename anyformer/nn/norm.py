@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from anyformer.attention.layout import Layout, real
 from anyformer.config import BatchNorm, LayerNorm, NoNorm, Norm, RMSNorm
-from anyformer.kernels.runtime import in_compiled_half_step
+from anyformer.kernels.runtime import at_least_fp32, in_compiled_half_step
 from anyformer.nn.aux_outputs import AuxOutputs, TrackedModule, over_ranks
 
 
@@ -157,10 +157,6 @@ def normed(norm: nn.Module, x: Tensor, layout: Layout, notes: AuxOutputs | None 
     if isinstance(norm, nn.Identity):
         return x  # not called: a decode step of a small model is made of calls
     return norm(x, layout.segments, notes) if isinstance(norm, OverBatch) else norm(x)
-
-
-def at_least_fp32(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def build_norm(spec: Norm, width: int) -> nn.Module:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from anyformer.attention.layout import PADDING, Layout, real
+from anyformer.attention.layout import Layout, real
 from anyformer.config import Pooling
+from anyformer.conventions import PADDING
 
 
 class Windows(NamedTuple):

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from anyformer.attention.layout import PADDING, Layout, real, sees
+from anyformer.attention.layout import Layout, real, sees
 from anyformer.cache.ring import Slots
 from anyformer.config import Full, Recurrent
+from anyformer.conventions import PADDING
 from anyformer.nn.context import Context
 from anyformer.nn.linear import Linear
 

@@ -4,11 +4,11 @@ Without arguments a preset is the published size. Every number can be given; wha
 rule: feed-forward width, head width, the ratio of heads to key/value heads. `head` takes the place of the family's own,
 and the output is tied only where the head has a vocabulary. Anything else is `model_copy` away. `PRESETS` lists them.
 
-pairs       encoder–decoders
-encoders    encoders, of text and of images
-decoders    decoders with layer norms
-llamas      Llama and its kin
-family      what families share
+decoders  decoders with layer norms
+encoders  encoders, of text and of images
+family    what families share
+llamas    Llama and its kin
+pairs     encoder–decoders
 """
 
 from collections.abc import Callable

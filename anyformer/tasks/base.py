@@ -7,9 +7,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from anyformer.attention.layout import PLAIN, SEEN, Layout, lay_out
+from anyformer.attention.layout import Layout, lay_out
 from anyformer.cache.segment_memory import Past
 from anyformer.config import ConfigError, Fault, ModelConfig, Side
+from anyformer.conventions import PLAIN, SEEN
 from anyformer.data.batch import Batch, Example
 from anyformer.data.loader import Loader
 from anyformer.data.readers import SHOWN, Rows

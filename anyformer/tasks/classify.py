@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from anyformer.config import ConfigError, Fault
 from anyformer.config.spec import MAX_WORD as MAX_LABEL, did_you_mean, shorten
-from anyformer.data.batch import IGNORE
+from anyformer.conventions import IGNORE
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.recipe.recipe import Classify
 from anyformer.tasks.metrics import f1

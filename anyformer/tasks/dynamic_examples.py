@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from anyformer.config import ConfigError, Fault, ModelConfig
-from anyformer.data.batch import IGNORE, ExampleTable, Ragged
+from anyformer.conventions import IGNORE
+from anyformer.data.batch import ExampleTable, Ragged
 from anyformer.data.counter_rng import CounterRNG
 from anyformer.data.dynamic_loader import DrawnCrops, DynamicLoader, drawn
 from anyformer.data.loader import Loader, in_order

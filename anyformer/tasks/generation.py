@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar, assert_never
 import torch
 from torch import Tensor
 
-from anyformer.attention.layout import SEEN
 from anyformer.config import ConfigError, Fault, ModelConfig, Tokens
+from anyformer.conventions import SEEN
 from anyformer.data.batch import Example
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.decoding.beam_search import Beam, Hypotheses, SpoiltSearch, beam_search

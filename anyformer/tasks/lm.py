@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from anyformer.config import ConfigError, Fault, ModelConfig
-from anyformer.data.batch import IGNORE, Example
+from anyformer.conventions import IGNORE
+from anyformer.data.batch import Example
 from anyformer.data.loader import CropLoader, ExampleLoader, Loader, OrderedLoader, side_by_side, windows
 from anyformer.data.readers import Rows
 from anyformer.data.shards import InMemory, Stream

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from anyformer.config import ConfigError, Fault
-from anyformer.data.batch import IGNORE, Example, ExampleTable, Ragged
+from anyformer.conventions import IGNORE
+from anyformer.data.batch import Example, ExampleTable, Ragged
 from anyformer.data.counter_rng import CounterRNG, below, lowest, unit
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from anyformer.attention.layout import PLAIN, SEEN
 from anyformer.config import ModelConfig
-from anyformer.data.batch import IGNORE, Example, ExampleTable, Ragged
+from anyformer.conventions import IGNORE, PLAIN, SEEN
+from anyformer.data.batch import Example, ExampleTable, Ragged
 from anyformer.data.counter_rng import CounterRNG, below
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.recipe.recipe import PrefixLM

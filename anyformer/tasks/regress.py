@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from anyformer.config import ConfigError, Fault
-from anyformer.data.batch import IGNORE
+from anyformer.conventions import IGNORE
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.recipe.recipe import LARGEST_TARGET, Regress
 from anyformer.tasks.metrics import pearson, spearman

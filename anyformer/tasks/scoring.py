@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from anyformer.config import ConfigError, Fault
-from anyformer.data.batch import IGNORE
+from anyformer.conventions import IGNORE
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.decoding.score import (
     Likeliest,

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from anyformer.config import ConfigError, Fault, ModelConfig
-from anyformer.data.batch import IGNORE, Example
+from anyformer.conventions import IGNORE
+from anyformer.data.batch import Example
 from anyformer.data.loader import ExampleLoader, Loader, in_order
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer

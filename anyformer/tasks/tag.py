@@ -13,7 +13,8 @@ from torch import Tensor
 
 from anyformer.config import ByteSpelling, ConfigError, Fault, ModelConfig, Tokens
 from anyformer.config.spec import MAX_WORD, did_you_mean, shorten
-from anyformer.data.batch import IGNORE, Batch, Example
+from anyformer.conventions import IGNORE
+from anyformer.data.batch import Batch, Example
 from anyformer.data.loader import ExampleLoader, Loader, in_order
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer

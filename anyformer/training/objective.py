@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.cache.segment_memory import Past
-from anyformer.data.batch import IGNORE, Batch, move
+from anyformer.conventions import IGNORE
+from anyformer.data.batch import Batch, move
 from anyformer.kernels.cross_entropy import token_loss
 from anyformer.nn.aux_outputs import AuxOutputs
 from anyformer.nn.heads import LossTarget, VocabularyHead

@@ -24,7 +24,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from anyformer.config import ConfigError, Fault
-from anyformer.data.batch import IGNORE, PADDING, Batch
+from anyformer.conventions import IGNORE, PADDING
+from anyformer.data.batch import Batch
 from anyformer.nn.model import Transformer
 
 T = TypeVar("T")

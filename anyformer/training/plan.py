@@ -13,7 +13,8 @@ from rich.console import Console
 from torch import Tensor
 
 from anyformer.config import Classifier, Embedder, TokenLabels
-from anyformer.data.batch import IGNORE, PADDING, Batch
+from anyformer.conventions import IGNORE, PADDING
+from anyformer.data.batch import Batch
 from anyformer.data.loader import CropLoader, ExampleLoader, OrderedLoader
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer

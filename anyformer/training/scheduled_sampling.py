@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.data.batch import IGNORE, Batch
+from anyformer.conventions import IGNORE
+from anyformer.data.batch import Batch
 from anyformer.recipe.recipe import OwnTokens
 from anyformer.tasks.base import call
 

@@ -7,18 +7,7 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from anyformer.attention.layout import (
-    PADDING,
-    PLAIN,
-    SEEN,
-    SEER,
-    Layout,
-    Relation,
-    lay_out,
-    lower_dense,
-    sees,
-    segment_positions,
-)
+from anyformer.attention.layout import Layout, Relation, lay_out, lower_dense, sees, segment_positions
 from anyformer.cache.kv_cache import Cache
 from anyformer.cache.ring import Step
 from anyformer.config import (
@@ -40,6 +29,7 @@ from anyformer.config import (
     pattern_of,
 )
 from anyformer.config.spec import members
+from anyformer.conventions import PADDING, PLAIN, SEEN, SEER
 from tests.strategies import PATTERNS, build, close, seeds, tokens
 
 CPU = torch.device("cpu")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from anyformer.attention.layout import PADDING, Layout
+from anyformer.attention.layout import Layout
 from anyformer.cache.kv_cache import Cache, Exact, Int8, LayerCache, Sizes
 from anyformer.cache.ring import Slots
 from anyformer.config import (
@@ -24,6 +24,7 @@ from anyformer.config import (
     Tokens,
     Window,
 )
+from anyformer.conventions import PADDING
 from anyformer.inspection.taps import run_with_taps
 from anyformer.nn.model import Transformer
 from tests.strategies import build, close, tokens

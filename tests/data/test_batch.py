@@ -9,9 +9,8 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+from anyformer.conventions import IGNORE, PADDING
 from anyformer.data.batch import (
-    IGNORE,
-    PADDING,
     Batch,
     Draft,
     Example,

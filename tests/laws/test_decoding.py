@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from anyformer.attention.layout import PADDING, Layout
+from anyformer.attention.layout import Layout
 from anyformer.config import ModelConfig
+from anyformer.conventions import PADDING
 from anyformer.decoding import beam_search as beam, contrastive, generate as decode, speculative
 from anyformer.decoding.constraints.constraint import Trie
 from anyformer.decoding.session import Session

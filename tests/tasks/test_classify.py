@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from anyformer.config import ConfigError, Tokens
-from anyformer.data.batch import IGNORE
+from anyformer.conventions import IGNORE
 from anyformer.data.loader import Cursor
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer

@@ -12,7 +12,8 @@ from hypothesis import given, strategies as st
 from tokenizers import Tokenizer, models
 
 from anyformer.config import Classifier, ConfigError
-from anyformer.data.batch import IGNORE, joined
+from anyformer.conventions import IGNORE
+from anyformer.data.batch import joined
 from anyformer.data.counter_rng import CounterRNG
 from anyformer.data.dynamic_loader import drawn
 from anyformer.data.loader import Cursor

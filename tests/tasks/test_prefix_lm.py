@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from anyformer.attention.layout import PLAIN, SEEN
 from anyformer.config import ConfigError
-from anyformer.data.batch import IGNORE, collate, joined
+from anyformer.conventions import IGNORE, PLAIN, SEEN
+from anyformer.data.batch import collate, joined
 from anyformer.data.counter_rng import CounterRNG
 from anyformer.data.dynamic_loader import drawn
 from anyformer.data.readers import Rows

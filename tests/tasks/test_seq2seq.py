@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, strategies as st
 from torch.nn import functional as F
 
-from anyformer.data.batch import IGNORE
+from anyformer.conventions import IGNORE
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.recipe.recipe import Characters, Crops, Seq2Seq, Words

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, strategies as st
 
 from anyformer.config import ConfigError
-from anyformer.data.batch import IGNORE, joined
+from anyformer.conventions import IGNORE
+from anyformer.data.batch import joined
 from anyformer.data.counter_rng import CounterRNG
 from anyformer.data.loader import Cursor
 from anyformer.data.readers import Rows

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from torch.nn import functional as F
 
 from anyformer.config import Attention, Block, ConfigError, ModelConfig, Stack, TokenLabels, Tokens
-from anyformer.data.batch import IGNORE
+from anyformer.conventions import IGNORE
 from anyformer.data.loader import Cursor
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer

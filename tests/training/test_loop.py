@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from anyformer.data.batch import IGNORE, Batch, Example, collate
+from anyformer.conventions import IGNORE
+from anyformer.data.batch import Batch, Example, collate
 from anyformer.data.loader import Cursor
 from anyformer.data.prefetch import PrefetchLoader
 from anyformer.nn.model import Transformer

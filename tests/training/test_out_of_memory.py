@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from anyformer.cache.segment_memory import Past
 from anyformer.config import ConfigError, io
-from anyformer.data.batch import IGNORE
+from anyformer.conventions import IGNORE
 from anyformer.data.loader import Cursor, OrderedLoader, side_by_side
 from anyformer.data.readers import Rows
 from anyformer.data.shards import InMemory

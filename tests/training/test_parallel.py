@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from anyformer.config import io
-from anyformer.data.batch import IGNORE, Batch
+from anyformer.conventions import IGNORE
+from anyformer.data.batch import Batch
 from anyformer.data.loader import Cursor, ExampleLoader
 from anyformer.recipe.recipe import Classify, Padded, Recipe, Regress
 from anyformer.run import checkpoints, load

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from anyformer.config import ConfigError, io
-from anyformer.data.batch import IGNORE, Batch
+from anyformer.conventions import IGNORE
+from anyformer.data.batch import Batch
 from anyformer.data.loader import Cursor
 from anyformer.recipe.recipe import Batches, OwnTokens, Packed, Recipe
 from anyformer.tasks.base import call

@@ -1,4 +1,25 @@
-"""The public families, in the order in which one is looked for that has a model."""
+"""The public families, in the order in which one is looked for that has a model.
+
+albert      ALBERT (Lan et al
+bart        BART (Lewis et al
+bert        BERT (Devlin et al
+bloom       BLOOM (BigScience 2022)
+distilbert  DistilBERT (Sanh et al
+electra     ELECTRA (Clark et al
+falcon      Falcon (Almazrouei et al
+gemma       Gemma 1, 2 and 3 (Gemma team 2024, 2025)
+gpt2        GPT-2 (Radford et al
+llama       Llama (Touvron et al
+mixtral     Mixtral (Jiang et al
+modernbert  ModernBERT (Warner et al
+neox        GPT-NeoX (Black et al
+opt         OPT (Zhang et al
+phi3        Phi-3 and Phi-4 (Abdin et al
+qwen3_moe   Qwen3-MoE (Qwen team 2025)
+roberta     RoBERTa (Liu et al
+t5          T5 (Raffel et al
+vit         ViT (Dosovitskiy et al
+"""
 
 from anyformer.interop.families.albert import ALBERT
 from anyformer.interop.families.bart import BART, M2M100, MARIAN, MBART, PEGASUS

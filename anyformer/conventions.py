@@ -1,0 +1,10 @@
+"""Values with one meaning in every tensor of the package. Imports no torch."""
+
+IGNORE = -100  # label: no loss at this token
+PADDING = -1  # segment: padding, or an empty slot of a cache
+PLAIN, SEEN, SEER = 0, 1, 2  # marks: see `docs/masks.md`; a SEER is SEEN as well
+
+
+def next_power_of_two(n: int) -> int:
+    """Return the smallest power of two that is at least n, so that few different sizes are compiled."""
+    return 1 << (n - 1).bit_length()
