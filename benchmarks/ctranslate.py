@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anyformer.attention.layout import lay_out
+from anyformer.attention.layout import make_layout
 from anyformer.nn.model import Transformer
 from benchmarks.sheet import Way
 
@@ -48,7 +48,7 @@ def described(model: Transformer) -> Any:
         assert stack is not None
         side = getattr(spec, name)
         side.scale_embeddings = width**0.5
-        side.position_encodings.encodings = plain(stack.embed(places, lay_out(1, 512, places.device))[0])
+        side.position_encodings.encodings = plain(stack.embed(places, make_layout(1, 512, places.device))[0])
         embedding = side.embeddings[0] if name == "encoder" else side.embeddings
         embedding.weight = plain(table)
         for layer, block in zip(side.layer, stack.blocks, strict=True):

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from anyformer.attention.attend import attend
-from anyformer.attention.layout import lay_out
+from anyformer.attention.layout import make_layout
 from anyformer.attention.lower import Demand, lower
 from anyformer.attention.position_tables import Positions
 from anyformer.config import (
@@ -100,7 +100,7 @@ def window(heads: int, width: int, length: int, before: int) -> dict[str, Way]:
 
     def ours() -> Callable[..., Tensor]:
         """What the layers of a model share is made once, as there."""
-        at, nowhere = lay_out(1, length, torch.device(DEVICE)), Positions(NoPosition(), 0, heads)
+        at, nowhere = make_layout(1, length, torch.device(DEVICE)), Positions(NoPosition(), 0, heads)
         demand, site = Demand(width, width), Runtime(DEVICE, dtype, training=True)
         relation = lower(Window(before=before - 1, after=0), at, at, "self", nowhere, demand, site, "auto")
         return lambda *qkv: attend(*qkv, relation, width**-0.5)

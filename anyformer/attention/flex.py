@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from anyformer.attention.layout import Layout, lay_out, real
+from anyformer.attention.layout import Layout, make_layout, real
 from anyformer.config import BigBird, Pattern, Scheme, Span
 from anyformer.config.pattern import LARGE, SMALL
 from anyformer.conventions import PADDING, SEEN, SEER
@@ -41,7 +41,7 @@ class Blocks(NamedTuple):
 def lower(pattern: Pattern, q: Layout, k: Layout, scheme: Scheme | None = None, levels: Tensor | None = None) -> Blocks:
     """The blocks of a pattern between two layouts, and the score function of a scheme with its levels."""
     here = not torch.compiler.is_compiling() and type(q.positions) is type(k.positions) is Tensor
-    if here and all(x.counted and x.segments is None and x.marks is None for x in (q, k)):
+    if here and all(x.is_arange and x.segments is None and x.marks is None for x in (q, k)):
         lengths = q.positions.shape[1], k.positions.shape[1]
         mask = _counted(pattern, *lengths, q is k, q.positions.device, torch.is_inference_mode_enabled())
     else:
@@ -70,8 +70,8 @@ def _counted(pattern: Pattern, t: int, s: int, same: bool, device: torch.device,
 
     What is made in inference mode serves no gradients.
     """
-    q = lay_out(1, t, device)
-    return _mask(pattern, q, q if same else lay_out(1, s, device))
+    q = make_layout(1, t, device)
+    return _mask(pattern, q, q if same else make_layout(1, s, device))
 
 
 def _predicate(pattern: Pattern, q: Layout, k: Layout) -> Callable[[Index, Index, Index, Index], Tensor]:
@@ -106,7 +106,7 @@ def _predicate(pattern: Pattern, q: Layout, k: Layout) -> Callable[[Index, Index
 
 def _positions(layout: Layout) -> Callable[..., Tensor]:
     """Positions by row and index: where they are the index, nothing is looked up."""
-    return (lambda b, i: i) if layout.counted else _look_up(layout.positions)
+    return (lambda b, i: i) if layout.is_arange else _look_up(layout.positions)
 
 
 def _look_up(facts: Tensor) -> Callable[..., Tensor]:

@@ -35,27 +35,34 @@ class Layout(NamedTuple):
     ordered: bool = False  # positions grow with the index within each segment
     packed: bool = True  # a row may hold several segments
     padding: Literal["none", "right", "any"] = "any"
-    bound: int | None = None  # all positions are below it, where that is known without looking
+    position_bound: int | None = None  # all positions are below it, where that is known without looking
     documents: int | None = None  # at most so many in all rows, each in one run, all pads to the right; None: unknown
-    follows: bool = False  # goes on, in order, from what a cache holds
+    continues_cache: bool = False  # goes on, in order, from what a cache holds
 
     @classmethod
     def right_padded(cls, segments: Tensor) -> "Layout":
         """Rows of one segment each, 0, with all padding (-1) on the right: causal layers then need no mask."""
         rows, length = segments.shape
         index = torch.arange(length, device=segments.device)[None]
-        return cls(index, segments, ordered=True, packed=False, padding="right", bound=length, documents=rows)
+        return cls(index, segments, ordered=True, packed=False, padding="right", position_bound=length, documents=rows)
 
     @classmethod
     def packed_rows(cls, segments: Tensor, documents: int) -> "Layout":
         """Rows of one document after the other, at most `documents` in all of them, with all padding (-1) on the right.
         Of a source and a target, row by row, documents are numbered from 0, alike in both."""
-        return cls(segment_positions(segments), segments, ordered=True, bound=segments.shape[1], documents=documents)
+        return cls(
+            segment_positions(segments), segments, ordered=True, position_bound=segments.shape[1], documents=documents
+        )
 
     @property
-    def counted(self) -> bool:
+    def is_arange(self) -> bool:
         """Whether every row is one text at positions 0, 1, 2, ..., with pads, if any, on its right."""
-        return self.ordered and not self.packed and self.padding != "any" and self.bound == self.positions.shape[1]
+        return (
+            self.ordered
+            and not self.packed
+            and self.padding != "any"
+            and self.position_bound == self.positions.shape[1]
+        )
 
     def checked(self, batch: int, length: int) -> "Layout":
         """Itself, or a clear error where its shapes do not fit the tokens."""
@@ -83,7 +90,7 @@ def check(batch: int, length: int, **facts: Tensor | None) -> None:
             raise ValueError(f"{name} must be whole numbers, got {x.dtype}{what}")
 
 
-def lay_out(
+def make_layout(
     batch: int,
     length: int,
     device: torch.device,
@@ -100,9 +107,9 @@ def lay_out(
     check(batch, length, segments=segments, positions=positions, marks=marks)
     if segments is None and positions is None:
         index = torch.arange(length, device=device)[None]
-        return Layout(index, None, marks, ordered=True, packed=False, padding="none", bound=length)
+        return Layout(index, None, marks, ordered=True, packed=False, padding="none", position_bound=length)
     if positions is None and segments is not None:
-        return Layout(segment_positions(segments), segments, marks, ordered=True, bound=length)
+        return Layout(segment_positions(segments), segments, marks, ordered=True, position_bound=length)
     assert positions is not None
     packed = segments is not None
     return Layout(positions, segments, marks, packed=packed, padding="any" if packed else "none")

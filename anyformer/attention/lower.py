@@ -17,7 +17,7 @@ from anyformer.attention.few_queries import FEW, WIDEST
 from anyformer.attention.layout import Layout, Relation, Role, lower_dense, without_mask
 from anyformer.attention.position_tables import Positions
 from anyformer.config import Attention, Full, Pattern, Scheme
-from anyformer.kernels.runtime import HALF, TRITON, Runtime
+from anyformer.kernels.runtime import HALF, HAS_TRITON, Runtime
 
 LONG = 1024 * 1024  # pairs from which `flex` repays what it costs to start
 ROOM = 512  # tokens of a row from which `varlen` repays a start for each document: below, a mask over all is faster
@@ -83,7 +83,7 @@ def biases(scheme: Scheme) -> bool:
 
 
 def _no_decode(q: Layout, role: Role, demand: Demand, at: Runtime) -> str | None:
-    if at.device != "cuda" or not TRITON:
+    if at.device != "cuda" or not HAS_TRITON:
         return "it needs CUDA, and Triton"
     if at.dtype not in HALF:
         return f"in half precision only, not in {at.dtype}"

@@ -14,7 +14,7 @@ from torch import Tensor
 from anyformer.attention.layout import Layout, check, real, segment_positions
 from anyformer.cache.ring import Ring, Slots, SlotWriter, Step
 from anyformer.conventions import PADDING, SEER
-from anyformer.kernels.reorder_rows import neighbourly, regroup
+from anyformer.kernels.reorder_rows import can_reorder_in_groups, reorder_in_groups
 from anyformer.kernels.runtime import at_least_fp32
 
 CacheKind = Literal["auto", "static", "int8"]
@@ -142,7 +142,7 @@ class Cache:
     def _room(self, size: Sizes, slots: int) -> int:
         return slots if size.reach is None or size.reach not in self.rings else self.rings[size.reach].slots
 
-    def lay_out(
+    def make_layout(
         self,
         batch: int,
         length: int,
@@ -154,7 +154,7 @@ class Cache:
         if batch != self.segment.shape[0]:
             raise ValueError(f"the cache was made for a batch of {self.segment.shape[0]}, got {batch}")
         if isinstance(segments, Layout):
-            if segments.follows:  # of this cache: made by `next`
+            if segments.continues_cache:  # of this cache: made by `next`
                 return segments.checked(batch, length)
             marks, positions, segments = segments.marks, segments.positions, segments.segments
         check(batch, length, segments=segments, positions=positions, marks=marks)
@@ -169,7 +169,7 @@ class Cache:
             positions = segment_positions(segments, self.segment, self.following)
             bound = None if self.taken else length
         marks = None if marks is None else marks.expand(batch, length)
-        return Layout(positions.expand(batch, length), segments, marks, bound=bound)
+        return Layout(positions.expand(batch, length), segments, marks, position_bound=bound)
 
     def _check_marks(self, marks: Tensor) -> None:
         """Whoever sees a marked token must not have been read before it."""
@@ -186,9 +186,11 @@ class Cache:
         if there is None:
             index = torch.arange(length, device=self.length.device)
             segments = self.segment[:, None].expand(-1, length)
-            return Layout(self.following[:, None] + index, segments, bound=bound, follows=True)
+            return Layout(self.following[:, None] + index, segments, position_bound=bound, continues_cache=True)
         positions = torch.where(there, self.following[:, None] + there.cumsum(dim=1) - 1, 0)
-        return Layout(positions, torch.where(there, self.segment[:, None], PADDING), bound=bound, follows=True)
+        return Layout(
+            positions, torch.where(there, self.segment[:, None], PADDING), position_bound=bound, continues_cache=True
+        )
 
     def reserve(self, length: int) -> None:
         """Counts slots on the host, so that no device is asked. `take` does it where Python runs at each step; whoever
@@ -207,7 +209,7 @@ class Cache:
         assert new.segments is not None
         length = new.segments.shape[1]
         if not torch.compiler.is_compiling() and not (self.length.is_cuda and torch.cuda.is_current_stream_capturing()):
-            if self.rings and not new.follows and not self._in_order(new.positions, new.segments):
+            if self.rings and not new.continues_cache and not self._in_order(new.positions, new.segments):
                 raise ValueError(
                     "with a window's ring tokens come in order: segments, and positions within them, must grow; "
                     "a cache of kind 'static' takes them in any order"
@@ -352,10 +354,10 @@ class Cache:
             if self.source is not None:
                 state += [x for x in self.source[:3] if x is not None and x.shape[0] == rows.shape[0]]
         else:
-            for x in [x for x in state if neighbourly(x, within)]:
+            for x in [x for x in state if can_reorder_in_groups(x, within)]:
                 full = x.shape[2] == self.slots  # else a ring, which fills in another order, or a state
-                regroup(x, rows, self.length if full else self.everywhere, within)
-            state = [x for x in state if not neighbourly(x, within)]
+                reorder_in_groups(x, rows, self.length if full else self.everywhere, within)
+            state = [x for x in state if not can_reorder_in_groups(x, within)]
         for x in state:
             x = x[:, :, : self.taken] if self._counted(x) else x
             x.copy_(x.index_select(0, rows))

@@ -32,7 +32,9 @@ class Past(NamedTuple):
         layers = tuple(torch.zeros(batch, slots, width, device=device, dtype=dtype) for width in widths)
         return cls(positions, torch.full_like(positions, PADDING), layers)
 
-    def lay_out(self, batch: int, length: int, segments: Tensor | Layout | None, positions: Tensor | None) -> Layout:
+    def make_layout(
+        self, batch: int, length: int, segments: Tensor | Layout | None, positions: Tensor | None
+    ) -> Layout:
         """The layout of new tokens; what is not given goes on from each row's newest token."""
         if batch != self.positions.shape[0]:
             raise ValueError(f"the past is of a batch of {self.positions.shape[0]}, got {batch}")

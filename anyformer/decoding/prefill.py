@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from anyformer.attention.layout import Layout, lay_out, real
+from anyformer.attention.layout import Layout, make_layout, real
 from anyformer.cache.kv_cache import Cache
 from anyformer.decoding.buffers import DecodeBuffers, parts_of
 from anyformer.decoding.prefix_cache import Begun
@@ -31,7 +31,7 @@ def begin(
     [rows, n, d], and the logits of what follows [rows, v]."""
     memory, source = None, None
     if model.source is not None and model.encoder is not None:
-        source = lay_out(*model.source.measure(ids), ids.device, segments=segments)
+        source = make_layout(*model.source.measure(ids), ids.device, segments=segments)
         memory, segments = model.encode(ids, segments=source), None
         ids = starts(model, len(memory), ids.device)
     there = torch.ones_like(ids, dtype=torch.bool) if segments is None else real(segments)

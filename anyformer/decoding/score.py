@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from anyformer.attention.layout import Layout, lay_out
+from anyformer.attention.layout import Layout, make_layout
 from anyformer.config import LM, ConfigError, Fault, MaskedLM, Tokens
 from anyformer.conventions import PLAIN, SEEN
 from anyformer.decoding.check import ids_of, whole
@@ -128,7 +128,7 @@ def _logits(
     if seen is not None:
         counts = torch.tensor(seen, device=device)[:, None]
         marks = torch.where(torch.arange(ids.shape[1], device=device) < counts, SEEN, PLAIN)
-        plain = lay_out(len(ids), ids.shape[1], device) if layout is None else layout
+        plain = make_layout(len(ids), ids.shape[1], device) if layout is None else layout
         layout = plain._replace(marks=marks)
     if sources is None:
         return at_least_fp32(model(ids, segments=layout))

@@ -22,7 +22,7 @@ from anyformer.decoding.logit_processors import History
 from anyformer.decoding.prefill import begin, begin_again, repeats, starts
 from anyformer.decoding.prefix_cache import Begun, Fingerprint, Reuse
 from anyformer.decoding.step import compiled, step
-from anyformer.kernels.prepacked import Packed, packing
+from anyformer.kernels.prepacked import PrepackedWeights, use_prepacked
 from anyformer.nn.inputs import TokenInput
 from anyformer.nn.model import Transformer
 
@@ -120,7 +120,7 @@ class Session:
                 place.prompts = place.cache  # no one else comes
         self.hidden, self.logits = hidden, found  # of what was read last [rows, n, d], and of the next token [rows, v]
         self.limit = min((limit for limit, _ in model.decoder.ends), default=None)  # of positions
-        self._whole, self._packed = False, Packed()
+        self._whole, self._prepacked = False, PrepackedWeights()
 
     @property
     def ids(self) -> Tensor:
@@ -137,7 +137,7 @@ class Session:
         after = self.length + new.shape[1]
         self.bound += new.shape[1]
         if new.shape[1] > 1 or self._near_the_end():
-            with packing(self._packed, new.numel()):
+            with use_prepacked(self._prepacked, new.numel()):
                 self.hidden, found = step(self.model, self.cache, new, there, self.bound)
         elif not places.captures(new.device):
             self.hidden, found = self._counted(lambda: self._step(new, there))
@@ -180,7 +180,7 @@ class Session:
         return self._step(new, there)[1][:, -1]
 
     def _step(self, new: Tensor, there: Tensor | None) -> tuple[Tensor, Tensor]:
-        with packing(self._packed, new.numel()):
+        with use_prepacked(self._prepacked, new.numel()):
             if not self.compile:
                 return step(self.model, self.cache, new, there, bound=0)  # there is no end, or it is far
             run = compiled(step, id(self.model), len(new))

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from anyformer.attention.layout import lay_out
+from anyformer.attention.layout import make_layout
 from anyformer.config import ConfigError, Fault
 from anyformer.explore.requests import AboutKind, AboutLayer, AboutMatrix, AboutNext, AboutPair
 from anyformer.explore.trace import Trace, last_side, place, says_tokens
@@ -174,7 +174,7 @@ def logits_by_layer(seen: Trace, at: int) -> Tensor:
     if stack.pooling is not None:
         names = []  # there is no stream of tokens to look through
     streams = [seen.activations[name][:, at : at + 1] for name in names]
-    layout = lay_out(1, 1, seen.activations[f"{side}.final"].device)
+    layout = make_layout(1, 1, seen.activations[f"{side}.final"].device)
     read = [*(normed(stack.final_norm, x, layout) for x in streams), seen.activations[f"{side}.final"][:, at : at + 1]]
     return torch.cat([model.apply_head(x, layout)[:, 0] for x in read]).float().cpu()
 

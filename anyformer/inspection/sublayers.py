@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from anyformer.attention.layout import Layout, lay_out
+from anyformer.attention.layout import Layout, make_layout
 from anyformer.config import Side
 from anyformer.config.spec import did_you_mean
 from anyformer.nn.attention import MultiHeadAttention
@@ -52,7 +52,7 @@ def layout_of(side: Side, x: Tensor, model: Transformer, options: Mapping[str, A
     pair = model.encoder is not None and model.decoder is not None
     prefix = "" if not pair else "source_" if side == "encoder" else "target_"
     given = {name: options.get(prefix + name) for name in ("segments", "positions")}
-    return lay_out(x.shape[0], x.shape[1], x.device, marks=None if pair else options.get("marks"), **given)
+    return make_layout(x.shape[0], x.shape[1], x.device, marks=None if pair else options.get("marks"), **given)
 
 
 def refuse_state(options: Mapping[str, Any], why: str) -> None:

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from anyformer.conventions import IGNORE
-from anyformer.kernels.runtime import HALF, TRITON, Runtime
+from anyformer.kernels.runtime import HALF, HAS_TRITON, Runtime
 
-MOST = 2**33  # bytes of logits at a time
+MAX_LOGIT_BYTES = 2**33  # bytes of logits at a time
 
 
 def token_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
@@ -24,28 +24,28 @@ def token_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor
     )
 
 
-def fuses(x: Tensor) -> bool:
+def can_fuse_loss(x: Tensor) -> bool:
     """Whether `head_loss` can run: on CUDA, in half precision, with gradients."""
     at = Runtime.of(x, training=True)
-    return at.device == "cuda" and at.dtype in HALF and torch.is_grad_enabled() and TRITON
+    return at.device == "cuda" and at.dtype in HALF and torch.is_grad_enabled() and HAS_TRITON
 
 
-def head_loss(x: Tensor, table: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float) -> Tensor:
+def fused_head_loss(x: Tensor, table: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float) -> Tensor:
     """`token_loss(x tableᵀ + bias, labels)` of x [n, d], table [v, d], bias [v] and labels [n]."""
     dtype = Runtime.of(x, training=True).dtype
-    loss: Tensor = _head_loss(
+    loss: Tensor = _fused_head_loss(
         x.to(dtype), table.to(dtype), None if bias is None else bias.to(dtype), labels, smoothing
     )[0]
     return loss
 
 
-@torch.library.custom_op("anyformer::head_loss", mutates_args=())
-def _head_loss(
+@torch.library.custom_op("anyformer::fused_head_loss", mutates_args=())
+def _fused_head_loss(
     x: Tensor, table: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The loss, and its gradients by x, table and bias."""
     n, v = len(x), len(table)
-    parts = max(1, -(-n * v * x.element_size() // MOST))
+    parts = max(1, -(-n * v * x.element_size() // MAX_LOGIT_BYTES))
     losses = torch.empty(n, dtype=torch.float32, device=x.device)
     dx, slopes = torch.empty_like(x), list[Tensor]()
     db = torch.zeros(v, dtype=torch.float32, device=x.device)
@@ -61,7 +61,7 @@ def _head_loss(
     return losses.sum(), dx, dw, db
 
 
-@_head_loss.register_fake
+@_fused_head_loss.register_fake
 def _(x: Tensor, table: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float) -> tuple[Tensor, ...]:
     loss, slopes = (torch.empty(shape, dtype=torch.float32, device=x.device) for shape in ((), (len(table),)))
     return loss, torch.empty_like(x), torch.empty_like(table), slopes
@@ -78,7 +78,7 @@ def _back(ctx: Any, slope: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     return dx * slope, dw * slope, (db * slope).to(ctx.dtype) if ctx.biased else None, None, None
 
 
-_head_loss.register_autograd(_back, setup_context=_keep)
+_fused_head_loss.register_autograd(_back, setup_context=_keep)
 
 
 def _descend(logits: Tensor, labels: Tensor, losses: Tensor, smoothing: float) -> None:

@@ -18,7 +18,7 @@ Act = Literal["relu", "none", "tanh"]  # the last two are GELU, by erf and by ta
 TALL, STEP, WIDE = 128, 16, 128  # rows that a program passes, how many at once, and columns; the best of 40 on an H200
 
 
-def activated(x: Tensor, weight: Tensor, bias: Tensor, act: Act) -> Tensor:
+def fused_linear_activation(x: Tensor, weight: Tensor, bias: Tensor, act: Act) -> Tensor:
     """x [..., k] times weight [n, k], plus bias [n], and what the activation makes of it, in half precision."""
     dtype = Runtime.of(x, training=True).dtype
     with torch.autocast(x.device.type, enabled=False):
@@ -30,7 +30,7 @@ class _Activated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, act: Act) -> Tensor:
         if act == "relu":
-            made = out = relu_product(x, weight, bias)
+            made = out = linear_relu(x, weight, bias)
         else:
             made = F.linear(x, weight, bias)
             out = quick(made, act)
@@ -41,29 +41,29 @@ class _Activated(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, made = ctx.saved_tensors
-        dy, sums = pass_back(slope.contiguous(), made, ctx.act)
+        dy, sums = activation_backward(slope.contiguous(), made, ctx.act)
         return dy @ weight, dy.T @ x, sums.sum(0).to(weight.dtype), None
 
 
-@torch.library.custom_op("anyformer::relu_product", mutates_args=())
-def relu_product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+@torch.library.custom_op("anyformer::linear_relu", mutates_args=())
+def linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """max(0, x weightᵀ + bias), by cuBLAS in one: the compiler would take it apart."""
     return torch._addmm_activation(bias, x, weight.T)
 
 
-@relu_product.register_fake
+@linear_relu.register_fake
 def _(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], weight.shape[0])  # not len: any number of rows is one program
 
 
-@torch.library.custom_op("anyformer::pass_back", mutates_args=())
-def pass_back(slope: Tensor, made: Tensor, act: str) -> tuple[Tensor, Tensor]:
+@torch.library.custom_op("anyformer::activation_backward", mutates_args=())
+def activation_backward(slope: Tensor, made: Tensor, act: str) -> tuple[Tensor, Tensor]:
     """The gradient of what an activation read, [m, n], and its sums over some rows each, [some, n]; by that of what it
     gave, and by what it read, or gave if it is a ReLU."""
     return (launch if slope.is_cuda else reference)(slope, made, act)
 
 
-@pass_back.register_fake
+@activation_backward.register_fake
 def _like(slope: Tensor, made: Tensor, act: str) -> tuple[Tensor, Tensor]:
     m, n = made.shape
     return torch.empty_like(made), made.new_empty(-(-m // TALL), n, dtype=torch.float32)

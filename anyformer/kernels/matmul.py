@@ -7,13 +7,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from anyformer.conventions import next_power_of_two
-from anyformer.kernels.prepacked import packed_product, packs
-from anyformer.kernels.runtime import HALF, TRITON, supports_dependent_launch
+from anyformer.kernels.prepacked import can_use_prepacked, prepacked_linear
+from anyformer.kernels.runtime import HALF, HAS_TRITON, supports_dependent_launch
 
-STEP = 256  # rows are of whole such blocks
-SMALLEST = 1 << 18  # weights: below, all of it is the start of a kernel
-FEW = 64  # rows for which weights of 8 bits are not made anew
-TURNED = range(9, 33)  # rows that a CPU multiplies faster the other way round
+COLUMN_BLOCK = 256  # rows are of whole such blocks
+MIN_WEIGHTS = 1 << 18  # weights: below, all of it is the start of a kernel
+MAX_INT8_ROWS = 64  # rows for which weights of 8 bits are not made anew
+TRANSPOSED_ROWS = range(9, 33)  # rows that a CPU multiplies faster the other way round
 
 
 class Shape(NamedTuple):
@@ -35,71 +35,71 @@ def shape_of(weight: Tensor) -> Shape:
     return Shape(4, 512, 1) if n >= 65536 else Shape(8 if n >= 8192 else 4, 512, 2, flat=True)
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """As `F.linear`; one row on a GPU by a kernel of its own, few rows on a CPU as columns, or while decoding with
     weights laid out beforehand."""
-    if fits(x, weight):
-        return row_product(x, weight, None, bias)
-    if packs(x, weight):
-        y: Tensor = packed_product(x, weight, bias)
+    if fits_row_kernel(x, weight):
+        return one_row_linear(x, weight, None, bias)
+    if can_use_prepacked(x, weight):
+        y: Tensor = prepacked_linear(x, weight, bias)
         return y
-    if turns(x):
+    if transposed_is_faster(x):
         columns = x.flatten(0, -2).T
         turned = torch.mm(weight, columns) if bias is None else torch.addmm(bias[:, None], weight, columns)
         return turned.T.contiguous().unflatten(0, x.shape[:-1])
     return F.linear(x, weight, bias)
 
 
-def turns(x: Tensor) -> bool:
+def transposed_is_faster(x: Tensor) -> bool:
     """Whether x are few rows, in fp32 on a CPU, without gradients: weight xᵀ is then faster than x weightᵀ."""
     return (
         not torch.compiler.is_compiling()  # first: a size that is looked at is one that a graph is made for
         and x.device.type == "cpu"
         and x.dtype is torch.float32
         and x.dim() > 1
-        and x.shape[:-1].numel() in TURNED
+        and x.shape[:-1].numel() in TRANSPOSED_ROWS
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
     )
 
 
-def fits(x: Tensor, weight: Tensor, most: int = 1) -> bool:
+def fits_row_kernel(x: Tensor, weight: Tensor, most: int = 1) -> bool:
     """Whether x are so few rows, in half precision on CUDA, without gradients, of a matrix in the same precision or
     int8."""
     return (
-        TRITON
+        HAS_TRITON
         and x.is_cuda
         and x.dtype in HALF
         and weight.dtype in (x.dtype, torch.int8)
         and 0 < x.numel() <= most * x.shape[-1]
-        and x.shape[-1] % STEP == 0
-        and weight.numel() >= SMALLEST
+        and x.shape[-1] % COLUMN_BLOCK == 0
+        and weight.numel() >= MIN_WEIGHTS
         and weight.is_contiguous()
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cuda")
     )
 
 
-def reads_bytes(weight: Tensor) -> bool:
+def int8_is_faster(weight: Tensor) -> bool:
     """Whether one row would be faster by a copy of these weights in 8 bits."""
-    return TRITON and weight.is_cuda and weight.dtype in HALF and weight.shape[-1] % STEP == 0
+    return HAS_TRITON and weight.is_cuda and weight.dtype in HALF and weight.shape[-1] % COLUMN_BLOCK == 0
 
 
-@torch.library.custom_op("anyformer::row_product", mutates_args=())
-def row_product(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
+@torch.library.custom_op("anyformer::one_row_linear", mutates_args=())
+def one_row_linear(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
     """x [..., k], one row, times weight [n, k], each of its rows times its scale [n], plus bias [n]: [..., n]"""
     out = _like(x, weight, scale, bias)
     launch(x.contiguous(), weight, scale, bias, out, shape_of(weight))
     return out
 
 
-@row_product.register_fake
+@one_row_linear.register_fake
 def _like(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
     return x.new_empty(*x.shape[:-1], len(weight))
 
 
-@torch.library.custom_op("anyformer::few_products", mutates_args=())
-def few_products(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+@torch.library.custom_op("anyformer::int8_linear", mutates_args=())
+def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """x [..., k], few rows, times weight [n, k] in 8 bits, each of its rows times its scale [n], plus bias [n]."""
     from anyformer.kernels.triton_kernels import multiply_rows
 
@@ -107,13 +107,13 @@ def few_products(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) 
     rows, early = 32 if n >= 8192 else 16, supports_dependent_launch(x.device)
     multiply_rows[(-(-n // rows),)](
         x.contiguous(), weight, scale, x if bias is None else bias, out, m, n,
-        K=k, BIASED=bias is not None, EARLY=early, M=max(16, next_power_of_two(m)), ROWS=rows, COLUMNS=STEP,
+        K=k, BIASED=bias is not None, EARLY=early, M=max(16, next_power_of_two(m)), ROWS=rows, COLUMNS=COLUMN_BLOCK,
         num_warps=4, **({"launch_pdl": True} if early else {}),
     )  # fmt: skip
     return out
 
 
-few_products.register_fake(_like)
+int8_linear.register_fake(_like)
 
 
 def launch(

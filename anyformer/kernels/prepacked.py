@@ -13,16 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-SMALLEST = 1 << 18  # weights: below, a call from Python takes longer
-MOST = 1 << 31  # bytes of all copies; the weights beyond are read as they are
+MIN_WEIGHTS = 1 << 18  # weights: below, a call from Python takes longer
+MAX_COPY_BYTES = 1 << 31  # bytes of all copies; the weights beyond are read as they are
 
 
-class Packed:
+class PrepackedWeights:
     """Copies of weights in the layout of the kernels."""
 
     def __init__(self) -> None:
         self._copies: dict[int, tuple[int, Tensor]] = {}  # by address: the weight's version, and the copy
-        self._left = MOST
+        self._left = MAX_COPY_BYTES
 
     def find(self, weight: Tensor) -> Tensor | None:
         """Return the copy of a matrix, made at its first matmul and when it has changed, or None for want of memory."""
@@ -38,7 +38,7 @@ class Packed:
 
 
 class _Here(local):
-    packed: Packed | None = None
+    packed: PrepackedWeights | None = None
     meant = False  # whether there is one: torch 2.11 fails to compile that question itself, and takes this for a no
 
 
@@ -46,9 +46,9 @@ _here = _Here()
 
 
 @contextmanager
-def packing(packed: Packed, rows: int) -> Iterator[None]:
+def use_prepacked(packed: PrepackedWeights, rows: int) -> Iterator[None]:
     """Within, products are made with these copies, where they have several rows and the CPU gains by it."""
-    _here.meant = rows > 1 and gains()
+    _here.meant = rows > 1 and prepacking_pays()
     _here.packed = packed if _here.meant else None
     try:
         yield
@@ -57,19 +57,19 @@ def packing(packed: Packed, rows: int) -> Iterator[None]:
 
 
 @cache
-def gains() -> bool:
+def prepacking_pays() -> bool:
     """Whether torch multiplies by the kernels that are meant."""
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_acl_supported())
 
 
-def packs(x: Tensor, weight: Tensor) -> bool:
+def can_use_prepacked(x: Tensor, weight: Tensor) -> bool:
     """Whether it is meant here, x is in fp32 on a CPU, without gradients, and the matrix is one that stays."""
     return (
         _here.meant
         and isinstance(weight, nn.Parameter)
         and x.device.type == "cpu"
         and x.dtype is weight.dtype is torch.float32
-        and weight.numel() >= SMALLEST
+        and weight.numel() >= MIN_WEIGHTS
         and weight.is_contiguous()
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
@@ -90,8 +90,8 @@ def _like(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 # by hand: around a `custom_op` torch does 60 microseconds of its own at every call
 _library = torch.library.Library("anyformer", "FRAGMENT")
-_library.define("packed_product(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
-_library.impl("packed_product", _multiply, "CPU")
-_library.impl("packed_product", _like, "Meta")
-packed_product = torch.ops.anyformer.packed_product.default
+_library.define("prepacked_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
+_library.impl("prepacked_linear", _multiply, "CPU")
+_library.impl("prepacked_linear", _like, "Meta")
+prepacked_linear = torch.ops.anyformer.prepacked_linear.default
 """As `F.linear`."""

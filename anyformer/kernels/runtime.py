@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 HALF = (torch.bfloat16, torch.float16)
-TRITON = find_spec("triton") is not None  # a torch without CUDA comes without it
+HAS_TRITON = find_spec("triton") is not None  # a torch without CUDA comes without it
 
 
 def in_compiled_half_step(x: Tensor) -> bool:

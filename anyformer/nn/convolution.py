@@ -24,7 +24,7 @@ class ConvolutionMixer(nn.Module):
         self.offsets = tuple(j * spec.dilation - self.before for j in range(spec.width))
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        if ctx.cache is None and ctx.layout.counted:
+        if ctx.cache is None and ctx.layout.is_arange:
             if ctx.layout.segments is not None:
                 x = x * real(ctx.layout.segments)[..., None]
             return self.conv(F.pad(x.transpose(1, 2), (self.before, self.after))).transpose(1, 2)

@@ -44,7 +44,7 @@ class DenseMixer(nn.Module):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         q, k, t = ctx.layout, ctx.keys, x.shape[1]
         blocks = self.weight.view(self.length, self.width, self.length, self.width)
-        if ctx.cache is None and q.counted and q.marks is None:
+        if ctx.cache is None and q.is_arange and q.marks is None:
             if q.segments is not None:
                 x = x * real(q.segments)[..., None]
             blocks = blocks[:t, :, :t]

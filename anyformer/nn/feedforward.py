@@ -27,9 +27,9 @@ from anyformer.config import (
     Tanh,
     hidden_width,
 )
-from anyformer.kernels.fused_activation import Act, activated
+from anyformer.kernels.fused_activation import Act, fused_linear_activation
 from anyformer.kernels.gelu import gelu
-from anyformer.kernels.runtime import TRITON, in_compiled_half_step
+from anyformer.kernels.runtime import HAS_TRITON, in_compiled_half_step
 from anyformer.nn.context import Context
 from anyformer.nn.dropout import Dropout
 from anyformer.nn.experts import Mixture, SigmoidRouter, SoftmaxRouter, StackedLinear
@@ -75,7 +75,7 @@ def fuses(x: Tensor, linear: nn.Module) -> bool:
         return False
     bias: Tensor | None = linear.bias
     hooked = linear._forward_hooks or linear._forward_pre_hooks
-    return linear.training and bias is not None and not hooked and (TRITON or not x.is_cuda)
+    return linear.training and bias is not None and not hooked and (HAS_TRITON or not x.is_cuda)
 
 
 class PlainFFN(nn.Module):
@@ -94,7 +94,7 @@ class PlainFFN(nn.Module):
 
     def lift(self, x: Tensor) -> Tensor:
         if self.quick is not None and fuses(x, self.up):
-            return activated(x, self.up.weight, self.up.bias, self.quick)
+            return fused_linear_activation(x, self.up.weight, self.up.bias, self.quick)
         return self.act(self.up(x))
 
 

@@ -24,8 +24,8 @@ from anyformer.config import (
     Transform,
     factor,
 )
-from anyformer.kernels.cross_entropy import fuses, head_loss, token_loss
-from anyformer.kernels.matmul import product
+from anyformer.kernels.cross_entropy import can_fuse_loss, fused_head_loss, token_loss
+from anyformer.kernels.matmul import linear
 from anyformer.nn.dropout import Dropout
 from anyformer.nn.feedforward import activation
 from anyformer.nn.norm import build_norm
@@ -83,8 +83,8 @@ class VocabularyHead(nn.Module):
     def loss(self, x: Tensor, table: Tensor | None, asked: LossTarget) -> Tensor:
         """The summed cross-entropy of the labels that ask for something."""
         x, table = self._ready(x if asked.at is None else x.flatten(0, 1)[None, asked.at], table)
-        if self.cap is None and fuses(x):
-            return head_loss(x.flatten(0, 1), table, self.bias, asked.labels.flatten(), asked.smoothing)
+        if self.cap is None and can_fuse_loss(x):
+            return fused_head_loss(x.flatten(0, 1), table, self.bias, asked.labels.flatten(), asked.smoothing)
         return token_loss(self._logits(x, table), asked.labels, asked.smoothing)
 
     def _ready(self, x: Tensor, table: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -99,7 +99,7 @@ class VocabularyHead(nn.Module):
         return x * self.scale if self.scale != 1 else x, table
 
     def _logits(self, x: Tensor, table: Tensor) -> Tensor:
-        logits = product(x, table, self.bias)
+        logits = linear(x, table, self.bias)
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
 
 

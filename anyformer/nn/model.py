@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.attention.attend import Backend
-from anyformer.attention.layout import Layout, check, lay_out
+from anyformer.attention.layout import Layout, check, make_layout
 from anyformer.cache.kv_cache import Cache, CacheKind
 from anyformer.cache.segment_memory import Past
 from anyformer.config import ModelConfig, Side, Tokens, encoder_init_layers
@@ -143,9 +143,9 @@ class Transformer(nn.Module):
             _refuse(own, "an encoder-decoder", sided)
             if target is None:
                 raise ValueError("this is an encoder-decoder: call it with (source, target)")
-            source = self._lay_out(self.source, ids, source_segments, source_positions)
+            source = self._make_layout(self.source, ids, source_segments, source_positions)
             memory = self.encode(ids, segments=source, types=source_types, taps=taps, notes=notes)
-            layout = self._lay_out(self.target, target, target_segments, target_positions, before=cache)
+            layout = self._make_layout(self.target, target, target_segments, target_positions, before=cache)
             x = self.decode(
                 target,
                 memory,
@@ -159,7 +159,7 @@ class Transformer(nn.Module):
         else:
             _refuse(sided, "an encoder-only" if self.encoder else "a decoder-only", own)
             before = past if cache is None else cache
-            layout = self._lay_out(self.target or self.source, ids, segments, positions, marks, before)
+            layout = self._make_layout(self.target or self.source, ids, segments, positions, marks, before)
             if self.decoder is not None:
                 x = self.decode(
                     ids,
@@ -198,7 +198,7 @@ class Transformer(nn.Module):
         """
         if self.encoder is None or self.source is None:
             raise ValueError("this model has no encoder: use decode for its hidden states")
-        layout = self._lay_out(self.source, ids, segments, positions, marks)
+        layout = self._make_layout(self.source, ids, segments, positions, marks)
         taps = None if taps is None else taps.within("encoder")
         own = AuxOutputs() if self.training else None
         x = self._embed(self.source, self.encoder, ids, layout, types, taps, own, spelled)
@@ -234,7 +234,7 @@ class Transformer(nn.Module):
             raise ValueError("this model has no decoder: use encode for its hidden states")
         if past is not None:
             self._check_past(past, cache)
-        layout = self._lay_out(self.target, ids, segments, positions, marks, past if cache is None else cache)
+        layout = self._make_layout(self.target, ids, segments, positions, marks, past if cache is None else cache)
         memory, states, seen = self._source(ids.shape[0], memory, source, cache)
         begin: dict[int, Tensor] = {}
         if states is not None and seen is not None:
@@ -303,7 +303,7 @@ class Transformer(nn.Module):
         if (slots, layers) != (self.decoder.memory, len(self.decoder.sizes)):
             raise ValueError(f"a past of {layers} layers and {slots} tokens is not this model's: make it by `new_past`")
 
-    def _lay_out(
+    def _make_layout(
         self,
         read: AnyInput | None,
         ids: Tensor,
@@ -315,12 +315,12 @@ class Transformer(nn.Module):
         assert read is not None
         batch, length = read.measure(ids)
         if before is None:
-            return lay_out(batch, length, ids.device, segments=segments, positions=positions, marks=marks)
+            return make_layout(batch, length, ids.device, segments=segments, positions=positions, marks=marks)
         if isinstance(before, Cache):
-            return before.lay_out(batch, length, segments, positions, marks)
+            return before.make_layout(batch, length, segments, positions, marks)
         if marks is not None or (isinstance(segments, Layout) and segments.marks is not None):
             raise ValueError("marks with a past are not supported: those before would have seen the marked tokens")
-        return before.lay_out(batch, length, segments, positions)
+        return before.make_layout(batch, length, segments, positions)
 
     def _source(
         self, batch: int, memory: Tensor | None, source: Tensor | Layout | None, cache: Cache | None
@@ -340,7 +340,7 @@ class Transformer(nn.Module):
         if memory.dim() != 3 or memory.shape[::2] != (batch, width):
             expected = f"[{batch}, s, {width}]"
             raise ValueError(f"memory has shape {list(memory.shape)}, expected {expected} as `encode` gives it")
-        layout = lay_out(memory.shape[0], memory.shape[1], memory.device, segments=source)
+        layout = make_layout(memory.shape[0], memory.shape[1], memory.device, segments=source)
         memory, rest = memory.tensor_split([self.config.width], dim=-1)
         states = rest if self.handed else None
         if cache is not None:

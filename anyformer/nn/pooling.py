@@ -27,10 +27,10 @@ class Windows(NamedTuple):
     @classmethod
     def of(cls, tokens: Layout, factor: int, batch: int) -> "Windows":
         inside = None if tokens.segments is None else real(tokens.segments)
-        if tokens.counted and tokens.marks is None:
+        if tokens.is_arange and tokens.marks is None:
             length = -(-tokens.positions.shape[1] // factor)
             segments = None if tokens.segments is None else tokens.segments[:, ::factor]  # all pads are on the right
-            layout = tokens._replace(positions=tokens.positions[:, :length], segments=segments, bound=length)
+            layout = tokens._replace(positions=tokens.positions[:, :length], segments=segments, position_bound=length)
             return cls(layout, inside, factor, None)
         tokens = tokens._replace(positions=tokens.positions.expand(batch, -1))
         rank, count = _ranks(tokens, factor)

@@ -98,7 +98,7 @@ class BlockStack(nn.Module):
 
     def _check(self, layout: Layout, limit: int, positions: str) -> None:
         """A clear error where a token stands where no weights are."""
-        if layout.bound is not None and layout.bound <= limit:
+        if layout.position_bound is not None and layout.position_bound <= limit:
             return
         first, last = int(layout.positions.min()), int(layout.positions.max())
         if first < 0:

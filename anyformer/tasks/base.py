@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from anyformer.attention.layout import Layout, lay_out
+from anyformer.attention.layout import Layout, make_layout
 from anyformer.cache.segment_memory import Past
 from anyformer.config import ConfigError, Fault, ModelConfig, Side
 from anyformer.conventions import PLAIN, SEEN
@@ -122,7 +122,7 @@ def _layout(batch: Batch, segments: Tensor | None, packed: bool) -> Layout | Non
     """The facts that spare a mask: pads are on the right, so positions count as in a full row."""
     if segments is None:
         rows, length = batch.ids.shape
-        return None if batch.marks is None else lay_out(rows, length, batch.ids.device, marks=batch.marks)
+        return None if batch.marks is None else make_layout(rows, length, batch.ids.device, marks=batch.marks)
     if packed:
         return Layout.packed_rows(segments, documents=batch.documents)._replace(marks=batch.marks)
     return Layout.right_padded(segments)._replace(marks=batch.marks)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from anyformer.attention.layout import Layout
 from anyformer.kernels.cross_entropy import token_loss
-from anyformer.kernels.matmul import FEW, few_products, fits, reads_bytes, row_product
+from anyformer.kernels.matmul import MAX_INT8_ROWS, fits_row_kernel, int8_is_faster, int8_linear, one_row_linear
 from anyformer.kernels.runtime import Runtime
 from anyformer.nn.experts import Runs, SigmoidRouter, SoftmaxRouter, StackedLinear, run_products
 from anyformer.nn.heads import LossTarget, VocabularyHead
@@ -68,7 +68,7 @@ def quantise(model: Transformer, bits: Bits = 8, *, group: int | None = None, wa
     if (table := _table(model)) is not None:
         assert isinstance(model.head, VocabularyHead)
         fast = way != "plain" and _has_kernel(table)
-        if fast or model.head.table is not None or (way != "plain" and reads_bytes(table)):
+        if fast or model.head.table is not None or (way != "plain" and int8_is_faster(table)):
             product = _product(round_off(table, 8), _own(model.head.bias), None, table.dtype, fast)
             memo[id(model.head)] = QuantisedHead(copy.deepcopy(model.head.transform), product, model.head)
     return copy.deepcopy(model, memo).requires_grad_(False)  # in the place of each matrix comes what the memo has
@@ -189,10 +189,10 @@ class QuantisedLinear(_Stored):
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
         # a row of one scale takes it after the product, which then reads 8 bits; fp16 would not hold what comes before
-        if self.bits == 8 and fits(x, q := self.q[:, 0]):
-            y = row_product(x, q, self.scale[:, 0], self.bias)
-        elif self.bits == 8 and fits(x, q, FEW):
-            y = few_products(x, q, self.scale[:, 0], self.bias)
+        if self.bits == 8 and fits_row_kernel(x, q := self.q[:, 0]):
+            y = one_row_linear(x, q, self.scale[:, 0], self.bias)
+        elif self.bits == 8 and fits_row_kernel(x, q, MAX_INT8_ROWS):
+            y = int8_linear(x, q, self.scale[:, 0], self.bias)
         elif self.bits == 8 and Runtime.of(x, training=False).dtype is not torch.float16:
             y = F.linear(x, self.q[:, 0].to(self.dtype))
             y = (y * self.scale[:, 0]).to(y.dtype)

@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from torch import Tensor
 
 from anyformer.attention.attend import attend, mix, weigh
-from anyformer.attention.layout import Layout, Relation, lay_out, lower_dense, sees
+from anyformer.attention.layout import Layout, Relation, lower_dense, make_layout, sees
 from anyformer.config import Causal, Full, InvSqrtKey, InvSqrtWidth, Times, Unscaled, Window, factor
 from tests.strategies import close, seeds
 
@@ -44,7 +44,7 @@ def problems(draw: st.DrawFn, kinds: tuple[str, ...] = ("none", "causal", "mask"
         rows, columns = (random(seed + 3, b, t) > 0).long() - 1, (random(seed + 4, b, s) > 0).long() - 1
         columns[0] = -1  # one row's source is empty
         rows[0] = 0
-        queries, keys = (lay_out(b, n, q.device, segments=x) for n, x in ((t, rows), (s, columns)))
+        queries, keys = (make_layout(b, n, q.device, segments=x) for n, x in ((t, rows), (s, columns)))
         visible, relation = sees(Full(), queries, keys), lower_dense(Full(), queries, keys, "cross")
     return q, key, value, relation, visible, added
 
@@ -133,7 +133,7 @@ def test_sdpa_equals_eager(dtype: torch.dtype, tolerance: float, problem, scale:
 def test_sdpa_equals_eager_in_bf16():
     """Within bf16's own rounding, 2⁻⁸ of the values, for a mask and for a bias."""
     q, k, v = random(0, 2, 4, 9, 8), random(1, 2, 2, 9, 8), random(2, 2, 2, 9, 8)
-    visible = lay_out(2, 9, q.device)
+    visible = make_layout(2, 9, q.device)
     for relation in (
         lower_dense(Window(before=3, after=0), visible, visible, "self"),
         lower_dense(Causal(), visible, visible, "self", bias=random(3, 1, 4, 9, 9)),
@@ -181,8 +181,8 @@ def test_three_ways_to_mask_agree(backend: str, problem):
 def test_a_row_that_sees_nothing_is_zero(backend: str, normalizer: str):
     """In cross-attention to an empty source: zero forward, no NaN backward, no gradient for that row's keys."""
     q, k, v = (random(i, 2, 2, 3, 4).requires_grad_() for i in range(3))
-    source = lay_out(2, 3, q.device, segments=torch.tensor([[0, 0, -1], [-1, -1, -1]]))
-    target = lay_out(2, 3, q.device)
+    source = make_layout(2, 3, q.device, segments=torch.tensor([[0, 0, -1], [-1, -1, -1]]))
+    target = make_layout(2, 3, q.device)
     out = attend(q, k, v, lower_dense(Full(), target, source, "cross"), 0.5, normalizer, backend=backend)
     assert not out[1].any()
     assert out[0].any()
@@ -198,7 +198,7 @@ def test_a_row_that_sees_nothing_is_zero(backend: str, normalizer: str):
 def test_padding_rows_of_self_attention_are_finite(backend: str):
     """A row of nothing but padding attends to itself: no row is empty."""
     q, k, v = (random(i, 2, 1, 3, 4).requires_grad_() for i in range(3))
-    layout = lay_out(2, 3, q.device, segments=torch.tensor([[0, 0, -1], [-1, -1, -1]]))
+    layout = make_layout(2, 3, q.device, segments=torch.tensor([[0, 0, -1], [-1, -1, -1]]))
     for pattern in (Full(), Causal(), Window(before=0, after=0)):
         out = attend(q, k, v, lower_dense(pattern, layout, layout, "self"), 0.5, backend=backend)
         gradients = torch.autograd.grad(out.sum(), [q, k, v])
@@ -268,7 +268,7 @@ def test_auto_falls_back_where_no_kernel_can():
 def test_layout_facts_and_dense_masks_agree():
     """The causal flag, a mask and a bias of zeros are three lowerings of one relation."""
     q, k, v = (random(i, 2, 2, 5, 4) for i in range(3))
-    flagged = lay_out(2, 5, q.device)
+    flagged = make_layout(2, 5, q.device)
     dense = Layout(flagged.positions)
     zeros = torch.zeros(1, 2, 5, 5, dtype=torch.float64)
     relations = [

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from anyformer.attention import lower
 from anyformer.attention.attend import attend
-from anyformer.attention.layout import Relation, Role, lay_out
+from anyformer.attention.layout import Relation, Role, make_layout
 from anyformer.attention.lower import Demand, choose
 from anyformer.config import Causal, NoPosition
 from anyformer.kernels.runtime import Runtime
@@ -36,8 +36,8 @@ PLAIN = Demand(64, 64)
 def test_the_kernel_that_is_chosen(
     kernel: str, role: Role, queries: int, demand: Demand, site: Runtime, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(lower, "TRITON", True)
-    q, k = (lay_out(2, n, torch.device("cpu")) for n in (queries, 50))
+    monkeypatch.setattr(lower, "HAS_TRITON", True)
+    q, k = (make_layout(2, n, torch.device("cpu")) for n in (queries, 50))
     problem = "auto", Causal(), q, k, role, NoPosition(), demand, site
     with torch.no_grad():
         assert choose(*problem).kernel == kernel

@@ -13,7 +13,7 @@ from torch.nn.attention import flex_attention
 
 from anyformer.attention import flex
 from anyformer.attention.attend import attend, weigh
-from anyformer.attention.layout import Layout, Role, lay_out, lower_dense, sees
+from anyformer.attention.layout import Layout, Role, lower_dense, make_layout, sees
 from anyformer.attention.lower import ROOM, Demand, biases, choose, lower
 from anyformer.attention.position_tables import Positions
 from anyformer.config import BigBird, BlockLocal, Causal, Dilated, Full, ModelConfig, Pattern, Window
@@ -94,7 +94,7 @@ def test_blocks_of_the_real_size(pattern: Pattern, packed: bool):
     """Where rows are plain no block is listed in vain, and `count` knows them."""
     t, size = 1300, pattern.tile
     segments = torch.tensor([[0] * 300 + [1] * 700 + [-1] * 300, [-1] * 200 + [0] * 1100]) if packed else None
-    layout = lay_out(2, t, CPU, segments=segments)
+    layout = make_layout(2, t, CPU, segments=segments)
     check_blocks(pattern, layout, layout, size)
     if not packed:
         listed, _ = flex.find(pattern, layout, layout)
@@ -119,7 +119,7 @@ def test_blocks_of_the_real_size(pattern: Pattern, packed: bool):
 def test_tiles_follow_the_blocks_of_a_pattern(pattern: Pattern, tile: int):
     """Then no block is seen in part, and the predicate is never asked; what it would say of each is known."""
     assert pattern.tile == tile
-    layout = lay_out(1, 1536, CPU)
+    layout = make_layout(1, 1536, CPU)
     listed, full = flex.find(pattern, layout, layout)
     if isinstance(pattern, (BigBird, BlockLocal)) and pattern != BigBird(block=32):
         assert torch.equal(listed, full)
@@ -163,18 +163,18 @@ def placed(position, seed: int) -> Positions:
 
 
 def segments(*rows: list[int]) -> Layout:
-    return lay_out(len(rows), len(rows[0]), CPU, segments=torch.tensor(rows))
+    return make_layout(len(rows), len(rows[0]), CPU, segments=torch.tensor(rows))
 
 
 MARKS = torch.tensor([[1, 0, 0, 0, 2, 0, 0, 1, 0, 0]])
 LAYOUTS = {
-    "plain": lay_out(1, 10, CPU),
+    "plain": make_layout(1, 10, CPU),
     "right": segments([0] * 10, [0] * 4 + [-1] * 6),
     "counted": Layout.right_padded(torch.tensor([[0] * 10, [0] * 4 + [-1] * 6])),
     "left": segments([0] * 10, [-1] * 7 + [0] * 3),
     "packed": segments([0] * 3 + [1] * 6 + [2], [5] * 5 + [6] * 4 + [-1]),
-    "marked": lay_out(1, 10, CPU, marks=MARKS),
-    "moved": lay_out(1, 10, CPU, positions=torch.arange(10)[None] + 7),
+    "marked": make_layout(1, 10, CPU, marks=MARKS),
+    "moved": make_layout(1, 10, CPU, positions=torch.arange(10)[None] + 7),
 }
 
 
@@ -203,7 +203,7 @@ def check_all(pattern: Pattern) -> None:
         None,
         True,
     )
-    check(pattern, LAYOUTS["plain"], lay_out(1, 3, CPU), "cross", placed(BIASES[0], 0), 4, 0.8, False)
+    check(pattern, LAYOUTS["plain"], make_layout(1, 3, CPU), "cross", placed(BIASES[0], 0), 4, 0.8, False)
 
 
 @given(models(), seeds)
@@ -228,7 +228,7 @@ def packed(length: int) -> Layout:
     return Layout.packed_rows(torch.zeros(1, length, dtype=torch.long), documents=1)
 
 
-ROW, PACKED = lay_out(1, 2048, CPU), packed(2048)
+ROW, PACKED = make_layout(1, 2048, CPU), packed(2048)
 PADDED = Layout.right_padded(torch.zeros(1, 2048, dtype=torch.long))
 PLAIN = Demand(64, 64)
 
@@ -242,7 +242,7 @@ PLAIN = Demand(64, 64)
         ("flex", Causal(), ROW, PLAIN._replace(cap=1.0), CUDA, "none"),
         ("eager", Causal(), ROW, PLAIN._replace(cap=1.0, key_width=8), CUDA, "none"),
         ("flex", Window(before=9, after=0), ROW, PLAIN, CUDA, "none"),
-        ("sdpa", Window(before=9, after=0), lay_out(1, 64, CPU), PLAIN, CUDA, "none"),
+        ("sdpa", Window(before=9, after=0), make_layout(1, 64, CPU), PLAIN, CUDA, "none"),
         ("sdpa", Window(before=9, after=0), ROW, PLAIN._replace(dropout=True), CUDA, "none"),
         ("flex", Window(before=9, after=0), ROW, PLAIN._replace(dropout=True), CUDA._replace(training=False), "none"),
         ("sdpa", Window(before=9, after=0), ROW, PLAIN, CUDA._replace(device="cpu"), "none"),
@@ -325,7 +325,7 @@ def test_a_graph_is_message_passing():
 
     edges = ((0, 3), (1, 0), (1, 2), (3, 1), (4, 4))
     q, k, v = (random(i, 1, 1, 5, 3) for i in range(3))
-    layout = lay_out(1, 5, CPU)
+    layout = make_layout(1, 5, CPU)
     for loops in (False, True):
         relation = lower_dense(Graph(nodes=5, edges=edges, loops=loops), layout, layout, "self")
         out = attend(q, k, v, relation, 1.0)[0, 0]
@@ -338,10 +338,10 @@ def test_a_graph_is_message_passing():
 
 def test_steps_share_the_blocks_of_whole_rows():
     """They depend on nothing but the lengths; padding, packing and marks are asked each time."""
-    pattern, (row, again) = BigBird(block=64, randoms=2), (lay_out(1, 300, CPU) for _ in range(2))
+    pattern, (row, again) = BigBird(block=64, randoms=2), (make_layout(1, 300, CPU) for _ in range(2))
     first = flex.lower(pattern, row, row)
     assert flex.lower(pattern, again, again).mask is first.mask
-    assert flex.lower(pattern, *[lay_out(1, 301, CPU)] * 2).mask is not first.mask
+    assert flex.lower(pattern, *[make_layout(1, 301, CPU)] * 2).mask is not first.mask
     padded = Layout.right_padded(torch.tensor([[0] * 200 + [-1] * 100]))
     assert flex.lower(pattern, padded, padded).mask is not flex.lower(pattern, padded, padded).mask
     with torch.inference_mode():
@@ -358,7 +358,7 @@ def test_links_are_one_step_for_a_compiler():
         return graph.forward
 
     def blocks(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        layout = lay_out(*ids.shape, ids.device)
+        layout = make_layout(*ids.shape, ids.device)
         return flex.find(pattern, layout, layout)
 
     ids = torch.zeros(1, 1024, dtype=torch.long)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from anyformer.attention.layout import Layout, Relation, lay_out, lower_dense, sees, segment_positions
+from anyformer.attention.layout import Layout, Relation, lower_dense, make_layout, sees, segment_positions
 from anyformer.cache.kv_cache import Cache
 from anyformer.cache.ring import Step
 from anyformer.config import (
@@ -67,7 +67,7 @@ def layouts(draw: st.DrawFn, batch: int, length: int) -> Layout:
     way = draw(st.sampled_from(["plain", "right", "segments", "positions"]))
     marks = draw(st.one_of(st.none(), rows(st.sampled_from([PLAIN, SEEN, SEER]), batch, length)))
     if way == "plain":
-        return lay_out(batch, length, CPU, marks=marks)
+        return make_layout(batch, length, CPU, marks=marks)
     if way == "right":
         real = draw(st.lists(st.integers(0, length), min_size=batch, max_size=batch))
         index = torch.arange(length)[None]
@@ -76,9 +76,9 @@ def layouts(draw: st.DrawFn, batch: int, length: int) -> Layout:
     if way == "positions":
         positions = draw(rows(st.integers(0, 5), batch, length))
         segments = draw(st.one_of(st.none(), rows(st.integers(PADDING, 1), batch, length)))
-        return lay_out(batch, length, CPU, segments=segments, positions=positions, marks=marks)
+        return make_layout(batch, length, CPU, segments=segments, positions=positions, marks=marks)
     segments = draw(rows(st.integers(PADDING, 2), batch, length))
-    return lay_out(batch, length, CPU, segments=segments, marks=marks)
+    return make_layout(batch, length, CPU, segments=segments, marks=marks)
 
 
 sizes = st.tuples(st.integers(1, 2), st.integers(1, 5))
@@ -140,7 +140,7 @@ def test_sees_by_a_plain_loop(pattern: Pattern, pair: tuple[Layout, Layout]):
 
 def test_marks():
     """A SEEN key is seen by all, a SEER is seen by all and sees all; the rest is causal. Segments hold all the same."""
-    layout = lay_out(1, 5, CPU, marks=torch.tensor([[PLAIN, PLAIN, SEEN, SEER, PLAIN]]))
+    layout = make_layout(1, 5, CPU, marks=torch.tensor([[PLAIN, PLAIN, SEEN, SEER, PLAIN]]))
     by_query = ["x.xx.", "xxxx.", "xxxx.", "xxxxx", "xxxxx"]
     assert sees(Causal(), layout, layout)[0].tolist() == [[mark == "x" for mark in row] for row in by_query]
     apart = layout._replace(segments=torch.tensor([[0, 0, 0, 1, 1]]))
@@ -151,7 +151,7 @@ def test_marks():
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
 def test_looks_ahead(pattern: Pattern):
     """Says whether any query sees a key after it; position schemes that depend on direction ask for it."""
-    layout = lay_out(1, 24, CPU)
+    layout = make_layout(1, 24, CPU)
     for side in ("encoder", "decoder"):
         turned = pattern_of(Attention(heads=1, pattern=pattern), side)
         assert turned.looks_ahead == bool(sees(turned, layout, layout).triu(1).any())
@@ -172,7 +172,7 @@ def test_random_blocks_belong_to_the_config(seed: int, randoms: int, blocks: int
     links = torch.stack([pattern.link(block, i) for i in range(randoms)])
     assert (links[:, 0] == -1).all()
     assert ((links[:, 1:] >= 0) & (links[:, 1:] < block[1:])).all()
-    layout, shorter = lay_out(1, blocks, CPU), lay_out(1, blocks - 1, CPU)
+    layout, shorter = make_layout(1, blocks, CPU), make_layout(1, blocks - 1, CPU)
     seen = sees(pattern, layout, layout)[0]
     assert torch.equal(seen, seen.T)
     assert torch.equal(seen[:-1, :-1], sees(pattern, shorter, shorter)[0])
@@ -255,22 +255,22 @@ RIGHT = Layout(
 @pytest.mark.parametrize(
     ("pattern", "layout", "role", "shortcut"),
     [
-        (Full(), lay_out(2, 4, CPU), "self", "nothing"),
-        (Full(), lay_out(2, 4, CPU), "cross", "nothing"),
-        (Full(), lay_out(2, 4, CPU, positions=torch.tensor([[3, 1, 0, 2]])), "self", "nothing"),
-        (Causal(), lay_out(2, 4, CPU), "self", "causal"),
+        (Full(), make_layout(2, 4, CPU), "self", "nothing"),
+        (Full(), make_layout(2, 4, CPU), "cross", "nothing"),
+        (Full(), make_layout(2, 4, CPU, positions=torch.tensor([[3, 1, 0, 2]])), "self", "nothing"),
+        (Causal(), make_layout(2, 4, CPU), "self", "causal"),
         (Causal(), RIGHT, "self", "causal"),
         (Full(), RIGHT, "self", "mask"),
         (Full(), RIGHT, "cross", "mask"),
         (Causal(), RIGHT._replace(ordered=False), "self", "mask"),
         (Causal(), RIGHT._replace(segments=RIGHT.segments.flip(1), padding="any"), "self", "mask"),
         (Causal(), RIGHT._replace(packed=True), "self", "mask"),
-        (Causal(), lay_out(2, 4, CPU), "cached", "mask"),  # torch's flag aligns at the top left
-        (Causal(), lay_out(2, 4, CPU, positions=torch.tensor([[3, 1, 0, 2]])), "self", "mask"),
-        (Causal(), lay_out(2, 4, CPU, segments=RIGHT.segments), "self", "mask"),  # may be padded on the left
-        (Causal(), lay_out(2, 4, CPU, marks=torch.ones(2, 4, dtype=torch.long)), "self", "mask"),
-        (Full(), lay_out(2, 4, CPU, segments=torch.tensor([[0, 0, 1, 1]])), "self", "mask"),
-        (Window(before=3, after=0), lay_out(2, 4, CPU), "self", "mask"),
+        (Causal(), make_layout(2, 4, CPU), "cached", "mask"),  # torch's flag aligns at the top left
+        (Causal(), make_layout(2, 4, CPU, positions=torch.tensor([[3, 1, 0, 2]])), "self", "mask"),
+        (Causal(), make_layout(2, 4, CPU, segments=RIGHT.segments), "self", "mask"),  # may be padded on the left
+        (Causal(), make_layout(2, 4, CPU, marks=torch.ones(2, 4, dtype=torch.long)), "self", "mask"),
+        (Full(), make_layout(2, 4, CPU, segments=torch.tensor([[0, 0, 1, 1]])), "self", "mask"),
+        (Window(before=3, after=0), make_layout(2, 4, CPU), "self", "mask"),
     ],
 )
 def test_shortcuts_are_taken_where_they_are_right(pattern: Pattern, layout: Layout, role: str, shortcut: str):
@@ -343,7 +343,7 @@ def test_positions_by_chunks_equal_positions_at_once(segments: Tensor, data: st.
     cuts = sorted({0, length, *data.draw(st.lists(st.integers(0, length), max_size=3))})
     cache, found = Cache(batch, length, (), CPU, torch.float32), []
     for a, b in pairwise(cuts):
-        layout = cache.lay_out(batch, b - a, segments[:, a:b], None)
+        layout = cache.make_layout(batch, b - a, segments[:, a:b], None)
         cache.take(layout)
         found.append(layout.positions)
     assert torch.equal(torch.cat(found, dim=1), segment_positions(segments))
@@ -353,12 +353,12 @@ def test_positions_by_chunks_equal_positions_at_once(segments: Tensor, data: st.
 def test_the_facts_of_a_layout_from_segments(segments: Tensor):
     """Within a segment that stands in one run (pads aside) positions grow with the index, and stay below the bound."""
     segments = torch.where(segments < 0, segments, segments.cummax(dim=1).values)  # no segment comes back
-    layout = lay_out(*segments.shape, CPU, segments=segments)
+    layout = make_layout(*segments.shape, CPU, segments=segments)
     assert layout.ordered
     for places, row in zip(layout.positions, segments, strict=True):
         for segment in range(3):
             assert all(a < b for a, b in pairwise(places[row == segment].tolist()))
-    assert int(layout.positions.max()) < layout.bound == segments.shape[1]
+    assert int(layout.positions.max()) < layout.position_bound == segments.shape[1]
 
 
 @pytest.mark.parametrize("name", ["segments", "positions", "marks"])
@@ -366,19 +366,19 @@ def test_the_facts_of_a_layout_from_segments(segments: Tensor):
 def test_a_wrong_shape_is_an_error(name: str, shape: tuple[int, ...]):
     facts = {name: torch.zeros(shape, dtype=torch.long)}
     with pytest.raises(ValueError, match=rf"{name} has shape .*, expected \[2, 5\] like the tokens"):
-        lay_out(2, 5, CPU, **facts)
+        make_layout(2, 5, CPU, **facts)
     with pytest.raises(ValueError, match=rf"{name} has shape .*, expected \[2, 5\] like the tokens"):
-        lay_out(2, 5, CPU, segments=Layout(**{"positions": torch.arange(5)[None], **facts}))
+        make_layout(2, 5, CPU, segments=Layout(**{"positions": torch.arange(5)[None], **facts}))
 
 
 @pytest.mark.parametrize("name", ["segments", "positions", "marks"])
 def test_facts_are_whole_numbers(name: str):
     with pytest.raises(ValueError, match=f"{name} must be whole numbers"):
-        lay_out(2, 5, CPU, **{name: torch.zeros(2, 5)})
+        make_layout(2, 5, CPU, **{name: torch.zeros(2, 5)})
 
 
 @pytest.mark.parametrize("name", ["positions", "marks"])
 def test_a_layout_goes_alone(name: str):
     """No argument is accepted and ignored."""
     with pytest.raises(ValueError, match="a Layout holds positions and marks itself"):
-        lay_out(2, 5, CPU, segments=lay_out(2, 5, CPU), **{name: torch.zeros(2, 5, dtype=torch.long)})
+        make_layout(2, 5, CPU, segments=make_layout(2, 5, CPU), **{name: torch.zeros(2, 5, dtype=torch.long)})

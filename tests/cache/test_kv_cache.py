@@ -64,7 +64,7 @@ def empty(batch: int = 2, slots: int = 6) -> Cache:
 
 def read(cache: Cache, segments: list[list[int]]) -> None:
     rows = torch.tensor(segments)
-    cache.take(cache.lay_out(*rows.shape, rows, None))
+    cache.take(cache.make_layout(*rows.shape, rows, None))
 
 
 def facts(cache: Cache) -> tuple:
@@ -95,7 +95,7 @@ def test_new_tokens_follow_the_old():
     assert facts(cache) == ([[PADDING] * 6] * 2, [0, 0], [0, 0], 0)
     read(cache, [[0, 0, 0], [-1, 0, -1]])
     assert facts(cache) == ([[0, 0, 0, -1, -1, -1], [-1, 0, -1, -1, -1, -1]], [0, 0], [3, 1], 3)
-    layout = cache.lay_out(2, 1, None, None)
+    layout = cache.make_layout(2, 1, None, None)
     assert layout.positions.tolist() == [[3], [1]]
     keys, place = cache.take(layout)[None]
     assert place.at.tolist() == [3]
@@ -106,17 +106,17 @@ def test_new_tokens_follow_the_old():
 
 def test_given_positions_are_kept():
     cache = empty()
-    cache.take(cache.lay_out(2, 2, None, torch.tensor([[5, 9]])))
-    assert cache.lay_out(2, 2, None, None).positions.tolist() == [[10, 11]] * 2
+    cache.take(cache.make_layout(2, 2, None, torch.tensor([[5, 9]])))
+    assert cache.make_layout(2, 2, None, None).positions.tolist() == [[10, 11]] * 2
 
 
 def test_a_layout_is_as_good_as_its_tensors():
     one, two = empty(), empty()
     segments, positions = torch.tensor([[0, 0], [-1, 0]]), torch.tensor([[3, 4], [0, 3]])
-    one.take(one.lay_out(2, 2, segments, positions))
-    two.take(two.lay_out(2, 2, Layout(positions, segments), None))
+    one.take(one.make_layout(2, 2, segments, positions))
+    two.take(two.make_layout(2, 2, Layout(positions, segments), None))
     assert facts(one) == facts(two)
-    assert one.lay_out(2, 1, Layout(torch.tensor([[7]])), None).segments.tolist() == [[0], [0]]
+    assert one.make_layout(2, 1, Layout(torch.tensor([[7]])), None).segments.tolist() == [[0], [0]]
 
 
 # -- forgetting and reordering --------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from anyformer.attention.attend import attend
-from anyformer.attention.layout import Layout, Relation, Role, lay_out
+from anyformer.attention.layout import Layout, Relation, Role, make_layout
 from anyformer.attention.lower import Demand, choose, lower
 from anyformer.attention.position_tables import Positions
 from anyformer.config import (
@@ -68,13 +68,13 @@ def laid_out(kind: str) -> Layout:
         "packed": [row(130, 300, 170), row(400, 100, -100)],
     }
     if kind == "plain":
-        return lay_out(2, T, CUDA)
+        return make_layout(2, T, CUDA)
     if kind == "marked":
-        return lay_out(2, T, CUDA, marks=((torch.arange(T, device=CUDA) % 97) < 2).long()[None] * 2)
+        return make_layout(2, T, CUDA, marks=((torch.arange(T, device=CUDA) % 97) < 2).long()[None] * 2)
     segments = torch.tensor(rows[kind], device=CUDA)
     if kind == "right":
         return Layout.right_padded(segments)
-    return Layout.packed_rows(segments, documents=5) if kind == "packed" else lay_out(2, T, CUDA, segments=segments)
+    return Layout.packed_rows(segments, documents=5) if kind == "packed" else make_layout(2, T, CUDA, segments=segments)
 
 
 CASES: dict[str, tuple[str, Scheme, str, torch.dtype, dict[str, Any]]] = {
@@ -159,7 +159,7 @@ def test_flex_equals_eager(case: str, measured: Callable[..., None]):
 def test_flex_across(name: str, measured: Callable[..., None]):
     """Targets packed with their sources; one target has none, and reads zero."""
     q = laid_out("packed")
-    k = lay_out(2, 300, CUDA, segments=torch.tensor([[0] * 100 + [2] * 200, [0] * 250 + [-1] * 50], device=CUDA))
+    k = make_layout(2, 300, CUDA, segments=torch.tensor([[0] * 100 + [2] * 200, [0] * 250 + [-1] * 50], device=CUDA))
     problem = PATTERNS[name], q, k, "cross", NoPosition()
     exact = differentiate(*problem, torch.float64, "eager", {})
     ours = differentiate(*problem, torch.float32, "flex", {})
@@ -254,7 +254,7 @@ def test_a_model_trains_on_flex(compiled: bool, measured: Callable[..., None]):
         Transformer(decoder(Window(before=200, after=0), T5)).to(CUDA),
         torch.arange(1100, device=CUDA)[None] % 97,
     )
-    at = lay_out(1, 1100, CUDA)
+    at = make_layout(1, 1100, CUDA)
     plan = model.decoder.plans[0]
     site = Runtime("cuda", torch.float32, training=True)
     assert choose("auto", plan.pattern, at, at, "self", T5, plan.demand, site).kernel == "flex"

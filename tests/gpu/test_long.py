@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from anyformer.attention.attend import attend
-from anyformer.attention.layout import Layout, Role, lay_out
+from anyformer.attention.layout import Layout, Role, make_layout
 from anyformer.attention.lower import Demand, lower
 from anyformer.attention.position_tables import Positions
 from anyformer.config import (
@@ -85,7 +85,7 @@ def test_memory_and_time_are_linear(name: str, measured: Callable[..., None]):
     pattern, role = SPARSE[name]
     found = {}
     for length in LENGTHS:
-        layout, other = lay_out(1, length, CUDA), lay_out(1, length, CUDA)
+        layout, other = make_layout(1, length, CUDA), make_layout(1, length, CUDA)
         found[length] = cost(attention(pattern, layout, layout if role == "self" else other, role, "flex"))
     seconds, memory = ({n: x[i] for n, x in found.items()} for i in range(2))
     measured(
@@ -97,7 +97,7 @@ def test_memory_and_time_are_linear(name: str, measured: Callable[..., None]):
 
 def test_full_attention_is_not_linear(measured: Callable[..., None]):
     """What the measure would say of attention between all tokens."""
-    found = {n: cost(attention(Causal(), *[lay_out(1, n, CUDA)] * 2, "self", "sdpa"), 3)[0] for n in (8192, 65536)}
+    found = {n: cost(attention(Causal(), *[make_layout(1, n, CUDA)] * 2, "self", "sdpa"), 3)[0] for n in (8192, 65536)}
     measured(ms={n: round(1e3 * x, 2) for n, x in found.items()})
     assert found[65536] / found[8192] > 8 * 2
 
@@ -105,7 +105,7 @@ def test_full_attention_is_not_linear(measured: Callable[..., None]):
 def test_global_tokens(measured: Callable[..., None]):
     """What 16 tokens that see all, and are seen by all, cost beside a window."""
     for first in (0, 16):
-        layout = lay_out(1, 65536, CUDA)
+        layout = make_layout(1, 65536, CUDA)
         seconds, _ = cost(attention(Window(before=256, after=256, globals=first), layout, layout, "self", "flex"))
         measured(globals=first, ms=1e3 * seconds)
 
@@ -113,7 +113,7 @@ def test_global_tokens(measured: Callable[..., None]):
 @pytest.mark.parametrize("length", [2048, 8192, 16384])
 def test_speed_of_a_window(length: int, measured: Callable[..., None]):
     """flex beside sdpa with a mask, and beside causal sdpa without."""
-    layout, window = lay_out(1, length, CUDA), Window(before=512, after=0)
+    layout, window = make_layout(1, length, CUDA), Window(before=512, after=0)
     ms = {b: 1e3 * cost(attention(window, layout, layout, "self", b))[0] for b in ("flex", "sdpa")}
     measured(length=length, **ms, causal=1e3 * cost(attention(Causal(), layout, layout, "self", "sdpa"))[0])
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from anyformer.kernels.matmul import FEW, few_products, fits, product, row_product
+from anyformer.kernels.matmul import MAX_INT8_ROWS, fits_row_kernel, int8_linear, linear, one_row_linear
 from anyformer.nn.linear import Linear
 from anyformer.transforms.quantise import round_off
 
@@ -34,22 +34,22 @@ def test_as_linear(n: int, k: int, biased: bool, dtype: torch.dtype, measured: C
     wide = None if bias is None else bias.double()
     rounded = round_off(weight, 8)
     with torch.no_grad():
-        assert fits(x, weight)
-        plain = error(product(x, weight, bias), F.linear(x.double(), weight.double(), wide))
-        small = row_product(x, rounded.q[:, 0], rounded.scale[:, 0], bias)
+        assert fits_row_kernel(x, weight)
+        plain = error(linear(x, weight, bias), F.linear(x.double(), weight.double(), wide))
+        small = one_row_linear(x, rounded.q[:, 0], rounded.scale[:, 0], bias)
     eighth = error(small, F.linear(x.double(), rounded.expanded().double(), wide))
     measured(plain=plain, eighth=eighth)
     assert max(plain, eighth) < torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("rows", [2, 8, 17, FEW])
+@pytest.mark.parametrize("rows", [2, 8, 17, MAX_INT8_ROWS])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_few_rows(n: int, k: int, rows: int, dtype: torch.dtype):
     x, rounded, bias = random(0, 1, rows, k).to(dtype), round_off(random(1, n, k).to(dtype), 8), random(2, n).to(dtype)
     with torch.no_grad():
-        assert fits(x, rounded.q[:, 0], FEW)
-        found = few_products(x, rounded.q[:, 0], rounded.scale[:, 0], bias)
+        assert fits_row_kernel(x, rounded.q[:, 0], MAX_INT8_ROWS)
+        found = int8_linear(x, rounded.q[:, 0], rounded.scale[:, 0], bias)
     exact = F.linear(x.double(), rounded.expanded().double(), bias.double())
     assert error(found, exact) < torch.finfo(dtype).eps
 
@@ -60,7 +60,7 @@ def test_every_number_of_8_bits():
     for at in (0, 1, 127, 128, 255, 1003, 2047):
         x.zero_()[0, at] = 1
         with torch.no_grad():
-            assert torch.equal(row_product(x, q, scale, None)[0], q[:, at].bfloat16())
+            assert torch.equal(one_row_linear(x, q, scale, None)[0], q[:, at].bfloat16())
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -134,4 +134,4 @@ def test_what_costs_less(name: str):
 
 
 def test_the_loss_works_in_the_same_parts():
-    assert LOGITS == loss.MOST
+    assert LOGITS == loss.MAX_LOGIT_BYTES

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from anyformer.kernels import matmul as products
-from anyformer.kernels.matmul import few_products, fits, product, row_product
+from anyformer.kernels.matmul import fits_row_kernel, int8_linear, linear, one_row_linear
 from anyformer.transforms.quantise import round_off
 
 INTERPRETED = find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
@@ -27,24 +27,24 @@ def there(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 
 def test_who_it_is_for(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(products, "TRITON", True)
+    monkeypatch.setattr(products, "HAS_TRITON", True)
     row, matrix = there(1, 1, 512), there(1024, 512)
-    assert not fits(row, matrix)  # it has no backward pass
+    assert not fits_row_kernel(row, matrix)  # it has no backward pass
     with torch.no_grad():
-        assert fits(row, matrix)
-        assert fits(row[0, 0], matrix)
-        assert fits(row, there(1024, 512, dtype=torch.int8))
-        assert not fits(torch.zeros(1, 1, 512, dtype=torch.bfloat16), matrix)  # not on a GPU
-        assert not fits(there(2, 1, 512), matrix)  # two rows
-        assert fits(there(2, 1, 512), matrix, most=2)
-        assert not fits(there(0, 1, 512), matrix)
-        assert not fits(there(1, 512, dtype=torch.float32), there(1024, 512, dtype=torch.float32))
-        assert not fits(there(1, 512, dtype=torch.float16), matrix)
-        assert not fits(there(1, 500), there(1024, 500))  # no whole blocks
-        assert not fits(row, there(100, 512))  # not worth it
-        assert not fits(row, there(512, 1024).T)
+        assert fits_row_kernel(row, matrix)
+        assert fits_row_kernel(row[0, 0], matrix)
+        assert fits_row_kernel(row, there(1024, 512, dtype=torch.int8))
+        assert not fits_row_kernel(torch.zeros(1, 1, 512, dtype=torch.bfloat16), matrix)  # not on a GPU
+        assert not fits_row_kernel(there(2, 1, 512), matrix)  # two rows
+        assert fits_row_kernel(there(2, 1, 512), matrix, most=2)
+        assert not fits_row_kernel(there(0, 1, 512), matrix)
+        assert not fits_row_kernel(there(1, 512, dtype=torch.float32), there(1024, 512, dtype=torch.float32))
+        assert not fits_row_kernel(there(1, 512, dtype=torch.float16), matrix)
+        assert not fits_row_kernel(there(1, 500), there(1024, 500))  # no whole blocks
+        assert not fits_row_kernel(row, there(100, 512))  # not worth it
+        assert not fits_row_kernel(row, there(512, 1024).T)
         monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: kind == "cuda")
-        assert not fits(row, matrix)
+        assert not fits_row_kernel(row, matrix)
 
 
 def random(*shape: int) -> Tensor:
@@ -55,7 +55,7 @@ def random(*shape: int) -> Tensor:
 def test_elsewhere_as_linear(biased: bool):
     x, weight, bias = random(1, 1, 512), random(1024, 512), random(1024) if biased else None
     with torch.no_grad():
-        assert torch.equal(product(x, weight, bias), F.linear(x, weight, bias))
+        assert torch.equal(linear(x, weight, bias), F.linear(x, weight, bias))
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -63,9 +63,9 @@ def test_elsewhere_as_linear(biased: bool):
 def test_few_rows_on_a_cpu(rows: tuple[int, ...], biased: bool):
     x, weight, bias = random(*rows, 96), random(200, 96), random(200) if biased else None
     with torch.no_grad():
-        assert products.turns(x) == (9 * 96 <= x.numel() <= 32 * 96)
-        torch.testing.assert_close(product(x, weight, bias), F.linear(x, weight, bias))
-    assert not products.turns(x)
+        assert products.transposed_is_faster(x) == (9 * 96 <= x.numel() <= 32 * 96)
+        torch.testing.assert_close(linear(x, weight, bias), F.linear(x, weight, bias))
+    assert not products.transposed_is_faster(x)
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")
@@ -75,9 +75,9 @@ def test_as_linear(n: int, k: int, biased: bool):
     """Rows and columns that fill blocks or do not, in 32 and in 8 bits."""
     x, weight, bias = random(1, 1, k), random(n, k), random(n) if biased else None
     exact = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
-    torch.testing.assert_close(row_product(x, weight, None, bias).double(), exact, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(one_row_linear(x, weight, None, bias).double(), exact, atol=1e-4, rtol=1e-4)
     rounded = round_off(weight, 8)
-    small = row_product(x, rounded.q[:, 0], rounded.scale[:, 0], bias)
+    small = one_row_linear(x, rounded.q[:, 0], rounded.scale[:, 0], bias)
     same = F.linear(x, rounded.expanded(), bias)
     torch.testing.assert_close(small, same, atol=1e-4, rtol=1e-4)
 
@@ -87,5 +87,5 @@ def test_as_linear(n: int, k: int, biased: bool):
 @pytest.mark.parametrize(("rows", "n", "k"), [((1, 8), 48, 512), ((3, 1), 37, 256), ((64,), 16, 768)])
 def test_few_rows_of_8_bits(rows: tuple[int, ...], n: int, k: int, biased: bool):
     x, rounded, bias = random(*rows, k), round_off(random(n, k), 8), random(n) if biased else None
-    found = few_products(x, rounded.q[:, 0], rounded.scale[:, 0], bias)
+    found = int8_linear(x, rounded.q[:, 0], rounded.scale[:, 0], bias)
     torch.testing.assert_close(found, F.linear(x, rounded.expanded(), bias), atol=1e-4, rtol=1e-4)

@@ -9,11 +9,11 @@ from anyformer import presets
 from anyformer.decoding.beam_search import beam_search
 from anyformer.decoding.generate import generate
 from anyformer.kernels import prepacked as packs_file
-from anyformer.kernels.matmul import product
-from anyformer.kernels.prepacked import Packed, gains, packing, packs
+from anyformer.kernels.matmul import linear
+from anyformer.kernels.prepacked import PrepackedWeights, can_use_prepacked, prepacking_pays, use_prepacked
 from anyformer.nn.model import Transformer
 
-needs_arm = pytest.mark.skipif(not gains(), reason="needs a CPU that gains by it")
+needs_arm = pytest.mark.skipif(not prepacking_pays(), reason="needs a CPU that gains by it")
 
 
 def random(*shape: int) -> Tensor:
@@ -22,7 +22,7 @@ def random(*shape: int) -> Tensor:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packs_file, "SMALLEST", 1)
+    monkeypatch.setattr(packs_file, "MIN_WEIGHTS", 1)
 
 
 @needs_arm
@@ -30,12 +30,17 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("rows", [(2,), (9,), (3, 5), (64, 1)])
 @pytest.mark.parametrize(("n", "k"), [(200, 96), (7, 13)])
 def test_as_linear(rows: tuple[int, ...], n: int, k: int, biased: bool):
-    x, weight, bias, packed = random(*rows, k), nn.Parameter(random(n, k)), random(n) if biased else None, Packed()
-    with torch.no_grad(), packing(packed, 2):
-        assert packs(x, weight)
+    x, weight, bias, packed = (
+        random(*rows, k),
+        nn.Parameter(random(n, k)),
+        random(n) if biased else None,
+        PrepackedWeights(),
+    )
+    with torch.no_grad(), use_prepacked(packed, 2):
+        assert can_use_prepacked(x, weight)
         for other in (x, -x, x.transpose(0, -2), random(k, *rows).movedim(0, -1)):  # also not contiguous
             exact = F.linear(other, weight, bias)
-            torch.testing.assert_close(product(other, weight, bias), exact, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(linear(other, weight, bias), exact, atol=1e-4, rtol=1e-4)
     assert len(packed._copies) == 1
 
 
@@ -43,41 +48,41 @@ def test_as_linear(rows: tuple[int, ...], n: int, k: int, biased: bool):
 def test_who_it_is_for():
     x, weight = random(4, 32), nn.Parameter(random(16, 32))
     with torch.no_grad():
-        assert not packs(x, weight)  # no one said so
-        with packing(Packed(), 1):
-            assert not packs(x, weight)  # one row reads weights as they are
-        with packing(Packed(), 4):
-            assert packs(x, weight)
-            assert not packs(x, weight.data)  # may be gone tomorrow, and another at its address
-            assert not packs(x.double(), weight)
-            assert not packs(x, nn.Parameter(random(32, 16).T))
+        assert not can_use_prepacked(x, weight)  # no one said so
+        with use_prepacked(PrepackedWeights(), 1):
+            assert not can_use_prepacked(x, weight)  # one row reads weights as they are
+        with use_prepacked(PrepackedWeights(), 4):
+            assert can_use_prepacked(x, weight)
+            assert not can_use_prepacked(x, weight.data)  # may be gone tomorrow, and another at its address
+            assert not can_use_prepacked(x.double(), weight)
+            assert not can_use_prepacked(x, nn.Parameter(random(32, 16).T))
             with torch.autocast("cpu", torch.bfloat16):
-                assert not packs(x, weight)
-        assert not packs(x, weight)
-    with packing(Packed(), 4):
-        assert not packs(x, weight)  # it has no backward pass
+                assert not can_use_prepacked(x, weight)
+        assert not can_use_prepacked(x, weight)
+    with use_prepacked(PrepackedWeights(), 4):
+        assert not can_use_prepacked(x, weight)  # it has no backward pass
 
 
 @needs_arm
 def test_no_room(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(packs_file, "MOST", 5000)
-    x, packed, weights = random(4, 32), Packed(), [nn.Parameter(random(n, 32)) for n in (16, 17, 18)]
-    with torch.no_grad(), packing(packed, 4):
+    monkeypatch.setattr(packs_file, "MAX_COPY_BYTES", 5000)
+    x, packed, weights = random(4, 32), PrepackedWeights(), [nn.Parameter(random(n, 32)) for n in (16, 17, 18)]
+    with torch.no_grad(), use_prepacked(packed, 4):
         for weight in [*weights, *weights]:
-            torch.testing.assert_close(product(x, weight), F.linear(x, weight), atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(linear(x, weight), F.linear(x, weight), atol=1e-4, rtol=1e-4)
     assert len(packed._copies) == 2  # of 2048 and of 2176 bytes
 
 
 @needs_arm
 def test_compiled():
     """As what stays in the graph; run elsewhere, such a graph does without copies."""
-    weight, packed = nn.Parameter(random(64, 32)), Packed()
-    run = torch.compile(lambda x: product(x.relu(), weight).relu(), backend="aot_eager", fullgraph=True)
+    weight, packed = nn.Parameter(random(64, 32)), PrepackedWeights()
+    run = torch.compile(lambda x: linear(x.relu(), weight).relu(), backend="aot_eager", fullgraph=True)
     with torch.no_grad():
         for seed in range(2):
             x = random(4 + seed, 32)[:4]
             exact = F.linear(x.relu(), weight).relu()
-            with packing(packed, 4), torch.compiler.set_stance("fail_on_recompile" if seed else "default"):
+            with use_prepacked(packed, 4), torch.compiler.set_stance("fail_on_recompile" if seed else "default"):
                 torch.testing.assert_close(run(x), exact, atol=1e-4, rtol=1e-4)
         assert len(packed._copies) == 1
         torch.testing.assert_close(run(x), exact, atol=1e-4, rtol=1e-4)
@@ -90,13 +95,17 @@ def test_decoding_as_without(monkeypatch: pytest.MonkeyPatch):
     model = Transformer(presets.vaswani(depth=1, width=32, heads=2, ff=64, vocab=50, dropout=0.0)).eval()
     ids = torch.randint(5, 50, (3, 6))
     found: list[int] = []
-    monkeypatch.setattr(Packed, "find", lambda self, weight, find=Packed.find: (found.append(1), find(self, weight))[1])
+    monkeypatch.setattr(
+        PrepackedWeights,
+        "find",
+        lambda self, weight, find=PrepackedWeights.find: (found.append(1), find(self, weight))[1],
+    )
     for _ in range(2):
         ours = beam_search(model, ids, beams=2, max_new_tokens=5)
         greedy = generate(model, ids, max_new_tokens=5)
         assert found
         with monkeypatch.context() as patch:
-            patch.setattr(packs_file, "gains", lambda: False)
+            patch.setattr(packs_file, "prepacking_pays", lambda: False)
             found.clear()
             plain = beam_search(model, ids, beams=2, max_new_tokens=5)
             assert torch.equal(greedy, generate(model, ids, max_new_tokens=5))
@@ -111,7 +120,7 @@ def test_decoding_as_without(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
 def test_changed_weights_are_laid_out_again():
     """A stream lets its caller train between two tokens."""
-    weight, packed = nn.Parameter(random(16, 32)), Packed()
+    weight, packed = nn.Parameter(random(16, 32)), PrepackedWeights()
     first = packed.find(weight)
     assert packed.find(weight) is first
     with torch.no_grad():

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.functional import jacobian
 from torch.nn import functional as F
 
-from anyformer.attention.layout import Relation, lay_out
+from anyformer.attention.layout import Relation, make_layout
 from anyformer.config import (
     LM,
     Attention,
@@ -178,7 +178,7 @@ def test_zeroed_branches(placement: str, norm, order):
     for name, parameter in model.named_parameters():
         if any(last in name for last in ("inner.out.", "inner.down.")):
             nn.init.zeros_(parameter)
-    x, layout = random(0, 2, 4, WIDTH) * 3, lay_out(2, 4, torch.device("cpu"))
+    x, layout = random(0, 2, 4, WIDTH) * 3, make_layout(2, 4, torch.device("cpu"))
     out = model.encoder(x, layout)
     if placement != "post" or norm.kind == "none":
         assert torch.equal(out, x)

@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from anyformer.attention.layout import Layout, lay_out
+from anyformer.attention.layout import Layout, make_layout
 from anyformer.config import (
     LM,
     Attention,
@@ -149,7 +149,7 @@ def padded(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
 @given(padded())
 def test_pooling_reads_real_tokens_only(problem: tuple[Tensor, Tensor]):
     x, segments = problem
-    layout = lay_out(*segments.shape, CPU, segments=segments)
+    layout = make_layout(*segments.shape, CPU, segments=segments)
     pooled = {how: pool(x, layout, how) for how in ("first", "mean", "max", "last")}
     for b, row in enumerate(segments.tolist()):
         real = [x[b, i] for i, segment in enumerate(row) if segment >= 0]

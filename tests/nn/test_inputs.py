@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from anyformer.attention.layout import lay_out
+from anyformer.attention.layout import make_layout
 from anyformer.config import (
     LM,
     Attention,
@@ -207,7 +207,7 @@ def test_tied_gradients_add_up(tie: str, pad: int | None):
 def test_moving_a_tied_table_moves_the_output(tie: str):
     model, args = build(pair(tie)), (tokens(0, 2, 5), tokens(1, 2, 4))
     hidden = model.decode(args[1], model.encode(args[0]))
-    layout = lay_out(2, 4, hidden.device)
+    layout = make_layout(2, 4, hidden.device)
     with torch.no_grad():
         before = model.apply_head(hidden, layout)
         (model.target.table or model.source.table).weight.mul_(2)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from anyformer.attention.layout import Layout, lay_out
+from anyformer.attention.layout import Layout, make_layout
 from anyformer.config import (
     LM,
     Alibi,
@@ -62,7 +62,7 @@ def vectors(seed: int, *shape: int) -> Tensor:
 
 
 def run(module: nn.Module, x: Tensor, layout: Layout | None = None, backend: str = "auto") -> Tensor:
-    layout = layout or lay_out(x.shape[0], x.shape[1], CPU)
+    layout = layout or make_layout(x.shape[0], x.shape[1], CPU)
     return module(x, Context(layout, layout, backend=backend))
 
 
@@ -106,7 +106,7 @@ def test_ragged_rows_equal_packed_sequences(spec: Recurrent, seed: int, side: st
     if side == "left":
         x, segments, expected = (torch.stack([r.roll(5 - int(n), 0) for r, n in zip(y, lengths, strict=True)])
                                  for y in (x, segments, expected))  # fmt: skip
-    layout = Layout.right_padded(segments) if side in ("right", "eager") else lay_out(3, 5, CPU, segments=segments)
+    layout = Layout.right_padded(segments) if side in ("right", "eager") else make_layout(3, 5, CPU, segments=segments)
     out = run(ours, x, layout, "eager" if side == "eager" else "auto")
     close(out[segments >= 0], ours.out(expected)[segments >= 0])
 
@@ -127,7 +127,7 @@ def test_convolution_equals_torch(spec: Convolution, seed: int, length: int, tol
     other.load_state_dict(ours.conv.state_dict())
     span = spec.dilation * (spec.width - 1) if spec.causal else 0
     expected = other(F.pad(x.transpose(1, 2), (span, 0))).transpose(1, 2)
-    layout = lay_out(2, length, CPU, segments=torch.zeros(2, length, dtype=torch.long) if told else None)
+    layout = make_layout(2, length, CPU, segments=torch.zeros(2, length, dtype=torch.long) if told else None)
     close(run(ours, x, layout), expected)
 
 
@@ -142,7 +142,7 @@ def test_convolution_is_shift_equivariant(spec: Convolution, seed: int, shift: i
 def test_weights_by_position_are_one_matrix(kind: type, seed: int, length: int, causal: bool, told: bool):
     """A linear layer over the flattened sequence, or over positions; a shorter one has the corner of the matrix."""
     ours, x = made(kind(length=5, causal=causal), seed), vectors(seed, 2, length, WIDTH)
-    layout = lay_out(2, length, CPU, segments=torch.zeros(2, length, dtype=torch.long) if told else None)
+    layout = make_layout(2, length, CPU, segments=torch.zeros(2, length, dtype=torch.long) if told else None)
     each = WIDTH if kind is FullyConnected else 1  # rows for each position
     earlier = torch.ones(5, 5, dtype=torch.float64).tril() if causal else torch.ones(5, 5, dtype=torch.float64)
     weight = ours.weight * earlier.repeat_interleave(each, 0).repeat_interleave(each, 1)

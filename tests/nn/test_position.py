@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from anyformer.attention.layout import lay_out
+from anyformer.attention.layout import make_layout
 from anyformer.attention.position_tables import Positions
 from anyformer.cache.ring import Step
 from anyformer.config import (
@@ -211,7 +211,7 @@ def test_only_the_layer_that_asks_has_a_table():
     own = Attention(heads=2, position=T5Bias(buckets=8, max_distance=12))
     model = build(decoder(Rotary(), own, Attention(heads=2)))
     assert sum(".schemes." in name for name, _ in model.named_parameters()) == 1
-    layout = lay_out(1, 5, torch.device("cpu"))
+    layout = make_layout(1, 5, torch.device("cpu"))
     relations = model.decoder.relations(layout, {None: Step(layout)}, cached=False)
     first, second = (relations[i] for i in model.decoder.follows)
     assert first.bias is not None

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from anyformer.attention.layout import lay_out
+from anyformer.attention.layout import make_layout
 from anyformer.cache.ring import Step
 from anyformer.config import Alibi, Attention, Full, T5Bias, Window
 from tests.nn.positions import decoder, random
@@ -87,7 +87,7 @@ def test_t5_buckets_follow_the_pattern(pattern, causal: bool):
     """Where a layer can look ahead the two directions have half of the buckets each."""
     scheme = T5Bias(buckets=8, max_distance=12)
     model = build(decoder(scheme, Attention(heads=2, pattern=pattern)))
-    layout = lay_out(1, 20, torch.device("cpu"))
+    layout = make_layout(1, 20, torch.device("cpu"))
     (relation,) = model.decoder.relations(layout, {None: Step(layout)}, cached=False)
     table = model.decoder.schemes[0].tables.buckets
     expected = scheme.bias(layout.positions, layout.positions, 2, causal, {"buckets": table})

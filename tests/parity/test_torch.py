@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anyformer.attention.layout import Layout, lay_out, lower_dense
+from anyformer.attention.layout import Layout, lower_dense, make_layout
 from anyformer.config import (
     Attention,
     Block,
@@ -78,7 +78,7 @@ def rows(lengths: tuple[int, ...], pattern: Pattern) -> tuple[Tensor, Tensor, La
     if pattern != Causal():  # a pad on the left sees nothing, which in torch's modules is NaN
         padding[-1] = padding[-1].flip(0)
     x = torch.randn(len(lengths), longest, WIDTH, dtype=torch.float64, requires_grad=True)
-    return x, padding, lay_out(len(lengths), longest, x.device, segments=-padding.long())
+    return x, padding, make_layout(len(lengths), longest, x.device, segments=-padding.long())
 
 
 def ahead(length: int) -> Tensor:

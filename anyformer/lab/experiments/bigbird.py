@@ -7,7 +7,7 @@ import torch
 
 from anyformer.attention import flex
 from anyformer.attention.attend import attend
-from anyformer.attention.layout import lay_out
+from anyformer.attention.layout import make_layout
 from anyformer.attention.lower import Demand, lower
 from anyformer.attention.position_tables import Positions
 from anyformer.config import (
@@ -65,7 +65,7 @@ as T^2.0 ± 0.1 in full; on a GPU so do time and memory of BigBird's attention, 
 
     def measure(self, cell: Cell) -> dict[str, Any]:
         n, pattern, config = cell["length"], PATTERNS[cell["pattern"]], _config(cell)
-        at = lay_out(1, n, torch.device("cpu"))
+        at = make_layout(1, n, torch.device("cpu"))
         listed, _ = flex.find(pattern, at, at)
         found = {
             "pairs": int(listed.sum()) * pattern.tile**2,  # in blocks that a kernel computes
@@ -132,7 +132,7 @@ def _timed(config: ModelConfig, cell: Cell) -> dict[str, float]:
     dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float32
     (block,) = config.stacks["encoder"].blocks
     assert isinstance(block.mixer, Attention)
-    at, demand = lay_out(1, n, torch.device(DEVICE)), Demand.of(block.mixer, config.width)
+    at, demand = make_layout(1, n, torch.device(DEVICE)), Demand.of(block.mixer, config.width)
     positions = Positions(NoPosition(), config.width, h)
     relation = lower(pattern, at, at, "self", positions, demand, Runtime(DEVICE, dtype, True), "auto")
     shape = (1, h, n, demand.key_width)

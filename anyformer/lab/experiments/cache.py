@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from anyformer.attention.layout import lay_out
+from anyformer.attention.layout import make_layout
 from anyformer.config import LM, Attention, Block, ModelConfig, Plain, Rotary, Stack, Tokens
 from anyformer.inspection.count import count
 from anyformer.inspection.taps import run_with_taps
@@ -50,7 +50,7 @@ logits agree to 1e-3; no earlier query matters to the last token, and every earl
             ids = torch.randint(VOCAB, (1, n + 1))
         cache = model.new_cache(1, n + 1)
         model.decode(ids[:, :n], cache=cache)
-        place = lay_out(1, 1, ids.device, positions=ids.new_full((1, 1), n))
+        place = make_layout(1, 1, ids.device, positions=ids.new_full((1, 1), n))
 
         def with_it() -> Tensor:
             return model.apply_head(model.decode(ids[:, n:], cache=cache), place)

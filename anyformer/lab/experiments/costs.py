@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from anyformer.attention.layout import lay_out
+from anyformer.attention.layout import make_layout
 from anyformer.config import Attention, Block, ModelConfig, NoHead, Plain, Stack, Tokens
 from anyformer.inspection.count import count
 from anyformer.lab.cells import Cell, Result
@@ -127,7 +127,7 @@ def _times(feedforward: torch.nn.Module, width: int, length: int, repeats: int =
     x = torch.randn(1, length, width, device=DEVICE, dtype=torch.bfloat16)
     heads = x.view(1, length, HEADS, -1).transpose(1, 2)
     feedforward.to(x.dtype)
-    layout = lay_out(1, length, x.device)
+    layout = make_layout(1, length, x.device)
     ctx = Context(layout, layout)
     runs = (lambda: F.scaled_dot_product_attention(heads, heads, heads), lambda: feedforward(x, ctx))
     return {f"{part} seconds": seconds(run, repeats) for part, run in zip(TIMED, runs, strict=True)}
