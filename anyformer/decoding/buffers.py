@@ -5,8 +5,7 @@ model and shapes goes on with it.
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 from anyformer.cache.kv_cache import Cache
+from anyformer.kernels.cuda_graph import CudaGraph, without_autocast_cache
 from anyformer.nn.model import Transformer
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ class DecodeBuffers:
         self.ids = torch.zeros_like(cache.positions)
         self.there = torch.zeros_like(cache.positions, dtype=torch.bool)
         self._kept: dict[Hashable, Any] = {}
-        self._graphs: dict[Hashable, Graph | None] = {}
+        self._graphs: dict[Hashable, CudaGraph | None] = {}
         self._pool: Any = None  # one for all graphs, which run one after the other
 
     def keep(self, key: Hashable, make: Callable[[], T]) -> T:
@@ -55,7 +55,7 @@ class DecodeBuffers:
         if graph is None:
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             with without_autocast_cache():
-                graph = self._graphs[key] = Graph(function, self._pool)
+                graph = self._graphs[key] = CudaGraph(function, self._pool)
         graph.replay()
         found: T = graph.out
         return found
@@ -66,40 +66,6 @@ class DecodeBuffers:
             self.prompts.reset()
         self.ids.zero_()
         self.there.zero_()
-
-
-class Graph:
-    """A function's kernels on a GPU, to be run again with other numbers in the same places."""
-
-    def __init__(self, function: Callable[[], Any], pool: Any):
-        self._graph = torch.cuda.CUDAGraph()
-        here, aside = torch.cuda.current_stream(), torch.cuda.Stream()
-        aside.wait_stream(here)
-        with torch.cuda.stream(aside):  # not by torch.cuda.graph, which empties the allocator's cache every time
-            self._graph.capture_begin(pool, capture_error_mode="thread_local")
-            try:
-                self.out = function()  # written down, not run
-            finally:
-                self._graph.capture_end()
-        here.wait_stream(aside)
-
-    def replay(self) -> None:
-        self._graph.replay()
-
-
-@contextmanager
-def without_autocast_cache() -> Iterator[None]:
-    """Switch off autocast's copies of weights, which are gone when a graph is replayed.
-
-    The call that compiles needs the same setting as the one that is captured: torch.compile guards on it, and a
-    recompilation while a stream is captured fails.
-    """
-    enabled = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(enabled)
 
 
 # -- places that wait for the next call -------------------------------------------------------------------------------

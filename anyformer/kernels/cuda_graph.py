@@ -1,0 +1,50 @@
+"""CUDA graphs: the kernels of a function, captured once and replayed as one launch."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+class CudaGraph:
+    """A captured function of tensors with fixed addresses.
+
+    `replay` runs its kernels on the values that these tensors hold then, and overwrites `out`. Graphs that share a
+    `pool` (`torch.cuda.graph_pool_handle()`) share memory: `out` of one is lost when another is replayed.
+
+    `torch.cuda.graph` is not used because it synchronises the device, runs the garbage collector and empties the
+    allocator's cache before each capture. Decoding captures several small graphs per call, and the next allocations
+    would all go to the driver. While a graph is captured the allocator cannot return cached blocks to the driver, so a
+    caller that is short of memory calls `torch.cuda.empty_cache()` first.
+    """
+
+    def __init__(self, function: Callable[[], Any], pool: Any):
+        self._graph = torch.cuda.CUDAGraph()
+        current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            self._graph.capture_begin(pool, capture_error_mode="thread_local")
+            try:
+                self.out = function()  # recorded, not executed
+            finally:
+                self._graph.capture_end()
+        current.wait_stream(side)
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+
+@contextmanager
+def without_autocast_cache() -> Iterator[None]:
+    """Disable autocast's cache of cast weights, which is freed before a graph is replayed.
+
+    The call that compiles needs the same setting as the one that is captured: torch.compile guards on it, and a
+    recompilation during a capture fails.
+    """
+    enabled = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(enabled)
