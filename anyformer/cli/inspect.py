@@ -72,7 +72,7 @@ def inspect_(
 def _chosen(run: "Run", stack: str | None, layer: int | None) -> tuple[list[str], str]:
     """The attentions to look at, and the one whose map is shown."""
     from anyformer.config.spec import ConfigError, Fault
-    from anyformer.inspection.attention_maps import ranged
+    from anyformer.inspection.attention_maps import format_range
     from anyformer.inspection.sublayers import attentions
 
     by_kind: dict[str, dict[int, str]] = {}
@@ -87,7 +87,9 @@ def _chosen(run: "Run", stack: str | None, layer: int | None) -> tuple[list[str]
     if layer is None:
         return list(by_kind[kind].values()), by_kind[kind][max(by_kind[kind])]
     if layer not in by_kind[kind]:
-        raise ConfigError([Fault("--layer", f"= {layer}: must be {ranged(by_kind[kind])}, where {kind} attention is")])
+        raise ConfigError(
+            [Fault("--layer", f"= {layer}: must be {format_range(by_kind[kind])}, where {kind} attention is")]
+        )
     return [by_kind[kind][layer]], by_kind[kind][layer]
 
 

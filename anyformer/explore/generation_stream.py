@@ -14,7 +14,7 @@ from anyformer.decoding.sampling import greedy, sample
 from anyformer.decoding.session import Session, evaluating
 from anyformer.explore.head_switches import named, switched_off
 from anyformer.explore.requests import ToWrite
-from anyformer.inspection.cache_growth import filled
+from anyformer.inspection.cache_growth import used_bytes
 from anyformer.run import Run
 from anyformer.tasks.generation import GenerationRequest, Writer
 from anyformer.tasks.lm import LanguageModelling
@@ -71,7 +71,7 @@ def _lines(run: Run, asked: GenerationRequest, off: dict[str, list[int]]) -> Ite
                 raise FloatingPointError("the model's logits are not finite")
             p = logits[0].softmax(dim=-1)
             best, id = p.topk(min(TOP, vocab)), int(choice.ids)
-            used = filled(session.cache)
+            used = used_bytes(session.cache)
             piece = writing.push([id])
             if not writing.ended and step + 1 < room:
                 session.read(choice.ids[:, None])

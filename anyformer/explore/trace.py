@@ -26,7 +26,7 @@ from anyformer.config import (
 from anyformer.decoding.session import evaluating
 from anyformer.explore.head_switches import named, switched_off
 from anyformer.explore.requests import AboutText
-from anyformer.inspection.attention_maps import Kind, ranged
+from anyformer.inspection.attention_maps import Kind, format_range
 from anyformer.inspection.sublayers import attentions, layout_of, stacks_of
 from anyformer.inspection.taps import run_with_taps
 from anyformer.kernels.runtime import at_least_fp32
@@ -59,7 +59,7 @@ class Trace:
             raise ConfigError([Fault("kind", f"= '{kind}': there is attention in {there}")])
         layers = self.attentions[kind]
         if layer not in layers:
-            raise ConfigError([Fault("layer", f"= {layer}: must be {ranged(layers)}, where {kind} attention is")])
+            raise ConfigError([Fault("layer", f"= {layer}: must be {format_range(layers)}, where {kind} attention is")])
         heads = self.attention(layers[layer]).heads
         if head is not None and head >= heads:
             raise ConfigError([Fault("head", f"= {head}: {layers[layer]} has heads 0 to {heads - 1}")])

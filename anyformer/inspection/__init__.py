@@ -1,24 +1,24 @@
-"""Looking inside: the real model, its activations by name, and what they tell.
+"""Interpretability tools and cost estimates.
 
-Functions take a model and what it would be called with, and give plain tensors. Each is imported from its file:
+Functions take a model and the arguments of a call of it, and return plain tensors. Each is imported from its file:
 `from anyformer.inspection.logit_lens import logit_lens`.
 
-ablation         Heads switched off
-attention_maps   Attention maps of the real model, recomputed beside the fast kernels
-attribution      Gradient × input
-cache_growth     How the key/value cache grows while a model decodes
-capacity         Refuse what cannot fit into memory before it is allocated
-cost_rules       What each part of a model costs, by its spec
-count            What a model costs, from its config alone
-head_patterns    Where each head looks
-logit_lens       The logit lens
-memory           How much memory a training step takes at its peak, from the config alone
-patching         Activations of the real model, replaced or changed by name
-plot             Figures, by matplotlib (the `plot` extra)
-position_curves  What positions do to scores, by distance
-scalar_outputs   One number of a model's output, of which one asks what it depends on
-score_terms      A score taken apart
-sublayers        The attentions of a model by the names of their sublayers
-taps             Looking at the activations of the real model by name
+ablation         Switch attention heads off and measure what changes
+attention_maps   Attention weights of all layers and heads
+attribution      Gradient × input: the contribution of each input token to an output
+cache_growth     Bytes of the KV cache after each decoded token
+capacity         Refuse models that do not fit into memory, before allocating them
+cost_rules       Parameters, FLOPs, activations and cache of each part of a model
+count            Parameters, FLOPs, activations and cache of a model, from its config alone
+head_patterns    Statistics of attention heads, and names such as "previous token" or "induction"
+logit_lens       The logit lens: output of the head after each layer
+memory           Peak memory of a training step, from the config alone
+patching         Replace or change activations by name (activation patching)
+plot             Figures by matplotlib (the `plot` extra)
+position_curves  Effect of positions on attention scores, by distance
+scalar_outputs   Scalar functions of a model's output: a logit, a log-probability, a loss
+score_terms      Split attention scores into content and position terms
+sublayers        Look up the attention layers of a model by name
+taps             Record activations by name, and the list of these names
 terminal_maps    Attention maps in the terminal
 """

@@ -1,4 +1,4 @@
-"""Gradient × input: how much each token that was read has to do with what is said."""
+"""Gradient × input: the contribution of each input token to a scalar of the output."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +14,10 @@ from anyformer.nn.model import Transformer
 
 @dataclass(frozen=True)
 class Attribution:
-    """A measure of an output, and each token's part in it, by the stack that reads it: {"encoder": [b, s], ...}.
+    """A scalar of the output, and the contribution of each token, by the stack that reads it: {"encoder": [b, s], ...}.
 
-    In a model that is linear in its embeddings the parts add up to the measure; in others they are a first-order guess.
+    In a model that is linear in its embeddings the contributions add up to `value`; otherwise they are a first-order
+    approximation.
     """
 
     value: Tensor
@@ -29,18 +30,19 @@ class Attribution:
 
 
 def attribute(model: Transformer, measure: Measure, *inputs: Tensor, **options: Any) -> Attribution:
-    """The gradient of a measure by each embedding (`embed`, with its position), times that embedding, summed over d."""
-    refuse_state(options, "a cache keeps no gradient")
+    """Return gradient × embedding, summed over d, of each token; the embedding includes its position (tap `embed`)."""
+    refuse_state(options, "a cache has no gradients")
     embeddings: dict[str, Tensor] = {}
 
-    def keep(name: str, x: Tensor) -> Tensor:
+    def record(name: str, x: Tensor) -> Tensor:
         embeddings[name.removesuffix(".embed")] = x = x.detach().requires_grad_()
         return x
 
     with torch.enable_grad():
-        value = measure(model(*inputs, **options, taps=Tap(keep, lambda name: name.endswith(".embed"))))
-        found = torch.autograd.grad(value, list(embeddings.values()), allow_unused=True, materialize_grads=True)
+        value = measure(model(*inputs, **options, taps=Tap(record, lambda name: name.endswith(".embed"))))
+        gradients = torch.autograd.grad(value, list(embeddings.values()), allow_unused=True, materialize_grads=True)
     parts = {
-        side: (x.detach() * gradient).sum(dim=-1) for (side, x), gradient in zip(embeddings.items(), found, strict=True)
+        side: (x.detach() * gradient).sum(dim=-1)
+        for (side, x), gradient in zip(embeddings.items(), gradients, strict=True)
     }
     return Attribution(value.detach(), parts)

@@ -1,4 +1,4 @@
-"""How the key/value cache grows while a model decodes."""
+"""Bytes of the key/value cache while a model decodes, measured."""
 
 import torch
 from torch import Tensor
@@ -11,10 +11,10 @@ from anyformer.nn.model import Transformer
 def cache_growth(
     model: Transformer, steps: int, source: Tensor | None = None, *, batch: int = 1, kind: CacheKind = "auto"
 ) -> list[int]:
-    """Bytes of keys and values after each of so many tokens, of a cache that really reads them.
+    """Return the bytes of keys and values after each of `steps` tokens, from a real cache.
 
-    With an encoder, `source` is what that reads; its keys are there from the first step. The numbers are those that
-    `count` foretells for each length.
+    `source` is the input of the encoder, if there is one; its keys are in the cache from the first step. The result
+    equals the prediction of `count` for each length.
     """
     if model.decoder is None:
         raise ValueError("only a decoder has a cache")
@@ -24,12 +24,12 @@ def cache_growth(
     ids = torch.zeros(batch, 1, dtype=torch.long, device=next(model.parameters()).device)
     for step in range(steps):
         model.decode(ids, None if step else memory, cache=cache)
-        grown.append(filled(cache))
+        grown.append(used_bytes(cache))
     return grown
 
 
-def filled(cache: Cache) -> int:
-    """Bytes of the slots that were written; a ring is full when its slots are."""
+def used_bytes(cache: Cache) -> int:
+    """Return the bytes of all slots that have been written."""
     total = 0 if cache.states is None else cache.states.nbytes
     for layer in cache.layers:
         total += sum(x.nbytes for x in layer.cross or ())

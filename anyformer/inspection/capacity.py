@@ -1,4 +1,4 @@
-"""Refuse what cannot fit into memory before it is allocated. Imports no torch."""
+"""Refuse models that do not fit into memory, before allocating them. Imports no torch."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.hardware import memory
 from anyformer.inspection.count import BYTES, count, human
 
-ADAM = 3  # values beside each trained weight: its gradient and two moments
+ADAM_VALUES = 3  # for each trained weight: its gradient and two moments
 
 
 def check_model(
@@ -18,14 +18,14 @@ def check_model(
     in bytes, by default this machine's.
     """
     table = count(config)
-    needed = bytes_per_value * (table.parameters + ADAM * table.trained * training)
+    needed = bytes_per_value * (table.parameters + ADAM_VALUES * table.trained * training)
     if faults := list(exceeding(needed, f"{table.parameters:,} parameters", limit)):
         raise ConfigError(fault.under(at) for fault in faults)
 
 
 def exceeding(needed: int, what: str, limit: int | None = None) -> Iterator[Fault]:
-    """The fault of something that needs more bytes than there are; none where the memory is not known."""
-    there = memory() if limit is None else limit
-    if there is not None and needed > there:
-        figures = f"at least {human(needed, 1024, BYTES)} of memory, and there are {human(there, 1024, BYTES)}"
+    """Yield a fault if `needed` bytes exceed the memory; nothing if its size is unknown."""
+    available = memory() if limit is None else limit
+    if available is not None and needed > available:
+        figures = f"at least {human(needed, 1024, BYTES)} of memory, and there are {human(available, 1024, BYTES)}"
         yield Fault("", f"{what} need {figures}: choose smaller sizes")

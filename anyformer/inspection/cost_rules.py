@@ -1,4 +1,4 @@
-"""What each part of a model costs, by its spec: the rules that `count` adds up. Imports no torch."""
+"""Cost of each part of a model by its spec: the rules that `count` adds up. Imports no torch."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -72,35 +72,35 @@ from anyformer.config import (
 from anyformer.config.adapter import matrices, within
 
 ADAPTERS = "adapters"
-MAX_BLOCKS = 16_384  # on a side of a sparse pattern: counting them takes about a second
+MAX_BLOCKS = 16_384  # along one side of a sparse pattern: counting them takes about a second
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Parameters, FLOPs, and how many numbers are kept for the backward pass and in the cache."""
+    """Parameters, FLOPs, and the number of values saved for the backward pass and stored in the cache."""
 
     parameters: int = 0
     flops: int = 0
-    kept: int = 0
+    saved: int = 0
     cached: int = 0
 
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(
             self.parameters + other.parameters,
             self.flops + other.flops,
-            self.kept + other.kept,
+            self.saved + other.saved,
             self.cached + other.cached,
         )
 
     def times(self, count: int, own: int) -> "Cost":
-        """The cost of `count` layers, `own` of which have weights of their own."""
-        return Cost(self.parameters * own, self.flops * count, self.kept * count, self.cached * count)
+        """Return the cost of `count` layers, `own` of which have separate weights."""
+        return Cost(self.parameters * own, self.flops * count, self.saved * count, self.cached * count)
 
 
 def side_costs(
     config: ModelConfig, side: Side, stack: Stack, b: int, t: int, s: int
 ) -> Iterator[tuple[str, int, Cost]]:
-    """An input and the stack that reads it: t tokens of its own, s of the encoder's."""
+    """Yield (part, layers, cost) of an input and its stack: t tokens on this side, s on the encoder's."""
     d, layers = config.width, stack.distinct()
     read, name = (config.source, "source") if side == "encoder" else (config.target, "target")
     assert read is not None
@@ -123,16 +123,16 @@ def side_costs(
     if side == "decoder" and (states := sum(mixer.state(d) for mixer in encoder_init_layers(config).values())):
         yield "encoder states", 1, Cost(cached=b * s * states)
     if "cross-attention" in costs:
-        yield "encoder output", 1, Cost(kept=b * s * d)  # what all cross-attention reads
+        yield "encoder output", 1, Cost(saved=b * s * d)  # the shared input of all cross-attention
 
 
 def pooled(length: int, stack: Stack, level: int) -> int:
-    """How many tokens remain of `length` after pooling `level` times."""
+    """Return how many of `length` tokens remain after pooling `level` times."""
     return -(-length // stack.pooling.factor**level) if stack.pooling else length
 
 
 def _adapters(adapter: LoRA, side: Side, stack: Stack, d: int, b: int, t: int, s: int) -> Cost:
-    """The adapters of a stack, layer by layer: targets name layers by number."""
+    """Return the cost of a stack's adapters, layer by layer, since targets name layers by number."""
     total = Cost()
     layers = zip(stack.runs, stack.unrolled(), stack.levels, strict=True)
     for i, (run, block, level) in enumerate(layers):
@@ -142,12 +142,12 @@ def _adapters(adapter: LoRA, side: Side, stack: Stack, d: int, b: int, t: int, s
 
 
 def adapter_cost(adapter: LoRA, at: str, block: Block, d: int, rows: int, source_rows: int) -> Cost:
-    """Beside the linear layers of a block; what they read is kept for them already."""
+    """Return the cost of a block's adapters; the inputs of the linear layers are counted as saved already."""
     cost, r = Cost(), adapter.rank
     for name, inputs, outputs, across in matrices(block, d):
         if any(within(f"{at}.{name}", target) for target in adapter.targets):
             read = source_rows if across else rows
-            cost += Cost(r * (inputs + outputs), 2 * read * r * (inputs + outputs), kept=read * r)
+            cost += Cost(r * (inputs + outputs), 2 * read * r * (inputs + outputs), saved=read * r)
     return cost
 
 
@@ -183,15 +183,15 @@ def _spelling(spec: Spelling, inner: int, rows: int) -> Cost:
         case NoSpelling():
             return Cost()
         case ByteSpelling(width=w, channels=c, kernel=k, longest=n):
-            seen = Cost(kept=rows * (n * c + (k - 1) * w))  # channels of each byte; what stands beyond the word
-            convolution = replace(_linear(k * w, c, rows * n, True), kept=rows * n * w)
-            return Cost(257 * w) + convolution + seen + _linear(c, inner, rows, False)
+            extra = Cost(saved=rows * (n * c + (k - 1) * w))  # channels of each byte, and the padding of the word
+            convolution = replace(_linear(k * w, c, rows * n, True), saved=rows * n * w)
+            return Cost(257 * w) + convolution + extra + _linear(c, inner, rows, False)
         case _:
             assert_never(spec)
 
 
 def _position_tables(stack: Stack, layers: list[Layers], d: int, inner: int) -> int:
-    """One set of tables for the embeddings, and one for each scheme and number of heads, or for each layer."""
+    """Count position tables: one set for the embeddings, one per scheme and number of heads, or one per layer."""
     tables: dict[tuple[Position, int], int] = {}  # how many of each scheme and number of heads
     for group in layers:
         if isinstance(mixer := group.block.mixer, Attention) and not (at := position_of(mixer, stack)).embeds():
@@ -206,7 +206,7 @@ def _elements(tables: dict[str, tuple[int, ...]]) -> int:
 
 
 def block_costs(block: Block, d: int, b: int, t: int, s: int, caching: bool) -> Iterator[tuple[str, Cost]]:
-    """The sublayers of a block in their order, and its norms."""
+    """Yield the cost of each sublayer of a block in order, and of its norms."""
     branches = [*_mixer(block.mixer, d, b, t, caching)]
     if block.cross:
         branches.append(("cross-attention", _attention(block.cross, pattern_across(block.cross), d, b, t, s, caching)))
@@ -216,13 +216,13 @@ def block_costs(block: Block, d: int, b: int, t: int, s: int, caching: bool) -> 
     shared = isinstance(block.order, Parallel) and block.order.shared_norm
     before = (1 if shared else n) if place in ("pre", "sandwich") else 0
     after = {"pre": 0, "post": 1 if parallel else n, "branch": n, "sandwich": n}[place]
-    # what parallel branches read is one tensor, unless each has a norm of its own
-    alike = parallel and (before < n or isinstance(block.norm, NoNorm))
+    # parallel branches share one input tensor, unless each has its own norm
+    shared_input = parallel and (before < n or isinstance(block.norm, NoNorm))
     for i, (part, cost) in enumerate(branches):
-        yield part, cost if i and alike else cost + Cost(kept=b * t * d)
+        yield part, cost if i and shared_input else cost + Cost(saved=b * t * d)
     norm = _norm(block.norm, d, b * t)
     inputs = (min(before, 1) if parallel else before) + after
-    yield "norms", Cost((before + after) * norm.parameters, kept=inputs * norm.kept)
+    yield "norms", Cost((before + after) * norm.parameters, saved=inputs * norm.saved)
 
 
 def _mixer(mixer: Mixer, d: int, b: int, t: int, caching: bool) -> Iterator[tuple[str, Cost]]:
@@ -234,7 +234,7 @@ def _mixer(mixer: Mixer, d: int, b: int, t: int, caching: bool) -> Iterator[tupl
             yield "recurrence", _recurrence(mixer, d, b, t, caching)
         case Convolution(width=k, bias=bias):
             slots = _slots(t, mixer.before(causal=True))
-            yield "convolution", replace(_linear(k * d, d, b * t, bias), kept=0, cached=b * slots * d * caching)
+            yield "convolution", replace(_linear(k * d, d, b * t, bias), saved=0, cached=b * slots * d * caching)
         case FullyConnected(length=n, bias=bias):
             yield "dense", Cost(n * d * (n * d + bias), 2 * b * (t * d) ** 2, cached=b * t * d * caching)
         case PositionMixing(length=n, bias=bias):
@@ -250,25 +250,25 @@ def _attention(a: Attention, pattern: Pattern, d: int, b: int, t: int, s: int, c
     k, k_v = a.widths(d)
     cost, each = _projections(a, d, b * t, b * s)
     if isinstance(a.output, Projected):
-        cost += replace(_linear(h * k_v, d, b * t, a.output.bias), kept=0)
-    cost += Cost(kept=b * (t * h * (k + k_v) + s * g * (k + k_v)))  # q and what the heads read; k and v
+        cost += replace(_linear(h * k_v, d, b * t, a.output.bias), saved=0)
+    cost += Cost(saved=b * (t * h * (k + k_v) + s * g * (k + k_v)))  # q and the heads' outputs; k and v
     cost += Cost(h * a.sinks)
     return cost + Cost(
         flops=2 * b * h * pairs(pattern, t, s) * (k + k_v), cached=b * _slots(s, a.reach) * each * caching
     )
 
 
-@cache  # layers are alike
+@cache  # many layers have the same pattern
 def pairs(pattern: Pattern, t: int, s: int) -> int:
-    """Queries times keys that are multiplied: of a sparse pattern those in blocks that hold a visible pair."""
+    """Return the number of (query, key) pairs multiplied; of a sparse pattern, those in blocks with a visible pair."""
     if not pattern.sparse:
         return t * s
     if max(t, s) > MAX_BLOCKS * pattern.tile:
-        what = f"= {max(t, s):,}: the blocks of the pattern {pattern.kind} are counted one by one"
-        raise ConfigError([Fault("length", f"{what}, and so up to {MAX_BLOCKS * pattern.tile:,} tokens")])
+        what = f"= {max(t, s):,}: the blocks of the pattern {pattern.kind} are counted one by one,"
+        raise ConfigError([Fault("length", f"{what} for at most {MAX_BLOCKS * pattern.tile:,} tokens")])
     rows, columns = _blocks(t, pattern.tile), _blocks(s, pattern.tile)
     wide, total = columns.high - columns.low + 1, 0
-    for some in np.array_split(np.arange(len(rows.low)), 1 + len(rows.low) // 64):  # never all blocks at once
+    for some in np.array_split(np.arange(len(rows.low)), 1 + len(rows.low) // 64):  # 64 rows at a time bound memory
         low, high = rows.low[some, None], rows.high[some, None]
         met = np.asarray(pattern.meets(Span(low, high), columns))
         total += int(((high - low + 1) * (met @ wide)[:, None]).sum())
@@ -276,13 +276,13 @@ def pairs(pattern: Pattern, t: int, s: int) -> int:
 
 
 def _blocks(length: int, size: int) -> Span:
-    """The first and the last position of each block of tokens."""
+    """Return the first and the last position of each block of tokens."""
     low = np.arange(0, length, size)
     return Span(low, np.minimum(low + size - 1, length - 1))
 
 
 def _projections(a: Attention, d: int, queries: int, keys: int) -> tuple[Cost, int]:
-    """From so many tokens to q, k and v, and how many numbers a cache keeps of each."""
+    """Return the cost of projecting tokens to q, k and v, and the number of cached values per token."""
     h, g = a.heads, a.groups
     k, k_v = a.widths(d)
     match a.compress:
@@ -290,29 +290,29 @@ def _projections(a: Attention, d: int, queries: int, keys: int) -> tuple[Cost, i
             both = g * k * (a.projections == "separate") + g * k_v * (a.projections != "shared_qkv")
             cost = _linear(d, h * k, queries, a.bias) + _linear(d, both, keys, a.bias)
             norms = _norm(a.qk_norm, k, queries * h) + _norm(a.qk_norm, k, keys * g)
-            return replace(cost, kept=0) + norms, g * (k + k_v)
-        case Latent(rank=r, rotary_width=turning, query_rank=rank, norm=norm):
-            cost = replace(_linear(d, (rank or h * k) + r + turning, queries, a.bias), kept=0)
-            cost += _norm(norm, r, queries) + _linear(r, h * (k - turning + k_v), queries, bias=False)
+            return replace(cost, saved=0) + norms, g * (k + k_v)
+        case Latent(rank=r, rotary_width=rotary, query_rank=rank, norm=norm):
+            cost = replace(_linear(d, (rank or h * k) + r + rotary, queries, a.bias), saved=0)
+            cost += _norm(norm, r, queries) + _linear(r, h * (k - rotary + k_v), queries, bias=False)
             if rank:
                 cost += _norm(norm, rank, queries) + _linear(rank, h * k, queries, bias=False)
-            return cost, r + turning
+            return cost, r + rotary
         case _:
             assert_never(a.compress)
 
 
 def _slots(length: int, reach: int | None) -> int:
-    """How many tokens of `length` a layer keeps that looks so far back: its reach, the newest, and a slot for pads."""
+    """Return the cache slots of a layer that sees `reach` tokens back: these, the newest, and one slot for padding."""
     return length if reach is None else min(length, reach + 2)
 
 
 def _recurrence(spec: Recurrent, d: int, b: int, t: int, caching: bool) -> Cost:
-    h, ways = spec.hidden(d), 2 if spec.both_ways else 1
-    gates, kept = {"rnn": (1, 1), "lstm": (4, 7), "gru": (3, 5)}[spec.cell]  # kept: gates, what they multiply, states
-    cost = Cost(ways * gates * h * (d + h + 2), ways * 2 * b * t * gates * h * (d + h))
-    if ways > 1 or h != d:
-        cost += _linear(ways * h, d, b * t, bias=False)
-    return replace(cost, kept=b * t * ways * kept * h, cached=b * t * spec.state(d) * caching)
+    h, directions = spec.hidden(d), 2 if spec.both_ways else 1
+    gates, saved = {"rnn": (1, 1), "lstm": (4, 7), "gru": (3, 5)}[spec.cell]  # saved: gates, their factors, states
+    cost = Cost(directions * gates * h * (d + h + 2), directions * 2 * b * t * gates * h * (d + h))
+    if directions > 1 or h != d:
+        cost += _linear(directions * h, d, b * t, bias=False)
+    return replace(cost, saved=b * t * directions * saved * h, cached=b * t * spec.state(d) * caching)
 
 
 def _feedforward(spec: Network | Experts, d: int, rows: int) -> Cost:
@@ -320,20 +320,20 @@ def _feedforward(spec: Network | Experts, d: int, rows: int) -> Cost:
         return _network(spec, d, hidden_width(spec, d), rows)
     n, k, f = spec.count, spec.top_k, hidden_width(spec.expert, d)
     bias = isinstance(spec.router, SoftmaxTopK) and spec.router.bias
-    cost = replace(_linear(d, n, rows, bias), kept=rows * n)  # probabilities
+    cost = replace(_linear(d, n, rows, bias), saved=rows * n)  # probabilities
     chosen = _network(spec.expert, d, f, rows * k)
-    cost += replace(chosen, parameters=n * chosen.parameters) + Cost(kept=2 * rows * k * d)  # what they read and say
+    cost += replace(chosen, parameters=n * chosen.parameters) + Cost(saved=2 * rows * k * d)  # inputs and outputs
     return cost + _network(spec.expert, d, spec.shared * f, rows) if spec.shared else cost
 
 
 def _network(spec: Network, d: int, f: int, rows: int) -> Cost:
     gated = isinstance(spec, Gated)
     cost = _linear(d, f * (1 + gated), rows, spec.bias) + _linear(f, d, rows, spec.bias)
-    return replace(cost, kept=rows * f * ((3 if gated else 1) + _blind(spec.activation)))
+    return replace(cost, saved=rows * f * ((3 if gated else 1) + _saves_input(spec.activation)))
 
 
-def _blind(activation: Activation) -> bool:
-    """Whether the backward pass needs more than the activation's output."""
+def _saves_input(activation: Activation) -> bool:
+    """Return whether the backward pass needs the activation's input, not only its output."""
     return isinstance(activation, (Gelu, Silu, LeakyRelu, SquaredRelu))
 
 
@@ -346,16 +346,16 @@ def head_cost(config: ModelConfig, b: int, t: int) -> Cost:
             assert isinstance(read, Tokens)
             e, v, own_table = read.table_width(d), read.rows, config.tie not in ("output", "all")
             transform = head.transform if isinstance(head, MaskedLM) else NoTransform()
-            table = Cost((e * own_table + head.bias) * v, 2 * b * t * e * v, kept=b * t * (e + v))
+            table = Cost((e * own_table + head.bias) * v, 2 * b * t * e * v, saved=b * t * (e + v))
             return _transform(transform, d, e, b * t) + table
         case TokenLabels(labels=labels, crf=crf):
-            rows = labels + 1 if crf else 1  # of what is said of a token
-            linear = _linear(d, labels, b * t, True) + Cost(crf * rows * labels, kept=b * t * rows * labels)
+            rows = labels + 1 if crf else 1  # of scores per token
+            linear = _linear(d, labels, b * t, True) + Cost(crf * rows * labels, saved=b * t * rows * labels)
             return _transform(head.transform, d, d, b * t) + linear
         case Classifier(labels=labels):
-            return _transform(head.transform, d, d, b) + _linear(d, labels, b, True) + Cost(kept=b * labels)
+            return _transform(head.transform, d, d, b) + _linear(d, labels, b, True) + Cost(saved=b * labels)
         case Embedder():
-            return _transform(head.transform, d, d, b) + Cost(kept=b * d)
+            return _transform(head.transform, d, d, b) + Cost(saved=b * d)
         case _:
             assert_never(head)
 
@@ -363,12 +363,12 @@ def head_cost(config: ModelConfig, b: int, t: int) -> Cost:
 def _transform(spec: HeadTransform, d: int, to: int, rows: int) -> Cost:
     if isinstance(spec, NoTransform):
         return Cost() if to == d else _linear(d, to, rows, bias=False)
-    blind = Cost(kept=rows * to * _blind(spec.activation))
-    return _linear(d, to, rows, spec.bias) + blind + _norm(spec.norm, to, rows)
+    activation = Cost(saved=rows * to * _saves_input(spec.activation))
+    return _linear(d, to, rows, spec.bias) + activation + _norm(spec.norm, to, rows)
 
 
 def _linear(inputs: int, outputs: int, rows: int, bias: bool) -> Cost:
-    return Cost((inputs + bias) * outputs, 2 * rows * inputs * outputs, kept=rows * inputs)
+    return Cost((inputs + bias) * outputs, 2 * rows * inputs * outputs, saved=rows * inputs)
 
 
 def _norm(spec: Norm, width: int, rows: int) -> Cost:
@@ -376,10 +376,10 @@ def _norm(spec: Norm, width: int, rows: int) -> Cost:
         case NoNorm():
             return Cost()
         case LayerNorm(bias=bias):
-            return Cost(width * (1 + bias), kept=rows * width)
+            return Cost(width * (1 + bias), saved=rows * width)
         case BatchNorm():
-            return Cost(2 * width, kept=rows * width)
+            return Cost(2 * width, saved=rows * width)
         case RMSNorm():
-            return Cost(width, kept=rows * width)
+            return Cost(width, saved=rows * width)
         case _:
             assert_never(spec)

@@ -1,19 +1,20 @@
-"""What a model costs, from its config alone: parameters, FLOPs and memory. Imports no torch.
+"""Cost of a model from its config alone: parameters, FLOPs and memory. Imports no torch.
 
-    parameters    shared weights once
-    FLOPs         of one forward pass, as torch's counter has them: 2·m·n·k for each product of matrices, else nothing;
-                  attention over all t·s pairs, whatever its pattern hides; but of a sparse pattern (window,
-                  dilated, block_local, bigbird) over the blocks of pairs that hold a visible one, 128 × 128 or
-                  as the pattern's own blocks are, which is what kernels compute that skip blocks: `flex`
-    activations   the least that a training step keeps for its backward pass without checkpointing, each tensor once:
-                  the input of every linear layer and norm; q, k and v as attention multiplies them, but no t·s weights,
-                  which the kernel recomputes; the input of an activation that does not know its slope from its output;
-                  both factors of a gate; logits, for the loss. Left out: dropout masks, the norms' statistics, biases
-                  on scores, and what an unfused norm or rotation keeps on top
-    KV cache      of a decoder that has read `length` tokens, as `new_cache` makes it, and the source's in an
-                  encoder-decoder: a causal window keeps no more than it shows, latent attention what it compressed
+    parameters    shared weights count once
+    FLOPs         of one forward pass, by the rule of torch's counter: 2·m·n·k for each matmul, 0 for all else.
+                  Attention counts all t·s pairs, masked or not. Sparse patterns (window, dilated, block_local,
+                  bigbird) count the blocks with at least one visible pair, 128 × 128 or the pattern's own size,
+                  which is what a kernel that skips blocks (`flex`) computes
+    activations   lower bound of the tensors saved for the backward pass without checkpointing, each once: inputs of
+                  linear layers and norms; q, k and v, but no t·s weights, which the kernel recomputes; the input of an
+                  activation whose derivative does not follow from its output; both factors of a gate; logits, for the
+                  loss. Left out: dropout masks, norm statistics, biases on scores, and the extra tensors of an unfused
+                  norm or rotation
+    KV cache      of a decoder after `length` tokens, as `new_cache` allocates it, with the source's keys and values in
+                  an encoder-decoder. A causal window stores no more than it sees, latent attention the compressed
+                  vectors
 
-b, t, s, d, h, g, k, f, e, v as in `config/__init__.py`; `rows` is how many vectors a layer transforms.
+b, t, s, d, h, g, k, f, e, v as in `config/__init__.py`; `rows` is the number of vectors that a layer transforms.
 """
 
 from dataclasses import asdict, dataclass
@@ -24,14 +25,14 @@ from anyformer.config import ConfigError, Fault, ModelConfig, Patches, Side
 from anyformer.config.model import learning
 from anyformer.inspection.cost_rules import ADAPTERS, Cost, head_cost, side_costs
 
-NUMBERS = ("parameters", "flops", "activation_bytes", "cache_bytes")
+COLUMNS = ("parameters", "flops", "activation_bytes", "cache_bytes")
 FLOPS = ("", "k", "M", "G", "T", "P", "E")
 BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One kind of part, over all the layers that have it."""
+    """Cost of one kind of part, summed over all layers that have it."""
 
     part: str
     layers: int
@@ -43,15 +44,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """The rows, their totals, and what they were counted for."""
+    """Cost of a model: rows, totals, and the sizes they were counted for."""
 
     rows: tuple[Row, ...]
     length: int
     source_length: int | None  # of an encoder-decoder
     batch: int
     bytes_per_value: int
-    too_long: tuple[Side, ...]  # the sides whose positions end before: the model would refuse
-    trained: int  # of the parameters: all, or with an adapter that and a head that is made for a task
+    too_long: tuple[Side, ...]  # sides with fewer positions than the length: the model would refuse it
+    trained: int  # parameters that are trained: all, or with an adapter its own and a new head's
     parameters: int
     flops: int
     activation_bytes: int
@@ -61,25 +62,25 @@ class Table:
         return asdict(self)
 
     def __str__(self) -> str:
-        """Plain text, aligned."""
+        """Return an aligned plain-text table."""
         cells = [["part", "layers", "parameters", "FLOPs", "activations", "KV cache"]]
-        cells += [[row.part, str(row.layers), *_shown(row)] for row in self.rows]
-        cells += [["total", "", *_shown(self)]]
+        cells += [[row.part, str(row.layers), *_format(row)] for row in self.rows]
+        cells += [["total", "", *_format(self)]]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         form = "  ".join([f"{{:<{widths[0]}}}", *(f"{{:>{n}}}" for n in widths[1:])])
         lines = [form.format(*line) for line in cells]
         rule = "-" * len(lines[0])
         source = "" if self.source_length is None else f", source length {self.source_length:,}"
         note = f"length {self.length:,}{source}, batch {self.batch:,}, {self.bytes_per_value} bytes a value"
-        few = f"trained: {self.trained:,} parameters ({self.trained / max(1, self.parameters):.2%})"
-        trained = [few] if self.trained < self.parameters else []
+        share = f"trained: {self.trained:,} parameters ({self.trained / max(1, self.parameters):.2%})"
+        trained = [share] if self.trained < self.parameters else []
         refusal = [f"too long for the {side}: its positions end before" for side in self.too_long]
         return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1], note, *trained, *refusal])
 
 
-def _shown(of: Row | Table) -> list[str]:
-    flops, *memory = of.flops, of.activation_bytes, of.cache_bytes
-    return [f"{of.parameters:,}", human(flops, 1000, FLOPS), *(human(n, 1024, BYTES) for n in memory)]
+def _format(row: Row | Table) -> list[str]:
+    flops, *memory = row.flops, row.activation_bytes, row.cache_bytes
+    return [f"{row.parameters:,}", human(flops, 1000, FLOPS), *(human(n, 1024, BYTES) for n in memory)]
 
 
 def human(n: float, base: int, units: tuple[str, ...]) -> str:
@@ -97,10 +98,10 @@ def count(
     source_length: int | None = None,
     bytes_per_value: int = 4,
 ) -> Table:
-    """What it costs to read `length` tokens in each of `batch` rows, with numbers of so many bytes (4: fp32).
+    """Return the cost of reading `length` tokens in each of `batch` rows, at `bytes_per_value` (4: fp32).
 
-    Without a length, 1024 or as far as the positions reach. In an encoder-decoder `length` is the target's, and the
-    source's too unless that is given. Images have a length of their own.
+    The default length is 1024, or the number of positions if that is smaller. In an encoder-decoder `length` is the
+    target's, and the default of `source_length`. The length of an image follows from its config.
     """
     sizes = {"length": length, "batch": batch, "source_length": source_length, "bytes_per_value": bytes_per_value}
     wrong = [Fault(name, f"= {n}: must be at least 1") for name, n in sizes.items() if n is not None and n < 1]
@@ -126,13 +127,13 @@ def count(
         parts += side_costs(config, side, stack, batch, lengths[side], lengths["encoder"])
     parts.append(("head", 1, head_cost(config, batch, length)))
     rows = [
-        Row(name, layers, cost.parameters, cost.flops, cost.kept * bytes_per_value, cost.cached * bytes_per_value)
+        Row(name, layers, cost.parameters, cost.flops, cost.saved * bytes_per_value, cost.cached * bytes_per_value)
         for name, layers, cost in parts
-        if cost != Cost() or name.endswith("embeddings")  # a shared table costs nothing twice, but is there
+        if cost != Cost() or name.endswith("embeddings")  # a shared table has a row even if it costs nothing
     ]
     too_long = tuple(side for side, stack in config.stacks.items() if lengths[side] > (stack.limit or inf))
-    parameters, *totals = (sum(getattr(row, name) for row in rows) for name in NUMBERS)
-    heads = "head" in learning(config)
-    some = (row.parameters for row in rows if row.part.endswith(ADAPTERS) or (row.part == "head" and heads))
+    parameters, *totals = (sum(getattr(row, name) for row in rows) for name in COLUMNS)
+    trains_head = "head" in learning(config)
+    some = (row.parameters for row in rows if row.part.endswith(ADAPTERS) or (row.part == "head" and trains_head))
     trained = parameters if config.adapter is None else sum(some)
     return Table(tuple(rows), length, source_length, batch, bytes_per_value, too_long, trained, parameters, *totals)

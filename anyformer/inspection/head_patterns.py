@@ -1,11 +1,11 @@
-"""Where each head looks: numbers of its map, and a name for what they show."""
+"""Statistics of attention heads, and a name for the pattern of each."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-# What a head is called: the first of these of which it has at least so much.
+# (name, statistic, threshold): a head has the first name whose statistic reaches the threshold.
 PATTERNS = (
     ("previous token", "previous", 0.5),
     ("next token", "next", 0.5),
@@ -17,45 +17,45 @@ PATTERNS = (
     ("positional", "positional", 0.9),
 )
 OTHER = "mixed"
-REPEATS = 4  # queries that must have a key for induction: one word that comes twice shows nothing
+MIN_INDUCTION_QUERIES = 4  # queries that must have such a key: a single repeated token shows nothing
 
 
 @dataclass(frozen=True)
 class HeadStatistics:
-    """Of each head [layers, heads], over the queries that can see more than one key; nan where it has no meaning.
+    """Statistics [layers, heads] over the queries that can see more than one key; NaN where undefined.
 
-    A share is the weight on one kind of key, over the queries that have such a key.
+    A share is the mean weight on one kind of key, over the queries that have such a key.
     """
 
     entropy: Tensor  # of the weights, in nats
-    spread: Tensor  # the same divided by that of equal weights on all keys that are seen: 0 to 1
-    distance: Tensor  # in tokens, by weight
-    itself: Tensor  # share on the query's own token
+    spread: Tensor  # entropy divided by that of equal weights on all visible keys: 0 to 1
+    distance: Tensor  # weighted mean, in tokens
+    itself: Tensor  # share on the query's own position
     previous: Tensor  # on the token before it
     next: Tensor  # on the token after it
     first: Tensor  # on the first token
-    induction: Tensor  # on tokens that followed earlier ones equal to the query's; nan where few queries have any
-    vertical: Tensor  # of all queries that see it, on one key: the greatest such share of keys that half of them see
-    positional: Tensor  # how much of a map is the same with other tokens: overlap of neighbouring rows of the batch
+    induction: Tensor  # on tokens after earlier occurrences of the query's token; NaN if few queries have any
+    vertical: Tensor  # highest mean weight on one key, among the keys that at least half of the queries see
+    positional: Tensor  # overlap of the maps of different texts (neighbouring rows of the batch)
 
     def names(self) -> list[list[str]]:
-        """What each head is called, by layer: see PATTERNS."""
+        """Return the name of each head, by layer: see PATTERNS."""
         layers, heads = self.entropy.shape
         return [[self._name(layer, head) for head in range(heads)] for layer in range(layers)]
 
     def _name(self, layer: int, head: int) -> str:
-        found = (name for name, share, least in PATTERNS if float(getattr(self, share)[layer, head]) >= least)
-        return next(found, OTHER)
+        names = (name for name, share, least in PATTERNS if float(getattr(self, share)[layer, head]) >= least)
+        return next(names, OTHER)
 
 
 @torch.no_grad()
 def head_statistics(
     maps: Tensor, ids: Tensor | None = None, *, real: Tensor | None = None, cross: bool = False
 ) -> HeadStatistics:
-    """What maps [layers, b, heads, t, s] as `attention_maps` gives them show, of tokens `ids` [b, t].
+    """Return the statistics of maps [layers, b, heads, t, s] from `attention_maps`, for tokens `ids` [b, t].
 
-    `real`, bool [b, t], are the queries that count: all if not given. In maps of cross-attention queries and keys are
-    of two texts, so that what is said of distances has no meaning.
+    `real`, bool [b, t], selects the queries that count; None counts all. In cross-attention (`cross`) queries and keys
+    belong to two texts, so statistics of distance are NaN.
     """
     maps = maps.float() if maps.dtype in (torch.float16, torch.bfloat16) else maps
     t, s = maps.shape[-2:]
@@ -66,7 +66,7 @@ def head_statistics(
     nothing = torch.full_like(maps[:, 0, :, 0, 0], torch.nan)
 
     def mean(values: Tensor, where: Tensor) -> Tensor:
-        """[layers, b, h, t] over the queries where [b, t] says."""
+        """Return the mean of values [layers, b, h, t] over the queries where [b, t] is true."""
         total = torch.where(where[None, :, None], values, 0.0).sum(dim=(1, 3))
         return total / where.sum() if bool(where.any()) else nothing
 
@@ -90,7 +90,7 @@ def head_statistics(
         previous=share(apart == 1) if within else nothing,
         next=share(apart == -1) if within else nothing,
         first=share((torch.arange(s, device=maps.device) == 0).expand(t, s)),
-        induction=nothing if followed is None else share(followed, REPEATS),
+        induction=nothing if followed is None else share(followed, MIN_INDUCTION_QUERIES),
         vertical=_vertical(maps, visible, rows),
         positional=mean(torch.minimum(maps, maps.roll(1, dims=1)).sum(dim=-1), rows & rows.roll(1, dims=0))
         if len(rows) > 1
@@ -99,7 +99,7 @@ def head_statistics(
 
 
 def _vertical(maps: Tensor, visible: Tensor, rows: Tensor) -> Tensor:
-    """The greatest mean weight on one key, over the queries that see it, if these are half of all; mean over texts."""
+    """Return the highest mean weight on one key, over the queries that see it if these are at least half; text mean."""
     seen = visible & rows[..., None]
     count = seen.sum(dim=1)  # [b, s]
     column = (maps * seen[None, :, None]).sum(dim=-2) / count.clamp(min=1)[None, :, None]  # [layers, b, h, s]

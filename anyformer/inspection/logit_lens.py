@@ -1,4 +1,4 @@
-"""The logit lens: what a model would say after each of its layers (nostalgebraist 2020)."""
+"""The logit lens: the prediction a model would make after each of its layers (nostalgebraist 2020)."""
 
 from typing import Any
 
@@ -14,16 +14,16 @@ from anyformer.nn.norm import normed
 
 @torch.no_grad()
 def logit_lens(model: Transformer, *inputs: Tensor, **options: Any) -> Tensor:
-    """What the final norm and the head make of the embeddings and of the residual stream after each layer.
+    """Apply the final norm and the head to the embeddings and to the residual stream after each layer.
 
-    [1 + layers, b, t, v], or with whatever shape the head gives; the last is what the model says, to the bit in eval
-    mode. Of an encoder–decoder the decoder's layers: its head reads no others.
+    Returns [1 + layers, b, t, v], or the head's own shape. The last entry is the model's output, to the bit in eval
+    mode. In an encoder-decoder the layers are the decoder's.
     """
-    refuse_state(options, "the lens reads whole texts")
+    refuse_state(options, "the logit lens reads complete texts")
     side: Side = "encoder" if model.decoder is None else "decoder"
     stack = stacks_of(model)[side]
     if stack.pooling is not None:
-        raise ValueError("an encoder that pools its tokens has no stream of them to look through")
+        raise ValueError("the logit lens needs one residual stream: this encoder pools its tokens")
     names = [f"{side}.embed", *(f"{side}.{i}.out" for i in range(len(stack.runs)))]
     _, seen = run_with_taps(model, names, *inputs, **options)
     layout = layout_of(side, seen[names[0]], model, options)

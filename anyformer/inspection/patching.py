@@ -1,4 +1,4 @@
-"""Activations of the real model, replaced or changed by name."""
+"""Activation patching: replace or change activations of the running model by name."""
 
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from anyformer.inspection.taps import check_met
+from anyformer.inspection.taps import check_matched
 from anyformer.nn.context import Tap
 from anyformer.nn.model import Transformer
 
@@ -14,12 +14,13 @@ Patch = Tensor | Callable[[Tensor], Tensor]
 
 
 def run_with_patches(model: Transformer, patches: Mapping[str, Patch], *inputs: Tensor, **options: Any) -> Tensor:
-    """The model's output where activations that match a name are the tensor there, or what the function makes of them.
+    """Return the model's output with activations replaced by a tensor, or by the result of a function of them.
 
-    The names are those of `taps.py`. Kernels stay as they are: what a run's own activations are patched with leaves
-    every bit, save for `weights`, which are then mixed by the definition: equal up to rounding.
+    The names are those of `taps.py`; they may contain `*`. The kernels stay the same, so patching a run with its own
+    activations changes no bit. The exception is `weights`: patched weights are applied by the reference
+    implementation, which agrees with the kernel up to rounding.
     """
-    met: set[str] = set()
+    matched: set[str] = set()
 
     def change(name: str, x: Tensor) -> Tensor:
         for pattern, patch in patches.items():
@@ -28,10 +29,10 @@ def run_with_patches(model: Transformer, patches: Mapping[str, Patch], *inputs: 
                 if new.shape != x.shape:
                     raise ValueError(f"the patch of {name} has shape {list(new.shape)}, expected {list(x.shape)}")
                 x = new.to(x)
-                met.add(name)
+                matched.add(name)
         return x
 
     taps = Tap(change, lambda name: any(fnmatchcase(name, pattern) for pattern in patches))
     output = model(*inputs, **options, taps=taps)
-    check_met(patches, met)
+    check_matched(patches, matched)
     return output

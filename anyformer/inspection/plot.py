@@ -1,4 +1,4 @@
-"""Figures, by matplotlib (the `plot` extra): one call draws what one function of this folder gives."""
+"""Figures by matplotlib (the `plot` extra): one function for each result of this folder."""
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,8 +13,8 @@ from anyformer.inspection.attribution import Attribution
 from anyformer.inspection.head_patterns import HeadStatistics
 from anyformer.inspection.position_curves import Curve
 
-# Fonts that have Korean and Chinese, in the order in which they are liked; the first that is there serves.
-WIDE = (
+# Fonts with Korean and Chinese characters, in order of preference.
+CJK_FONTS = (
     "Noto Sans CJK KR",
     "Noto Sans CJK SC",
     "Noto Sans CJK JP",
@@ -33,11 +33,11 @@ WIDE = (
     "Arial Unicode MS",
 )
 
-WIDEST, LABELS = 30.0, 80  # inches of a figure, and labels along an axis
+MAX_INCHES, MAX_LABELS = 30.0, 80  # size of a figure, and labels along an axis
 
 
 def pyplot() -> Any:
-    """Matplotlib without a screen, or an error that says how to get it."""
+    """Return matplotlib's pyplot with a backend that needs no display; if missing, the error says how to install it."""
     try:
         import matplotlib
     except ImportError:
@@ -50,15 +50,15 @@ def pyplot() -> Any:
 
 @contextmanager
 def _drawing(path: str | Path, width: float, height: float, rows: int = 1, columns: int = 1) -> Iterator[Any]:
-    """Axes [rows, columns] of a figure of so many inches, which is written to a .png, .svg or .pdf at the end."""
+    """Yield the axes [rows, columns] of a figure (size in inches), and write it to a .png, .svg or .pdf at the end."""
     plt = pyplot()
     from matplotlib import font_manager
 
-    there = {font.name for font in font_manager.fontManager.ttflist}
-    family = ["DejaVu Sans", *(name for name in WIDE if name in there)]
-    # letters of an .svg stay letters: whoever looks at it has a font for them
+    installed = {font.name for font in font_manager.fontManager.ttflist}
+    family = ["DejaVu Sans", *(name for name in CJK_FONTS if name in installed)]
+    # text in an .svg stays text: the viewer chooses a font that has the characters
     with plt.rc_context({"font.family": family, "svg.fonttype": "none"}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # boxes, where no font has a token
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # such characters are drawn as boxes
         figure, axes = plt.subplots(rows, columns, figsize=(width, height), squeeze=False, layout="constrained")
         try:
             yield axes
@@ -70,13 +70,15 @@ def _drawing(path: str | Path, width: float, height: float, rows: int = 1, colum
 
 
 def plot_map(weights: Tensor, rows: list[str], columns: list[str], path: str | Path, title: str = "") -> Path:
-    """Draws one head's map [t, s], several heads' [h, t, s], or those of several layers [layers, h, t, s]; rows are
-    queries, columns keys."""
+    """Draw the map of one head [t, s], several heads [h, t, s], or several layers [layers, h, t, s].
+
+    Rows are queries, columns are keys.
+    """
     panels = weights[(None,) * (4 - weights.dim())].detach().cpu().float()
     layers, heads = panels.shape[:2]
     least, each = (3.0, 0.28) if layers == 1 else (1.6, 0.12)
-    size = max(least, min(each * len(columns), WIDEST / heads))
-    tall = max(least, min(each * len(rows), WIDEST / layers))
+    size = max(least, min(each * len(columns), MAX_INCHES / heads))
+    tall = max(least, min(each * len(rows), MAX_INCHES / layers))
     with _drawing(path, size * heads + 0.8, tall * layers + 0.6, layers, heads) as axes:
         for layer, head in ((i, j) for i in range(layers) for j in range(heads)):
             axis = axes[layer][head]
@@ -92,7 +94,7 @@ def plot_map(weights: Tensor, rows: list[str], columns: list[str], path: str | P
 
 
 def plot_head_scores(scores: Mapping[str, Tensor], path: str | Path, title: str = "") -> Path:
-    """Draws the tables of `head_scores`: what grows when a head is switched off is red, what falls blue."""
+    """Draw the tables of `head_scores`: red where the measure grows without the head, blue where it falls."""
     with _drawing(path, 3.2 * len(scores) + 0.8, 3.2, 1, len(scores)) as axes:
         most = max(float(table.nan_to_num().abs().max()) for table in scores.values()) or 1.0
         for axis, (kind, table) in zip(axes[0], scores.items(), strict=True):
@@ -114,27 +116,27 @@ def plot_lens(
     logits: [1 + layers, b, t, v], of which `row` (0 if not given) is drawn, or those of one text, [1 + layers, t, v].
     """
     if logits.dim() not in (3, 4) or (logits.dim() == 3 and row is not None):
-        wanted = "[1 + layers, b, t, v], or without b and `row`"
-        raise ValueError(f"logits have shape {list(logits.shape)}, expected {wanted}, as logit_lens gives them")
+        expected = "[1 + layers, b, t, v], or without b and `row`"
+        raise ValueError(f"logits have shape {list(logits.shape)}, expected {expected}, as logit_lens returns them")
     logits = logits if logits.dim() == 3 else logits[:, _row(row or 0, logits.shape[1])]
     _check_tokens("tokens", tokens, logits.shape[1])
     best, which = logits.detach().cpu().float().softmax(dim=-1).max(dim=-1)  # [1 + layers, t]
     layers, length = best.shape
-    with _drawing(path, min(0.7 * length, WIDEST) + 2, min(0.4 * layers, WIDEST) + 1.4) as axes:
+    with _drawing(path, min(0.7 * length, MAX_INCHES) + 2, min(0.4 * layers, MAX_INCHES) + 1.4) as axes:
         axis = axes[0][0]
         image = axis.imshow(best.numpy(), vmin=0, vmax=1, cmap="viridis", aspect="auto", origin="lower")
         for layer, at in ((i, j) for i in range(layers) for j in range(length)):
             colour = "black" if best[layer, at] > 0.6 else "white"
             best_id = int(which[layer, at])
-            said = vocabulary[best_id] if best_id < len(vocabulary) else str(best_id)  # a model may have more ids
-            axis.text(at, layer, said, ha="center", va="center", color=colour, fontsize=7, parse_math=False)
+            label = vocabulary[best_id] if best_id < len(vocabulary) else str(best_id)  # a model may have more ids
+            axis.text(at, layer, label, ha="center", va="center", color=colour, fontsize=7, parse_math=False)
         _ticks(axis, ["embeddings", *(f"layer {i}" for i in range(layers - 1))], tokens, 8)
         axis.figure.colorbar(image, ax=axis, label="probability")
     return Path(path)
 
 
 def plot_statistics(statistics: HeadStatistics, path: str | Path, title: str = "") -> Path:
-    """Draws what each head is called, coloured by the entropy of its weights."""
+    """Draw the name of each head, coloured by the entropy of its weights."""
     names, spread = statistics.names(), statistics.spread.cpu().float()
     with _drawing(path, 1.1 * spread.shape[1] + 2, 0.5 * len(spread) + 1.2) as axes:
         axis = axes[0][0]
@@ -145,12 +147,12 @@ def plot_statistics(statistics: HeadStatistics, path: str | Path, title: str = "
         _ticks(axis, list(map(str, range(len(names)))), list(map(str, range(spread.shape[1]))), 8)
         axis.set(xlabel="head", ylabel="layer")
         axis.set_title(title, fontsize=9, parse_math=False)
-        axis.figure.colorbar(image, ax=axis, label="entropy, of the most")
+        axis.figure.colorbar(image, ax=axis, label="entropy / maximum entropy")
     return Path(path)
 
 
 def plot_terms(terms: Mapping[str, Tensor], path: str | Path, head: int = 0, row: int = 0) -> Path:
-    """Draws the terms [b, h, t, s] of the scores of one head and one text, on one scale."""
+    """Draw the terms [b, h, t, s] of the scores of one head and one text, on one scale."""
     shown = {name: term[row, head].detach().cpu().float() for name, term in terms.items()}
     most = max(float(term.abs().max()) for term in shown.values()) or 1.0
     with _drawing(path, 2.6 * len(shown) + 0.8, 3.0, 1, len(shown)) as axes:
@@ -164,7 +166,7 @@ def plot_terms(terms: Mapping[str, Tensor], path: str | Path, head: int = 0, row
 
 
 def plot_curves(curves: Mapping[str, Curve], path: str | Path) -> Path:
-    """Draws what positions do by distance: a panel for each layer that differs, a line for each head that does."""
+    """Draw the curves of `position_curves`: a panel for each distinct layer, a line for each distinct head."""
     panels: list[tuple[str, Curve]] = []
     for name, curve in curves.items():
         if not any(curve.kind == other.kind and _same(curve.values, other.values) for _, other in panels):
@@ -181,26 +183,27 @@ def plot_curves(curves: Mapping[str, Curve], path: str | Path) -> Path:
     return Path(path)
 
 
-def plot_attribution(found: Attribution, tokens: Mapping[str, list[str]], path: str | Path, row: int = 0) -> Path:
+def plot_attribution(attribution: Attribution, tokens: Mapping[str, list[str]], path: str | Path, row: int = 0) -> Path:
     """Draw each token's part in a measure as a bar, one panel per stack; negative parts point down."""
-    if missing := [side for side in found.tokens if side not in tokens]:
-        raise ValueError(f"tokens has no {missing[0]!r}: give the labels of every stack, {', '.join(found.tokens)}")
-    for side, parts in found.tokens.items():
+    if missing := [side for side in attribution.tokens if side not in tokens]:
+        stacks = ", ".join(attribution.tokens)
+        raise ValueError(f"tokens has no {missing[0]!r}: give the labels of every stack, {stacks}")
+    for side, parts in attribution.tokens.items():
         _check_tokens(f"tokens[{side!r}]", tokens[side], parts.shape[1])
-    longest = max(len(tokens[side]) for side in found.tokens)
-    width = max(4.0, min(0.45 * longest, WIDEST))
-    with _drawing(path, width, 2.2 * len(found.tokens), len(found.tokens), 1) as axes:
-        for axis, (side, parts) in zip(axes[:, 0], found.tokens.items(), strict=True):
+    longest = max(len(tokens[side]) for side in attribution.tokens)
+    width = max(4.0, min(0.45 * longest, MAX_INCHES))
+    with _drawing(path, width, 2.2 * len(attribution.tokens), len(attribution.tokens), 1) as axes:
+        for axis, (side, parts) in zip(axes[:, 0], attribution.tokens.items(), strict=True):
             values = parts[_row(row, len(parts))].cpu().float().tolist()
             axis.bar(range(len(values)), values, color=["tab:red" if value > 0 else "tab:blue" for value in values])
-            _tick(axis.set_xticks, tokens[side], 8, turn=True)
+            _tick(axis.set_xticks, tokens[side], 8, may_rotate=True)
             axis.axhline(0, color="black", linewidth=0.5)
             axis.set_ylabel(side)
     return Path(path)
 
 
 def plot_growth(grown: Mapping[str, Sequence[int]] | Sequence[int], path: str | Path) -> Path:
-    """Draw the bytes of a KV cache by tokens read, as `cache_growth` gives them, or several by their names."""
+    """Draw the bytes of a KV cache by tokens read, as `cache_growth` returns them, or of several by name."""
     lines = grown if isinstance(grown, Mapping) else {"": grown}
     with _drawing(path, 4.5, 3.2) as axes:
         for name, sizes in lines.items():
@@ -213,13 +216,13 @@ def plot_growth(grown: Mapping[str, Sequence[int]] | Sequence[int], path: str | 
 
 
 def _ticks(axis: Any, rows: list[str], columns: list[str], size: int) -> None:
-    _tick(axis.set_xticks, columns, size, turn=True)
+    _tick(axis.set_xticks, columns, size, may_rotate=True)
     _tick(axis.set_yticks, rows, size)
 
 
-def _tick(put: Callable[..., Any], labels: list[str], size: int, *, turn: bool = False) -> None:
-    """Label an axis with tokens as they are (a $ begins no formula), upright where they would overlap."""
-    every, upright = -(-len(labels) // LABELS), turn and max(map(_columns, labels), default=0) > 3
+def _tick(put: Callable[..., Any], labels: list[str], size: int, *, may_rotate: bool = False) -> None:
+    """Label an axis with tokens, without math mode (a $ stays a $), vertical where they would overlap."""
+    every, upright = -(-len(labels) // MAX_LABELS), may_rotate and max(map(_columns, labels), default=0) > 3
     put(
         range(0, len(labels), every or 1), labels[:: every or 1], fontsize=size, rotation=90 * upright, parse_math=False
     )

@@ -1,4 +1,4 @@
-"""What positions do to scores, by distance."""
+"""Effect of a position scheme on attention scores, by distance."""
 
 from dataclasses import dataclass
 from typing import Literal, cast
@@ -15,7 +15,7 @@ from anyformer.nn.model import Transformer
 
 @dataclass(frozen=True)
 class Curve:
-    """One number for each head and distance: a bias that is added to scores, or an envelope that they fade by."""
+    """A value for each head and distance: a bias added to scores, or an envelope that scales them."""
 
     kind: Literal["bias", "envelope"]
     distances: Tensor  # int [n]: the query's position minus the key's
@@ -24,17 +24,17 @@ class Curve:
 
 @torch.no_grad()
 def position_curves(model: Transformer, reach: int = 64) -> dict[str, Curve]:
-    """The curve of each self-attention that has one (`decoder.0.mixer`), up to a distance; both ways where a layer
-    looks ahead.
+    """Return the curve of each self-attention that has one (`decoder.0.mixer`), up to distance `reach`.
 
-    bias: what T5 or ALiBi adds. envelope: of rotary, the score at a distance of a query and an equal key with the same
-    strength in all waves, over what it is without positions: Σ_i cos(θ_i · distance) / waves.
+    Distances are negative, too, where a layer sees later tokens. bias: the term that T5 or ALiBi adds. envelope: with
+    rotary positions, the score of equal query and key vectors of equal strength at all frequencies, relative to the
+    score without positions: Σ_i cos(θ_i · distance) / frequencies.
     """
     curves = {}
     for name, attention in attentions(model).items():
         side, layer, sublayer = name.split(".")
         if sublayer == "cross":
-            continue  # no scheme acts between two texts
+            continue  # positions do not act between two texts
         stack = stacks_of(model)[cast(Side, side)]
         plan = stack.plans[cast(int, stack.follows[int(layer)])]
         positions, ahead = cast(Positions, stack.schemes[plan.scheme]), plan.pattern.looks_ahead
@@ -46,13 +46,13 @@ def position_curves(model: Transformer, reach: int = 64) -> dict[str, Curve]:
             assert bias is not None
             curves[name] = Curve("bias", distances, bias[0, :, :, 0])
         elif type(positions.scheme).rotate is not Scheme.rotate:
-            q, k = (_turned(positions, at, plan.turning) for at in (distances[None], start))
+            q, k = (_rotated_ones(positions, at, plan.turning) for at in (distances[None], start))
             curve = (q * k).sum(dim=-1)[0] / plan.turning  # [1, n]
             curves[name] = Curve("envelope", distances, curve.expand(attention.heads, -1))
     return curves
 
 
-def _turned(positions: Positions, at: Tensor, width: int) -> Tensor:
+def _rotated_ones(positions: Positions, at: Tensor, width: int) -> Tensor:
     rotation = positions.prepare(at, width)
     assert rotation is not None
     return positions.scheme.rotate(torch.ones(1, 1, at.shape[1], width, device=at.device), rotation)

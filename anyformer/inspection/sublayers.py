@@ -1,4 +1,4 @@
-"""The attentions of a model by the names of their sublayers."""
+"""Look up the attention layers of a model by name (`decoder.0.mixer`)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,26 +15,27 @@ from anyformer.nn.stack import BlockStack
 
 
 def stacks_of(model: Transformer) -> dict[Side, BlockStack]:
-    """The stacks that are there, in the order in which they run."""
+    """Return the stacks of a model, in the order in which they run."""
     both: dict[Side, BlockStack | None] = {"encoder": model.encoder, "decoder": model.decoder}
     return {side: stack for side, stack in both.items() if stack is not None}
 
 
 def attentions(model: Transformer) -> dict[str, MultiHeadAttention]:
-    """Every attention in the order in which they run: `encoder.0.mixer`, ..., `decoder.0.cross`, ...; with shared
-    weights one module has several names."""
-    found = {}
+    """Return all attention layers in the order in which they run: `encoder.0.mixer`, ..., `decoder.0.cross`, ...
+
+    With shared weights, one module has several names.
+    """
+    layers = {}
     for side, stack in stacks_of(model).items():
         for i, run in enumerate(stack.runs):
-            for name in ("mixer", "cross"):
-                part = getattr(stack.blocks[run], name, None)
+            for name, part in stack.blocks[run].named_children():
                 if isinstance(part, Sublayer) and isinstance(part.inner, MultiHeadAttention):
-                    found[f"{side}.{i}.{name}"] = part.inner
-    return found
+                    layers[f"{side}.{i}.{name}"] = part.inner
+    return layers
 
 
 def attention_at(model: Transformer, name: str) -> MultiHeadAttention:
-    """The attention of that name, or a clear error."""
+    """Return the attention layer with that name; raise if there is none."""
     known = attentions(model)
     if name not in known:
         raise ValueError(f"no attention is called {name!r}: {did_you_mean(name, known)}")
@@ -42,13 +43,13 @@ def attention_at(model: Transformer, name: str) -> MultiHeadAttention:
 
 
 def check_heads(attention: MultiHeadAttention, name: str, heads: Sequence[int]) -> None:
-    """A clear error where an attention has no such heads."""
+    """Raise if an attention layer lacks one of the heads."""
     if wrong := [head for head in heads if not -attention.heads <= head < attention.heads]:
         raise ValueError(f"head {wrong[0]}: {name} has heads 0 to {attention.heads - 1}")
 
 
 def layout_of(side: Side, x: Tensor, model: Transformer, options: Mapping[str, Any]) -> Layout:
-    """Where the tokens x [b, t, d] of a side stand, by the options of the model's call."""
+    """Return the layout of tokens x [b, t, d] of one side, from the options of the model's call."""
     pair = model.encoder is not None and model.decoder is not None
     prefix = "" if not pair else "source_" if side == "encoder" else "target_"
     given = {name: options.get(prefix + name) for name in ("segments", "positions")}
@@ -56,6 +57,6 @@ def layout_of(side: Side, x: Tensor, model: Transformer, options: Mapping[str, A
 
 
 def refuse_state(options: Mapping[str, Any], why: str) -> None:
-    """An error where a call would go on from a cache or a past."""
+    """Raise if the options hold a cache or segment memory."""
     if wrong := [name for name in ("cache", "past") if options.get(name) is not None]:
         raise ValueError(f"{why}: leave `{wrong[0]}` out")

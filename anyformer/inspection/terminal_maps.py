@@ -1,6 +1,6 @@
-"""Attention maps in the terminal: cells with a number in them, coloured where there is colour.
+"""Attention maps in the terminal: cells with a percentage, coloured if the terminal has colours.
 
-Tokens line up by the cells that they take: a Korean or Chinese character takes two.
+Columns are aligned by display width: a Korean or Chinese character takes two cells.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,14 +10,14 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 from torch import Tensor
 
-LABEL, CELL = 10, 4  # cells of a row's label at most, and of a column at least
+MAX_LABEL, MIN_CELL = 10, 4  # width of a row's label, and of a column, in cells
 STYLES = ("", "on color(17)", "on color(18)", "on color(19)", "on color(20)", "on color(26)", "on color(32)")
 BRIGHT = ("black on color(38)", "black on color(44)", "black on color(50)", "black on color(226)")
 RAMP = (*STYLES, *BRIGHT)
 
 
 class Link(NamedTuple):
-    """A query that looks at a key."""
+    """The attention weight of one head from a query to a key."""
 
     weight: float
     layer: int
@@ -27,20 +27,20 @@ class Link(NamedTuple):
 
 
 def fitted(token: str, width: int, right: bool = False) -> str:
-    """A token in exactly so many cells, on the left of them or on the right; what is too long ends in …"""
+    """Return a token in exactly `width` cells, left- or right-aligned; a longer one is cut and ends in …"""
     token = token if cell_len(token) <= width else set_cell_size(token, width - 1).rstrip() + "…"
-    room = " " * (width - cell_len(token))
-    return room + token if right else token + room
+    padding = " " * (width - cell_len(token))
+    return padding + token if right else token + padding
 
 
 def map_lines(weights: Tensor, rows: Sequence[str], columns: Sequence[str], width: int = 80) -> Iterator[Text]:
-    """A map [t, s] as lines of at most so many cells: a row for each query, in percent; · is less than one.
+    """Yield a map [t, s] as lines of at most `width` cells: a row for each query, in percent; · is less than 1 %.
 
-    Where the keys do not fit side by side, they follow below, as many at a time as do.
+    Keys that do not fit side by side continue in further blocks below.
     """
-    left = min(LABEL, max(map(cell_len, rows)))
+    left = min(MAX_LABEL, max(map(cell_len, rows)))
     number = len(str(max(len(rows), len(columns)) - 1))
-    cell = max(CELL, min(LABEL, max(map(cell_len, columns)) + 1), number + 1)
+    cell = max(MIN_CELL, min(MAX_LABEL, max(map(cell_len, columns)) + 1), number + 1)
     margin = number + 1 + left + 1
     at_once = max(1, (width - margin) // cell)
     for begin in range(0, len(columns), at_once):
@@ -58,23 +58,23 @@ def map_lines(weights: Tensor, rows: Sequence[str], columns: Sequence[str], widt
 
 def _percent(weight: float, width: int) -> Text:
     shade = RAMP[min(len(RAMP) - 1, max(0, int(weight * len(RAMP))))]
-    said = "·" if weight < 0.01 else f"{100 * weight:.0f}"
-    return Text(f"{said:>{width}}", style="dim" if weight < 0.01 else shade)
+    label = "·" if weight < 0.01 else f"{100 * weight:.0f}"
+    return Text(f"{label:>{width}}", style="dim" if weight < 0.01 else shade)
 
 
 def strongest(maps: Tensor, layers: Sequence[int], heads: Sequence[int], most: int = 10) -> list[Link]:
-    """The greatest weights of maps [layers, heads, t, s], the greatest first, with the numbers of layers and heads.
+    """Return the `most` highest weights of maps [layers, heads, t, s] in descending order, as links.
 
-    A query that sees one key only is left out: its weight says nothing.
+    Queries that see only one key are left out: their weight is always 1.
     """
-    free = (maps > 0).flatten(0, 1).any(dim=0).sum(dim=-1) > 1  # [t]
-    found = (maps * free[:, None]).flatten()
-    values, places = found.topk(min(most, found.numel()))
+    has_choice = (maps > 0).flatten(0, 1).any(dim=0).sum(dim=-1) > 1  # [t]
+    weights = (maps * has_choice[:, None]).flatten()
+    values, indices = weights.topk(min(most, weights.numel()))
     links = []
-    for value, place in zip(values.tolist(), places.tolist(), strict=True):
+    for value, index in zip(values.tolist(), indices.tolist(), strict=True):
         if value > 0:
-            place, key = divmod(place, maps.shape[3])
-            place, query = divmod(place, maps.shape[2])
-            layer, head = divmod(place, maps.shape[1])
+            index, key = divmod(index, maps.shape[3])
+            index, query = divmod(index, maps.shape[2])
+            layer, head = divmod(index, maps.shape[1])
             links.append(Link(value, layers[layer], heads[head], query, key))
     return links

@@ -1,4 +1,4 @@
-"""Small models and their inputs for tests of inspection."""
+"""Small models and inputs for tests of inspection."""
 
 from hypothesis import settings
 from torch import Tensor
@@ -32,23 +32,23 @@ PAIR = ModelConfig(
     head=LM(),
 )
 SOURCE, TARGET = tokens(0, 2, 5), tokens(1, 2, 4)
-FEW = settings(max_examples=15)
+FEW_EXAMPLES = settings(max_examples=15)
 
 
 def read(config: ModelConfig) -> tuple[Tensor, ...]:
     return (SOURCE, TARGET) if config.shape == "encoder-decoder" else (TARGET,)
 
 
-NOWHERE = NoPosition()
+NO_POSITION = NoPosition()
 
 
-def decoder(block: Block, position: Position = NOWHERE, depth: int = 2, **changes: object) -> Transformer:
+def decoder(block: Block, position: Position = NO_POSITION, depth: int = 2, **changes: object) -> Transformer:
     stack = Stack(depth=depth, blocks=(block,), position=position)
     config = ModelConfig(width=8, target=READ, decoder=stack, head=LM())
     return build(config.model_copy(update=changes))
 
 
 def bare(position: Position, **changes: object) -> Transformer:
-    """No norm before the first scores."""
+    """Build a decoder without a norm before the first scores."""
     attention = Attention(heads=2, kv_heads=1, bias=True).model_copy(update=changes)
     return decoder(Block(mixer=attention, feedforward=NoFeedForward(), norm=NoNorm()), position)

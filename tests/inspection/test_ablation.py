@@ -1,4 +1,4 @@
-"""Heads switched off, and their scores."""
+"""Ablation of attention heads."""
 
 import pytest
 import torch
@@ -9,16 +9,16 @@ from anyformer.inspection.ablation import head_scores, run_without_heads
 from anyformer.inspection.scalar_outputs import log_probability, logit, loss
 from anyformer.inspection.sublayers import attentions
 from anyformer.inspection.taps import run_with_taps
-from tests.inspection.small_models import BLOCK, FEW, PAIR, READ, SOURCE, TARGET, decoder, read
+from tests.inspection.small_models import BLOCK, FEW_EXAMPLES, PAIR, READ, SOURCE, TARGET, decoder, read
 from tests.strategies import build, close, models, seeds, tokens
 
 # -- ablation -------------------------------------------------------------------------------------------------------
 
 
-@FEW
+@FEW_EXAMPLES
 @given(models(mixers=("attention",)), seeds)
 def test_switching_heads_off_is_zeroing_columns(config: ModelConfig, seed: int):
-    """In every attention the first head and the last; where layers share weights, of all applications alike."""
+    """Tested with the first and last head of every attention; shared layers are changed in all their applications."""
     model, args = build(config, seed), read(config)
     known = {name: a for name, a in attentions(model).items() if isinstance(a.out, torch.nn.Linear)}
     if not known:
@@ -34,7 +34,7 @@ def test_switching_heads_off_is_zeroing_columns(config: ModelConfig, seed: int):
 
 
 def test_head_scores():
-    """What a measure gains without each head, in tables by stack and sublayer."""
+    """Tables by stack and sublayer hold the change of the measure without each head."""
     model, labels = build(PAIR), tokens(2, 2, 4)
     measure = log_probability(labels)
     tables = head_scores(model, measure, SOURCE, TARGET)
@@ -50,7 +50,7 @@ def test_head_scores():
     close(mean["decoder.mixer"], -tables["decoder.mixer"] / 8)
 
 
-def test_a_head_that_writes_nothing_scores_nothing():
+def test_a_head_with_zero_output_weights_has_score_zero():
     model = decoder(BLOCK)
     with torch.no_grad():
         model.decoder.blocks[1]["mixer"].inner.out.weight[:, :4] = 0.0
@@ -76,17 +76,17 @@ def test_wrong_heads():
         head_scores(model, logit(0), TARGET, cache=model.new_cache(2, 8))
 
 
-def test_labels_that_ask_for_nothing():
+def test_ignored_labels_do_not_count():
     output, labels = torch.randn(2, 3, 5), torch.tensor([[1, -100, 2], [-100, -100, 4]])
     p = output.log_softmax(dim=-1)
     close(log_probability(labels)(output), p[0, 0, 1] + p[0, 2, 2] + p[1, 2, 4], 1e-6)
     close(loss(labels)(output), -(p[0, 0, 1] + p[0, 2, 2] + p[1, 2, 4]) / 3, 1e-6)
 
 
-# -- the cache ------------------------------------------------------------------------------------------------------
+# -- biases ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_biased_projection_stays_when_its_heads_go():
+def test_the_projection_bias_stays_when_all_heads_are_off():
     block = Block(mixer=Attention(heads=2, output=Projected(bias=True)), feedforward=NoFeedForward())
     model = decoder(block, depth=1)
     _, seen = run_with_taps(model, ["decoder.embed"], TARGET)

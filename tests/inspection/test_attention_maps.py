@@ -1,4 +1,4 @@
-"""Looking inside: names, maps and patches on the real model."""
+"""Attention maps, taps and patches of real models."""
 
 from pathlib import Path
 
@@ -54,7 +54,7 @@ def test_shapes():
     assert list(attention_maps(build(encoder), SOURCE)) == ["encoder"]
 
 
-def test_rows_sum_to_one_and_look_back_only():
+def test_rows_sum_to_one_and_are_causal():
     maps = attention_maps(build(PAIR), SOURCE, TARGET)
     for weights in maps.values():
         close(weights.sum(dim=-1), torch.ones(weights.shape[:-1], dtype=torch.float64))
@@ -67,8 +67,10 @@ def test_rows_sum_to_one_and_look_back_only():
 @pytest.mark.parametrize("position", [Rotary(), Alibi()], ids=lambda position: position.kind)
 @pytest.mark.parametrize("pattern", [None, Window(before=1, after=0)], ids=["causal", "window"])
 def test_maps_are_the_reference_weights(position, pattern):
-    """softmax(q kᵀ / sqrt(k) + bias) over what is visible, from the queries and keys of the same run; and they
-    explain what the heads read, so they are the weights that the fast kernel used."""
+    """Maps equal softmax(q kᵀ / sqrt(k) + bias) over visible keys, computed from the tapped queries and keys.
+
+    Times the values they give the outputs of the heads, so they are the weights that the fast kernel used.
+    """
     block = Block(mixer=Attention(heads=2, kv_heads=1, pattern=pattern))
     stack = Stack(depth=2, blocks=(block,), position=position)
     model, ids = build(ModelConfig(width=8, target=READ, decoder=stack, head=LM())), tokens(0, 2, 5)
@@ -97,7 +99,7 @@ def test_cross_maps_see_real_sources_only():
     maps = attention_maps(build(PAIR), SOURCE, TARGET, source_segments=segments)["cross"]
     assert not maps[:, 0, :, :, 3:].any()
     close(maps[:, 0].sum(dim=-1), torch.ones(3, 4, 4, dtype=torch.float64))
-    assert not maps[:, 1].any()  # nothing to see
+    assert not maps[:, 1].any()  # all keys are padding
 
 
 def test_relu_maps_do_not_sum_to_one():
@@ -108,7 +110,7 @@ def test_relu_maps_do_not_sum_to_one():
     assert (maps.sum(dim=-1) - 1).abs().max() > 0.1
 
 
-def test_layers_that_differ_in_heads_are_looked_at_one_by_one():
+def test_layers_with_different_numbers_of_heads_need_taps():
     blocks = tuple(Block(mixer=Attention(heads=heads)) for heads in (2, 4))
     config = ModelConfig(width=8, source=READ, encoder=Stack(depth=2, blocks=blocks), head=LM())
     model = build(config)
@@ -121,7 +123,7 @@ def test_layers_that_differ_in_heads_are_looked_at_one_by_one():
 
 
 @given(models(), seeds)
-def test_looking_changes_no_bit(config: ModelConfig, seed: int):
+def test_taps_change_no_bit(config: ModelConfig, seed: int):
     model = build(config, seed)
     args = (SOURCE, TARGET) if config.shape == "encoder-decoder" else (TARGET,)
     with torch.no_grad():
@@ -130,7 +132,7 @@ def test_looking_changes_no_bit(config: ModelConfig, seed: int):
     assert seen["head"] is out
 
 
-def test_the_names_and_shapes_that_are_promised():
+def test_tap_names_and_shapes():
     model = build(PAIR)
     _, seen = run_with_taps(model, ["*"], SOURCE, TARGET)
     expected: dict[str, tuple[int, ...]] = {"head": (2, 4, 11)}
@@ -153,7 +155,7 @@ def test_the_names_and_shapes_that_are_promised():
 
 
 def test_the_residual_stream_is_a_sum():
-    """Each layer adds what its sublayers put out; the last one is what the head reads."""
+    """Each layer adds the outputs of its sublayers; the head reads the last sum."""
     model = build(PAIR)
     _, seen = run_with_taps(model, ["*"], SOURCE, TARGET)
     x = seen["decoder.embed"]
@@ -163,7 +165,7 @@ def test_the_residual_stream_is_a_sum():
     close(seen["head"], x @ model.head.table.T)
 
 
-def test_only_what_was_asked_for():
+def test_only_matching_activations_are_recorded():
     _, seen = run_with_taps(build(PAIR), ["decoder.*.mixer.weights", "encoder.0.out"], SOURCE, TARGET)
     assert set(seen) == {"encoder.0.out", *(f"decoder.{i}.mixer.weights" for i in range(3))}
 
@@ -182,7 +184,7 @@ def patched(model: Transformer, name: str, change, *args: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", ["decoder.embed", "decoder.0.out", "decoder.1.out", "decoder.final", "head"])
 def test_the_residual_stream_of_another_run_gives_its_output(name: str):
-    """Whatever carries all information, patched in from another run, carries that run's output."""
+    """An activation that carries all information, patched in from another run, gives that run's output."""
     model, other = build(ALONE), (TARGET + 3) % 11
     expected, seen = run_with_taps(model, [name], other)
     assert not torch.allclose(model(TARGET), expected)
@@ -203,8 +205,8 @@ def test_ablating_a_head_is_zeroing_its_columns(head: int):
     close(out, model(TARGET))
 
 
-def test_changed_weights_change_what_is_read():
-    """Attention patched to look at itself only is attention with a window of nothing else."""
+def test_patched_weights_are_used():
+    """Weights patched to the identity equal a window that holds only the query's own position."""
     model = build(ALONE)
     block = BLOCK.model_copy(update={"mixer": BLOCK.mixer.model_copy(update={"pattern": Window(before=0, after=0)})})
     both = Stack(depth=2, blocks=(BLOCK, block), position=Rotary())
@@ -215,7 +217,7 @@ def test_changed_weights_change_what_is_read():
     close(out, other(TARGET))
 
 
-def test_a_patch_at_one_position_moves_only_what_sees_it():
+def test_a_patch_at_one_position_changes_only_later_positions():
     model = build(ALONE)
 
     def push(x: Tensor) -> Tensor:
@@ -225,8 +227,8 @@ def test_a_patch_at_one_position_moves_only_what_sees_it():
     assert moved.tolist() == [False, False, True, True]
 
 
-def test_zeroed_sublayers_leave_the_layers_without_them():
-    """Patching a feed-forward's output to zero is having none."""
+def test_a_zeroed_sublayer_equals_a_model_without_it():
+    """Patching the output of a feed-forward to zero equals having none."""
     without = BLOCK.model_copy(update={"feedforward": NoFeedForward()})
     small = build(ALONE.model_copy(update={"decoder": Stack(depth=2, blocks=(without,), position=Rotary())}))
     model = build(ALONE)
@@ -236,7 +238,7 @@ def test_zeroed_sublayers_leave_the_layers_without_them():
 
 
 def test_gradients_flow_through_a_patch():
-    """A patch may be learned: its gradient is that of the activation it replaces."""
+    """The gradient of a patch is that of the activation it replaces."""
     model = build(ALONE)
     _, seen = run_with_taps(model, ["decoder.0.out"], TARGET)
     patch = seen["decoder.0.out"].detach().clone().requires_grad_()
@@ -258,8 +260,8 @@ def test_plot_map_writes_a_png(tmp_path: Path, shape: tuple[int, ...]):
     assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
-def test_a_biased_output_is_part_of_what_a_sublayer_adds():
-    """`out` is what enters the residual stream, the projection's bias included; `heads` is what was read before it."""
+def test_the_output_bias_is_part_of_a_sublayers_output():
+    """`out`, which enters the residual stream, includes the bias of the projection; `heads` is before it."""
     block = Block(mixer=Attention(heads=2, output=Projected(bias=True)), feedforward=NoFeedForward())
     config = ModelConfig(width=8, source=READ, encoder=Stack(depth=1, blocks=(block,)), head=LM())
     model = build(config)

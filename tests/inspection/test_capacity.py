@@ -1,4 +1,4 @@
-"""Sizes beyond the machine are counted at once, and refused with both figures before anything is allocated."""
+"""Sizes beyond the machine's memory are counted quickly, and refused with both figures before any allocation."""
 
 import contextlib
 import inspect

@@ -1,4 +1,4 @@
-"""Counting against formulae by hand; `tests/laws` counts against the real model."""
+"""Costs compared with formulae by hand; `tests/laws` compares them with real models."""
 
 import json
 
@@ -38,21 +38,21 @@ D, H, V, T, S, B, N = 64, 4, 97, 24, 10, 3, 5  # width, heads, vocabulary, lengt
 
 
 def block(**changes: object) -> Block:
-    """No biases, no norms: nothing but the matrices."""
+    """Return a block without biases and norms: nothing but matrices."""
     plain = Block(mixer=Attention(heads=H), feedforward=Plain(bias=False, activation=Relu()), norm=NoNorm())
     return plain.model_copy(update=changes)
 
 
 def decoder(*blocks: Block, head: object = NoHead(), stack: dict[str, object] | None = None, **fields: object) -> Table:
-    """The table of a decoder-only model of T tokens in B rows."""
+    """Return the table of a decoder-only model for T tokens in B rows."""
     layers = Stack(depth=N, blocks=blocks or (block(),)).model_copy(update=stack or {})
     config = ModelConfig(width=D, target=Tokens(vocab=V), decoder=layers)
     return count(config.model_copy(update={"head": head, **fields}), T, batch=B)
 
 
 def row(table: Table, part: str) -> Row:
-    (found,) = [row for row in table.rows if row.part == part]
-    return found
+    (match,) = [row for row in table.rows if row.part == part]
+    return match
 
 
 def parts(table: Table) -> list[str]:
@@ -95,7 +95,7 @@ def test_attention_of_any_shape(attention: dict[str, object], matrices: int, bia
 
 @pytest.mark.parametrize("query_rank", [None, 20])
 def test_latent_attention(query_rank: int | None) -> None:
-    """Down to the compressed vector and the shared key, up to every head's content and values; the cache keeps two."""
+    """Down to the compressed vector and the shared key (both cached), up to keys and values of all heads."""
     compress = Latent(rank=12, rotary_width=6, query_rank=query_rank)
     mixer = Attention(heads=H, key_width=18, value_width=10, compress=compress)
     found = row(decoder(block(mixer=mixer)), "decoder self-attention")
@@ -140,7 +140,7 @@ def test_gated_feed_forward_has_three_matrices() -> None:
         ("sandwich", Parallel(shared_norm=True), 3),
     ],
 )
-def test_norms_stand_where_the_placement_puts_them(placement: str, order: object, norms: int) -> None:
+def test_norms_by_placement(placement: str, order: object, norms: int) -> None:
     kinds = {LayerNorm(): 2 * D, LayerNorm(bias=False): D, RMSNorm(): D, NoNorm(): 0}
     for norm, each in kinds.items():
         table = decoder(block(norm=norm, placement=placement, order=order), stack={"final_norm": norm})
@@ -148,7 +148,7 @@ def test_norms_stand_where_the_placement_puts_them(placement: str, order: object
         assert sum(r.parameters for r in table.rows if r.part == "decoder final norm") == each
 
 
-def test_shared_layers_weigh_once_and_run_every_time() -> None:
+def test_shared_layers_have_one_set_of_weights_and_run_every_time() -> None:
     blocks = block(), block(feedforward=Plain(width=7, bias=False))
     apart, shared = (decoder(*blocks, stack={"share": share}) for share in (False, True))
     assert (shared.flops, shared.cache_bytes, shared.activation_bytes) == (
@@ -173,7 +173,7 @@ def test_position_tables() -> None:
     assert tables(position=T5Bias(shared=False)) == N * 32 * H
     assert tables(position=T5Bias(shared=False), share=True) == 32 * H
     assert tables(block(), own, position=T5Bias()) == 32 * H + 16 * H  # two schemes in one stack
-    assert tables(own, other) == 16 * (H + 2)  # a table is as wide as its heads are many
+    assert tables(own, other) == 16 * (H + 2)  # one column per head
     assert tables(own, position=Learned(length=30)) == 30 * D + 16 * H
     assert "decoder positions" not in parts(decoder(stack={"position": "rotary"}))
 
@@ -223,23 +223,23 @@ def test_cross_attention_reads_the_source() -> None:
 
 
 def test_the_cache_of_a_grouped_model_with_a_window() -> None:
-    """Mistral 7B in bf16: 32 layers of 8 heads of 128, keys and values; of its window and no more."""
+    """Mistral 7B in bf16: keys and values of 32 layers with 8 heads of 128, limited to the window."""
     assert count(mistral(), 4000, bytes_per_value=2).cache_bytes == 4000 * 32 * 2 * 8 * 128 * 2
-    for length in (8192, 10**6):  # the window, the token that reads, and a slot for pads
+    for length in (8192, 10**6):  # the window, the newest token, and a slot for padding
         assert count(mistral(), length, bytes_per_value=2).cache_bytes == (4095 + 2) * 32 * 2 * 8 * 128 * 2
     assert count(llama(), 1, bytes_per_value=2).cache_bytes == 4 * count(mistral(), 1, bytes_per_value=2).cache_bytes
     assert count(bert()).cache_bytes == 0
 
 
 def test_activations_of_a_pre_norm_block() -> None:
-    """Per token: 2 norm inputs, 2 branch inputs, q k v and what the heads read, the hidden layer (twice with GELU)."""
+    """Per token: 2 norm inputs, 2 branch inputs, q k v and the heads' outputs, the hidden layer (twice with GELU)."""
     for act, hidden in ((Relu(), 4 * D), (Gelu(), 8 * D)):
         table = decoder(block(norm=LayerNorm(), feedforward=Plain(activation=act)), head=LM(), tie="output")
         assert table.activation_bytes == 4 * B * T * (N * (2 * D + 2 * D + 4 * D + hidden) + D + V)
     gated = row(decoder(block(feedforward=Gated())), "decoder feed-forward")
     assert gated.activation_bytes == 4 * B * T * N * (D + 4 * 4 * D)
-    alike = decoder(block(order=Parallel(shared_norm=True), norm=LayerNorm()))
-    assert alike.activation_bytes == 4 * B * T * N * (D + D + 4 * D + 4 * D)  # one norm, one input for both
+    parallel = decoder(block(order=Parallel(shared_norm=True), norm=LayerNorm()))
+    assert parallel.activation_bytes == 4 * B * T * N * (D + D + 4 * D + 4 * D)  # one norm, one input for both
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -253,9 +253,9 @@ def test_everything_is_proportional_to_the_batch(name: str) -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_totals_are_the_sums(name: str) -> None:
     table = count(PRESETS[name]())
-    told = json.loads(json.dumps(table.to_dict()))
+    report = json.loads(json.dumps(table.to_dict()))
     for number in ("parameters", "flops", "activation_bytes", "cache_bytes"):
-        assert told[number] == getattr(table, number) == sum(row[number] for row in told["rows"])
+        assert report[number] == getattr(table, number) == sum(row[number] for row in report["rows"])
 
 
 def test_text() -> None:
@@ -267,7 +267,7 @@ def test_text() -> None:
     assert "source length 512" in str(count(t5(), source_length=512))
 
 
-def test_a_length_past_the_positions_is_said() -> None:
+def test_a_length_past_the_positions_is_reported() -> None:
     table = count(bart(), 100, source_length=2000)
     assert table.too_long == ("encoder",)
     assert str(table).endswith("too long for the encoder: its positions end before")

@@ -1,4 +1,4 @@
-"""Figures take what the functions of inspection return, and labels do not overlap."""
+"""Figures accept the results of the inspection functions, and labels do not overlap."""
 
 import itertools
 from pathlib import Path
@@ -25,15 +25,15 @@ def model() -> Transformer:
     return Transformer(presets.gpt2(depth=2, width=16, heads=2, vocab=11, length=16)).eval()
 
 
-def test_a_lens_of_several_texts(tmp_path: Path):
+def test_logit_lens_of_several_texts(tmp_path: Path):
     lens, labels = logit_lens(model(), IDS), NAMES[:4]
     rows = [plot.plot_lens(lens, labels, NAMES, tmp_path / f"{row}.svg", row).read_text() for row in range(2)]
     whole = plot.plot_lens(lens, labels, NAMES, tmp_path / "first.svg").read_text()
     alone = plot.plot_lens(lens[:, 0], labels, NAMES, tmp_path / "alone.svg").read_text()
-    assert words(rows[0]) == words(whole) == words(alone) != words(rows[1])
+    assert labels_in(rows[0]) == labels_in(whole) == labels_in(alone) != labels_in(rows[1])
 
 
-def words(svg: str) -> list[str]:
+def labels_in(svg: str) -> list[str]:
     return [line.split(">")[1].split("<")[0] for line in svg.splitlines() if line.lstrip().startswith("<text")]
 
 
@@ -41,16 +41,16 @@ def test_growth_of_one_cache(tmp_path: Path):
     grown = cache_growth(model(), 4)
     plot.plot_growth(grown, tmp_path / "one.svg")
     named = plot.plot_growth({"auto": grown}, tmp_path / "named.svg").read_text()
-    assert words(named) == [*words((tmp_path / "one.svg").read_text()), "auto"]
+    assert labels_in(named) == [*labels_in((tmp_path / "one.svg").read_text()), "auto"]
 
 
-LONG = [
+LONG_LABELS = [
     ["the", "quick", "brown", "foxes", "jumped", "over", "congratulations", "internationalization"],
     ["我去学校"] * 12,
 ]
 
 
-@pytest.mark.parametrize("labels", [*LONG, ["a", "b"], ["t"] * 200], ids=["long", "wide", "short", "many"])
+@pytest.mark.parametrize("labels", [*LONG_LABELS, ["a", "b"], ["t"] * 200], ids=["long", "wide", "short", "many"])
 def test_labels_of_an_attribution_do_not_overlap(labels: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     boxes: list[Any] = []
 
@@ -60,8 +60,8 @@ def test_labels_of_an_attribution_do_not_overlap(labels: list[str], tmp_path: Pa
         boxes.extend(label.get_window_extent() for label in shown)
 
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", measure)
-    found = Attribution(torch.tensor(0.0), {"decoder": torch.linspace(-1, 1, len(labels))[None]})
-    plot.plot_attribution(found, {"decoder": labels}, tmp_path / "a.png")
+    result = Attribution(torch.tensor(0.0), {"decoder": torch.linspace(-1, 1, len(labels))[None]})
+    plot.plot_attribution(result, {"decoder": labels}, tmp_path / "a.png")
     assert len(boxes) > 1
     assert all(a.x1 <= b.x0 + 1 for a, b in itertools.pairwise(boxes))
 
@@ -87,7 +87,9 @@ def attribution(tokens: dict[str, list[str]], row: int = 0) -> None:
         (lambda: attribution({"decoder": NAMES[:4]}, row=2), "row = 2: must be from 0 to 1"),
     ],
 )
-def test_what_does_not_fit(call: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_arguments_of_the_wrong_size_are_refused(
+    call: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=message):
         call()

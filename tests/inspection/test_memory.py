@@ -10,7 +10,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from anyformer import presets
 from anyformer.config import MaskedLM, ModelConfig, NoHead, io
-from anyformer.inspection.memory import LOGITS, Memory, Precision, training_memory
+from anyformer.inspection.memory import MAX_LOGIT_BYTES, Memory, Precision, training_memory
 from anyformer.kernels import cross_entropy as loss
 from anyformer.nn import dropout
 from anyformer.nn.aux_outputs import AuxOutputs
@@ -21,7 +21,7 @@ D, H, V, T, B = 64, 2, 128, 64, 4
 
 def small(name: str, dropped: float) -> ModelConfig:
     make = getattr(presets, name)
-    depth = 1 if name == "vaswani" else 2  # of each of its stacks
+    depth = 1 if name == "vaswani" else 2  # of each stack
     config = make(depth=depth, width=D, heads=H, vocab=V, **({} if name == "llama" else {"dropout": dropped}))
     at = "encoder" if name == "bert" else "decoder"
     tie = {"output": "none", "all": "inputs"}.get(config.tie, config.tie)
@@ -30,7 +30,7 @@ def small(name: str, dropped: float) -> ModelConfig:
 
 
 def saved(config: ModelConfig, precision: Precision, compiled: bool, recompute: bool = False) -> int:
-    """Bytes of all tensors that a forward pass keeps, but the weights."""
+    """Return the bytes of all tensors that autograd saves in a forward pass, without the weights."""
     torch.manual_seed(0)
     model = Transformer(config).train()
     for stack in config.stacks:
@@ -43,18 +43,18 @@ def saved(config: ModelConfig, precision: Precision, compiled: bool, recompute: 
 
     run = torch.compile(forward, backend="aot_eager_decomp_partition") if compiled else forward
     weights = {p.data_ptr() for p in model.parameters()}
-    kept: dict[int, int] = {}
+    sizes: dict[int, int] = {}
 
     def pack(x: Tensor) -> Tensor:
         storage = x.untyped_storage()
         if storage.data_ptr() not in weights and x.dtype is not torch.int64:
-            kept[storage.data_ptr()] = storage.nbytes()
+            sizes[storage.data_ptr()] = storage.nbytes()
         return x
 
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"), saved_tensors_hooks(pack, lambda x: x):
         out = run()
     assert out.requires_grad
-    return sum(kept.values())
+    return sum(sizes.values())
 
 
 @pytest.mark.filterwarnings("ignore")  # of the compiler
@@ -63,23 +63,23 @@ def saved(config: ModelConfig, precision: Precision, compiled: bool, recompute: 
     ("precision", "compiled", "dropped"),
     [("fp32", False, 0.0), ("bf16", False, 0.0), ("fp32", True, 0.0), ("bf16", True, 0.1)],
 )
-def test_activations_are_what_torch_saves(
+def test_activations_equal_the_tensors_that_torch_saves(
     name: str, precision: Precision, compiled: bool, dropped: float, monkeypatch: pytest.MonkeyPatch
 ):
-    """In half precision together with the copies of the weights."""
-    if compiled:  # as on a GPU; what a CPU keeps of dropout without a compiler is wider
+    """In half precision both include the copies of the weights."""
+    if compiled:  # as on a GPU; an eager CPU saves wider dropout masks
         monkeypatch.setattr(dropout.Dropout, "forward", hashed)
         torch.compiler.reset()
     config = small(name, dropped)
-    told = training_memory(config, T, batch=B, precision=precision, compiled=compiled)
-    assert saved(config, precision, compiled) == pytest.approx(told.activations + told.casts, rel=0.05)
+    estimate = training_memory(config, T, batch=B, precision=precision, compiled=compiled)
+    assert saved(config, precision, compiled) == pytest.approx(estimate.activations + estimate.casts, rel=0.05)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert", "llama"])
-def test_recomputed_layers_keep_their_input(name: str):
+def test_recomputed_layers_save_only_their_input(name: str):
     config = small(name, 0.0)
-    told = training_memory(config, T, batch=B, precision="fp32", compiled=False, recompute=True)
-    assert saved(config, "fp32", compiled=False, recompute=True) == pytest.approx(told.activations, rel=0.1)
+    estimate = training_memory(config, T, batch=B, precision="fp32", compiled=False, recompute=True)
+    assert saved(config, "fp32", compiled=False, recompute=True) == pytest.approx(estimate.activations, rel=0.1)
 
 
 def hashed(self: dropout.Dropout, x: Tensor) -> Tensor:
@@ -101,31 +101,31 @@ WORK: dict[str, tuple[ModelConfig, int, int]] = {
 
 
 @pytest.mark.parametrize("key", WORK)
-def test_the_peak_on_a_gpu_is_foretold(key: str):
+def test_the_peak_on_a_gpu_is_predicted(key: str):
     config, length, batch = WORK[key]
-    told = training_memory(config, length, batch=batch)
-    assert MEASURED[key]["memory"]["ours"] == pytest.approx(told.peak, rel=0.1)
+    estimate = training_memory(config, length, batch=batch)
+    assert MEASURED[key]["memory"]["ours"] == pytest.approx(estimate.peak, rel=0.1)
 
 
 def sums(memory: Memory) -> int:
     return memory.weights + memory.optimizer + memory.casts + memory.activations + memory.passing
 
 
-def test_with_many_tokens_the_peak_is_where_all_activations_are():
-    told = training_memory(presets.gpt2(), 1024, batch=8)
-    assert told.peak == sums(told)
-    assert str(told).startswith("training (bf16, compiled): 4.9 GiB at the peak")
+def test_with_many_tokens_the_peak_is_at_the_loss():
+    estimate = training_memory(presets.gpt2(), 1024, batch=8)
+    assert estimate.peak == sums(estimate)
+    assert str(estimate).startswith("training (bf16, compiled): 4.9 GiB at the peak")
 
 
-def test_with_few_tokens_the_peak_is_where_all_gradients_are():
-    told = training_memory(presets.gpt2(), 8, batch=1)
-    assert told.gradients == told.weights
-    assert sums(told) < told.weights + told.optimizer + told.gradients < told.peak
-    assert "at the end with all gradients" in str(told)
+def test_with_few_tokens_the_peak_is_at_the_end_of_the_backward_pass():
+    estimate = training_memory(presets.gpt2(), 8, batch=1)
+    assert estimate.gradients == estimate.weights
+    assert sums(estimate) < estimate.weights + estimate.optimizer + estimate.gradients < estimate.peak
+    assert "at the end with all gradients" in str(estimate)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "vaswani", "llama"])
-def test_what_costs_less(name: str):
+def test_options_that_need_less_memory(name: str):
     config = getattr(presets, name)(depth=6, width=256, heads=4, vocab=8000)
     plain = training_memory(config, 128, batch=64, precision="fp32")
     for changes in ({"precision": "bf16"}, {"recompute": True}, {"asked": 0.01}):
@@ -133,5 +133,5 @@ def test_what_costs_less(name: str):
     assert training_memory(config, 128, batch=64, precision="fp32", compiled=False).peak >= plain.peak
 
 
-def test_the_loss_works_in_the_same_parts():
-    assert LOGITS == loss.MAX_LOGIT_BYTES
+def test_the_loss_uses_chunks_of_the_same_size():
+    assert MAX_LOGIT_BYTES == loss.MAX_LOGIT_BYTES

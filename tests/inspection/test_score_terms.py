@@ -57,7 +57,7 @@ def test_content_and_bias_add_up_to_the_scores(position: Position, changes: dict
         terms = score_terms(model, f"decoder.{layer}.mixer", TARGET)
         assert list(terms) == (["content"] if position.kind == "none" else ["content", "bias"])
         close(from_terms(terms), maps[layer])
-    if position.kind != "none":  # where tokens stand decides, and no token
+    if position.kind != "none":  # the bias depends on positions, not on tokens
         other = score_terms(model, "decoder.1.mixer", (TARGET + 1) % 11)
         assert torch.equal(other["bias"], terms["bias"])
 
@@ -65,7 +65,7 @@ def test_content_and_bias_add_up_to_the_scores(position: Position, changes: dict
 @pytest.mark.parametrize("position", [Sinusoidal(), Learned(length=9)], ids=lambda p: p.kind)
 @pytest.mark.parametrize("late", [False, True], ids=["full", "factorised"])
 def test_four_terms_of_positions_in_embeddings(position: Position, late: bool):
-    """They add up; what is of content alone stays where tokens move along, what is of position where tokens change."""
+    """They add up; content-content does not change with positions, position-position not with tokens."""
     model = bare(position)
     if late:
         read = Tokens(vocab=11, table=FactorisedTable(width=4))
@@ -81,17 +81,17 @@ def test_four_terms_of_positions_in_embeddings(position: Position, late: bool):
         assert not torch.allclose(changed[name], terms[name])
 
 
-def test_where_terms_cannot_be_told_apart():
+def test_terms_that_cannot_be_separated_are_refused():
     def refused(model: Transformer, name: str, why: str) -> None:
         with pytest.raises(ValueError, match=why):
             score_terms(model, name, TARGET)
 
-    refused(bare(Rotary()), "decoder.0.mixer", "rotary positions turn queries and keys")
-    refused(bare(Sinusoidal()), "decoder.1.mixer", "past the first layer")
+    refused(bare(Rotary()), "decoder.0.mixer", "rotary positions rotate queries and keys")
+    refused(bare(Sinusoidal()), "decoder.1.mixer", "after the first layer")
     refused(bare(Sinusoidal(), cap=2.0), "decoder.0.mixer", "scores are capped")
-    refused(decoder(Block(mixer=Attention(heads=2)), Sinusoidal()), "decoder.0.mixer", "behind a norm")
+    refused(decoder(Block(mixer=Attention(heads=2)), Sinusoidal()), "decoder.0.mixer", "after a norm")
     shared = Block(mixer=Attention(heads=2), order=Parallel(shared_norm=True))
-    refused(decoder(shared, Sinusoidal()), "decoder.0.mixer", "behind a norm")
+    refused(decoder(shared, Sinusoidal()), "decoder.0.mixer", "after a norm")
     latent = Attention(heads=2, key_width=8, compress=Latent(rank=3, rotary_width=4))
     refused(decoder(Block(mixer=latent, norm=NoNorm()), Sinusoidal()), "decoder.0.mixer", "in latent attention")
     cross = score_terms(build(PAIR), "decoder.1.cross", SOURCE, TARGET)
@@ -102,7 +102,7 @@ def test_where_terms_cannot_be_told_apart():
 
 
 def test_bias_curves():
-    """ALiBi's is a line by its slope; T5's is the bias of the scores at that distance, both ways in an encoder."""
+    """ALiBi's curve is a line; T5's is the bias of the scores at that distance, in both directions in an encoder."""
     curve = position_curves(bare(Alibi()), reach=5)["decoder.1.mixer"]
     slopes = torch.tensor(Alibi.slopes(2))[:, None]
     close(curve.values, -slopes * torch.arange(6.0))
@@ -124,12 +124,12 @@ def test_the_envelope_of_rotary(fraction: float):
     waves = int(8 * fraction) // 2
     for head in range(2):
         for distance in range(7):
-            turned = sum(math.cos(distance / 2 * 100 ** (-i / waves)) for i in range(waves))
-            assert float(curve.values[head, distance]) == pytest.approx((turned + 4 - waves) / 4, abs=1e-6)
+            envelope = sum(math.cos(distance / 2 * 100 ** (-i / waves)) for i in range(waves))
+            assert float(curve.values[head, distance]) == pytest.approx((envelope + 4 - waves) / 4, abs=1e-6)
     assert (curve.kind, float(curve.values[0, 0])) == ("envelope", 1.0)
 
 
-def test_no_curve_where_no_scheme_acts_on_scores():
+def test_no_curve_without_positions_in_scores():
     assert position_curves(bare(Sinusoidal())) == {}
     assert {name.split(".")[2] for name in position_curves(build(PAIR))} <= {"mixer"}
 
@@ -138,21 +138,21 @@ def test_no_curve_where_no_scheme_acts_on_scores():
 
 
 def test_attributions_add_up_in_a_linear_model():
-    """gradient × input is all of a bias-free linear function; of others it is not."""
+    """Gradient × input equals a bias-free linear function exactly; it does not for others."""
     block = Block(mixer=Convolution(width=3, bias=False), feedforward=NoFeedForward(), norm=NoNorm())
-    found = attribute(linear := decoder(block, Sinusoidal()), logit(5), TARGET)
-    close(found.total, linear(TARGET)[:, -1, 5].sum().detach())
-    close(found.value, found.total)
+    result = attribute(linear := decoder(block, Sinusoidal()), logit(5), TARGET)
+    close(result.total, linear(TARGET)[:, -1, 5].sum().detach())
+    close(result.value, result.total)
     curved = attribute(decoder(BLOCK), logit(5), TARGET)
     assert not torch.allclose(curved.value, curved.total)
 
 
-def test_attribution_is_by_the_slope_of_each_embedding():
-    """A little more of one token's embedding changes the measure by that token's part; one not seen has none."""
+def test_attribution_is_the_derivative_along_each_embedding():
+    """Scaling one token's embedding slightly changes the measure by its contribution; invisible tokens have none."""
     model, measure = build(PAIR), logit(5, at=1)
-    found = attribute(model, measure, SOURCE, TARGET)
-    assert {side: tuple(x.shape) for side, x in found.tokens.items()} == {"encoder": (2, 5), "decoder": (2, 4)}
-    assert not found.tokens["decoder"][:, 2:].any()
+    result = attribute(model, measure, SOURCE, TARGET)
+    assert {side: tuple(x.shape) for side, x in result.tokens.items()} == {"encoder": (2, 5), "decoder": (2, 4)}
+    assert not result.tokens["decoder"][:, 2:].any()
     step = 1e-6
 
     def more(x: Tensor) -> Tensor:
@@ -162,5 +162,5 @@ def test_attribution_is_by_the_slope_of_each_embedding():
 
     with torch.no_grad():
         grown = measure(run_with_patches(model, {"encoder.embed": more}, SOURCE, TARGET))
-        slope = (grown - measure(model(SOURCE, TARGET))) / step
-    close(found.tokens["encoder"][:, 3].sum(), slope, 1e-4)
+        derivative = (grown - measure(model(SOURCE, TARGET))) / step
+    close(result.tokens["encoder"][:, 3].sum(), derivative, 1e-4)

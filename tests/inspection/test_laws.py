@@ -1,4 +1,4 @@
-"""Laws of looking inside: maps, patches, the lens, caches."""
+"""Laws of attention maps, patching, the logit lens and cache growth."""
 
 import re
 from pathlib import Path
@@ -33,16 +33,16 @@ from anyformer.inspection.patching import run_with_patches
 from anyformer.inspection.sublayers import attentions
 from anyformer.inspection.taps import run_with_taps
 from anyformer.nn.model import Transformer
-from tests.inspection.small_models import BLOCK, FEW, PAIR, READ, SOURCE, TARGET, decoder, read
+from tests.inspection.small_models import BLOCK, FEW_EXAMPLES, PAIR, READ, SOURCE, TARGET, decoder, read
 from tests.strategies import build, close, models, seeds
 
 # -- maps -----------------------------------------------------------------------------------------------------------
 
 
-@FEW
+@FEW_EXAMPLES
 @given(models(mixers=("attention",)), seeds)
-def test_maps_are_the_weights_that_the_heads_read_by(config: ModelConfig, seed: int):
-    """Whatever kernel ran: the maps times the values are what came out of it; and rows are distributions."""
+def test_maps_times_values_are_the_outputs_of_the_heads(config: ModelConfig, seed: int):
+    """Holds for every kernel; and with softmax the rows are distributions."""
     model = build(config, seed)
     with torch.no_grad():
         _, seen = run_with_taps(model, ["*.weights", "*.v", "*.heads"], *read(config))
@@ -51,11 +51,11 @@ def test_maps_are_the_weights_that_the_heads_read_by(config: ModelConfig, seed: 
         close(mix(weights, v), heads)
         if attention.normalizer == "softmax" and attention.sinks is None:
             total = weights.sum(dim=-1)
-            close(total, total.round())  # 1, or 0 where there is nothing to see
+            close(total, total.round())  # 1, or 0 for fully masked queries
             assert (total > 0.5).any()
 
 
-def test_some_layers_and_heads_alone():
+def test_selected_layers_and_heads():
     model = build(PAIR)
     every = attention_maps(model, SOURCE, TARGET)
     some = attention_maps(model, SOURCE, TARGET, stacks=["decoder", "cross"], layers=[2, -3], heads=[1])
@@ -66,7 +66,7 @@ def test_some_layers_and_heads_alone():
     assert attention_maps(model, SOURCE, TARGET, stacks=["cross"], heads=[-1, 0])["cross"].shape == (3, 2, 2, 4, 5)
 
 
-def test_what_is_not_asked_for_is_not_computed():
+def test_only_selected_maps_are_computed():
     model = build(PAIR)
     with mock.patch.object(attention_module, "weigh", wraps=attention_module.weigh) as weigh:
         attention_maps(model, SOURCE, TARGET, stacks=["cross"], layers=[1])
@@ -83,33 +83,33 @@ def test_heads_of_layers_that_differ():
         attention_maps(model, SOURCE, heads=[3])
 
 
-def test_maps_that_are_not_there():
+def test_maps_of_layers_without_attention_are_refused():
     model = build(PAIR)
-    with pytest.raises(ValueError, match=r"layer 7: there is attention of encoder in layers 0 to 1"):
+    with pytest.raises(ValueError, match=r"layer 7 has no attention: choose from encoder layers 0 to 1"):
         attention_maps(model, SOURCE, TARGET, layers=[7], stacks=["encoder"])
     recurrent = decoder(Block(mixer=Recurrent(), feedforward=NoFeedForward()))
     with pytest.raises(ValueError, match="there is no attention in the model"):
         attention_maps(recurrent, TARGET)
-    with pytest.raises(ValueError, match="there is no attention in cross, but in decoder"):
+    with pytest.raises(ValueError, match="there is no attention in cross, only in decoder"):
         attention_maps(decoder(BLOCK), TARGET, stacks=["cross"])
 
 
 def test_the_table_of_names_is_complete():
-    """Every name by which a module shows something stands in it."""
+    """It lists every name that a module passes to a tap."""
     sources = Path(attention_module.__file__).parent.glob("*.py")
-    shown = {name for path in sources for name in re.findall(r'taps?\("(\w+)"', path.read_text(encoding="utf-8"))}
-    assert {"q", "weights", "state", "router", "final"} <= shown
-    listed = set(re.findall(r"\w+", taps.__doc__.partition("each behind")[0])) | {"head"}
-    assert shown <= listed
+    used = {name for path in sources for name in re.findall(r'taps?\("(\w+)"', path.read_text(encoding="utf-8"))}
+    assert {"q", "weights", "state", "router", "final"} <= used
+    listed = set(re.findall(r"\w+", taps.__doc__.partition("Each name")[0])) | {"head"}
+    assert used <= listed
 
 
 # -- patches --------------------------------------------------------------------------------------------------------
 
 
-@FEW
+@FEW_EXAMPLES
 @given(models(), seeds)
-def test_patching_with_the_same_run_changes_nothing(config: ModelConfig, seed: int):
-    """No bit, with all activations patched at once but the weights: with these, attention is mixed by definition."""
+def test_patching_a_run_with_its_own_activations_changes_nothing(config: ModelConfig, seed: int):
+    """Exact for all activations but `weights`, which switch attention to the reference implementation."""
     model, args = build(config, seed), read(config)
     with torch.no_grad():
         out, seen = run_with_taps(model, ["*"], *args)
@@ -139,9 +139,9 @@ def test_wrong_patches():
 # -- the lens -------------------------------------------------------------------------------------------------------
 
 
-@FEW
+@FEW_EXAMPLES
 @given(models(pools=False), seeds)
-def test_the_lens_ends_with_what_the_model_says(config: ModelConfig, seed: int):
+def test_the_last_layer_of_the_lens_is_the_output(config: ModelConfig, seed: int):
     model, args = build(config, seed), read(config)
     with torch.no_grad():
         lens = logit_lens(model, *args)
@@ -151,7 +151,7 @@ def test_the_lens_ends_with_what_the_model_says(config: ModelConfig, seed: int):
 
 @pytest.mark.parametrize("head", [MaskedLM(), Classifier(labels=3)], ids=lambda head: head.kind)
 def test_the_lens_of_an_encoder(head: MaskedLM | Classifier):
-    """After so many layers it is what a model without the others would say."""
+    """After n layers it equals the output of a model with only these n layers."""
     stack = Stack(depth=3, blocks=(BLOCK,), final_norm=LayerNorm())
     model = build(ModelConfig(width=8, source=READ, encoder=stack, head=head))
     segments = torch.tensor([[0, 0, 0, -1, -1], [0, 0, 0, 0, 0]])
@@ -187,6 +187,6 @@ def test_a_cache_grows_as_counted(mixer: Attention | Recurrent):
 def test_the_cache_of_an_encoder_decoder_begins_with_the_source():
     model = build(PAIR)
     grown = cache_growth(model, 3, SOURCE)
-    asked = [count(PAIR, n, batch=2, source_length=5, bytes_per_value=8).cache_bytes for n in (1, 2, 3)]
-    assert grown == asked
+    expected = [count(PAIR, n, batch=2, source_length=5, bytes_per_value=8).cache_bytes for n in (1, 2, 3)]
+    assert grown == expected
     assert grown[0] > 2 * (grown[1] - grown[0])

@@ -1,4 +1,4 @@
-"""What is shown: numbers and names of heads, figures, and maps in the terminal."""
+"""Statistics and names of heads, figures, and maps in the terminal."""
 
 from pathlib import Path
 
@@ -26,12 +26,12 @@ WORDS = ["나는", "학교에", "我去学校", "<eos>", "▁", "a$b$", "naïve"
 
 
 def one_hot(*keys: int) -> Tensor:
-    """A map [t, t] in which each query looks at one key."""
+    """Return a map [t, t] in which each query attends to one key."""
     return torch.eye(T)[list(keys)]
 
 
 def soft(causal: bool = True) -> Tensor:
-    """Equal weights on all that is seen."""
+    """Return a map with equal weights on all visible keys."""
     weights = torch.ones(T, T).tril() if causal else torch.ones(T, T)
     return weights / weights.sum(dim=-1, keepdim=True)
 
@@ -49,8 +49,8 @@ SECOND = one_hot(0, 1, 1, 1, 1, 1, 1, 1)
 # -- statistics -----------------------------------------------------------------------------------------------------
 
 
-def test_heads_are_called_by_what_they_do():
-    """Each named pattern, in its purest form, beside one that sees everything so that all is visible."""
+def test_names_of_heads():
+    """Each named pattern in its purest form, with a uniform head so that every key is visible."""
     heads = maps_of(PREVIOUS, one_hot(*range(T)), INDUCTION, one_hot(*[0] * T), SECOND, soft())
     found = head_statistics(heads, IDS)
     names = ["previous token", "itself", "induction", "first token", "vertical", "diffuse"]
@@ -64,7 +64,7 @@ def test_heads_are_called_by_what_they_do():
 
 
 def test_a_share_is_over_the_queries_that_have_such_a_key():
-    """Half of the mass on the token before, of all queries but the first: this sees nothing else."""
+    """Half of the weight is on the previous token, for all queries but the first, which has none."""
     half = (PREVIOUS + one_hot(*range(T))) / 2
     found = head_statistics(maps_of(half, soft()), IDS)
     assert float(found.previous[0, 0]) == float(found.itself[0, 0]) == 0.5
@@ -74,7 +74,7 @@ def test_a_share_is_over_the_queries_that_have_such_a_key():
     assert head_statistics(maps_of(INDUCTION, soft()), once).induction.isnan().all()  # one did, which shows nothing
 
 
-def test_a_head_is_positional_that_looks_alike_at_other_tokens():
+def test_a_positional_head_has_the_same_map_for_other_tokens():
     far = one_hot(0, 0, 0, 0, 1, 2, 3, 4)
     other = one_hot(0, 1, 0, 2, 0, 5, 1, 7)
     same = head_statistics(maps_of(far, soft(), batch=3))
@@ -87,7 +87,7 @@ def test_a_head_is_positional_that_looks_alike_at_other_tokens():
     assert head_statistics(maps_of(far, soft())).positional.isnan().all()  # nothing to compare with
 
 
-def test_pads_do_not_count_and_two_texts_have_no_distance():
+def test_padding_does_not_count_and_cross_attention_has_no_distance():
     real = torch.arange(T)[None] < 5
     broken = torch.cat((PREVIOUS[:5], one_hot(*[0] * T)[5:]))
     found = head_statistics(maps_of(broken, soft()), IDS, real=real)
@@ -102,13 +102,13 @@ def test_pads_do_not_count_and_two_texts_have_no_distance():
 
 
 def test_every_figure_takes_any_token(tmp_path: Path):
-    """Korean, Chinese, and what another would take for a formula; boxes where no font has them, and no error."""
+    """Korean, Chinese and dollar signs; characters that no font has become boxes, not errors."""
     pytest.importorskip("matplotlib")
     block, read = Block(mixer=Attention(heads=2)), Tokens(vocab=8)
     stack = Stack(depth=2, blocks=(block, Block(mixer=Attention(heads=2, position=Rotary()))), position=Alibi())
     model, ids = build(ModelConfig(width=8, target=read, decoder=stack, head=LM())), tokens(0, 1, T) % 8
     maps, title = attention_maps(model, ids)["decoder"], "$나$ 我"
-    found = attribute(model, logit(3), ids)
+    attribution = attribute(model, logit(3), ids)
 
     def at(name: str) -> Path:
         return tmp_path / f"{name}.svg"
@@ -121,19 +121,19 @@ def test_every_figure_takes_any_token(tmp_path: Path):
         plot.plot_statistics(head_statistics(maps, ids), at("statistics"), title),
         plot.plot_terms(score_terms(model, "decoder.0.mixer", ids), at("terms")),
         plot.plot_curves(position_curves(model), at("curves")),
-        plot.plot_attribution(found, {"decoder": WORDS}, at("attribution")),
+        plot.plot_attribution(attribution, {"decoder": WORDS}, at("attribution")),
         plot.plot_growth({"auto": cache_growth(model, 4), "int8": cache_growth(model, 4, kind="int8")}, at("growth")),
     ]
     texts = [path.read_text(encoding="utf-8") for path in drawn]
     assert all(text.startswith("<?xml") for text in texts)
-    assert all("학교에" in texts[i] for i in (0, 1, 3, 7))  # letters stay letters, for whatever font the reader has
+    assert all("학교에" in texts[i] for i in (0, 1, 3, 7))  # text stays text, for the reader's own fonts
 
 
 def test_a_map_of_many_tokens_stays_a_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """It grows no wider than there is room, and names some tokens of many."""
+    """The size of the figure and the number of labels are limited."""
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr(plot, "WIDEST", 6.0)
-    monkeypatch.setattr(plot, "LABELS", 10)
+    monkeypatch.setattr(plot, "MAX_INCHES", 6.0)
+    monkeypatch.setattr(plot, "MAX_LABELS", 10)
     names = [f"{i}나" for i in range(64)]
     path = plot.plot_map(torch.rand(2, 64, 64), names, names, tmp_path / "map.png")
     assert 130 * 6 <= int.from_bytes(path.read_bytes()[16:20], "big") <= 130 * 8
@@ -144,7 +144,7 @@ def test_a_map_of_many_tokens_stays_a_figure(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("width", [30, 80, 200])
 def test_wide_tokens_line_up(width: int):
-    """Every line of a block has the same cells, none more than there are, and the numbers are all there."""
+    """All lines of a block have the same width, at most `width` cells, and no value is lost."""
     weights = soft()
     lines = [line.plain for line in map_lines(weights, WORDS, WORDS, width)]
     blocks = "\n".join(lines).split("\n\n")
@@ -166,14 +166,14 @@ def test_tokens_that_are_too_long():
             assert cell_len(fitted(token, width)) == cell_len(fitted(token, width, right=True)) == width
 
 
-def test_shades_grow_with_the_weights():
+def test_colours_differ_by_weight():
     cells = [list(map_lines(torch.tensor([[w, 1 - w]]), ["a"], ["b", "c"]))[-1] for w in (0.0, 0.2, 0.5, 0.99)]
     styles = [str(line.spans[-2].style) for line in cells]
     assert len(set(styles)) == 4
 
 
 def test_the_strongest_links():
-    """The greatest weights first, with the numbers of their layers and heads; not those of a query without a choice."""
+    """In descending order, with their layers and heads, without queries that see only one key."""
     maps = torch.stack([soft(), soft()])[None].clone()
     maps[0, 1, 5] = one_hot(*[2] * T)[0] * 0.9 + 0.0125 * (torch.arange(T) < 8)
     first, *rest = strongest(maps, [3], [0, 7], most=4)
