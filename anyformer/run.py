@@ -40,7 +40,6 @@ from anyformer.config import (
     LM,
     Classifier,
     ConfigError,
-    Embedder,
     Fault,
     MaskedLM,
     ModelConfig,
@@ -52,34 +51,16 @@ from anyformer.config.spec import visible
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.inspection.capacity import check_model
 from anyformer.nn.model import Transformer
-from anyformer.recipe.recipe import (
-    AnyTask as TaskSpec,
-    Classify,
-    Embed,
-    Encoder,
-    LanguageModel,
-    MaskedLanguageModel,
-    Mixture,
-    PrefixLM,
-    Regress,
-    Seq2Seq,
-    SpanCorruption,
-    Tag,
-    TaskFile,
-)
+from anyformer.recipe import AnyTask as TaskSpec, Classify, Tag, TaskFile, head_kind, model_shapes
 from anyformer.tasks import generation, scoring
 from anyformer.tasks.base import Task
-from anyformer.tasks.classify import Classifying
-from anyformer.tasks.embed import Embedding
+from anyformer.tasks.build import build_task
 from anyformer.tasks.imported_encoder import Encoding
 from anyformer.tasks.lm import LanguageModelling
 from anyformer.tasks.mixture import MixedTasks
 from anyformer.tasks.mlm import MaskedLanguageModelling
-from anyformer.tasks.prefix_lm import PrefixModelling
-from anyformer.tasks.regress import Regressing
 from anyformer.tasks.seq2seq import SequenceToSequence
 from anyformer.tasks.span_corruption import SpanCorrupting
-from anyformer.tasks.tag import Tagging
 from anyformer.transforms.merge import merge
 from anyformer.transforms.quantise import Bits, quantise
 
@@ -89,32 +70,6 @@ STATE = "state.safetensors"  # beside the weights of a checkpoint
 SNAPSHOTS = "snapshots"  # weights at some steps of a training, see `training/snapshots.py`
 MAX_FAULTS = 10  # tensors that an error names
 REQUIRED = frozenset({"config.json", "task.json", "tokenizer.json", "model.safetensors"})
-
-
-def build_task(spec: TaskSpec, tokenizer: TextTokenizer, source_tokenizer: TextTokenizer | None) -> Task:
-    match spec:
-        case Seq2Seq():
-            return SequenceToSequence(spec, tokenizer, source_tokenizer)
-        case Mixture():
-            return MixedTasks(spec, tokenizer, source_tokenizer)
-        case LanguageModel():
-            return LanguageModelling(spec, tokenizer)
-        case MaskedLanguageModel():
-            return MaskedLanguageModelling(spec, tokenizer)
-        case SpanCorruption():
-            return SpanCorrupting(spec, tokenizer)
-        case PrefixLM():
-            return PrefixModelling(spec, tokenizer)
-        case Classify():
-            return Classifying(spec, tokenizer)
-        case Regress():
-            return Regressing(spec, tokenizer)
-        case Embed():
-            return Embedding(spec, tokenizer)
-        case Tag():
-            return Tagging(spec, tokenizer)
-        case Encoder():
-            return Encoding(spec, tokenizer)
 
 
 @dataclass(frozen=True)
@@ -303,33 +258,14 @@ def check_weights(folder: Path, model: Transformer, weights: dict[str, Tensor]) 
 
 
 def _task_faults(folder: Path, spec: TaskSpec, config: ModelConfig) -> Iterator[Fault]:
-    """Where task.json and config.json contradict each other."""
-    path = str(folder / "task.json")
-    heads: tuple[type, ...]
-    match spec:
-        case Encoder():
-            heads = ()
-        case Classify():
-            heads = (Classifier,)
-        case Regress():
-            heads = (Embedder,) if spec.apart else (Classifier,)
-        case Embed():
-            heads = (Embedder,)
-        case Tag():
-            heads = (TokenLabels,)
-        case MaskedLanguageModel():
-            heads = (MaskedLM,)
-        case Seq2Seq() | Mixture() | LanguageModel() | PrefixLM() | SpanCorruption():
-            heads = (LM,)
-    if heads and not isinstance(config.head, heads):
-        yield Fault(path, f"task.kind = '{spec.kind}' does not fit the head '{config.head.kind}' of config.json")
-    elif isinstance(spec, Classify | Tag) and isinstance(config.head, Classifier | TokenLabels):
-        if len(spec.labels) != config.head.labels:
-            yield Fault(path, f"has {len(spec.labels)} labels, and the head of config.json has {config.head.labels}")
-    elif {"spans": "encoder-decoder", "lm": "decoder", "prefix_lm": "decoder"}.get(spec.kind) not in (
-        None,
-        config.shape,
-    ):
+    """Yield where task.json and config.json contradict each other."""
+    path, head = str(folder / "task.json"), config.head
+    if head_kind(spec) not in (None, head.kind):
+        yield Fault(path, f"task.kind = '{spec.kind}' does not fit the head '{head.kind}' of config.json")
+    elif isinstance(spec, Classify | Tag) and isinstance(head, Classifier | TokenLabels):
+        if len(spec.labels) != head.labels:
+            yield Fault(path, f"has {len(spec.labels)} labels, and the head of config.json has {head.labels}")
+    elif config.shape not in model_shapes(spec):
         yield Fault(path, f"task.kind = '{spec.kind}' does not fit the shape '{config.shape}' of config.json")
 
 

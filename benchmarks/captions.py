@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from anyformer.conventions import IGNORE
 from anyformer.data.loader import ExampleLoader
 from anyformer.kernels.cross_entropy import token_loss
-from anyformer.recipe.recipe import Recipe
+from anyformer.recipe import Recipe
 from anyformer.recipes import read_recipe
 from benchmarks.idle import Steps
 from benchmarks.ragged import pairs

@@ -17,8 +17,9 @@ from anyformer import presets
 from anyformer.data.tokenizer import train_tokenizer
 from anyformer.explore.open_runs import Explored, Opened
 from anyformer.nn.model import Transformer
-from anyformer.recipe.recipe import Bytes, LanguageModel
-from anyformer.run import Run, build_task
+from anyformer.recipe import Bytes, LanguageModel
+from anyformer.run import Run
+from anyformer.tasks.build import build_task
 
 
 def opened() -> Explored:

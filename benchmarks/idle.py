@@ -13,7 +13,7 @@ from rich.console import Console
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from anyformer.recipe.recipe import Recipe
+from anyformer.recipe import Recipe
 from anyformer.recipes import read_recipe
 from anyformer.training.loop import Job, learn, objective, read_batches, set_rate
 from anyformer.training.pending_scalars import PendingScalars

@@ -17,7 +17,7 @@ from anyformer.config import ModelConfig, io
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.inspection.count import count
 from anyformer.inspection.memory import training_memory
-from anyformer.recipe.recipe import Recipe
+from anyformer.recipe import Recipe
 
 
 def run(*arguments: str | Path) -> Result:

@@ -8,7 +8,7 @@ import pytest
 from anyformer.config import ConfigError, io
 from anyformer.data import chunks as cutting
 from anyformer.data.shards import Corpus
-from anyformer.recipe.recipe import Recipe
+from anyformer.recipe import Recipe
 from anyformer.training.train import evaluate
 from tests.test_cli import done, refused, run
 from tests.training.small import TEXT, assert_same_run
@@ -135,15 +135,15 @@ def test_masks_of_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ("tokenizer=chars", "tokenizer = 'chars': shards have their own tokenizer, which is 'data'"),
+        ("tokenizer=chars", "tokenizer = 'chars': shards include their tokenizer: use 'data'"),
         (
             'batches={kind="padded", tokens=64}',
-            "batches.kind = 'padded': shards are one long text, of which batches are 'crops' or 'ordered'",
+            "batches.kind = 'padded': shards are one long text: use 'crops' or 'ordered'",
         ),
-        ("task.framed=true", "task.framed = true: shards hold their texts as they are, each with <eos> behind it"),
+        ("task.framed=true", "task.framed = true: shards hold plain texts, each followed by <eos>; set it to false"),
         (
             'data.train={kind="text", path="a.txt"}',
-            "tokenizer = 'data': shards have a tokenizer, and data.train is text",
+            "tokenizer = 'data': only shards have one, and data.train is text",
         ),
         ("data.train.start=0.95", "data.train.start = 0.95: must be before stop = 0.9"),
     ],

@@ -176,7 +176,7 @@ def test_a_run_searches_as_its_task_says(tmp_path: Path) -> None:
     assert {(how["beams"], how["length_penalty"]) for how in seen} == {(4, 0.5)}
     assert refused("evaluate", run.folder, "task.beams=0") == ["task.beams = 0: must be at least 1"]
     (line,) = refused("evaluate", run.folder, "task.length_penalty=0.5")
-    assert line == "task.length_penalty = 0.5: needs beams, and there is 1"
+    assert line == "task.length_penalty = 0.5: applies to beam search only: set beams above 1"
     (line,) = refused("evaluate", run.folder, "train.steps=9")
     assert line == "train: is what the run was made with, and cannot be changed"
 

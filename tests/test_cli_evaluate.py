@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from anyformer.recipe.recipe import Classify, Data, MaskedLanguageModel, Padded, ParallelFiles, Recipe, Words
+from anyformer.recipe import Classify, Data, MaskedLanguageModel, Padded, ParallelFiles, Recipe, Words
 from anyformer.training.plan import plan
 from tests.test_cli import done, run
 from tests.training.small import corrupted, labelled, pairs, parities, quiet, run as train, stop_at

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 import anyformer as af
 from anyformer.config import Learned
 from anyformer.inspection import plot
-from anyformer.recipe.recipe import Classify, Embed, MaskedLanguageModel, Recipe, Regress, SpanCorruption
+from anyformer.recipe import Classify, Embed, MaskedLanguageModel, Recipe, Regress, SpanCorruption
 from anyformer.run import Run
 from anyformer.run_inspection import MOST, read
 from tests.test_cli import done, refused, run

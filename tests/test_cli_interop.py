@@ -9,8 +9,9 @@ import torch
 
 import anyformer as af
 from anyformer.data.tokenizer import train_tokenizer
-from anyformer.recipe.recipe import Characters, LanguageModel
-from anyformer.run import Run, build_task, write_folder, write_model
+from anyformer.recipe import Characters, LanguageModel
+from anyformer.run import Run, write_folder, write_model
+from anyformer.tasks.build import build_task
 from tests.test_cli import done, refused, run
 
 TEXT = "the quick brown fox jumps over the lazy dog"

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from anyformer.atomic_folder import seal
 from anyformer.config import ConfigError
-from anyformer.recipe.recipe import Characters
+from anyformer.recipe import Characters
 from anyformer.run import MANIFEST, checkpoints, load, newest
 from anyformer.training.train import evaluate, train
 from tests.test_cli import run as command

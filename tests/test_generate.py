@@ -10,13 +10,14 @@ import torch
 from hypothesis import example, given, strategies as st
 
 import anyformer as af
+from anyformer import recipe
 from anyformer.cli import app
 from anyformer.config import LM, Attention, Block, ConfigError, Learned, ModelConfig, Rotary, Special, Stack, Tokens
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.decoding.generate import generate
-from anyformer.recipe import recipe
-from anyformer.recipe.recipe import LanguageModel, Seq2Seq, Tokenizer
-from anyformer.run import Run, build_task, write_folder, write_model
+from anyformer.recipe import LanguageModel, Seq2Seq, Tokenizer
+from anyformer.run import Run, write_folder, write_model
+from anyformer.tasks.build import build_task
 from anyformer.tasks.text_stream import Stops, Unfolding
 from tests.strategies import build
 from tests.test_cli import done, refused, run as invoke

@@ -15,7 +15,7 @@ from anyformer.data.shard_writer import prepare
 from anyformer.interop import bring_in
 from anyformer.lab.grid import Grid, load_grid, run_grid
 from anyformer.processes import LOCK, locked, scratch
-from anyformer.recipe.recipe import Characters, Recipe
+from anyformer.recipe import Characters, Recipe
 from anyformer.run import load, write_folder
 from anyformer.training import train as training
 from tests.forking import forking

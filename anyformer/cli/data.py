@@ -11,7 +11,7 @@ from anyformer.cli.app import app
 if TYPE_CHECKING:
     from anyformer.data.shards import Index
     from anyformer.data.tokenizer import TextTokenizer
-    from anyformer.recipe.recipe import Tokenizer
+    from anyformer.recipe import Tokenizer
 
 data_app = typer.Typer(no_args_is_help=True, help="Make token shards of text of any length, and look at them.")
 app.add_typer(data_app, name="data")
@@ -115,7 +115,7 @@ def _tokenizer(text: str) -> "Tokenizer | TextTokenizer":
     from anyformer.config.parse import build
     from anyformer.config.spec import ConfigError, Fault, kinds, members
     from anyformer.data.tokenizer import TextTokenizer
-    from anyformer.recipe.recipe import Tokenizer
+    from anyformer.recipe import Tokenizer
 
     if os.path.exists(text):
         return TextTokenizer.load(text)

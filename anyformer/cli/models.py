@@ -99,7 +99,7 @@ def config_schema(
     """Print the JSON schema of models or of recipes, by which editors complete and check files."""
     from anyformer.config import io
     from anyformer.config.model import ModelConfig
-    from anyformer.recipe.recipe import Recipe
+    from anyformer.recipe import Recipe
 
     typer.echo(json.dumps(io.schema(ModelConfig if of == "model" else Recipe), indent=2, ensure_ascii=False))
 
@@ -140,7 +140,7 @@ def config_diff(left: Named, right: Named) -> None:
     from anyformer.cli.resolve import read
     from anyformer.config import io
     from anyformer.config.spec import ConfigError, Fault
-    from anyformer.recipe.recipe import Recipe
+    from anyformer.recipe import Recipe
 
     one, other = read(left), read(right)
     if isinstance(one, Recipe) != isinstance(other, Recipe):

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from anyformer.config.model import ModelConfig
     from anyformer.config.spec import Spec
-    from anyformer.recipe.recipe import AnyTokenizer, Recipe
+    from anyformer.recipe import AnyTokenizer, Recipe
 
 
 def complete(incomplete: str) -> list[str]:
@@ -50,7 +50,7 @@ def load(path: Path) -> "ModelConfig | Recipe":
     from anyformer.config import io
     from anyformer.config.model import ModelConfig
     from anyformer.config.spec import ConfigError
-    from anyformer.recipe.recipe import Recipe
+    from anyformer.recipe import Recipe
 
     try:
         keys = io.parse(path.read_bytes().decode("utf-8-sig"), io.format_of(path)).keys()
@@ -65,7 +65,7 @@ def model_of(found: "ModelConfig | Recipe") -> "ModelConfig":
     """A model with its vocabularies: its own, or what the specs of a recipe's tokenizers say."""
     from anyformer.config.inputs_heads import Tokens
     from anyformer.config.spec import ConfigError, Fault
-    from anyformer.recipe.recipe import Recipe
+    from anyformer.recipe import Recipe
 
     tokenizers: dict[str, AnyTokenizer] = {}
     if isinstance(found, Recipe):
@@ -90,7 +90,7 @@ def model_of(found: "ModelConfig | Recipe") -> "ModelConfig":
 
 def _size(spec: "AnyTokenizer") -> int | None:
     """How many ids a tokenizer will have, where its spec tells; `words` has a limit that few texts reach."""
-    from anyformer.recipe import recipe
+    from anyformer import recipe
 
     match spec:
         case recipe.BPE() | recipe.Unigram() | recipe.WordPiece():

@@ -29,10 +29,10 @@ def tokenizer_train(
     """Train a tokenizer on the lines of text files."""
     from rich.console import Console
 
+    from anyformer import recipe
     from anyformer.config.spec import ConfigError, Fault, kinds, members
     from anyformer.data.lines import read_lines
     from anyformer.data.tokenizer import file_of, train_tokenizer
-    from anyformer.recipe import recipe
 
     if os.path.exists(path := file_of(out)) or os.path.isfile(out):
         raise ConfigError([Fault(str(path), "is there already; choose another --out")])

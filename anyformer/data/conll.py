@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 
 from anyformer.data.files import File, Parsed
-from anyformer.recipe.recipe import ConllFile
+from anyformer.recipe import ConllFile
 
 Numbered = list[tuple[int, str]]
 NO_WORD = re.compile(r"[0-9]+[-.][0-9]+")  # a word that is several (1-2), or that is not written (1.1)

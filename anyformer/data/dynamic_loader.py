@@ -14,7 +14,7 @@ from anyformer.data.batch import Batch, ExampleTable, Ids, Ragged, joined, lay
 from anyformer.data.counter_rng import CounterRNG
 from anyformer.data.loader import CropLoader, Cursor, ExampleLoader
 from anyformer.data.shards import Stream
-from anyformer.recipe.recipe import Crops, Packed, Padded
+from anyformer.recipe import Crops, Packed, Padded
 
 Draw = Callable[[Ragged, CounterRNG], ExampleTable]
 

@@ -14,7 +14,7 @@ from typing import IO, NamedTuple, cast
 
 from anyformer.config.spec import LARGEST, ConfigError, Fault, close_to, visible
 from anyformer.hardware import memory
-from anyformer.recipe.recipe import ClassFolders, ConllFile, Data, MatchedLines, ParallelFiles, TableFile, TextFile
+from anyformer.recipe import ClassFolders, ConllFile, Data, MatchedLines, ParallelFiles, TableFile, TextFile
 
 
 class File(NamedTuple):

@@ -13,15 +13,15 @@ from typing import assert_never
 
 from anyformer.config.spec import ConfigError, Fault, visible
 from anyformer.data.files import locate
-from anyformer.recipe.recipe import (
+from anyformer.recipe import (
     Additions,
     ClassFolders,
     ConllFile,
     CopyDigits,
     Data,
-    Joined,
+    JoinedSources,
     MatchedLines,
-    Mixed,
+    MixedSources,
     ParallelFiles,
     ReverseDigits,
     Shards,
@@ -77,10 +77,10 @@ def _named(source: Source, at: str) -> Iterator[tuple[str, str]]:
         case ParallelFiles():
             yield f"{at}.source", source.source
             yield f"{at}.target", source.target
-        case Joined(parts=parts):
+        case JoinedSources(parts=parts):
             for i, part in enumerate(parts):
                 yield from _named(part, f"{at}.parts.{i}")
-        case Mixed(parts=mixed):
+        case MixedSources(parts=mixed):
             for i, one in enumerate(mixed):
                 yield from _named(one.rows, f"{at}.parts.{i}.rows")
         case SortDigits() | CopyDigits() | ReverseDigits() | WrittenDates() | Additions():

@@ -22,7 +22,7 @@ from anyformer.data.batch import (
     plan_padded,
 )
 from anyformer.data.shards import Stream
-from anyformer.recipe.recipe import Crops, Ordered, Packed, Padded
+from anyformer.recipe import Crops, Ordered, Packed, Padded
 
 
 class Cursor(NamedTuple):

@@ -17,16 +17,16 @@ from anyformer.data.files import File, Parsed, locate, max_bytes, open_below, op
 from anyformer.data.shards import Corpus, open_shards
 from anyformer.data.synthetic import Split
 from anyformer.data.tables import LISTS, read_table
-from anyformer.recipe.recipe import (
+from anyformer.recipe import (
     ClassFolders,
     ConllFile,
     Data,
-    Joined,
+    JoinedSources,
     MatchedLines,
-    Mixed,
+    MixedSources,
     ParallelFiles,
-    Part,
     Shards,
+    SingleSource,
     Source,
     Synthetic,
     TableFile,
@@ -152,9 +152,9 @@ def _read(source: Source, data: Data, split: Split, seed: int) -> Rows:
             return tagged
         case ClassFolders():
             return _labelled(source, data)
-        case Joined(parts=parts):
+        case JoinedSources(parts=parts):
             return joined([_within(f"parts.{i}", part, data, split, seed) for i, part in enumerate(parts)])
-        case Mixed(parts=mixed):
+        case MixedSources(parts=mixed):
             found = [_within(f"parts.{i}.rows", part.rows, data, split, seed) for i, part in enumerate(mixed)]
             for one, of_it in zip(mixed, found, strict=True):
                 of_it.columns["task"] = [one.name] * len(of_it)
@@ -201,7 +201,7 @@ def _collect(parsed: Parsed, files: dict[str, File]) -> Rows:
     return Rows(columns, first.name, lines, tuple(bad))
 
 
-def _within(place: str, source: Part, data: Data, split: Split, seed: int) -> Rows:
+def _within(place: str, source: SingleSource, data: Data, split: Split, seed: int) -> Rows:
     """The rows of a source that is a part of another."""
     try:
         return _read(source, data, split, seed)

@@ -30,7 +30,7 @@ from anyformer.data.shards import INDEX, Index, Shard, digest, wrong
 from anyformer.data.tokenizer import FILE, TextTokenizer, train_tokenizer
 from anyformer.data.vocabulary import one_thread
 from anyformer.processes import end_with_parent, locked
-from anyformer.recipe.recipe import Tokenizer
+from anyformer.recipe import Tokenizer
 
 PLAN, DONE = "plan.json", "done.jsonl"
 TOGETHER = 1_000_000  # characters that are encoded at once

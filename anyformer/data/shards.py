@@ -23,7 +23,7 @@ import numpy as np
 from anyformer.config.spec import ConfigError, Fault, is_file_name, visible
 from anyformer.data.files import locate
 from anyformer.data.tokenizer import FILE, TextTokenizer
-from anyformer.recipe.recipe import Data, Shards
+from anyformer.recipe import Data, Shards
 
 INDEX = "index.json"
 DTYPES = ("<u2", "<u4")  # of the ids in the files

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, assert_never
 
 from anyformer.config.spec import ConfigError, Fault
 from anyformer.hardware import memory
-from anyformer.recipe.recipe import Additions, CopyDigits, ReverseDigits, SortDigits, Synthetic, WrittenDates
+from anyformer.recipe import Additions, CopyDigits, ReverseDigits, SortDigits, Synthetic, WrittenDates
 
 Split = Literal["train", "valid", "test"]
 

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 from anyformer.config.spec import ConfigError, Fault, did_you_mean
 from anyformer.data.files import FLAW, File, Parsed, open_files, regular, unfit
-from anyformer.recipe.recipe import Data, TableFile
-from anyformer.recipe.sources import table_format, unknown_format
+from anyformer.recipe import Data, TableFile, table_format, unknown_format
 
 DAMAGED = (OSError, ValueError, KeyError, MemoryError, OverflowError)  # beside its own, what pyarrow raises
 LISTS = ("words", "tags")  # columns that may be lists of strings

@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from tokenizers import Tokenizer
 
+from anyformer import recipe
 from anyformer.config.spec import ConfigError, Fault, visible
 from anyformer.data.files import locate
 from anyformer.data.sentencepiece_tokenizer import PieceReader
@@ -35,7 +36,6 @@ from anyformer.data.tokenizer_files import (
     wrong,
 )
 from anyformer.data.vocabulary import BYTES, checked, learn
-from anyformer.recipe import recipe
 
 SENTINEL = "<extra_id_{}>"
 

@@ -12,8 +12,8 @@ from typing import assert_never
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from anyformer import recipe
 from anyformer.config.spec import ConfigError, Fault, visible
-from anyformer.recipe import recipe
 
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<sep>", "<unk>", "<mask>")  # ids 0 to 5
 

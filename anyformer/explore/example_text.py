@@ -6,12 +6,12 @@ from anyformer.config import ConfigError, io
 from anyformer.data.files import locate
 from anyformer.data.readers import read
 from anyformer.data.synthetic import generate
-from anyformer.recipe.recipe import (
+from anyformer.recipe import (
     Additions,
     CopyDigits,
     Data,
-    Joined,
-    Mixed,
+    JoinedSources,
+    MixedSources,
     MixturePart,
     Recipe,
     ReverseDigits,
@@ -50,9 +50,9 @@ def example(run: Run, folder: Path) -> tuple[str, str]:
 def _row(run: Run, source: Source, data: Data) -> dict[str, str]:
     """One of the first rows of a source, by column; nothing where it is long to read."""
     match source:
-        case Joined(parts=parts):
+        case JoinedSources(parts=parts):
             return _row(run, parts[0], data)
-        case Mixed(parts=mixed):
+        case MixedSources(parts=mixed):
             name = run.spec.name if isinstance(run.spec, MixturePart) else mixed[0].name
             return _row(run, next(part.rows for part in mixed if part.name == name), data)
         case Shards():

@@ -27,8 +27,9 @@ from anyformer.config import ConfigError, Fault
 from anyformer.config.spec import visible
 from anyformer.interop import llama2c
 from anyformer.interop.hf_folder import from_hf
-from anyformer.recipe.recipe import LanguageModel
-from anyformer.run import Run, build_task, load, new_folder, write_model, writing
+from anyformer.recipe import LanguageModel
+from anyformer.run import Run, load, new_folder, write_model, writing
+from anyformer.tasks.build import build_task
 
 
 def bring_in(

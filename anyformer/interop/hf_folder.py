@@ -22,8 +22,9 @@ from anyformer.interop.families import FAMILIES
 from anyformer.interop.family import Family, fitting
 from anyformer.interop.weight_files import Stored, wrong
 from anyformer.nn.model import Transformer
-from anyformer.recipe.recipe import AnyTask as TaskSpec, Encoder, LanguageModel, Seq2Seq
-from anyformer.run import Run, build_task, write_folder
+from anyformer.recipe import AnyTask as TaskSpec, Encoder, LanguageModel, Seq2Seq
+from anyformer.run import Run, write_folder
+from anyformer.tasks.build import build_task
 
 GENERATION = "generation_config.json"
 MAX_EXCESS = 100  # times the values in the weights: a config that needs more parameters is not built

@@ -14,7 +14,7 @@ from anyformer.interop import slow_tokenizers as slow
 from anyformer.interop.family import Text
 from anyformer.interop.tokenizer_settings import SETTINGS, SPECIAL, Settings
 from anyformer.interop.weight_files import write_json, wrong
-from anyformer.recipe.recipe import Encoder, LanguageModel, MaskedLanguageModel
+from anyformer.recipe import Encoder, LanguageModel, MaskedLanguageModel
 from anyformer.run import Run
 
 WORDPIECE = "vocab.txt"

@@ -25,7 +25,7 @@ from anyformer.config.spec import BY_KIND, MAX_WORD, Count, Positive, Size, shor
 from anyformer.lab.cells import Cell, Result, measure_all
 from anyformer.lab.trial import trial
 from anyformer.processes import locked
-from anyformer.recipe.recipe import Metric, Recipe, measures
+from anyformer.recipe import Metric, Recipe, measures
 from anyformer.recipes import read_recipe
 from anyformer.training.prepare import build, fit_rows, make_task, read_rows
 from anyformer.training.utilisation import flops_per_token

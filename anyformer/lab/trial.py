@@ -10,7 +10,7 @@ from rich.console import Console
 from anyformer.lab.cells import SCRATCH
 from anyformer.nn.model import Transformer
 from anyformer.processes import scratch
-from anyformer.recipe.recipe import Recipe
+from anyformer.recipe import Recipe
 from anyformer.tasks.base import Task
 from anyformer.training.ema import averaged
 from anyformer.training.log import read_metrics

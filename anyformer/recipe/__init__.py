@@ -1,7 +1,17 @@
-"""The grammar of training runs: data, tokenizer, task, batches, optimiser, schedule. Imports no torch.
+"""The grammar of training runs, without torch: the parts of a recipe, one module for each of its keys.
 
-recipe     The grammar of runs
-sources    The grammar of data
-task       The grammar of tasks
-tokenizer  The grammar of tokenizers
+batches    padded, packed, crops, ordered
+recipe     Recipe and the rules between its parts
+sources    data: files, shards, synthetic tasks, and which sources fit which task
+task       tasks, with the columns they read, their metrics and the models they need
+tokenizer  tokenizers: trained on the data, read from a file, or taken from a run or from shards
+train      optimiser, learning-rate schedule, and all settings of the training loop
 """
+
+# Stars, so that a part which enters one of these files is public without a second edit.
+from anyformer.recipe.batches import *
+from anyformer.recipe.recipe import *
+from anyformer.recipe.sources import *
+from anyformer.recipe.task import *
+from anyformer.recipe.tokenizer import *
+from anyformer.recipe.train import *

@@ -1,4 +1,4 @@
-"""The grammar of data: where examples come from, in files or invented, and which part of them. Imports no torch."""
+"""Sources of examples: files, shards and synthetic tasks, and which sources fit which task. Imports no torch."""
 
 import re
 import warnings
@@ -10,27 +10,33 @@ from pydantic import Field
 from anyformer.config import Fault, Spec
 from anyformer.config.spec import BY_KIND, Flag, Fraction, Probability, Size, shorten
 
-FORMATS = ("tsv", "csv", "jsonl", "parquet")  # of tables
-MAX_NAME = 100  # characters of a path in a message
+TABLE_FORMATS = ("tsv", "csv", "jsonl", "parquet")
+MAX_PATH_SHOWN = 100  # characters of a path in an error message
 Encoding = str  # a Python codec: utf-8, latin-1, cp949, ...
 Column = Annotated[int, Field(strict=True, ge=-(2**31), lt=2**31)]
 Digits = Annotated[int, Field(strict=True, ge=1, le=10_000)]
 
 
 class TextFile(Spec):
-    """Plain text for a language model. `start` and `stop` take a part of it, counted in characters; a line that is a
-    document is in the part where it begins."""
+    """Plain text for a language model.
+
+    `start` and `stop` select a part of it, as fractions of its characters. With `document = "line"`, a line belongs to
+    the part in which it begins.
+    """
 
     kind: Literal["text"] = "text"
     path: str
     encoding: Encoding = "utf-8"
-    document: Literal["file", "line"] = "file"  # what one document is
+    document: Literal["file", "line"] = "file"  # whether one document is a file or a line
     start: Probability = 0.0
     stop: Fraction = 1.0
 
 
 class ParallelFiles(Spec):
-    """Two files, line by line. Here and below `start` and `stop` take a part of the rows, evenly from all the file."""
+    """Two files with one row per line, source and target.
+
+    Here and below, `start` and `stop` select a fraction of the rows, spread evenly over the file.
+    """
 
     kind: Literal["parallel"] = "parallel"
     source: str
@@ -41,9 +47,9 @@ class ParallelFiles(Spec):
 
 
 class TableFile(Spec):
-    """Named columns of a .tsv, .csv, .jsonl or .parquet file; without a header (JSON: lists) they are called 0, 1, ...
+    """Named columns of a .tsv, .csv, .jsonl or .parquet file; without a header (JSON: lists) the names are 0, 1, ...
 
-    A column of JSON or Parquet may lie within another: `meta.title`, `translations.0.text`.
+    A column of JSON or Parquet may be nested: `meta.title`, `translations.0.text`.
     """
 
     kind: Literal["table"] = "table"
@@ -53,7 +59,7 @@ class TableFile(Spec):
     text: str | None = None
     pair: str | None = None  # the second text of a pair
     label: str | None = None
-    words: str | None = None  # of a sentence, and their tags: lists of strings, or cells with spaces between them
+    words: str | None = None  # words of a sentence and their tags: lists of strings, or strings separated by spaces
     tags: str | None = None
     format: Literal["tsv", "csv", "jsonl", "parquet"] | None = None  # None: by the suffix
     header: Flag = True
@@ -63,39 +69,40 @@ class TableFile(Spec):
 
 
 def table_format(source: TableFile) -> str | None:
-    """Return the format of a table: as given, or by the suffix of its path; None if that is none of `FORMATS`."""
+    """Return the format of a table, as given or by its suffix; None if the suffix is not one of `TABLE_FORMATS`."""
     if source.format is not None:
         return source.format
     suffix = source.path.lower().removesuffix(".gz").rpartition(".")[2]
-    return suffix if suffix in FORMATS else None
+    return suffix if suffix in TABLE_FORMATS else None
 
 
 def unknown_format(source: TableFile) -> Fault:
-    known = "must be 'tsv', 'csv', 'jsonl' or 'parquet'"
-    return Fault("format", f"cannot be told from the name {shorten(source.path, MAX_NAME)!r}: {known}")
+    """Return the fault of a table whose suffix is not one of `TABLE_FORMATS`."""
+    name = shorten(source.path, MAX_PATH_SHOWN)
+    return Fault("format", f"is not clear from the name {name!r}: set it to 'tsv', 'csv', 'jsonl' or 'parquet'")
 
 
 class ConllFile(Spec):
-    """Words, one a line, with their tags in columns; a blank line ends a sentence.
+    """One word per line, with its tags in columns; a blank line ends a sentence.
 
-    CoNLL-U is apart by tabs, lines that begin with # are comments, and what stands for no word of its own (1-2, 1.1) is
-    passed over. Elsewhere a comment begins with "# " and holds no tab in a file whose columns are apart by tabs: with
-    columns apart by spaces it could be a word, so there are none. Lines of -DOCSTART- are passed over.
+    CoNLL-U has tabs between columns and comments that begin with #; multiword ranges (1-2) and empty nodes (1.1) are
+    skipped. In other files with tabs, a line that begins with "# " and has no tab is a comment. Files with spaces have
+    no comments, because such a line could be a word. Lines of -DOCSTART- are skipped.
     """
 
     kind: Literal["conll"] = "conll"
     path: str
-    word: Column | None = None  # the number of its column from 0, or from the end: -1; None: 0, and 1 in CoNLL-U
-    tag: Column | None = None  # None: the last, and 3 in CoNLL-U
+    word: Column | None = None  # column index, from 0 or from the end (-1); None: 0, or 1 in CoNLL-U
+    tag: Column | None = None  # None: the last, or 3 in CoNLL-U
     format: Literal["conll", "conllu"] | None = None  # None: by the suffix
-    separator: Literal["tab", "spaces"] | None = None  # of columns; None: tab where the file holds any, else spaces
+    separator: Literal["tab", "spaces"] | None = None  # between columns; None: tab if the file has any, else spaces
     encoding: Encoding = "utf-8"
     start: Probability = 0.0
     stop: Fraction = 1.0
 
 
 class MatchedLines(Spec):
-    """Whole lines that a regular expression takes apart by its named groups: `source` and `target`, or `text`, maybe
+    """Lines matched in full by a regular expression with named groups: `source` and `target`, or `text`, optionally
     with `pair` and `label`."""
 
     kind: Literal["lines"] = "lines"
@@ -107,7 +114,7 @@ class MatchedLines(Spec):
 
 
 class ClassFolders(Spec):
-    """A folder for each label, a file for each text in it: `pos/001.txt`."""
+    """One folder per label with one file per text: `pos/001.txt`."""
 
     kind: Literal["folders"] = "folders"
     path: str
@@ -117,8 +124,8 @@ class ClassFolders(Spec):
 
 
 class Shards(Spec):
-    """Text as tokens, of any length: a folder that `anyformer data prepare` made. `start` and `stop` take a part of it,
-    counted in tokens."""
+    """Tokenised text of any size: a folder written by `anyformer data prepare`. `start` and `stop` are fractions of its
+    tokens."""
 
     kind: Literal["shards"] = "shards"
     path: str
@@ -154,14 +161,14 @@ class ReverseDigits(Spec):
 
 
 class WrittenDates(Spec):
-    """tuesday, march 5 1996 -> 1996-03-05, in a dozen ways of writing dates."""
+    """tuesday, march 5 1996 -> 1996-03-05, in a dozen formats."""
 
     kind: Literal["dates"] = "dates"
     count: Size
 
 
 class Additions(Spec):
-    """17+25 -> 42, with numbers of up to so many digits, the highest digit first."""
+    """17+25 -> 42, with numbers of up to `digits` digits, most significant first."""
 
     kind: Literal["addition"] = "addition"
     count: Size
@@ -169,28 +176,30 @@ class Additions(Spec):
 
 
 Synthetic = SortDigits | CopyDigits | ReverseDigits | WrittenDates | Additions
-Part = Annotated[TextFile | ParallelFiles | TableFile | MatchedLines | ConllFile | ClassFolders | Synthetic, *BY_KIND]
+SingleSource = Annotated[
+    TextFile | ParallelFiles | TableFile | MatchedLines | ConllFile | ClassFolders | Synthetic, *BY_KIND
+]
 
 
-class Joined(Spec):
-    """The rows of several sources, one after the other."""
+class JoinedSources(Spec):
+    """The concatenated rows of several sources."""
 
     kind: Literal["joined"] = "joined"
-    parts: Annotated[tuple[Part, ...], Field(min_length=1)]
+    parts: Annotated[tuple[SingleSource, ...], Field(min_length=1)]
 
 
-class MixedPart(Spec):
+class MixedSource(Spec):
     """The rows of one part of a mixture."""
 
     name: str
-    rows: Part
+    rows: SingleSource
 
 
-class Mixed(Spec):
-    """The rows of the parts of a mixture of tasks, each by the name that it has in `task.parts`."""
+class MixedSources(Spec):
+    """The rows of a mixture of tasks: one source for each name in `task.parts`."""
 
     kind: Literal["mixed"] = "mixed"
-    parts: Annotated[tuple[MixedPart, ...], Field(min_length=1)]
+    parts: Annotated[tuple[MixedSource, ...], Field(min_length=1)]
 
 
 Source = Annotated[
@@ -200,8 +209,8 @@ Source = Annotated[
     | MatchedLines
     | ConllFile
     | ClassFolders
-    | Joined
-    | Mixed
+    | JoinedSources
+    | MixedSources
     | Shards
     | Synthetic,
     *BY_KIND,
@@ -209,19 +218,18 @@ Source = Annotated[
 
 
 class Data(Spec):
-    """What is trained on, what is watched, what is reported. Relative paths stand under `root`."""
+    """Sources for training, validation and test. Relative paths are relative to `root`."""
 
     train: Source
     valid: Source | None = None
     test: Source | None = None
-    root: str = ""  # where relative paths begin; else the environment's ANYFORMER_DATA, else here
+    root: str = ""  # default: the environment variable ANYFORMER_DATA, else the working directory
     on_bad_row: Literal["error", "skip"] = "error"
 
 
-# -- what a task asks of them -----------------------------------------------------------------------------------------
+# -- which sources fit a task -----------------------------------------------------------------------------------------
 
-
-TEXT, LABELLED, PAIR = ("text",), ("text", "label"), ("source", "target")  # what sources give that name no columns
+TEXT, LABELLED, PAIR = ("text",), ("text", "label"), ("source", "target")  # columns of sources that do not name them
 TAGGED = ("words", "tags")
 NEEDS = {
     TEXT: "text: text, table, lines, conll, folders or shards",
@@ -232,19 +240,19 @@ NEEDS = {
 }
 
 
-def misfits(source: Source, task: str, columns: tuple[str, ...]) -> Iterator[Fault]:
-    """What is wrong with a source for a task that reads these columns."""
+def source_faults(source: Source, task: str, columns: tuple[str, ...]) -> Iterator[Fault]:
+    """Yield what makes a source unfit for a task that reads these columns."""
     needs = NEEDS.get(columns, "labels: table or lines")
     match source:
-        case Mixed(parts=mixed) if task == "mixture":
+        case MixedSources(parts=mixed) if task == "mixture":
             for i, one in enumerate(mixed):
-                yield from (fault.under(f"parts.{i}.rows") for fault in misfits(one.rows, "seq2seq", columns))
-        case _ if (task == "mixture") != isinstance(source, Mixed):
-            needs = "'mixed' rows, each of one of its parts" if task == "mixture" else needs
+                yield from (fault.under(f"parts.{i}.rows") for fault in source_faults(one.rows, "seq2seq", columns))
+        case _ if (task == "mixture") != isinstance(source, MixedSources):
+            needs = "'mixed', with a source for each of its parts" if task == "mixture" else needs
             yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
-        case Joined(parts=parts):
+        case JoinedSources(parts=parts):
             for i, part in enumerate(parts):
-                yield from (fault.under(f"parts.{i}") for fault in misfits(part, task, columns))
+                yield from (fault.under(f"parts.{i}") for fault in source_faults(part, task, columns))
         case TextFile() | Shards() if columns != TEXT:
             yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
         case ClassFolders() if columns not in (TEXT, LABELLED):
@@ -254,7 +262,7 @@ def misfits(source: Source, task: str, columns: tuple[str, ...]) -> Iterator[Fau
         case ConllFile() if columns not in (TAGGED, TEXT):
             yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
         case ConllFile(word=int(word), tag=int(tag)) if word == tag:
-            yield Fault("tag", f"= {tag}: is the column of the word, too")
+            yield Fault("tag", f"= {tag}: is also the column of the word")
         case ParallelFiles() | SortDigits() | CopyDigits() | ReverseDigits() | WrittenDates() | Additions() if (
             columns != PAIR
         ):
@@ -265,8 +273,9 @@ def misfits(source: Source, task: str, columns: tuple[str, ...]) -> Iterator[Fau
             yield Fault("start", f"= {source.start}: must be before stop = {source.stop}")
         case TableFile() if table_format(source) is None:
             yield unknown_format(source)
-            yield from misfits(source.model_copy(update={"format": FORMATS[0]}), task, columns)  # its other faults
-        case MatchedLines(pattern=pattern) if why := _unfit(pattern, columns):
+            readable = source.model_copy(update={"format": TABLE_FORMATS[0]})
+            yield from source_faults(readable, task, columns)  # report the other faults, too
+        case MatchedLines(pattern=pattern) if why := _pattern_fault(pattern, columns):
             yield Fault("pattern", f"= {pattern!r}: {why}")
         case TableFile() if any(getattr(source, name) is None for name in columns):
             if columns == TEXT:
@@ -280,28 +289,13 @@ def misfits(source: Source, task: str, columns: tuple[str, ...]) -> Iterator[Fau
             yield Fault("shortest", f"= {source.shortest}: must be at most longest = {source.longest}")
 
 
-def shard_faults(source: Source, tokenizer: str, batches: str, framed: bool) -> Iterator[Fault]:
-    """What of a recipe does not go with text that is tokens already, or with text that is not."""
-    if not isinstance(source, Shards):
-        if tokenizer == "data":
-            yield Fault("tokenizer", f"= 'data': shards have a tokenizer, and data.train is {source.kind}")
-        return
-    if tokenizer not in ("data", "file", "run"):
-        yield Fault("tokenizer", f"= '{tokenizer}': shards have their own tokenizer, which is 'data'")
-    if batches not in ("crops", "ordered"):
-        what = "shards are one long text, of which batches are 'crops' or 'ordered'"
-        yield Fault("batches.kind", f"= '{batches}': {what}")
-    if framed:
-        yield Fault("task.framed", "= true: shards hold their texts as they are, each with <eos> behind it")
-
-
-def _unfit(pattern: str, groups: tuple[str, ...]) -> str:
-    """Why a pattern cannot find these groups; empty if it can."""
+def _pattern_fault(pattern: str, groups: tuple[str, ...]) -> str:
+    """Return why a pattern does not have these groups; empty if it has them."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about patterns that may mean something else in a later Python
-            there = re.compile(pattern).groupindex
+            warnings.simplefilter("ignore")  # patterns whose meaning may change in a later Python
+            names = re.compile(pattern).groupindex
     except (re.error, OverflowError, RecursionError) as error:
-        return f"no regular expression ({error})"
-    missing = " and ".join(f"(?P<{name}>...)" for name in groups if name not in there)
-    return missing and f"needs the named groups: {missing}"
+        return f"is not a regular expression ({error})"
+    missing = " and ".join(f"(?P<{name}>...)" for name in groups if name not in names)
+    return missing and f"needs the named groups {missing}"

@@ -1,4 +1,4 @@
-"""The grammar of tokenizers: what a token is, and where its vocabulary comes from. Imports no torch."""
+"""Tokenizers: trained on the data, read from a file, or taken from a run or from shards. Imports no torch."""
 
 from typing import Annotated, Literal
 
@@ -7,7 +7,7 @@ from pydantic import Field
 from anyformer.config import Spec
 from anyformer.config.spec import BY_KIND, Flag
 
-Vocabulary = Annotated[int, Field(strict=True, ge=1, le=10_000_000)]  # the library reserves memory for all of them
+Vocabulary = Annotated[int, Field(strict=True, ge=1, le=10_000_000)]  # `tokenizers` allocates memory for all of them
 
 
 class Characters(Spec):
@@ -15,17 +15,17 @@ class Characters(Spec):
 
     kind: Literal["chars"] = "chars"
     lowercase: Flag = False
-    decompose: Flag = False  # a syllable of Hangul is its letters, é an e and an accent; `decode` leaves it so
+    decompose: Flag = False  # NFD: Hangul syllables become letters, é becomes e + accent; `decode` does not undo it
 
 
 class Bytes(Spec):
-    """256 tokens, and any text at all."""
+    """One token per byte: 256 tokens cover any text."""
 
     kind: Literal["bytes"] = "bytes"
 
 
 class Words(Spec):
-    """What stands between spaces."""
+    """One token per word, split at whitespace."""
 
     kind: Literal["words"] = "words"
     size: Vocabulary = 50_000
@@ -33,7 +33,7 @@ class Words(Spec):
 
 
 class BPE(Spec):
-    """Byte-pair encoding over bytes: nothing is unknown."""
+    """Byte-level byte-pair encoding: no text is unknown."""
 
     kind: Literal["bpe"] = "bpe"
     size: Vocabulary
@@ -41,7 +41,7 @@ class BPE(Spec):
 
 
 class Unigram(Spec):
-    """SentencePiece's unigram model."""
+    """The unigram language model of SentencePiece (Kudo 2018)."""
 
     kind: Literal["unigram"] = "unigram"
     size: Vocabulary
@@ -49,7 +49,7 @@ class Unigram(Spec):
 
 
 class WordPiece(Spec):
-    """BERT's."""
+    """The WordPiece tokenizer of BERT."""
 
     kind: Literal["wordpiece"] = "wordpiece"
     size: Vocabulary
@@ -57,20 +57,20 @@ class WordPiece(Spec):
 
 
 class TokenizerFile(Spec):
-    """A `tokenizer.json`, or a folder that holds one, or GPT-2's `vocab.bpe` and `encoder.json`; under `data.root`."""
+    """A `tokenizer.json`, a folder with one, or GPT-2's `vocab.bpe` and `encoder.json`; relative to `data.root`."""
 
     kind: Literal["file"] = "file"
     path: str
 
 
 class RunTokenizer(Spec):
-    """That of the run which `train.init_from` names."""
+    """The tokenizer of the run `train.init_from`."""
 
     kind: Literal["run"] = "run"
 
 
 class DataTokenizer(Spec):
-    """That of the shards which are trained on."""
+    """The tokenizer of the training shards."""
 
     kind: Literal["data"] = "data"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from anyformer.config import ConfigError, Fault, io
 from anyformer.config.spec import did_you_mean
-from anyformer.recipe.recipe import Recipe
+from anyformer.recipe import Recipe
 
 DEFAULT = "sort"
 

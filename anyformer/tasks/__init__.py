@@ -1,6 +1,7 @@
 """Tasks: what examples are in ids, what is lost on them, and how well a model does. One file each.
 
 base                What every task shares
+build               the task that a spec describes
 classify            Classification
 crf                 Linear-chain conditional random fields (Lafferty et al
 dynamic_examples    What tasks share whose examples are drawn from texts

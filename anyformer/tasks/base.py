@@ -17,7 +17,7 @@ from anyformer.data.readers import SHOWN, Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.kernels.cross_entropy import token_loss as token_loss
 from anyformer.nn.model import Transformer
-from anyformer.recipe.recipe import AnyTask, Batches
+from anyformer.recipe import AnyTask, Batches
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from anyformer.config import ConfigError, Fault
 from anyformer.config.spec import MAX_WORD as MAX_LABEL, did_you_mean, shorten
 from anyformer.conventions import IGNORE
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.recipe.recipe import Classify
+from anyformer.recipe import Classify
 from anyformer.tasks.metrics import f1
 from anyformer.tasks.sequence_level import RowTask
 

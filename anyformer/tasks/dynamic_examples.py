@@ -19,7 +19,7 @@ from anyformer.data.readers import Rows
 from anyformer.data.shards import InMemory
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
-from anyformer.recipe.recipe import Batches, Crops, Drawn, Ordered, Padded
+from anyformer.recipe import Batches, Crops, DynamicTask, Ordered, Padded
 from anyformer.tasks.base import SLOTS, Metrics, call, left_out, token_loss
 
 WINDOW = 512  # tokens of a row in evaluation, where batches say nothing of it
@@ -29,7 +29,7 @@ TOGETHER = 1000  # rows of a stream that are held at once
 class DrawnTask(ABC):
     """A task that makes examples of texts."""
 
-    spec: Drawn
+    spec: DynamicTask
     tokenizer: TextTokenizer
     least: int  # tokens that a text must have
 

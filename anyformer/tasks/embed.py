@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.recipe.recipe import Embed
+from anyformer.recipe import Embed
 from anyformer.tasks.sequence_level import Encoded, RowTask, as_json
 
 AT_ONCE = 1024  # texts that are compared with all others

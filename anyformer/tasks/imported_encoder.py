@@ -25,7 +25,7 @@ from anyformer.data.loader import Loader
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
-from anyformer.recipe.recipe import Batches, Encoder
+from anyformer.recipe import Batches, Encoder
 from anyformer.tasks.base import Metrics, Progress, refuse_long
 from anyformer.tasks.fill_mask import encode_with, filled
 from anyformer.tasks.sequence_level import Frame, as_json, read_rows, refuse_options

@@ -12,7 +12,7 @@ from anyformer.data.readers import Rows
 from anyformer.data.shards import InMemory, Stream
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
-from anyformer.recipe.recipe import Batches, Crops, LanguageModel, Ordered, Packed, Padded, PrefixLM
+from anyformer.recipe import Batches, Crops, LanguageModel, Ordered, Packed, Padded, PrefixLM
 from anyformer.tasks.base import Metrics, Progress, left_out, refuse_long, token_loss, total_loss
 from anyformer.tasks.generation import NotFinite, generate
 

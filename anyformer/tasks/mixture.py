@@ -9,7 +9,7 @@ from anyformer.data.loader import ExampleLoader, Loader
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
-from anyformer.recipe.recipe import Batches, Mixture, Packed, Padded
+from anyformer.recipe import Batches, Mixture, Packed, Padded
 from anyformer.tasks.base import Metrics, Progress, left_out, token_loss
 from anyformer.tasks.seq2seq import SequenceToSequence
 

@@ -11,7 +11,7 @@ from anyformer.data.batch import Example, ExampleTable, Ragged
 from anyformer.data.counter_rng import CounterRNG, below, lowest, unit
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
-from anyformer.recipe.recipe import MaskedLanguageModel
+from anyformer.recipe import MaskedLanguageModel
 from anyformer.tasks.base import Progress, refuse_long, token_loss
 from anyformer.tasks.dynamic_examples import DrawnTask
 from anyformer.tasks.fill_mask import encode_with, filled

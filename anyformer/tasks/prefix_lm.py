@@ -9,7 +9,7 @@ from anyformer.conventions import IGNORE, PLAIN, SEEN
 from anyformer.data.batch import Example, ExampleTable, Ragged
 from anyformer.data.counter_rng import CounterRNG, below
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.recipe.recipe import PrefixLM
+from anyformer.recipe import PrefixLM
 from anyformer.tasks.base import prefixed
 from anyformer.tasks.dynamic_examples import DrawnTask
 from anyformer.tasks.lm import LanguageModelling

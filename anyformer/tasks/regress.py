@@ -10,7 +10,7 @@ from torch import Tensor
 from anyformer.config import ConfigError, Fault
 from anyformer.conventions import IGNORE
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.recipe.recipe import LARGEST_TARGET, Regress
+from anyformer.recipe import LARGEST_TARGET, Regress
 from anyformer.tasks.metrics import pearson, spearman
 from anyformer.tasks.sequence_level import RowTask
 

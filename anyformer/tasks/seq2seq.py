@@ -13,7 +13,7 @@ from anyformer.data.tokenizer import TextTokenizer
 from anyformer.decoding.beam_search import Beam
 from anyformer.decoding.strategy import may_be
 from anyformer.nn.model import Transformer
-from anyformer.recipe.recipe import Batches, Crops, Ordered, Padded, Seq2Seq
+from anyformer.recipe import Batches, Crops, Ordered, Padded, Seq2Seq
 from anyformer.tasks.base import (
     SLOTS,
     Metrics,

@@ -17,7 +17,7 @@ from anyformer.data.loader import ExampleLoader, Loader, in_order
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
-from anyformer.recipe.recipe import Batches, Classify, Embed, Padded, Regress
+from anyformer.recipe import Batches, Classify, Embed, Padded, Regress
 from anyformer.tasks.base import SLOTS, Metrics, Progress, call, left_out, refuse_long, side_of, too_long
 
 Encoded = tuple[list[int], list[int] | None]  # a text, and its pair

@@ -10,7 +10,7 @@ from anyformer.data.batch import Example, ExampleTable, Ragged, inserted
 from anyformer.data.counter_rng import CounterRNG, lowest
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
-from anyformer.recipe.recipe import SpanCorruption
+from anyformer.recipe import SpanCorruption
 from anyformer.tasks.base import Progress, refuse_long, token_loss
 from anyformer.tasks.dynamic_examples import DrawnTask
 from anyformer.tasks.fill_mask import encode_with, split_at

@@ -19,7 +19,7 @@ from anyformer.data.loader import ExampleLoader, Loader, in_order
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
-from anyformer.recipe.recipe import Batches, Packed, Padded, Tag
+from anyformer.recipe import Batches, Packed, Padded, Tag
 from anyformer.tasks import crf
 from anyformer.tasks.base import SLOTS, Metrics, Progress, call, left_out, refuse_long, side_of, token_loss, too_long
 from anyformer.tasks.metrics import span_scores

@@ -7,7 +7,7 @@ from anyformer.config.adapter import within
 from anyformer.config.model import learning
 from anyformer.config.spec import close_to
 from anyformer.nn.model import Transformer
-from anyformer.recipe.recipe import AnyTask, Classify, Embed, Encoder, MaskedLanguageModel, Regress, Tag
+from anyformer.recipe import AnyTask, Classify, Embed, Encoder, MaskedLanguageModel, Regress, Tag
 from anyformer.run import Run
 
 NO_MATTER = ("init", "special")  # to weights that are there

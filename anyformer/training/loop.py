@@ -22,7 +22,7 @@ from anyformer.data.readers import Rows
 from anyformer.nn.aux_outputs import TrackedModule, collect, discard
 from anyformer.nn.experts import Mixture
 from anyformer.nn.model import Transformer
-from anyformer.recipe.recipe import Packed, Padded, Recipe
+from anyformer.recipe import Packed, Padded, Recipe
 from anyformer.run import RECIPE, write_folder, write_model
 from anyformer.tasks.base import Metrics, Task, past_of
 from anyformer.training.checkpoint import (

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer as TorchOptimizer
 
-from anyformer.recipe.recipe import Adam, AdamW, Optimizer
+from anyformer.recipe import Adam, AdamW, Optimizer
 
 
 def build_optimizer(

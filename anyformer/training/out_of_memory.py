@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import assert_never
 
 from anyformer.hardware import is_out_of_memory
-from anyformer.recipe.recipe import Batches, Crops, Drawn, LanguageModel, Ordered, Packed, Padded, Recipe
+from anyformer.recipe import Batches, Crops, DynamicTask, LanguageModel, Ordered, Packed, Padded, Recipe
 from anyformer.run import newest
 from anyformer.training.loop import Job
 
@@ -43,7 +43,7 @@ def to_train_with_less(job: Job) -> str:
 
 
 def to_evaluate_with_less(recipe: Recipe) -> str:
-    if isinstance(recipe.task, LanguageModel | Drawn) and not isinstance(recipe.batches, Padded):
+    if isinstance(recipe.task, LanguageModel | DynamicTask) and not isinstance(recipe.batches, Padded):
         return f"in evaluation: lower batches.length = {recipe.batches.length}, the window that is read at a time"
     return "in evaluation: free some, no value of the recipe makes it smaller"
 

@@ -19,7 +19,7 @@ from anyformer.data.loader import CropLoader, ExampleLoader, OrderedLoader
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.inspection.count import Table, count
-from anyformer.recipe.recipe import Recipe, columns
+from anyformer.recipe import Recipe, columns
 from anyformer.tasks.base import Task
 from anyformer.tasks.sequence_level import RowTask
 from anyformer.tasks.tag import Tagging

@@ -18,7 +18,7 @@ from anyformer.data.synthetic import Split
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.inspection.capacity import check_model, exceeding
 from anyformer.nn.model import Transformer
-from anyformer.recipe.recipe import (
+from anyformer.recipe import (
     AnyTask,
     AnyTokenizer,
     Classify,
@@ -39,7 +39,6 @@ from anyformer.run import (
     RECIPE,
     STATE,
     Run,
-    build_task,
     check_weights,
     load,
     load_task,
@@ -48,6 +47,7 @@ from anyformer.run import (
     sweep,
 )
 from anyformer.tasks.base import Task
+from anyformer.tasks.build import build_task
 from anyformer.tasks.classify import named
 from anyformer.tasks.mixture import task_token
 from anyformer.tasks.regress import scaled

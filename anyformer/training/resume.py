@@ -9,7 +9,7 @@ from anyformer.config import ConfigError, Fault, io
 from anyformer.config.spec import visible
 from anyformer.data.fingerprint import changes, fingerprint, named
 from anyformer.processes import LOCK
-from anyformer.recipe.recipe import Recipe
+from anyformer.recipe import Recipe
 from anyformer.run import RECIPE, SNAPSHOTS, checkpoints, leftovers, must_be_file, snapshots
 from anyformer.training.checkpoint import examine, read_fingerprints
 

@@ -3,7 +3,7 @@
 import math
 from typing import assert_never
 
-from anyformer.recipe.recipe import WSD, Constant, Cosine, InverseSqrt, Linear, Schedule
+from anyformer.recipe import WSD, Constant, Cosine, InverseSqrt, Linear, Schedule
 
 
 def rate(schedule: Schedule, step: int, steps: int) -> float:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from anyformer.conventions import IGNORE
 from anyformer.data.batch import Batch
-from anyformer.recipe.recipe import OwnTokens
+from anyformer.recipe import OwnTokens
 from anyformer.tasks.base import call
 
 

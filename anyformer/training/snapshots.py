@@ -7,7 +7,7 @@ from pathlib import Path
 
 from anyformer.config import ConfigError
 from anyformer.nn.model import Transformer
-from anyformer.recipe.recipe import Train
+from anyformer.recipe import Train
 from anyformer.run import SNAPSHOTS, remove, snapshots, sweep, write_folder, write_model
 from anyformer.tasks.base import Task
 from anyformer.training.checkpoint import TrainState, weights

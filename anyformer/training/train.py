@@ -17,14 +17,13 @@ from anyformer.data.readers import read, settled
 from anyformer.data.synthetic import Split
 from anyformer.nn.model import Transformer
 from anyformer.processes import locked
-from anyformer.recipe.recipe import AnyTask, Classify, Recipe, Regress, Tag
+from anyformer.recipe import AnyTask, Classify, Recipe, Regress, Tag
 from anyformer.recipes import DEFAULT, read_recipe
 from anyformer.run import (
     MANIFEST,
     RECIPE,
     REQUIRED,
     Run,
-    build_task,
     checkpoints,
     load,
     must_be_file,
@@ -37,6 +36,7 @@ from anyformer.run import (
     writing,
 )
 from anyformer.tasks.base import Metrics
+from anyformer.tasks.build import build_task
 from anyformer.training.checkpoint import checkpoint_path, planned, weights
 from anyformer.training.ema import averaged
 from anyformer.training.log import draw_curve, read_metrics

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from anyformer.config import ConfigError
 from anyformer.data.readers import Rows, read
-from anyformer.recipe.recipe import Data, Source
+from anyformer.recipe import Data, Source
 
 QA = {"source": "Q", "target": "A"}
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from anyformer.recipe.recipe import MatchedLines, ParallelFiles, SortDigits, Source, TableFile, TextFile
+from anyformer.recipe import MatchedLines, ParallelFiles, SortDigits, Source, TableFile, TextFile
 from tests.data.source_files import QA, faults, pairs, rows, write
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -44,7 +44,7 @@ def test_whole_files(tmp_path: Path) -> None:
         (TableFile(path=table), "data.train: names no column: give `source` and `target`, or `text`"),
         (
             TableFile(path="t.txt", text="a"),
-            "data.train.format: cannot be told from the name 't.txt': must be 'tsv', 'csv', 'jsonl' or 'parquet'",
+            "data.train.format: is not clear from the name 't.txt': set it to 'tsv', 'csv', 'jsonl' or 'parquet'",
         ),
         (
             TableFile(path=write("h.tsv", b"a\xff\tb\n1\t2\n"), text="b"),

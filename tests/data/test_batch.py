@@ -25,7 +25,7 @@ from anyformer.data.batch import (
 )
 from anyformer.data.loader import CropLoader, Cursor, ExampleLoader, in_order
 from anyformer.data.shards import InMemory
-from anyformer.recipe.recipe import Crops, Packed, Padded
+from anyformer.recipe import Crops, Packed, Padded
 
 PAD, SOURCE_PAD = 91, 92
 MULTI30K = Path(os.environ.get("ANYFORMER_DATA", "nowhere")) / "multi30k"

@@ -11,7 +11,7 @@ from anyformer.config import ConfigError
 from anyformer.data.conll import sentences
 from anyformer.data.files import File
 from anyformer.data.readers import Rows, read
-from anyformer.recipe.recipe import ConllFile, Data, Source, TableFile
+from anyformer.recipe import ConllFile, Data, Source, TableFile
 
 Sentence = list[tuple[str, str]]
 

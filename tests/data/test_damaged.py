@@ -17,7 +17,7 @@ from anyformer.data.lines import read_lines
 from anyformer.data.readers import read
 from anyformer.data.shard_writer import prepare
 from anyformer.data.tables import _csv, _csv_reason
-from anyformer.recipe.recipe import (
+from anyformer.recipe import (
     Bytes,
     ClassFolders,
     ConllFile,

@@ -7,7 +7,7 @@ import pytest
 
 from anyformer.config import ConfigError
 from anyformer.data.readers import Rows, read
-from anyformer.recipe.recipe import ClassFolders, Data, TextFile
+from anyformer.recipe import ClassFolders, Data, TextFile
 
 FILES = {
     "pos/10.txt": "very good",

@@ -5,7 +5,7 @@ import sys
 import pytest
 from hypothesis import given
 
-from anyformer.recipe.recipe import TableFile
+from anyformer.recipe import TableFile
 from tests.data.source_files import QA, TABLE, faults, pairs, rows, write, write_parquet
 
 pytestmark = pytest.mark.usefixtures("empty_folder")

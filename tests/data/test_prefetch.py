@@ -19,7 +19,7 @@ from anyformer.data.batch import Batch, Example
 from anyformer.data.loader import CropLoader, Cursor, ExampleLoader, Loader, OrderedLoader
 from anyformer.data.prefetch import SLOTS, PrefetchLoader, can_fork
 from anyformer.data.shards import InMemory
-from anyformer.recipe.recipe import Crops, Ordered, Packed, Padded
+from anyformer.recipe import Crops, Ordered, Packed, Padded
 
 PIECES = [Example([1 + i % 5] * (1 + i % 7), [2] * (1 + i % 7), [3] * (1 + i % 4)) for i in range(150)]
 TEXT = InMemory(np.arange(500, dtype=np.int32) % 11)

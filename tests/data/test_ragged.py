@@ -13,7 +13,7 @@ from anyformer.config import ConfigError, io
 from anyformer.data.lines import read_lines
 from anyformer.data.readers import Rows, read
 from anyformer.data.tokenizer import train_tokenizer
-from anyformer.recipe.recipe import (
+from anyformer.recipe import (
     Bytes,
     Data,
     MatchedLines,
@@ -100,10 +100,10 @@ def test_a_part_must_begin_before_it_ends(kind: Kind) -> None:
 @pytest.mark.parametrize(
     ("recipe", "pattern", "told"),
     [
-        ("scan", "(?P<text>.*)", "needs the named groups: (?P<source>...) and (?P<target>...)"),
-        ("scan", "(?P<source>.*)", "needs the named groups: (?P<target>...)"),
-        ("scan", "(?P<source>.*", "no regular expression (missing ), unterminated subpattern at position 0)"),
-        ("shakespeare", "(?P<source>.*) (?P<target>.*)", "needs the named groups: (?P<text>...)"),
+        ("scan", "(?P<text>.*)", "needs the named groups (?P<source>...) and (?P<target>...)"),
+        ("scan", "(?P<source>.*)", "needs the named groups (?P<target>...)"),
+        ("scan", "(?P<source>.*", "is not a regular expression (missing ), unterminated subpattern at position 0)"),
+        ("shakespeare", "(?P<source>.*) (?P<target>.*)", "needs the named groups (?P<text>...)"),
     ],
 )
 def test_a_pattern_must_have_the_groups_of_the_task(recipe: str, pattern: str, told: str) -> None:

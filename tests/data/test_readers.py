@@ -12,8 +12,16 @@ from hypothesis import given, strategies as st
 
 from anyformer.config import ConfigError
 from anyformer.data.readers import read
-from anyformer.recipe.recipe import ConllFile, Data, Joined, MatchedLines, ParallelFiles, TableFile, TextFile
-from anyformer.recipe.sources import misfits
+from anyformer.recipe import (
+    ConllFile,
+    Data,
+    JoinedSources,
+    MatchedLines,
+    ParallelFiles,
+    TableFile,
+    TextFile,
+    source_faults,
+)
 from tests.data.source_files import ANY, TABLE, faults, pairs, rows, write, write_parquet
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -242,7 +250,7 @@ def test_joined_sources_keep_where_each_row_is_from(tmp_path: Path) -> None:
         TableFile(path="b.tsv", text="text", label="label"),
         ConllFile(path="c.conll"),
     )
-    source = Joined(parts=parts)
+    source = JoinedSources(parts=parts)
     data = Data(train=source, root=str(tmp_path), on_bad_row="skip")
     rows = read(source, data, "train", 0)
     assert rows.columns == {"text": ["one", "two", "three", "four five"]}
@@ -254,9 +262,9 @@ def test_joined_sources_keep_where_each_row_is_from(tmp_path: Path) -> None:
 
 
 def test_a_part_of_joined_sources_is_told_by_its_number(tmp_path: Path) -> None:
-    source = Joined(parts=(TextFile(path="no.txt"),))
+    source = JoinedSources(parts=(TextFile(path="no.txt"),))
     with pytest.raises(ConfigError, match=r"data\.train\.parts\.0\.path"):
         read(source, Data(train=source, root=str(tmp_path)), "train", 0)
-    assert [str(fault) for fault in misfits(source, "seq2seq", ("source", "target"))] == [
+    assert [str(fault) for fault in source_faults(source, "seq2seq", ("source", "target"))] == [
         "parts.0.kind = 'text': the task seq2seq needs pairs: parallel, table or lines"
     ]

@@ -20,7 +20,7 @@ from anyformer.data.chunks import Bad, Chunk, Input, chunks, documents
 from anyformer.data.shard_writer import prepare
 from anyformer.data.shards import Corpus, Index, InMemory
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.recipe.recipe import BPE, Bytes, Characters
+from anyformer.recipe import BPE, Bytes, Characters
 from tests.forking import forking
 
 LINES = [f"line {i} says {'really ' * (i % 7)}{i * i}" for i in range(200)]

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from anyformer import recipe
 from anyformer.data.tokenizer import ROLES, train_tokenizer
-from anyformer.recipe import recipe
 from tests.data.tokenizer_cases import ANY_TEXT, SPECS, made, of, words
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 
 from anyformer.config import ConfigError
 from anyformer.data.synthetic import MONTHS, WEEKDAYS, Split, generate, split_of
-from anyformer.recipe.recipe import Additions, CopyDigits, Data, ReverseDigits, SortDigits, Synthetic, WrittenDates
+from anyformer.recipe import Additions, CopyDigits, Data, ReverseDigits, SortDigits, Synthetic, WrittenDates
 
 ROOT = Path(__file__).parent.parent.parent
 KINDS = (SortDigits, CopyDigits, ReverseDigits, WrittenDates, Additions)
@@ -182,7 +182,7 @@ def test_the_seed_is_for_training_rows(spec: Synthetic, seed: int) -> None:
 def test_other_processes_make_the_same_rows() -> None:
     code = """
 from anyformer.data.synthetic import generate
-from anyformer.recipe.recipe import *
+from anyformer.recipe import *
 for kind in (SortDigits, CopyDigits, ReverseDigits, WrittenDates, Additions):
     for split in ("train", "valid", "test"):
         print(generate(kind(count=20), split, 7))

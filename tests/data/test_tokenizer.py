@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, strategies as st
 from tokenizers import decoders
 
+from anyformer import recipe
 from anyformer.config import ConfigError
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
-from anyformer.recipe import recipe
 from tests.data.tokenizer_cases import ANY_TEXT, LOSSLESS, ROOT, SEEN_TEXT, SPECS, TEXTS, made, of, table_of, words
 
 # -- text comes back --------------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def test_training_is_deterministic(tmp_path: Path) -> None:
     code = f"""
 import sys
 from anyformer.data.tokenizer import train_tokenizer
-from anyformer.recipe.recipe import *
+from anyformer.recipe import *
 for kind, spec in {SPECS!r}.items():
     train_tokenizer(spec, {TEXTS!r}).save(f"{{sys.argv[1]}}/{{kind}}.json")
 assert "torch" not in sys.modules

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from tokenizers import ByteLevelBPETokenizer
 
+from anyformer import recipe
 from anyformer.config import ConfigError
 from anyformer.data.tokenizer import PAIRS, TextTokenizer, train_tokenizer
-from anyformer.recipe import recipe
 from tests.data.tokenizer_cases import ANY_TEXT, SPECS, TEXTS, made, of, refused, words
 
 # -- files ------------------------------------------------------------------------------------------------------------

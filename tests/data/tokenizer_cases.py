@@ -8,9 +8,9 @@ import pytest
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from anyformer import recipe
 from anyformer.config import ConfigError
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
-from anyformer.recipe import recipe
 
 ROOT = Path(__file__).parent.parent.parent
 TEXTS = [

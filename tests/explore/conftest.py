@@ -11,7 +11,7 @@ import pytest
 from anyformer.data.tokenizer import train_tokenizer
 from anyformer.explore.open_runs import open_runs
 from anyformer.explore.server import Server
-from anyformer.recipe.recipe import Characters, LanguageModel
+from anyformer.recipe import Characters, LanguageModel
 from tests.explore import made
 from tests.explore.tab import HOSTILE, SHAPES, Opener, Page, growing
 

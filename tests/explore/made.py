@@ -37,7 +37,7 @@ from anyformer.config import (
 )
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.nn.model import Transformer
-from anyformer.recipe.recipe import (
+from anyformer.recipe import (
     AnyTask,
     Characters,
     Classify,
@@ -51,7 +51,8 @@ from anyformer.recipe.recipe import (
     Tag,
     Words,
 )
-from anyformer.run import Run, build_task, write_folder, write_model
+from anyformer.run import Run, write_folder, write_model
+from anyformer.tasks.build import build_task
 
 WORDS = train_tokenizer(Words(), ["the quick brown fox jumps over the lazy dog 0 1 2 3 4 5 6 7 8 9"])
 LETTERS = train_tokenizer(

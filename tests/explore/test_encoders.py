@@ -11,7 +11,7 @@ import torch
 from anyformer.config import ByteSpelling, TokenLabels, Tokens
 from anyformer.explore.open_runs import Explored, Opened, open_runs
 from anyformer.explore.server import Server
-from anyformer.recipe.recipe import Encoder, Tag
+from anyformer.recipe import Encoder, Tag
 from tests.explore import made
 from tests.explore.made import TEXT, body
 from tests.explore.tab import Opener

@@ -9,7 +9,7 @@ import torch
 
 from anyformer.explore.open_runs import Explored, Opened, open_runs
 from anyformer.explore.server import Server
-from anyformer.recipe.recipe import LanguageModel
+from anyformer.recipe import LanguageModel
 from tests.explore import made
 from tests.explore.made import body
 from tests.explore.tab import Opener

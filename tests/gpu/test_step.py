@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 
 from anyformer.data.batch import Batch
-from anyformer.recipe.recipe import Crops, Packed, Recipe
+from anyformer.recipe import Crops, Packed, Recipe
 from anyformer.training.loop import Job, compiles, learn, objective, set_rate
 from anyformer.training.prepare import prepare
 from anyformer.training.step_graphs import AFTER

@@ -18,7 +18,7 @@ from anyformer.inspection.head_patterns import head_statistics
 from anyformer.inspection.logit_lens import logit_lens
 from anyformer.inspection.scalar_outputs import log_probability
 from anyformer.nn.model import Transformer
-from anyformer.recipe.recipe import SortDigits, WrittenDates
+from anyformer.recipe import SortDigits, WrittenDates
 from anyformer.run import Run
 
 VOCAB = 24

@@ -17,8 +17,9 @@ from anyformer.config import ConfigError, ModelConfig
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.interop import bring_in
 from anyformer.interop.weight_files import LONGEST
-from anyformer.recipe.recipe import Characters, LanguageModel
-from anyformer.run import Run, build_task
+from anyformer.recipe import Characters, LanguageModel
+from anyformer.run import Run
+from anyformer.tasks.build import build_task
 from tests.test_cli import done, refused
 
 TEXT = "the quick brown fox jumps over the lazy dog"

@@ -15,7 +15,7 @@ from anyformer.data import tokenizer_trial as trial
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.interop import public_tokenizers as tokens
 from anyformer.interop.family import Text
-from anyformer.recipe.recipe import TokenizerFile
+from anyformer.recipe import TokenizerFile
 from tests.interop.slow_cases import lay_out, load
 from tests.interop.test_public_tokenizers import PIECES
 

@@ -10,8 +10,9 @@ import anyformer as af
 from anyformer.config import ModelConfig
 from anyformer.data.tokenizer import train_tokenizer
 from anyformer.decoding.generate import generate
-from anyformer.recipe.recipe import Characters, LanguageModel
-from anyformer.run import Run, build_task
+from anyformer.recipe import Characters, LanguageModel
+from anyformer.run import Run
+from anyformer.tasks.build import build_task
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 pytest.importorskip("transformers", reason="needs the extra `hf`")

@@ -15,9 +15,10 @@ from anyformer.config import Block, Classifier, ConfigError, Embedder, Features,
 from anyformer.data.tokenizer import train_tokenizer
 from anyformer.decoding.generate import generate
 from anyformer.interop import onnx
-from anyformer.recipe.recipe import Characters, LanguageModel
+from anyformer.recipe import Characters, LanguageModel
 from anyformer.recipes import read_recipe
-from anyformer.run import build_task, write_folder, write_model
+from anyformer.run import write_folder, write_model
+from anyformer.tasks.build import build_task
 from tests.test_cli import done, refused
 
 runtime = pytest.importorskip("onnxruntime", reason="needs the extra `export`")

@@ -12,8 +12,9 @@ import anyformer as af
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.decoding.beam_search import beam_search
 from anyformer.decoding.generate import generate
-from anyformer.recipe.recipe import Seq2Seq
-from anyformer.run import Run, build_task
+from anyformer.recipe import Seq2Seq
+from anyformer.run import Run
+from anyformer.tasks.build import build_task
 from tests.interop.public import (
     BOS,
     EOS,

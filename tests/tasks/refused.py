@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from anyformer.config import ConfigError
-from anyformer.recipe.recipe import Recipe
+from anyformer.recipe import Recipe
 from tests.training.small import make
 
 

@@ -17,7 +17,7 @@ from anyformer.conventions import IGNORE
 from anyformer.data.loader import Cursor
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
-from anyformer.recipe.recipe import Classify, Regress, Words
+from anyformer.recipe import Classify, Regress, Words
 from anyformer.run import Run, load
 from anyformer.tasks import sequence_level as row_tasks
 from anyformer.tasks.classify import Classifying

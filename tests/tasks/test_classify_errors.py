@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from anyformer.config import ConfigError, io
-from anyformer.recipe.recipe import Classify, Recipe, Regress
+from anyformer.recipe import Classify, Recipe, Regress
 from tests.tasks.refused import told
 from tests.training.small import distances, labelled, make, parities, run
 
@@ -66,18 +66,21 @@ def test_rows_that_are_too_long(tmp_path: Path) -> None:
     ("changes", "line"),
     [
         (["model.head.labels=3"], "model.head.labels = 3: the task has 2 labels: even, odd"),
-        (["task.labels=['odd','even','odd']"], "task.labels = ['odd', 'even', 'odd']: 'odd' is there twice"),
-        (["batches={kind='packed', tokens=64, length=32}"], "batches.kind = 'packed': a label is of a whole row"),
+        (["task.labels=['odd','even','odd']"], "task.labels = ['odd', 'even', 'odd']: 'odd' occurs twice"),
+        (
+            ["batches={kind='packed', tokens=64, length=32}"],
+            "batches.kind = 'packed': the task classify has one output per row: use 'padded'",
+        ),
         (["model.head=lm"], "model.head = 'lm': the task classify needs 'classifier'"),
         (
             ["task.separator=','", "train.label_smoothing=0.1"],
-            "train.label_smoothing = 0.1: is for one label of several",
+            "train.label_smoothing = 0.1: needs one correct label among several",
         ),
         (["task.pairs=true"], "the task classify needs the columns `text`, `pair` and `label`"),
         (["data.train.pair=text"], "data.train.pair = 'text': set task.pairs = true, or leave it out"),
-        (["task.kind=regress"], "model.head.labels = 2: the task regress says one number"),
-        (["train.best=spearman"], "train.best = 'spearman': the task measures loss, accuracy, macro_f1"),
-        (["tokenizer=run"], "tokenizer = 'run': needs train.init_from"),
+        (["task.kind=regress"], "model.head.labels = 2: the task regress predicts one number"),
+        (["train.best=spearman"], "train.best = 'spearman': the metrics of the task are loss, accuracy, macro_f1"),
+        (["tokenizer=run"], "tokenizer = 'run': set train.init_from"),
         (
             ["data.train={kind='text', path='x'}"],
             "data.train.kind = 'text': the task classify needs labels: table, lines or folders",

@@ -14,7 +14,7 @@ from anyformer.data.dynamic_loader import DrawnCrops, DynamicLoader, drawn
 from anyformer.data.loader import Cursor
 from anyformer.data.shards import InMemory
 from anyformer.data.tokenizer import train_tokenizer
-from anyformer.recipe.recipe import Crops, MaskedLanguageModel, Packed, Padded, PrefixLM, SpanCorruption, Words
+from anyformer.recipe import Crops, MaskedLanguageModel, Packed, Padded, PrefixLM, SpanCorruption, Words
 from anyformer.tasks.dynamic_examples import DrawnTask
 from anyformer.tasks.mlm import MaskedLanguageModelling
 from anyformer.tasks.prefix_lm import PrefixModelling

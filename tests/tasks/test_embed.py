@@ -13,7 +13,7 @@ from anyformer.config import ConfigError, io
 from anyformer.data.batch import Example, collate
 from anyformer.data.loader import Cursor, ExampleLoader
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
-from anyformer.recipe.recipe import Embed, Padded, Recipe, Regress, Words
+from anyformer.recipe import Embed, Padded, Recipe, Regress, Words
 from anyformer.run import Run, load
 from anyformer.tasks.embed import AT_ONCE, Embedding, compared
 from anyformer.tasks.metrics import spearman
@@ -216,11 +216,11 @@ def test_numbers_of_texts_apart(tmp_path: Path) -> None:
     ("change", "line"),
     [
         ("model.head={kind='classifier', labels=1}", "model.head = 'classifier': the task {task} needs 'embedder'"),
-        ("batches={kind='packed', tokens=64, length=32}", "a label is of a whole row, which is 'padded'"),
-        ("train.label_smoothing=0.1", "train.label_smoothing = 0.1: is for one label of several"),
+        ("batches={kind='packed', tokens=64, length=32}", "has one output per row: use 'padded'"),
+        ("train.label_smoothing=0.1", "train.label_smoothing = 0.1: needs one correct label among several"),
     ],
 )
-@pytest.mark.parametrize(("task", "name"), [(Embed(), "embed"), (Regress(apart=True), "regress of texts apart")])
+@pytest.mark.parametrize(("task", "name"), [(Embed(), "embed"), (Regress(apart=True), "regress with apart = true")])
 def test_parts_that_do_not_fit(tmp_path: Path, task: Embed | Regress, name: str, change: str, line: str) -> None:
     recipe = labelled(tmp_path, task, spellings() if isinstance(task, Embed) else distances())
     with pytest.raises(ConfigError) as caught:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
-from anyformer.recipe.recipe import Classify, Embed, Words
+from anyformer.recipe import Classify, Embed, Words
 from anyformer.tasks.classify import Classifying
 from anyformer.tasks.embed import Embedding
 

@@ -11,7 +11,7 @@ from anyformer.config import ConfigError, io
 from anyformer.data.loader import Cursor
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.recipe.recipe import Packed, Padded, Recipe
+from anyformer.recipe import Packed, Padded, Recipe
 from anyformer.run import Run, load
 from anyformer.tasks.lm import LanguageModelling
 from anyformer.training.train import evaluate

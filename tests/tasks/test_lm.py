@@ -11,7 +11,7 @@ from anyformer.config import ConfigError
 from anyformer.data.loader import Cursor
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import train_tokenizer
-from anyformer.recipe.recipe import Bytes, Crops, LanguageModel, Packed, Padded
+from anyformer.recipe import Bytes, Crops, LanguageModel, Packed, Padded
 from anyformer.run import Run
 from anyformer.tasks.lm import LanguageModelling
 from tests.training.small import TEXT, run, text

@@ -11,7 +11,7 @@ from anyformer.config import ConfigError, io
 from anyformer.data.batch import Example
 from anyformer.data.loader import Cursor, ExampleLoader
 from anyformer.data.readers import read
-from anyformer.recipe.recipe import Padded
+from anyformer.recipe import Padded
 from anyformer.run import Run, load
 from anyformer.tasks.mixture import MixedTasks
 from anyformer.training.train import evaluate
@@ -120,11 +120,11 @@ def test_a_bad_row_is_told_with_its_own_file(tmp_path: Path) -> None:
 
 
 BAD = {
-    "task.parts.1.name=large": "two are called 'large'",
+    "task.parts.1.name=large": "two are named 'large'",
     "data.train.parts.1.name=copie": "did you mean 'copy'",
-    "data.train.parts.1.name=large": "there are no rows for 'copy'",
-    'data.train={kind="copy", count=5}': "= 'copy': the task mixture needs 'mixed' rows",
-    'batches={kind="crops", rows=2, length=4}': "pieces of one long text",
+    "data.train.parts.1.name=large": "there is no source for 'copy'",
+    'data.train={kind="copy", count=5}': "= 'copy': the task mixture needs 'mixed'",
+    'batches={kind="crops", rows=2, length=4}': "crops of one long text",
     "task.parts.0.name=A b": "task.parts.0.name",
     "task.parts.0.weight=0.0": "task.parts.0.weight",
 }

@@ -19,7 +19,7 @@ from anyformer.data.dynamic_loader import drawn
 from anyformer.data.loader import Cursor
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
-from anyformer.recipe.recipe import (
+from anyformer.recipe import (
     BPE,
     Bytes,
     Classify,
@@ -237,11 +237,11 @@ def test_a_text_without_a_mask_is_refused(trained: Run) -> None:
 def test_shapes_and_batches_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     recipe = corrupted(tmp_path, MaskedLanguageModel(), CROPS)
     decoder = corrupted(tmp_path, PrefixLM()).model
-    with pytest.raises(ConfigError, match="has the shape 'decoder': the task mlm is for encoder-only models"):
+    with pytest.raises(ConfigError, match="has the shape 'decoder': the task mlm needs 'encoder'"):
         type(recipe)(**dict(recipe) | {"model": decoder})
-    with pytest.raises(ConfigError, match="the task mlm reads each piece of a text by itself"):
+    with pytest.raises(ConfigError, match="the task mlm reads each chunk of a text separately"):
         type(recipe)(**dict(recipe) | {"batches": Ordered(rows=2, length=8)})
-    with pytest.raises(ConfigError, match="more than all"):
+    with pytest.raises(ConfigError, match=r"masked \+ random must be at most 1"):
         MaskedLanguageModel(masked=0.9, random=0.2)
 
 

@@ -14,7 +14,7 @@ from anyformer.data.batch import collate, joined
 from anyformer.data.counter_rng import CounterRNG
 from anyformer.data.dynamic_loader import drawn
 from anyformer.data.readers import Rows
-from anyformer.recipe.recipe import LanguageModel, Packed, PrefixLM, Recipe, Seq2Seq
+from anyformer.recipe import LanguageModel, Packed, PrefixLM, Recipe, Seq2Seq
 from anyformer.run import Run
 from anyformer.tasks.base import call
 from anyformer.tasks.prefix_lm import PrefixModelling

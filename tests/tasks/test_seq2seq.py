@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from anyformer.conventions import IGNORE
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
-from anyformer.recipe.recipe import Characters, Crops, Seq2Seq, Words
+from anyformer.recipe import Characters, Crops, Seq2Seq, Words
 from anyformer.run import Run
 from anyformer.tasks import generation
 from anyformer.tasks.metrics import bleu, chrf, exact_match

@@ -15,7 +15,7 @@ from anyformer.data.counter_rng import CounterRNG
 from anyformer.data.loader import Cursor
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import train_tokenizer
-from anyformer.recipe.recipe import BPE, Bytes, Crops, Packed, Padded, PrefixLM, SpanCorruption, Unigram, Words
+from anyformer.recipe import BPE, Bytes, Crops, Packed, Padded, PrefixLM, SpanCorruption, Unigram, Words
 from anyformer.run import Run
 from anyformer.tasks.span_corruption import SpanCorrupting, corrupt, counts, segments
 from tests.training.small import TEXT, corrupted, run, sentences
@@ -174,7 +174,7 @@ def test_a_text_without_a_gap_is_refused(trained: Run) -> None:
 
 def test_other_shapes_are_refused(tmp_path: Path) -> None:
     recipe = corrupted(tmp_path, SpanCorruption())
-    with pytest.raises(ConfigError, match="shape 'encoder-decoder': the task prefix_lm is for decoder-only models"):
+    with pytest.raises(ConfigError, match="shape 'encoder-decoder': the task prefix_lm needs 'decoder'"):
         type(recipe)(**dict(recipe) | {"task": PrefixLM()})
 
 

@@ -16,7 +16,7 @@ from anyformer.conventions import IGNORE
 from anyformer.data.loader import Cursor
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
-from anyformer.recipe.recipe import BPE, Bytes, Characters, Recipe, RunTokenizer, Tag, Unigram, WordPiece, Words
+from anyformer.recipe import BPE, Bytes, Characters, Recipe, RunTokenizer, Tag, Unigram, WordPiece, Words
 from anyformer.run import Run, load
 from anyformer.tasks import tag as tag_tasks
 from anyformer.tasks.metrics import span_scores, spans
@@ -267,7 +267,7 @@ def test_labels_tell_whether_there_are_spans() -> None:
         ConfigError, match="there is nothing to tell apart: of the words of all rows all have the tag 'O'"
     ):
         tagged(Tag(), ["O\nO"])
-    with pytest.raises(ConfigError, match="'O' is there twice"):
+    with pytest.raises(ConfigError, match="'O' occurs twice"):
         Tag(labels=("O", "O"))
 
 

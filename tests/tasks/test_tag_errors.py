@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from anyformer.config import LM, ConfigError, TokenLabels, io
-from anyformer.recipe.recipe import Recipe
+from anyformer.recipe import Recipe
 from tests.tasks.refused import told
 from tests.training.small import PACKED, PADDED, evens, pairs, tagging
 
@@ -47,18 +47,18 @@ def test_sentences_that_are_too_long(tmp_path: Path) -> None:
 
 REFUSED: dict[str, dict[str, Any]] = {
     "model.head = 'lm': the task tag needs 'token_labels'": {"model.head": LM()},
-    "batches.kind = 'crops': the task tag reads sentences, which are 'padded' or 'packed'": {
+    "batches.kind = 'crops': the task tag reads sentences: use 'padded' or 'packed'": {
         "batches": {"kind": "crops", "rows": 2, "length": 8}
     },
-    "batches.kind = 'packed': a CRF goes from word to word of a row, which must be one sentence": {
+    "batches.kind = 'packed': a CRF reads one sentence per row: use 'padded', or model.head.crf = false": {
         "model.head": CRF,
         "batches": PACKED,
     },
-    "train.label_smoothing = 0.1: a CRF chooses among whole rows of labels; set it to 0, or model.head.crf = false": {
+    "train.label_smoothing = 0.1: a CRF has no loss per word; set it to 0, or model.head.crf = false": {
         "model.head": CRF,
         "train.label_smoothing": 0.1,
     },
-    "train.best = 'macro_f1': the task measures loss, accuracy, span_f1": {"train.best": "macro_f1"},
+    "train.best = 'macro_f1': the metrics of the task are loss, accuracy, span_f1": {"train.best": "macro_f1"},
     "data.train.kind = 'text': the task tag needs words with tags: conll or table": {
         "data.train": {"kind": "text", "path": "x"}
     },
@@ -68,7 +68,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "data.train: the task tag needs the columns `words` and `tags`": {
         "data.train": {"kind": "table", "path": "x.tsv", "words": "w"}
     },
-    "data.train.tag = 1: is the column of the word, too": {
+    "data.train.tag = 1: is also the column of the word": {
         "data.train": {"kind": "conll", "path": "x", "word": 1, "tag": 1}
     },
 }
@@ -95,7 +95,7 @@ def test_other_tasks_spell_no_words_and_read_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         io.build(Recipe, data)
     lines = str(caught.value).splitlines()
-    what = "the task seq2seq reads texts, and no single words: it is for the task tag"
+    what = "the task seq2seq reads texts; only the task tag reads single words"
     assert f"model.target.spelling = 'bytes': {what}" in lines
     assert "data.train.kind = 'conll': the task seq2seq needs pairs: parallel, table or lines" in lines
 

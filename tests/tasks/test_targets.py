@@ -3,7 +3,7 @@
 import pytest
 
 from anyformer.config import ConfigError
-from anyformer.recipe.recipe import Regress
+from anyformer.recipe import Regress
 from anyformer.tasks.regress import number
 
 

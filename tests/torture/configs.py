@@ -24,7 +24,7 @@ from anyformer.inspection.memory import training_memory
 from anyformer.lab.grid import Axis, Grid, Steps
 from anyformer.nn.model import Transformer
 from anyformer.presets import PRESETS
-from anyformer.recipe.recipe import Recipe
+from anyformer.recipe import Recipe
 from anyformer.recipes import names, read_recipe
 from tests.torture.limited import Broken, run_cases
 

@@ -19,7 +19,7 @@ from anyformer.config import ConfigError
 from anyformer.data.chunks import Input
 from anyformer.data.readers import read
 from anyformer.data.shard_writer import prepare
-from anyformer.recipe.recipe import (
+from anyformer.recipe import (
     Bytes,
     ClassFolders,
     ConllFile,

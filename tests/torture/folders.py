@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from anyformer.config import ConfigError
-from anyformer.recipe.recipe import Characters, Classify, Recipe
+from anyformer.recipe import Characters, Classify, Recipe
 from anyformer.run import Run, load
 from anyformer.training.train import evaluate, train
 from tests.torture.damage import KINDS

@@ -20,15 +20,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from anyformer.config import ConfigError, io
 from anyformer.data.readers import read
-from anyformer.recipe.recipe import (
+from anyformer.recipe import (
     Additions,
     Classify,
     CopyDigits,
     Crops,
     Embed,
-    Joined,
+    JoinedSources,
     MaskedLanguageModel,
-    Mixed,
+    MixedSources,
     Recipe,
     ReverseDigits,
     SortDigits,
@@ -81,9 +81,9 @@ def _few(recipe: Recipe) -> str:
     match recipe.data.train:
         case SortDigits() | CopyDigits() | ReverseDigits() | WrittenDates() | Additions():
             return "data.train.count=600"
-        case Joined():
+        case JoinedSources():
             return "data.train.parts.*.stop=0.05"
-        case Mixed():
+        case MixedSources():
             return "data.train.parts.*.rows.stop=0.05"
         case _:
             return "data.train.stop=0.05"

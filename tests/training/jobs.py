@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.recipe.recipe import Adam
+from anyformer.recipe import Adam
 from anyformer.training.loop import Job
 
 SMOOTH = Adam(lr=1e-2, eps=1e-2)  # a large eps: rounding of tiny gradients does not decide signs

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from anyformer.recipe.recipe import Recipe
+from anyformer.recipe import Recipe
 from tests.training.small import run
 
 

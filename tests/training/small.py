@@ -36,7 +36,7 @@ from anyformer.data.batch import Batch
 from anyformer.data.chunks import Input
 from anyformer.data.loader import Cursor, Loader
 from anyformer.data.shard_writer import prepare as prepare_shards
-from anyformer.recipe.recipe import (
+from anyformer.recipe import (
     AdamW,
     AnyTokenizer,
     Batches,
@@ -49,7 +49,8 @@ from anyformer.recipe.recipe import (
     Embed,
     LanguageModel,
     MaskedLanguageModel,
-    Mixed,
+    MixedSource,
+    MixedSources,
     Mixture,
     MixturePart,
     Packed,
@@ -70,7 +71,6 @@ from anyformer.recipe.recipe import (
     Words,
     columns,
 )
-from anyformer.recipe.sources import MixedPart
 from anyformer.run import Run
 from anyformer.training.checkpoint import checkpoints
 from anyformer.training.loop import Interrupted, Job, fit
@@ -185,9 +185,9 @@ def mixed(folder: Path, shape: Shape = "encoder-decoder", weight: float = 1.0, *
     for name, made in (("large", str.upper), ("copy", str)):
         path = folder / f"{name}.tsv"
         path.write_text("source\ttarget\n" + "".join(f"{c}\t{made(c)}\n" for c in "abcdefgh"), encoding="utf-8")
-        rows.append(MixedPart(name=name, rows=TableFile(path=str(path), source="source", target="target")))
+        rows.append(MixedSource(name=name, rows=TableFile(path=str(path), source="source", target="target")))
     parts = MixturePart(name="large", max_target=2), MixturePart(name="copy", weight=weight, max_target=2)
-    data = Mixed(parts=tuple(rows))
+    data = MixedSources(parts=tuple(rows))
     change = {"task": Mixture(parts=parts), "data": Data(train=data, valid=data)}
     return pairs(shape, **train).model_copy(update=change)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from anyformer.config import io
-from anyformer.recipe.recipe import Recipe
+from anyformer.recipe import Recipe
 from anyformer.run import load
 from anyformer.training.loop import learn, objective
 from tests.training.small import assert_same_run, make, pairs, run, stop_at

@@ -11,7 +11,7 @@ import pytest
 from anyformer.config import ConfigError
 from anyformer.data import fingerprint as prints
 from anyformer.data.fingerprint import changes, fingerprint
-from anyformer.recipe.recipe import ClassFolders, Classify, Data, Joined, ParallelFiles, Recipe, TextFile
+from anyformer.recipe import ClassFolders, Classify, Data, JoinedSources, ParallelFiles, Recipe, TextFile
 from anyformer.run import checkpoints, seal
 from anyformer.training.loop import fit
 from anyformer.training.prepare import prepare
@@ -32,7 +32,7 @@ def parallel(folder: Path) -> Recipe:
     for name in ("a", "b"):
         (folder / name).write_text("".join(f"{n} {n + 1}\n" for n in range(9)), encoding="utf-8")
     both = ParallelFiles(source=str(folder / "a"), target=str(folder / "b"))
-    return pairs(steps=4).model_copy(update={"data": Data(train=Joined(parts=(both,)))})
+    return pairs(steps=4).model_copy(update={"data": Data(train=JoinedSources(parts=(both,)))})
 
 
 CASES: dict[str, tuple[Callable[[Path], Recipe], str, str]] = {  # the recipe, the file that changes, the key

@@ -11,8 +11,9 @@ from anyformer.config import ConfigError, Embedder, ModelConfig, Transform, io
 from anyformer.data.tokenizer import train_tokenizer
 from anyformer.inspection.count import count
 from anyformer.nn.model import Transformer
-from anyformer.recipe.recipe import Adam, AdamW, Classify, Encoder, Recipe, Regress, RunTokenizer, Words
-from anyformer.run import Run, build_task, load, write_folder, write_model
+from anyformer.recipe import Adam, AdamW, Classify, Encoder, Recipe, Regress, RunTokenizer, Words
+from anyformer.run import Run, load, write_folder, write_model
+from anyformer.tasks.build import build_task
 from anyformer.training.finetune import pace
 from anyformer.training.loop import Job, fit
 from anyformer.training.train import evaluate, merge

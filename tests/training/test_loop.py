@@ -17,7 +17,7 @@ from anyformer.data.batch import Batch, Example, collate
 from anyformer.data.loader import Cursor
 from anyformer.data.prefetch import PrefetchLoader
 from anyformer.nn.model import Transformer
-from anyformer.recipe.recipe import WSD, AdamW, Cosine, InverseSqrt
+from anyformer.recipe import WSD, AdamW, Cosine, InverseSqrt
 from anyformer.run import load
 from anyformer.tasks.base import call, token_loss
 from anyformer.tasks.seq2seq import SequenceToSequence

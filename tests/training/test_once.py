@@ -12,7 +12,7 @@ from anyformer.config import io
 from anyformer.data.loader import Cursor, Loader
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.recipe.recipe import (
+from anyformer.recipe import (
     Classify,
     Crops,
     Embed,

@@ -14,7 +14,7 @@ from anyformer.conventions import IGNORE
 from anyformer.data.loader import Cursor, OrderedLoader, side_by_side
 from anyformer.data.readers import Rows
 from anyformer.data.shards import InMemory
-from anyformer.recipe.recipe import Cosine, Ordered, Recipe
+from anyformer.recipe import Cosine, Ordered, Recipe
 from anyformer.tasks.lm import LanguageModelling
 from anyformer.training.checkpoint import checkpoints
 from anyformer.training.loop import Interrupted, fit, learn, objective
@@ -170,9 +170,11 @@ def test_without_memory_nothing_is_kept(tmp_path: Path) -> None:
 
 
 def test_other_batches_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"batches\.kind = 'crops': a model with memory goes on from batch to batch"):
+    with pytest.raises(
+        ConfigError, match=r"batches\.kind = 'crops': a model with memory continues from batch to batch"
+    ):
         io.override(text(tmp_path), ["model.decoder.memory=4"])
-    with pytest.raises(ConfigError, match=r"batches\.kind = 'ordered': pieces of one long text are for the task lm"):
+    with pytest.raises(ConfigError, match=r"batches\.kind = 'ordered': crops of one long text are for the task lm"):
         pairs(batches=ORDERED)
 
 

@@ -15,7 +15,7 @@ from anyformer.config import io
 from anyformer.conventions import IGNORE
 from anyformer.data.batch import Batch
 from anyformer.data.loader import Cursor, ExampleLoader
-from anyformer.recipe.recipe import Classify, Padded, Recipe, Regress
+from anyformer.recipe import Classify, Padded, Recipe, Regress
 from anyformer.run import checkpoints, load
 from anyformer.tasks.base import token_loss
 from anyformer.tasks.seq2seq import SequenceToSequence

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from anyformer.config.spec import ConfigError
-from anyformer.recipe.recipe import Batches, Classify, Data, Packed, ParallelFiles, Recipe, Regress
+from anyformer.recipe import Batches, Classify, Data, Packed, ParallelFiles, Recipe, Regress
 from anyformer.tasks.base import token_loss
 from anyformer.tasks.seq2seq import SequenceToSequence
 from anyformer.training.out_of_memory import OutOfMemory, enough

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from anyformer.config import ConfigError, LoRA
-from anyformer.recipe.recipe import Recipe
+from anyformer.recipe import Recipe
 from anyformer.training import loop, prepare
 from anyformer.training.loop import fit
 from anyformer.transforms.fp8 import Float8Fused, Float8Linear

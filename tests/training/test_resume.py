@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from anyformer.config import ConfigError, TokenLabels, io
 from anyformer.data.loader import ExampleLoader
-from anyformer.recipe.recipe import (
+from anyformer.recipe import (
     AdamW,
     Classify,
     Cosine,

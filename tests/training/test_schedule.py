@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, strategies as st
 
-from anyformer.recipe.recipe import WSD, Constant, Cosine, InverseSqrt, Linear, Schedule
+from anyformer.recipe import WSD, Constant, Cosine, InverseSqrt, Linear, Schedule
 from anyformer.training.schedule import rate
 
 floors = st.floats(0, 1)

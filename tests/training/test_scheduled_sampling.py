@@ -9,7 +9,7 @@ from anyformer.config import ConfigError, io
 from anyformer.conventions import IGNORE
 from anyformer.data.batch import Batch
 from anyformer.data.loader import Cursor
-from anyformer.recipe.recipe import Batches, OwnTokens, Packed, Recipe
+from anyformer.recipe import Batches, OwnTokens, Packed, Recipe
 from anyformer.tasks.base import call
 from anyformer.training.loop import Job
 from anyformer.training.scheduled_sampling import forced, share_at
@@ -73,6 +73,6 @@ def test_it_trains_otherwise_than_by_the_target_alone(tmp_path: Path) -> None:
 
 def test_it_is_for_targets(tmp_path: Path) -> None:
     recipe = text(tmp_path)
-    with pytest.raises(ConfigError, match=r"train\.own_tokens: is for the task seq2seq, and this is lm"):
+    with pytest.raises(ConfigError, match=r"train\.own_tokens: is for the tasks seq2seq and mixture, and this is lm"):
         io.override(recipe, ["train.own_tokens.share=0.5"])
     assert isinstance(recipe, Recipe)

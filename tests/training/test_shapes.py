@@ -8,7 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from anyformer.recipe.recipe import Crops, Packed, Padded
+from anyformer.recipe import Crops, Packed, Padded
 from anyformer.recipes import names, read_recipe
 from anyformer.training.loop import compiles, learn, set_rate
 from anyformer.training.prepare import prepare

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from anyformer.recipe.recipe import Train
+from anyformer.recipe import Train
 from anyformer.run import load, remove, snapshots
 from anyformer.training.loop import fit
 from anyformer.training.snapshots import COUNT, MAX_BYTES, snapshot_steps

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from anyformer.config import ConfigError, io
-from anyformer.recipe.recipe import Classify, Joined, Recipe, TableFile
+from anyformer.recipe import Classify, JoinedSources, Recipe, TableFile
 from anyformer.training.plan import plan
 from tests.test_cli import refused
 from tests.training.small import labelled, make, pairs, parities, quiet, said
@@ -74,15 +74,15 @@ def test_config_check_finds_a_missing_format(tmp_path: Path) -> None:
     recipe = io.override(pairs(), ["data.train={kind='table', path='a.tsv', source='a', target='b'}"])
     path.write_text(io.dumps(recipe, "json").replace("a.tsv", "a.dat"), encoding="utf-8")
     (line,) = refused("config", "check", path)
-    assert line.startswith(f"{path}: data.train.format: cannot be told from the name 'a.dat': must be 'tsv', ")
+    assert line.startswith(f"{path}: data.train.format: is not clear from the name 'a.dat': set it to 'tsv', ")
 
 
 def test_a_wrong_key_within_a_list_is_its_only_fault() -> None:
     with pytest.raises(ConfigError) as error:
-        Joined(parts=[{"kind": "sort", "count": 3, "shortst": 2}])  # type: ignore[arg-type]
+        JoinedSources(parts=[{"kind": "sort", "count": 3, "shortst": 2}])  # type: ignore[arg-type]
     assert str(error.value) == "parts.0.shortst: unknown key; did you mean 'shortest'?"
     with pytest.raises(ConfigError) as error:
-        Joined(parts=())
+        JoinedSources(parts=())
     assert str(error.value) == "parts = (): must have at least 1 item"
 
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from anyformer import cli
-from anyformer.recipe.recipe import Adam
+from anyformer.recipe import Adam
 from tests.forking import forking, reopen
 from tests.training.small import metrics
 

@@ -17,7 +17,7 @@ from anyformer.lab.figures import lines, panels
 from anyformer.lab.stats import summary
 from anyformer.lab.trial import Trial, trained
 from anyformer.processes import scratch
-from anyformer.recipe.recipe import Padded, Recipe
+from anyformer.recipe import Padded, Recipe
 from anyformer.tasks.base import total_loss
 
 POOLS = {"sorted": 50, "mixed": 1}  # batches whose rows are sorted by length together

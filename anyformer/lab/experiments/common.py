@@ -22,7 +22,7 @@ from anyformer.lab.cells import SCRATCH, Cell, Result
 from anyformer.lab.stats import summary, welch
 from anyformer.nn.model import Transformer
 from anyformer.processes import scratch
-from anyformer.recipe.recipe import (
+from anyformer.recipe import (
     AdamW,
     Batches,
     Characters,

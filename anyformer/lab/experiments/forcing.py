@@ -17,7 +17,7 @@ from anyformer.lab.figures import bars, lines, panels
 from anyformer.lab.stats import summary, welch
 from anyformer.lab.trial import Trial, trained
 from anyformer.processes import scratch
-from anyformer.recipe.recipe import Recipe
+from anyformer.recipe import Recipe
 from anyformer.recipes import read_recipe
 
 WORDS = LEANS, ALONE = "after another", "by themselves"  # how words are translated

@@ -28,7 +28,7 @@ from anyformer.lab.experiments.common import altogether, found
 from anyformer.lab.figures import bars, panels
 from anyformer.lab.stats import summary, welch
 from anyformer.lab.trial import trained
-from anyformer.recipe.recipe import (
+from anyformer.recipe import (
     AdamW,
     CopyDigits,
     Cosine,

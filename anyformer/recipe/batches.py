@@ -1,0 +1,44 @@
+"""Batches: padded rows, packed rows, random crops, or consecutive parts of one long text. Imports no torch."""
+
+from typing import Annotated, Literal
+
+from anyformer.config import Spec
+from anyformer.config.spec import BY_KIND, Size
+
+
+class Padded(Spec):
+    """Rows of similar length, padded to the longest; at most `tokens` in a batch, padding included."""
+
+    kind: Literal["padded"] = "padded"
+    tokens: Size
+    pool: Size = 50  # batches that are shuffled together before they are sorted by length
+
+
+class Packed(Spec):
+    """Several documents or pairs in a row of `length` tokens, separated by segments."""
+
+    kind: Literal["packed"] = "packed"
+    tokens: Size
+    length: Size
+
+
+class Crops(Spec):
+    """`rows` random crops of `length` tokens from one long text."""
+
+    kind: Literal["crops"] = "crops"
+    rows: Size
+    length: Size
+
+
+class Ordered(Spec):
+    """One long text cut into `rows` equal parts: each batch holds the next `length` tokens of every part.
+
+    A model with `memory` continues from the previous batch. At the end of the text, its memory is cleared.
+    """
+
+    kind: Literal["ordered"] = "ordered"
+    rows: Size
+    length: Size
+
+
+Batches = Annotated[Padded | Packed | Crops | Ordered, *BY_KIND]

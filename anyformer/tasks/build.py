@@ -1,0 +1,56 @@
+"""Build a task from its spec."""
+
+from anyformer.data.tokenizer import TextTokenizer
+from anyformer.recipe import (
+    AnyTask,
+    Classify,
+    Embed,
+    Encoder,
+    LanguageModel,
+    MaskedLanguageModel,
+    Mixture,
+    PrefixLM,
+    Regress,
+    Seq2Seq,
+    SpanCorruption,
+    Tag,
+)
+from anyformer.tasks.base import Task
+from anyformer.tasks.classify import Classifying
+from anyformer.tasks.embed import Embedding
+from anyformer.tasks.imported_encoder import Encoding
+from anyformer.tasks.lm import LanguageModelling
+from anyformer.tasks.mixture import MixedTasks
+from anyformer.tasks.mlm import MaskedLanguageModelling
+from anyformer.tasks.prefix_lm import PrefixModelling
+from anyformer.tasks.regress import Regressing
+from anyformer.tasks.seq2seq import SequenceToSequence
+from anyformer.tasks.span_corruption import SpanCorrupting
+from anyformer.tasks.tag import Tagging
+
+
+def build_task(spec: AnyTask, tokenizer: TextTokenizer, source_tokenizer: TextTokenizer | None) -> Task:
+    """Return the task that a spec describes, with its tokenizers."""
+    match spec:
+        case Seq2Seq():
+            return SequenceToSequence(spec, tokenizer, source_tokenizer)
+        case Mixture():
+            return MixedTasks(spec, tokenizer, source_tokenizer)
+        case LanguageModel():
+            return LanguageModelling(spec, tokenizer)
+        case MaskedLanguageModel():
+            return MaskedLanguageModelling(spec, tokenizer)
+        case SpanCorruption():
+            return SpanCorrupting(spec, tokenizer)
+        case PrefixLM():
+            return PrefixModelling(spec, tokenizer)
+        case Classify():
+            return Classifying(spec, tokenizer)
+        case Regress():
+            return Regressing(spec, tokenizer)
+        case Embed():
+            return Embedding(spec, tokenizer)
+        case Tag():
+            return Tagging(spec, tokenizer)
+        case Encoder():
+            return Encoding(spec, tokenizer)
