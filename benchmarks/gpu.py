@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 
 from anyformer import presets
-from benchmarks import captions, decoding, fp8, idle, long, memory as foretold, ragged, training
+from benchmarks import captions, decoding, fp8, idle, long, memory as peak_memory, ragged, training
 from benchmarks.sheet import DEVICE, RESULTS, Sheet, clear, clock
-from benchmarks.transposed_matmul import alone, join, side_by_side
+from benchmarks.side_by_side import alone, join, side_by_side
 
 Row = Callable[[Sheet, bool], None]
 
@@ -95,12 +95,12 @@ def window_64k(sheet: Sheet, tiny: bool) -> None:
 
 
 def memory(sheet: Sheet, tiny: bool) -> None:
-    """How many times as much as foretold, where that is furthest off."""
-    cases = foretold.CASES[3:4] if tiny else foretold.CASES
-    found = {str(case): foretold.compare(case, tiny) for case in cases}
+    """Peak memory of a training step over its prediction: the worst case."""
+    cases = peak_memory.CASES[3:4] if tiny else peak_memory.CASES
+    found = {str(case): peak_memory.compare(case, tiny) for case in cases}
     ratios = {name: peak / told for name, (told, peak) in found.items()}
     worst = max(ratios, key=lambda name: abs(ratios[name] - 1))
-    sheet.put("memory", ratios[worst], 1.0, "times", peer_name="foretold", note=worst, ratios=ratios, bytes=found)
+    sheet.put("memory", ratios[worst], 1.0, "times", peer_name="predicted", note=worst, ratios=ratios, bytes=found)
 
 
 def decode_1b_b1(sheet: Sheet, tiny: bool) -> None:

@@ -9,7 +9,7 @@ CPU: by one thread, in its own time, whatever else the machine does.
     memory    GPU: the most that was allocated, and `training_memory`. CPU: what is kept for the backward pass, and
               `count`. Nothing is fitted
 
-What is measured is kept; what is foretold is made from it whenever it is shown, on any machine.
+What is measured is kept; predictions are computed when the page is written.
 """
 
 import argparse
@@ -169,7 +169,7 @@ def grow(
         yield {"base": asdict(base), "share": share, "axes": found}
 
 
-def foretold(found: Mapping[str, Any], gpu: bool) -> dict[str, list[dict[str, float]]]:
+def predicted(found: Mapping[str, Any], gpu: bool) -> dict[str, list[dict[str, float]]]:
     """The points of each axis, with what they ought to be."""
     base = Sizes(**found["base"])
     began = next(p["seconds"] for axis, points in found["axes"].items()
@@ -185,7 +185,7 @@ def foretold(found: Mapping[str, Any], gpu: bool) -> dict[str, list[dict[str, fl
 
 
 def told(points: Sequence[Mapping[str, float]]) -> str:
-    """As measured and, behind it, as foretold."""
+    """Format measured and predicted values."""
     times = (f"{p['size']}: {1e3 * p['seconds']:.1f} {1e3 * p['due_seconds']:.1f} ms" for p in points)
     rooms = (f"{p['bytes'] / 2**20:.0f} {p['due_bytes'] / 2**20:.0f} MiB" for p in points)
     return "; ".join(f"{a}, {b}" for a, b in zip(times, rooms, strict=True))
@@ -216,7 +216,7 @@ def main() -> None:
     axes = {axis: values for axis, values in AXES.items() if not args.axes or axis in args.axes}
     for found in grow(axes, BASE, most, warm=3 if GPU else 1, rounds=7 if GPU else 3):
         sheet.keep(KEY, found)
-        axis, points = list(foretold(found, GPU).items())[-1]
+        axis, points = list(predicted(found, GPU).items())[-1]
         print(f"{axis}: {told(points)}", flush=True)
 
 

@@ -19,7 +19,7 @@ from anyformer.training.loop import Job, learn, objective, read_batches, set_rat
 from anyformer.training.pending_scalars import PendingScalars
 from anyformer.training.prepare import prepare
 from benchmarks.sheet import clear
-from benchmarks.transposed_matmul import alone
+from benchmarks.side_by_side import alone
 
 WAIT = 10.0  # microseconds without a kernel from which the GPU waits for the host; between two of a recording it is one
 

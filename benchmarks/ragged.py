@@ -16,8 +16,8 @@ from anyformer.kernels.cross_entropy import token_loss
 from anyformer.recipes import read_recipe
 from benchmarks.idle import Steps
 from benchmarks.sheet import DEVICE, Sheet, finish
+from benchmarks.side_by_side import alone
 from benchmarks.training import TorchPair, stepping
-from benchmarks.transposed_matmul import alone
 
 PAIRS, WORDS = 3000, 4000
 

@@ -10,7 +10,7 @@ import numpy as np
 from anyformer.inspection.plot import pyplot
 from anyformer.lab.compare import markdown
 from anyformer.lab.figures import panels, save
-from benchmarks.growth import foretold
+from benchmarks.growth import predicted
 from benchmarks.sheet import RESULTS
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -25,56 +25,60 @@ WORK = {
     "train_base": "training, Transformer-base",
     "train_bert": "training, BERT, masked LM",
     "train_multi30k": "training, Transformer-base on Multi30k",
-    "idle_shakespeare": "share of a step without a kernel, `shakespeare-gpu`",
-    "idle_multi30k": "share of a step without a kernel, `multi30k-en-de`",
+    "idle_shakespeare": "fraction of a training step with no kernel running, `shakespeare-gpu`",
+    "idle_multi30k": "fraction of a training step with no kernel running, `multi30k-en-de`",
     "bigbird_16k": "BigBird-base, one sequence of 16,384 tokens, forward and backward",
-    "window_64k": "a causal window of 1,024 at 65,536 tokens, beside full causal attention",
+    "window_64k": "causal window of 1,024 at 65,536 tokens, against full causal attention",
     "decode_1b_b1": "decoding, Llama 1B, one row",
-    "decode_1b_b1_int8": "the same with weights of 8 bits, against bf16",
+    "decode_1b_b1_int8": "the same with 8-bit weights, against bf16",
     "decode_1b_b64": "decoding, Llama 1B, 64 rows",
     "decode_base_b64_greedy": "decoding, Transformer-base, 64 rows",
     "decode_base_b64_beam4": "the same with 4 beams",
-    "memory": "the most memory of a training step, beside what was foretold (the case that is furthest off)",
+    "memory": "peak memory of a training step, measured over predicted (worst case)",
     "train_ragged": "training, pairs of unequal length",
     "decode_gpt2": "decoding, GPT-2 124M, one row",
-    "decode_gpt2_int4": "the same with weights of 4 bits",
+    "decode_gpt2_int4": "the same with 4-bit weights",
     "decode_base_beam4": "decoding, Transformer-base, 16 rows, 4 beams",
-    "decode_base_beam4_int8": "the same with weights of 8 bits, against fp32",
-    "decode_base_beam4_int4": "the same with weights of 4 bits, against fp32",
-    "decode_base_ctranslate2": "the same in fp32, against an engine for CPUs",
-    "decode_base_ctranslate2_int8": "the same with weights of 8 bits on both sides",
-    "start_predict": "`anyformer predict` on a small run, from the command to the answer",
+    "decode_base_beam4_int8": "the same with 8-bit weights",
+    "decode_base_beam4_int4": "the same with 4-bit weights",
+    "decode_base_ctranslate2": "the same in fp32, against CTranslate2",
+    "decode_base_ctranslate2_int8": "the same with 8-bit weights on both sides",
+    "start_predict": "`anyformer predict` on a small run, from start to output",
 }
 GROWTH = "growth"
 MEMORY = {
     "h200": (
-        "most allocated",
-        "in bf16, each shape of a block compiled once, the rest not",
+        "peak allocated",
+        "bf16, blocks compiled, the rest eager",
         "`training_memory`",
-        "No step took less than about 10 ms, however small: likely the host, which starts the kernels of what is not "
-        "compiled one by one (not profiled). Larger ones use more of the machine than the base does, and of the "
-        "attention that is counted a causal kernel skips half. Measured before the loss held one part of its "
-        "logits at a time, and before norms kept half as many bytes, which is foretold: less is allocated now.",
+        "No step took less than about 10 ms: small steps are probably launch-bound (not profiled). Larger steps have a "
+        "higher MFU than the base, and a causal kernel skips half of the attention that is counted. These points "
+        "predate two memory savings (loss in chunks, norms that save two bytes per value), which the prediction has.",
     ),
     "cpu": (
-        "kept for the backward pass",
+        "saved for the backward pass",
         "fp32, one thread",
         "`count`",
-        "Times leave their lines where products are too small to fill the machine.",
+        "Small matmuls do not fill the machine, so their times lie above the line.",
     ),
 }
-INTRODUCTION = """# Beside its peers
+INTRODUCTION = """# Benchmarks against peers
 
-The same work on the same machine in the same run: medians after warm-up, of random weights and tokens. Made by
-`python -m benchmarks.report` from `benchmarks/results`, which have the spread.
+Each row is measured on one machine in one run: medians after warm-up, with random weights and tokens. This page is
+written by `python -m benchmarks.report` from `benchmarks/results`, which also hold the spread.
 
-All ways to train a model, or to decode, begin with the same weights. The loss that each has before the first step,
-without dropout, is beside its time: where they differ by more than 1e-4 (on a GPU, in bf16, 1e-2) the work was not the
-same, and the row says so. Of decoding there is the share of ids that both say, too: in bf16, with random weights, two
-logits that are nearly equal change places sooner or later, and whatever follows is another text. The share of a row of
-training is what the products that a step asks for (`count`, three times; attention between all tokens, also where a
-causal kernel skips half) take of the speed of a large one; of a row of decoding, the bytes of all weights, which each
-step reads, of the speed of a large copy. [Where the rest goes](speed.md).
+- What is compiled: on the GPU, our training and decoding, all training peers except BigBird, and the Llama of
+  `transformers` (static cache, which it compiles itself). Decoding Transformer-base in `transformers` is eager. On the
+  CPU training is eager on both sides, GPT-2 decoding too (but for the 4-bit row); our beam search is compiled, that of
+  `transformers` is eager.
+- *First loss*: all implementations of a row start from the same weights; their losses before the first step, without
+  dropout, must agree within 1e-4 (on a GPU in bf16, 1e-2), otherwise the row is marked. BigBird and Multi30k have no
+  such check: BigBird's random links differ, and Multi30k compares packed with padded batches.
+- *Same ids*: the fraction of decoded tokens that agree. In bf16 with random weights, near ties between logits break
+  differently sooner or later, and the texts differ from there on.
+- *Utilisation*: for training, MFU = 3 × forward FLOPs (`count`; attention counted in full, also where a causal kernel
+  skips half) ÷ time ÷ the measured peak of a large matmul. For decoding, memory bandwidth utilisation = bytes of all
+  weights ÷ time of a step ÷ the measured bandwidth of a large copy. [Where the rest of the time goes](speed.md).
 """
 
 
@@ -89,7 +93,7 @@ def page() -> str:
 
 def _section(name: str, title: str, rows: dict[str, Any]) -> str:
     machine, growth = rows.pop("machine"), rows.pop(GROWTH, None)
-    table = [("work", "key", "ours", "the best peer", "", "times", "GiB", "first loss", "same ids", "share")]
+    table = [("work", "key", "ours", "best peer", "", "speedup", "GiB", "first loss", "same ids", "utilisation")]
     fp8 = {key: row["curves"] for key, row in rows.items() if "curves" in row}
     for key, row in ((key, rows[key]) for key in WORK if key in rows):
         peer = "" if row["peer"] is None else f"{row['peer']:,.4g}" if row["peer"] < 1000 else f"{row['peer']:,.0f}"
@@ -101,17 +105,17 @@ def _section(name: str, title: str, rows: dict[str, Any]) -> str:
         most = [row.get("memory", {}).get(way) for way in ("ours", beside)]
         room = ", ".join(f"{n / 2**30:.1f}" for n in most if n)
         same = f"{same}: DIFFERENT WORK" if row.get("agree") is False else same
-        used = f"{share['ours']:.0%} of a {'copy' if key.startswith('decode') else 'product'}" if share else ""
+        used = f"{share['ours']:.0%} {'of bandwidth' if key.startswith('decode') else 'MFU'}" if share else ""
         table.append((WORK[key], f"`{key}`", f"{ours} {row['unit']}", peer, beside, times, room, same, ids, used))
     product, copy = machine["product_flops"] / 1e12, machine["copy_bytes"] / 1e9
     remarks = "".join(f"- `{key}`: {row['remark']}\n" for key, row in rows.items() if "remark" in row)
     return f"""## {title}
 
-{machine["name"]}, torch {machine["torch"]}, Python {machine["python"]}; a large product {product:,.3g} TFLOP/s, a large
-copy {copy:,.4g} GB/s.
+{machine["name"]}, torch {machine["torch"]}, Python {machine["python"]}; measured matmul peak {product:,.3g} TFLOP/s,
+measured copy bandwidth {copy:,.4g} GB/s.
 
 {markdown(table)}{remarks and f"{chr(10)}{remarks}"}
-![times the best peer](figures/benchmarks-{name}.png)
+![speed relative to the best peer](figures/benchmarks-{name}.png)
 {_fp8(name, fp8) if fp8 else ""}{"" if growth is None else _growth(name, growth)}"""
 
 
@@ -120,11 +124,11 @@ def _fp8(name: str, curves: dict[str, dict[str, list[float]]]) -> str:
     far = {key: max(abs(a - b) for a, b in zip(*ways.values(), strict=True)) for key, ways in curves.items()}
     apart = ", ".join(f"{most:.2f} apart in `{key}`" for key, most in far.items())
     told = (
-        f"The first {steps} steps from the same weights by the same batches, of random words of which half follow from "
-        f"the last: losses in fp8 and bf16 are at most {apart}."
+        f"The first {steps} steps from the same weights on the same batches of random tokens, half of which are "
+        f"determined by the previous one. Losses in fp8 and bf16 are at most {apart}."
     )
     return f"""
-### Learning in fp8
+### Training in fp8
 
 {fill(told, 120)}
 
@@ -137,12 +141,12 @@ def _growth(name: str, growth: dict[str, Any]) -> str:
     memory, how, source, where = MEMORY[name]
     told = (
         f"`python -m benchmarks.growth`: a decoder of {base}, one of these changed at a time; {how}. "
-        "Points are measured, lines foretold: "
-        f"time from the FLOPs of `count` at {growth['share']:.0%} of the speed of a large product, "
-        f"a share that is fitted at the base (the dotted line); memory ({memory}) from {source} alone. {where}"
+        "Points are measured, lines are predicted: "
+        f"time from the FLOPs of `count` at {growth['share']:.0%} MFU, "
+        f"fitted at the base (the dotted line); memory ({memory}) from {source} alone. {where}"
     )
     return f"""
-### How a training step grows
+### How a training step scales
 
 {fill(told, 120)}
 
@@ -157,7 +161,7 @@ def draw(name: str) -> Path:
     figure, (axis,) = panels(1, width=7)
     axis.barh(list(ratios)[::-1], list(ratios.values())[::-1], color="#BBBBBB", edgecolor="#000000")
     axis.axvline(1, color="#000000", linewidth=0.8)
-    axis.set(xlabel="speed in times that of the best peer", ylabel="work", xlim=(0, None))
+    axis.set(xlabel="speed relative to the best peer", ylabel="benchmark", xlim=(0, None))
     return save(figure, DOCS / "figures" / f"benchmarks-{name}.png")
 
 
@@ -173,16 +177,16 @@ def draw_fp8(name: str, curves: dict[str, dict[str, list[float]]]) -> Path:
 
 
 def draw_growth(name: str, growth: dict[str, Any]) -> Path:
-    """Points as they were measured, lines as foretold, and by which power of the size both grow from end to end."""
-    plt, axes = pyplot(), foretold(growth, name != "cpu")
+    """Draw measured points, predicted lines, and the exponent of their growth with the size."""
+    plt, axes = pyplot(), predicted(growth, name != "cpu")
     form = {"figsize": (3 * len(axes), 6.4), "layout": "constrained", "squeeze": False}
     figure, grid = plt.subplots(2, len(axes), sharey="row", **form)
-    kinds = (("seconds", 1e-3, "milliseconds of a step"), ("bytes", 2**20, f"MiB, {MEMORY[name][0]}"))
+    kinds = (("seconds", 1e-3, "milliseconds per step"), ("bytes", 2**20, f"MiB, {MEMORY[name][0]}"))
     for row, (kind, unit, label) in zip(grid, kinds, strict=True):
         for axis, (size, points) in zip(row, axes.items(), strict=True):
             xs = [point["size"] for point in points]
             found, due = ([point[by] / unit for point in points] for by in (kind, f"due_{kind}"))
-            axis.loglog(xs, due, color="#0072B2", linestyle="--", label=f"foretold, power {power(xs, due):.2f}")
+            axis.loglog(xs, due, color="#0072B2", linestyle="--", label=f"predicted, power {power(xs, due):.2f}")
             axis.loglog(xs, found, "o", color="#000000", label=f"measured, power {power(xs, found):.2f}")
             axis.axvline(growth["base"][size], color="#999999", linewidth=0.8, linestyle=":")
             axis.set_xticks(xs, [f"{x}" if x < 1024 else f"{x // 1024}k" for x in xs])
@@ -197,7 +201,7 @@ def draw_growth(name: str, growth: dict[str, Any]) -> Path:
 
 
 def power(xs: list[float], ys: list[float]) -> float:
-    """p of the y = c xᵖ that fits best."""
+    """Return the exponent p of the best fit y = c xᵖ."""
     return float(np.polyfit(np.log(xs), np.log(ys), 1)[0])
 
 

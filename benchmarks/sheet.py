@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.transposed_matmul import alone, in_turns, locked
+from benchmarks.side_by_side import alone, in_turns, locked
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 RESULTS = Path(__file__).parent / "results"

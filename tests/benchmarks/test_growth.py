@@ -17,20 +17,20 @@ def found() -> dict[str, object]:
     return last
 
 
-def test_what_is_kept_is_as_foretold(found: dict) -> None:  # type: ignore[type-arg]
-    for axis, points in growth.foretold(found, gpu=False).items():
+def test_saved_activations_match_the_prediction(found: dict) -> None:  # type: ignore[type-arg]
+    for axis, points in growth.predicted(found, gpu=False).items():
         for point in points:
             assert point["bytes"] == pytest.approx(point["due_bytes"], rel=0.05), (axis, point)
 
 
 def test_the_base_is_where_time_is_fitted(found: dict) -> None:  # type: ignore[type-arg]
-    for axis, points in growth.foretold(found, gpu=False).items():
+    for axis, points in growth.predicted(found, gpu=False).items():
         (base,) = (point for point in points if point["size"] == found["base"][axis])
         assert base["due_seconds"] == pytest.approx(base["seconds"])
 
 
-def test_what_a_gpu_needs_is_foretold_without_one(found: dict) -> None:  # type: ignore[type-arg]
-    here, there = (growth.foretold(found, gpu)["depth"] for gpu in (False, True))
+def test_gpu_memory_is_predicted_without_a_gpu(found: dict) -> None:  # type: ignore[type-arg]
+    here, there = (growth.predicted(found, gpu)["depth"] for gpu in (False, True))
     assert [p["bytes"] for p in here] == [p["bytes"] for p in there]
     assert all(more["due_bytes"] > less["due_bytes"] for less, more in zip(here, there, strict=True))
 

@@ -27,5 +27,5 @@ def test_curves_are_drawn_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     known = {**rows["train_gpt2"], "curves": CURVES["train_gpt2_fp8"], "share": {"ours": 0.4}}
     told = report._section("h200", "One", {"machine": rows["machine"], "train_gpt2_fp8": known, "decode_1b_b1": known})
     assert "0.02 apart in `train_gpt2_fp8`" in told
-    assert "40% of a product" in told
-    assert "40% of a copy" in told
+    assert "40% MFU" in told
+    assert "40% of bandwidth" in told

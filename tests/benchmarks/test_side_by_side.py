@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.transposed_matmul import FOLDER, side_by_side
+from benchmarks.side_by_side import FOLDER, side_by_side
 
 WORKER = """
 import sys, threading, time
 from pathlib import Path
-from benchmarks.transposed_matmul import alone, join
+from benchmarks.side_by_side import alone, join
 
 join()
 own, folder = sys.argv[1], Path(sys.argv[2])
