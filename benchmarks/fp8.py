@@ -64,7 +64,7 @@ def learn(config: ModelConfig, eight: bool, data: Tensor) -> Iterator[Step]:
         finish()
         began = time.perf_counter()
         with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"):
-            loss = run((inputs,), {}, LossTarget(labels), None)[0] / labels.numel()
+            loss = run((inputs,), LossTarget(labels), None)[0] / labels.numel()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

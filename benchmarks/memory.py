@@ -75,8 +75,6 @@ def step_of(case: Case, tiny: bool) -> tuple[Callable[[], None], int]:
     torch.manual_seed(0)
     with torch.device(DEVICE):
         model = Transformer(config).train()
-    for side in config.stacks:
-        getattr(model, side).recompute = case.recompute
     ids, labels = (torch.randint(2, config.last_input.vocab, (batch, length)) for _ in range(2))
     if isinstance(config.head, MaskedLM):
         labels = torch.where(torch.rand(labels.shape) < 0.15, labels, IGNORE)
@@ -84,10 +82,10 @@ def step_of(case: Case, tiny: bool) -> tuple[Callable[[], None], int]:
     at = (labels, None) if places is None else (places[1], places[0])
     asked = LossTarget(at[0].to(DEVICE), 0.0, None if at[1] is None else at[1].to(DEVICE))
     inputs = (ids.to(DEVICE),) * len(config.stacks)
-    objective = Objective(model, Words(), 0.0)  # type: ignore[arg-type]
+    objective = Objective(model, Words(), 0.0, case.recompute)  # type: ignore[arg-type]
 
     def ahead() -> Tensor:
-        return objective(inputs, {}, asked, None)[0] / labels.numel()
+        return objective(inputs, asked, None)[0] / labels.numel()
 
     run = torch.compile(ahead) if case.compiled and DEVICE == "cuda" else ahead
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)

@@ -90,7 +90,7 @@ def ours(config: ModelConfig, inputs: tuple[Tensor, ...], labels: Tensor, smooth
         if (places := few(labels.cpu(), labels.numel())) is not None:
             at, some = (x.to(DEVICE) for x in places)
             wanted = LossTarget(some, smoothing, at)
-        return model, lambda: objective(inputs, {}, wanted, None)[0] / asked
+        return model, lambda: objective(inputs, wanted, None)[0] / asked
 
     return way("ours", build, flops(config, inputs, labels), slopes=True)
 

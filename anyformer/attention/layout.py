@@ -95,15 +95,11 @@ def make_layout(
     length: int,
     device: torch.device,
     *,
-    segments: Tensor | Layout | None = None,
+    segments: Tensor | None = None,
     positions: Tensor | None = None,
     marks: Tensor | None = None,
 ) -> Layout:
     """The layout of [batch, length] tokens; positions not given count from 0 within each segment."""
-    if isinstance(segments, Layout):
-        if positions is not None or marks is not None:
-            raise ValueError("a Layout holds positions and marks itself: leave `positions` and `marks` out")
-        return segments.checked(batch, length)
     check(batch, length, segments=segments, positions=positions, marks=marks)
     if segments is None and positions is None:
         index = torch.arange(length, device=device)[None]

@@ -1,7 +1,7 @@
 """State that decoding and segment recurrence carry between calls, outside the model.
 
-kv_cache        The key/value cache
-ring            A ring of slots for layers that look back a bounded way
-segment_memory  The past
-snapshot        What a cache holds of one row, taken out of it, and put into a row of another cache of the same model
+kv_cache        KV cache: static slots, rings for windows, int8 values
+ring            ring of slots for layers with a bounded window
+segment_memory  segment memory (Transformer-XL): a model's `past`
+snapshot        copy of one row of a KV cache, to start a row of another cache of the same model
 """

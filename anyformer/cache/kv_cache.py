@@ -88,7 +88,7 @@ class LayerCache:
     def keep_cross(self, k: Tensor, v: Tensor) -> None:
         """Remembers what cross-attention reads of the source."""
         old = self.cross or (None, None)
-        self.cross = _kept(old[0], k), _kept(old[1], v)
+        self.cross = copy_into(old[0], k), copy_into(old[1], v)
 
     def own(self) -> tuple[Tensor, ...]:
         """What is kept of the tokens that were read."""
@@ -98,7 +98,7 @@ class LayerCache:
         return *self.own(), *(self.cross or ())
 
 
-def _kept(old: Tensor | None, new: Tensor) -> Tensor:
+def copy_into(old: Tensor | None, new: Tensor) -> Tensor:
     """A copy, where an old one of the same shape is."""
     if old is None or old.shape != new.shape or old.dtype != new.dtype:
         return new.clone(memory_format=torch.contiguous_format)
@@ -146,17 +146,13 @@ class Cache:
         self,
         batch: int,
         length: int,
-        segments: Tensor | Layout | None,
+        segments: Tensor | None,
         positions: Tensor | None,
         marks: Tensor | None = None,
     ) -> Layout:
         """The layout of new tokens; what is not given goes on from what the cache holds."""
         if batch != self.segment.shape[0]:
             raise ValueError(f"the cache was made for a batch of {self.segment.shape[0]}, got {batch}")
-        if isinstance(segments, Layout):
-            if segments.continues_cache:  # of this cache: made by `next`
-                return segments.checked(batch, length)
-            marks, positions, segments = segments.marks, segments.positions, segments.segments
         check(batch, length, segments=segments, positions=positions, marks=marks)
         if marks is not None:
             self._check_marks(marks)
@@ -164,12 +160,12 @@ class Cache:
             return self.next(length)
         segments, positions, marks = (None if x is None else x.long() for x in (segments, positions, marks))
         segments = (self.segment[:, None] if segments is None else segments).expand(batch, length)
-        bound = None
+        position_bound = None
         if positions is None:
             positions = segment_positions(segments, self.segment, self.following)
-            bound = None if self.taken else length
+            position_bound = None if self.taken else length
         marks = None if marks is None else marks.expand(batch, length)
-        return Layout(positions.expand(batch, length), segments, marks, position_bound=bound)
+        return Layout(positions.expand(batch, length), segments, marks, position_bound=position_bound)
 
     def _check_marks(self, marks: Tensor) -> None:
         """Whoever sees a marked token must not have been read before it."""
@@ -180,16 +176,21 @@ class Cache:
         if bool((marks >= SEER).any()):
             raise ValueError("a token that sees its whole segment sees tokens that are not read yet: it takes no cache")
 
-    def next(self, length: int, there: Tensor | None = None, bound: int | None = None) -> Layout:
+    def next(self, length: int, there: Tensor | None = None, position_bound: int | None = None) -> Layout:
         """The layout of so many tokens that go on from what each row holds, those that are `there`, bool [b, length];
         `bound`: what their positions are known to be below."""
         if there is None:
             index = torch.arange(length, device=self.length.device)
             segments = self.segment[:, None].expand(-1, length)
-            return Layout(self.following[:, None] + index, segments, position_bound=bound, continues_cache=True)
+            return Layout(
+                self.following[:, None] + index, segments, position_bound=position_bound, continues_cache=True
+            )
         positions = torch.where(there, self.following[:, None] + there.cumsum(dim=1) - 1, 0)
         return Layout(
-            positions, torch.where(there, self.segment[:, None], PADDING), position_bound=bound, continues_cache=True
+            positions,
+            torch.where(there, self.segment[:, None], PADDING),
+            position_bound=position_bound,
+            continues_cache=True,
         )
 
     def reserve(self, length: int) -> None:
@@ -249,9 +250,9 @@ class Cache:
     def keep_source(self, source: Layout, states: Tensor | None = None) -> None:
         """Remembers where the encoder's tokens stand, and their states: copies, since `reorder` writes to them."""
         old = (None, None) if self.source is None else self.source[:2]
-        self.states = None if states is None else _kept(self.states, states)
-        segments = None if source.segments is None else _kept(old[1], source.segments)
-        self.source = source._replace(positions=_kept(old[0], source.positions), segments=segments)
+        self.states = None if states is None else copy_into(self.states, states)
+        segments = None if source.segments is None else copy_into(old[1], source.segments)
+        self.source = source._replace(positions=copy_into(old[0], source.positions), segments=segments)
 
     def reset(self) -> None:
         """Empty again, at the same addresses; what is known of a source stays until another is there."""
@@ -339,7 +340,7 @@ class Cache:
         state += [x for ring in self.rings.values() for x in ring.tensors()]
         return state + [x for layer in self.layers for x in layer.own()]
 
-    def reorder(self, rows: Tensor, *, within: int | None = None) -> None:
+    def reorder(self, rows: Tensor, *, group_size: int | None = None) -> None:
         """Row i becomes what row `rows[i]` was (beam search): any, or one of the `within` neighbours that answer the
         same source."""
         if rows.shape != self.segment.shape:
@@ -347,17 +348,17 @@ class Cache:
         state = self._state()
         if self.marks is not None:
             state.append(self.marks)
-        if within is None:
+        if group_size is None:
             state += [x for layer in self.layers for x in layer.cross or ()]
             if self.states is not None:
                 state.append(self.states)
             if self.source is not None:
                 state += [x for x in self.source[:3] if x is not None and x.shape[0] == rows.shape[0]]
         else:
-            for x in [x for x in state if can_reorder_in_groups(x, within)]:
+            for x in [x for x in state if can_reorder_in_groups(x, group_size)]:
                 full = x.shape[2] == self.slots  # else a ring, which fills in another order, or a state
-                reorder_in_groups(x, rows, self.length if full else self.everywhere, within)
-            state = [x for x in state if not can_reorder_in_groups(x, within)]
+                reorder_in_groups(x, rows, self.length if full else self.everywhere, group_size)
+            state = [x for x in state if not can_reorder_in_groups(x, group_size)]
         for x in state:
             x = x[:, :, : self.taken] if self._counted(x) else x
             x.copy_(x.index_select(0, rows))

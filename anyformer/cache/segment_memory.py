@@ -1,12 +1,12 @@
-"""The past: what a decoder keeps of the segments before the one at hand (Transformer-XL, Dai et al. 2019).
+"""Segment memory: the newest tokens of the segments before the one at hand (Transformer-XL, Dai et al. 2019).
 
-A text is read in segments. Each reads the newest `memory` tokens before it, too, and passes on its own; no gradient
-goes back into them. The past is a value: one comes in, another goes out, and nothing is written to, so that a pass can
-be repeated (activation checkpointing runs a block twice) and a step be dropped.
+A long text is read in segments. Each also reads the newest `memory` tokens before it and passes on its own; no gradient
+flows back into them. `Past` is a value: a forward pass takes one and returns another, and writes to neither. So a pass
+can be repeated (activation checkpointing runs a block twice) and a step can be dropped.
 
-Kept is what a layer's mixer read, as in the paper, and not the keys and values that it made of it, as in a cache: they
-are made again for every segment, by the weights of today, which so learn what to make of a memory. With weights that
-stand still the two say the same.
+As in the paper, the memory stores the input of each layer's mixer, not its keys and values as a KV cache does. These
+are recomputed for every segment by the current weights, which so learn to use the memory. With frozen weights both give
+the same result.
 """
 
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ from anyformer.conventions import PADDING
 
 
 class Past(NamedTuple):
-    """The newest real tokens of each row, in slots of fixed number; empty ones come first. Made by `model.new_past`."""
+    """Segment memory of all layers: the newest real tokens of each row, empty slots first. Made by `model.new_past`."""
 
     positions: Tensor  # int [b, m]
-    segments: Tensor  # int [b, m]; PADDING: empty
-    layers: tuple[Tensor, ...]  # [b, m, d]; [b, m, 0] of a layer that reads no other tokens
+    segments: Tensor  # int [b, m]; PADDING: an empty slot
+    layers: tuple[Tensor, ...]  # [b, m, d]; [b, m, 0] for a layer that reads no other tokens
 
     @classmethod
     def empty(cls, batch: int, slots: int, widths: Sequence[int], device: torch.device, dtype: torch.dtype) -> "Past":
@@ -33,56 +33,72 @@ class Past(NamedTuple):
         return cls(positions, torch.full_like(positions, PADDING), layers)
 
     def make_layout(
-        self, batch: int, length: int, segments: Tensor | Layout | None, positions: Tensor | None
+        self,
+        batch: int,
+        length: int,
+        segments: Tensor | None,
+        positions: Tensor | None,
+        padding: Literal["none", "right", "any"] | None = None,
     ) -> Layout:
-        """The layout of new tokens; what is not given goes on from each row's newest token."""
+        """Return the layout of new tokens; by default they continue the segment of each row's newest token."""
         if batch != self.positions.shape[0]:
-            raise ValueError(f"the past is of a batch of {self.positions.shape[0]}, got {batch}")
-        padding: Literal["none", "right", "any"] = "none" if segments is None else "any"
-        if isinstance(segments, Layout):
-            padding, positions, segments = segments.padding, segments.positions, segments.segments
+            raise ValueError(f"the past has a batch of {self.positions.shape[0]}, the input one of {batch}")
         check(batch, length, segments=segments, positions=positions)
+        if padding is None:
+            padding = "none" if segments is None else "any"
         begun = real(self.segments[:, -1])
         segment, following = (torch.where(begun, x[:, -1], 0) for x in (self.segments, self.positions + 1))
-        at = (segment[:, None] if segments is None else segments).expand(batch, length)
+        new = (segment[:, None] if segments is None else segments).expand(batch, length)
         if positions is None:
-            positions = segment_positions(at, segment, following)
-        return Layout(positions.expand(batch, length), at, padding=padding)
+            positions = segment_positions(new, segment, following)
+        return Layout(positions.expand(batch, length), new, padding=padding)
 
     def keys(self, new: Layout) -> Layout:
-        """What new tokens may read: the past, and themselves."""
+        """Return the layout of what new tokens may read: the memory, then themselves."""
         assert new.segments is not None
         positions = torch.cat((self.positions, new.positions), dim=1)
         return Layout(positions, torch.cat((self.segments, new.segments), dim=1))
 
-    def after(self, new: Layout, kept: Sequence[Tensor | None]) -> "Past":
-        """The past of the next segment: of old and new tokens the newest that are real."""
+    def after(self, new: Layout, layers: Sequence[Tensor | None]) -> "Past":
+        """Return the past of the next segment: the newest real tokens of this past and of new tokens.
+
+        `layers` are the new inputs of each layer's mixer [b, t, d]; None for a layer without one.
+        """
         assert new.segments is not None
         length = new.positions.shape[1]
         stay: Tensor | None = None
-        if new.padding != "none":  # pads go first, and out
+        if new.padding != "none":  # padding comes first in the order, and is dropped
             both = torch.cat((self.segments, new.segments), dim=1)
             stay = real(both).int().argsort(dim=1, stable=True)[:, length:]
 
         def newest(old: Tensor, new: Tensor) -> Tensor:
-            """Of facts [b, tokens] or vectors [b, tokens, d]; always a tensor of its own."""
+            """Return the newest of [b, tokens] or [b, tokens, d]; never a view."""
             both = torch.cat((old, new.detach().to(old.dtype)), dim=1)
             if stay is None:
                 return both[:, length:].clone()
             return both.gather(1, stay if old.dim() == 2 else stay[..., None].expand_as(old))
 
-        layers = tuple(old if new is None else newest(old, new) for old, new in zip(self.layers, kept, strict=True))
-        return Past(newest(self.positions, new.positions), newest(self.segments, new.segments), layers)
+        pairs = zip(self.layers, layers, strict=True)
+        merged = tuple(old if new is None else newest(old, new) for old, new in pairs)
+        return Past(newest(self.positions, new.positions), newest(self.segments, new.segments), merged)
 
 
-class Recall:
-    """The past of one layer in one run of its block, which reads it and leaves what is new."""
+class LayerMemory:
+    """Segment memory of one layer in one run of its block."""
 
     def __init__(self, old: Tensor):
         self.old = old
-        self.new: Tensor | None = None  # a layer without a mixer leaves nothing
+        self.new: Tensor | None = None  # the mixer's input [b, t, d]; stays None in a layer without a mixer
 
     def append(self, x: Tensor) -> Tensor:
-        """New tokens [b, t, d] behind those of the past: all that can be read."""
+        """Return the tokens in memory, then new ones [b, t, d], which are stored."""
         self.new = x.detach()
         return torch.cat((self.old.detach().to(x.dtype), x), dim=1)
+
+
+class MemoryUpdate:
+    """Segment memory in one forward pass: what the layers read, and what they leave for the next segment."""
+
+    def __init__(self, past: Past):
+        self.past = past
+        self.memory_out: list[Tensor | None] = []  # by layer, as `Past.after` takes it

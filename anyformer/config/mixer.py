@@ -133,8 +133,8 @@ class Attention(Spec):
         key = self.key_width or width // self.heads
         return key, self.value_width or key
 
-    def turning(self, width: int) -> int:
-        """How much of each query and key a position scheme may turn."""
+    def rotary_width(self, width: int) -> int:
+        """Return how much of each query and key a position scheme may rotate."""
         return self.compress.rotary_width if isinstance(self.compress, Latent) else self.widths(width)[0]
 
     @property

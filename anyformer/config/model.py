@@ -276,7 +276,7 @@ def _mixer(mixer: Mixer, side: Side, config: ModelConfig) -> Iterator[Fault]:
 def _turned(scheme: Position, mixer: Attention, width: int) -> Iterator[Fault]:
     """The faults of a scheme at the width it acts on, by the name which that has in this mixer."""
     name = "compress.rotary_width" if isinstance(mixer.compress, Latent) else "key_width"
-    yield from (Fault(f.path, f.message.replace("key_width", name)) for f in scheme.faults(mixer.turning(width)))
+    yield from (Fault(f.path, f.message.replace("key_width", name)) for f in scheme.faults(mixer.rotary_width(width)))
 
 
 def _divides(a: Attention, width: int) -> bool:

@@ -11,6 +11,7 @@ from anyformer.decoding.buffers import DecodeBuffers, parts_of
 from anyformer.decoding.prefix_cache import Begun
 from anyformer.decoding.step import logits
 from anyformer.nn.experts import Mixture
+from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import Transformer
 
 MOST = 8192  # tokens that are read from a graph: of more, kernels take longer than their start, and memory stays taken
@@ -29,18 +30,18 @@ def begin(
 ) -> tuple[Tensor, Tensor]:
     """Reads sources, or prompts, into an empty place, each for so many rows: the hidden states of what the decoder read
     [rows, n, d], and the logits of what follows [rows, v]."""
-    memory, source = None, None
+    encoder_out, source = None, None
     if model.source is not None and model.encoder is not None:
         source = make_layout(*model.source.measure(ids), ids.device, segments=segments)
-        memory, segments = model.encode(ids, segments=source), None
-        ids = starts(model, len(memory), ids.device)
+        encoder_out, segments = model.encode(Inputs(ids, source)), None
+        ids = starts(model, len(encoder_out), ids.device)
     there = torch.ones_like(ids, dtype=torch.bool) if segments is None else real(segments)
     known = max((one.length for one in begun), default=0)
     for row, one in enumerate(begun):
         one.put(place.prompts, row)
     if known:
         place.prompts.skip(known)
-    hidden, found = _read(model, place.prompts, ids, there, memory, source, segments, marks, known, chunk)
+    hidden, found = _read(model, place.prompts, ids, there, encoder_out, source, segments, marks, known, chunk)
     if copies > 1:  # prompts are read once
         place.cache.fill(place.prompts, copies)
     place.ids[:, : ids.shape[1]], place.there[:, : ids.shape[1]] = _repeated(ids, copies), _repeated(there, copies)
@@ -72,7 +73,7 @@ def repeats(model: Transformer, place: DecodeBuffers, tokens: int, source: int, 
         return False
     # whether positions end before the tokens do
     ends = [limit for limit, _ in (model.encoder.ends if model.encoder else ())]
-    ends += [] if model.decoder is None else [p.limit for p, _ in model.decoder.across if p.limit is not None]
+    ends += [] if model.decoder is None else [p.limit for p, _ in model.decoder.cross_plans if p.limit is not None]
     return all(source <= limit for limit in ends) and all(
         prompt <= limit for limit, _ in (model.decoder.ends if model.decoder else ())
     )
@@ -99,7 +100,7 @@ def _read(
     cache: Cache,
     ids: Tensor,
     there: Tensor,
-    memory: Tensor | None,
+    encoder_out: Tensor | None,
     source: Layout | None,
     segments: Tensor | None,
     marks: Tensor | None,
@@ -109,8 +110,8 @@ def _read(
     """Reads prompts: the hidden states of what was read [b, n, d], and the logits of what follows each [b, v]."""
     length, size = ids.shape[1], chunk or ids.shape[1]
     if segments is None and marks is None and begin == 0 and size >= length:  # all rows end together
-        new = cache.next(length, bound=length)
-        hidden = model.decode(ids, memory, source=source, segments=new, cache=cache)
+        new = cache.next(length, position_bound=length)
+        hidden = model.decode(Inputs(ids, new), encoder_out, source=source, cache=cache)
         return hidden, logits(model, cache, hidden[:, -1:])[:, -1]
     last = torch.where(there, torch.arange(length, device=ids.device), -1).amax(dim=1)
     kept: Tensor | None = None
@@ -118,8 +119,8 @@ def _read(
     for at in range(begin, length, size):
         part = slice(at, at + size)
         some = None if segments is None else segments[:, part]
-        hidden = model.decode(ids[:, part], memory, source=source, segments=some, marks=marks, cache=cache)
-        memory = source = None  # the cache has them now
+        hidden = model.decode(ids[:, part], encoder_out, source=source, segments=some, marks=marks, cache=cache)
+        encoder_out = source = None  # the cache has them now
         parts.append(hidden)
         here = (last >= at) & (last < at + hidden.shape[1])
         mine = hidden.gather(1, (last - at).clamp(0, hidden.shape[1] - 1)[:, None, None].expand(-1, 1, hidden.shape[2]))

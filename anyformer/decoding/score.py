@@ -17,6 +17,7 @@ from anyformer.conventions import PLAIN, SEEN
 from anyformer.decoding.check import ids_of, whole
 from anyformer.decoding.session import evaluating, padded
 from anyformer.kernels.runtime import at_least_fp32
+from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import Transformer
 
 LOGITS = 2**26  # held at once, about
@@ -131,9 +132,9 @@ def _logits(
         plain = make_layout(len(ids), ids.shape[1], device) if layout is None else layout
         layout = plain._replace(marks=marks)
     if sources is None:
-        return at_least_fp32(model(ids, segments=layout))
+        return at_least_fp32(model(Inputs(ids, layout)))
     source, source_layout = _padded(sources, device)
-    return at_least_fp32(model(source, ids, source_segments=source_layout, target_segments=layout))
+    return at_least_fp32(model(Inputs(source, source_layout), Inputs(ids, layout)))
 
 
 def _padded(rows: Sequence[Ids], device: torch.device) -> tuple[Tensor, Layout | None]:

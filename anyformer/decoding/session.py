@@ -224,7 +224,7 @@ class Session:
 
     def reorder(self, rows: Tensor) -> None:
         """Row i goes on from what row `rows[i]` was, one of the same prompt: read on before looking at `logits`."""
-        self.cache.reorder(rows, within=self._copies)
+        self.cache.reorder(rows, group_size=self._copies)
         for x in (self._ids, self._there):
             x.copy_(x[rows])
 

@@ -15,6 +15,7 @@ from anyformer.attention.layout import Layout
 from anyformer.cache.kv_cache import Cache
 from anyformer.kernels.dependent_launch import repair_inductor
 from anyformer.kernels.runtime import supports_dependent_launch
+from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import Transformer
 
 
@@ -23,7 +24,7 @@ def step(
 ) -> tuple[Tensor, Tensor]:
     """Reads [rows, n] more tokens, those that are `there`: their hidden states [rows, n, d], and the logits of what
     follows each of them [rows, n, v]."""
-    hidden = model.decode(new, segments=cache.next(new.shape[1], there, bound), cache=cache)
+    hidden = model.decode(Inputs(new, cache.next(new.shape[1], there, bound)), cache=cache)
     return hidden, logits(model, cache, hidden)
 
 

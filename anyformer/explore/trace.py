@@ -27,7 +27,7 @@ from anyformer.decoding.session import evaluating
 from anyformer.explore.head_switches import named, switched_off
 from anyformer.explore.requests import AboutText
 from anyformer.inspection.attention_maps import Kind, format_range
-from anyformer.inspection.sublayers import attentions, layout_of, stacks_of
+from anyformer.inspection.sublayers import attentions, stacks_of
 from anyformer.inspection.taps import run_with_taps
 from anyformer.kernels.runtime import at_least_fp32
 from anyformer.nn.attention import MultiHeadAttention
@@ -73,12 +73,12 @@ class Trace:
         side, layer, sublayer = cast(Side, name.split(".")[0]), int(name.split(".")[1]), name.split(".")[2]
         stack, here = stacks_of(self.run.model)[side], self._layout(side)
         if sublayer == "cross":
-            which = stack.crosses[layer]
+            which = stack.cross_plan_of_layer[layer]
             assert which is not None
             source = self._layout("encoder")
             return stack.crossings(here, source, SITE, "eager")[which].dense()
         levels = Funnel(stack.pooling, here, 1).layouts
-        plan = stack.follows[layer]
+        plan = stack.plan_of_layer[layer]
         assert plan is not None
         return stack.relations(here, {None: Step(here)}, False, SITE, "eager", levels)[plan].dense()
 
@@ -142,8 +142,7 @@ class Trace:
         return pooled, pooled
 
     def _layout(self, side: Side) -> Layout:
-        x = self.activations[f"{side}.embed"]
-        return layout_of(side, x, self.run.model, self.reading.options)
+        return self.run.model.read_sides(*self.reading.inputs, **self.reading.options)[side][1]
 
     @property
     def nbytes(self) -> int:

@@ -9,11 +9,12 @@ from torch import Tensor
 from anyformer.inspection.patching import run_with_patches
 from anyformer.inspection.scalar_outputs import Measure
 from anyformer.inspection.sublayers import attention_at, attentions, check_heads, refuse_state, stacks_of
+from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import Transformer
 
 
 def run_without_heads(
-    model: Transformer, heads: Mapping[str, Sequence[int]], *inputs: Tensor, **options: Any
+    model: Transformer, heads: Mapping[str, Sequence[int]], *inputs: Tensor | Inputs, **options: Any
 ) -> Tensor:
     """Return the model's output with the outputs of some heads set to zero: `{"decoder.1.mixer": [0, 3]}`.
 
@@ -26,7 +27,7 @@ def run_without_heads(
 
 
 @torch.no_grad()
-def head_scores(model: Transformer, measure: Measure, *inputs: Tensor, **options: Any) -> dict[str, Tensor]:
+def head_scores(model: Transformer, measure: Measure, *inputs: Tensor | Inputs, **options: Any) -> dict[str, Tensor]:
     """Return the change of a measure of the output when each head is switched off, one forward pass per head.
 
     The result has tables [layers, heads] for "encoder.mixer", "decoder.mixer" and "decoder.cross"; NaN where a layer

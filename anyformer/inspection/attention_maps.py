@@ -8,6 +8,7 @@ from torch import Tensor
 
 from anyformer.inspection.sublayers import attentions, check_heads, stacks_of
 from anyformer.inspection.taps import run_with_taps
+from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import Transformer
 
 Kind = Literal["encoder", "decoder", "cross"]
@@ -16,7 +17,7 @@ Kind = Literal["encoder", "decoder", "cross"]
 @torch.no_grad()
 def attention_maps(
     model: Transformer,
-    *inputs: Tensor,
+    *inputs: Tensor | Inputs,
     stacks: Collection[Kind] | None = None,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,

@@ -9,6 +9,7 @@ from torch import Tensor
 from anyformer.inspection.scalar_outputs import Measure
 from anyformer.inspection.sublayers import refuse_state
 from anyformer.nn.context import Tap
+from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import Transformer
 
 
@@ -29,7 +30,7 @@ class Attribution:
         return torch.stack([parts.sum() for parts in self.tokens.values()]).sum()
 
 
-def attribute(model: Transformer, measure: Measure, *inputs: Tensor, **options: Any) -> Attribution:
+def attribute(model: Transformer, measure: Measure, *inputs: Tensor | Inputs, **options: Any) -> Attribution:
     """Return gradient × embedding, summed over d, of each token; the embedding includes its position (tap `embed`)."""
     refuse_state(options, "a cache has no gradients")
     embeddings: dict[str, Tensor] = {}

@@ -18,12 +18,12 @@ def cache_growth(
     """
     if model.decoder is None:
         raise ValueError("only a decoder has a cache")
-    memory = None if source is None else model.encode(source)
+    encoder_out = None if source is None else model.encode(source)
     batch = batch if source is None else len(source)
     cache, grown = model.new_cache(batch, steps, kind=kind), []
     ids = torch.zeros(batch, 1, dtype=torch.long, device=next(model.parameters()).device)
     for step in range(steps):
-        model.decode(ids, None if step else memory, cache=cache)
+        model.decode(ids, None if step else encoder_out, cache=cache)
         grown.append(used_bytes(cache))
     return grown
 

@@ -6,14 +6,15 @@ import torch
 from torch import Tensor
 
 from anyformer.config import Side
-from anyformer.inspection.sublayers import layout_of, refuse_state, stacks_of
+from anyformer.inspection.sublayers import refuse_state, stacks_of
 from anyformer.inspection.taps import run_with_taps
+from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import Transformer
 from anyformer.nn.norm import normed
 
 
 @torch.no_grad()
-def logit_lens(model: Transformer, *inputs: Tensor, **options: Any) -> Tensor:
+def logit_lens(model: Transformer, *inputs: Tensor | Inputs, **options: Any) -> Tensor:
     """Apply the final norm and the head to the embeddings and to the residual stream after each layer.
 
     Returns [1 + layers, b, t, v], or the head's own shape. The last entry is the model's output, to the bit in eval
@@ -26,5 +27,5 @@ def logit_lens(model: Transformer, *inputs: Tensor, **options: Any) -> Tensor:
         raise ValueError("the logit lens needs one residual stream: this encoder pools its tokens")
     names = [f"{side}.embed", *(f"{side}.{i}.out" for i in range(len(stack.runs)))]
     _, seen = run_with_taps(model, names, *inputs, **options)
-    layout = layout_of(side, seen[names[0]], model, options)
+    layout = model.read_sides(*inputs, **options)[side][1]
     return torch.stack([model.apply_head(normed(stack.final_norm, seen[name], layout), layout) for name in names])

@@ -8,12 +8,15 @@ from torch import Tensor
 
 from anyformer.inspection.taps import check_matched
 from anyformer.nn.context import Tap
+from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import Transformer
 
 Patch = Tensor | Callable[[Tensor], Tensor]
 
 
-def run_with_patches(model: Transformer, patches: Mapping[str, Patch], *inputs: Tensor, **options: Any) -> Tensor:
+def run_with_patches(
+    model: Transformer, patches: Mapping[str, Patch], *inputs: Tensor | Inputs, **options: Any
+) -> Tensor:
     """Return the model's output with activations replaced by a tensor, or by the result of a function of them.
 
     The names are those of `taps.py`; they may contain `*`. The kernels stay the same, so patching a run with its own

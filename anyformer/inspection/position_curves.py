@@ -36,7 +36,7 @@ def position_curves(model: Transformer, reach: int = 64) -> dict[str, Curve]:
         if sublayer == "cross":
             continue  # positions do not act between two texts
         stack = stacks_of(model)[cast(Side, side)]
-        plan = stack.plans[cast(int, stack.follows[int(layer)])]
+        plan = stack.plans[cast(int, stack.plan_of_layer[int(layer)])]
         positions, ahead = cast(Positions, stack.schemes[plan.scheme]), plan.pattern.looks_ahead
         device = next(model.parameters()).device
         distances = torch.arange(-reach if ahead else 0, reach + 1, device=device)
@@ -46,8 +46,8 @@ def position_curves(model: Transformer, reach: int = 64) -> dict[str, Curve]:
             assert bias is not None
             curves[name] = Curve("bias", distances, bias[0, :, :, 0])
         elif type(positions.scheme).rotate is not Scheme.rotate:
-            q, k = (_rotated_ones(positions, at, plan.turning) for at in (distances[None], start))
-            curve = (q * k).sum(dim=-1)[0] / plan.turning  # [1, n]
+            q, k = (_rotated_ones(positions, at, plan.rotary_width) for at in (distances[None], start))
+            curve = (q * k).sum(dim=-1)[0] / plan.rotary_width  # [1, n]
             curves[name] = Curve("envelope", distances, curve.expand(attention.heads, -1))
     return curves
 

@@ -16,19 +16,19 @@ from torch.nn import functional as F
 
 from anyformer.attention.position_tables import Positions
 from anyformer.config import Scheme, Side
-from anyformer.inspection.sublayers import attention_at, layout_of, refuse_state, stacks_of
+from anyformer.inspection.sublayers import attention_at, refuse_state, stacks_of
 from anyformer.inspection.taps import run_with_taps
 from anyformer.kernels.runtime import at_least_fp32
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.block import ParallelBlock
-from anyformer.nn.inputs import AnyInput, TokenInput
+from anyformer.nn.inputs import AnyInput, Inputs, TokenInput
 from anyformer.nn.linear import split
 from anyformer.nn.model import Transformer
 from anyformer.nn.stack import BlockStack
 
 
 @torch.no_grad()
-def score_terms(model: Transformer, name: str, *inputs: Tensor, **options: Any) -> dict[str, Tensor]:
+def score_terms(model: Transformer, name: str, *inputs: Tensor | Inputs, **options: Any) -> dict[str, Tensor]:
     """Return the terms [b, h, t, s] whose sum are the scores of an attention layer (`decoder.0.mixer`), before masks.
 
     The terms are "content", and "bias" if the scheme adds one. With positions in the embeddings they are
@@ -45,14 +45,14 @@ def score_terms(model: Transformer, name: str, *inputs: Tensor, **options: Any) 
         return terms  # positions do not act between two texts
     if stack.levels[layer]:
         raise ValueError(f"{name} reads pooled tokens: their scores cannot be split")
-    plan = stack.plans[cast(int, stack.follows[layer])]
+    plan = stack.plans[cast(int, stack.plan_of_layer[layer])]
     positions = cast(Positions, stack.schemes[plan.scheme])
     if type(positions.scheme).rotate is not Scheme.rotate:
         raise ValueError(
             f"{name}: {positions.scheme.kind} positions rotate queries and keys, and add nothing to scores"
         )
     x = seen[f"{side}.embed"]
-    layout = layout_of(side, x, model, options)
+    layout = model.read_sides(*inputs, **options)[side][1]
     if stack.embedder.scheme.embeds():
         read = cast(AnyInput, model.source if side == "encoder" else model.target)
         if (why := _why_mixed(attention, stack, read, layer)) is not None:

@@ -3,9 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-
-from anyformer.attention.layout import Layout, make_layout
 from anyformer.config import Side
 from anyformer.config.spec import did_you_mean
 from anyformer.nn.attention import MultiHeadAttention
@@ -46,14 +43,6 @@ def check_heads(attention: MultiHeadAttention, name: str, heads: Sequence[int]) 
     """Raise if an attention layer lacks one of the heads."""
     if wrong := [head for head in heads if not -attention.heads <= head < attention.heads]:
         raise ValueError(f"head {wrong[0]}: {name} has heads 0 to {attention.heads - 1}")
-
-
-def layout_of(side: Side, x: Tensor, model: Transformer, options: Mapping[str, Any]) -> Layout:
-    """Return the layout of tokens x [b, t, d] of one side, from the options of the model's call."""
-    pair = model.encoder is not None and model.decoder is not None
-    prefix = "" if not pair else "source_" if side == "encoder" else "target_"
-    given = {name: options.get(prefix + name) for name in ("segments", "positions")}
-    return make_layout(x.shape[0], x.shape[1], x.device, marks=None if pair else options.get("marks"), **given)
 
 
 def refuse_state(options: Mapping[str, Any], why: str) -> None:

@@ -24,11 +24,12 @@ from typing import Any
 from torch import Tensor
 
 from anyformer.nn.context import Tap
+from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import Transformer
 
 
 def run_with_taps(
-    model: Transformer, names: list[str], *inputs: Tensor, **options: Any
+    model: Transformer, names: list[str], *inputs: Tensor | Inputs, **options: Any
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the model's output, and the activations whose names match (`decoder.*.mixer.weights`, `encoder.0.out`)."""
     seen: dict[str, Tensor] = {}

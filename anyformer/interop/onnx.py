@@ -39,6 +39,7 @@ from anyformer.config import (
 )
 from anyformer.config.spec import visible
 from anyformer.conventions import PADDING
+from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import Transformer
 from anyformer.processes import workspace
 from anyformer.run import Run, writing
@@ -155,16 +156,16 @@ class Graph(nn.Module):
         self.model, self.names = model, names
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        found = dict(zip(self.names, inputs, strict=True))
-        options: dict[str, Any] = {}
-        for name, x in found.items():
-            if name.endswith("mask"):
-                options[f"{name.removesuffix('mask')}segments"] = _layout(x)
-            elif name.endswith("types") or name == "spelled":
-                options[name] = x
-        if "target" in found:
-            return self.model(found["source"], found["target"], **options)
-        return self.model(inputs[0], **options)
+        given = dict(zip(self.names, inputs, strict=True))
+
+        def side(name: str, prefix: str = "") -> Inputs:
+            mask = given.get(f"{prefix}mask")
+            layout = None if mask is None else _layout(mask)
+            return Inputs(given[name], layout, given.get(f"{prefix}types"), given.get("spelled"))
+
+        if "target" in given:
+            return self.model(side("source", "source_"), side("target", "target_"))
+        return self.model(side(self.names[0]))
 
 
 def _layout(mask: Tensor) -> Layout:

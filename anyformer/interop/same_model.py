@@ -67,7 +67,7 @@ def _settled(block: Block, stack: Stack, side: Side, width: int) -> Block:
         scheme: Scheme = position_of(mixer, stack)
         position = None if scheme.embeds() else scheme
         if isinstance(position, Rotary):
-            position = plain_theta(position, mixer.turning(width))
+            position = plain_theta(position, mixer.rotary_width(width))
         changes["mixer"] = _sized(mixer, width, pattern=pattern_of(mixer, side), position=position)
     if block.cross:
         changes["cross"] = _sized(block.cross, width, pattern=pattern_across(block.cross))

@@ -1,24 +1,25 @@
-"""The model: modules on one device that know nothing of text, tasks or training.
+"""Modules with weights: the model and its layers, on one device, without text, tasks or training.
 
-attention    multi-head attention, self and cross
-aux_outputs  Outputs of a training pass beside its result
-block        A block
-context      what a block is told beside its input
-convolution  Convolution in place of self-attention
-dense        Weights for pairs of positions in place of self-attention
-dropout      Dropout that costs nothing where nothing is dropped, and little where something is
-experts      feed-forwards that a router chooses for each token
-feedforward  Feed-forward layers
-heads        Heads
-init         Initialisation
-inputs       Inputs
-latent       the same by way of a compressed vector
-linear       Linear layers
-lora         low-rank adapters beside linear layers; `merge` makes them part of the weights
-mixer        what may stand in attention's place: recurrent, convolution, dense
-model        The Transformer
-norm         Norms
-pooling      Pooling between the stages of an encoder, and the way back to its tokens (Funnel-Transformer, Dai et al
-recurrent    Recurrent mixers
-stack        A stack
+attention     multi-head attention, self and cross
+aux_outputs   auxiliary losses and batch statistics of a training pass
+block         block: sublayers, residual connections and norm placement
+context       second argument of every block: masks, caches, taps
+convolution   convolution in place of self-attention
+dense         learned weights for pairs of positions in place of self-attention
+dropout       dropout
+experts       mixture of experts: routers, expert layers, load balance
+feedforward   feed-forward layers: plain and gated
+heads         output heads: vocabulary, labels, pooled
+init          weight initialisation
+inputs        input layers: token embeddings, features, image patches
+latent        queries, keys and values through a compressed vector (MLA)
+linear        linear layers, fused or single
+lora          low-rank adapters (LoRA)
+mixer         builds the mixer of a block, and states what it caches per token
+model         Transformer: encoder-decoder, encoder or decoder
+model_inputs  inputs of a model's sides, from the keywords of a call
+norm          norms: layer, RMS, batch
+pooling       token pooling between stages of an encoder (Funnel-Transformer)
+recurrent     RNN, LSTM or GRU in place of self-attention
+stack         stack of blocks with its position schemes and final norm
 """

@@ -50,7 +50,7 @@ class MultiHeadAttention(nn.Module):
         out = attend(q, k, v, relation, self.scale, self.normalizer, dropout, ctx.backend, self.cap, self.sinks)
         if self.latent and self.latent.absorbs(x, ctx):
             out = self.latent.values(out)
-        if ctx.asks("weights"):  # recomputed for those who ask; the kernel's result stays unless they change them
+        if ctx.is_tapped("weights"):  # recomputed on demand; the kernel's result stays unless a tap replaces them
             weights = weigh(q, k, relation, self.scale, self.normalizer, self.cap, self.sinks)
             if (changed := ctx.tap("weights", weights)) is not weights:
                 out = mix(changed, v)
@@ -58,7 +58,7 @@ class MultiHeadAttention(nn.Module):
         return self.out(out.transpose(1, 2).flatten(2))  # [b, h, t, k_v] -> [b, t, h·k_v]
 
     def _within(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
-        parts = self.qkv(ctx.recall(x))
+        parts = self.qkv(ctx.with_memory(x))
         q, k, v = (parts[i] for i in self.serves)
         q, k, v = split(q, self.heads), split(k, self.groups), split(v, self.groups)
         if self.norms:
@@ -67,21 +67,21 @@ class MultiHeadAttention(nn.Module):
         if (rotation := ctx.relation.rotation) is not None:
             assert ctx.relation.scheme is not None
             q, k = ctx.relation.scheme.rotate(q, rotation), ctx.relation.scheme.rotate(k, rotation)
-        if ctx.past is not None:
-            q = q[:, :, -x.shape[1] :]  # the past is read, and asks for nothing
+        if ctx.memory is not None:
+            q = q[:, :, -x.shape[1] :]  # tokens of the segment memory are keys only
         q, k, v = ctx.tap("q", q), ctx.tap("k", k), ctx.tap("v", v)
         return q, *ctx.append(k, v)
 
     def _across(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
         q = ctx.tap("q", self.q_norm(split(self.q(x), self.heads)))
-        if ctx.memory is None:
+        if ctx.encoder_out is None:
             assert ctx.cache is not None
-            assert ctx.cache.cross is not None
-            return q, *ctx.cache.cross
-        k, v = (split(part, self.groups) for part in self.kv(ctx.memory))
+            assert ctx.cache.layer.cross is not None
+            return q, *ctx.cache.layer.cross
+        k, v = (split(part, self.groups) for part in self.kv(ctx.encoder_out))
         k, v = ctx.tap("k", self.k_norm(k)), ctx.tap("v", v)
         if ctx.cache is not None:
-            ctx.cache.keep_cross(k, v)
+            ctx.cache.layer.keep_cross(k, v)
         return q, k, v
 
     def queries(self) -> Tensor:

@@ -54,7 +54,7 @@ class SequentialBlock(nn.ModuleDict):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         for name, sublayer in self.items():
-            x = sublayer(x, ctx.within(name))
+            x = sublayer(x, ctx.scoped(name))
         return x
 
 
@@ -74,12 +74,12 @@ class ParallelBlock(nn.Module):
         total = x if self.residual else torch.zeros_like(x)
         for name in self.names:
             sublayer: Sublayer = getattr(self, name)
-            total = total + sublayer.branch(h, ctx.within(name))
+            total = total + sublayer.branch(h, ctx.scoped(name))
         return _norm(self.norm_sum, total, ctx)
 
 
 def _norm(norm: nn.Module, x: Tensor, ctx: Context) -> Tensor:
-    return normed(norm, x, ctx.layout, ctx.notes)
+    return normed(norm, x, ctx.layout, ctx.aux)
 
 
 def build_block(spec: Block, width: int) -> SequentialBlock | ParallelBlock:

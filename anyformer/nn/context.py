@@ -1,4 +1,4 @@
-"""What a block is told beside its input: one tuple, made by the stack, the only second argument."""
+"""The second argument of every block and sublayer: masks, caches and taps of the layer at hand, made by the stack."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,70 +8,93 @@ from torch import Tensor
 from anyformer.attention.layout import Layout, Relation
 from anyformer.cache.kv_cache import LayerCache
 from anyformer.cache.ring import SlotWriter
-from anyformer.cache.segment_memory import Recall
+from anyformer.cache.segment_memory import LayerMemory
 from anyformer.nn.aux_outputs import AuxOutputs
 
 TapFunction = Callable[[str, Tensor], Tensor]
 
 
 class Tap(NamedTuple):
-    """Shows activations by name to a function that may return others in their place.
+    """Function that reads activations by name and may return others in their place.
 
-    `wants` spares the work of making what nobody asked for (attention weights are recomputed on demand).
+    `wants` saves the work of computing what is not needed (attention weights are recomputed on demand).
     """
 
     function: TapFunction
     wants: Callable[[str], bool] = lambda name: True
     scope: str = ""
 
-    def within(self, scope: str) -> "Tap":
+    def scoped(self, scope: str) -> "Tap":
         return self._replace(scope=f"{self.scope}{scope}.")
 
-    def asks(self, name: str) -> bool:
+    def selects(self, name: str) -> bool:
         return self.wants(self.scope + name)
 
     def __call__(self, name: str, x: Tensor) -> Tensor:
-        return self.function(self.scope + name, x) if self.asks(name) else x
+        return self.function(self.scope + name, x) if self.selects(name) else x
+
+
+class PassOptions(NamedTuple):
+    """Options of one forward pass, the same for all layers."""
+
+    backend: str = "auto"
+    taps: Tap | None = None
+    aux: AuxOutputs | None = None  # None in evaluation and with a cache
+    recompute: bool = False  # activations in the backward pass, one block at a time, in place of storing them
+
+
+class CacheWriter(NamedTuple):
+    """The cache of one layer, and the slots of the tokens at hand."""
+
+    layer: LayerCache
+    write_at: SlotWriter
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Store new keys and values [b, g, t, k]; return all that can be read [b, g, s, k]."""
+        return self.layer.append(k, v, self.write_at)
+
+
+class StateSink:
+    """Receives the states of a recurrent layer after each token, [b, t, h]. Not a list: FSDP copies those."""
+
+    states: Tensor | None = None
 
 
 class Context(NamedTuple):
-    """Everything a sublayer may need; of the layer at hand, not of the whole model."""
+    """Everything that a sublayer may need besides its input."""
 
-    layout: Layout  # where the tokens at hand stand
-    keys: Layout  # where what they may read stands: the same tokens, or the slots of a cache
-    relation: Relation | None = None  # who sees whom in self-attention, and the positions' part in it
-    cross: Relation | None = None  # the same towards the encoder's output
-    memory: Tensor | None = None  # the encoder's output [b, s, d]
-    cache: LayerCache | None = None
-    at: SlotWriter | None = None  # where in the cache the tokens at hand go
-    past: Recall | None = None  # what is kept of the segments before
+    layout: Layout  # of the tokens at hand
+    keys: Layout  # of the tokens that they may read: the same ones, or those in a cache or the segment memory
+    relation: Relation | None = None  # mask and positions of self-attention
+    cross: Relation | None = None  # mask of cross-attention
+    encoder_out: Tensor | None = None  # [b, s, d]; None without an encoder, and once a cache holds its keys and values
+    cache: CacheWriter | None = None
+    memory: LayerMemory | None = None  # segment memory (Transformer-XL)
+    initial_state: Tensor | None = None  # of a recurrent layer, for a segment that starts at each token, [b, t, h]
+    state_sink: StateSink | None = None
     taps: Tap | None = None
+    aux: AuxOutputs | None = None
     backend: str = "auto"
-    notes: AuxOutputs | None = None  # takes what training is to know: terms of the loss, statistics of the batch
-    begin: Tensor | None = None  # the state in which a recurrent layer would begin at each token, [b, t, h]
-    states: list[Tensor] | None = None  # takes a recurrent layer's state after each token, [b, t, h]
 
-    def within(self, scope: str) -> "Context":
-        return self if self.taps is None else self._replace(taps=self.taps.within(scope))
+    def scoped(self, scope: str) -> "Context":
+        """Return the context of a part, whose taps have names that start with `scope`."""
+        return self if self.taps is None else self._replace(taps=self.taps.scoped(scope))
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """New keys and values [b, g, t, k] behind those in a cache; all that can be read [b, g, s, k]."""
-        if self.cache is None:
-            return k, v
-        assert self.at is not None
-        return self.cache.append(k, v, self.at)
+        """Return new keys and values [b, g, t, k] after those in the cache [b, g, s, k], and store them there."""
+        return (k, v) if self.cache is None else self.cache.append(k, v)
 
-    def recall(self, x: Tensor) -> Tensor:
-        """New tokens [b, t, d] behind those of the past."""
-        return x if self.past is None else self.past.append(x)
+    def with_memory(self, x: Tensor) -> Tensor:
+        """Return the tokens of the segment memory, then new ones [b, t, d]."""
+        return x if self.memory is None else self.memory.append(x)
 
-    def remember(self, x: Tensor) -> Tensor:
-        """New tokens [b, t, d] behind those in a cache or the past; all that can be read [b, s, d]."""
-        x = self.recall(x)
+    def with_history(self, x: Tensor) -> Tensor:
+        """Return all earlier tokens, from the cache or the segment memory, then new ones [b, t, d]: [b, s, d]."""
+        x = self.with_memory(x)
         return self.append(x[:, None], x[:, None, :, :0])[0][:, 0]
 
-    def asks(self, name: str) -> bool:
-        return self.taps is not None and self.taps.asks(name)
+    def is_tapped(self, name: str) -> bool:
+        return self.taps is not None and self.taps.selects(name)
 
     def tap(self, name: str, x: Tensor) -> Tensor:
         return x if self.taps is None else self.taps(name, x)

@@ -28,7 +28,7 @@ class ConvolutionMixer(nn.Module):
             if ctx.layout.segments is not None:
                 x = x * real(ctx.layout.segments)[..., None]
             return self.conv(F.pad(x.transpose(1, 2), (self.before, self.after))).transpose(1, 2)
-        read = ctx.remember(x)
+        read = ctx.with_history(x)
         near = self._neighbours(read, ctx.layout, ctx.keys)  # [b, t, d, K]
         return F.linear(near.flatten(2), self.conv.weight.flatten(1), self.conv.bias)
 

@@ -21,7 +21,7 @@ class PositionMixer(nn.Module):
         self.bias = nn.Parameter(torch.empty(spec.length)) if spec.bias else None
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        q, k, read = ctx.layout, ctx.keys, ctx.remember(x)
+        q, k, read = ctx.layout, ctx.keys, ctx.with_history(x)
         weights = self.weight[q.positions[:, :, None], k.positions[:, None, :]] * sees(self.pattern, q, k)
         y = weights @ read  # [b or 1, t, s] @ [b, s, d]
         return y if self.bias is None else y + self.bias[q.positions][..., None]
@@ -52,7 +52,7 @@ class DenseMixer(nn.Module):
                 blocks = blocks * self.pattern.sees(q.positions[0, :, None, None, None], q.positions[0, :, None])
             y = F.linear(x.flatten(1), blocks.reshape(t * self.width, t * self.width)).unflatten(1, (t, -1))
         else:
-            read = ctx.remember(x)[:, None] * sees(self.pattern, q, k)[..., None]  # [b, t, s, d]
+            read = ctx.with_history(x)[:, None] * sees(self.pattern, q, k)[..., None]  # [b, t, s, d]
             found = blocks.transpose(1, 2)[q.positions[:, :, None], k.positions[:, None, :]]  # [b, t, s, d, d]
             y = torch.einsum("btsij,btsj->bti", found.expand(x.shape[0], -1, -1, -1, -1), read)
         return y if self.bias is None else y + self.bias.view(self.length, self.width)[q.positions]

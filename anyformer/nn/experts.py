@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from anyformer.attention.layout import real
 from anyformer.kernels.runtime import at_least_fp32
-from anyformer.nn.aux_outputs import TrackedModule, over_ranks
+from anyformer.nn.aux_outputs import TrackedModule
 from anyformer.nn.context import Context
 from anyformer.nn.dropout import Dropout
 
@@ -86,8 +86,8 @@ class SigmoidRouter(TrackedModule):
         out = torch.ones_like(two, dtype=torch.bool).scatter(-1, best, False)
         return grouped.masked_fill(out[..., None], -torch.inf).flatten(-2)
 
-    def move(self, seen: Tensor) -> None:
-        self.bias.add_(self.rate * (seen.mean() - seen).sign())
+    def update_buffers(self, statistics: Tensor) -> None:
+        self.bias.add_(self.rate * (statistics.mean() - statistics).sign())
 
     def reset(self) -> None:
         self.bias.zero_()
@@ -205,11 +205,11 @@ class Mixture(nn.Module):
         rows = x.flatten(0, 1)  # [m, d]
         choice = self.router(rows)
         weights = self._shown(choice, x, ctx)
-        if self.training and ctx.notes is not None:
+        if self.training and ctx.aux is not None:
             self._note(choice, x, ctx)
         y = self._read(rows, choice.experts).unflatten(0, (-1, choice.experts.shape[1]))  # [m, k, d]
         out = (y * weights[..., None].to(y.dtype)).sum(dim=1).view(x.shape)
-        return out if self.shared is None else out + self.shared(x, ctx.within("shared"))
+        return out if self.shared is None else out + self.shared(x, ctx.scoped("shared"))
 
     def _read(self, rows: Tensor, experts: Tensor) -> Tensor:
         """What the chosen experts make of each token, [m·k, d]."""
@@ -225,7 +225,7 @@ class Mixture(nn.Module):
 
     def _shown(self, choice: Choice, x: Tensor, ctx: Context) -> Tensor:
         """The weights of the chosen [m, k], as taps leave them: they see those of all experts [b, t, n]."""
-        if not ctx.asks("router"):
+        if not ctx.is_tapped("router"):
             return choice.weights
         every = torch.zeros_like(choice.probabilities).scatter(-1, choice.experts, choice.weights)
         every = every.unflatten(0, x.shape[:2])
@@ -241,11 +241,11 @@ class Mixture(nn.Module):
         counted = p.new_ones(len(p)) if segments is None else real(segments).expand(x.shape[:2]).flatten().to(p.dtype)
         k = choice.experts.shape[1]
         load = p.new_zeros(p.shape[1]).index_add(0, choice.experts.flatten(), counted.repeat_interleave(k))
-        load = over_ranks(load)
-        assert ctx.notes is not None
+        assert ctx.aux is not None
+        load = ctx.aux.reduce(load)
         if isinstance(self.router, SigmoidRouter) and follows:
-            ctx.notes.see(self.router, load)
+            ctx.aux.add(self.router, load)
         if self.balance:
             share = load / load.sum().clamp(min=1)
-            mean = counted @ p / over_ranks(counted.sum()).clamp(min=1)  # what this process adds to it
-            ctx.notes.losses.append(self.balance * len(load) * (share * mean).sum())
+            mean = counted @ p / ctx.aux.reduce(counted.sum()).clamp(min=1)  # what this process adds to it
+            ctx.aux.losses.append(self.balance * len(load) * (share * mean).sum())

@@ -1,16 +1,17 @@
-"""Inputs: from ids or numbers to vectors.
+"""Input layers: from token ids, features or images to vectors [b, t, d].
 
-Each tells the batch and length of what it is given, or what is wrong with it, and reads it; `embed` adds positions.
+Every layer has `measure`, which returns the batch size and length of an input or raises a clear error, `check`, which
+validates its values, and `forward`, in which the function `embed` adds positions.
 """
 
 from collections.abc import Callable
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from anyformer.attention.layout import Layout
+from anyformer.attention.layout import Layout, check
 from anyformer.config import (
     ByteSpelling,
     ConfigError,
@@ -29,15 +30,25 @@ from anyformer.nn.dropout import Dropout
 from anyformer.nn.norm import build_norm, normed
 
 Embed = Callable[[Tensor], Tensor]
+BYTES = 257  # values of a spelled byte: 0 is padding, byte b is b + 1
+
+
+class Inputs(NamedTuple):
+    """Everything that the encoder or the decoder reads."""
+
+    ids: Tensor  # int [b, t]; or features [b, t, size], or images [b, c, h, w], where the config reads them
+    layout: Layout | None = None  # None: one segment per row, from position 0 or where a cache or past ends
+    types: Tensor | None = None  # int [b, t]: token types
+    spelled: Tensor | None = None  # int [b, t, longest]: the bytes of each token's word, as byte + 1; 0 is padding
 
 
 def embedding(rows: int, width: int, pad: int | None = None) -> nn.Embedding:
-    """Empty, to be filled with the rest of the model: to draw numbers on meta, torch would import its compiler."""
+    """Return an uninitialised embedding: to draw values on the meta device, torch would import its compiler."""
     return nn.Embedding(rows, width, padding_idx=pad, _weight=torch.empty(rows, width))
 
 
 class ByteWords(nn.Module):
-    """A vector of each token's word, by its bytes + 1; 0 stands for nothing, and of nothing the vector is 0."""
+    """Vector of each token's word from its bytes; byte b is stored as b + 1, and an all-padding word embeds to zero."""
 
     def __init__(self, spec: ByteSpelling, width: int):
         super().__init__()
@@ -48,14 +59,11 @@ class ByteWords(nn.Module):
 
     def forward(self, spelled: Tensor) -> Tensor:
         """[b, t, longest] to [b, t, width]"""
-        there = spelled > 0
-        x = self.table(F.pad(spelled, self.margins)).flatten(0, 1).transpose(1, 2)  # beyond its ends there is nothing
+        is_byte = spelled > 0
+        x = self.table(F.pad(spelled, self.margins)).flatten(0, 1).transpose(1, 2)  # padding beyond both ends
         x = self.conv(x).unflatten(0, spelled.shape[:2])  # [b, t, channels, longest]
-        x = x.masked_fill(~there[:, :, None], torch.finfo(x.dtype).min).amax(dim=-1)
-        return self.linear(torch.where(there.any(dim=-1, keepdim=True), x, 0))
-
-
-BYTES = 257  # and nothing
+        x = x.masked_fill(~is_byte[:, :, None], torch.finfo(x.dtype).min).amax(dim=-1)
+        return self.linear(torch.where(is_byte.any(dim=-1, keepdim=True), x, 0))
 
 
 def build_spelling(spec: Spelling, width: int) -> ByteWords | None:
@@ -69,8 +77,10 @@ def build_spelling(spec: Spelling, width: int) -> ByteWords | None:
 
 
 class TokenInput(nn.Module):
-    """Lookup, scale, spelling, positions, types, norm, dropout. The table may be another's (tying), so `forward` is
-    given it."""
+    """Token embedding: lookup, scale, spelling, positions, types, norm, dropout.
+
+    The table may belong to another module (weight tying), so it is an argument of `forward`.
+    """
 
     def __init__(self, spec: Tokens, width: int, own_table: bool):
         super().__init__()
@@ -91,50 +101,57 @@ class TokenInput(nn.Module):
         if not isinstance(ids, Tensor):
             raise ValueError(f"ids must be a tensor [batch, length], got {type(ids).__name__}")
         if ids.dim() != 2 or ids.dtype not in (torch.int32, torch.int64):
-            raise ValueError(f"ids must be whole numbers [batch, length], got {ids.dtype} {list(ids.shape)}")
-        _check_some(ids, "ids")
+            raise ValueError(f"ids must be integers [batch, length], got {ids.dtype} {list(ids.shape)}")
+        _check_not_empty(ids, "ids")
         return ids.shape[0], ids.shape[1]
 
-    def check_spelled(self, ids: Tensor, spelled: Tensor | None) -> None:
-        """That words are spelled where the model reads them so, and only there."""
+    def check(self, inputs: Inputs) -> None:
+        """Check that ids, types and bytes are in range, and that the model reads what is given."""
+        ids, types, spelled = inputs.ids, inputs.types, inputs.spelled
+        if types is not None and self.types is None:
+            raise ValueError("this model has no token types: leave `types` out")
+        _check_range(ids, self.vocab, "id", f"vocabulary of {self.vocab}")
+        if types is not None and self.types is not None:
+            check(*ids.shape, types=types)
+            _check_range(types, self.types.num_embeddings, "type", f"{self.types.num_embeddings} token types")
+        self._check_spelled(ids, spelled)
+        if spelled is not None:
+            _check_range(spelled, BYTES, "spelled", f"{BYTES} values of a byte")
+
+    def _check_spelled(self, ids: Tensor, spelled: Tensor | None) -> None:
+        """Check that `spelled` is there if the model needs it, and only then."""
         if self.spelling is None:
             if spelled is not None:
                 raise ValueError("this model reads no spelled words: leave `spelled` out")
             return
         shape = [*ids.shape, self.spelling.longest]
         if spelled is None:
-            what = f"is required: the model reads each token's word in bytes, too, {shape} whole numbers"
+            what = f"is required: the model also reads the bytes of each token's word, integers {shape}"
             raise ConfigError([Fault("spelled", what)])
         if list(spelled.shape) != shape or spelled.dtype not in (torch.int32, torch.int64):
-            raise ValueError(f"spelled must be whole numbers {shape}, got {spelled.dtype} {list(spelled.shape)}")
+            raise ValueError(f"spelled must be integers {shape}, got {spelled.dtype} {list(spelled.shape)}")
 
     def forward(
-        self,
-        ids: Tensor,
-        table: Tensor,
-        embed: Embed,
-        layout: Layout,
-        types: Tensor | None = None,
-        notes: AuxOutputs | None = None,
-        spelled: Tensor | None = None,
+        self, inputs: Inputs, table: Tensor | None, embed: Embed, layout: Layout, aux: AuxOutputs | None = None
     ) -> Tensor:
         """[b, t] ids to [b, t, d]"""
-        x = F.embedding(ids, table, padding_idx=self.pad) * self.scale
+        assert table is not None
+        x = F.embedding(inputs.ids, table, padding_idx=self.pad) * self.scale
         if self.project is not None and self.early:
             x = self.project(x)
         if self.spelling is not None:
-            assert spelled is not None
-            x = x + self.spelling(spelled)
+            assert inputs.spelled is not None
+            x = x + self.spelling(inputs.spelled)
         x = embed(x)
         if self.types is not None:
-            # all of the first kind: a sum is its gradient, where a lookup would add up row by row
-            x = x + (self.types.weight[0] if types is None else self.types(types))
-        x = self.dropout(normed(self.norm, x, layout, notes))
+            # all of the first type: the gradient is then a sum, where a lookup would scatter row by row
+            x = x + (self.types.weight[0] if inputs.types is None else self.types(inputs.types))
+        x = self.dropout(normed(self.norm, x, layout, aux))
         return x if self.project is None or self.early else self.project(x)
 
 
 class FeatureInput(nn.Module):
-    """Projection, positions, norm, dropout."""
+    """Feature vectors [b, t, size]: projection, positions, norm, dropout."""
 
     def __init__(self, spec: Features | Patches, width: int):
         super().__init__()
@@ -151,13 +168,22 @@ class FeatureInput(nn.Module):
         """[b, t, size] to [b, t, d], before positions."""
         return self.project(x.to(self.project.weight.dtype))
 
-    def forward(self, x: Tensor, embed: Embed, layout: Layout, notes: AuxOutputs | None = None) -> Tensor:
-        """Frames or images to [b, t, d]"""
-        return self.dropout(normed(self.norm, embed(self.vectors(x)), layout, notes))
+    def check(self, inputs: Inputs) -> None:
+        """Refuse what only token inputs read."""
+        if inputs.types is not None:
+            raise ValueError("this model has no token types: leave `types` out")
+        if inputs.spelled is not None:
+            raise ValueError("this model reads no words: leave `spelled` out")
+
+    def forward(
+        self, inputs: Inputs, table: Tensor | None, embed: Embed, layout: Layout, aux: AuxOutputs | None = None
+    ) -> Tensor:
+        """Features or images to [b, t, d]; `table` is unused."""
+        return self.dropout(normed(self.norm, embed(self.vectors(inputs.ids)), layout, aux))
 
 
 class PatchInput(FeatureInput):
-    """Squares of an image as frames, row by row, after a learned class token."""
+    """Image patches, row by row, after a learned class token."""
 
     def __init__(self, spec: Patches, width: int):
         super().__init__(spec, width)
@@ -198,10 +224,18 @@ def build_input(spec: Input, width: int, *, own_table: bool = True) -> AnyInput:
 def _check_numbers(x: Tensor, name: str, sizes: tuple[int | None, ...], shape: str) -> None:
     fits = x.dim() == len(sizes) and all(want in (None, n) for n, want in zip(x.shape, sizes, strict=True))
     if not fits or not x.is_floating_point():
-        raise ValueError(f"{name} must be floating-point numbers {shape}, got {x.dtype} {list(x.shape)}")
-    _check_some(x, name)
+        raise ValueError(f"{name} must be floating-point {shape}, got {x.dtype} {list(x.shape)}")
+    _check_not_empty(x, name)
 
 
-def _check_some(x: Tensor, name: str) -> None:
+def _check_not_empty(x: Tensor, name: str) -> None:
     if not x.numel():
-        raise ValueError(f"{name} are empty, {list(x.shape)}: give at least one row, of at least one token")
+        raise ValueError(f"{name} are empty, {list(x.shape)}: pass at least one row of at least one token")
+
+
+def _check_range(ids: Tensor, size: int, name: str, whole: str) -> None:
+    # on the CPU only: reading ids on a GPU would synchronise
+    if ids.device.type == "cpu" and not torch.compiler.is_compiling():
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= size:
+            raise ValueError(f"{name} {low if low < 0 else high} is outside the {whole}")

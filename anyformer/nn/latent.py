@@ -32,7 +32,7 @@ class LatentProjection(nn.Module):
         self.up = Fused(rank, (h * (k - turning), h * k_v), bias=False)
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
-        q, c, r = self.down(ctx.recall(x))
+        q, c, r = self.down(ctx.with_memory(x))
         q = split(self.query_up(self.query_norm(q)), self.heads)
         c, r = ctx.tap("latent", self.norm(c)).unsqueeze(1), r.unsqueeze(1)  # [b, 1, t, rank], [b, 1, t, turning]
         assert ctx.relation is not None

@@ -40,7 +40,7 @@ def build_mixer(spec: Mixer, width: int) -> nn.Module | None:
             assert_never(spec)
 
 
-def kept(spec: Mixer, width: int) -> Sizes:
+def cache_sizes(spec: Mixer, width: int) -> Sizes:
     """What one layer keeps of each token, as groups of keys and values."""
     match spec:
         case Attention():

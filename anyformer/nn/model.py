@@ -1,52 +1,53 @@
-"""The Transformer: one class, three shapes."""
+"""The Transformer: one class for encoder-decoders, encoders and decoders."""
 
-from collections.abc import Iterable, Mapping
-from typing import Self, TypedDict, Unpack, overload
+from typing import Self, Unpack, overload
 
 import torch
 from torch import Tensor, nn
 
 from anyformer.attention.attend import Backend
-from anyformer.attention.layout import Layout, check, make_layout
+from anyformer.attention.layout import Layout, make_layout
 from anyformer.cache.kv_cache import Cache, CacheKind
-from anyformer.cache.segment_memory import Past
+from anyformer.cache.segment_memory import MemoryUpdate, Past
 from anyformer.config import ModelConfig, Side, Tokens, encoder_init_layers
 from anyformer.config.adapter import adapted
 from anyformer.kernels.runtime import Runtime
-from anyformer.nn.aux_outputs import AuxOutputs, running
-from anyformer.nn.context import Tap
+from anyformer.nn.aux_outputs import AuxOutputs, tracked_modules
+from anyformer.nn.context import PassOptions, StateSink, Tap
 from anyformer.nn.heads import LossTarget, VocabularyHead, build_head
 from anyformer.nn.init import initialise
-from anyformer.nn.inputs import BYTES, AnyInput, TokenInput, build_input
+from anyformer.nn.inputs import AnyInput, Inputs, TokenInput, build_input
 from anyformer.nn.lora import adapt
+from anyformer.nn.model_inputs import (
+    OWN,
+    SIDED,
+    SideOptions,
+    StackOptions,
+    check_options,
+    options_of,
+    read_inputs,
+)
 from anyformer.nn.recurrent import last_states
-from anyformer.nn.stack import BlockStack
+from anyformer.nn.stack import BlockStack, Encoded
 
 
-class Options(TypedDict, total=False):
-    """What a model may be told beside its input."""
+class CallOptions(SideOptions, total=False):
+    """Keywords of `Transformer.forward` besides `past`."""
 
-    segments: Tensor | Layout | None
-    positions: Tensor | None
-    marks: Tensor | None
-    types: Tensor | None
-    spelled: Tensor | None
-    source_segments: Tensor | Layout | None
-    source_positions: Tensor | None
-    source_types: Tensor | None
-    target_segments: Tensor | Layout | None
-    target_positions: Tensor | None
-    target_types: Tensor | None
     cache: Cache | None
-    asked: LossTarget | None
+    loss_target: LossTarget | None
     taps: Tap | None
-    notes: AuxOutputs | None
+    aux: AuxOutputs | None
+    recompute: bool
 
 
 class Transformer(nn.Module):
-    """Encoder–decoder, encoder-only or decoder-only, by what the config holds.
+    """Encoder-decoder, encoder-only or decoder-only model, depending on the config.
 
-    Built on the meta device and then filled, so that building anywhere gives the same weights from the same seed.
+    It is built on the meta device and then initialised, so the same seed gives the same weights on every device.
+
+    Attributes:
+        backend: attention kernel to use; "auto" selects the fastest that can run.
     """
 
     def __init__(self, config: ModelConfig):
@@ -65,8 +66,8 @@ class Transformer(nn.Module):
         self.target = build_input(config.target, config.width, own_table=not tied_inputs) if config.target else None
         self.encoder = self._stack("encoder", self.source)
         self.decoder = self._stack("decoder", self.target)
-        # how wide the states are with which layers of the decoder begin: they travel beside the encoder's output
-        self.handed = {i: mixer.state(config.width) for i, mixer in encoder_init_layers(config).items()}
+        # by decoder layer: the width of its initial state, which comes with the encoder's output
+        self.encoder_init_widths = {i: mixer.state(config.width) for i, mixer in encoder_init_layers(config).items()}
         tokens = config.last_input if isinstance(config.last_input, Tokens) else None
         self.head = build_head(config.head, config.width, tokens, tied=tied_output)
         if config.adapter:
@@ -77,7 +78,7 @@ class Transformer(nn.Module):
         return BlockStack(spec, self.config.width, side, read.inner_width) if spec and read else None
 
     def materialise(self, device: torch.device | str = "cpu") -> Self:
-        """Gives a model built on meta its memory, and fresh weights."""
+        """Allocate the weights of a model built on the meta device, and initialise them."""
         self.to_empty(device=device)
         initialise(self, self.config.init, self.config.width)
         return self
@@ -85,315 +86,286 @@ class Transformer(nn.Module):
     @torch.no_grad()
     def commit(self) -> None:
         """Update running statistics and router biases by the last pass and all collected ones: once per step."""
-        for module in running(self):
+        for module in tracked_modules(self):
             module.commit()
 
     def num_parameters(self) -> int:
-        """Parameters, shared ones counted once."""
+        """Return the number of parameters, shared ones counted once."""
         return sum(p.numel() for p in self.parameters())
 
-    # -- running ----------------------------------------------------------------------------------------------------
+    # -- calls ------------------------------------------------------------------------------------------------------
 
     @overload
     def forward(
-        self, ids: Tensor, target: Tensor | None = None, *, past: None = None, **options: Unpack[Options]
+        self,
+        ids: Tensor | Inputs,
+        target: Tensor | Inputs | None = None,
+        *,
+        past: None = None,
+        **options: Unpack[CallOptions],
     ) -> Tensor: ...
 
     @overload
-    def forward(self, ids: Tensor, *, past: Past, **options: Unpack[Options]) -> tuple[Tensor, Past]: ...
+    def forward(self, ids: Tensor | Inputs, *, past: Past, **options: Unpack[CallOptions]) -> tuple[Tensor, Past]: ...
 
     def forward(
         self,
-        ids: Tensor,
-        target: Tensor | None = None,
+        ids: Tensor | Inputs,
+        target: Tensor | Inputs | None = None,
         *,
-        segments: Tensor | Layout | None = None,
-        positions: Tensor | None = None,
-        marks: Tensor | None = None,
-        types: Tensor | None = None,
-        spelled: Tensor | None = None,
-        source_segments: Tensor | Layout | None = None,
-        source_positions: Tensor | None = None,
-        source_types: Tensor | None = None,
-        target_segments: Tensor | Layout | None = None,
-        target_positions: Tensor | None = None,
-        target_types: Tensor | None = None,
         cache: Cache | None = None,
         past: Past | None = None,
-        asked: LossTarget | None = None,
+        loss_target: LossTarget | None = None,
         taps: Tap | None = None,
-        notes: AuxOutputs | None = None,
+        aux: AuxOutputs | None = None,
+        recompute: bool = False,
+        **options: Unpack[SideOptions],
     ) -> Tensor | tuple[Tensor, Past]:
-        """What the head makes of ids [b, t], or of source [b, s] and target [b, t] in an encoder–decoder.
+        """Return the head's output for ids [b, t], or for source [b, s] and target [b, t] in an encoder-decoder.
 
-        Where the config reads images or features, they stand in the place of ids: [b, c, h, w] or [b, t, size].
-        Segments are int [b, t], -1 for padding; where nothing is given there is one segment and positions count from 0.
-        `spelled` are the bytes of each token's word, [b, t, longest], where the config asks: byte + 1, 0 for nothing.
-        What some parts add to the loss of training, such as the balance of experts, is put into `notes`.
-        With a `past` (see `new_past`) the tokens go on from it, and the past of those that follow is returned, too.
-        Where labels are `asked` for, their summed loss stands in the place of logits, which are never all there.
+        A config that reads images or features takes [b, c, h, w] or [b, t, size] in place of ids.
+
+        Args:
+            segments, positions, marks, types, spelled: int [b, t] each; see `Inputs` and `Layout`. Padding has segment
+                -1. By default every row is one segment whose positions start at 0. Encoder-decoders take
+                `source_segments`, `target_segments`, and likewise positions and types.
+            cache: KV cache that the tokens continue, and are added to (see `new_cache`).
+            past: segment memory that the tokens continue (see `new_past`). The call then also returns the next one.
+            loss_target: labels. The call then returns their summed loss in place of logits; the full [b, t, v] logits
+                are never materialised.
+            taps: reads or replaces activations by name.
+            aux: receives auxiliary losses in training, such as the balance of experts.
+            recompute: recompute the activations of each block in the backward pass, in place of storing them.
         """
-        own: dict[str, object] = {"segments": segments, "positions": positions, "marks": marks}
-        own |= {"types": types, "spelled": spelled, "past": past}
-        kept: list[Tensor | None] = []
-        sided: dict[str, object] = {"target": target, "source_segments": source_segments, "source_types": source_types}
-        sided |= {"source_positions": source_positions, "target_positions": target_positions}
-        sided |= {"target_segments": target_segments, "target_types": target_types}
-        if self.config.shape == "encoder-decoder":
-            _refuse(own, "an encoder-decoder", sided)
+        sides = self.read_sides(ids, target, before=past if cache is None else cache, **options)
+        run = self._pass_options(taps, aux, recompute)
+        memory, encoded = None if past is None else MemoryUpdate(past), None
+        if self.encoder is not None:
+            source, layout = sides["encoder"]
+            x = self._encode(source, layout, run)
+        if self.decoder is not None:
+            inputs, decoder_layout = sides["decoder"]
+            if self.encoder is not None:
+                encoded = self._encoded(x, layout, inputs, decoder_layout, cache)
+            layout = decoder_layout
+            x = self._decode(inputs, layout, run, encoded, cache, memory)
+        out = self.apply_head(x, layout, loss_target)
+        out = out if taps is None else taps("head", out)
+        return out if memory is None else (out, memory.past.after(layout, memory.memory_out))
+
+    def read_sides(
+        self,
+        ids: Tensor | Inputs,
+        target: Tensor | Inputs | None = None,
+        *,
+        before: Cache | Past | None = None,
+        **options: Unpack[SideOptions],
+    ) -> dict[Side, tuple[Inputs, Layout]]:
+        """Return what each stack reads in a call, with its layout; refuse arguments that this model cannot use."""
+        if self.source is not None and self.target is not None:
+            shape, allowed = "an encoder-decoder", ", ".join(("target", *SIDED))
+            check_options(options, SIDED, allowed, shape)
+            if isinstance(before, Past):
+                raise ValueError(f"past: not for {shape} model, which takes {allowed}")
             if target is None:
                 raise ValueError("this is an encoder-decoder: call it with (source, target)")
-            source = self._make_layout(self.source, ids, source_segments, source_positions)
-            memory = self.encode(ids, segments=source, types=source_types, taps=taps, notes=notes)
-            layout = self._make_layout(self.target, target, target_segments, target_positions, before=cache)
-            x = self.decode(
-                target,
-                memory,
-                source=source,
-                segments=layout,
-                types=target_types,
-                cache=cache,
-                taps=taps,
-                notes=notes,
-            )
-        else:
-            _refuse(sided, "an encoder-only" if self.encoder else "a decoder-only", own)
-            before = past if cache is None else cache
-            layout = self._make_layout(self.target or self.source, ids, segments, positions, marks, before)
-            if self.decoder is not None:
-                x = self.decode(
-                    ids,
-                    segments=layout,
-                    types=types,
-                    spelled=spelled,
-                    cache=cache,
-                    past=past,
-                    kept=kept,
-                    taps=taps,
-                    notes=notes,
-                )
-            else:
-                if before is not None:
-                    raise ValueError("an encoder reads its input at once: leave `cache` and `past` out")
-                x = self.encode(ids, segments=layout, types=types, spelled=spelled, taps=taps, notes=notes)
-        out = self.apply_head(x, layout, asked)
-        out = out if taps is None else taps("head", out)
-        return out if past is None else (out, past.after(layout, kept))
+            source = read_inputs(self.source, ids, options_of("source_", options))
+            return {
+                "encoder": source,
+                "decoder": read_inputs(self.target, target, options_of("target_", options), before),
+            }
+        shape, allowed = "an encoder-only" if self.encoder else "a decoder-only", ", ".join((*OWN, "past"))
+        check_options(options, OWN, allowed, shape)
+        if target is not None:
+            raise ValueError(f"target: not for {shape} model, which takes {allowed}")
+        if self.target is not None:
+            return {"decoder": read_inputs(self.target, ids, options, before)}
+        if before is not None:
+            raise ValueError("an encoder reads its whole input at once: leave `cache` and `past` out")
+        assert self.source is not None
+        return {"encoder": read_inputs(self.source, ids, options)}
 
     def encode(
         self,
-        ids: Tensor,
+        ids: Tensor | Inputs,
         *,
-        segments: Tensor | Layout | None = None,
-        positions: Tensor | None = None,
-        marks: Tensor | None = None,
-        types: Tensor | None = None,
-        spelled: Tensor | None = None,
         taps: Tap | None = None,
-        notes: AuxOutputs | None = None,
+        aux: AuxOutputs | None = None,
+        **options: Unpack[StackOptions],
     ) -> Tensor:
-        """The encoder's hidden states [b, t, d] after the final norm.
+        """Return the encoder's hidden states [b, t, d] after the final norm.
 
-        Where recurrent layers of the decoder begin with the encoder's states, these follow: [b, t, d + states].
+        If recurrent layers of the decoder start from the encoder's states, these follow: [b, t, d + states].
         """
+        check_options(options, OWN, ", ".join(OWN), "an encoder")
         if self.encoder is None or self.source is None:
             raise ValueError("this model has no encoder: use decode for its hidden states")
-        layout = self._make_layout(self.source, ids, segments, positions, marks)
-        taps = None if taps is None else taps.within("encoder")
-        own = AuxOutputs() if self.training else None
-        x = self._embed(self.source, self.encoder, ids, layout, types, taps, own, spelled)
-        states: dict[int, list[Tensor]] = {i: [] for i in self.handed}
-        x = self.encoder(x, layout, taps=taps, backend=self.backend, notes=own, states=states)
-        if own is not None:
-            own.settle(notes)
-        return torch.cat((x, *(layer[0] for layer in states.values())), dim=-1) if states else x
+        inputs, layout = read_inputs(self.source, ids, options)
+        return self._encode(inputs, layout, self._pass_options(taps, aux))
 
     def decode(
         self,
-        ids: Tensor,
-        memory: Tensor | None = None,
+        ids: Tensor | Inputs,
+        encoder_out: Tensor | None = None,
         *,
         source: Tensor | Layout | None = None,
-        segments: Tensor | Layout | None = None,
-        positions: Tensor | None = None,
-        marks: Tensor | None = None,
-        types: Tensor | None = None,
-        spelled: Tensor | None = None,
         cache: Cache | None = None,
-        past: Past | None = None,
-        kept: list[Tensor | None] | None = None,
         taps: Tap | None = None,
-        notes: AuxOutputs | None = None,
+        aux: AuxOutputs | None = None,
+        **options: Unpack[StackOptions],
     ) -> Tensor:
-        """The decoder's hidden states [b, t, d] after the final norm.
+        """Return the decoder's hidden states [b, t, d] after the final norm.
 
-        `memory` is the encoder's output and `source` its segments; once a cache holds them, they are left out. With a
-        cache no gradient is kept. With a `past`, what each layer keeps for the next one is put into the list `kept`.
+        `encoder_out` is the output of `encode`, and `source` its segments or layout. Once a cache holds both, leave
+        them out. No gradient is computed with a cache.
         """
+        check_options(options, OWN, ", ".join(OWN), "a decoder")
         if self.decoder is None or self.target is None:
             raise ValueError("this model has no decoder: use encode for its hidden states")
-        if past is not None:
-            self._check_past(past, cache)
-        layout = self._make_layout(self.target, ids, segments, positions, marks, past if cache is None else cache)
-        memory, states, seen = self._source(ids.shape[0], memory, source, cache)
-        begin: dict[int, Tensor] = {}
-        if states is not None and seen is not None:
-            parts = last_states(states, layout, seen).split(list(self.handed.values()), dim=-1)
-            begin = dict(zip(self.handed, parts, strict=True))
-        taps = None if taps is None else taps.within("decoder")
-        own = AuxOutputs() if self.training and cache is None else None
-        # a cache outlives the step that wrote it, so nothing in it may hold on to that step's graph
-        with torch.set_grad_enabled(torch.is_grad_enabled() and cache is None):
-            x = self._embed(self.target, self.decoder, ids, layout, types, taps, own, spelled)
-            x = self.decoder(
-                x,
-                layout,
-                memory=memory,
-                source=seen,
-                cache=cache,
-                taps=taps,
-                backend=self.backend,
-                notes=own,
-                begin=begin,
-                past=past,
-                kept=kept,
-            )
-        if own is not None:
-            own.settle(notes)
-        return x
+        inputs, layout = read_inputs(self.target, ids, options, cache)
+        encoded = self._encoded(encoder_out, source, inputs, layout, cache)
+        return self._decode(inputs, layout, self._pass_options(taps, aux), encoded, cache)
 
-    def apply_head(self, hidden: Tensor, layout: Layout, asked: LossTarget | None = None) -> Tensor:
-        """What the head makes of hidden states [b, t, d] of tokens so laid out, or the loss of what is asked."""
+    def apply_head(self, hidden: Tensor, layout: Layout, loss_target: LossTarget | None = None) -> Tensor:
+        """Return the head's output for hidden states [b, t, d] of this layout, or the summed loss of labels."""
         table = self.table(self.target or self.source)
-        if asked is None:
+        if loss_target is None:
             return self.head(hidden, layout, table)
         if isinstance(self.head, VocabularyHead):
-            return self.head.loss(hidden, table, asked)
-        raise ValueError("`asked` is for models that say words: this one has another head")
+            return self.head.loss(hidden, table, loss_target)
+        raise ValueError("`loss_target` needs a head over the vocabulary (`lm` or `masked_lm`): this model has another")
 
     def new_cache(self, batch: int, slots: int, *, kind: CacheKind = "auto", slack: int = 0) -> Cache:
-        """An empty cache for up to `slots` tokens in each of `batch` rows.
+        """Return an empty KV cache for up to `slots` tokens in each of `batch` rows.
 
-        auto: layers with a causal window keep no more than it shows, and `slack` tokens, so that as many can be taken
-        back by `truncate`; static: every layer keeps every token; int8: auto, with keys and values of 8 bits.
+        auto: a layer with a causal window stores only the tokens in it, and `slack` more, so that `truncate` can
+        remove up to `slack` tokens; static: every layer stores every token; int8: auto, with 8-bit keys and values.
         """
         if self.decoder is None:
             raise ValueError("only a decoder has a cache")
-        return Cache(batch, slots, self.decoder.sizes, *self._kept_as(), kind, slack)
+        return Cache(batch, slots, self.decoder.sizes, *self._state_format(), kind, slack)
 
     def new_past(self, batch: int) -> Past:
-        """An empty past of `batch` rows, for a decoder with `memory`: `out, past = model(ids, past=past)` reads on."""
-        if self.decoder is None or not self.decoder.memory:
-            raise ValueError("this model has no memory: set `decoder.memory` to the number of tokens it is to keep")
+        """Return an empty segment memory of `batch` rows, for a decoder with `memory`.
+
+        `out, past = model(ids, past=past)` reads a segment after the ones before.
+        """
+        if self.decoder is None or not self.decoder.segment_memory:
+            raise ValueError("this model has no memory: set `decoder.memory` to the number of tokens to store")
         widths = [self.config.width if size.groups else 0 for size in self.decoder.sizes]
-        return Past.empty(batch, self.decoder.memory, widths, *self._kept_as())
+        return Past.empty(batch, self.decoder.segment_memory, widths, *self._state_format())
 
-    # -- small steps ------------------------------------------------------------------------------------------------
+    # -- parts of a call --------------------------------------------------------------------------------------------
 
-    def _kept_as(self) -> tuple[torch.device, torch.dtype]:
-        """Where what is kept is, and as what: under autocast in its precision, whatever the weights have."""
+    def _pass_options(self, taps: Tap | None, aux: AuxOutputs | None, recompute: bool = False) -> PassOptions:
+        """Return the options of a pass; auxiliary outputs exist in training only, with or without a caller for them."""
+        if not self.training:
+            return PassOptions(self.backend, taps)
+        return PassOptions(self.backend, taps, AuxOutputs() if aux is None else aux, recompute)
+
+    def _encode(self, inputs: Inputs, layout: Layout, options: PassOptions) -> Tensor:
+        assert self.encoder is not None
+        options = _scoped(options, "encoder")
+        x = self._embed("encoder", inputs, layout, options)
+        sinks = {i: StateSink() for i in self.encoder_init_widths}
+        x = self.encoder(x, layout, options, state_sinks=sinks)
+        if options.aux is not None:
+            options.aux.publish()
+        states = [sink.states for sink in sinks.values() if sink.states is not None]
+        return torch.cat((x, *states), dim=-1) if states else x
+
+    def _decode(
+        self,
+        inputs: Inputs,
+        layout: Layout,
+        options: PassOptions,
+        encoded: Encoded | None,
+        cache: Cache | None,
+        memory: MemoryUpdate | None = None,
+    ) -> Tensor:
+        assert self.decoder is not None
+        if memory is not None:
+            self._check_past(memory.past, cache)
+        options = _scoped(options, "decoder")
+        if cache is not None:
+            options = options._replace(aux=None)
+        # a cache outlives the step that wrote it, so none of its tensors may reference that step's graph
+        with torch.set_grad_enabled(torch.is_grad_enabled() and cache is None):
+            x = self._embed("decoder", inputs, layout, options)
+            x = self.decoder(x, layout, options, encoded=encoded, cache=cache, memory=memory)
+        if options.aux is not None:
+            options.aux.publish()
+        return x
+
+    def _state_format(self) -> tuple[torch.device, torch.dtype]:
+        """Device and data type of caches and segment memory: autocast's data type where it is on."""
         weight = next(self.parameters())
         return weight.device, Runtime.of(weight, self.training).dtype
 
     def _check_past(self, past: Past, cache: Cache | None) -> None:
         assert self.decoder is not None
         if cache is not None:
-            raise ValueError("a cache holds all that came before: leave `past` out")
+            raise ValueError("a cache holds all earlier tokens: leave `past` out")
         slots, layers = past.positions.shape[1], len(past.layers)
-        if (slots, layers) != (self.decoder.memory, len(self.decoder.sizes)):
-            raise ValueError(f"a past of {layers} layers and {slots} tokens is not this model's: make it by `new_past`")
+        if (slots, layers) != (self.decoder.segment_memory, len(self.decoder.sizes)):
+            raise ValueError(f"this past has {layers} layers and {slots} tokens, of another model: use `new_past`")
 
-    def _make_layout(
+    def _encoded(
         self,
-        read: AnyInput | None,
-        ids: Tensor,
-        segments: Tensor | Layout | None = None,
-        positions: Tensor | None = None,
-        marks: Tensor | None = None,
-        before: Cache | Past | None = None,
-    ) -> Layout:
-        assert read is not None
-        batch, length = read.measure(ids)
-        if before is None:
-            return make_layout(batch, length, ids.device, segments=segments, positions=positions, marks=marks)
-        if isinstance(before, Cache):
-            return before.make_layout(batch, length, segments, positions, marks)
-        if marks is not None or (isinstance(segments, Layout) and segments.marks is not None):
-            raise ValueError("marks with a past are not supported: those before would have seen the marked tokens")
-        return before.make_layout(batch, length, segments, positions)
-
-    def _source(
-        self, batch: int, memory: Tensor | None, source: Tensor | Layout | None, cache: Cache | None
-    ) -> tuple[Tensor | None, Tensor | None, Layout | None]:
-        """The encoder's output, the states that came with it, and where its tokens stand; or what the cache kept."""
-        if memory is None and source is not None:
-            raise ValueError("`source` says where the tokens of `memory` stand: give both, or neither")
-        if self.encoder is None:
-            if memory is not None:
-                raise ValueError("this model has no encoder: leave `memory` out")
-            return None, None, None
-        if memory is None:
-            if cache is None or cache.source is None:
-                raise ValueError("the decoder needs the encoder's output: give `memory`, or a cache that has seen it")
-            return None, cache.states, cache.source
-        width = self.config.width + sum(self.handed.values())
-        if memory.dim() != 3 or memory.shape[::2] != (batch, width):
-            expected = f"[{batch}, s, {width}]"
-            raise ValueError(f"memory has shape {list(memory.shape)}, expected {expected} as `encode` gives it")
-        layout = make_layout(memory.shape[0], memory.shape[1], memory.device, segments=source)
-        memory, rest = memory.tensor_split([self.config.width], dim=-1)
-        states = rest if self.handed else None
-        if cache is not None:
-            cache.keep_source(layout, states)
-        return memory, states, layout
-
-    def _embed(
-        self,
-        read: AnyInput,
-        stack: BlockStack,
-        ids: Tensor,
+        encoder_out: Tensor | None,
+        source: Tensor | Layout | None,
+        inputs: Inputs,
         layout: Layout,
-        types: Tensor | None,
-        taps: Tap | None,
-        notes: AuxOutputs | None,
-        spelled: Tensor | None,
-    ) -> Tensor:
-        if types is not None and (not isinstance(read, TokenInput) or read.types is None):
-            raise ValueError("this model has no token types: leave `types` out")
-        if spelled is not None and not isinstance(read, TokenInput):
-            raise ValueError("this model reads no words: leave `spelled` out")
-        if isinstance(read, TokenInput):
-            _check_range(ids, read.vocab, "id", f"vocabulary of {read.vocab}")
-            if types is not None and read.types is not None:
-                check(*ids.shape, types=types)
-                _check_range(types, read.types.num_embeddings, "type", f"{read.types.num_embeddings} token types")
-            read.check_spelled(ids, spelled)
-            if spelled is not None:
-                _check_range(spelled, BYTES, "spelled", f"{BYTES} of bytes")
-            x = read(ids, self.table(read), lambda x: stack.embed(x, layout), layout, types, notes, spelled)
-        else:
-            x = read(ids, lambda x: stack.embed(x, layout), layout, notes)
-        return x if taps is None else taps("embed", x)
-
-    def table(self, read: AnyInput | None) -> Tensor | None:
-        """The embedding table that an input reads, its own or the one it shares; None where it reads no tokens."""
-        if not isinstance(read, TokenInput):
+        cache: Cache | None,
+    ) -> Encoded | None:
+        """Return the encoder's output as the decoder reads it, given or from the cache, and store it in the cache."""
+        if encoder_out is None and source is not None:
+            raise ValueError("`source` is the layout of `encoder_out`: pass both, or neither")
+        if self.encoder is None:
+            if encoder_out is not None:
+                raise ValueError("this model has no encoder: leave `encoder_out` out")
             return None
-        shared = self.source if read.table is None else read
+        states: Tensor | None = None
+        if encoder_out is None:
+            if cache is None or cache.source is None:
+                raise ValueError("the decoder needs the encoder's output: pass `encoder_out`, or a cache that holds it")
+            source_layout, states = cache.source, cache.states
+        else:
+            batch, width = inputs.ids.shape[0], self.config.width + sum(self.encoder_init_widths.values())
+            if encoder_out.dim() != 3 or encoder_out.shape[::2] != (batch, width):
+                shapes = f"{list(encoder_out.shape)}, expected [{batch}, s, {width}]"
+                raise ValueError(f"encoder_out has shape {shapes} as `encode` returns it")
+            if isinstance(source, Layout):
+                source_layout = source.checked(batch, encoder_out.shape[1])
+            else:
+                source_layout = make_layout(batch, encoder_out.shape[1], encoder_out.device, segments=source)
+            encoder_out, rest = encoder_out.tensor_split([self.config.width], dim=-1)
+            states = rest if self.encoder_init_widths else None
+            if cache is not None:
+                cache.keep_source(source_layout, states)
+        initial: dict[int, Tensor] = {}
+        if states is not None:
+            parts = last_states(states, layout, source_layout).split(list(self.encoder_init_widths.values()), dim=-1)
+            initial = dict(zip(self.encoder_init_widths, parts, strict=True))
+        return Encoded(encoder_out, source_layout, initial)
+
+    def _embed(self, side: Side, inputs: Inputs, layout: Layout, options: PassOptions) -> Tensor:
+        module, stack = (self.source, self.encoder) if side == "encoder" else (self.target, self.decoder)
+        assert module is not None
+        assert stack is not None
+        module.check(inputs)
+        x = module(inputs, self.table(module), lambda x: stack.embed(x, layout), layout, options.aux)
+        return x if options.taps is None else options.taps("embed", x)
+
+    def table(self, module: AnyInput | None) -> Tensor | None:
+        """Return the embedding table of an input, its own or the one it shares; None for one that reads no tokens."""
+        if not isinstance(module, TokenInput):
+            return None
+        shared = self.source if module.table is None else module
         assert isinstance(shared, TokenInput)
         assert shared.table is not None
         return shared.table.weight
 
 
-def _check_range(ids: Tensor, size: int, name: str, whole: str) -> None:
-    # looking at ids waits for the device: only where they are at hand anyway
-    if ids.device.type == "cpu" and not torch.compiler.is_compiling():
-        low, high = int(ids.min()), int(ids.max())
-        if low < 0 or high >= size:
-            raise ValueError(f"{name} {low if low < 0 else high} is outside the {whole}")
-
-
-def _refuse(given: Mapping[str, object], shape: str, instead: Iterable[str]) -> None:
-    """No argument is accepted and ignored."""
-    if wrong := [name for name, value in given.items() if value is not None]:
-        raise ValueError(f"{', '.join(wrong)}: not for {shape} model, which takes {', '.join(instead)}")
+def _scoped(options: PassOptions, side: Side) -> PassOptions:
+    return options if options.taps is None else options._replace(taps=options.taps.scoped(side))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from anyformer.attention.layout import Layout, real
 from anyformer.config import BatchNorm, LayerNorm, NoNorm, Norm, RMSNorm
 from anyformer.kernels.runtime import at_least_fp32, in_compiled_half_step
-from anyformer.nn.aux_outputs import AuxOutputs, TrackedModule, over_ranks
+from anyformer.nn.aux_outputs import AuxOutputs, TrackedModule, identity
 
 
 class Centred(nn.LayerNorm):
@@ -58,21 +58,22 @@ class OverBatch(TrackedModule):
         self.register_buffer("variance", torch.empty(width))
         self.eps, self.momentum = eps, momentum
 
-    def forward(self, x: Tensor, segments: Tensor | None, notes: AuxOutputs | None) -> Tensor:
+    def forward(self, x: Tensor, segments: Tensor | None, aux: AuxOutputs | None) -> Tensor:
         y = at_least_fp32(x)
-        mean, variance = self._seen(y, segments, notes) if self.training else (self.mean, self.variance)
+        mean, variance = self._seen(y, segments, aux) if self.training else (self.mean, self.variance)
         return ((y - mean) * torch.rsqrt(variance + self.eps) * self.weight + self.bias).to(x.dtype)
 
-    def _seen(self, y: Tensor, segments: Tensor | None, notes: AuxOutputs | None) -> tuple[Tensor, Tensor]:
+    def _seen(self, y: Tensor, segments: Tensor | None, aux: AuxOutputs | None) -> tuple[Tensor, Tensor]:
         """Mean and variance over the real tokens; those of a batch without any are 0."""
         is_real = y.new_ones(y.shape[:2]) > 0 if segments is None else real(segments).expand(y.shape[:2])
         is_real = is_real[..., None]
-        count = over_ranks(is_real.sum().to(y.dtype))
-        mean = over_ranks(y.where(is_real, 0).sum(dim=(0, 1))) / count.clamp(min=1)
-        squares = over_ranks((y - mean).where(is_real, 0).square().sum(dim=(0, 1)))  # of what is left: no cancellation
-        if notes is not None:
+        reduce = identity if aux is None else aux.reduce
+        count = reduce(is_real.sum().to(y.dtype))
+        mean = reduce(y.where(is_real, 0).sum(dim=(0, 1))) / count.clamp(min=1)
+        squares = reduce((y - mean).where(is_real, 0).square().sum(dim=(0, 1)))  # of what is left: no cancellation
+        if aux is not None:
             unbiased = squares / (count - 1).clamp(min=1)
-            notes.see(self, torch.cat((count * mean, count * unbiased, count[None])).detach())
+            aux.add(self, torch.cat((count * mean, count * unbiased, count[None])).detach())
         return mean, squares / count.clamp(min=1)
 
     def merge(self, one: Tensor, other: Tensor) -> Tensor:
@@ -89,10 +90,10 @@ class OverBatch(TrackedModule):
         mean, variance = (seen[:-1] / seen[-1].clamp(min=1)).split(len(self.mean))
         return mean, variance
 
-    def move(self, seen: Tensor) -> None:
-        width, count = len(self.mean), seen[-1]
+    def update_buffers(self, statistics: Tensor) -> None:
+        width, count = len(self.mean), statistics[-1]
         rate = self.momentum * (count > 0).to(count.dtype)
-        mean, variance = (seen[:-1] / count.clamp(min=1)).to(self.mean.dtype).split(width)
+        mean, variance = (statistics[:-1] / count.clamp(min=1)).to(self.mean.dtype).split(width)
         self.mean.lerp_(mean, rate)
         self.variance.lerp_(variance, rate)
 
@@ -152,11 +153,11 @@ def _lengthened(short: Tensor) -> Tensor:
     return (short.to(torch.int32) << 16).view(torch.float32)
 
 
-def normed(norm: nn.Module, x: Tensor, layout: Layout, notes: AuxOutputs | None = None) -> Tensor:
+def normed(norm: nn.Module, x: Tensor, layout: Layout, aux: AuxOutputs | None = None) -> Tensor:
     """Any norm on the tokens [b, t, d] of a layout."""
     if isinstance(norm, nn.Identity):
         return x  # not called: a decode step of a small model is made of calls
-    return norm(x, layout.segments, notes) if isinstance(norm, OverBatch) else norm(x)
+    return norm(x, layout.segments, aux) if isinstance(norm, OverBatch) else norm(x)
 
 
 def build_norm(spec: Norm, width: int) -> nn.Module:

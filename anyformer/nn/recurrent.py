@@ -44,39 +44,40 @@ class RecurrentMixer(nn.Module):
             segments = None if ctx.layout.segments is None else _take(ctx.layout.segments, order)
             back = self._run(cell, _take(x, order), ctx.layout._replace(segments=segments), ctx)
             read.append(_take(back, order)[..., : self.hidden])
-        if ctx.states is not None:
-            ctx.states.append(state)
+        if ctx.state_sink is not None:
+            ctx.state_sink.states = state
         return self.out(ctx.tap("state", torch.cat(read, dim=-1)))
 
     def _run(self, cell: nn.RNNBase, x: Tensor, layout: Layout, ctx: Context) -> Tensor:
         """The state after each token [b, t, h], or as much of it as is asked for: the fused LSTM keeps c to itself."""
         lean = not layout.packed and layout.padding != "any" and ctx.cache is None
-        wants_c = isinstance(cell, nn.LSTM) and ctx.states is not None
+        wants_c = isinstance(cell, nn.LSTM) and ctx.state_sink is not None
         if lean and ctx.backend != "eager" and not wants_c and _has_kernel(x, self.training):
-            begin = None if ctx.begin is None else ctx.begin[None, :, 0].contiguous()
+            begin = None if ctx.initial_state is None else ctx.initial_state[None, :, 0].contiguous()
             if begin is not None and isinstance(cell, nn.LSTM):
                 return cell(x, tuple(part.contiguous() for part in begin.chunk(2, dim=-1)))[0]
             return cell(x, begin)[0]
         state, last = x.new_zeros(x.shape[0], self.state), None
         if ctx.cache is not None:
             state, last = self._newest(ctx)
-        states = _steps(cell, x, layout, state, last, ctx.begin)
+        states = _steps(cell, x, layout, state, last, ctx.initial_state)
         if ctx.cache is not None:
-            assert ctx.at is not None
             h, c = states[:, None].tensor_split([self.hidden], dim=-1)  # [b, 1, t, h]
-            ctx.cache.append(h, c, ctx.at)
+            ctx.cache.append(h, c)
         return states
 
     def _newest(self, ctx: Context) -> tuple[Tensor, Tensor]:
         """State [b, h] and segment [b] of each row's newest real token before the tokens at hand."""
         assert ctx.cache is not None
-        assert isinstance(ctx.at, Slots)
+        assert isinstance(ctx.cache.write_at, Slots)
         assert ctx.keys.segments is not None
         index = torch.arange(ctx.keys.segments.shape[1], device=ctx.keys.segments.device)
-        known = real(ctx.keys.segments) & (index < ctx.at.at[0])
+        known = real(ctx.keys.segments) & (index < ctx.cache.write_at.at[0])
         newest = torch.where(known, index, 0).max(dim=1, keepdim=True).values
         segment = torch.where(known.any(dim=1), ctx.keys.segments.gather(1, newest)[:, 0], PADDING)
-        kept = [_take(store.read()[:, 0], newest)[:, 0] for store in (ctx.cache.keys, ctx.cache.values)]  # h, c
+        kept = [
+            _take(store.read()[:, 0], newest)[:, 0] for store in (ctx.cache.layer.keys, ctx.cache.layer.values)
+        ]  # h, c
         return torch.cat(kept, dim=-1), segment
 
 

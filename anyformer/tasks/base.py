@@ -16,6 +16,7 @@ from anyformer.data.loader import Loader
 from anyformer.data.readers import SHOWN, Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.kernels.cross_entropy import token_loss as token_loss
+from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import Transformer
 from anyformer.recipe import AnyTask, Batches
 
@@ -95,25 +96,23 @@ def left_out(rows: Rows) -> dict[str, Any]:
     return {"left_out": {"rows": len(rows.bad), "first": [str(bad) for bad in rows.bad[:SHOWN]]}} if rows.bad else {}
 
 
-def arguments(batch: Batch, packed: bool) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-    """What a model is called with for a batch whose rows are padded on the right, or packed."""
+def inputs_of(batch: Batch, packed: bool) -> tuple[Inputs, ...]:
+    """Return a model's arguments for a batch whose rows are padded on the right, or packed: `model(*inputs)`."""
     own = _layout(batch, batch.segments, packed)
     if batch.source is None:
-        return (batch.ids,), {"segments": own, "types": batch.types, "spelled": batch.spelled}
-    sided = {"source_segments": _layout(batch, batch.source_segments, packed), "target_segments": own}
-    return (batch.source, batch.ids), sided
+        return (Inputs(batch.ids, own, batch.types, batch.spelled),)
+    return Inputs(batch.source, _layout(batch, batch.source_segments, packed)), Inputs(batch.ids, own)
 
 
 def call(model: Transformer, batch: Batch, packed: bool) -> Tensor:
     """Logits for a batch."""
-    inputs, options = arguments(batch, packed)
-    logits: Tensor = model(*inputs, **options)
+    logits: Tensor = model(*inputs_of(batch, packed))
     return logits
 
 
 def past_of(model: Transformer, batch: Batch, before: Past | None) -> Past | None:
     """What a batch goes on from: the past of the batch before, or an empty one; None for a model without memory."""
-    if model.decoder is None or not model.decoder.memory:
+    if model.decoder is None or not model.decoder.segment_memory:
         return None
     return before if before is not None and batch.follows else model.new_past(len(batch.ids))
 
@@ -140,11 +139,11 @@ def total_loss(model: Transformer, batches: Iterable[Batch], device: torch.devic
     past: Past | None = None
     for batch in batches:
         here = batch.to(device)
-        before, (inputs, options) = past_of(model, here, past), arguments(here, packed=False)
+        before, inputs = past_of(model, here, past), inputs_of(here, packed=False)
         if before is None:
-            logits = model(*inputs, **options)
+            logits = model(*inputs)
         else:
-            logits, past = model(*inputs, **options, past=before)
+            logits, past = model(*inputs, past=before)
         total += float(token_loss(logits, here.labels))
         count += batch.asked
     return total, count

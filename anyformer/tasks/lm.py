@@ -80,7 +80,7 @@ class LanguageModelling:
         length = _within(1024 if isinstance(batches, Padded) else batches.length, model.config)
         device = next(model.parameters()).device
         assert model.decoder is not None
-        if model.decoder.memory:
+        if model.decoder.segment_memory:
             read = side_by_side(stream, max(1, min(ROWS, len(stream) // (FOLLOWING * length))), length)
         else:
             read = windows(stream, length, ROWS)
@@ -139,7 +139,7 @@ class LanguageModelling:
 
 
 def _memory(model: Transformer) -> dict[str, int]:
-    return {"memory": model.decoder.memory} if model.decoder and model.decoder.memory else {}
+    return {"memory": model.decoder.segment_memory} if model.decoder and model.decoder.segment_memory else {}
 
 
 def _within(length: int, config: ModelConfig) -> int:

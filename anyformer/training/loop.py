@@ -81,7 +81,8 @@ class Job:
     @cached_property
     def objective(self) -> Objective:
         """What a step makes small."""
-        return Objective(self.model, self.task, self.recipe.train.label_smoothing)
+        train = self.recipe.train
+        return Objective(self.model, self.task, train.label_smoothing, train.checkpoint_activations)
 
     @cached_property
     def reader(self) -> Loader:
@@ -92,7 +93,7 @@ class Job:
     def ahead(self) -> int:
         """How many steps may run before the numbers of one are read: some on a GPU, where nothing hangs on them."""
         moves = any(isinstance(module, TrackedModule) for module in self.model.modules())
-        memory = self.model.decoder is not None and self.model.decoder.memory
+        memory = self.model.decoder is not None and self.model.decoder.segment_memory
         alone = self.device.type == "cuda" and self.ranks.size == 1 and not self.scaler.is_enabled()
         return AHEAD if alone and not moves and not memory else 0
 

@@ -1,6 +1,6 @@
 """What a step makes small, as one function of a batch: compiled as one, so that logits live inside it alone."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +11,10 @@ from anyformer.data.batch import Batch, move
 from anyformer.kernels.cross_entropy import token_loss
 from anyformer.nn.aux_outputs import AuxOutputs
 from anyformer.nn.heads import LossTarget, VocabularyHead
-from anyformer.nn.model import Transformer
-from anyformer.tasks.base import Task, arguments
+from anyformer.nn.inputs import Inputs
+from anyformer.nn.model import CallOptions, Transformer
+from anyformer.tasks.base import Task, inputs_of
+from anyformer.training.parallel import sum_over_processes
 
 FEW = 0.75  # of the tokens that something is asked of: below it the head is applied to these alone
 PARTS = 8  # of a power of two, in which the number of such places is rounded up: few shapes to compile
@@ -21,24 +23,26 @@ PARTS = 8  # of a power of two, in which the number of such places is rounded up
 class Objective(nn.Module):
     """The summed loss of a batch, what parts of the model add to it for each token, and the past after it."""
 
-    def __init__(self, model: Transformer, task: Task, smoothing: float):
+    def __init__(self, model: Transformer, task: Task, smoothing: float, recompute: bool = False):
         super().__init__()
-        self.model, self.smoothing = model, smoothing
+        self.model, self.smoothing, self.recompute = model, smoothing, recompute
         self.says = says_words(model, task)
         # what is no loss of words may loop, over a row's words or a batch's pairs: that is not compiled
         self.loss = torch.compiler.disable(task.loss)
 
     def forward(
-        self, inputs: tuple[Tensor, ...], options: dict[str, Any], asked: LossTarget, past: Past | None
+        self, inputs: tuple[Tensor | Inputs, ...], target: LossTarget, past: Past | None
     ) -> tuple[Tensor, Tensor, Past | None]:
-        notes, after = AuxOutputs(), None
-        options = {**options, "asked": asked} if self.says else options
+        aux, after = AuxOutputs(sum_over_processes), None
+        options: CallOptions = {"aux": aux, "recompute": self.recompute}
+        if self.says:
+            options["loss_target"] = target
         if past is None:
-            out = self.model(*inputs, **options, notes=notes)
+            out = self.model(*inputs, **options)
         else:
-            out, after = self.model(*inputs, **options, past=past, notes=notes)
-        loss = out if self.says else self.loss(out, asked.labels, self.smoothing)
-        return loss, sum(notes.losses, torch.zeros_like(loss)), after
+            out, after = self.model(*inputs, **options, past=past)
+        loss = out if self.says else self.loss(out, target.labels, self.smoothing)
+        return loss, sum(aux.losses, torch.zeros_like(loss)), after
 
     def read(self, batch: Batch) -> "StepInputs":
         """A batch without what no step needs to know, and with its labels together where they are few."""
@@ -47,13 +51,13 @@ class Objective(nn.Module):
             return StepInputs(batch._replace(labels=places[1]), places[0])
         return StepInputs(batch, None)
 
-    def ask(self, given: "StepInputs", packed: bool) -> tuple[tuple[Tensor, ...], dict[str, Any], LossTarget]:
+    def ask(self, given: "StepInputs", packed: bool) -> tuple[tuple[Inputs, ...], LossTarget]:
         """What it is called with, beside the past."""
         labels, at = given.batch.labels, given.at
         if at is not None:  # of another number in each batch: compiled for any
             torch._dynamo.maybe_mark_dynamic(at, 0)
             torch._dynamo.maybe_mark_dynamic(labels, 1)
-        return *arguments(given.batch, packed), LossTarget(labels, self.smoothing, at)
+        return inputs_of(given.batch, packed), LossTarget(labels, self.smoothing, at)
 
 
 class StepInputs(NamedTuple):

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.nn.functional import all_reduce
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -174,6 +175,20 @@ def shard(model: Transformer, device: torch.device, compiled: bool, options: dic
                 part.compile(options=options)
             fully_shard(parts, mesh=mesh)
     fully_shard(model, mesh=mesh)
+
+
+def sum_over_processes(x: Tensor) -> Tensor:
+    """Return the differentiable sum of x over all processes, each of which reads a part of the batch."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return x
+    return all_reduce(x) if x.requires_grad else _summed(x)
+
+
+@torch.no_grad()
+def _summed(x: Tensor) -> Tensor:
+    x = x.clone()
+    dist.all_reduce(x)
+    return x
 
 
 def replicate(run: Any, ranks: Ranks) -> Any:

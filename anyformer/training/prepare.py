@@ -142,9 +142,6 @@ def build(
         config = fit_config(recipe, task)
         with torch.device(device):
             model = Transformer(config)
-        for stack in (model.encoder, model.decoder):
-            if stack is not None:
-                stack.recompute = recipe.train.checkpoint_activations
         if precision == "fp8":
             _convert(model, console)
         new = list[str]()

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from anyformer.conventions import IGNORE
 from anyformer.data.batch import Batch
+from anyformer.nn.aux_outputs import AuxOutputs
 from anyformer.recipe import OwnTokens
-from anyformer.tasks.base import call
+from anyformer.tasks.base import inputs_of
+from anyformer.training.parallel import sum_over_processes
 
 
 def share_at(spec: OwnTokens, step: int) -> float:
@@ -27,7 +29,7 @@ def forced(model: Any, batch: Batch, packed: bool, spec: OwnTokens, step: int) -
     read = batch
     with torch.no_grad():
         for _ in range(spec.passes):
-            said = call(model, read, packed).argmax(-1)
+            said = model(*inputs_of(read, packed), aux=AuxOutputs(sum_over_processes)).argmax(-1)
             own = torch.where(gives_way[:, 1:], said[:, :-1], batch.ids[:, 1:])
             read = read._replace(ids=torch.cat([batch.ids[:, :1], own], dim=1))
     return read

@@ -30,6 +30,7 @@ from anyformer.config import (
 )
 from anyformer.config.spec import members
 from anyformer.conventions import PADDING, PLAIN, SEEN, SEER
+from anyformer.nn.inputs import Inputs
 from tests.strategies import PATTERNS, build, close, seeds, tokens
 
 CPU = torch.device("cpu")
@@ -296,7 +297,7 @@ def test_causal_with_right_padding_needs_no_mask(seed: int, length: int, shorter
     assert model.decoder.relations(layout, {None: Step(layout)}, cached=False)[0].causal
     for backend in ("eager", "sdpa"):
         model.backend = backend
-        out = model(ids, segments=layout)
+        out = model(Inputs(ids, layout))
         assert out.isfinite().all()
         close(out[segments >= 0], model(ids, segments=segments)[segments >= 0])
 
@@ -368,17 +369,10 @@ def test_a_wrong_shape_is_an_error(name: str, shape: tuple[int, ...]):
     with pytest.raises(ValueError, match=rf"{name} has shape .*, expected \[2, 5\] like the tokens"):
         make_layout(2, 5, CPU, **facts)
     with pytest.raises(ValueError, match=rf"{name} has shape .*, expected \[2, 5\] like the tokens"):
-        make_layout(2, 5, CPU, segments=Layout(**{"positions": torch.arange(5)[None], **facts}))
+        Layout(**{"positions": torch.arange(5)[None], **facts}).checked(2, 5)
 
 
 @pytest.mark.parametrize("name", ["segments", "positions", "marks"])
 def test_facts_are_whole_numbers(name: str):
     with pytest.raises(ValueError, match=f"{name} must be whole numbers"):
         make_layout(2, 5, CPU, **{name: torch.zeros(2, 5)})
-
-
-@pytest.mark.parametrize("name", ["positions", "marks"])
-def test_a_layout_goes_alone(name: str):
-    """No argument is accepted and ignored."""
-    with pytest.raises(ValueError, match="a Layout holds positions and marks itself"):
-        make_layout(2, 5, CPU, segments=make_layout(2, 5, CPU), **{name: torch.zeros(2, 5, dtype=torch.long)})

@@ -26,7 +26,9 @@ from anyformer.config import (
 )
 from anyformer.conventions import PADDING
 from anyformer.inspection.taps import run_with_taps
+from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import Transformer
+from anyformer.nn.model_inputs import read_inputs
 from tests.strategies import build, close, tokens
 
 CPU = torch.device("cpu")
@@ -111,12 +113,14 @@ def test_given_positions_are_kept():
 
 
 def test_a_layout_is_as_good_as_its_tensors():
-    one, two = empty(), empty()
+    model, ids = build(config()), tokens(0, 2, 2)
+    one, two = model.new_cache(2, 4), model.new_cache(2, 4)
     segments, positions = torch.tensor([[0, 0], [-1, 0]]), torch.tensor([[3, 4], [0, 3]])
-    one.take(one.make_layout(2, 2, segments, positions))
-    two.take(two.make_layout(2, 2, Layout(positions, segments), None))
+    model(ids, segments=segments, positions=positions, cache=one)
+    model(Inputs(ids, Layout(positions, segments)), cache=two)
     assert facts(one) == facts(two)
-    assert one.make_layout(2, 1, Layout(torch.tensor([[7]])), None).segments.tolist() == [[0], [0]]
+    _, layout = read_inputs(model.target, Inputs(ids[:, :1], Layout(torch.tensor([[7]]))), {}, one)
+    assert layout.segments.tolist() == [[0], [0]]
 
 
 # -- forgetting and reordering --------------------------------------------------------------------------------------
@@ -186,7 +190,7 @@ def test_another_batch(options: dict):
     with pytest.raises(ValueError, match="the cache was made for a batch of 2, got 3"):
         model(tokens(0, 3, 2), cache=model.new_cache(2, 4), **options)
     with pytest.raises(ValueError, match="the cache was made for a batch of 2, got 3"):
-        model(tokens(0, 3, 2), segments=Layout(torch.arange(2)[None]), cache=model.new_cache(2, 4))
+        model(Inputs(tokens(0, 3, 2), Layout(torch.arange(2)[None])), cache=model.new_cache(2, 4))
 
 
 @pytest.mark.parametrize("name", ["segments", "positions"])

@@ -200,10 +200,9 @@ def test_checkpointing_gives_the_same_gradients(config: ModelConfig, seed: int):
     model, ids = build(config, seed).train(), tokens(seed, 2, TEXT)
     results = []
     for recompute in (False, True):
-        model.decoder.recompute = recompute
         model.zero_grad()
-        first, past = model(ids[:, :7], past=model.new_past(2))
-        second, past = model(ids[:, 7:], past=past)
+        first, past = model(ids[:, :7], past=model.new_past(2), recompute=recompute)
+        second, past = model(ids[:, 7:], past=past, recompute=recompute)
         (first.square().mean() + second.square().mean()).backward()
         results.append((torch.cat((first, second), dim=1), past, [p.grad for p in model.parameters()]))
     (a, one, grads), (b, two, others) = results
@@ -295,11 +294,11 @@ def test_wrong_calls():
     plain = build(small(memory=0))
     with pytest.raises(ValueError, match=r"this model has no memory: set `decoder\.memory`"):
         plain.new_past(2)
-    with pytest.raises(ValueError, match="a past of 2 layers and 12 tokens is not this model's"):
+    with pytest.raises(ValueError, match="this past has 2 layers and 12 tokens, of another model"):
         plain(ids, past=model.new_past(2))
-    with pytest.raises(ValueError, match="the past is of a batch of 3, got 2"):
+    with pytest.raises(ValueError, match="the past has a batch of 3, the input one of 2"):
         model(ids, past=model.new_past(3))
-    with pytest.raises(ValueError, match="a cache holds all that came before: leave `past` out"):
+    with pytest.raises(ValueError, match="a cache holds all earlier tokens: leave `past` out"):
         model(ids, past=model.new_past(2), cache=model.new_cache(2, 8))
     with pytest.raises(ValueError, match="marks with a past are not supported"):
         model(ids, past=model.new_past(2), marks=torch.zeros_like(ids))

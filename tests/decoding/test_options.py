@@ -94,7 +94,7 @@ def test_a_temperature_near_0_is_nearly_greedy(temperature: float, dtype: torch.
 def test_empty_ids(model: Transformer, call: Callable[..., Any]):
     for shape in ((0, 3), (2, 0)):
         with pytest.raises(
-            ValueError, match=r"^ids are empty, \[\d, \d\]: give at least one row, of at least one token"
+            ValueError, match=r"^ids are empty, \[\d, \d\]: pass at least one row of at least one token"
         ):
             call(model, torch.zeros(shape, dtype=torch.long))
     with pytest.raises(ValueError, match=r"^ids:? must be a tensor \[batch, length\], got list"):

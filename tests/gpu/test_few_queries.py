@@ -144,19 +144,19 @@ def test_nothing_is_compiled_while_a_step_is_captured(name: str):
 
 @pytest.mark.parametrize("kind", ["auto", "int8"])
 @pytest.mark.parametrize("name", ["t5", "window", "deepseek"])
-@pytest.mark.parametrize("within", [1, 3, 4])
-def test_neighbours_change_places(name: str, kind: CacheKind, within: int):
+@pytest.mark.parametrize("group_size", [1, 3, 4])
+def test_neighbours_change_places(name: str, kind: CacheKind, group_size: int):
     """As any rows do."""
     model = build(name)
-    ids = torch.randint(3, 97, (6 * within, 21), generator=torch.Generator().manual_seed(1)).to(CUDA)
-    choice = torch.randint(within, (6, within), generator=torch.Generator().manual_seed(2))
-    rows = (choice + torch.arange(6)[:, None] * within).flatten().to(CUDA)
+    ids = torch.randint(3, 97, (6 * group_size, 21), generator=torch.Generator().manual_seed(1)).to(CUDA)
+    choice = torch.randint(group_size, (6, group_size), generator=torch.Generator().manual_seed(2))
+    rows = (choice + torch.arange(6)[:, None] * group_size).flatten().to(CUDA)
     with evaluating(model):
         one, other = (model.new_cache(len(ids), 40, kind=kind) for _ in range(2))
         for cache in (one, other):
             memory = None if model.encoder is None else model.encode(ids[:, :5] * 0 + 7)
             model.decode(ids, memory, cache=cache)
-        one.reorder(rows, within=within)
+        one.reorder(rows, group_size=group_size)
         other.reorder(rows)
         assert all(torch.equal(a, b) for a, b in zip(one._state(), other._state(), strict=True))
 

@@ -33,13 +33,11 @@ def saved(config: ModelConfig, precision: Precision, compiled: bool, recompute: 
     """Return the bytes of all tensors that autograd saves in a forward pass, without the weights."""
     torch.manual_seed(0)
     model = Transformer(config).train()
-    for stack in config.stacks:
-        getattr(model, stack).recompute = recompute
     ids = torch.randint(2, V, (B, T))
     inputs = (ids, ids) if config.shape == "encoder-decoder" else (ids,)
 
     def forward() -> Tensor:
-        return model(*inputs, notes=AuxOutputs())
+        return model(*inputs, aux=AuxOutputs(), recompute=recompute)
 
     run = torch.compile(forward, backend="aot_eager_decomp_partition") if compiled else forward
     weights = {p.data_ptr() for p in model.parameters()}

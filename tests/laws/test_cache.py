@@ -20,7 +20,7 @@ def start(model, seed: int, batch: int, slots: int, kind: str = "auto", slack: i
     source = tokens(seed + 9, batch, 5)
     segments = torch.zeros(batch, 5, dtype=torch.long)
     segments[0, 3:] = -1
-    seen = {"memory": model.encode(source, segments=segments), "source": segments}
+    seen = {"encoder_out": model.encode(source, segments=segments), "source": segments}
     return cache, seen, lambda ids, **o: model.decode(ids, **seen, **o)
 
 

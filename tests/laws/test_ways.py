@@ -83,6 +83,6 @@ def test_count_equals_the_model(config: ModelConfig, seed: int):
     assert table.flops == pytest.approx(counter.get_total_flops(), rel=1e-3)
     if config.decoder:
         cache = model.new_cache(3, 7)
-        memory = {"memory": model.encode(args[0])} if config.encoder else {}
+        memory = {"encoder_out": model.encode(args[0])} if config.encoder else {}
         model.decode(args[-1], **memory, cache=cache)
         assert table.cache_bytes == cache.nbytes()

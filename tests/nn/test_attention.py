@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from anyformer.attention.attend import attend
 from anyformer.attention.layout import Relation
+from anyformer.cache.ring import Slots
 from anyformer.config import (
     Attention,
     Block,
@@ -25,7 +26,7 @@ from anyformer.config import (
     Tokens,
 )
 from anyformer.nn.attention import MultiHeadAttention
-from anyformer.nn.context import Context, Tap
+from anyformer.nn.context import CacheWriter, Context, Tap
 from tests.strategies import HERE, attentions, build as whole, close, seeds, tokens
 
 WIDTH = 8
@@ -56,7 +57,7 @@ def linear(part: nn.Linear, x: Tensor, rows: slice) -> Tensor:
     return F.linear(x, part.weight[rows], None if part.bias is None else part.bias[rows])
 
 
-def by_head(module: MultiHeadAttention, spec: Attention, x: Tensor, memory: Tensor) -> Tensor:
+def by_head(module: MultiHeadAttention, spec: Attention, x: Tensor, encoder_out: Tensor) -> Tensor:
     """The same from separate linear layers, one head at a time, each reading the whole embedding."""
     h, g = spec.heads, spec.groups
     k, k_v = spec.widths(WIDTH)
@@ -70,8 +71,8 @@ def by_head(module: MultiHeadAttention, spec: Attention, x: Tensor, memory: Tens
     for i in range(h):
         j = i // (h // g)
         q = module.q_norm(linear(query, x, slice(i * k, (i + 1) * k)))
-        key = module.k_norm(linear(key_value, memory, slice(first + j * k, first + (j + 1) * k)))
-        v = linear(key_value, memory, slice(values + j * k_v, values + (j + 1) * k_v))
+        key = module.k_norm(linear(key_value, encoder_out, slice(first + j * k, first + (j + 1) * k)))
+        v = linear(key_value, encoder_out, slice(values + j * k_v, values + (j + 1) * k_v))
         extra = {"cap": spec.cap, "sinks": None if module.sinks is None else module.sinks[i : i + 1]}
         one = attend(q[:, None], key[:, None], v[:, None], Relation(), module.scale, spec.normalizer, **extra)
         heads.append(one[:, 0])
@@ -88,13 +89,13 @@ def test_self_attention_head_by_head(spec: Attention, seed: int, length: int):
 
 @given(attentions(cross=True), seeds, st.integers(1, 5), st.integers(1, 5))
 def test_cross_attention_head_by_head(spec: Attention, seed: int, length: int, source: int):
-    module, x, memory = (
+    module, x, encoder_out = (
         build(spec, seed, cross=True),
         random(seed, 2, length, WIDTH),
         random(seed + 1, 2, source, WIDTH),
     )
-    out = module(x, Context(HERE, HERE, Relation(), cross=Relation(), memory=memory))
-    close(out, by_head(module, spec, x, memory))
+    out = module(x, Context(HERE, HERE, Relation(), cross=Relation(), encoder_out=encoder_out))
+    close(out, by_head(module, spec, x, encoder_out))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -149,7 +150,7 @@ def test_qk_norm_bounds_the_scores(norm, cross: bool):
     maps = []
     for size in (1e3, 1e6):
         x = random(0, 2, 5, WIDTH) * size
-        _, seen = look(module, x, Context(HERE, HERE, Relation(), cross=Relation(), memory=x))
+        _, seen = look(module, x, Context(HERE, HERE, Relation(), cross=Relation(), encoder_out=x))
         maps.append(seen["weights"])
     close(maps[0], maps[1], 1e-6)
     assert maps[0].std() > 0.01  # and yet it attends to something
@@ -280,7 +281,11 @@ def test_reading_the_compressed_vector_itself(rank: int, kind: str):
     for cache, taps in zip(caches, (None, Tap(lambda name, x: x)), strict=True):
         read.append(torch.cat([model.decode(part, cache=cache, taps=taps) for part in ids.split((9, 1, 3, 7), 1)], 1))
     close(read[0], read[1])
-    few, many, cached = ids[:, :1], ids[:, :9], Context(HERE, HERE, cache=caches[0].layers[0])
+    few, many, cached = (
+        ids[:, :1],
+        ids[:, :9],
+        Context(HERE, HERE, cache=CacheWriter(caches[0].layers[0], Slots(torch.arange(1)))),
+    )
     latent = model.decoder.blocks[0]["mixer"].inner.latent
     assert latent.absorbs(few, cached)
     assert not latent.absorbs(few, cached._replace(taps=Tap(lambda name, x: x)))

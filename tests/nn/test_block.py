@@ -55,7 +55,7 @@ def made(spec: Block, seed: int = 0) -> nn.Module:
 
 
 def context(seed: int = 0) -> Context:
-    return Context(HERE, HERE, Relation(causal=True), cross=Relation(), memory=random(seed, 2, 3, WIDTH))
+    return Context(HERE, HERE, Relation(causal=True), cross=Relation(), encoder_out=random(seed, 2, 3, WIDTH))
 
 
 @given(seeds, st.sampled_from([LayerNorm(), RMSNorm(), NoNorm()]))

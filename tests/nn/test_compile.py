@@ -176,7 +176,7 @@ def step_of(model: Transformer) -> Callable[[Tensor, Cache], Tensor]:
 def prompted(model: Transformer, seed: int, kind: CacheKind) -> Cache:
     """A ragged prompt in a new cache."""
     cache, segments = model.new_cache(2, 12, kind=kind), torch.tensor([[0, 0, 0, 0], [-1, 0, 0, 0]])
-    memory = {"memory": model.encode(tokens(seed + 1, 2, 5))} if model.encoder else {}
+    memory = {"encoder_out": model.encode(tokens(seed + 1, 2, 5))} if model.encoder else {}
     model.decode(tokens(seed, 2, 4), segments=segments, cache=cache, **memory)
     return cache
 

@@ -14,9 +14,9 @@ from tests.strategies import build, close, seeds, tokens
 
 
 def noted(mixture: Mixture, x: Tensor, segments: Tensor | None = None) -> AuxOutputs:
-    notes, layout = AuxOutputs(), Layout(torch.zeros(1, x.shape[1], dtype=torch.long), segments)
-    mixture.train()(x, Context(layout, layout, notes=notes))
-    return notes
+    aux, layout = AuxOutputs(), Layout(torch.zeros(1, x.shape[1], dtype=torch.long), segments)
+    mixture.train()(x, Context(layout, layout, aux=aux))
+    return aux
 
 
 def test_balance_is_its_weight_where_all_experts_get_alike():
@@ -41,11 +41,11 @@ def test_balance_by_its_formula_over_real_tokens(seed: int, router):
     choice = mixture.router(rows)
     share = torch.stack([(choice.experts == i).double().mean() for i in range(6)])
     expected = 0.7 * 6 * (share * choice.probabilities.mean(0)).sum()
-    notes = noted(mixture, x, segments)
-    close(notes.losses[0], expected)
-    assert notes.losses[0].requires_grad
+    aux = noted(mixture, x, segments)
+    close(aux.losses[0], expected)
+    assert aux.losses[0].requires_grad
     if isinstance(router, SigmoidTopK):
-        close(notes.seen[mixture.router], share * 2 * len(rows))
+        close(aux.statistics[mixture.router], share * 2 * len(rows))
     empty = noted(mixture, x, torch.full_like(segments, -1))
     assert empty.losses[0].detach() == 0
 
@@ -53,15 +53,15 @@ def test_balance_by_its_formula_over_real_tokens(seed: int, router):
 def test_losses_are_given_to_who_asks_in_training():
     model = build(model_of(Experts(count=4, top_k=2, expert=Gated(width=3), balance=0.1)))
     results, given_in_eval = [], AuxOutputs()
-    model(tokens(0, 2, 5), notes=given_in_eval)
+    model(tokens(0, 2, 5), aux=given_in_eval)
     assert not given_in_eval.losses
     for recompute in (False, True):  # a block that runs twice counts once
-        model.train().decoder.recompute = recompute
-        notes = AuxOutputs()
+        model.train()
+        aux = AuxOutputs()
         model.zero_grad()
-        out = model(tokens(0, 2, 5), notes=notes)
-        (out.sum() + sum(notes.losses)).backward()
-        assert len(notes.losses) == 2
+        out = model(tokens(0, 2, 5), aux=aux, recompute=recompute)
+        (out.sum() + sum(aux.losses)).backward()
+        assert len(aux.losses) == 2
         results.append([p.grad.clone() for p in model.parameters()])
     for a, b in zip(*results, strict=True):
         close(a, b)
@@ -75,15 +75,15 @@ def test_the_bias_moves_the_load_towards_balance():
     router.bias.zero_()
 
     def spread() -> float:
-        load = noted(mixture, x).seen[router]
+        load = noted(mixture, x).statistics[router]
         return float(load.std() / load.mean())
 
     first = spread()
     for _ in range(200):
-        router.seen = noted(mixture, x).seen[router]
+        router.statistics = noted(mixture, x).statistics[router]
         with torch.no_grad():
             router.commit()
-    assert router.seen is None
+    assert router.statistics is None
     assert spread() < 0.1 < 0.5 < first
 
 
@@ -109,7 +109,6 @@ def test_a_shared_layer_sees_the_tokens_of_all_its_places():
     config = model_of(Experts(count=4, top_k=1, router=SigmoidTopK(), expert=Gated(width=2)), share=True)
     for recompute in (False, True):
         model = build(config).train()
-        model.decoder.recompute = recompute
-        model(tokens(0, 2, 9)).sum().backward()
+        model(tokens(0, 2, 9), recompute=recompute).sum().backward()
         (router,) = (module for module in model.modules() if isinstance(module, SigmoidRouter))
-        assert float(router.seen.sum()) == 2 * 18
+        assert float(router.statistics.sum()) == 2 * 18

@@ -253,15 +253,15 @@ def test_compiled_in_one_graph(recompute: bool):
     for step in range(3):
         results = []
         for model, call in zip(models, calls, strict=True):
-            model.decoder.recompute = recompute
             model.zero_grad()
-            notes = AuxOutputs()
+            aux = AuxOutputs()
             with torch.compiler.set_stance("fail_on_recompile" if step else "default"):
-                out = call(tokens(step, 2, 7), segments=torch.tensor([[0] * 7, [0] * 4 + [-1] * 3]), notes=notes)
-            (out.logsumexp(-1).sum() + sum(notes.losses)).backward()
+                segments = torch.tensor([[0] * 7, [0] * 4 + [-1] * 3])
+                out = call(tokens(step, 2, 7), segments=segments, aux=aux, recompute=recompute)
+            (out.logsumexp(-1).sum() + sum(aux.losses)).backward()
             model.commit()
             grads = [p.grad for p in model.parameters()]
-            results.append([out, *notes.losses, *grads, *map(torch.clone, model.buffers())])
+            results.append([out, *aux.losses, *grads, *map(torch.clone, model.buffers())])
         for ours, theirs in zip(*results, strict=True):
             close(ours, theirs)
     torch._dynamo.reset()

@@ -14,6 +14,7 @@ from anyformer.decoding.generate import generate, stream
 from anyformer.decoding.speculative import Draft, speculate
 from anyformer.inspection.ablation import run_without_heads
 from anyformer.inspection.attention_maps import attention_maps
+from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import Transformer
 
 IDS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
@@ -49,7 +50,7 @@ ENTRIES: dict[str, Callable[[Tensor], object]] = {
     "encode": lambda x: encoder().encode(IDS, segments=x),
     "decode": lambda x: decoder().decode(IDS, segments=x),
     "memory": lambda x: pair().decode(IDS, pair().encode(IDS), source=x),
-    "layout": lambda x: decoder()(IDS, segments=Layout.right_padded(x)),
+    "layout": lambda x: decoder()(Inputs(IDS, Layout.right_padded(x))),
     "cache": remember,
     "generate": lambda x: generate(decoder(), IDS, segments=x, max_new_tokens=2),
     "answer": lambda x: generate(pair(), IDS, segments=x, max_new_tokens=2),

@@ -160,14 +160,14 @@ def test_generate_answers_images_and_features(source: Input):
 
 
 WRONG = {
-    "ids for images": (IMAGES, tokens(0, 2, 5), "images must be floating-point numbers [batch, 2, 6, 9]"),
+    "ids for images": (IMAGES, tokens(0, 2, 5), "images must be floating-point [batch, 2, 6, 9]"),
     "an image of another size": (IMAGES, numbers(0, 2, 2, 9, 6), "got torch.float64 [2, 2, 9, 6]"),
     "one image without a batch": (IMAGES, numbers(0, 2, 6, 9), "got torch.float64 [2, 6, 9]"),
     "bytes": (IMAGES, torch.zeros(1, 2, 6, 9, dtype=torch.uint8), "got torch.uint8 [1, 2, 6, 9]"),
-    "ids for features": (FRAMES, tokens(0, 2, 5), "features must be floating-point numbers [batch, length, 3]"),
+    "ids for features": (FRAMES, tokens(0, 2, 5), "features must be floating-point [batch, length, 3]"),
     "frames of another size": (FRAMES, numbers(0, 2, 5, 4), "got torch.float64 [2, 5, 4]"),
     "no frames": (FRAMES, numbers(0, 2, 0, FRAME), "features are empty, [2, 0, 3]"),
-    "features for ids": (Tokens(vocab=VOCAB), numbers(0, 2, 5, FRAME), "ids must be whole numbers [batch, length]"),
+    "features for ids": (Tokens(vocab=VOCAB), numbers(0, 2, 5, FRAME), "ids must be integers [batch, length]"),
 }
 
 

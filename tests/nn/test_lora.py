@@ -140,7 +140,7 @@ def test_merged_equals_unmerged(config: ModelConfig, seed: int) -> None:
 def test_merged_equals_unmerged_step_by_step(config: ModelConfig, seed: int) -> None:
     model, ids = build(config, seed), tokens(seed, 2, 6)
     other, cache = merge(model), model.new_cache(2, 6)
-    memory = {"memory": model.encode(tokens(seed + 1, 2, 4))} if config.encoder else {}
+    memory = {"encoder_out": model.encode(tokens(seed + 1, 2, 4))} if config.encoder else {}
     steps = [model.decode(ids[:, i : i + 1], **(memory if i == 0 else {}), cache=cache) for i in range(6)]
     close(torch.cat(steps, dim=1), other.decode(ids, **memory))
 

@@ -8,6 +8,7 @@ import torch
 from anyformer.attention.layout import Layout
 from anyformer.config import LM, Attention, Block, ModelConfig, Stack, Tokens
 from anyformer.inspection.taps import run_with_taps
+from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import Transformer
 from tests.strategies import build, close, tokens
 
@@ -38,7 +39,7 @@ WRONG = {
     "sided segments for a decoder": (
         "decoder",
         lambda m: m(IDS, target_segments=ZEROS, source_positions=ZEROS),
-        "source_positions, target_segments: not for a decoder-only model, which takes segments",
+        "target_segments, source_positions: not for a decoder-only model, which takes segments",
     ),
     "plain segments for a pair": (
         "pair",
@@ -49,24 +50,24 @@ WRONG = {
     "an id past the end": ("decoder", lambda m: m(IDS + 6), "id 12 is outside the vocabulary of 11"),
     "a negative id": ("encoder", lambda m: m(IDS - 2), "id -1 is outside the vocabulary of 11"),
     "a target id past the end": ("pair", lambda m: m(IDS, IDS + 6), "id 12 is outside the vocabulary of 11"),
-    "float ids": ("decoder", lambda m: m(IDS.float()), "ids must be whole numbers [batch, length], got torch.float32"),
-    "bool ids": ("decoder", lambda m: m(IDS > 1), "ids must be whole numbers [batch, length], got torch.bool"),
+    "float ids": ("decoder", lambda m: m(IDS.float()), "ids must be integers [batch, length], got torch.float32"),
+    "bool ids": ("decoder", lambda m: m(IDS > 1), "ids must be integers [batch, length], got torch.bool"),
     "bytes": (
         "decoder",
         lambda m: m(IDS.to(torch.uint8)),
-        "ids must be whole numbers [batch, length], got torch.uint8",
+        "ids must be integers [batch, length], got torch.uint8",
     ),
     "a vector of ids": (
         "decoder",
         lambda m: m(IDS[0]),
-        "ids must be whole numbers [batch, length], got torch.int64 [3]",
+        "ids must be integers [batch, length], got torch.int64 [3]",
     ),
     "no tokens": (
         "decoder",
         lambda m: m(IDS[:, :0]),
-        "ids are empty, [2, 0]: give at least one row, of at least one token",
+        "ids are empty, [2, 0]: pass at least one row of at least one token",
     ),
-    "no rows": ("decoder", lambda m: m(IDS[:0]), "ids are empty, [0, 3]: give at least one row"),
+    "no rows": ("decoder", lambda m: m(IDS[:0]), "ids are empty, [0, 3]: pass at least one row"),
     "an empty target": ("pair", lambda m: m(IDS, IDS[:, :0]), "ids are empty, [2, 0]"),
     "segments too short": (
         "decoder",
@@ -96,8 +97,8 @@ WRONG = {
     "float segments": ("encoder", lambda m: m(IDS, segments=ZEROS.float()), "segments must be whole numbers"),
     "a layout and positions": (
         "decoder",
-        lambda m: m(IDS, segments=Layout(ZEROS), positions=ZEROS),
-        "leave `positions` and `marks` out",
+        lambda m: m(Inputs(IDS, Layout(ZEROS)), positions=ZEROS),
+        "positions: `Inputs` hold these themselves",
     ),
     "types for a model without": ("encoder", lambda m: m(IDS, types=ZEROS), "this model has no token types"),
     "types for a pair": ("pair", lambda m: m(IDS, IDS, types=ZEROS), "types: not for an encoder-decoder"),
@@ -116,7 +117,7 @@ WRONG = {
     "a cache for an encoder": (
         "encoder",
         lambda m: m(IDS, cache=build(CONFIGS["decoder"]).new_cache(2, 4)),
-        "an encoder reads its input at once: leave `cache` and `past` out",
+        "an encoder reads its whole input at once: leave `cache` and `past` out",
     ),
     "a new cache of an encoder": ("encoder", lambda m: m.new_cache(2, 4), "only a decoder has a cache"),
     "marks behind what a cache holds": (
@@ -126,7 +127,7 @@ WRONG = {
     ),
     "a marked layout behind what a cache holds": (
         "decoder",
-        lambda m: [m(IDS, segments=Layout(ZEROS, marks=ZEROS), cache=cache) for cache in [m.new_cache(2, 6)] * 2],
+        lambda m: [m(Inputs(IDS, Layout(ZEROS, marks=ZEROS)), cache=cache) for cache in [m.new_cache(2, 6)] * 2],
         "only the first tokens that a cache reads may be marked",
     ),
     "a seer with a cache": (
@@ -134,29 +135,37 @@ WRONG = {
         lambda m: m(IDS, marks=ZEROS + 2, cache=m.new_cache(2, 4)),
         "a token that sees its whole segment sees tokens that are not read yet",
     ),
-    "decoding without memory": ("pair", lambda m: m.decode(IDS), "the decoder needs the encoder's output"),
+    "decoding without the encoder's output": (
+        "pair",
+        lambda m: m.decode(IDS),
+        "the decoder needs the encoder's output",
+    ),
     "decoding from an empty cache": (
         "pair",
         lambda m: m.decode(IDS, cache=m.new_cache(2, 4)),
         "the decoder needs the encoder's output",
     ),
-    "memory for a decoder": (
+    "an encoder's output for a decoder": (
         "decoder",
         lambda m: m.decode(IDS, torch.zeros(2, 3, 8, dtype=torch.float64)),
-        "this model has no encoder: leave `memory` out",
+        "this model has no encoder: leave `encoder_out` out",
     ),
-    "memory of another batch": (
+    "an encoder's output of another batch": (
         "pair",
         lambda m: m.decode(IDS, torch.zeros(3, 5, 8, dtype=torch.float64)),
-        "memory has shape [3, 5, 8], expected [2, s, 8]",
+        "encoder_out has shape [3, 5, 8], expected [2, s, 8]",
     ),
-    "memory of another width": (
+    "an encoder's output of another width": (
         "pair",
         lambda m: m.decode(IDS, torch.zeros(2, 5, 4, dtype=torch.float64)),
-        "memory has shape [2, 5, 4], expected [2, s, 8]",
+        "encoder_out has shape [2, 5, 4], expected [2, s, 8]",
     ),
-    "a source without memory": ("pair", lambda m: m.decode(IDS, source=ZEROS), "give both, or neither"),
-    "a source for a decoder": ("decoder", lambda m: m.decode(IDS, source=ZEROS), "give both, or neither"),
+    "a source without the encoder's output": (
+        "pair",
+        lambda m: m.decode(IDS, source=ZEROS),
+        "pass both, or neither",
+    ),
+    "a source for a decoder": ("decoder", lambda m: m.decode(IDS, source=ZEROS), "pass both, or neither"),
     "encoding without an encoder": ("decoder", lambda m: m.encode(IDS), "this model has no encoder"),
     "decoding without a decoder": ("encoder", lambda m: m.decode(IDS), "this model has no decoder"),
 }
@@ -215,9 +224,9 @@ def test_the_source_is_padded_by_its_own_segments(models: dict[str, Transformer]
     model, source, target = models["pair"], tokens(0, 2, 5), tokens(1, 2, 3)
     segments = torch.tensor([[0, 0, 0, -1, -1]] * 2)
     close(model(source, target, source_segments=segments), model(source[:, :3], target))
-    memory = model.encode(source, segments=segments)
+    encoder_out = model.encode(source, segments=segments)
     layout = Layout(torch.arange(3)[None])
-    close(model.apply_head(model.decode(target, memory, source=segments), layout), model(source[:, :3], target))
+    close(model.apply_head(model.decode(target, encoder_out, source=segments), layout), model(source[:, :3], target))
 
 
 def test_num_parameters_counts_what_is_stored(models: dict[str, Transformer]):

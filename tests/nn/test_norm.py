@@ -26,6 +26,7 @@ from anyformer.config import (
 from anyformer.nn.aux_outputs import AuxOutputs
 from anyformer.nn.model import Transformer
 from anyformer.nn.norm import OverBatch, build_norm, normed
+from anyformer.training.parallel import sum_over_processes
 from tests.forking import forking
 from tests.narrow import begin, kept, same
 from tests.strategies import VOCAB, build, close, seeds, tokens
@@ -127,20 +128,20 @@ def test_batch_norm(rows: int, length: int, width: int, eps: float, momentum: fl
             theirs.eval()
         x, segments = batch_of(seed + step, rows, length, width)
         x.requires_grad_()
-        notes, real = AuxOutputs(), segments >= 0 if padded else torch.ones_like(segments, dtype=torch.bool)
-        out = normed(norm, x, where(segments if padded else None), notes)
+        aux, real = AuxOutputs(), segments >= 0 if padded else torch.ones_like(segments, dtype=torch.bool)
+        out = normed(norm, x, where(segments if padded else None), aux)
         expected = theirs(x[real])
         close(out[real], expected)
         aim = torch.sin(torch.arange(expected.numel(), dtype=torch.float64)).view_as(expected)
         (ours,), (other,) = (torch.autograd.grad((y * aim).sum(), x) for y in (out[real], expected))
         close(ours, other)
         if step < 3:
-            norm.seen = notes.seen[norm]
+            norm.statistics = aux.statistics[norm]
             with torch.no_grad():
                 norm.commit()
         close(norm.mean, theirs.running_mean)
         close(norm.variance, theirs.running_var)
-    assert not notes.seen
+    assert not aux.statistics
 
 
 def test_pads_move_nothing():
@@ -151,13 +152,13 @@ def test_pads_move_nothing():
     other = torch.where((segments < 0)[..., None], torch.inf, x)
     results = []
     for each in (x, other):
-        notes = AuxOutputs()
-        results.append((normed(norm, each, where(segments), notes)[segments >= 0], notes.seen[norm]))
+        aux = AuxOutputs()
+        results.append((normed(norm, each, where(segments), aux)[segments >= 0], aux.statistics[norm]))
     assert torch.equal(results[0][0], results[1][0])
     assert torch.equal(results[0][1], results[1][1])
-    notes = AuxOutputs()
-    assert normed(norm, x, where(torch.full_like(segments, -1)), notes).isfinite().all()
-    norm.seen = notes.seen[norm]
+    aux = AuxOutputs()
+    assert normed(norm, x, where(torch.full_like(segments, -1)), aux).isfinite().all()
+    norm.statistics = aux.statistics[norm]
     with torch.no_grad():
         norm.commit()
     assert torch.equal(norm.mean, torch.zeros_like(norm.mean))
@@ -200,8 +201,7 @@ def test_recomputed_activations_move_the_same(share: bool):
     results = []
     for recompute in (False, True):
         model = build(everywhere(share=share)).train()
-        model.decoder.recompute = recompute
-        model(tokens(0, 2, 7)).square().sum().backward()
+        model(tokens(0, 2, 7), recompute=recompute).square().sum().backward()
         model.commit()
         results.append((statistics(model), [p.grad for p in model.parameters()]))
     (first, before), (second, after) = results
@@ -249,7 +249,8 @@ def _rank(rank: int, folder: str) -> None:
     config, ids = everywhere(), tokens(0, 2, 7)
     segments = torch.tensor([[0] * 7, [0] * 4 + [-1] * 3])  # rows of unlike weight
     model = build(config).train()
-    out = model(ids[rank : rank + 1], segments=segments[rank : rank + 1])
+    aux = AuxOutputs(sum_over_processes)
+    out = model(ids[rank : rank + 1], segments=segments[rank : rank + 1], aux=aux)
     (out.logsumexp(-1) * (segments[rank] >= 0)).sum().backward()
     for parameter in model.parameters():
         torch.distributed.all_reduce(parameter.grad)

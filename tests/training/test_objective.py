@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from anyformer.conventions import IGNORE
 from anyformer.kernels.cross_entropy import token_loss
 from anyformer.nn.heads import LossTarget
-from anyformer.tasks.base import arguments
+from anyformer.tasks.base import inputs_of
 from anyformer.training.loop import objective
 from anyformer.training.objective import FEW, few
 from tests.training.small import make, pairs
@@ -34,13 +34,13 @@ def test_loss_and_gradients_are_those_of_all_places(tmp_path: Path) -> None:
     job = make(pairs(dropout=0.0), tmp_path / "run")
     batch, _ = job.loader.read(job.state.place)
     whole = objective(job)
-    everywhere = (*arguments(batch, False), LossTarget(batch.labels))
+    everywhere = (inputs_of(batch, False), LossTarget(batch.labels))
     some = whole.ask(whole.read(batch), False)
-    assert some[2].labels.numel() < batch.labels.numel()
-    logits = job.model(*everywhere[0], **everywhere[1])
+    assert some[1].labels.numel() < batch.labels.numel()
+    logits = job.model(*everywhere[0])
     found = [(token_loss(logits, batch.labels).item(), None)]
-    for inputs, options, asked in (some, everywhere):
-        loss, _, _ = whole(inputs, options, asked, None)
+    for inputs, target in (some, everywhere):
+        loss, _, _ = whole(inputs, target, None)
         job.model.zero_grad()
         loss.backward()
         found.append((loss.item(), [p.grad.clone() for p in job.model.parameters() if p.grad is not None]))

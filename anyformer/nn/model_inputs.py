@@ -1,0 +1,92 @@
+"""Inputs of a model's sides: one object each, made once from the keywords of a public call.
+
+`model(ids, segments=..., types=...)` and `model(Inputs(ids, layout, types))` are the same call. Code that knows more
+of a batch than segments say (all padding on the right, where a cache continues) passes `Inputs` with its `Layout`.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import TypedDict, cast
+
+from torch import Tensor
+
+from anyformer.attention.layout import Layout, make_layout
+from anyformer.cache.kv_cache import Cache
+from anyformer.cache.segment_memory import Past
+from anyformer.config.spec import did_you_mean
+from anyformer.nn.inputs import AnyInput, Inputs
+
+
+class StackOptions(TypedDict, total=False):
+    """Keywords that describe the tokens of one stack."""
+
+    segments: Tensor | None
+    positions: Tensor | None
+    marks: Tensor | None
+    types: Tensor | None
+    spelled: Tensor | None
+
+
+class SideOptions(StackOptions, total=False):
+    """Keywords that describe the tokens of all sides; those with a prefix are for encoder-decoders."""
+
+    source_segments: Tensor | None
+    source_positions: Tensor | None
+    source_types: Tensor | None
+    target_segments: Tensor | None
+    target_positions: Tensor | None
+    target_types: Tensor | None
+
+
+OWN = ("segments", "positions", "marks", "types", "spelled")
+SIDED = ("source_segments", "source_types", "source_positions", "target_positions", "target_segments", "target_types")
+
+
+def check_options(options: Mapping[str, object], allowed: Collection[str], instead: str, shape: str) -> None:
+    """Refuse keywords that a call does not have, and those that a model of this shape cannot use."""
+    wrong = []
+    for name, value in options.items():
+        if name not in OWN and name not in SIDED:
+            raise TypeError(f"unexpected keyword argument {name!r}: {did_you_mean(name, (*OWN, *SIDED))}")
+        if name not in allowed and value is not None:
+            wrong.append(name)
+    if wrong:
+        raise ValueError(f"{', '.join(wrong)}: not for {shape} model, which takes {instead}")
+
+
+def options_of(side: str, options: SideOptions) -> StackOptions:
+    """Return the keywords of one side of an encoder-decoder, without their prefix."""
+    named = {name.removeprefix(side): x for name, x in options.items() if name.startswith(side)}
+    return cast(StackOptions, named)
+
+
+def read_inputs(
+    module: AnyInput, given: Tensor | Inputs, options: StackOptions, before: Cache | Past | None = None
+) -> tuple[Inputs, Layout]:
+    """Return the inputs of a side, and the layout of their tokens, which continue the cache or past `before`."""
+    if isinstance(given, Inputs):
+        if any(value is not None for value in options.values()):
+            raise ValueError(f"{', '.join(options)}: `Inputs` hold these themselves; leave the keywords out")
+        inputs = given
+    else:
+        inputs = Inputs(given, types=options.get("types"), spelled=options.get("spelled"))
+    batch, length = module.measure(inputs.ids)
+    segments, positions, marks = options.get("segments"), options.get("positions"), options.get("marks")
+    if isinstance(segments, Layout):
+        raise TypeError("segments must be a tensor [batch, length]; pass a Layout as `Inputs(ids, layout)`")
+    layout = inputs.layout
+    if before is None:
+        if layout is not None:
+            return inputs, layout.checked(batch, length)
+        facts = {"segments": segments, "positions": positions, "marks": marks}
+        return inputs, make_layout(batch, length, inputs.ids.device, **facts)
+    if isinstance(before, Cache):
+        if layout is None:
+            return inputs, before.make_layout(batch, length, segments, positions, marks)
+        if layout.continues_cache:  # made by `Cache.next`
+            return inputs, layout.checked(batch, length)
+        return inputs, before.make_layout(batch, length, layout.segments, layout.positions, layout.marks)
+    if marks is not None or (layout is not None and layout.marks is not None):
+        raise ValueError("marks with a past are not supported: earlier tokens would have seen the marked ones")
+    if layout is None:
+        return inputs, before.make_layout(batch, length, segments, positions)
+    return inputs, before.make_layout(batch, length, layout.segments, layout.positions, layout.padding)
