@@ -1,4 +1,4 @@
-"""Imports run one way, importing the light parts costs no torch, and files stay small."""
+"""Source layout: imports run one way, light parts import no torch, files and signatures stay small."""
 
 import ast
 import re
@@ -12,8 +12,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "anyformer"
 
-# The house, from the ground up: a unit, and what stands directly under it. An import may reach these units and
-# whatever stands under them. A unit is a file or folder of `anyformer/`; the files of `config/` are units themselves.
+# The layers, lowest first: a unit, and the units directly below it. A unit may import these and everything below
+# them. A unit is a file or folder of `anyformer/`; the files of `config/` are units themselves.
 UNDER: dict[str, tuple[str, ...]] = {
     "conventions": (),
     "config.spec": (),
@@ -72,8 +72,33 @@ TORCHLESS = (
     "data.readers",
 )
 
-LONGEST = 400  # lines; a file past that is two files
-LONGEST_ATTENTION = 119  # the file that people read first
+MAX_LINES = 400  # lines; a file past that is two files
+MAX_ATTENTION_LINES = 119  # the file that people read first
+MAX_PARAMETERS = 8
+MAX_NN_MODULES = 24
+
+# Signatures that may be longer: kernels and presets (whole files), CLI commands and public entry points.
+LONG_SIGNATURES = (
+    "kernels.",
+    "presets.",
+    "cli.data.data_prepare",
+    "cli.decoding_options._declared",
+    "nn.model.Transformer.forward",
+    "decoding.generate.generate",
+    "decoding.beam_search.beam_search",
+    "decoding.contrastive.contrastive_search",
+    "decoding.speculative.speculate",
+)
+# Still too long; this list only shrinks.
+TOO_LONG = (
+    "attention.attend.attend",
+    "decoding.generate._begin",
+    "decoding.prefill._read",
+    "decoding.session.Session.__init__",
+)
+
+# Parallelism is applied from outside these.
+SINGLE_PROCESS = ("kernels", "attention", "cache", "nn")
 
 
 def module_of(path: Path) -> str:
@@ -90,7 +115,7 @@ def unit_of(module: str) -> str:
 
 
 def imports(tree: ast.AST, module: str) -> Iterator[tuple[str, int]]:
-    """The modules that a file names in its imports, with the line: at the top, inside functions, or for types only."""
+    """Yield the modules that a file imports, with the line: at the top, inside functions, or for types only."""
     for node in ast.walk(tree):
         match node:
             case ast.Import(names=names):
@@ -114,7 +139,7 @@ def _absolute(node: ast.ImportFrom, module: str) -> str:
 
 @cache
 def reach(unit: str) -> frozenset[str]:
-    """All that stands under a unit."""
+    """Return all units below a unit."""
     return frozenset(UNDER[unit]).union(*(reach(lower) for lower in UNDER[unit]))
 
 
@@ -122,11 +147,11 @@ def where(module: str) -> str:
     return SOURCES[module].relative_to(ROOT).as_posix()
 
 
-def test_every_unit_has_a_place() -> None:
-    homeless = {unit_of(module) for module in SOURCES} - {""} - UNDER.keys()
-    assert not homeless, (
-        f"no place for {', '.join(sorted(homeless))}: add a line to UNDER in tests/test_layers.py that says what "
-        "stands directly under it, and the new name to each unit that stands on it"
+def test_every_unit_is_in_the_table() -> None:
+    missing = {unit_of(module) for module in SOURCES} - {""} - UNDER.keys()
+    assert not missing, (
+        f"{', '.join(sorted(missing))}: not in UNDER of tests/test_layers.py; add a line with the units below, "
+        "and add the new name to each unit that may import it"
     )
 
 
@@ -137,25 +162,25 @@ def test_the_table_has_no_circles() -> None:
 
 
 def test_imports_run_one_way() -> None:
-    """Imports inside functions and for types count too: the order says who may *know* whom, not only who loads whom."""
+    """Imports inside functions and for types count too: the order is about knowledge, not about loading."""
     wrong = []
     for module, path in SOURCES.items():
         unit = unit_of(module)
         if unit not in UNDER:
-            continue  # the package's __init__.py collects from everywhere; anything else is told by the test above
+            continue  # the package's __init__.py collects from everywhere; the test above reports anything else
         for name, line in imports(ast.parse(path.read_text(encoding="utf-8")), module):
             if name.split(".")[0] != "anyformer":
                 continue
             target = unit_of(name)
             if not target:
-                wrong.append(f"{where(module)}:{line}: import from the part itself, not from the public names")
+                wrong.append(f"{where(module)}:{line}: import from the module itself, not from the public names")
             elif target != unit and target not in reach(unit):
                 wrong.append(f"{where(module)}:{line}: {unit} may not import {target}")
     assert not wrong, "\n".join(["imports that run the wrong way (the order is UNDER, above):", *dict.fromkeys(wrong)])
 
 
 def test_importing_costs_no_torch() -> None:
-    """Run rather than read: this also sees torch behind other imports. The traceback shows the way to it."""
+    """Run the imports: this also finds torch imported by other packages. The traceback shows where."""
     homes = tuple(f"anyformer.{name}" for name in TORCHLESS)
     code = """
 import importlib, sys
@@ -172,8 +197,8 @@ for name in sys.argv[1:]:
     assert done.returncode == 0, done.stderr
 
 
-def test_answering_imports_nothing_of_training() -> None:
-    """What `anyformer predict` imports is what its users wait for."""
+def test_predicting_imports_nothing_of_training() -> None:
+    """The imports of `anyformer predict` add to its start-up time."""
     code = "import sys, anyformer.cli, anyformer.cli.progress, anyformer.run; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
@@ -186,9 +211,66 @@ def test_answering_imports_nothing_of_training() -> None:
 def test_files_are_small() -> None:
     files = (*SOURCES.values(), *sorted((ROOT / "tests").rglob("*.py")))
     lengths = {p.relative_to(ROOT).as_posix(): len(p.read_text(encoding="utf-8").splitlines()) for p in files}
-    long = [f"{name}: {n} lines" for name, n in lengths.items() if n > LONGEST]
-    assert not long, "\n".join([f"past {LONGEST} lines; make two files of it:", *long])
-    assert lengths["anyformer/nn/attention.py"] <= LONGEST_ATTENTION
+    long = [f"{name}: {n} lines" for name, n in lengths.items() if n > MAX_LINES]
+    assert not long, "\n".join([f"past {MAX_LINES} lines; make two files of it:", *long])
+    assert lengths["anyformer/nn/attention.py"] <= MAX_ATTENTION_LINES
+
+
+def functions(tree: ast.AST, scope: str = "") -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Yield the functions of a file by their qualified name."""
+    for node in ast.iter_child_nodes(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield scope + name, node
+                yield from functions(node, f"{scope}{name}.")
+            case ast.ClassDef(name=name):
+                yield from functions(node, f"{scope}{name}.")
+            case _:
+                yield from functions(node, scope)
+
+
+def parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Count the parameters of a function, without self or cls."""
+    args = node.args
+    names = [arg.arg for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs)]
+    own = names[:1] in (["self"], ["cls"])
+    return len(names) - own + (args.vararg is not None) + (args.kwarg is not None)
+
+
+def test_signatures_are_short() -> None:
+    long = {}
+    for module, path in SOURCES.items():
+        for name, node in functions(ast.parse(path.read_text(encoding="utf-8"))):
+            full = f"{module.removeprefix('anyformer.')}.{name}"
+            if (count := parameters(node)) > MAX_PARAMETERS and not full.startswith(LONG_SIGNATURES):
+                long[full] = count
+    wrong = [f"{name}: {count} parameters" for name, count in long.items() if name not in TOO_LONG]
+    assert not wrong, "\n".join([f"more than {MAX_PARAMETERS} parameters; make an object of them:", *wrong])
+    assert not set(TOO_LONG) - long.keys(), "remove what is short now from TOO_LONG"
+
+
+def test_the_model_is_called_with_few_arguments() -> None:
+    tree = ast.parse((PACKAGE / "nn" / "model.py").read_text(encoding="utf-8"))
+    assert all(parameters(node) <= 11 for name, node in functions(tree) if name == "Transformer.forward")
+
+
+def test_nn_has_few_modules() -> None:
+    assert len(list((PACKAGE / "nn").glob("*.py"))) - 1 <= MAX_NN_MODULES
+
+
+def test_model_code_has_no_collectives() -> None:
+    """Sums over processes are passed in by training (`AuxOutputs.reduce`)."""
+    wrong = [
+        f"{where(module)}:{line}"
+        for module, path in SOURCES.items()
+        if unit_of(module) in SINGLE_PROCESS
+        for name, line in imports(ast.parse(path.read_text(encoding="utf-8")), module)
+        if name.startswith("torch.distributed")
+    ]
+    text = [
+        where(m) for m, p in SOURCES.items() if unit_of(m) in SINGLE_PROCESS and "distributed" in p.read_text("utf-8")
+    ]
+    assert not wrong + text, "\n".join(["torch.distributed in model code:", *wrong, *text])
 
 
 def test_every_folder_names_its_modules() -> None:
