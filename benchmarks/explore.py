@@ -15,18 +15,18 @@ import torch
 
 from anyformer import presets
 from anyformer.data.tokenizer import train_tokenizer
-from anyformer.explore.open_runs import Explored, Opened
+from anyformer.explore.open_runs import OpenRun, Workspace
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Bytes, LanguageModel
 from anyformer.run import Run
 from anyformer.tasks.build import build_task
 
 
-def opened() -> Explored:
+def opened() -> Workspace:
     tokenizer, spec = train_tokenizer(Bytes(), []), LanguageModel()
     model = Transformer(presets.gpt2(vocab=tokenizer.size)).eval()
     run = Run(model, build_task(spec, tokenizer, None), spec, Path("gpt2"))
-    return Explored({"gpt2": Opened("gpt2", run, run.folder)})
+    return Workspace({"gpt2": OpenRun("gpt2", run, run.folder)})
 
 
 def timed(times: int, do: Callable[[], object]) -> tuple[float, int]:
@@ -45,7 +45,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=value)
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
-    explored = opened()
+    workspace = opened()
     text = {"run": "gpt2", "text": ("the quick brown fox jumps over the lazy dog. " * 99)[: asked.tokens]}
     layer = {**text, "kind": "decoder", "layer": 5}
     views = {
@@ -59,16 +59,16 @@ def main() -> None:
     }
 
     def anew() -> object:
-        explored.seen.clear()
-        return explored.answer("read", text)
+        workspace.seen.clear()
+        return workspace.answer("read", text)
 
     seconds, size = timed(asked.times, anew)
     print(f"{asked.tokens} tokens, {asked.threads} thread(s), medians of {asked.times}")
     print(f"read    {seconds:7.3f} s  {size / 1024:8.0f} KiB")
     for name, request in views.items():
-        seconds, size = timed(asked.times, lambda name=name, request=request: explored.answer(name, request))
+        seconds, size = timed(asked.times, lambda name=name, request=request: workspace.answer(name, request))
         print(f"{name:<7} {seconds:7.3f} s  {size / 1024:8.0f} KiB")
-    (kept,) = explored.seen.values()
+    (kept,) = workspace.seen.values()
     print(f"kept of the text: {kept.nbytes / 2**20:.0f} MiB")
 
 

@@ -42,9 +42,9 @@ def explore(
                 waiting.add(folder)
             time.sleep(0.5)
 
-        explored = open_runs(runs, wait)
+        workspace = open_runs(runs, wait)
         check()
-        with Server(explored, port) as server:
+        with Server(workspace, port) as server:
             typer.echo(f"{server.address}  (Ctrl-C ends it)")
             if not no_browser:
                 webbrowser.open(server.address)

@@ -1,16 +1,16 @@
-"""A page in the browser that looks into runs: `anyformer explore RUN`, and `af.show` in a notebook.
+"""The web page that visualises runs: `anyformer explore RUN`, and `af.show` in a notebook.
 
-diagram            the block and the cache, from the config
-example_text       A text to begin with
-generation_stream  An answer that appears token by token, with what else could have been said and the cache as it fill
-head_switches      Heads switched off in whatever is done with a model
-live_run           A run that is being trained
-open_runs          The runs that are looked into
-page_bundle        The page's files as one document
-prediction         What a run says of a text
-requests           What the page may ask for
-server             all of it on 127.0.0.1
-show               the same in a notebook, and as a file
-trace              One text as a model reads it, kept for all views of it
-views              the answers of the views, as JSON: the table of all of them
+diagram            Views `block` and `cache`: the model as a diagram and the growth of its KV cache, from the config
+example_text       The text that the page shows first, from the run's data
+generation_stream  View `write`: generated tokens one by one, with alternatives and the size of the cache
+head_switches      Run a model with some attention heads disabled
+live_run           Metrics, snapshots and checkpoints of a run that is being trained
+open_runs          Open runs, cache their traces, and answer the requests of the page
+page_bundle        HTML, CSS and JavaScript as one document
+prediction         View `read`: tokens of a text and the run's prediction for it
+requests           A spec for each request of the page
+server             HTTP server on 127.0.0.1
+show               The page with all its answers, for notebooks and files
+trace              Activations of one forward pass over a text, shared by all views
+views              Views of attention and logits as JSON, and the table of all views
 """

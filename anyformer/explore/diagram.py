@@ -1,4 +1,4 @@
-"""The model as a diagram: its blocks with what each part costs, and how its cache fills, from the config alone."""
+"""The model as a diagram with the cost of each part, and the growth of its KV cache, from the config alone."""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -36,12 +36,12 @@ from anyformer.explore.trace import Trace
 from anyformer.inspection.cost_rules import Cost, adapter_cost, block_costs
 from anyformer.inspection.count import Table, count
 
-STEPS = 64  # of a curve
+CURVE_POINTS = 64
 
 
-def block(seen: Trace) -> dict[str, Any]:
-    """The view `block`: every part with its parameters and FLOPs; together they are those of `count`."""
-    config, table = seen.run.config, counted(seen)
+def block(trace: Trace) -> dict[str, Any]:
+    """Return the view `block`: every part with its parameters and FLOPs, which add up to those of `count`."""
+    config, table = trace.run.config, count_text(trace)
     rows = {row.part: row for row in table.rows}
 
     def cost(part: str) -> dict[str, int]:
@@ -76,45 +76,45 @@ def block(seen: Trace) -> dict[str, Any]:
     }
 
 
-def counted(seen: Trace, length: int | None = None) -> Table:
-    """What the text at hand costs."""
-    tokens, config = seen.reading.tokens, seen.run.config
+def count_text(trace: Trace, length: int | None = None) -> Table:
+    """Return the cost of reading the text of a trace, or `length` tokens."""
+    tokens, config = trace.reading.tokens, trace.run.config
     own = len(tokens["decoder" if config.decoder else "encoder"])
     source = len(tokens["encoder"]) if config.shape == "encoder-decoder" else None
-    size = next(seen.run.model.parameters()).element_size()
+    size = next(trace.run.model.parameters()).element_size()
     return count(config, length or own, source_length=source, bytes_per_value=size)
 
 
-def cache(seen: Trace) -> dict[str, Any]:
-    """The view `cache`: bytes after each of so many tokens, and what each layer keeps of one."""
-    config, model = seen.run.config, seen.run.model
+def cache(trace: Trace) -> dict[str, Any]:
+    """Return the view `cache`: bytes by number of tokens, and the bytes of one token in each layer."""
+    config, model = trace.run.config, trace.run.model
     if config.decoder is None:
-        raise ConfigError([Fault("run", "its model reads its text at once: only a decoder has a cache")])
-    now, limit = len(seen.reading.tokens["decoder"]), config.decoder.limit
-    every = max(1, -(-now // STEPS))
+        raise ConfigError([Fault("run", "its model has no decoder: only a decoder has a KV cache")])
+    now, limit = len(trace.reading.tokens["decoder"]), config.decoder.limit
+    every = max(1, -(-now // CURVE_POINTS))
     steps = sorted({*range(every, now + 1, every), 1, now})
     kinds: dict[str, list[int]] = {"self": [], "cross": []}
     for n in steps:
-        rows = counted(seen, n).rows
+        rows = count_text(trace, n).rows
         cross = sum(row.cache_bytes for row in rows if row.part in ("decoder cross-attention", "encoder states"))
         kinds["cross"].append(cross)
         kinds["self"].append(sum(row.cache_bytes for row in rows) - cross)
-    most = limit or config.context
+    max_tokens = limit or config.context
     return {
         "steps": steps,
         "kinds": kinds,
         "now": now,
-        "limit": most,
-        "capacity": None if most is None else counted(seen, most).cache_bytes,
-        "layers": list(_kept(model.new_cache(1, max(now, 2), kind="auto"), max(now, 2))),
+        "limit": max_tokens,
+        "capacity": None if max_tokens is None else count_text(trace, max_tokens).cache_bytes,
+        "layers": list(_cache_layers(model.new_cache(1, max(now, 2), kind="auto"), max(now, 2))),
     }
 
 
-def _kept(cache: Cache, tokens: int) -> Iterator[dict[str, Any]]:
+def _cache_layers(cache: Cache, tokens: int) -> Iterator[dict[str, Any]]:
     for i, layer in enumerate(cache.layers):
-        kept = [x for x in (*layer.keys.tensors(), *layer.values.tensors()) if x.numel()]
-        slots = min((x.shape[2] for x in kept), default=0)
-        size = sum(x[:, :, :1].nbytes for x in kept)
+        tensors = [x for x in (*layer.keys.tensors(), *layer.values.tensors()) if x.numel()]
+        slots = min((x.shape[2] for x in tensors), default=0)
+        size = sum(x[:, :, :1].nbytes for x in tensors)
         yield {"layer": i, "bytes": size, "slots": None if slots == tokens else slots}
 
 
@@ -122,29 +122,27 @@ def _kept(cache: Cache, tokens: int) -> Iterator[dict[str, Any]]:
 
 
 def _layers(config: ModelConfig, side: Side, stack: Stack, t: int, s: int) -> Iterator[dict[str, Any]]:
-    """Neighbouring layers that are alike, as one."""
-    shown = []
+    """Yield the layers of a stack; equal neighbours become one entry with a range."""
+    layers = []
     own = len(stack.prefix) + len(stack.blocks) if stack.share else stack.depth
     for i, (spec, level) in enumerate(zip(stack.unrolled(), stack.levels, strict=True)):
         read = -(-t // stack.pooling.factor**level) if stack.pooling else t
         at = f"{side}.blocks.{stack.runs[i]}"
-        shown.append(_block(config, side, stack, spec, read, s, at, weights=i < own))
-    for _, alike in groupby(enumerate(shown), lambda pair: pair[1]):
-        numbers = list(alike)
+        layers.append(_block(config, side, stack, spec, read, s, at, weights=i < own))
+    for _, equal in groupby(enumerate(layers), lambda pair: pair[1]):
+        numbers = list(equal)
         yield {"from": numbers[0][0], "to": numbers[-1][0], **numbers[0][1]}
 
 
 def _block(
     config: ModelConfig, side: Side, stack: Stack, spec: Block, t: int, s: int, at: str, weights: bool
 ) -> dict[str, Any]:
-    """One layer; without weights of its own its parameters are counted elsewhere."""
-    found = [
-        (part, _costs(cost, weights)) for part, cost in block_costs(spec, config.width, 1, t, s, side == "decoder")
-    ]
-    costs, norms = dict(found[:-1]), found[-1][1]
+    """Return one layer; without `weights` it shares those of an earlier layer, and its parameters count as 0."""
+    costs = {part: _costs(cost, weights) for part, cost in block_costs(spec, config.width, 1, t, s, side == "decoder")}
+    norms = costs.pop("norms")
     sublayers: list[tuple[str, Mixer | FeedForward, str, dict[str, Any]]] = []
     if not isinstance(spec.mixer, NoMixer):
-        sublayers.append(("mixer", spec.mixer, next(iter(costs)), _mixed(spec.mixer, side, stack)))
+        sublayers.append(("mixer", spec.mixer, next(iter(costs)), _mixer_details(spec.mixer, side, stack)))
     if spec.cross is not None:
         across = {"pattern": pattern_across(spec.cross).kind}
         sublayers.append(("cross", spec.cross, "cross-attention", details(spec.cross) | across))
@@ -153,7 +151,7 @@ def _block(
     parallel, place = isinstance(spec.order, Parallel), spec.placement
     shared = isinstance(spec.order, Parallel) and spec.order.shared_norm
     kind = None if isinstance(spec.norm, NoNorm) else spec.norm.kind
-    both = {
+    norm_kinds = {
         "in": kind if place in ("pre", "sandwich") and not shared else None,
         "branch": kind if place in ("branch", "sandwich") else None,
         "sum": kind if place == "post" and not parallel else None,
@@ -163,9 +161,9 @@ def _block(
         adapters = adapter_cost(config.adapter, at, spec, config.width, t, s)
     return {
         "sublayers": [
-            {"name": name, "norms": both, "residual": spec.residual, "inner": called(inner, name), "details": told}
-            | costs[part]
-            for name, inner, part, told in sublayers
+            {"name": name, "norms": norm_kinds, "residual": spec.residual, "inner": describe(inner, name)}
+            | {"details": settings, **costs[part]}
+            for name, inner, part, settings in sublayers
         ],
         "placement": place,
         "parallel": parallel,
@@ -176,7 +174,7 @@ def _block(
     }
 
 
-def _mixed(mixer: Mixer, side: Side, stack: Stack) -> dict[str, Any]:
+def _mixer_details(mixer: Mixer, side: Side, stack: Stack) -> dict[str, Any]:
     if not isinstance(mixer, Attention):
         return details(mixer)
     return details(mixer) | {"pattern": pattern_of(mixer, side).kind, "position": position_of(mixer, stack).kind}
@@ -186,16 +184,16 @@ def _costs(cost: Cost, weights: bool = True) -> dict[str, int]:
     return {"parameters": cost.parameters if weights else 0, "flops": cost.flops}
 
 
-def called(part: Mixer | FeedForward, name: str = "mixer") -> str:
-    """What a part is, in plain words."""
+def describe(part: Mixer | FeedForward, name: str = "mixer") -> str:
+    """Return a short description of a part."""
     match part:
         case Attention(heads=heads, groups=groups):
-            whose = "cross-attention" if name == "cross" else "self-attention"
+            attention = "cross-attention" if name == "cross" else "self-attention"
             if isinstance(part.compress, Latent):
-                return f"latent {whose}, {heads} heads"
+                return f"latent {attention}, {heads} heads"
             if groups < heads:
-                return f"multi-query {whose}, {heads} heads" if groups == 1 else f"grouped-query {whose}, {heads} heads"
-            return f"multi-head {whose}, {heads} heads"
+                return f"{'multi' if groups == 1 else 'grouped'}-query {attention}, {heads} heads"
+            return f"multi-head {attention}, {heads} heads"
         case Recurrent(cell=cell):
             return cell.upper()
         case Convolution(width=width):
@@ -217,11 +215,10 @@ def called(part: Mixer | FeedForward, name: str = "mixer") -> str:
 
 
 def details(spec: Spec) -> dict[str, Any]:
-    """The settings of a part: of parts within it, their kind."""
-    found: dict[str, Any] = {}
+    """Return the settings of a part; a nested spec is given by its kind."""
+    settings: dict[str, Any] = {}
     for name in type(spec).model_fields:
         value = getattr(spec, name)
         if name != "kind" and value is not None and value != ():
-            kind = getattr(value, "kind", None)
-            found[name] = kind if isinstance(value, Spec) else value
-    return {name: value for name, value in found.items() if isinstance(value, bool | int | float | str)}
+            settings[name] = dict(value).get("kind") if isinstance(value, Spec) else value
+    return {name: value for name, value in settings.items() if isinstance(value, bool | int | float | str)}

@@ -1,23 +1,29 @@
-"""A text to begin with: one of the data that a run was trained on, where that is there."""
+"""The text that the page shows first: an example of the run's own data if it is available."""
 
 from pathlib import Path
+from typing import assert_never
 
 from anyformer.config import ConfigError, io
 from anyformer.data.files import locate
 from anyformer.data.readers import read
 from anyformer.data.synthetic import generate
-from anyformer.recipe import (
+from anyformer.recipe import MixturePart, Recipe
+from anyformer.recipe.sources import (
     Additions,
+    ClassFolders,
+    ConllFile,
     CopyDigits,
     Data,
     JoinedSources,
+    MatchedLines,
     MixedSources,
-    MixturePart,
-    Recipe,
+    ParallelFiles,
     ReverseDigits,
     Shards,
     SortDigits,
     Source,
+    TableFile,
+    TextFile,
     WrittenDates,
 )
 from anyformer.run import Run
@@ -26,52 +32,62 @@ from anyformer.tasks.sequence_level import RowTask
 
 EXAMPLE = "The quick brown fox jumps over the lazy dog."
 SECOND = "A fox jumps."
-LARGE = 8 * 2**20  # bytes of a file that is not read for the sake of one row
-LONG = 80  # characters
-DRAWN = 8  # rows of which the longest is shown
+MAX_FILE_BYTES = 8 * 2**20  # larger files are not read for one example
+MAX_CHARACTERS = 80
+SAMPLE_ROWS = 8  # the longest of these rows is shown
 
 
 def example(run: Run, folder: Path) -> tuple[str, str]:
-    """A text, and the second of a pair where texts come in pairs."""
+    """Return a text, and the second text of a pair if the run reads pairs."""
     row: dict[str, str] = {}
     try:
         data = io.load(Recipe, folder / "recipe.toml").data
         row = _row(run, data.valid or data.train, data)
-    except (ConfigError, OSError):  # the run came from elsewhere, or its data is elsewhere
+    except (ConfigError, OSError):  # no recipe, or its data is not on this machine
         pass
-    text = _short(row.get("source") or row.get("text") or "") or EXAMPLE
+    text = _shorten(row.get("source") or row.get("text") or "") or EXAMPLE
     if isinstance(run.task, MaskedLanguageModelling) and len(words := text.split(" ")) > 1:
         words[len(words) // 2] = run.tokenizer.token(run.task.mask)
         text = " ".join(words)
     pairs = isinstance(run.task, RowTask) and run.task.pairs
-    return text, _short(row.get("pair", "")) or (SECOND if pairs else "")
+    return text, _shorten(row.get("pair", "")) or (SECOND if pairs else "")
 
 
 def _row(run: Run, source: Source, data: Data) -> dict[str, str]:
-    """One of the first rows of a source, by column; nothing where it is long to read."""
+    """Return one of the first rows of a source by column; empty if the source is a folder, a large file or shards."""
     match source:
         case JoinedSources(parts=parts):
             return _row(run, parts[0], data)
         case MixedSources(parts=mixed):
             name = run.spec.name if isinstance(run.spec, MixturePart) else mixed[0].name
             return _row(run, next(part.rows for part in mixed if part.name == name), data)
-        case Shards():
+        case Shards() | ClassFolders():
             return {}
         case SortDigits() | CopyDigits() | ReverseDigits() | WrittenDates() | Additions():
-            columns = generate(source.model_copy(update={"count": DRAWN}), "valid", 0)
+            columns = generate(source.model_copy(update={"count": SAMPLE_ROWS}), "valid", 0)
+        case ParallelFiles(source=name) | TextFile(path=name) | TableFile(path=name):
+            columns = _file_columns(source, name, data)
+        case ConllFile(path=name) | MatchedLines(path=name):
+            columns = _file_columns(source, name, data)
         case _:
-            first = str(getattr(source, "path", None) or getattr(source, "source", ""))
-            path = locate(first, data)
-            if not path.is_file() or path.stat().st_size > LARGE:
-                return {}
-            columns = read(source, data, "valid", 0).columns
+            assert_never(source)
     texts = columns.get("source") or columns.get("text") or []
-    longest = max(range(min(DRAWN, len(texts))), key=lambda i: len(texts[i]), default=None)
+    longest = max(range(min(SAMPLE_ROWS, len(texts))), key=lambda i: len(texts[i]), default=None)
     return {} if longest is None else {role: values[longest] for role, values in columns.items()}
 
 
-def _short(text: str) -> str:
-    """The beginning of a text, up to the end of a line or of a word."""
-    lines = [line.strip() for line in text.splitlines()[:DRAWN]]
+def _file_columns(source: Source, name: str, data: Data) -> dict[str, list[str]]:
+    """Return the columns of a file; empty if it is missing or large."""
+    path = locate(name, data)
+    if not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
+        return {}
+    return read(source, data, "valid", 0).columns
+
+
+def _shorten(text: str) -> str:
+    """Return the longest of the first lines, cut at the end of a word."""
+    lines = [line.strip() for line in text.splitlines()[:SAMPLE_ROWS]]
     first = max(lines, key=len, default="")
-    return first if len(first) <= LONG else first[:LONG].rpartition(" ")[0] or first[:LONG]
+    return (
+        first if len(first) <= MAX_CHARACTERS else first[:MAX_CHARACTERS].rpartition(" ")[0] or first[:MAX_CHARACTERS]
+    )

@@ -1,4 +1,4 @@
-"""An answer that appears token by token, with what else could have been said and the cache as it fills."""
+"""Generation token by token, with the most probable alternatives and the size of the KV cache."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
@@ -12,8 +12,8 @@ from anyformer.decoding.generate import seeds_of
 from anyformer.decoding.logit_processors import Sampling, build, process
 from anyformer.decoding.sampling import greedy, sample
 from anyformer.decoding.session import Session, evaluating
-from anyformer.explore.head_switches import named, switched_off
-from anyformer.explore.requests import ToWrite
+from anyformer.explore.head_switches import disable_heads, parse_heads
+from anyformer.explore.requests import WriteRequest
 from anyformer.inspection.cache_growth import used_bytes
 from anyformer.run import Run
 from anyformer.tasks.generation import GenerationRequest, Writer
@@ -21,59 +21,59 @@ from anyformer.tasks.lm import LanguageModelling
 from anyformer.tasks.seq2seq import SequenceToSequence
 from anyformer.tasks.span_corruption import SpanCorrupting
 
-TOP = 10
-AT_MOST = 200  # tokens, where nobody says how many
+TOP_TOKENS = 10
+MAX_NEW_TOKENS = 200
 
 
 def writer_of(run: Run) -> Writer | None:
-    """The task, where its model writes."""
+    """Return the task if it generates text, else None."""
     return run.task if isinstance(run.task, LanguageModelling | SequenceToSequence | SpanCorrupting) else None
 
 
-def write(run: Run, asked: ToWrite, text: str | None = None) -> Iterator[dict[str, Any]]:
-    """What `run.generate` says to a text, or to as much of it as is read, a line for each token.
+def write(run: Run, request: WriteRequest, text: str | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the output of `run.generate` for a text, a line for each token; `text` replaces a text that was cut.
 
-    Between two lines the model is as it was, with all its heads on.
+    Between two lines the model is unchanged, with all heads enabled.
     """
     task, model = writer_of(run), run.model
     if task is None:
-        raise ConfigError([Fault("run", f"its task is {run.spec.kind}: its model does not write")])
-    off = named(model, asked.off)
-    options = {"temperature": asked.temperature, "max_new_tokens": asked.max_new_tokens}
-    options |= {"top_k": asked.top_k or None, "top_p": None if asked.top_p == 1 else asked.top_p}
-    options["seed"] = asked.seed if asked.temperature else None
-    given = {name: value for name, value in options.items() if value is not None}
-    if not asked.text.strip() and not isinstance(task, LanguageModelling):
-        raise ConfigError([Fault("text", "is blank: it is answered by nothing")])
-    whole = GenerationRequest.of(task, model, [asked.text if text is None else text], given)
-    return _lines(run, whole, off) if whole.prompts[0] else iter([{"done": True, "text": ""}])
+        raise ConfigError([Fault("run", f"its task {run.spec.kind} does not generate text")])
+    off = parse_heads(model, request.off)
+    options = {"temperature": request.temperature, "max_new_tokens": request.max_new_tokens}
+    options |= {"top_k": request.top_k or None, "top_p": None if request.top_p == 1 else request.top_p}
+    options["seed"] = request.seed if request.temperature else None
+    options = {name: value for name, value in options.items() if value is not None}
+    if not request.text.strip() and not isinstance(task, LanguageModelling):
+        raise ConfigError([Fault("text", "is blank: type a text")])
+    generation = GenerationRequest.of(task, model, [request.text if text is None else text], options)
+    return _lines(run, generation, off) if generation.prompts[0] else iter([{"done": True, "text": ""}])
 
 
-def _lines(run: Run, asked: GenerationRequest, off: dict[str, list[int]]) -> Iterator[dict[str, Any]]:
+def _lines(run: Run, request: GenerationRequest, off: dict[str, list[int]]) -> Iterator[dict[str, Any]]:
     model, token = run.model, run.tokenizer.token
-    device, writing, way = next(model.parameters()).device, asked.writing(0), asked.way
-    assert isinstance(way, Sampling)
-    room = asked.rooms[0] if asked.rooms[0] <= AT_MOST else AT_MOST
-    with _quiet(run, off):
-        ids = torch.tensor(asked.prompts, device=device)
-        marks = torch.full_like(ids, SEEN) if asked.task.marked else None
-        session = Session(model, ids, room, marks=marks)
+    device, writing, sampling = next(model.parameters()).device, request.writing(0), request.way
+    assert isinstance(sampling, Sampling)
+    budget = min(request.rooms[0], MAX_NEW_TOKENS)
+    with _evaluation_mode(run, off):
+        ids = torch.tensor(request.prompts, device=device)
+        marks = torch.full_like(ids, SEEN) if request.task.marked else None
+        session = Session(model, ids, budget, marks=marks)
     vocab = session.logits.shape[-1]
-    processors = build(way, vocab=vocab, stop=asked.stop_ids, device=device)
-    seeds = None if way.temperature == 0 else asked.seeds
-    if seeds is None and way.temperature:
+    processors = build(sampling, vocab=vocab, stop=request.stop_ids, device=device)
+    seeds = None if sampling.temperature == 0 else request.seeds
+    if seeds is None and sampling.temperature:
         seeds = seeds_of(None, 1, device)
-    for step in range(room):
-        with _quiet(run, off):
+    for step in range(budget):
+        with _evaluation_mode(run, off):
             logits = process(processors, session.history, session.logits)
             choice = greedy(logits) if seeds is None else sample(logits, seeds.to(device), torch.full_like(seeds, step))
             if not bool(choice.ok):
                 raise FloatingPointError("the model's logits are not finite")
             p = logits[0].softmax(dim=-1)
-            best, id = p.topk(min(TOP, vocab)), int(choice.ids)
+            best, id = p.topk(min(TOP_TOKENS, vocab)), int(choice.ids)
             used = used_bytes(session.cache)
             piece = writing.push([id])
-            if not writing.ended and step + 1 < room:
+            if not writing.ended and step + 1 < budget:
                 session.read(choice.ids[:, None])
         top = [[token(i), value] for i, value in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
         yield {"text": piece, "token": token(id), "p": float(p[id]), "top": top, "cache": used}
@@ -82,8 +82,8 @@ def _lines(run: Run, asked: GenerationRequest, off: dict[str, list[int]]) -> Ite
     yield {"done": True, "text": writing.whole()}
 
 
-def _quiet(run: Run, off: dict[str, list[int]]) -> AbstractContextManager[Any]:
+def _evaluation_mode(run: Run, off: dict[str, list[int]]) -> AbstractContextManager[Any]:
     stack = ExitStack()
     stack.enter_context(evaluating(run.model))
-    stack.enter_context(switched_off(run.model, off))
+    stack.enter_context(disable_heads(run.model, off))
     return stack

@@ -1,4 +1,4 @@
-"""A run that is being trained: the rows of its metrics, and its snapshots and checkpoints by step."""
+"""Metrics, snapshots and checkpoints of a run, also while it is being trained."""
 
 import json
 from pathlib import Path
@@ -10,24 +10,24 @@ from anyformer.run import MANIFEST, checkpoints, snapshots, verify
 METRICS = "metrics.jsonl"
 
 
-def training(folder: Path) -> bool:
-    """Whether a training has begun and not ended: it has a recipe and no manifest."""
+def is_training(folder: Path) -> bool:
+    """Return whether training has started and not finished: the folder has a recipe and no manifest."""
     return (folder / "recipe.toml").exists() and not (folder / MANIFEST).exists()
 
 
 def rows_since(folder: Path, since: int) -> dict[str, Any]:
-    """The rows from the n-th on, of whole lines only, and how many there are; whether more will come."""
+    """Return the metrics from row `since` on (complete lines only), their number, and whether training continues."""
     rows = []
     if (folder / METRICS).exists():
         lines = (folder / METRICS).read_text(encoding="utf-8").splitlines(keepends=True)
         rows = [json.loads(line) for line in lines if line.endswith("\n")]
-    return {"rows": rows[since:], "count": len(rows), "checkpoints": list(by_step(folder)), "live": training(folder)}
+    return {"rows": rows[since:], "count": len(rows), "checkpoints": list(by_step(folder)), "live": is_training(folder)}
 
 
 def by_step(folder: Path) -> dict[int, Path]:
     """Return the snapshots and checkpoints of a run by their steps, in order."""
-    found = {step_of(path): path for path in (*snapshots(folder), *checkpoints(folder))}
-    return dict(sorted(found.items()))
+    paths = {step_of(path): path for path in (*snapshots(folder), *checkpoints(folder))}
+    return dict(sorted(paths.items()))
 
 
 def newest(folder: Path) -> Path | None:

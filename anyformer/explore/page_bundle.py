@@ -1,4 +1,4 @@
-"""The page's files as one document: of the server, or one that stands alone with its answers in it."""
+"""HTML, CSS and JavaScript of the page as one document: for the server, or standalone with all answers in it."""
 
 import json
 from importlib import resources
@@ -9,40 +9,40 @@ POLICY = (
     "base-uri 'none'; form-action 'none'"
 )
 SERVED = POLICY + "; connect-src 'self'; frame-ancestors 'self'"
-ALONE = "alone"  # the nonce of a document that nobody serves
+STANDALONE_NONCE = "alone"  # a document without a server has no random nonce
 FIRST, LAST = ("words.js", "state.js", "api.js"), "main.js"
 
 
 def sources() -> dict[str, str]:
-    """The page's files by name, scripts in the order in which they stand."""
+    """Return the page's files by name, scripts in the order of the document."""
     folder = resources.files("anyformer.explore") / "page"
-    found = {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir() if file.is_file()}
-    scripts = sorted((name for name in found if name.endswith(".js")), key=_place)
-    return {name: found[name] for name in ("index.html", "style.css", *scripts)}
+    files = {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir() if file.is_file()}
+    scripts = sorted((name for name in files if name.endswith(".js")), key=_order)
+    return {name: files[name] for name in ("index.html", "style.css", *scripts)}
 
 
-def _place(name: str) -> tuple[int, str]:
+def _order(name: str) -> tuple[int, str]:
     first = FIRST.index(name) if name in FIRST else len(FIRST)
     return first + (name == LAST), name
 
 
 def page(nonce: str) -> str:
-    """The document that the server gives; its policy is in the header."""
+    """Return the document that the server sends; its content policy is in the HTTP header."""
     return _document(nonce)
 
 
-def alone(saved: dict[str, Any] | None = None) -> str:
-    """The same with all that it will ask for: `saved` is its state and the answers, by what `key` makes of requests."""
+def standalone(saved: dict[str, Any] | None = None) -> str:
+    """Return a document that needs no server: `saved` holds the page's state, and its answers by `key`."""
     text = json.dumps(saved, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
-    policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY.format(nonce=ALONE)}">\n'
+    policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY.format(nonce=STANDALONE_NONCE)}">\n'
     answers = f'<script type="application/json" id="saved">{text}</script>\n'
-    return _document(ALONE, policy, answers)
+    return _document(STANDALONE_NONCE, policy, answers)
 
 
 def key(name: str, request: dict[str, Any]) -> str:
-    """A request as one text, as `keyOf` in api.js has it: keys sorted, and nothing that says nothing."""
-    said = {name: value for name, value in sorted(request.items()) if value is not None and value != []}
-    return f"{name} {json.dumps(said, separators=(',', ':'), ensure_ascii=False)}"
+    """Return a request as one string, as `keyOf` in api.js does: fields sorted, without empty values."""
+    fields = {name: value for name, value in sorted(request.items()) if value is not None and value != []}
+    return f"{name} {json.dumps(fields, separators=(',', ':'), ensure_ascii=False)}"
 
 
 def _document(nonce: str, policy: str = "", answers: str = "") -> str:

@@ -1,4 +1,4 @@
-"""What a run says of a text: a label, a number, tags, a text."""
+"""The tokens of a text, and the run's prediction for it: a label, a number, tags, a vector or a text."""
 
 import json
 from typing import Any
@@ -6,49 +6,49 @@ from typing import Any
 import torch
 
 from anyformer.config import Classifier, ConfigError, Embedder, NoHead, TokenLabels
-from anyformer.explore.head_switches import named, switched_off
-from anyformer.explore.requests import AboutText
-from anyformer.explore.trace import Trace, last_side, place
+from anyformer.explore.head_switches import disable_heads, parse_heads
+from anyformer.explore.requests import TextRequest
+from anyformer.explore.trace import Trace, initial_position, last_side
 from anyformer.run import Run
 from anyformer.tasks.classify import Classifying
 from anyformer.tasks.imported_encoder import Encoding
 from anyformer.tasks.regress import Regressing
 from anyformer.tasks.tag import Tagging, split
 
-LABELS = 5  # of a word that are named
+TOP_LABELS = 5  # of a word
 
 
-def read(seen: Trace, asked: AboutText) -> dict[str, Any]:
-    """The view `read`."""
-    found, begins = seen.reading, seen.reading.begins
+def read(trace: Trace, request: TextRequest) -> dict[str, Any]:
+    """Return the view `read`."""
+    reading = trace.reading
     return {
-        "tokens": found.tokens,
-        "notes": list(found.notes),
-        "begins": begins,
-        "at": place(seen),
-        "answer": said(seen, asked),
-        "probabilities": probabilities(seen),
-        "tags": tags(seen),
-        "vector": vector(seen),
+        "tokens": reading.tokens,
+        "notes": list(reading.notes),
+        "begins": reading.begins,
+        "at": initial_position(trace),
+        "answer": answer_text(trace, request),
+        "probabilities": probabilities(trace),
+        "tags": tags(trace),
+        "vector": vector(trace),
     }
 
 
-def said(seen: Trace, asked: AboutText) -> str:
-    """The answer as text; of a model that writes, the part of the tokens that is its answer."""
-    run, reading = seen.run, seen.reading
+def answer_text(trace: Trace, request: TextRequest) -> str:
+    """Return the prediction as text; for a model that generates, the generated tokens."""
+    run, reading = trace.run, trace.reading
     if reading.begins is not None:
         return run.tokenizer.decode(reading.inputs[-1][0, reading.begins :].tolist())
     match run.task:
         case Classifying() | Regressing() if not run.task.apart:
-            return run.task.said(seen.output[0].float().cpu())
+            return run.task.said(trace.output[0].float().cpu())
         case _:
-            return _predicted(run, reading.text, asked)
+            return _predicted(run, reading.text, request)
 
 
-def _predicted(run: Run, text: str, asked: AboutText) -> str:
-    """Nothing where there is nothing to say, as of a text without a mask."""
+def _predicted(run: Run, text: str, request: TextRequest) -> str:
+    """Return the prediction, or "" if the text has none, such as a text without a mask."""
     try:
-        with switched_off(run.model, named(run.model, asked.off)):
+        with disable_heads(run.model, parse_heads(run.model, request.off)):
             (answer,) = run.predict([text])
     except ConfigError:
         return ""
@@ -59,49 +59,49 @@ def _predicted(run: Run, text: str, asked: AboutText) -> str:
     return f"{len(numbers)} numbers" if isinstance(numbers, list) else answer
 
 
-def tags(seen: Trace) -> list[dict[str, Any]] | None:
+def tags(trace: Trace) -> list[dict[str, Any]] | None:
     """Return each word with the token at which it begins, its label, and its most probable labels.
 
     A CRF chooses the labels of a sentence together: there the probabilities are None. None for other heads.
     """
-    run, names = seen.run, seen.reading.tokens[last_side(seen.run)]
+    run, names = trace.run, trace.reading.tokens[last_side(trace.run)]
     match run.task:
         case Tagging():
-            piece = run.task.read(seen.reading.text, run.config)
-            places, words, labels = run.task.first_tokens(piece), split(seen.reading.text), run.task.spec.labels
-            (best,) = run.task.best(seen.output.float().cpu(), torch.tensor([piece.labels]))
+            piece = run.task.read(trace.reading.text, run.config)
+            places, words, labels = run.task.first_tokens(piece), split(trace.reading.text), run.task.spec.labels
+            (best,) = run.task.best(trace.output.float().cpu(), torch.tensor([piece.labels]))
         case Encoding() if isinstance(run.config.head, TokenLabels) and not run.config.head.crf:
             places = list(range(len(run.task.before), len(names) - len(run.task.after)))
             words, labels = [names[at] for at in places], run.task.spec.labels
-            best = [labels[i] for i in seen.output[0, places].argmax(-1).tolist()]
+            best = [labels[i] for i in trace.output[0, places].argmax(-1).tolist()]
         case _:
             return None
-    if seen.output.dim() == 4:
+    if trace.output.dim() == 4:
         shares: list[Any] = [None] * len(places)
     else:
-        p = seen.output[0, places].float().cpu().softmax(dim=-1)
-        top = p.topk(min(LABELS, len(labels)))
+        p = trace.output[0, places].float().cpu().softmax(dim=-1)
+        top = p.topk(min(TOP_LABELS, len(labels)))
         rows = zip(top.indices.tolist(), top.values.tolist(), strict=True)
         shares = [[(labels[i], x) for i, x in zip(*row, strict=True)] for row in rows]
-    found = zip(places, words, best, shares, strict=True)
-    return [{"at": at, "word": word, "label": label, "probabilities": share} for at, word, label, share in found]
+    columns = zip(places, words, best, shares, strict=True)
+    return [{"at": at, "word": word, "label": label, "probabilities": share} for at, word, label, share in columns]
 
 
-def vector(seen: Trace) -> list[float] | None:
-    """Return the vector of a text, to six digits; None where the run answers in another form."""
-    match seen.run.config.head:
+def vector(trace: Trace) -> list[float] | None:
+    """Return the vector of a text, to six digits; None for other heads."""
+    match trace.run.config.head:
         case Embedder():
-            found = seen.output[0]
+            values = trace.output[0]
         case NoHead():
-            found = seen.output[0].mean(dim=0)
+            values = trace.output[0].mean(dim=0)
         case _:
             return None
-    return [float(f"{x:.6g}") for x in found.float().cpu().tolist()]
+    return [float(f"{x:.6g}") for x in values.float().cpu().tolist()]
 
 
-def probabilities(seen: Trace) -> list[tuple[str, float]] | None:
-    """Of each label, the likeliest first; None where labels are not what is said."""
-    run = seen.run
+def probabilities(trace: Trace) -> list[tuple[str, float]] | None:
+    """Return the probability of each label in descending order; None for other heads."""
+    run = trace.run
     match run.task:
         case Classifying():
             labels, several = run.task.spec.labels, run.task.spec.separator is not None
@@ -109,6 +109,6 @@ def probabilities(seen: Trace) -> list[tuple[str, float]] | None:
             labels, several = run.task.spec.labels, False
         case _:
             return None
-    logits = seen.output[0].float().cpu()
+    logits = trace.output[0].float().cpu()
     p = torch.sigmoid(logits) if several else logits.softmax(dim=-1)
     return sorted(zip(labels, p.tolist(), strict=True), key=lambda pair: -pair[1])

@@ -1,4 +1,4 @@
-"""What the page may ask for: a spec for each request, so that a wrong one is answered in plain words."""
+"""A spec for each request of the page, so that a wrong request gets a readable error."""
 
 from typing import Annotated, Literal
 
@@ -7,19 +7,19 @@ from pydantic import Field
 from anyformer.config.spec import Count, Number, Spec
 from anyformer.inspection.attention_maps import Kind
 
-Whole = Annotated[int, Field(strict=True)]
+StrictInt = Annotated[int, Field(strict=True)]
 
 
-class AboutRun(Spec):
-    """A run, by the name it has in `runs`."""
+class RunRequest(Spec):
+    """A request about a run, by its name in `runs`."""
 
     run: str
 
 
-class AboutText(AboutRun):
-    """A text that its model reads, with what it says to it, and the heads that are off: `decoder.0.3`.
+class TextRequest(RunRequest):
+    """A request about a text with its target, and the disabled heads (`off`): `decoder.0.3`.
 
-    `step`: by the checkpoint of that step, rather than by the finished run or the newest checkpoint.
+    With `step`, the checkpoint of that step is used instead of the finished run or the newest checkpoint.
     """
 
     text: str
@@ -28,20 +28,20 @@ class AboutText(AboutRun):
     step: Count | None = None
 
 
-class AboutKind(AboutText):
+class KindRequest(TextRequest):
     kind: Kind
 
 
-class AboutLayer(AboutKind):
+class LayerRequest(KindRequest):
     layer: Count
 
 
-class AboutMatrix(AboutLayer):
+class MatrixRequest(LayerRequest):
     head: Count
     what: Literal["weights", "mask", "bias", "scores"] = "weights"
 
 
-class AboutPair(AboutLayer):
+class NeuronRequest(LayerRequest):
     """A query and a key of one head."""
 
     head: Count
@@ -49,24 +49,24 @@ class AboutPair(AboutLayer):
     key: Count
 
 
-class AboutNext(AboutText):
-    """What comes after a token, or stands in its place; -1 is the last, or of a masked text the first mask."""
+class NextRequest(TextRequest):
+    """The prediction after a token, or in its place; -1 is the last token, or in a masked text the first mask."""
 
-    at: Whole = -1
+    at: StrictInt = -1
     kind: Literal["encoder", "decoder"] | None = None
 
 
-class ToWrite(AboutText):
-    """How tokens are chosen: as in `decoding/logit_processors.py`."""
+class WriteRequest(TextRequest):
+    """A request for generation, with the options of `decoding/logit_processors.py`."""
 
     temperature: Number = 0.0
-    top_k: Whole | None = None
+    top_k: StrictInt | None = None
     top_p: Number | None = None
-    seed: Whole | None = None
-    max_new_tokens: Whole | None = None
+    seed: StrictInt | None = None
+    max_new_tokens: StrictInt | None = None
 
 
-class SinceStep(AboutRun):
-    """The rows of a training from the n-th on."""
+class LiveRequest(RunRequest):
+    """A request for the metrics of a training, from row `since` on."""
 
     since: Count = 0

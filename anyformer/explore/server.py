@@ -1,7 +1,7 @@
-"""The page and its answers on 127.0.0.1, for this machine's browser alone.
+"""HTTP server for the page on 127.0.0.1, for browsers on this machine only.
 
-A request must name this address as its host, so that no other name that was made to point here can read anything, and
-must not come from another site's page. The page may run its own script and ask this server; nothing else.
+A request must name this address as its host, which stops DNS rebinding, and must not come from a page of another site.
+The page's content policy allows only its own script and requests to this server.
 """
 
 import json
@@ -16,13 +16,13 @@ from threading import Condition, Thread
 from typing import Any
 
 from anyformer.config import ConfigError, Fault
-from anyformer.explore import page_bundle as assemble
-from anyformer.explore.open_runs import VIEWS, Explored
-from anyformer.explore.requests import AboutText
+from anyformer.explore import page_bundle
+from anyformer.explore.open_runs import VIEWS, Workspace
+from anyformer.explore.requests import TextRequest
 from anyformer.explore.show import collect
 
 HOST = "127.0.0.1"
-LARGEST = 2**20  # bytes of a request
+MAX_REQUEST_BYTES = 2**20
 HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -31,17 +31,17 @@ HEADERS = {
 }
 
 
-GRACE = 0.5  # seconds for threads to end after their answer
+GRACE_SECONDS = 0.5  # for threads to end after their answer
 
 
 class Server(ThreadingHTTPServer):
-    """Bound to a port, or to a free one where that is 0; `serve_forever` answers."""
+    """Server bound to a port, or to any free one if `port` is 0."""
 
     daemon_threads = True
-    allow_reuse_address = sys.platform != "win32"  # there it would share a port that is in use
+    allow_reuse_address = sys.platform != "win32"  # on Windows it would share a port that is in use
 
-    def __init__(self, explored: Explored, port: int = 0):
-        self.explored = explored
+    def __init__(self, workspace: Workspace, port: int = 0):
+        self.workspace = workspace
         self.ending = False  # requests are refused and streams end
         self._answering, self._changed = 0, Condition()
         self._handlers: list[Thread] = []  # one for each connection
@@ -56,14 +56,14 @@ class Server(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_port}/"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer a connection in a thread that `finish` knows."""
+        """Handle a connection in a thread that `finish` can join."""
         thread = Thread(target=self.process_request_thread, args=(request, client_address), daemon=True)
         self._handlers = [*(old for old in self._handlers if old.is_alive()), thread]
         thread.start()
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """Count the request that runs in the block as being answered."""
+        """Count a request as active while the block runs."""
         with self._changed:
             self._answering += 1
         try:
@@ -74,26 +74,26 @@ class Server(ThreadingHTTPServer):
                 self._changed.notify_all()
 
     def finish(self, seconds: float) -> bool:
-        """Answer nothing more, wait that many seconds for requests, and return whether all threads have ended.
+        """Refuse new requests, wait up to `seconds` for active ones, and return whether all threads have ended.
 
-        The interpreter must not exit before: a daemon thread that is in torch's native code then aborts it, also while
-        the thread itself ends. A connection without a request may stay open for long: it is not waited for.
+        The interpreter must not exit earlier: a daemon thread inside torch's native code would abort it. Idle
+        connections may stay open for long and are not waited for.
         """
         self.ending = True
         with self._changed:
             self._changed.wait_for(lambda: not self._answering, seconds)
         for thread in self._handlers:
-            thread.join(GRACE / len(self._handlers))
+            thread.join(GRACE_SECONDS / len(self._handlers))
         return not any(thread.is_alive() for thread in self._handlers)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Report what goes wrong outside of answers, but not a connection that the browser or Ctrl-C closed."""
+        """Report errors outside of request handling, except connections closed by the browser or Ctrl-C."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
 
-class Refused(Exception):
-    """A request that is not answered, and why."""
+class RequestError(Exception):
+    """A refused request, with its HTTP status and reason."""
 
     def __init__(self, status: HTTPStatus, why: str):
         super().__init__(why)
@@ -103,7 +103,7 @@ class Refused(Exception):
 class Handler(BaseHTTPRequestHandler):
     server: Server
     server_version, sys_version = "anyformer", ""
-    timeout = 60  # seconds without a word from the browser
+    timeout = 60  # seconds without data from the browser
 
     def do_GET(self) -> None:
         self._answer(self._get)
@@ -115,30 +115,30 @@ class Handler(BaseHTTPRequestHandler):
         match self.path.partition("?")[0]:
             case "/":
                 nonce = secrets.token_urlsafe(16)
-                policy = {"Content-Security-Policy": assemble.SERVED.format(nonce=nonce)}
-                self._send(assemble.page(nonce), "text/html; charset=utf-8", headers=policy)
+                policy = {"Content-Security-Policy": page_bundle.SERVED.format(nonce=nonce)}
+                self._send(page_bundle.page(nonce), "text/html; charset=utf-8", headers=policy)
             case "/alone":
-                nothing = {"Content-Security-Policy": "default-src 'none'"}  # it is fetched as text, not shown
-                self._send(assemble.alone(), "text/html; charset=utf-8", headers=nothing)
+                policy = {"Content-Security-Policy": "default-src 'none'"}  # fetched as text, not displayed
+                self._send(page_bundle.standalone(), "text/html; charset=utf-8", headers=policy)
             case "/api/runs":
-                self._json(self.server.explored.about())
+                self._json(self.server.workspace.about())
             case _:
-                raise Refused(HTTPStatus.NOT_FOUND, "there is nothing here")
+                raise RequestError(HTTPStatus.NOT_FOUND, "there is nothing here")
 
     def _post(self) -> None:
         name = self.path.removeprefix("/api/")
         if name == "write":
-            self._lines(self.server.explored.write(self._request()))
+            self._lines(self.server.workspace.write(self._request()))
         elif name == "everything":
-            asked = AboutText(**self._request()).model_dump(exclude={"step"})
-            self.server.explored.answer("read", asked)  # raises what is wrong with the text
-            self._json(collect(self.server.explored, {**asked, "off": sorted(asked["off"])}))
+            fields = TextRequest(**self._request()).model_dump(exclude={"step"})
+            self.server.workspace.answer("read", fields)  # raises if the text is wrong
+            self._json(collect(self.server.workspace, {**fields, "off": sorted(fields["off"])}))
         elif name in VIEWS or name == "live":
-            self._json(self.server.explored.answer(name, self._request()))
+            self._json(self.server.workspace.answer(name, self._request()))
         else:
-            raise Refused(HTTPStatus.NOT_FOUND, f"no view is called {name!r}")
+            raise RequestError(HTTPStatus.NOT_FOUND, f"no view is called {name!r}")
 
-    # -- small steps --------------------------------------------------------------------------------------------------
+    # -- helpers ------------------------------------------------------------------------------------------------------
 
     def _answer(self, method: Any) -> None:
         with self.server.answering():
@@ -148,7 +148,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             self._check()
             method()
-        except Refused as error:
+        except RequestError as error:
             self._json({"error": str(error)}, error.status)
         except (ConfigError, FloatingPointError) as error:
             self._json({"error": _line(error)}, HTTPStatus.BAD_REQUEST)
@@ -159,32 +159,32 @@ class Handler(BaseHTTPRequestHandler):
             self._json({"error": f"{type(error).__name__}: {_line(error)}"}, HTTPStatus.INTERNAL_SERVER_ERROR)
 
     def _check(self) -> None:
-        """This machine's browser, and no other site's page."""
+        """Refuse requests from other hosts and other sites' pages."""
         if self.server.ending:
-            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "the server is ending")
+            raise RequestError(HTTPStatus.SERVICE_UNAVAILABLE, "the server is ending")
         hosts = [f"{name}:{self.server.server_port}" for name in (HOST, "localhost")]
         if self.headers.get("Host") not in hosts:
-            raise Refused(HTTPStatus.FORBIDDEN, f"this is {hosts[0]}, and answers to no other name")
+            raise RequestError(HTTPStatus.FORBIDDEN, f"this server answers only as {hosts[0]}")
         origin = self.headers.get("Origin")
         if origin is not None and origin not in [f"http://{host}" for host in hosts]:
-            raise Refused(HTTPStatus.FORBIDDEN, "pages of other sites are not answered")
+            raise RequestError(HTTPStatus.FORBIDDEN, "requests from pages of other sites are refused")
 
     def _request(self) -> dict[str, Any]:
         try:
             size = int(self.headers.get("Content-Length") or 0)
         except ValueError:
-            raise Refused(HTTPStatus.BAD_REQUEST, "Content-Length is no number") from None
-        if not 0 <= size <= LARGEST:
-            for begin in range(0, min(size, 64 * LARGEST), LARGEST):  # or it would not hear the answer
-                self.rfile.read(min(LARGEST, size - begin))
-            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request has at most {LARGEST:,} bytes")
+            raise RequestError(HTTPStatus.BAD_REQUEST, "Content-Length is not a number") from None
+        if not 0 <= size <= MAX_REQUEST_BYTES:
+            for begin in range(0, min(size, 64 * MAX_REQUEST_BYTES), MAX_REQUEST_BYTES):  # a client reads after sending
+                self.rfile.read(min(MAX_REQUEST_BYTES, size - begin))
+            raise RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the limit is {MAX_REQUEST_BYTES:,} bytes")
         try:
-            found = json.loads(self.rfile.read(size))
+            fields = json.loads(self.rfile.read(size))
         except (ValueError, RecursionError):
-            raise Refused(HTTPStatus.BAD_REQUEST, "the request is not JSON") from None
-        if not isinstance(found, dict):
-            raise Refused(HTTPStatus.BAD_REQUEST, "the request must be an object")
-        return found
+            raise RequestError(HTTPStatus.BAD_REQUEST, "the request is not JSON") from None
+        if not isinstance(fields, dict):
+            raise RequestError(HTTPStatus.BAD_REQUEST, "the request must be an object")
+        return fields
 
     def _json(self, value: Any, status: HTTPStatus = HTTPStatus.OK) -> None:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
@@ -198,7 +198,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def _lines(self, lines: Iterable[dict[str, Any]]) -> None:
-        """One line at a time, as they come; what goes wrong after the first is the last line."""
+        """Stream lines as they come; an error after the first line becomes the last line."""
         begun = False
         try:
             for line in lines:

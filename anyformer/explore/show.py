@@ -1,4 +1,4 @@
-"""The views of a text in a notebook, or as a file: the page with all its answers in it, which asks nobody."""
+"""The page with all its answers for one text, which needs no server: for notebooks and files."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -8,18 +8,18 @@ from typing import Any
 from urllib.parse import urlencode
 
 from anyformer.config import ConfigError
-from anyformer.explore.open_runs import Explored, Opened
-from anyformer.explore.page_bundle import alone, key
+from anyformer.explore.open_runs import OpenRun, Workspace
+from anyformer.explore.page_bundle import key, standalone
 from anyformer.run import Run, writing
 
-ROOM = 8 * 2**20  # characters of answers that a document holds; those of every token and map come last
-WRITING = {"temperature": 1, "top_k": 0, "top_p": 1, "seed": 1, "max_new_tokens": 40}  # as the page begins with
+MAX_CHARACTERS = 8 * 2**20  # of all answers in a document; those of single tokens and maps come last
+WRITING = {"temperature": 1, "top_k": 0, "top_p": 1, "seed": 1, "max_new_tokens": 40}  # the page's defaults
 
 Request = tuple[str, dict[str, Any]]
 
 
-class Shown:
-    """A document that stands alone: a notebook shows it in a frame, `save` writes it."""
+class HtmlDocument:
+    """A standalone document: a notebook displays it in a frame, `save` writes it to a file."""
 
     def __init__(self, document: str, height: int):
         self.document, self.height = document, height
@@ -31,7 +31,7 @@ class Shown:
         )
 
     def save(self, path: str | Path) -> Path:
-        """As an .html file."""
+        """Write the document to an .html file."""
         with writing(Path(path)):
             Path(path).write_text(self.document, encoding="utf-8")
         return Path(path)
@@ -45,73 +45,73 @@ def show(
     view: str = "heads",
     off: Sequence[str] = (),
     height: int = 720,
-) -> Shown:
-    """The views of what a run makes of a text: heads, model, matrix, neuron, next, block, cache; `view` stands first.
+) -> HtmlDocument:
+    """Return the page for a run and a text, opened at `view`: heads, model, matrix, neuron, next, block or cache.
 
-    `off` are heads that are switched off, such as `decoder.0.3`. What is asked for beyond the document's room, such as
-    the products behind every link of a long text, needs `anyformer explore`.
+    `off` lists disabled heads, such as `decoder.0.3`. The size of the document is limited: details of long texts, such
+    as q · k of every link, need `anyformer explore`.
     """
-    opened = Opened(run.folder.resolve().name, run, run.folder)
-    explored, name = Explored({opened.name: opened}), opened.name
+    opened = OpenRun(run.folder.resolve().name, run, run.folder)
+    workspace, name = Workspace({opened.name: opened}), opened.name
     body = {"run": name, "text": text, "target": target, "off": sorted(off)}
-    explored.answer("read", body)  # what is wrong with the text is told here
-    answers = collect(explored, body)
+    workspace.answer("read", body)  # raises if the text is wrong
+    answers = collect(workspace, body)
     state = {"run": name, "text": text, "target": target or "", "off": ",".join(sorted(off)), "view": view}
     hash = "#" + urlencode({field: value for field, value in state.items() if value})
-    return Shown(alone({"hash": hash, "answers": answers}), height)
+    return HtmlDocument(standalone({"hash": hash, "answers": answers}), height)
 
 
-def collect(explored: Explored, body: dict[str, Any]) -> dict[str, Any]:
-    """Return the answers of all views of a text by their requests, as many as fit into `ROOM`."""
-    answers: dict[str, Any] = {key("runs", {}): explored.about()}
-    room = ROOM
-    for asked, request in _requests(explored, body):
-        said = _answer(explored, asked, request)
-        room -= len(json.dumps(said))
-        if room < 0:
+def collect(workspace: Workspace, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the answers of all views of a text by request, as many as fit into `MAX_CHARACTERS`."""
+    answers: dict[str, Any] = {key("runs", {}): workspace.about()}
+    left = MAX_CHARACTERS
+    for view, request in _requests(workspace, body):
+        answer = _answer(workspace, view, request)
+        left -= len(json.dumps(answer))
+        if left < 0:
             break
-        answers[key(asked, request)] = said
+        answers[key(view, request)] = answer
     return answers
 
 
-def _answer(explored: Explored, name: str, request: dict[str, Any]) -> Any:
+def _answer(workspace: Workspace, name: str, request: dict[str, Any]) -> Any:
     try:
         if name == "write":
-            return list(explored.write(request))
-        found = explored.answer(name, request)
-        return {**found, "checkpoints": []} if name == "live" else found  # their maps are not in the document
-    except ConfigError as error:  # such as of the cache of an encoder: the view says it
+            return list(workspace.write(request))
+        answer = workspace.answer(name, request)
+        return {**answer, "checkpoints": []} if name == "live" else answer  # their maps are not in the document
+    except ConfigError as error:  # such as the cache of an encoder: the view shows the message
         return {"error": "; ".join(str(error).splitlines())}
 
 
-def _requests(explored: Explored, body: dict[str, Any]) -> Iterator[Request]:
-    """What the views first ask for, then what clicks ask for."""
-    about = explored.opened(body["run"]).about()
+def _requests(workspace: Workspace, body: dict[str, Any]) -> Iterator[Request]:
+    """Yield the requests that views make when opened, then those of clicks."""
+    about = workspace.opened(body["run"]).about()
     layers = [
         (kind, layer, heads)
-        for kind, found in about["kinds"].items()
-        for layer, heads in zip(found["layers"], found["heads"], strict=True)
+        for kind, entry in about["kinds"].items()
+        for layer, heads in zip(entry["layers"], entry["heads"], strict=True)
     ]
     yield from ((name, body) for name in ("read", "block", "cache"))
     if body["off"]:
-        yield "read", {**body, "off": []}  # what it says with all its heads
+        yield "read", {**body, "off": []}  # the prediction with all heads
     yield from (("heads", {**body, "kind": kind, "layer": layer}) for kind, layer, _ in layers)
     yield from (("model", {**body, "kind": kind}) for kind in about["kinds"])
     side = "encoder" if about["shape"] == "encoder" else "decoder"
-    tokens = explored.answer("read", body)["tokens"][side]
+    tokens = workspace.answer("read", body)["tokens"][side]
     yield from (("next", {**body, "at": at, "kind": side}) for at in (-1, *range(len(tokens))))
     if about["writes"]:
         yield "write", {**body, **WRITING}
     yield "live", {"run": body["run"], "since": 0}
     for what in ("weights", "scores", "mask", "bias"):
         for kind, layer, heads in layers:
-            place = {**body, "kind": kind, "layer": layer}
-            yield from (("matrix", {**place, "head": head, "what": what}) for head in range(heads))
+            where = {**body, "kind": kind, "layer": layer}
+            yield from (("matrix", {**where, "head": head, "what": what}) for head in range(heads))
             if what == "weights":
-                yield from (("neuron", pair) for pair in _pairs(explored, place))
+                yield from (("neuron", pair) for pair in _pairs(workspace, where))
 
 
-def _pairs(explored: Explored, place: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Each query with the key that it looks at most."""
-    for head, strongest in enumerate(explored.answer("heads", place)["strongest"]):
-        yield from ({**place, "head": head, "query": query, "key": at} for query, at in enumerate(strongest))
+def _pairs(workspace: Workspace, where: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield each query with its key of highest weight."""
+    for head, strongest in enumerate(workspace.answer("heads", where)["strongest"]):
+        yield from ({**where, "head": head, "query": query, "key": at} for query, at in enumerate(strongest))

@@ -1,4 +1,4 @@
-"""One text as a model reads it, kept for all views of it: a single pass, and every map is made when it is asked for."""
+"""Trace of a text: activations of one forward pass, from which all views are computed on request."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,8 +24,8 @@ from anyformer.config import (
     position_of,
 )
 from anyformer.decoding.session import evaluating
-from anyformer.explore.head_switches import named, switched_off
-from anyformer.explore.requests import AboutText
+from anyformer.explore.head_switches import disable_heads, parse_heads
+from anyformer.explore.requests import TextRequest
 from anyformer.inspection.attention_maps import Kind, format_range
 from anyformer.inspection.sublayers import attentions, stacks_of
 from anyformer.inspection.taps import run_with_taps
@@ -40,23 +40,23 @@ from anyformer.tasks.regress import Regressing
 
 @dataclass(frozen=True)
 class Trace:
-    """A text, its queries and keys in every attention, and the residual stream where a head makes tokens of it."""
+    """A text with queries and keys of all attention layers; if the head predicts tokens, also the residual stream."""
 
     run: Run
     reading: Reading
-    output: Tensor  # what the head makes of it
+    output: Tensor  # of the head; empty if that predicts tokens
     activations: dict[str, Tensor]
 
     @cached_property
     def attentions(self) -> dict[Kind, dict[int, str]]:
-        """The names of the attentions, by kind and layer."""
+        """The names of the attention layers, by kind and layer."""
         return attentions_of(self.run)
 
     def name(self, kind: Kind, layer: int, head: int | None = None) -> str:
-        """The attention of a kind in a layer, or a clear error."""
+        """Return the name of the attention of a kind in a layer; raise if there is none, or no such head."""
         if kind not in self.attentions:
-            there = " and ".join(self.attentions) or "no stack"
-            raise ConfigError([Fault("kind", f"= '{kind}': there is attention in {there}")])
+            available = " and ".join(self.attentions) or "no stack"
+            raise ConfigError([Fault("kind", f"= '{kind}': there is attention in {available}")])
         layers = self.attentions[kind]
         if layer not in layers:
             raise ConfigError([Fault("layer", f"= {layer}: must be {format_range(layers)}, where {kind} attention is")])
@@ -69,33 +69,33 @@ class Trace:
         return attentions(self.run.model)[name]
 
     def relation(self, name: str) -> Relation:
-        """Mask and bias of an attention, as they are applied."""
+        """Return the mask and bias of an attention layer as they are applied."""
         side, layer, sublayer = cast(Side, name.split(".")[0]), int(name.split(".")[1]), name.split(".")[2]
-        stack, here = stacks_of(self.run.model)[side], self._layout(side)
+        stack, layout = stacks_of(self.run.model)[side], self._layout(side)
         if sublayer == "cross":
             which = stack.cross_plan_of_layer[layer]
             assert which is not None
             source = self._layout("encoder")
-            return stack.crossings(here, source, SITE, "eager")[which].dense()
-        levels = Funnel(stack.pooling, here, 1).layouts
+            return stack.crossings(layout, source, SITE, "eager")[which].dense()
+        levels = Funnel(stack.pooling, layout, 1).layouts
         plan = stack.plan_of_layer[layer]
         assert plan is not None
-        return stack.relations(here, {None: Step(here)}, False, SITE, "eager", levels)[plan].dense()
+        return stack.relations(layout, {None: Step(layout)}, False, SITE, "eager", levels)[plan].dense()
 
     def keys(self, name: str) -> Tensor:
-        """[h, s, k]: those that serve several heads, once for each."""
+        """Return the keys [h, s, k], repeated for the heads that share them."""
         q, k = self.activations[f"{name}.q"][0], self.activations[f"{name}.k"][0]
         return k.repeat_interleave(len(q) // len(k), dim=0)
 
     @torch.no_grad()
     def weights(self, name: str) -> Tensor:
-        """[h, t, s]"""
+        """Return the attention weights [h, t, s]."""
         a, q, k = self.attention(name), self.activations[f"{name}.q"], self.activations[f"{name}.k"]
         return weigh(q, k, self.relation(name), a.scale, a.normalizer, a.cap, a.sinks)[0].float().cpu()
 
     @torch.no_grad()
     def scores(self, name: str) -> Tensor:
-        """[h, t, s], with -inf where a query does not see a key."""
+        """Return the scores [h, t, s] before the softmax, with -inf where a query does not see a key."""
         a, q = self.attention(name), self.activations[f"{name}.q"][0]
         scores = at_least_fp32(q @ self.keys(name).mT) * a.scale
         if a.cap is not None:
@@ -105,33 +105,33 @@ class Trace:
         return scores.masked_fill(~self.visible(name), -torch.inf)
 
     def visible(self, name: str) -> Tensor:
-        """bool [t, s]: which keys a query sees."""
+        """Return a mask, bool [t, s]: the keys that each query sees."""
         relation, (_, _, t, _) = self.relation(name), self.activations[f"{name}.q"].shape
         s = self.activations[f"{name}.k"].shape[2]
-        seen = torch.ones(t, s, dtype=torch.bool)
+        visible = torch.ones(t, s, dtype=torch.bool)
         if relation.bias is not None:
-            seen = (relation.bias[0] > -torch.inf).any(dim=0).cpu()
+            visible = (relation.bias[0] > -torch.inf).any(dim=0).cpu()
         elif relation.mask is not None:
-            seen = relation.mask[0, 0].cpu()
+            visible = relation.mask[0, 0].cpu()
         elif relation.causal:
-            seen = seen.tril()
-        return seen if relation.alive is None else seen & relation.alive[0, 0].cpu()
+            visible = visible.tril()
+        return visible if relation.alive is None else visible & relation.alive[0, 0].cpu()
 
     @torch.no_grad()
     def bias(self, name: str) -> Tensor | None:
-        """[h, t, s]: what positions add to scores, -inf where a query does not see a key; None: they add nothing."""
+        """Return the position bias of the scores [h, t, s], -inf where a query does not see a key; None without one."""
         bias = self.relation(name).bias
         return None if bias is None else bias[0].expand(self.attention(name).heads, -1, -1).float().cpu()
 
     def position(self, name: str) -> str:
-        """Return the kind of the positions that act in an attention, or "cross"."""
+        """Return the kind of positions in an attention layer, or "cross"."""
         side, layer, sublayer = cast(Side, name.split(".")[0]), int(name.split(".")[1]), name.split(".")[2]
         stack = self.run.config.stacks[side]
         mixer = stack.unrolled()[layer].mixer
         return "cross" if sublayer == "cross" or not isinstance(mixer, Attention) else position_of(mixer, stack).kind
 
     def labels(self, name: str) -> tuple[list[str], list[str]]:
-        """The tokens of the queries and of the keys of an attention; of pooled ones, what stands in each window."""
+        """Return the tokens of the queries and keys of an attention layer; pooled tokens are joined."""
         side, layer, sublayer = cast(Side, name.split(".")[0]), int(name.split(".")[1]), name.split(".")[2]
         queries = self.reading.tokens[side]
         if sublayer == "cross":
@@ -149,32 +149,32 @@ class Trace:
         return self.output.nbytes + sum(x.nbytes for x in self.activations.values())
 
 
-def look(run: Run, asked: AboutText) -> Trace:
-    """A text read once, with some heads off."""
+def trace_text(run: Run, request: TextRequest) -> Trace:
+    """Run the model on a text, with some heads disabled, and return the trace."""
     model = run.model
-    off = named(model, asked.off)
-    with evaluating(model), switched_off(model, off):
-        reading = read(run, asked.text, asked.target)
+    off = parse_heads(model, request.off)
+    with evaluating(model), disable_heads(model, off):
+        reading = read(run, request.text, request.target)
         names = [f"{name}.{part}" for name in attentions(model) for part in ("q", "k")]
         names += [f"{side}.embed" for side in stacks_of(model)]
-        if says_tokens(run):
+        if predicts_tokens(run):
             side = last_side(run)
             names += [f"{side}.final", *(f"{side}.{i}.out" for i in range(len(stacks_of(model)[side].runs) - 1))]
-        output, found = run_with_taps(model, names, *reading.inputs, **reading.options)
-    # of a head that makes tokens only what is asked for is made again: all of them are many numbers
-    return Trace(run, reading, output[:0] if says_tokens(run) else output, found)
+        output, activations = run_with_taps(model, names, *reading.inputs, **reading.options)
+    # logits of all tokens are large: views recompute them at single positions
+    return Trace(run, reading, output[:0] if predicts_tokens(run) else output, activations)
 
 
-def says_tokens(run: Run) -> bool:
-    """Whether the head says how likely each token is."""
+def predicts_tokens(run: Run) -> bool:
+    """Return whether the head computes probabilities of tokens."""
     return isinstance(run.config.head, LM | MaskedLM)
 
 
-Says = Literal["tokens", "masked", "labels", "number", "tags", "vector"]
+OutputKind = Literal["tokens", "masked", "labels", "number", "tags", "vector"]
 
 
-def says(run: Run) -> Says:
-    """Return what a run answers: the next token, fillings of masks, labels, a number, a tag of each word, a vector."""
+def output_kind(run: Run) -> OutputKind:
+    """Return what a run predicts: the next token, masked tokens, labels, a number, a tag of each word, a vector."""
     match run.config.head:
         case LM():
             return "tokens"
@@ -188,12 +188,12 @@ def says(run: Run) -> Says:
             return "vector"
 
 
-def place(seen: Trace) -> int:
-    """Return the token that is shown first: the first mask, or the last token."""
-    ids, mask = seen.reading.inputs[-1][0].tolist(), seen.run.tokenizer.mask
-    if isinstance(seen.run.config.head, MaskedLM) and mask in ids:
+def initial_position(trace: Trace) -> int:
+    """Return the position that is shown first: the first mask, or the last token."""
+    ids, mask = trace.reading.inputs[-1][0].tolist(), trace.run.tokenizer.mask
+    if isinstance(trace.run.config.head, MaskedLM) and mask in ids:
         return ids.index(mask)
-    return len(seen.reading.tokens[last_side(seen.run)]) - 1
+    return len(trace.reading.tokens[last_side(trace.run)]) - 1
 
 
 def last_side(run: Run) -> Side:
@@ -201,9 +201,9 @@ def last_side(run: Run) -> Side:
 
 
 def attentions_of(run: Run) -> dict[Kind, dict[int, str]]:
-    found: dict[Kind, dict[int, str]] = {}
+    names: dict[Kind, dict[int, str]] = {}
     for name in attentions(run.model):
         side, layer, sublayer = name.split(".")
         kind: Kind = "cross" if sublayer == "cross" else cast(Side, side)
-        found.setdefault(kind, {})[int(layer)] = name
-    return found
+        names.setdefault(kind, {})[int(layer)] = name
+    return names

@@ -1,26 +1,26 @@
-"""The answers of the views, as JSON: pure functions of a text that was read (`seen.py`) and of what is asked about it.
+"""Views of attention and logits as JSON: pure functions of a trace (`trace.py`) and a request (`requests.py`).
 
-Requests are in `asked.py`; about a text each has run, text, target, off and step. What is answered:
+Every request about a text has run, text, target, off and step. The answers of all views:
 
     runs     [{name, folder, shape, task, parameters, vocab, limit, writes, tokens, says, pair, example,
-             example_target, kinds: {kind: {layers, heads}}, live, step}]                            (`opened.py`)
-    read     tokens by stack, notes, begins (how many stand before the answer), at (the token that is looked at
-             first), answer, probabilities; of a tagger tags, of an embedder vector                   (`answer.py`)
-    write    NDJSON, a line for each token: text, token, p, top, cache; the last: done, text        (`writing.py`)
-    heads    of one layer: rows, columns, heads; of each head its links [query, key, weight], the strongest key of each
+             example_target, kinds: {kind: {layers, heads}}, live, step}]                         (`open_runs.py`)
+    read     tokens by stack, notes, begins (number of tokens before the answer), at (initial position), answer,
+             probabilities; for a tagger tags, for an embedder vector                                (`prediction.py`)
+    write    NDJSON, a line for each token: text, token, p, top, cache; the last: done, text  (`generation_stream.py`)
+    heads    of one layer: rows, columns, heads; for each head links [query, key, weight], the strongest key of each
              query, name, entropy, distance
     model    of all layers of a kind: layers, sizes, maps {layer.head: base64 of bytes, 48 × 48 at most}, names
     matrix   of one head: rows, columns, shape, what, normalizer, position (its kind), values (base64 of float32)
     neuron   of a query and a key: q, k, product, dot, scale, cap, bias, sink, score, weight, visible, normalizer, row
-    next     at one place: at, token, actual, logits [[token, logit]], rest {count, temperatures, lse} of all other
+    next     at one position: at, token, actual, logits [[token, logit]], rest {count, temperatures, lse} of all other
              tokens, lens [{layer, top, entropy}]; layer -1 is the embeddings
     block    width, stacks, input, head, length, source_length, total: parts with parameters, flops (`diagram.py`)
     cache    steps, kinds {self, cross: bytes}, now, limit, capacity, layers                        (`diagram.py`)
-    live     rows, count, checkpoints, live                                                         (`live.py`)
-    everything  the answers of all views of a text, by request, for a page that is saved              (`show.py`)
+    live     rows, count, checkpoints, live                                                         (`live_run.py`)
+    everything  the answers of all views of a text, by request, for a saved page                      (`show.py`)
 
-Numbers that have no meaning are null. Tokens are as `tokenizer.token` shows them: plain text, nothing without a shape.
-Rows of maps are queries; in "bias" and "scores" a hidden cell is -1e30. What is wrong is {error: one line}.
+Undefined numbers are null. Tokens are plain text, as `tokenizer.token` returns them, without invisible characters.
+Rows of maps are queries; in "bias" and "scores" a masked cell is -1e30. Errors are {error: one line}.
 """
 
 import math
@@ -33,87 +33,87 @@ from torch.nn import functional as F
 
 from anyformer.attention.layout import make_layout
 from anyformer.config import ConfigError, Fault
-from anyformer.explore.requests import AboutKind, AboutLayer, AboutMatrix, AboutNext, AboutPair
-from anyformer.explore.trace import Trace, last_side, place, says_tokens
+from anyformer.explore.requests import KindRequest, LayerRequest, MatrixRequest, NeuronRequest, NextRequest
+from anyformer.explore.trace import Trace, initial_position, last_side, predicts_tokens
 from anyformer.inspection.head_patterns import HeadStatistics, head_statistics
 from anyformer.inspection.sublayers import stacks_of
 from anyformer.nn.norm import normed
 
-LINKS, LEAST = 6, 0.01  # of a query at most so many links, of at least this weight
-SMALL = 48  # queries and keys of a small map
-LIKELIEST, LENS = 200, 5  # tokens that are named
+MAX_LINKS, MIN_WEIGHT = 6, 0.01  # of a query
+MAX_MAP_SIDE = 48  # queries and keys of a small map
+TOP_LOGITS, TOP_LENS = 200, 5  # most probable tokens of the output, and of each layer
 TEMPERATURES = tuple(round(0.05 * n, 2) for n in range(1, 61))
 HIDDEN = -1e30
 
 
-def heads(seen: Trace, asked: AboutLayer) -> dict[str, Any]:
-    name = seen.name(asked.kind, asked.layer)
-    weights, (rows, columns) = seen.weights(name), seen.labels(name)
-    found = _statistics(seen, name, weights)
-    (called,) = found.names()
+def heads(trace: Trace, request: LayerRequest) -> dict[str, Any]:
+    name = trace.name(request.kind, request.layer)
+    weights, (rows, columns) = trace.weights(name), trace.labels(name)
+    statistics = _statistics(trace, name, weights)
+    (names,) = statistics.names()
     return {
         "rows": rows,
         "columns": columns,
         "heads": list(range(len(weights))),
-        "links": [_links(one) for one in weights],
+        "links": [_links(head) for head in weights],
         "strongest": weights.argmax(dim=-1).tolist(),
-        "names": called,
-        "entropy": [_number(x) for x in found.entropy[0]],
-        "distance": [_number(x) for x in found.distance[0]],
+        "names": names,
+        "entropy": [_finite(x) for x in statistics.entropy[0]],
+        "distance": [_finite(x) for x in statistics.distance[0]],
     }
 
 
-def model(seen: Trace, asked: AboutKind) -> dict[str, Any]:
-    layers = seen.attentions.get(asked.kind) or {0: seen.name(asked.kind, 0)}  # which says what is wrong
+def model(trace: Trace, request: KindRequest) -> dict[str, Any]:
+    layers = trace.attentions.get(request.kind) or {0: trace.name(request.kind, 0)}  # which raises
     sizes, maps, names = {}, {}, {}
     for layer, name in layers.items():
-        weights = seen.weights(name)
-        size = min(weights.shape[1], SMALL), min(weights.shape[2], SMALL)
-        small = F.adaptive_max_pool2d(weights[None], size)[0]  # the greatest: a thin diagonal stays to be seen
-        (called,) = _statistics(seen, name, weights).names()
+        weights = trace.weights(name)
+        size = min(weights.shape[1], MAX_MAP_SIDE), min(weights.shape[2], MAX_MAP_SIDE)
+        small = F.adaptive_max_pool2d(weights[None], size)[0]  # the maximum keeps thin diagonals visible
+        (patterns,) = _statistics(trace, name, weights).names()
         sizes[str(layer)] = list(size)
-        for head, one in enumerate((small.clamp(0, 1) * 255).round().to(torch.uint8)):
-            maps[f"{layer}.{head}"] = _base64(one)
-            names[f"{layer}.{head}"] = called[head]
+        for head, small_map in enumerate((small.clamp(0, 1) * 255).round().to(torch.uint8)):
+            maps[f"{layer}.{head}"] = _base64(small_map)
+            names[f"{layer}.{head}"] = patterns[head]
     return {"layers": list(layers), "sizes": sizes, "maps": maps, "names": names}
 
 
-def matrix(seen: Trace, asked: AboutMatrix) -> dict[str, Any]:
-    name = seen.name(asked.kind, asked.layer, asked.head)
-    rows, columns = seen.labels(name)
+def matrix(trace: Trace, request: MatrixRequest) -> dict[str, Any]:
+    name = trace.name(request.kind, request.layer, request.head)
+    rows, columns = trace.labels(name)
     values: Tensor | None
-    match asked.what:
+    match request.what:
         case "weights":
-            values = seen.weights(name)[asked.head]
+            values = trace.weights(name)[request.head]
         case "mask":
-            values = seen.visible(name).float()
+            values = trace.visible(name).float()
         case "bias":
-            bias = seen.bias(name)
-            values = None if bias is None else bias[asked.head].clamp(min=HIDDEN)
+            bias = trace.bias(name)
+            values = None if bias is None else bias[request.head].clamp(min=HIDDEN)
         case "scores":
-            values = seen.scores(name)[asked.head].clamp(min=HIDDEN)
+            values = trace.scores(name)[request.head].clamp(min=HIDDEN)
     return {
         "rows": rows,
         "columns": columns,
         "shape": [len(rows), len(columns)],
-        "what": asked.what,
-        "normalizer": seen.attention(name).normalizer,
-        "position": seen.position(name),
+        "what": request.what,
+        "normalizer": trace.attention(name).normalizer,
+        "position": trace.position(name),
         "values": None if values is None else _base64(values.float()),
     }
 
 
-def neuron(seen: Trace, asked: AboutPair) -> dict[str, Any]:
-    name = seen.name(asked.kind, asked.layer, asked.head)
-    attention, (rows, columns) = seen.attention(name), seen.labels(name)
+def neuron(trace: Trace, request: NeuronRequest) -> dict[str, Any]:
+    name = trace.name(request.kind, request.layer, request.head)
+    attention, (rows, columns) = trace.attention(name), trace.labels(name)
     for end, labels in (("query", rows), ("key", columns)):
-        if (at := getattr(asked, end)) >= len(labels):
+        if (at := getattr(request, end)) >= len(labels):
             raise ConfigError([Fault(end, f"= {at}: there are {len(labels)} of them, from 0")])
-    q = seen.activations[f"{name}.q"][0, asked.head, asked.query].float().cpu()
-    k = seen.keys(name)[asked.head, asked.key].float().cpu()
-    bias, at = seen.bias(name), (asked.head, asked.query, asked.key)
+    q = trace.activations[f"{name}.q"][0, request.head, request.query].float().cpu()
+    k = trace.keys(name)[request.head, request.key].float().cpu()
+    bias, at = trace.bias(name), (request.head, request.query, request.key)
     product = q * k
-    row = seen.weights(name)[asked.head, asked.query]
+    row = trace.weights(name)[request.head, request.query]
     return {
         "q": q.tolist(),
         "k": k.tolist(),
@@ -121,29 +121,29 @@ def neuron(seen: Trace, asked: AboutPair) -> dict[str, Any]:
         "dot": float(product.sum()),
         "scale": attention.scale,
         "cap": attention.cap,
-        "bias": None if bias is None else _number(bias[at]),
-        "sink": None if attention.sinks is None else float(attention.sinks[asked.head].detach()),
-        "score": _number(seen.scores(name)[at]),
-        "weight": float(row[asked.key]),
-        "visible": bool(seen.visible(name)[asked.query, asked.key]),
+        "bias": None if bias is None else _finite(bias[at]),
+        "sink": None if attention.sinks is None else float(attention.sinks[request.head].detach()),
+        "score": _finite(trace.scores(name)[at]),
+        "weight": float(row[request.key]),
+        "visible": bool(trace.visible(name)[request.query, request.key]),
         "normalizer": attention.normalizer,
         "row": row.tolist(),
     }
 
 
 @torch.no_grad()
-def next_(seen: Trace, asked: AboutNext) -> dict[str, Any]:
-    run, side = seen.run, last_side(seen.run)
-    if not says_tokens(run):
-        raise ConfigError([Fault("run", f"its model says {run.config.head.kind}, not how likely tokens are")])
-    if asked.kind not in (None, side):
-        raise ConfigError([Fault("kind", f"= '{asked.kind}': tokens are said by the {side}")])
-    tokens = seen.reading.tokens[side]
-    if not -len(tokens) <= asked.at < len(tokens):
-        raise ConfigError([Fault("at", f"= {asked.at}: there are {len(tokens)} tokens, from 0")])
-    at = place(seen) if asked.at == -1 else asked.at % len(tokens)
-    layers, depth = logits_by_layer(seen, at), run.config.stacks[side].depth
-    best = layers[-1].topk(min(LIKELIEST, layers.shape[-1]))
+def next_(trace: Trace, request: NextRequest) -> dict[str, Any]:
+    run, side = trace.run, last_side(trace.run)
+    if not predicts_tokens(run):
+        raise ConfigError([Fault("run", f"its head {run.config.head.kind} does not predict tokens")])
+    if request.kind not in (None, side):
+        raise ConfigError([Fault("kind", f"= '{request.kind}': the {side} predicts tokens")])
+    tokens = trace.reading.tokens[side]
+    if not -len(tokens) <= request.at < len(tokens):
+        raise ConfigError([Fault("at", f"= {request.at}: there are {len(tokens)} tokens, from 0")])
+    at = initial_position(trace) if request.at == -1 else request.at % len(tokens)
+    layers, depth = logits_by_layer(trace, at), run.config.stacks[side].depth
+    best = layers[-1].topk(min(TOP_LOGITS, layers.shape[-1]))
     others = layers[-1].scatter(0, best.indices, -torch.inf)
     others = others[others > -torch.inf]
     rest = {
@@ -156,65 +156,64 @@ def next_(seen: Trace, asked: AboutNext) -> dict[str, Any]:
         "at": at,
         "token": tokens[at],
         "actual": follows,
-        "logits": _named(seen, best.indices, best.values),
+        "logits": _token_values(trace, best.indices, best.values),
         "rest": rest if len(others) else None,
-        "lens": [_lens(seen, layer, logits) for layer, logits in enumerate(layers, depth - len(layers))],
+        "lens": [_lens(trace, layer, logits) for layer, logits in enumerate(layers, depth - len(layers))],
     }
 
 
-def logits_by_layer(seen: Trace, at: int) -> Tensor:
-    """What the final norm and the head make of the embeddings and of the stream after each layer, at one place.
+def logits_by_layer(trace: Trace, at: int) -> Tensor:
+    """Return the logit lens at one position, [1 + layers, v]; for an encoder that pools tokens only the last, [1, v].
 
-    [1 + layers, v]: those of `logit_lens`, of which a long text has too many to make at once; [1, v] of an encoder that
-    pools its tokens.
+    Equals `logit_lens`, whose result for all positions of a long text would be too large.
     """
-    model, side = seen.run.model, last_side(seen.run)
+    model, side = trace.run.model, last_side(trace.run)
     stack = stacks_of(model)[side]
     names = [f"{side}.embed", *(f"{side}.{i}.out" for i in range(len(stack.runs) - 1))]
     if stack.pooling is not None:
-        names = []  # there is no stream of tokens to look through
-    streams = [seen.activations[name][:, at : at + 1] for name in names]
-    layout = make_layout(1, 1, seen.activations[f"{side}.final"].device)
-    read = [*(normed(stack.final_norm, x, layout) for x in streams), seen.activations[f"{side}.final"][:, at : at + 1]]
+        names = []  # layers have different numbers of tokens
+    streams = [trace.activations[name][:, at : at + 1] for name in names]
+    layout = make_layout(1, 1, trace.activations[f"{side}.final"].device)
+    read = [*(normed(stack.final_norm, x, layout) for x in streams), trace.activations[f"{side}.final"][:, at : at + 1]]
     return torch.cat([model.apply_head(x, layout)[:, 0] for x in read]).float().cpu()
 
 
-# -- small steps ------------------------------------------------------------------------------------------------------
+# -- helpers ----------------------------------------------------------------------------------------------------------
 
 
-def _statistics(seen: Trace, name: str, weights: Tensor) -> HeadStatistics:
-    cross, ids = name.endswith("cross"), seen.reading.inputs[0 if name.startswith("encoder") else -1].cpu()
+def _statistics(trace: Trace, name: str, weights: Tensor) -> HeadStatistics:
+    cross, ids = name.endswith("cross"), trace.reading.inputs[0 if name.startswith("encoder") else -1].cpu()
     same = None if cross or weights.shape[-1] != ids.shape[1] else ids
     return head_statistics(weights[None, None], same, cross=cross)
 
 
 def _links(weights: Tensor) -> list[list[float]]:
-    """[query, key, weight] of a map [t, s], the strongest first."""
-    best = weights.topk(min(LINKS, weights.shape[1]))
+    """Return [query, key, weight] of a map [t, s], in descending order of weight."""
+    best = weights.topk(min(MAX_LINKS, weights.shape[1]))
     queries = torch.arange(len(weights))[:, None].expand_as(best.indices)
-    strong = best.values >= LEAST
+    strong = best.values >= MIN_WEIGHT
     order = best.values[strong].argsort(descending=True, stable=True)
     columns = queries[strong][order], best.indices[strong][order], best.values[strong][order]
     queries_, keys, values = (column.tolist() for column in columns)
     return [[query, key, round(value, 4)] for query, key, value in zip(queries_, keys, values, strict=True)]
 
 
-def _lens(seen: Trace, layer: int, logits: Tensor) -> dict[str, Any]:
+def _lens(trace: Trace, layer: int, logits: Tensor) -> dict[str, Any]:
     p = logits.softmax(dim=-1)
-    best = p.topk(min(LENS, len(p)))
+    best = p.topk(min(TOP_LENS, len(p)))
     return {
         "layer": layer,
-        "top": _named(seen, best.indices, best.values),
+        "top": _token_values(trace, best.indices, best.values),
         "entropy": float(torch.special.entr(p).sum()),
     }
 
 
-def _named(seen: Trace, ids: Tensor, values: Tensor) -> list[list[Any]]:
-    token = seen.run.tokenizer.token
-    return [[token(id), _number(value)] for id, value in zip(ids.tolist(), values, strict=True)]
+def _token_values(trace: Trace, ids: Tensor, values: Tensor) -> list[list[Any]]:
+    token = trace.run.tokenizer.token
+    return [[token(id), _finite(value)] for id, value in zip(ids.tolist(), values, strict=True)]
 
 
-def _number(x: Tensor) -> float | None:
+def _finite(x: Tensor) -> float | None:
     return float(x) if math.isfinite(float(x)) else None
 
 

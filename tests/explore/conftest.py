@@ -1,4 +1,4 @@
-"""A server of runs of all shapes and a Chromium for all tests; `page` opens a tab."""
+"""A server with runs of all shapes and a Chromium, shared by all tests; the fixture `page` opens a tab."""
 
 import shutil
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def page(chromium: Any, server: Server) -> Iterator[Opener]:
-    """Opens the page as `page(width=400, run="lm", ...)`; in the end nothing went wrong and nobody else was asked."""
+    """Open the page as `page(width=400, run="lm", ...)`; at the end check for errors and requests to other hosts."""
     opened = []
 
     def open_(width: int = 1280, scheme: str = "light", locale: str = "en-US", **state: str) -> Page:
@@ -59,5 +59,5 @@ def page(chromium: Any, server: Server) -> Iterator[Opener]:
     yield open_
     for context, one in opened:
         context.close()
-        assert one.wrong == []
+        assert one.errors == []
         assert one.hosts() == {urlsplit(server.address).netloc}

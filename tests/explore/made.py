@@ -1,4 +1,4 @@
-"""Runs that nobody trained: every shape and task, with weights by chance that are large enough to look somewhere."""
+"""Untrained runs of every shape and task, with random weights that are large enough for uneven attention."""
 
 from pathlib import Path
 
@@ -126,7 +126,7 @@ TEXTS = {"mlm": "the <mask> fox", "pooled": "the <mask> fox", "spans": "the <ext
 
 
 def made(name: str, folder: Path = Path("nowhere")) -> Run:
-    """One of them, the same every time."""
+    """Return one of the runs; its weights are the same every time."""
     spec, config, tokenizer = RUNS[name]
     tokens = {"vocab": tokenizer.size}
     sides = {side: x.model_copy(update=tokens) for side in ("source", "target") if (x := getattr(config, side))}
@@ -141,12 +141,12 @@ def made(name: str, folder: Path = Path("nowhere")) -> Run:
 
 
 def written(name: str, folder: Path) -> Path:
-    """The same in a folder."""
+    """Write one of the runs to a folder."""
     run = made(name, folder)
     write_folder(run.folder, lambda here: write_model(here, run.model.state_dict(), run.config, run.spec, run.task))
     return run.folder
 
 
 def body(name: str, **more: object) -> dict[str, object]:
-    """A request about the text of one of them."""
+    """Return a request about the text of one of the runs."""
     return {"run": name, "text": TEXTS.get(name, TEXT), "target": TARGETS.get(name), "off": []} | more

@@ -1,4 +1,4 @@
-"""A tab of a browser that remembers what went wrong, and a run that is being trained, to be looked at in it."""
+"""A browser tab that records errors and requests, and a run that is being trained."""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,8 +18,8 @@ HOSTILE = (
     "我去学校 &amp; {} ${x}",
 )
 
-# What each view must show, of all shapes; `Page.see` looks for it.
-SHOWN = {
+# A selector that each view must match, for all shapes; see `Page.see`.
+EXPECTED = {
     "heads": ".links svg path",
     "model": ".maps canvas",
     "matrix": ".matrix canvas",
@@ -33,15 +33,15 @@ SHOWN = {
 
 
 class Page:
-    """A tab that remembers what went wrong and whom it asked."""
+    """A browser tab that records errors and requests."""
 
     def __init__(self, tab: Any, address: str):
         self.tab, self.address = tab, address
-        self.wrong: list[str] = []
-        self.asked: list[str] = []
-        tab.on("pageerror", lambda error: self.wrong.append(str(error)))
-        tab.on("console", lambda said: self.wrong.append(said.text) if said.type in ("error", "warning") else None)
-        tab.on("request", lambda request: self.asked.append(request.url))
+        self.errors: list[str] = []
+        self.requests: list[str] = []
+        tab.on("pageerror", lambda error: self.errors.append(str(error)))
+        tab.on("console", lambda line: self.errors.append(line.text) if line.type in ("error", "warning") else None)
+        tab.on("request", lambda request: self.requests.append(request.url))
 
     def open(self, **state: str) -> "Page":
         self.tab.goto(f"{self.address}#{urlencode(state)}")
@@ -52,7 +52,7 @@ class Page:
         return self
 
     def until(self, script: str) -> None:
-        """Asks again and again from outside: inside, the page's policy forbids to evaluate texts."""
+        """Poll from outside: the page's content policy forbids `eval`."""
         for _ in range(400):
             if self.tab.evaluate(script):
                 return
@@ -76,7 +76,7 @@ class Page:
 
     def see(self, view: str) -> None:
         assert self.tab.get_attribute(f"#tab-{view}", "aria-selected") == "true"
-        assert self.tab.locator(f"#view {SHOWN[view]}").count() > 0, view
+        assert self.tab.locator(f"#view {EXPECTED[view]}").count() > 0, view
 
     def text(self, selector: str) -> str:
         return str(self.tab.inner_text(selector))
@@ -85,14 +85,14 @@ class Page:
         return [str(text) for text in self.tab.locator(selector).all_inner_texts()]
 
     def hosts(self) -> set[str]:
-        return {urlsplit(url).netloc for url in self.asked if not url.startswith(("data:", "blob:"))}
+        return {urlsplit(url).netloc for url in self.requests if not url.startswith(("data:", "blob:"))}
 
 
 Opener = Callable[..., Page]
 
 
 def growing(home: Path) -> Path:
-    """A run that is being trained: it has checkpoints and metrics, and no manifest."""
+    """Write a run that is being trained: it has checkpoints and metrics, but no manifest."""
     run, folder = made.made("lm"), home / "growing"
     for step in (5, 10):
         weights = {name: weight * step / 10 for name, weight in run.model.state_dict().items()}

@@ -1,4 +1,4 @@
-"""The page in a real Chromium: every view by clicks and keys on all three shapes, nothing said to another host."""
+"""The page in a real Chromium: every view by mouse and keyboard, for all three shapes, without other hosts."""
 
 import re
 from pathlib import Path
@@ -65,23 +65,23 @@ def test_every_view_by_keys(page: Opener, run: str) -> None:
 
 
 def test_everything_is_reached_by_tab(page: Opener) -> None:
-    """Each group by one stop, and whatever has the focus shows it."""
+    """Each group is one tab stop, and the focused element has an outline."""
     one = page(run="pair", view="matrix")
     reached: dict[str, str] = {}
     for _ in range(60):
         one.tab.keyboard.press("Tab")
-        here = "(e => [e.id, getComputedStyle(e).outlineStyle])(document.activeElement)"
-        id, outline = one.tab.evaluate(here)
+        script = "(e => [e.id, getComputedStyle(e).outlineStyle])(document.activeElement)"
+        id, outline = one.tab.evaluate(script)
         reached[id] = outline
-    wanted = {"run", "text", "target", "go", "write-0", "tab-matrix", "copy-link", "save-html", "save-png", "kind-0"}
-    wanted |= {"matrix-0", "switch-0-encoder.0.0", "temperature", "topk", "topp", "seed", "language", "theme", "help"}
-    assert wanted <= set(reached)
-    assert {id for id in wanted if reached[id] == "none"} == set()
+    expected = {"run", "text", "target", "go", "write-0", "tab-matrix", "copy-link", "save-html", "save-png", "kind-0"}
+    expected |= {"matrix-0", "switch-0-encoder.0.0", "temperature", "topk", "topp", "seed", "language", "theme", "help"}
+    assert expected <= set(reached)
+    assert {id for id in expected if reached[id] == "none"} == set()
 
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_texts_are_texts(page: Opener, text: str) -> None:
-    """In tokens, answers, drawings and what is written; what cannot be seen is written out."""
+    """In tokens, answers, drawings and generated text; invisible characters are written as escapes."""
     one = page(run="hostile", text=text, write="1", most="8")
     one.tab.wait_for_selector(".written .piece")
     for view in ("matrix", "neuron", "next", "heads"):  # those that show tokens
@@ -111,8 +111,8 @@ def test_a_narrow_page_does_not_scroll_sideways(page: Opener, run: str, scheme: 
         assert one.tab.evaluate("document.documentElement.scrollWidth") == 400, view
 
 
-def test_both_languages_say_everything(page: Opener) -> None:
-    """No word is missing in one of them, and none shows its name instead."""
+def test_both_languages_are_complete(page: Opener) -> None:
+    """No text is missing in one of them, and none is replaced by its key."""
     script = str(page().tab.locator("script[type=module]").evaluate("e => e.textContent"))
     english, korean = (
         set(re.findall(r'(?m)^ *("[^"]+"|\w+):\s+"', script.split(f"const {name} = {{")[1].split("\n};")[0]))
@@ -143,7 +143,7 @@ def test_a_link_shows_the_same(page: Opener) -> None:
 
 
 @pytest.mark.parametrize(("run", "view"), [("pair", "matrix"), ("lm", "next"), ("classify", "heads")])
-def test_a_saved_page_needs_nobody(page: Opener, chromium: Any, tmp_path: Path, run: str, view: str) -> None:
+def test_a_saved_page_needs_no_server(page: Opener, chromium: Any, tmp_path: Path, run: str, view: str) -> None:
     one = page(run=run, view=view)
     with one.tab.expect_download() as waiting:
         one.tab.click("#save-html")
@@ -158,8 +158,8 @@ def test_a_saved_page_needs_nobody(page: Opener, chromium: Any, tmp_path: Path, 
     for number, name in enumerate(VIEWS[:-1], 1):
         other.press(str(number)).see(name)
     other.press("1", "ArrowUp").see("heads")
-    assert other.asked == [file.as_uri()]
-    assert other.wrong == []
+    assert other.requests == [file.as_uri()]
+    assert other.errors == []
     context.close()
 
 
@@ -175,12 +175,12 @@ def test_a_notebook_shows_the_same(page: Opener, chromium: Any) -> None:
         frame.click(f"#tab-{view}")
         frame.wait_for_selector(f"#view:not([aria-busy]) > .view-{view}")
         assert frame.locator("#view .error").count() == 0
-    assert [url for url in other.asked if url != "about:srcdoc"] == other.wrong == []
+    assert [url for url in other.requests if url != "about:srcdoc"] == other.errors == []
     context.close()
 
 
 @pytest.mark.parametrize("view", ["heads", "matrix", "block"])  # HTML, canvas, drawing
-def test_a_picture_is_a_picture(page: Opener, tmp_path: Path, view: str) -> None:
+def test_save_png_writes_a_picture(page: Opener, tmp_path: Path, view: str) -> None:
     one = page(run="pair", view=view)
     with one.tab.expect_download() as waiting:
         one.tab.click("#save-png")
@@ -191,7 +191,7 @@ def test_a_picture_is_a_picture(page: Opener, tmp_path: Path, view: str) -> None
     assert len(data) > 10_000  # not blank
 
 
-def test_wrong_texts_are_answered_in_words(page: Opener) -> None:
+def test_wrong_texts_show_an_error(page: Opener) -> None:
     one = page(run="lm")
     one.type("")
     assert "blank" in one.text("#strips .error")
@@ -201,11 +201,11 @@ def test_wrong_texts_are_answered_in_words(page: Opener) -> None:
     one.type("the")
     assert len(one.texts(".chip")) == 3
     assert one.tab.locator("#strips .error, #strips .note:not(.output .note)").count() == 0
-    assert [said for said in one.wrong if "400" not in said] == []
-    one.wrong.clear()  # Chromium reports the refused request
+    assert [error for error in one.errors if "400" not in error] == []
+    one.errors.clear()  # Chromium reports the refused request
 
 
-def test_heads_switched_off_change_what_is_said(page: Opener) -> None:
+def test_disabled_heads_change_the_prediction(page: Opener) -> None:
     one = page(run="classify")
     before = one.text(".output")
     one.click("[id='switch-0-encoder.1.0']")
@@ -223,10 +223,10 @@ def test_heads_switched_off_change_what_is_said(page: Opener) -> None:
 
 
 def test_sliders_change_the_distribution_as_decoding_does(page: Opener, server: Server) -> None:
-    """To the digits that are shown."""
+    """They agree to the displayed digits."""
     one = page(run="lm", view="next", text="the quick fox")
     request = {"run": "lm", "text": "the quick fox", "at": -1, "kind": "decoder"}
-    logits = torch.tensor([[logit for _, logit in server.explored.answer("next", request)["logits"]]])
+    logits = torch.tensor([[logit for _, logit in server.workspace.answer("next", request)["logits"]]])
     history = History(*(torch.zeros(1, 0, dtype=kind) for kind in (torch.long, torch.bool, torch.bool)))
     for temperature, k, p in [
         (1.0, 0, 1.0),
@@ -239,8 +239,8 @@ def test_sliders_change_the_distribution_as_decoding_does(page: Opener, server: 
         for name, value in (("temperature", temperature), ("topk", k), ("topp", p)):
             one.tab.fill(f"#{name}", str(value))
         one.settled()
-        given = [Temperature(temperature), *([TopK(k)] if k else []), *([TopP(p)] if p < 1 else [])]
-        expected = process(given, history, logits).softmax(dim=-1)[0]
+        processors = [Temperature(temperature), *([TopK(k)] if k else []), *([TopP(p)] if p < 1 else [])]
+        expected = process(processors, history, logits).softmax(dim=-1)[0]
         shown = [float(text.strip("<% ")) / 100 for text in one.texts(".bar-row:not(:last-child) .number")]
         assert len(shown) > 4
         torch.testing.assert_close(torch.tensor(shown), expected[: len(shown)], atol=6e-4, rtol=0)
@@ -249,7 +249,7 @@ def test_sliders_change_the_distribution_as_decoding_does(page: Opener, server: 
 
 
 @pytest.mark.parametrize("run", SHAPES)
-def test_the_sum_of_products_is_the_score(page: Opener, run: str) -> None:
+def test_the_neuron_view_adds_up_to_the_score(page: Opener, run: str) -> None:
     one = page(run=run, view="neuron", head="1")
     terms = one.texts(".term b")
     numbers = [float(text.replace(",", "")) for text in terms if text != "none"]
@@ -309,6 +309,6 @@ def test_a_training_is_watched(page: Opener, server: Server) -> None:
     assert one.tab.locator(".chart polyline").count() == one.tab.locator("#tab-live .dot").count() == 1
     assert [text.split("\n")[0] for text in one.texts(".probe")] == ["step 5", "step 10"]
     assert one.tab.locator(".probe canvas").count() == 4  # two heads at two steps
-    with (server.explored.opened("growing").folder / "metrics.jsonl").open("a") as file:
+    with (server.workspace.opened("growing").folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 15, "loss": 2.125}\n')
     one.until("document.querySelector('.details')?.innerText.includes('2.125')")

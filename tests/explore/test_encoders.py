@@ -1,4 +1,4 @@
-"""What encoders answer: tags of words, labels, vectors, fillings of masks; in the views and on the page."""
+"""Predictions of encoders in the views and on the page: tags, labels, vectors, masked tokens."""
 
 import json
 import math
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from anyformer.config import ByteSpelling, TokenLabels, Tokens
-from anyformer.explore.open_runs import Explored, Opened, open_runs
+from anyformer.explore.open_runs import OpenRun, Workspace, open_runs
 from anyformer.explore.server import Server
 from anyformer.recipe import Encoder, Tag
 from tests.explore import made
@@ -30,26 +30,26 @@ NAMES = ("tag", "spelled", "joint", "tokens", "embed", "classify", "regress", "m
 
 
 @pytest.fixture(scope="module")
-def explored() -> Iterator[Explored]:
+def workspace() -> Iterator[Workspace]:
     with pytest.MonkeyPatch.context() as patch:
         for name, parts in MORE.items():
             patch.setitem(made.RUNS, name, parts)
-        yield Explored({name: Opened(name, run, run.folder) for name in NAMES for run in [made.made(name)]})
+        yield Workspace({name: OpenRun(name, run, run.folder) for name in NAMES for run in [made.made(name)]})
 
 
-def test_what_each_run_answers(explored: Explored) -> None:
+def test_the_output_kind_of_each_run(workspace: Workspace) -> None:
     kinds = ("tags", "tags", "tags", "tags", "vector", "labels", "number", "masked", "tokens")
-    assert {one["name"]: one["says"] for one in explored.about()} == dict(zip(NAMES, kinds, strict=True))
+    assert {one["name"]: one["says"] for one in workspace.about()} == dict(zip(NAMES, kinds, strict=True))
 
 
 @pytest.mark.parametrize("name", ["tag", "spelled", "joint", "tokens"])
-def test_each_word_has_its_tag_and_probabilities(explored: Explored, name: str) -> None:
-    """The tags of `predict`, each at the token where its word begins; a CRF has no probability of one word."""
-    found, run = explored.answer("read", body(name)), explored.runs[name].run
-    tags = found["tags"]
+def test_each_word_has_its_tag_and_probabilities(workspace: Workspace, name: str) -> None:
+    """They are the tags of `predict`, each at the first token of its word; a CRF has no probabilities per word."""
+    result, run = workspace.answer("read", body(name)), workspace.runs[name].run
+    tags = result["tags"]
     assert [one["word"] for one in tags] == TEXT.split()
     assert [" ".join(one["label"] for one in tags)] == run.predict([TEXT])
-    assert [found["tokens"]["encoder"][one["at"]] for one in tags] == TEXT.split()
+    assert [result["tokens"]["encoder"][one["at"]] for one in tags] == TEXT.split()
     for one in tags:
         if name == "joint":
             assert one["probabilities"] is None
@@ -57,20 +57,20 @@ def test_each_word_has_its_tag_and_probabilities(explored: Explored, name: str) 
         shares = dict(one["probabilities"])
         assert max(shares, key=lambda label: shares[label]) == one["label"]
         assert sum(shares.values()) == pytest.approx(1)
-    assert json.loads(json.dumps(found, allow_nan=False)) == json.loads(json.dumps(found))
+    assert json.loads(json.dumps(result, allow_nan=False)) == json.loads(json.dumps(result))
 
 
-def test_an_unknown_word_that_is_spelled_shows_as_itself(explored: Explored) -> None:
+def test_an_unknown_word_that_is_read_by_spelling_is_shown_as_text(workspace: Workspace) -> None:
     text = "the xylophone \u202e 나비"
-    tokens = {name: explored.answer("read", body(name, text=text))["tokens"]["encoder"] for name in ("tag", "spelled")}
+    tokens = {name: workspace.answer("read", body(name, text=text))["tokens"]["encoder"] for name in ("tag", "spelled")}
     assert tokens["tag"].count("<unk>") == 3
     assert [one for one in tokens["spelled"] if one not in tokens["tag"]] == ["xylophone", "\\u202e", "나비"]
 
 
-def test_a_vector_is_that_of_predict(explored: Explored) -> None:
-    found = explored.answer("read", body("embed"))["vector"]
-    assert found == pytest.approx(json.loads(explored.runs["embed"].run.predict([TEXT])[0]), rel=1e-4)
-    assert explored.answer("read", body("lm"))["vector"] is None
+def test_the_vector_equals_that_of_predict(workspace: Workspace) -> None:
+    result = workspace.answer("read", body("embed"))["vector"]
+    assert result == pytest.approx(json.loads(workspace.runs["embed"].run.predict([TEXT])[0]), rel=1e-4)
+    assert workspace.answer("read", body("lm"))["vector"] is None
 
 
 # -- on the page ------------------------------------------------------------------------------------------------------
@@ -78,16 +78,16 @@ def test_a_vector_is_that_of_predict(explored: Explored) -> None:
 
 @pytest.fixture
 def encoders(server: Server, tmp_path: Path) -> Iterator[None]:
-    """The server with runs of encoders."""
+    """Add runs of encoders to the server."""
     with pytest.MonkeyPatch.context() as patch:
         for name, parts in MORE.items():
             patch.setitem(made.RUNS, name, parts)
         names = ("spelled", "embed", "mlm", "regress", "tokens")
         opened = open_runs([made.written(name, tmp_path) for name in names])
-    server.explored.runs.update(opened.runs)
+    server.workspace.runs.update(opened.runs)
     yield
     for name in names:
-        del server.explored.runs[name]
+        del server.workspace.runs[name]
 
 
 @pytest.mark.usefixtures("encoders")
@@ -102,10 +102,10 @@ def test_a_tagger_shows_each_word_with_its_tag(page: Opener) -> None:
 
 
 @pytest.mark.usefixtures("encoders")
-def test_two_texts_of_an_embedder_have_a_cosine(page: Opener, server: Server) -> None:
+def test_two_texts_of_an_embedder_are_compared_by_cosine(page: Opener, server: Server) -> None:
     one = page(run="embed", view="compare", both="next", text="the quick fox", run2="embed", text2="the lazy dog")
-    asked = [{"run": "embed", "text": text} for text in ("the quick fox", "the lazy dog")]
-    a, b = (torch.tensor(server.explored.answer("read", request)["vector"]) for request in asked)
+    requests = [{"run": "embed", "text": text} for text in ("the quick fox", "the lazy dog")]
+    a, b = (torch.tensor(server.workspace.answer("read", request)["vector"]) for request in requests)
     (shown,) = one.texts(".cosine b")
     assert float(shown.replace("−", "-")) == pytest.approx(float(torch.cosine_similarity(a, b, dim=0)), abs=6e-4)
     assert one.tab.locator(".view-next .signs rect").count() == 2 * len(a)
@@ -115,8 +115,8 @@ def test_two_texts_of_an_embedder_have_a_cosine(page: Opener, server: Server) ->
 
 @pytest.mark.usefixtures("encoders")
 def test_other_encoders_have_no_empty_view(page: Opener) -> None:
-    """In both languages: labels, a number, fillings."""
-    names = {"classify": ("Labels", "레이블"), "regress": ("Number", "수치"), "mlm": ("Fillings", "빈칸")}
+    """In both languages: labels, a number, masked tokens."""
+    names = {"classify": ("Labels", "레이블"), "regress": ("Number", "수치"), "mlm": ("Masked tokens", "빈칸")}
     for locale, which in (("en-US", 0), ("ko-KR", 1)):
         one = page(locale=locale)
         for run, name in names.items():

@@ -1,4 +1,4 @@
-"""How `anyformer explore` ends: by Ctrl-C or SIGTERM, at rest or in the middle of a computation, with exit code 0."""
+"""Shutdown of `anyformer explore` by Ctrl-C or SIGTERM, idle or during a computation, with exit code 0."""
 
 import http.client
 import json
@@ -19,26 +19,26 @@ from anyformer.explore.server import Server
 from tests.explore.made import body, written
 from tests.test_cli import run
 
-# `heads` is made slow, so that the signal comes while torch computes in another thread.
+# A slow `heads` view, so that the signal arrives while torch computes in another thread.
 SLOW = """
 import sys, time, torch
 from anyformer.cli import main
-from anyformer.explore import asked, opened
-def slow(seen, asked):
+from anyformer.explore import open_runs, requests
+def slow(trace, request):
     print("computing", flush=True)
     end, x = time.monotonic() + 1, torch.rand(64, 64)
     while time.monotonic() < end:
         x = (x @ x).softmax(-1)
     return {}
-opened.VIEWS["heads"] = asked.AboutLayer, slow
+open_runs.VIEWS["heads"] = requests.LayerRequest, slow
 sys.argv[1:] = ["explore", *sys.argv[1:], "--port", "0", "--no-browser"]
 main()
 """
 
 
 @contextmanager
-def asking(line: str) -> Iterator[None]:
-    """A request to the address of a line, of which the answer is not read."""
+def pending_request(line: str) -> Iterator[None]:
+    """Send a request to the address in a line, and do not read the answer."""
     (port,) = re.findall(r"^http://127\.0\.0\.1:(\d+)/", line)
     with closing(http.client.HTTPConnection("127.0.0.1", int(port), timeout=20)) as connection:
         connection.request("POST", "/api/heads", json.dumps(body("lm", kind="decoder", layer=0)))
@@ -46,11 +46,11 @@ def asking(line: str) -> Iterator[None]:
 
 
 def test_ctrl_c_in_the_middle_of_a_computation(tmp_path: Path) -> None:
-    """The interpreter does not end while another thread is in native code, which would abort it (SIGABRT, -6)."""
+    """The interpreter does not exit while another thread is in native code, which would abort it (SIGABRT, -6)."""
     command = [sys.executable, "-c", SLOW, str(written("lm", tmp_path))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        with asking(process.stdout.readline()):
+        with pending_request(process.stdout.readline()):
             assert process.stdout.readline() == "computing\n"
             process.send_signal(signal.SIGINT)
             _, errors = process.communicate(timeout=30)
@@ -63,7 +63,7 @@ def test_sigterm_ends_it_as_ctrl_c_does(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_signal_that_an_import_swallows_still_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Native code that torch imports may catch the exception of a signal: it is looked at once more before serving."""
+    """Native code that torch imports may swallow the exception of a signal: it is checked again before serving."""
 
     def swallowing(*_: object) -> object:
         with suppress(KeyboardInterrupt):
@@ -78,22 +78,22 @@ def test_a_signal_that_an_import_swallows_still_ends_it(tmp_path: Path, monkeypa
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_the_server_waits_for_what_is_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, go_on = Event(), Event()
+def test_the_server_waits_for_active_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, proceed = Event(), Event()
 
     def slow(*_: object) -> dict[str, object]:
-        begun.set()
-        go_on.wait(10)
+        started.set()
+        proceed.wait(10)
         return {}
 
-    monkeypatch.setattr("anyformer.explore.open_runs.Explored.answer", slow)
+    monkeypatch.setattr("anyformer.explore.open_runs.Workspace.answer", slow)
     with Server(open_runs([written("lm", tmp_path)])) as server:
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
-        with asking(server.address):
-            assert begun.wait(10)
+        with pending_request(server.address):
+            assert started.wait(10)
             assert not server.finish(0.02)
-            go_on.set()
+            proceed.set()
             assert server.finish(10)
         server.shutdown()
         thread.join()

@@ -1,4 +1,4 @@
-"""What is looked at first: the newest checkpoint, a text that the run can read, the place that one asks about."""
+"""Initial state of the page: the newest checkpoint, an example text, the position that is shown first."""
 
 import shutil
 from pathlib import Path
@@ -8,32 +8,32 @@ from tests.explore.made import body, written
 from tests.explore.tab import growing
 
 
-def test_a_mask_is_looked_at_first(tmp_path: Path) -> None:
-    explored = open_runs([written(name, tmp_path) for name in ("mlm", "pair", "lm")])
+def test_the_first_mask_is_the_initial_position(tmp_path: Path) -> None:
+    workspace = open_runs([written(name, tmp_path) for name in ("mlm", "pair", "lm")])
     for name in ("mlm", "pair", "lm"):
-        found = explored.answer("read", body(name))
-        tokens = found["tokens"]["encoder" if name == "mlm" else "decoder"]
-        assert found["at"] == (tokens.index("<mask>") if name == "mlm" else len(tokens) - 1)
-        assert explored.answer("next", body(name))["at"] == found["at"]
+        result = workspace.answer("read", body(name))
+        tokens = result["tokens"]["encoder" if name == "mlm" else "decoder"]
+        assert result["at"] == (tokens.index("<mask>") if name == "mlm" else len(tokens) - 1)
+        assert workspace.answer("next", body(name))["at"] == result["at"]
 
 
-def test_a_pair_has_a_second_text_to_begin_with(tmp_path: Path) -> None:
-    explored = open_runs([written("entail", tmp_path)])
-    (about,) = explored.about()
+def test_the_example_of_a_pair_has_two_texts(tmp_path: Path) -> None:
+    workspace = open_runs([written("entail", tmp_path)])
+    (about,) = workspace.about()
     assert about["pair"]
-    asked = {"run": "entail", "text": about["example"], "target": about["example_target"]}
-    assert explored.answer("read", asked)["answer"] in ("no", "yes")
+    request = {"run": "entail", "text": about["example"], "target": about["example_target"]}
+    assert workspace.answer("read", request)["answer"] in ("no", "yes")
 
 
-def test_a_training_is_looked_at_by_its_newest_checkpoint(tmp_path: Path) -> None:
-    """What was seen of an older one is forgotten when the page is loaded again."""
+def test_a_running_training_is_shown_by_its_newest_checkpoint(tmp_path: Path) -> None:
+    """Traces of an older checkpoint are dropped when the page is loaded again."""
     folder = growing(tmp_path)
     fresh = open_runs([folder])
-    asked = {"run": "growing", "text": "the quick fox"}
-    (about,), before = fresh.about(), fresh.answer("next", asked)
+    request = {"run": "growing", "text": "the quick fox"}
+    (about,), before = fresh.about(), fresh.answer("next", request)
     assert about["step"] == 10
-    assert fresh.answer("next", asked) == before
+    assert fresh.answer("next", request) == before
     shutil.copytree(folder / "state" / "step-000000005", folder / "state" / "step-000000015")
-    (about,), after = fresh.about(), fresh.answer("next", asked)
+    (about,), after = fresh.about(), fresh.answer("next", request)
     assert about["step"] == 15
-    assert after == fresh.answer("next", {**asked, "step": 5}) != before
+    assert after == fresh.answer("next", {**request, "step": 5}) != before

@@ -1,4 +1,4 @@
-"""What the views teach: positions, the strongest key, links to two texts, and drawings whose parts do not overlap."""
+"""Explanations in the views: positions, the strongest key, comparison of two texts, and drawings without overlap."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from anyformer.explore.open_runs import Explored, Opened, open_runs
+from anyformer.explore.open_runs import OpenRun, Workspace, open_runs
 from anyformer.explore.server import Server
 from anyformer.recipe import LanguageModel
 from tests.explore import made
@@ -29,39 +29,39 @@ from tests.explore.test_views import numbers
 )
 def test_a_matrix_names_its_positions(name: str, kind: str, position: str) -> None:
     run = made.made(name)
-    found = Explored({name: Opened(name, run, run.folder)}).answer(
+    result = Workspace({name: OpenRun(name, run, run.folder)}).answer(
         "matrix", body(name, kind=kind, layer=0, head=0, what="bias")
     )
-    assert found["position"] == position
-    assert (found["values"] is None) == (position not in ("t5", "alibi"))
+    assert result["position"] == position
+    assert (result["values"] is None) == (position not in ("t5", "alibi"))
 
 
-def test_the_strongest_key_is_known_where_no_line_is_drawn() -> None:
-    """Of many keys that are looked at alike no weight reaches that of a line; one is the greatest all the same."""
+def test_the_strongest_key_is_known_without_a_link() -> None:
+    """With many keys of similar weight none reaches the minimum of a link, but one is still the highest."""
     run = made.made("latent")
     with torch.no_grad():
         for name, weight in run.model.named_parameters():
             if "mixer" in name:
                 weight.mul_(0.1)
-    explored = Explored({"latent": Opened("latent", run, run.folder)})
-    place = body("latent", text="the quick brown fox jumps over the lazy dog " * 6, kind="decoder", layer=0)
-    found = explored.answer("heads", place)
-    last = len(found["rows"]) - 1
-    for head, keys in enumerate(found["strongest"]):
-        weights = numbers(explored.answer("matrix", {**place, "head": head}))
+    workspace = Workspace({"latent": OpenRun("latent", run, run.folder)})
+    where = body("latent", text="the quick brown fox jumps over the lazy dog " * 6, kind="decoder", layer=0)
+    result = workspace.answer("heads", where)
+    last = len(result["rows"]) - 1
+    for head, keys in enumerate(result["strongest"]):
+        weights = numbers(workspace.answer("matrix", {**where, "head": head}))
         assert keys == np.argmax(weights, axis=1).tolist()
-        assert last not in [query for query, _, _ in found["links"][head]]
+        assert last not in [query for query, _, _ in result["links"][head]]
 
 
 @pytest.fixture
 def post(server: Server, tmp_path: Path) -> Iterator[str]:
-    """A run whose norms stand on the stream, after the sums."""
+    """Add a run with post-norm blocks to the server."""
     block = made.BLOCK.model_copy(update={"placement": "post"})
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(made.RUNS, "post", (LanguageModel(), made.decoder(made.stack(block, depth=6)), made.LETTERS))
-        server.explored.runs.update(open_runs([made.written("post", tmp_path)]).runs)
+        server.workspace.runs.update(open_runs([made.written("post", tmp_path)]).runs)
     yield "post"
-    del server.explored.runs["post"]
+    del server.workspace.runs["post"]
 
 
 def test_names_in_the_block_do_not_overlap(page: Opener, post: str) -> None:

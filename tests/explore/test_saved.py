@@ -1,4 +1,4 @@
-"""A saved page: all layers and tokens are in it; what is not is switched off with a reason, and leads nowhere."""
+"""A saved page holds all layers and tokens; controls without saved data are disabled, with a reason."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ Saved = Callable[..., Page]
 
 @pytest.fixture
 def saved(page: Opener, chromium: Any, tmp_path: Path) -> Iterator[Saved]:
-    """Saves the page of a state and opens the file without a network."""
+    """Save the page of a state and open the file without a network."""
     contexts = []
 
     def open_(**state: str) -> Page:
@@ -38,8 +38,8 @@ def saved(page: Opener, chromium: Any, tmp_path: Path) -> Iterator[Saved]:
         context.close()
 
 
-def whole(page: Page) -> None:
-    """The page shows its view without an error, with its tabs and controls."""
+def check_complete(page: Page) -> None:
+    """Check that the page shows its view without an error, with its tabs and controls."""
     assert page.tab.locator("#view .error, #strips .error").count() == 0
     assert page.tab.locator("#view > .pane > *").count() > 0
     assert page.tab.locator("#tabs button").count() == 9
@@ -51,25 +51,25 @@ def test_every_layer_head_and_token_is_in_it(saved: Saved) -> None:
         one.tab.select_option("#kind-0", kind)
         one.tab.select_option("#layer-0", "1")
         one.settled().see("heads")
-        whole(one)
+        check_complete(one)
     one.click("#tab-matrix")
     one.tab.select_option("#head-0", "1")
     for what in ("scores", "bias", "mask"):
         one.click(f"#what-0-{what}")
-        whole(one)
+        check_complete(one)
     one.click("#tab-next")
     for at in (0, 2):
         one.click(f"#token-0-decoder-{at}").see("next")
-        whole(one)
+        check_complete(one)
     assert one.tab.locator(".picker option:disabled, #tabs button:disabled, .chip:disabled").count() == 0
     one.click("#tab-neuron")
     one.tab.select_option("#layer-0", "1")
     one.settled().see("neuron")
-    whole(one)
-    assert one.wrong == []
+    check_complete(one)
+    assert one.errors == []
 
 
-def test_what_is_not_in_it_is_switched_off_and_says_why(saved: Saved) -> None:
+def test_controls_without_saved_data_are_disabled_with_a_reason(saved: Saved) -> None:
     one = saved(run="pair", view="heads")
     for selector in ("#go", "[id='switch-0-encoder.0.0']", "#layer-0-cross-1", "#seed", "#most"):
         assert one.tab.locator(selector).is_disabled(), selector
@@ -85,37 +85,37 @@ def test_what_is_not_in_it_is_switched_off_and_says_why(saved: Saved) -> None:
     assert off.count() > 0
     assert REASON in str(off.first.get_attribute("title"))
     assert one.tab.locator(".weights button:enabled").count() == 1
-    assert one.wrong == []
+    assert one.errors == []
 
 
 def test_keys_and_addresses_never_lead_into_an_empty_page(saved: Saved) -> None:
     one = saved(run="lm", view="heads", layer="1")
     for key in ("x", "w", "ArrowUp", "]", "k", "ArrowLeft", *"46789"):
         one.press(key)
-        whole(one)
+        check_complete(one)
     one.press("3").tab.focus("#matrix-0")
-    one.press("ArrowUp", "ArrowLeft", "ArrowLeft", "Enter")  # a link whose products were not saved
-    whole(one)
+    one.press("ArrowUp", "ArrowLeft", "ArrowLeft", "Enter")  # a link that was not saved
+    check_complete(one)
     one.press("4")
-    whole(one)
+    check_complete(one)
     before = one.tab.url
     one.tab.evaluate("location.hash = 'run=lm&text=something+else&view=matrix'")
     one.until("document.querySelector('#said').textContent !== ''")
-    whole(one.settled())
+    check_complete(one.settled())
     assert one.tab.input_value("#text") != "something else"
     one.tab.goto(before)
     one.tab.reload()
-    whole(one.settled())
-    assert one.wrong == []
+    check_complete(one.settled())
+    assert one.errors == []
 
 
-def test_switches_that_were_looked_at_work(saved: Saved) -> None:
+def test_saved_head_switches_work(saved: Saved) -> None:
     one = saved(run="classify", view="heads", off="encoder.1.0")
     assert not one.tab.locator("#all-on-0").is_disabled()
     assert one.tab.locator("[id='switch-0-encoder.0.0']").is_disabled()
     one.tab.select_option("#layer-0", "1")
-    whole(one.settled())
-    assert one.wrong == []
+    check_complete(one.settled())
+    assert one.errors == []
 
 
 def test_a_notebook_has_the_same_limits(saved: Saved, tmp_path: Path) -> None:
@@ -124,5 +124,5 @@ def test_a_notebook_has_the_same_limits(saved: Saved, tmp_path: Path) -> None:
     assert one.tab.locator("#go").is_disabled()
     for key in "245":
         one.press(key)
-        whole(one)
-    assert one.wrong == []
+        check_complete(one)
+    assert one.errors == []

@@ -1,4 +1,4 @@
-"""The server: whom it answers, what it says to nonsense, and how the verb ends."""
+"""The server: allowed hosts, errors for wrong requests, and the command line."""
 
 import http.client
 import json
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from anyformer.explore import page_bundle as assemble
+from anyformer.explore import page_bundle as page_bundle
 from anyformer.explore.open_runs import open_runs
 from anyformer.explore.server import Server
 from tests.explore.made import TEXT, body, written
@@ -41,28 +41,28 @@ def server(folder: Path) -> Iterator[Server]:
         thread.join()
 
 
-def ask(
+def send(
     server: Server, path: str, request: Any = None, *, raw: bytes | None = None, **headers: str
 ) -> tuple[int, Any, dict[str, str]]:
-    """Status, answer and headers of a request; a POST where something is sent."""
+    """Return status, answer and headers of a request; a POST if it has a body."""
     data = raw if request is None else json.dumps(request).encode()
     with closing(http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)) as connection:
         connection.request("GET" if data is None else "POST", path, data, headers)
         response = connection.getresponse()
-        text, found = response.read().decode(), dict(response.getheaders())
-    return response.status, json.loads(text) if "/json" in found["Content-Type"] else text, found
+        text, result = response.read().decode(), dict(response.getheaders())
+    return response.status, json.loads(text) if "/json" in result["Content-Type"] else text, result
 
 
-def test_the_page_may_do_nothing_else(server: Server) -> None:
-    """Its own style and script by a nonce of one use, no other sources, no attribute that is one."""
-    status, page, headers = ask(server, "/")
+def test_the_content_policy_of_the_page(server: Server) -> None:
+    """Only its own style and script, by a nonce used once; no other sources, no inline handlers."""
+    status, page, headers = send(server, "/")
     policy = dict(part.split(" ", 1) for part in headers["Content-Security-Policy"].split("; "))
     assert status == 200
     assert policy["default-src"] == "'none'"
     assert policy["connect-src"] == "'self'"
     (nonce,) = set(re.findall(r'nonce="([^"]+)"', page))
     assert policy["script-src"] == policy["style-src"] == f"'nonce-{nonce}'"
-    assert nonce != re.findall(r'nonce="([^"]+)"', ask(server, "/")[1])[0]
+    assert nonce != re.findall(r'nonce="([^"]+)"', send(server, "/")[1])[0]
     assert [len(re.findall(f"(?m)^<{tag}", page)) for tag in ("script", "style")] == [1, 1]
     markup = re.sub(r"(?s)<(style|script)[^>]* nonce.*</\1>", "", page)
     assert not re.findall(r"""\s(on\w+|style|src)=|https?://""", markup)
@@ -70,46 +70,46 @@ def test_the_page_may_do_nothing_else(server: Server) -> None:
 
 
 def test_the_files_are_one_document(server: Server) -> None:
-    files = assemble.sources()
-    page = assemble.page("x")
+    files = page_bundle.sources()
+    page = page_bundle.page("x")
     assert list(files)[-1] == "main.js"
     assert all(text in page for name, text in files.items() if name != "index.html")
     assert not any(re.search(r"</(script|style)", text) for name, text in files.items() if name != "index.html")
 
 
-def test_the_document_that_stands_alone(server: Server) -> None:
-    """Its policy is in it, and lets it ask nobody; answers cannot end the script that holds them."""
-    status, page, headers = ask(server, "/alone")
+def test_the_standalone_document(server: Server) -> None:
+    """Its policy is in the document and forbids connections; answers cannot close the script that holds them."""
+    status, page, headers = send(server, "/alone")
     assert status == 200
     assert headers["Content-Security-Policy"] == "default-src 'none'"
     assert '<script type="application/json" id="saved">null</script>' in page
     (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', page)
     assert "connect-src" not in policy
     assert "default-src 'none'" in policy
-    held = assemble.alone({"answers": {"x": "</script><script>alert(1)</script>"}})
+    held = page_bundle.standalone({"answers": {"x": "</script><script>alert(1)</script>"}})
     saved = held.partition('id="saved">')[2].partition("</script>")[0]
     assert "<" not in saved
     assert json.loads(saved)["answers"]["x"].startswith("</script>")
 
 
 def test_the_runs(server: Server) -> None:
-    found = {one["name"]: one for one in ask(server, "/api/runs")[1]}
-    assert list(found) == list(NAMES)
-    assert [found[name]["shape"] for name in NAMES] == ["encoder-decoder", "decoder", "encoder"]
-    assert [found[name]["writes"] for name in NAMES] == [True, True, False]
-    assert found["pair"]["kinds"]["cross"] == {"layers": [0, 1], "heads": [4, 4]}
-    assert found["lm"]["limit"] == {"decoder": 48}
-    assert all(one["example"] and not one["live"] for one in found.values())
+    result = {one["name"]: one for one in send(server, "/api/runs")[1]}
+    assert list(result) == list(NAMES)
+    assert [result[name]["shape"] for name in NAMES] == ["encoder-decoder", "decoder", "encoder"]
+    assert [result[name]["writes"] for name in NAMES] == [True, True, False]
+    assert result["pair"]["kinds"]["cross"] == {"layers": [0, 1], "heads": [4, 4]}
+    assert result["lm"]["limit"] == {"decoder": 48}
+    assert all(one["example"] and not one["live"] for one in result.values())
 
 
 def test_a_view_and_a_stream(server: Server) -> None:
-    status, found, _ = ask(server, "/api/heads", body("pair", kind="cross", layer=0))
-    assert (status, len(found["links"])) == (200, 4)
-    status, lines, headers = ask(server, "/api/write", body("pair", max_new_tokens=4))
+    status, result, _ = send(server, "/api/heads", body("pair", kind="cross", layer=0))
+    assert (status, len(result["links"])) == (200, 4)
+    status, lines, headers = send(server, "/api/write", body("pair", max_new_tokens=4))
     assert (status, headers["Content-Type"]) == (200, "application/x-ndjson; charset=utf-8")
     *tokens, last = map(json.loads, lines.splitlines())
     assert [*tokens[0]] == ["text", "token", "p", "top", "cache"]
-    assert last == {"done": True, "text": server.explored.runs["pair"].run.generate([TEXT], max_new_tokens=4)[0]}
+    assert last == {"done": True, "text": server.workspace.runs["pair"].run.generate([TEXT], max_new_tokens=4)[0]}
 
 
 @pytest.mark.parametrize(
@@ -123,23 +123,23 @@ def test_a_view_and_a_stream(server: Server) -> None:
         {"Origin": "https://127.0.0.1"},
     ],
 )
-def test_others_are_not_answered(server: Server, headers: dict[str, str]) -> None:
-    """By another name for this address, or from another site's page."""
+def test_requests_from_other_hosts_and_sites_are_refused(server: Server, headers: dict[str, str]) -> None:
+    """By another host name, or from a page of another site."""
     for path, request in (("/", None), ("/api/runs", None), ("/api/read", body("pair"))):
-        status, found, _ = ask(server, path, request, **headers)
+        status, result, _ = send(server, path, request, **headers)
         assert status == 403
-        assert list(found) == ["error"]
+        assert list(result) == ["error"]
 
 
 def test_its_own_page_is_answered(server: Server) -> None:
     for host in (f"127.0.0.1:{server.server_port}", f"localhost:{server.server_port}"):
-        assert ask(server, "/api/read", body("pair"), Host=host, Origin=f"http://{host}")[0] == 200
+        assert send(server, "/api/read", body("pair"), Host=host, Origin=f"http://{host}")[0] == 200
 
 
 def test_wrong_requests(server: Server) -> None:
     def line(path: str, request: Any = None, **more: Any) -> tuple[int, str]:
-        status, found, _ = ask(server, path, request, **more)
-        return status, found["error"]
+        status, result, _ = send(server, path, request, **more)
+        return status, result["error"]
 
     assert line("/nothing") == (404, "there is nothing here")
     assert line("/api/read") == (404, "there is nothing here")
@@ -152,16 +152,16 @@ def test_wrong_requests(server: Server) -> None:
     assert line("/api/read", {}) == (400, "run: is required; text: is required")
     assert line("/api/read", body("pair", text="")) == (400, "text: is blank: there is nothing to look into")
     assert line("/api/read", body("pair", run="nobody"))[0] == 400
-    assert line("/api/write", body("pair", text="")) == (400, "text: is blank: it is answered by nothing")
+    assert line("/api/write", body("pair", text="")) == (400, "text: is blank: type a text")
     assert line("/api/write", body("pair", seed="x")) == (400, "seed = 'x': must be a whole number")
-    assert line("/api/write", raw=b"x" * (2**20 + 1)) == (413, "a request has at most 1,048,576 bytes")
+    assert line("/api/write", raw=b"x" * (2**20 + 1)) == (413, "the limit is 1,048,576 bytes")
 
 
 def test_text_that_no_file_could_hold(server: Server) -> None:
-    """Half a character, as JSON may have it."""
-    status, found, _ = ask(server, "/api/read", raw=json.dumps(body("lm", text="a\ud800b")).encode())
+    """JSON may hold a lone surrogate."""
+    status, result, _ = send(server, "/api/read", raw=json.dumps(body("lm", text="a\ud800b")).encode())
     assert status == 400
-    assert found["error"].startswith("the text holds half a character")
+    assert result["error"].startswith("the text holds half a character")
 
 
 def test_a_port_in_use(folder: Path, server: Server) -> None:
@@ -174,7 +174,7 @@ def test_a_port_in_use(folder: Path, server: Server) -> None:
 
 
 def test_runs_that_cannot_be_opened(folder: Path, tmp_path: Path) -> None:
-    """One line, whatever is missing of it."""
+    """The error is one line."""
 
     def line(run: Path) -> str:
         (only,) = refused("explore", run, "--no-browser", "--port", "0")
@@ -184,7 +184,7 @@ def test_runs_that_cannot_be_opened(folder: Path, tmp_path: Path) -> None:
     half = tmp_path / "half"
     shutil.copytree(folder / "lm", half)
     (half / "manifest.json").unlink()
-    nothing = "neither a manifest.json nor a whole checkpoint yet"
+    nothing = "neither a manifest.json nor a complete checkpoint yet"
     assert line(half) == f"{half}: is not a run: it has {nothing}"
     (half / "recipe.toml").touch()
     assert line(half) == f"{half}: is being written, and has {nothing}"
@@ -201,7 +201,7 @@ def test_runs_that_cannot_be_opened(folder: Path, tmp_path: Path) -> None:
 
 
 def test_the_verb_prints_the_address(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And ends as one interrupts it; the browser is told unless it is not wanted."""
+    """It ends by an interrupt, and opens the browser unless `--no-browser` is given."""
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", opened.append)
     monkeypatch.setattr(Server, "serve_forever", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -215,26 +215,26 @@ def test_the_verb_prints_the_address(folder: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_run_that_is_trained(tmp_path: Path) -> None:
-    """Its rows as they come, its checkpoints by step, and an example of its data."""
+    """Metrics, checkpoints by step, and an example of the run's data."""
     recipe = small.pairs("decoder", steps=4, evaluate_every=2)
     small.run(recipe, tmp_path / "run")
-    explored = open_runs([tmp_path / "run"])
-    found = explored.answer("live", {"run": "run"})
-    steps = found["checkpoints"]
-    assert found["count"] == len(found["rows"]) > 0
-    assert not found["live"]
-    assert explored.answer("live", {"run": "run", "since": found["count"] - 1})["rows"] == found["rows"][-1:]
-    (about,) = explored.about()
+    workspace = open_runs([tmp_path / "run"])
+    result = workspace.answer("live", {"run": "run"})
+    steps = result["checkpoints"]
+    assert result["count"] == len(result["rows"]) > 0
+    assert not result["live"]
+    assert workspace.answer("live", {"run": "run", "since": result["count"] - 1})["rows"] == result["rows"][-1:]
+    (about,) = workspace.about()
     assert re.fullmatch(r"\d( \d)+", about["example"])
-    asked = {"run": "run", "text": about["example"], "kind": "decoder", "layer": 0}
-    maps = [explored.answer("heads", {**asked, "step": step})["links"] for step in steps]
-    assert maps[-1] == explored.answer("heads", asked)["links"]
+    request = {"run": "run", "text": about["example"], "kind": "decoder", "layer": 0}
+    maps = [workspace.answer("heads", {**request, "step": step})["links"] for step in steps]
+    assert maps[-1] == workspace.answer("heads", request)["links"]
     (tmp_path / "run" / "manifest.json").unlink()
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 5, "lo')  # a line that is being written
     again = open_runs([tmp_path / "run"])
     assert again.about()[0]["live"]
-    assert again.answer("live", {"run": "run"})["count"] == found["count"]
+    assert again.answer("live", {"run": "run"})["count"] == result["count"]
 
 
 def test_it_is_on_this_machine_alone(server: Server) -> None:
@@ -244,9 +244,9 @@ def test_it_is_on_this_machine_alone(server: Server) -> None:
         assert other.connect_ex((socket.gethostbyname("localhost"), server.server_port)) == 0
 
 
-def test_a_mixture_is_a_run_for_each_task(tmp_path: Path) -> None:
+def test_a_mixture_is_a_run_for_each_tsend(tmp_path: Path) -> None:
     small.run(small.mixed(tmp_path, steps=1), tmp_path / "mixed")
-    explored = open_runs([tmp_path / "mixed"])
-    assert list(explored.runs) == ["mixed:large", "mixed:copy"]
-    first, second = (explored.answer("read", {"run": name, "text": "a"}) for name in explored.runs)
+    workspace = open_runs([tmp_path / "mixed"])
+    assert list(workspace.runs) == ["mixed:large", "mixed:copy"]
+    first, second = (workspace.answer("read", {"run": name, "text": "a"}) for name in workspace.runs)
     assert (first["tokens"]["encoder"][0], second["tokens"]["encoder"][0]) == ("<task:large>", "<task:copy>")

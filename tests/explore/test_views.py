@@ -1,4 +1,4 @@
-"""Laws of the views: what the page shows is what the model does, on every shape and task."""
+"""Laws of the views: the page shows what the model computes, for every shape and task."""
 
 import json
 from base64 import b64decode
@@ -12,8 +12,8 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer.config import ConfigError
-from anyformer.explore.open_runs import Explored, Opened
-from anyformer.explore.requests import AboutText
+from anyformer.explore.open_runs import OpenRun, Workspace
+from anyformer.explore.requests import TextRequest
 from anyformer.inspection.ablation import run_without_heads
 from anyformer.inspection.cache_growth import cache_growth
 from anyformer.inspection.count import count
@@ -25,21 +25,21 @@ from tests.explore.made import RUNS, TARGETS, TEXT, body, made
 
 ATTENDING = [name for name in RUNS if name != "cells"]
 WRITING = ["pair", "sort", "lm", "window", "latent", "relu", "prefix", "spans", "cells"]
-SAYING = [*WRITING, "mlm", "lora"]
+PREDICTING_TOKENS = [*WRITING, "mlm", "lora"]
 
 
 @pytest.fixture(scope="module")
-def explored() -> Explored:
-    return Explored({name: Opened(name, run, run.folder) for name in RUNS for run in [made(name)]})
+def workspace() -> Workspace:
+    return Workspace({name: OpenRun(name, run, run.folder) for name in RUNS for run in [made(name)]})
 
 
-def places(explored: Explored, name: str) -> list[tuple[str, int, int]]:
-    """Every kind and layer of a run, and how many heads it has there."""
-    kinds = explored.runs[name].about()["kinds"]
+def layers_of(workspace: Workspace, name: str) -> list[tuple[str, int, int]]:
+    """Return every kind and layer of a run with its number of heads."""
+    kinds = workspace.runs[name].about()["kinds"]
     return [
         (kind, layer, heads)
-        for kind, found in kinds.items()
-        for layer, heads in zip(found["layers"], found["heads"], strict=True)
+        for kind, result in kinds.items()
+        for layer, heads in zip(result["layers"], result["heads"], strict=True)
     ]
 
 
@@ -47,31 +47,31 @@ def attention(kind: str, layer: int) -> str:
     return f"decoder.{layer}.cross" if kind == "cross" else f"{kind}.{layer}.mixer"
 
 
-def numbers(found: dict[str, Any]) -> NDArray[np.float32]:
-    return np.frombuffer(b64decode(found["values"]), "<f4").reshape(found["shape"])
+def numbers(result: dict[str, Any]) -> NDArray[np.float32]:
+    return np.frombuffer(b64decode(result["values"]), "<f4").reshape(result["shape"])
 
 
-def reading_of(explored: Explored, name: str) -> Reading:
-    return explored.look(AboutText(**body(name))).reading
+def reading_of(workspace: Workspace, name: str) -> Reading:
+    return workspace.trace(TextRequest(**body(name))).reading
 
 
-def tapped(explored: Explored, name: str, tap: str) -> Tensor:
-    """An activation of the same text, read by the model itself."""
-    run, reading = explored.runs[name].run, reading_of(explored, name)
+def tapped(workspace: Workspace, name: str, tap: str) -> Tensor:
+    """Return an activation of the model for the same text."""
+    run, reading = workspace.runs[name].run, reading_of(workspace, name)
     with torch.no_grad():
         return run_with_taps(run.model, [tap], *reading.inputs, **reading.options)[1][tap]
 
 
 @pytest.mark.parametrize("name", ATTENDING)
-def test_maps_are_those_of_the_model(explored: Explored, name: str) -> None:
-    """Weights are the real ones; rows sum to one where nothing takes weight away; names and links are of them."""
-    for kind, layer, heads in places(explored, name):
-        real = tapped(explored, name, f"{attention(kind, layer)}.weights")[0].numpy()
-        shown = explored.answer("heads", body(name, kind=kind, layer=layer))
-        small = explored.answer("model", body(name, kind=kind))
+def test_maps_are_those_of_the_model(workspace: Workspace, name: str) -> None:
+    """Weights equal the model's; rows sum to one unless there is a sink; names and links follow from them."""
+    for kind, layer, heads in layers_of(workspace, name):
+        real = tapped(workspace, name, f"{attention(kind, layer)}.weights")[0].numpy()
+        shown = workspace.answer("heads", body(name, kind=kind, layer=layer))
+        small = workspace.answer("model", body(name, kind=kind))
         for head in range(heads):
-            found = explored.answer("matrix", body(name, kind=kind, layer=layer, head=head))
-            weights = numbers(found)
+            result = workspace.answer("matrix", body(name, kind=kind, layer=layer, head=head))
+            weights = numbers(result)
             np.testing.assert_allclose(weights, real[head], atol=1e-6)
             if name not in ("relu", "window"):
                 np.testing.assert_allclose(weights.sum(axis=1), 1, atol=1e-5)
@@ -84,113 +84,115 @@ def test_maps_are_those_of_the_model(explored: Explored, name: str) -> None:
                 small["sizes"][str(layer)]
             )
             assert abs(pooled.max() / 255 - weights.max()) < 1 / 255
-            assert found["rows"] == shown["rows"]
-            assert found["columns"] == shown["columns"]
+            assert result["rows"] == shown["rows"]
+            assert result["columns"] == shown["columns"]
         assert shown["names"] == [small["names"][f"{layer}.{head}"] for head in range(heads)]
 
 
 @pytest.mark.parametrize("name", ATTENDING)
-def test_scores_masks_and_biases_make_the_weights(explored: Explored, name: str) -> None:
-    run = explored.runs[name].run
-    for kind, layer, heads in places(explored, name):
+def test_scores_masks_and_biases_make_the_weights(workspace: Workspace, name: str) -> None:
+    run = workspace.runs[name].run
+    for kind, layer, heads in layers_of(workspace, name):
         inner = attentions(run.model)[attention(kind, layer)]
         for head in range(heads):
             place = body(name, kind=kind, layer=layer, head=head)
-            found = {what: explored.answer("matrix", {**place, "what": what}) for what in ("weights", "mask", "scores")}
-            weights, mask, scores = (numbers(one).astype("f8") for one in found.values())
+            result = {
+                what: workspace.answer("matrix", {**place, "what": what}) for what in ("weights", "mask", "scores")
+            }
+            weights, mask, scores = (numbers(one).astype("f8") for one in result.values())
             assert set(np.unique(mask)) <= {0, 1}
             assert ((scores > -1e29) == (mask == 1)).all()
             assert (weights[mask == 0] == 0).all()
             sink = 0.0 if inner.sinks is None else np.exp(float(inner.sinks[head].detach()))
-            if found["weights"]["normalizer"] == "relu":
+            if result["weights"]["normalizer"] == "relu":
                 made_of = np.maximum(scores, 0) / mask.sum(axis=1, keepdims=True)
             else:
                 made_of = np.exp(scores) / (np.exp(scores).sum(axis=1, keepdims=True) + sink)
             np.testing.assert_allclose(made_of, weights, atol=1e-5)
-            bias = explored.answer("matrix", {**place, "what": "bias"})
+            bias = workspace.answer("matrix", {**place, "what": "bias"})
             assert (bias["values"] is not None) == (name in ("pair", "sort", "entail") and kind != "cross")
             if bias["values"] is not None:
                 assert ((numbers(bias) > -1e29) == (mask == 1)).all()
 
 
 @pytest.mark.parametrize("name", ATTENDING)
-def test_the_numbers_behind_a_link_add_up(explored: Explored, name: str) -> None:
-    for kind, layer, heads in places(explored, name):
+def test_the_numbers_behind_a_link_add_up(workspace: Workspace, name: str) -> None:
+    for kind, layer, heads in layers_of(workspace, name):
         for head in {0, heads - 1}:
             place = body(name, kind=kind, layer=layer, head=head)
-            scores, weights = (numbers(explored.answer("matrix", {**place, "what": w})) for w in ("scores", "weights"))
+            scores, weights = (numbers(workspace.answer("matrix", {**place, "what": w})) for w in ("scores", "weights"))
             t, s = scores.shape
             for query, key in {(t - 1, 0), (t // 2, s // 2), (0, s - 1)}:
-                found = explored.answer("neuron", {**place, "query": query, "key": key})
-                product = np.array(found["q"]) * np.array(found["k"])
-                np.testing.assert_allclose(found["product"], product, atol=1e-5)
-                assert found["dot"] == pytest.approx(product.sum(), abs=1e-4)
-                score = found["dot"] * found["scale"]
-                score = score if found["cap"] is None else found["cap"] * np.tanh(score / found["cap"])
-                assert found["visible"] == bool(scores[query, key] > -1e29)
-                if found["visible"]:
-                    assert found["score"] == pytest.approx(score + (found["bias"] or 0), abs=1e-4)
-                    assert found["score"] == pytest.approx(float(scores[query, key]), abs=1e-4)
+                result = workspace.answer("neuron", {**place, "query": query, "key": key})
+                product = np.array(result["q"]) * np.array(result["k"])
+                np.testing.assert_allclose(result["product"], product, atol=1e-5)
+                assert result["dot"] == pytest.approx(product.sum(), abs=1e-4)
+                score = result["dot"] * result["scale"]
+                score = score if result["cap"] is None else result["cap"] * np.tanh(score / result["cap"])
+                assert result["visible"] == bool(scores[query, key] > -1e29)
+                if result["visible"]:
+                    assert result["score"] == pytest.approx(score + (result["bias"] or 0), abs=1e-4)
+                    assert result["score"] == pytest.approx(float(scores[query, key]), abs=1e-4)
                 else:
-                    assert found["score"] is None
-                assert found["weight"] == pytest.approx(float(weights[query, key]), abs=1e-6)
-                np.testing.assert_allclose(found["row"], weights[query], atol=1e-6)
+                    assert result["score"] is None
+                assert result["weight"] == pytest.approx(float(weights[query, key]), abs=1e-6)
+                np.testing.assert_allclose(result["row"], weights[query], atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ATTENDING)
-def test_heads_that_are_off(explored: Explored, name: str) -> None:
-    """One head of one layer: the model is that of `run_without_heads`, and afterwards as it was."""
-    run, (kind, layer, heads) = explored.runs[name].run, places(explored, name)[-1]
+def test_heads_that_are_off(workspace: Workspace, name: str) -> None:
+    """With one head off, the output equals that of `run_without_heads`; afterwards the model is unchanged."""
+    run, (kind, layer, heads) = workspace.runs[name].run, layers_of(workspace, name)[-1]
     target = "the dog" if name in WRITING else TARGETS.get(name)
-    asked = body(name, target=target, off=[f"{kind}.{layer}.{heads - 1}"])
-    seen = explored.look(AboutText(**asked))
-    reading = seen.reading
+    request = body(name, target=target, off=[f"{kind}.{layer}.{heads - 1}"])
+    trace = workspace.trace(TextRequest(**request))
+    reading = trace.reading
     with torch.no_grad():
         off = run_without_heads(run.model, {attention(kind, layer): [heads - 1]}, *reading.inputs, **reading.options)
         on = run.model(*reading.inputs, **reading.options)
-    if seen.output.numel():
-        torch.testing.assert_close(seen.output, off)
+    if trace.output.numel():
+        torch.testing.assert_close(trace.output, off)
         assert not torch.equal(off, on)
     else:
         side = "decoder" if run.config.decoder else "encoder"
-        found = explored.answer("next", {**asked, "at": -1})
-        best = off[0, found["at"]].topk(len(found["logits"])).values
-        np.testing.assert_allclose([logit for _, logit in found["logits"]], best, atol=1e-5)
+        result = workspace.answer("next", {**request, "at": -1})
+        best = off[0, result["at"]].topk(len(result["logits"])).values
+        np.testing.assert_allclose([logit for _, logit in result["logits"]], best, atol=1e-5)
         assert not torch.equal(off, on)
-        assert found["token"] == reading.tokens[side][found["at"]]
-    again = explored.look(AboutText(**{**asked, "off": []})).reading
+        assert result["token"] == reading.tokens[side][result["at"]]
+    again = workspace.trace(TextRequest(**{**request, "off": []})).reading
     with torch.no_grad():
         assert torch.equal(on, run.model(*again.inputs, **again.options))
     with pytest.raises(ConfigError, match="there is no such head"):
-        explored.answer("read", {**asked, "off": [f"{kind}.{layer}.{heads}"]})
+        workspace.answer("read", {**request, "off": [f"{kind}.{layer}.{heads}"]})
 
 
-def test_layers_with_shared_weights_are_told_apart(explored: Explored) -> None:
-    """One module runs in three layers; a head is off in one of them."""
-    run = explored.runs["lm"].run
+def test_heads_of_layers_with_shared_weights_are_switched_separately(workspace: Workspace) -> None:
+    """One module runs in three layers; a head is disabled in one of them."""
+    run = workspace.runs["lm"].run
     outs = {}
     for layer in range(3):
-        found = explored.answer("next", body("lm", off=[f"decoder.{layer}.0"], at=-1))
+        result = workspace.answer("next", body("lm", off=[f"decoder.{layer}.0"], at=-1))
         reading = read(run, TEXT)
         off = run_without_heads(run.model, {f"decoder.{layer}.mixer": [0]}, *reading.inputs)
-        outs[layer] = [logit for _, logit in found["logits"]]
+        outs[layer] = [logit for _, logit in result["logits"]]
         np.testing.assert_allclose(outs[layer], off[0, -1].detach().topk(len(outs[layer])).values, atol=1e-5)
     assert outs[0] != outs[1] != outs[2]
 
 
 @pytest.mark.parametrize("name", [*WRITING, "lora"])
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "top_k": 9, "top_p": 0.9, "seed": 3}])
-def test_what_is_streamed_is_what_the_run_says(explored: Explored, name: str, options: dict[str, Any]) -> None:
-    run = explored.runs[name].run
-    lines = list(explored.write(body(name, max_new_tokens=5, **options)))
-    (said,) = run.generate([body(name)["text"]], max_new_tokens=5, **options)
+def test_the_stream_equals_generate(workspace: Workspace, name: str, options: dict[str, Any]) -> None:
+    run = workspace.runs[name].run
+    lines = list(workspace.write(body(name, max_new_tokens=5, **options)))
+    (expected,) = run.generate([body(name)["text"]], max_new_tokens=5, **options)
     *tokens, last = lines
-    assert last == {"done": True, "text": said}
+    assert last == {"done": True, "text": expected}
     assert all(line["top"] == sorted(line["top"], key=lambda pair: -pair[1]) for line in tokens)
     assert all(line["p"] <= line["top"][0][1] + 1e-6 for line in tokens)
     if not options:
         assert all(line["token"] == line["top"][0][0] for line in tokens)
-        answer = explored.answer("read", body(name))
+        answer = workspace.answer("read", body(name))
         begins = answer["begins"]
         if name not in ("lm", "window", "latent", "relu", "lora", "prefix"):
             side = answer["tokens"]["decoder"][begins:]
@@ -198,13 +200,16 @@ def test_what_is_streamed_is_what_the_run_says(explored: Explored, name: str, op
     assert [line["cache"] for line in tokens] == sorted(line["cache"] for line in tokens)
 
 
-def test_heads_that_are_off_write_something_else(explored: Explored) -> None:
-    """As a run does whose output projection has zeros there; between two tokens the model has all its heads."""
-    asked, off = body("window", max_new_tokens=6), [f"decoder.{layer}.{head}" for layer in (0, 1) for head in range(4)]
-    before, run = list(explored.write(asked)), explored.runs["window"].run
-    streamed = explored.write({**asked, "off": off})
+def test_disabled_heads_change_the_generated_text(workspace: Workspace) -> None:
+    """It equals that of a run with zeros in its output projection; between two tokens all heads are enabled."""
+    request, off = (
+        body("window", max_new_tokens=6),
+        [f"decoder.{layer}.{head}" for layer in (0, 1) for head in range(4)],
+    )
+    before, run = list(workspace.write(request)), workspace.runs["window"].run
+    streamed = workspace.write({**request, "off": off})
     first = next(streamed)
-    assert list(explored.write(asked)) == before
+    assert list(workspace.write(request)) == before
     silenced = made("window")
     with torch.no_grad():
         for block in silenced.model.decoder.blocks:
@@ -214,117 +219,117 @@ def test_heads_that_are_off_write_something_else(explored: Explored) -> None:
     assert before[-1]["text"] != silenced.generate([TEXT], max_new_tokens=6)[0]
 
 
-@pytest.mark.parametrize("name", SAYING)
-def test_what_comes_next_and_the_lens(explored: Explored, name: str) -> None:
-    """At every place: the logits of the model, all of the rest of them, and what `logit_lens` says of each layer."""
-    run = explored.runs[name].run
-    reading = reading_of(explored, name)
+@pytest.mark.parametrize("name", PREDICTING_TOKENS)
+def test_next_token_and_logit_lens(workspace: Workspace, name: str) -> None:
+    """At the first and last position: the model's logits, the number of the others, and the result of `logit_lens`."""
+    run = workspace.runs[name].run
+    reading = reading_of(workspace, name)
     layers = logit_lens(run.model, *reading.inputs, **reading.options)[:, 0]  # [1 + layers, t, v]
     for at in (0, layers.shape[1] - 1):
-        found = explored.answer("next", body(name, at=at))
+        result = workspace.answer("next", body(name, at=at))
         logits = layers[-1, at]
-        shown = [logit for _, logit in found["logits"]]
+        shown = [logit for _, logit in result["logits"]]
         np.testing.assert_allclose(shown, logits.topk(len(shown)).values, atol=1e-5)
-        assert found["rest"] is None or found["rest"]["count"] == len(logits) - len(shown)
-        for layer, one in enumerate(found["lens"]):
+        assert result["rest"] is None or result["rest"]["count"] == len(logits) - len(shown)
+        for layer, one in enumerate(result["lens"]):
             assert one["layer"] == layer - 1
             p = layers[layer, at].softmax(-1)
             np.testing.assert_allclose([value for _, value in one["top"]], p.topk(5).values, atol=1e-5)
             assert one["entropy"] == pytest.approx(float(torch.special.entr(p).sum()), abs=1e-4)
 
 
-def test_what_stands_in_a_place_of_pooled_tokens(explored: Explored) -> None:
-    run, reading = explored.runs["pooled"].run, reading_of(explored, "pooled")
+def test_next_token_with_pooled_tokens(workspace: Workspace) -> None:
+    run, reading = workspace.runs["pooled"].run, reading_of(workspace, "pooled")
     with torch.no_grad():
         logits = run.model(*reading.inputs)[0]
     for at in range(len(logits)):
-        found = explored.answer("next", body("pooled", at=at))
-        np.testing.assert_allclose([x for _, x in found["logits"]], logits[at].sort(descending=True).values, atol=1e-5)
-        assert [one["layer"] for one in found["lens"]] == [1]
+        result = workspace.answer("next", body("pooled", at=at))
+        np.testing.assert_allclose([x for _, x in result["logits"]], logits[at].sort(descending=True).values, atol=1e-5)
+        assert [one["layer"] for one in result["lens"]] == [1]
 
 
-def test_the_rest_of_many_tokens(explored: Explored, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not named counts, at every temperature of the slider."""
-    whole = explored.answer("next", body("pair", at=-1))
+def test_tokens_that_are_not_listed_count(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their log-sum-exp is exact at every temperature of the slider."""
+    whole = workspace.answer("next", body("pair", at=-1))
     assert whole["rest"] is None
-    monkeypatch.setattr("anyformer.explore.views.LIKELIEST", 3)
-    part = explored.answer("next", body("pair", at=-1))
+    monkeypatch.setattr("anyformer.explore.views.TOP_LOGITS", 3)
+    part = workspace.answer("next", body("pair", at=-1))
     logits = torch.tensor([logit for _, logit in whole["logits"]], dtype=torch.float64)
     for temperature, lse in zip(part["rest"]["temperatures"], part["rest"]["lse"], strict=True):
-        kept = torch.tensor([logit for _, logit in part["logits"]], dtype=torch.float64) / temperature
-        both = torch.cat((kept, torch.tensor([lse], dtype=torch.float64))).logsumexp(0)
+        listed = torch.tensor([logit for _, logit in part["logits"]], dtype=torch.float64) / temperature
+        both = torch.cat((listed, torch.tensor([lse], dtype=torch.float64))).logsumexp(0)
         torch.testing.assert_close(both, (logits / temperature).logsumexp(0))
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_the_parts_of_the_diagram_are_the_whole(explored: Explored, name: str) -> None:
-    run = explored.runs[name].run
-    found = explored.answer("block", body(name))
-    tokens = explored.answer("read", body(name))["tokens"]
+def test_the_parts_of_the_diagram_add_up(workspace: Workspace, name: str) -> None:
+    run = workspace.runs[name].run
+    result = workspace.answer("block", body(name))
+    tokens = workspace.answer("read", body(name))["tokens"]
     length = len(tokens["decoder" if run.config.decoder else "encoder"])
     source = len(tokens["encoder"]) if run.config.shape == "encoder-decoder" else None
     table = count(run.config, length, source_length=source)
-    assert found["total"] == {"parameters": table.parameters, "flops": table.flops}
+    assert result["total"] == {"parameters": table.parameters, "flops": table.flops}
     for what in ("parameters", "flops"):
-        total = found["head"][what] + sum(one[what] for one in found["input"].values())
-        for stack in found["stacks"]:
+        total = result["head"][what] + sum(one[what] for one in result["input"].values())
+        for stack in result["stacks"]:
             total += stack["position"][what] + stack["final_norm"][what]
             for layer in stack["layers"]:
                 parts = [*layer["sublayers"], layer["norms"], layer["adapters"]]
                 total += (layer["to"] - layer["from"] + 1) * sum(part[what] for part in parts)
-        assert total == found["total"][what]
-    assert found["total"]["parameters"] == run.model.num_parameters()
-    for stack, of in zip(found["stacks"], run.config.stacks.values(), strict=True):
+        assert total == result["total"][what]
+    assert result["total"]["parameters"] == run.model.num_parameters()
+    for stack, of in zip(result["stacks"], run.config.stacks.values(), strict=True):
         assert [n for one in stack["layers"] for n in range(one["from"], one["to"] + 1)] == list(range(of.depth))
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
 
 
 @pytest.mark.parametrize("name", [*WRITING, "lora"])
-def test_the_cache_grows_as_it_does(explored: Explored, name: str) -> None:
-    run, found = explored.runs[name].run, explored.answer("cache", body(name))
-    reading = reading_of(explored, name)
+def test_the_cache_view_equals_cache_growth(workspace: Workspace, name: str) -> None:
+    run, result = workspace.runs[name].run, workspace.answer("cache", body(name))
+    reading = reading_of(workspace, name)
     source = reading.inputs[0] if run.config.encoder else None
-    grown = cache_growth(run.model, found["now"], source)
-    both = [own + across for own, across in zip(found["kinds"]["self"], found["kinds"]["cross"], strict=True)]
-    assert both == [grown[step - 1] for step in found["steps"]]
-    assert found["steps"][-1] == found["now"] == len(reading.tokens["decoder"])
-    each = [min(found["now"], one["slots"] or found["now"]) * one["bytes"] for one in found["layers"]]
-    assert sum(each) == found["kinds"]["self"][-1]
+    grown = cache_growth(run.model, result["now"], source)
+    both = [own + across for own, across in zip(result["kinds"]["self"], result["kinds"]["cross"], strict=True)]
+    assert both == [grown[step - 1] for step in result["steps"]]
+    assert result["steps"][-1] == result["now"] == len(reading.tokens["decoder"])
+    each = [min(result["now"], one["slots"] or result["now"]) * one["bytes"] for one in result["layers"]]
+    assert sum(each) == result["kinds"]["self"][-1]
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if name not in WRITING])
-def test_the_answer_is_what_the_run_predicts(explored: Explored, name: str) -> None:
-    run, found = explored.runs[name].run, explored.answer("read", body(name))
+def test_the_answer_equals_predict(workspace: Workspace, name: str) -> None:
+    run, result = workspace.runs[name].run, workspace.answer("read", body(name))
     if name in ("lora", "apart", "embed"):
-        assert found["answer"] == {"lora": "", "apart": "", "embed": "16 numbers"}[name]
+        assert result["answer"] == {"lora": "", "apart": "", "embed": "16 numbers"}[name]
         return
     text = "\t".join(filter(None, [body(name)["text"], TARGETS.get(name)]))
-    assert [found["answer"]] == run.predict([text])
-    if found["probabilities"] is not None:
-        labels = dict(found["probabilities"])
-        assert max(labels, key=lambda label: labels[label]) in found["answer"]
+    assert [result["answer"]] == run.predict([text])
+    if result["probabilities"] is not None:
+        labels = dict(result["probabilities"])
+        assert max(labels, key=lambda label: labels[label]) in result["answer"]
         assert name == "several" or sum(labels.values()) == pytest.approx(1)
 
 
-def test_answers_are_kept(explored: Explored, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text is read once for all its views; of many, the last ones are kept."""
-    fresh = Explored(dict(explored.runs))
+def test_traces_are_cached(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text is read once for all its views; the oldest traces are dropped."""
+    fresh = Workspace(dict(workspace.runs))
     fresh.answer("heads", body("sort", kind="decoder", layer=0))
-    (first,) = fresh.seen.values()
+    (first,) = fresh.traces.values()
     fresh.answer("model", body("sort", kind="decoder"))
     fresh.answer("next", body("sort"))
-    assert list(fresh.seen.values()) == [first]
-    monkeypatch.setattr("anyformer.explore.open_runs.KEPT", first.nbytes * 2)
+    assert list(fresh.traces.values()) == [first]
+    monkeypatch.setattr("anyformer.explore.open_runs.MAX_TRACE_BYTES", first.nbytes * 2)
     for text in ("1", "1 2", "1 2 3", "1 2 3 4"):
         fresh.answer("read", body("sort", text=text))
-    assert 1 <= len(fresh.seen) < 5
-    assert sum(one.nbytes for one in fresh.seen.values()) <= first.nbytes * 2
+    assert 1 <= len(fresh.traces) < 5
+    assert sum(one.nbytes for one in fresh.traces.values()) <= first.nbytes * 2
 
 
-def test_wrong_requests(explored: Explored) -> None:
+def test_wrong_requests(workspace: Workspace) -> None:
     def line(name: str, of: str = "pair", **more: Any) -> str:
         with pytest.raises(ConfigError) as error:
-            explored.answer(name, body(of, **more))
+            workspace.answer(name, body(of, **more))
         return str(error.value)
 
     assert line("read", run="nobody").startswith("run = 'nobody': is not open; known here: ")
@@ -337,53 +342,53 @@ def test_wrong_requests(explored: Explored) -> None:
     assert line("matrix", kind="cross", layer=0, head=-1) == "head = -1: must be at least 0"
     assert line("neuron", kind="cross", layer=0, head=0, query=0, key=99) == "key = 99: there are 8 of them, from 0"
     assert line("next", at=99) == "at = 99: there are 7 tokens, from 0"
-    assert line("next", "tag") == "run: its model says token_labels, not how likely tokens are"
-    assert line("cache", "tag") == "run: its model reads its text at once: only a decoder has a cache"
-    assert line("read", "entail", target=None) == "target: is blank: this run reads two texts, one beside the other"
-    assert line("read", step=3) == "step = 3: there is no checkpoint of it; none is kept"
-    with pytest.raises(ConfigError, match="its model does not write"):
-        next(explored.write(body("tag")))
+    assert line("next", "tag") == "run: its head token_labels does not predict tokens"
+    assert line("cache", "tag") == "run: its model has no decoder: only a decoder has a KV cache"
+    assert line("read", "entail", target=None) == "target: is blank: this run reads a pair of texts"
+    assert line("read", step=3) == "step = 3: there is no checkpoint of it; there are none"
+    with pytest.raises(ConfigError, match="does not generate text"):
+        next(workspace.write(body("tag")))
     with pytest.raises(ConfigError, match="text: is blank"):
-        next(explored.write(body("pair", text="")))
+        next(workspace.write(body("pair", text="")))
     with pytest.raises(ConfigError, match="top_p = 3"):
-        next(explored.write(body("pair", temperature=1, top_p=3)))
+        next(workspace.write(body("pair", temperature=1, top_p=3)))
 
 
-def test_a_long_text_is_cut_and_said(explored: Explored) -> None:
-    """Its views are of what is read, and what is written goes on from there."""
-    asked = body("lm", text="the quick fox " * 9)
-    found = explored.answer("read", asked)
-    assert len(found["tokens"]["decoder"]) == 48
-    assert found["notes"] == [
+def test_a_long_text_is_cut_with_a_note(workspace: Workspace) -> None:
+    """Views show the beginning, and generation continues from it."""
+    request = body("lm", text="the quick fox " * 9)
+    result = workspace.answer("read", request)
+    assert len(result["tokens"]["decoder"]) == 48
+    assert result["notes"] == [
         "text has 126 tokens, and the decoder has 48 learned positions: only its first 48 of 126 characters are read"
     ]
-    assert explored.answer("matrix", {**asked, "kind": "decoder", "layer": 0, "head": 0})["shape"] == [48, 48]
-    *tokens, last = explored.write(asked)
+    assert workspace.answer("matrix", {**request, "kind": "decoder", "layer": 0, "head": 0})["shape"] == [48, 48]
+    *tokens, last = workspace.write(request)
     assert len(tokens) == 1
-    assert last["text"] == explored.runs["lm"].run.generate([asked["text"][:48]])[0]
+    assert last["text"] == workspace.runs["lm"].run.generate([request["text"][:48]])[0]
 
 
-def test_tokens_without_a_shape(explored: Explored) -> None:
-    """Markup is text, and what has no shape or turns the text around is spelled."""
-    found = explored.answer("read", body("window", text="<script>\u202eok\x00"))
-    assert found["tokens"]["decoder"][:9] == [*"<script>", "\\u202e"]
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
+def test_invisible_characters_are_escaped(workspace: Workspace) -> None:
+    """Markup is text; invisible characters and direction marks are escaped."""
+    result = workspace.answer("read", body("window", text="<script>\u202eok\x00"))
+    assert result["tokens"]["decoder"][:9] == [*"<script>", "\\u202e"]
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
 
 
-def test_show(explored: Explored, tmp_path: Any) -> None:
-    run = explored.runs["pair"].run
+def test_show(workspace: Workspace, tmp_path: Any) -> None:
+    run = workspace.runs["pair"].run
     shown = af.show(run, "the fox", "the dog", view="model", off=["cross.0.1"])
     frame = shown._repr_html_()
     assert frame.startswith('<iframe sandbox="allow-scripts"')
     assert shown.save(tmp_path / "view.html").read_text(encoding="utf-8") == shown.document
     saved = shown.document.partition('id="saved">')[2].partition("</script>")[0]
     assert "<" not in saved
-    found = json.loads(saved)
-    assert found["hash"] == "#run=pair&text=the+fox&target=the+dog&off=cross.0.1&view=model"
-    asked = body("pair", text="the fox", target="the dog", off=["cross.0.1"], kind="cross", layer=1)
-    key = json.dumps({k: asked[k] for k in sorted(asked) if asked[k] is not None}, separators=(",", ":"))
-    assert found["answers"][f"heads {key}"] == explored.answer("heads", asked)
-    assert {key.split()[0] for key in found["answers"]} == {
+    result = json.loads(saved)
+    assert result["hash"] == "#run=pair&text=the+fox&target=the+dog&off=cross.0.1&view=model"
+    request = body("pair", text="the fox", target="the dog", off=["cross.0.1"], kind="cross", layer=1)
+    key = json.dumps({k: request[k] for k in sorted(request) if request[k] is not None}, separators=(",", ":"))
+    assert result["answers"][f"heads {key}"] == workspace.answer("heads", request)
+    assert {key.split()[0] for key in result["answers"]} == {
         *("runs", "read", "heads", "model", "matrix", "neuron", "next", "block", "cache", "write", "live")
     }
     with pytest.raises(ConfigError, match="is blank"):

@@ -1,12 +1,12 @@
-// Asking the server. An answer is asked for once and kept; a saved page has its answers with it and asks nobody.
+// Requests to the server. Answers are cached; a saved page contains its answers and needs no server.
 
 const saved = JSON.parse(byId("saved")?.textContent || "null");
 const answers = new Map(Object.entries(saved?.answers ?? {}).map(([key, answer]) => [key, Promise.resolve(answer)]));
 
-/** An answer that says why there is none. */
+/** A request that the server refused, with the reason. */
 class Refused extends Error {}
 
-/** Name and body as one text, whatever the order of its keys; nothing-values are left out. */
+/** Name and body as one string: keys are sorted, empty values left out. */
 function keyOf(name, body) {
   const empty = (value) => value === null || value === undefined || (Array.isArray(value) && !value.length);
   const keys = Object.keys(body)
@@ -15,7 +15,7 @@ function keyOf(name, body) {
   return `${name} ${JSON.stringify(Object.fromEntries(keys.map((key) => [key, body[key]])))}`;
 }
 
-/** What the server answers, or `Refused`. */
+/** The server's answer; throws `Refused`. */
 async function ask(name, body = {}) {
   const key = keyOf(name, body);
   if (!answers.has(key)) {
@@ -60,10 +60,10 @@ async function sent(name, body, signal) {
   }
 }
 
-/** Forgets an answer that grows, as of a run being trained. */
+/** Drops an answer from the cache, such as the metrics of a run being trained. */
 const forget = (name, body) => saved || answers.delete(keyOf(name, body));
 
-/** The lines of a streamed answer, each given to `each` as it comes; all of them are kept at the end. */
+/** Streams an answer: passes each line to `each` as it arrives; caches all of them at the end. */
 async function stream(name, body, each, signal) {
   const key = keyOf(name, body);
   if (answers.has(key) || saved) {

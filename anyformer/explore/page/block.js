@@ -1,4 +1,4 @@
-// The model as a diagram, from its config: the stream of each stack runs upwards, its parts stand beside it.
+// The model as a diagram, from its config: the residual stream of each stack runs upwards, its parts are at its side.
 
 const STREAM = 92,
   LEFT = 166,
@@ -39,7 +39,7 @@ async function showBlock(subject) {
   );
 }
 
-/** Draws from the bottom up: `pen.y` is where the next part ends below. Everything is moved into sight at the end. */
+/** Draws from the bottom up: `pen.y` is the lower edge of the next part. The drawing is shifted into view at the end. */
 function drawStack(found, stack, last, tell) {
   const pen = { y: 0, parts: [], tell };
   const embedding = found.input[stack.side];
@@ -63,7 +63,7 @@ function drawStack(found, stack, last, tell) {
   );
 }
 
-/** A part through which the whole stream goes. */
+/** A part on the residual stream. */
 function onStream(pen, part, height) {
   wire(pen, GAP);
   box(pen, 8, pen.y - height, LEFT + WIDE - 8, height, part, height === BOX ? "end" : "norm");
@@ -96,7 +96,7 @@ function drawLayer(pen, layer, stack) {
   );
 }
 
-/** One after the other: beside the stream norm, part, norm; then the sum, and what norms it. */
+/** Sequential sublayers: norm, part and norm at the side of the stream; then the sum and its norm. */
 function drawSublayer(pen, part, norm) {
   wire(pen, 12);
   const from = pen.y,
@@ -126,7 +126,7 @@ function drawSublayer(pen, part, norm) {
   if (part.norms.sum) normOnStream(pen, norm);
 }
 
-/** Side by side: all read the same, and all are added at once. */
+/** Parallel sublayers: all read the same input, and one sum adds them. */
 function drawParallel(pen, layer, norm) {
   wire(pen, 12);
   const from = pen.y,
@@ -162,7 +162,7 @@ function drawParallel(pen, layer, norm) {
   if (layer.norms.sum) normOnStream(pen, norm);
 }
 
-/** A part by what it is; of attention also whom it sees, and the positions that act within it. */
+/** The description of a part; for attention also its pattern and positions. */
 function named(part) {
   const { pattern, position } = part.details,
     within = position && ![...ADDED, "none"].includes(position) ? position : "";
@@ -176,7 +176,7 @@ function normOnStream(pen, norm) {
   pen.y -= THIN;
 }
 
-/** The encoder's output comes in from the right. */
+/** The encoder's output enters from the right. */
 function memory(pen, y) {
   pen.parts.push(
     draw("path", { class: "wire memory", d: `M${LEFT + WIDE + 30} ${y}H${LEFT + WIDE + 3}m6 -5l-6 5l6 5` }),
@@ -194,7 +194,7 @@ function plus(pen, y) {
   );
 }
 
-/** A part with its name and what it costs; a click or Enter tells more. */
+/** A part with its name and cost; a click or Enter shows its settings. */
 function box(pen, x, y, width, height, part, kind) {
   const cost =
     part.parameters || part.flops
@@ -244,7 +244,7 @@ function detailsOf(part) {
   ];
 }
 
-/** All parts with their shares. */
+/** A table of all parts with their share of the parameters. */
 function costs(found) {
   const rows = [];
   const add = (name, cost, times = 1) =>

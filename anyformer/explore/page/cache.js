@@ -1,4 +1,4 @@
-// The cache of keys and values: how it grows with every token, and how full it is while the run writes.
+// The KV cache: its growth with every token, and its size during generation.
 
 async function showCache(subject) {
   if (subject.run.shape === "encoder") return make("div", {}, make("p", { class: "empty" }, word("noCache")));
@@ -111,7 +111,7 @@ async function showCache(subject) {
   );
 }
 
-/** What each layer keeps of a token, and of how many at most. */
+/** The bytes per token of each layer, and its maximum number of tokens. */
 function layerTable(layers) {
   if (!layers.length) return null;
   const head = make(
@@ -131,7 +131,7 @@ function layerTable(layers) {
   return make("div", { class: "wide" }, make("table", {}, make("thead", {}, head), make("tbody", {}, rows)));
 }
 
-/** After each written token. */
+/** Called after each generated token. */
 function filling(record) {
   for (const tank of document.querySelectorAll(".tank")) fillTank(tank, record);
 }

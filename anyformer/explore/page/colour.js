@@ -1,11 +1,11 @@
-// Colours that are told apart by everyone: Okabe and Ito's for heads, one hue from paper to ink for weights.
+// Colours for colour-blind readers: Okabe and Ito's palette for heads, one hue from paper to ink for weights.
 
 const HEADS = {
   light: ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#5a5a5a", "#b3a400"],
   dark: ["#56b4e9", "#e69f00", "#2fc39b", "#e3a1c6", "#f0e442", "#ff8a4c", "#c9c9c9", "#7aa8ff"],
 };
 
-// Anchors of the scales, as red, green, blue: from 0 to 1, and from -1 over 0 to 1.
+// Anchor colours of the scales, as red, green, blue: from 0 to 1, and from -1 over 0 to 1.
 const SCALES = {
   light: {
     up: [
@@ -63,7 +63,7 @@ function ramp(anchors) {
 
 const HIDDEN = -1e29; // what is below was masked
 
-/** Values as a picture of one pixel each: `colour(value)` gives red, green, blue. */
+/** An image with one pixel per value; `colour(value)` returns red, green, blue. */
 function pixels(values, rows, columns, colour) {
   const canvas = make("canvas");
   canvas.width = columns;
@@ -78,7 +78,7 @@ function pixels(values, rows, columns, colour) {
   return canvas;
 }
 
-/** How values are coloured: weights and masks from 0 to 1, others on both sides of 0 by the largest of them. */
+/** The colour scale of values: weights and masks from 0 to 1, others symmetric around 0. */
 function colouring(what, values) {
   const scale = SCALES[theme()];
   if (what === "weights" || what === "mask") {
@@ -98,7 +98,7 @@ function colouring(what, values) {
   return { colour, low: -most, high: most, colours };
 }
 
-/** The scale beside a picture. */
+/** The legend of a colour scale. */
 function legend({ colours, low, high }, hidden) {
   const canvas = make("canvas", { class: "ramp", width: 256, height: 1, "aria-hidden": "true" });
   canvas.getContext("2d").drawImage(

@@ -1,6 +1,6 @@
-// Two subjects side by side: two runs, two sentences, or the same with other heads off, in the same view.
+// Two subjects side by side in the same view: two runs, two texts, or one text with different heads off.
 
-/** What is looked at in a pane: 0, or 1 beside it. */
+/** The run, text and heads of a pane: 0, or 1 for the second. */
 function subjectOf(runs, pane) {
   const of = (name) => (pane ? state[`${name}2`] : state[name]);
   const run = runs.find((one) => one.name === of("run")) ?? runs[0];
@@ -8,17 +8,17 @@ function subjectOf(runs, pane) {
   return { pane, run, body: { run: run.name, text: of("text"), target, off: [...of("off")].sort() } };
 }
 
-/** The text that a run begins with. */
+/** The example text of a run. */
 function exampleOf(run) {
   return { text: run.example, target: run.pair ? (run.example_target ?? "") : "" };
 }
 
-/** The view that is drawn: of a comparison, the one in which two are compared. */
+/** The view that is drawn; in a comparison, the compared view. */
 function viewNow() {
   return state.view === "compare" ? state.both : state.view;
 }
 
-/** The choice of that view. */
+/** The selector of the compared view. */
 function bothPicker(views, run) {
   const select = make(
     "select",
@@ -28,7 +28,7 @@ function bothPicker(views, run) {
   return make("label", { class: "pick" }, make("span", {}, word("compareIn")), select);
 }
 
-/** The fields of a subject: run, text, target. They are filled, not made again, when the state changes. */
+/** The form of a subject: run, text, target. It is updated, not rebuilt, when the state changes. */
 function form(pane) {
   const name = (what) => (pane ? `${what}2` : what),
     mark = pane ? "-2" : "";
@@ -101,13 +101,13 @@ function form(pane) {
   );
 }
 
-/** A run to choose; in a saved page only that which is shown. */
+/** An option of the run selector; a saved page enables only its own run. */
 function runOption(run, subject) {
   const off = saved && run.name !== subject.run.name ? notSaved() : {};
   return make("option", { value: run.name, ...off }, run.name);
 }
 
-/** Puts the state into a form. What is being typed is left alone. */
+/** Copies the state into a form, except a field that is being edited. */
 function fillForm(runs, subject) {
   const mark = subject.pane ? "-2" : "",
     run = byId(`run${mark}`);

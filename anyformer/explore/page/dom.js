@@ -1,11 +1,11 @@
-// Making elements. Text is always text: nothing here reads HTML.
+// Creating elements. Text is always inserted as text, never as HTML.
 
-/** An element: `make("button", {class: "x", onclick: f}, "text", child)`. Keys that begin with "on" are listeners. */
+/** Creates an element: `make("button", {class: "x", onclick: f}, "text", child)`. Keys that begin with "on" are listeners. */
 function make(tag, props = {}, ...children) {
   return filled(document.createElement(tag), props, children);
 }
 
-/** The same for a drawing. */
+/** The same for SVG. */
 function draw(tag, props = {}, ...children) {
   return filled(document.createElementNS("http://www.w3.org/2000/svg", tag), props, children);
 }
@@ -29,7 +29,7 @@ function clamp(value, low, high) {
   return Math.max(low, Math.min(high, value));
 }
 
-/** A canvas of so many CSS pixels, sharp on any screen, with its context scaled to them. */
+/** A canvas with a size in CSS pixels, sharp on any screen, and its scaled context. */
 function sharp(canvas, width, height) {
   const ratio = window.devicePixelRatio || 1;
   canvas.width = Math.round(width * ratio);
@@ -41,7 +41,7 @@ function sharp(canvas, width, height) {
   return context;
 }
 
-/** Arrow keys, Home and End move the focus among the items of a group of which one is reached by Tab. */
+/** Arrow keys, Home and End move the focus within a group that is one tab stop. */
 function roving(group, selector, columns = () => 1) {
   group.addEventListener("keydown", (event) => {
     const items = [...group.querySelectorAll(selector)].filter((item) => !item.disabled);
@@ -85,7 +85,7 @@ function short(number) {
 /** Bytes as "12.3 kB". */
 const bytes = (number) => (Math.abs(number) < 1000 ? `${number} B` : `${short(number)}B`);
 
-/** A number of a matrix. */
+/** Formats a value of a matrix. */
 function figure(value) {
   const size = Math.abs(value);
   if (value === 0) return "0"; // -0 too

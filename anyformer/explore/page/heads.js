@@ -1,4 +1,4 @@
-// The head view: a line from each token to those it looks at, coloured by head; the stronger, the more opaque.
+// The head view: lines from query tokens to key tokens, coloured by head; opacity shows the weight.
 
 const ROW = 26; // pixels of a token's line, as in style.css
 const SHADES = [0.08, 0.2, 0.4, 0.65, 0.9]; // lines of like weight are one path, so that thousands stay fast
@@ -75,7 +75,7 @@ function side(subject, end, tokens, current) {
   return column;
 }
 
-/** One path for all lines of a head that are about as strong. */
+/** One path for all lines of a head with similar weight. */
 function paths(links, head, shift) {
   const parts = SHADES.map(() => []);
   for (const [query, key, weight] of links) {
@@ -88,13 +88,13 @@ function paths(links, head, shift) {
 
 const line = (query, key, shift) => `M0 ${ROW * (query + 0.5) + shift}L100 ${ROW * (key + 0.5) + shift}`;
 
-/** Each head's lines stand a little lower than the last one's, so that equal links are seen beside each other. */
+/** The vertical offset of a head's lines, so that equal links of several heads do not overlap. */
 function shifts(shown) {
   const by = Math.min(3, 14 / shown.length);
   return new Map(shown.map((head, i) => [head, (i - (shown.length - 1) / 2) * by]));
 }
 
-/** Lights up the links of one token: of a query (end 0) or of a key (end 1); -1 gives all their light back. */
+/** Highlights the links of one token: of a query (end 0) or of a key (end 1); -1 resets all. */
 function lit(box, over, links, shift, end, index) {
   box.classList.toggle("focused", index >= 0);
   for (const one of box.querySelectorAll(".lit")) {
@@ -127,7 +127,7 @@ function lit(box, over, links, shift, end, index) {
   }
 }
 
-/** The heads by colour, with what each is called; a click draws that one alone, more clicks add others. */
+/** The legend of heads with the name of each; a click shows that head alone, further clicks add others. */
 function chips(subject, found, off) {
   const group = make("div", { class: "chips", role: "group", "aria-label": word("headsShown") });
   for (let head = 0; head < found.links.length; head++) {
@@ -172,7 +172,7 @@ function shownAfter(head, count) {
   return { head, shown: next.length === count ? [] : next };
 }
 
-/** A line that says what a view shows. */
+/** A line that explains a view. */
 function explained(view) {
   return make("p", { class: "explained" }, word(`about.${view}`));
 }

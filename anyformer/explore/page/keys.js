@@ -1,4 +1,4 @@
-// The page by keyboard.
+// Keyboard shortcuts.
 
 const KEYS = [
   ["1 … 9", "keyViews"],
@@ -33,7 +33,7 @@ function showKeys() {
   if (!dialog.open) dialog.showModal();
 }
 
-/** Keys that hold wherever the focus is, except where text is typed. */
+/** Shortcuts that work everywhere except in text fields. */
 function pageKeys(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || byId("keys").open) return;
   const typing = event.target.closest?.("input:not([type=range]), textarea, select");
@@ -89,7 +89,7 @@ function flip(id) {
   change({ off: state.off.includes(id) ? state.off.filter((one) => one !== id) : [...state.off, id].sort() });
 }
 
-/** To the next token of the stack that answers. */
+/** Moves to the next token of the stack that predicts. */
 async function moveToken(subject, by) {
   const { tokens, at: first } = await ask("read", subject.body),
     side = tokens.decoder?.length ? "decoder" : "encoder",
@@ -99,7 +99,7 @@ async function moveToken(subject, by) {
   byId(`token-0-${side}-${at}`)?.scrollIntoView({ block: "nearest", inline: "nearest" });
 }
 
-/** In the row of tabs the arrows open the neighbours. */
+/** In the row of tabs, arrow keys open the neighbours. */
 function tabKeys() {
   byId("tabs").addEventListener("keydown", (event) => {
     const tabs = [...byId("tabs").children],

@@ -1,4 +1,4 @@
-// A training: its loss as it falls, its evaluations, and what it made of the sentence at the steps that are kept.
+// A training: its loss, its evaluations, and the predictions for the text at the saved steps.
 
 const EVERY = 3000; // milliseconds between looks at a run that is being trained
 const ROWS = 14; // steps that are shown, of many from the first to the last
@@ -27,13 +27,13 @@ async function showLive(subject) {
   );
 }
 
-/** At most so many of the steps, evenly chosen, with the first and the last. */
+/** Selects at most `most` steps, evenly spaced, with the first and the last. */
 function spread(steps) {
   if (steps.length <= ROWS) return steps;
   return Array.from({ length: ROWS }, (_, i) => steps[Math.round((i * (steps.length - 1)) / (ROWS - 1))]);
 }
 
-/** Looks at the runs that are being trained every few seconds, while the page is open and the server answers. */
+/** Polls runs that are being trained every few seconds, while the page is open and the server responds. */
 function watchTraining() {
   clearTimeout(watchTraining.timer);
   if (saved || !subjects().some(({ run }) => run.live)) return;
@@ -55,14 +55,14 @@ function watchTraining() {
   }, EVERY);
 }
 
-/** Looks at the newest weights: nothing that was answered about older ones is kept. */
+/** Switches to the newest weights and drops cached answers about older ones. */
 async function showNewest() {
   for (const kept of [answers, written, tops]) kept.clear();
   runs = await ask("runs");
   await render();
 }
 
-/** Numbers over steps, one line for each name. */
+/** A chart of metrics over steps, one line for each name. */
 function curve(lines) {
   const points = lines.flatMap(([, line]) => line);
   if (!points.length) return make("p", { class: "empty" }, word("noMetrics"));
@@ -120,7 +120,7 @@ function curve(lines) {
   );
 }
 
-/** The sentence at each step that is kept: what the run said to it, and the maps of the layer that is looked at. */
+/** The text at each saved step: the run's prediction, and the maps of the selected layer. */
 async function probe(subject, steps) {
   if (!steps.length || !Object.keys(subject.run.kinds).length) return null;
   const rows = [],
@@ -153,7 +153,7 @@ async function probe(subject, steps) {
   return make("div", {}, make("h3", {}, word("overSteps")), picker(subject, ["kind", "layer"]), rows);
 }
 
-/** What the run answered at a step; of a language model, how it went on. */
+/** The prediction at a step; for a language model, its continuation. */
 async function saidAt(subject, step) {
   const reading = await ask("read", { ...subject.body, step }).catch(gone),
     lines = [];
@@ -162,7 +162,7 @@ async function saidAt(subject, step) {
   return lines.at(-1)?.text ?? "";
 }
 
-/** What the server refuses, such as a step that a training has thrown away meanwhile, is left out. */
+/** Leaves out refused requests, such as a step that the training has deleted meanwhile. */
 function gone(error) {
   if (!(error instanceof Refused)) throw error;
 }

@@ -1,4 +1,4 @@
-// The page: draws whatever the state says, and turns clicks and keys into changes of it.
+// The page: draws the state, and turns clicks and keys into changes of the state.
 
 const SHOW = {
   heads: showHeads,
@@ -41,7 +41,7 @@ async function render() {
   await writeMissing(now);
 }
 
-/** The tokens, the answer and the view of one subject; what the server refuses is said in its place. */
+/** The tokens, the answer and the view of one subject, or the server's error. */
 async function drawPane(subject) {
   const wrong = (error) => {
     if (!(error instanceof Refused)) throw error;
@@ -63,12 +63,12 @@ async function drawPane(subject) {
   return { strip: top, view };
 }
 
-/** Of a saved page, what decides which controls have an answer. */
+/** In a saved page, the state that decides which controls have saved answers. */
 const gates = () => (saved ? [state.view, state.both, state.kind, state.layer, state.head, state.temperature] : []);
 
 const tops = new Map(); // tokens and answer of each pane, and what they were made of
 
-/** The tokens and the answer, made again only where they have changed: a slider moves many times a second. */
+/** The tokens and the answer, rebuilt only when they change: a slider moves many times a second. */
 function kept(subject, build) {
   const { at, key, kind, write } = state,
     bodies = [subject.pane, ...subjects().map(({ body }) => body), write && writeBody(subject)],
@@ -77,7 +77,7 @@ function kept(subject, build) {
   return tops.get(subject.pane).top;
 }
 
-/** Everything around the views. */
+/** The frame around the views. */
 function surroundings(now) {
   const language = languageNow();
   document.documentElement.lang = language;
@@ -123,7 +123,7 @@ function surroundings(now) {
   byId("saving").hidden = location.protocol === "about:"; // a notebook's frame may not download
 }
 
-/** The line about a run; of one that is being trained, its step, and a button where there is a newer one. */
+/** The line about a run; while it is being trained, its step and a button for a newer one. */
 function aboutRun(run) {
   const facts = [
     word(`shape.${run.shape}`),
@@ -136,7 +136,7 @@ function aboutRun(run) {
   byId("about").replaceChildren(facts.join(" · "), ...(run.newer ? [" ", make("button", newer, run.newer)] : []));
 }
 
-/** The panel beside the views, made again only where its switches change: a slider must not slip from the hand. */
+/** The side panel, rebuilt only when its switches change, so that a slider can be dragged. */
 function sidePanel(now) {
   const side = byId("side"),
     of = JSON.stringify([now.map(({ run, body }) => [run.name, body.off]), languageNow(), theme(), gates()]);
@@ -155,7 +155,7 @@ function viewChange(view) {
   return { view, ...second };
 }
 
-/** Does something that replaces elements, and gives the focus and the scrolled places back. */
+/** Runs a function that replaces elements, and restores the focus and scroll positions. */
 function keepingPlace(act) {
   const focus = document.activeElement?.id;
   const places = new Map(
@@ -168,14 +168,14 @@ function keepingPlace(act) {
   if (focus && document.activeElement?.id !== focus) byId(focus)?.focus({ preventScroll: true });
 }
 
-/** A short word to the person, gone after a while. */
+/** A short message to the user, hidden after a while. */
 function say(text) {
   byId("said").textContent = text;
   clearTimeout(say.timer);
   say.timer = setTimeout(() => (byId("said").textContent = ""), 4000);
 }
 
-/** The state of an address; in a saved page, where it has no answers, the state that was saved. */
+/** The state of an address; in a saved page without answers for it, the saved state. */
 function begins(hash) {
   readHash(hash);
   settle();
@@ -185,7 +185,7 @@ function begins(hash) {
   settle();
 }
 
-/** Runs and texts that an address leaves open: the first run, and its example. */
+/** Defaults for an address without run or text: the first run, and its example. */
 function settle() {
   if (!runs.some((one) => one.name === state.run)) {
     if (state.run) say(word("noSuchRun", state.run));

@@ -1,4 +1,4 @@
-// One head's matrix: queries down, keys across; weights, scores, what positions add, and the mask, as they are applied.
+// The matrix of one head: rows are queries, columns are keys; weights, scores, position bias and mask, as applied.
 
 const zooms = new Map(); // where each pane looks, while the page is open
 
@@ -35,7 +35,7 @@ async function showMatrix(subject) {
   );
 }
 
-/** The drawing with its zoom, its cursor, and the line that says what is under it. */
+/** The drawing with zoom, cursor, and a line with the value under the cursor. */
 function zoomable(subject, found, values, mask) {
   const [rows, columns] = found.shape,
     scale = colouring(state.what, values),
@@ -110,7 +110,7 @@ function zoomable(subject, found, values, mask) {
   );
 }
 
-/** The column of a row's greatest value. */
+/** The column of the highest value of a row. */
 function greatest(values, row, columns) {
   const own = values.subarray(row * columns, (row + 1) * columns);
   return own.reduce((best, value, i) => (value > own[best] ? i : best), 0);
@@ -132,7 +132,7 @@ function openNeuron({ row, column }) {
   change({ query: row, key: column, ...(state.view === "compare" ? { both: "neuron" } : { view: "neuron" }) }, true);
 }
 
-/** Where the cells stand: margins for the tokens, the side of a cell, and what can be seen. */
+/** The geometry: margins for the tokens, size of a cell, and the visible range. */
 function frame({ canvas, rows, columns, seat }) {
   const width = canvas.parentElement?.clientWidth || 600,
     left = width < 500 ? 64 : 104,
@@ -188,7 +188,7 @@ function paintMatrix(drawn) {
   names(drawn, context, ink, font);
 }
 
-/** The tokens in the margins: as many as have room, and always those of the cursor. */
+/** The tokens in the margins: as many as fit, and always those of the cursor. */
 function names(drawn, context, ink, font) {
   const { rows, columns, found, seat, at } = drawn,
     { width, height, left, top, cell } = frame(drawn);
@@ -261,7 +261,7 @@ function intoSight(drawn) {
   seat.y = clamp(seat.y, (at.row + 1) * cell - (height - top), at.row * cell);
 }
 
-/** The mouse or a finger: hovering tells, a click sets the cursor, a double click shows products, dragging moves. */
+/** Mouse and touch: hovering shows the value, a click sets the cursor, a double click opens Neurons, dragging pans. */
 function pointing(drawn, move, zoom, paint, tell) {
   const { canvas, rows, columns, seat } = drawn;
   let from = null;

@@ -1,4 +1,4 @@
-// The neuron view: the products of one query's and one key's numbers, and how their sum becomes a weight.
+// The neuron view: the elementwise products of one query and one key, and how their sum becomes a weight.
 
 async function showNeuron(subject, reading) {
   const { kind, layer, head } = chosen(subject.run),
@@ -39,12 +39,12 @@ async function showNeuron(subject, reading) {
   );
 }
 
-/** The key on which a query's weight is greatest. */
+/** The key with the highest weight of a query. */
 async function strongest(subject, kind, layer, head, query) {
   return (await ask("heads", { ...subject.body, kind, layer })).strongest[head][query];
 }
 
-/** Moves the rows of weights so that the key that is looked at stands in sight. */
+/** Scrolls the row of weights to the selected key. */
 function keysIntoSight() {
   for (const row of document.querySelectorAll(".weights")) {
     const key = row.querySelector("[aria-pressed=true]"),
@@ -54,7 +54,7 @@ function keysIntoSight() {
   }
 }
 
-/** Numbers as bars up and down from a line. */
+/** Values as bars above and below a line. */
 function signs(name, values, most) {
   const high = 40,
     bars = values.map((value, i) => {
@@ -116,7 +116,7 @@ function sum(found) {
   return found.visible ? line : make("div", {}, line, make("p", { class: "note" }, word("unseen")));
 }
 
-/** The query's weights on every key; a click looks at another. */
+/** The query's weights on every key; a click selects another key. */
 function row(subject, found, columns, key) {
   const most = Math.max(...found.row, 1e-9);
   const keys = make(

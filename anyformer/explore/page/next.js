@@ -1,4 +1,4 @@
-// What comes next: the logits as probabilities under temperature, top-k and top-p, and what each layer would say.
+// The next token: probabilities under temperature, top-k and top-p, and the logit lens.
 
 const BARS = 16; // tokens shown at most
 
@@ -21,19 +21,19 @@ async function showNext(subject, reading) {
   return make("div", {}, explained("next"), make("div", { class: "next" }, parts));
 }
 
-/** The request about the place that is looked at. */
+/** The request for the selected position. */
 function nextBody(subject, reading) {
   const kind = sideOf(subject.run),
     at = state.at < 0 ? -1 : Math.min(state.at, reading.tokens[kind].length - 1);
   return { ...subject.body, at, kind };
 }
 
-/** The stack whose tokens are answered about. */
+/** The stack whose tokens are predicted. */
 const sideOf = (run) => (run.shape === "encoder" ? "encoder" : "decoder");
 
-/** The probabilities of tokens by falling logits, under the sliders; `rest` is what all others have together.
+/** The probabilities of tokens in descending order, under the sliders; `rest` is the total of all others.
  *
- * In the order of decoding: temperature, then the k likeliest, then the likeliest that have p together of those left.
+ * In the order of decoding: temperature, then top-k, then top-p of the tokens left.
  */
 function probabilities(logits, rest, { temperature, topk, topp }) {
   if (temperature === 0) return { kept: logits.map((_, i) => (i ? 0 : 1)), others: 0 };
@@ -55,7 +55,7 @@ function probabilities(logits, rest, { temperature, topk, topp }) {
   return { kept: weights.map((weight) => weight / whole), others: others / whole };
 }
 
-/** log Σ exp(logit / temperature) of the tokens that were not sent, by the nearest temperature on the slider. */
+/** log Σ exp(logit / temperature) of the tokens that are not listed, at the nearest temperature of the slider. */
 function restAt(rest, temperature) {
   const nearest = rest.temperatures.reduce(
     (best, one, i) => (Math.abs(one - temperature) < Math.abs(rest.temperatures[best] - temperature) ? i : best),
@@ -103,7 +103,7 @@ function distribution(found) {
   );
 }
 
-/** One bar with, behind it, what it is without the sliders. */
+/** One bar, over a pale bar for the probability without the sliders. */
 function bar(name, now, plain, most, title, actual = false) {
   const wide = (p) => `${(100 * p) / most}%`;
   return make(
@@ -120,7 +120,7 @@ function bar(name, now, plain, most, title, actual = false) {
   );
 }
 
-/** The logit lens: a row for the embeddings and for each layer, the likeliest tokens of each across. */
+/** The logit lens: a row for the embeddings and for each layer, with its most probable tokens. */
 function lens(layers) {
   const wide = Math.max(...layers.map((one) => one.top.length));
   const head = make(

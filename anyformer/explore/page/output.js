@@ -1,9 +1,9 @@
-// What the run answers, and its writing token by token; with heads off, before and after.
+// The run's answer, and generation token by token; with heads off, before and after.
 
 const written = new Map(); // the lines that came so far, by request
 let writing = null; // the requests under way, and what stops them
 
-/** The request of a writing. */
+/** The request for generation. */
 function writeBody(subject, off = subject.body.off) {
   const { temperature, topk, topp, seed, most } = state,
     drawn = temperature > 0; // else the likeliest: nothing is cut off
@@ -18,7 +18,7 @@ function writeBody(subject, off = subject.body.off) {
   };
 }
 
-/** The panel under the tokens: the answer, the writing, and with heads off what both were with all of them. */
+/** The panel under the tokens: answer and generated text; with heads off, also those with all heads. */
 function output(subject, reading, before, other) {
   const rows = [];
   const add = (name, content) =>
@@ -46,7 +46,7 @@ function output(subject, reading, before, other) {
   return make("div", { class: "output" }, make("div", { class: "said-rows" }, rows), button);
 }
 
-/** An answer, with the changes of a label's probabilities. */
+/** An answer, with changes of label probabilities. */
 function answered(reading, before) {
   const changed = before && before.answer !== reading.answer;
   const parts = answerParts(reading, before) ?? visibleText(reading.answer);
@@ -60,7 +60,7 @@ function answered(reading, before) {
   return make("span", {}, text, best);
 }
 
-/** The tokens written so far, shaded by how likely each was; the likeliest ten stand in its title. */
+/** The tokens generated so far, shaded by probability; the title lists the ten most probable alternatives. */
 function writtenLine(subject, off) {
   const record = written.get(keyOf("write", writeBody(subject, off)));
   const line = make("span", { class: "written", "data-key": keyOf("write", writeBody(subject, off)) });
@@ -86,7 +86,7 @@ function piece(one) {
   ];
 }
 
-/** Streams whatever is shown and not yet there, one after the other; only other requests stop it. */
+/** Streams the outputs that are shown and missing, one after the other; only other requests stop it. */
 async function writeMissing(subjects) {
   const bodies = !state.write
     ? []
@@ -132,7 +132,7 @@ function linesOf(key) {
   return [...document.querySelectorAll(".written")].filter((line) => line.dataset.key === key);
 }
 
-/** The button: writes; once more, with the next seed where chance has a part. */
+/** The button: generates; again, with the next seed if the temperature is not 0. */
 function writeAgain() {
   change(nextWriting());
 }

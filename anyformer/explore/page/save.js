@@ -1,6 +1,6 @@
-// Keeping a view: as a page of its own with its answers in it, as a picture, as a link.
+// Saving a view: as a standalone page with its answers, as a picture, as a link.
 
-/** The stand-alone page: every view in all layers, as far as they have room, and whatever was looked at. */
+/** The standalone page: every view in all layers, up to the size limit, and all cached answers. */
 async function saveHtml(subjects) {
   const kept = {};
   say(word("saving"));
@@ -25,7 +25,7 @@ async function saveHtml(subjects) {
   download(new Blob([page.replace(hole, (_, open) => open + text)], { type: "text/html" }), "html");
 }
 
-/** Has each view ask for what it shows now; of a training, only what was looked at. */
+/** Makes each view request its current answers; for a training, only those requested before. */
 async function everyView(subject) {
   try {
     const reading = await ask("read", subject.body);
@@ -47,7 +47,7 @@ function download(blob, ending) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 
-/** The view as a picture: its elements with the page's style inside a drawing, which an image can load. */
+/** The view as a picture: its elements and the page's style inside an SVG, which an image can load. */
 async function savePng() {
   const view = byId("view"),
     paper = make("div", { class: "paper", "data-theme": theme(), lang: document.documentElement.lang });
@@ -82,7 +82,7 @@ async function savePng() {
   download(await new Promise((done) => canvas.toBlob(done, "image/png")), "png");
 }
 
-/** How high a view is with nothing of it scrolled out of sight. */
+/** The full height of a view, with scrolled parts. */
 function wholeHeight(view) {
   view.classList.add("whole");
   const height = view.scrollHeight;

@@ -1,4 +1,4 @@
-// A saved page has no server: what has no answer in it is switched off, and says why.
+// A saved page has no server: controls without saved answers are disabled, with the reason.
 
 /** The requests that each view makes for the state. */
 const NEEDS = {
@@ -53,14 +53,14 @@ function isSaved(updates) {
   }
 }
 
-/** The change that a page can show: of a pinned key that was not saved, that of the strongest key; else null. */
+/** The change that a page can show, or null; a pinned key that was not saved becomes the strongest key. */
 function offered(updates) {
   if (!saved) return updates;
   const changes = "key" in updates ? [updates] : [updates, { ...updates, key: -1 }];
   return changes.find(isSaved) ?? null;
 }
 
-/** The properties of a control that changes the state: disabled, with the reason as its title, where it cannot. */
+/** The properties of a control that changes the state: disabled with the reason as title if it cannot. */
 function toward(updates, step = false) {
   const onclick = () => change(updates, step);
   return offered(updates) ? { onclick } : { onclick, ...notSaved() };

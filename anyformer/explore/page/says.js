@@ -1,9 +1,9 @@
-// What a run answers that is not a token: labels, a number, a tag of each word, a vector.
+// Predictions other than tokens: labels, a number, a tag of each word, a vector.
 
-/** The name of a view: the fifth is called by what the run answers. */
+/** The name of a view: that of `next` depends on what the run predicts. */
 const viewName = (view, run) => word(view === "next" ? `next.${run.says}` : `view.${view}`);
 
-/** The view of an answer that is not a token. */
+/** The view `next` of a run that does not predict tokens. */
 function showAnswer(subject, reading) {
   const { says } = subject.run,
     parts = {
@@ -15,7 +15,7 @@ function showAnswer(subject, reading) {
   return make("div", {}, explained(`next.${says}`), parts[says]());
 }
 
-/** A label's probability is not drawn from: no slider changes it. */
+/** Probabilities of labels; sliders do not change them. */
 function labels(found) {
   const most = Math.max(...found.map(([, p]) => p), 1e-9);
   return make(
@@ -25,7 +25,7 @@ function labels(found) {
   );
 }
 
-/** Each word with its tag, how likely it is, and the other likely tags. */
+/** Each word with its tag, the probability, and the other probable tags. */
 function tagTable(subject, reading) {
   const tags = reading.tags ?? [],
     current = state.at < 0 ? reading.at : state.at,
@@ -69,7 +69,7 @@ function tagTable(subject, reading) {
   return make("div", { class: "wide", "data-scroll": `tags-${subject.pane}` }, table, note);
 }
 
-/** The values of a vector, and which are the largest. */
+/** The values of a vector, and a list of the largest. */
 function vectorBars(values) {
   const most = Math.max(...values.map(Math.abs), 1e-9),
     largest = [...values.entries()].sort((a, b) => Math.abs(b[1]) - Math.abs(a[1])).slice(0, 8);
@@ -97,7 +97,7 @@ function cosine(a, b) {
   return dot / (Math.hypot(...a) * Math.hypot(...b) || 1);
 }
 
-/** An answer that is not a text, in the line under the tokens; null where it is one. */
+/** An answer that is not text, for the line under the tokens; null if it is text. */
 function answerParts(reading, before) {
   if (reading.vector) return [vectorWords(reading.vector)];
   if (!reading.tags) return null;

@@ -1,6 +1,6 @@
-// The panel beside the views: switches of the heads, and how tokens are drawn.
+// The side panel: switches for heads, and sampling options.
 
-/** The switches of one run: layers down, heads across; those that are off are named in the address. */
+/** The switches of one run: a row for each layer, a column for each head; the address lists those that are off. */
 function switches(subject) {
   const { run, pane } = subject,
     off = new Set(subject.body.off),
@@ -87,7 +87,7 @@ const SLIDERS = {
   },
 };
 
-/** Temperature, top-k, top-p; seed and length of what is written. */
+/** Temperature, top-k, top-p; seed and length of the generated text. */
 function sliders() {
   const slide = ([name, { label, min, max, step, tell }]) =>
     make(
@@ -95,7 +95,7 @@ function sliders() {
       { class: "slide", for: name }, // or it would name the first it holds, the output
       make("span", {}, word(label)),
       make("output", { id: `${name}-now` }, tell(state[name])),
-      // what was written under other settings goes, and is written again when it is asked for
+      // text generated with other settings is dropped
       make("input", {
         type: "range",
         id: name,
@@ -132,7 +132,7 @@ function sliders() {
   ]);
 }
 
-/** Puts the state into the sliders that are there. */
+/** Copies the state into the sliders. */
 function fillSliders() {
   if (!byId("fold-sampling")) return;
   for (const [name, { tell }] of Object.entries(SLIDERS)) {
@@ -144,7 +144,7 @@ function fillSliders() {
 
 const folded = new Map(); // what a person opened or closed
 
-/** A part of the panel that opens and closes; closed at first where there is little room. */
+/** A section of the panel that opens and closes; closed at first on narrow pages. */
 function fold(id, title, content) {
   const open = folded.get(id) ?? !window.matchMedia("(max-width: 900px)").matches;
   return make(

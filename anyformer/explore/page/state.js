@@ -1,4 +1,4 @@
-// What is looked at: all of it stands in the address after #, so that a link shows the same and Back goes back.
+// The state of the page: it is stored in the address after #, so links and the Back button work.
 
 const VIEWS = ["heads", "model", "matrix", "neuron", "next", "block", "cache", "compare", "live"];
 const WHATS = ["weights", "scores", "bias", "mask"];
@@ -34,7 +34,7 @@ const DEFAULTS = {
 
 const state = structuredClone(DEFAULTS);
 
-/** The state of an address; what is unknown or no number is left at its default. */
+/** The state of an address; unknown or invalid values become the default. */
 function fromHash(hash) {
   const found = structuredClone(DEFAULTS);
   for (const [name, text] of new URLSearchParams(hash.replace(/^#/, ""))) {
@@ -60,7 +60,7 @@ function toHash(from) {
   return `#${said}`;
 }
 
-/** Changes the state, the address, and with them the page. `step`: Back comes back to what was before. */
+/** Changes the state, the address and the page. With `step`, Back returns to the previous state. */
 function change(updates, step = false) {
   const possible = offered(updates);
   if (!possible) return say(word("notSaved"));

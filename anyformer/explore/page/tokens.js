@@ -1,9 +1,9 @@
-// Tokens as a person can see them, and the strip of them above the views.
+// Tokens in visible form, and the strip of tokens above the views.
 
 const PICTURES = { "\u007f": "␡", " ": "␣" };
 const UNSEEN = /\p{Cc}|\p{Cf}|\p{Cs}|\p{Co}|\p{Zl}|\p{Zp}|\p{Noncharacter_Code_Point}/gu;
 
-/** A token with what cannot be seen written out: ␊ for a line's end, \u{202e} for what would turn the writing round. */
+/** A token with invisible characters escaped: ␊ for a line feed, \u{202e} for a direction mark. */
 function visible(token) {
   const seen = String(token)
     .replace(UNSEEN, (c) => (c === "\u200d" && token.length > 1 ? c : picture(c)))
@@ -17,18 +17,18 @@ function picture(c) {
   return PICTURES[c] ?? `\\u{${code.toString(16)}}`;
 }
 
-/** A longer text: its lines stay lines. */
+/** The same for a longer text, with its line breaks. */
 function visibleText(text) {
   return String(text).replace(UNSEEN, (c) => (c === "\n" || c === "\u200d" ? c : picture(c)));
 }
 
-/** An element that holds a token, apart from the direction of what stands around it. */
+/** An element that holds a token, isolated from the text direction around it. */
 function tokenSpan(token, props = {}) {
   const { class: more = "", ...others } = props;
   return make("bdi", { class: `token ${more}`, dir: "auto", title: visible(token), ...others }, visible(token));
 }
 
-/** Queries and keys of a kind of attention, among the tokens that the stacks read. */
+/** The tokens of queries and keys for a kind of attention. */
 function ends(kind, tokens) {
   return {
     rows: tokens[kind === "encoder" ? "encoder" : "decoder"] ?? [],
@@ -36,7 +36,7 @@ function ends(kind, tokens) {
   };
 }
 
-/** Kind, layer and head that are looked at, among those that a run has. */
+/** The selected kind, layer and head, limited to those that a run has. */
 function chosen(run) {
   const kinds = Object.keys(run.kinds).filter((kind) => run.kinds[kind].layers.length);
   if (!kinds.length) throw new Refused(word("noAttention"));
@@ -49,7 +49,7 @@ function chosen(run) {
   return { kinds, kind, layers, layer: near, heads: count, head: clamp(state.head, 0, count - 1) };
 }
 
-/** The choice of kind, layer and head above a view. */
+/** The selectors of kind, layer and head above a view. */
 function picker(subject, parts) {
   const now = chosen(subject.run);
   const lists = {
@@ -71,12 +71,12 @@ function picker(subject, parts) {
   return make("div", { class: "picker" }, picks);
 }
 
-/** One choice of a list, which changes the state. */
+/** A selector that changes the state. */
 function option(value, name, selected, updates) {
   return make("option", { value, selected, ...(offered(updates) ? {} : notSaved()) }, name);
 }
 
-/** The tokens that each stack reads, with what is looked at marked; a click looks at one. */
+/** The tokens of each stack, with the selected ones marked; a click selects one. */
 function strip(subject, reading) {
   const sides = ["encoder", "decoder"].filter((side) => reading.tokens[side]?.length);
   const rows = sides.map((side) => {
@@ -115,7 +115,7 @@ function strip(subject, reading) {
   return make("div", { class: "strip" }, rows, notes);
 }
 
-/** What a click on a token changes: the place of the next token, the query, or of cross-attention the key. */
+/** The change by a click on a token: the position, the query, or in cross-attention the key. */
 function pickToken(subject, side, index) {
   const { kind } = Object.keys(subject.run.kinds).length ? chosen(subject.run) : { kind: "" };
   if (kind === "cross" && side === "encoder") return { key: index };
