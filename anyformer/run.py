@@ -62,7 +62,8 @@ from anyformer.tasks.mlm import MaskedLanguageModelling
 from anyformer.tasks.seq2seq import SequenceToSequence
 from anyformer.tasks.span_corruption import SpanCorrupting
 from anyformer.transforms.merge import merge
-from anyformer.transforms.quantise import Bits, quantise
+from anyformer.transforms.quantise import quantise
+from anyformer.transforms.rounding import Bits
 
 RECIPE = "recipe.toml"  # of a run that was trained here, and of its checkpoints
 SOURCE_TOKENIZER = "source_tokenizer.json"

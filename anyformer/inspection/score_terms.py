@@ -22,7 +22,7 @@ from anyformer.kernels.runtime import at_least_fp32
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.block import ParallelBlock
 from anyformer.nn.inputs import AnyInput, Inputs, TokenInput
-from anyformer.nn.linear import split
+from anyformer.nn.linear import split_heads
 from anyformer.nn.model import Transformer
 from anyformer.nn.stack import BlockStack
 
@@ -94,5 +94,5 @@ def _why_mixed(attention: MultiHeadAttention, stack: BlockStack, read: AnyInput,
 
 def _project(attention: MultiHeadAttention, x: Tensor) -> list[Tensor]:
     """Return queries [b, h, t, k] and keys [b, g, t, k]."""
-    parts, (query, key, _) = attention.qkv(x), attention.serves
-    return [split(parts[query], attention.heads), split(parts[key], attention.groups)]
+    parts, (query, key, _) = attention.qkv.split(x), attention.serves
+    return [split_heads(parts[query], attention.heads), split_heads(parts[key], attention.groups)]

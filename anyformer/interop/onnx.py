@@ -212,7 +212,7 @@ def _translations() -> dict[Any, Any]:
         size = op.Gather(op.Shape(x), op.Constant(value_ints=[dim]))
         return op.TopK(x, size, axis=dim, largest=int(descending))  # among equals the first is first
 
-    def run_products(x: Any, weight: Any, lengths: Any) -> Any:
+    def expert_matmul(x: Any, weight: Any, lengths: Any) -> Any:
         ends = op.CumSum(lengths, op.Constant(value_int=0))
         starts = op.Sub(ends, lengths)
         pieces = []
@@ -223,7 +223,7 @@ def _translations() -> dict[Any, Any]:
             pieces.append(op.MatMul(rows, op.Transpose(matrix, perm=[1, 0])))
         return op.Concat(*pieces, axis=0)
 
-    return {torch.ops.aten.sort.stable: sort, torch.ops.anyformer.run_products.default: run_products}
+    return {torch.ops.aten.sort.stable: sort, torch.ops.anyformer.expert_matmul.default: expert_matmul}
 
 
 def _check(model: Transformer, inputs: list[ExportInputs], written: Path, path: Path) -> None:

@@ -7,7 +7,7 @@ from anyformer.attention.attend import attend, mix, weigh
 from anyformer.config import Attention, Latent, NoNorm, Projected, factor
 from anyformer.nn.context import Context
 from anyformer.nn.latent import LatentProjection
-from anyformer.nn.linear import Fused, Linear, split
+from anyformer.nn.linear import Linear, split_heads
 from anyformer.nn.norm import build_norm
 
 
@@ -27,12 +27,12 @@ class MultiHeadAttention(nn.Module):
         self.latent: LatentProjection | None = None
         if cross:
             self.q = Linear(width, h * k, bias=spec.bias)
-            self.kv = Fused(width, (g * k, g * k_v), bias=spec.bias)
+            self.kv = Linear(width, (g * k, g * k_v), bias=spec.bias)
         elif isinstance(spec.compress, Latent):
             self.latent = LatentProjection(spec, spec.compress, width)
         else:
             rows = {"separate": (h * k, g * k, g * k_v), "shared_qk": (h * k, g * k_v), "shared_qkv": (h * k,)}
-            self.qkv = Fused(width, rows[spec.projections], bias=spec.bias)
+            self.qkv = Linear(width, rows[spec.projections], bias=spec.bias)
             # which part of the product serves as query, key and value
             self.serves = {"separate": (0, 1, 2), "shared_qk": (0, 0, 1), "shared_qkv": (0, 0, 0)}[spec.projections]
         self.q_norm, self.k_norm = build_norm(spec.qk_norm, k), build_norm(spec.qk_norm, k)
@@ -58,9 +58,9 @@ class MultiHeadAttention(nn.Module):
         return self.out(out.transpose(1, 2).flatten(2))  # [b, h, t, k_v] -> [b, t, h·k_v]
 
     def _within(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
-        parts = self.qkv(ctx.with_memory(x))
+        parts = self.qkv.split(ctx.with_memory(x))
         q, k, v = (parts[i] for i in self.serves)
-        q, k, v = split(q, self.heads), split(k, self.groups), split(v, self.groups)
+        q, k, v = split_heads(q, self.heads), split_heads(k, self.groups), split_heads(v, self.groups)
         if self.norms:
             q, k = self.q_norm(q), self.k_norm(k)
         assert ctx.relation is not None
@@ -73,12 +73,12 @@ class MultiHeadAttention(nn.Module):
         return q, *ctx.append(k, v)
 
     def _across(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
-        q = ctx.tap("q", self.q_norm(split(self.q(x), self.heads)))
+        q = ctx.tap("q", self.q_norm(split_heads(self.q(x), self.heads)))
         if ctx.encoder_out is None:
             assert ctx.cache is not None
             assert ctx.cache.layer.cross is not None
             return q, *ctx.cache.layer.cross
-        k, v = (split(part, self.groups) for part in self.kv(ctx.encoder_out))
+        k, v = (split_heads(part, self.groups) for part in self.kv.split(ctx.encoder_out))
         k, v = ctx.tap("k", self.k_norm(k)), ctx.tap("v", v)
         if ctx.cache is not None:
             ctx.cache.layer.keep_cross(k, v)
@@ -86,4 +86,4 @@ class MultiHeadAttention(nn.Module):
 
     def queries(self) -> Tensor:
         """The rows of weight that make the queries."""
-        return self.q.weight if self.cross else self.latent.queries() if self.latent else self.qkv.rows(0)
+        return self.q.rows() if self.cross else self.latent.queries() if self.latent else self.qkv.rows(0)

@@ -1,28 +1,28 @@
-"""Mixture of experts: each token is read by the few feed-forwards that a router chooses (Shazeer et al. 2017).
+"""Mixture of experts: a router chooses a few feed-forward networks for each token (Shazeer et al. 2017).
 
-Tokens are sorted by expert, so that an expert reads one run of rows; none is dropped, whatever the balance.
+Tokens are sorted by expert, so each expert reads consecutive rows. No token is dropped, whatever the load.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anyformer.attention.layout import real
-from anyformer.kernels.runtime import at_least_fp32
+from anyformer.kernels.runtime import Runtime, at_least_fp32
 from anyformer.nn.aux_outputs import TrackedModule
 from anyformer.nn.context import Context
 from anyformer.nn.dropout import Dropout
 
-Way = Literal["kernel", "loop", "step", "gather"]
-FEW = 64  # rows of which each may have its own copy of a matrix
-TINY = 1e-20  # keeps a sum of vanishing scores from dividing by 0
+ExpertKernel = Literal["grouped_mm", "loop", "opaque_loop", "gather"]
+MAX_GATHERED_ROWS = 64  # each row has its own copy of a matrix
+TINY = 1e-20  # avoids division by 0 if all scores vanish
 
 
 class Choice(NamedTuple):
-    """Which experts read each of m tokens, how much each counts, and how probable each of all n was."""
+    """The router's choice for m tokens: k experts each, their weights, and the probabilities of all n experts."""
 
     experts: Tensor  # int [m, k]
     weights: Tensor  # [m, k]
@@ -30,7 +30,7 @@ class Choice(NamedTuple):
 
 
 class SoftmaxRouter(nn.Module):
-    """The k largest of softmax(x W), as they are or so that they sum to 1."""
+    """The k largest of softmax(x W), optionally normalised to sum to 1."""
 
     def __init__(self, width: int, count: int, top_k: int, *, normalize: bool, bias: bool):
         super().__init__()
@@ -77,7 +77,7 @@ class SigmoidRouter(TrackedModule):
         return Choice(experts, weights * self.scale, scores / (scores.sum(dim=-1, keepdim=True) + TINY))
 
     def _eligible(self, ranks: Tensor) -> Tensor:
-        """The ranks of the experts in the best groups, -inf elsewhere."""
+        """Return the ranks of experts in the best groups, and -inf for the others."""
         if self.top_groups == self.groups:
             return ranks
         grouped = ranks.unflatten(-1, (self.groups, -1))  # [m, groups, n/groups]
@@ -93,59 +93,81 @@ class SigmoidRouter(TrackedModule):
         self.bias.zero_()
 
 
-class Runs(NamedTuple):
-    """Rows in order of the expert that reads them."""
+class ExpertRows(NamedTuple):
+    """Which expert reads each of r rows, which are sorted by expert."""
 
-    experts: Tensor  # of each row, int [r]
-    lengths: Tensor  # how many rows each expert reads, int [n]
+    experts: Tensor  # int [r]
+    lengths: Tensor  # number of rows of each expert, int [n]
+
+
+class ExpertFormat(Protocol):
+    """A weight format of stacked linear layers, other than plain."""
+
+    def expert_matmul(self, x: Tensor, rows: ExpertRows) -> Tensor:
+        """Return x W_eᵀ for each row [r, in] of x and its expert e."""
 
 
 class StackedLinear(nn.Module):
-    """A linear layer for each expert, of one or several parts; each reads its own run of rows."""
+    """One linear layer per expert, each of one or several parts and applied to its own rows."""
 
-    def __init__(self, count: int, width: int, parts: tuple[int, ...], bias: bool):
+    weight: nn.Parameter | None  # None: the format stores it
+    bias: nn.Parameter | None
+
+    def __init__(self, count: int, inputs: int, parts: tuple[int, ...], bias: bool):
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(count, sum(parts), width))
+        self.weight = nn.Parameter(torch.empty(count, sum(parts), inputs))
         self.bias = nn.Parameter(torch.empty(count, sum(parts))) if bias else None
         self.count, self.parts = count, parts
+        self.format: ExpertFormat | None = None  # None: plain
 
-    def forward(self, x: Tensor, runs: Runs) -> tuple[Tensor, ...]:
-        device = x.device.type  # autocast: as a linear layer would
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-        y = run_products(x.to(dtype), self.weight.to(dtype), runs)
+    def forward(self, x: Tensor, rows: ExpertRows) -> tuple[Tensor, ...]:
+        x = x.to(Runtime.of(x, self.training).dtype)  # under autocast, like a linear layer
+        if self.format is None:
+            y = expert_matmul(x, self.rows().to(x.dtype), rows)
+        else:
+            y = self.format.expert_matmul(x, rows)
         if self.bias is not None:
-            y = y + self.bias[runs.experts].to(y.dtype)
+            y = y + self.bias[rows.experts].to(y.dtype)
         return y.split(self.parts, dim=-1)
 
+    def rows(self) -> Tensor:
+        """Return the parameter, [n, out, in]."""
+        assert self.weight is not None
+        return self.weight
+
     def extra_repr(self) -> str:
-        return f"{list(self.weight.shape)}, bias={self.bias is not None}"
+        return f"count={self.count}, parts={self.parts}, bias={self.bias is not None}"
 
 
-# -- products of runs, in four ways that must be equal ---------------------------------------------------------------
+# -- matmul per expert: four kernels with equal results ---------------------------------------------------------------
 
 
-def run_products(x: Tensor, weight: Tensor, runs: Runs, way: Way | None = None) -> Tensor:
-    """x W_eᵀ for each row [r, in] of x and its expert e; weights are [n, out, in]."""
-    match way or _way(x, weight):
-        case "kernel":
-            return F.grouped_mm(x, weight.mT, offs=runs.lengths.cumsum(0).to(torch.int32))
+def expert_matmul(x: Tensor, weight: Tensor, rows: ExpertRows, kernel: ExpertKernel | None = None) -> Tensor:
+    """Return x W_eᵀ for each row [r, in] of x and its expert e; weights are [n, out, in]."""
+    match kernel or _choose_kernel(x, weight):
+        case "grouped_mm":
+            return F.grouped_mm(x, weight.mT, offs=rows.lengths.cumsum(0).to(torch.int32))
         case "loop":
-            return _loop(x, weight, runs.lengths)
-        case "step":
-            return _step(x, weight, runs.lengths)
+            return _loop(x, weight, rows.lengths)
+        case "opaque_loop":
+            return _opaque_loop(x, weight, rows.lengths)
         case "gather":
-            return (weight[runs.experts] @ x[..., None])[..., 0]
+            return (weight[rows.experts] @ x[..., None])[..., 0]
 
 
-def _way(x: Tensor, weight: Tensor) -> Way:
-    """The kernel is for bf16 on GPUs, and rows of whole 16 bytes. A loop reads lengths on the host, which a compiled
-    graph cannot: there it is one step of it; and which waits for a GPU: a few rows there read their own matrices."""
+def _choose_kernel(x: Tensor, weight: Tensor) -> ExpertKernel:
+    """Choose the fastest kernel that supports these tensors.
+
+    grouped_mm is for bf16 on GPUs, with rows of whole 16 bytes. The loop reads lengths on the CPU. A compiled graph
+    cannot do that, so there the loop is one opaque operator. On a GPU it waits for the device, so few rows gather
+    their matrices instead.
+    """
     aligned = all(size * x.element_size() % 16 == 0 for size in weight.shape[1:])
     if x.device.type == "cuda" and x.dtype is torch.bfloat16 and aligned:
-        return "kernel"
-    if x.device.type == "cuda" and x.shape[0] <= FEW and not torch.is_grad_enabled():
+        return "grouped_mm"
+    if x.device.type == "cuda" and x.shape[0] <= MAX_GATHERED_ROWS and not torch.is_grad_enabled():
         return "gather"
-    return "step" if torch.compiler.is_compiling() else "loop"
+    return "opaque_loop" if torch.compiler.is_compiling() else "loop"
 
 
 def _loop(x: Tensor, weight: Tensor, lengths: Tensor) -> Tensor:
@@ -153,43 +175,43 @@ def _loop(x: Tensor, weight: Tensor, lengths: Tensor) -> Tensor:
     return torch.cat([rows @ matrix.mT for rows, matrix in zip(pieces, weight, strict=True)])
 
 
-_step = torch.library.custom_op("anyformer::run_products", _loop, mutates_args=())
+_opaque_loop = torch.library.custom_op("anyformer::expert_matmul", _loop, mutates_args=())
 
 
-@_step.register_fake
+@_opaque_loop.register_fake
 def _(x: Tensor, weight: Tensor, lengths: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], weight.shape[1])
 
 
-@torch.library.custom_op("anyformer::run_gradients", mutates_args=())
-def _gradients(grad: Tensor, x: Tensor, lengths: Tensor) -> Tensor:
-    """Of the weights, [n, out, in]."""
+@torch.library.custom_op("anyformer::expert_weight_grad", mutates_args=())
+def _weight_grad(grad: Tensor, x: Tensor, lengths: Tensor) -> Tensor:
+    """Return the gradient of the weights, [n, out, in]."""
     sizes = lengths.tolist()
     return torch.stack([g.mT @ rows for g, rows in zip(grad.split(sizes), x.split(sizes), strict=True)])
 
 
-@_gradients.register_fake
+@_weight_grad.register_fake
 def _(grad: Tensor, x: Tensor, lengths: Tensor) -> Tensor:
     return x.new_empty(lengths.shape[0], grad.shape[1], x.shape[1])
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
     x, weight, lengths = ctx.saved_tensors
-    return _step(grad, weight.mT, lengths), _gradients(grad, x, lengths), None
+    return _opaque_loop(grad, weight.mT, lengths), _weight_grad(grad, x, lengths), None
 
 
-_step.register_autograd(_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+_opaque_loop.register_autograd(_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
 
 # -- the layer ------------------------------------------------------------------------------------------------------
 
 
 class Mixture(nn.Module):
-    """Σ w_i(x) · F_i(x) over the chosen experts, plus the shared network, which reads every token."""
+    """Σ w_i(x) · F_i(x) over the chosen experts i, plus the shared network, which reads every token."""
 
     def __init__(
         self,
         router: SoftmaxRouter | SigmoidRouter,
-        up: StackedLinear,  # of a gated expert, the gate's rows and then up's
+        up: StackedLinear,  # a gated expert has two parts: gate, then up
         down: StackedLinear,
         act: Callable[[Tensor], Tensor],
         *,
@@ -204,7 +226,7 @@ class Mixture(nn.Module):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         rows = x.flatten(0, 1)  # [m, d]
         choice = self.router(rows)
-        weights = self._shown(choice, x, ctx)
+        weights = self._tapped_weights(choice, x, ctx)
         if self.training and ctx.aux is not None:
             self._note(choice, x, ctx)
         y = self._read(rows, choice.experts).unflatten(0, (-1, choice.experts.shape[1]))  # [m, k, d]
@@ -212,28 +234,28 @@ class Mixture(nn.Module):
         return out if self.shared is None else out + self.shared(x, ctx.scoped("shared"))
 
     def _read(self, rows: Tensor, experts: Tensor) -> Tensor:
-        """What the chosen experts make of each token, [m·k, d]."""
+        """Return the outputs of the chosen experts for each token, [m·k, d]."""
         k, flat = experts.shape[1], experts.flatten()
         order = flat.argsort(stable=True)
         lengths = flat.new_zeros(self.up.count).scatter_add(0, flat, torch.ones_like(flat))
-        runs = Runs(flat[order], lengths)
-        # every row is taken once: gradients are added up in a fixed order, also on a GPU
-        h = self.up(rows.repeat_interleave(k, dim=0).index_select(0, order), runs)
+        of_experts = ExpertRows(flat[order], lengths)
+        # each row is read once, so gradients are summed in a fixed order, also on a GPU
+        h = self.up(rows.repeat_interleave(k, dim=0).index_select(0, order), of_experts)
         h = self.act(h[0]) * h[1] if len(h) == 2 else self.act(h[0])
-        (y,) = self.down(self.dropout(h), runs)
+        (y,) = self.down(self.dropout(h), of_experts)
         return torch.empty_like(y).index_copy(0, order, y)
 
-    def _shown(self, choice: Choice, x: Tensor, ctx: Context) -> Tensor:
-        """The weights of the chosen [m, k], as taps leave them: they see those of all experts [b, t, n]."""
+    def _tapped_weights(self, choice: Choice, x: Tensor, ctx: Context) -> Tensor:
+        """Return the weights of the chosen experts [m, k] after the tap, which sees those of all experts [b, t, n]."""
         if not ctx.is_tapped("router"):
             return choice.weights
         every = torch.zeros_like(choice.probabilities).scatter(-1, choice.experts, choice.weights)
-        every = every.unflatten(0, x.shape[:2])
+        every = every.unflatten(0, x.shape[:2])  # [b, t, n]
         changed = ctx.tap("router", every)
         return choice.weights if changed is every else changed.flatten(0, 1).gather(-1, choice.experts)
 
     def _note(self, choice: Choice, x: Tensor, ctx: Context) -> None:
-        """The load of each expert, for the router's bias, and the balance of loads, for the loss; pads do not count."""
+        """Record the load of each expert for the router's bias, and the balance loss. Padding does not count."""
         follows = isinstance(self.router, SigmoidRouter) and self.router.rate > 0
         if not follows and not self.balance:
             return
@@ -247,5 +269,5 @@ class Mixture(nn.Module):
             ctx.aux.add(self.router, load)
         if self.balance:
             share = load / load.sum().clamp(min=1)
-            mean = counted @ p / ctx.aux.reduce(counted.sum()).clamp(min=1)  # what this process adds to it
+            mean = counted @ p / ctx.aux.reduce(counted.sum()).clamp(min=1)  # the share of this process
             ctx.aux.losses.append(self.balance * len(load) * (share * mean).sum())

@@ -33,7 +33,7 @@ from anyformer.kernels.runtime import HAS_TRITON, in_compiled_half_step
 from anyformer.nn.context import Context
 from anyformer.nn.dropout import Dropout
 from anyformer.nn.experts import Mixture, SigmoidRouter, SoftmaxRouter, StackedLinear
-from anyformer.nn.linear import Fused, Linear
+from anyformer.nn.linear import Linear
 
 
 def activation(spec: Activation) -> Callable[[Tensor], Tensor]:
@@ -69,13 +69,12 @@ def act_of(spec: Activation) -> Act | None:
             return None
 
 
-def fuses(x: Tensor, linear: nn.Module) -> bool:
+def fuses(x: Tensor, linear: Linear) -> bool:
     """Whether it is such a step of training, and the product a plain one, with a bias."""
-    if type(linear) is not Linear or not in_compiled_half_step(x):
+    if not linear.is_plain or not in_compiled_half_step(x):
         return False
-    bias: Tensor | None = linear.bias
     hooked = linear._forward_hooks or linear._forward_pre_hooks
-    return linear.training and bias is not None and not hooked and (HAS_TRITON or not x.is_cuda)
+    return linear.training and linear.bias is not None and not hooked and (HAS_TRITON or not x.is_cuda)
 
 
 class PlainFFN(nn.Module):
@@ -94,7 +93,8 @@ class PlainFFN(nn.Module):
 
     def lift(self, x: Tensor) -> Tensor:
         if self.quick is not None and fuses(x, self.up):
-            return fused_linear_activation(x, self.up.weight, self.up.bias, self.quick)
+            assert self.up.bias is not None
+            return fused_linear_activation(x, self.up.rows(), self.up.bias, self.quick)
         return self.act(self.up(x))
 
 
@@ -103,12 +103,12 @@ class GatedFFN(nn.Module):
 
     def __init__(self, width: int, hidden: int, act: Callable[[Tensor], Tensor], bias: bool, dropout: float):
         super().__init__()
-        self.gate_up = Fused(width, (hidden, hidden), bias=bias)
+        self.gate_up = Linear(width, (hidden, hidden), bias=bias)
         self.down = Linear(hidden, width, bias=bias)
         self.act, self.dropout = act, Dropout(dropout)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        gate, up = self.gate_up(x)
+        gate, up = self.gate_up.split(x)
         h = ctx.tap("hidden", self.act(gate) * up)
         return self.down(self.dropout(h))
 

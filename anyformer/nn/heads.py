@@ -1,5 +1,8 @@
-"""Heads: from hidden states to what is asked of them. Each is called with the hidden states, their layout, and the
-embedding table (which only a tied head uses; None where no tokens are read)."""
+"""Heads: from hidden states to logits, labels or vectors.
+
+Each is called with the hidden states, their layout, and the embedding table. Only a tied head uses the table; it is
+None if the input is not tokens.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple, assert_never
@@ -28,12 +31,12 @@ from anyformer.kernels.cross_entropy import can_fuse_loss, fused_head_loss, toke
 from anyformer.kernels.matmul import linear
 from anyformer.nn.dropout import Dropout
 from anyformer.nn.feedforward import activation
+from anyformer.nn.linear import WeightFormat
 from anyformer.nn.norm import build_norm
 
 
 class LossTarget(NamedTuple):
-    """What is to be said, [b, t], -100 where nothing is; or at some places only, [n] of all rows one after the other,
-    of which `labels` [1, n] then are."""
+    """Loss targets: labels [b, t], -100 = ignored; with `at` (flat indices [n] into b·t) labels are [1, n]."""
 
     labels: Tensor
     smoothing: float = 0.0
@@ -59,7 +62,7 @@ class HiddenHead(nn.Module):
 
 
 class VocabularyHead(nn.Module):
-    """Logits over the vocabulary, [b, t, v], with its own table or the input's."""
+    """Logits over the vocabulary, [b, t, v], by a table of its own, the input's (tied), or that of a weight format."""
 
     def __init__(
         self,
@@ -76,35 +79,45 @@ class VocabularyHead(nn.Module):
         self.transform, self.scale, self.cap, self.pad = transform, scale, cap, tokens.pad
         self.table = None if tied else nn.Parameter(torch.empty(tokens.rows, width))
         self.bias = nn.Parameter(torch.empty(tokens.rows)) if bias else None
+        self.format: WeightFormat | None = None  # None: plain
 
     def forward(self, x: Tensor, layout: Layout, table: Tensor | None) -> Tensor:
-        return self._logits(*self._ready(x, table))
+        return self._logits(self._hidden(x), table)
 
-    def loss(self, x: Tensor, table: Tensor | None, asked: LossTarget) -> Tensor:
-        """The summed cross-entropy of the labels that ask for something."""
-        x, table = self._ready(x if asked.at is None else x.flatten(0, 1)[None, asked.at], table)
-        if self.cap is None and can_fuse_loss(x):
-            return fused_head_loss(x.flatten(0, 1), table, self.bias, asked.labels.flatten(), asked.smoothing)
-        return token_loss(self._logits(x, table), asked.labels, asked.smoothing)
+    def loss(self, x: Tensor, table: Tensor | None, target: LossTarget) -> Tensor:
+        """Return the cross-entropy summed over the labels that are not ignored."""
+        x = self._hidden(x if target.at is None else x.flatten(0, 1)[None, target.at])
+        if self.format is None and self.cap is None and can_fuse_loss(x):
+            labels = target.labels.flatten()
+            return fused_head_loss(x.flatten(0, 1), self._weight(table), self.bias, labels, target.smoothing)
+        return token_loss(self._logits(x, table), target.labels, target.smoothing)
 
-    def _ready(self, x: Tensor, table: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Both sides of the product."""
+    def _hidden(self, x: Tensor) -> Tensor:
+        """Return what is multiplied by the table."""
         x = self.transform(x)
-        table = table if self.table is None else self.table
+        return x * self.scale if self.scale != 1 else x
+
+    def _weight(self, table: Tensor | None) -> Tensor:
+        """Return the plain table, of this head or of the input."""
+        if self.table is not None:
+            return self.table
         assert table is not None
-        if self.table is None and self.pad is not None and torch.is_grad_enabled():
-            # the input's pad row stays zero: nothing is learned
+        if self.pad is not None and torch.is_grad_enabled():
+            # the pad row of the input's table stays zero, so it has no gradient
             rows = torch.arange(table.shape[0], device=table.device)[:, None]
             table = torch.where(rows == self.pad, table.detach(), table)
-        return x * self.scale if self.scale != 1 else x, table
+        return table
 
-    def _logits(self, x: Tensor, table: Tensor) -> Tensor:
-        logits = linear(x, table, self.bias)
+    def _logits(self, x: Tensor, table: Tensor | None) -> Tensor:
+        if self.format is None:
+            logits = linear(x, self._weight(table), self.bias)
+        else:
+            logits = self.format.matmul(x, None, self.bias)
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
 
 
 class TokenHead(nn.Module):
-    """Logits of a label for each token, [b, t, labels]; with a CRF its potentials, [b, t, labels + 1, labels]."""
+    """Label logits for each token, [b, t, labels]; with a CRF its potentials, [b, t, labels + 1, labels]."""
 
     def __init__(self, transform: nn.Module, width: int, labels: int, dropout: float, crf: bool):
         super().__init__()
@@ -136,7 +149,7 @@ class UnitLength(nn.Module):
 
 
 def pool(x: Tensor, layout: Layout, how: Pool) -> Tensor:
-    """Pool [b, t, d] to [b, d] over the real tokens of each row, of all its segments; a row of padding gives zeros."""
+    """Pool [b, t, d] to [b, d] over all tokens of a row that are not padding; a row of padding only gives zeros."""
     b, t = x.shape[:2]
     segments = torch.zeros(b, t, dtype=torch.long, device=x.device) if layout.segments is None else layout.segments
     is_real = real(segments)

@@ -14,7 +14,7 @@ from anyformer.nn.dense import DenseMixer, PositionMixer
 from anyformer.nn.experts import Mixture, SigmoidRouter, StackedLinear
 from anyformer.nn.feedforward import GatedFFN, PlainFFN
 from anyformer.nn.heads import TokenHead, VocabularyHead
-from anyformer.nn.linear import Fused
+from anyformer.nn.linear import Linear
 from anyformer.nn.lora import LowRank
 from anyformer.nn.norm import OverBatch, RootMeanSquare
 from anyformer.nn.recurrent import RecurrentMixer
@@ -41,15 +41,18 @@ def initialise(model: nn.Module, init: Init, width: int) -> None:
             case LowRank():
                 continue  # last, so that the other weights are those of a model without
             case StackedLinear():
-                for expert in module.weight:
+                for expert in module.rows():
                     for rows in expert.split(module.parts):
                         _matrix(rows, init)
                 if module.bias is not None:
                     module.bias.zero_()
+            case Linear():
+                for i in range(len(module.parts)):
+                    _matrix(module.rows(i), init)
+                if module.bias is not None:
+                    module.bias.zero_()
             case nn.Linear():
-                parts = module.parts if isinstance(module, Fused) else (module.out_features,)
-                for rows in torch.split(module.weight, list(parts)):
-                    _matrix(rows, init)
+                _matrix(module.weight, init)
                 if module.bias is not None:
                     module.bias.zero_()
             case nn.RNNBase():
@@ -101,10 +104,10 @@ def _adjust(model: nn.Module, init: Init) -> None:
         apart = {m for sublayer in sublayers if not sublayer.residual for m in sublayer.modules()}
         for module in stack.modules():
             if isinstance(init, Normal) and init.residual and module not in apart:
-                if isinstance(module, (MultiHeadAttention, RecurrentMixer)) and isinstance(module.out, nn.Linear):
-                    module.out.weight.div_(math.sqrt(2 * len(stack.runs)))
+                if isinstance(module, (MultiHeadAttention, RecurrentMixer)) and isinstance(module.out, Linear):
+                    module.out.rows().div_(math.sqrt(2 * len(stack.runs)))
                 if isinstance(module, (PlainFFN, GatedFFN, Mixture)):
-                    module.down.weight.div_(math.sqrt(2 * len(stack.runs)))
+                    module.down.rows().div_(math.sqrt(2 * len(stack.runs)))
                 if isinstance(module, (nn.Conv1d, DenseMixer, PositionMixer)):
                     module.weight.div_(math.sqrt(2 * len(stack.runs)))
             if isinstance(init, FanIn) and isinstance(module, MultiHeadAttention) and module.scale == 1:

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from anyformer.config import Attention, Latent
 from anyformer.nn.context import Context
-from anyformer.nn.linear import Fused, Linear, split
+from anyformer.nn.linear import Linear, split_heads
 from anyformer.nn.norm import build_norm
 
 
@@ -25,15 +25,15 @@ class LatentProjection(nn.Module):
         # what a query pays on each token for reading c itself, and what making its keys and values costs
         self.longer, self.making = 2 * rank + turning - k - k_v, rank * (k - turning + k_v)
         query = compress.query_rank
-        self.down = Fused(width, (query or h * k, rank, turning), bias=spec.bias)
+        self.down = Linear(width, (query or h * k, rank, turning), bias=spec.bias)
         self.query_norm = build_norm(compress.norm, query) if query else nn.Identity()
         self.query_up = Linear(query, h * k, bias=False) if query else nn.Identity()
         self.norm = build_norm(compress.norm, rank)
-        self.up = Fused(rank, (h * (k - turning), h * k_v), bias=False)
+        self.up = Linear(rank, (h * (k - turning), h * k_v), bias=False)
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
-        q, c, r = self.down(ctx.with_memory(x))
-        q = split(self.query_up(self.query_norm(q)), self.heads)
+        q, c, r = self.down.split(ctx.with_memory(x))
+        q = split_heads(self.query_up(self.query_norm(q)), self.heads)
         c, r = ctx.tap("latent", self.norm(c)).unsqueeze(1), r.unsqueeze(1)  # [b, 1, t, rank], [b, 1, t, turning]
         assert ctx.relation is not None
         if (rotation := ctx.relation.rotation) is not None:
@@ -45,9 +45,9 @@ class LatentProjection(nn.Module):
         c, r = ctx.append(c, r)
         if self.absorbs(x, ctx):
             content, turned = q.split(self.parts, dim=-1)
-            up = self.up.acting(0).unflatten(0, (self.heads, -1))  # [h, k - turning, rank]
+            up = self.up.dense(0).unflatten(0, (self.heads, -1))  # [h, k - turning, rank]
             return torch.cat((content @ up, turned), dim=-1), torch.cat((c, r), dim=-1), c
-        content, v = (split(part, self.heads) for part in self.up(c.squeeze(1)))
+        content, v = (split_heads(part, self.heads) for part in self.up.split(c.squeeze(1)))
         k = torch.cat((content, r.expand(-1, self.heads, -1, -1)), dim=-1)  # [b, h, s, k]
         return ctx.tap("q", q), ctx.tap("k", k), ctx.tap("v", v)
 
@@ -57,8 +57,8 @@ class LatentProjection(nn.Module):
 
     def values(self, c: Tensor) -> Tensor:
         """What the heads read, [b, h, t, k_v], from the c that they read in its place."""
-        return c @ self.up.acting(1).unflatten(0, (self.heads, -1)).mT
+        return c @ self.up.dense(1).unflatten(0, (self.heads, -1)).mT
 
     def queries(self) -> Tensor:
         """The rows of weight that make the queries."""
-        return self.query_up.weight if isinstance(self.query_up, Linear) else self.down.rows(0)
+        return self.query_up.rows() if isinstance(self.query_up, Linear) else self.down.rows(0)

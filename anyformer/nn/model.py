@@ -17,7 +17,7 @@ from anyformer.nn.context import PassOptions, StateSink, Tap
 from anyformer.nn.heads import LossTarget, VocabularyHead, build_head
 from anyformer.nn.init import initialise
 from anyformer.nn.inputs import AnyInput, Inputs, TokenInput, build_input
-from anyformer.nn.lora import adapt
+from anyformer.nn.linear import adapt
 from anyformer.nn.model_inputs import (
     OWN,
     SIDED,

@@ -60,7 +60,7 @@ from anyformer.training.optimisers import build_optimizer
 from anyformer.training.parallel import ALONE, Ranks, shard
 from anyformer.training.resume import changed_data, find_checkpoint
 from anyformer.training.snapshots import drop_snapshots
-from anyformer.transforms.fp8 import able, learn_in_fp8, unconverted
+from anyformer.transforms.fp8 import SIZE_MULTIPLE, is_supported, learn_in_fp8
 
 MAX_LABELS = 10  # in a message
 
@@ -168,17 +168,16 @@ def build(
 
 
 def _convert(model: Transformer, console: Console) -> None:
-    """Replace the linear layers of the blocks by fp8 ones, and name those that stay; refuse fp8 if all of them do."""
+    """Multiply the weights of the blocks in fp8. Print how many layers stay in bf16; refuse fp8 if all of them do."""
     stacks = nn.ModuleList(stack for stack in (model.encoder, model.decoder) if stack is not None)
-    converted, left = learn_in_fp8(stacks), unconverted(stacks)
-    reasons = " and ".join(f"{count} {why}" for why, count in left.items())
+    converted, left = learn_in_fp8(stacks)
+    reason = f"{len(left)} with a size that is not a multiple of {SIZE_MULTIPLE}"
     if not converted:
-        hint = "; choose other model.adapter.targets" if model.config.adapter else ""
-        there = f": there are {reasons}" if reasons else ""
-        what = f"= 'fp8': no linear layer of the blocks can be converted{there}; set 'bf16'{hint}"
+        there = f": there are {reason}" if left else ""
+        what = f"= 'fp8': no linear layer of the blocks can be converted{there}; set 'bf16'"
         raise ConfigError([Fault("train.precision", what)])
     if left:
-        text = f"fp8: {len(converted)} linear layers of the blocks; in bf16 remain {reasons}"
+        text = f"fp8: {len(converted)} linear layers of the blocks; in bf16 remain {reason}"
         console.print(text, markup=False, soft_wrap=True)
 
 
@@ -353,7 +352,7 @@ def fit_config(recipe: Recipe, task: Task) -> ModelConfig:
 
 def choose_precision(wanted: str, device: torch.device) -> str:
     """bf16 where the hardware is made for it; on a CPU without such units it is hundreds of times slower."""
-    if wanted == "fp8" and not able(device):
+    if wanted == "fp8" and not is_supported(device):
         what = "needs a GPU of compute capability 8.9 or later (Ada, Hopper, Blackwell)"
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
         raise ConfigError([Fault("train.precision", f"= 'fp8': {what}, and this is {name}: 'auto' takes what it has")])

@@ -1,11 +1,12 @@
-"""Products of training in fp8 (Micikevicius et al. 2022): e4m3 in the forward pass, e5m2 for gradients.
+"""Matmuls of training in fp8 (Micikevicius et al. 2022): e4m3 in the forward pass, e5m2 for gradients.
 
     y = x Wᵀ      dx = dy W      dW = dyᵀ x
 
-What is multiplied is first brought to the range of its type, x ≈ s · x₈ with s = max|x| / max of the type. One scale
-for each row of a product's factors, so that the largest number of a batch rounds its own row only, and so that what
-makes a row (a norm, an activation) can write it in fp8 in the same pass; dW, which would need another scale for each
-column, stays in the precision that it came in. Sums are the hardware's fast ones: factors of 3 or 4 digits are coarser.
+Each operand is first scaled to the range of its type: x ≈ s · x₈ with s = max|x| / largest value of the type. Each row
+of an operand has its own scale. So the largest value of a batch affects the rounding of its own row only, and a kernel
+that writes a row (a norm, an activation) can write it in fp8 in the same pass. dW would need another scale for each
+column, so it stays in the precision of its operands. Sums use the hardware's fast accumulation: the rounding of
+operands with 3 or 4 bits of mantissa is coarser.
 """
 
 from typing import Any, cast
@@ -13,122 +14,91 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from anyformer.kernels import matmul
 from anyformer.kernels.runtime import Runtime
-from anyformer.nn.experts import SigmoidRouter, SoftmaxRouter
-from anyformer.nn.linear import Fused, Linear
-from anyformer.nn.lora import AdaptedFused, AdaptedLinear
+from anyformer.nn.linear import Linear, WeightFormat
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-STEP = 16  # of sizes that the hardware multiplies
-TINY = 1e-12  # below it numbers are as good as zero
-CAPABLE = (8, 9)  # the first compute capability with such units
+SIZE_MULTIPLE = 16  # the hardware multiplies matrices of such sizes
+MIN_ABSMAX = 1e-12  # rows below it count as zero
+MIN_CAPABILITY = (8, 9)  # the first CUDA compute capability with fp8 units
 
 
-def narrow(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """x [m, k] in fp8, and the scale of each row, [m, 1]."""
-    scale = x.abs().amax(dim=-1, keepdim=True).float().clamp(min=TINY) / torch.finfo(dtype).max
+def to_fp8(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return x [m, k] in fp8, and the scale of each row, [m, 1]."""
+    scale = x.abs().amax(dim=-1, keepdim=True).float().clamp(min=MIN_ABSMAX) / torch.finfo(dtype).max
     return (x.float() * scale.reciprocal()).to(dtype), scale
 
 
 def multiply(
     a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], dtype: torch.dtype, bias: Tensor | None = None
 ) -> Tensor:
-    """a [m, k] times b [n, k], each with its scales, and a bias [n], as [m, n]."""
-    (x, by), (y, beside) = a, b
+    """Return a bᵀ + bias [m, n] for a [m, k] and b [n, k], each in fp8 with its scales."""
+    (x, x_scale), (y, y_scale) = a, b
     if x.is_cuda:
-        return torch._scaled_mm(x, y.t(), by, beside.t(), bias, out_dtype=dtype, use_fast_accum=True)
-    z = (x.float() @ y.float().t()) * by * beside.t()
+        return torch._scaled_mm(x, y.t(), x_scale, y_scale.t(), bias, out_dtype=dtype, use_fast_accum=True)
+    z = (x.float() @ y.float().t()) * x_scale * y_scale.t()
     return (z if bias is None else z + bias).to(dtype)
 
 
-@torch.library.custom_op("anyformer::turned", mutates_args=())
-def turned(x: Tensor) -> Tensor:
-    """xᵀ as a matrix of its own. The compiler does not see how: by itself it would store fp8 across rows, byte by byte,
-    which Triton gets wrong at times (triton-lang/triton#11111)."""
+@torch.library.custom_op("anyformer::transpose", mutates_args=())
+def transpose(x: Tensor) -> Tensor:
+    """Return xᵀ as a contiguous matrix. The operator is opaque to the compiler, which would store fp8 byte by byte
+    across rows; Triton gets that wrong at times (triton-lang/triton#11111)."""
     return x.t().contiguous()
 
 
-@turned.register_fake
+@transpose.register_fake
 def _(x: Tensor) -> Tensor:
     return x.new_empty(x.shape[::-1])
 
 
-class Product(torch.autograd.Function):
-    """x [m, k] times weight [n, k], and a bias [n], as [m, n]."""
+class Float8Matmul(torch.autograd.Function):
+    """x weightᵀ + bias [m, n] for x [m, k] and weight [n, k]."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.biased = bias is not None
-        return multiply(narrow(x, E4M3), narrow(weight, E4M3), x.dtype, bias)
+        return multiply(to_fp8(x, E4M3), to_fp8(weight, E4M3), x.dtype, bias)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
-        dx = multiply(narrow(dy.contiguous(), E5M2), narrow(turned(weight), E4M3), x.dtype)
-        return dx, dy.t() @ x, dy.sum(0) if ctx.biased else None
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+        dx = multiply(to_fp8(dy.contiguous(), E5M2), to_fp8(transpose(weight), E4M3), x.dtype) if needs_x else None
+        return dx, dy.t() @ x if needs_weight else None, dy.sum(0) if needs_bias else None
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """As `F.linear`, in the precision of autocast where that is on."""
+    """Return the same as `F.linear` in fp8, in the precision of autocast if it is on."""
     at = Runtime.of(x, training=True)
     with torch.autocast(at.device, enabled=False):
-        given = x.to(at.dtype).flatten(0, -2), weight.to(at.dtype), None if bias is None else bias.to(at.dtype)
-        return cast(Tensor, Product.apply(*given)).unflatten(0, x.shape[:-1])
+        operands = x.to(at.dtype).flatten(0, -2), weight.to(at.dtype), None if bias is None else bias.to(at.dtype)
+        return cast(Tensor, Float8Matmul.apply(*operands)).unflatten(0, x.shape[:-1])
 
 
-class Float8Linear(Linear):
-    """A linear layer that learns by products in fp8; outside training it is as any other."""
+class Float8Format(WeightFormat):
+    """A parameter that is multiplied in fp8 in training, and plainly otherwise."""
 
-    def __init__(self, plain: nn.Linear):
-        super().__init__(plain.in_features, plain.out_features, bias=plain.bias is not None, device="meta")
-        self.weight, self.bias = plain.weight, plain.bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias) if self.training else super().forward(x)
+    def matmul(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        assert weight is not None
+        return linear(x, weight, bias) if self.training else matmul.linear(x, weight, bias)
 
 
-class Float8Fused(Fused):
-    """Several linear maps of one input in one such product."""
+def learn_in_fp8(stacks: nn.Module) -> tuple[list[str], list[str]]:
+    """Give linear layers the fp8 format. Return the names of those that have it, and of those of unfit sizes.
 
-    def __init__(self, plain: Fused):
-        with torch.device("meta"):
-            super().__init__(plain.in_features, plain.parts, bias=plain.bias is not None)
-        self.weight, self.bias = plain.weight, plain.bias
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        y = linear(x, self.weight, self.bias) if self.training else Linear.forward(self, x)
-        return y.split(self.parts, dim=-1)
-
-
-def learn_in_fp8(stacks: nn.Module) -> list[str]:
-    """Replace all linear layers whose sizes are multiples of 16 by fp8 ones, and return their names.
-
-    Routers stay, because they choose by small differences, and so do layers with an adapter: see `unconverted`.
+    Routers (`nn.Linear`) stay plain, because they choose by small differences. Adapters compute as without fp8.
     """
-    modules = dict(stacks.named_modules())
-    routers = {id(m.linear) for m in modules.values() if isinstance(m, (SoftmaxRouter, SigmoidRouter))}
-    found = []
-    for name, module in modules.items():
-        if type(module) not in (Linear, Fused) or id(module) in routers:
-            continue
-        assert isinstance(module, nn.Linear)
-        if module.in_features % STEP or module.out_features % STEP:
-            continue
-        stacks.set_submodule(name, Float8Fused(module) if isinstance(module, Fused) else Float8Linear(module))
-        found.append(name)
-    return found
+    converted, unfit = list[str](), list[str]()
+    for name, module in list(stacks.named_modules()):
+        if isinstance(module, Linear):
+            fits = module.in_features % SIZE_MULTIPLE == module.out_features % SIZE_MULTIPLE == 0
+            module.format = Float8Format() if fits else None
+            (converted if fits else unfit).append(name)
+    return converted, unfit
 
 
-def unconverted(stacks: nn.Module) -> dict[str, int]:
-    """Count the linear layers that `learn_in_fp8` left, by reason; routers and stacked experts are not counted."""
-    modules = list(stacks.modules())
-    found = {
-        "with an adapter": sum(isinstance(module, (AdaptedLinear, AdaptedFused)) for module in modules),
-        f"with a size that is not a multiple of {STEP}": sum(type(module) in (Linear, Fused) for module in modules),
-    }
-    return {why: count for why, count in found.items() if count}
-
-
-def able(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= CAPABLE
+def is_supported(device: torch.device) -> bool:
+    """Whether the device has fp8 units."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= MIN_CAPABILITY

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from anyformer import presets
-from anyformer.transforms.fp8 import Product
+from anyformer.transforms.fp8 import Float8Matmul
 from benchmarks import fp8
 
 CONFIG = presets.gpt2(depth=2, width=64, heads=2, vocab=64, length=32, dropout=0.0)
@@ -13,8 +13,8 @@ CONFIG = presets.gpt2(depth=2, width=64, heads=2, vocab=64, length=32, dropout=0
 def test_both_learn_the_same_from_the_same_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fp8, "RATE", 3e-3)
     data, products = fp8.batches(16, 64, 8, 32), []
-    plain = Product.apply
-    monkeypatch.setattr(Product, "apply", lambda *x: products.append(1) or plain(*x))
+    plain = Float8Matmul.apply
+    monkeypatch.setattr(Float8Matmul, "apply", lambda *x: products.append(1) or plain(*x))
     found, uses = {}, {}
     for name, eight in fp8.WAYS.items():
         products.clear()

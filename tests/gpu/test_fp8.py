@@ -9,7 +9,7 @@ from anyformer.transforms import fp8
 CUDA = torch.device("cuda")
 
 
-@pytest.mark.skipif(not (torch.cuda.is_available() and fp8.able(CUDA)), reason="a GPU without units for fp8")
+@pytest.mark.skipif(not (torch.cuda.is_available() and fp8.is_supported(CUDA)), reason="a GPU without units for fp8")
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(("rows", "k", "n"), [(48, 64, 128), (100, 64, 128), (512, 2048, 8192), (512, 8192, 2048)])

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from anyformer.kernels.matmul import MAX_INT8_ROWS, fits_row_kernel, int8_linear, linear, one_row_linear
 from anyformer.nn.linear import Linear
-from anyformer.transforms.quantise import round_off
+from anyformer.transforms.rounding import round_off
 
 CUDA = torch.device("cuda")
 SHAPES = [(3072, 2048), (2048, 8192), (50257, 768), (1030, 512), (2048, 1536)]
@@ -37,7 +37,7 @@ def test_as_linear(n: int, k: int, biased: bool, dtype: torch.dtype, measured: C
         assert fits_row_kernel(x, weight)
         plain = error(linear(x, weight, bias), F.linear(x.double(), weight.double(), wide))
         small = one_row_linear(x, rounded.q[:, 0], rounded.scale[:, 0], bias)
-    eighth = error(small, F.linear(x.double(), rounded.expanded().double(), wide))
+    eighth = error(small, F.linear(x.double(), rounded.dense().double(), wide))
     measured(plain=plain, eighth=eighth)
     assert max(plain, eighth) < torch.finfo(dtype).eps
 
@@ -50,7 +50,7 @@ def test_few_rows(n: int, k: int, rows: int, dtype: torch.dtype):
     with torch.no_grad():
         assert fits_row_kernel(x, rounded.q[:, 0], MAX_INT8_ROWS)
         found = int8_linear(x, rounded.q[:, 0], rounded.scale[:, 0], bias)
-    exact = F.linear(x.double(), rounded.expanded().double(), bias.double())
+    exact = F.linear(x.double(), rounded.dense().double(), bias.double())
     assert error(found, exact) < torch.finfo(dtype).eps
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from anyformer.kernels import matmul as products
 from anyformer.kernels.matmul import fits_row_kernel, int8_linear, linear, one_row_linear
-from anyformer.transforms.quantise import round_off
+from anyformer.transforms.rounding import round_off
 
 INTERPRETED = find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -78,7 +78,7 @@ def test_as_linear(n: int, k: int, biased: bool):
     torch.testing.assert_close(one_row_linear(x, weight, None, bias).double(), exact, atol=1e-4, rtol=1e-4)
     rounded = round_off(weight, 8)
     small = one_row_linear(x, rounded.q[:, 0], rounded.scale[:, 0], bias)
-    same = F.linear(x, rounded.expanded(), bias)
+    same = F.linear(x, rounded.dense(), bias)
     torch.testing.assert_close(small, same, atol=1e-4, rtol=1e-4)
 
 
@@ -88,4 +88,4 @@ def test_as_linear(n: int, k: int, biased: bool):
 def test_few_rows_of_8_bits(rows: tuple[int, ...], n: int, k: int, biased: bool):
     x, rounded, bias = random(*rows, k), round_off(random(n, k), 8), random(n) if biased else None
     found = int8_linear(x, rounded.q[:, 0], rounded.scale[:, 0], bias)
-    torch.testing.assert_close(found, F.linear(x, rounded.expanded(), bias), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(found, F.linear(x, rounded.dense(), bias), atol=1e-4, rtol=1e-4)

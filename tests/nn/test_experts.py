@@ -24,7 +24,7 @@ from anyformer.inspection.count import count
 from anyformer.inspection.taps import run_with_taps
 from anyformer.nn.aux_outputs import AuxOutputs
 from anyformer.nn.context import Tap
-from anyformer.nn.experts import Mixture, Runs, run_products
+from anyformer.nn.experts import ExpertRows, Mixture, expert_matmul
 from anyformer.nn.feedforward import activation, build_ffn
 from anyformer.nn.init import initialise
 from anyformer.nn.model import Transformer
@@ -131,18 +131,18 @@ def test_one_expert_is_a_feedforward(kind):
     assert both.shared.down.in_features == 15
 
 
-@pytest.mark.parametrize("way", ["step", "kernel", "gather"])
+@pytest.mark.parametrize("kernel", ["opaque_loop", "grouped_mm", "gather"])
 @given(seed=seeds, rows=st.integers(0, 9))
-def test_all_ways_to_multiply_are_one(way: str, seed: int, rows: int):
-    """With their gradients; the kernel in fp32, which it takes on a CPU, and at sizes that it takes."""
+def test_all_kernels_equal_the_loop(kernel: str, seed: int, rows: int):
+    """Outputs and gradients. grouped_mm in fp32, which it supports on a CPU, and at sizes that it supports."""
     torch.manual_seed(seed)
-    dtype, (d, f) = (torch.float32, (8, 12)) if way == "kernel" else (torch.float64, (3, 5))
+    dtype, (d, f) = (torch.float32, (8, 12)) if kernel == "grouped_mm" else (torch.float64, (3, 5))
     x, weight = torch.randn(rows, d, dtype=dtype), torch.randn(4, f, d, dtype=dtype)
     x, weight = x.requires_grad_(), weight.requires_grad_()
     experts = torch.randint(0, 4, (rows,)).sort().values
-    runs, results = Runs(experts, experts.bincount(minlength=4)), []
-    for how in ("loop", way):
-        y = run_products(x, weight, runs, how)
+    of_experts, results = ExpertRows(experts, experts.bincount(minlength=4)), []
+    for how in ("loop", kernel):
+        y = expert_matmul(x, weight, of_experts, how)
         results.append((y, *torch.autograd.grad(y.square().sum(), (x, weight))))
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b)

@@ -35,7 +35,7 @@ from anyformer.config import (
     Unscaled,
     Xavier,
 )
-from anyformer.nn.linear import Fused
+from anyformer.nn.linear import Linear
 from anyformer.nn.model import Transformer
 from anyformer.nn.norm import RootMeanSquare
 from anyformer.presets import PRESETS
@@ -72,8 +72,9 @@ def parts(model: nn.Module) -> dict[str, Tensor]:
     """Every matrix by name; those in one product each on its own."""
     found = {}
     for name, module in model.named_modules():
-        if isinstance(module, Fused):
-            found |= {f"{name}.{i}": rows for i, rows in enumerate(module.weight.split(module.parts))}
+        if isinstance(module, Linear):
+            names = [name] if len(module.parts) == 1 else [f"{name}.{i}" for i in range(len(module.parts))]
+            found |= {part: module.rows(i) for i, part in enumerate(names)}
         elif isinstance(module, nn.Linear):
             found[name] = module.weight
     return found
@@ -166,7 +167,7 @@ def test_fan_in_gives_scores_of_unit_variance():
     for scale in (InvSqrtKey(), Unscaled()):
         attention = wide(FanIn(), scale).encoder.blocks[0]["mixer"].inner
         attention.q_norm = attention.k_norm = nn.Identity()
-        q, k, _ = attention.qkv(torch.randn(1, 200, WIDTH))
+        q, k, _ = attention.qkv.split(torch.randn(1, 200, WIDTH))
         q, k = (x.unflatten(-1, (-1, KEY)).transpose(1, 2) for x in (q, k))
         spreads.append(float((attention.scale * q @ k.repeat_interleave(2, dim=1).mT).detach().std()))
     assert spreads[0] == pytest.approx(1.0, abs=0.15)

@@ -3,17 +3,18 @@
 import pytest
 import torch
 from hypothesis import assume, given, strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from anyformer.config import LM, Attention, Block, ConfigError, LoRA, ModelConfig, Plain, Stack, Tokens
 from anyformer.config.adapter import adapted, every_matrix
 from anyformer.inspection.count import count
-from anyformer.nn.experts import SigmoidRouter, SoftmaxRouter
-from anyformer.nn.lora import AdaptedFused, AdaptedLinear, LowRank
+from anyformer.nn.linear import Linear
+from anyformer.nn.lora import LowRank
 from anyformer.nn.model import Transformer
 from anyformer.transforms.merge import merge
-from anyformer.transforms.quantise import QuantisedLinear, quantise
+from anyformer.transforms.quantise import quantise
+from anyformer.transforms.rounding import RoundedFormat
 from tests.strategies import build, close, models, seeds, tokens
 
 adapters = st.builds(
@@ -46,12 +47,11 @@ def inputs(config: ModelConfig, seed: int) -> tuple[Tensor, ...]:
 @given(models())
 def test_the_config_knows_every_linear_layer_of_the_blocks(config: ModelConfig) -> None:
     model = Transformer(config)
-    routers = {id(m.linear) for m in model.modules() if isinstance(m, SoftmaxRouter | SigmoidRouter)}
     stacks = ("encoder.blocks.", "decoder.blocks.")
     there = {
         name: (m.in_features, m.out_features)
         for name, m in model.named_modules()
-        if isinstance(m, nn.Linear) and name.startswith(stacks) and id(m) not in routers
+        if isinstance(m, Linear) and name.startswith(stacks)
     }
     assert there == {name: (m.inputs, m.outputs) for name, m in every_matrix(config.stacks, config.width).items()}
 
@@ -60,7 +60,7 @@ def test_the_config_knows_every_linear_layer_of_the_blocks(config: ModelConfig) 
 def test_those_that_are_named_have_an_adapter(config: ModelConfig) -> None:
     assert config.adapter is not None
     model = Transformer(config)
-    there = {name for name, m in model.named_modules() if isinstance(m, AdaptedLinear | AdaptedFused)}
+    there = {name for name, m in model.named_modules() if isinstance(m, Linear) and m.lora is not None}
     assert there == adapted(config.adapter, config.stacks, config.width).keys()
     assert all(name.startswith(("encoder.blocks.", "decoder.blocks.")) for name in there)
     if config.adapter.targets == ("*.blocks.0",):
@@ -178,8 +178,9 @@ def test_half_precision_is_merged_once_rounded() -> None:
     assert {p.dtype for p in other.parameters()} == {torch.bfloat16}
     name = "decoder.blocks.0.mixer.inner.qkv"
     layer = model.get_submodule(name)
-    assert isinstance(layer, AdaptedFused)
-    exact = layer.weight.float() + layer.lora.b.float() @ layer.lora.a.float()
+    assert isinstance(layer, Linear)
+    assert layer.lora is not None
+    exact = layer.rows().float() + layer.lora.b.float() @ layer.lora.a.float()
     assert torch.equal(other.get_submodule(name).weight, exact.bfloat16())
 
 
@@ -187,6 +188,6 @@ def test_quantising_merges_first() -> None:
     model = build(small(rank=2)).float()
     small_one = quantise(model, way="plain")
     assert small_one.config.adapter is None
-    assert any(isinstance(m, QuantisedLinear) for m in small_one.modules())
+    assert any(isinstance(m, RoundedFormat) for m in small_one.modules())
     ids = tokens(0, 2, 6)
     assert torch.equal(small_one(ids), quantise(merge(model), way="plain")(ids))

@@ -179,7 +179,7 @@ def queries(model: Transformer, layer: int, ids: Tensor) -> tuple[Tensor, Tensor
     """The queries of a layer as attention uses them, and as they come out of the projection."""
     _, seen = run_with_taps(model, [f"decoder.{layer}.mixer.in", f"decoder.{layer}.mixer.q"], ids)
     attention = model.decoder.blocks[layer]["mixer"].inner
-    projected = attention.qkv(seen[f"decoder.{layer}.mixer.in"])[0].unflatten(-1, (2, -1)).transpose(1, 2)
+    projected = attention.qkv.split(seen[f"decoder.{layer}.mixer.in"])[0].unflatten(-1, (2, -1)).transpose(1, 2)
     return seen[f"decoder.{layer}.mixer.q"], projected
 
 

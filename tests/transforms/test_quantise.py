@@ -8,26 +8,16 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from torch import nn
 
 import anyformer as af
 from anyformer.attention.layout import Layout
 from anyformer.kernels.cross_entropy import token_loss
 from anyformer.nn.experts import StackedLinear
 from anyformer.nn.heads import LossTarget
-from anyformer.nn.linear import Fused
-from anyformer.transforms.quantise import (
-    Bits,
-    KernelLinear,
-    QuantisedHead,
-    QuantisedLinear,
-    QuantisedStack,
-    nbytes,
-    pack,
-    quantise,
-    round_off,
-    unpack,
-)
+from anyformer.nn.linear import Linear
+from anyformer.transforms.arm_kernel import ArmKernelFormat
+from anyformer.transforms.quantise import nbytes, quantise
+from anyformer.transforms.rounding import Bits, RoundedFormat, pack_nibbles, round_off, unpack_nibbles
 
 SIZES: dict[str, Any] = {"depth": 2, "width": 48, "heads": 4, "vocab": 61}
 MODELS = {
@@ -52,15 +42,17 @@ def build(name: str) -> af.Transformer:
 def rounded(model: af.Transformer, bits: Bits, group: int | None) -> af.Transformer:
     """The model with the weights that quantising gives it, as plain numbers."""
     other = copy.deepcopy(model)
-    for stack in (other.encoder, other.decoder):
-        for name, module in stack.named_modules() if stack else ():
-            if isinstance(module, (nn.Linear, StackedLinear)) and "router" not in name:
-                module.weight.data = round_off(
-                    module.weight.data, bits, (group or 32) if bits == 4 else None
-                ).expanded()
+    for module in other.modules():
+        if isinstance(module, Linear | StackedLinear):
+            module.weight.data = round_off(module.weight.data, bits, (group or 32) if bits == 4 else None).dense()
     if (table := getattr(other.head, "table", None)) is not None:
-        table.data = round_off(table.data, 8).expanded()
+        table.data = round_off(table.data, 8).dense()
     return other
+
+
+def formats(model: af.Transformer) -> set[type]:
+    """Return the formats of all linear layers of the blocks."""
+    return {type(m.format) for m in model.modules() if isinstance(m, Linear | StackedLinear)}
 
 
 def logits(model: af.Transformer) -> torch.Tensor:
@@ -83,15 +75,15 @@ def test_no_weight_moves_by_more_than_half_a_scale(
     w[0] = 0
     found = round_off(w, bits, group if bits == 4 else None)
     scale = found.scale.float().repeat_interleave(found.q.shape[-1], dim=-1)[:, : shape[1]]
-    assert ((found.expanded() - w).abs() <= scale * 0.5001).all()
-    assert not found.expanded()[0].any()
+    assert ((found.dense() - w).abs() <= scale * 0.5001).all()
+    assert not found.dense()[0].any()
     assert found.q.abs().max() <= (127 if bits == 8 else 7)
 
 
 def test_two_fit_in_a_byte() -> None:
     q = torch.randint(-8, 8, (3, 4, 32), dtype=torch.int8)
-    assert pack(q).shape == (3, 4, 16)
-    assert unpack(pack(q)).equal(q)
+    assert pack_nibbles(q).shape == (3, 4, 16)
+    assert unpack_nibbles(pack_nibbles(q)).equal(q)
 
 
 @pytest.mark.parametrize(("bits", "group"), HOW)
@@ -104,7 +96,9 @@ def test_a_model_uses_the_rounded_weights_and_no_others(name: str, bits: Bits, g
     assert not logits(small).equal(before)
     assert logits(model).equal(before)
     assert all(state[key].equal(x) for key, x in model.state_dict().items())
-    assert not any(type(m) in (Fused, StackedLinear) for m in small.modules())
+    layers = [m for m in small.modules() if isinstance(m, Linear | StackedLinear)]
+    assert layers
+    assert all(m.weight is None and isinstance(m.format, RoundedFormat) for m in layers)
     assert not any(p.requires_grad for p in small.parameters())
     assert all(p.requires_grad for p in model.parameters())
 
@@ -132,22 +126,19 @@ def test_decoding_with_a_cache_is_that_without(name: str, bits: Bits, way: Any) 
 def test_the_kernel_rounds_tokens_and_nothing_else(bits: Bits, group: int | None, bias: bool, width: int) -> None:
     w, b, x = torch.randn(20, width), torch.randn(20) if bias else None, torch.randn(2, 50, width)
     found = round_off(w, bits, (group or 32) if bits == 4 else None)
-    exact = QuantisedLinear(found, b, None, torch.float32)(x)
-    fast = KernelLinear(found, b, None)(x)
-    assert isinstance(exact, torch.Tensor)
-    assert isinstance(fast, torch.Tensor)
+    exact = RoundedFormat(found, torch.float32).matmul(x, None, b)
+    fast = ArmKernelFormat(found, b).matmul(x, None, b)
     # of a token rounded to 255 steps each number is off by half a step at most: so is no product by more than this
     step = (x.amax(-1).clamp(min=0) - x.amin(-1).clamp(max=0)) / 255
-    most = step[..., None] * found.expanded().abs().sum(-1)
+    most = step[..., None] * found.dense().abs().sum(-1)
     assert ((fast - exact).abs() <= most + 1e-4).all()
     assert (fast - exact).norm() < 0.015 * exact.norm()
 
 
 @kernel
 def test_where_there_is_a_kernel_it_is_used_save_for_weights_that_others_read() -> None:
-    kinds = {type(m) for m in quantise(build("deepseek"), 4).modules()}
-    assert {KernelLinear, QuantisedLinear, QuantisedStack} <= kinds
-    assert QuantisedLinear not in {type(m) for m in quantise(build("llama"), 4).modules()}
+    assert formats(quantise(build("deepseek"), 4)) == {ArmKernelFormat, RoundedFormat}
+    assert formats(quantise(build("llama"), 4)) == {ArmKernelFormat}
     with pytest.raises(ValueError, match="a model in fp32"):
         quantise(build("llama").double(), way="kernel")
 
@@ -160,15 +151,15 @@ def test_heads_have_rounded_tables_and_inputs_their_own(name: str, bits: Bits) -
     model = build(name)
     small, plain = quantise(model, bits), quantise(model, bits, way="plain")
     tied = model.config.tie in ("output", "all")
-    assert isinstance(small.head, QuantisedHead)
-    assert isinstance(plain.head, QuantisedHead) is not tied
+    assert isinstance(small.head.format, ArmKernelFormat)
+    assert isinstance(plain.head.format, RoundedFormat) is not tied
     table = model.table(model.target or model.source)
     assert table is not None
     assert small.table(small.target or small.source).equal(table)  # type: ignore[union-attr]
     weight = table if tied else model.head.table
     hidden, found = torch.randn(2, 5, 48), round_off(weight, 8)
     with torch.no_grad():
-        said, exact = small.apply_head(hidden, Layout(torch.arange(5)[None])), hidden @ found.expanded().T
+        said, exact = small.apply_head(hidden, Layout(torch.arange(5)[None])), hidden @ found.dense().T
     bias = model.head.bias
     exact = model.head.scale * exact + (0 if bias is None else bias)
     assert (said - exact).norm() < 0.015 * exact.norm()

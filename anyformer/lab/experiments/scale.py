@@ -149,7 +149,7 @@ def _beginning(model: Transformer, ids: Tensor) -> dict[str, float]:
     visible = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
     entropy = torch.special.entr(weights).sum(dim=-1)[..., 1:] / torch.arange(2, ids.shape[1] + 1).log()
     F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
-    asked = mixer.qkv.weight.grad
+    asked = mixer.qkv.rows().grad
     assert asked is not None
     return {
         "variance": scores[..., visible].var().item(),

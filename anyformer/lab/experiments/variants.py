@@ -116,7 +116,7 @@ def begin(variant: str) -> Callable[[Transformer], None]:
 
 
 def _restrain(attention: MultiHeadAttention, variant: str) -> None:
-    weight = attention.qkv.weight  # [parts · d, d]: queries, keys, values
+    weight = attention.qkv.rows()  # [parts · d, d]: queries, keys, values
     d = weight.shape[1]
     match variant:
         case "random scores" | "random fixed":
