@@ -14,13 +14,13 @@ from anyformer.decoding.generate import Spoilt, generate
 from anyformer.inspection import attention_maps as maps
 from anyformer.nn.model import Transformer
 from anyformer.run import Run
-from anyformer.tasks.base import prefixed, too_long
+from anyformer.tasks.base import length_fault, with_prefix
 from anyformer.tasks.imported_encoder import Encoding
 from anyformer.tasks.lm import LanguageModelling
 from anyformer.tasks.mixture import MixedTasks
 from anyformer.tasks.mlm import MaskedLanguageModelling
 from anyformer.tasks.seq2seq import SequenceToSequence
-from anyformer.tasks.sequence_level import RowTask
+from anyformer.tasks.sequence_level import SequenceLevelTask
 from anyformer.tasks.span_corruption import SpanCorrupting
 from anyformer.tasks.tag import Tagging, split
 
@@ -89,14 +89,14 @@ def _piece(run: Run, text: str, target: str | None) -> Example:
         case LanguageModelling():
             before = [*task.begin, *task.tokenizer.encode(text)]
             whole = before + task.tokenizer.encode(target or "")
-            return prefixed(Example(whole, whole), len(before)) if task.marked else Example(whole, whole)
+            return with_prefix(Example(whole, whole), len(before)) if task.marked else Example(whole, whole)
     if target is not None:
         raise ConfigError([Fault("target", "is for models that write: this one reads once")])
     match task:
         case MaskedLanguageModelling() | Encoding():
             row = task.masked(text)
             return Example(row, row)
-        case RowTask() | Tagging():
+        case SequenceLevelTask() | Tagging():
             return task.read(text, config)
         case _:
             raise ConfigError([Fault("task.kind", f"= '{run.spec.kind}': its texts cannot be looked into")])
@@ -136,7 +136,7 @@ def _too_long(piece: Example, config: ModelConfig) -> str:
     if piece.source is not None:
         both.append(("encoder", len(piece.source)))
     for side, length in both:
-        if why := too_long(length, config, side):
+        if why := length_fault(length, config, side):
             return why
         if length > MOST:
             return f"has {length:,} tokens, and {MOST:,} are looked at"

@@ -142,7 +142,7 @@ def test_one_task_of_a_mixture(folder: Path) -> None:
     mixed = trained(small.mixed(folder, steps=1), folder / "mixed")
     assert done("inspect", mixed, "a", "--task", "copy").startswith("encoder  0 <task:copy>  1 a")
     (line,) = refused("inspect", mixed, "a")
-    assert line == "--task: which one of the mixture? There are large, copy"
+    assert line == "--task: is missing: choose one of the mixture: large, copy"
 
 
 def test_wrong_input(pair: Path, korean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

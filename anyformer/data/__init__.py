@@ -1,24 +1,25 @@
-"""From files and invented tasks to batches of ids; knows nothing of nn.
+"""Data: from files and synthetic tasks to batches of token ids. Imports nothing of nn.
 
-batch                    From encoded examples to batches
-chunks                   Files of any length in chunks of some megabytes, and chunks in documents
-conll                    Reading sentences whose words stand one a line, with their tags in columns
-counter_rng              Random numbers by counting
-dynamic_loader           Examples that are drawn anew each time from texts
-files                    Finding, unpacking and decoding files, whatever is in them
-fingerprint              Fingerprints of data files, by which a resumed training knows that its data changed
-lines                    Files of any length, line by line, with a bar on a terminal and plain lines elsewhere
-loader                   Batches by number
-prefetch                 Batches that a process of their own reads ahead
-readers                  Reading examples from files
-sentencepiece            SentencePiece models (Kudo & Richardson 2018)
-sentencepiece_tokenizer  Text to ids by a SentencePiece model, as the slow tokenizers of `transformers` 4.x do it
-shard_writer             Making shards
-shards                   One long text as token ids
-synthetic                Invented tasks
-tables                   Reading tables
-tokenizer                Text to ids and back, on the `tokenizers` library
-tokenizer_files          The files of a tokenizer
-tokenizer_trial          Trial of a foreign tokenizer in a child process
-vocabulary               Learning a vocabulary from texts
+batch                    examples and batches, and the tensors that rows of examples become
+batch_plan               which examples each batch of an epoch holds: padded or packed rows
+chunks                   large files in chunks of some megabytes, and chunks in documents
+conll                    sentences with one word per line and its tags in columns
+counter_rng              a counter-based random generator, for draws that depend on a number alone
+dynamic_loader           loaders whose examples are drawn from texts, new ones in every epoch
+files                    find, unpack and decode files
+fingerprint              fingerprints of data files, by which a resumed training detects a change
+lines                    large files line by line, with a progress bar
+loader                   loaders of batches by number: shuffled epochs, random crops, ordered parts
+prefetch                 batches read ahead in a forked process
+readers                  rows of every kind of source, with the bad ones reported together
+sentencepiece            SentencePiece models: reading the file, encoding, decoding
+sentencepiece_tokenizer  text to ids by a SentencePiece model, as the slow tokenizers of `transformers` 4.x
+shard_writer             write shards: tokenise text of any size in parallel, resumably
+shards                   one long text as token ids, in memory or in shards
+synthetic                synthetic tasks: sorting, copying, reversing, dates, additions
+tables                   columns of .tsv, .csv, .jsonl and .parquet files
+tokenizer                text to ids and back, on the `tokenizers` library
+tokenizer_files          the files of a tokenizer: tokenizer.json and GPT-2's pair
+tokenizer_trial          trial of an imported tokenizer in a child process, which may crash
+vocabulary               train a vocabulary on texts
 """

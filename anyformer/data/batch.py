@@ -1,14 +1,9 @@
-"""From encoded examples to batches: which rows stand together, and the tensors they become.
+"""Batches: examples in token ids, and the tensors that rows of examples become."""
 
-A plan says which examples each batch of an epoch holds. It is a function of lengths, seed and epoch alone, so the order
-is the same for any number of workers or processes, and resuming needs no replay.
-"""
-
-import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,325 +11,189 @@ import torch
 from torch import Tensor
 
 from anyformer.conventions import IGNORE, PADDING, next_power_of_two
-
-POOL = 2**16  # examples that are packed together, at most
-OF_LEFT, OF_ALL = 4, 12  # packing fills a fourth of the rows that are left to fill at a time, or a twelfth of all
+from anyformer.data.batch_plan import Row
 
 Ids = Sequence[int]
 
 
 class Example(NamedTuple):
-    """One example in ids: what the model reads, and what it must say at each place, or of all of them."""
+    """One example in ids: the inputs of the model, and a label for each token or for the whole row."""
 
     ids: Ids
-    labels: Sequence[Any]  # as many ids; or what is asked of the row, in numbers
-    source: Ids | None = None  # what an encoder reads
-    types: Ids | None = None  # as long as ids, where the model has token types and there are two texts
-    pair: Ids | None = None  # another text that is read apart, in a row of its own
-    marks: Ids | None = (
-        None  # as long as ids, where some tokens are seen by all of the text (see `attention/layout.py`)
-    )
-    spelled: np.ndarray | None = None  # [ids, longest], the words of the ids in bytes + 1, where the model reads them
+    labels: Sequence[Any]  # one per id, IGNORE where there is none; or the labels of the row
+    source: Ids | None = None  # input of the encoder of an encoder–decoder
+    types: Ids | None = None  # one per id, in models with token types that read two texts
+    pair: Ids | None = None  # a second text that is read separately, in the next row
+    marks: Ids | None = None  # one per id, where the whole text sees some tokens (see `attention/layout.py`)
+    spelled: np.ndarray | None = None  # [ids, longest]: bytes + 1 of the words, in models that read their spelling
 
     @property
     def length(self) -> int:
-        """What a row must hold: the longer side of a pair."""
+        """Tokens that a row must hold: the longest of ids, source and pair."""
         return max(len(self.ids), len(self.source or ()), len(self.pair or ()))
 
 
 class Batch(NamedTuple):
-    """What a model is trained on in one forward pass."""
+    """The input and labels of one forward pass."""
 
-    ids: Tensor  # [b, t]; [2b, t] of pairs that are read apart, one text below the other
-    labels: Tensor  # [b, t], IGNORE where nothing is asked; or [b, n] of whole rows
+    ids: Tensor  # [b, t]; [2b, t] for pairs that are read separately, the two texts in consecutive rows
+    labels: Tensor  # [b, t], IGNORE where there is none; or [b, n] of whole rows
     segments: Tensor | None  # [b, t], PADDING where there is no token; None: full rows
     source: Tensor | None = None  # [b, s]
     source_segments: Tensor | None = None
-    examples: tuple[int, ...] = ()  # their numbers: the identity of the batch
-    follows: bool = False  # every row goes on where it ended in the batch before
+    examples: tuple[int, ...] = ()  # their numbers, which identify the batch
+    follows_previous: bool = False  # each row continues where it ended in the previous batch
     types: Tensor | None = None  # [b, t]
     marks: Tensor | None = None  # [b, t]
     spelled: Tensor | None = None  # [b, t, longest]
-    documents: int = 0  # at most so many in all rows, where they are packed
+    documents: int = 0  # upper bound of the number of documents in all rows, if packed
 
     def to(self, device: torch.device) -> "Batch":
-        moved: dict[str, Any] = {name: move(x, device) for name, x in self._asdict().items() if isinstance(x, Tensor)}
+        """Return the batch on a device."""
+        moved: dict[str, Any] = {
+            name: to_device(x, device) for name, x in self._asdict().items() if isinstance(x, Tensor)
+        }
         return self._replace(**moved)
 
     @property
-    def asked(self) -> int:
-        """How many labels ask for something."""
-        return _other(self.labels, IGNORE)
+    def target_count(self) -> int:
+        """Number of labels that are not IGNORE."""
+        return _count_unequal(self.labels, IGNORE)
 
     @property
     def tokens(self) -> int:
-        """Real tokens, of both sides."""
-        return self.own_tokens + (0 if self.source is None else _real(self.source, self.source_segments))
+        """Number of tokens on both sides, without padding."""
+        return self.tokens_in_ids + (0 if self.source is None else _count_tokens(self.source, self.source_segments))
 
     @property
-    def own_tokens(self) -> int:
-        """Real tokens beside a source's."""
-        return _real(self.ids, self.segments)
+    def tokens_in_ids(self) -> int:
+        """Number of tokens in `ids`, without padding."""
+        return _count_tokens(self.ids, self.segments)
 
     @property
     def slots(self) -> int:
-        """Places for tokens, padding included."""
+        """Number of tokens on both sides, padding included."""
         return self.ids.numel() + (0 if self.source is None else self.source.numel())
 
 
-def _real(ids: Tensor, segments: Tensor | None) -> int:
-    return ids.numel() if segments is None else _other(segments, PADDING)
+def _count_tokens(ids: Tensor, segments: Tensor | None) -> int:
+    return ids.numel() if segments is None else _count_unequal(segments, PADDING)
 
 
-def _other(x: Tensor, than: int) -> int:
-    """How many are; on the host by numpy, which starts at once."""
-    return int(np.count_nonzero(x.numpy() != than) if x.device.type == "cpu" else (x != than).sum())
+def _count_unequal(x: Tensor, value: int) -> int:
+    """Return how many elements differ from a value; on the CPU by numpy, which has less overhead per call."""
+    return int(np.count_nonzero(x.numpy() != value) if x.device.type == "cpu" else (x != value).sum())
 
 
-def move(x: Tensor, device: torch.device) -> Tensor:
-    """A tensor on a device; to a GPU by way of memory that it reads itself, so that nobody waits for the copy."""
+def to_device(x: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on a device; to a GPU it is copied asynchronously from pinned memory."""
     if device.type == "cuda" and x.device.type == "cpu":
         x = x.pin_memory()
     return x.to(device, non_blocking=True)
 
 
-# -- plans: rows of examples, and batches of rows --------------------------------------------------------------------
-
-Row = tuple[int, ...]  # the examples in one row: one if padded, several if packed
-Plan = list[list[Row]]
-Planning = Generator[float, None, Plan]
-"""A plan in the making, which says time and again how much of it is done: it may be made bit by bit."""
-
-
-def shuffled(count: int, seed: int, epoch: int) -> np.ndarray:
-    return np.random.Generator(np.random.PCG64([seed, epoch])).permutation(count)
-
-
-def plan_padded(sizes: np.ndarray, tokens: int, pool: int, seed: int, epoch: int) -> Planning:
-    """Batches of at most `tokens` slots on each side; `sizes` [n, sides] are the lengths of each side of an example.
-
-    Examples are shuffled, cut into pools of about `pool` batches, sorted by length within a pool, cut into batches, and
-    the batches shuffled.
-    """
-    order, lengths = shuffled(len(sizes), seed, epoch), sizes.max(axis=1)
-    lean = sizes[:, -1] - sizes[:, 0]  # among equally long ones, those with the same shorter side stand together
-    per_pool = max(1, int(pool * tokens / max(1.0, float(lengths.mean()))))
-    batches: Plan = []
-    for start in range(0, len(order), per_pool):
-        yield start / len(order)
-        part = order[start : start + per_pool]
-        part = part[np.lexsort((lean[part], lengths[part]))]
-        batches += _cut(part, lengths, tokens)
-    mixed = np.random.Generator(np.random.PCG64([seed, epoch, 1])).permutation(len(batches))
-    return [batches[i] for i in mixed]
-
-
-def _cut(order: np.ndarray, lengths: np.ndarray, tokens: int) -> Iterator[list[Row]]:
-    """Consecutive rows while rows times the longest fit; sorted upwards, so the newest is the longest."""
-    batch: list[Row] = []
-    for i in order.tolist():
-        if batch and (len(batch) + 1) * int(lengths[i]) > tokens:
-            yield batch
-            batch = []
-        batch.append((i,))
-    if batch:
-        yield batch
-
-
-def plan_packed(sizes: np.ndarray, tokens: int, length: int, seed: int, epoch: int) -> Planning:
-    """Rows of `length` filled from shuffled examples, `tokens / length` rows a batch.
-
-    `sizes` [n, sides] are the lengths of each side of an example; every side of a row must hold its share.
-    """
-    order, rows = shuffled(len(sizes), seed, epoch), list[Row]()
-    dtype = np.int16 if sizes.max(initial=0) < 2**15 > length else np.int32  # numpy sorts 16 bits the fastest
-    for start in range(0, len(order), POOL):
-        some, done = order[start : start + POOL], start / len(order)
-        row_of = yield from _packed(sizes[some].astype(dtype), length, done, len(some) / len(order))
-        members, ends = some[row_of.argsort(kind="stable")].tolist(), np.bincount(row_of).cumsum().tolist()
-        rows += [tuple(members[a:b]) for a, b in pairwise([0, *ends])]
-    mixed = np.random.Generator(np.random.PCG64([seed, epoch, 1])).permutation(len(rows)).tolist()
-    per_batch = max(1, tokens // length)
-    return [[rows[i] for i in mixed[start : start + per_batch]] for start in range(0, len(mixed), per_batch)]
-
-
-def _packed(needs: np.ndarray, length: int, done: float, share: float) -> Generator[float, None, np.ndarray]:
-    """The row of each example; how much is done goes from `done` on by `share`.
-
-    Some rows at a time are filled until nothing fits. In turn each takes another example, the longest that fits on the
-    side where the row has more room, or on the tighter side if nothing does: long ones come first, and short ones are
-    there to the end for what is left of a row.
-    """
-    needs = needs[:, : max(1, int(needs.any(axis=0).sum()))]  # a side without tokens is the last
-    longest, row_of = needs.max(axis=1), np.empty(len(needs), dtype=np.int64)
-    if longest.max(initial=0) > length:
-        raise ValueError(f"an example of {longest.max()} tokens, and a row holds {length}")
-    left, names, room, count = longest.argsort(kind="stable"), row_of[:0], needs[:0], 0  # names and room of open rows
-    whole = -(-int(needs.sum(axis=0).max(initial=0)) // length)
-
-    def put(rows: np.ndarray, sizes: np.ndarray, rooms: np.ndarray) -> None:
-        nonlocal left
-        which, where = _matched(sizes[left], rooms)
-        who, where = left[which], rows[where]
-        fits = (needs[who] <= room[where]).all(axis=1)
-        who, where = who[fits], where[fits]
-        row_of[who] = names[where]
-        room[where] -= needs[who]
-        left = np.delete(left, which[fits])
-
-    while len(left):
-        yield done + share * (1 - len(left) / len(needs))
-        least = int(room.min()) if len(room) else 0
-        at_once = 3 * least // (4 * max(1, int(longest[left[-1]])))
-        if at_once > 1:  # as many of the longest fit into every row
-            some = left[-at_once * len(room) :]
-            where = np.arange(len(some)) % len(room)
-            row_of[some], left = names[where], left[: -len(some)]
-            np.subtract.at(room, where, needs[some])
-            continue
-        alive = (room >= needs[left].min(axis=0)).all(axis=1)
-        names, room, before = names[alive], room[alive], len(left)
-        wider = room.argmax(axis=1)
-        for side in range(needs.shape[1]):
-            rows = (wider == side).nonzero()[0]
-            put(rows, needs[:, side], room[rows, side])
-        if len(left) == before:
-            put(np.arange(len(room)), longest, room.min(axis=1))
-        if len(left) == before:
-            rest = -(-int(needs[left].sum(axis=0).max()) // length)
-            new = max(1, min(rest, max(-(-rest // OF_LEFT), -(-whole // OF_ALL))))
-            names, room = np.arange(count, count + new), np.full((new, needs.shape[1]), length, dtype=needs.dtype)
-            count += new
-    return row_of
-
-
-def _matched(sizes: np.ndarray, rooms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What goes where: into each room the largest that fits, and that no wider room takes."""
-    by, order = sizes.argsort(kind="stable"), rooms.argsort(kind="stable")
-    number = np.arange(len(order))
-    most = sizes[by].searchsorted(rooms[order], side="right") - 1 - number
-    best = np.minimum.accumulate(most[::-1])[::-1] + number
-    fits = best >= 0
-    return by[best[fits]], order[fits]
-
-
-class Draft:
-    """A plan that is made bit by bit."""
-
-    def __init__(self, planning: Planning):
-        self._planning = planning
-        self._done = -1.0  # a share
-        self._plan: Plan | None = None  # when it is made
-
-    def go_on(self, share: float) -> None:
-        """Until that much of it is made."""
-        try:
-            while self._plan is None and self._done < share:
-                self._done = next(self._planning)
-        except StopIteration as end:
-            self._plan = end.value
-
-    def plan(self) -> Plan:
-        self.go_on(math.inf)
-        assert self._plan is not None
-        return self._plan
-
-
-# -- collating -------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class Ragged:
-    """Sequences end to end, and the length of each."""
+    """Sequences of different lengths: their concatenated values, and the length of each."""
 
-    values: np.ndarray  # [all of them], or [all, n]
+    values: np.ndarray  # [total], or [total, n]
     sizes: np.ndarray
+
+    @classmethod
+    def of(cls, sequences: Sequence[Any]) -> "Ragged":
+        """Concatenate sequences: lists of integers become int32, lists of floats fp32; arrays keep their type."""
+        sizes = np.array([len(x) for x in sequences], dtype=np.int64)
+        if sequences and isinstance(sequences[0], np.ndarray):
+            return cls(np.concatenate(sequences), sizes)
+        is_float = sequences and sequences[0] and isinstance(sequences[0][0], float)
+        values = np.fromiter(chain.from_iterable(sequences), np.float32 if is_float else np.int32, int(sizes.sum()))
+        return cls(values, sizes)
 
     @cached_property
     def starts(self) -> np.ndarray:
-        """Where each begins, and the last ends."""
+        """Index of the first value of each sequence, and the total length."""
         return np.concatenate(([0], self.sizes.cumsum()))
 
-    def part(self, i: int) -> np.ndarray:
+    def sequence(self, i: int) -> np.ndarray:
+        """Return the i-th sequence."""
         return self.values[self.starts[i] : self.starts[i + 1]]
 
-    def take(self, who: np.ndarray) -> "Ragged":
-        """Some of them, in any order."""
-        sizes = self.sizes[who]
-        moved = self.starts[who] - (sizes.cumsum() - sizes)
-        return Ragged(self.values.take(np.arange(sizes.sum()) + np.repeat(moved, sizes), axis=0), sizes)
+    def take(self, numbers: np.ndarray) -> "Ragged":
+        """Return the sequences with these numbers, in this order."""
+        sizes = self.sizes[numbers]
+        shift = self.starts[numbers] - (sizes.cumsum() - sizes)
+        return Ragged(self.values.take(np.arange(sizes.sum()) + np.repeat(shift, sizes), axis=0), sizes)
 
     def framed(self, before: Ids, after: Ids) -> "Ragged":
-        """Each with the same around it."""
+        """Return each sequence with the same ids before and after it."""
         sizes = self.sizes + len(before) + len(after)
         ends = sizes.cumsum()
         at = [*(ends - sizes + i for i in range(len(before))), *(ends - i for i in range(len(after), 0, -1))]
-        return Ragged(inserted(self.values, np.array(at, dtype=np.int64).T, np.array([*before, *after])), sizes)
+        return Ragged(insert_at(self.values, np.array(at, dtype=np.int64).T, np.array([*before, *after])), sizes)
 
 
-def inserted(values: np.ndarray, at: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Values with others among them, which then stand at these places."""
-    out, within = np.empty(len(values) + at.size, dtype=values.dtype), np.ones(len(values) + at.size, dtype=np.bool_)
-    out[at], within[at] = others, False
-    out[within] = values
+def insert_at(values: np.ndarray, at: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """Insert new values, which have the indices `at` in the result."""
+    out, is_old = np.empty(len(values) + at.size, dtype=values.dtype), np.ones(len(values) + at.size, dtype=np.bool_)
+    out[at], is_old[at] = new, False
+    out[is_old] = values
     return out
 
 
-def joined(some: Sequence[Any]) -> Ragged:
-    sizes = np.array([len(x) for x in some], dtype=np.int64)
-    if some and isinstance(some[0], np.ndarray):
-        return Ragged(np.concatenate(some), sizes)
-    dtype = np.float32 if some and some[0] and isinstance(some[0][0], float) else np.int32
-    return Ragged(np.fromiter(chain.from_iterable(some), dtype, int(sizes.sum())), sizes)
-
-
 class ExampleTable(Sequence[Example]):
-    """Examples of one kind, each part of them end to end: a batch is cut out of it in one go, where a token at a time
-    would take longer than a GPU takes for it."""
+    """Examples by column: each field of all examples is one ragged array.
+
+    A batch is cut out with a few numpy operations. Python loops over tokens would take longer than a GPU's step.
+    """
 
     def __init__(self, ids: Ragged, labels: Ragged, **others: Ragged):
-        self.columns = {"ids": ids, "labels": labels, **others}  # by the names of a piece's fields
+        self.columns = {"ids": ids, "labels": labels, **others}  # by the fields of `Example`
 
     @classmethod
-    def of(cls, pieces: Sequence[Example]) -> "ExampleTable":
-        if isinstance(pieces, ExampleTable):
-            return pieces
-        first = pieces[0] if pieces else Example((), ())
-        there = [name for name in Example._fields if getattr(first, name) is not None]
-        return cls(**{name: joined([getattr(piece, name) for piece in pieces]) for name in there})
+    def of(cls, examples: Sequence[Example]) -> "ExampleTable":
+        """Return the table of examples; all have the fields that the first one has."""
+        if isinstance(examples, ExampleTable):
+            return examples
+        first = examples[0] if examples else Example((), ())
+        names = [name for name in Example._fields if getattr(first, name) is not None]
+        return cls(**{name: Ragged.of([getattr(example, name) for example in examples]) for name in names})
 
     def __len__(self) -> int:
         return len(self.columns["ids"].sizes)
 
     def __getitem__(self, i: Any) -> Any:
-        found = {name: parts.part(range(len(self))[i]) for name, parts in self.columns.items()}
-        own: dict[str, Any] = {name: x.tolist() if x.ndim == 1 else x for name, x in found.items()}
-        return Example(**own)
+        arrays = {name: column.sequence(range(len(self))[i]) for name, column in self.columns.items()}
+        fields: dict[str, Any] = {name: x.tolist() if x.ndim == 1 else x for name, x in arrays.items()}
+        return Example(**fields)
 
     @cached_property
     def sizes(self) -> np.ndarray:
-        """Tokens of what is read, and of what else is: a source, or a text apart; [n, 2]."""
-        both = [self.columns[name].sizes for name in ("ids", "source", "pair") if name in self.columns]
-        return np.stack([both[0], both[1] if len(both) > 1 else np.zeros_like(both[0])], axis=1)
+        """Tokens of each side of an example, [n, 2]: its ids, and its source or pair (0 if there is none)."""
+        sides = [self.columns[name].sizes for name in ("ids", "source", "pair") if name in self.columns]
+        return np.stack([sides[0], sides[1] if len(sides) > 1 else np.zeros_like(sides[0])], axis=1)
 
-    def take(self, who: np.ndarray) -> "ExampleTable":
-        return ExampleTable(**{name: parts.take(who) for name, parts in self.columns.items()})
+    def take(self, numbers: np.ndarray) -> "ExampleTable":
+        """Return the examples with these numbers, in this order."""
+        return ExampleTable(**{name: column.take(numbers) for name, column in self.columns.items()})
 
 
 def collate(
-    rows: Sequence[Row], pieces: Sequence[Example], pad: int, source_pad: int, length: int | None = None
+    rows: Sequence[Row], examples: Sequence[Example], pad: int, source_pad: int, length: int | None = None
 ) -> Batch:
-    """The tensors of some rows of examples."""
-    return lay(rows, ExampleTable.of(pieces).take(np.array(list(chain.from_iterable(rows)))), pad, source_pad, length)
+    """Return the batch of some rows, which are numbers of examples."""
+    table = ExampleTable.of(examples).take(np.array(list(chain.from_iterable(rows))))
+    return collate_rows(rows, table, pad, source_pad, length)
 
 
-def lay(
-    rows: Sequence[Row], shelf: ExampleTable, pad: int, source_pad: int, length: int | None = None, documents: int = 0
+def collate_rows(
+    rows: Sequence[Row], table: ExampleTable, pad: int, source_pad: int, length: int | None = None, documents: int = 0
 ) -> Batch:
-    """The tensors of rows whose examples stand on a shelf, one after the other; `length` fixes the width, else the
-    longest row decides. Rows may be empty, but for the first. `documents` are at most expected: a batch says that
-    number, unless it has more."""
-    columns, examples = shelf.columns, tuple(chain.from_iterable(rows))
+    """Return the batch of rows whose examples are in the table, in the same order.
+
+    The width is `length`, or else that of the longest row. All rows but the first may be empty. `Batch.documents` is
+    `documents` unless the batch has more of them.
+    """
+    columns, examples = table.columns, tuple(chain.from_iterable(rows))
     counts = np.array([len(row) for row in rows], dtype=np.int64)
 
     def fill(name: str, filler: int) -> Tensor:
@@ -343,54 +202,55 @@ def lay(
     labels = fill("labels", IGNORE)
     documents = max(documents, next_power_of_two(len(examples)))
     if "pair" in columns:
-        apart = _in_turns(columns["ids"], columns["pair"])
+        both = _interleave(columns["ids"], columns["pair"])
         ones = np.ones(2 * len(examples), dtype=np.int64)
-        ids, segments = _fill(apart, ones, pad, length), _segments(apart.sizes, ones, length)
+        ids, segments = _fill(both, ones, pad, length), _segments(both.sizes, ones, length)
         return Batch(ids, labels, segments, examples=examples)
     ids, segments = fill("ids", pad), _segments(columns["ids"].sizes, counts, length)
     if "source" not in columns:
         more: dict[str, Any] = {name: fill(name, 0) for name in ("types", "marks", "spelled") if name in columns}
         return Batch(ids, labels, segments, examples=examples, documents=documents, **more)
     source, source_segments = fill("source", source_pad), _segments(columns["source"].sizes, counts, length)
-    if segments is None or source_segments is None:  # packed or padded on one side: say so on both
+    if segments is None or source_segments is None:  # cross-attention needs the segments of both sides or of none
         segments = torch.zeros_like(ids) if segments is None else segments
         source_segments = torch.zeros_like(source) if source_segments is None else source_segments
     return Batch(ids, labels, segments, source, source_segments, examples, documents=documents)
 
 
-def _in_turns(one: Ragged, other: Ragged) -> Ragged:
-    """A sequence of one, then one of the other, and so on."""
-    both = Ragged(np.concatenate((one.values, other.values)), np.concatenate((one.sizes, other.sizes)))
+def _interleave(a: Ragged, b: Ragged) -> Ragged:
+    """Return a0, b0, a1, b1, ..."""
+    both = Ragged(np.concatenate((a.values, b.values)), np.concatenate((a.sizes, b.sizes)))
     return both.take(np.arange(len(both.sizes)).reshape(2, -1).T.ravel())
 
 
-def _fill(parts: Ragged, counts: np.ndarray, filler: int, length: int | None) -> Tensor:
-    """Sequences, so many in each row, as [b, t]."""
-    values, dtype = parts.values, np.float32 if parts.values.dtype.kind == "f" else np.int64
-    if _full(parts.sizes, counts, length):
-        return torch.from_numpy(values.reshape(len(counts), parts.sizes[0], *values.shape[1:]).astype(dtype))
-    there = _there(parts.sizes, counts, length)
-    out = np.full((*there.shape, *values.shape[1:]), filler, dtype=dtype)
-    out[there] = values
+def _fill(column: Ragged, counts: np.ndarray, filler: int, length: int | None) -> Tensor:
+    """Return sequences as [b, t]; `counts` [b] is the number of sequences in each row."""
+    values, dtype = column.values, np.float32 if column.values.dtype.kind == "f" else np.int64
+    if _is_full(column.sizes, counts, length):
+        return torch.from_numpy(values.reshape(len(counts), column.sizes[0], *values.shape[1:]).astype(dtype))
+    is_token = _token_mask(column.sizes, counts, length)
+    out = np.full((*is_token.shape, *values.shape[1:]), filler, dtype=dtype)
+    out[is_token] = values
     return torch.from_numpy(out)
 
 
 def _segments(sizes: np.ndarray, counts: np.ndarray, length: int | None) -> Tensor | None:
-    """Which sequence of its row a token is of [b, t]; None if every row is one full sequence of no fixed length."""
-    if _full(sizes, counts, length):
+    """Return the number of each token's sequence within its row [b, t]; None if every row is one full sequence."""
+    if _is_full(sizes, counts, length):
         return None
-    there = _there(sizes, counts, length)
-    segments = np.full(there.shape, PADDING, dtype=np.int64)
-    segments[there] = np.repeat(np.arange(len(sizes)) - np.repeat(counts.cumsum() - counts, counts), sizes)
+    is_token = _token_mask(sizes, counts, length)
+    segments = np.full(is_token.shape, PADDING, dtype=np.int64)
+    segments[is_token] = np.repeat(np.arange(len(sizes)) - np.repeat(counts.cumsum() - counts, counts), sizes)
     return torch.from_numpy(segments)
 
 
-def _full(sizes: np.ndarray, counts: np.ndarray, length: int | None) -> bool:
+def _is_full(sizes: np.ndarray, counts: np.ndarray, length: int | None) -> bool:
+    """Return whether each row is one sequence, all of one length, and no width is fixed."""
     return length is None and bool((counts == 1).all() and (sizes == sizes[0]).all())
 
 
-def _there(sizes: np.ndarray, counts: np.ndarray, length: int | None) -> np.ndarray:
-    """Where tokens stand [b, t]: rows are filled from the left, so they stand there as they come."""
+def _token_mask(sizes: np.ndarray, counts: np.ndarray, length: int | None) -> np.ndarray:
+    """Return which slots hold a token [b, t]: rows are filled from the left, sequence after sequence."""
     totals = sizes.cumsum()[counts.cumsum() - 1]
     totals[1:] -= totals[:-1].copy()
     return np.arange(length or totals.max(), dtype=np.int32) < totals.astype(np.int32)[:, None]

@@ -28,7 +28,7 @@ from anyformer.recipe.sources import (
 )
 from anyformer.run import Run
 from anyformer.tasks.mlm import MaskedLanguageModelling
-from anyformer.tasks.sequence_level import RowTask
+from anyformer.tasks.sequence_level import SequenceLevelTask
 
 EXAMPLE = "The quick brown fox jumps over the lazy dog."
 SECOND = "A fox jumps."
@@ -49,7 +49,7 @@ def example(run: Run, folder: Path) -> tuple[str, str]:
     if isinstance(run.task, MaskedLanguageModelling) and len(words := text.split(" ")) > 1:
         words[len(words) // 2] = run.tokenizer.token(run.task.mask)
         text = " ".join(words)
-    pairs = isinstance(run.task, RowTask) and run.task.pairs
+    pairs = isinstance(run.task, SequenceLevelTask) and run.task.pairs
     return text, _shorten(row.get("pair", "")) or (SECOND if pairs else "")
 
 

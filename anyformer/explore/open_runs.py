@@ -28,7 +28,7 @@ from anyformer.inspection.sublayers import attentions
 from anyformer.processes import is_locked
 from anyformer.run import MANIFEST, Run, load
 from anyformer.tasks.mixture import MixedTasks
-from anyformer.tasks.sequence_level import RowTask
+from anyformer.tasks.sequence_level import SequenceLevelTask
 
 MAX_TRACE_BYTES = 512 * 2**20  # of all cached traces
 
@@ -78,7 +78,7 @@ class OpenRun:
     @property
     def pair(self) -> bool:
         """Return whether the run reads two texts in one row."""
-        return isinstance(self.run.task, RowTask) and self.run.task.pairs and not self.run.task.apart
+        return isinstance(self.run.task, SequenceLevelTask) and self.run.task.pairs and not self.run.task.apart
 
     def about(self) -> dict[str, Any]:
         """Return the description of the run for the page."""

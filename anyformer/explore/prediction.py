@@ -40,7 +40,7 @@ def answer_text(trace: Trace, request: TextRequest) -> str:
         return run.tokenizer.decode(reading.inputs[-1][0, reading.begins :].tolist())
     match run.task:
         case Classifying() | Regressing() if not run.task.apart:
-            return run.task.said(trace.output[0].float().cpu())
+            return run.task.format_prediction(trace.output[0].float().cpu())
         case _:
             return _predicted(run, reading.text, request)
 

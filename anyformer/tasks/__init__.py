@@ -1,25 +1,25 @@
-"""Tasks: what examples are in ids, what is lost on them, and how well a model does. One file each.
+"""Tasks: examples in token ids, loss, metrics and predictions. One module for each task, and what they share.
 
-base                What every task shares
+base                the protocol of tasks, the call of a model on a batch, checks of lengths
 build               the task that a spec describes
-classify            Classification
-crf                 Linear-chain conditional random fields (Lafferty et al
-dynamic_examples    What tasks share whose examples are drawn from texts
-embed               Sentence embeddings by contrast
-fill_mask           Texts with special tokens written in them by name, such as masks and sentinels, that a model is to
-generation          From texts to texts
-imported_encoder    What an encoder from elsewhere says of texts
-lm                  Language modelling
-metrics             Scores of predictions
-mixture             A mixture
-mlm                 Masked language modelling
-output_constraints  What an answer must be, said in text
-prefix_lm           Prefix language modelling
-regress             Regression
-scoring             How likely a model finds texts, and what else it would have said
-seq2seq             Sequence to sequence
-sequence_level      What tasks share that say one thing of a whole row
-span_corruption     Span corruption
-tag                 Tagging
-text_stream         Ids that come one after the other, as pieces of text
+classify            classification of texts or pairs, by one label or several
+crf                 linear-chain conditional random fields: loss and Viterbi decoding
+dynamic_examples    base of tasks whose examples are drawn from texts (mlm, spans, prefix_lm)
+embed               sentence embeddings by contrastive learning (InfoNCE)
+fill_mask           texts with special tokens written by name, such as masks and sentinels
+generation          text generation: prompts, decoding options, outputs as text
+imported_encoder    predictions of an imported encoder
+lm                  language modelling
+metrics             exact match, F1, spans, correlations, BLEU, chrF
+mixture             several sequence-to-sequence tasks in one model
+mlm                 masked language modelling
+output_constraints  constraints on generated text: regex, JSON, choices, phrases
+prefix_lm           prefix language modelling
+regress             regression of texts or pairs
+scoring             log-probabilities of texts, and alternatives for a token
+seq2seq             sequence to sequence
+sequence_level      base of tasks with one prediction per text or pair (classify, regress, embed)
+span_corruption     span corruption (T5)
+tag                 tagging of words, by a softmax or a CRF
+text_stream         incremental decoding of token ids to text
 """

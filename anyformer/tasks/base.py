@@ -1,4 +1,4 @@
-"""What every task shares: the loss as sum and count, and the call of a model on a batch."""
+"""The protocol of tasks, and what they share: the call of a model on a batch, the total loss, checks of lengths."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from anyformer.config import ConfigError, Fault, ModelConfig, Side
 from anyformer.conventions import PLAIN, SEEN
 from anyformer.data.batch import Batch, Example
 from anyformer.data.loader import Loader
-from anyformer.data.readers import SHOWN, Rows
+from anyformer.data.readers import MAX_BAD_ROWS_SHOWN, Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.kernels.cross_entropy import token_loss as token_loss
 from anyformer.nn.inputs import Inputs
@@ -23,18 +23,18 @@ from anyformer.recipe import AnyTask, Batches
 
 @dataclass(frozen=True)
 class Metrics:
-    """What an evaluation found. `loss` per token or label, or `train.best`, decides which checkpoint is best."""
+    """Results of an evaluation. The best checkpoint is chosen by `loss`, per token or label, or by `train.best`."""
 
     task: str
     count: int  # examples, or tokens for a language model
     values: dict[str, float]
-    notes: dict[str, Any]  # signatures, intervals, and rows that were left out
+    notes: dict[str, Any]  # signatures, intervals, and the bad rows
 
 
-SLOTS = 8192  # places for tokens in a batch that is read without learning
+MAX_INFERENCE_TOKENS = 8192  # tokens of a batch in evaluation and prediction, padding included
 
 Progress = Callable[[int], None]
-"""Told how many more texts are answered."""
+"""Called with the number of texts that have been processed since the last call."""
 
 
 class Task(Protocol):
@@ -45,36 +45,36 @@ class Task(Protocol):
 
     @property
     def spec(self) -> AnyTask:
-        """With what the task learnt of its training rows, such as the names of labels."""
+        """The spec, completed from the training rows: names of labels, mean and deviation."""
 
     def loss(self, logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
-        """Summed over the labels that ask for something, in fp32."""
+        """Return the loss summed over all labels that are not IGNORE, in fp32."""
 
-    def fitting(self, rows: Rows, config: ModelConfig, batches: Batches | None = None) -> Rows:
-        """The rows that the task allows, the model can read and, where it is trained by them, batches can hold.
+    def filter_rows(self, rows: Rows, config: ModelConfig, batches: Batches | None = None) -> Rows:
+        """Return the rows that the task and the model can read; the others become bad rows.
 
-        The others are bad rows.
+        With `batches`, rows must also fit into them, and the result holds their token ids for `loader`.
         """
 
     def loader(self, rows: Rows, batches: Batches, seed: int, model: Transformer) -> Loader:
-        """Batches of fitting rows."""
+        """Return a loader of rows that `filter_rows` has returned."""
 
     def evaluate(self, model: Transformer, rows: Rows, batches: Batches) -> Metrics:
-        """How well a model does on fitting rows."""
+        """Measure a model on rows that `filter_rows` has returned."""
 
     def predict(
         self, model: Transformer, texts: Sequence[str], *, progress: Progress | None = None, **options: Any
     ) -> list[str]:
-        """An answer to each text; options are those of `generation.generate`."""
+        """Return a prediction for each text; options are those of `generation.generate`."""
 
 
 def side_of(config: ModelConfig) -> Side:
-    """Which stack reads the texts of a model with one."""
+    """Return the stack that reads the texts, in a model with one stack."""
     return "decoder" if config.decoder else "encoder"
 
 
-def too_long(length: int, config: ModelConfig, side: Side) -> str:
-    """Why a stack cannot read so many tokens; empty if it can."""
+def length_fault(length: int, config: ModelConfig, side: Side) -> str:
+    """Return why a stack cannot read `length` tokens; empty if it can."""
     ends = config.stacks[side].ends
     if not ends or length <= ends[0][0]:
         return ""
@@ -82,43 +82,45 @@ def too_long(length: int, config: ModelConfig, side: Side) -> str:
     return f"has {length} tokens, and the {side} has {limit} {positions}"
 
 
-def refuse_long(lengths: Sequence[int], config: ModelConfig, side: Side) -> None:
-    """Names the texts that a stack cannot read."""
-    found = [Fault(f"text {i}", why) for i, n in enumerate(lengths, 1) if (why := too_long(n, config, side))]
-    if len(found) > SHOWN:
-        found[SHOWN:] = [Fault("", f"... and {len(found) - SHOWN} more")]
-    if found:
-        raise ConfigError(found)
+def check_lengths(lengths: Sequence[int], config: ModelConfig, side: Side) -> None:
+    """Raise a `ConfigError` that names the texts which a stack cannot read."""
+    faults = [Fault(f"text {i}", why) for i, n in enumerate(lengths, 1) if (why := length_fault(n, config, side))]
+    if len(faults) > MAX_BAD_ROWS_SHOWN:
+        faults[MAX_BAD_ROWS_SHOWN:] = [Fault("", f"... and {len(faults) - MAX_BAD_ROWS_SHOWN} more")]
+    if faults:
+        raise ConfigError(faults)
 
 
-def left_out(rows: Rows) -> dict[str, Any]:
-    """A note of the rows that an evaluation did not see."""
-    return {"left_out": {"rows": len(rows.bad), "first": [str(bad) for bad in rows.bad[:SHOWN]]}} if rows.bad else {}
+def bad_row_notes(rows: Rows) -> dict[str, Any]:
+    """Return a note about the rows that an evaluation left out, if any."""
+    if not rows.bad:
+        return {}
+    return {"left_out": {"rows": len(rows.bad), "first": [str(bad) for bad in rows.bad[:MAX_BAD_ROWS_SHOWN]]}}
 
 
 def inputs_of(batch: Batch, packed: bool) -> tuple[Inputs, ...]:
     """Return a model's arguments for a batch whose rows are padded on the right, or packed: `model(*inputs)`."""
-    own = _layout(batch, batch.segments, packed)
+    layout = _layout(batch, batch.segments, packed)
     if batch.source is None:
-        return (Inputs(batch.ids, own, batch.types, batch.spelled),)
-    return Inputs(batch.source, _layout(batch, batch.source_segments, packed)), Inputs(batch.ids, own)
+        return (Inputs(batch.ids, layout, batch.types, batch.spelled),)
+    return Inputs(batch.source, _layout(batch, batch.source_segments, packed)), Inputs(batch.ids, layout)
 
 
 def call(model: Transformer, batch: Batch, packed: bool) -> Tensor:
-    """Logits for a batch."""
+    """Return the logits of a batch."""
     logits: Tensor = model(*inputs_of(batch, packed))
     return logits
 
 
 def past_of(model: Transformer, batch: Batch, before: Past | None) -> Past | None:
-    """What a batch goes on from: the past of the batch before, or an empty one; None for a model without memory."""
+    """Return the segment memory that a batch continues from, or an empty one; None for a model without memory."""
     if model.decoder is None or not model.decoder.segment_memory:
         return None
-    return before if before is not None and batch.follows else model.new_past(len(batch.ids))
+    return before if before is not None and batch.follows_previous else model.new_past(len(batch.ids))
 
 
 def _layout(batch: Batch, segments: Tensor | None, packed: bool) -> Layout | None:
-    """The facts that spare a mask: pads are on the right, so positions count as in a full row."""
+    """Return a layout whose known facts make a dense mask unnecessary: padding is on the right, or rows are packed."""
     if segments is None:
         rows, length = batch.ids.shape
         return None if batch.marks is None else make_layout(rows, length, batch.ids.device, marks=batch.marks)
@@ -127,23 +129,23 @@ def _layout(batch: Batch, segments: Tensor | None, packed: bool) -> Layout | Non
     return Layout.right_padded(segments)._replace(marks=batch.marks)
 
 
-def prefixed(piece: Example, length: int) -> Example:
-    """A piece whose first tokens are seen by all of it."""
-    return piece._replace(marks=[SEEN] * length + [PLAIN] * (len(piece.ids) - length))
+def with_prefix(example: Example, length: int) -> Example:
+    """Return an example whose first `length` tokens are seen by all of its tokens."""
+    return example._replace(marks=[SEEN] * length + [PLAIN] * (len(example.ids) - length))
 
 
 @torch.no_grad()
 def total_loss(model: Transformer, batches: Iterable[Batch], device: torch.device) -> tuple[float, int]:
-    """The summed loss of a model in eval mode, and over how many tokens."""
+    """Return the summed loss of a model in eval mode, and the number of tokens."""
     total, count = 0.0, 0
     past: Past | None = None
     for batch in batches:
-        here = batch.to(device)
-        before, inputs = past_of(model, here, past), inputs_of(here, packed=False)
+        moved = batch.to(device)
+        before, inputs = past_of(model, moved, past), inputs_of(moved, packed=False)
         if before is None:
             logits = model(*inputs)
         else:
             logits, past = model(*inputs, past=before)
-        total += float(token_loss(logits, here.labels))
-        count += batch.asked
+        total += float(token_loss(logits, moved.labels))
+        count += batch.target_count
     return total, count

@@ -1,4 +1,4 @@
-"""Sentence embeddings by contrast: the texts of a pair near to each other, those of different pairs apart."""
+"""The task embed: sentence embeddings by contrastive learning, the texts of a pair close and other pairs apart."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,15 +10,15 @@ from torch.nn import functional as F
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.recipe import Embed
-from anyformer.tasks.sequence_level import Encoded, RowTask, as_json
+from anyformer.tasks.sequence_level import Encoded, SequenceLevelTask, as_json
 
-AT_ONCE = 1024  # texts that are compared with all others
+MAX_QUERIES = 1024  # texts that are compared with all others at once
 
 
-class Embedding(RowTask):
-    """-log softmax_j(cos(a_i, b_j) / temperature)_i, and the same from b to a: each finds its own among the others'.
+class Embedding(SequenceLevelTask):
+    """InfoNCE: -log softmax_j(cos(a_i, b_j) / temperature)_i, and the same from b to a.
 
-    Where a text stands in several pairs, its other pairs are no wrong answers: they are left out.
+    Where a text occurs in several pairs, its other pairs are not negatives: they are masked.
     """
 
     def __init__(self, spec: Embed, tokenizer: TextTokenizer):
@@ -29,45 +29,48 @@ class Embedding(RowTask):
     def spec(self) -> Embed:
         return self._spec
 
-    def asked(self, label: str) -> list[int]:
-        return []  # no label: a text asks for its pair
+    def parse_label(self, label: str) -> list[int]:
+        return []  # no label: the target is the other text of the pair
 
     def _labels(self, rows: Rows, read: Sequence[Encoded]) -> list[list[int]]:
-        """A number for each text and one for its pair; the same text has the same."""
+        """Return for each row the number of its text and of its pair; equal texts have equal numbers."""
         numbers: dict[tuple[int, ...], int] = {}
         return [[numbers.setdefault(tuple(ids or ()), len(numbers)) for ids in row] for row in read]
 
-    def said(self, logits: Tensor) -> str:
+    def format_prediction(self, logits: Tensor) -> str:
         return as_json(logits)
 
-    def label(self, asked: Tensor) -> str:
+    def format_label(self, label: Tensor) -> str:
         return "belong together"
 
     def loss(self, logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
-        """Of vectors [2b, d], as many terms as there are texts."""
+        """Return the summed loss of vectors [2b, d], with one term per text."""
         a, b = F.normalize(logits.float(), dim=-1).unflatten(0, (-1, 2)).unbind(1)
         terms = (
             F.cross_entropy(cosines / self.spec.temperature, own, reduction="sum")
             for pair in ((a, b), (b, a))
-            for cosines, own in compared(*pair, labels)
+            for cosines, own in compare(*pair, labels)
         )
         return sum(terms, torch.zeros((), device=logits.device))
 
     def measure(self, logits: Tensor, labels: Tensor) -> tuple[dict[str, float], dict[str, Any]]:
-        """How often a text's own pair is the nearest of all, and the mean of 1 / its rank; a tie is a miss."""
+        """Return how often a text's own pair is the nearest, and the mean of 1 / its rank; a tie counts as a miss."""
         a, b = F.normalize(logits, dim=-1).unflatten(0, (-1, 2)).unbind(1)
         ranks = torch.cat(
-            [(~(cosines < cosines.gather(1, own[:, None]))).sum(1) for cosines, own in compared(a, b, labels)]
+            [(~(cosines < cosines.gather(1, own[:, None]))).sum(1) for cosines, own in compare(a, b, labels)]
         )
         return {"accuracy": float((ranks == 1).double().mean()), "mrr": float((1 / ranks.double()).mean())}, {}
 
     def _columns(self, texts: Sequence[str]) -> dict[str, list[str]]:
-        return {"text": [text if text.strip() else "" for text in texts]}  # each by itself, a tab or not
+        return {"text": [text if text.strip() else "" for text in texts]}  # each text alone; a tab has no meaning
 
 
-def compared(a: Tensor, b: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """The cosines of some of a [n, d] with all of b, -inf where they share a text and are no pair; where pairs are."""
+def compare(a: Tensor, b: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the cosines of some of a [n, d] with all of b, and the indices of their own pairs.
+
+    Cosines of rows that share a text are -inf, except for the pair itself.
+    """
     every = torch.arange(len(a), device=a.device)
-    for own in every.split(AT_ONCE):
-        alike = (labels[own, None] == labels[None]).any(-1) & (own[:, None] != every)
-        yield (a[own] @ b.T).masked_fill(alike, -torch.inf), own
+    for own in every.split(MAX_QUERIES):
+        is_duplicate = (labels[own, None] == labels[None]).any(-1) & (own[:, None] != every)
+        yield (a[own] @ b.T).masked_fill(is_duplicate, -torch.inf), own

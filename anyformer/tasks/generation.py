@@ -21,11 +21,10 @@ from anyformer.decoding.session import padded
 from anyformer.decoding.speculative import speculate
 from anyformer.decoding.strategy import Speculation, Strategy, strategy
 from anyformer.nn.model import Transformer
-from anyformer.tasks.base import Progress
+from anyformer.tasks.base import MAX_INFERENCE_TOKENS, Progress
 from anyformer.tasks.output_constraints import Held, Limits, hold
 from anyformer.tasks.text_stream import SPOILT, Stops, Unfolding, Writing
 
-SLOTS = 8192  # of a batch, prompts and answers
 SETTINGS = ("cache", "chunk", "compile", "reuse")  # that change no answer, or hardly
 
 T = TypeVar("T")
@@ -177,7 +176,7 @@ class GenerationRequest:
             left = [i for i in order if _fresh(self.task, self.prompts[i]) == fresh]
             while left:
                 size = len(self.prompts[left[0]]) + max(self.rooms[i] for i in left)
-                now = left[: max(1, SLOTS // (size * copies))]
+                now = left[: max(1, MAX_INFERENCE_TOKENS // (size * copies))]
                 left = left[len(now) :]
                 yield now
 

@@ -1,4 +1,4 @@
-"""Language modelling: the next token of a text."""
+"""The task lm: predict the next token of a text."""
 
 import math
 from collections.abc import Sequence
@@ -7,23 +7,26 @@ from typing import Any
 from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.conventions import IGNORE
 from anyformer.data.batch import Example
-from anyformer.data.loader import CropLoader, ExampleLoader, Loader, OrderedLoader, side_by_side, windows
+from anyformer.data.loader import CropLoader, ExampleLoader, Loader, OrderedLoader, parallel_parts, windows
 from anyformer.data.readers import Rows
 from anyformer.data.shards import InMemory, Stream
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Batches, Crops, LanguageModel, Ordered, Packed, Padded, PrefixLM
-from anyformer.tasks.base import Metrics, Progress, left_out, refuse_long, token_loss, total_loss
+from anyformer.tasks.base import Metrics, Progress, bad_row_notes, check_lengths, token_loss, total_loss
 from anyformer.tasks.generation import NotFinite, generate
 
-NEW_TOKENS = 100  # that a prediction adds
-ROWS = 64  # read at once in an evaluation
-FOLLOWING = 8  # pieces, at least, in each row that a memory reads: only the first of them goes on from nothing
+NEW_TOKENS = 100  # of a prediction, by default
+EVAL_ROWS = 64  # of a batch in evaluation
+MIN_SEGMENTS = 8  # of each row in evaluation with memory: only the first of them has an empty memory
 
 
 class LanguageModelling:
-    """Documents one after the other, each ended by <eos>; cropped at random, or kept apart by segments. With
-    `task.framed` each begins with what the tokenizer's file puts before a text, and so does a prompt."""
+    """Language modelling.
+
+    Documents are concatenated, each followed by <eos>, and cropped at random; or packed, separated by segments. With
+    `task.framed`, documents and prompts begin with the tokens that the tokenizer's file puts before a text.
+    """
 
     source_tokenizer: TextTokenizer | None = None
     continues = True
@@ -35,20 +38,21 @@ class LanguageModelling:
         self.spec, self.tokenizer = spec, tokenizer
         self.begin = tokenizer.around[0] if spec.framed else []
 
-    def encode(self, rows: Rows, keep: bool = False) -> list[list[int]]:
+    def encode(self, rows: Rows) -> list[list[int]]:
+        """Return the ids of documents with their first and last tokens."""
         end = [] if self.tokenizer.eos is None or len(rows) == 1 else [self.tokenizer.eos]
-        if end == self.begin:  # what begins a text ends the one before
+        if end == self.begin:  # one token separates documents: it begins the next and ends the previous
             end = []
-        return [self.begin + ids + end for ids in rows.encoded("text", self.tokenizer.encode_batch, keep)]
+        return [self.begin + ids + end for ids in rows.encoded("text", self.tokenizer.encode_batch)]
 
-    def fitting(self, rows: Rows, config: ModelConfig, batches: Batches | None = None) -> Rows:
-        """All rows: a document that is too long goes on in another row."""
+    def filter_rows(self, rows: Rows, config: ModelConfig, batches: Batches | None = None) -> Rows:
+        """Return all rows: a document that is too long continues in another row."""
         if rows.stream is not None:
             rows.stream.check(self.tokenizer)
         return rows
 
     def stream(self, rows: Rows) -> Stream:
-        """All documents, one after the other."""
+        """Return all documents, concatenated."""
         return rows.stream if rows.stream is not None else InMemory.of(self.encode(rows))
 
     def loader(self, rows: Rows, batches: Batches, seed: int, model: Transformer) -> Loader:
@@ -58,52 +62,57 @@ class LanguageModelling:
                 raise ConfigError([Fault("batches.length", f"= {batches.length}: the text has {len(stream)} tokens")])
             return CropLoader(stream, batches, seed)
         if isinstance(batches, Ordered):
-            stream, least = self.stream(rows), batches.rows * batches.length + 1
-            if len(stream) < least:
-                what = f"with length = {batches.length} it takes {least} tokens, and the text has {len(stream)}"
+            stream, minimum = self.stream(rows), batches.rows * batches.length + 1
+            if len(stream) < minimum:
+                what = f"with length = {batches.length} it needs {minimum} tokens, and the text has {len(stream)}"
                 raise ConfigError([Fault("batches.rows", f"= {batches.rows}: {what}")])
             return OrderedLoader(stream, batches)
-        most = _within(batches.length if isinstance(batches, Packed) else batches.tokens, model.config)
-        pieces = [
-            Example(ids[at : min(at + most, len(ids) - 1)], ids[at + 1 : at + 1 + most])
+        limit = _limit(batches.length if isinstance(batches, Packed) else batches.tokens, model.config)
+        examples = [
+            Example(ids[at : min(at + limit, len(ids) - 1)], ids[at + 1 : at + 1 + limit])
             for ids in self.encode(rows)
-            for at in range(0, len(ids) - 1, most)  # what no row can hold goes on in another one
+            for at in range(0, len(ids) - 1, limit)  # a long document continues in another example
         ]
-        return ExampleLoader(pieces, batches, seed, pad=self.tokenizer.pad or 0, source_pad=0)
+        return ExampleLoader(examples, batches, seed, pad=self.tokenizer.pad or 0, source_pad=0)
 
     def evaluate(self, model: Transformer, rows: Rows, batches: Batches) -> Metrics:
-        """Every token but the first, in windows as long as those of training, side by side.
+        """Measure the loss of every token but the first, in separate windows as long as those of training.
 
-        A model with memory reads windows one after the other, in fewer and longer rows.
+        A model with memory reads consecutive windows, in fewer and longer rows.
         """
         stream = self.stream(rows)
-        length = _within(1024 if isinstance(batches, Padded) else batches.length, model.config)
+        length = _limit(1024 if isinstance(batches, Padded) else batches.length, model.config)
         device = next(model.parameters()).device
         assert model.decoder is not None
         if model.decoder.segment_memory:
-            read = side_by_side(stream, max(1, min(ROWS, len(stream) // (FOLLOWING * length))), length)
+            rows_read = max(1, min(EVAL_ROWS, len(stream) // (MIN_SEGMENTS * length)))
+            evaluation = parallel_parts(stream, rows_read, length)
         else:
-            read = windows(stream, length, ROWS)
-        total, count = total_loss(model, read, device)
+            evaluation = windows(stream, length, EVAL_ROWS)
+        total, count = total_loss(model, evaluation, device)
         if rows.stream is not None:
             size = rows.stream.share("bytes")
         else:
             size = sum(len(text.encode("utf-8")) for text in rows.columns["text"])
         loss = total / count
         values = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "bits_per_byte": total / math.log(2) / size}
-        return Metrics("lm", count, values, {"window": length, **_memory(model), **left_out(rows)})
+        return Metrics("lm", count, values, {"window": length, **_memory(model), **bad_row_notes(rows)})
 
     def predict(
         self, model: Transformer, texts: Sequence[str], *, progress: Progress | None = None, **options: Any
     ) -> list[str]:
-        """The texts, each going on up to <eos>, 100 tokens more or the last position; an empty one begins at <bos>."""
+        """Return the texts with their continuations, up to <eos>, 100 new tokens or the last position.
+
+        An empty text begins at <bos>.
+        """
         try:
-            said = generate(self, model, texts, progress=progress, **options)
+            continuations = generate(self, model, texts, progress=progress, **options)
         except NotFinite as error:
             raise error.but(lambda i, more: self._whole(texts[i], more)) from None
-        return list(map(self._whole, texts, said))
+        return list(map(self._whole, texts, continuations))
 
     def _whole(self, text: str, more: str) -> str:
+        """Return a text, as its tokens read, with its continuation."""
         return self.tokenizer.decode(self.tokenizer.encode(text)) + more
 
     # -- a writer -----------------------------------------------------------------------------------------------------
@@ -112,38 +121,39 @@ class LanguageModelling:
         prompts = [self.begin + ids for ids in self.tokenizer.encode_batch(texts)]
         if self.tokenizer.bos is None and (empty := [i for i, ids in enumerate(prompts, 1) if not ids]):
             raise ConfigError(
-                Fault(f"text {i}", "is empty, and the tokenizer has no <bos> to begin with") for i in empty
+                Fault(f"text {i}", "is empty, and the tokenizer has no <bos> to start from") for i in empty
             )
-        refuse_long([len(ids) for ids in prompts], config, "decoder")
+        check_lengths([len(ids) for ids in prompts], config, "decoder")
         return [ids or [self.tokenizer.bos or 0] for ids in prompts]
 
     def room(self, read: int, config: ModelConfig) -> int:
         return NEW_TOKENS
 
     def scored(self, texts: Sequence[str], answers: Sequence[str] | None, config: ModelConfig) -> list[Example]:
-        """Each text after its first token; or an answer, which goes on from a text, or from <bos> if that is empty."""
+        """Return each text after its first token; or each answer, which continues a text, or <bos> if that is empty."""
         if answers is None:
             first, rest = [self.begin] * len(texts), self.tokenizer.encode_batch(texts)
         else:
             begin = [] if self.tokenizer.bos is None else [self.tokenizer.bos]
             first = [self.begin + ids or begin for ids in self.tokenizer.encode_batch(texts)]
             rest = self.tokenizer.encode_batch(answers)
-        pieces = []
+        examples = []
         for number, (before, ids) in enumerate(zip(first, rest, strict=True), 1):
             if not ids or len(before) + len(ids) < 2:
-                what = "is too short: only tokens that follow another can be scored"
+                what = "is too short: only a token after another one can be scored"
                 raise ConfigError([Fault(f"{'text' if answers is None else 'answer'} {number}", what)])
             whole = [*before, *ids]
-            pieces.append(Example(whole[:-1], [IGNORE] * (len(before) - 1) + whole[max(len(before), 1) :]))
-        return pieces
+            examples.append(Example(whole[:-1], [IGNORE] * (len(before) - 1) + whole[max(len(before), 1) :]))
+        return examples
 
 
 def _memory(model: Transformer) -> dict[str, int]:
+    """Return a note about the length of the memory, if the model has one."""
     return {"memory": model.decoder.segment_memory} if model.decoder and model.decoder.segment_memory else {}
 
 
-def _within(length: int, config: ModelConfig) -> int:
-    """The length, or as much of it as there are positions."""
+def _limit(length: int, config: ModelConfig) -> int:
+    """Return the length, at most the number of positions of the decoder."""
     assert config.decoder is not None
     limit = config.decoder.limit
     return length if limit is None else min(length, limit)

@@ -1,4 +1,4 @@
-"""Scores of predictions. BLEU and chrF are sacrebleu's (the `eval` extra), with its signature."""
+"""Metrics of predictions. BLEU and chrF are computed by sacrebleu (the `eval` extra), with its signature."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,27 +7,29 @@ import torch
 from torch import Tensor
 
 
-def exact_match(said: Sequence[str], asked: Sequence[str]) -> float:
-    """The share of answers that are right to the last character."""
-    return sum(a == b for a, b in zip(said, asked, strict=True)) / len(asked)
+def exact_match(predicted: Sequence[str], true: Sequence[str]) -> float:
+    """Return the fraction of predictions that equal their target, character by character."""
+    return sum(a == b for a, b in zip(predicted, true, strict=True)) / len(true)
 
 
-def f1(said: Tensor, asked: Tensor) -> float | None:
-    """2 · hits / (said + asked) of a label that rows have or not, bool [n]; None if no row has it, nor was said to."""
-    hits, count = int((said & asked).sum()), int(said.sum()) + int(asked.sum())
+def f1(predicted: Tensor, true: Tensor) -> float | None:
+    """Return F1 = 2 · hits / (predicted + true) of one label, bool [n]; None if it neither occurs nor was predicted."""
+    hits, count = int((predicted & true).sum()), int(predicted.sum()) + int(true.sum())
     return 2 * hits / count if count else None
 
 
-Span = tuple[str, int, int]  # its type, and where it begins and ends
+Span = tuple[str, int, int]  # type, begin, end
 
 
 def spans(tags: Sequence[str]) -> set[Span]:
-    """Those of one sentence: B-x begins one, I-x (and E-x, its end) goes on with one of its type or else begins one,
-    S-x is one by itself; as conlleval reads them."""
+    """Return the spans of a sentence, as conlleval reads them.
+
+    B-x begins a span. I-x and E-x continue one of the same type, or else begin one. S-x is a span of one word.
+    """
     found, begin, before = set[Span](), 0, "O"
     for at, tag in enumerate([*tags, "O"]):
-        goes_on = tag[0] in "IE" and before[0] in "BI" and tag[1:] == before[1:]
-        if not goes_on:
+        continues = tag[0] in "IE" and before[0] in "BI" and tag[1:] == before[1:]
+        if not continues:
             if before[0] != "O":
                 found.add((before[2:], begin, at))
             begin = at
@@ -36,66 +38,68 @@ def spans(tags: Sequence[str]) -> set[Span]:
 
 
 def span_scores(
-    said: Sequence[Sequence[str]], asked: Sequence[Sequence[str]]
+    predicted: Sequence[Sequence[str]], true: Sequence[Sequence[str]]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Precision, recall and F1 of the spans of all sentences, which are right in type, beginning and end; and the F1 of
-    each type."""
-    counts: dict[str, list[int]] = {}  # right, said and asked
-    for guess, truth in zip(map(spans, said), map(spans, asked), strict=True):
+    """Return precision, recall and F1 of all spans, and the F1 of each type.
+
+    A span is correct if its type, begin and end are.
+    """
+    counts: dict[str, list[int]] = {}  # correct, predicted and true
+    for guess, truth in zip(map(spans, predicted), map(spans, true), strict=True):
         for n, some in enumerate((guess & truth, guess, truth)):
             for name, _, _ in some:
                 counts.setdefault(name, [0, 0, 0])[n] += 1
-    right, guessed, true = (sum(count[n] for count in counts.values()) for n in range(3))
+    correct, guessed, in_truth = (sum(count[n] for count in counts.values()) for n in range(3))
     values = {
-        "span_precision": right / max(1, guessed),
-        "span_recall": right / max(1, true),
-        "span_f1": 2 * right / max(1, guessed + true),
+        "span_precision": correct / max(1, guessed),
+        "span_recall": correct / max(1, in_truth),
+        "span_f1": 2 * correct / max(1, guessed + in_truth),
     }
     return values, {name: 2 * hits / (a + b) for name, (hits, a, b) in sorted(counts.items())}
 
 
 def pearson(a: Tensor, b: Tensor) -> float:
-    """How near two lists of numbers are to a line, from -1 to 1; 0 where one of them is constant."""
+    """Return the linear correlation, from -1 to 1; 0 if one of the variables is constant."""
     a, b = a.double() - a.double().mean(), b.double() - b.double().mean()
     size = float(a.norm() * b.norm())
     return float(a @ b) / size if size else 0.0
 
 
 def spearman(a: Tensor, b: Tensor) -> float:
-    """The same of their ranks."""
+    """Return the rank correlation: `pearson` of the ranks."""
     return pearson(_ranks(a), _ranks(b))
 
 
 def _ranks(x: Tensor) -> Tensor:
-    """From 0; equal numbers share the mean of their places."""
+    """Return ranks from 0; equal values have the mean of their ranks."""
     _, which, counts = torch.unique(x, return_inverse=True, return_counts=True)
     return (counts.cumsum(0) - (counts + 1) / 2)[which]
 
 
-def bleu(said: Sequence[str], asked: Sequence[str], tokenize: str) -> tuple[float, dict[str, Any]]:
-    """Corpus BLEU with its signature and a 95 % bootstrap interval."""
+def bleu(predicted: Sequence[str], true: Sequence[str], tokenize: str) -> tuple[float, dict[str, Any]]:
+    """Return corpus BLEU with its signature and a 95 % bootstrap interval."""
     sacrebleu = _sacrebleu()
     metric = sacrebleu.BLEU(tokenize=tokenize)
-    return _score(metric, said, asked)
+    return _score(metric, predicted, true)
 
 
-def chrf(said: Sequence[str], asked: Sequence[str]) -> tuple[float, dict[str, Any]]:
-    """Corpus chrF2 with its signature and a 95 % bootstrap interval."""
+def chrf(predicted: Sequence[str], true: Sequence[str]) -> tuple[float, dict[str, Any]]:
+    """Return corpus chrF2 with its signature and a 95 % bootstrap interval."""
     sacrebleu = _sacrebleu()
-    return _score(sacrebleu.CHRF(), said, asked)
+    return _score(sacrebleu.CHRF(), predicted, true)
 
 
-def _score(metric: Any, said: Sequence[str], asked: Sequence[str]) -> tuple[float, dict[str, Any]]:
+def _score(metric: Any, predicted: Sequence[str], true: Sequence[str]) -> tuple[float, dict[str, Any]]:
     compute = metric._compute_score_from_stats
 
     def with_floats(stats: Any) -> Any:
-        """sacrebleu cannot average numpy's numbers with Python's, and where hardly anything is right it has both."""
-        found = compute(stats)
-        found.score = float(found.score)
-        return found
+        """Convert the score to a Python float: for low scores, sacrebleu mixes both kinds and cannot average them."""
+        result = compute(stats)
+        result.score = float(result.score)
+        return result
 
     metric._compute_score_from_stats = with_floats
-    result = metric.corpus_score(list(said), [list(asked)], n_bootstrap=1000)
+    result = metric.corpus_score(list(predicted), [list(true)], n_bootstrap=1000)
     interval = float(result._ci)
     return float(result.score), {"signature": str(metric.get_signature()), "interval": interval}
 

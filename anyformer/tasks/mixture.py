@@ -1,26 +1,27 @@
-"""A mixture: several sequence-to-sequence tasks by one model, told apart by the token that each source begins with."""
+"""The task mixture: several sequence-to-sequence tasks in one model; the first token of a source selects one."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.config.spec import did_you_mean
+from anyformer.data.batch import Example
 from anyformer.data.loader import ExampleLoader, Loader
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Batches, Mixture, Packed, Padded
-from anyformer.tasks.base import Metrics, Progress, left_out, token_loss
+from anyformer.tasks.base import Metrics, Progress, bad_row_notes, token_loss
 from anyformer.tasks.seq2seq import SequenceToSequence
 
 
 def task_token(name: str) -> str:
-    """What the token of a part is called."""
+    """Return the special token of a part."""
     return f"<task:{name}>"
 
 
 class MixedTasks:
-    """Rows of all parts stand side by side in a batch, each as often in an epoch as its part's weight says."""
+    """A mixture of tasks. Batches hold rows of all parts; a row is read `weight` times per epoch."""
 
     loss = staticmethod(token_loss)
 
@@ -34,43 +35,41 @@ class MixedTasks:
             self.parts[part.name] = SequenceToSequence(part, tokenizer, source_tokenizer, [begin])
 
     def part(self, name: str | None) -> SequenceToSequence:
-        """One of the tasks, by its name."""
+        """Return one of the tasks by its name."""
         if name is None:
-            raise ConfigError([Fault("task", f"which one of the mixture? There are {', '.join(self.parts)}")])
+            raise ConfigError([Fault("task", f"is missing: choose one of the mixture: {', '.join(self.parts)}")])
         if name not in self.parts:
             what = f"= '{name}': the mixture has no such task; {did_you_mean(name, self.parts)}"
             raise ConfigError([Fault("task", what)])
         return self.parts[name]
 
-    def fitting(self, rows: Rows, config: ModelConfig, batches: Batches | None = None) -> Rows:
-        if batches is not None:  # all at once, so that they stay with all rows
-            rows.encoded("source", self.reader.encode_batch, keep=True)
-            rows.encoded("target", self.tokenizer.encode_batch, keep=True)
+    def filter_rows(self, rows: Rows, config: ModelConfig, batches: Batches | None = None) -> Rows:
+        if batches is not None:
+            rows = rows.with_ids({"source": self.reader.encode_batch, "target": self.tokenizer.encode_batch})
         bad: dict[int, str] = {}
         for name, numbers in _by_part(rows).items():
-            whys = self.part(name).misfits(rows.take(numbers), config, batches)
+            whys = self.part(name).row_faults(rows.take(numbers), config, batches)
             bad |= {i: why for i, why in zip(numbers, whys, strict=True) if why}
         return rows.without(dict(sorted(bad.items())))
 
     def loader(self, rows: Rows, batches: Batches, seed: int, model: Transformer) -> Loader:
         assert isinstance(batches, Padded | Packed)
-        taken = [(self.part(name), rows.take(numbers)) for name, numbers in _by_part(rows).items()]
-        rows.kept.clear()  # each part has its own
-        pieces, weights = [], list[float]()
-        for part, own in taken:
-            pieces += part.encode(own, both_sides=model.encoder is not None)
-            weights += [next(p.weight for p in self.spec.parts if p is part.spec)] * len(own)
+        examples, weights = list[Example](), list[float]()
+        for name, numbers in _by_part(rows).items():
+            part = self.part(name)
+            examples += part.encode(rows.take(numbers), both_sides=model.encoder is not None)
+            weights += [next(p.weight for p in self.spec.parts if p is part.spec)] * len(numbers)
         pads = self.tokenizer.pad or 0, self.reader.pad or 0
-        return ExampleLoader(pieces, batches, seed, *pads, weights=weights)
+        return ExampleLoader(examples, batches, seed, *pads, weights=weights)
 
     def evaluate(self, model: Transformer, rows: Rows, batches: Batches) -> Metrics:
-        """Each part by itself, as `name.metric`; and the mean over the parts that have a metric."""
-        found = {n: self.part(n).evaluate(model, rows.take(some), batches) for n, some in _by_part(rows).items()}
-        names = dict.fromkeys(metric for part in found.values() for metric in part.values)
-        each = {f"{name}.{metric}": value for name, part in found.items() for metric, value in part.values.items()}
-        values = {metric: _mean([p.values[metric] for p in found.values() if metric in p.values]) for metric in names}
-        notes = {name: part.notes for name, part in found.items() if part.notes}
-        return Metrics("mixture", len(rows), values | each, {**notes, **left_out(rows)})
+        """Measure each part, as `name.metric`, and the mean of each metric over the parts that have it."""
+        metrics = {n: self.part(n).evaluate(model, rows.take(some), batches) for n, some in _by_part(rows).items()}
+        names = dict.fromkeys(metric for part in metrics.values() for metric in part.values)
+        each = {f"{name}.{metric}": value for name, part in metrics.items() for metric, value in part.values.items()}
+        values = {metric: _mean([p.values[metric] for p in metrics.values() if metric in p.values]) for metric in names}
+        notes = {name: part.notes for name, part in metrics.items() if part.notes}
+        return Metrics("mixture", len(rows), values | each, {**notes, **bad_row_notes(rows)})
 
     def predict(
         self,
@@ -81,16 +80,16 @@ class MixedTasks:
         task: str | None = None,
         **options: Any,
     ) -> list[str]:
-        """The answers of one of the tasks."""
+        """Return the predictions of the part `task`."""
         return self.part(task).predict(model, texts, progress=progress, **options)
 
 
 def _by_part(rows: Rows) -> dict[str, list[int]]:
-    """The numbers of the rows of each part."""
-    found: dict[str, list[int]] = {}
+    """Return the numbers of the rows of each part."""
+    numbers: dict[str, list[int]] = {}
     for i, name in enumerate(rows.columns["task"]):
-        found.setdefault(name, []).append(i)
-    return found
+        numbers.setdefault(name, []).append(i)
+    return numbers
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""Masked language modelling: which tokens stand where a text is masked."""
+"""The task mlm: predict masked tokens (BERT, Devlin et al. 2019)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,19 +12,22 @@ from anyformer.data.counter_rng import CounterRNG, below, lowest, unit
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
 from anyformer.recipe import MaskedLanguageModel
-from anyformer.tasks.base import Progress, refuse_long, token_loss
-from anyformer.tasks.dynamic_examples import DrawnTask
+from anyformer.tasks.base import Progress, check_lengths, token_loss
+from anyformer.tasks.dynamic_examples import DynamicExampleTask
 from anyformer.tasks.fill_mask import encode_with, filled
-from anyformer.tasks.sequence_level import Frame, read_rows, refuse_options
+from anyformer.tasks.sequence_level import Frame, read_rows, refuse_decoding_options
 
 
-class MaskedLanguageModelling(DrawnTask):
-    """Texts between <bos> and <eos>, or what the tokenizer's file puts around them. Some tokens of the text are asked,
-    one at least; of these most are hidden by <mask>, some by others, and some stay (Devlin et al. 2019)."""
+class MaskedLanguageModelling(DynamicExampleTask):
+    """Masked language modelling.
+
+    Texts are between <bos> and <eos>, or the special tokens of the tokenizer's file. At least one token of a text has a
+    label; of these tokens most are replaced by <mask>, some by random tokens, and the rest are unchanged.
+    """
 
     source_tokenizer: TextTokenizer | None = None
     loss = staticmethod(token_loss)
-    least = 1
+    min_tokens = 1
     spec: MaskedLanguageModel
 
     def __init__(self, spec: MaskedLanguageModel, tokenizer: TextTokenizer):
@@ -35,21 +38,23 @@ class MaskedLanguageModelling(DrawnTask):
         self._is_plain = np.array([i not in tokenizer.special for i in range(tokenizer.size)])
         self._plain = np.flatnonzero(self._is_plain)
 
-    def draw(self, texts: Ragged, chance: CounterRNG) -> ExampleTable:
-        """What is unknown is asked only where nothing else is there."""
+    def draw(self, texts: Ragged, rng: CounterRNG) -> ExampleTable:
+        """Draw examples. Unknown tokens are masked only in texts without any other."""
         before, after = self.frame.before, self.frame.after
         known = np.flatnonzero(self._is_plain.take(texts.values))
-        many = np.diff(known.searchsorted(texts.starts))
-        if not many.all():
-            known = np.flatnonzero(self._is_plain[texts.values] | np.repeat(many == 0, texts.sizes))
-            many = np.where(many == 0, texts.sizes, many)
-        asked = np.minimum(np.maximum(np.rint(self.spec.rate * texts.sizes).astype(np.int64), 1), many)
-        at = known[lowest(chance.draw(0, many), many, asked)]
-        truth, drawn = texts.values[at], chance.draw(1, asked)
+        counts = np.diff(known.searchsorted(texts.starts))
+        if not counts.all():
+            known = np.flatnonzero(self._is_plain[texts.values] | np.repeat(counts == 0, texts.sizes))
+            counts = np.where(counts == 0, texts.sizes, counts)
+        chosen = np.minimum(np.maximum(np.rint(self.spec.rate * texts.sizes).astype(np.int64), 1), counts)
+        at = known[lowest(rng.draw(0, counts), counts, chosen)]
+        truth, drawn = texts.values[at], rng.draw(1, chosen)
         fate, other = unit(drawn), self._plain[below(drawn << np.uint64(32), len(self._plain))]  # upper and lower bits
         hidden = np.where(fate < self.spec.masked + self.spec.random, other, truth)
         rows = texts.framed(before, after)
-        at += len(before) + (len(before) + len(after)) * np.repeat(np.arange(len(asked)), asked)  # where it is in rows
+        at += len(before) + (len(before) + len(after)) * np.repeat(
+            np.arange(len(chosen)), chosen
+        )  # index in framed rows
         labels = np.full_like(rows.values, IGNORE)
         labels[at] = truth
         rows.values[at] = np.where(fate < self.spec.masked, self.mask, hidden)
@@ -58,26 +63,26 @@ class MaskedLanguageModelling(DrawnTask):
     def predict(
         self, model: Transformer, texts: Sequence[str], *, progress: Progress | None = None, **options: Any
     ) -> list[str]:
-        """The texts with a token for each mask that is written in them by its name; a blank stays one."""
-        refuse_options(options)
+        """Return the texts with a token in place of each mask, written by its name; a blank text is unchanged."""
+        refuse_decoding_options(options)
         name = self.tokenizer.token(self.mask)
         if faults := [
-            Fault(f"text {i}", f"has no {name}: write it where a word is to be found")
+            Fault(f"text {i}", f"has no {name}: write it where a token is to be predicted")
             for i, text in enumerate(texts, 1)
             if text.strip() and name not in text
         ]:
             raise ConfigError(faults)
-        asked = {i: self.masked(text) for i, text in enumerate(texts) if text.strip()}
-        refuse_long([len(asked.get(i, ())) for i in range(len(texts))], model.config, "encoder")
-        out, numbers = [""] * len(texts), list(asked)
+        rows = {i: self.masked(text) for i, text in enumerate(texts) if text.strip()}
+        check_lengths([len(rows.get(i, ())) for i in range(len(texts))], model.config, "encoder")
+        out, numbers = [""] * len(texts), list(rows)
         if progress:
-            progress(len(texts) - len(asked))
-        pieces = [Example(row, row) for row in asked.values()]
-        for i, logits in read_rows(model, pieces, self.tokenizer.pad or 0, progress):
-            said = filled(pieces[i].ids, self.mask, logits)
-            out[numbers[i]] = self.tokenizer.decode(said[len(self.frame.before) : len(said) - len(self.frame.after)])
+            progress(len(texts) - len(rows))
+        examples = [Example(row, row) for row in rows.values()]
+        for i, logits in read_rows(model, examples, self.tokenizer.pad or 0, progress):
+            ids = filled(examples[i].ids, self.mask, logits)
+            out[numbers[i]] = self.tokenizer.decode(ids[len(self.frame.before) : len(ids) - len(self.frame.after)])
         return out
 
     def masked(self, text: str) -> list[int]:
-        """A row of the text, in which the mask stands by its name."""
+        """Return the row of a text in which the name of the mask stands for it."""
         return self.frame.row(encode_with(self.tokenizer, text, [self.mask]))

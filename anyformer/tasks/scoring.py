@@ -16,7 +16,7 @@ from anyformer.decoding.score import (
     sliding,
 )
 from anyformer.nn.model import Transformer
-from anyformer.tasks.base import refuse_long
+from anyformer.tasks.base import check_lengths
 from anyformer.tasks.generation import Writer
 
 
@@ -65,9 +65,9 @@ def score(
     if window is not None:
         found = [sliding(model, row, window, stride) for row in rows]
     else:
-        refuse_long([len(piece.ids) for piece in pieces], model.config, "decoder")
+        check_lengths([len(piece.ids) for piece in pieces], model.config, "decoder")
         sources = None if model.encoder is None else [piece.source or () for piece in pieces]
-        refuse_long([] if sources is None else list(map(len, sources)), model.config, "encoder")
+        check_lengths([] if sources is None else list(map(len, sources)), model.config, "encoder")
         seen = [sum(piece.marks or ()) for piece in pieces] if task.marked else None
         found = log_probabilities(model, rows, sources, seen)
     scores = []
@@ -101,7 +101,7 @@ def alternatives(
     if at is not None and not 1 <= at <= len(row):
         raise ConfigError([Fault("at", f"= {at}: must be from 1 to {len(row)}, the number of tokens that are read")])
     row = row[:at]
-    refuse_long([len(row)], model.config, "decoder")
+    check_lengths([len(row)], model.config, "decoder")
     source, seen = None if model.encoder is None else [prompt], [len(prompt)] if task.marked else None
     return _shown(likeliest(model, [row], k, source, seen), 0, task.tokenizer)
 
@@ -124,7 +124,7 @@ def fillings(task: Masking, model: Transformer, text: str, k: int = 10, *, at: i
         raise ConfigError([Fault("text", f"has no {name}: write it where a word is to be found")])
     if not 0 <= (at or 0) < count:
         raise ConfigError([Fault("at", f"= {at}: must be from 0 to {count - 1}, the number of a mask")])
-    refuse_long([len(row)], model.config, "encoder")
+    check_lengths([len(row)], model.config, "encoder")
     (found,) = fill_mask(model, [row], mask, k)
     return _shown(found, at or 0, task.tokenizer)
 

@@ -1,4 +1,4 @@
-"""Sequence to sequence: a target for each source, by an encoder–decoder or by a decoder that reads both."""
+"""The task seq2seq: a target for each source, by an encoder–decoder or by a decoder that reads both."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -7,31 +7,34 @@ from typing import Any
 from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.conventions import IGNORE
 from anyformer.data.batch import Example
-from anyformer.data.loader import ExampleLoader, Loader, in_order
-from anyformer.data.readers import Rows
+from anyformer.data.loader import ExampleLoader, Loader, longest_first
+from anyformer.data.readers import Encode, Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.decoding.beam_search import Beam
 from anyformer.decoding.strategy import may_be
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Batches, Crops, Ordered, Padded, Seq2Seq
 from anyformer.tasks.base import (
-    SLOTS,
+    MAX_INFERENCE_TOKENS,
     Metrics,
     Progress,
-    left_out,
-    prefixed,
-    refuse_long,
+    bad_row_notes,
+    check_lengths,
+    length_fault,
     token_loss,
-    too_long,
     total_loss,
+    with_prefix,
 )
 from anyformer.tasks.generation import generate
 from anyformer.tasks.metrics import bleu, chrf, exact_match
 
 
 class SequenceToSequence:
-    """In an encoder–decoder `source <eos>` is read and `target <eos>` said after <bos>; in a decoder-only model the row
-    is `source <sep> target <eos>`, and only what follows <sep> is asked."""
+    """Sequence to sequence.
+
+    An encoder–decoder reads `source <eos>` and predicts `target <eos>` after <bos>. The row of a decoder-only model is
+    `source <sep> target <eos>`; only the tokens after <sep> have labels.
+    """
 
     continues = False
     loss = staticmethod(token_loss)
@@ -43,126 +46,134 @@ class SequenceToSequence:
         source_tokenizer: TextTokenizer | None = None,
         begin: Sequence[int] = (),
     ):
-        """Every source begins with `begin`."""
+        """`begin` are ids that every source begins with."""
         self.begin = list(begin)
         self.spec, self.tokenizer, self.source_tokenizer = spec, tokenizer, source_tokenizer
         self.reader = source_tokenizer or tokenizer
-        self.eos = _needed(tokenizer, "eos")
-        self.bos = _needed(tokenizer, "bos") if spec.start is None else spec.start
+        self.eos = _required_id(tokenizer, "eos")
+        self.bos = _required_id(tokenizer, "bos") if spec.start is None else spec.start
         self.marked = spec.prefix
 
-    def encode(self, rows: Rows, both_sides: bool) -> list[Example]:
-        return [self._piece(source, target, both_sides) for source, target in self._ids(rows)]
+    @property
+    def encoders(self) -> dict[str, Encode[list[int]]]:
+        """The functions that encode the columns of rows."""
+        return {"source": self.reader.encode_batch, "target": self.tokenizer.encode_batch}
 
-    def _ids(self, rows: Rows, keep: bool = False) -> Iterator[tuple[list[int], list[int]]]:
-        sources = rows.encoded("source", self.reader.encode_batch, keep)
-        targets = rows.encoded("target", self.tokenizer.encode_batch, keep)
+    def encode(self, rows: Rows, both_sides: bool) -> list[Example]:
+        """Return the examples of rows; with `both_sides`, for an encoder–decoder."""
+        return [self._example(source, target, both_sides) for source, target in self._ids(rows)]
+
+    def _ids(self, rows: Rows) -> Iterator[tuple[list[int], list[int]]]:
+        sources, targets = (rows.encoded(role, encode) for role, encode in self.encoders.items())
         return zip(self._begun(sources), targets, strict=True)
 
     def _sources(self, texts: Sequence[str]) -> list[list[int]]:
         return self._begun(self.reader.encode_batch(texts))
 
     def _begun(self, texts: list[list[int]]) -> list[list[int]]:
-        """Texts that are read; one without tokens stays so."""
+        """Return texts after `begin`; one without tokens remains empty."""
         return [[*self.begin, *ids] if ids else ids for ids in texts]
 
-    def _piece(self, source: list[int], target: list[int], both_sides: bool) -> Example:
+    def _example(self, source: list[int], target: list[int], both_sides: bool) -> Example:
         if both_sides:
-            said = self._framed(self.tokenizer, target)
-            return Example([self.bos, *said[:-1]], said, self._framed(self.reader, source))
-        read = [*source, _needed(self.tokenizer, "sep"), *target]
-        piece = Example(read, [IGNORE] * len(source) + [*target, self.eos])
-        return prefixed(piece, len(source) + 1) if self.marked else piece
+            labels = self._framed(self.tokenizer, target)
+            return Example([self.bos, *labels[:-1]], labels, self._framed(self.reader, source))
+        ids = [*source, _required_id(self.tokenizer, "sep"), *target]
+        example = Example(ids, [IGNORE] * len(source) + [*target, self.eos])
+        return with_prefix(example, len(source) + 1) if self.marked else example
 
     def _framed(self, tokenizer: TextTokenizer, ids: list[int]) -> list[int]:
-        """A text of an encoder–decoder, with its <eos>."""
+        """Return a text of an encoder–decoder with its special tokens, at least <eos>."""
         before, after = tokenizer.around if self.spec.framed else ([], [])
-        return [*before, *ids, *(after or [_needed(tokenizer, "eos")])]
+        return [*before, *ids, *(after or [_required_id(tokenizer, "eos")])]
 
-    def fitting(self, rows: Rows, config: ModelConfig, batches: Batches | None = None) -> Rows:
-        return rows.without({i: why for i, why in enumerate(self.misfits(rows, config, batches)) if why})
+    def filter_rows(self, rows: Rows, config: ModelConfig, batches: Batches | None = None) -> Rows:
+        if batches is not None:
+            rows = rows.with_ids(self.encoders)
+        return rows.without({i: why for i, why in enumerate(self.row_faults(rows, config, batches)) if why})
 
-    def misfits(self, rows: Rows, config: ModelConfig, batches: Batches | None) -> Iterator[str]:
-        """Why each row cannot be read; empty if it can."""
-        read = self._ids(rows, keep=batches is not None)
-        return (self._misfit(source, target, config, batches) for source, target in read)
+    def row_faults(self, rows: Rows, config: ModelConfig, batches: Batches | None) -> Iterator[str]:
+        """Yield for each row why it cannot be read; empty if it can."""
+        return (self._row_fault(source, target, config, batches) for source, target in self._ids(rows))
 
-    def _misfit(self, source: list[int], target: list[int], config: ModelConfig, batches: Batches | None) -> str:
-        """Why an example is too long; empty if it is not."""
+    def _row_fault(self, source: list[int], target: list[int], config: ModelConfig, batches: Batches | None) -> str:
+        """Return why an example is too long; empty if it is not."""
         limits = ("source", source, self.spec.max_source), ("target", target, self.spec.max_target)
-        for name, ids, most in limits:
-            if most is not None and len(ids) - (len(self.begin) if name == "source" else 0) > most:
-                return f"the {name} has {len(ids)} tokens, more than task.max_{name} = {most}"
-        piece = self._piece(source, target, both_sides=config.encoder is not None)
-        if piece.source is not None and (why := too_long(len(piece.source), config, "encoder")):
+        for name, ids, limit in limits:
+            if limit is not None and len(ids) - (len(self.begin) if name == "source" else 0) > limit:
+                return f"the {name} has {len(ids)} tokens, more than task.max_{name} = {limit}"
+        example = self._example(source, target, both_sides=config.encoder is not None)
+        if example.source is not None and (why := length_fault(len(example.source), config, "encoder")):
             return f"the source {why}"
-        if why := too_long(len(piece.ids), config, "decoder"):
-            return why if piece.source is None else f"the target {why}"
+        if why := length_fault(len(example.ids), config, "decoder"):
+            return why if example.source is None else f"the target {why}"
         if batches is None:
             return ""
-        room = batches.tokens if isinstance(batches, Padded) else batches.length
-        return f"has {piece.length} tokens, and a {batches.kind} row holds {room}" if piece.length > room else ""
+        row = batches.tokens if isinstance(batches, Padded) else batches.length
+        return f"has {example.length} tokens, and a {batches.kind} row holds {row}" if example.length > row else ""
 
     def loader(self, rows: Rows, batches: Batches, seed: int, model: Transformer) -> Loader:
         assert not isinstance(batches, (Crops, Ordered))
-        pieces = self.encode(rows, both_sides=model.encoder is not None)
-        return ExampleLoader(pieces, batches, seed, _needed(self.tokenizer, "pad"), _needed(self.reader, "pad"))
+        examples = self.encode(rows, both_sides=model.encoder is not None)
+        return ExampleLoader(
+            examples, batches, seed, _required_id(self.tokenizer, "pad"), _required_id(self.reader, "pad")
+        )
 
     def evaluate(self, model: Transformer, rows: Rows, batches: Batches) -> Metrics:
-        pieces = self.encode(rows, both_sides=model.encoder is not None)
-        pads = _needed(self.tokenizer, "pad"), _needed(self.reader, "pad")
+        examples = self.encode(rows, both_sides=model.encoder is not None)
+        pads = _required_id(self.tokenizer, "pad"), _required_id(self.reader, "pad")
         device = next(model.parameters()).device
-        total, count = total_loss(model, in_order(pieces, SLOTS, *pads), device)
+        total, count = total_loss(model, longest_first(examples, MAX_INFERENCE_TOKENS, *pads), device)
         values = {"loss": total / count, "perplexity": math.exp(min(total / count, 700.0))}
-        notes: dict[str, Any] = left_out(rows)
-        said, asked = self.predict(model, rows.columns["source"]), rows.columns["target"]
+        notes: dict[str, Any] = bad_row_notes(rows)
+        predictions, targets = self.predict(model, rows.columns["source"]), rows.columns["target"]
         for metric in self.spec.metrics:
             match metric:
                 case "exact_match":
-                    values[metric] = exact_match(said, asked)
+                    values[metric] = exact_match(predictions, targets)
                 case "bleu":
-                    values[metric], notes[metric] = bleu(said, asked, self.spec.bleu_tokenize)
+                    values[metric], notes[metric] = bleu(predictions, targets, self.spec.bleu_tokenize)
                 case "chrf":
-                    values[metric], notes[metric] = chrf(said, asked)
-        return Metrics("seq2seq", len(asked), values, notes)
+                    values[metric], notes[metric] = chrf(predictions, targets)
+        return Metrics("seq2seq", len(targets), values, notes)
 
     def predict(
         self, model: Transformer, texts: Sequence[str], *, progress: Progress | None = None, **options: Any
     ) -> list[str]:
-        """Answers, computed in batches of similar length and returned in the order asked: as `task.beams` and
-        `task.length_penalty` say, where no option chooses another way.
+        """Return the targets of texts, by beam search with the task's settings unless options choose otherwise.
 
-        An answer does not depend on what stands beside its source. A blank is answered by nothing: in training it is a
-        bad row, so no model has seen one.
+        Texts are read in batches of similar length; batching never changes an output. A blank text has an empty one:
+        in training it is a bad row, so no model has seen one.
         """
         if self.spec.beams > 1 and may_be(Beam, options):
             options = {"beams": self.spec.beams, "length_penalty": self.spec.length_penalty} | options
         return generate(self, model, texts, progress=progress, **options)
 
-    # -- a writer -----------------------------------------------------------------------------------------------------
+    # -- generation: see `Writer` -------------------------------------------------------------------------------------
 
     def prompts(self, texts: Sequence[str], config: ModelConfig) -> list[list[int]]:
         encoded = self._sources(texts)
         if config.encoder is None:
-            whole = [[*ids, _needed(self.tokenizer, "sep")] for ids in encoded]
+            rows = [[*ids, _required_id(self.tokenizer, "sep")] for ids in encoded]
         else:
-            whole = [self._framed(self.reader, ids) for ids in encoded]
-        refuse_long(list(map(len, whole)), config, "decoder" if config.encoder is None else "encoder")
-        return [row if ids and text.strip() else [] for row, ids, text in zip(whole, encoded, texts, strict=True)]
+            rows = [self._framed(self.reader, ids) for ids in encoded]
+        check_lengths(list(map(len, rows)), config, "decoder" if config.encoder is None else "encoder")
+        return [row if ids and text.strip() else [] for row, ids, text in zip(rows, encoded, texts, strict=True)]
 
     def room(self, read: int, config: ModelConfig) -> int:
         return self.spec.max_target or 2 * read + 10
 
     def scored(self, texts: Sequence[str], answers: Sequence[str] | None, config: ModelConfig) -> list[Example]:
-        """Each answer and its <eos>, after its source."""
+        """Return each answer, with <eos>, after its source."""
         if answers is None:
-            raise ConfigError([Fault("answers", "are missing: this task's model scores an answer to each text")])
+            raise ConfigError([Fault("answers", "are missing: this task scores an answer to each text")])
         sources, targets = self._sources(texts), self.tokenizer.encode_batch(answers)
         both = config.encoder is not None
-        return [self._piece(source, target, both) for source, target in zip(sources, targets, strict=True)]
+        return [self._example(source, target, both) for source, target in zip(sources, targets, strict=True)]
 
 
-def _needed(tokenizer: TextTokenizer, name: str) -> int:
+def _required_id(tokenizer: TextTokenizer, name: str) -> int:
+    """Return the id of a special token. Raise a `ConfigError` if the tokenizer has none."""
     id: int | None = getattr(tokenizer, name)
     if id is None:
         raise ConfigError([Fault("tokenizer", f"has no <{name}>, which the task seq2seq needs")])

@@ -1,6 +1,6 @@
-"""What tasks share that say one thing of a whole row: how a text or a pair is read, and what a head makes of each.
+"""Base of sequence-level tasks (classify, regress, embed): one prediction for each text or pair of texts.
 
-The texts of a pair are read in one row, or apart: in a row each, one below the other.
+The two texts of a pair are read in one row, or with `apart` in two consecutive rows.
 """
 
 import json
@@ -13,44 +13,54 @@ from torch import Tensor
 
 from anyformer.config import ConfigError, Fault, ModelConfig, Tokens
 from anyformer.data.batch import Example
-from anyformer.data.loader import ExampleLoader, Loader, in_order
+from anyformer.data.loader import ExampleLoader, Loader, longest_first
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Batches, Classify, Embed, Padded, Regress
-from anyformer.tasks.base import SLOTS, Metrics, Progress, call, left_out, refuse_long, side_of, too_long
+from anyformer.tasks.base import (
+    MAX_INFERENCE_TOKENS,
+    Metrics,
+    Progress,
+    bad_row_notes,
+    call,
+    check_lengths,
+    length_fault,
+    side_of,
+)
 
 Encoded = tuple[list[int], list[int] | None]  # a text, and its pair
 
 
 class Frame:
-    """`<bos> a <eos>`, or `<bos> a <sep> b <eos>`; where the tokenizer's file puts something around texts, that."""
+    """Special tokens around texts: as the tokenizer's file has them, or `<bos> a <eos>` and `<bos> a <sep> b <eos>`."""
 
     def __init__(self, tokenizer: TextTokenizer, pairs: bool = False):
         bos, sep, eos = ([] if id is None else [id] for id in (tokenizer.bos, tokenizer.sep, tokenizer.eos))
         self.before, self.after = tokenizer.around
-        self.between, self.second = list[int](), 1  # the type of b, where the model has types
+        self.between, self.second = list[int](), 1  # token type of b, in models with types
         if pairs and any(tokenizer.around_pair[:3]):
             self.before, self.between, self.after, self.second = tokenizer.around_pair
         elif not self.before and not self.after:
             self.before, self.after = bos, eos
         self.between = self.between or sep or eos
         if pairs and not self.between:
-            raise ConfigError([Fault("tokenizer", "has no <sep>, which stands between the texts of a pair")])
+            raise ConfigError([Fault("tokenizer", "has no <sep> to separate the texts of a pair")])
 
     def row(self, text: list[int], pair: list[int] | None = None) -> list[int]:
+        """Return the ids of a text or of a pair, with special tokens."""
         if pair is None:
             return [*self.before, *text, *self.after]
         return [*self.before, *text, *self.between, *pair, *self.after]
 
     def types(self, text: list[int], pair: list[int]) -> list[int]:
-        """0 up to what stands between the texts, and another one behind it."""
+        """Return token types: 0 for the first text and its separator, `second` for the rest."""
         first = len(self.before) + len(text) + len(self.between)
         return [0] * first + [self.second] * (len(pair) + len(self.after))
 
 
-class RowTask(ABC):
-    """A task that says something of each text, or of each pair of texts."""
+class SequenceLevelTask(ABC):
+    """A task with one prediction for each text, or for each pair of texts."""
 
     source_tokenizer: TextTokenizer | None = None
 
@@ -65,107 +75,113 @@ class RowTask(ABC):
     def spec(self) -> Classify | Regress | Embed: ...
 
     @abstractmethod
-    def asked(self, label: str) -> list[int] | list[float]:
-        """What a model must say of a row, by its label in the data; a `ValueError` says why there is no such."""
+    def parse_label(self, label: str) -> list[int] | list[float]:
+        """Return the label of a row as numbers, from its text in the data. Raise a `ValueError` if it is not valid."""
 
     @abstractmethod
-    def said(self, logits: Tensor) -> str:
-        """In words, from [labels] of a row; of a pair that is read apart, from [2, d]."""
+    def format_prediction(self, logits: Tensor) -> str:
+        """Return the prediction of a row as text, from [labels]; with `apart`, from the vectors [2, d]."""
 
     @abstractmethod
-    def label(self, asked: Tensor) -> str:
-        """In words, what is asked of a row."""
+    def format_label(self, label: Tensor) -> str:
+        """Return the label of a row as text."""
 
     @abstractmethod
     def loss(self, logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor: ...
 
     @abstractmethod
     def measure(self, logits: Tensor, labels: Tensor) -> tuple[dict[str, float], dict[str, Any]]:
-        """Scores, and what there is to note, of [n, labels]; of pairs that are read apart, of [2n, d]."""
+        """Return metrics and notes, from [n, labels]; with `apart`, from the vectors [2n, d]."""
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
     def encode(self, rows: Rows, config: ModelConfig) -> list[Example]:
-        read = list(self._ids(rows))
-        labels = self._labels(rows, read)
-        return [self._piece(row, label, config) for row, label in zip(read, labels, strict=True)]
+        """Return the examples of rows."""
+        ids = list(self._ids(rows))
+        labels = self._labels(rows, ids)
+        return [self._example(row, label, config) for row, label in zip(ids, labels, strict=True)]
 
-    def _labels(self, rows: Rows, read: Sequence[Encoded]) -> Iterable[Sequence[int] | Sequence[float]]:
-        """What is asked of each row."""
-        return map(self.asked, rows.columns["label"])
+    def _labels(self, rows: Rows, ids: Sequence[Encoded]) -> Iterable[Sequence[int] | Sequence[float]]:
+        """Return the labels of rows."""
+        return map(self.parse_label, rows.columns["label"])
 
-    def _ids(self, rows: Rows, keep: bool = False) -> Iterator[Encoded]:
+    def _ids(self, rows: Rows) -> Iterator[Encoded]:
         encode = self.tokenizer.encode_batch
-        texts = rows.encoded("text", encode, keep)
-        pairs = rows.encoded("pair", encode, keep) if "pair" in rows.columns else [None] * len(texts)
+        texts = rows.encoded("text", encode)
+        pairs = rows.encoded("pair", encode) if "pair" in rows.columns else [None] * len(texts)
         return zip(texts, pairs, strict=True)
 
-    def _piece(self, row: Encoded, label: Sequence[int] | Sequence[float], config: ModelConfig) -> Example:
+    def _example(self, row: Encoded, label: Sequence[int] | Sequence[float], config: ModelConfig) -> Example:
         text, pair = row
         if self.apart and pair is not None:
             return Example(self.frame.row(text), label, pair=self.frame.row(pair))
-        read = config.last_input
-        typed = pair is not None and isinstance(read, Tokens) and read.types > self.frame.second
-        return Example(self.frame.row(text, pair), label, types=self.frame.types(text, pair or []) if typed else None)
+        inputs = config.last_input
+        has_types = pair is not None and isinstance(inputs, Tokens) and inputs.types > self.frame.second
+        types = self.frame.types(text, pair or []) if has_types else None
+        return Example(self.frame.row(text, pair), label, types=types)
 
-    def fitting(self, rows: Rows, config: ModelConfig, batches: Batches | None = None) -> Rows:
+    def filter_rows(self, rows: Rows, config: ModelConfig, batches: Batches | None = None) -> Rows:
+        if batches is not None:
+            rows = rows.with_ids({r: self.tokenizer.encode_batch for r in ("text", "pair") if r in rows.columns})
         labels = rows.columns.get("label", [""] * len(rows))
-        both = zip(self._ids(rows, keep=batches is not None), labels, strict=True)
-        whys = (self._misfit(row, label, config, batches) for row, label in both)
-        return rows.without({i: why for i, why in enumerate(whys) if why})
+        both = zip(self._ids(rows), labels, strict=True)
+        faults = (self._row_fault(row, label, config, batches) for row, label in both)
+        return rows.without({i: why for i, why in enumerate(faults) if why})
 
-    def _misfit(self, row: Encoded, label: str, config: ModelConfig, batches: Batches | None) -> str:
-        """Why a row cannot be read; empty if it can."""
+    def _row_fault(self, row: Encoded, label: str, config: ModelConfig, batches: Batches | None) -> str:
+        """Return why a row cannot be read; empty if it can."""
         try:
-            self.asked(label)
+            self.parse_label(label)
         except ValueError as error:
             return str(error)
         for name, ids in zip(("text", "pair"), row, strict=True):
             if ids is not None and not ids:
                 return f"the {name} has no tokens"
-        together = [row] if not self.apart else [(ids, None) for ids in row if ids is not None]
-        length = max(len(self.frame.row(*ids)) for ids in together)
-        if why := too_long(length, config, side_of(config)):
+        rows = [row] if not self.apart else [(ids, None) for ids in row if ids is not None]
+        length = max(len(self.frame.row(*ids)) for ids in rows)
+        if why := length_fault(length, config, side_of(config)):
             return why
-        room = batches.tokens // len(together) if isinstance(batches, Padded) else length
-        return f"has {length} tokens, and a padded row holds {room}" if length > room else ""
+        limit = batches.tokens // len(rows) if isinstance(batches, Padded) else length
+        return f"has {length} tokens, and a padded row holds {limit}" if length > limit else ""
 
     def loader(self, rows: Rows, batches: Batches, seed: int, model: Transformer) -> Loader:
         assert isinstance(batches, Padded)
         return ExampleLoader(self.encode(rows, model.config), batches, seed, self.tokenizer.pad or 0, source_pad=0)
 
-    # -- answers ------------------------------------------------------------------------------------------------------
+    # -- predictions --------------------------------------------------------------------------------------------------
 
     def read(self, text: str, config: ModelConfig) -> Example:
-        """What is read of a text, or of a pair with a tab between them; where pairs are read apart, of one text."""
+        """Return the example of a text, or of a pair separated by a tab; with `apart`, of a single text."""
         columns = {"text": [text]} if self.apart else self._columns([text])
-        return self._piece(next(self._ids(_given(columns))), [0], config)
+        return self._example(next(self._ids(_as_rows(columns))), [0], config)
 
     def evaluate(self, model: Transformer, rows: Rows, batches: Batches) -> Metrics:
-        pieces = self.encode(rows, model.config)
-        found = dict(read_rows(model, pieces, self.tokenizer.pad or 0))
-        logits = torch.stack([found[i] for i in range(len(pieces))])
+        examples = self.encode(rows, model.config)
+        outputs = dict(read_rows(model, examples, self.tokenizer.pad or 0))
+        logits = torch.stack([outputs[i] for i in range(len(examples))])
         logits = logits.flatten(0, 1) if self.apart else logits
-        labels = torch.tensor([piece.labels for piece in pieces])
+        labels = torch.tensor([example.labels for example in examples])
         values, notes = self.measure(logits, labels)
         loss = float(self.loss(logits, labels)) / labels.numel()
-        return Metrics(self.spec.kind, len(rows), {"loss": loss, **values}, {**notes, **left_out(rows)})
+        return Metrics(self.spec.kind, len(rows), {"loss": loss, **values}, {**notes, **bad_row_notes(rows)})
 
     def predict(
         self, model: Transformer, texts: Sequence[str], *, progress: Progress | None = None, **options: Any
     ) -> list[str]:
-        """The label or number of each text; of a pair, whose texts have a tab between them. A blank has no answer: in
-        training it is a bad row, so no model has seen one."""
-        refuse_options(options)
-        rows = list(self._ids(_given(self._columns(texts))))
-        pieces = {i: self._piece(row, [0], model.config) for i, row in enumerate(rows) if [] not in row}
-        lengths = [pieces[i].length if i in pieces else 0 for i in range(len(rows))]
-        refuse_long(lengths, model.config, side_of(model.config))
-        out, numbers = [""] * len(texts), list(pieces)
+        """Return the label or number of each text, or of each pair separated by a tab.
+
+        A blank text has an empty prediction: in training it is a bad row, so no model has seen one.
+        """
+        refuse_decoding_options(options)
+        rows = list(self._ids(_as_rows(self._columns(texts))))
+        examples = {i: self._example(row, [0], model.config) for i, row in enumerate(rows) if [] not in row}
+        lengths = [examples[i].length if i in examples else 0 for i in range(len(rows))]
+        check_lengths(lengths, model.config, side_of(model.config))
+        out, numbers = [""] * len(texts), list(examples)
         if progress:
-            progress(len(texts) - len(pieces))
-        for i, logits in read_rows(model, list(pieces.values()), self.tokenizer.pad or 0, progress):
-            out[numbers[i]] = self.said(logits)
+            progress(len(texts) - len(examples))
+        for i, logits in read_rows(model, list(examples.values()), self.tokenizer.pad or 0, progress):
+            out[numbers[i]] = self.format_prediction(logits)
         return out
 
     def _columns(self, texts: Sequence[str]) -> dict[str, list[str]]:
@@ -173,44 +189,45 @@ class RowTask(ABC):
         if not self.pairs:
             return {"text": texts}
         cells = [text.split("\t") if text else ["", ""] for text in texts]
-        wrong = (i for i, (text, found) in enumerate(zip(texts, cells, strict=True), 1) if text and not _two(found))
-        if faults := [Fault(f"text {i}", "must be two texts with a tab between them") for i in wrong]:
+        wrong = (i for i, (text, cell) in enumerate(zip(texts, cells, strict=True), 1) if text and not _are_two(cell))
+        if faults := [Fault(f"text {i}", "must be two texts separated by a tab") for i in wrong]:
             raise ConfigError(faults)
         return {"text": [a for a, _ in cells], "pair": [b for _, b in cells]}
 
 
 def read_rows(
-    model: Transformer, pieces: Sequence[Example], pad: int, progress: Progress | None = None
+    model: Transformer, examples: Sequence[Example], pad: int, progress: Progress | None = None
 ) -> Iterator[tuple[int, Tensor]]:
-    """What the head makes of each row, and the row's number, as they come: in batches of similar length.
+    """Yield the number of each row and the output of the head, batch by batch, rows of similar length together.
 
-    Of texts that are read apart, what it makes of both.
+    For texts that are read apart, the output has both: [2, d].
     """
     device = next(model.parameters()).device
-    for batch in in_order(pieces, SLOTS, pad, source_pad=0):
+    for batch in longest_first(examples, MAX_INFERENCE_TOKENS, pad, source_pad=0):
         with torch.no_grad():
-            found = call(model, batch.to(device), packed=False).float().cpu()
-        if len(found) > len(batch.examples):
-            found = found.unflatten(0, (len(batch.examples), -1))
-        yield from zip(batch.examples, found, strict=True)
+            output = call(model, batch.to(device), packed=False).float().cpu()
+        if len(output) > len(batch.examples):
+            output = output.unflatten(0, (len(batch.examples), -1))
+        yield from zip(batch.examples, output, strict=True)
         if progress:
             progress(len(batch.examples))
 
 
 def as_json(vector: Tensor) -> str:
+    """Return a vector as a JSON list."""
     return json.dumps(vector.tolist())
 
 
-def refuse_options(options: Mapping[str, Any]) -> None:
-    """Those of decoding."""
+def refuse_decoding_options(options: Mapping[str, Any]) -> None:
+    """Raise a `ConfigError` if there are options of decoding."""
     if options:
-        raise ConfigError(Fault(name, "is for models that write: this one reads once") for name in options)
+        raise ConfigError(Fault(name, "is for models that generate text, and this one does not") for name in options)
 
 
-def _given(columns: dict[str, list[str]]) -> Rows:
-    """Texts that stand in no file."""
+def _as_rows(columns: dict[str, list[str]]) -> Rows:
+    """Return rows of texts that are not from a file."""
     return Rows(columns, "texts", range(1, len(columns["text"]) + 1))
 
 
-def _two(cells: list[str]) -> bool:
+def _are_two(cells: list[str]) -> bool:
     return len(cells) == 2 and all(map(str.strip, cells))

@@ -1,4 +1,4 @@
-"""Span corruption: what is missing from a text, of which spans were left out (T5, Raffel et al. 2020)."""
+"""The task spans: predict spans that sentinels replace in a text (T5, Raffel et al. 2020)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,25 +6,28 @@ from typing import Any
 import numpy as np
 
 from anyformer.config import ConfigError, Fault, ModelConfig
-from anyformer.data.batch import Example, ExampleTable, Ragged, inserted
+from anyformer.data.batch import Example, ExampleTable, Ragged, insert_at
 from anyformer.data.counter_rng import CounterRNG, lowest
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
 from anyformer.recipe import SpanCorruption
-from anyformer.tasks.base import Progress, refuse_long, token_loss
-from anyformer.tasks.dynamic_examples import DrawnTask
+from anyformer.tasks.base import Progress, check_lengths, token_loss
+from anyformer.tasks.dynamic_examples import DynamicExampleTask
 from anyformer.tasks.fill_mask import encode_with, split_at
 from anyformer.tasks.generation import NotFinite, generate
 
 
-class SpanCorrupting(DrawnTask):
-    """`the <extra_id_0> sat on <extra_id_1> <eos>` is read; `<extra_id_0> cat <extra_id_1> a mat <extra_id_2> <eos>` is
-    said after <bos>: each sentinel with the span that it stands for, and one more to end the last."""
+class SpanCorrupting(DynamicExampleTask):
+    """Span corruption.
+
+    The source is `the <extra_id_0> sat on <extra_id_1> <eos>`. The target, after <bos>, is
+    `<extra_id_0> cat <extra_id_1> a mat <extra_id_2> <eos>`: each sentinel with its span, and one more at the end.
+    """
 
     source_tokenizer: TextTokenizer | None = None
     continues = marked = False
     loss = staticmethod(token_loss)
-    least = 2
+    min_tokens = 2
     spec: SpanCorruption
 
     def __init__(self, spec: SpanCorruption, tokenizer: TextTokenizer):
@@ -34,32 +37,32 @@ class SpanCorrupting(DrawnTask):
             raise ConfigError([Fault("tokenizer", what)])
         begin = tokenizer.bos if spec.start is None else spec.start
         if begin is None or tokenizer.eos is None:
-            lost = "bos" if begin is None else "eos"
-            raise ConfigError([Fault("tokenizer", f"has no <{lost}>, which the task spans needs")])
+            missing = "bos" if begin is None else "eos"
+            raise ConfigError([Fault("tokenizer", f"has no <{missing}>, which the task spans needs")])
         self.begin, self.eos = begin, tokenizer.eos
 
-    def draw(self, texts: Ragged, chance: CounterRNG) -> ExampleTable:
+    def draw(self, texts: Ragged, rng: CounterRNG) -> ExampleTable:
         rate, mean = self.spec.rate, self.spec.mean_span
-        source, target = corrupt(texts, rate, mean, np.array(self.sentinels), self.eos, chance)
+        source, target = corrupt(texts, rate, mean, np.array(self.sentinels), self.eos, rng)
         return ExampleTable(target.framed([self.begin], []), target.framed([], [self.eos]), source=source)
 
-    def _piece(self, source: list[int], target: list[int]) -> Example:
+    def _example(self, source: list[int], target: list[int]) -> Example:
         return Example([self.begin, *target], [*target, self.eos], [*source, self.eos])
 
     def predict(
         self, model: Transformer, texts: Sequence[str], *, progress: Progress | None = None, **options: Any
     ) -> list[str]:
-        """The texts with words in the place of each sentinel that is written in them by its name; a blank stays one."""
+        """Return the texts with words in place of each sentinel, written by its name; a blank text is unchanged."""
         try:
-            said = generate(self, model, texts, progress=progress, **options)
+            answers = generate(self, model, texts, progress=progress, **options)
         except NotFinite as error:
             raise error.but(lambda i, answer: self._whole(texts[i], answer)) from None
-        return list(map(self._whole, texts, said))
+        return list(map(self._whole, texts, answers))
 
     def _whole(self, text: str, answer: str) -> str:
-        """The text with the spans of an answer; nothing for a sentinel of which it does not speak."""
-        said = split_at(self.tokenizer, answer, self.sentinels)
-        spans = dict(zip(said[-2:0:-2], said[:1:-2], strict=True))  # the first time that a sentinel is there counts
+        """Return the text with the spans of an answer; a sentinel that the answer lacks is removed."""
+        segments = split_at(self.tokenizer, answer, self.sentinels)
+        spans = dict(zip(segments[-2:0:-2], segments[:1:-2], strict=True))  # reversed: the first occurrence counts
         parts = split_at(self.tokenizer, text, self.sentinels)
         tidy = str.strip if self.tokenizer.spaced else str
         return "".join(tidy(spans.get(part, "")) if i % 2 else part for i, part in enumerate(parts))
@@ -75,54 +78,57 @@ class SpanCorrupting(DrawnTask):
         ]
         if faults:
             raise ConfigError(faults)
-        rows = [[*self._named(text), self.eos] if text.strip() else [] for text in texts]
-        refuse_long(list(map(len, rows)), config, "encoder")
+        rows = [[*self._encode(text), self.eos] if text.strip() else [] for text in texts]
+        check_lengths(list(map(len, rows)), config, "encoder")
         return rows
 
     def room(self, read: int, config: ModelConfig) -> int:
         return read + 20
 
     def scored(self, texts: Sequence[str], answers: Sequence[str] | None, config: ModelConfig) -> list[Example]:
-        """Each answer, with its sentinels, and its <eos>, after its text."""
+        """Return each answer, with its sentinels and <eos>, after its text."""
         if answers is None:
-            raise ConfigError([Fault("answers", "are missing: this task's model scores an answer to each text")])
-        pairs = zip(map(self._named, texts), map(self._named, answers), strict=True)
-        return [self._piece(source, target) for source, target in pairs]
+            raise ConfigError([Fault("answers", "are missing: this task scores an answer to each text")])
+        pairs = zip(map(self._encode, texts), map(self._encode, answers), strict=True)
+        return [self._example(source, target) for source, target in pairs]
 
-    def _named(self, text: str) -> list[int]:
+    def _encode(self, text: str) -> list[int]:
+        """Return the ids of a text with sentinels."""
         return encode_with(self.tokenizer, text, self.sentinels)
 
 
 def counts(lengths: np.ndarray, rate: float, mean_span: float, sentinels: int) -> tuple[np.ndarray, np.ndarray]:
-    """How many tokens are left out of texts of at least two, and in how many spans: one token stays, another stands
-    between each two spans, and one sentinel is for the end."""
+    """Return the number of tokens to remove from texts of at least two, and the number of spans.
+
+    At least one token remains, spans are separated by a token, and one sentinel marks the end.
+    """
     out = np.minimum(np.maximum(np.rint(lengths * rate).astype(np.int64), 1), lengths - 1)
     most = np.minimum(lengths - out, sentinels - 1)
     return out, np.minimum(np.maximum(np.rint(out / mean_span).astype(np.int64), 1), most)
 
 
 def corrupt(
-    texts: Ragged, rate: float, mean_span: float, sentinels: np.ndarray, end: int, chance: CounterRNG
+    texts: Ragged, rate: float, mean_span: float, sentinels: np.ndarray, end: int, rng: CounterRNG
 ) -> tuple[Ragged, Ragged]:
-    """Texts with sentinels in the place of random spans, and an end; and these spans, each behind its sentinel."""
+    """Return texts with sentinels in place of random spans, then `end`; and the spans, each after its sentinel."""
     out, spans = counts(texts.sizes, rate, mean_span, len(sentinels))
     last = (spans + 1).cumsum() - 1
-    leave = inserted(segments(chance, 0, out, spans), last, np.array(0))  # after what stays last, nothing
-    stay = segments(chance, 1, texts.sizes - out + 2, spans + 1)
-    stay[last - spans] -= 1  # a text may begin or end with a span: what stands there may be empty
-    stay[last] -= 1
-    gone = np.repeat(np.arange(2 * len(stay)) % 2 == 1, np.stack((stay, leave), axis=1).ravel())
-    names = sentinels[np.arange(len(stay)) - np.repeat(last - spans, spans + 1)]
-    target = inserted(texts.values[gone], (leave + 1).cumsum() - leave - 1, names)
+    removed = insert_at(segments(rng, 0, out, spans), last, np.array(0))  # no span after the last kept part
+    kept = segments(rng, 1, texts.sizes - out + 2, spans + 1)
+    kept[last - spans] -= 1  # a text may begin or end with a span: the first and last kept parts may be empty
+    kept[last] -= 1
+    is_removed = np.repeat(np.arange(2 * len(kept)) % 2 == 1, np.stack((kept, removed), axis=1).ravel())
+    names = sentinels[np.arange(len(kept)) - np.repeat(last - spans, spans + 1)]
+    target = insert_at(texts.values[is_removed], (removed + 1).cumsum() - removed - 1, names)
     names[last] = end
-    source = inserted(texts.values[~gone], (stay + 1).cumsum() - 1, names)
+    source = insert_at(texts.values[~is_removed], (kept + 1).cumsum() - 1, names)
     return Ragged(source, texts.sizes - out + spans + 1), Ragged(target, out + spans + 1)
 
 
-def segments(chance: CounterRNG, use: int, totals: np.ndarray, parts: np.ndarray) -> np.ndarray:
-    """For each text a random one of all ways to cut so many tokens into so many parts, none of them empty."""
-    inside = lowest(chance.draw(use, totals - 1), totals - 1, parts - 1)
+def segments(rng: CounterRNG, use: int, totals: np.ndarray, parts: np.ndarray) -> np.ndarray:
+    """Return random lengths: for each text, `totals` tokens in `parts` non-empty parts, uniform over partitions."""
+    inside = lowest(rng.draw(use, totals - 1), totals - 1, parts - 1)
     ends = np.zeros(totals.sum(), dtype=np.bool_)
     ends[inside + np.repeat(np.arange(len(totals)), parts - 1)] = True
-    ends[totals.cumsum() - 1] = True  # whatever is drawn, the last part ends where all do
+    ends[totals.cumsum() - 1] = True  # the last part ends at the end of the text
     return np.diff(np.flatnonzero(ends), prepend=-1)

@@ -1,6 +1,6 @@
-"""Tagging: a label for each word of a sentence, such as its part of speech, or where names begin and go on.
+"""The task tag: a label for each word of a sentence, such as its part of speech, or spans such as names.
 
-Words are encoded one by one, and a word's label is asked at its first token.
+Words are encoded one by one; the label of a word is at its first token.
 """
 
 import re
@@ -15,23 +15,33 @@ from anyformer.config import ByteSpelling, ConfigError, Fault, ModelConfig, Toke
 from anyformer.config.spec import MAX_WORD, did_you_mean, shorten
 from anyformer.conventions import IGNORE
 from anyformer.data.batch import Batch, Example
-from anyformer.data.loader import ExampleLoader, Loader, in_order
+from anyformer.data.loader import ExampleLoader, Loader, longest_first
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Batches, Packed, Padded, Tag
 from anyformer.tasks import crf
-from anyformer.tasks.base import SLOTS, Metrics, Progress, call, left_out, refuse_long, side_of, token_loss, too_long
+from anyformer.tasks.base import (
+    MAX_INFERENCE_TOKENS,
+    Metrics,
+    Progress,
+    bad_row_notes,
+    call,
+    check_lengths,
+    length_fault,
+    side_of,
+    token_loss,
+)
 from anyformer.tasks.metrics import span_scores
-from anyformer.tasks.sequence_level import Frame, refuse_options
+from anyformer.tasks.sequence_level import Frame, refuse_decoding_options
 
 Encoded = list[list[int]]  # the ids of each word
 IOB = re.compile("O|[BI]-.+")
-SPANS = re.compile("O|[BIES]-.+")  # those that tell where spans end, too
+SPANS = re.compile("O|[BIES]-.+")  # also schemes that mark the ends of spans
 
 
 class Tagging:
-    """By a softmax for each word, or by a CRF for all words of a sentence."""
+    """Tagging by a softmax for each word, or by a CRF over all words of a sentence."""
 
     source_tokenizer: TextTokenizer | None = None
 
@@ -44,78 +54,81 @@ class Tagging:
         return self._spec
 
     def loss(self, logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
-        """Cross-entropy of each word; of the potentials of a CRF, of the whole rows of labels."""
-        return (
-            crf.loss(logits, labels, labels != IGNORE) if logits.dim() == 4 else token_loss(logits, labels, smoothing)
-        )
+        """Return the summed cross-entropy of words; for the potentials of a CRF, that of label sequences."""
+        if logits.dim() == 4:
+            return crf.loss(logits, labels, labels != IGNORE)
+        return token_loss(logits, labels, smoothing)
 
     def best(self, logits: Tensor, labels: Tensor) -> list[list[str]]:
-        """What is said of the words of each row, which are where labels ask for something."""
+        """Return the most probable labels of the words of each row; words are where labels are not IGNORE."""
         words = labels != IGNORE
         if logits.dim() == 4:
-            found = crf.best(logits, words)
+            best = crf.best(logits, words)
         else:
-            found = [row[at].tolist() for row, at in zip(logits.argmax(-1), words, strict=True)]
-        return [[self.spec.labels[i] for i in row] for row in found]
+            best = [row[at].tolist() for row, at in zip(logits.argmax(-1), words, strict=True)]
+        return [[self.spec.labels[i] for i in row] for row in best]
 
-    def label(self, asked: Tensor) -> str:
-        """In words, what is asked of a row."""
-        return " ".join(self.spec.labels[i] for i in asked.tolist() if i != IGNORE)
+    def format_label(self, label: Tensor) -> str:
+        """Return the labels of a row as text."""
+        return " ".join(self.spec.labels[i] for i in label.tolist() if i != IGNORE)
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
     def encode(self, rows: Rows, config: ModelConfig) -> list[Example]:
+        """Return the examples of sentences."""
         sentences = _words(rows.columns["words"])
-        asked = ([self._numbers[tag] for tag in tags.split("\n")] for tags in rows.columns["tags"])
-        every = zip(sentences, rows.encoded("words", self._cells), asked, strict=True)
-        return [self._piece(words, ids, numbers, config) for words, ids, numbers in every]
+        labels = ([self._numbers[tag] for tag in tags.split("\n")] for tags in rows.columns["tags"])
+        every = zip(sentences, rows.encoded("words", self._encode_cells), labels, strict=True)
+        return [self._example(words, ids, numbers, config) for words, ids, numbers in every]
 
-    def _cells(self, cells: Sequence[str]) -> list[Encoded]:
+    def _encode_cells(self, cells: Sequence[str]) -> list[Encoded]:
         return self._ids(_words(cells))
 
     def _ids(self, sentences: Sequence[Sequence[str]]) -> list[Encoded]:
-        """A word of which nothing is left, such as one of a space without width, is unknown."""
-        nothing = [] if self.tokenizer.unk is None else [self.tokenizer.unk]
-        return [[ids or nothing for ids in sentence] for sentence in self.tokenizer.encode_words(sentences)]
+        """Return the ids of words. One that the tokenizer normalises to nothing, such as U+200B, is unknown."""
+        unknown = [] if self.tokenizer.unk is None else [self.tokenizer.unk]
+        return [[ids or unknown for ids in sentence] for sentence in self.tokenizer.encode_words(sentences)]
 
-    def _piece(self, words: Sequence[str], ids: Encoded, numbers: Sequence[int], config: ModelConfig) -> Example:
+    def _example(self, words: Sequence[str], ids: Encoded, numbers: Sequence[int], config: ModelConfig) -> Example:
         row = self.frame.row([id for word in ids for id in word])
-        before, after = ([IGNORE] * len(part) for part in (self.frame.before, self.frame.after))
-        within = [n for word, number in zip(ids, numbers, strict=True) for n in (number, *[IGNORE] * (len(word) - 1))]
-        read, spelled = config.last_input, None
-        if isinstance(read, Tokens) and isinstance(read.spelling, ByteSpelling):
-            spelled = np.zeros((len(row), read.spelling.longest), dtype=np.uint16)
+        before, after = ([IGNORE] * len(frame) for frame in (self.frame.before, self.frame.after))
+        inside = [n for word, number in zip(ids, numbers, strict=True) for n in (number, *[IGNORE] * (len(word) - 1))]
+        inputs, spelled = config.last_input, None
+        if isinstance(inputs, Tokens) and isinstance(inputs.spelling, ByteSpelling):
+            spelled = np.zeros((len(row), inputs.spelling.longest), dtype=np.uint16)
             at = len(before)
-            for word, pieces in zip(words, ids, strict=True):
-                found = spell(word, read.spelling.longest)
-                spelled[at : at + len(pieces), : len(found)] = found
-                at += len(pieces)
-        return Example(row, [*before, *within, *after], spelled=spelled)
+            for word, word_ids in zip(words, ids, strict=True):
+                spelling = spell(word, inputs.spelling.longest)
+                spelled[at : at + len(word_ids), : len(spelling)] = spelling
+                at += len(word_ids)
+        return Example(row, [*before, *inside, *after], spelled=spelled)
 
-    def fitting(self, rows: Rows, config: ModelConfig, batches: Batches | None = None) -> Rows:
+    def filter_rows(self, rows: Rows, config: ModelConfig, batches: Batches | None = None) -> Rows:
+        if batches is not None:
+            rows = rows.with_ids({"words": self._encode_cells})
         words, tags = _words(rows.columns["words"]), _words(rows.columns["tags"])
-        every = zip(words, tags, rows.encoded("words", self._cells, keep=batches is not None), strict=True)
-        whys = (self._misfit(*row, config, batches) for row in every)
-        return rows.without({i: why for i, why in enumerate(whys) if why})
+        every = zip(words, tags, rows.encoded("words", self._encode_cells), strict=True)
+        faults = (self._row_fault(*row, config, batches) for row in every)
+        return rows.without({i: why for i, why in enumerate(faults) if why})
 
-    def _misfit(
+    def _row_fault(
         self, words: list[str], tags: list[str], ids: Encoded, config: ModelConfig, batches: Batches | None
     ) -> str:
-        """Why a sentence cannot be read; empty if it can."""
+        """Return why a sentence cannot be read; empty if it can."""
         if len(words) != len(tags):
-            return f"has {_many(len(words), 'word')} and {_many(len(tags), 'tag')}"
-        if why := _wrong(words, ids):
+            return f"has {_plural(len(words), 'word')} and {_plural(len(tags), 'tag')}"
+        if why := _word_fault(words, ids):
             return why
         for number, (word, tag) in enumerate(zip(words, tags, strict=True), 1):
             if tag not in self._numbers:
                 known = did_you_mean(tag, self._numbers)
-                return f"word {number}, {_short(word)}: the tag {_short(tag)} is not known from training: {known}"
+                return f"word {number}, {_short(word)}: the tag {_short(tag)} does not occur in training: {known}"
         length = len(self.frame.row([id for word in ids for id in word]))
-        if why := too_long(length, config, side_of(config)):
+        if why := length_fault(length, config, side_of(config)):
             return why
         match batches:
-            case Padded(kind=kind, tokens=room) | Packed(kind=kind, length=room) if length > room:
-                return f"has {length} tokens, and a {kind} row holds {room}"
+            case Padded(kind=kind, tokens=limit) | Packed(kind=kind, length=limit) if length > limit:
+                return f"has {length} tokens, and a {kind} row holds {limit}"
             case _:
                 return ""
 
@@ -123,77 +136,77 @@ class Tagging:
         assert isinstance(batches, Padded | Packed)
         return ExampleLoader(self.encode(rows, model.config), batches, seed, self.tokenizer.pad or 0, source_pad=0)
 
-    # -- answers ------------------------------------------------------------------------------------------------------
+    # -- predictions --------------------------------------------------------------------------------------------------
 
     def read(self, text: str, config: ModelConfig) -> Example:
-        """What is read of a text, whose words are apart by tabs if it has one, else by spaces."""
+        """Return the example of a text, whose words are separated by tabs if it has any, else by spaces."""
         (words,) = sentences = [split(text)]
         (ids,) = self._ids(sentences)
-        return self._piece(words, ids, [0] * len(ids), config)
+        return self._example(words, ids, [0] * len(ids), config)
 
-    def first_tokens(self, piece: Example) -> list[int]:
-        """Return where the words of a piece begin."""
-        return [at for at, label in enumerate(piece.labels) if label != IGNORE]
+    def first_tokens(self, example: Example) -> list[int]:
+        """Return the index of the first token of each word."""
+        return [at for at, label in enumerate(example.labels) if label != IGNORE]
 
     def evaluate(self, model: Transformer, rows: Rows, batches: Batches) -> Metrics:
-        """The share of words that are right, and how well spans are found."""
-        total, found = 0.0, dict[int, list[str]]()
+        """Measure the accuracy of words, and precision, recall and F1 of spans."""
+        total, best = 0.0, dict[int, list[str]]()
         for batch, logits in self._read(model, self.encode(rows, model.config)):
             total += float(self.loss(logits, batch.labels))
-            found |= dict(zip(batch.examples, self.best(logits, batch.labels), strict=True))
-        asked = [tags.split("\n") for tags in rows.columns["tags"]]
-        said = [found[i] for i in range(len(asked))]
-        right = [a == b for row in zip(said, asked, strict=True) for a, b in zip(*row, strict=True)]
-        values = {"loss": total / len(right), "accuracy": sum(right) / len(right)}
-        notes: dict[str, Any] = {"words": len(right)}
+            best |= dict(zip(batch.examples, self.best(logits, batch.labels), strict=True))
+        true = [tags.split("\n") for tags in rows.columns["tags"]]
+        predicted = [best[i] for i in range(len(true))]
+        correct = [a == b for row in zip(predicted, true, strict=True) for a, b in zip(*row, strict=True)]
+        values = {"loss": total / len(correct), "accuracy": sum(correct) / len(correct)}
+        notes: dict[str, Any] = {"words": len(correct)}
         if self.spec.spans:
-            spans, each = span_scores(said, asked)
+            spans, each = span_scores(predicted, true)
             values, notes = values | spans, notes | {"f1": each}
-        return Metrics(self.spec.kind, len(rows), values, {**notes, **left_out(rows)})
+        return Metrics(self.spec.kind, len(rows), values, {**notes, **bad_row_notes(rows)})
 
     def predict(
         self, model: Transformer, texts: Sequence[str], *, progress: Progress | None = None, **options: Any
     ) -> list[str]:
-        """The tags of the words of each text, which are apart by tabs if it has one, else by spaces; as the tags are.
-        A blank has none."""
-        refuse_options(options)
+        """Return the tags of the words of each text. Words and tags are separated by tabs if the text has any, else by
+        spaces. A blank text has no tags."""
+        refuse_decoding_options(options)
         sentences = [split(text) for text in texts]
         rows = self._ids(sentences)
-        wrong = ((i, _wrong(words, ids)) for i, (words, ids) in enumerate(zip(sentences, rows, strict=True), 1))
+        wrong = ((i, _word_fault(words, ids)) for i, (words, ids) in enumerate(zip(sentences, rows, strict=True), 1))
         if faults := [Fault(f"text {i}", why) for i, why in wrong if why]:
             raise ConfigError(faults)
-        there = [i for i, words in enumerate(sentences) if words]
-        pieces = [self._piece(sentences[i], rows[i], [0] * len(rows[i]), model.config) for i in there]
-        lengths = dict(zip(there, (len(piece.ids) for piece in pieces), strict=True))
-        refuse_long([lengths.get(i, 0) for i in range(len(texts))], model.config, side_of(model.config))
+        numbers = [i for i, words in enumerate(sentences) if words]
+        examples = [self._example(sentences[i], rows[i], [0] * len(rows[i]), model.config) for i in numbers]
+        lengths = dict(zip(numbers, (len(example.ids) for example in examples), strict=True))
+        check_lengths([lengths.get(i, 0) for i in range(len(texts))], model.config, side_of(model.config))
         out = [""] * len(texts)
         if progress:
-            progress(len(texts) - len(there))
-        for batch, logits in self._read(model, pieces):
+            progress(len(texts) - len(numbers))
+        for batch, logits in self._read(model, examples):
             for n, tags in zip(batch.examples, self.best(logits, batch.labels), strict=True):
-                out[there[n]] = ("\t" if "\t" in texts[there[n]] else " ").join(tags)
+                out[numbers[n]] = ("\t" if "\t" in texts[numbers[n]] else " ").join(tags)
             if progress:
                 progress(len(batch.examples))
         return out
 
     @torch.no_grad()
-    def _read(self, model: Transformer, pieces: Sequence[Example]) -> Iterator[tuple[Batch, Tensor]]:
-        """Each batch of sentences of similar length, and what the head makes of it."""
+    def _read(self, model: Transformer, examples: Sequence[Example]) -> Iterator[tuple[Batch, Tensor]]:
+        """Yield each batch of sentences of similar length, and the output of the head."""
         device = next(model.parameters()).device
-        for batch in in_order(pieces, SLOTS, self.tokenizer.pad or 0, source_pad=0):
-            here = batch.to(device)
-            yield here, call(model, here, packed=False).float()
+        for batch in longest_first(examples, MAX_INFERENCE_TOKENS, self.tokenizer.pad or 0, source_pad=0):
+            moved = batch.to(device)
+            yield moved, call(model, moved, packed=False).float()
 
 
 def split(text: str) -> list[str]:
-    """The words of a text."""
+    """Return the words of a text."""
     if not text.strip():
         return []
     return text.split("\t") if "\t" in text else [word for word in text.split(" ") if word]
 
 
 def spell(word: str, longest: int) -> list[int]:
-    """The bytes of a word + 1: all, or as many from its beginning as from its end."""
+    """Return the bytes of a word, each + 1; of a longer word, its first and last bytes, half each."""
     raw = word.encode()
     if len(raw) > longest:
         last = longest // 2
@@ -201,27 +214,28 @@ def spell(word: str, longest: int) -> list[int]:
     return [byte + 1 for byte in raw]
 
 
-def tagged(spec: Tag, cells: Sequence[str]) -> Tag:
-    """The task with the names of its labels: those that it was given, or those of the training rows, sorted; and
-    whether they are of spans."""
+def with_tags(spec: Tag, cells: Sequence[str]) -> Tag:
+    """Return the spec with the names of labels, those given or those of the training rows, and with `spans` decided."""
     labels = spec.labels or tuple(sorted({tag for cell in cells for tag in cell.split("\n") if tag}))
     if len(labels) < 2:
-        there = f"all have the tag {_short(labels[0])}" if labels else "none has a tag"
-        raise ConfigError([Fault("data.train", f"there is nothing to tell apart: of the words of all rows {there}")])
+        tags = f"all have the tag {_short(labels[0])}" if labels else "none has a tag"
+        raise ConfigError([Fault("data.train", f"has fewer than two tags: of the words of all rows, {tags}")])
     odd = next((label for label in labels if not SPANS.fullmatch(label)), None)
     if spec.spans and odd is not None:
-        raise ConfigError([Fault("task.spans", f"= true: {_short(odd)} is no label of spans, which are O, B-x, I-x")])
+        raise ConfigError(
+            [Fault("task.spans", f"= true: {_short(odd)} is not a label of spans, such as O, B-x or I-x")]
+        )
     spans = all(map(IOB.fullmatch, labels)) if spec.spans is None else spec.spans
     return spec.model_copy(update={"labels": labels, "spans": spans})
 
 
-def _wrong(words: Sequence[str], ids: Encoded) -> str:
-    """Why a word cannot be read; empty if all can."""
-    for number, (word, pieces) in enumerate(zip(words, ids, strict=True), 1):
+def _word_fault(words: Sequence[str], ids: Encoded) -> str:
+    """Return why a word cannot be read; empty if all can."""
+    for number, (word, word_ids) in enumerate(zip(words, ids, strict=True), 1):
         if not word.strip():
             return f"word {number} is empty"
-        if not pieces:
-            return f"word {number}, {_short(word)}: has no tokens, and the tokenizer has none for unknown ones"
+        if not word_ids:
+            return f"word {number}, {_short(word)}: has no tokens, and the tokenizer has no <unk>"
     return ""
 
 
@@ -233,5 +247,5 @@ def _short(text: str) -> str:
     return repr(shorten(text, MAX_WORD))
 
 
-def _many(count: int, thing: str) -> str:
+def _plural(count: int, thing: str) -> str:
     return f"{count} {thing}{'s' * (count != 1)}"

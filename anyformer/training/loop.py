@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from anyformer.config import io
-from anyformer.data.batch import Batch, move
+from anyformer.data.batch import Batch, to_device
 from anyformer.data.fingerprint import Fingerprints
 from anyformer.data.loader import Loader
 from anyformer.data.prefetch import PrefetchLoader, can_fork, ending
@@ -184,7 +184,7 @@ def learn(job: Job, run: Any, batches: list[Batch]) -> tuple[int, PendingScalars
 
     Where one of these is not finite, nothing is learnt.
     """
-    asked = [batch.asked for batch in batches]
+    asked = [batch.target_count for batch in batches]
     if not job.model.training:
         job.model.train()
     given = [job.objective.read(_forced(job, job.ranks.share(batch))) for batch in batches]
@@ -195,7 +195,7 @@ def learn(job: Job, run: Any, batches: list[Batch]) -> tuple[int, PendingScalars
 
     if job.recorder is not None:
         return sum(asked), PendingScalars.of(job.recorder.do(work, (given, counts)))
-    return sum(asked), PendingScalars.of(work(([one.to(job.device) for one in given], move(counts, job.device))))
+    return sum(asked), PendingScalars.of(work(([one.to(job.device) for one in given], to_device(counts, job.device))))
 
 
 def _forced(job: Job, batch: Batch) -> Batch:

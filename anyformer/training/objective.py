@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from anyformer.cache.segment_memory import Past
 from anyformer.conventions import IGNORE
-from anyformer.data.batch import Batch, move
+from anyformer.data.batch import Batch, to_device
 from anyformer.kernels.cross_entropy import token_loss
 from anyformer.nn.aux_outputs import AuxOutputs
 from anyformer.nn.heads import LossTarget, VocabularyHead
@@ -47,7 +47,7 @@ class Objective(nn.Module):
     def read(self, batch: Batch) -> "StepInputs":
         """A batch without what no step needs to know, and with its labels together where they are few."""
         batch = batch._replace(examples=())
-        if self.says and (places := few(batch.labels, batch.own_tokens)) is not None:
+        if self.says and (places := few(batch.labels, batch.tokens_in_ids)) is not None:
             return StepInputs(batch._replace(labels=places[1]), places[0])
         return StepInputs(batch, None)
 
@@ -67,7 +67,7 @@ class StepInputs(NamedTuple):
     at: Tensor | None  # where its labels stand, as in `LossTarget`
 
     def to(self, device: torch.device) -> "StepInputs":
-        return StepInputs(self.batch.to(device), None if self.at is None else move(self.at, device))
+        return StepInputs(self.batch.to(device), None if self.at is None else to_device(self.at, device))
 
 
 def says_words(model: Transformer, task: Task) -> bool:

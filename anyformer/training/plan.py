@@ -21,7 +21,7 @@ from anyformer.data.tokenizer import TextTokenizer
 from anyformer.inspection.count import Table, count
 from anyformer.recipe import Recipe, columns
 from anyformer.tasks.base import Task
-from anyformer.tasks.sequence_level import RowTask
+from anyformer.tasks.sequence_level import SequenceLevelTask
 from anyformer.tasks.tag import Tagging
 from anyformer.training.checkpoint import START
 from anyformer.training.loop import Job, compiles, learn, objective
@@ -264,7 +264,7 @@ def _examples(job: Job, batch: Batch) -> Iterator[ExampleSummary]:
         if batch.source is not None:
             there = spell(source, batch.source[i], None if batch.source_segments is None else batch.source_segments[i])
         asked = batch.labels[i]
-        says = task.label(asked) if isinstance(task, RowTask | Tagging) else spell(target, asked, at)
+        says = task.format_label(asked) if isinstance(task, SequenceLevelTask | Tagging) else spell(target, asked, at)
         own = slice(texts * i, texts * (i + 1))
         segments = [None] * texts if batch.segments is None else batch.segments[own]
         reads = (spell(target, *row) for row in zip(batch.ids[own], segments, strict=True))

@@ -13,7 +13,7 @@ from anyformer.config import Classifier, ConfigError, Fault, ModelConfig, Specia
 from anyformer.config.spec import MAX_WORD, shorten
 from anyformer.data.fingerprint import fingerprint
 from anyformer.data.loader import CropLoader, Cursor, Loader
-from anyformer.data.readers import Rows, read, settled
+from anyformer.data.readers import Rows, check_bad_rows, read
 from anyformer.data.synthetic import Split
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.inspection.capacity import check_model, exceeding
@@ -48,10 +48,10 @@ from anyformer.run import (
 )
 from anyformer.tasks.base import Task
 from anyformer.tasks.build import build_task
-from anyformer.tasks.classify import named
+from anyformer.tasks.classify import with_labels
 from anyformer.tasks.mixture import task_token
 from anyformer.tasks.regress import scaled
-from anyformer.tasks.tag import tagged
+from anyformer.tasks.tag import with_tags
 from anyformer.training.checkpoint import TrainState, read_state
 from anyformer.training.compiler import options
 from anyformer.training.finetune import differing, freeze, inherit, pace
@@ -202,8 +202,8 @@ def fit_rows(recipe: Recipe, task: Task, splits: Splits, console: Console) -> tu
     _check_capacity(recipe, config)
 
     def fit(split: Split) -> Rows:
-        rows = task.fitting(splits[split], config, recipe.batches if split == "train" else None)
-        return settled(rows, recipe.data, split)
+        rows = task.filter_rows(splits[split], config, recipe.batches if split == "train" else None)
+        return check_bad_rows(rows, recipe.data, split)
 
     fitting = _each({split: partial(fit, split) for split in splits})
     for split, rows in fitting.items():
@@ -277,11 +277,11 @@ def _learnt(spec: AnyTask, train: Rows) -> AnyTask:
     """The task with what its training rows say: the names of labels, the range of numbers."""
     match spec:
         case Classify():
-            return named(spec, train.columns["label"])
+            return with_labels(spec, train.columns["label"])
         case Regress():
             return scaled(spec, train.columns["label"])
         case Tag():
-            return tagged(spec, train.columns["tags"])
+            return with_tags(spec, train.columns["tags"])
         case _:
             return spec
 

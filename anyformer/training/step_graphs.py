@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from anyformer.data.batch import move
+from anyformer.data.batch import to_device
 
 AFTER = 2  # times that shapes were seen before they are recorded: what is compiled or made once is there by then
 MOST = 8  # recordings: each holds what its work needs between two kernels of it
@@ -34,7 +34,7 @@ class Recorder:
         key = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves)
         if key not in self.recordings:
             self.seen[key] += 1
-            here = [move(x, self.device) if isinstance(x, Tensor) else x for x in leaves]
+            here = [to_device(x, self.device) if isinstance(x, Tensor) else x for x in leaves]
             if self.seen[key] <= AFTER or len(self.recordings) == MOST:
                 return work(tree_unflatten(here, tree))
             self.pool = self.pool or torch.cuda.graph_pool_handle()

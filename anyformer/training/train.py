@@ -13,7 +13,7 @@ from rich.console import Console
 from torch import Tensor
 
 from anyformer.config import ConfigError, Fault, io
-from anyformer.data.readers import read, settled
+from anyformer.data.readers import check_bad_rows, read
 from anyformer.data.synthetic import Split
 from anyformer.nn.model import Transformer
 from anyformer.processes import locked
@@ -117,8 +117,8 @@ def evaluate(folder: str | Path, overrides: Iterable[str] = (), split: Split = "
     if source is None:
         there = [name for name in ("train", "valid", "test") if getattr(recipe.data, name) is not None]
         raise ConfigError([Fault(f"data.{split}", f"is not in {kept}; there are {', '.join(there)}")])
-    rows = task.fitting(read(source, recipe.data, split, recipe.seed), run.config)
-    rows = settled(rows, recipe.data, split)
+    rows = task.filter_rows(read(source, recipe.data, split, recipe.seed), run.config)
+    rows = check_bad_rows(rows, recipe.data, split)
     with enough(partial(to_evaluate_with_less, recipe)):
         found = task.evaluate(run.model, rows, recipe.batches)
     if not math.isfinite(found.values.get("loss", 0.0)):

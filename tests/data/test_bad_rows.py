@@ -26,7 +26,7 @@ def test_whole_files(tmp_path: Path) -> None:
         (TableFile(path=write("header.csv", "a,b\n"), text="a"), "data.train: no rows in header.csv"),
         (
             ParallelFiles(source=write("3.en", "a\nb\nc\n"), target=write("2.de", "a\n\n")),
-            "data.train: 3.en has 3 lines, 2.de has 2: parallel files must have as many lines each",
+            "data.train: 3.en has 3 lines, 2.de has 2: parallel files must have the same number of lines",
         ),
         (
             TableFile(path=table, source="qestion", target="answer"),
@@ -41,7 +41,7 @@ def test_whole_files(tmp_path: Path) -> None:
             TableFile(path=write("t.jsonl", '{"question": 1}\n{"answer": 2}'), text="anser"),
             "data.train.text = 'anser': no such column in t.jsonl; did you mean 'answer'?",
         ),
-        (TableFile(path=table), "data.train: names no column: give `source` and `target`, or `text`"),
+        (TableFile(path=table), "data.train: names no column: set `source` and `target`, or `text`"),
         (
             TableFile(path="t.txt", text="a"),
             "data.train.format: is not clear from the name 't.txt': set it to 'tsv', 'csv', 'jsonl' or 'parquet'",
@@ -151,8 +151,7 @@ def test_bad_rows(source: Source, content: bytes, expected: list[str]) -> None:
     assert not {bad.line for bad in found.bad} & set(found.lines)
     noun = "row" if len(expected) == 1 else "rows"
     assert head == (
-        f"data.train: {len(expected)} bad {noun} beside {len(found)} good: mend them, or leave them out by "
-        'data.on_bad_row = "skip"'
+        f'data.train: {len(expected)} bad {noun} and {len(found)} good: fix them, or set data.on_bad_row = "skip"'
     )
 
 
@@ -165,7 +164,7 @@ def test_the_target_is_bad_in_its_own_file() -> None:
 def test_all_bad_rows_are_counted_and_a_few_are_listed() -> None:
     source = TextFile(path=write("a.txt", b"ok\n" + b"\xff\n" * 1000), document="line")
     told = faults(source)
-    assert told[0].startswith("data.train: 1000 bad rows beside 1 good")
+    assert told[0].startswith("data.train: 1000 bad rows and 1 good")
     assert told[1:-1] == [f"a.txt:{i}: byte 0xff is not utf-8; set `encoding`" for i in range(2, 7)]
     assert told[-1] == "... and 995 more"
     assert len(rows(source, skip=True).bad) == 1000

@@ -10,20 +10,9 @@ import torch
 from hypothesis import given, strategies as st
 
 from anyformer.conventions import IGNORE, PADDING
-from anyformer.data.batch import (
-    Batch,
-    Draft,
-    Example,
-    ExampleTable,
-    Plan,
-    Planning,
-    Row,
-    collate,
-    joined,
-    plan_packed,
-    plan_padded,
-)
-from anyformer.data.loader import CropLoader, Cursor, ExampleLoader, in_order
+from anyformer.data.batch import Batch, Example, ExampleTable, Ragged, collate
+from anyformer.data.batch_plan import GradualPlan, Plan, PlanSteps, Row, plan_packed, plan_padded
+from anyformer.data.loader import CropLoader, Cursor, ExampleLoader, longest_first
 from anyformer.data.shards import InMemory
 from anyformer.recipe import Crops, Packed, Padded
 
@@ -101,7 +90,7 @@ def test_the_next_epoch_is_planned_while_one_is_read() -> None:
     made = loader([Example([1] * (1 + i % 7), [1] * (1 + i % 7)) for i in range(2000)], Packed(tokens=64, length=16))
     steps: list[float] = []
 
-    def watched(planning: Planning) -> Planning:
+    def watched(planning: PlanSteps) -> PlanSteps:
         while True:
             try:
                 steps.append(next(planning))
@@ -109,21 +98,21 @@ def test_the_next_epoch_is_planned_while_one_is_read() -> None:
                 return cast(Plan, end.value)
             yield steps[-1]
 
-    count, draft = len(made.plan(0)), made._draft(1)
-    draft._planning = watched(draft._planning)
+    count, draft = len(made.plan(0)), made._gradual_plan(1)
+    draft._steps = watched(draft._steps)
     for number in range(count):
         made.read(Cursor(0, number))
         assert len(steps) == 0 or steps[-1] <= (number + 1) / count + 0.1  # a round is not cut
     done = len(steps)
     assert steps[-1] > 0.9
-    assert made.plan(1) == loader(list(made.pieces), made.spec).plan(1)
+    assert made.plan(1) == loader(list(made.table), made.spec).plan(1)
     assert len(steps) == done  # nothing was left to do
 
 
 @given(examples(), st.integers(12, 24), seeds)
 def test_both_sides_of_a_packed_row_fit(pieces: list[Example], length: int, seed: int) -> None:
     sizes = np.array([[len(p.ids), len(p.source or ())] for p in pieces])
-    for row in (row for batch in Draft(plan_packed(sizes, 4 * length, length, seed, 0)).plan() for row in batch):
+    for row in (row for batch in GradualPlan(plan_packed(sizes, 4 * length, length, seed, 0)).plan() for row in batch):
         assert (sizes[list(row)].sum(axis=0) <= length).all()
 
 
@@ -148,7 +137,7 @@ def test_tensors_hold_what_the_examples_say(pieces: list[Example], spec: Padded 
                 if ids is not None and segments is not None:
                     assert set(segments[r].tolist()) <= {PADDING, *range(len(row))}
                     assert (ids[r, segments[r] == PADDING] == filler).all()
-        assert batch.asked == sum(len(pieces[i].labels) for i in batch.examples)
+        assert batch.target_count == sum(len(pieces[i].labels) for i in batch.examples)
 
 
 @given(examples(), st.data())
@@ -165,8 +154,8 @@ few = st.lists(st.integers(0, 9), max_size=3)
 
 @given(st.lists(few, min_size=1, max_size=9), few, few)
 def test_a_frame_stands_around_each(texts: list[list[int]], before: list[int], after: list[int]) -> None:
-    framed = joined(texts).framed(before, after)
-    assert [framed.part(i).tolist() for i in range(len(texts))] == [[*before, *ids, *after] for ids in texts]
+    framed = Ragged.of(texts).framed(before, after)
+    assert [framed.sequence(i).tolist() for i in range(len(texts))] == [[*before, *ids, *after] for ids in texts]
 
 
 def test_a_full_batch_has_no_segments_and_one_side_never_goes_without_the_other() -> None:
@@ -181,7 +170,7 @@ def test_a_full_batch_has_no_segments_and_one_side_never_goes_without_the_other(
 
 @given(examples(), st.integers(1, 60))
 def test_evaluation_sees_every_example_once(pieces: list[Example], tokens: int) -> None:
-    batches = in_order(pieces, tokens, PAD, SOURCE_PAD)
+    batches = longest_first(pieces, tokens, PAD, SOURCE_PAD)
     assert sorted(i for batch in batches for i in batch.examples) == list(range(len(pieces)))
     assert all(batch.ids.numel() <= tokens or len(batch.ids) == 1 for batch in batches)
 
@@ -207,10 +196,10 @@ def like_multi30k(count: int) -> np.ndarray:
 
 def test_padding_is_rare() -> None:
     sizes = like_multi30k(10_000)
-    assert share_of_padding(sizes, Draft(plan_padded(sizes, 4096, 50, 0, 0)).plan()) <= 0.08
-    assert share_of_padding(sizes, Draft(plan_packed(sizes, 4096, 256, 0, 0)).plan(), 256) <= 0.03
+    assert share_of_padding(sizes, GradualPlan(plan_padded(sizes, 4096, 50, 0, 0)).plan()) <= 0.08
+    assert share_of_padding(sizes, GradualPlan(plan_packed(sizes, 4096, 256, 0, 0)).plan(), 256) <= 0.03
     alone = sizes[:, :1]
-    assert share_of_padding(alone, Draft(plan_packed(alone, 4096, 128, 0, 0)).plan(), 128) <= 0.02
+    assert share_of_padding(alone, GradualPlan(plan_packed(alone, 4096, 128, 0, 0)).plan(), 128) <= 0.02
 
 
 def best_fit(sizes: np.ndarray, length: int) -> int:
@@ -242,20 +231,20 @@ def two_sides(kind: str, count: int = 2000) -> np.ndarray:
 def test_packing_is_nearly_as_good_as_best_fit(kind: str) -> None:
     """Which looks at all rows for each example, one after the other."""
     sizes = two_sides(kind)
-    plan = Draft(plan_packed(sizes, 4096, 512, 0, 0)).plan()
+    plan = GradualPlan(plan_packed(sizes, 4096, 512, 0, 0)).plan()
     assert sum(map(len, plan)) <= 1.05 * best_fit(sizes, 512)
 
 
 def test_what_no_row_holds_is_told() -> None:
-    with pytest.raises(ValueError, match="an example of 9 tokens, and a row holds 8"):
-        Draft(plan_packed(np.array([[3], [9]]), 16, 8, 0, 0)).plan()
+    with pytest.raises(ValueError, match="an example has 9 tokens, and a row holds 8"):
+        GradualPlan(plan_packed(np.array([[3], [9]]), 16, 8, 0, 0)).plan()
 
 
 @pytest.mark.parametrize("mean", [30, 100, 300])
 def test_documents_leave_little_room(mean: int) -> None:
     """Of lengths up to a whole row, many of them more than half of one."""
     sizes = np.minimum(np.random.default_rng(0).geometric(1 / mean, (4000, 1)), 512)
-    rows = [row for batch in Draft(plan_packed(sizes, 4096, 512, 0, 0)).plan() for row in batch]
+    rows = [row for batch in GradualPlan(plan_packed(sizes, 4096, 512, 0, 0)).plan() for row in batch]
     bound = max(-(-sizes.sum() // 512), (sizes > 256).sum())  # two of more than half do not fit into one
     assert len(rows) <= 1.02 * bound + 1
 
@@ -265,8 +254,8 @@ def test_padding_is_rare_on_multi30k() -> None:
     """In words here: learning subwords takes longer than everything else in this file."""
     lines = [(MULTI30K / f"train.{side}").read_text(encoding="utf-8").splitlines() for side in ("de", "en")]
     sizes = np.array([[len(text.split()) + 1 for text in pair] for pair in zip(*lines, strict=True)])
-    bucketed = share_of_padding(sizes, Draft(plan_padded(sizes, 4096, 50, 0, 0)).plan())
-    packed = share_of_padding(sizes, Draft(plan_packed(sizes, 4096, 256, 0, 0)).plan(), 256)
+    bucketed = share_of_padding(sizes, GradualPlan(plan_padded(sizes, 4096, 50, 0, 0)).plan())
+    packed = share_of_padding(sizes, GradualPlan(plan_packed(sizes, 4096, 256, 0, 0)).plan(), 256)
     print(f"Multi30k: {bucketed:.1%} padding in buckets, {packed:.1%} packed")
     assert bucketed <= 0.08
     assert packed <= 0.05  # in words English is 4 % longer than German, and both sides of a row are as wide

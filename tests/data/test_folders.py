@@ -72,7 +72,7 @@ def test_bad_files_are_told_by_name_and_line(folder: Path) -> None:
     (folder / "neg" / "3.txt").write_bytes(b" \n")
     (folder / "pos" / "4.txt").write_bytes(b"n\0l")
     found = told()
-    assert found[0].startswith("data.train: 3 bad rows beside 5 good: ")
+    assert found[0].startswith("data.train: 3 bad rows and 5 good: ")
     assert found[1:] == [
         "films/neg/2.txt:2: byte 0xff is not utf-8; set `encoding`",
         "films/neg/3.txt:1: the text is empty",
@@ -91,17 +91,17 @@ def test_wrong_folders(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "flat").mkdir()
     (tmp_path / "flat" / "a.txt").write_text("a")
     at = "data.train.path = "
-    what = "no folder in flat: each class is one, and each of its files a text"
+    what = "no folder in flat: each class is a folder, and each file in it a text"
     assert told(path="flat") == [f"{at}'flat': {what}"]
     assert told(path="flat/a.txt") == [f"{at}'flat/a.txt': flat/a.txt is not a folder"]
     assert told(path="flims")[0].endswith("; did you mean 'films'?")
     assert told(encoding="utf-9") == ["data.train.encoding = 'utf-9': unknown; did you mean 'utf-8'?"]
     (folder / "neg" / "deeper").mkdir()
-    what = "films/neg/deeper is a folder within a class, which is one folder of files"
+    what = "films/neg/deeper is a folder inside a class folder, which may hold files only"
     assert told() == [f"{at}'films': {what}"]
     (folder / "neg" / "deeper").rmdir()
     (folder / "empty").mkdir()
-    assert told() == [f"{at}'films': no file in films/empty: each file in the folder of a class is a text"]
+    assert told() == [f"{at}'films': no file in films/empty: each file in a class folder is a text"]
     (folder / "empty").rmdir()
     (folder / "neg" / "sub.gz").write_bytes(b"no archive")
     assert told()[0].startswith(f"{at}'films': films/neg/sub.gz is not a whole gzip file (")

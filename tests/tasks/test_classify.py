@@ -23,7 +23,7 @@ from anyformer.tasks import sequence_level as row_tasks
 from anyformer.tasks.classify import Classifying
 from anyformer.tasks.metrics import f1, pearson, spearman
 from anyformer.tasks.regress import Regressing, scaled
-from anyformer.tasks.sequence_level import Frame, RowTask
+from anyformer.tasks.sequence_level import Frame, SequenceLevelTask
 from anyformer.training.loop import fit
 from anyformer.training.train import evaluate
 from tests.training.small import PADDED, distances, labelled, make, parities, run
@@ -75,7 +75,7 @@ def texts_of(rows: Rows) -> list[str]:
 @torch.no_grad()
 def logits_of(run: Run, rows: Rows) -> Tensor:
     """One row at a time, without padding."""
-    assert isinstance(run.task, RowTask)
+    assert isinstance(run.task, SequenceLevelTask)
     found = []
     for piece in run.task.encode(rows, run.config):
         types = None if piece.types is None else torch.tensor([list(piece.types)])
@@ -121,7 +121,7 @@ def test_the_frame_of_a_file_is_kept(words: TextTokenizer, single: str, double: 
 
 def test_types_tell_the_second_text(trained: tuple[Run, Rows]) -> None:
     made, rows = trained
-    assert isinstance(made.task, RowTask)
+    assert isinstance(made.task, SequenceLevelTask)
     piece = made.task.encode(rows, made.config)[0]
     assert isinstance(made.config.source, Tokens)
     assert (piece.types is not None) == (made.task.pairs and made.config.source.types > 1)
@@ -133,13 +133,13 @@ def test_types_tell_the_second_text(trained: tuple[Run, Rows]) -> None:
 @given(st.lists(st.sampled_from("abc"), max_size=3))
 def test_labels_are_numbers_by_name(words: TextTokenizer, names: list[str]) -> None:
     several = Classifying(Classify(separator="|", labels=("a", "b", "c")), words)
-    asked = several.asked(" | ".join(names))
+    asked = several.parse_label(" | ".join(names))
     assert asked == [int(name in names) for name in "abc"]
-    assert several.said(torch.tensor(asked) - 0.5) == "|".join(sorted(set(names)))
+    assert several.format_prediction(torch.tensor(asked) - 0.5) == "|".join(sorted(set(names)))
     one = Classifying(Classify(labels=("a", "b", "c")), words)
     for name in names:
-        (number,) = one.asked(f" {name} ")
-        assert one.said(F.one_hot(torch.tensor(number), 3)) == name
+        (number,) = one.parse_label(f" {name} ")
+        assert one.format_prediction(F.one_hot(torch.tensor(number), 3)) == name
 
 
 # -- what is lost and how well it does --------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def test_labels_are_numbers_by_name(words: TextTokenizer, names: list[str]) -> N
 def test_evaluation_is_what_it_is_by_hand(trained: tuple[Run, Rows], monkeypatch: pytest.MonkeyPatch) -> None:
     made, rows = trained
     logits, asked = logits_of(made, rows), rows.columns["label"]
-    monkeypatch.setattr(row_tasks, "SLOTS", 40)  # several batches
+    monkeypatch.setattr(row_tasks, "MAX_INFERENCE_TOKENS", 40)  # several batches
     found = made.task.evaluate(made.model, rows, PADDED)
     assert found.count == len(asked)
     said = made.predict(texts_of(rows))
@@ -191,13 +191,13 @@ def test_evaluation_is_what_it_is_by_hand(trained: tuple[Run, Rows], monkeypatch
 def test_a_training_step_loses_what_evaluation_counts(trained: tuple[Run, Rows]) -> None:
     """And rows of a process that has none left lose nothing."""
     made, rows = trained
-    assert isinstance(made.task, RowTask)
+    assert isinstance(made.task, SequenceLevelTask)
     batch, _ = made.task.loader(rows, PADDED.model_copy(update={"tokens": 10_000}), 0, made.model).read(Cursor())
     with torch.no_grad():
         logits = made.model(batch.ids, segments=batch.segments, types=batch.types)
     loss = made.task.loss(logits, batch.labels)
-    assert batch.asked == batch.labels.numel()
-    assert float(loss) / batch.asked == pytest.approx(
+    assert batch.target_count == batch.labels.numel()
+    assert float(loss) / batch.target_count == pytest.approx(
         made.task.evaluate(made.model, rows, PADDED).values["loss"], rel=1e-4
     )
     assert float(made.task.loss(logits, torch.full_like(batch.labels, IGNORE))) == 0
@@ -205,7 +205,7 @@ def test_a_training_step_loses_what_evaluation_counts(trained: tuple[Run, Rows])
 
 def test_padding_changes_no_logits(trained: tuple[Run, Rows]) -> None:
     made, rows = trained
-    assert isinstance(made.task, RowTask)
+    assert isinstance(made.task, SequenceLevelTask)
     pieces = made.task.encode(rows, made.config)
     assert len({len(piece.ids) for piece in pieces}) > 2
     together = dict(row_tasks.read_rows(made.model, pieces, pad=3))
@@ -218,7 +218,7 @@ def test_answers_come_in_the_order_asked(trained: tuple[Run, Rows], monkeypatch:
     asked = texts_of(rows)[:20]
     asked.insert(3, " ")
     one_by_one = [made.predict([text])[0] for text in asked]
-    monkeypatch.setattr(row_tasks, "SLOTS", 30)
+    monkeypatch.setattr(row_tasks, "MAX_INFERENCE_TOKENS", 30)
     done: list[int] = []
     together = made.predict(asked, progress=done.append)
     if made.spec.kind == "regress":  # rounding depends on the batch
@@ -312,8 +312,8 @@ def test_numbers_are_learnt_in_any_unit(words: TextTokenizer) -> None:
     chance = random.Random(0)
     cells = [str(1e6 + 1e3 * chance.random()) for _ in range(50)]
     task = Regressing(scaled(Regress(), cells), words)
-    asked = torch.tensor([task.asked(cell) for cell in cells])
+    asked = torch.tensor([task.parse_label(cell) for cell in cells])
     assert float(asked.mean()) == pytest.approx(0, abs=1e-4)
     assert float(asked.std(correction=0)) == pytest.approx(1, abs=1e-4)
     for cell, number in zip(cells, asked, strict=True):
-        assert float(task.said(number)) == pytest.approx(float(cell), rel=1e-5)
+        assert float(task.format_prediction(number)) == pytest.approx(float(cell), rel=1e-5)

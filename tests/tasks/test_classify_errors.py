@@ -20,8 +20,8 @@ def with_valid(recipe: Recipe, folder: Path, *rows: tuple[str, ...]) -> Recipe:
 @pytest.mark.parametrize(
     ("row", "why"),
     [
-        (("1 2", "evn"), "the label 'evn' is not known from training: did you mean 'even'?"),
-        (("1 2", "Mittwoch"), "the label 'Mittwoch' is not known from training: known here: even, odd"),
+        (("1 2", "evn"), "the label 'evn' does not occur in training: did you mean 'even'?"),
+        (("1 2", "Mittwoch"), "the label 'Mittwoch' does not occur in training: known here: even, odd"),
         (("1 2", " "), "the label is empty"),
         ((" ", "odd"), "the text is empty"),
         (("1 2", "odd", "even"), "has 3 columns, the first row has 2"),
@@ -30,7 +30,7 @@ def with_valid(recipe: Recipe, folder: Path, *rows: tuple[str, ...]) -> Recipe:
 def test_bad_rows_of_labels(tmp_path: Path, row: tuple[str, ...], why: str) -> None:
     recipe = with_valid(labelled(tmp_path, Classify(), parities()), tmp_path, ("1", "odd"), row)
     first, second = told(recipe, tmp_path)
-    assert first.startswith("data.valid: 1 bad row beside 1 good")
+    assert first.startswith("data.valid: 1 bad row and 1 good")
     assert second == f"{tmp_path / 'valid.tsv'}:3: {why}"
     skipping = recipe.model_copy(update={"data": recipe.data.model_copy(update={"on_bad_row": "skip"})})
     assert len(make(skipping, tmp_path / "run").valid or ()) == 1
@@ -39,9 +39,9 @@ def test_bad_rows_of_labels(tmp_path: Path, row: tuple[str, ...], why: str) -> N
 @pytest.mark.parametrize(
     ("row", "why"),
     [
-        (("1", "2", "zwei"), "the label 'zwei' is no number"),
-        (("1", "2", "nan"), "the label 'nan' is no number"),
-        (("1", "2", ""), "the label '' is no number"),
+        (("1", "2", "zwei"), "the label 'zwei' is not a number"),
+        (("1", "2", "nan"), "the label 'nan' is not a number"),
+        (("1", "2", ""), "the label '' is not a number"),
         (("1", "", "2"), "the pair is empty"),
     ],
 )
@@ -96,11 +96,9 @@ def test_what_does_not_fit_together(tmp_path: Path, changes: list[str], line: st
 
 def test_labels_that_tell_nothing(tmp_path: Path) -> None:
     alike = labelled(tmp_path, Classify(), [(text, "x") for text, _ in parities()])
-    assert told(alike, tmp_path) == [
-        "data.train.label: there is nothing to tell apart: of 40 rows all have the label 'x'"
-    ]
+    assert told(alike, tmp_path) == ["data.train.label: has fewer than two labels: of 40 rows, all have the label 'x'"]
     alike = labelled(tmp_path, Regress(), [(a, b, "2") for a, b, _ in distances()], labels=1)
-    assert told(alike, tmp_path) == ["data.train.label: there is nothing to learn: of 40 rows all have the same number"]
+    assert told(alike, tmp_path) == ["data.train.label: does not vary: of 40 rows, all have the same number"]
 
 
 def test_labels_may_be_given(tmp_path: Path) -> None:
@@ -109,7 +107,7 @@ def test_labels_may_be_given(tmp_path: Path) -> None:
     assert isinstance(made.spec, Classify)
     assert made.spec.labels == ("odd", "even")
     fewer = io.override(recipe, ["task.labels=['odd','Even']"])
-    assert "rows.tsv:2: the label 'even' is not known" in told(fewer, tmp_path)[1].replace("rows.tsv:3", "rows.tsv:2")
+    assert "rows.tsv:2: the label 'even' does not occur" in told(fewer, tmp_path)[1].replace("rows.tsv:3", "rows.tsv:2")
 
 
 def test_lines_to_answer_that_are_no_pairs(tmp_path: Path) -> None:
@@ -117,6 +115,6 @@ def test_lines_to_answer_that_are_no_pairs(tmp_path: Path) -> None:
     assert len(made.predict(["1\t2", "", "3 4\t5"])) == 3
     with pytest.raises(ConfigError) as caught:
         made.predict(["1\t2", "3", "1\t2\t3", "\t1"])
-    assert str(caught.value).splitlines() == [f"text {i}: must be two texts with a tab between them" for i in (2, 3, 4)]
-    with pytest.raises(ConfigError, match="temperature: is for models that write"):
+    assert str(caught.value).splitlines() == [f"text {i}: must be two texts separated by a tab" for i in (2, 3, 4)]
+    with pytest.raises(ConfigError, match="temperature: is for models that generate text"):
         made.predict(["1\t2"], temperature=1.0)

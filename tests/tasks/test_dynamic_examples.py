@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from anyformer.data.batch import Batch, Example, joined
+from anyformer.data.batch import Batch, Example, Ragged
 from anyformer.data.counter_rng import CounterRNG
-from anyformer.data.dynamic_loader import DrawnCrops, DynamicLoader, drawn
+from anyformer.data.dynamic_loader import DynamicCropLoader, DynamicLoader, draw_fixed
 from anyformer.data.loader import Cursor
 from anyformer.data.shards import InMemory
 from anyformer.data.tokenizer import train_tokenizer
 from anyformer.recipe import Crops, MaskedLanguageModel, Packed, Padded, PrefixLM, SpanCorruption, Words
-from anyformer.tasks.dynamic_examples import DrawnTask
+from anyformer.tasks.dynamic_examples import DynamicExampleTask
 from anyformer.tasks.mlm import MaskedLanguageModelling
 from anyformer.tasks.prefix_lm import PrefixModelling
 from anyformer.tasks.span_corruption import SpanCorrupting
@@ -27,7 +27,7 @@ seeds = st.integers(0, 2**31)
 
 
 @cache
-def task_of(kind: str) -> DrawnTask:
+def task_of(kind: str) -> DynamicExampleTask:
     tokenizer = train_tokenizer(Words(), sentences())
     match kind:
         case "mlm":
@@ -38,8 +38,8 @@ def task_of(kind: str) -> DrawnTask:
             return PrefixModelling(PrefixLM(), tokenizer)
 
 
-def alone(task: DrawnTask, ids: Sequence[int], number: int, *seed: int) -> Example:
-    found: Example = task.draw(joined([ids]), CounterRNG(np.array([number]), *seed))[0]
+def alone(task: DynamicExampleTask, ids: Sequence[int], number: int, *seed: int) -> Example:
+    found: Example = task.draw(Ragged.of([ids]), CounterRNG(np.array([number]), *seed))[0]
     return found
 
 
@@ -65,7 +65,7 @@ def pieces_of(batch: Batch) -> dict[int, Example]:
 @given(texts_of, seeds, st.integers(0, 3))
 def test_what_is_drawn_of_a_text_depends_on_no_other(kind: str, texts: list[list[int]], seed: int, epoch: int) -> None:
     task, numbers = task_of(kind), np.random.default_rng(seed).permutation(1000)[: len(texts)]
-    together = task.draw(joined(texts), CounterRNG(numbers, seed, epoch))
+    together = task.draw(Ragged.of(texts), CounterRNG(numbers, seed, epoch))
     assert list(together) == [alone(task, *text, seed, epoch) for text in zip(texts, numbers, strict=True)]
 
 
@@ -73,8 +73,8 @@ def test_what_is_drawn_of_a_text_depends_on_no_other(kind: str, texts: list[list
 @given(texts_of, seeds)
 def test_lengths_depend_on_the_length_of_a_text_alone(kind: str, texts: list[list[int]], seed: int) -> None:
     task = task_of(kind)
-    found = task.draw(joined(texts), CounterRNG(np.arange(len(texts)), seed))
-    others = task.draw(joined([[7] * len(ids) for ids in texts]), CounterRNG(np.arange(len(texts)), seed + 1))
+    found = task.draw(Ragged.of(texts), CounterRNG(np.arange(len(texts)), seed))
+    others = task.draw(Ragged.of([[7] * len(ids) for ids in texts]), CounterRNG(np.arange(len(texts)), seed + 1))
     assert (found.sizes == others.sizes).all()
     assert all(len(piece.labels) == len(piece.ids) for piece in found)
 
@@ -97,7 +97,7 @@ def test_batches_hold_what_is_drawn_of_each_text_alone(
 @pytest.mark.parametrize("kind", KINDS)
 def test_crops_are_drawn_by_seed_batch_and_row(kind: str) -> None:
     task, text = task_of(kind), np.random.default_rng(0).integers(6, 15, 50)
-    loader = DrawnCrops(InMemory(text), task.draw, Crops(rows=8, length=12), 5, 0)
+    loader = DynamicCropLoader(InMemory(text), task.draw, Crops(rows=8, length=12), 5, 0)
     read = [loader.read(Cursor(0, number))[0] for number in (0, 1)]
     for number, batch in enumerate(read):
         crops = [alone(task, text[at : at + 12].tolist(), i, 5, 0, number) for i, at in enumerate(batch.examples)]
@@ -111,6 +111,6 @@ def test_crops_are_drawn_by_seed_batch_and_row(kind: str) -> None:
 def test_evaluation_draws_the_same_each_time(kind: str, texts: list[list[int]], data: st.DataObject) -> None:
     """In parts as well."""
     task, cut = task_of(kind), data.draw(st.integers(0, len(texts) - 1))
-    whole = drawn(texts, task.draw)
-    assert list(whole) == list(drawn(texts, task.draw))
-    assert list(whole)[cut:] == list(drawn(texts[cut:], task.draw, cut))
+    whole = draw_fixed(texts, task.draw)
+    assert list(whole) == list(draw_fixed(texts, task.draw))
+    assert list(whole)[cut:] == list(draw_fixed(texts[cut:], task.draw, cut))

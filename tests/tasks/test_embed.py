@@ -15,7 +15,7 @@ from anyformer.data.loader import Cursor, ExampleLoader
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.recipe import Embed, Padded, Recipe, Regress, Words
 from anyformer.run import Run, load
-from anyformer.tasks.embed import AT_ONCE, Embedding, compared
+from anyformer.tasks.embed import MAX_QUERIES, Embedding, compare
 from anyformer.tasks.metrics import spearman
 from anyformer.tasks.regress import Regressing, scaled
 from anyformer.training.loop import fit
@@ -74,7 +74,7 @@ def test_processes_share_pairs(some: list[Example], size: int) -> None:
     for rank in range(size):
         mine = Ranks(rank, size).share(batch)
         assert len(mine.ids) == 2 * len(mine.labels)
-        if not mine.asked:
+        if not mine.target_count:
             assert rank >= len(some)
             continue
         for j, (i,) in enumerate(mine.labels.tolist()):
@@ -120,10 +120,10 @@ def test_all_alike_is_no_answer(words: TextTokenizer) -> None:
 
 
 def test_many_are_compared_in_parts() -> None:
-    n = AT_ONCE + 3
+    n = MAX_QUERIES + 3
     a, b, labels = torch.randn(n, 2), torch.randn(n, 2), torch.arange(2 * n).view(n, 2)
-    parts = list(compared(a, b, labels))
-    assert [len(own) for _, own in parts] == [AT_ONCE, 3]
+    parts = list(compare(a, b, labels))
+    assert [len(own) for _, own in parts] == [MAX_QUERIES, 3]
     torch.testing.assert_close(torch.cat([cosines for cosines, _ in parts]), a @ b.T)
 
 
@@ -172,7 +172,7 @@ def test_vectors_are_json(trained: tuple[Recipe, Run]) -> None:
     assert blank == ""
     assert first == again
     assert len(json.loads(first)) == made.config.width
-    with pytest.raises(ConfigError, match="temperature: is for models that write"):
+    with pytest.raises(ConfigError, match="temperature: is for models that generate text"):
         made.predict(["1"], temperature=1.0)
 
 
@@ -189,8 +189,12 @@ def test_a_number_is_a_cosine(words: TextTokenizer) -> None:
     task = Regressing(scaled(Regress(apart=True), ["2", "5", "10"]), words)
     assert (task.spec.mean, task.spec.deviation) == (2, 8)
     same, across, between = torch.eye(2)[[0, 0]], torch.eye(2), torch.tensor([[1.0, 0], [3, 4]])
-    assert [float(task.said(vectors)) for vectors in (same, across, between)] == [10, 2, pytest.approx(2 + 8 * 0.6)]
-    asked = torch.tensor([task.asked(label) for label in ("10", "2", "5")])
+    assert [float(task.format_prediction(vectors)) for vectors in (same, across, between)] == [
+        10,
+        2,
+        pytest.approx(2 + 8 * 0.6),
+    ]
+    asked = torch.tensor([task.parse_label(label) for label in ("10", "2", "5")])
     said = torch.cat((same, across, between))
     assert float(task.loss(said, asked)) == pytest.approx((0.6 - 3 / 8) ** 2)
 
@@ -205,7 +209,7 @@ def test_numbers_of_texts_apart(tmp_path: Path) -> None:
     said = torch.tensor([float(x) for x in made.predict([f"{a}\t{b}" for a, b, _ in distances()])])
     asked = torch.tensor([float(x) for *_, x in distances()])
     assert found["spearman"] == pytest.approx(spearman(said, asked), abs=0.02)
-    with pytest.raises(ConfigError, match="text 1: must be two texts with a tab between them"):
+    with pytest.raises(ConfigError, match="text 1: must be two texts separated by a tab"):
         made.predict(["1 2"])
 
 

@@ -73,7 +73,7 @@ def test_rows_that_are_too_long_are_bad_rows(
         make(from_file(tmp_path, shape, *changes), tmp_path / "error")
     head, *told = str(caught.value).splitlines()
     expected, file = lines_where(long), tmp_path / "rows.tsv"
-    assert head.startswith(f"data.train: {len(expected)} bad rows beside {len(LENGTHS) - len(expected)} good: ")
+    assert head.startswith(f"data.train: {len(expected)} bad rows and {len(LENGTHS) - len(expected)} good: ")
     in_rows = [f"{file}:{line}" for line in expected[:5]]
     elsewhere = [] if why in BATCH_FAULTS else ["data.valid", "data.test"]  # the same rows, which are not listed again
     assert [line.split(": ")[0] for line in told] == in_rows + elsewhere
@@ -227,7 +227,7 @@ def test_an_empty_prompt_begins_at_the_beginning(tmp_path: Path) -> None:
     logits[: made.tokenizer.size - len(set(text_of(tmp_path)))] = -torch.inf
     assert first[0] == made.tokenizer.decode([int(logits.argmax())])
     task.tokenizer.bos = None
-    with pytest.raises(ConfigError, match=r"text 1: is empty, and the tokenizer has no <bos> to begin with"):
+    with pytest.raises(ConfigError, match=r"text 1: is empty, and the tokenizer has no <bos> to start from"):
         task.predict(made.model, [""])
 
 

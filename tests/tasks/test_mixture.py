@@ -59,7 +59,7 @@ def test_parts_are_evaluated_one_by_one(trained: Run) -> None:
 def test_which_task_must_be_said(trained: Run, name: str | None) -> None:
     with pytest.raises(ConfigError, match="large, copy" if name is None else "did you mean 'copy'"):
         trained.predict(["c"], task=name)
-    with pytest.raises(ConfigError, match="which one of the mixture"):
+    with pytest.raises(ConfigError, match="choose one of the mixture"):
         trained.generate(["c"])
 
 

@@ -13,9 +13,9 @@ from tokenizers import Tokenizer, models
 
 from anyformer.config import Classifier, ConfigError
 from anyformer.conventions import IGNORE
-from anyformer.data.batch import joined
+from anyformer.data.batch import Ragged
 from anyformer.data.counter_rng import CounterRNG
-from anyformer.data.dynamic_loader import drawn
+from anyformer.data.dynamic_loader import draw_fixed
 from anyformer.data.loader import Cursor
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
@@ -33,7 +33,7 @@ from anyformer.recipe import (
     Words,
 )
 from anyformer.run import Run
-from anyformer.tasks.dynamic_examples import windows
+from anyformer.tasks.dynamic_examples import chunks
 from anyformer.tasks.fill_mask import encode_with
 from anyformer.tasks.mlm import MaskedLanguageModelling
 from tests.training.small import CROPS, PACKED, TEXT, corrupted, labelled, parities, run, sentences
@@ -59,7 +59,7 @@ def test_a_draw_hides_some_tokens_and_asks_for_these(ids: list[int], seed: int, 
     tokenizer, frame = task.tokenizer, task.frame
     ids = [i for i in ids if i != tokenizer.mask] or [7]  # 4 is <unk>
     assert tokenizer.unk == 4
-    piece = task.draw(joined([ids]), CounterRNG(np.array([seed])))[0]
+    piece = task.draw(Ragged.of([ids]), CounterRNG(np.array([seed])))[0]
     assert len(piece.ids) == len(piece.labels) == len(frame.row(ids))
     assert (piece.ids[0], piece.ids[-1]) == (tokenizer.bos, tokenizer.eos)
     assert piece.labels[0] == piece.labels[-1] == IGNORE
@@ -77,7 +77,7 @@ def test_the_shares_are_those_of_the_spec() -> None:
     task = task_of(rate=0.3, masked=0.6, random=0.3)
     ids = [i for i in range(task.tokenizer.size) if i not in task.tokenizer.special] * 10
     masked = changed = same = 0
-    for piece in task.draw(joined([ids] * 200), CounterRNG(np.arange(200))):
+    for piece in task.draw(Ragged.of([ids] * 200), CounterRNG(np.arange(200))):
         at = [i for i, label in enumerate(piece.labels) if label != IGNORE]
         assert len(at) == round(0.3 * len(ids))
         masked += sum(piece.ids[i] == task.tokenizer.mask for i in at)
@@ -92,7 +92,7 @@ def test_every_token_is_asked_and_put_in_as_often() -> None:
     """Whatever stands there, of what is no special token."""
     task, times = task_of(rate=0.5, masked=0, random=1), 4000
     plain = [i for i in range(task.tokenizer.size) if i not in task.tokenizer.special]
-    shelf = task.draw(joined([plain] * times), CounterRNG(np.arange(times)))
+    shelf = task.draw(Ragged.of([plain] * times), CounterRNG(np.arange(times)))
     ids, labels = (shelf.columns[name].values.reshape(times, -1)[:, 1:-1] for name in ("ids", "labels"))
     asked, share = labels != IGNORE, 0.5
     assert (abs(asked.mean(axis=0) - share) < 5 * math.sqrt(share * (1 - share) / times)).all()
@@ -105,9 +105,9 @@ def test_every_token_is_asked_and_put_in_as_often() -> None:
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.integers(3, 20))
-def test_windows_are_equal_parts_of_a_text(lengths: list[int], most: int) -> None:
+def test_chunks_are_equal_parts_of_a_text(lengths: list[int], most: int) -> None:
     texts = [list(range(n)) for n in lengths]
-    found = iter(windows(texts, most))
+    found = iter(chunks(texts, most))
     for ids in texts:
         parts = [next(found) for _ in range(-(-len(ids) // most))]
         assert [i for part in parts for i in part] == ids
@@ -128,7 +128,7 @@ def test_batches_are_functions_of_seed_and_place(trained: Run, batches: Padded |
         assert torch.equal(mine.ids, theirs.ids)
         assert torch.equal(mine.labels, theirs.labels)
         assert mine.ids.shape[1] <= 20
-        assert mine.asked >= (1 if mine.segments is None else int((mine.segments.max(dim=1).values + 1).min()))
+        assert mine.target_count >= (1 if mine.segments is None else int((mine.segments.max(dim=1).values + 1).min()))
     place, whole = Cursor(), list[list[int]]()
     if isinstance(batches, Crops):
         return
@@ -150,7 +150,7 @@ def test_evaluation_is_a_plain_loop_over_the_same_draws(trained: Run) -> None:
     task, texts = trained.task, sentences(12)
     assert isinstance(task, MaskedLanguageModelling)
     total, right, count = 0.0, 0, 0
-    for piece in drawn(task.tokenizer.encode_batch(texts), task.draw):
+    for piece in draw_fixed(task.tokenizer.encode_batch(texts), task.draw):
         with torch.no_grad():
             logits = trained.model(torch.tensor([piece.ids]))[0]
         for at, label in enumerate(piece.labels):
@@ -228,9 +228,9 @@ def test_a_tokenizer_without_a_mask_is_refused() -> None:
 
 
 def test_a_text_without_a_mask_is_refused(trained: Run) -> None:
-    with pytest.raises(ConfigError, match="text 2: has no <mask>: write it where a word is to be found"):
+    with pytest.raises(ConfigError, match="text 2: has no <mask>: write it where a token is to be predicted"):
         trained.predict(["n1 <mask>", "n1 [MASK]"])
-    with pytest.raises(ConfigError, match="temperature: is for models that write"):
+    with pytest.raises(ConfigError, match="temperature: is for models that generate text"):
         trained.predict(["n1 <mask>"], temperature=1.0)
 
 

@@ -10,9 +10,9 @@ from hypothesis import given, strategies as st
 
 from anyformer.config import ConfigError
 from anyformer.conventions import IGNORE, PLAIN, SEEN
-from anyformer.data.batch import collate, joined
+from anyformer.data.batch import Ragged, collate
 from anyformer.data.counter_rng import CounterRNG
-from anyformer.data.dynamic_loader import drawn
+from anyformer.data.dynamic_loader import draw_fixed
 from anyformer.data.readers import Rows
 from anyformer.recipe import LanguageModel, Packed, PrefixLM, Recipe, Seq2Seq
 from anyformer.run import Run
@@ -50,7 +50,7 @@ def by_hand(run: Run, ids: list[int], seen: int) -> torch.Tensor:
 @given(st.lists(st.integers(6, 15), min_size=2, max_size=40), st.integers(0, 99))
 def test_only_what_follows_the_prefix_is_asked(trained: Run, ids: list[int], seed: int) -> None:
     assert isinstance(trained.task, PrefixModelling)
-    piece = trained.task.draw(joined([ids]), CounterRNG(np.array([seed])))[0]
+    piece = trained.task.draw(Ragged.of([ids]), CounterRNG(np.array([seed])))[0]
     assert piece.ids == ids[:-1]
     assert piece.marks is not None
     seen = sum(piece.marks)
@@ -61,7 +61,7 @@ def test_only_what_follows_the_prefix_is_asked(trained: Run, ids: list[int], see
 
 def test_every_place_is_drawn(trained: Run) -> None:
     assert isinstance(trained.task, PrefixModelling)
-    pieces = trained.task.draw(joined([[7] * 5] * 400), CounterRNG(np.arange(400)))
+    pieces = trained.task.draw(Ragged.of([[7] * 5] * 400), CounterRNG(np.arange(400)))
     cuts = [sum(piece.marks or ()) for piece in pieces]
     assert all(60 < cuts.count(n) < 140 for n in range(1, 5))
 
@@ -70,7 +70,7 @@ def test_packed_and_padded_rows_are_as_each_alone(trained: Run) -> None:
     """Marks are of a document: nothing of a prefix is seen from another."""
     task = trained.task
     assert isinstance(task, PrefixModelling)
-    pieces = drawn([ids for ids in task.encode(rows_of(*sentences(6))) if len(ids) > 2], task.draw)
+    pieces = draw_fixed([ids for ids in task.encode(rows_of(*sentences(6))) if len(ids) > 2], task.draw)
     alone = [by_hand(trained, list(p.ids), sum(p.marks or ())) for p in pieces]
     trained.model.eval()
     with torch.no_grad():
@@ -90,7 +90,7 @@ def test_evaluation_is_a_plain_loop_over_the_same_draws(trained: Run) -> None:
     task = trained.task
     assert isinstance(task, PrefixModelling)
     rows, total, right, count = rows_of(*sentences(8)), 0.0, 0, 0
-    for piece in drawn(task.encode(rows), task.draw):
+    for piece in draw_fixed(task.encode(rows), task.draw):
         logits = by_hand(trained, list(piece.ids), sum(piece.marks or ()))
         for at, label in enumerate(piece.labels):
             if label != IGNORE:
@@ -168,9 +168,9 @@ def test_options_that_cut_a_prompt_are_refused(trained: Run) -> None:
 
 
 def test_a_text_of_one_token_is_a_bad_row(trained: Run) -> None:
-    rows = trained.task.fitting(rows_of("n1"), trained.config)  # one text alone has no <eos> behind it
+    rows = trained.task.filter_rows(rows_of("n1"), trained.config)  # one text alone has no <eos> behind it
     assert [str(bad) for bad in rows.bad] == [
-        "text.txt:1: the text has 1 token, and the task prefix_lm needs 2 at least"
+        "text.txt:1: the text has 1 token, and the task prefix_lm needs at least 2"
     ]
 
 

@@ -87,7 +87,7 @@ def test_answers_come_in_the_order_asked(trained: Run, monkeypatch: pytest.Monke
     asked = [" ".join(str(chance.randint(0, 9)) for _ in range(chance.randint(1, 6))) for _ in range(20)]
     one_by_one = [trained.predict([text])[0] for text in asked]
     assert trained.predict(asked) == one_by_one
-    monkeypatch.setattr(generation, "SLOTS", 60)  # many small batches
+    monkeypatch.setattr(generation, "MAX_INFERENCE_TOKENS", 60)  # many small batches
     assert trained.predict(asked) == one_by_one
     assert len(set(one_by_one)) > 5
     assert trained.predict([]) == []

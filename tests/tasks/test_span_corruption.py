@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from anyformer.config import ConfigError
 from anyformer.conventions import IGNORE
-from anyformer.data.batch import joined
+from anyformer.data.batch import Ragged
 from anyformer.data.counter_rng import CounterRNG
 from anyformer.data.loader import Cursor
 from anyformer.data.readers import Rows
@@ -52,7 +52,7 @@ def corrupted_one(
 ) -> tuple[list[int], list[int]]:
     """One text; its source without the end."""
     end, chance = 1000, CounterRNG(np.array([seed]))
-    source, target = corrupt(joined([ids]), rate, mean, np.array(sentinels), end, chance)
+    source, target = corrupt(Ragged.of([ids]), rate, mean, np.array(sentinels), end, chance)
     assert (source.values[-1], source.sizes.tolist()) == (end, [len(source.values)])
     return source.values[:-1].tolist(), target.values.tolist()
 
@@ -179,6 +179,6 @@ def test_other_shapes_are_refused(tmp_path: Path) -> None:
 
 
 def test_texts_of_one_token_are_bad_rows(trained: Run) -> None:
-    rows = trained.task.fitting(rows_of("n1 n2", "n1", "n3 n4 n5"), trained.config)
-    assert [str(bad) for bad in rows.bad] == ["text.txt:2: the text has 1 token, and the task spans needs 2 at least"]
+    rows = trained.task.filter_rows(rows_of("n1 n2", "n1", "n3 n4 n5"), trained.config)
+    assert [str(bad) for bad in rows.bad] == ["text.txt:2: the text has 1 token, and the task spans needs at least 2"]
     assert list(rows.lines) == [1, 3]

@@ -58,7 +58,7 @@ def test_texts_together_are_as_one_by_one(shape: str, way: str, monkeypatch: pyt
         together = run.generate(PROMPTS, **how, **more)
         assert together == [alone(i, **more) for i in range(len(PROMPTS))]
         with monkeypatch.context() as patch:
-            patch.setattr(generation, "SLOTS", 60)
+            patch.setattr(generation, "MAX_INFERENCE_TOKENS", 60)
             assert run.generate(PROMPTS, **how, **more) == together
 
 

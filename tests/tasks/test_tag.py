@@ -20,7 +20,7 @@ from anyformer.recipe import BPE, Bytes, Characters, Recipe, RunTokenizer, Tag, 
 from anyformer.run import Run, load
 from anyformer.tasks import tag as tag_tasks
 from anyformer.tasks.metrics import span_scores, spans
-from anyformer.tasks.tag import Tagging, spell, tagged
+from anyformer.tasks.tag import Tagging, spell, with_tags
 from anyformer.training.plan import plan
 from anyformer.training.train import evaluate
 from tests.training.small import PACKED, PADDED, evens, make, pairs, quiet, run, said, settings, tagging
@@ -106,12 +106,12 @@ def test_a_word_without_tokens() -> None:
     rows = Rows({"words": ["a\n\u200b\na"], "tags": ["x\ny\nx"]}, "f", [7])
     config = tagger()
     task = Tagging(Tag(labels=("x", "y")), without_marks(unk=True))
-    assert task.fitting(rows, config) == rows
+    assert task.filter_rows(rows, config) == rows
     (piece,) = task.encode(rows, config)
     assert (list(piece.ids), list(piece.labels)) == ([0, 1, 0], [0, 1, 0])
     task = Tagging(Tag(labels=("x", "y")), without_marks(unk=False))
-    (bad,) = task.fitting(rows, config).bad
-    assert str(bad) == "f:7: word 2, '\\u200b': has no tokens, and the tokenizer has none for unknown ones"
+    (bad,) = task.filter_rows(rows, config).bad
+    assert str(bad) == "f:7: word 2, '\\u200b': has no tokens, and the tokenizer has no <unk>"
 
 
 @given(st.text(min_size=1, max_size=12), st.integers(1, 9))
@@ -149,7 +149,7 @@ def test_evaluation_is_what_it_is_by_hand(trained: tuple[Run, Rows], monkeypatch
     made, rows = trained
     task, asked, labels = made.task, tags_of(rows), made.spec.labels  # type: ignore[union-attr]
     assert isinstance(task, Tagging)
-    monkeypatch.setattr(tag_tasks, "SLOTS", 60)  # several batches
+    monkeypatch.setattr(tag_tasks, "MAX_INFERENCE_TOKENS", 60)  # several batches
     found, total, guesses = task.evaluate(made.model, rows, PADDED), 0.0, []
     for piece in task.encode(rows, made.config):
         spelled = None if piece.spelled is None else torch.from_numpy(piece.spelled.astype("int64"))[None]
@@ -183,7 +183,7 @@ def test_a_training_step_loses_what_evaluation_counts(trained: tuple[Run, Rows])
         with torch.no_grad():
             logits = made.model(batch.ids, segments=batch.segments, spelled=batch.spelled)
         wanted = made.task.evaluate(made.model, rows, PADDED).values["loss"]
-        assert float(made.task.loss(logits, batch.labels)) / batch.asked == pytest.approx(wanted, rel=1e-4)
+        assert float(made.task.loss(logits, batch.labels)) / batch.target_count == pytest.approx(wanted, rel=1e-4)
         assert float(made.task.loss(logits, torch.full_like(batch.labels, IGNORE))) == 0
 
 
@@ -192,7 +192,7 @@ def test_answers_come_in_the_order_and_form_asked(trained: tuple[Run, Rows], mon
     asked = [words.replace("\n", "\t" if i % 2 else " ") for i, words in enumerate(rows.columns["words"][:20])]
     asked[3:3] = ["", " \t ", "unseen words"]
     one_by_one = [made.predict([text])[0] for text in asked]
-    monkeypatch.setattr(tag_tasks, "SLOTS", 40)
+    monkeypatch.setattr(tag_tasks, "MAX_INFERENCE_TOKENS", 40)
     done: list[int] = []
     assert made.predict(asked, progress=done.append) == one_by_one
     assert sum(done) == len(asked)
@@ -204,7 +204,7 @@ def test_answers_come_in_the_order_and_form_asked(trained: tuple[Run, Rows], mon
     assert made.predict(["12  7 "]) == made.predict(["12 7"])
     with pytest.raises(ConfigError, match="text 2: word 2 is empty"):
         made.predict(["1", "1\t \t2"])
-    with pytest.raises(ConfigError, match="beams: is for models that write"):
+    with pytest.raises(ConfigError, match="beams: is for models that generate text"):
         made.predict(["1"], beams=2)
 
 
@@ -257,16 +257,14 @@ def test_spans_by_hand() -> None:
 
 
 def test_labels_tell_whether_there_are_spans() -> None:
-    assert tagged(Tag(), ["O\nB-x\nI-x"]) == Tag(labels=("B-x", "I-x", "O"), spans=True)
-    assert tagged(Tag(), ["B-x\nNOUN"]).spans is False
-    assert tagged(Tag(spans=False), ["B-x\nO"]).spans is False
-    assert tagged(Tag(labels=("O", "S-x"), spans=True), []).spans is True
-    with pytest.raises(ConfigError, match=r"task\.spans = true: 'NOUN' is no label of spans"):
-        tagged(Tag(spans=True), ["O\nNOUN"])
-    with pytest.raises(
-        ConfigError, match="there is nothing to tell apart: of the words of all rows all have the tag 'O'"
-    ):
-        tagged(Tag(), ["O\nO"])
+    assert with_tags(Tag(), ["O\nB-x\nI-x"]) == Tag(labels=("B-x", "I-x", "O"), spans=True)
+    assert with_tags(Tag(), ["B-x\nNOUN"]).spans is False
+    assert with_tags(Tag(spans=False), ["B-x\nO"]).spans is False
+    assert with_tags(Tag(labels=("O", "S-x"), spans=True), []).spans is True
+    with pytest.raises(ConfigError, match=r"task\.spans = true: 'NOUN' is not a label of spans"):
+        with_tags(Tag(spans=True), ["O\nNOUN"])
+    with pytest.raises(ConfigError, match="has fewer than two tags: of the words of all rows, all have the tag 'O'"):
+        with_tags(Tag(), ["O\nO"])
     with pytest.raises(ConfigError, match="'O' occurs twice"):
         Tag(labels=("O", "O"))
 

@@ -19,7 +19,7 @@ CRF = TokenLabels(labels=3, crf=True)
         ('{"w": ["1", "2"], "t": ["O"]}', "has 2 words and 1 tag"),
         (
             '{"w": ["1", "2"], "t": ["O", "B-evn"]}',
-            "word 2, '2': the tag 'B-evn' is not known from training: did you mean 'B-even'?",
+            "word 2, '2': the tag 'B-evn' does not occur in training: did you mean 'B-even'?",
         ),
         ('{"w": ["1", ""], "t": ["O", "O"]}', "word 2 is empty"),
         ('{"w": ["1"], "t": [""]}', "the tags are empty"),
@@ -34,7 +34,7 @@ def test_bad_sentences(tmp_path: Path, row: str, why: str) -> None:
         update={"data": io.build(type(recipe.data), {**io.to_data(recipe.data), "valid": table})}
     )
     first, second = told(recipe, tmp_path)
-    assert first.startswith("data.valid: 1 bad row beside 1 good")
+    assert first.startswith("data.valid: 1 bad row and 1 good")
     assert second == f"{tmp_path / 'valid.jsonl'}:2: {why}"
 
 

@@ -191,7 +191,7 @@ def test_smoothing_is_trained_with(tmp_path: Path) -> None:
     job = make(pairs(steps=1, dropout=0.0, label_smoothing=0.3, valid=None), tmp_path / "run")
     batch, _ = job.loader.read(Cursor())
     with torch.no_grad():
-        wanted = token_loss(call(job.model, batch, packed=False), batch.labels, 0.3) / batch.asked
+        wanted = token_loss(call(job.model, batch, packed=False), batch.labels, 0.3) / batch.target_count
     fit(job)
     assert metrics(tmp_path / "run")[0]["loss"] == pytest.approx(float(wanted), rel=1e-5)
 

@@ -109,29 +109,26 @@ def test_every_text_is_tokenised_once(recipe: Recipe, seen: Counter[str], tmp_pa
         assert seen == Counter(text for name in read for text in rows.columns[name])
 
 
-def test_what_was_kept_is_what_would_be_made_anew(recipe: Recipe) -> None:
-    """Of the rows that are left, too; and the loader takes all of it."""
+def test_stored_ids_equal_new_ones(recipe: Recipe) -> None:
+    """Also after rows are removed."""
     task, rows = fitted(recipe)
-    assert bool(rows.kept) == (recipe.task.kind != "lm")
-    if rows.kept:
+    assert bool(rows.ids) == (recipe.task.kind != "lm")
+    if rows.ids:
         rows = rows.without({0: "is bad", 2: "is bad"})
-    anew = build(recipe, Path(), task, replace(rows, kept={}), None, quiet()).loader
+    encoded_again = build(recipe, Path(), task, replace(rows, ids={}), None, quiet()).loader
     loader = build(recipe, Path(), task, rows, None, quiet()).loader
-    assert not rows.kept
-    assert batches(loader) == batches(anew)
+    assert batches(loader) == batches(encoded_again)
 
 
-def test_another_tokenizer_takes_nothing(tmp_path: Path) -> None:
+def test_another_task_replaces_the_ids(tmp_path: Path) -> None:
     recipe = labelled(tmp_path, Classify(), parities())
     task, rows = fitted(recipe)
-    other = make_task(io.override(recipe, ["tokenizer=chars"]), rows, quiet()).tokenizer
-    one, two = (rows.encoded("text", tokenizer.encode_batch) for tokenizer in (other, task.tokenizer))
-    assert one == other.encode_batch(rows.columns["text"]) != two
+    other = make_task(io.override(recipe, ["tokenizer=chars"]), rows, quiet())
+    one, two = (each.filter_rows(rows, recipe.model, recipe.batches).ids["text"] for each in (other, task))
+    assert one == other.tokenizer.encode_batch(rows.columns["text"]) != two
 
 
-def test_rows_that_are_only_looked_at_keep_nothing(recipe: Recipe) -> None:
-    """As those that a training is watched on: nobody reads them soon."""
+def test_rows_that_are_not_trained_on_hold_no_ids(recipe: Recipe) -> None:
+    """As those for validation: they are encoded again at each evaluation."""
     task, rows = fitted(recipe)
-    bare = replace(rows, kept={})
-    assert not task.fitting(bare, recipe.model).kept
-    assert not bare.kept
+    assert not task.filter_rows(replace(rows, ids={}), recipe.model).ids

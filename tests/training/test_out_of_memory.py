@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from anyformer.cache.segment_memory import Past
 from anyformer.config import ConfigError, io
 from anyformer.conventions import IGNORE
-from anyformer.data.loader import Cursor, OrderedLoader, side_by_side
+from anyformer.data.loader import Cursor, OrderedLoader, parallel_parts
 from anyformer.data.readers import Rows
 from anyformer.data.shards import InMemory
 from anyformer.recipe import Cosine, Ordered, Recipe
@@ -41,7 +41,7 @@ def test_an_epoch_is_the_text(rows: int, length: int, more: int) -> None:
     loader, place, read = OrderedLoader(InMemory(ids), Ordered(rows=rows, length=length)), Cursor(), []
     while place.epoch == 0:
         batch, after = loader.read(place)
-        assert batch.follows == (place.batch > 0)
+        assert batch.follows_previous == (place.batch > 0)
         assert torch.equal(batch.labels, batch.ids + 1)
         read.append(batch.ids)
         place = after
@@ -53,20 +53,20 @@ def test_an_epoch_is_the_text(rows: int, length: int, more: int) -> None:
     assert place == Cursor(1, 0)
     again, _ = loader.read(place)
     assert torch.equal(again.ids, read[0])
-    assert not again.follows
+    assert not again.follows_previous
 
 
 @given(st.integers(2, 60), st.integers(1, 5), st.integers(1, 7))
 def test_side_by_side_asks_for_every_token_once(count: int, rows: int, length: int) -> None:
     ids = np.arange(count, dtype=np.int32)
-    batches = list(side_by_side(InMemory(ids), rows, length))
+    batches = list(parallel_parts(InMemory(ids), rows, length))
     asked = torch.cat([batch.labels[batch.labels != IGNORE] for batch in batches])
     assert asked.sort().values.tolist() == list(range(1, count))
     for batch in batches:
         there = batch.labels != IGNORE
         assert torch.equal(batch.ids[there] + 1, batch.labels[there])
         assert batch.segments is None or torch.equal(batch.segments == 0, there)
-    assert [batch.follows for batch in batches] == [False] + [True] * (len(batches) - 1)
+    assert [batch.follows_previous for batch in batches] == [False] + [True] * (len(batches) - 1)
 
 
 # -- evaluation -------------------------------------------------------------------------------------------------------

@@ -276,7 +276,7 @@ def test_every_row_is_read_once(rows: int, size: int) -> None:
     ids = torch.arange(rows * 3).view(rows, 3)
     batch = Batch(ids, ids + 1, None, ids + 2)
     shares = [Ranks(rank, size).share(batch) for rank in range(size)]
-    assert sum(share.asked for share in shares) == batch.asked
+    assert sum(share.target_count for share in shares) == batch.target_count
     read = [row for share in shares for row in share.labels.tolist() if row[0] != IGNORE]
     assert sorted(read) == batch.labels.tolist()
     for share in shares:

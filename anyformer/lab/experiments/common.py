@@ -188,7 +188,7 @@ def more(a: Sequence[float], b: Sequence[float], margin: float = 0.0) -> bool | 
     return summary(a).mean > summary(beyond).mean if welch(a, beyond) < 0.05 else None
 
 
-def token_loss(logits: Tensor, wanted: Tensor) -> Tensor:
+def mean_token_loss(logits: Tensor, wanted: Tensor) -> Tensor:
     """The mean over tokens; -100: nothing is wanted there."""
     return F.cross_entropy(logits.flatten(0, 1), wanted.flatten())
 
@@ -210,7 +210,7 @@ def learn(
         done = (step + 1) / steps
         optimizer.param_groups[0]["lr"] = lr * min(10 * done, (1 + math.cos(math.pi * done)) / 2)
         ids, wanted = batch()
-        loss = token_loss(model(ids), wanted)
+        loss = mean_token_loss(model(ids), wanted)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -24,7 +24,7 @@ from anyformer.config import (
 from anyformer.inspection.taps import run_with_taps
 from anyformer.lab.cells import Cell, Result
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
-from anyformer.lab.experiments.common import DEVICE, learn, token_loss
+from anyformer.lab.experiments.common import DEVICE, learn, mean_token_loss
 from anyformer.lab.figures import lines, panels
 from anyformer.lab.stats import summary, welch
 from anyformer.nn.model import Transformer
@@ -163,7 +163,7 @@ def _copies(cell: Cell, rows: int) -> tuple[Tensor, Tensor]:
 def _gradient(model: Transformer, ids: Tensor, wanted: Tensor) -> float:
     """How strongly the loss at the question depends on the vector of the first token, averaged over rows."""
     logits, seen = run_with_taps(model, ["decoder.embed"], ids)
-    (slope,) = torch.autograd.grad(token_loss(logits, wanted) * len(ids), seen["decoder.embed"])
+    (slope,) = torch.autograd.grad(mean_token_loss(logits, wanted) * len(ids), seen["decoder.embed"])
     return float(slope[:, 0].norm(dim=-1).mean())
 
 

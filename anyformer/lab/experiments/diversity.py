@@ -11,7 +11,7 @@ from anyformer.config import LM, Attention, Block, LayerNorm, ModelConfig, Plain
 from anyformer.inspection.attention_maps import attention_maps
 from anyformer.lab.cells import Cell, Result
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
-from anyformer.lab.experiments.common import DEVICE, learn, token_loss
+from anyformer.lab.experiments.common import DEVICE, learn, mean_token_loss
 from anyformer.lab.figures import curves, lines, panels
 from anyformer.lab.stats import summary, welch
 from anyformer.nn.model import Transformer
@@ -53,7 +53,7 @@ too, in every seed."""
         told = logits[:, FAR:].argmax(dim=-1) == pairs[:, FAR:]
         after = _heads(model, rows)
         return {
-            "loss": token_loss(logits, pairs).item(),
+            "loss": mean_token_loss(logits, pairs).item(),
             "accuracy": told.float().mean().item(),
             "curve": curve,
             **after,

@@ -26,7 +26,7 @@ from anyformer.config import (
 )
 from anyformer.lab.cells import Cell, Result
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
-from anyformer.lab.experiments.common import DEVICE, altogether, doubling, found, learn, more, token_loss
+from anyformer.lab.experiments.common import DEVICE, altogether, doubling, found, learn, mean_token_loss, more
 from anyformer.lab.figures import bars, lines, panels
 from anyformer.lab.stats import summary
 from anyformer.nn.model import Transformer
@@ -203,4 +203,4 @@ def _errors(cell: Cell) -> dict[str, float]:
 
 @torch.no_grad()
 def _loss(model: Transformer, rows: Tensor) -> float:
-    return float(token_loss(model(rows[:, :-1]), rows[:, 1:]))
+    return float(mean_token_loss(model(rows[:, :-1]), rows[:, 1:]))
