@@ -1,6 +1,6 @@
-"""Training on Multi30k, pairs of unequal length: packed, by our loop, beside torch.nn with padded batches as they come.
+"""Training on Multi30k, pairs of unequal length: packed in our loop, padded in random order for torch.nn.
 
-Rates are in real tokens. Where the data is not there (`ANYFORMER_DATA`), captions are made up.
+Rates are in real tokens. Without the data (`ANYFORMER_DATA`), captions are synthetic.
 """
 
 import itertools
@@ -40,13 +40,13 @@ def recipe(sizes: dict[str, int], tokens: int, folder: Path) -> Recipe:
 
 
 def ours(sizes: dict[str, int], tokens: int, folder: Path) -> Iterator[int]:
-    """Each takes a step, and tells its real tokens."""
+    """Run training steps; yield the number of real tokens of each."""
     yield from Steps(recipe(sizes, tokens, folder)).each()
 
 
 @cache
 def lengths(tokens: int, folder: Path) -> tuple[Tensor, int]:
-    """The tokens of each pair's source and target, and how many pairs a packed batch has."""
+    """Return the source and target lengths of each pair, and the number of pairs in a packed batch."""
     loader = Steps(recipe(TINY, tokens, folder)).job.loader
     assert isinstance(loader, ExampleLoader)
     sizes = torch.from_numpy(loader.sizes).flip(1)
@@ -54,7 +54,7 @@ def lengths(tokens: int, folder: Path) -> tuple[Tensor, int]:
 
 
 def torch_nn(sizes: dict[str, int], tokens: int, folder: Path) -> Iterator[int]:
-    """The same pairs, as many in a batch, in the order of a shuffle, padded to their longest."""
+    """The same pairs in shuffled order, the same number per batch, padded to the longest."""
     all_of_them, rows = lengths(tokens, folder)
     order = torch.randperm(len(all_of_them), generator=torch.Generator().manual_seed(0))
     vocab, config = sizes["vocab"], recipe(sizes, tokens, folder).model

@@ -1,7 +1,7 @@
-"""What preparing and training on a large corpus takes in memory: `python benchmarks/corpus.py --out /big/disk`.
+"""Memory of preparing and training on a large corpus: `python benchmarks/corpus.py --out /big/disk`.
 
 Writes a made-up corpus of 2 GB (words by Zipf's law, the same each time), makes token shards of it, trains a small
-language model on them, and tells the time of each and the most memory that its processes had: each by itself, and all
+language model on them, and prints the time and peak memory of each step: each process by itself, and all
 of them at once, as /proc says it ten times a second. The folder is removed.
 """
 
@@ -53,7 +53,7 @@ def write_corpus(path: Path, size: int, seed: int = 0) -> None:
 
 
 def measured(*command: str | Path) -> None:
-    """Runs a command, and tells its time and its memory."""
+    """Run a command; print its time and memory."""
     began = time.perf_counter()
     process = subprocess.Popen([sys.executable, "-m", "anyformer", *map(str, command)])
     most, together = dict[int, int](), 0

@@ -35,7 +35,7 @@ def ctranslate(build: Callable[[], Transformer], ids: Tensor, new: int, beams: i
 
 
 def described(model: Transformer) -> Any:
-    """Of a model as in Vaswani et al.: norms after the sum, sinusoidal positions, one table."""
+    """CTranslate2 spec of a model as in Vaswani et al.: post-norm, sinusoidal positions, one embedding table."""
     from ctranslate2.specs import TransformerSpec
 
     stacks = {"encoder": model.encoder, "decoder": model.decoder}

@@ -1,4 +1,4 @@
-"""Tokens decoded: our models and their peers' of the same random weights, greedily or by beams."""
+"""Decoding speed of our models and their peers with the same random weights, greedy or with beams."""
 
 import os
 from collections.abc import Callable
@@ -31,13 +31,13 @@ def built(config: ModelConfig) -> Transformer:
 
 @torch.no_grad()
 def first_loss(config: ModelConfig, ids: Tensor, says: Callable[..., Tensor]) -> float:
-    """Of the prompt, or of a source that is its own target: `says` gives the logits."""
+    """Return the loss of the prompt, or of a source as its own target; `says` computes the logits."""
     given = (ids, ids) if config.encoder else (ids,)
     return float(token_loss(says(*given), said(config, given)) / ids.numel())
 
 
 def ours(config: ModelConfig, ids: Tensor, new: int, beams: int = 1, bits: Any = None, fused: bool = True) -> Way:
-    """Compiled, or as it is. A decoder reads all weights for each token that it adds to all rows."""
+    """Our model, compiled or eager. A decode step reads all weights once for all rows."""
 
     def make() -> Callable[[], Tensor]:
         model = built(config)
@@ -55,7 +55,7 @@ def ours(config: ModelConfig, ids: Tensor, new: int, beams: int = 1, bits: Any =
 
 
 def theirs(config: ModelConfig, kind: str, into: Any, ids: Tensor, new: int, beams: int = 1, **how: Any) -> Way:
-    """The model of `transformers` that has our weights."""
+    """The model of `transformers` with our weights."""
 
     def build() -> Any:
         return public(config, kind, into, DTYPE).to(DEVICE).eval()
@@ -78,7 +78,7 @@ def theirs(config: ModelConfig, kind: str, into: Any, ids: Tensor, new: int, bea
 def gpt2(
     depth: int, width: int, heads: int, vocab: int, rows: int, prompt: int, new: int
 ) -> tuple[int, dict[str, Way]]:
-    """Tokens of a call, and the ways."""
+    """Return the number of generated tokens, and the implementations."""
     ids = torch.randint(5, vocab, (rows, prompt), device=DEVICE)
     config = presets.gpt2(depth=depth, width=width, heads=heads, vocab=vocab)
     return rows * new, {
@@ -92,7 +92,7 @@ def gpt2(
 def base(
     depth: int, width: int, heads: int, ff: int, vocab: int, rows: int, source: int, new: int, beams: int
 ) -> tuple[int, dict[str, Way]]:
-    """Of the hypotheses that are returned."""
+    """Return the number of generated tokens, and the implementations."""
     ids = torch.randint(5, vocab, (rows, source), device=DEVICE)
     made = vaswani(depth=depth, width=width, heads=heads, ff=ff, vocab=vocab, dropout=0.0)
     config = made.model_copy(update={"special": made.special.model_copy(update={"start": 1})})
@@ -112,7 +112,7 @@ def base(
 def llama(
     depth: int, width: int, heads: int, kv_heads: int, ff: int, vocab: int, rows: int, prompt: int, new: int
 ) -> tuple[int, dict[str, Way]]:
-    """Theirs with its static cache, which it compiles itself on a GPU."""
+    """Ours, and `transformers` with its static cache, which it compiles itself on a GPU."""
     ids = torch.randint(5, vocab, (rows, prompt), device=DEVICE)
     made = presets.llama(depth=depth, width=width, heads=heads, kv_heads=kv_heads, ff=ff, vocab=vocab)
     config = made.model_copy(update={"tie": "output"})

@@ -1,7 +1,7 @@
 """How soon the page answers for a long text: `python benchmarks/explore.py [--tokens 512 --threads 1 --times 5]`.
 
 A model of GPT-2's shape (12 layers, 12 heads, 768 wide) with weights by chance, on bytes. `read` is the model's own
-pass; what follows it is what a view costs on top, with the text read already.
+pass; the other rows are the additional cost of each view.
 """
 
 import argparse

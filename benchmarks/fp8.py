@@ -30,8 +30,8 @@ class Step(NamedTuple):
 
 
 def batches(count: int, vocab: int, rows: int, length: int) -> Tensor:
-    """[count, rows, length + 1]: a word is the usual one behind the last, or by chance another of the same frequencies
-    (the n-th word 1/n as often as the first). All batches are of one language: one teaches what the next asks."""
+    """[count, rows, length + 1]: half of the tokens are determined by the previous one, the others are drawn
+    from a Zipf distribution. All batches share these rules, so that the loss falls from batch to batch."""
     generator = torch.Generator(DEVICE).manual_seed(0)
     often = 1 / torch.arange(1, vocab + 1, device=DEVICE)
 
@@ -47,7 +47,7 @@ def batches(count: int, vocab: int, rows: int, length: int) -> Tensor:
 
 
 def learn(config: ModelConfig, eight: bool, data: Tensor) -> Iterator[Step]:
-    """A step for each batch, compiled as one."""
+    """Run one compiled training step per batch."""
     if DEVICE == "cuda":
         torch.cuda.reset_peak_memory_stats()
     model = begun(config).train()
@@ -75,7 +75,7 @@ def learn(config: ModelConfig, eight: bool, data: Tensor) -> Iterator[Step]:
 
 
 def row(found: Mapping[str, Sequence[Step]], tokens: int, flops: float, product: float) -> dict[str, Any]:
-    """What a table tells of both ways, of steps of that many tokens and FLOPs."""
+    """Return the row of the table for both precisions; a step has that many tokens and FLOPs."""
     times = {name: [step.seconds for step in steps[COMPILING:]] for name, steps in found.items()}
     rates = {name: tokens / statistics.median(some) for name, some in times.items()}
     first, last = ({name: steps[i].loss for name, steps in found.items()} for i in (0, -1))

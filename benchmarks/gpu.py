@@ -87,7 +87,7 @@ def bigbird_16k(sheet: Sheet, tiny: bool) -> None:
 
 
 def window_64k(sheet: Sheet, tiny: bool) -> None:
-    """How many times as fast as attention to all that came before."""
+    """Speed of a causal window relative to full causal attention."""
     ways = long.window(*(2, 16, 512, 64) if tiny else (12, 64, 65536, 1024))
     seconds = {name: clock(way, warm=3, rounds=10)[0].median for name, way in ways.items()}
     sheet.put("window_64k", seconds["cuDNN, causal"] / seconds["ours"], 1.0, "times", peer_name="cuDNN, causal",
@@ -128,7 +128,7 @@ def decode_base_b64_beam4(sheet: Sheet, tiny: bool) -> None:
 
 
 BILLION = (16, 2048, 32, 8, 8192, 128256)  # layers, width, heads, of them for keys, feed-forward, vocabulary
-LANES = (  # those of a lane one after the other: what is large at once fits
+LANES = (  # rows of a lane run one after the other, so that large ones fit into memory together
     (train_base,),
     (train_bert, idle_shakespeare),
     (train_gpt2, train_gpt2_fp8, train_wide_fp8),

@@ -1,15 +1,15 @@
-"""How a training step grows with length, batch, width, depth and vocabulary, and how it ought to:
+"""Time and memory of a training step by length, batch, width, depth and vocabulary, measured and predicted:
 `python -m benchmarks.growth [AXIS...]`.
 
-A decoder (GPT-2's block, heads of one width) with AdamW, of which one size is changed at a time. GPU: in bf16, each
-shape of a block compiled once for all layers, the rest not; what is compared is growth, not the last tenth of speed.
-CPU: by one thread, in its own time, whatever else the machine does.
+A decoder (GPT-2's block, heads of one width) with AdamW, with one size varied at a time. GPU: bf16, blocks
+compiled once per shape, the rest eager; the comparison is about growth, not about the last tenth of speed.
+CPU: fp32, one thread, CPU time.
 
-    time      FLOPs of `count`, three times, at a share of the speed of a large product that is fitted once, at the base
-    memory    GPU: the most that was allocated, and `training_memory`. CPU: what is kept for the backward pass, and
+    time      3 × forward FLOPs of `count` at an MFU that is fitted once, at the base
+    memory    GPU: peak allocated memory against `training_memory`. CPU: tensors saved for the backward pass against
               `count`. Nothing is fitted
 
-What is measured is kept; predictions are computed when the page is written.
+Measurements are stored; predictions are computed when the page is written.
 """
 
 import argparse
@@ -42,7 +42,7 @@ clock = time.perf_counter if GPU else time.process_time
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a model and its batch."""
+    """Sizes of a model and its batch."""
 
     length: int
     batch: int
@@ -55,11 +55,11 @@ class Sizes:
         return presets.gpt2(**sizes, heads=max(1, self.width // (64 if gpu else 32)), dropout=0.0)
 
     def flops(self, gpu: bool) -> int:
-        """Of a step."""
+        """Time and memory of a step."""
         return 3 * count(self.config(gpu), self.length, batch=self.batch).flops
 
     def memory(self, gpu: bool) -> int:
-        """In bytes, of what is measured there."""
+        """Return the predicted bytes of what is measured on that device."""
         if gpu:
             return training_memory(self.config(gpu), self.length, batch=self.batch).peak
         return count(self.config(gpu), self.length, batch=self.batch, bytes_per_value=4).activation_bytes
@@ -192,7 +192,7 @@ def told(points: Sequence[Mapping[str, float]]) -> str:
 
 
 def product() -> float:
-    """FLOP/s of a large product, by the thread that is measured."""
+    """Return the FLOP/s of a large matmul in the measured thread."""
     a, b = torch.randn(2, 1024, 1024)
     times = []
     for _ in range(7):

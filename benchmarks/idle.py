@@ -26,7 +26,7 @@ WAIT = 10.0  # microseconds without a kernel from which the GPU waits for the ho
 
 @dataclass(frozen=True)
 class Idle:
-    """Of a step, in seconds and shares of it; how many programs were compiled meanwhile; the most memory, in bytes."""
+    """Times of a step in seconds and as fractions of it, compiled programs, and peak memory in bytes."""
 
     step: float
     busy: float  # some kernel runs
@@ -67,14 +67,14 @@ class Steps:
                 self.open.popleft().read()
 
     def each(self) -> Iterator[int]:
-        """Takes a step, and tells its real tokens."""
+        """Run a training step; return its number of real tokens."""
         while True:
             self.tokens = 0
             self.take(1)
             yield self.tokens
 
     def measure(self, count: int = 300, looked_at: int = 30) -> Idle:
-        """Of many steps: the first finds a GPU that waits."""
+        """Measure many steps; the first one starts on an idle GPU."""
         torch.cuda.synchronize()
         before, self.tokens, began = compiled(), 0, time.perf_counter()
         self.take(count)

@@ -1,7 +1,7 @@
-"""What importing a sharded checkpoint takes in memory: `python benchmarks/import_memory.py --out /big/disk`.
+"""Peak memory of importing a sharded checkpoint: `python benchmarks/import_memory.py --out /big/disk`.
 
 Writes random weights in the shape of Llama-2-7B (13.5 GB in shards of at most 2 GB), imports them in a process of its
-own, and tells the most memory that process had beside the size of the weights. Twice the weights are on disk at the
+own, and prints the peak memory of that process and the size of the weights. Twice the weights are on disk at the
 end, in a folder that is removed.
 """
 
@@ -32,7 +32,7 @@ def told(field):
     return int(re.search(field + r":\\s+(\\d+) kB", status)[1]) * 1024
 from anyformer.interop import bring_in
 tiny, tiny_out, source, out = sys.argv[1:]
-bring_in(tiny, tiny_out)  # what is loaded with the first model of all is no part of this one
+bring_in(tiny, tiny_out)  # libraries that the first import loads do not count
 before = told("VmRSS")
 bring_in(source, out)
 print(before, told("VmHWM"))
@@ -53,7 +53,7 @@ class Taken(NamedTuple):
 
 
 def write_checkpoint(folder: Path, config: ModelConfig, dtype: torch.dtype, shard: int) -> int:
-    """A folder of random weights of at most so many bytes a file; how many in all."""
+    """Write a folder of random weights in files of bounded size; return the total bytes."""
     family = FAMILIES["llama"]
     sizes = {name: shape for tie in family.ties(config) for name, shape in zip(tie.theirs, tie.shapes, strict=True)}
     shards: list[files.Shapes] = [{}]

@@ -52,7 +52,7 @@ def bigbird_config(depth: int, width: int, heads: int, length: int) -> ModelConf
 
 
 def bigbird(depth: int, width: int, heads: int, length: int) -> tuple[int, dict[str, Way]]:
-    """Tokens of one sequence, and the ways; weights are bf16, as the peer's were measured."""
+    """Return the number of tokens of a sequence, and the implementations; weights are bf16 on both sides."""
     ids = torch.randint(2, VOCAB, (1, length), device=DEVICE)
     dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float32
 
@@ -81,7 +81,7 @@ def descend(hidden: Tensor) -> Tensor:
 
 
 def window(heads: int, width: int, length: int, before: int) -> dict[str, Way]:
-    """Attention alone: a causal window as the model would run it, and all that came before by torch's kernels."""
+    """Attention alone: a causal window as the model runs it, and full causal attention by torch's kernels."""
     dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float32
 
     def timed(name: str, build: Callable[[], Callable[..., Tensor]]) -> Way:
@@ -99,7 +99,7 @@ def window(heads: int, width: int, length: int, before: int) -> dict[str, Way]:
         return Way(name, make)
 
     def ours() -> Callable[..., Tensor]:
-        """What the layers of a model share is made once, as there."""
+        """Prepare once what the layers of a model share."""
         at, nowhere = make_layout(1, length, torch.device(DEVICE)), Positions(NoPosition(), 0, heads)
         demand, site = Demand(width, width), Runtime(DEVICE, dtype, training=True)
         relation = lower(Window(before=before - 1, after=0), at, at, "self", nowhere, demand, site, "auto")

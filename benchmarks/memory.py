@@ -102,7 +102,7 @@ def step_of(case: Case, tiny: bool) -> tuple[Callable[[], None], int]:
 
 
 def compare(case: Case, tiny: bool = False) -> tuple[int, int]:
-    """Bytes at the peak of a step: foretold and measured; without a GPU nothing is measured."""
+    """Return the peak bytes of a step, predicted and measured (0 without a GPU)."""
     torch.compiler.reset()
     gc.collect()
     if DEVICE != "cuda":

@@ -1,4 +1,4 @@
-"""What one more token costs by how many were read before, with a cache and without: `python benchmarks/prefix.py`.
+"""Time per generated token by context length, with and without a KV cache: `python benchmarks/prefix.py`.
 
 With a cache only the attention's reading grows with the prefix; without, the whole text is read again. Also what a
 cache takes beside what `anyformer count` says. Writes a figure.

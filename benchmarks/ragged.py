@@ -22,7 +22,7 @@ from benchmarks.training import TorchPair, stepping
 PAIRS, WORDS = 3000, 4000
 
 Taken = Iterator[int]
-"""Each takes a step, and tells its real tokens."""
+"""Run training steps; yield the number of real tokens of each."""
 
 
 def pairs() -> list[tuple[str, str]]:
@@ -55,7 +55,7 @@ def ours(width: int, depth: int, tokens: int) -> Taken:
 
 
 def torch_nn(width: int, depth: int, tokens: int) -> Taken:
-    """Batches of as many pairs, in the order of a shuffle, padded to their longest."""
+    """Batches of the same number of pairs in shuffled order, padded to the longest."""
     lengths = torch.tensor([[len(side.split()) + 1 for side in pair] for pair in pairs()])
     order = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(0)).tolist()
     rows = max(1, int(tokens / lengths.float().mean()))
@@ -85,7 +85,7 @@ def torch_nn(width: int, depth: int, tokens: int) -> Taken:
 def rates(
     ways: dict[str, Callable[[], Taken]], warm: int = 5, rounds: int = 5, each: int = 10
 ) -> dict[str, list[float]]:
-    """Real tokens a second by each way, by turns, sorted."""
+    """Return the sorted real tokens/s of each implementation, measured in turns."""
     running = {name: make() for name, make in ways.items()}
     found: dict[str, list[float]] = {name: [] for name in ways}
     for steps in running.values():
@@ -102,7 +102,7 @@ def rates(
 
 
 def compare(sheet: Sheet, key: str, ways: dict[str, Callable[[], Taken]], **few: int) -> None:
-    """Ours beside torch.nn, as a row."""
+    """Write the row that compares ours with torch.nn."""
     found = rates(ways, **few)
     middle = {name: median(some) for name, some in found.items()}
     spread = {name: [some[0], some[-1]] for name, some in found.items()}

@@ -67,7 +67,7 @@ INTRODUCTION = """# Benchmarks against peers
 Each row is measured on one machine in one run: medians after warm-up, with random weights and tokens. This page is
 written by `python -m benchmarks.report` from `benchmarks/results`, which also hold the spread.
 
-- What is compiled: on the GPU, our training and decoding, all training peers except BigBird, and the Llama of
+- Compiled: on the GPU, our training and decoding, all training peers except BigBird, and the Llama of
   `transformers` (static cache, which it compiles itself). Decoding Transformer-base in `transformers` is eager. On the
   CPU training is eager on both sides, GPT-2 decoding too (but for the 4-bit row); our beam search is compiled, that of
   `transformers` is eager.

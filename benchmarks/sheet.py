@@ -1,4 +1,4 @@
-"""How long things take, side by side, and the file that the numbers go to: one key for each row of a table."""
+"""Timing of implementations, and the results file: one key for each row of a table."""
 
 import gc
 import json
@@ -33,11 +33,11 @@ class Time:
 
 @dataclass(frozen=True)
 class Way:
-    """One way to do some work: `make` builds all that it needs and gives what is timed.
+    """One implementation of a benchmark: `make` builds everything and returns the function that is timed.
 
     `first` is the loss before anything is learnt and without dropout: one number for all ways that begin with the same
-    weights. `flops` are those of the products that the work asks for, however a way does it; `reads` the bytes that it
-    has to read where these are the limit. `each` runs are timed as one, with nothing between them.
+    weights. `flops` are the matmul FLOPs of the task, however an implementation does it; `reads` are the bytes that
+    must be read where memory bandwidth is the limit. `each` runs are timed as one, with nothing between them.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Way:
 
 
 def clock(way: Way, warm: int = 5, rounds: int = 15) -> tuple[Time, Any]:
-    """The time of a way, and what it gave last; all that it made is gone afterwards."""
+    """Return the time of an implementation and its last result; free everything it allocated."""
     clear()
     begun = Begun(way)
     with alone():
@@ -62,7 +62,7 @@ def clock(way: Way, warm: int = 5, rounds: int = 15) -> tuple[Time, Any]:
 
 
 class Begun:
-    """A way whose first run is over."""
+    """An implementation after its first run."""
 
     def __init__(self, way: Way):
         began = time.perf_counter()
@@ -108,7 +108,7 @@ def by_turns(ways: Mapping[str, Way], warm: int, rounds: int) -> dict[str, tuple
 
 
 def firsts(ways: Mapping[str, Way]) -> dict[str, float | Exception]:
-    """The first loss of each way that has one."""
+    """Return the first loss of each implementation that has one."""
     found: dict[str, float | Exception] = {}
     for name, way in ways.items():
         if way.first is not None:
@@ -121,14 +121,14 @@ def firsts(ways: Mapping[str, Way]) -> dict[str, float | Exception]:
 
 
 def agree(first: Mapping[str, float]) -> bool | None:
-    """Whether all losses are that of `ours`; None where nothing else tells one."""
+    """Return whether all losses equal that of `ours`; None if there is no other."""
     if len(first) < 2:
         return None
     return all(abs(loss - first["ours"]) <= CLOSE * abs(first["ours"]) for loss in first.values())
 
 
 def same(ids: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """The share of ids that each way and ours have in common."""
+    """Return the fraction of ids on which each implementation agrees with ours."""
     return {name: float((some == ids["ours"]).float().mean()) for name, some in ids.items() if name != "ours"}
 
 
@@ -149,7 +149,7 @@ class Sheet:
 
     def __init__(self, path: Path):
         self.path = path
-        if not (in_turns() and "machine" in self.rows):  # who started those that take turns has measured it
+        if not (in_turns() and "machine" in self.rows):  # measured by the process that started these
             self.keep("machine", machine())
 
     @property
@@ -186,7 +186,7 @@ class Sheet:
         failed = {name: loss for name, loss in told.items() if isinstance(loss, Exception)}
         able = {name: way for name, way in ways.items() if name not in failed}
         for name, found in (failed | by_turns(able, warm, rounds)).items():
-            if isinstance(found, Exception):  # a peer that cannot run here is told, and the others go on
+            if isinstance(found, Exception):  # report a peer that cannot run here, and continue with the others
                 if name == "ours":
                     raise found
                 print(f"{key}: {name} cannot run here: {found!s:.200}", flush=True)
@@ -205,7 +205,7 @@ class Sheet:
         alike = agree(first)
         if alike is False:
             told = ", ".join(f"{name} {loss:.6g}" for name, loss in first.items())
-            print(f"{key}: THE WAYS DISAGREE, so their times compare nothing: {told}", flush=True)
+            print(f"{key}: THE LOSSES DISAGREE, so the times are not comparable: {told}", flush=True)
         losses = {name: float(x) for name, x in last.items() if isinstance(x, torch.Tensor) and x.numel() == 1}
         ids = {name: x for name, x in last.items() if isinstance(x, torch.Tensor) and x.dtype == torch.int64}
         self.put(
@@ -229,7 +229,7 @@ class Sheet:
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers are of, with two ceilings that were measured: a large product, a large copy."""
+    """Return the machine, its versions and two measured limits: matmul peak and copy bandwidth."""
     import anyformer
 
     name = torch.cuda.get_device_name() if DEVICE == "cuda" else f"{platform.machine()} CPU"

@@ -1,6 +1,6 @@
-"""Processes that prepare side by side and are timed one at a time: while one is, the others stand still.
+"""Run benchmark processes in parallel, but time one at a time: the others are stopped meanwhile.
 
-To build and to compile models takes most of a table's time, and one core of each process.
+Building and compiling models takes most of the time of a table, and one core of each process.
 """
 
 import fcntl
@@ -14,19 +14,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-FOLDER = "ANYFORMER_TURNS"  # the variable that tells a process where the others are named
-STILL = 0.5  # seconds until a GPU has done what a process had asked of it before it was stopped
+FOLDER = "ANYFORMER_TURNS"  # environment variable: folder that lists the processes
+STILL = 0.5  # seconds until a GPU has finished the work of a process that was stopped
 
 
 def side_by_side(commands: Sequence[Sequence[str]]) -> bool:
-    """Runs all of them; whether each came to its end. What they print is theirs."""
+    """Run all commands in parallel; return whether each succeeded. They print to the same output."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "lock").touch()
         running = [
             subprocess.Popen([sys.executable, *command], env=os.environ | {FOLDER: folder}, start_new_session=True)
             for command in commands
         ]
-        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that none is left behind, or standing still
+        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no process is left running or stopped
         try:
             codes = [process.wait() for process in running]
             return not any(codes)
@@ -42,15 +42,15 @@ def in_turns() -> bool:
 
 
 def join() -> None:
-    """Names this process among those that take turns; each leads a group, with all that it starts."""
+    """Register this process; each leads a process group with its children."""
     if folder := os.environ.get(FOLDER):
-        with locked():  # whoever is alone now does not know of this one
+        with locked():  # the process that is being timed does not know this one yet
             (Path(folder) / str(os.getpid())).touch()
 
 
 @contextmanager
 def locked() -> Iterator[list[int]]:
-    """None of the others is in here; gives those that there are."""
+    """Hold the lock of all processes; yield the ids of the others."""
     folder = os.environ.get(FOLDER)
     if folder is None:
         yield []
@@ -62,7 +62,7 @@ def locked() -> Iterator[list[int]]:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """The others stand still meanwhile."""
+    """Stop all other processes within this context."""
     with locked() as others:
         try:
             tell(others, signal.SIGSTOP)

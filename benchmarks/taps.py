@@ -1,6 +1,6 @@
-"""What looking costs: a pass without taps, with the maps of one layer, with those of all: `python benchmarks/taps.py`.
+"""Cost of taps: a forward pass without, with the maps of one layer, with those of all: `python benchmarks/taps.py`.
 
-Maps are recomputed for the layers asked for, and the others stay on their kernels: one layer of n costs an n-th of
+Maps are recomputed for the requested layers; the others stay on their kernels: one layer of n costs an n-th of
 what all cost on top.
 """
 

@@ -39,7 +39,7 @@ class Words:
 
 
 def stepping(model: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """A step with AdamW: bf16 products on a GPU, master weights of fp32; ours as our loop compiles and records it."""
+    """A training step with AdamW, bf16 autocast on a GPU; ours is compiled and captured as in our loop."""
     ours = isinstance(model, Transformer)
     recorded = ours and DEVICE == "cuda"
     how = options(model.config, eight=False) if ours else None
@@ -65,7 +65,7 @@ Build = Callable[[], tuple[nn.Module, Callable[[], Tensor]]]
 
 
 def way(name: str, build: Build, flops: float, slopes: bool = False) -> Way:
-    """`slopes`: the first loss is taken as in training, by what leaves gradients behind."""
+    """With `slopes` the first loss is computed with gradients enabled, as in training."""
 
     def make() -> Callable[[], Tensor]:
         model, loss = build()
@@ -114,8 +114,8 @@ def begun(config: ModelConfig) -> Transformer:
 
 @torch.no_grad()
 def said(config: ModelConfig, inputs: tuple[Tensor, ...]) -> Tensor:
-    """What that model finds likeliest at each place: as labels, they give another loss to every other model, where
-    labels by chance would give all of them the same."""
+    """Return the top-1 tokens of the model as labels: they tell models apart, where random labels would give every
+    model the same loss."""
     model = begun(config).eval()
     some = zip(*(x.split(8) for x in inputs), strict=True)
     return torch.cat([model(*few_rows).argmax(dim=-1) for few_rows in some])
@@ -133,7 +133,7 @@ def public(config: ModelConfig, kind: str, into: Any, dtype: torch.dtype = torch
 
 
 def flops(config: ModelConfig, inputs: tuple[Tensor, ...], labels: Tensor) -> float:
-    """Of a step's products, as `count` has them, with the head where something is asked; a backward pass is two."""
+    """Return 3 × the forward FLOPs of `count`, with the head only at labelled positions."""
     rows, length = labels.shape
     table = count(config, length, batch=rows, source_length=inputs[0].shape[1] if len(inputs) > 1 else None)
     head = sum(row.flops for row in table.rows if row.part == "head")
@@ -164,14 +164,14 @@ def gpt2(depth: int, width: int, heads: int, vocab: int, length: int, rows: int)
         return TransformerWrapper(num_tokens=vocab, max_seq_len=length, attn_layers=layers, tie_embedding=True)
 
     ways = {"ours": mine, "transformers": theirs(hf, loss, mine.flops)}
-    if find_spec("x_transformers"):  # of the same shape, with weights of its own: its first loss is another
+    if find_spec("x_transformers"):  # same shape, different weights: its first loss differs
         own = theirs(x_transformers, lambda model: token_loss(model(ids), labels) / labels.numel(), mine.flops)
         ways["x-transformers"] = replace(own, first=None)
     return ids.numel(), ways
 
 
 class TorchPair(nn.Module):
-    """torch's own Transformer as that of 2017: tied embeddings, waves, dropout behind sublayers alone, no norm behind
+    """torch's own Transformer as that of 2017: tied embeddings, sinusoids, dropout after sublayers only, no norm behind
     the last."""
 
     def __init__(self, width: int, heads: int, depth: int, ff: int, vocab: int, length: int, dropout: float):
@@ -208,7 +208,7 @@ class TorchPair(nn.Module):
         mine = ours.state_dict()
 
         def take(layer: nn.Module, at: str, *norms: str) -> None:
-            """Of all that encoder and decoder have: norms stand in the order of sublayers."""
+            """Map the weights of encoder and decoder; norms are in the order of sublayers."""
             layer.self_attn.in_proj_weight.copy_(mine[f"{at}.mixer.inner.qkv.weight"])
             layer.self_attn.out_proj.weight.copy_(mine[f"{at}.mixer.inner.out.weight"])
             for linear, name in ((layer.linear1, "up"), (layer.linear2, "down")):

@@ -28,7 +28,7 @@ def main() -> None:
     if (options.out / "recipe.toml").exists():
         shutil.rmtree(options.out)
     console, start = Console(), time.perf_counter()
-    torch.set_num_threads(1)  # products so small that a second thread mostly waits
+    torch.set_num_threads(1)  # matmuls so small that a second thread mostly waits
 
     run = af.train("sort", options.out, options.changes)
     console.print(f"trained in {time.perf_counter() - start:.0f} s; now it answers:\n")
