@@ -246,13 +246,14 @@ def _kernels(device: str) -> dict[str, str | None]:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     from anyformer.attention.attend import attend
-    from anyformer.attention.layout import Relation
+    from anyformer.attention.lowered import Dense
+    from anyformer.attention.scores import Scoring
 
     q, k, v = torch.linspace(-1, 1, 3 * 4 * 16 * 64, device=device).view(3, 1, 4, 16, 64)
-    expected = attend(q, k, v, Relation(causal=True), scale=0.125, backend="eager")
+    expected = attend(q, k, v, Dense(causal=True, kernel="eager"), Scoring(0.125))
     found: dict[str, str | None] = {"eager": None}
     try:
-        given = attend(q, k, v, Relation(causal=True), scale=0.125, backend="sdpa")
+        given = attend(q, k, v, Dense(causal=True), Scoring(0.125))
         found["sdpa"] = None if torch.allclose(given, expected, atol=1e-4) else "its result differs from eager's"
     except RuntimeError as error:
         found["sdpa"] = str(error).partition("\n")[0]

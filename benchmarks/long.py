@@ -11,9 +11,11 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from anyformer.attention.attend import attend
+from anyformer.attention.choose import Requirements
 from anyformer.attention.layout import make_layout
-from anyformer.attention.lower import Demand, lower
+from anyformer.attention.lower import lower
 from anyformer.attention.position_tables import Positions
+from anyformer.attention.scores import Scoring
 from anyformer.config import (
     Attention,
     BigBird,
@@ -101,9 +103,9 @@ def window(heads: int, width: int, length: int, before: int) -> dict[str, Way]:
     def ours() -> Callable[..., Tensor]:
         """Prepare once what the layers of a model share."""
         at, nowhere = make_layout(1, length, torch.device(DEVICE)), Positions(NoPosition(), 0, heads)
-        demand, site = Demand(width, width), Runtime(DEVICE, dtype, training=True)
-        relation = lower(Window(before=before - 1, after=0), at, at, "self", nowhere, demand, site, "auto")
-        return lambda *qkv: attend(*qkv, relation, width**-0.5)
+        needs, runtime = Requirements(width, width), Runtime(DEVICE, dtype, training=True)
+        relation = lower(Window(before=before - 1, after=0), at, at, "self", nowhere, needs, runtime, "auto")
+        return lambda *qkv: attend(*qkv, relation.lowered, Scoring(width**-0.5))
 
     def full(kernel: SDPBackend) -> Callable[[], Callable[..., Tensor]]:
         def attention(*qkv: Tensor) -> Tensor:

@@ -179,6 +179,16 @@ def test_imports_run_one_way() -> None:
     assert not wrong, "\n".join(["imports that run the wrong way (the order is UNDER, above):", *dict.fromkeys(wrong)])
 
 
+def test_no_module_imports_itself_through_others() -> None:
+    """Not inside a function and not for types either: what two modules share is a third."""
+    graph: dict[str, set[str]] = {}
+    for module, path in SOURCES.items():
+        if unit_of(module):  # the package's __init__.py collects from everywhere
+            names = {name for name, _ in imports(ast.parse(path.read_text(encoding="utf-8")), module)}
+            graph[module] = {name for name in names if name in SOURCES and unit_of(name)} - {module}
+    TopologicalSorter(graph).prepare()  # names a cycle
+
+
 def test_importing_costs_no_torch() -> None:
     """Run the imports: this also finds torch imported by other packages. The traceback shows where."""
     homes = tuple(f"anyformer.{name}" for name in TORCHLESS)

@@ -1,10 +1,13 @@
-"""Attention: token layouts, masks, the choice of a kernel, and the call of it.
+"""Attention: token layouts, masks lowered for a kernel, the choice of that kernel, and the call.
 
-attend           Attention at work
-few_queries      Attention of few queries to a cache
-flex             FlexAttention
-layout           Who sees whom
-lower            Which kernel runs, and what it is told
-position_tables  A position scheme at work
-varlen           Attention over documents one after the other, without a mask
+attend           Dispatch over the kernels, and `eager`, the reference that all of them must equal
+choose           The choice of a kernel, with its reason, from Python facts
+few_queries      Attention of few queries to a KV cache, the kernel of decode steps
+flex             FlexAttention: skips blocks of keys that no query sees
+layout           Positions, segments and marks of tokens, and who sees whom: the definition of every mask
+lower            From a pattern and two layouts to the mask that the chosen kernel takes
+lowered          The lowered mask: Dense, FewQueries, Blocks or Documents
+position_tables  Position schemes as modules with their learned tables
+scores           Attention scores, cap(q kᵀ · scale)
+varlen           Attention over concatenated documents without a mask
 """

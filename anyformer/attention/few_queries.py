@@ -1,62 +1,63 @@
-"""Attention of few queries to a cache: each group of heads reads its keys and values once, and none in empty slots."""
+"""Attention of few queries to a KV cache: each group of heads reads its keys and values once, and no empty slots."""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from anyformer.attention.layout import Relation
+from anyformer.attention.lowered import FewQueries
 from anyformer.conventions import next_power_of_two
 from anyformer.kernels.runtime import supports_dependent_launch
 
-FEW = 8  # queries
-WIDEST = 256  # heads
-LEAST = 64  # keys that are worth a program
-KEYS = 128  # that one reads at once where heads are of 64 numbers or fewer
-NUMBERS = 2048  # of keys that a warp reads at once for a single query
-PROGRAMS = 256  # that fill a GPU, if they are of several warps
+MAX_QUERIES = 8
+MAX_HEAD_WIDTH = 256
+MIN_KEYS_PER_PROGRAM = 64
+KEYS_PER_TILE = 128  # for heads of at most 64 elements; wider heads take MIN_KEYS_PER_PROGRAM
+ELEMENTS_PER_WARP = 2048  # of the keys that a warp loads at once for a single query
+FULL_GRID = 256  # programs of several warps that fill a GPU
 
 
-def decode(q: Tensor, k: Tensor, v: Tensor, relation: Relation, scale: float) -> Tensor:
-    """What `attend` says of few queries [b, h, t, k], by a kernel that keeps no gradient."""
-    mask = relation.mask if relation.bias is None else None  # a bias is -inf where masked
-    mean = _read(q.to(k.dtype), k, v.to(k.dtype), mask, relation.bias, scale).to(q.dtype).transpose(1, 2)
-    return mean if relation.alive is None else mean * relation.alive
+def few_queries(q: Tensor, k: Tensor, v: Tensor, lowered: FewQueries, scale: float) -> Tensor:
+    """Return attention of few queries [b, h, t, k], as `attend` defines it; the kernel has no backward pass."""
+    mask = lowered.mask if lowered.bias is None else None  # a bias is -inf where masked
+    mean = _read_cache(q.to(k.dtype), k, v.to(k.dtype), mask, lowered.bias, scale).to(q.dtype).transpose(1, 2)
+    return mean if lowered.has_key is None else mean * lowered.has_key
 
 
-class Shape(NamedTuple):
-    """Of a program."""
+class Tile(NamedTuple):
+    """Sizes of one program of the kernel."""
 
     rows: int  # queries of a group
-    keys: int  # at once
+    keys: int  # loaded at once
     warps: int
 
 
-def shape_of(q: Tensor, v: Tensor, parts: int) -> Shape:
-    """One query and its keys are a sum, which a warp finds by itself, unless programs are few and keys are many; more
-    are products of no fewer than 16 rows."""
+def tile_of(q: Tensor, v: Tensor, parts: int) -> Tile:
+    """Return the tile for a problem.
+
+    One query: a reduction by one warp, or by four if the grid is small and there are many keys. Several queries:
+    `tl.dot`, which needs at least 16 rows.
+    """
     (_, h, t, width), (b, g, s, k_v) = q.shape, v.shape
-    rows, wide, slots = (
-        h // g * t,
-        max(16, next_power_of_two(max(width, k_v))),
-        max(16, next_power_of_two(_blocks(s, parts))),
-    )
+    rows, widest = h // g * t, max(16, next_power_of_two(max(width, k_v)))
+    slots = max(16, next_power_of_two(_ceil_div(s, parts)))
     if rows == 1:
-        warps = 4 if slots > KEYS and b * g * parts < 2 * PROGRAMS else 1
-        return Shape(1, min(warps * NUMBERS // wide, slots), warps)
-    return Shape(max(16, min(64, next_power_of_two(rows))), min(KEYS if wide <= 64 else LEAST, slots), 4)
+        warps = 4 if slots > KEYS_PER_TILE and b * g * parts < 2 * FULL_GRID else 1
+        return Tile(1, min(warps * ELEMENTS_PER_WARP // widest, slots), warps)
+    keys = KEYS_PER_TILE if widest <= 64 else MIN_KEYS_PER_PROGRAM
+    return Tile(max(16, min(64, next_power_of_two(rows))), min(keys, slots), 4)
 
 
-def parts_of(q: Tensor, k: Tensor) -> int:
-    """How many programs share the keys of a group: more than one where the rows alone do not fill a GPU."""
-    return max(1, min(PROGRAMS // (k.shape[0] * k.shape[1]), k.shape[2] // LEAST))
+def count_parts(q: Tensor, k: Tensor) -> int:
+    """Return how many programs share the keys of a group: several if the rows alone do not fill a GPU."""
+    return max(1, min(FULL_GRID // (k.shape[0] * k.shape[1]), k.shape[2] // MIN_KEYS_PER_PROGRAM))
 
 
 @torch.library.custom_op("anyformer::read_cache", mutates_args=())
-def _read(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, scale: float) -> Tensor:
-    """The means [b, t, h, k_v]."""
+def _read_cache(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, scale: float) -> Tensor:
+    """Return the means of the values [b, t, h, k_v]."""
     out = _like(q, k, v, mask, bias, scale)
-    if (n := parts_of(q, k)) == 1:
+    if (n := count_parts(q, k)) == 1:
         launch(q, k, v, mask, bias, scale, out[None], None)
         return out
     parts = out.new_empty(n, *out.shape, dtype=torch.float32)
@@ -66,7 +67,7 @@ def _read(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | N
     return out
 
 
-@_read.register_fake
+@_read_cache.register_fake
 def _like(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, scale: float) -> Tensor:
     return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[-1])
 
@@ -81,20 +82,22 @@ def launch(
     out: Tensor,
     weights: Tensor | None,
 ) -> None:
-    """Of each part of the keys the means [n, b, t, h, k_v], and, where they are asked for, log2 of the sums of their
-    weights [n, b, t, h]."""
+    """Write the mean of each part of the keys to `out` [n, b, t, h, k_v].
+
+    With `weights` [n, b, t, h], also write log2 of the sum of each part's softmax weights.
+    """
     from anyformer.kernels.triton_kernels import read_cache
 
     (b, h, t, width), (_, g, s, k_v), parts = q.shape, v.shape, len(out)
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     early = supports_dependent_launch(q.device)
-    rows, keys, warps = shape_of(q, v, parts)
-    span = _blocks(_blocks(s, parts), keys) * keys
-    read_cache[(b * g, parts, _blocks(h // g * t, rows))](
+    rows, keys, warps = tile_of(q, v, parts)
+    span = _ceil_div(_ceil_div(s, parts), keys) * keys
+    read_cache[(b * g, parts, _ceil_div(h // g * t, rows))](
         q, k, v, q if mask is None else mask.view(torch.uint8), q if bias is None else bias,
         out, out if weights is None else weights, scale,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-        *_strides(mask, b, (0, 2, 3)), *_strides(bias, b, (0, 1, 2, 3)), b * t * h,
+        *_strides(mask, (0, 2, 3)), *_strides(bias, (0, 1, 2, 3)), b * t * h,
         g, h // g, t, s, span, width, k_v,
         MASKED=mask is not None, BIASED=bias is not None, WHOLE=weights is None, EARLY=early, ROWS=rows, KEYS=keys,
         K=max(16, next_power_of_two(width)), V=max(16, next_power_of_two(k_v)),
@@ -103,20 +106,20 @@ def launch(
 
 
 def join(parts: Tensor, weights: Tensor, out: Tensor) -> None:
-    """The means of all parts, each by its share."""
+    """Write the mean over all parts, weighted by their softmax weights, to `out`."""
     from anyformer.kernels.triton_kernels import join_parts
 
     n, rows, width, early = len(parts), weights[0].numel(), parts.shape[-1], supports_dependent_launch(out.device)
-    sizes = {"N": n, "NUMBER": next_power_of_two(n), "WIDTH": next_power_of_two(width)}
+    sizes = {"N": n, "PARTS": next_power_of_two(n), "WIDTH": next_power_of_two(width)}
     join_parts[(rows,)](
         parts, weights, out, rows, width, **sizes, EARLY=early, num_warps=1, **({"launch_pdl": True} if early else {})
     )
 
 
-def _blocks(n: int, size: int) -> int:
+def _ceil_div(n: int, size: int) -> int:
     return -(-n // size)
 
 
-def _strides(x: Tensor | None, batch: int, axes: tuple[int, ...]) -> tuple[int, ...]:
-    """0 along what is the same for all."""
+def _strides(x: Tensor | None, axes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides along some axes, 0 where a size is 1: the values are broadcast."""
     return tuple(0 if x is None or x.shape[axis] == 1 else x.stride(axis) for axis in axes)

@@ -1,93 +1,92 @@
-"""Who sees whom: facts about positions, segments and marks, never about indices (see `docs/masks.md`).
+"""Token layouts: the position, segment and mark of every token, and who sees whom (see `docs/masks.md`).
 
-Every token carries a position, a segment and a mark. A query sees a key when their segments are equal and
+A query sees a key if their segments are equal and
 
     the pattern allows it, pattern.sees(q_position, k_position), or
     the key is marked SEEN (a prefix: its whole segment sees it), or
     the query is marked SEER (a global token: it also sees its whole segment).
 
-Padding is segment -1, packed documents are different segments, an empty cache slot is segment -1. So training,
-packing, left and right padding, chunked prefill and decoding are one code path, and a pad attends to pads: no row is
-empty in self-attention. Facts that spare a mask are Python values set where the layout is made; nothing here reads a
-tensor on the host.
+Visibility depends on these facts, never on the index of a token in its row. Padding is segment -1, packed documents are
+different segments, an empty cache slot is segment -1. So training, packing, left and right padding, chunked prefill and
+decoding share one code path. A padding token attends to padding, so no query of self-attention is fully masked. Facts
+that make a mask unnecessary are Python values, set when the layout is made: nothing here reads a tensor on the host.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from anyformer.config import Causal, Full, Pattern, Rotation, Scheme
+from anyformer.config import Pattern
 from anyformer.conventions import PADDING, SEEN, SEER
 
-if TYPE_CHECKING:
-    from anyformer.attention.flex import Blocks
-    from anyformer.attention.varlen import Documents
+Role = Literal["self", "cached", "cross"]  # keys: the same tokens; a cache that holds them too; another sequence
 
 
 class Layout(NamedTuple):
-    """Where the tokens of a batch stand."""
+    """Position, segment and mark of every token of a batch."""
 
     positions: Tensor  # int [b or 1, t]
     segments: Tensor | None = None  # int [b, t]; None: one segment, every token real
-    marks: Tensor | None = None  # int [b, t]; None: all plain
+    marks: Tensor | None = None  # int [b, t]; None: no token is marked
     ordered: bool = False  # positions grow with the index within each segment
     packed: bool = True  # a row may hold several segments
     padding: Literal["none", "right", "any"] = "any"
-    position_bound: int | None = None  # all positions are below it, where that is known without looking
-    documents: int | None = None  # at most so many in all rows, each in one run, all pads to the right; None: unknown
-    continues_cache: bool = False  # goes on, in order, from what a cache holds
+    position_bound: int | None = None  # all positions are below it; None: unknown
+    documents: int | None = None  # at most this many in all rows, each contiguous, padding on the right; None: unknown
+    continues_cache: bool = False  # its tokens follow, in order, those that a cache holds
 
     @classmethod
     def right_padded(cls, segments: Tensor) -> "Layout":
-        """Rows of one segment each, 0, with all padding (-1) on the right: causal layers then need no mask."""
+        """Return the layout of rows of one segment, 0, with padding (-1) on the right: causal layers need no mask."""
         rows, length = segments.shape
         index = torch.arange(length, device=segments.device)[None]
         return cls(index, segments, ordered=True, packed=False, padding="right", position_bound=length, documents=rows)
 
     @classmethod
     def packed_rows(cls, segments: Tensor, documents: int) -> "Layout":
-        """Rows of one document after the other, at most `documents` in all of them, with all padding (-1) on the right.
-        Of a source and a target, row by row, documents are numbered from 0, alike in both."""
-        return cls(
-            segment_positions(segments), segments, ordered=True, position_bound=segments.shape[1], documents=documents
-        )
+        """Return the layout of rows of concatenated documents, at most `documents` in all, with padding on the right.
+
+        In each row of a source and its target the documents are numbered from 0, alike in both.
+        """
+        positions, length = segment_positions(segments), segments.shape[1]
+        return cls(positions, segments, ordered=True, position_bound=length, documents=documents)
 
     @property
     def is_arange(self) -> bool:
-        """Whether every row is one text at positions 0, 1, 2, ..., with pads, if any, on its right."""
-        return (
-            self.ordered
-            and not self.packed
-            and self.padding != "any"
-            and self.position_bound == self.positions.shape[1]
-        )
+        """Whether every row is one text at positions 0, 1, 2, ..., with padding, if any, on the right."""
+        plain = self.ordered and not self.packed and self.padding != "any"
+        return plain and self.position_bound == self.positions.shape[1]
+
+    @property
+    def segment_ids(self) -> Tensor:
+        """The segment of every token, int [b or 1, t]: zeros where `segments` is None."""
+        return torch.zeros_like(self.positions) if self.segments is None else self.segments
 
     def checked(self, batch: int, length: int) -> "Layout":
-        """Itself, or a clear error where its shapes do not fit the tokens."""
+        """Return this layout; raise a ValueError if its shapes do not fit [batch, length] tokens."""
         check(batch, length, positions=self.positions, segments=self.segments, marks=self.marks)
         return self
 
 
-WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8)
-EXPECTED = {
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
+HINTS = {
     "segments": "the number of each token's document, -1 for padding; for a mask of the real tokens, "
     "give torch.where(mask, 0, -1)"
 }
 
 
 def check(batch: int, length: int, **facts: Tensor | None) -> None:
-    """Raise a clear error where facts about [batch, length] tokens have another shape, or are not whole numbers."""
+    """Raise a ValueError if facts about [batch, length] tokens have another shape or are not integers."""
     for name, x in facts.items():
         if x is None:
             continue
         if x.dim() != 2 or x.shape[0] not in (1, batch) or x.shape[1] != length:
             raise ValueError(f"{name} has shape {list(x.shape)}, expected [{batch}, {length}] like the tokens")
-        # marks are 0 or 1 for most, so that a mask means the same; as segments it would number documents
-        if x.dtype not in WHOLE and (name != "marks" or x.dtype not in (torch.bool, torch.uint8)):
-            what = f": {EXPECTED[name]}" if name in EXPECTED else ""
-            raise ValueError(f"{name} must be whole numbers, got {x.dtype}{what}")
+        # a boolean mask is a valid value for marks (0 or 1); as segments it would number documents
+        if x.dtype not in INTEGERS and (name != "marks" or x.dtype not in (torch.bool, torch.uint8)):
+            hint = f": {HINTS[name]}" if name in HINTS else ""
+            raise ValueError(f"{name} must be integers, got {x.dtype}{hint}")
 
 
 def make_layout(
@@ -99,7 +98,7 @@ def make_layout(
     positions: Tensor | None = None,
     marks: Tensor | None = None,
 ) -> Layout:
-    """The layout of [batch, length] tokens; positions not given count from 0 within each segment."""
+    """Return the layout of [batch, length] tokens; by default positions count from 0 within each segment."""
     check(batch, length, segments=segments, positions=positions, marks=marks)
     if segments is None and positions is None:
         index = torch.arange(length, device=device)[None]
@@ -112,22 +111,22 @@ def make_layout(
 
 
 def real(segments: Tensor) -> Tensor:
-    """Which tokens are not padding."""
+    """Return which tokens are not padding."""
     return segments > PADDING
 
 
 def segment_positions(segments: Tensor, last: Tensor | None = None, following: Tensor | None = None) -> Tensor:
-    """Positions from 0 within each run of equal segments, [b, t]; pads are all at 0 and interrupt no run.
+    """Return positions from 0 within each run of equal segments, [b, t]; padding is at 0 and interrupts no run.
 
-    A first run of segment `last` [b] goes on from position `following` [b] (what a cache already holds).
+    A first run of segment `last` [b] continues from position `following` [b]: a cache holds the tokens before it.
     """
     is_real = real(segments)
     index = torch.arange(segments.shape[1], device=segments.device)[None]
-    newest = torch.where(is_real, index, -1).cummax(dim=1).values  # the real token at or before each place
+    newest = torch.where(is_real, index, -1).cummax(dim=1).values  # the real token at or before each index
     newest = torch.cat((torch.full_like(newest[:, :1], -1), newest[:, :-1]), dim=1)  # strictly before it
     first = PADDING if last is None else last[:, None]
     new = is_real & (segments != torch.where(newest < 0, first, segments.gather(1, newest.clamp(min=0))))
-    rank = is_real.cumsum(dim=1) - 1  # pads do not count
+    rank = is_real.cumsum(dim=1) - 1  # padding does not count
     count = rank - torch.where(new, rank, 0).cummax(dim=1).values
     if following is not None:
         count = torch.where(new.cumsum(dim=1) == 0, following[:, None] + rank, count)
@@ -135,62 +134,12 @@ def segment_positions(segments: Tensor, last: Tensor | None = None, following: T
 
 
 def sees(pattern: Pattern, q: Layout, k: Layout) -> Tensor:
-    """The definition: bool [b or 1, t, s]."""
+    """Return which keys each query sees, bool [b or 1, t, s]: the definition that all kernels share."""
     seen = pattern.sees(q.positions[:, :, None], k.positions[:, None, :])
     if k.marks is not None:
         seen = seen | (k.marks >= SEEN)[:, None, :]
     if q.marks is not None:
         seen = seen | (q.marks >= SEER)[:, :, None]
     if q.segments is not None or k.segments is not None:
-        seen = seen & (_segments(q)[:, :, None] == _segments(k)[:, None, :])
+        seen = seen & (q.segment_ids[:, :, None] == k.segment_ids[:, None, :])
     return seen
-
-
-def _segments(layout: Layout) -> Tensor:
-    return torch.zeros_like(layout.positions) if layout.segments is None else layout.segments
-
-
-class Relation(NamedTuple):
-    """Mask and positions between queries and keys, lowered once per forward pass for all layers that share them."""
-
-    causal: bool = False  # the kernels' own causal flag says it all
-    mask: Tensor | None = None  # bool [b or 1, 1, t, s]; None: every key, or as `causal` says
-    bias: Tensor | None = None  # added to the scores [b or 1, h, t, s], -inf where masked
-    alive: Tensor | None = None  # bool [b, 1, t, 1]: rows that see any key; None: all do
-    rotation: Rotation | None = None
-    scheme: Scheme | None = None
-    blocks: "Blocks | None" = None  # for `flex`, and then nothing of t·s is here
-    documents: "Documents | None" = None  # for `varlen`, likewise
-    few: bool = False  # for `decode`, beside mask and bias
-    make: "Callable[[], Relation] | None" = None  # the dense form of such a relation, on demand
-
-    def dense(self) -> "Relation":
-        """The same with mask and bias at hand."""
-        return self if self.make is None else self.make()
-
-
-Role = Literal["self", "cached", "cross"]  # keys: the same tokens; a cache that holds them too; another sequence
-
-
-def without_mask(pattern: Pattern, q: Layout, k: Layout, role: Role) -> Relation | None:
-    """The relation by which kernels need no mask, where layouts and pattern allow one."""
-    if q.marks is None and k.marks is None and not q.packed and not k.packed:
-        if isinstance(pattern, Full) and q.padding == k.padding == "none":
-            return Relation()
-        # the real tokens of a row never see the pads to their right
-        if isinstance(pattern, Causal) and role == "self" and q.ordered and q.padding != "any":
-            return Relation(causal=True)
-    return None
-
-
-def lower_dense(pattern: Pattern, q: Layout, k: Layout, role: Role, bias: Tensor | None = None) -> Relation:
-    """Lowers a pattern between two layouts to a mask, or to less."""
-    if bias is None and (spared := without_mask(pattern, q, k, role)) is not None:
-        return spared
-    mask, alive = sees(pattern, q, k)[:, None], None
-    if role == "cross" or not pattern.sees_self:  # a row may see nothing: let it see all, and zero it afterwards
-        alive = mask.any(dim=-1, keepdim=True)
-        mask = mask | ~alive
-    if bias is not None:
-        return Relation(bias=bias.masked_fill(~mask, -torch.inf), alive=alive)
-    return Relation(mask=mask, alive=alive)

@@ -1,4 +1,4 @@
-"""A position scheme at work: the module that holds its tables. The mathematics is in `config/position.py`."""
+"""Position schemes as modules that hold their learned tables. The mathematics is in `config/position.py`."""
 
 import torch
 from torch import Tensor, nn

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from anyformer.attention.attend import weigh
-from anyformer.attention.layout import Layout, Relation
+from anyformer.attention.layout import Layout
+from anyformer.attention.lowered import Dense, densify
 from anyformer.cache.ring import Step
 from anyformer.config import (
     LM,
@@ -29,7 +30,6 @@ from anyformer.explore.requests import TextRequest
 from anyformer.inspection.attention_maps import Kind, format_range
 from anyformer.inspection.sublayers import attentions, stacks_of
 from anyformer.inspection.taps import run_with_taps
-from anyformer.kernels.runtime import at_least_fp32
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.pooling import Funnel
 from anyformer.nn.stack import HERE as SITE
@@ -68,7 +68,7 @@ class Trace:
     def attention(self, name: str) -> MultiHeadAttention:
         return attentions(self.run.model)[name]
 
-    def relation(self, name: str) -> Relation:
+    def mask(self, name: str) -> Dense:
         """Return the mask and bias of an attention layer as they are applied."""
         side, layer, sublayer = cast(Side, name.split(".")[0]), int(name.split(".")[1]), name.split(".")[2]
         stack, layout = stacks_of(self.run.model)[side], self._layout(side)
@@ -76,11 +76,11 @@ class Trace:
             which = stack.cross_plan_of_layer[layer]
             assert which is not None
             source = self._layout("encoder")
-            return stack.crossings(layout, source, SITE, "eager")[which].dense()
+            return densify(stack.crossings(layout, source, SITE, "eager")[which].lowered)
         levels = Funnel(stack.pooling, layout, 1).layouts
         plan = stack.plan_of_layer[layer]
         assert plan is not None
-        return stack.relations(layout, {None: Step(layout)}, False, SITE, "eager", levels)[plan].dense()
+        return densify(stack.relations(layout, {None: Step(layout)}, False, SITE, "eager", levels)[plan].lowered)
 
     def keys(self, name: str) -> Tensor:
         """Return the keys [h, s, k], repeated for the heads that share them."""
@@ -91,36 +91,33 @@ class Trace:
     def weights(self, name: str) -> Tensor:
         """Return the attention weights [h, t, s]."""
         a, q, k = self.attention(name), self.activations[f"{name}.q"], self.activations[f"{name}.k"]
-        return weigh(q, k, self.relation(name), a.scale, a.normalizer, a.cap, a.sinks)[0].float().cpu()
+        return weigh(q, k, self.mask(name), a.scoring)[0].float().cpu()
 
     @torch.no_grad()
     def scores(self, name: str) -> Tensor:
         """Return the scores [h, t, s] before the softmax, with -inf where a query does not see a key."""
-        a, q = self.attention(name), self.activations[f"{name}.q"][0]
-        scores = at_least_fp32(q @ self.keys(name).mT) * a.scale
-        if a.cap is not None:
-            scores = a.cap * torch.tanh(scores / a.cap)
-        bias = self.bias(name)
-        scores = scores.float().cpu() if bias is None else scores.float().cpu() + bias
+        q, k, bias = self.activations[f"{name}.q"], self.activations[f"{name}.k"], self.bias(name)
+        scores = self.attention(name).scoring.scores(q, k)[0].float().cpu()
+        scores = scores if bias is None else scores + bias
         return scores.masked_fill(~self.visible(name), -torch.inf)
 
     def visible(self, name: str) -> Tensor:
         """Return a mask, bool [t, s]: the keys that each query sees."""
-        relation, (_, _, t, _) = self.relation(name), self.activations[f"{name}.q"].shape
+        dense, (_, _, t, _) = self.mask(name), self.activations[f"{name}.q"].shape
         s = self.activations[f"{name}.k"].shape[2]
         visible = torch.ones(t, s, dtype=torch.bool)
-        if relation.bias is not None:
-            visible = (relation.bias[0] > -torch.inf).any(dim=0).cpu()
-        elif relation.mask is not None:
-            visible = relation.mask[0, 0].cpu()
-        elif relation.causal:
+        if dense.bias is not None:
+            visible = (dense.bias[0] > -torch.inf).any(dim=0).cpu()
+        elif dense.mask is not None:
+            visible = dense.mask[0, 0].cpu()
+        elif dense.causal:
             visible = visible.tril()
-        return visible if relation.alive is None else visible & relation.alive[0, 0].cpu()
+        return visible if dense.has_key is None else visible & dense.has_key[0, 0].cpu()
 
     @torch.no_grad()
     def bias(self, name: str) -> Tensor | None:
         """Return the position bias of the scores [h, t, s], -inf where a query does not see a key; None without one."""
-        bias = self.relation(name).bias
+        bias = self.mask(name).bias
         return None if bias is None else bias[0].expand(self.attention(name).heads, -1, -1).float().cpu()
 
     def position(self, name: str) -> str:

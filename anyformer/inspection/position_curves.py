@@ -6,7 +6,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from anyformer.attention.lower import biases
+from anyformer.attention.choose import biases
 from anyformer.attention.position_tables import Positions
 from anyformer.config import Scheme, Side
 from anyformer.inspection.sublayers import attentions, stacks_of

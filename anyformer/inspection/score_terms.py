@@ -18,7 +18,6 @@ from anyformer.attention.position_tables import Positions
 from anyformer.config import Scheme, Side
 from anyformer.inspection.sublayers import attention_at, refuse_state, stacks_of
 from anyformer.inspection.taps import run_with_taps
-from anyformer.kernels.runtime import at_least_fp32
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.block import ParallelBlock
 from anyformer.nn.inputs import AnyInput, Inputs, TokenInput
@@ -40,7 +39,7 @@ def score_terms(model: Transformer, name: str, *inputs: Tensor | Inputs, **optio
     side, layer = cast(Side, name.split(".")[0]), int(name.split(".")[1])
     stack = stacks_of(model)[side]
     _, seen = run_with_taps(model, [f"{name}.q", f"{name}.k", f"{side}.embed"], *inputs, **options)
-    terms = {"content": _scores(attention, seen[f"{name}.q"], seen[f"{name}.k"])}
+    terms = {"content": attention.scoring.scores(seen[f"{name}.q"], seen[f"{name}.k"])}
     if attention.cross:
         return terms  # positions do not act between two texts
     if stack.levels[layer]:
@@ -64,17 +63,11 @@ def score_terms(model: Transformer, name: str, *inputs: Tensor | Inputs, **optio
         content = _project(attention, x - position_part)
         position = [part - bias for part, bias in zip(_project(attention, position_part), bias_only, strict=True)]
         both = {"content": content, "position": position}
-        terms = {f"{a}-{b}": _scores(attention, both[a][0], both[b][1]) for a in both for b in both}
+        terms = {f"{a}-{b}": attention.scoring.scores(both[a][0], both[b][1]) for a in both for b in both}
     bias = positions.bias(layout.positions, layout.positions, causal=not plan.pattern.looks_ahead)
     if bias is not None:
         terms["bias"] = bias.expand(x.shape[0], -1, -1, -1)
     return terms
-
-
-def _scores(attention: MultiHeadAttention, q: Tensor, k: Tensor) -> Tensor:
-    """Return cap(q kᵀ · scale): the scores before positions and masks."""
-    scores = at_least_fp32(q @ k.repeat_interleave(q.shape[1] // k.shape[1], dim=1).mT) * attention.scale
-    return scores if attention.cap is None else attention.cap * torch.tanh(scores / attention.cap)
 
 
 def _why_mixed(attention: MultiHeadAttention, stack: BlockStack, read: AnyInput, layer: int) -> str | None:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.attention.attend import attend, mix, weigh
+from anyformer.attention.scores import Scoring
 from anyformer.config import Attention, Latent, NoNorm, Projected, factor
 from anyformer.nn.context import Context
 from anyformer.nn.latent import LatentProjection
@@ -46,12 +47,12 @@ class MultiHeadAttention(nn.Module):
         q, k, v = (self._across if self.cross else self.latent or self._within)(x, ctx)
         relation = ctx.cross if self.cross else ctx.relation
         assert relation is not None
-        dropout = self.dropout if self.training else 0.0
-        out = attend(q, k, v, relation, self.scale, self.normalizer, dropout, ctx.backend, self.cap, self.sinks)
-        if self.latent and self.latent.absorbs(x, ctx):
+        scoring, dropout = self.scoring, self.dropout if self.training else 0.0
+        out = attend(q, k, v, relation.lowered, scoring, dropout)
+        if self.latent and relation.absorbs:
             out = self.latent.values(out)
         if ctx.is_tapped("weights"):  # recomputed on demand; the kernel's result stays unless a tap replaces them
-            weights = weigh(q, k, relation, self.scale, self.normalizer, self.cap, self.sinks)
+            weights = weigh(q, k, relation.lowered, scoring)
             if (changed := ctx.tap("weights", weights)) is not weights:
                 out = mix(changed, v)
         out = ctx.tap("heads", out)
@@ -64,9 +65,7 @@ class MultiHeadAttention(nn.Module):
         if self.norms:
             q, k = self.q_norm(q), self.k_norm(k)
         assert ctx.relation is not None
-        if (rotation := ctx.relation.rotation) is not None:
-            assert ctx.relation.scheme is not None
-            q, k = ctx.relation.scheme.rotate(q, rotation), ctx.relation.scheme.rotate(k, rotation)
+        q, k = ctx.relation.rotate(q), ctx.relation.rotate(k)
         if ctx.memory is not None:
             q = q[:, :, -x.shape[1] :]  # tokens of the segment memory are keys only
         q, k, v = ctx.tap("q", q), ctx.tap("k", k), ctx.tap("v", v)
@@ -83,6 +82,10 @@ class MultiHeadAttention(nn.Module):
         if ctx.cache is not None:
             ctx.cache.layer.keep_cross(k, v)
         return q, k, v
+
+    @property
+    def scoring(self) -> Scoring:
+        return Scoring(self.scale, self.normalizer, self.cap, self.sinks)
 
     def queries(self) -> Tensor:
         """The rows of weight that make the queries."""

@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from anyformer.attention.layout import Layout, Relation
+from anyformer.attention.layout import Layout
+from anyformer.attention.lowered import Relation
 from anyformer.cache.kv_cache import LayerCache
 from anyformer.cache.ring import SlotWriter
 from anyformer.cache.segment_memory import LayerMemory

@@ -14,7 +14,8 @@ class LatentProjection(nn.Module):
 
     Of a query, too, the last part turns, and with `query_rank` it goes through a vector of its own: q = N(x W_a) W_b.
     A cache keeps c and r. Since q·(c W_k) = (q W_kᵀ)·c, a few new tokens read them as they are, as the key [c ; r] and
-    the value c of a single head; many new ones have all keys and values made, and so does who looks at them.
+    the value c of a single head (`Relation.absorbs`). For many new tokens, or when taps are attached, all keys and
+    values are expanded.
     """
 
     def __init__(self, spec: Attention, compress: Latent, width: int):
@@ -22,8 +23,6 @@ class LatentProjection(nn.Module):
         h, rank, turning = spec.heads, compress.rank, compress.rotary_width
         k, k_v = spec.widths(width)
         self.heads, self.parts = h, (k - turning, turning)
-        # what a query pays on each token for reading c itself, and what making its keys and values costs
-        self.longer, self.making = 2 * rank + turning - k - k_v, rank * (k - turning + k_v)
         query = compress.query_rank
         self.down = Linear(width, (query or h * k, rank, turning), bias=spec.bias)
         self.query_norm = build_norm(compress.norm, query) if query else nn.Identity()
@@ -36,24 +35,19 @@ class LatentProjection(nn.Module):
         q = split_heads(self.query_up(self.query_norm(q)), self.heads)
         c, r = ctx.tap("latent", self.norm(c)).unsqueeze(1), r.unsqueeze(1)  # [b, 1, t, rank], [b, 1, t, turning]
         assert ctx.relation is not None
-        if (rotation := ctx.relation.rotation) is not None:
-            assert ctx.relation.scheme is not None
+        if ctx.relation.rotation is not None:
             content, turned = q.split(self.parts, dim=-1)
-            q = torch.cat((content, ctx.relation.scheme.rotate(turned, rotation)), dim=-1)
-            r = ctx.relation.scheme.rotate(r, rotation)
+            q = torch.cat((content, ctx.relation.rotate(turned)), dim=-1)
+            r = ctx.relation.rotate(r)
         q = q[:, :, -x.shape[1] :]  # the past is read, and asks for nothing
         c, r = ctx.append(c, r)
-        if self.absorbs(x, ctx):
+        if ctx.relation.absorbs:
             content, turned = q.split(self.parts, dim=-1)
             up = self.up.dense(0).unflatten(0, (self.heads, -1))  # [h, k - turning, rank]
             return torch.cat((content @ up, turned), dim=-1), torch.cat((c, r), dim=-1), c
         content, v = (split_heads(part, self.heads) for part in self.up.split(c.squeeze(1)))
         k = torch.cat((content, r.expand(-1, self.heads, -1, -1)), dim=-1)  # [b, h, s, k]
         return ctx.tap("q", q), ctx.tap("k", k), ctx.tap("v", v)
-
-    def absorbs(self, x: Tensor, ctx: Context) -> bool:
-        """Whether c is read as it is."""
-        return ctx.cache is not None and ctx.taps is None and x.shape[1] * self.longer < self.making
 
     def values(self, c: Tensor) -> Tensor:
         """What the heads read, [b, h, t, k_v], from the c that they read in its place."""

@@ -42,7 +42,7 @@ class Windows(NamedTuple):
             room = fact.new_full((at.shape[0], length + 1), filler)
             return room.scatter_reduce(1, at, fact.expand_as(at), "amax")[:, :length]
 
-        segments = torch.zeros_like(tokens.positions) if tokens.segments is None else tokens.segments
+        segments = tokens.segment_ids
         layout = Layout(
             shown(torch.where(real(segments), tokens.positions // factor, 0), 0),
             shown(segments, PADDING),
@@ -87,7 +87,7 @@ def _ranks(tokens: Layout, factor: int) -> tuple[Tensor, Tensor]:
     Pads have the greatest number.
     """
     window = tokens.positions // factor
-    segments = torch.zeros_like(window) if tokens.segments is None else tokens.segments
+    segments = tokens.segment_ids
     window = window - window.min()
     name = segments * (window.max() + 1) + window
     name = torch.where(real(segments), name, torch.iinfo(name.dtype).max)

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from anyformer.attention.layout import Layout, Relation, Role
-from anyformer.attention.lower import Demand, lower
+from anyformer.attention.choose import Requirements
+from anyformer.attention.layout import Layout, Role
+from anyformer.attention.lower import lower
+from anyformer.attention.lowered import Relation
 from anyformer.attention.position_tables import Positions
 from anyformer.cache.kv_cache import Cache
 from anyformer.cache.ring import Step
@@ -50,7 +52,7 @@ class Plan(NamedTuple):
     scheme: int  # which of the stack's position schemes
     reach: int | None  # which of a cache's rings
     level: int  # how many times the tokens have been pooled
-    demand: Demand
+    needs: Requirements
 
 
 class Encoded(NamedTuple):
@@ -87,12 +89,13 @@ class BlockStack(nn.Module):
             scheme = NoPosition() if scheme.embeds() else scheme
             key = scheme, mixer.heads, run if scheme.per_layer else None
             which = schemes.setdefault(key, len(schemes))
-            demand = Demand.of(mixer, width)
-            plan = Plan(pattern_of(mixer, side), mixer.rotary_width(width), which, mixer.reach, level, demand)
+            needs = Requirements.of(mixer, width)
+            plan = Plan(pattern_of(mixer, side), mixer.rotary_width(width), which, mixer.reach, level, needs)
             plan_of_layer.append(plans.setdefault(plan, len(plans)))
         self.schemes = nn.ModuleList(Positions(scheme, width, heads) for scheme, heads, _ in schemes)
         self.plans, self.plan_of_layer = tuple(plans), tuple(plan_of_layer)
-        across = [block.cross and (pattern_across(block.cross), Demand.of(block.cross, width)) for block in layers]
+        crosses = (block.cross for block in layers)
+        across = [cross and (pattern_across(cross), Requirements.of(cross, width)) for cross in crosses]
         self.cross_plans = tuple(dict.fromkeys(plan for plan in across if plan))
         self.cross_plan_of_layer = tuple(self.cross_plans.index(plan) if plan else None for plan in across)
         self.no_position = Positions(NoPosition(), width, 0)  # no scheme acts between the positions of two texts
@@ -124,8 +127,12 @@ class BlockStack(nn.Module):
         site: Runtime = HERE,
         backend: str = "auto",
         levels: Sequence[Layout] = (),
+        tapped: bool = False,
     ) -> list[Relation]:
-        """Mask and positions for each plan, once per forward pass; `levels` are the layouts of pooled tokens."""
+        """Return the lowered mask and the state of positions of each plan, once per forward pass.
+
+        `levels` are the layouts of pooled tokens. With `tapped`, latent attention expands all keys and values.
+        """
         made = []
         for plan in self.plans:
             q, k = layout, steps.get(plan.reach, steps[None]).keys
@@ -133,20 +140,21 @@ class BlockStack(nn.Module):
                 q = k = levels[plan.level]
             positions = cast(Positions, self.schemes[plan.scheme])
             role: Role = "cached" if cached else "self"
-            relation = lower(plan.pattern, q, k, role, positions, plan.demand, site, backend)
-            rotation = positions.prepare(
-                (q if cached else k).positions, plan.rotary_width
-            )  # a cache holds rotated keys
-            made.append(relation._replace(rotation=rotation, scheme=positions.scheme))
+            absorbs = cached and not tapped and plan.needs.absorbs(q.positions.shape[1])
+            needs = plan.needs.absorbed() if absorbs else plan.needs
+            relation = lower(plan.pattern, q, k, role, positions, needs, site, backend)
+            new = q if cached else k  # a cache holds rotated keys
+            rotation = positions.prepare(new.positions, plan.rotary_width)
+            made.append(relation._replace(rotation=rotation, absorbs=absorbs))
         return made
 
     def crossings(self, q: Layout, source: Layout, site: Runtime, backend: str) -> list[Relation]:
         """The same towards the encoder's output."""
         made = []
-        for pattern, demand in self.cross_plans:
+        for pattern, needs in self.cross_plans:
             if pattern.limit is not None and not torch.compiler.is_compiling():
                 self._check(source, pattern.limit, f"positions of the '{pattern.kind}' pattern")
-            made.append(lower(pattern, q, source, "cross", self.no_position, demand, site, backend))
+            made.append(lower(pattern, q, source, "cross", self.no_position, needs, site, backend))
         return made
 
     def forward(
@@ -166,7 +174,7 @@ class BlockStack(nn.Module):
         site = Runtime.of(x, self.training)
         funnel = Funnel(self.pooling, layout, x.shape[0])
         backend, taps, aux, recompute = options
-        relations = self.relations(layout, steps, cache is not None, site, backend, funnel.layouts)
+        relations = self.relations(layout, steps, cache is not None, site, backend, funnel.layouts, taps is not None)
         crossings = [] if encoded is None else self.crossings(layout, encoded.layout, site, backend)
         for i, run in enumerate(self.runs):
             plan, across, level = self.plan_of_layer[i], self.cross_plan_of_layer[i], self.levels[i]

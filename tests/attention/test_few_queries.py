@@ -1,5 +1,7 @@
-"""Attention of few queries to a cache: who it is chosen for, and by Triton's interpreter (TRITON_INTERPRET=1) that it
-says what `eager` says; on a GPU `tests/gpu/test_kernels.py` does."""
+"""Attention of few queries to a cache: when it is chosen, and that it equals `eager`.
+
+The kernel runs in Triton's interpreter (TRITON_INTERPRET=1); `tests/gpu/test_kernels.py` runs it on a GPU.
+"""
 
 import os
 from importlib.util import find_spec
@@ -8,20 +10,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from anyformer.attention import lower
+from anyformer.attention import choose as choice_file
 from anyformer.attention.attend import attend
-from anyformer.attention.layout import Relation, Role, make_layout
-from anyformer.attention.lower import Demand, choose
+from anyformer.attention.choose import Requirements, choose
+from anyformer.attention.layout import Role, make_layout
+from anyformer.attention.lowered import FewQueries, densify
+from anyformer.attention.scores import Scoring
 from anyformer.config import Causal, NoPosition
 from anyformer.kernels.runtime import Runtime
 
 INTERPRETED = find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
 HERE = Runtime("cuda", torch.bfloat16, training=False)
-PLAIN = Demand(64, 64)
+PLAIN = Requirements(64, 64)
 
 
 @pytest.mark.parametrize(
-    ("kernel", "role", "queries", "demand", "site"),
+    ("kernel", "role", "queries", "needs", "runtime"),
     [
         ("decode", "cached", 1, PLAIN, HERE),
         ("decode", "cross", 1, PLAIN, HERE),
@@ -34,11 +38,11 @@ PLAIN = Demand(64, 64)
     ],
 )
 def test_the_kernel_that_is_chosen(
-    kernel: str, role: Role, queries: int, demand: Demand, site: Runtime, monkeypatch: pytest.MonkeyPatch
+    kernel: str, role: Role, queries: int, needs: Requirements, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(lower, "HAS_TRITON", True)
+    monkeypatch.setattr(choice_file, "HAS_TRITON", True)
     q, k = (make_layout(2, n, torch.device("cpu")) for n in (queries, 50))
-    problem = "auto", Causal(), q, k, role, NoPosition(), demand, site
+    problem = "auto", Causal(), q, k, role, NoPosition(), needs, runtime
     with torch.no_grad():
         assert choose(*problem).kernel == kernel
     assert choose(*problem).kernel != "decode"  # it has no backward pass
@@ -67,14 +71,15 @@ def test_as_eager(rows: int, heads: int, groups: int, t: int, s: int, widths: tu
     mask = random(1 if kind == "shared" else rows, 1, t, s) > 0.5
     mask[..., s // 2 :] = False
     mask[..., 3] = True
-    relation = {
-        "none": Relation(),
-        "mask": Relation(mask=mask),
-        "shared": Relation(mask=mask),
-        "bias": Relation(
+    lowered = {
+        "none": FewQueries(),
+        "mask": FewQueries(mask=mask),
+        "shared": FewQueries(mask=mask),
+        "bias": FewQueries(
             bias=random(1, heads, t, s).masked_fill(~mask, -torch.inf),
-            alive=torch.arange(rows)[:, None, None, None] > 0,
+            has_key=torch.arange(rows)[:, None, None, None] > 0,
         ),
     }[kind]
-    exact = attend(*(x.double() for x in (q, k, v)), relation, 0.3, backend="eager")
-    torch.testing.assert_close(attend(q, k, v, relation._replace(few=True), 0.3).double(), exact, atol=1e-5, rtol=1e-5)
+    eager, scoring = densify(lowered)._replace(kernel="eager"), Scoring(0.3)
+    exact = attend(*(x.double() for x in (q, k, v)), eager, scoring)
+    torch.testing.assert_close(attend(q, k, v, lowered, scoring).double(), exact, atol=1e-5, rtol=1e-5)

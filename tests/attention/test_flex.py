@@ -13,9 +13,13 @@ from torch.nn.attention import flex_attention
 
 from anyformer.attention import flex
 from anyformer.attention.attend import attend, weigh
-from anyformer.attention.layout import Layout, Role, lower_dense, make_layout, sees
-from anyformer.attention.lower import ROOM, Demand, biases, choose, lower
+from anyformer.attention.choose import VARLEN_MIN_ROW, Requirements, biases, choose
+from anyformer.attention.layout import Layout, Role, make_layout, sees
+from anyformer.attention.lower import lower, lower_dense
+from anyformer.attention.lowered import Blocks, Dense
 from anyformer.attention.position_tables import Positions
+from anyformer.attention.scores import Scoring
+from anyformer.attention.varlen import lower_documents
 from anyformer.config import BigBird, BlockLocal, Causal, Dilated, Full, ModelConfig, Pattern, Window
 from anyformer.config.pattern import Rule
 from anyformer.inspection.cost_rules import pairs
@@ -35,7 +39,7 @@ def in_tiles(size: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for kind in (Rule, BlockLocal, BigBird):
             patch.setattr(kind, "tile", property(lambda pattern: size))
-        patch.setattr(flex, "_counted", flex._counted.__wrapped__)  # what is kept has the sizes that patterns have
+        patch.setattr(flex, "_arange_mask", flex._arange_mask.__wrapped__)  # cached masks have the real sizes
         yield
 
 
@@ -62,7 +66,7 @@ def check_blocks(pattern: Pattern, q: Layout, k: Layout, size: int) -> None:
     batch = rows_in(q, k)
     visible = sees(pattern, q, k).expand(batch, -1, -1)
     visible = in_blocks(visible & real_rows(q, batch)[:, :, None] & real_rows(k, batch)[:, None, :], size)
-    listed, full = (x.expand(batch, -1, -1) for x in flex.find(pattern, q, k))
+    listed, full = (x.expand(batch, -1, -1) for x in flex.find_blocks(pattern, q, k))
     assert not (visible.any(4).any(2) & ~listed).any()
     assert not (full & ~visible.all(4).all(2)).any()
     assert not (full & ~listed).any()
@@ -97,7 +101,7 @@ def test_blocks_of_the_real_size(pattern: Pattern, packed: bool):
     layout = make_layout(2, t, CPU, segments=segments)
     check_blocks(pattern, layout, layout, size)
     if not packed:
-        listed, _ = flex.find(pattern, layout, layout)
+        listed, _ = flex.find_blocks(pattern, layout, layout)
         visible = in_blocks(sees(pattern, layout, layout), size).any(4).any(2)
         assert torch.equal(listed, visible)
         sizes = torch.tensor([size] * (t // size) + [t % size])
@@ -120,7 +124,7 @@ def test_tiles_follow_the_blocks_of_a_pattern(pattern: Pattern, tile: int):
     """Then no block is seen in part, and the predicate is never asked; what it would say of each is known."""
     assert pattern.tile == tile
     layout = make_layout(1, 1536, CPU)
-    listed, full = flex.find(pattern, layout, layout)
+    listed, full = flex.find_blocks(pattern, layout, layout)
     if isinstance(pattern, (BigBird, BlockLocal)) and pattern != BigBird(block=32):
         assert torch.equal(listed, full)
         assert 0 < int(full.sum()) < full.numel()
@@ -142,17 +146,16 @@ def check(
 ) -> None:
     """flex = eager where queries are real, with grouped heads and values of another width than keys."""
     batch, t, s = rows_in(q, k), q.positions.shape[1], k.positions.shape[1]
-    demand = Demand(4, 3, cap=cap, sinks=sunk)
-    lowered = lower(pattern, q, k, role, positions, demand, HERE, "flex")
-    assert lowered.blocks is not None
-    assert (lowered.mask, lowered.bias) == (None, None)
-    dense = lower(pattern, q, k, role, positions, demand, HERE, "eager")
+    needs = Requirements(4, 3, cap=cap, sinks=sunk)
+    lowered = lower(pattern, q, k, role, positions, needs, HERE, "flex").lowered
+    assert isinstance(lowered, Blocks)
+    dense = lower(pattern, q, k, role, positions, needs, HERE, "eager").lowered
     a, b, c = random(seed, batch, 4, t, 4), random(seed + 1, batch, 2, s, 4), random(seed + 2, batch, 2, s, 3)
-    sinks = random(seed + 3, 4) if sunk else None
-    expected = attend(a, b, c, dense, 0.7, backend="eager", cap=cap, sinks=sinks)
+    scoring = Scoring(0.7, cap=cap, sinks=random(seed + 3, 4) if sunk else None)
+    expected = attend(a, b, c, dense, scoring)
     real = real_rows(q, batch)[:, None, :, None].expand_as(expected)
-    close(attend(a, b, c, lowered, 0.7, cap=cap, sinks=sinks)[real], expected[real])
-    close(weigh(a, b, lowered, 0.7), weigh(a, b, dense, 0.7))  # the dense form on demand
+    close(attend(a, b, c, lowered, scoring)[real], expected[real])
+    close(weigh(a, b, lowered, Scoring(0.7)), weigh(a, b, dense, Scoring(0.7)))  # the dense form on demand
 
 
 def placed(position, seed: int) -> Positions:
@@ -230,11 +233,11 @@ def packed(length: int) -> Layout:
 
 ROW, PACKED = make_layout(1, 2048, CPU), packed(2048)
 PADDED = Layout.right_padded(torch.zeros(1, 2048, dtype=torch.long))
-PLAIN = Demand(64, 64)
+PLAIN = Requirements(64, 64)
 
 
 @pytest.mark.parametrize(
-    ("kernel", "pattern", "layout", "demand", "site", "position"),
+    ("kernel", "pattern", "layout", "needs", "runtime", "position"),
     [
         ("sdpa", Causal(), ROW, PLAIN, CUDA, "none"),
         ("sdpa", Causal(), PADDED, PLAIN, CUDA, "none"),
@@ -250,8 +253,8 @@ PLAIN = Demand(64, 64)
         ("eager", Window(before=9, after=0), ROW, PLAIN._replace(normalizer="relu"), CUDA, "none"),
         ("varlen", Full(), PADDED, PLAIN, CUDA, "none"),
         ("varlen", Causal(), PACKED, PLAIN, CUDA, "rotary"),
-        ("varlen", Causal(), packed(ROOM), PLAIN, CUDA, "none"),
-        ("sdpa", Causal(), packed(ROOM - 1), PLAIN, CUDA, "none"),
+        ("varlen", Causal(), packed(VARLEN_MIN_ROW), PLAIN, CUDA, "none"),
+        ("sdpa", Causal(), packed(VARLEN_MIN_ROW - 1), PLAIN, CUDA, "none"),
         ("varlen", Window(before=9, after=0), PACKED, PLAIN, CUDA, "none"),
         ("flex", Window(before=9, after=0, globals=1), PACKED, PLAIN, CUDA, "none"),
         ("flex", Causal(), PACKED, PLAIN, CUDA, "t5"),
@@ -261,12 +264,12 @@ PLAIN = Demand(64, 64)
     ],
 )
 def test_the_kernel_that_is_chosen(
-    kernel: str, pattern: Pattern, layout: Layout, demand: Demand, site: Runtime, position
+    kernel: str, pattern: Pattern, layout: Layout, needs: Requirements, runtime: Runtime, position
 ):
     scheme = next(scheme for scheme in RELATIVE if scheme.kind == position)
-    choice = choose("auto", pattern, layout, layout, "self", scheme, demand, site)
+    choice = choose("auto", pattern, layout, layout, "self", scheme, needs, runtime)
     assert choice.kernel == kernel
-    assert choice.why
+    assert choice.reason
 
 
 @pytest.mark.parametrize("backend", ["flash", "", "SDPA"])
@@ -285,11 +288,9 @@ def test_what_cannot_run_falls_to_what_can():
 
 def test_documents():
     """Where each document begins: a run of pads is one more, and empty ones end the list."""
-    from anyformer.attention.varlen import lower as lower_documents
-
     segments = torch.tensor([[0, 0, 1, 1, 1, -1], [4, 4, 4, 4, 5, 6]])
     layout = Layout.packed_rows(segments, documents=6)
-    found = lower_documents(Causal(), layout, layout)
+    found = lower_documents(Causal(), layout, layout, Dense)
     assert found.starts.tolist() == [0, 2, 5, 6, 10, 11, 12, 12, 12]
     assert found.key_starts is found.starts
     assert (found.longest, found.window) == (6, (-1, 0))
@@ -298,8 +299,6 @@ def test_documents():
 @given(st.lists(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=4), min_size=1, max_size=3))
 def test_documents_of_two_texts(rows: list[list[tuple[int, int]]]):
     """The n-th document of one is the n-th of the other, empty or not, and pads see pads: as segments say."""
-    from anyformer.attention.varlen import lower as lower_documents
-
     sides = []
     for side in (0, 1):
         width = max(1, max(sum(pair[side] for pair in row) for row in rows)) + side
@@ -307,7 +306,7 @@ def test_documents_of_two_texts(rows: list[list[tuple[int, int]]]):
         segments = torch.tensor([row + [-1] * (width - len(row)) for row in filled])
         sides.append(Layout.packed_rows(segments, documents=sum(map(len, rows))))
     q, k = sides
-    found = lower_documents(Full(), q, k)
+    found = lower_documents(Full(), q, k, Dense)
     assert len(found.starts) == len(found.key_starts)
     assert found.starts[-1] == q.positions.numel()
     assert found.key_starts[-1] == k.positions.numel()
@@ -327,8 +326,8 @@ def test_a_graph_is_message_passing():
     q, k, v = (random(i, 1, 1, 5, 3) for i in range(3))
     layout = make_layout(1, 5, CPU)
     for loops in (False, True):
-        relation = lower_dense(Graph(nodes=5, edges=edges, loops=loops), layout, layout, "self")
-        out = attend(q, k, v, relation, 1.0)[0, 0]
+        dense = lower_dense(Graph(nodes=5, edges=edges, loops=loops), layout, layout, "self")
+        out = attend(q, k, v, dense, Scoring(1.0))[0, 0]
         for node in range(5):
             near = sorted({b for a, b in edges if a == node} | ({node} if loops else set()))
             weights = (torch.stack([q[0, 0, node] @ k[0, 0, n] for n in near]) if near else torch.zeros(0)).exp()
@@ -339,13 +338,16 @@ def test_a_graph_is_message_passing():
 def test_steps_share_the_blocks_of_whole_rows():
     """They depend on nothing but the lengths; padding, packing and marks are asked each time."""
     pattern, (row, again) = BigBird(block=64, randoms=2), (make_layout(1, 300, CPU) for _ in range(2))
-    first = flex.lower(pattern, row, row)
-    assert flex.lower(pattern, again, again).mask is first.mask
-    assert flex.lower(pattern, *[make_layout(1, 301, CPU)] * 2).mask is not first.mask
+    first = flex.lower_blocks(pattern, row, row, Dense)
+    assert flex.lower_blocks(pattern, again, again, Dense).mask is first.mask
+    assert flex.lower_blocks(pattern, *[make_layout(1, 301, CPU)] * 2, Dense).mask is not first.mask
     padded = Layout.right_padded(torch.tensor([[0] * 200 + [-1] * 100]))
-    assert flex.lower(pattern, padded, padded).mask is not flex.lower(pattern, padded, padded).mask
+    assert (
+        flex.lower_blocks(pattern, padded, padded, Dense).mask
+        is not flex.lower_blocks(pattern, padded, padded, Dense).mask
+    )
     with torch.inference_mode():
-        assert flex.lower(pattern, row, row).mask is not first.mask
+        assert flex.lower_blocks(pattern, row, row, Dense).mask is not first.mask
     assert not first.mask.kv_indices.is_inference()
 
 
@@ -359,7 +361,7 @@ def test_links_are_one_step_for_a_compiler():
 
     def blocks(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         layout = make_layout(*ids.shape, ids.device)
-        return flex.find(pattern, layout, layout)
+        return flex.find_blocks(pattern, layout, layout)
 
     ids = torch.zeros(1, 1024, dtype=torch.long)
     found = torch.compile(blocks, backend=count, fullgraph=True)(ids)

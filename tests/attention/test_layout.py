@@ -7,7 +7,9 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from anyformer.attention.layout import Layout, Relation, lower_dense, make_layout, sees, segment_positions
+from anyformer.attention.layout import Layout, make_layout, sees, segment_positions
+from anyformer.attention.lower import lower_dense
+from anyformer.attention.lowered import Dense
 from anyformer.cache.kv_cache import Cache
 from anyformer.cache.ring import Step
 from anyformer.config import (
@@ -205,17 +207,17 @@ def test_a_position_past_the_graph_is_an_error():
 # -- lowerings ------------------------------------------------------------------------------------------------------
 
 
-def meaning(relation: Relation, batch: int, t: int, s: int) -> Tensor:
-    """Who sees whom by what the kernels are told, bool [b, t, s]."""
+def meaning(dense: Dense, batch: int, t: int, s: int) -> Tensor:
+    """Who sees whom by the lowered mask, bool [b, t, s]."""
     seen = torch.ones(batch, 1, t, s, dtype=torch.bool)
-    if relation.causal:
+    if dense.causal:
         seen = seen.tril()
-    if relation.mask is not None:
-        seen = seen & relation.mask
-    if relation.bias is not None:
-        seen = seen & (relation.bias[:, :1] > -torch.inf)
-    if relation.alive is not None:
-        seen = seen & relation.alive
+    if dense.mask is not None:
+        seen = seen & dense.mask
+    if dense.bias is not None:
+        seen = seen & (dense.bias[:, :1] > -torch.inf)
+    if dense.has_key is not None:
+        seen = seen & dense.has_key
     return seen[:, 0]
 
 
@@ -223,29 +225,29 @@ def meaning(relation: Relation, batch: int, t: int, s: int) -> Tensor:
 def test_every_lowering_means_the_same_for_real_tokens(pattern: Pattern, layout: Layout, biased: bool):
     batch, length = rows_in(layout), layout.positions.shape[1]
     bias = torch.randn(1, 2, length, length) if biased else None
-    relation = lower_dense(pattern, layout, layout, "self", bias)
-    seen, lowered = sees(pattern, layout, layout).expand(batch, -1, -1), meaning(relation, batch, length, length)
+    dense = lower_dense(pattern, layout, layout, "self", bias)
+    seen, lowered = sees(pattern, layout, layout).expand(batch, -1, -1), meaning(dense, batch, length, length)
     real = slice(None) if layout.segments is None else layout.segments.expand(batch, length) >= 0
     assert torch.equal(lowered[real], seen[real])
     if pattern.sees_self:
         assert lowered.any(dim=-1).all()  # no row is empty, pads included
-        assert relation.alive is None
+        assert dense.has_key is None
     if bias is not None:
         kept = seen[:, None].expand(batch, 2, length, length)
-        assert torch.equal(relation.bias.expand_as(kept)[kept], bias.expand_as(kept)[kept])
+        assert torch.equal(dense.bias.expand_as(kept)[kept], bias.expand_as(kept)[kept])
 
 
 @given(patterns, pairs)
 def test_across_a_row_may_see_nothing(pattern: Pattern, pair: tuple[Layout, Layout]):
-    """The lowered mask has no empty row, and `alive` says which rows to keep."""
+    """The lowered mask has no empty row, and `has_key` is false for fully masked queries."""
     q, k = pair
     batch, t, s = rows_in(q, k), q.positions.shape[1], k.positions.shape[1]
-    relation = lower_dense(pattern, q, k, "cross")
+    dense = lower_dense(pattern, q, k, "cross")
     seen = sees(pattern, q, k).expand(batch, t, s)
-    assert torch.equal(meaning(relation, batch, t, s), seen)
-    assert meaning(relation._replace(alive=None), batch, t, s).any(dim=-1).all()
-    if relation.alive is not None:
-        assert torch.equal(relation.alive[:, 0, :, 0].expand(batch, t), seen.any(dim=-1))
+    assert torch.equal(meaning(dense, batch, t, s), seen)
+    assert meaning(dense._replace(has_key=None), batch, t, s).any(dim=-1).all()
+    if dense.has_key is not None:
+        assert torch.equal(dense.has_key[:, 0, :, 0].expand(batch, t), seen.any(dim=-1))
 
 
 RIGHT = Layout(
@@ -275,9 +277,9 @@ RIGHT = Layout(
     ],
 )
 def test_shortcuts_are_taken_where_they_are_right(pattern: Pattern, layout: Layout, role: str, shortcut: str):
-    relation = lower_dense(pattern, layout, layout, role)
-    assert relation.causal == (shortcut == "causal")
-    assert (relation.mask is None) == (shortcut != "mask")
+    dense = lower_dense(pattern, layout, layout, role)
+    assert dense.causal == (shortcut == "causal")
+    assert (dense.mask is None) == (shortcut != "mask")
 
 
 CONFIG = ModelConfig(
@@ -294,7 +296,7 @@ def test_causal_with_right_padding_needs_no_mask(seed: int, length: int, shorter
     model, ids = build(CONFIG, seed), tokens(seed, 3, length)
     segments = torch.where(torch.arange(length) < torch.tensor([length, *shorter])[:, None], 0, PADDING)
     layout = Layout(torch.arange(length)[None], segments, ordered=True, packed=False, padding="right")
-    assert model.decoder.relations(layout, {None: Step(layout)}, cached=False)[0].causal
+    assert model.decoder.relations(layout, {None: Step(layout)}, cached=False)[0].lowered.causal
     for backend in ("eager", "sdpa"):
         model.backend = backend
         out = model(Inputs(ids, layout))
@@ -374,5 +376,5 @@ def test_a_wrong_shape_is_an_error(name: str, shape: tuple[int, ...]):
 
 @pytest.mark.parametrize("name", ["segments", "positions", "marks"])
 def test_facts_are_whole_numbers(name: str):
-    with pytest.raises(ValueError, match=f"{name} must be whole numbers"):
+    with pytest.raises(ValueError, match=f"{name} must be integers"):
         make_layout(2, 5, CPU, **{name: torch.zeros(2, 5)})

@@ -8,9 +8,12 @@ import torch
 from torch import Tensor
 
 from anyformer.attention.attend import attend
-from anyformer.attention.layout import Layout, Relation, Role, make_layout
-from anyformer.attention.lower import Demand, choose, lower
+from anyformer.attention.choose import Requirements, choose
+from anyformer.attention.layout import Layout, Role, make_layout
+from anyformer.attention.lower import lower
+from anyformer.attention.lowered import Blocks, Documents, FewQueries, densify
 from anyformer.attention.position_tables import Positions
+from anyformer.attention.scores import Scoring
 from anyformer.config import (
     LM,
     Alibi,
@@ -114,21 +117,13 @@ def differentiate(
     for leaf in leaves.values():
         leaf.requires_grad_()
     leaves |= dict(positions.tables.items())
-    demand = Demand(WIDTH, value_width, cap=cap, sinks="sinks" in leaves)
-    site = Runtime("cuda", dtype, training=True)
-    relation = lower(pattern, q, k, role, positions, demand, site, backend)
-    assert (relation.blocks is not None) == (backend == "flex")
-    assert (relation.documents is not None) == (backend == "varlen")
-    out = attend(
-        leaves["q"],
-        leaves["k"],
-        leaves["v"],
-        relation,
-        WIDTH**-0.5,
-        backend=backend,
-        cap=cap,
-        sinks=leaves.get("sinks"),
-    )
+    needs = Requirements(WIDTH, value_width, cap=cap, sinks="sinks" in leaves)
+    runtime = Runtime("cuda", dtype, training=True)
+    lowered = lower(pattern, q, k, role, positions, needs, runtime, backend).lowered
+    assert isinstance(lowered, Blocks) == (backend == "flex")
+    assert isinstance(lowered, Documents) == (backend == "varlen")
+    scoring = Scoring(WIDTH**-0.5, cap=cap, sinks=leaves.get("sinks"))
+    out = attend(leaves["q"], leaves["k"], leaves["v"], lowered, scoring)
     real = torch.ones(2, t, device=CUDA) if q.segments is None else (q.segments >= 0).expand(2, t)
     out = out * real[:, None, :, None].to(out.dtype)
     grads = torch.autograd.grad((out * random(6, *out.shape, dtype=dtype)).sum(), list(leaves.values()))
@@ -220,13 +215,13 @@ def test_decode_equals_eager(shape: str, kind: str, measured: Callable[..., None
     mask[..., s // 2 :] = False
     mask[..., 3] = True
     bias = random(4, 1, h, t, s).masked_fill(~mask, -torch.inf)
-    alive = torch.arange(b, device=CUDA)[:, None, None, None] > 0
-    relation = {"full": Relation(), "mask": Relation(mask=mask), "bias": Relation(bias=bias, alive=alive)}[kind]
-    exact = {"out": attend(*tensors, relation, k**-0.5, backend="eager")}
+    has_key = torch.arange(b, device=CUDA)[:, None, None, None] > 0
+    kinds = {"full": FewQueries(), "mask": FewQueries(mask), "bias": FewQueries(bias=bias, has_key=has_key)}
+    few, scoring = kinds[kind], Scoring(k**-0.5)
+    exact = {"out": attend(*tensors, densify(few)._replace(kernel="eager"), scoring)}
     for dtype in (torch.bfloat16, torch.float16):
-        few = relation._replace(few=True)
         for run in (attend, torch.compile(attend)) if shape == "one row" else (attend,):
-            ours = run(*(x.to(dtype) for x in tensors), few, k**-0.5)
+            ours = run(*(x.to(dtype) for x in tensors), few, scoring)
             compare({"out": ours}, exact, torch.bfloat16, measured)
 
 
@@ -256,8 +251,8 @@ def test_a_model_trains_on_flex(compiled: bool, measured: Callable[..., None]):
     )
     at = make_layout(1, 1100, CUDA)
     plan = model.decoder.plans[0]
-    site = Runtime("cuda", torch.float32, training=True)
-    assert choose("auto", plan.pattern, at, at, "self", T5, plan.demand, site).kernel == "flex"
+    runtime = Runtime("cuda", torch.float32, training=True)
+    assert choose("auto", plan.pattern, at, at, "self", T5, plan.needs, runtime).kernel == "flex"
     ours = step(torch.compile(model) if compiled else model, model, ids)
     model.backend = "eager"
     exact = step(model, model, ids)

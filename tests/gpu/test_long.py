@@ -11,9 +11,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from anyformer.attention.attend import attend
+from anyformer.attention.choose import Requirements
 from anyformer.attention.layout import Layout, Role, make_layout
-from anyformer.attention.lower import Demand, lower
+from anyformer.attention.lower import lower
 from anyformer.attention.position_tables import Positions
+from anyformer.attention.scores import Scoring
 from anyformer.config import (
     Attention,
     BigBird,
@@ -37,8 +39,8 @@ from anyformer.nn.model import Transformer
 CUDA = torch.device("cuda")
 HEADS, WIDTH = 12, 64
 LENGTHS = (4096, 8192, 16384, 32768, 65536)
-SITE = Runtime("cuda", torch.bfloat16, training=True)
-DEMAND = Demand(WIDTH, WIDTH)
+RUNTIME = Runtime("cuda", torch.bfloat16, training=True)
+NEEDS = Requirements(WIDTH, WIDTH)
 
 
 def attention(pattern: Pattern, q: Layout, k: Layout, role: Role, backend: str) -> Callable[[], None]:
@@ -49,8 +51,8 @@ def attention(pattern: Pattern, q: Layout, k: Layout, role: Role, backend: str) 
     nowhere = Positions(NoPosition(), 0, HEADS)
 
     def run() -> None:
-        relation = lower(pattern, q, k, role, nowhere, DEMAND, SITE, backend)
-        out = attend(*leaves, relation, WIDTH**-0.5, backend=backend)
+        relation = lower(pattern, q, k, role, nowhere, NEEDS, RUNTIME, backend)
+        out = attend(*leaves, relation.lowered, Scoring(WIDTH**-0.5))
         torch.autograd.grad(out.sum(), leaves)
 
     return run

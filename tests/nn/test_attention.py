@@ -9,8 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anyformer.attention.attend import attend
-from anyformer.attention.layout import Relation
-from anyformer.cache.ring import Slots
+from anyformer.attention.layout import make_layout
+from anyformer.attention.lowered import Dense, Relation
+from anyformer.attention.scores import Scoring
+from anyformer.cache.ring import Step
 from anyformer.config import (
     Attention,
     Block,
@@ -26,12 +28,12 @@ from anyformer.config import (
     Tokens,
 )
 from anyformer.nn.attention import MultiHeadAttention
-from anyformer.nn.context import CacheWriter, Context, Tap
+from anyformer.nn.context import Context, Tap
 from tests.strategies import HERE, attentions, build as whole, close, seeds, tokens
 
 WIDTH = 8
 FREE = Context(HERE, HERE, Relation())  # every key, no positions
-CAUSAL = Context(HERE, HERE, Relation(causal=True))
+CAUSAL = Context(HERE, HERE, Relation(Dense(causal=True)))
 
 
 def build(spec: Attention, seed: int = 0, cross: bool = False) -> MultiHeadAttention:
@@ -44,6 +46,12 @@ def build(spec: Attention, seed: int = 0, cross: bool = False) -> MultiHeadAtten
 
 def random(seed: int, *shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def every_key(spec: Attention) -> Relation:
+    """No mask, for the kernel that supports the layer."""
+    plain = spec.normalizer == "softmax" and spec.cap is None and not spec.sinks
+    return Relation(Dense(kernel="sdpa" if plain else "eager"))
 
 
 def look(module: MultiHeadAttention, x: Tensor, context: Context = FREE) -> tuple[Tensor, dict[str, Tensor]]:
@@ -73,8 +81,9 @@ def by_head(module: MultiHeadAttention, spec: Attention, x: Tensor, encoder_out:
         q = module.q_norm(linear(query, x, slice(i * k, (i + 1) * k)))
         key = module.k_norm(linear(key_value, encoder_out, slice(first + j * k, first + (j + 1) * k)))
         v = linear(key_value, encoder_out, slice(values + j * k_v, values + (j + 1) * k_v))
-        extra = {"cap": spec.cap, "sinks": None if module.sinks is None else module.sinks[i : i + 1]}
-        one = attend(q[:, None], key[:, None], v[:, None], Relation(), module.scale, spec.normalizer, **extra)
+        sink = None if module.sinks is None else module.sinks[i : i + 1]
+        scoring = Scoring(module.scale, spec.normalizer, spec.cap, sink)
+        one = attend(q[:, None], key[:, None], v[:, None], every_key(spec).lowered, scoring)
         heads.append(one[:, 0])
     together = torch.cat(heads, dim=-1)
     return together if isinstance(spec.output, NoOutput) else module.out(together)
@@ -84,7 +93,7 @@ def by_head(module: MultiHeadAttention, spec: Attention, x: Tensor, encoder_out:
 def test_self_attention_head_by_head(spec: Attention, seed: int, length: int):
     """Fused q, k and v equal separate layers, for separate, q = k and q = k = v, for any heads, groups and widths."""
     module, x = build(spec, seed), random(seed, 2, length, WIDTH)
-    close(module(x, FREE), by_head(module, spec, x, x))
+    close(module(x, Context(HERE, HERE, every_key(spec))), by_head(module, spec, x, x))
 
 
 @given(attentions(cross=True), seeds, st.integers(1, 5), st.integers(1, 5))
@@ -94,7 +103,7 @@ def test_cross_attention_head_by_head(spec: Attention, seed: int, length: int, s
         random(seed, 2, length, WIDTH),
         random(seed + 1, 2, source, WIDTH),
     )
-    out = module(x, Context(HERE, HERE, Relation(), cross=Relation(), encoder_out=encoder_out))
+    out = module(x, Context(HERE, HERE, Relation(), cross=every_key(spec), encoder_out=encoder_out))
     close(out, by_head(module, spec, x, encoder_out))
 
 
@@ -272,7 +281,7 @@ def test_latent_attention_without_a_shared_key():
 @pytest.mark.parametrize("kind", ["auto", "int8"])
 @torch.no_grad()
 def test_reading_the_compressed_vector_itself(rank: int, kind: str):
-    """q·(c W_k) = (q W_kᵀ)·c: few new tokens spare themselves making all keys and values; those who look have them."""
+    """q·(c W_k) = (q W_kᵀ)·c: few new tokens read c itself; with taps, keys and values are expanded."""
     compress = Latent(rank=rank, rotary_width=4)
     block = Block(mixer=Attention(heads=2, key_width=6, value_width=5, compress=compress))
     stack = Stack(depth=2, blocks=(block,), position=Rotary())
@@ -281,13 +290,13 @@ def test_reading_the_compressed_vector_itself(rank: int, kind: str):
     for cache, taps in zip(caches, (None, Tap(lambda name, x: x)), strict=True):
         read.append(torch.cat([model.decode(part, cache=cache, taps=taps) for part in ids.split((9, 1, 3, 7), 1)], 1))
     close(read[0], read[1])
-    few, many, cached = (
-        ids[:, :1],
-        ids[:, :9],
-        Context(HERE, HERE, cache=CacheWriter(caches[0].layers[0], Slots(torch.arange(1)))),
-    )
-    latent = model.decoder.blocks[0]["mixer"].inner.latent
-    assert latent.absorbs(few, cached)
-    assert not latent.absorbs(few, cached._replace(taps=Tap(lambda name, x: x)))
-    assert not latent.absorbs(few, FREE)
-    assert latent.absorbs(many, cached) == (rank == 2)  # shorter than the keys and values of a head
+
+    def absorbs(queries: int, cached: bool = True, tapped: bool = False) -> bool:
+        layout = make_layout(2, queries, ids.device)
+        (relation,) = model.decoder.relations(layout, {None: Step(layout)}, cached, tapped=tapped)
+        return relation.absorbs
+
+    assert absorbs(1)
+    assert not absorbs(1, tapped=True)
+    assert not absorbs(1, cached=False)
+    assert absorbs(9) == (rank == 2)  # narrower than the keys and values of a head

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.autograd.functional import jacobian
 from torch.nn import functional as F
 
-from anyformer.attention.layout import Relation, make_layout
+from anyformer.attention.layout import make_layout
+from anyformer.attention.lowered import Dense, Relation
 from anyformer.config import (
     LM,
     Attention,
@@ -55,7 +56,7 @@ def made(spec: Block, seed: int = 0) -> nn.Module:
 
 
 def context(seed: int = 0) -> Context:
-    return Context(HERE, HERE, Relation(causal=True), cross=Relation(), encoder_out=random(seed, 2, 3, WIDTH))
+    return Context(HERE, HERE, Relation(Dense(causal=True)), cross=Relation(), encoder_out=random(seed, 2, 3, WIDTH))
 
 
 @given(seeds, st.sampled_from([LayerNorm(), RMSNorm(), NoNorm()]))
@@ -219,7 +220,7 @@ def test_dropout_falls_on_what_enters_the_residual_stream(placement: str, order)
     block, x = made(spec), random(1, 40, 50, WIDTH)
     seen: dict[str, Tensor] = {}
     taps = Tap(lambda name, x: seen.setdefault(name, x))
-    ctx = Context(HERE, HERE, Relation(causal=True), taps=taps)
+    ctx = Context(HERE, HERE, Relation(Dense(causal=True)), taps=taps)
     block.eval()(x, ctx)
     plain = seen.pop("mixer.out")
     out = block.train()(x, ctx)

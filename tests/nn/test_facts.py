@@ -82,7 +82,7 @@ def test_whole_numbers_of_any_width(dtype: torch.dtype):
 
 
 def test_positions_are_no_mask():
-    with pytest.raises(ValueError, match="positions must be whole numbers"):
+    with pytest.raises(ValueError, match="positions must be integers"):
         decoder()(IDS, positions=MASK)
 
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, strategies as st
 from torch.nn import functional as F
 
-from anyformer.attention.layout import Relation
+from anyformer.attention.lowered import Relation
 from anyformer.config import (
     Gated,
     Gelu,

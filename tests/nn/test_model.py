@@ -94,7 +94,7 @@ WRONG = {
         lambda m: m(IDS, marks=ZEROS[:, :2]),
         "marks has shape [2, 2], expected [2, 3] like the tokens",
     ),
-    "float segments": ("encoder", lambda m: m(IDS, segments=ZEROS.float()), "segments must be whole numbers"),
+    "float segments": ("encoder", lambda m: m(IDS, segments=ZEROS.float()), "segments must be integers"),
     "a layout and positions": (
         "decoder",
         lambda m: m(Inputs(IDS, Layout(ZEROS)), positions=ZEROS),

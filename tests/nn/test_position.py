@@ -214,9 +214,9 @@ def test_only_the_layer_that_asks_has_a_table():
     layout = make_layout(1, 5, torch.device("cpu"))
     relations = model.decoder.relations(layout, {None: Step(layout)}, cached=False)
     first, second = (relations[i] for i in model.decoder.plan_of_layer)
-    assert first.bias is not None
+    assert first.lowered.bias is not None
     assert first.rotation is None
-    assert second.bias is None
+    assert second.lowered.bias is None
     assert second.rotation is not None
 
 

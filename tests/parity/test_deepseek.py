@@ -6,7 +6,8 @@ from torch import Tensor
 from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention, DeepseekV3RotaryEmbedding
 
-from anyformer.attention.layout import Layout, Relation
+from anyformer.attention.layout import Layout
+from anyformer.attention.lowered import Dense, Relation
 from anyformer.config import Attention, Latent, Rotary
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.context import Context
@@ -63,7 +64,7 @@ def test_equals_deepseek(query_rank: int | None):
     ours.load_state_dict(found)
 
     x, layout, rotary = torch.randn(2, LENGTH, WIDTH), Layout(torch.arange(LENGTH)[None]), Rotary()
-    relation = Relation(causal=True, rotation=rotary.prepare(layout.positions, TURNING), scheme=rotary)
+    relation = Relation(Dense(causal=True), rotation=rotary.prepare(layout.positions, TURNING), scheme=rotary)
     ahead = torch.full((LENGTH, LENGTH), -torch.inf).triu(1)[None, None]
     expected, _ = theirs(x, angles(x, layout.positions), ahead)
     torch.testing.assert_close(ours(x, Context(layout, layout, relation)), expected, rtol=1e-5, atol=1e-5)

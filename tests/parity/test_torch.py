@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anyformer.attention.layout import Layout, lower_dense, make_layout
+from anyformer.attention.layout import Layout, Role, make_layout
+from anyformer.attention.lower import lower_dense
+from anyformer.attention.lowered import Relation
 from anyformer.config import (
     Attention,
     Block,
@@ -126,6 +128,11 @@ def close(ours: object, theirs: object) -> None:
 
 # -- attention ------------------------------------------------------------------------------------------------------
 
+
+def relate(pattern: Pattern, q: Layout, k: Layout, role: Role, kernel: str = "sdpa") -> Relation:
+    return Relation(lower_dense(pattern, q, k, role)._replace(kernel=kernel))
+
+
 PATTERNS = pytest.mark.parametrize("pattern", [Full(), Causal()], ids=["full", "causal"])
 
 
@@ -136,7 +143,7 @@ def test_self_attention(pattern: Pattern, bias: bool, backend: str) -> None:
     theirs = loud(nn.MultiheadAttention(WIDTH, HEADS, bias=bias, batch_first=True))
     ours = MultiHeadAttention(Attention(heads=HEADS, bias=bias, output=Projected(bias=bias)), WIDTH)
     x, padding, layout = rows(TARGET, pattern)
-    ctx = Context(layout, layout, lower_dense(pattern, layout, layout, "self"), backend=backend)
+    ctx = Context(layout, layout, relate(pattern, layout, layout, "self", backend))
     mask = ahead(x.shape[1]) if pattern == Causal() else None
     assert_same(
         ours,
@@ -158,9 +165,8 @@ def test_cross_attention(bias: bool, backend: str) -> None:
     ctx = Context(
         layout,
         layout,
-        lower_dense(Full(), layout, layout, "self"),
-        lower_dense(Full(), layout, source, "cross"),
-        backend=backend,
+        relate(Full(), layout, layout, "self"),
+        relate(Full(), layout, source, "cross", backend),
     )
     assert_same(
         ours,
@@ -213,7 +219,7 @@ def test_encoder_layer(placement: str, activation: str, bias: bool, eps: float, 
     theirs = loud(their_layer(nn.TransformerEncoderLayer, placement, activation, bias, eps))
     ours = build_block(our_layer(placement, activation, bias, eps, cross=False), WIDTH)
     x, padding, layout = rows(TARGET, pattern)
-    ctx = Context(layout, layout, lower_dense(pattern, layout, layout, "self"))
+    ctx = Context(layout, layout, relate(pattern, layout, layout, "self"))
     mask = ahead(x.shape[1]) if pattern == Causal() else None
     assert_same(
         ours,
@@ -231,9 +237,7 @@ def test_decoder_layer(placement: str, activation: str, bias: bool, eps: float) 
     theirs = loud(their_layer(nn.TransformerDecoderLayer, placement, activation, bias, eps))
     ours = build_block(our_layer(placement, activation, bias, eps, cross=True), WIDTH)
     (x, padding, layout), (memory, hidden, source) = rows(TARGET, Causal()), rows(SOURCE, Full())
-    ctx = Context(
-        layout, layout, lower_dense(Causal(), layout, layout, "self"), lower_dense(Full(), layout, source, "cross")
-    )
+    ctx = Context(layout, layout, relate(Causal(), layout, layout, "self"), relate(Full(), layout, source, "cross"))
     masks = {"tgt_mask": ahead(x.shape[1]), "tgt_key_padding_mask": padding, "memory_key_padding_mask": hidden}
     assert_same(
         ours,

@@ -7,9 +7,11 @@ import torch
 
 from anyformer.attention import flex
 from anyformer.attention.attend import attend
+from anyformer.attention.choose import Requirements
 from anyformer.attention.layout import make_layout
-from anyformer.attention.lower import Demand, lower
+from anyformer.attention.lower import lower
 from anyformer.attention.position_tables import Positions
+from anyformer.attention.scores import Scoring
 from anyformer.config import (
     Attention,
     BigBird,
@@ -66,7 +68,7 @@ as T^2.0 ± 0.1 in full; on a GPU so do time and memory of BigBird's attention, 
     def measure(self, cell: Cell) -> dict[str, Any]:
         n, pattern, config = cell["length"], PATTERNS[cell["pattern"]], _config(cell)
         at = make_layout(1, n, torch.device("cpu"))
-        listed, _ = flex.find(pattern, at, at)
+        listed, _ = flex.find_blocks(pattern, at, at)
         found = {
             "pairs": int(listed.sum()) * pattern.tile**2,  # in blocks that a kernel computes
             "predicted": pairs(pattern, n, n),
@@ -132,14 +134,14 @@ def _timed(config: ModelConfig, cell: Cell) -> dict[str, float]:
     dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float32
     (block,) = config.stacks["encoder"].blocks
     assert isinstance(block.mixer, Attention)
-    at, demand = make_layout(1, n, torch.device(DEVICE)), Demand.of(block.mixer, config.width)
+    at, needs = make_layout(1, n, torch.device(DEVICE)), Requirements.of(block.mixer, config.width)
     positions = Positions(NoPosition(), config.width, h)
-    relation = lower(pattern, at, at, "self", positions, demand, Runtime(DEVICE, dtype, True), "auto")
-    shape = (1, h, n, demand.key_width)
+    relation = lower(pattern, at, at, "self", positions, needs, Runtime(DEVICE, dtype, True), "auto")
+    shape = (1, h, n, needs.key_width)
     q, k, v = (torch.randn(shape, device=DEVICE, dtype=dtype, requires_grad=True) for _ in range(3))
 
     def run() -> None:
-        attend(q, k, v, relation, demand.key_width**-0.5).sum().backward()
+        attend(q, k, v, relation.lowered, Scoring(needs.key_width**-0.5)).sum().backward()
 
     run()  # compiles
     if DEVICE != "cuda":

@@ -1,0 +1,181 @@
+"""The choice of an attention kernel, from Python facts only: once per forward pass for all layers that share a mask.
+
+sdpa     torch's dense kernels; the fastest where no mask is needed
+varlen   concatenated documents without a mask: CUDA, half precision, long rows whose layout knows its documents
+decode   few queries of a KV cache, which each group of heads reads once: CUDA, half precision, no gradients
+flex     skips blocks of keys that no query sees: CUDA, long sequences
+eager    the reference, for what no kernel supports
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from anyformer.attention import varlen
+from anyformer.attention.few_queries import MAX_HEAD_WIDTH, MAX_QUERIES
+from anyformer.attention.layout import Layout, Role
+from anyformer.attention.lowered import Choice, Dense
+from anyformer.attention.scores import Normalizer
+from anyformer.config import Attention, Causal, Full, Latent, Pattern, Scheme
+from anyformer.kernels.runtime import HALF, HAS_TRITON, Runtime
+
+FLEX_MIN_PAIRS = 1024 * 1024  # queries × keys from which `flex` repays its start-up cost
+VARLEN_MIN_ROW = 512  # tokens of a row from which `varlen` repays its cost per document: below, a dense mask is faster
+
+
+class LatentCost(NamedTuple):
+    """Widths and multiplications per head of latent attention that reads compressed vectors as a single head."""
+
+    key_width: int  # rank + rotary_width
+    value_width: int  # rank
+    extra: int  # multiplications of a query with each cached token, beyond those of expanded keys and values
+    expansion: int  # multiplications to expand the keys and values of a cached token
+
+
+class Requirements(NamedTuple):
+    """What a layer requires of a kernel, apart from its pattern and position scheme."""
+
+    key_width: int
+    value_width: int
+    normalizer: Normalizer = "softmax"
+    dropout: bool = False
+    cap: float | None = None
+    sinks: bool = False
+    latent: LatentCost | None = None
+
+    @classmethod
+    def of(cls, spec: Attention, width: int) -> "Requirements":
+        """Return the requirements of an attention layer in a model of this width."""
+        k, k_v = spec.widths(width)
+        latent = None
+        if isinstance(spec.compress, Latent):
+            rank, rotary = spec.compress.rank, spec.compress.rotary_width
+            latent = LatentCost(rank + rotary, rank, 2 * rank + rotary - k - k_v, rank * (k - rotary + k_v))
+        return cls(k, k_v, spec.normalizer, spec.dropout > 0, spec.cap, spec.sinks, latent)
+
+    def absorbs(self, queries: int) -> bool:
+        """Whether this many queries of a cache are cheaper on compressed vectors than on expanded keys and values."""
+        return self.latent is not None and queries * self.latent.extra < self.latent.expansion
+
+    def absorbed(self) -> "Requirements":
+        """Return the requirements on compressed vectors."""
+        assert self.latent is not None
+        return self._replace(key_width=self.latent.key_width, value_width=self.latent.value_width)
+
+
+def choose(
+    backend: str, pattern: Pattern, q: Layout, k: Layout, role: Role, scheme: Scheme, needs: Requirements, at: Runtime
+) -> Choice:
+    """Return the requested kernel, or the next best one if it cannot run; for `auto` the fastest one that can."""
+    obstacles = {
+        "decode": _no_decode(q, role, needs, at),
+        "varlen": _no_varlen(pattern, q, k, role, scheme, needs, at),
+        "flex": _no_flex(role, scheme, needs, at),
+        "sdpa": _no_sdpa(needs),
+    }
+    match backend:
+        case "eager":
+            return Choice("eager", "requested")
+        case "sdpa" | "flex" | "varlen" | "decode":
+            if (obstacle := obstacles[backend]) is None:
+                return Choice(backend, "requested")
+            reason = f"not {backend}: {obstacle}"
+        case "auto":
+            if obstacles["decode"] is None:
+                return Choice("decode", "few queries read a cache")
+            if not obstacles["sdpa"] and not biases(scheme) and without_mask(pattern, q, k, role) is not None:
+                return Choice("sdpa", "no mask is needed")
+            if obstacles["varlen"] is None and max(q.positions.shape[1], k.positions.shape[1]) >= VARLEN_MIN_ROW:
+                return Choice("varlen", "the layout knows its documents")
+            pays = at.device == "cuda" and q.positions.shape[1] * k.positions.shape[1] >= FLEX_MIN_PAIRS
+            if obstacles["flex"] is None and pays:
+                return Choice("flex", "a mask between many tokens")
+            reason = f"not flex: {obstacles['flex'] or 'it pays off on CUDA, between many tokens'}"
+        case _:
+            raise ValueError(f"backend = {backend!r}: must be 'auto', 'eager', 'sdpa', 'flex', 'varlen' or 'decode'")
+    obstacle = obstacles["sdpa"]
+    return Choice("sdpa", reason) if obstacle is None else Choice("eager", f"{reason}; {obstacle}")
+
+
+def without_mask(pattern: Pattern, q: Layout, k: Layout, role: Role) -> Dense | None:
+    """Return the dense form without a stored mask, or None if layouts and pattern need one."""
+    if q.marks is None and k.marks is None and not q.packed and not k.packed:
+        if isinstance(pattern, Full) and q.padding == k.padding == "none":
+            return Dense()
+        # the real tokens of a row never see the padding to their right
+        if isinstance(pattern, Causal) and role == "self" and q.ordered and q.padding != "any":
+            return Dense(causal=True)
+    return None
+
+
+def biases(scheme: Scheme) -> bool:
+    """Whether a scheme adds to the scores."""
+    return type(scheme).bias is not Scheme.bias or type(scheme).score is not Scheme.score
+
+
+# -- why a kernel cannot run: None if it can --------------------------------------------------------------------------
+
+
+def _no_sdpa(needs: Requirements, name: str = "sdpa") -> str | None:
+    if needs.normalizer != "softmax":
+        return "no kernel normalises by ReLU"
+    return f"{name} has no soft cap" if needs.cap is not None else f"{name} has no sinks" if needs.sinks else None
+
+
+def _no_decode(q: Layout, role: Role, needs: Requirements, at: Runtime) -> str | None:
+    if at.device != "cuda" or not HAS_TRITON:
+        return "it needs CUDA and Triton"
+    if at.dtype not in HALF:
+        return f"it needs half precision, not {at.dtype}"
+    if role == "self" or q.positions.shape[1] > MAX_QUERIES:
+        return f"it takes up to {MAX_QUERIES} queries, of a cache or of an encoder's output"
+    if torch.is_grad_enabled():
+        return "it has no backward pass"
+    if (obstacle := _no_sdpa(needs, "it")) is not None:
+        return obstacle
+    if max(needs.key_width, needs.value_width) > MAX_HEAD_WIDTH:
+        return f"heads are {needs.key_width} and {needs.value_width} wide: it takes up to {MAX_HEAD_WIDTH}"
+    return None
+
+
+def _no_flex(role: Role, scheme: Scheme, needs: Requirements, at: Runtime) -> str | None:
+    if needs.normalizer != "softmax":
+        return "no kernel normalises by ReLU"
+    if needs.dropout and at.training:
+        return "it has no dropout on weights"
+    if role == "cached":
+        return "it does not read a cache"
+    if type(scheme).bias is not Scheme.bias:
+        return f"{scheme.kind} positions have no score function"
+    if at.device == "cpu":
+        return "it has no backward pass on the CPU" if torch.is_grad_enabled() else None
+    if at.device != "cuda":
+        return f"it does not run on {at.device}"
+    if at.dtype not in (*HALF, torch.float32):
+        return f"it does not run in {at.dtype}"
+    if not all(16 <= width <= 256 for width in (needs.key_width, needs.value_width)):
+        return f"heads are {needs.key_width} and {needs.value_width} wide: it takes 16 to 256"
+    return None
+
+
+def _no_varlen(
+    pattern: Pattern, q: Layout, k: Layout, role: Role, scheme: Scheme, needs: Requirements, at: Runtime
+) -> str | None:
+    if at.device != "cuda" or not {"window_size", "scale"} <= varlen.OPTIONS:
+        return "it needs CUDA and a torch version that has it"
+    if at.dtype not in HALF:
+        return f"it needs half precision, not {at.dtype}"
+    if (obstacle := _no_sdpa(needs, "it")) is not None:
+        return obstacle
+    if needs.dropout and at.training:
+        return "it has no dropout on weights"
+    known = all(side.ordered and side.documents is not None and side.segments is not None for side in (q, k))
+    if not known or role == "cached" or (role == "self" and q is not k):
+        return "the layout does not know its documents"
+    if role == "cross" and not isinstance(pattern, Full):
+        return "in cross-attention it takes the full pattern only"
+    if q.marks is not None or k.marks is not None or biases(scheme) or varlen.window_of(pattern) is None:
+        return "it takes full, causal and window patterns only, without marks or biases"
+    if needs.key_width != needs.value_width or needs.key_width % 8 or needs.key_width > 256:
+        return f"heads are {needs.key_width} and {needs.value_width} wide: it takes equal multiples of 8 up to 256"
+    return None

@@ -1,0 +1,96 @@
+"""Lowered masks: who sees whom, in the form that one kernel takes.
+
+    Lowered = Dense | FewQueries | Blocks | Documents
+
+Each variant holds exactly what its kernel reads. `lower` builds one per forward pass for all layers that share it, and
+`attend` dispatches on its type. `densify` returns the dense form of any of them, for attention maps and taps.
+"""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+
+from anyformer.config import NoPosition, Pattern, Rotation, Scheme
+
+Kernel = Literal["eager", "sdpa", "flex", "varlen", "decode"]
+Index = Tensor  # a scalar tensor: flex calls its functions for one row, head, query and key at a time
+
+
+class Dense(NamedTuple):
+    """A mask or a bias over all pairs, or neither: for torch's `sdpa`, or for `eager`, the reference."""
+
+    causal: bool = False  # query i sees the keys up to i; no mask is stored
+    mask: Tensor | None = None  # bool [b or 1, 1, t, s]; None: every key, or as `causal` says
+    bias: Tensor | None = None  # added to the scores [b or 1, h, t, s], -inf where masked
+    has_key: Tensor | None = None  # bool [b, 1, t, 1]: queries with a visible key; None: all have one
+    kernel: Literal["sdpa", "eager"] = "sdpa"
+
+
+class FewQueries(NamedTuple):
+    """A mask or a bias for the kernel that reads a KV cache once for few queries (`decode`); fields as in `Dense`."""
+
+    mask: Tensor | None = None
+    bias: Tensor | None = None
+    has_key: Tensor | None = None
+
+
+class Blocks(NamedTuple):
+    """Blocks of keys for FlexAttention (`flex`); nothing of size t·s is stored."""
+
+    mask: BlockMask
+    bias: Callable[[Index, Index, Index, Index], Tensor] | None  # added to the score, by row, head, query and key
+    kind: tuple[Pattern, Scheme | None]  # what its functions are made of: the same kind shares a compiled kernel
+    size: int  # tokens in a block
+    densify: Callable[[], Dense]
+
+
+class Documents(NamedTuple):
+    """Document boundaries for the variable-length kernels (`varlen`); nothing of size t·s is stored.
+
+    All rows are concatenated. Each run of a segment or of padding is a document. There are as many documents of keys as
+    of queries; some may be empty.
+    """
+
+    starts: Tensor  # int32 [n + 1], the last is the number of tokens; empty documents at the end
+    longest: int
+    key_starts: Tensor
+    key_longest: int
+    window: tuple[int, int]  # tokens back and ahead, -1: unlimited
+    densify: Callable[[], Dense]
+
+
+Lowered = Dense | FewQueries | Blocks | Documents
+
+
+def densify(lowered: Lowered) -> Dense:
+    """Return the dense form of a lowered mask."""
+    match lowered:
+        case Dense():
+            return lowered
+        case FewQueries(mask=mask, bias=bias, has_key=has_key):
+            return Dense(mask=mask, bias=bias, has_key=has_key)
+        case Blocks() | Documents():
+            return lowered.densify()
+
+
+class Choice(NamedTuple):
+    """The kernel that runs, and the reason."""
+
+    kernel: Kernel
+    reason: str
+
+
+class Relation(NamedTuple):
+    """What attention layers of one kind share in a forward pass: the lowered mask and the state of their positions."""
+
+    lowered: Lowered = Dense()
+    choice: Choice = Choice("sdpa", "built without a choice")
+    scheme: Scheme = NoPosition()
+    rotation: Rotation | None = None  # of the new tokens: keys in a cache are rotated already
+    absorbs: bool = False  # latent attention reads the cached vectors themselves, as a single head
+
+    def rotate(self, x: Tensor) -> Tensor:
+        """Return queries or keys [b, h, t, k] rotated to their positions; x itself if the scheme rotates nothing."""
+        return x if self.rotation is None else self.scheme.rotate(x, self.rotation)
