@@ -2,19 +2,24 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from anyformer.nn.model import Transformer
+from anyformer.training.checkpoint import TrainState
 
-if TYPE_CHECKING:
-    from anyformer.training.loop import Job
+
+class Averageable(Protocol):
+    """The parts of a training job that averaging needs."""
+
+    model: Transformer
+    state: TrainState
 
 
 @torch.no_grad()
-def average(job: "Job", share: float | Tensor) -> None:
+def average(job: Averageable, share: float | Tensor) -> None:
     """Move the average towards the weights by `share`, a number or a scalar on the device."""
     if not job.state.ema:
         job.state.ema = {name: p.detach().clone() for name, p in job.model.named_parameters()}
@@ -29,7 +34,7 @@ def average(job: "Job", share: float | Tensor) -> None:
 
 
 @contextmanager
-def averaged(job: "Job") -> Iterator[None]:
+def averaged(job: Averageable) -> Iterator[None]:
     """Run the block with the averaged weights in the model, where there are any."""
     if not job.state.ema:
         yield
