@@ -126,7 +126,7 @@ def test_masks_of_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("mlm.toml").write_text(before.replace('"lm"', '"mlm"') + MASKED + after[after.index("[train]") :])
     done_quietly("train", "mlm.toml", "--out", "run")
     at_once = evaluate("run", split="valid")
-    monkeypatch.setattr("anyformer.tasks.dynamic_examples.TOGETHER", 2)
+    monkeypatch.setattr("anyformer.tasks.dynamic_examples.MAX_STREAM_ROWS", 2)
     some = evaluate("run", split="valid")
     assert some.count == at_once.count > 0
     assert some.values["loss"] == pytest.approx(at_once.values["loss"])

@@ -1,4 +1,4 @@
-"""Blocks and stacks: sublayers, where their norms stand, and how often they repeat. Imports no torch."""
+"""Blocks and stacks: sublayers, the placement of their norms, and how they repeat. Imports no torch."""
 
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -78,7 +78,7 @@ class Layers(NamedTuple):
     level: int  # how many times their tokens have been pooled
     first: int  # the number of the first one
     times: int  # how many there are
-    own: int  # those that have weights of their own; with `share` the others reuse them
+    own: int  # blocks with their own weights; with `share` the others reuse them
 
 
 class Stack(Spec):

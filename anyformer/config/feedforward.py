@@ -149,7 +149,7 @@ class Experts(Spec):
     balance: Annotated[float, Field(strict=True, ge=0)] = 0.0
 
     def faults(self) -> Iterator[Fault]:
-        """What does not fit together."""
+        """Yield settings that do not fit together."""
         if self.top_k > self.count:
             yield Fault("top_k", f"= {self.top_k}: must be at most count = {self.count}")
         if not isinstance(self.router, SigmoidTopK):

@@ -98,7 +98,7 @@ class Patches(Spec):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of one image."""
+        """Number of patches of one image."""
         return self.channels, self.image_height, self.image_width or self.image_height
 
     @property

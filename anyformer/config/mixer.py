@@ -45,7 +45,7 @@ Scale = Annotated[Unscaled | Times | InvSqrtKey | InvSqrtWidth, *BY_KIND]
 
 
 def factor(scale: Unscaled | Times | InvSqrtKey | InvSqrtWidth | SqrtWidth, width: int, key_width: int = 1) -> float:
-    """The number a scale stands for."""
+    """Return the factor of the scores."""
     match scale:
         case Unscaled():
             return 1.0
@@ -91,7 +91,7 @@ class Latent(Spec):
     kind: Literal["latent"] = "latent"
     rank: Size
     rotary_width: Count  # of key_width; the rest is content
-    query_rank: Size | None = None  # queries by way of so many numbers, too; None: straight from the embedding
+    query_rank: Size | None = None  # rank of a low-rank projection of queries; None: a full projection
     norm: TokenNorm = RMSNorm()  # of c, and of what queries go through
 
 
@@ -177,7 +177,7 @@ class Convolution(Spec):
     bias: Flag = True
 
     def before(self, causal: bool) -> int:
-        """How far back the first of the K tokens stands."""
+        """Distance from a token to the first of its K tokens."""
         span = self.dilation * (self.width - 1)
         return span if causal else span // 2
 

@@ -32,7 +32,7 @@ Shape = Literal["encoder-decoder", "encoder", "decoder"]
 
 
 class ModelConfig(Spec):
-    """A Transformer. The encoder reads `source`, the decoder reads `target`; the shape is what is there."""
+    """A Transformer. The encoder reads `source`, the decoder reads `target`; the shape is which of the two exist."""
 
     width: Size
     source: Input | None = None
@@ -83,7 +83,7 @@ class ModelConfig(Spec):
 
 
 def pattern_of(attention: Attention, side: Side) -> Pattern:
-    """The pattern of a self-attention, given or derived; a decoder looks ahead only where that was asked for."""
+    """Return the pattern of a self-attention, given or derived; a decoder is causal unless it is given otherwise."""
     ahead = side == "encoder"
     return attention.pattern.towards(ahead) if attention.pattern else Full() if ahead else Causal()
 
@@ -99,7 +99,7 @@ def position_of(attention: Attention, stack: Stack) -> Position:
 
 
 def causal_of(mixer: Convolution | FullyConnected | PositionMixing, side: Side) -> bool:
-    """Whether a mixer reads the past alone, given or derived."""
+    """Return whether a mixer reads only earlier tokens, given or derived."""
     return side == "decoder" if mixer.causal is None else mixer.causal
 
 
@@ -159,7 +159,7 @@ def _stacks(config: ModelConfig) -> Iterator[Fault]:
 
 
 def _memory(stack: Stack, side: Side, config: ModelConfig) -> Iterator[Fault]:
-    """A text goes on from segment to segment, so positions must not end, and all that is kept must be of tokens."""
+    """Yield faults of `memory`: positions must be unlimited, and all layers must keep tokens."""
     if not stack.memory:
         return
     mixers = [block.mixer for block in (*stack.prefix, *stack.blocks)]
@@ -280,7 +280,7 @@ def _turned(scheme: Position, mixer: Attention, width: int) -> Iterator[Fault]:
 
 
 def _divides(a: Attention, width: int) -> bool:
-    """Whether the head width is known."""
+    """Return whether the head width is known."""
     return bool(a.key_width) or width % a.heads == 0
 
 

@@ -43,5 +43,5 @@ class BatchNorm(Spec):
     momentum: Fraction = 0.1  # how far a step of training moves the running statistics towards its batch's
 
 
-TokenNorm = Annotated[NoNorm | LayerNorm | RMSNorm, *BY_KIND]  # of one vector, whatever it stands beside
+TokenNorm = Annotated[NoNorm | LayerNorm | RMSNorm, *BY_KIND]  # statistics of one vector, independent of the batch
 Norm = Annotated[NoNorm | LayerNorm | RMSNorm | BatchNorm, *BY_KIND]

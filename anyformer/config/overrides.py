@@ -104,14 +104,14 @@ def _assign_inside(annotation: Any, node: Any, steps: list[str], value: Any, pat
 
 
 def _opened(annotation: Any, value: Any) -> Any:
-    """What stands at a step that the path goes through: a word becomes a table of that kind, nothing an empty one."""
+    """Return the value at a step of the path: a word becomes a table of that kind, nothing an empty table."""
     if isinstance(value, str) and kinds(members(annotation)):
         return {"kind": value}
     return {} if value is None else value
 
 
 def _takes_none(annotation: Any) -> bool:
-    """Whether "none" is a value of its own here: a kind, or one of some words."""
+    """Return whether "none" is an ordinary value here: a kind, or one of some words."""
     words = [word for a in alternatives(annotation) if get_origin(a) is Literal for word in a.__args__]
     return "none" in (*kinds(alternatives(annotation)), *words)
 
@@ -120,7 +120,7 @@ def _takes_none(annotation: Any) -> bool:
 
 
 class Difference(NamedTuple):
-    """One place in which two specs differ, and what stands there, in words."""
+    """One difference between two specs, with both values as text."""
 
     path: str
     left: str
@@ -153,7 +153,7 @@ def _differences(a: Any, b: Any, path: str) -> Iterator[Difference]:
 
 
 def in_words(value: Any) -> str:
-    """A value on one line: a part by its kind, with what is not that kind's default."""
+    """Return a value on one line: a part by its kind, with the settings that differ from its defaults."""
     text = _in_words(value)
     return text if len(text) <= WIDEST else text[: WIDEST - 1] + "…"
 

@@ -45,7 +45,7 @@ def to_data(spec: Spec) -> dict[str, Any]:
 
 
 def build(cls: type[S], data: Any) -> S:
-    """The spec that some data stands for, or a `ConfigError` with all its faults."""
+    """Return the spec of some data. Raise a `ConfigError` with all its faults."""
     try:
         return cls.model_validate(data)
     except ValidationError as error:
@@ -107,7 +107,7 @@ def _apply(data: Any, steps: tuple[str | int, ...], mend: Mend) -> None:
             mend(data, step)
         elif isinstance(data, dict):
             if isinstance(following, int) and not isinstance(data.get(step), list):
-                data[step] = [data.get(step)]  # one block, where a list of blocks may stand
+                data[step] = [data.get(step)]  # one block in place of a list of blocks
             data = data.get(step)
         else:
             data = data[step] if isinstance(step, int) else None
@@ -149,7 +149,7 @@ def _rename(meant: str, value: Any) -> Mend:
         if not isinstance(container, dict):
             return
         container.pop(key, None)
-        container.setdefault(meant, copy.deepcopy(value))  # what is there already is what was meant
+        container.setdefault(meant, copy.deepcopy(value))  # an existing value is what was meant
 
     return mend
 
@@ -171,7 +171,7 @@ def _sizes(data: Any) -> Iterator[int]:
 
 
 def _stand_ins(annotation: Any, sizes: list[int]) -> list[Any]:
-    """Values that may stand where the annotation does: for a size each of `sizes`, for a union every kind."""
+    """Yield values that the annotation allows: each of `sizes` for a size, every kind for a union."""
     found: list[Any] = []
     for member in alternatives(annotation):
         if typing.get_origin(member) is tuple:

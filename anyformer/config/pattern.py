@@ -39,17 +39,17 @@ class Rule(Spec):
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether any query sees a key after it."""
+        """Whether any query sees a later key."""
         return True
 
     @property
     def sees_self(self) -> bool:
-        """Whether every token sees itself: then no row of self-attention is empty."""
+        """Whether every token sees itself, so that no query of self-attention is fully masked."""
         return True
 
     @property
     def sparse(self) -> bool:
-        """Whether a query sees a number of keys that does not grow with the length."""
+        """Whether the number of keys that a query sees is bounded, whatever the length."""
         return False
 
     @property
@@ -83,16 +83,16 @@ class Rule(Spec):
         raise NotImplementedError
 
     def meets(self, q: Span, k: Span) -> "Tensor":
-        """Whether any query of a span may see any key of another; never wrong where it says no."""
+        """Return whether any query of a span may see any key of another; False is always right."""
         return (q.low == q.low) & (k.low == k.low)
 
     def covers(self, q: Span, k: Span) -> "Tensor":
-        """Whether all queries of a span see all keys of another; never wrong where it says yes."""
+        """Return whether all queries of a span see all keys of another; True is always right."""
         return (q.low != q.low) & (k.low != k.low)
 
 
 class Open(Rule):
-    """A pattern without a direction of its own."""
+    """A pattern that is the same for encoder and decoder."""
 
     ahead: Flag | None = None  # None: in an encoder and across; not in a decoder, which must not see what it predicts
 
@@ -298,7 +298,7 @@ class BigBird(Open):
         return covered & ((k.high <= q.low) | self.looks_ahead)
 
     def links(self, block: Any) -> Any:
-        """[..., randoms]: all links of blocks, in as many steps as one of them takes."""
+        """Return all links of blocks, [..., randoms], vectorised."""
         import numpy as np
 
         if isinstance(block, np.ndarray):
@@ -310,8 +310,8 @@ class BigBird(Open):
         return self.link(block[..., None], torch.arange(self.randoms, device=block.device))
 
     def _linked(self, later: Span, earlier: Span) -> "Tensor":
-        """Whether any block of one span is linked to a block of the other before it; yes where a span is long."""
-        most = (self.tile - 2) // self.block + 2  # blocks that so many positions in a row can touch
+        """Return whether any block of one span is linked to an earlier block of the other; True for long spans."""
+        most = (self.tile - 2) // self.block + 2  # blocks that a run of positions of this length can touch
         met = (later.high - later.low >= most) & (earlier.low == earlier.low)
         for step in range(most):
             block = later.low + step

@@ -60,11 +60,11 @@ class Scheme(Spec):
 
     @property
     def per_layer(self) -> bool:
-        """Whether every layer has tables of its own, rather than one set for the stack."""
+        """Whether every layer has its own tables, rather than one set for the stack."""
         return False
 
     def faults(self, key_width: int) -> Iterator[Fault]:
-        """What is wrong with this scheme in a model with heads of this width."""
+        """Yield what makes this scheme unfit for a model with heads of this width."""
         yield from ()
 
     def tables(self, width: int, heads: int) -> dict[str, tuple[int, ...]]:
@@ -80,7 +80,7 @@ class Scheme(Spec):
         return x
 
     def prepare(self, positions: "Tensor", key_width: int) -> Rotation | None:
-        """What `rotate` needs, computed once per forward pass."""
+        """Return the tables for `rotate`, computed once per forward pass."""
         return None
 
     def rotate(self, x: "Tensor", rotation: Rotation) -> "Tensor":
@@ -88,7 +88,7 @@ class Scheme(Spec):
         return x
 
     def levels(self, heads: int, causal: bool, tables: Tables, device: "torch.device") -> "Tensor | None":
-        """What `score` looks up, made once per forward pass; `causal`: keys after the query are never seen."""
+        """Return the tables for `score`, computed once per forward pass; `causal`: later keys are never seen."""
         return None
 
     def score(self, levels: "Tensor", head: "Tensor", q: "Tensor", k: "Tensor") -> "Tensor":
@@ -154,7 +154,7 @@ class Sinusoidal(Scheme):
 
 
 class Learned(Scheme):
-    """One learned vector per position, added to the embeddings; `offset` rows stand unused before the first."""
+    """One learned vector per position, added to the embeddings; the first `offset` rows are unused."""
 
     kind: Literal["learned"] = "learned"
     length: Size

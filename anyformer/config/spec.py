@@ -138,7 +138,7 @@ def close_matches(word: str, known: Iterable[str], n: int) -> list[str]:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A suggestion for a misspelt word, else the list of what is known."""
+    """Return a suggestion for a misspelt word, else the list of known words."""
     known = sorted(known)
     if close := close_to(word, known):
         return f"did you mean '{close}'?"
@@ -167,7 +167,7 @@ def _follows_from_others(item: Any) -> bool:
 
 
 def rule_of(item: Any) -> ConfigError | None:
-    """The rule between parts that one of pydantic's findings stands for: what a validator of ours raised."""
+    """Return the fault that a validator of ours raised, from one of pydantic's errors."""
     cause = item.get("ctx", {}).get("error")
     return cause if isinstance(cause, ConfigError) else None
 
@@ -256,7 +256,7 @@ def alternatives(annotation: Any) -> list[Any]:
 
 
 def elements(annotation: Any) -> list[Any]:
-    """What the tuples in an annotation hold."""
+    """Return the item types of the tuples in an annotation."""
     return [typing.get_args(a)[0] for a in alternatives(annotation) if typing.get_origin(a) is tuple]
 
 
@@ -272,7 +272,7 @@ def kinds(among: Iterable[Any]) -> dict[str, Any]:
 
 
 def member_for(annotation: Any, data: dict[str, Any]) -> Any:
-    """The spec that a table stands for: by its kind, or the only one there is; else None."""
+    """Return the spec class of a table: by its kind, or the only one possible; else None."""
     among = members(annotation)
     if len(tags := kinds(among)) > 1:
         return next((member for tag, member in tags.items() if tag == data.get("kind")), None)
@@ -280,10 +280,10 @@ def member_for(annotation: Any, data: dict[str, Any]) -> Any:
 
 
 class ErrorLocation(NamedTuple):
-    """Where in the user's data an error of pydantic's stands."""
+    """Return the path of a pydantic error in the user's data."""
 
     steps: tuple[str | int, ...]  # without pydantic's union tags
-    parent: Any  # the spec in which the last key stands
+    parent: Any  # the spec that has the last key
     among: list[Any]  # the alternatives to that spec, itself included
     field: FieldInfo | None  # of the last key, unless it is unknown
 

@@ -31,7 +31,7 @@ Document = Literal["line", "blank", "file"]
 class Input(NamedTuple):
     """How files are read."""
 
-    document: Document = "line"  # of plain text: a line each, what stands between empty lines, or a whole file
+    document: Document = "line"  # documents of plain text: lines, paragraphs between empty lines, or whole files
     column: str = "text"  # of JSON and Parquet
     encoding: str = "utf-8"
 
@@ -80,7 +80,7 @@ EMPTY_LINE = re.compile(rb"\n\r?\n(?=[^\r\n])")  # the last, where several are t
 
 
 def chunks(path: Path, how: Input, size: int = SIZE) -> Iterator[Chunk]:
-    """A file in chunks, each but the last of `size` bytes and what is missing to the end of a document."""
+    """Yield a file in chunks: `size` bytes, extended to the end of a document."""
     try:
         if form_of(path) == "parquet":
             yield from _row_chunks(path, how, size)

@@ -1,7 +1,7 @@
-"""Reading sentences whose words stand one a line, with their tags in columns: CoNLL and CoNLL-U. Imports no torch.
+"""Read sentences with one word per line and its tags in columns: CoNLL and CoNLL-U. Imports no torch.
 
-A sentence is one row: its words as one text with one word a line, and its tags the same. Where a line of it is bad, the
-sentence is a bad row, with the number of that line.
+A sentence is one row: its words as one text with a word per line, and its tags alike. If a line is bad, the sentence
+is a bad row with the number of that line.
 """
 
 import re
@@ -15,7 +15,7 @@ NO_WORD = re.compile(r"[0-9]+[-.][0-9]+")  # a word that is several (1-2), or th
 
 
 def sentences(source: ConllFile, file: File) -> Parsed:
-    """The line where a sentence begins, and its words and tags or what is wrong with one of its lines."""
+    """Yield the line where a sentence begins, and its words and tags, or what is wrong with one of its lines."""
     conllu, lines = is_conllu(source), file.lines()
     tabs = conllu or (source.separator == "tab" if source.separator else any(map(_is_tabbed, lines)))
     word = (1 if conllu else 0) if source.word is None else source.word
@@ -78,5 +78,5 @@ def _columns(count: int) -> str:
 
 
 def _is_tabbed(line: str) -> bool:
-    """Whether a line has columns apart by tabs."""
+    """Return whether a line has columns separated by tabs."""
     return "\t" in line.strip(" \t")

@@ -25,7 +25,7 @@ class File(NamedTuple):
     text: str
 
     def lines(self) -> list[str]:
-        """The lines without their ends; what follows the last end is a line unless it is empty."""
+        """Return the lines without line ends; text after the last one is a line unless it is empty."""
         lines = self.text.replace("\r\n", "\n").split("\n")
         return lines if lines[-1] else lines[:-1]
 
@@ -43,14 +43,14 @@ UNPACKED_RATIO = 100  # a .gz of text is 3 to 20 times as large when unpacked
 UNPACKED_BYTES = 2**28  # that any .gz may have
 PIECE = 2**24  # bytes that are read at once
 
-# What a reader of rows gives: the line, and a value for each column or the reason why there is none.
+# Rows of a reader: the line, and a value for each column or the reason why there is none.
 Parsed = Iterator[tuple[int, dict[str, str] | str]]
 
 FLAW = re.compile("[\0\ud800-\udfff]")
 
 
 def unfit(character: str) -> str:
-    """What is wrong with a character that cannot be in a text."""
+    """Return why a character cannot be in a text."""
     return "holds a NUL character" if character == "\0" else f"holds the lone surrogate U+{ord(character):04X}"
 
 
@@ -135,7 +135,7 @@ def regular(name: str, data: Data) -> Path:
     return path
 
 
-# What opening and reading a file may raise.
+# Errors of opening and reading a file.
 UNREADABLE = (OSError, EOFError, zlib.error, TooLarge)
 
 
@@ -177,7 +177,7 @@ def _fault(name: str, message: str) -> ConfigError:
 
 
 def _root(data: Data) -> tuple[str, str]:
-    """Where relative paths begin, and who says so."""
+    """Return the folder of relative paths, and the setting that it comes from."""
     if data.root:
         return data.root, f"{data.root!r}"
     if root := os.environ.get("ANYFORMER_DATA"):
@@ -206,7 +206,7 @@ def unknown(encoding: str) -> Iterator[Fault]:
 
 
 def _is_known(encoding: str) -> bool:
-    """Whether Python knows it and it is for text (as hex and zip are not)."""
+    """Return whether it is a codec of Python for text (hex and zip are not)."""
     try:
         codecs.lookup(encoding)
         b"\n".decode(encoding)

@@ -1,4 +1,4 @@
-"""Batches that a process of their own reads ahead: who trains on a GPU only fetches them, and starts the next step."""
+"""Prefetch batches in a forked worker: the training process only fetches them and launches the next step."""
 
 import gc
 import math
@@ -24,45 +24,45 @@ from anyformer.data.loader import Cursor, Loader
 from anyformer.data.vocabulary import one_thread
 from anyformer.processes import end_with_parent
 
-SLOTS = 8  # batches that are there before they are asked for
-ALIGNED = 64  # bytes to which places in a slot are rounded up
+MAX_PREFETCHED = 8  # batches that are prefetched
+ALIGNMENT = 64  # alignment of tensors in a slot, in bytes
 
 Read = tuple[Batch, Cursor]
 
 
 class PrefetchLoader:
-    """A loader that reads on from the place that was asked for last. Anywhere else it begins anew."""
+    """A loader that prefetches the batches after the last one read. At any other cursor it starts a new worker."""
 
     def __init__(self, loader: Loader):
         self.loader = loader
-        self._forked: PrefetchWorker | None = None
+        self._worker: PrefetchWorker | None = None
         self._last: tuple[Cursor, Read] | None = None
 
-    def read(self, place: Cursor) -> Read:
-        if self._last is not None and self._last[0] == place:  # once more
+    def read(self, cursor: Cursor) -> Read:
+        if self._last is not None and self._last[0] == cursor:  # the same batch again
             return self._last[1]
-        if self._forked is not None and self._last is not None and self._last[1][1] == place:
+        if self._worker is not None and self._last is not None and self._last[1][1] == cursor:
             try:
-                found = self._forked.next()
+                found = self._worker.next()
             except BaseException:
                 self.close()
                 raise
         else:
             self.close()
-            found = self.loader.read(place)
-            self._forked = PrefetchWorker(self.loader, *found)
-        self._last = place, found
+            found = self.loader.read(cursor)
+            self._worker = PrefetchWorker(self.loader, *found)
+        self._last = cursor, found
         return found
 
     def close(self) -> None:
-        if self._forked is not None:
-            self._forked.close()
-        self._forked = self._last = None
+        if self._worker is not None:
+            self._worker.close()
+        self._worker = self._last = None
 
 
 @contextmanager
 def ending(loader: Loader) -> Iterator[None]:
-    """A process that reads ahead does not outlive what is done here."""
+    """End the worker of a loader, if it has one, at the end of the block."""
     try:
         yield
     finally:
@@ -71,27 +71,30 @@ def ending(loader: Loader) -> Iterator[None]:
 
 
 def can_fork() -> bool:
-    """Whether this system, and this process, may have such a reader."""
+    """Return whether this system and this process can fork a worker."""
     return "fork" in get_all_start_methods() and not current_process().daemon
 
 
 class PrefetchWorker:
-    """The process that reads, a fork of this one: it has all that the loader has. Tensors come through memory that both
-    share, in slots with room for twice the first batch; a larger one comes through the pipe with the rest."""
+    """The prefetching process, a fork of this one with a copy of the loader.
 
-    def __init__(self, loader: Loader, first: Batch, place: Cursor):
+    Tensors are passed in shared memory, in slots of twice the size of the first batch; a larger batch goes through the
+    pipe with the other fields.
+    """
+
+    def __init__(self, loader: Loader, first: Batch, cursor: Cursor):
         context = get_context("fork")
         room = 2 * sum(x.nbytes for x in first if isinstance(x, Tensor)) + mmap.PAGESIZE
-        slots = [memoryview(mmap.mmap(-1, room)) for _ in range(SLOTS)]
-        free, (inbox, outbox) = context.Semaphore(SLOTS), context.Pipe(duplex=False)
+        slots = [memoryview(mmap.mmap(-1, room)) for _ in range(MAX_PREFETCHED)]
+        free, (inbox, outbox) = context.Semaphore(MAX_PREFETCHED), context.Pipe(duplex=False)
         shared = Shared(slots, free, inbox, outbox)
-        self.process = context.Process(target=_work, args=(loader, place, shared, os.getpid()), daemon=True)
-        with one_thread(), warnings.catch_warnings():  # or the library, and Python, would warn of the fork
+        self.process = context.Process(target=_work, args=(loader, cursor, shared, os.getpid()), daemon=True)
+        with one_thread(), warnings.catch_warnings():  # else the library and Python would warn about the fork
             warnings.simplefilter("ignore", DeprecationWarning)
             self.process.start()
         outbox.close()
         self._shared, self._slots = shared, cycle(slots)
-        # Python's own way: by nobody but who began it, and before it waits for its processes at the end
+        # as Python itself does: only in the process that started it, before it joins its children at exit
         self.close = Finalize(self, _end, (self.process,), exitpriority=1)
 
     def next(self) -> Read:
@@ -118,24 +121,24 @@ def _end(process: Any) -> None:
 
 class Shared(NamedTuple):
     slots: Sequence[memoryview]
-    free: Any  # how many of them may be written
+    free: Any  # number of slots that may be written
     inbox: Any
     outbox: Any
 
 
-def _work(loader: Loader, place: Cursor, shared: Shared, owner: int) -> None:
+def _work(loader: Loader, cursor: Cursor, shared: Shared, owner: int) -> None:
     """Read batches into the slots that are free, as long as the process that trains runs."""
     end_with_parent(owner)
-    gc.freeze()  # what the owner has left behind is the owner's, and may be a GPU's
-    for number in (signal.SIGINT, signal.SIGTERM):  # whoever trains saves first, reads on for it, and ends this one
+    gc.freeze()  # garbage of the parent belongs to the parent, and may be on a GPU
+    for number in (signal.SIGINT, signal.SIGTERM):  # the parent saves first, and then ends this process
         signal.signal(number, signal.SIG_IGN)
-    torch.set_num_threads(1)  # those of the other process were not forked
+    torch.set_num_threads(1)  # threads of the parent were not forked
     shared.inbox.close()
     for slot in cycle(shared.slots):
         shared.free.acquire()
         try:
-            batch, place = loader.read(place)
-            message: Any = *_put(batch, slot), place
+            batch, cursor = loader.read(cursor)
+            message: Any = *_put(batch, slot), cursor
         except BaseException as error:
             message = _sendable(error)
         try:
@@ -147,7 +150,7 @@ def _work(loader: Loader, place: Cursor, shared: Shared, owner: int) -> None:
 
 
 def _sendable(error: BaseException) -> Exception:
-    """As it is, with where it arose, or as a text."""
+    """Return an error that can be pickled: itself with its traceback, or its text."""
     where = "".join(traceback.format_exception(error))
     try:
         if isinstance(ForkingPickler.loads(ForkingPickler.dumps(error)), Exception):
@@ -159,21 +162,21 @@ def _sendable(error: BaseException) -> Exception:
 
 
 def _put(batch: Batch, slot: memoryview) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Where in the slot each tensor is, and of which kind, or the tensor itself where there is no room; the rest."""
+    """Return each tensor's offset in the slot and its type, or the tensor if it does not fit; and the other fields."""
     arrays = {name: x.contiguous().numpy() for name, x in batch._asdict().items() if isinstance(x, Tensor)}
     facts = {name: x for name, x in batch._asdict().items() if name not in arrays}
-    if sum(x.nbytes + ALIGNED for x in arrays.values()) > len(slot):
+    if sum(x.nbytes + ALIGNMENT for x in arrays.values()) > len(slot):
         return arrays, facts
     places, at = dict[str, Any](), 0
     for name, x in arrays.items():
         places[name] = x.dtype.str, x.shape, at
         np.frombuffer(slot, x.dtype, x.size, at)[:] = x.ravel()
-        at += -(-x.nbytes // ALIGNED) * ALIGNED
+        at += -(-x.nbytes // ALIGNMENT) * ALIGNMENT
     return places, facts
 
 
 def _found(x: Any, slot: memoryview) -> np.ndarray:
-    """One of them, for good: the slot is written again."""
+    """Return a copy of one tensor: the slot will be overwritten."""
     if isinstance(x, np.ndarray):
         return x
     dtype, shape, at = x

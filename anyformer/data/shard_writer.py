@@ -151,7 +151,7 @@ def _plain(path: Path) -> bool:
     return path.suffix.lower() != ".gz" and form_of(path) != "parquet"
 
 
-# -- what is there ----------------------------------------------------------------------------------------------------
+# -- state of the output folder ------------------------------------------------------------------------------------
 
 
 def _known_by(path: Path) -> dict[str, Any]:
@@ -239,7 +239,7 @@ def _writing(out: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Work:
-    """What is done to a chunk, in this process or in another."""
+    """Process one chunk, in this process or in another."""
 
     tokenizer: str
     how: Input
@@ -293,7 +293,7 @@ def _inline(work: Work, jobs: Iterator[Job]) -> Iterator[tuple[int, Done]]:
 
 
 def _spawned(work: Work, jobs: Iterator[Job], workers: int) -> Iterator[tuple[int, Done]]:
-    """In processes of their own, each of which has one chunk at a time; they end when this one does."""
+    """Process chunks in worker processes, one chunk at a time each; they end when this process does."""
     context = multiprocessing.get_context("spawn")
     processes: list[SpawnProcess] = []
     free: list[Connection[Any, Any]] = []
@@ -333,7 +333,7 @@ def _spawned(work: Work, jobs: Iterator[Job], workers: int) -> Iterator[tuple[in
 def _serve(work: Work, pipe: "Connection[Any, Any]", parent: int) -> None:
     """Encode the chunks that come through a pipe, one after the other, as long as the parent process runs."""
     end_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process is told, and ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process gets the signal, and ends this one
     do = work.ready()
     try:
         while True:

@@ -57,7 +57,7 @@ class InMemory:
 
 @dataclass(frozen=True)
 class Shard:
-    """What one file holds."""
+    """Contents of one file."""
 
     file: str
     tokens: int
@@ -69,7 +69,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Index:
-    """What a folder holds."""
+    """Contents of a folder."""
 
     tokenizer: str  # digest
     vocabulary: int
@@ -179,7 +179,7 @@ class Corpus:
             raise wrong(self.folder, f"the shards {what}")
 
     def verify(self) -> None:
-        """Reads all of it, and names the files that are not what was written."""
+        """Read all files, and name those that differ from what was written."""
         damaged = [shard.file for shard in self.index.shards if file_digest(self.folder / shard.file) != shard.sha256]
         if damaged:
             what = "is not the file that was written: it was changed or swapped"

@@ -1,8 +1,8 @@
-"""Invented tasks: digits to sort, copy or reverse, dates to read, numbers to add. Imports no torch.
+"""Synthetic tasks: digits to sort, copy or reverse, dates to normalise, numbers to add. Imports no torch.
 
-A row belongs to a split by a hash of its source, whatever the seed: one sixteenth valid, one sixteenth test, the rest
-train. So nothing that is tested was ever trained on, and runs of different seeds are tested on the same rows: the seed
-changes the training rows only. Those may repeat; valid and test rows are distinct.
+A row belongs to a split by a hash of its source, whatever the seed: 1/16 valid, 1/16 test, the rest train. So no test
+row occurs in training, and runs with different seeds have the same test rows: the seed changes the training rows only.
+Training rows may repeat; valid and test rows are distinct.
 """
 
 import hashlib
@@ -21,9 +21,9 @@ from anyformer.recipe import Additions, CopyDigits, ReverseDigits, SortDigits, S
 
 Split = Literal["train", "valid", "test"]
 
-SHARES = 16  # how many parts the hash makes: the first is valid, the second test
-ROW_BYTES = 150  # that a row takes at least: two strings and their places in two lists
-SMALL = 2_000  # rows that are listed at once; past that a split surely holds about its share of a pool
+SHARES = 16  # parts of the hash: the first is valid, the second test, the others train
+ROW_BYTES = 150  # least memory of a row: two strings, and their entries in two lists
+SMALL = 2_000  # rows that are listed at once; a larger pool almost surely has its share in each split
 
 
 class Pair(NamedTuple):
@@ -44,7 +44,7 @@ class Pool(NamedTuple):
         return math.prod(map(len, self.parts))
 
     def draws(self, split: Split, rng: Random) -> Iterator[Pair]:
-        """Examples of the split by chance, without end."""
+        """Yield random examples of the split, without end."""
         random = rng.random
         while True:
             items = [part[int(random() * len(part))] for part in self.parts]
@@ -52,12 +52,12 @@ class Pool(NamedTuple):
                 yield self.write(*items)
 
     def every(self, split: Split) -> list[Pair]:
-        """All examples of the split."""
+        """Return all examples of the split."""
         return [self.write(*items) for items in itertools.product(*self.parts) if split_of(self.key(*items)) == split]
 
 
 def generate(spec: Synthetic, split: Split, seed: int) -> dict[str, list[str]]:
-    """`spec.count` pairs of the split, as many of each shape as there are; the same for the same arguments."""
+    """Return `spec.count` pairs of the split, equally many of each shape; the same for the same arguments."""
     there, shortest = memory(), spec.shortest if isinstance(spec, SortDigits | CopyDigits | ReverseDigits) else 0
     needed = spec.count * (ROW_BYTES + 4 * shortest)
     if there is not None and needed > there:
@@ -85,13 +85,13 @@ def generate(spec: Synthetic, split: Split, seed: int) -> dict[str, list[str]]:
 
 
 def split_of(key: str) -> Split:
-    """Where a row belongs, in every process and for every seed."""
+    """Return the split of a row, the same in every process and for every seed."""
     share = hashlib.blake2b(key.encode(), digest_size=1).digest()[0] % SHARES
     return "valid" if share == 0 else "test" if share == 1 else "train"
 
 
 def _repeating(pool: Pool, rng: Random) -> Iterator[Pair]:
-    """Training rows of a pool without end; none if there are none."""
+    """Yield training rows of a pool without end; none if it has none."""
     if pool.size() > SMALL:
         yield from pool.draws("train", rng)
     members = pool.every("train")
@@ -100,14 +100,14 @@ def _repeating(pool: Pool, rng: Random) -> Iterator[Pair]:
 
 
 def _distinct(pool: Pool, split: Split, rng: Random) -> Iterator[Pair]:
-    """All rows of a pool that are in the split, in random order, each once."""
+    """Yield all rows of a pool that are in the split, in random order, each once."""
     size, seen = pool.size(), set[Pair]()
     if size > SMALL:
         for row in pool.draws(split, rng):
             if row not in seen:
                 seen.add(row)
                 yield row
-            if len(seen) * SHARES * 2 > size:  # about half of them: by chance the others would take ever longer
+            if len(seen) * SHARES * 2 > size:  # half are found: random draws of the others get slow
                 break
     rest = [row for row in pool.every(split) if row not in seen]
     rng.shuffle(rest)
@@ -115,7 +115,7 @@ def _distinct(pool: Pool, split: Split, rng: Random) -> Iterator[Pair]:
 
 
 def pools(spec: Synthetic) -> Iterator[Pool]:
-    """The shapes that the rows of a task have."""
+    """Yield the shapes that the rows of a task have."""
     match spec:
         case SortDigits():
             return _digits(spec.shortest, spec.longest, sorted)
@@ -133,17 +133,17 @@ def pools(spec: Synthetic) -> Iterator[Pool]:
 
 # -- digits -----------------------------------------------------------------------------------------------------------
 
-FIGURES = tuple(tuple(f"{i:0{n}}" for i in range(10**n)) for n in range(1, 4))  # by one, two and three digits
+FIGURES = tuple(tuple(f"{i:0{n}}" for i in range(10**n)) for n in range(1, 4))  # strings of 1, 2 and 3 digits
 
 
 def _figures(length: int) -> tuple[Sequence[str], ...]:
-    """The parts of a string of digits, three at a time: fewer draws."""
+    """Return the parts of a string of digits, three at a time, which needs fewer draws."""
     threes, rest = divmod(length, 3)
     return (FIGURES[2],) * threes + ((FIGURES[rest - 1],) if rest else ())
 
 
 def _digits(shortest: int, longest: int, answer: Callable[[str], Iterable[str]]) -> Iterator[Pool]:
-    """One pool for each length; digits stand apart by spaces."""
+    """Yield one pool for each length; digits are separated by spaces."""
     for length in range(shortest, longest + 1):
         yield Pool(_figures(length), _spaced, partial(_answered, answer))
 
@@ -157,13 +157,13 @@ def _answered(answer: Callable[[str], Iterable[str]], *figures: str) -> Pair:
 
 
 def _additions(most: int) -> Iterator[Pool]:
-    """One pool for each pair of lengths, numbers as one writes them: the highest digit first, no leading zeros."""
+    """Yield one pool for each pair of lengths; numbers have the most significant digit first and no leading zeros."""
     for left, right in itertools.product(range(1, most + 1), repeat=2):
         yield Pool(_number(left) + _number(right), partial(_either_way, left), partial(_added, left))
 
 
 def _either_way(left: int, *figures: str) -> str:
-    """b+a is in the split of a+b."""
+    """Return a key by which b+a is in the split of a+b."""
     digits = "".join(figures)
     return "+".join(sorted((digits[:left], digits[left:])))
 
@@ -218,7 +218,7 @@ IN_WORDS = (
 
 
 def _dates() -> Iterator[Pool]:
-    """One pool for each way of writing; the date alone is the key, so a date of the test is unseen in every form."""
+    """Yield one pool for each format. The date alone is the key, so a test date is unseen in every format."""
     yield from (Pool((DAYS,), _iso, partial(_written, form)) for form in IN_FIGURES)
     yield from (Pool((DAYS, CASES), _iso, partial(_written, form)) for form in IN_WORDS)
 
@@ -232,7 +232,7 @@ def _written(form: str, day: int, case: Callable[[str], str] = str) -> Pair:
 
 
 def _fields(when: date) -> dict[str, str]:
-    """What the forms are filled with; not by strftime, whose names follow the machine's language."""
+    """Return the fields of formats; not by strftime, whose names depend on the locale."""
     d, month, weekday = when.day, MONTHS[when.month - 1], WEEKDAYS[when.weekday()]
     ending = "th" if 10 < d < 20 else {1: "st", 2: "nd", 3: "rd"}.get(d % 10, "th")
     return {

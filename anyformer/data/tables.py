@@ -55,7 +55,7 @@ def _cells(source: TableFile, file: File, wanted: dict[str, str], form: str) -> 
 
 
 def _cell(cell: str, role: str) -> str:
-    """A cell as it is; of columns of words, which stand apart by spaces, one word a line."""
+    """Return a cell; in columns of words, which are separated by spaces, with one word per line."""
     return "\n".join(filter(None, cell.split(" "))) if role in LISTS else cell
 
 
@@ -159,20 +159,20 @@ def _rows(records: Records, wanted: dict[str, str], file: str) -> Parsed:
             row[role] = text
             reasons += [why] if why else []
         yield number, reasons[0] if reasons else row
-    # a field that no row has is a wrong name rather than so many bad rows
+    # a field that no row has is a wrong name, not a set of bad rows
     if faults := [Fault(role, lost.fault(wanted[role], file)) for role, lost in nowhere.items() if role not in seen]:
         raise ConfigError(faults)
 
 
 class Missing(NamedTuple):
-    """What is not there at the end of a path, and what is there instead."""
+    """The missing end of a path, and what is there instead."""
 
     at: str  # the path as far as it goes
     key: str
     known: frozenset[str]
 
     def beside(self, other: "Missing") -> "Missing":
-        """Of two rows: the one that goes further, or both."""
+        """Return the row whose path goes further, or both."""
         if self.at == other.at:
             return self._replace(known=self.known | other.known)
         return max(self, other, key=lambda lost: len(lost.at))

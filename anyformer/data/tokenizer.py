@@ -66,7 +66,7 @@ class TextTokenizer:
             next((named[name] for name in names if name in named), None) for names in usual.values()
         )
         names = takewhile(named.__contains__, map(SENTINEL.format, count()))
-        self.sentinels = tuple(named[name] for name in names)  # T5's, which stand for what is left out of a text
+        self.sentinels = tuple(named[name] for name in names)  # T5's sentinels, which replace spans of a text
         self._special = frozenset(named.values())
         self._control = self._special - {self.unk}
         self._hidden = self._control - {*self.sentinels}
@@ -89,7 +89,7 @@ class TextTokenizer:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """What `to_json` gave."""
+        """Return a tokenizer from the output of `to_json`."""
         return cls(*parse(text, "the tokenizer"))
 
     def to_json(self) -> str:
@@ -102,7 +102,7 @@ class TextTokenizer:
         return "{" + "".join(added) + text.removeprefix("{")
 
     def with_sentinels(self, least: int) -> Self:
-        """The same with at least so many sentinels; new ones have new ids."""
+        """Return the tokenizer with at least `count` sentinels; new ones have new ids."""
         return self.with_special([SENTINEL.format(i) for i in range(len(self.sentinels), least)])
 
     def with_special(self, names: Sequence[str]) -> Self:
@@ -116,18 +116,18 @@ class TextTokenizer:
         return type(self)(self._inner, self._roles, reader)
 
     def special_id(self, name: str) -> int | None:
-        """Of a special token, by its name."""
+        """Return the id of a special token by its name."""
         found = self._inner.token_to_id(name)
         return found if found in self._special else None
 
     @property
     def special(self) -> frozenset[int]:
-        """Ids that a text never becomes, and that of what is unknown."""
+        """Ids that are never part of an encoded text, and the id of unknown text."""
         return self._special
 
     @cached_property
     def spaced(self) -> bool:
-        """Whether words bring the space before them along."""
+        """Whether tokens include the space before a word."""
         return any(len(found) > 1 and found[:1] == b" " for found in map(self._bytes_of, range(self.size)))
 
     @property
@@ -178,7 +178,7 @@ class TextTokenizer:
         return ids
 
     def encode_words(self, sentences: Sequence[Sequence[str]]) -> list[list[list[int]]]:
-        """The ids of each word of sentences, as in a text where a space stands before every word but the first."""
+        """Return the ids of each word of sentences, as in a text with a space before every word but the first."""
         space = "" if self.encode("a a") == 2 * self.encode("a") else " "  # what words have before them is theirs
         written = [[space * (i > 0) + word for i, word in enumerate(words)] for words in sentences]
         known = list(dict.fromkeys(word for words in written for word in words))
@@ -196,7 +196,7 @@ class TextTokenizer:
 
     @cached_property
     def around(self) -> tuple[list[int], list[int]]:
-        """What a public file puts before a text and behind it, such as [CLS] and [SEP]."""
+        """Special tokens that a public file puts before and after a text, such as [CLS] and [SEP]."""
         if self._inner.post_processor is None:
             return [], []
         with _told():
@@ -208,7 +208,7 @@ class TextTokenizer:
 
     @cached_property
     def around_pair(self) -> tuple[list[int], list[int], list[int], int]:
-        """The same of two texts: before, between and behind them; and the token type of the second."""
+        """Special tokens before, between and after two texts, and the token type of the second."""
         if self._inner.post_processor is None:
             return [], [], [], 0
         with _told():
@@ -251,18 +251,18 @@ class TextTokenizer:
     # -- ids to bytes -------------------------------------------------------------------------------------------------
 
     def vocabulary_bytes(self) -> list[bytes]:
-        """What each id adds to a text, for decoding under constraints; b"" for special ids and where there is no token.
+        """Return the bytes that each id adds to a text, for constrained decoding; b"" for special and unused ids.
 
             b"".join(table[i] for i in encode(text)) == (lead + decode(encode(text))).encode()
 
-        for a text of at least one token, all of them known. A token may be a part of a character. Words, and first
-        pieces of words, bring the space before them along.
+        for a text of at least one token, all of them known. A token may be a part of a character. Tokens at the
+        beginning of a word include the space before it.
         """
         return [self._bytes_of(i) for i in range(self.size)]
 
     @property
     def lead(self) -> str:
-        """What the bytes of a text have before it: the space that `decode` takes off the first token, or nothing."""
+        """Return the prefix of a text's bytes: the space that `decode` removes from the first token, or nothing."""
         plain = (self._inner.id_to_token(i) for i in range(self.size) if self._bytes_of(i).startswith(b" "))
         shown = (self._joined([token]) for token in plain if token)
         return "" if next(shown, " ").startswith(" ") else " "
@@ -275,7 +275,7 @@ class TextTokenizer:
             return bytes(BYTES[c] for c in token) if BYTES.keys() >= set(token) else token.encode()
         if self._byte_fallback and re.fullmatch("<0x[0-9A-F]{2}>", token):
             return bytes([int(token[3:5], 16)])
-        # Between two others: what stands before or behind them is theirs.
+        # Decoded between two other tokens, to which the surrounding text belongs.
         behind = self._joined(["x", "x"])[1:]
         return self._joined(["x", token, "x"])[1:].removesuffix(behind).encode()
 

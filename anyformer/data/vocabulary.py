@@ -43,7 +43,7 @@ def learn(spec: Trained, texts: Iterable[str]) -> Tokenizer:
         case recipe.Characters():
             inner = _characters(spec, texts)
         case recipe.Bytes():
-            deque(texts, maxlen=0)  # there is nothing to learn, but to check
+            deque(texts, maxlen=0)  # nothing to train; the texts are only checked
             inner = _bytes()
         case recipe.Words():
             inner = _words(spec, texts)
@@ -81,7 +81,7 @@ def _bytes() -> Tokenizer:
 
 
 def _words(spec: recipe.Words, texts: Iterable[str]) -> Tokenizer:
-    """What stands between spaces; a special token written in a text is cut behind its `<`, and so is two words."""
+    """Yield the words of texts; a special token written in a text is cut after its `<`, and so becomes two words."""
     _at_least(spec, len(SPECIAL) + 1)
     inner = Tokenizer(models.WordLevel(vocab={}, unk_token="<unk>"))
     if spec.lowercase:
@@ -212,7 +212,7 @@ def checked(text: object) -> str:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """The library encodes on one core, here and in what is forked from here: there is a process for each."""
+    """Limit the library to one core, here and in forked processes: there is one process per core."""
     name = "TOKENIZERS_PARALLELISM"
     before = os.environ.get(name)
     os.environ[name] = "false"

@@ -17,7 +17,7 @@ import torch
 
 from anyformer.data.batch import Batch, Example
 from anyformer.data.loader import CropLoader, Cursor, ExampleLoader, Loader, OrderedLoader
-from anyformer.data.prefetch import SLOTS, PrefetchLoader, can_fork
+from anyformer.data.prefetch import MAX_PREFETCHED, PrefetchLoader, can_fork
 from anyformer.data.shards import InMemory
 from anyformer.recipe import Crops, Ordered, Packed, Padded
 
@@ -53,8 +53,8 @@ class Growing:
 def test_batches_are_the_same(kind: str) -> None:
     """Over several epochs; a place that is asked for again, and one elsewhere."""
     plain, ahead, place = LOADERS[kind](), PrefetchLoader(LOADERS[kind]()), Cursor()
-    for number in range(4 * SLOTS):
-        if number == 2 * SLOTS:
+    for number in range(4 * MAX_PREFETCHED):
+        if number == 2 * MAX_PREFETCHED:
             place = Cursor(3, 1)
         (batch, after), (wanted, then) = ahead.read(place), plain.read(place)
         assert after == then
@@ -67,7 +67,7 @@ def test_batches_are_the_same(kind: str) -> None:
 def test_what_was_read_stays() -> None:
     """Whatever is read after it."""
     ahead, place, kept = PrefetchLoader(LOADERS["crops"]()), Cursor(), []
-    for _ in range(3 * SLOTS):
+    for _ in range(3 * MAX_PREFETCHED):
         batch, place = ahead.read(place)
         kept.append((batch, batch.ids.clone()))
     assert all(batch.ids.equal(ids) for batch, ids in kept)
@@ -114,12 +114,12 @@ def test_an_error_that_cannot_be_sent_is_told(error: Callable[[], BaseException]
 def test_a_reader_that_was_killed_is_told() -> None:
     ahead, place = PrefetchLoader(LOADERS["crops"]()), Cursor()
     _, place = ahead.read(place)
-    assert ahead._forked is not None
-    ahead._forked.process.kill()
+    assert ahead._worker is not None
+    ahead._worker.process.kill()
 
     def rest() -> None:
         at = place
-        for _ in range(SLOTS + 2):
+        for _ in range(MAX_PREFETCHED + 2):
             _, at = ahead.read(at)
 
     with pytest.raises(RuntimeError, match="has ended with -9: was memory short"):
@@ -130,11 +130,11 @@ def test_it_ends_with_its_owner_and_by_no_signal() -> None:
     ahead, place = PrefetchLoader(LOADERS["crops"]()), Cursor()
     for _ in range(2):  # the second by the process, which is all set then
         _, place = ahead.read(place)
-    assert ahead._forked is not None
-    process = ahead._forked.process
+    assert ahead._worker is not None
+    process = ahead._worker.process
     for number in (signal.SIGINT, signal.SIGTERM):  # whoever stops a training may stop all of its group
         os.kill(process.pid or 0, number)
-    for _ in range(2 * SLOTS):
+    for _ in range(2 * MAX_PREFETCHED):
         _, place = ahead.read(place)
     assert process.is_alive()
     del ahead
@@ -148,7 +148,7 @@ def test_a_fork_of_the_owner_ends_nothing() -> None:
     other = get_context("fork").Process(target=gc.collect)
     other.start()
     other.join()
-    for _ in range(2 * SLOTS):
+    for _ in range(2 * MAX_PREFETCHED):
         _, place = ahead.read(place)
 
 
@@ -161,12 +161,12 @@ def test_where_there_can_be_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 OWNER = """
 import time
-from anyformer.data.prefetch import Ahead
-from anyformer.data.loader import Place
+from anyformer.data.prefetch import PrefetchLoader
+from anyformer.data.loader import Cursor
 from tests.data.test_prefetch import LOADERS
-ahead = Ahead(LOADERS["crops"]())
-ahead.read(Place())
-print(ahead._forked.process.pid, flush=True)
+ahead = PrefetchLoader(LOADERS["crops"]())
+ahead.read(Cursor())
+print(ahead._worker.process.pid, flush=True)
 time.sleep(60)
 """
 

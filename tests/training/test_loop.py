@@ -282,7 +282,7 @@ def test_a_process_that_reads_ahead_changes_nothing(tmp_path: Path, monkeypatch:
     readers: dict[int, PrefetchLoader] = {}
     fit(ahead)
     (reader,) = readers.values()
-    assert reader._forked is None  # it has ended
+    assert reader._worker is None  # it has ended
     assert_equal(parameters(here), parameters(ahead))
     assert metrics(tmp_path / "here") == metrics(tmp_path / "ahead")
 

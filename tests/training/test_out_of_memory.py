@@ -181,7 +181,7 @@ def test_other_batches_are_refused(tmp_path: Path) -> None:
 def test_a_text_that_is_too_short_is_refused(tmp_path: Path) -> None:
     recipe = io.override(recalling(tmp_path), ["batches.rows=50"])
     with pytest.raises(
-        ConfigError, match=r"batches\.rows = 50: with length = 16 it takes 801 tokens, and the text has"
+        ConfigError, match=r"batches\.rows = 50: with length = 16 it needs 801 tokens, and the text has"
     ):
         make(recipe, tmp_path / "run")
 
