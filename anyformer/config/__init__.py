@@ -6,19 +6,19 @@ Legend of sizes: b batch, t query length, s key length, d width, h heads, g key/
 f feed-forward width, e embedding width, v vocabulary.
 
 adapter       low-rank adapters, and the linear layers that may have one
-block         blocks and stacks
-feedforward   activations, feed-forwards
-inputs_heads  Where a model begins and ends
+block         blocks (sublayers, norms, order) and stacks of blocks
+feedforward   activations; plain, gated and mixture-of-experts feed-forwards
+inputs_heads  inputs (tokens, patches, frames, vectors) and output heads
 io            TOML and JSON, overrides, differences, the schema
-mixer         attention, and what may stand in its place
+mixer         attention, and alternatives to it: latent, recurrent, convolution and others
 model         ModelConfig and the rules between its parts
-norm          norms
-overrides     Changing a spec by dotted paths, and telling two specs apart
-parse         From a spec to plain data and back, with every fault of the data at once
+norm          layer norm, RMS norm, batch norm
+overrides     change a spec by dotted paths, and list the differences of two specs
+parse         plain data to a spec and back, with all faults of the data at once
 pattern       which keys a query may see
 position      position schemes, each with its mathematics
-schema        The JSON schema of a spec, by which editors complete and check configs
-spec          what every spec shares, and errors in the user's words
+schema        the JSON schema of a spec, for completion and checks in editors
+spec          the base of all specs, and errors with paths and suggestions
 """
 
 # Stars, so that a part which enters one of these files is public without a second edit.

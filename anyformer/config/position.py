@@ -1,18 +1,18 @@
-"""Position schemes: how a model knows the order of its tokens.
+"""Position schemes: how the order of tokens enters a model.
 
-Each scheme is one class: its fields, its learned tables and its mathematics. A scheme acts at one of three places, by
-overriding the hooks of that place:
+Each scheme is one class: its fields, its learned tables and its mathematics. A scheme acts at one of three points of
+the model, and overrides the hooks of that point:
 
     embed             on the token embeddings, before the first block            (sinusoidal, learned)
     prepare, rotate   on queries and new keys, inside self-attention             (rotary)
     levels, score     on the scores, by head, query and key position             (ALiBi, T5)
 
 To add a scheme, write its class here and name it in `Position` at the end of the file; the grammar, the schema, the
-builder, `count` and the laws in `tests/` pick it up from there. What it learns is declared by `tables`, and starts as
-`fill` says. Its own law goes into `tests/nn/test_position.py`.
+builder, `count` and the property tests pick it up from there. `tables` declares its learned weights, and `fill`
+initialises them. Add a test of its own to `tests/nn/test_position.py`.
 
 Importing this file imports no torch: the hooks receive tensors, and import torch when they run.
-Positions are numbers from the caller, never buffer indices, so nothing here has a maximum length unless it says so.
+Positions are passed by the caller, never buffer indices, so a scheme has a maximum length only if it declares one.
 """
 
 import math
@@ -31,15 +31,15 @@ Tables = Mapping[str, "Tensor"]
 
 
 class Rotation(NamedTuple):
-    """The prepared angles of one forward pass, fp32, each [b or 1, 1, t, rotated]: twice the same, one half for each
-    number of a pair."""
+    """Cosines and sines of one forward pass, fp32, each [b or 1, 1, t, rotated]: two equal halves, one for each element
+    of a pair."""
 
     cos: "Tensor"
-    sin: "Tensor"  # of the first numbers, negative
+    sin: "Tensor"  # negative in the first half
 
 
 class Scheme(Spec):
-    """The hooks with their neutral meaning."""
+    """Base of position schemes: hooks that change nothing."""
 
     kind: str
 
@@ -55,7 +55,7 @@ class Scheme(Spec):
 
     @property
     def limit(self) -> int | None:
-        """How many positions exist, or None when there is no end."""
+        """Number of positions, or None if there is no limit."""
         return None
 
     @property
@@ -68,11 +68,11 @@ class Scheme(Spec):
         yield from ()
 
     def tables(self, width: int, heads: int) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of the learned tables."""
+        """Return names and shapes of the learned tables."""
         return {}
 
     def fill(self, name: str, table: "Tensor", std: float) -> None:
-        """Gives a table its first values, in place; `std` is what the model's initialisation would take."""
+        """Initialise a table in place; `std` is the standard deviation of the model's initialisation."""
         table.normal_(std=std)
 
     def embed(self, x: "Tensor", positions: "Tensor", tables: Tables) -> "Tensor":
@@ -92,14 +92,11 @@ class Scheme(Spec):
         return None
 
     def score(self, levels: "Tensor", head: "Tensor", q: "Tensor", k: "Tensor") -> "Tensor":
-        """What is added to the score of a head between a query and a key position (broadcast).
-
-        In any floating precision: the kernels take it in the scores'.
-        """
+        """Return the bias of a head's score between a query and a key position (broadcast), in any precision."""
         raise NotImplementedError
 
     def bias(self, q: "Tensor", k: "Tensor", heads: int, causal: bool, tables: Tables) -> "Tensor | None":
-        """All scores at once: [b or 1, t] query and [b or 1, s] key positions to [b or 1, h, t, s]."""
+        """Return all biases: [b or 1, t] query and [b or 1, s] key positions to [b or 1, h, t, s]."""
         import torch
 
         levels = self.levels(heads, causal, tables, q.device)

@@ -61,11 +61,11 @@ class Encoding:
         return out
 
     def masked(self, text: str) -> list[int]:
-        """Return the row of a text in which the name of the mask stands for it."""
+        """Return the row of a text; the name of the mask in it becomes the mask token."""
         return self._row(text, masked=True)
 
     def _row(self, text: str, masked: bool) -> list[int]:
-        """Return the row of a text; with `masked`, the name of the mask stands for it."""
+        """Return the row of a text; with `masked`, the name of the mask in it becomes the mask token."""
         mask = self.tokenizer.mask
         if masked and mask is not None:
             ids = encode_with(self.tokenizer, text, [mask])

@@ -84,5 +84,5 @@ class MaskedLanguageModelling(DynamicExampleTask):
         return out
 
     def masked(self, text: str) -> list[int]:
-        """Return the row of a text in which the name of the mask stands for it."""
+        """Return the row of a text; the name of the mask in it becomes the mask token."""
         return self.frame.row(encode_with(self.tokenizer, text, [self.mask]))
