@@ -10,7 +10,7 @@ import platform
 import shutil
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,6 +91,7 @@ class Choice:
 class Report:
     facts: Facts
     choices: Mapping[str, Choice]
+    attention: Mapping[str, Choice] = field(default_factory=dict)  # kernels of a GPT-2-sized layer, by use
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -158,7 +159,24 @@ def choose(facts: Facts) -> dict[str, Choice]:
 def doctor() -> Report:
     """Looks at this machine; about a second, and what importing torch takes."""
     facts = probe()
-    return Report(facts, choose(facts))
+    choices = choose(facts)
+    return Report(facts, choices, attention_kernels(choices["device"].value, choices["precision"].value))
+
+
+def attention_kernels(device: str, precision: str) -> dict[str, Choice]:
+    """Return the kernel of a GPT-2-sized attention layer in training, prefill and decoding, and the reason."""
+    import torch
+
+    from anyformer.attention.explain import explain
+    from anyformer.config import Attention, Causal
+    from anyformer.kernels.runtime import Runtime
+
+    spec, dtype = Attention(heads=12), {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
+    uses = {"training": (8, 1024, 0), "prefill": (1, 512, 1024), "decoding": (1, 1, 1024)}  # batch, new tokens, cache
+    return {
+        use: Choice(*explain(spec, 768, Causal(), Runtime(device.partition(":")[0], dtype, use == "training"), *sizes))
+        for use, sizes in uses.items()
+    }
 
 
 def probe() -> Facts:
@@ -302,10 +320,15 @@ def _lines(report: Report) -> list[str]:
             for extra, packages in facts.missing.items()
         }
         or {"none": "all are here"},
+        "attention kernels of a layer as in GPT-2": {
+            name: f"{c.value}  ({c.reason})" for name, c in report.attention.items()
+        },
         "anyformer would choose": {name: f"{c.value}  ({c.reason})" for name, c in report.choices.items()},
     }
     lines: list[str] = []
     for title, rows in sections.items():
+        if not rows:
+            continue
         width = max(map(len, rows))
         lines += ["", title, *(f"  {name:<{width}}  {text}" for name, text in rows.items())]
     return lines[1:]

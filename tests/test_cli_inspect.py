@@ -54,7 +54,8 @@ def test_an_encoder_decoder(pair: Path, tmp_path: Path) -> None:
     """Tokens of both sides, the map of the last layer across, names, links, and a figure of it."""
     pytest.importorskip("matplotlib")
     text = done("inspect", pair, "3 1 2", "--target", "2 1 3", "--out", tmp_path / "map.svg")
-    tokens, shown, heads, links, figure = blocks(text)
+    tokens, shown, heads, links, kernels, figure = blocks(text)
+    assert all(line.startswith("attention kernel: sdpa (") for line in kernels)
     assert tokens == ["encoder  0 3  1 1  2 2  3 <eos>", "decoder  0 <bos>  1 2  2 1  3 3"]
     assert shown[0] == "decoder.0.cross: the mean of 2 heads; a row for each query, weights in percent"
     maps = af.attention_maps(af.load(pair), "3 1 2", target="2 1 3")["cross"][-1, 0]  # [h, t, s]
@@ -76,7 +77,9 @@ def test_an_answer_is_what_the_run_says(pair: Path) -> None:
 
 
 def test_one_stack_layer_and_head(pair: Path) -> None:
-    _, shown, heads, links = blocks(done("inspect", pair, "3 1 2", "--stack", "encoder", "--layer", "0", "--head", "1"))
+    _, shown, heads, links, _ = blocks(
+        done("inspect", pair, "3 1 2", "--stack", "encoder", "--layer", "0", "--head", "1")
+    )
     assert shown[0].startswith("encoder.0.mixer: head 1; ")
     assert all("layer 0  head 1" in link for link in links[1:])
     assert heads[0].startswith("heads of layer 0: 1 ")
@@ -133,7 +136,7 @@ def test_other_tasks(folder: Path, kind: str) -> None:
     home = folder / kind
     home.mkdir(exist_ok=True)
     recipe, text, tokens = TASKS[kind]
-    (first, *_), *_, links = blocks(done("inspect", trained(recipe(home), home / "run"), text))
+    (first, *_), *_, links, _ = blocks(done("inspect", trained(recipe(home), home / "run"), text))
     assert first.split()[2::2][: len(tokens.split())] == tokens.split()
     assert links[0] == "the strongest links, query → key:"
 

@@ -2,6 +2,7 @@
 
 attend           Dispatch over the kernels, and `eager`, the reference that all of them must equal
 choose           The choice of a kernel, with its reason, from Python facts
+explain          The kernel that a layer would run on, without running it
 few_queries      Attention of few queries to a KV cache, the kernel of decode steps
 flex             FlexAttention: skips blocks of keys that no query sees
 layout           Positions, segments and marks of tokens, and who sees whom: the definition of every mask

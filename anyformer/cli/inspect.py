@@ -65,6 +65,8 @@ def inspect_(
         typer.echo(f"the attention weights of {nonfinite[0]} are not finite: there is no map to show", err=True)
         raise typer.Exit(1)
     _show(Console(highlight=False), loaded, reading, found, own, head)
+    for line in _kernels(loaded, reading):
+        typer.echo(line)
     if out is not None:
         _draw(out, loaded, reading, found[own], own, head)
 
@@ -109,6 +111,32 @@ def _maps(run: "Run", reading: "Reading", names: list[str], head: int | None) ->
         taps = [f"{name}.weights" for name in names]
         _, seen = run_with_taps(run.model.eval(), taps, *reading.inputs, **reading.options)
     return {name: seen[f"{name}.weights"][0, slice(None) if head is None else [head]].float().cpu() for name in names}
+
+
+def _kernels(run: "Run", reading: "Reading") -> list[str]:
+    """Return a line for each distinct attention kernel of a forward pass over the text, with the reason."""
+    import torch
+
+    from anyformer.attention.layout import make_layout
+    from anyformer.cache.ring import Step
+    from anyformer.inspection.sublayers import stacks_of
+    from anyformer.kernels.runtime import Runtime
+    from anyformer.nn.pooling import Funnel
+
+    weight = next(run.model.parameters())
+    runtime, stacks = Runtime(weight.device.type, weight.dtype, training=False), stacks_of(run.model)
+    marks = reading.options.get("marks") if len(stacks) == 1 else None
+    layouts = {side: make_layout(1, len(reading.tokens[side]), weight.device, marks=marks) for side in stacks}
+    lines: dict[str, None] = {}
+    with torch.no_grad():
+        for side, stack in stacks.items():
+            layout, backend = layouts[side], run.model.backend
+            levels = Funnel(stack.pooling, layout, 1).layouts
+            chosen = stack.relations(layout, {None: Step(layout)}, False, runtime, backend, levels)
+            if side == "decoder" and "encoder" in layouts:
+                chosen += stack.crossings(layout, layouts["encoder"], runtime, backend)
+            lines.update({f"attention kernel: {r.choice.kernel} ({r.choice.reason})": None for r in chosen})
+    return ["", *lines]
 
 
 def _show(

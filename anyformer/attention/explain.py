@@ -1,0 +1,34 @@
+"""The kernel that an attention layer would run on, without running it."""
+
+import torch
+
+from anyformer.attention.choose import Requirements, choose
+from anyformer.attention.layout import Layout, Role, make_layout
+from anyformer.attention.lowered import Choice
+from anyformer.config import Attention, NoPosition, Pattern, Scheme
+from anyformer.kernels.runtime import Runtime
+
+
+def explain(
+    spec: Attention,
+    width: int,
+    pattern: Pattern,
+    runtime: Runtime,
+    batch: int,
+    length: int,
+    slots: int = 0,
+    scheme: Scheme | None = None,
+) -> Choice:
+    """Return the kernel of [batch, length] new tokens, and the reason; with `slots`, they read a KV cache of that size.
+
+    Gradients are assumed if and only if the runtime is training.
+    """
+    meta, needs = torch.device("meta"), Requirements.of(spec, width)
+    role: Role = "cached" if slots else "self"
+    if slots:
+        q, k = (Layout(x, x) for x in (torch.empty(batch, n, dtype=torch.long, device=meta) for n in (length, slots)))
+        needs = needs.absorbed() if needs.absorbs(length) else needs
+    else:
+        q = k = make_layout(batch, length, meta)
+    with torch.set_grad_enabled(runtime.training):
+        return choose("auto", pattern, q, k, role, scheme or NoPosition(), needs, runtime)
