@@ -2,7 +2,7 @@
 
 A folder is filled under another name, synced and renamed, so that a reader sees all of it or nothing. `manifest.json`
 is written last and holds the SHA-256 of each file and of itself. A file that is missing, changed, cut short or not a
-regular file is refused by name. No pickle is read.
+regular file is refused by name. No pickle is read. Importing it imports no torch.
 """
 
 import hashlib
@@ -14,15 +14,16 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
 
 from anyformer.config import ConfigError, Fault
 from anyformer.config.spec import is_file_name, visible
 from anyformer.processes import LOCK, workspace
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MANIFEST = "manifest.json"
 
@@ -38,7 +39,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
     """Yield an empty folder to fill. At the end it gets a manifest and is renamed to `folder`, which must be new."""
     with workspace(folder) as temporary:
         if os.path.lexists(folder):
-            raise ConfigError([Fault(visible(str(folder)), "is there already; choose another --out")])
+            raise ConfigError([Fault(visible(str(folder)), "exists already; choose another --out")])
         yield temporary
         with writing(folder):
             seal(temporary, (path.name for path in temporary.iterdir() if path.is_file() and path.name != LOCK))
@@ -49,7 +50,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """A full disk, and whatever else stops a write, as one `ConfigError`."""
+    """Raise a full disk, and any other error of a write, as a `ConfigError`."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -58,7 +59,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder: it disappears at once, and the rest of an interrupted removal is swept later."""
+    """Remove a folder: it disappears at once, and `remove_leftovers` completes an interrupted removal."""
     gone = folder.with_name(f".tmp-{folder.name}-{secrets.token_hex(4)}")
     folder.rename(gone)
     shutil.rmtree(gone, ignore_errors=True)
@@ -79,19 +80,35 @@ def seal(folder: Path, names: Iterable[str]) -> None:
 
 def verify(folder: Path) -> frozenset[str]:
     """Return the names of the files that the manifest lists. Raise a `ConfigError` that names each damaged one."""
+    digests = _read_manifest(folder)
+    if faults := [fault for name, digest in digests.items() if (fault := _damage(folder, name, digest))]:
+        raise ConfigError(faults)
+    return frozenset(digests)
+
+
+def verify_file(folder: Path, name: str) -> Path:
+    """Return the path of one file of a folder. Raise a `ConfigError` if it is damaged; other files are not read."""
+    digests = _read_manifest(folder)
+    if name not in digests:
+        raise ConfigError([Fault(visible(str(folder / name)), f"is not in {MANIFEST}")])
+    if fault := _damage(folder, name, digests[name]):
+        raise ConfigError([fault])
+    return folder / name
+
+
+def _read_manifest(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file of a folder by its manifest, whose own checksum is verified."""
     manifest = folder / MANIFEST
     if not os.path.lexists(manifest):
         what = "is not a finished run: it has no manifest.json" if folder.is_dir() else "there is no such folder"
         raise ConfigError([Fault(visible(str(folder)), what)])
-    found = read_json(manifest)
-    listed = found.get("files")
-    if not isinstance(listed, dict) or not all(isinstance(digest, str) for digest in listed.values()):
+    content = read_json(manifest)
+    digests = content.get("files")
+    if not isinstance(digests, dict) or not all(isinstance(digest, str) for digest in digests.values()):
         raise ConfigError([Fault(visible(str(manifest)), "lists no files: it is damaged")])
-    if "sha256" in found and found["sha256"] != _digest_of(listed):  # manifests of earlier versions have none
+    if "sha256" in content and content["sha256"] != _digest_of(digests):  # manifests of earlier versions have none
         raise ConfigError([Fault(visible(str(manifest)), "does not match its own checksum: it was changed")])
-    if faults := [fault for name, digest in listed.items() if (fault := _damage(folder, name, digest))]:
-        raise ConfigError(faults)
-    return frozenset(listed)
+    return digests
 
 
 def _damage(folder: Path, name: str, digest: str) -> Fault | None:
@@ -118,7 +135,7 @@ def must_be_file(path: Path) -> Path:
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object that a JSON file holds."""
     try:
-        found = json.loads(must_be_file(path).read_bytes().decode("utf-8"))
+        content = json.loads(must_be_file(path).read_bytes().decode("utf-8-sig"))
     except OSError as error:
         raise ConfigError([Fault(visible(str(path)), f"cannot be read: {error.strerror}")]) from None
     except ConfigError:
@@ -126,22 +143,24 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         what = "it is nested too deeply" if isinstance(error, RecursionError) else visible(str(error))
         raise ConfigError([Fault(visible(str(path)), f"is not JSON: {what}")]) from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise ConfigError([Fault(visible(str(path)), "must hold an object: { ... }")])
-    return found
+    return content
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Into a folder that has its config.json."""
+def write_tensors(path: Path, tensors: "dict[str, Tensor]") -> None:
+    """Write a .safetensors file with the permissions of the config.json beside it."""
+    from safetensors.torch import save_file  # it imports torch
+
     save_file({name: x.detach().contiguous().cpu() for name, x in tensors.items()}, path)
     shutil.copymode(path.with_name("config.json"), path)  # safetensors lets only the owner read
 
 
-def read_tensors(path: Path, prefix: str = "") -> dict[str, Tensor]:
+def read_tensors(path: Path, prefix: str = "") -> "dict[str, Tensor]":
     """Return the tensors whose names begin with a prefix, by the rest of their names."""
     try:
         with safe_open(path, framework="pt") as file:
-            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118  it is no dict
+            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118  not a dict
             return {name.removeprefix(prefix): file.get_tensor(name) for name in names}
     except (SafetensorError, OSError) as error:
         raise ConfigError([Fault(str(path), f"cannot be read: {error}")]) from None
@@ -152,8 +171,8 @@ def leftovers(folder: Path) -> list[Path]:
     return [*folder.glob(".tmp-*"), *folder.glob(".anyformer-*.tmp")]
 
 
-def sweep(folder: Path) -> None:
-    """Remove the temporary folders and files of writes that were killed."""
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary folders and files of writes that were killed. The caller holds the lock of the folder."""
     for stale in leftovers(folder):
         if stale.is_dir():
             shutil.rmtree(stale, ignore_errors=True)

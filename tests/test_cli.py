@@ -143,8 +143,7 @@ def test_the_cost_of_a_recipe() -> None:
     model = recipes.read_recipe("multi30k-en-de", ["model.source.vocab=10000", "model.target.vocab=10000"]).model
     assert done("count", "multi30k-en-de") == counted(model)  # by the size of its BPE
     assert refused("count", "sort") == [
-        "model.target.vocab: is not set: the tokenizer words finds it in the data; "
-        "add it, such as model.target.vocab=8000"
+        "model.target.vocab: is not set: the tokenizer words takes it from the data; add model.target.vocab=8000"
     ]
     known = counted(recipes.read_recipe("sort", ["model.target.vocab=262"]).model)
     assert done("count", "sort", "model.target.vocab=262") == done("count", "sort", "tokenizer=bytes") == known
@@ -173,16 +172,16 @@ def test_the_cost_of_a_run(tmp_path: Path) -> None:
 
 def test_a_model_without_a_vocabulary(tmp_path: Path) -> None:
     io.save(recipes.read_recipe("sort").model, tmp_path / "model.toml")
-    assert refused("count", tmp_path / "model.toml") == ["target.vocab: is not set; add it, such as target.vocab=8000"]
+    assert refused("count", tmp_path / "model.toml") == ["target.vocab: is not set; add target.vocab=8000"]
 
 
 # -- wrong input: one line per fault, exit code 2 ---------------------------------------------------------------------
 
 
 def test_unknown_models() -> None:
-    assert refused("count", "gtp2") == ["'gtp2' is neither a preset, a recipe, a run nor a file; did you mean 'gpt2'?"]
+    assert refused("count", "gtp2") == ["'gtp2' is not a preset, a recipe, a run or a file; did you mean 'gpt2'?"]
     (line,) = refused("config", "show", "transformer.yaml")
-    assert line.startswith("'transformer.yaml' is neither a preset, a recipe, a run nor a file; known are vaswani, ")
+    assert line.startswith("'transformer.yaml' is not a preset, a recipe, a run or a file; known: vaswani, ")
     assert refused("count", "no.toml") == ["no.toml: no such file"]
 
 
@@ -233,7 +232,7 @@ def test_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(io, "dumps", stop)
     result = run("config", "show", "gpt2")
-    assert (result.exit_code, result.stdout, result.stderr) == (3, "", "interrupted\n")
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "", "interrupted: nothing is saved\n")
 
 
 def test_our_own_mistakes_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,7 +302,7 @@ def test_a_tokenizer_is_not_written_over(prose: Path, tmp_path: Path) -> None:
     before = (tmp_path / "new" / "tokenizer.json").read_bytes()
     for out in (tmp_path / "new", tmp_path / "new" / "tokenizer.json", prose):
         (line,) = refused("tokenizer", "train", prose, "--kind", "chars", "--out", out)
-        assert line.endswith("is there already; choose another --out")
+        assert line.endswith("exists already; choose another --out")
     assert (tmp_path / "new" / "tokenizer.json").read_bytes() == before
 
 

@@ -61,7 +61,7 @@ def test_import_refuses(public: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     (tmp_path / "full").mkdir()
     (line,) = refused("import", public, "--out", tmp_path / "full")
-    assert line == f"{tmp_path / 'full'}: is there already; choose another --out"
+    assert line == f"{tmp_path / 'full'}: exists already; choose another --out"
     (line,) = refused("import", tmp_path / "nowhere", "--out", out)
     assert line.startswith(f"{tmp_path / 'nowhere'}: is of no kind that is read: give a folder with a config.json")
     config = json.loads((public / "config.json").read_text())
@@ -105,7 +105,7 @@ def test_export_refuses(tmp_path: Path) -> None:
     made, out = write_run(tmp_path / "run"), tmp_path / "out"
     (tmp_path / "full").mkdir()
     (line,) = refused("export", made, tmp_path / "full")
-    assert line == f"{tmp_path / 'full'}: is there already; choose another folder"
+    assert line == f"{tmp_path / 'full'}: exists already; choose another folder"
     (line,) = refused("export", made, out, "--family", "gtp2")
     assert line == "family = 'gtp2': did you mean 'gpt2'?"
     assert refused("export", made, out, "--family", "llama")

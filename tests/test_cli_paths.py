@@ -172,7 +172,7 @@ def test_out_of_memory_is_one_line_and_exit_code_1(made: dict[str, str], monkeyp
     assert line.startswith("out of memory: can't allocate memory: you tried to allocate")
 
 
-@pytest.mark.parametrize("where", ["prepare.Transformer", "loop.learn"])
+@pytest.mark.parametrize("where", ["prepare.Transformer", "step.TrainingStep.__call__"])
 def test_a_training_without_memory_does_not_block_its_folder(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,7 +72,7 @@ def test_merge(trained: Path, tmp_path: Path) -> None:
     assert refused("merge", trained, "--out", tmp_path / "no") == [
         f"{trained}: has no adapter: there is nothing to merge"
     ]
-    assert refused("merge", out, "--out", merged) == [f"{merged}: is there already; choose another --out"]
+    assert refused("merge", out, "--out", merged) == [f"{merged}: exists already; choose another --out"]
 
 
 def test_wrong_input(trained: Path, tmp_path: Path) -> None:
@@ -113,11 +113,11 @@ def test_too_little_memory_is_one_line(tmp_path: Path, monkeypatch: pytest.Monke
     def fails(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr("anyformer.tasks.seq2seq.SequenceToSequence.loss", fails)
+    monkeypatch.setattr("anyformer.training.objective.Objective.forward", fails)
     result = run("train", "sort", *SMALL, "--out", tmp_path / "run")
     assert result.exit_code == 1
     assert result.stderr == (
-        "out of memory after step 0: lower batches.tokens = 896 and raise train.accumulate = 1 by as much, "
+        "out of memory after step 0: lower batches.tokens = 896 and raise train.accumulate = 1 by the same factor, "
         "or set train.checkpoint_activations = true\n"
     )
 

@@ -1,19 +1,19 @@
-"""The command line. A verb is a thin function with `@app.command()` in the file of its idea; a new file is named here.
+"""The command line: one thin function with `@app.command()` per verb. A new module is imported below.
 
-Importing it, and most verbs, import no torch: what a verb needs it imports inside.
+Importing it imports no torch, and neither do most verbs: a verb imports what it needs when it runs.
 
-app               The program
-data              The verbs about corpora that are larger than memory
-decoding_options  The options of all verbs that let a run write
-explore           The verb that opens the page
-generate          The verb that lets a run write
-inspect           The verb that shows where a run's model looks
-lab               The verb of the lab
-models            The verbs about models and their configs, and about the machine they would run on
-progress          How far a long job is
-resolve           What a word on the command line stands for
-runs              The verbs that make a run and use it
-tokenizers        The verbs about tokenizers
+app               The program: help, exit codes, errors
+data              `data`: token shards of large corpora
+decoding_options  Options of all verbs that generate text
+explore           `explore`: the page in the browser
+generate          `generate`: text from a prompt
+inspect           `inspect`: attention maps in the terminal
+lab               `lab`: experiments and grids
+models            `presets`, `count`, `doctor` and `config`
+progress          Progress bars of long jobs
+resolve           Names of presets, recipes, runs and files
+runs              `recipes`, `train`, `evaluate`, `predict`, `import`, `merge` and `export`
+tokenizers        `tokenizer`: training and showing
 """
 
 # each adds its verbs, in this order

@@ -1,7 +1,7 @@
-"""The program: its help, its exit codes, and the arguments that verbs share.
+"""The program: its help, its exit codes, and the options that commands share.
 
-Exit codes: 0 done; 1 failed at run time; 2 wrong input, one line per fault on stderr; 3 interrupted
-and saved: the same command continues, `train` with --resume.
+Exit codes: 0 done; 1 failed at run time, or interrupted with nothing saved; 2 wrong input, one line per fault on
+stderr; 3 interrupted and saved: the same command continues, `train` with --resume.
 """
 
 import atexit
@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 
 from anyformer import __version__
 
-# Errors of a path that the user gave, rather than of the machine.
+# Errors caused by a path in the input, not by the machine.
 PATH_ERRORS = (
     errno.EACCES,
     errno.EEXIST,
@@ -34,8 +34,8 @@ PATH_ERRORS = (
 )
 
 
-def tell(text: str, err: bool = False) -> None:
-    """A line that all processes of a run would say alike: of those that torchrun started, the first says it."""
+def print_once(text: str, err: bool = False) -> None:
+    """Print a line that would be the same in all processes of torchrun: only the first prints it."""
     if os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0":
         typer.echo(text, err=err)
 
@@ -47,23 +47,24 @@ class Verbs(TyperGroup):
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("always", category=UserWarning, module="anyformer")
-                warnings.showwarning = lambda message, *_, **__: tell(f"warning: {message}", err=True)
+                warnings.showwarning = lambda message, *_, **__: print_once(f"warning: {message}", err=True)
                 return super().invoke(ctx)
         except KeyboardInterrupt:
-            lost = ctx.invoked_subcommand == "train"  # which raises its own error where anything is saved
-            tell("interrupted before the first checkpoint: nothing is saved" if lost else "interrupted", err=True)
-            raise typer.Exit(1 if lost else 3) from None
+            # commands that save something raise an error or exit by themselves
+            before = " before the first checkpoint" if ctx.invoked_subcommand == "train" else ""
+            print_once(f"interrupted{before}: nothing is saved", err=True)
+            raise typer.Exit(1) from None
         except (ValueError, OSError, RuntimeError, MemoryError) as error:
-            code, line = _told(error)
+            code, line = _exit_code(error)
             if code is None:
                 raise
-        tell(line, err=True)  # here, where no traceback holds on to memory
+        print_once(line, err=True)  # after the block above: no traceback keeps tensors alive
         raise typer.Exit(code)
 
 
-def _told(error: Exception) -> tuple[int | None, str]:
-    """Return the exit code and the message of an error that a user can mend; None for any other."""
-    from anyformer.config.spec import ConfigError, visible  # here: `anyformer --help` imports no pydantic
+def _exit_code(error: Exception) -> tuple[int | None, str]:
+    """Return the exit code and the message of an error that a user can fix; None for any other."""
+    from anyformer.config.spec import ConfigError, visible  # imported late: `anyformer --help` imports no pydantic
     from anyformer.hardware import is_out_of_memory
 
     if isinstance(error, ConfigError):
@@ -84,15 +85,15 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="""Any Transformer is one config away.
 
-A model is a preset or a .toml or .json file, changed by key=value; a run is trained by a recipe:
+A model is a preset or a .toml or .json file, changed by KEY=VALUE. A recipe describes a whole training run.
 
 \b
-  anyformer presets                                the well-known models
-  anyformer count gpt2 depth=24 width=1024         what one costs, resized
-  anyformer config show llama > my.toml            a file to start from
-  anyformer count my.toml decoder.position=alibi   with one part changed
-  anyformer train sort --dry-run                   what a training would do
-  anyformer train sort                             and the training itself
+  anyformer presets                                list the well-known models
+  anyformer count gpt2 depth=24 width=1024         parameters and FLOPs of a resized model
+  anyformer config show llama > my.toml            write a config to start from
+  anyformer count my.toml decoder.position=alibi   the same with one part changed
+  anyformer train sort --dry-run                   data, memory and time of a training
+  anyformer train sort                             train
 """,
     epilog="Exit codes: 0 done, 1 failed at run time, 2 wrong input, 3 interrupted and saved.",
 )
@@ -101,20 +102,20 @@ A model is a preset or a .toml or .json file, changed by key=value; a run is tra
 def main() -> None:
     """Run the program. SIGTERM ends it as Ctrl-C does."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # torch makes so many objects that stay that looking for garbage among them takes a while, most of all at the end
+    # torch creates many permanent objects, and searching them for garbage is slow, most of all at exit
     gc.set_threshold(100_000)
     atexit.register(gc.freeze)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, streams.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # what a terminal cannot show is no reason to fail
+            stream.reconfigure(errors="backslashreplace")  # never fail on characters that a terminal cannot show
     try:
         app(prog_name="anyformer")
-    finally:  # the exit code is known: a signal while Python shuts down must not change it
+    finally:  # a signal while Python shuts down must not change the exit code
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
 
 
-Json = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 def _print_version(wanted: bool) -> None:

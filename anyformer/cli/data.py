@@ -40,15 +40,15 @@ def data_prepare(
     ] = "error",
 ) -> None:
     """Make token shards of files of any length, in little memory; killed, it goes on when it is called again."""
-    from anyformer.cli.progress import passing
+    from anyformer.cli.progress import counting_bytes
     from anyformer.data.chunks import Input
     from anyformer.data.shard_writer import WorkerLost, prepare
-    from anyformer.hardware import cores
+    from anyformer.hardware import usable_cores
 
     paths, made = _found(files), _tokenizer(tokenizer)
     how = Input(document, column, encoding)
     try:
-        with passing("reading") as progress:
+        with counting_bytes("reading") as progress:
             index = prepare(
                 paths,
                 out,
@@ -56,7 +56,7 @@ def data_prepare(
                 how,
                 sample=int(sample * 1e6),
                 skip_bad=on_bad_row == "skip",
-                workers=workers or cores(),
+                workers=workers or usable_cores(),
                 progress=progress,
             )
     except WorkerLost as told:

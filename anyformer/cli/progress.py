@@ -1,16 +1,16 @@
-"""How far a long job is: a bar on a terminal, now and then a line elsewhere."""
+"""Progress of long jobs: a bar on a terminal, lines elsewhere."""
 
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-SECONDS = 10.0  # between two lines
+SECONDS_BETWEEN_LINES = 10.0
 
 
 @contextmanager
 def counting(total: int, what: str) -> Iterator[Callable[[int], None]]:
-    """Tells of `total` things on stderr; the function that it gives is told how many more are done."""
+    """Show the progress of `total` items on stderr. Yield a function that is called with the number just finished."""
     done, began = 0, time.perf_counter()
     shown = began
     show: Callable[[int], bool] | None = None
@@ -18,21 +18,21 @@ def counting(total: int, what: str) -> Iterator[Callable[[int], None]]:
     def advance(more: int) -> None:
         nonlocal done, shown, show
         done, now = done + more, time.perf_counter()
-        if show is None and done < total:  # what is done at once needs no bar, nor the time to import one
-            show = shows.enter_context(_bar(total, what))
-        if show is not None and not show(done) and now - shown > SECONDS:
+        if show is None and done < total:  # a job of one part needs no bar, nor the time to import it
+            show = stack.enter_context(_bar(total, what))
+        if show is not None and not show(done) and now - shown > SECONDS_BETWEEN_LINES:
             shown = now
             left = (total - done) * (now - began) / done
             line = f"{done:,} of {total:,} {what}  {done / (now - began):.1f} a second  {left:.0f} s left"
             print(line, file=sys.stderr, flush=True)
 
-    with ExitStack() as shows:
+    with ExitStack() as stack:
         yield advance
 
 
 @contextmanager
 def _bar(total: int, what: str) -> Iterator[Callable[[int], bool]]:
-    """A bar; the function that it gives moves it, and says whether it can be seen."""
+    """Show a bar. Yield a function that sets the number of finished items, and returns whether the bar is visible."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -50,9 +50,11 @@ def _bar(total: int, what: str) -> Iterator[Callable[[int], bool]]:
 
 
 @contextmanager
-def passing(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Tells of bytes on stderr, with their rate; the function that it gives is told how many are done, of how many:
-    none of them when the work begins."""
+def counting_bytes(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Show the progress of bytes on stderr, with their rate.
+
+    Yield a function of the finished and the total bytes; 0 finished bytes start the clock.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
@@ -61,13 +63,13 @@ def passing(what: str) -> Iterator[Callable[[int, int], None]]:
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     task, began, shown = bar.add_task("", total=None), 0.0, 0.0
 
-    def tell(done: int, total: int) -> None:
+    def update(done: int, total: int) -> None:
         nonlocal began, shown
         now = time.perf_counter()
         bar.update(task, completed=done, total=total)
         if not done:
             began = shown = now
-        elif not console.is_terminal and now - shown > SECONDS:
+        elif not console.is_terminal and now - shown > SECONDS_BETWEEN_LINES:
             shown = now
             rate = done / (now - began)
             line = f"{what} {done / 1e6:,.0f} of {total / 1e6:,.0f} MB  {rate / 1e6:.1f} MB/s"
@@ -75,4 +77,4 @@ def passing(what: str) -> Iterator[Callable[[int, int], None]]:
             console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     with bar:
-        yield tell
+        yield update

@@ -1,4 +1,4 @@
-"""What a word on the command line stands for: a preset, a recipe, a run's folder, or a file of either."""
+"""Names on the command line: a preset, a recipe, the folder of a run, or a config file."""
 
 import inspect
 import os
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def complete(incomplete: str) -> list[str]:
-    """Names that begin so, for the shell."""
+    """Return the presets and recipes with this prefix, for completion in the shell."""
     from anyformer import recipes
     from anyformer.presets import PRESETS
 
@@ -23,7 +23,7 @@ def complete(incomplete: str) -> list[str]:
 
 
 def read(name: str, changes: "Iterable[str] | None" = None) -> "ModelConfig | Recipe":
-    """The model or the recipe that a name stands for, with some changes."""
+    """Return the model or the recipe of a name, with some changes."""
     from anyformer import recipes
     from anyformer.config import io
     from anyformer.config.spec import ConfigError, Fault, close_to
@@ -35,18 +35,18 @@ def read(name: str, changes: "Iterable[str] | None" = None) -> "ModelConfig | Re
     if name in recipes.names():
         return recipes.read_recipe(name, changes)
     path = Path(name)
-    if os.path.isdir(path):  # which, unlike Path's, answers for any name
+    if os.path.isdir(path):  # unlike Path.is_dir, it accepts any string
         return io.override(_of_run(path), changes)
     if path.suffix.lower() not in io.SUFFIXES and not os.path.exists(path):
         known = [*PRESETS, *recipes.names()]
         close = close_to(name, known)
-        hint = f"did you mean '{close}'?" if close else f"known are {', '.join(known)}; a file ends in .toml or .json"
-        raise ConfigError([Fault("", f"'{name}' is neither a preset, a recipe, a run nor a file; {hint}")])
+        hint = f"did you mean '{close}'?" if close else f"known: {', '.join(known)}; files end in .toml or .json"
+        raise ConfigError([Fault("", f"'{name}' is not a preset, a recipe, a run or a file; {hint}")])
     return io.override(load(path), changes)
 
 
 def load(path: Path) -> "ModelConfig | Recipe":
-    """A file of either: only a recipe has a task, batches or a training."""
+    """Read a file of a model or a recipe: only a recipe has a task, data, batches or training settings."""
     from anyformer.config import io
     from anyformer.config.model import ModelConfig
     from anyformer.config.spec import ConfigError
@@ -55,24 +55,24 @@ def load(path: Path) -> "ModelConfig | Recipe":
     try:
         keys = io.parse(path.read_bytes().decode("utf-8-sig"), io.format_of(path)).keys()
     except (OSError, UnicodeDecodeError, ConfigError):
-        keys = dict[str, None]().keys()  # what is wrong is told below
+        keys = dict[str, None]().keys()  # reported below
     if keys & {"task", "data", "batches", "train"}:
         return io.load(Recipe, path)
     return io.load(ModelConfig, path)
 
 
-def model_of(found: "ModelConfig | Recipe") -> "ModelConfig":
-    """A model with its vocabularies: its own, or what the specs of a recipe's tokenizers say."""
+def model_of(config: "ModelConfig | Recipe") -> "ModelConfig":
+    """Return a model with its vocabulary sizes: its own, or those of a recipe's tokenizers."""
     from anyformer.config.inputs_heads import Tokens
     from anyformer.config.spec import ConfigError, Fault
     from anyformer.recipe import Recipe
 
     tokenizers: dict[str, AnyTokenizer] = {}
-    if isinstance(found, Recipe):
-        model, at = found.model, "model."
-        tokenizers = {"source": found.source_tokenizer or found.tokenizer, "target": found.tokenizer}
+    if isinstance(config, Recipe):
+        model, prefix = config.model, "model."
+        tokenizers = {"source": config.source_tokenizer or config.tokenizer, "target": config.tokenizer}
     else:
-        model, at = found, ""
+        model, prefix = config, ""
     faults, changes = [], {}
     for name in ("source", "target"):
         tokens, spec = getattr(model, name), tokenizers.get(name)
@@ -81,15 +81,15 @@ def model_of(found: "ModelConfig | Recipe") -> "ModelConfig":
         if spec is not None and (size := _size(spec)) is not None:
             changes[name] = tokens.model_copy(update={"vocab": size})
         else:
-            why = f": the tokenizer {spec.kind} finds it in the data" if spec is not None else ""
-            faults.append(Fault(f"{at}{name}.vocab", f"is not set{why}; add it, such as {at}{name}.vocab=8000"))
+            why = f": the tokenizer {spec.kind} takes it from the data" if spec is not None else ""
+            faults.append(Fault(f"{prefix}{name}.vocab", f"is not set{why}; add {prefix}{name}.vocab=8000"))
     if faults:
         raise ConfigError(faults)
     return model.model_copy(update=changes)
 
 
 def _size(spec: "AnyTokenizer") -> int | None:
-    """How many ids a tokenizer will have, where its spec tells; `words` has a limit that few texts reach."""
+    """Return the number of ids of a tokenizer, if its spec fixes it. `words` has only a limit."""
     from anyformer import recipe
 
     match spec:
@@ -110,20 +110,22 @@ def _size(spec: "AnyTokenizer") -> int | None:
 
 
 def _of_run(folder: Path) -> "ModelConfig":
-    """The model of a run, or of its newest checkpoint while it has not finished."""
+    """Return the model of a run, or of its newest checkpoint while it is unfinished. A manifest is verified."""
+    from anyformer.atomic_folder import MANIFEST, verify_file
     from anyformer.config import io
     from anyformer.config.model import ModelConfig
     from anyformer.config.spec import ConfigError, Fault
 
-    homes = [folder, *sorted((folder / "state").glob("step-*"), reverse=True)]
-    for home in homes:
+    for home in (folder, *sorted((folder / "state").glob("step-*"), reverse=True)):
+        if os.path.lexists(home / MANIFEST):
+            return io.load(ModelConfig, verify_file(home, "config.json"))
         if (home / "config.json").is_file():
             return io.load(ModelConfig, home / "config.json")
     raise ConfigError([Fault(str(folder), "is not the folder of a run: it has no config.json")])
 
 
 def _resized(preset: "Callable[..., ModelConfig]", changes: list[str]) -> "ModelConfig":
-    """A preset, called with those of the changes that are its arguments; the others are paths in what it gives."""
+    """Call a preset with the changes that are its arguments, and apply the others to the config that it returns."""
     from anyformer.config import io
     from anyformer.config.model import ModelConfig
 
@@ -136,7 +138,7 @@ def _resized(preset: "Callable[..., ModelConfig]", changes: list[str]) -> "Model
 
 
 def _arguments(preset: "Callable[..., ModelConfig]") -> "type[Spec]":
-    """A preset's arguments as a spec, so that they are checked and explained like any config."""
+    """Return a preset's arguments as a spec, so that they are checked and explained like any config."""
     from pydantic import create_model
 
     from anyformer.config.spec import Number, Size, Spec

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from anyformer.cli.app import Json, app, tell
+from anyformer.cli.app import Json, app, print_once
 from anyformer.cli.decoding_options import UNKNOWN, as_options, decoding, prepare, unknown
 
 Folder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
@@ -64,12 +64,12 @@ def train_(
         return
     from anyformer.training.signals import Signals
 
-    with Signals(lambda: tell("stopping after this step; a second signal stops at once", err=True)):
+    with Signals(lambda: print_once("stopping after this step; a second signal stops at once", err=True)):
         from anyformer.training.train import train
 
         with _told():
             run = train(recipe, out, changes or (), resume=resume, allow_changed_data=allow_changed_data)
-        tell(f"trained: {run.folder}")
+        print_once(f"trained: {run.folder}")
 
 
 def _plan(recipe: str, changes: list[str] | None, out: Path | None, resume: bool) -> None:
@@ -92,10 +92,10 @@ def _told() -> Iterator[None]:
     try:
         yield
     except Interrupted as told:
-        tell(str(told), err=True)
+        print_once(str(told), err=True)
         raise typer.Exit(3) from None
     except (Diverged, FloatingPointError) as told:
-        tell(str(told), err=True)
+        print_once(str(told), err=True)
         raise typer.Exit(1) from None
     except OutOfMemory as told:  # of one process, maybe not of the first
         typer.echo(str(told), err=True)

@@ -35,7 +35,7 @@ def tokenizer_train(
     from anyformer.data.tokenizer import file_of, train_tokenizer
 
     if os.path.exists(path := file_of(out)) or os.path.isfile(out):
-        raise ConfigError([Fault(str(path), "is there already; choose another --out")])
+        raise ConfigError([Fault(str(path), "exists already; choose another --out")])
     given = {"size": size, "lowercase": lowercase or None}
     spec = kinds(members(recipe.Tokenizer))[kind](**{key: value for key, value in given.items() if value is not None})
     example = ""

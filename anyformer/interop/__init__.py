@@ -44,7 +44,7 @@ def bring_in(
     """Write a model of another program as a run, with its tokenizer: a folder for `from_hf`, or llama2.c's .bin."""
     source, out = Path(source), Path(out)
     if out.exists():
-        raise ConfigError([Fault(visible(str(out)), "is there already; choose another --out")])
+        raise ConfigError([Fault(visible(str(out)), "exists already; choose another --out")])
     if source.is_dir():
         with new_folder(out) as temporary:
             run = from_hf(

@@ -191,7 +191,7 @@ def to_hf(run: Run, folder: str | Path, *, family: str | None = None) -> str:
     adapter is merged."""
     folder, run = Path(folder), run.merge()
     if folder.exists():
-        raise wrong(folder, "is there already; choose another folder")
+        raise wrong(folder, "exists already; choose another folder")
     if family is not None and family not in FAMILIES:
         raise ConfigError([Fault("family", f"= {family!r}: {did_you_mean(family, FAMILIES)}")])
     of_sentences = sentences.fits(run.config.head)

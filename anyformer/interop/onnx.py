@@ -56,7 +56,7 @@ def export_onnx(run: Run | Transformer, path: str | Path) -> Path:
     path = Path(path)
     for taken in (path, _data(path)):
         if taken.exists():
-            raise _fault(taken, "is there already; choose another file")
+            raise _fault(taken, "exists already; choose another file")
     if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
         raise ConfigError([Fault("onnx", f"needs {', '.join(missing)}: pip install 'anyformer[export]'")])
     model = _plain(merge(run.model if isinstance(run, Run) else run))

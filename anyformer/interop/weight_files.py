@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from anyformer.atomic_folder import must_be_file
+from anyformer.atomic_folder import must_be_file, read_json as read_json
 from anyformer.config import ConfigError, Fault
 from anyformer.config.spec import is_file_name, visible
 
@@ -223,20 +223,6 @@ def write(path: Path, shapes: Shapes, tensors: Iterable[tuple[str, Tensor]]) -> 
         for (name, x), told in zip(tensors, shapes.items(), strict=True):
             assert (name, (x.dtype, tuple(x.shape))) == told, name
             file.write(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the table that a JSON file holds."""
-    must_be_file(path)
-    try:
-        found = json.loads(path.read_bytes().decode("utf-8-sig"))
-    except OSError as error:
-        raise wrong(path, f"cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        raise wrong(path, "is no JSON, or damaged") from None
-    if not isinstance(found, dict):
-        raise wrong(path, "holds no table")
-    return found
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:

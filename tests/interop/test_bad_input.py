@@ -323,7 +323,7 @@ def test_what_changes_nothing_is_no_hindrance(folder: Path, tmp_path: Path) -> N
     changes = ["decoder.blocks.0.mixer.pattern=causal", "decoder.dropout=0.3", "init=xavier", "special.start=2"]
     assert af.to_hf(run_of(af.config.io.override(config, changes)), tmp_path / "out") == "gpt2"
     assert af.from_hf(tmp_path / "out").config.decoder
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         af.to_hf(run_of(config), tmp_path / "out")
     with pytest.raises(ConfigError, match=r"family = 'gpt': did you mean"):
         af.to_hf(run_of(config), tmp_path / "more", family="gpt")

@@ -132,7 +132,7 @@ def test_a_run_is_made_of_it(files: tuple[Path, Path], tmp_path: Path) -> None:
         whole = af.generate(run.model, torch.tensor([ids]), max_new_tokens=9, stop=[1])[0].tolist()
         assert text + done("generate", out, "--prompt", text, "--max-new-tokens", "9") == tokenizer.decode(whole) + "\n"
     (line,) = refused("import", files[0], "--tokenizer", files[1], "--out", out)
-    assert line == f"{out}: is there already; choose another --out"
+    assert line == f"{out}: exists already; choose another --out"
 
 
 # -- text -------------------------------------------------------------------------------------------------------------

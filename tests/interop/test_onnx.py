@@ -262,7 +262,7 @@ def small() -> af.Transformer:
 @pytest.mark.parametrize("name", ["there.onnx", "there.onnx.data"])
 def test_no_file_is_written_over(name: str, small: af.Transformer, tmp_path: Path) -> None:
     (tmp_path / name).write_text("mine")
-    wrong(small, tmp_path / "there.onnx", f"{name}: is there already")
+    wrong(small, tmp_path / "there.onnx", f"{name}: exists already")
     assert (tmp_path / name).read_text() == "mine"
 
 
@@ -315,4 +315,4 @@ def test_the_command_refuses_in_one_line(small: af.Transformer, tmp_path: Path) 
     (told,) = refused("export", run, out, "--format", "onnx", "--family", "gpt2")
     assert told.startswith("--family: is for --format hf")
     out.mkdir()
-    assert refused("export", run, out, "--format", "onnx") == [f"{out}: is there already; choose another file"]
+    assert refused("export", run, out, "--format", "onnx") == [f"{out}: exists already; choose another file"]
