@@ -1,24 +1,23 @@
-"""What this machine has, and what anyformer would therefore choose.
+"""Report of this machine: facts, and the choices that anyformer makes from them.
 
-Three parts: facts (plain data), choices (small functions of facts) and probing (the only part
-that imports torch and touches devices). Speeds are measured, not guessed: that a precision exists says little about
-its being fast.
+Three parts: facts (plain data), probing (which touches devices) and rendering. Device, precision and compilation are
+chosen by the functions that training calls (`training/machine.py`). Speeds are measured, because a precision that is
+supported need not be fast.
 """
 
 import os
 import platform
-import shutil
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from anyformer.hardware import cores, measured, stated
+import torch
 
-if TYPE_CHECKING:
-    import torch
+from anyformer.hardware import measure_flops, stated_flops, usable_cores
+from anyformer.training.machine import Choice, choose_execution, find_compiler
 
 CORE = ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "typer", "rich", "tomli-w")
 EXTRAS: dict[str, tuple[str, ...]] = {
@@ -51,22 +50,18 @@ EXTRAS: dict[str, tuple[str, ...]] = {
 class Machine:
     system: str
     cpu: str
-    cores: int  # that this process may use
-    threads: int  # that torch uses
+    cores: int  # usable by this process
+    threads: int  # used by torch
     memory: int | None  # bytes
 
 
 @dataclass(frozen=True)
 class Device:
-    name: str  # as torch writes it: "cpu", "cuda:0", "mps"
+    name: str  # torch's: "cpu", "cuda:0", "mps"
     label: str
     memory: int | None  # bytes
     capability: str | None  # of a CUDA device
-    speeds: Mapping[str, float | None]  # of a matrix product by precision, in GFLOP/s; None: it does not run
-
-    @property
-    def type(self) -> str:
-        return self.name.partition(":")[0]
+    speeds: Mapping[str, float | None]  # of a matmul, by precision, in GFLOP/s; None: it does not run
 
 
 @dataclass(frozen=True)
@@ -76,15 +71,9 @@ class Facts:
     versions: Mapping[str, str | None]  # of the core packages; None: missing
     devices: tuple[Device, ...]  # the CPU last
     kernels: Mapping[str, str | None]  # attention backends on the first device: None if they work, else why not
-    compiler: str | None  # of C++: its path
-    triton: str | None  # its version
-    missing: Mapping[str, tuple[str, ...]]  # packages, by the extra that brings them
-
-
-@dataclass(frozen=True)
-class Choice:
-    value: str
-    reason: str
+    compiler: str | None  # path of a C or C++ compiler
+    triton: str | None  # version
+    missing: Mapping[str, tuple[str, ...]]  # packages, by the extra that installs them
 
 
 @dataclass(frozen=True)
@@ -103,28 +92,6 @@ class Report:
 # -- choices --------------------------------------------------------------------------------------------------------
 
 
-def choose_device(devices: tuple[Device, ...]) -> Choice:
-    for device in devices:
-        if device.type != "cpu":
-            return Choice(device.name, f"{device.label}, faster than the CPU")
-    return Choice("cpu", "torch sees no accelerator")
-
-
-FASTER = 1.2  # below this gain a lower precision is not worth its rounding
-
-
-def choose_precision(device: Device) -> Choice:
-    """bf16 where it is fast: unlike fp16 it has the range of fp32, and so needs no loss scaling."""
-    full, half = device.speeds.get("fp32"), device.speeds.get("bf16")
-    if not full or not half:
-        return Choice("fp32", f"bf16 does not run on {device.name}")
-    if half >= FASTER * full:
-        return Choice("bf16", f"{half / full:.1f} times faster than fp32 on {device.name}")
-    if full > half:
-        return Choice("fp32", f"bf16 is {full / half:.3g} times slower on {device.name}")
-    return Choice("fp32", f"bf16 is hardly faster on {device.name}")
-
-
 def choose_attention(kernels: Mapping[str, str | None]) -> Choice:
     fused = [name.removeprefix("sdpa: ") for name, fault in kernels.items() if name.startswith("sdpa: ") and not fault]
     if kernels.get("sdpa", "missing"):
@@ -132,24 +99,14 @@ def choose_attention(kernels: Mapping[str, str | None]) -> Choice:
     return Choice("sdpa", f"fused kernels: {', '.join(fused)}" if fused else "one fused kernel, equal to eager here")
 
 
-def choose_compile(device: Device, compiler: str | None, triton: str | None) -> Choice:
-    if device.type != "cuda":
-        return Choice("off", f"on {device.type} it takes tens of seconds and gains little")
-    if not triton:
-        return Choice("off", "triton is missing")
-    if not compiler:
-        return Choice("off", "no C++ compiler found: install g++ or clang++")
-    return Choice("on", f"triton {triton} and a C++ compiler are here")
-
-
 def choose(facts: Facts) -> dict[str, Choice]:
-    device = choose_device(facts.devices)
-    chosen = next(d for d in facts.devices if d.name == device.value)
+    """Return the choices on this machine for a recipe that leaves them to anyformer, with batches of one shape."""
+    chosen = choose_execution()
     return {
-        "device": device,
-        "precision": choose_precision(chosen),
+        "device": chosen.device,
+        "precision": chosen.precision,
         "attention": choose_attention(facts.kernels),
-        "compile": choose_compile(chosen, facts.compiler, facts.triton),
+        "compile": chosen.compile,
     }
 
 
@@ -157,7 +114,7 @@ def choose(facts: Facts) -> dict[str, Choice]:
 
 
 def doctor() -> Report:
-    """Looks at this machine; about a second, and what importing torch takes."""
+    """Return the report of this machine; it takes about a second."""
     facts = probe()
     choices = choose(facts)
     return Report(facts, choices, attention_kernels(choices["device"].value, choices["precision"].value))
@@ -165,8 +122,6 @@ def doctor() -> Report:
 
 def attention_kernels(device: str, precision: str) -> dict[str, Choice]:
     """Return the kernel of a GPT-2-sized attention layer in training, prefill and decoding, and the reason."""
-    import torch
-
     from anyformer.attention.explain import explain
     from anyformer.config import Attention, Causal
     from anyformer.kernels.runtime import Runtime
@@ -187,7 +142,7 @@ def probe() -> Facts:
         versions={name: _version(name) for name in CORE},
         devices=devices,
         kernels=_kernels(devices[0].name),
-        compiler=_compiler(),
+        compiler=find_compiler(),
         triton=_version("triton"),
         missing=_missing(),
     )
@@ -205,18 +160,12 @@ def _missing() -> dict[str, tuple[str, ...]]:
     return {extra: packages for extra, packages in lacking.items() if packages}
 
 
-def _compiler() -> str | None:
-    return next(filter(None, map(shutil.which, (os.environ.get("CXX", ""), "c++", "g++", "clang++", "cl"))), None)
-
-
 def _machine() -> Machine:
-    import torch
-
     try:
         memory: int | None = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not on Linux
         memory = None
-    return Machine(f"{platform.system()} {platform.release()}", _cpu(), cores(), torch.get_num_threads(), memory)
+    return Machine(f"{platform.system()} {platform.release()}", _cpu(), usable_cores(), torch.get_num_threads(), memory)
 
 
 def _cpu() -> str:
@@ -229,9 +178,7 @@ def _cpu() -> str:
 
 
 def _devices() -> tuple[Device, ...]:
-    import torch
-
-    found: list[Device] = []
+    devices: list[Device] = []
     if torch.accelerator.is_available():
         kind = torch.accelerator.current_accelerator()
         assert kind is not None
@@ -239,27 +186,27 @@ def _devices() -> tuple[Device, ...]:
             device = torch.device(kind.type, i)
             label, memory, capability = kind.type, None, None
             if kind.type == "cuda":
-                about = torch.cuda.get_device_properties(i)
-                label, memory, capability = about.name, about.total_memory, f"{about.major}.{about.minor}"
-            found.append(Device(str(device), label, memory, capability, _speeds(device)))
-    return (*found, Device("cpu", _cpu(), None, None, _speeds(torch.device("cpu"))))
+                gpu = torch.cuda.get_device_properties(i)
+                label, memory, capability = gpu.name, gpu.total_memory, f"{gpu.major}.{gpu.minor}"
+            devices.append(Device(str(device), label, memory, capability, _speeds(device)))
+    return (*devices, Device("cpu", _cpu(), None, None, _speeds(torch.device("cpu"))))
 
 
-def _speeds(device: "torch.device") -> dict[str, float | None]:
-    import torch
-
+def _speeds(device: torch.device) -> dict[str, float | None]:
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # a ratio needs no more, and threads that wait for a busy core would spoil it
+    torch.set_num_threads(1)  # enough to compare precisions, and not disturbed by other busy cores
     try:
-        found = {name: measured(device, name) for name in ("fp32", "bf16", "fp16")}
+        flops = {name: measure_flops(device, name) for name in ("fp32", "bf16", "fp16")}
     finally:
         torch.set_num_threads(threads)
-    return {name: speed and speed / 1e9 for name, speed in found.items()}
+    return {name: speed and speed / 1e9 for name, speed in flops.items()}
 
 
 def _kernels(device: str) -> dict[str, str | None]:
-    """Which attention backends give what `eager`, the definition, gives; on CUDA also which fused kernels sdpa has."""
-    import torch
+    """Return the attention backends: None for one that matches `eager`, the reference, else why it cannot be used.
+
+    On CUDA the fused kernels of sdpa are listed, too.
+    """
     from torch.nn import functional as F
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -310,16 +257,14 @@ def _lines(report: Report) -> list[str]:
             **{name: version or "missing" for name, version in facts.versions.items()},
         },
         "devices": {device.name: _about(device) for device in facts.devices},
-        "speed of a matrix product (on a CPU: in one thread)": {
-            device.name: _speed_of(device) for device in facts.devices
-        },
+        "matmul speed (on a CPU: one thread)": {device.name: _speed_of(device) for device in facts.devices},
         f"attention on {facts.devices[0].name}": {name: fault or "works" for name, fault in facts.kernels.items()},
-        "torch.compile": {"C++ compiler": facts.compiler or "none found", "triton": facts.triton or "not installed"},
-        "extras that are missing": {
+        "torch.compile": {"compiler": facts.compiler or "none found", "triton": facts.triton or "not installed"},
+        "missing extras": {
             extra: f"pip install 'anyformer[{extra}]'  ({', '.join(packages)})"
             for extra, packages in facts.missing.items()
         }
-        or {"none": "all are here"},
+        or {"none": "all are installed"},
         "attention kernels of a layer as in GPT-2": {
             name: f"{c.value}  ({c.reason})" for name, c in report.attention.items()
         },
@@ -344,8 +289,8 @@ def _speed_of(device: Device) -> str:
 
 
 def _share(device: Device, precision: str) -> str:
-    speed, most = device.speeds[precision], stated(device.label, precision)
-    return f" ({1e9 * speed / most:.0%} of its peak)" if speed and most else ""
+    speed, peak = device.speeds[precision], stated_flops(device.label, precision)
+    return f" ({1e9 * speed / peak:.0%} of its peak)" if speed and peak else ""
 
 
 def _flops(speed: float | None) -> str:

@@ -1,5 +1,4 @@
-"""What the hardware could do: the cores that are ours, and a device's FLOPs a second, as its maker states them, else as
-a matrix product shows it.
+"""Hardware facts: the default device, usable cores and memory, and the peak FLOP/s of a device.
 
 Importing it imports no torch.
 """
@@ -19,8 +18,8 @@ if TYPE_CHECKING:
 # Parts of the messages of torch's CPU allocator and of the C++ library, in a plain RuntimeError.
 OUT_OF_MEMORY = ("DefaultCPUAllocator: can't allocate", "DefaultCPUAllocator: not enough memory", "std::bad_alloc")
 
-# Dense FLOP/s of matrix products that add up in fp32, from the makers' data sheets, by a part of the name that torch
-# gives; where several fit, the first. fp32 is without TF32, which torch does not use unless told to.
+# Dense FLOP/s of matmuls that accumulate in fp32, from the vendors' data sheets. A key is a part of the name that torch
+# reports; the first match counts. fp32 is without TF32, which torch does not use by default.
 PEAKS: Mapping[str, Mapping[str, float]] = {
     "H100 PCIe": {"bf16": 756e12, "fp16": 756e12, "fp32": 51e12},
     "H100 NVL": {"bf16": 835e12, "fp16": 835e12, "fp32": 60e12},
@@ -38,67 +37,80 @@ PEAKS: Mapping[str, Mapping[str, float]] = {
 }
 
 
-def cores() -> int:
-    """Of the processor, that this process may use."""
+def default_device() -> str:
+    """Return the device on which models are trained and loaded: "cuda" where a CUDA GPU is usable, else "cpu"."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def usable_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on Linux
         return os.cpu_count() or 1
 
 
-def memory() -> int | None:
+def usable_memory() -> int | None:
     """Return the bytes of memory that this process may use: the machine's, or less in a container; None if unknown."""
-    found = list[int]()
+    limits = list[int]()
     with contextlib.suppress(AttributeError, ValueError, OSError):  # not on Windows
-        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):  # "max": no limit
-            found.append(int(Path(name).read_text()))
-    return min((n for n in found if n > 0), default=None)
+            limits.append(int(Path(name).read_text()))
+    return min((n for n in limits if n > 0), default=None)
 
 
-def stated(label: str, precision: str) -> float | None:
-    """The maker's FLOP/s of a device by its name; None if it is not in the table, or is a part or a small kin of it."""
+def stated_flops(label: str, precision: str) -> float | None:
+    """Return the peak FLOP/s of a device by its data sheet; None if it is not in the table.
+
+    MIG slices and laptop GPUs share a name with a larger GPU and are left out.
+    """
     words = f" {label.replace('-', ' ')} "
     if " MIG " in words or " Laptop " in words:
         return None
-    found: Mapping[str, float] = next((peaks for name, peaks in PEAKS.items() if f" {name} " in words), {})
-    return found.get(precision)
+    peaks: Mapping[str, float] = next((peaks for name, peaks in PEAKS.items() if f" {name} " in words), {})
+    return peaks.get(precision)
 
 
 @cache
-def peak(label: str, device: str, precision: str) -> float | None:
-    """FLOP/s of a device: stated, else measured; None where it does not know the precision."""
+def peak_flops(label: str, device: str, precision: str) -> float | None:
+    """Return the FLOP/s of a device by its data sheet, else as measured; None if it does not support the precision."""
     import torch
 
-    return stated(label, precision) or measured(torch.device(device), precision)
+    return stated_flops(label, precision) or measure_flops(torch.device(device), precision)
 
 
-def measured(device: "torch.device", precision: str) -> float | None:
-    """FLOP/s of a square matrix product, grown until it takes 2 ms: a precision that is emulated stays small."""
+def measure_flops(device: "torch.device", precision: str) -> float | None:
+    """Measure the FLOP/s of a square matmul; None if it does not run.
+
+    The size grows until a matmul takes 2 ms, so that emulated, slow precisions are measured at a small one.
+    """
     import torch
 
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
 
-    def took(n: int) -> float:
+    def seconds(n: int) -> float:
         a = torch.ones(n, n, device=device, dtype=dtype)
-        _finish(device)
+        _synchronize(device)
         start = time.perf_counter()
         a @ a
-        _finish(device)
+        _synchronize(device)
         return time.perf_counter() - start
 
-    n, biggest = 64, 512 if device.type == "cpu" else 8192
+    n, largest = 64, 512 if device.type == "cpu" else 8192
     try:
-        took(n)  # the first call also loads libraries
-        while n < biggest and min(took(n), took(n)) < 0.002:
+        seconds(n)  # the first call also loads libraries
+        while n < largest and min(seconds(n), seconds(n)) < 0.002:
             n *= 2
-        return 2 * n**3 / statistics.median(took(n) for _ in range(5))
+        return 2 * n**3 / statistics.median(seconds(n) for _ in range(5))
     except (RuntimeError, TypeError):  # MPS raises a TypeError for what it lacks
         return None
 
 
-def _finish(device: "torch.device") -> None:
+def _synchronize(device: "torch.device") -> None:
     import torch
 
     if device.type != "cpu":

@@ -29,8 +29,8 @@ from anyformer.atomic_folder import (
     read_json as read_json,
     read_tensors as read_tensors,
     remove as remove,
+    remove_leftovers as remove_leftovers,
     seal as seal,
-    sweep as sweep,
     verify as verify,
     write_folder as write_folder,
     write_tensors as write_tensors,
@@ -49,6 +49,7 @@ from anyformer.config import (
 )
 from anyformer.config.spec import visible
 from anyformer.data.tokenizer import TextTokenizer
+from anyformer.hardware import default_device
 from anyformer.inspection.capacity import check_model
 from anyformer.nn.model import Transformer
 from anyformer.recipe import AnyTask as TaskSpec, Classify, Tag, TaskFile, head_kind, model_shapes
@@ -188,7 +189,7 @@ def load(folder: str | Path, device: str | torch.device | None = None) -> Run:
     weights = weights_at(folder, listed)
     check_weights(folder, model, weights)
     model.load_state_dict(weights, assign=True)
-    model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    model.to(device or default_device())
     return Run(model.eval(), task, spec, folder)
 
 

@@ -15,9 +15,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from anyformer.recipe import Recipe
 from anyformer.recipes import read_recipe
-from anyformer.training.loop import Job, learn, objective, read_batches, set_rate
+from anyformer.training.job import Job
+from anyformer.training.loop import read_batches
 from anyformer.training.pending_scalars import PendingScalars
 from anyformer.training.prepare import prepare
+from anyformer.training.step import TrainingStep, set_learning_rate
 from benchmarks.sheet import clear
 from benchmarks.side_by_side import alone
 
@@ -54,16 +56,16 @@ class Steps:
     def __init__(self, recipe: Recipe):
         self.folder = tempfile.TemporaryDirectory()
         self.job: Job = prepare(recipe, Path(self.folder.name) / "run", resume=False, console=Console(quiet=True))
-        self.run, self.tokens, self.open = objective(self.job), 0, deque[PendingScalars]()
-        set_rate(self.job, recipe.train.optimizer.lr / 10)
+        self.take_step, self.tokens, self.open = TrainingStep(self.job), 0, deque[PendingScalars]()
+        set_learning_rate(self.job, recipe.train.optimizer.lr / 10)
 
     def take(self, count: int) -> None:
         job = self.job
         for _ in range(count):
-            batches, job.state.place = read_batches(job.reader, job.state, job.recipe.train.accumulate)
+            batches, job.state.cursor = read_batches(job.reader, job.state, job.recipe.train.accumulate)
             self.tokens += sum(batch.tokens for batch in batches)
-            self.open.append(learn(job, self.run, batches)[1])
-            while len(self.open) > job.ahead:
+            self.open.append(self.take_step(batches)[1])
+            while len(self.open) > job.steps_in_flight:
                 self.open.popleft().read()
 
     def each(self) -> Iterator[int]:

@@ -13,9 +13,9 @@ from anyformer.conventions import IGNORE
 from anyformer.inspection.memory import Precision, training_memory
 from anyformer.nn.heads import LossTarget
 from anyformer.nn.model import Transformer
-from anyformer.training.objective import Objective, few
+from anyformer.tasks.base import TokenTask
+from anyformer.training.objective import Objective, labelled_positions
 from benchmarks.sheet import DEVICE
-from benchmarks.training import Words
 
 
 class Case(NamedTuple):
@@ -78,11 +78,11 @@ def step_of(case: Case, tiny: bool) -> tuple[Callable[[], None], int]:
     ids, labels = (torch.randint(2, config.last_input.vocab, (batch, length)) for _ in range(2))
     if isinstance(config.head, MaskedLM):
         labels = torch.where(torch.rand(labels.shape) < 0.15, labels, IGNORE)
-    places = few(labels, labels.numel())
+    places = labelled_positions(labels, labels.numel())
     at = (labels, None) if places is None else (places[1], places[0])
     asked = LossTarget(at[0].to(DEVICE), 0.0, None if at[1] is None else at[1].to(DEVICE))
     inputs = (ids.to(DEVICE),) * len(config.stacks)
-    objective = Objective(model, Words(), 0.0, case.recompute)  # type: ignore[arg-type]
+    objective = Objective(model, TokenTask(), 0.0, case.recompute)
 
     def ahead() -> Tensor:
         return objective(inputs, asked, None)[0] / labels.numel()

@@ -22,9 +22,10 @@ from anyformer.interop.families import FAMILIES
 from anyformer.kernels.cross_entropy import token_loss
 from anyformer.nn.heads import LossTarget
 from anyformer.nn.model import Transformer
-from anyformer.training.compiler import options
-from anyformer.training.objective import Objective, few
-from anyformer.training.step_graphs import Recorder
+from anyformer.tasks.base import TokenTask
+from anyformer.training.compiler import compile_options
+from anyformer.training.objective import Objective, labelled_positions
+from anyformer.training.step_graphs import StepGraphs
 from benchmarks.sheet import DEVICE, Way
 
 MASKED = 0.15
@@ -32,17 +33,11 @@ TOGETHER = 3 if DEVICE == "cuda" else 1  # steps that are timed as one: the host
 transformers.utils.logging.disable_progress_bar()
 
 
-class Words:
-    """A task whose loss is that of words."""
-
-    loss = staticmethod(token_loss)
-
-
 def stepping(model: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], Tensor]:
     """A training step with AdamW, bf16 autocast on a GPU; ours is compiled and captured as in our loop."""
     ours = isinstance(model, Transformer)
     recorded = ours and DEVICE == "cuda"
-    how = options(model.config, eight=False) if ours else None
+    how = compile_options(model.config, fp8=False) if ours else None
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=DEVICE == "cuda", capturable=recorded)
     run = torch.compile(loss, options=how) if DEVICE == "cuda" else loss
 
@@ -56,8 +51,8 @@ def stepping(model: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], Tenso
 
     if not recorded:
         return step
-    recorder = Recorder(torch.device(DEVICE))
-    return lambda: recorder.do(lambda _: step(), ())
+    graphs = StepGraphs(torch.device(DEVICE))
+    return lambda: graphs.run(lambda _: step(), ())
 
 
 Build = Callable[[], tuple[nn.Module, Callable[[], Tensor]]]
@@ -85,9 +80,9 @@ def ours(config: ModelConfig, inputs: tuple[Tensor, ...], labels: Tensor, smooth
 
     def build() -> tuple[nn.Module, Callable[[], Tensor]]:
         model = begun(config)
-        objective = Objective(model, Words(), smoothing)
+        objective = Objective(model, TokenTask(), smoothing)
         wanted, asked = LossTarget(labels, smoothing), int((labels >= 0).sum())
-        if (places := few(labels.cpu(), labels.numel())) is not None:
+        if (places := labelled_positions(labels.cpu(), labels.numel())) is not None:
             at, some = (x.to(DEVICE) for x in places)
             wanted = LossTarget(some, smoothing, at)
         return model, lambda: objective(inputs, wanted, None)[0] / asked

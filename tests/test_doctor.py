@@ -1,4 +1,4 @@
-"""What anyformer would choose, by made-up machines; and that looking at this one works."""
+"""The report of a machine: its choices are those of training, and this machine can be reported."""
 
 import json
 import re
@@ -7,22 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 from anyformer.cli import app
-from anyformer.doctor import (
-    CORE,
-    EXTRAS,
-    Device,
-    Facts,
-    Machine,
-    Report,
-    choose,
-    choose_attention,
-    choose_compile,
-    choose_precision,
-    doctor,
-)
+from anyformer.config import ConfigError, io
+from anyformer.doctor import CORE, EXTRAS, Device, Facts, Machine, Report, choose, choose_attention, doctor
+from anyformer.recipes import read_recipe
+from anyformer.training import machine
+from anyformer.training.machine import Choice, choose_compile, choose_precision
+from anyformer.training.prepare import build, fit_rows, make_task, read_rows
 
 CPU = Device("cpu", "Neoverse-N1", None, None, {"fp32": 60.0, "bf16": 0.2, "fp16": 0.3})
 GPU = Device("cuda:0", "NVIDIA H200", 139 * 2**30, "9.0", {"fp32": 50e3, "bf16": 700e3, "fp16": 700e3})
@@ -45,47 +40,80 @@ SERVER = replace(
 )
 
 
+def with_gpu(monkeypatch: pytest.MonkeyPatch, *, bf16: bool = True, fault: str | None = None) -> None:
+    """Let torch report a CUDA GPU on this machine."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bf16)
+    monkeypatch.setattr(machine, "compiler_fault", lambda: fault)
+
+
 def values(facts: Facts) -> dict[str, str]:
     return {name: choice.value for name, choice in choose(facts).items()}
 
 
-def test_a_laptop() -> None:
+def test_choices_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert values(LAPTOP) == {"device": "cpu", "precision": "fp32", "attention": "sdpa", "compile": "off"}
-    assert choose(LAPTOP)["precision"].reason == "bf16 is 300 times slower on cpu"
 
 
-def test_a_server() -> None:
-    assert values(SERVER) == {"device": "cuda:0", "precision": "bf16", "attention": "sdpa", "compile": "on"}
-    assert choose(SERVER)["precision"].reason == "14.0 times faster than fp32 on cuda:0"
+def test_choices_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpu(monkeypatch)
+    assert values(SERVER) == {"device": "cuda", "precision": "bf16", "attention": "sdpa", "compile": "on"}
     assert choose(SERVER)["attention"].reason == "fused kernels: flash"
+    with_gpu(monkeypatch, bf16=False, fault="triton is not installed")
+    assert values(SERVER)["precision"] == "fp32"
+    assert choose(SERVER)["compile"] == Choice("off", "triton is not installed")
 
 
-@pytest.mark.parametrize(
-    ("fp32", "bf16", "expected"),
-    [(10.0, 20.0, "bf16"), (10.0, 11.0, "fp32"), (10.0, 10.0, "fp32"), (10.0, None, "fp32"), (None, None, "fp32")],
-)
-def test_precision(fp32: float | None, bf16: float | None, expected: str) -> None:
-    # fp16 is never chosen, however fast: it overflows where fp32 does not
-    device = replace(GPU, speeds={"fp32": fp32, "bf16": bf16, "fp16": 1e9})
-    assert choose_precision(device).value == expected
+def test_training_follows_the_report() -> None:
+    """A recipe that leaves the choices to anyformer is trained as `anyformer doctor` prints."""
+    recipe = io.override(read_recipe("sort"), ["batches={kind='packed', tokens=256, length=32}"])
+    assert (recipe.train.precision, recipe.train.compile) == ("auto", "auto")
+    console = Console(quiet=True)
+    splits = read_rows(recipe)
+    task = make_task(recipe, splits["train"], console)
+    job = build(recipe, Path(), task, *fit_rows(recipe, task, splits, console), console)
+    printed = {name: choice.value for name, choice in doctor().choices.items()}
+    assert job.device.type == printed["device"]
+    assert job.precision == printed["precision"]
+    assert job.compiled == (printed["compile"] == "on")
 
 
-def test_attention_falls_back_to_the_definition() -> None:
+def test_attention_falls_back_to_eager() -> None:
     assert choose_attention({"eager": None, "sdpa": "its result differs from eager's"}).value == "eager"
 
 
-def test_compile_needs_its_tools() -> None:
-    assert choose_compile(GPU, "/usr/bin/c++", "3.6").value == "on"
-    assert choose_compile(GPU, None, "3.6").reason == "no C++ compiler found: install g++ or clang++"
-    assert choose_compile(GPU, "/usr/bin/c++", None).reason == "triton is missing"
-    assert choose_compile(replace(GPU, name="mps"), "/usr/bin/c++", "3.6").value == "off"
+@pytest.mark.parametrize(
+    ("device", "padded", "fault", "expected"),
+    [
+        ("cuda", False, None, "on"),
+        ("cuda", True, None, "off"),
+        ("cuda", False, "no C or C++ compiler found", "off"),
+        ("cpu", False, None, "off"),
+        ("mps", False, None, "off"),
+    ],
+)
+def test_compilation(device: str, padded: bool, fault: str | None, expected: str) -> None:
+    assert choose_compile("auto", torch.device(device), padded, fault).value == expected
+    for setting in ("on", "off"):
+        assert choose_compile(setting, torch.device(device), padded, fault).value == setting
 
 
-def test_what_is_printed() -> None:
+def test_precision_of_a_recipe() -> None:
+    """A precision that is set is used; fp8 needs hardware for it."""
+    for setting in ("fp32", "bf16", "fp16"):
+        assert choose_precision(setting, torch.device("cpu")).value == setting
+    with pytest.raises(ConfigError, match=r"train.precision = 'fp8': needs a GPU .* this is the CPU: use 'auto'"):
+        choose_precision("fp8", torch.device("cpu"))
+
+
+def test_printed_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     text = Report(LAPTOP, choose(LAPTOP)).render()
     assert "  cpu     Neoverse-N1, 2 cores, torch uses 2 threads\n  memory  8.0 GiB\n" in text
     assert "  spm  pip install 'anyformer[spm]'  (sentencepiece)\n" in text
-    assert text.endswith("  compile    off  (on cpu it takes tens of seconds and gains little)")
+    assert text.endswith("  compile    off  (on cpu compilation takes tens of seconds and gains little)")
     text = Report(SERVER, choose(SERVER)).render()
     assert "  cuda:0  NVIDIA H200, 139.0 GiB, capability 9.0\n" in text
     assert (
@@ -93,7 +121,7 @@ def test_what_is_printed() -> None:
         "fp16 700 TFLOP/s (71% of its peak)\n" in text
     )
     assert "  cpu     fp32 60 GFLOP/s, bf16 0.2 GFLOP/s, fp16 0.3 GFLOP/s\n" in text
-    assert "extras that are missing\n  none  all are here\n" in text
+    assert "missing extras\n  none  all are installed\n" in text
 
 
 def test_this_machine() -> None:
@@ -109,7 +137,7 @@ def test_this_machine() -> None:
     assert json.loads(printed.stdout)["facts"]["python"] == report.facts.python
 
 
-def test_the_lists_are_those_of_the_project() -> None:
+def test_packages_are_those_of_pyproject() -> None:
     project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
     def names(requirements: list[str]) -> set[str]:

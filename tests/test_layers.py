@@ -44,12 +44,12 @@ UNDER: dict[str, tuple[str, ...]] = {
     "data": ("recipe", "processes", "hardware", "conventions"),  # knows nothing of nn
     "decoding": ("transforms",),  # speaks ids, never text
     "inspection": ("transforms", "hardware"),
-    "doctor": ("transforms", "hardware"),
     "tasks": ("decoding", "data"),
     "atomic_folder": ("config", "processes"),
     "run": ("tasks", "atomic_folder", "inspection"),
     "run_inspection": ("run",),
     "training": ("run", "recipes"),
+    "doctor": ("training",),  # prints what training chooses
     "interop": ("run",),
     "lab": ("training", "interop", "inspection"),
     "explore": ("lab", "run_inspection"),

@@ -236,7 +236,7 @@ def test_another_tokenizer_than_that_of_the_weights_is_refused(tmp_path: Path) -
     with pytest.raises(ConfigError) as caught:
         make(other, tmp_path / "second")
     (line,) = str(caught.value).splitlines()
-    assert line.startswith(f"train.init_from = '{tmp_path / 'first'}': its tokenizer differs from ours")
+    assert line.startswith(f"train.init_from = '{tmp_path / 'first'}': its tokenizer differs: ")
     assert not (tmp_path / "second" / "recipe.toml").exists()
     by_file = TokenizerFile(path=str(tmp_path / "first" / "tokenizer.json"))
     job = make(begun_from(words(tmp_path, "d e f", tokenizer=by_file), tmp_path / "first"), tmp_path / "third")

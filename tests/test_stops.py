@@ -27,7 +27,7 @@ def test_signals_within_a_second_are_one(monkeypatch: pytest.MonkeyPatch) -> Non
         for _ in range(3):
             interrupt()
             now += 0.4
-        assert found.came
+        assert found.received
         with pytest.raises(KeyboardInterrupt):
             interrupt()
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
@@ -38,10 +38,10 @@ def test_an_inner_context_knows_what_the_outer_noted() -> None:
     with Signals(lambda: told.append(1)) as outer:
         with Signals() as inner:
             interrupt()
-            assert inner.came
-        assert outer.came
+            assert inner.received
+        assert outer.received
         with Signals() as later:
-            assert later.came
+            assert later.received
     assert told == [1]
 
 
@@ -50,7 +50,7 @@ def test_an_ignored_signal_stays_ignored() -> None:
     try:
         with Signals() as found:
             interrupt()
-            assert not found.came
+            assert not found.received
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, NamedTuple, cast
 
 from anyformer.config.spec import LARGEST, ConfigError, Fault, close_to, visible
-from anyformer.hardware import memory
+from anyformer.hardware import usable_memory
 from anyformer.recipe import ClassFolders, ConllFile, Data, MatchedLines, ParallelFiles, TableFile, TextFile
 
 
@@ -123,7 +123,7 @@ def _read_all(raw: IO[bytes], path: Path) -> bytes:
 
 def max_bytes() -> int:
     """How many bytes of text are read into memory at most: decoded and cut into rows, it takes several times that."""
-    there = memory()
+    there = usable_memory()
     return LARGEST if there is None else there // 4
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from anyformer.config import ConfigError, Fault, ModelConfig
-from anyformer.hardware import memory
+from anyformer.hardware import usable_memory
 from anyformer.inspection.count import BYTES, count, human
 
 ADAM_VALUES = 3  # for each trained weight: its gradient and two moments
@@ -25,7 +25,7 @@ def check_model(
 
 def exceeding(needed: int, what: str, limit: int | None = None) -> Iterator[Fault]:
     """Yield a fault if `needed` bytes exceed the memory; nothing if its size is unknown."""
-    available = memory() if limit is None else limit
+    available = usable_memory() if limit is None else limit
     if available is not None and needed > available:
         figures = f"at least {human(needed, 1024, BYTES)} of memory, and there are {human(available, 1024, BYTES)}"
         yield Fault("", f"{what} need {figures}: choose smaller sizes")

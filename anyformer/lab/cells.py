@@ -25,7 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from anyformer import __version__
 from anyformer.config import ConfigError, Fault
-from anyformer.hardware import cores
+from anyformer.hardware import usable_cores
 from anyformer.processes import end_with_parent, remove_abandoned
 from anyformer.run import writing
 
@@ -76,7 +76,7 @@ Tell = Callable[[Result | None, Sequence[Cell]], None]
 
 def _measured(measure: Measure, cells: Sequence[Cell], jobs: int, tell: Tell) -> Iterator[Result]:
     """As they come."""
-    threads = max(1, cores() // jobs)
+    threads = max(1, usable_cores() // jobs)
     if jobs == 1 or len(cells) < 2:
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
@@ -145,7 +145,7 @@ def machine() -> str:
     if torch.cuda.is_available():
         where = torch.cuda.get_device_name()
     else:
-        where = f"{platform.machine()} CPU, {torch.get_num_threads()} of {cores()} cores"
+        where = f"{platform.machine()} CPU, {torch.get_num_threads()} of {usable_cores()} cores"
     return f"{where}, torch {torch.__version__.partition('+')[0]}, anyformer {__version__}"
 
 

@@ -180,7 +180,7 @@ def _per_step(recipe: Recipe) -> tuple[float, float]:
     task = make_task(recipe, splits["train"], console)
     train, valid = fit_rows(recipe, task, splits, console)
     job = build(recipe, Path(), task, train, valid, console)
-    tokens, flops, place = 0, 0.0, job.state.place
+    tokens, flops, place = 0, 0.0, job.state.cursor
     for _ in range(LOOKED_AT):
         batch, place = job.loader.read(place)
         tokens += batch.tokens

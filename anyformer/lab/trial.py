@@ -12,9 +12,10 @@ from anyformer.nn.model import Transformer
 from anyformer.processes import scratch
 from anyformer.recipe import Recipe
 from anyformer.tasks.base import Task
-from anyformer.training.ema import averaged
+from anyformer.training.ema import ema_weights
+from anyformer.training.job import Job
 from anyformer.training.log import read_metrics
-from anyformer.training.loop import Diverged, Job, fit
+from anyformer.training.loop import Diverged, fit
 from anyformer.training.prepare import prepare
 from anyformer.training.utilisation import flops_per_token
 
@@ -40,7 +41,7 @@ class Trial:
 
     def found(self) -> dict[str, Any]:
         """What a table is made of. A training that diverged has no values, and says so."""
-        state, batch = self.job.state, self.job.loader.read(self.job.state.place)[0]
+        state, batch = self.job.state, self.job.loader.read(self.job.state.cursor)[0]
         return {
             "diverged": self.diverged,
             **({} if self.diverged else self.valid),
@@ -73,7 +74,7 @@ def trained(recipe: Recipe, begin: Callable[[Transformer], None] | None = None) 
         curve = [(row["step"], row["loss"]) for row in rows if isinstance(row.get("loss"), float)]
         last: dict[str, Any] = next((row for row in reversed(rows) if "valid_loss" in row), {})
         valid = {name.removeprefix("valid_"): value for name, value in last.items() if name != "step"}
-        with averaged(job):
+        with ema_weights(job):
             yield Trial(job, _thinned(curve), valid, diverged)
 
 

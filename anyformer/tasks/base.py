@@ -68,6 +68,12 @@ class Task(Protocol):
         """Return a prediction for each text; options are those of `generation.generate`."""
 
 
+class TokenTask:
+    """Base of tasks whose loss is the cross-entropy over the vocabulary, which an output head can compute itself."""
+
+    loss = staticmethod(token_loss)
+
+
 def side_of(config: ModelConfig) -> Side:
     """Return the stack that reads the texts, in a model with one stack."""
     return "decoder" if config.decoder else "encoder"

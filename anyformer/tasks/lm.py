@@ -13,7 +13,7 @@ from anyformer.data.shards import InMemory, Stream
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Batches, Crops, LanguageModel, Ordered, Packed, Padded, PrefixLM
-from anyformer.tasks.base import Metrics, Progress, bad_row_notes, check_lengths, token_loss, total_loss
+from anyformer.tasks.base import Metrics, Progress, TokenTask, bad_row_notes, check_lengths, total_loss
 from anyformer.tasks.generation import NotFinite, generate
 
 NEW_TOKENS = 100  # of a prediction, by default
@@ -21,7 +21,7 @@ EVAL_ROWS = 64  # of a batch in evaluation
 MIN_SEGMENTS = 8  # of each row in evaluation with memory: only the first of them has an empty memory
 
 
-class LanguageModelling:
+class LanguageModelling(TokenTask):
     """Language modelling.
 
     Documents are concatenated, each followed by <eos>, and cropped at random; or packed, separated by segments. With
@@ -31,7 +31,6 @@ class LanguageModelling:
     source_tokenizer: TextTokenizer | None = None
     continues = True
     marked = False
-    loss = staticmethod(token_loss)
     spec: LanguageModel | PrefixLM
 
     def __init__(self, spec: LanguageModel | PrefixLM, tokenizer: TextTokenizer):

@@ -11,7 +11,7 @@ from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Batches, Mixture, Packed, Padded
-from anyformer.tasks.base import Metrics, Progress, bad_row_notes, token_loss
+from anyformer.tasks.base import Metrics, Progress, TokenTask, bad_row_notes
 from anyformer.tasks.seq2seq import SequenceToSequence
 
 
@@ -20,10 +20,8 @@ def task_token(name: str) -> str:
     return f"<task:{name}>"
 
 
-class MixedTasks:
+class MixedTasks(TokenTask):
     """A mixture of tasks. Batches hold rows of all parts; a row is read `weight` times per epoch."""
-
-    loss = staticmethod(token_loss)
 
     def __init__(self, spec: Mixture, tokenizer: TextTokenizer, source_tokenizer: TextTokenizer | None = None):
         self.spec, self.tokenizer, self.source_tokenizer = spec, tokenizer, source_tokenizer

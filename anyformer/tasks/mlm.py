@@ -12,13 +12,13 @@ from anyformer.data.counter_rng import CounterRNG, below, lowest, unit
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
 from anyformer.recipe import MaskedLanguageModel
-from anyformer.tasks.base import Progress, check_lengths, token_loss
+from anyformer.tasks.base import Progress, TokenTask, check_lengths
 from anyformer.tasks.dynamic_examples import DynamicExampleTask
 from anyformer.tasks.fill_mask import encode_with, filled
 from anyformer.tasks.sequence_level import Frame, read_rows, refuse_decoding_options
 
 
-class MaskedLanguageModelling(DynamicExampleTask):
+class MaskedLanguageModelling(TokenTask, DynamicExampleTask):
     """Masked language modelling.
 
     Texts are between <bos> and <eos>, or the special tokens of the tokenizer's file. At least one token of a text has a
@@ -26,7 +26,6 @@ class MaskedLanguageModelling(DynamicExampleTask):
     """
 
     source_tokenizer: TextTokenizer | None = None
-    loss = staticmethod(token_loss)
     min_tokens = 1
     spec: MaskedLanguageModel
 

@@ -18,10 +18,10 @@ from anyformer.tasks.base import (
     MAX_INFERENCE_TOKENS,
     Metrics,
     Progress,
+    TokenTask,
     bad_row_notes,
     check_lengths,
     length_fault,
-    token_loss,
     total_loss,
     with_prefix,
 )
@@ -29,7 +29,7 @@ from anyformer.tasks.generation import generate
 from anyformer.tasks.metrics import bleu, chrf, exact_match
 
 
-class SequenceToSequence:
+class SequenceToSequence(TokenTask):
     """Sequence to sequence.
 
     An encoder–decoder reads `source <eos>` and predicts `target <eos>` after <bos>. The row of a decoder-only model is
@@ -37,7 +37,6 @@ class SequenceToSequence:
     """
 
     continues = False
-    loss = staticmethod(token_loss)
 
     def __init__(
         self,

@@ -11,13 +11,13 @@ from anyformer.data.counter_rng import CounterRNG, lowest
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
 from anyformer.recipe import SpanCorruption
-from anyformer.tasks.base import Progress, check_lengths, token_loss
+from anyformer.tasks.base import Progress, TokenTask, check_lengths
 from anyformer.tasks.dynamic_examples import DynamicExampleTask
 from anyformer.tasks.fill_mask import encode_with, split_at
 from anyformer.tasks.generation import NotFinite, generate
 
 
-class SpanCorrupting(DynamicExampleTask):
+class SpanCorrupting(TokenTask, DynamicExampleTask):
     """Span corruption.
 
     The source is `the <extra_id_0> sat on <extra_id_1> <eos>`. The target, after <bos>, is
@@ -26,7 +26,6 @@ class SpanCorrupting(DynamicExampleTask):
 
     source_tokenizer: TextTokenizer | None = None
     continues = marked = False
-    loss = staticmethod(token_loss)
     min_tokens = 2
     spec: SpanCorruption
 

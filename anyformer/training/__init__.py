@@ -1,24 +1,27 @@
-"""Training: one straight loop over built objects, and what it needs to stop at any moment and go on the same.
+"""Training: from a recipe to a run folder, in a loop that can be stopped at any step and resumed with the same bits.
 
-checkpoint          All that resumes, in one object, and its way to disk and back
-compiler            How the kernels of a step are compiled
-ema                 The moving average of the weights
-finetune            Beginning with the weights of another run
-log                 What a person sees of a run
-loop                The loop
-objective           What a step makes small, as one function of a batch
-optimisers          Optimisers, with weight decay on matrices only, and a pace for each layer
-out_of_memory       Running out of memory, told as what to lower
-parallel            More than one process
-pending_scalars     Numbers of a step that are read while the device works on the next one
-plan                What a training would do and take, from its data, its model and a few real steps
-prepare             From a recipe to built objects
-resume              The folder of a run before training
+checkpoint          State of a run, and checkpoints: written atomically, verified, restored
+compiler            Options of torch.compile
+ema                 Exponential moving average of the weights
+finetune            Weights from another run, frozen weights, layer-wise learning rates
+job                 The built objects of one run: model, optimiser, loader, state
+log                 Progress bar, metrics.jsonl, TensorBoard, loss curve
+loop                The loop: steps, evaluations, snapshots, checkpoints
+machine             Choice of device, precision and compilation
+objective           Model and loss as one module, compiled together
+optimisers          Optimisers from their specs
+out_of_memory       Out-of-memory errors with advice
+parallel            Several processes: collectives, DDP, FSDP
+pending_scalars     Loss and gradient norm, read while the next step runs
+plan                Dry run: data, memory and time before training
+prepare             From a recipe to a job: data, tokenizer, model, checkpoint
+resume              Checkpoint to resume from, and changed data
 schedule            Learning-rate schedules
-scheduled_sampling  What a decoder reads while it learns
-signals             Requests to stop
-snapshots           Snapshots
-step_graphs         Work on a GPU that comes again in the same shapes
-train               `train`: from a recipe to a finished run
-utilisation         How fast training could be
+scheduled_sampling  Scheduled sampling: the decoder reads some of its own tokens
+signals             SIGINT and SIGTERM as requests to stop
+snapshots           Weights at some steps, for `anyformer explore`
+step                One step: forward, backward, clipping, update
+step_graphs         CUDA graphs of steps
+train               `train`, `evaluate` and `merge`
+utilisation         FLOPs per token and peak speed (MFU)
 """

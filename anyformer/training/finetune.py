@@ -1,4 +1,4 @@
-"""Beginning with the weights of another run: which are taken, which stay as they are, how fast each layer learns."""
+"""Fine-tuning: weights copied from another run, frozen weights, and a learning rate for each layer."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,33 +10,37 @@ from anyformer.nn.model import Transformer
 from anyformer.recipe import AnyTask, Classify, Embed, Encoder, MaskedLanguageModel, Regress, Tag
 from anyformer.run import Run
 
-NO_MATTER = ("init", "special")  # to weights that are there
-TOP = ("head", "tie")
+FREE = ("init", "special")  # parts of a config that may differ
+FREE_WITH_OWN_HEAD = (*FREE, "head", "tie")
 OWN_HEAD = (Classify, Regress, Embed, Tag, MaskedLanguageModel)
 
 
-def differing(first: ModelConfig, model: ModelConfig, task: AnyTask) -> list[str]:
-    """Why the weights of a first model do not fit; dropout may differ, a task that labels or masks has its own head,
-    and there may be an adapter beside them."""
+def config_differences(first: ModelConfig, model: ModelConfig, task: AnyTask) -> list[str]:
+    """Return why the weights of a first model do not fit another.
+
+    Dropout may differ, an adapter may be added, and a task with its own head (labels, masked LM) replaces the head.
+    """
     if first.adapter is None:
         model = model.model_copy(update={"adapter": None})
-    free = NO_MATTER + TOP if isinstance(task, OWN_HEAD) else NO_MATTER
+    free = FREE_WITH_OWN_HEAD if isinstance(task, OWN_HEAD) else FREE
     changes = [c for c in io.diff(first, model) if "dropout" not in c.path and c.path.partition(".")[0] not in free]
     return [f"its model differs: {change}" for change in changes]
 
 
-def inherit(model: Transformer, task: AnyTask, first: Run) -> list[str]:
-    """Takes all weights of a run that mean the same in a model; the names of those that are new."""
+def copy_weights(model: Transformer, task: AnyTask, first: Run) -> list[str]:
+    """Copy the weights of a run that have the same meaning in a model. Return the names of the other, new ones."""
     own, given = model.state_dict(), first.model.state_dict()
     taken = {name: x for name, x in given.items() if name in own and x.shape == own[name].shape}
-    for name in [name for name in taken if name.startswith("head.") and not _same(name, model.config, task, first)]:
+    for name in [
+        name for name in taken if name.startswith("head.") and not _head_fits(name, model.config, task, first)
+    ]:
         del taken[name]
     model.load_state_dict(own | taken)
     return [name for name in own if name not in taken]
 
 
-def _same(name: str, config: ModelConfig, task: AnyTask, first: Run) -> bool:
-    """Whether a weight of a head does the same in another: a pooler does, and what says the same labels."""
+def _head_fits(name: str, config: ModelConfig, task: AnyTask, first: Run) -> bool:
+    """Return whether a weight of the first run's head has the same meaning here: a pooler, or equal labels."""
     if name.startswith("head.transform."):
         return getattr(config.head, "transform", None) == getattr(first.config.head, "transform", None)
     return config.head.kind == first.config.head.kind and _labels(task) == _labels(first.spec)
@@ -47,25 +51,26 @@ def _labels(task: AnyTask) -> tuple[str, ...]:
 
 
 def freeze(model: Transformer, patterns: Sequence[str], new: Sequence[str] = ()) -> None:
-    """Weights that are named so, or that are parts of what is named so, learn nothing; `*` stands for anything.
+    """Exclude weights from training: those that a pattern names, as a weight or as a part with its weights.
 
-    With an adapter only that learns, and a head that says something else than tokens. What is `new` must not stay so.
+    `*` matches anything. With an adapter, only the adapter and a head without a vocabulary are trained; `new` names
+    weights without values from another run, which therefore must be trained.
     """
     names = [name for name, _ in model.named_parameters()]
-    if faults := list(_unfit(patterns, names)):
+    if faults := list(_unmatched(patterns, names)):
         raise ConfigError(faults)
-    left = learning(model.config)
-    if lost := [name for name in new if not any(within(name, part) for part in left)]:
-        what = f"{', '.join(lost)} would stay as chance made them: train all weights, or begin from a run that has them"
+    trained = learning(model.config)
+    if lost := [name for name in new if not any(within(name, part) for part in trained)]:
+        what = f"{', '.join(lost)} would keep random values: train all weights, or start from a run that has them"
         raise ConfigError([Fault("model.adapter", what)])
     for name, parameter in model.named_parameters():
-        learns = any(within(name, part) for part in left) and not any(within(name, pattern) for pattern in patterns)
-        parameter.requires_grad_(learns)
+        frozen = any(within(name, pattern) for pattern in patterns)
+        parameter.requires_grad_(not frozen and any(within(name, part) for part in trained))
     if not any(p.requires_grad for p in model.parameters()):
-        raise ConfigError([Fault("train.freeze", f"= {list(patterns)}: nothing is left to be trained")])
+        raise ConfigError([Fault("train.freeze", f"= {list(patterns)}: no weight is left to train")])
 
 
-def _unfit(patterns: Sequence[str], names: Sequence[str]) -> Iterator[Fault]:
+def _unmatched(patterns: Sequence[str], names: Sequence[str]) -> Iterator[Fault]:
     parts = list(dict.fromkeys(name.rsplit(".", cut)[0] for name in names for cut in range(name.count(".") + 1)))
     for i, pattern in enumerate(patterns):
         if not any(within(name, pattern) for name in names):
@@ -74,9 +79,11 @@ def _unfit(patterns: Sequence[str], names: Sequence[str]) -> Iterator[Fault]:
             yield Fault(f"train.freeze.{i}", f"= '{pattern}': the model has no such weights; {hint}")
 
 
-def pace(name: str, config: ModelConfig, decay: float) -> float:
-    """The share of the learning rate at which a weight learns: 1 in the head, decay in the last layer of a stack, and
-    decay to the depth + 1 in its input (Clark et al. 2020)."""
+def lr_scale(name: str, config: ModelConfig, decay: float) -> float:
+    """Return the factor on the learning rate of a weight (Clark et al. 2020).
+
+    It is 1 in the head, `decay` in the last layer of a stack, and decay^(depth + 1) in its input.
+    """
     part, *rest = name.split(".")
     sides: dict[str, Side] = {"source": "encoder", "encoder": "encoder", "target": "decoder", "decoder": "decoder"}
     if part not in sides:

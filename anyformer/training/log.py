@@ -1,6 +1,6 @@
-"""What a person sees of a run: a bar on a terminal, plain lines elsewhere, metrics.jsonl, a loss curve.
+"""Log of a training run: a progress bar on a terminal, lines elsewhere, metrics.jsonl and a loss curve.
 
-Where the package tensorboard is installed, the same numbers go into the run's folder `tensorboard`.
+Where the package tensorboard is installed, the metrics also go to the folder `tensorboard` of the run.
 """
 
 import json
@@ -19,20 +19,21 @@ from anyformer.config import ConfigError, Fault
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-WINDOW = 50  # steps over which speed is measured
+SPEED_WINDOW = 50  # steps over which speed is measured
+SECONDS_BETWEEN_LINES = 5  # where there is no terminal
 
 
 class Log:
-    """Writes metrics.jsonl and shows progress. Used as a context."""
+    """Context that writes metrics.jsonl and shows progress."""
 
     def __init__(
         self, folder: Path, steps: int, start: int, console: Console, every: int, at_peak: float | None = None
     ):
-        """`at_peak`: tokens a second that would use all of the hardware, where that is known."""
+        """`at_peak`: tokens per second at an MFU of 1, if it is known."""
         self.folder, self.path = folder, folder / "metrics.jsonl"
         self.steps, self.first, self.console, self.every, self.at_peak = steps, start, console, every, at_peak
         self.began = self.shown = time.perf_counter()
-        self.recent: deque[tuple[float, int]] = deque([(self.began, 0)], maxlen=WINDOW)  # when, and tokens till then
+        self.recent: deque[tuple[float, int]] = deque([(self.began, 0)], maxlen=SPEED_WINDOW)  # time, and tokens so far
         self.tokens = 0
         self.board: SummaryWriter | None = None
         self.bar = Progress(
@@ -58,13 +59,13 @@ class Log:
         if self.board is not None:
             self.board.close()
 
-    def forget_after(self, step: int) -> None:
+    def drop_after(self, step: int) -> None:
         """Remove the lines of steps that a resumed run repeats."""
         if self.path.exists():
-            kept = "".join(f"{json.dumps(row)}\n" for row in read_metrics(self.folder) if row["step"] <= step)
+            text = "".join(f"{json.dumps(row)}\n" for row in read_metrics(self.folder) if row["step"] <= step)
             temporary = self.path.with_name(".tmp-metrics.jsonl")
             with writing(self.path):
-                temporary.write_text(kept, encoding="utf-8")
+                temporary.write_text(text, encoding="utf-8")
                 temporary.replace(self.path)
 
     def write(self, step: int, **values: Any) -> None:
@@ -76,7 +77,7 @@ class Log:
                     self.board.add_scalar(name, value, step)
 
     def step(self, step: int, loss: float, lr: float, norm: float, tokens: int) -> None:
-        """After each step."""
+        """Log a step: on the bar, and every `every` steps in metrics.jsonl."""
         now = time.perf_counter()
         self.tokens += tokens
         since, before = self.recent[0]
@@ -86,24 +87,26 @@ class Log:
         speed = f"{rate:,.0f} tokens/s" + ("" if share is None else f", {share:.1%} of the peak")
         self.bar.update(self.task, completed=step, note=f"loss {loss:.3f}  {speed}")
         if step % self.every == 0 or step == self.steps:
-            known = {} if share is None else {"peak_share": round(share, 4)}
-            self.write(step, loss=loss, lr=lr, grad_norm=norm, tokens_per_second=round(rate), **known)
-        if not self.console.is_terminal and (now - self.shown > 5 or step == self.steps):
+            utilisation = {} if share is None else {"peak_share": round(share, 4)}
+            self.write(step, loss=loss, lr=lr, grad_norm=norm, tokens_per_second=round(rate), **utilisation)
+        if not self.console.is_terminal and (now - self.shown > SECONDS_BETWEEN_LINES or step == self.steps):
             self.shown = now
             left = (self.steps - step) * (now - self.began) / max(1, step - self.first)
-            self.say(f"step {step}/{self.steps}  loss {loss:.3f}  {speed}  {left:.0f} s left")
+            self.print(f"step {step}/{self.steps}  loss {loss:.3f}  {speed}  {left:.0f} s left")
 
     def evaluation(self, step: int, name: str, values: dict[str, float]) -> None:
         self.write(step, **{f"{name}_{key}": value for key, value in values.items()})
-        self.say(f"step {step}  {name}: " + "  ".join(f"{key} {value:.4g}" for key, value in values.items()))
-        self.recent = deque([(time.perf_counter(), self.tokens)], maxlen=WINDOW)  # its time is not training's
+        self.print(f"step {step}  {name}: " + "  ".join(f"{key} {value:.4g}" for key, value in values.items()))
+        self.recent = deque(
+            [(time.perf_counter(), self.tokens)], maxlen=SPEED_WINDOW
+        )  # without the time of the evaluation
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-class Mute(Log):
-    """The log of a process that neither writes nor speaks: of several, the first does."""
+class SilentLog(Log):
+    """Log that writes nothing, for all processes but the first."""
 
     def __init__(self) -> None:
         pass
@@ -114,7 +117,7 @@ class Mute(Log):
     def __exit__(self, *_: object) -> None:
         pass
 
-    def forget_after(self, step: int) -> None:
+    def drop_after(self, step: int) -> None:
         pass
 
     def write(self, step: int, **values: Any) -> None:
@@ -126,14 +129,14 @@ class Mute(Log):
     def evaluation(self, step: int, name: str, values: dict[str, float]) -> None:
         pass
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         pass
 
 
 def open_board(folder: Path, step: int) -> "SummaryWriter | None":
-    """TensorBoard's file, where it is installed; what an earlier try wrote after `step` is hidden."""
+    """Return TensorBoard's writer, None if it is not installed. Events after `step` of an earlier run are hidden."""
     try:
-        from torch.utils.tensorboard import SummaryWriter  # here: it takes a while
+        from torch.utils.tensorboard import SummaryWriter  # slow to import
     except ImportError:
         return None
     with writing(folder):
@@ -141,7 +144,7 @@ def open_board(folder: Path, step: int) -> "SummaryWriter | None":
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of a run's metrics.jsonl. A last line that was cut short is left out; others must be right."""
+    """Return the lines of a run's metrics.jsonl. An incomplete last line is left out; others must be valid."""
     path = must_be_file(folder / "metrics.jsonl")
     try:
         lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
@@ -161,7 +164,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def draw_curve(folder: Path) -> Path | None:
-    """loss.png from metrics.jsonl, where matplotlib is there."""
+    """Draw loss.png from metrics.jsonl; return None if matplotlib is not installed."""
     try:
         from anyformer.inspection.plot import pyplot
 
@@ -171,7 +174,9 @@ def draw_curve(folder: Path) -> Path | None:
     rows = read_metrics(folder)
     figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
     for key, label, style in (("loss", "training", "-"), ("valid_loss", "validation", "o-")):
-        points = [(row["step"], row[key]) for row in rows if isinstance(row.get(key), float)]  # not of a bad step
+        points = [
+            (row["step"], row[key]) for row in rows if isinstance(row.get(key), float)
+        ]  # not that of a skipped step
         if points:
             axis.plot(*zip(*points, strict=True), style, label=label, linewidth=1, markersize=4)
     axis.set(xlabel="step", ylabel="loss per token")

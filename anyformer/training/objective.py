@@ -1,4 +1,4 @@
-"""What a step makes small, as one function of a batch: compiled as one, so that logits live inside it alone."""
+"""The training loss as one module: model and loss compile together, so logits never leave the graph."""
 
 from typing import NamedTuple
 
@@ -8,85 +8,80 @@ from torch import Tensor, nn
 from anyformer.cache.segment_memory import Past
 from anyformer.conventions import IGNORE
 from anyformer.data.batch import Batch, to_device
-from anyformer.kernels.cross_entropy import token_loss
 from anyformer.nn.aux_outputs import AuxOutputs
 from anyformer.nn.heads import LossTarget, VocabularyHead
 from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import CallOptions, Transformer
-from anyformer.tasks.base import Task, inputs_of
+from anyformer.tasks.base import Task, TokenTask, inputs_of
 from anyformer.training.parallel import sum_over_processes
 
-FEW = 0.75  # of the tokens that something is asked of: below it the head is applied to these alone
-PARTS = 8  # of a power of two, in which the number of such places is rounded up: few shapes to compile
+MAX_SPARSE_SHARE = 0.75  # of tokens with a label: up to here the head is applied to labelled tokens only
+SIZES_PER_POWER = 8  # label counts are rounded up to 1/8 of a power of two, so that few shapes are compiled
 
 
 class Objective(nn.Module):
-    """The summed loss of a batch, what parts of the model add to it for each token, and the past after it."""
+    """Return the summed loss of a batch, the model's auxiliary losses per token, and the segment memory after it."""
 
-    def __init__(self, model: Transformer, task: Task, smoothing: float, recompute: bool = False):
+    def __init__(self, model: Transformer, task: Task | TokenTask, smoothing: float, recompute: bool = False):
         super().__init__()
         self.model, self.smoothing, self.recompute = model, smoothing, recompute
-        self.says = says_words(model, task)
-        # what is no loss of words may loop, over a row's words or a batch's pairs: that is not compiled
-        self.loss = torch.compiler.disable(task.loss)
+        self.fused = isinstance(task, TokenTask) and isinstance(model.head, VocabularyHead)  # the head has the loss
+        self.loss = torch.compiler.disable(task.loss)  # other losses may loop over words or pairs
 
     def forward(
-        self, inputs: tuple[Tensor | Inputs, ...], target: LossTarget, past: Past | None
+        self, inputs: tuple[Tensor | Inputs, ...], target: LossTarget, memory: Past | None
     ) -> tuple[Tensor, Tensor, Past | None]:
-        aux, after = AuxOutputs(sum_over_processes), None
+        aux, memory_after = AuxOutputs(sum_over_processes), None
         options: CallOptions = {"aux": aux, "recompute": self.recompute}
-        if self.says:
+        if self.fused:
             options["loss_target"] = target
-        if past is None:
+        if memory is None:
             out = self.model(*inputs, **options)
         else:
-            out, after = self.model(*inputs, **options, past=past)
-        loss = out if self.says else self.loss(out, target.labels, self.smoothing)
-        return loss, sum(aux.losses, torch.zeros_like(loss)), after
+            out, memory_after = self.model(*inputs, **options, past=memory)
+        loss = out if self.fused else self.loss(out, target.labels, self.smoothing)
+        return loss, sum(aux.losses, torch.zeros_like(loss)), memory_after
 
-    def read(self, batch: Batch) -> "StepInputs":
-        """A batch without what no step needs to know, and with its labels together where they are few."""
+    def select_labels(self, batch: Batch) -> "StepInputs":
+        """Return a batch without its example numbers, and with only the labelled positions where these are few."""
         batch = batch._replace(examples=())
-        if self.says and (places := few(batch.labels, batch.tokens_in_ids)) is not None:
-            return StepInputs(batch._replace(labels=places[1]), places[0])
+        if self.fused and (labelled := labelled_positions(batch.labels, batch.tokens_in_ids)) is not None:
+            positions, labels = labelled
+            return StepInputs(batch._replace(labels=labels), positions)
         return StepInputs(batch, None)
 
-    def ask(self, given: "StepInputs", packed: bool) -> tuple[tuple[Inputs, ...], LossTarget]:
-        """What it is called with, beside the past."""
-        labels, at = given.batch.labels, given.at
-        if at is not None:  # of another number in each batch: compiled for any
-            torch._dynamo.maybe_mark_dynamic(at, 0)
+    def arguments(self, inputs: "StepInputs", packed: bool) -> tuple[tuple[Inputs, ...], LossTarget]:
+        """Return the arguments of `forward` before the segment memory."""
+        labels, positions = inputs.batch.labels, inputs.positions
+        if positions is not None:  # their number differs between batches: compile for any
+            torch._dynamo.maybe_mark_dynamic(positions, 0)
             torch._dynamo.maybe_mark_dynamic(labels, 1)
-        return inputs_of(given.batch, packed), LossTarget(labels, self.smoothing, at)
+        return inputs_of(inputs.batch, packed), LossTarget(labels, self.smoothing, positions)
 
 
 class StepInputs(NamedTuple):
-    """A batch as a step reads it."""
+    """A batch as a training step reads it."""
 
     batch: Batch
-    at: Tensor | None  # where its labels stand, as in `LossTarget`
+    positions: Tensor | None  # of the labels, as in `LossTarget`
 
     def to(self, device: torch.device) -> "StepInputs":
-        return StepInputs(self.batch.to(device), None if self.at is None else to_device(self.at, device))
+        return StepInputs(self.batch.to(device), None if self.positions is None else to_device(self.positions, device))
 
 
-def says_words(model: Transformer, task: Task) -> bool:
-    """Whether the loss is the cross-entropy of words, which the head itself can tell."""
-    return isinstance(model.head, VocabularyHead) and getattr(task, "loss", None) is token_loss
+def labelled_positions(labels: Tensor, tokens: int) -> tuple[Tensor, Tensor] | None:
+    """Return the positions that have a label, [n], in the flattened labels [b, t], and these labels, [1, n].
 
-
-def few(labels: Tensor, tokens: int) -> tuple[Tensor, Tensor] | None:
-    """Where something is asked in [b, t], as places in all rows one after the other, [n], and what, [1, n].
-
-    None: at nearly all of the `tokens`. The last places may be there to fill up, and nothing is asked of them.
+    Return None if more than `MAX_SPARSE_SHARE` of the `tokens` have a label. Both are filled up to a rounded size; the
+    labels of the filling are IGNORE.
     """
     flat = labels.flatten()
-    at = (flat != IGNORE).nonzero()[:, 0]
-    if len(at) > FEW * tokens:
+    labelled = (flat != IGNORE).nonzero()[:, 0]
+    if len(labelled) > MAX_SPARSE_SHARE * tokens:
         return None
-    step = max(8, 2 ** max(0, len(at).bit_length() - 1) // PARTS)
-    filled = at.new_zeros(max(1, -(-len(at) // step)) * step)
-    filled[: len(at)] = at
-    asked = flat[filled]
-    asked[len(at) :] = IGNORE
-    return filled, asked[None]
+    unit = max(8, 2 ** max(0, len(labelled).bit_length() - 1) // SIZES_PER_POWER)
+    positions = labelled.new_zeros(max(1, -(-len(labelled) // unit)) * unit)
+    positions[: len(labelled)] = labelled
+    chosen = flat[positions]
+    chosen[len(labelled) :] = IGNORE
+    return positions, chosen[None]

@@ -1,6 +1,6 @@
-"""Optimisers, with weight decay on matrices only, and a pace for each layer.
+"""Optimisers with weight decay on matrices only, and a scale of the learning rate for each layer.
 
-A group's `pace` is its share of the learning rate, which the loop sets at every step.
+The `lr_scale` of a parameter group multiplies the learning rate, which the loop sets at every step.
 """
 
 from collections.abc import Callable
@@ -14,25 +14,25 @@ from anyformer.recipe import Adam, AdamW, Optimizer
 
 
 def build_optimizer(
-    spec: Optimizer, model: nn.Module, pace: Callable[[str], float] = lambda name: 1.0
+    spec: Optimizer, model: nn.Module, lr_scale: Callable[[str], float] = lambda name: 1.0
 ) -> TorchOptimizer:
-    """Over the weights that are not frozen; `pace` is that of a weight, by its name."""
+    """Return an optimiser of all weights that are not frozen; `lr_scale` maps the name of a weight to its scale."""
     fused = next(model.parameters()).device.type == "cuda"
     match spec:
         case AdamW():
-            groups = _groups(model, pace, decays=(spec.weight_decay, 0.0))
+            groups = _groups(model, lr_scale, decays=(spec.weight_decay, 0.0))
             return torch.optim.AdamW(groups, lr=spec.lr, betas=spec.betas, eps=spec.eps, fused=fused)
         case Adam():
-            groups = _groups(model, pace, decays=(0.0, 0.0))
+            groups = _groups(model, lr_scale, decays=(0.0, 0.0))
             return torch.optim.Adam(groups, lr=spec.lr, betas=spec.betas, eps=spec.eps, fused=fused)
         case _:
             assert_never(spec)
 
 
-def _groups(model: nn.Module, pace: Callable[[str], float], decays: tuple[float, float]) -> list[dict[str, Any]]:
-    """Matrices decay; biases and the scales of norms, which are vectors, do not."""
-    found: dict[tuple[float, float], list[nn.Parameter]] = {}
+def _groups(model: nn.Module, lr_scale: Callable[[str], float], decays: tuple[float, float]) -> list[dict[str, Any]]:
+    """Group the weights by scale and decay: matrices decay; biases and norm scales, which are vectors, do not."""
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, p in model.named_parameters():
         if p.requires_grad:
-            found.setdefault((pace(name), decays[p.dim() < 2]), []).append(p)
-    return [{"params": ps, "weight_decay": decay, "pace": share} for (share, decay), ps in found.items()]
+            groups.setdefault((lr_scale(name), decays[p.dim() < 2]), []).append(p)
+    return [{"params": ps, "weight_decay": decay, "lr_scale": scale} for (scale, decay), ps in groups.items()]

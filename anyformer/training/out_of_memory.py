@@ -1,4 +1,4 @@
-"""Running out of memory, told as what to lower."""
+"""Out-of-memory errors with advice: the settings of the recipe to lower."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,18 +7,18 @@ from typing import assert_never
 from anyformer.hardware import is_out_of_memory
 from anyformer.recipe import Batches, Crops, DynamicTask, LanguageModel, Ordered, Packed, Padded, Recipe
 from anyformer.run import newest
-from anyformer.training.loop import Job
+from anyformer.training.job import Job
 
-TO_BUILD_WITH_LESS = "while the model is made: lower model.width or its depth"
+BUILD_ADVICE = "while the model is built: lower model.width or its depth"
 
 
 class OutOfMemory(RuntimeError):
-    """There is no room for a step; checkpoints stay as they are."""
+    """There is not enough memory; checkpoints are unchanged."""
 
 
 @contextmanager
-def enough(advice: Callable[[], str]) -> Iterator[None]:
-    """Around what may run out of memory, on a device or in the machine."""
+def advise_out_of_memory(advice: Callable[[], str]) -> Iterator[None]:
+    """Raise `OutOfMemory` with advice where the block runs out of memory, on a device or on the CPU."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -26,26 +26,26 @@ def enough(advice: Callable[[], str]) -> Iterator[None]:
             raise
     else:
         return
-    raise OutOfMemory(f"out of memory {advice()}")  # here, where no traceback holds the tensors any more
+    raise OutOfMemory(f"out of memory {advice()}")  # after the block above: no traceback keeps its tensors alive
 
 
-def to_train_with_less(job: Job) -> str:
-    """What to change in a recipe, with its values as they are."""
+def train_advice(job: Job) -> str:
+    """Return the settings to change, with their present values."""
     spec = job.recipe.train
-    ways = [f"lower {_size(job.recipe.batches)} and raise train.accumulate = {spec.accumulate} by as much"]
+    advice = [f"lower {_size(job.recipe.batches)} and raise train.accumulate = {spec.accumulate} by the same factor"]
     if not spec.checkpoint_activations:
-        ways.append("set train.checkpoint_activations = true")
+        advice.append("set train.checkpoint_activations = true")
     if job.precision == "fp32" and job.device.type == "cuda":
-        ways.append("set train.precision = 'bf16'")
-    kept = newest(job.out)
-    after = f"; {kept} stays: train.init_from = '{job.out}' begins with its weights" if kept else ""
-    return f"after step {job.state.step}: {', or '.join(ways)}{after}"
+        advice.append("set train.precision = 'bf16'")
+    saved = newest(job.out)
+    after = f"; {saved} stays: train.init_from = '{job.out}' starts from its weights" if saved else ""
+    return f"after step {job.state.step}: {', or '.join(advice)}{after}"
 
 
-def to_evaluate_with_less(recipe: Recipe) -> str:
+def evaluate_advice(recipe: Recipe) -> str:
     if isinstance(recipe.task, LanguageModel | DynamicTask) and not isinstance(recipe.batches, Padded):
-        return f"in evaluation: lower batches.length = {recipe.batches.length}, the window that is read at a time"
-    return "in evaluation: free some, no value of the recipe makes it smaller"
+        return f"in evaluation: lower batches.length = {recipe.batches.length}, the length of the windows that are read"
+    return "in evaluation: free memory elsewhere; no setting of the recipe lowers it"
 
 
 def _size(batches: Batches) -> str:

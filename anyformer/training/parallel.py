@@ -1,8 +1,8 @@
-"""More than one process: who is there, what they do together, and how a model is shared out among them.
+"""Training in several processes: their collective operations, and models that are sharded or replicated among them.
 
-All processes run the same loop over the same batches, and each takes its share of the rows. Whatever decides how to go
-on (a loss, a signal, an error) is agreed by all of them; only the first writes, speaks and evaluates. So a run is the
-same whatever the number of processes, but for rounding and for what dropout drops.
+All processes run the same loop over the same batches, and each takes its share of the rows. They agree on everything
+that decides how to continue (a loss, a signal, an error); only the first writes, prints and evaluates. So a run does
+not depend on the number of processes, except for rounding and dropout masks.
 """
 
 import os
@@ -31,47 +31,47 @@ from anyformer.nn.model import Transformer
 
 T = TypeVar("T")
 
-LONGEST_WAIT = timedelta(days=1)  # for the first process, while it evaluates or writes
+MAX_WAIT = timedelta(days=1)  # for the first process, while it evaluates or writes
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes of a run as one of them sees them. Its methods are called by all, in the same order."""
+    """This process among those of a run. All processes call its methods, in the same order."""
 
     rank: int = 0
     size: int = 1
-    group: Any = None  # for agreements, on CPUs whatever is trained on
+    group: Any = None  # on CPUs, whatever the device of the model
 
     @property
-    def leads(self) -> bool:
-        """Whether this is the process that writes and speaks."""
+    def is_first(self) -> bool:
+        """Whether this is the process that writes and prints."""
         return self.rank == 0
 
-    def first(self, work: Callable[[], T]) -> T:
-        """What the first process makes, for all; what is wrong with it is wrong for all."""
+    def on_first(self, work: Callable[[], T]) -> T:
+        """Call a function on the first process. Return its result, or raise its `ConfigError`, on all."""
         if self.size == 1:
             return work()
-        made: list[Any] = [_attempt(work) if self.leads else None]
-        dist.broadcast_object_list(made, src=0, group=self.group)
-        result, error = made[0]
+        outcome: list[Any] = [_attempt(work) if self.is_first else None]
+        dist.broadcast_object_list(outcome, src=0, group=self.group)
+        result, error = outcome[0]
         if error is not None:
             raise error
         return result
 
-    def each(self, work: Callable[[], T]) -> T:
-        """What each process makes for itself; where one cannot, none goes on, and all say the same."""
+    def on_each(self, work: Callable[[], T]) -> T:
+        """Call a function on each process. Return its own result, or raise the first `ConfigError` of any on all."""
         if self.size == 1:
             return work()
-        result, error = _attempt(work)
+        result, own_error = _attempt(work)
         errors: list[ConfigError | None] = [None] * self.size
-        dist.all_gather_object(errors, error, group=self.group)
-        for found in errors:
-            if found is not None:
-                raise found
+        dist.all_gather_object(errors, own_error, group=self.group)
+        for error in errors:
+            if error is not None:
+                raise error
         return cast(T, result)
 
     def any(self, flag: bool) -> bool:
-        """Whether it is so for one of them."""
+        """Return whether the flag is true on any process."""
         if self.size == 1:
             return flag
         count = torch.tensor(int(flag))
@@ -83,16 +83,18 @@ class Ranks:
             dist.all_reduce(x)
         return x
 
-    def share(self, batch: Batch) -> Batch:
-        """The examples of this process, each with all its rows. Where none is left, it reads the first and is asked
-        nothing: it must come along."""
+    def split(self, batch: Batch) -> Batch:
+        """Return this process's examples of a batch, each with all its rows.
+
+        A process without examples reads the first one without labels, because it must join the collective calls.
+        """
         if self.size == 1:
             return batch
         count = len(batch.labels)
         idle = self.rank >= count
-        some = slice(0, 1) if idle else slice(self.rank, None, self.size)
+        own = slice(0, 1) if idle else slice(self.rank, None, self.size)
         cut: dict[str, Any] = {
-            name: x.unflatten(0, (count, -1))[some].flatten(0, 1)
+            name: x.unflatten(0, (count, -1))[own].flatten(0, 1)
             for name, x in batch._asdict().items()
             if isinstance(x, Tensor)
         }
@@ -102,18 +104,21 @@ class Ranks:
         source = None if mine.source is None else torch.full_like(mine.source, PADDING)
         return mine._replace(
             labels=torch.full_like(mine.labels, IGNORE),
-            segments=torch.full_like(mine.ids, PADDING),  # seen by no statistic
+            segments=torch.full_like(mine.ids, PADDING),  # counted in no statistic
             source_segments=source,
         )
 
     def seed(self, seed: int, step: int) -> None:
-        """Each process drops its own; a function of the step, so that a resumed run needs no generator of each."""
+        """Seed torch's generator by step and rank: dropout masks differ between processes, and resuming needs no state.
+
+        A single process keeps its generator, whose state is in the checkpoint.
+        """
         if self.size > 1:
             mixed = np.random.SeedSequence([seed, step, self.rank]).generate_state(1, np.uint64)
             torch.manual_seed(int(mixed[0]))
 
 
-ALONE = Ranks()
+SINGLE = Ranks()
 
 
 def _attempt(work: Callable[[], T]) -> tuple[T | None, ConfigError | None]:
@@ -125,22 +130,24 @@ def _attempt(work: Callable[[], T]) -> tuple[T | None, ConfigError | None]:
 
 @contextmanager
 def join(agreed: tuple[type[Exception], ...]) -> Iterator[Ranks]:
-    """The processes that torchrun started; one that was started by itself is alone. All of them raise an `agreed` error
-    together."""
+    """Join the processes that torchrun started; a process that was started by itself is a single one.
+
+    Errors of the types `agreed` are raised by all processes together.
+    """
     if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        yield ALONE
+        yield SINGLE
         return
     if own := not dist.is_initialized():
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-    ranks = Ranks(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=LONGEST_WAIT))
+    ranks = Ranks(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=MAX_WAIT))
     try:
-        ranks.each(_take_device)
+        ranks.on_each(_take_device)
         yield ranks
     except BaseException as error:
-        # when one process ends, torchrun terminates the rest: each is to end in its own way, with its own exit code
+        # when one process ends, torchrun terminates the rest: each shall end by itself, with its own exit code
         if own and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        if own and isinstance(error, agreed):  # to take leave of processes that do not know of it takes forever
+        if own and isinstance(error, agreed):  # else it would wait for the other processes
             dist.destroy_process_group()
         raise
     if own:
@@ -148,28 +155,28 @@ def join(agreed: tuple[type[Exception], ...]) -> Iterator[Ranks]:
 
 
 def _take_device() -> None:
-    """Where there are GPUs, each process takes one."""
+    """Select the GPU of this process, if there are GPUs."""
     number, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if 0 < count <= number:
-        raise ConfigError([Fault("--nproc-per-node", f"each process needs a GPU, and there is no more than {count}")])
+        raise ConfigError([Fault("--nproc-per-node", f"each process needs a GPU, and there are {count}")])
     if count:
         torch.cuda.set_device(number)
 
 
-# -- models that are shared out ---------------------------------------------------------------------------------------
+# -- sharded and replicated models -------------------------------------------------------------------------------------
 
 
-def shard(model: Transformer, device: torch.device, compiled: bool, options: dict[str, Any] | None) -> None:
-    """Leaves each process a part of every weight, and so of gradients and optimiser state (FSDP2).
+def shard_model(model: Transformer, device: torch.device, compiled: bool, options: dict[str, Any] | None) -> None:
+    """Leave each process a part of every weight, and so of gradients and optimiser state (FSDP2).
 
-    Blocks are gathered when they run, the rest for the whole pass. Precision stays with autocast: what the context
-    carries beside the activations, such as angles, is then cast by nobody. What is gathered at once is compiled by
-    itself: gathering cannot be.
+    Blocks are gathered when they run, the rest for the whole pass. Precision is left to autocast: FSDP's own casts
+    would also change the context beside the activations, such as rotary angles. Each gathered unit is compiled by
+    itself, because gathering cannot be compiled.
     """
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for stack in (model.encoder, model.decoder):
-        for block in stack.blocks if stack is not None else ():  # a block that several layers share is there once
-            # torch before 2.13 takes no container, though it has a `forward`: its parts are then one group
+        for block in stack.blocks if stack is not None else ():  # a block that several layers share occurs once
+            # torch before 2.13 accepts no container, even one with a `forward`: its parts form one group
             parts = list(block.children()) if isinstance(block, nn.ModuleDict) else [block]
             for part in parts if compiled else ():
                 part.compile(options=options)
@@ -192,21 +199,21 @@ def _summed(x: Tensor) -> Tensor:
 
 
 def replicate(run: Any, ranks: Ranks) -> Any:
-    """A model of which each process has all weights: gradients are averaged as they come (DDP)."""
+    """Return a module of which each process has all weights: gradients are averaged during the backward pass (DDP)."""
     return run if ranks.size == 1 else DistributedDataParallel(run)
 
 
-def syncing(run: Any, last: bool) -> AbstractContextManager[None]:
-    """Around each pass of a step: copies of a model need to agree after the last one only."""
+def sync_gradients(run: Any, last: bool) -> AbstractContextManager[None]:
+    """Return the context of a micro-batch: DDP averages gradients in the last one of a step only."""
     return run.no_sync() if isinstance(run, DistributedDataParallel) and not last else nullcontext()
 
 
-def whole(x: Tensor) -> Tensor:
-    """A tensor with the parts of all processes."""
+def full_tensor(x: Tensor) -> Tensor:
+    """Return a tensor gathered from all processes, if it is sharded."""
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
-def as_held(x: Tensor, like: Tensor) -> Tensor:
-    """A whole tensor as this process holds another one: where that is, and its part only."""
+def shard_like(x: Tensor, like: Tensor) -> Tensor:
+    """Return a full tensor on the device of another one, and sharded as it is."""
     x = x.to(like.device)
     return distribute_tensor(x, like.device_mesh, like.placements) if isinstance(like, DTensor) else x

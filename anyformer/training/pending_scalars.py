@@ -1,4 +1,4 @@
-"""Numbers of a step that are read while the device works on the next one."""
+"""Scalars of a step on their way from the GPU, read while the next step runs."""
 
 from typing import NamedTuple
 
@@ -7,24 +7,25 @@ from torch import Tensor
 
 
 class PendingScalars(NamedTuple):
-    """Numbers on their way from the device."""
+    """Scalars that are being copied to the CPU."""
 
-    kept: Tensor
+    values: Tensor
     arrived: torch.cuda.Event | None
 
     @classmethod
     def of(cls, x: Tensor) -> "PendingScalars":
+        """Start the copy."""
         if not x.is_cuda:
             return cls(x, None)
-        kept = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
-        kept.copy_(x, non_blocking=True)
+        values = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+        values.copy_(x, non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record()
-        return cls(kept, arrived)
+        return cls(values, arrived)
 
     def read(self) -> list[float]:
-        """Waits for the step that they are of, and for no later one."""
+        """Return the values. Wait for their own step only, not for later ones."""
         if self.arrived is not None:
             self.arrived.synchronize()
-        found: list[float] = self.kept.tolist()
-        return found
+        values: list[float] = self.values.tolist()
+        return values

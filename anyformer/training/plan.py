@@ -1,4 +1,4 @@
-"""What a training would do and take, from its data, its model and a few real steps; nothing is written."""
+"""Dry run of a training: data, model, memory and time, from a few real steps; nothing is written."""
 
 import itertools
 import statistics
@@ -24,31 +24,32 @@ from anyformer.tasks.base import Task
 from anyformer.tasks.sequence_level import SequenceLevelTask
 from anyformer.tasks.tag import Tagging
 from anyformer.training.checkpoint import START
-from anyformer.training.loop import Job, compiles, learn, objective
-from anyformer.training.out_of_memory import TO_BUILD_WITH_LESS, enough, to_train_with_less
+from anyformer.training.job import Job
+from anyformer.training.out_of_memory import BUILD_ADVICE, advise_out_of_memory, train_advice
 from anyformer.training.prepare import build, fit_rows, make_task, read_rows
-from anyformer.training.utilisation import ceiling
+from anyformer.training.step import TrainingStep
+from anyformer.training.utilisation import peak_tokens_per_second
 
-LOOKED_AT = 50  # batches, for their size and padding
-TIMED = 3  # steps, or more in so many seconds
-ENOUGH = 0.5
-COUNTED = 10_000  # rows of each split whose unknown tokens are counted
-TEXTS = ("text", "pair", "source", "target", "words")  # columns that a tokenizer reads
-SHOWN = 3  # rows of the first batch
-WIDTH = 100  # of a line of text
+SAMPLED_BATCHES = 50  # for their size and padding
+MIN_TIMED_STEPS = 3
+MIN_TIMED_SECONDS = 0.5
+MAX_COUNTED_ROWS = 10_000  # of each split, whose unknown tokens are counted
+TEXT_COLUMNS = ("text", "pair", "source", "target", "words")  # that a tokenizer reads
+MAX_EXAMPLES = 3  # rows of the first batch
+LINE_WIDTH = 100  # of an example
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes. All but the activations are as they are in this process; those are as `count` has them."""
+    """Bytes of a training step. Activations are those of `count`; all others are measured in this process."""
 
     weights: int
     gradients: int
     optimizer: int
-    average: int  # of the weights
+    average: int  # moving average of the weights
     activations: int
-    loss: int  # the gradients on the way from the logits to the loss, in fp32
-    measured: int | None  # the most that a GPU held at once
+    loss: int  # gradients between the logits and the loss, in fp32
+    measured: int | None  # peak memory of the GPU
 
     @property
     def total(self) -> int:
@@ -57,15 +58,17 @@ class Memory:
 
 @dataclass(frozen=True)
 class ExampleSummary:
-    """A row as the model sees it."""
+    """A row of a batch as text."""
 
-    source: str | None  # what an encoder reads
-    reads: str
-    says: str  # what it must say, where something is asked
+    source: str | None  # input of the encoder, if there is a decoder, too
+    inputs: str
+    labels: str
 
 
 @dataclass(frozen=True)
 class Plan:
+    """Facts of a training run before it starts."""
+
     recipe: Recipe
     device: str
     precision: str
@@ -73,17 +76,17 @@ class Plan:
     bad: int
     valid: int | None  # rows
     tokens: int  # in an epoch
-    vocabularies: dict[str, int]  # ids of each tokenizer, by the side that it is for
-    unknown: dict[str, dict[str, float]]  # the share of tokens that are <unk>, by split and side
+    vocabularies: dict[str, int]  # number of ids of each tokenizer, by side
+    unknown: dict[str, dict[str, float]]  # share of tokens that are <unk>, by split and side
     table: Table  # of the largest batch
     shape: str
-    batch: tuple[float, float, float]  # on average: rows, tokens of a target row, of a source row
+    batch: tuple[float, float, float]  # means: rows, tokens of a target row, tokens of a source row
     batch_tokens: float  # without padding
-    padding: float  # share of the slots
+    padding: float  # share of all positions
     epochs: float
     memory: Memory
-    seconds: float  # a step
-    peak_share: float | None  # of the hardware
+    seconds: float  # per step
+    peak_share: float | None  # MFU
     examples: tuple[ExampleSummary, ...]
 
     def render(self) -> str:
@@ -91,20 +94,20 @@ class Plan:
 
 
 def plan(recipe: Recipe, console: Console | None = None) -> Plan:
-    """Reads the data, makes tokenizer and model, and takes some steps that leave nothing behind."""
+    """Read the data, build tokenizer and model, and take a few steps; nothing is written."""
     console = console or Console(stderr=True)
-    with console.status("reading the data"), enough(lambda: "while the data is read"):
+    with console.status("reading the data"), advise_out_of_memory(lambda: "while the data is read"):
         splits = read_rows(recipe)
-    with console.status("making tokenizer and model"), enough(lambda: TO_BUILD_WITH_LESS):
+    with console.status("building tokenizer and model"), advise_out_of_memory(lambda: BUILD_ADVICE):
         task = make_task(recipe, splits["train"], console)
         train, valid = fit_rows(recipe, task, splits, console)
         job = build(recipe, Path(), task, train, valid, console)
-    with console.status("taking a few steps"), enough(lambda: to_train_with_less(job)):
-        return _look(job, train)
+    with console.status("taking a few steps"), advise_out_of_memory(lambda: train_advice(job)):
+        return _measure(job, train)
 
 
-def _look(job: Job, train: Rows) -> Plan:
-    batches = list(itertools.islice(_batches(job), LOOKED_AT))
+def _measure(job: Job, train: Rows) -> Plan:
+    batches = list(itertools.islice(_batches(job), SAMPLED_BATCHES))
     largest = max(batches, key=lambda batch: batch.slots)
     table = _count(job, largest)
     per_slot = _time(job, batches)
@@ -112,9 +115,9 @@ def _look(job: Job, train: Rows) -> Plan:
     per_step = job.recipe.train.accumulate * slots / len(batches)
     share = None
     if job.device.type == "cuda":
-        most = ceiling(job.model.config, largest, job.device, job.precision)
-        share = None if most is None else tokens / slots / per_slot / most
-    whole, epochs = _epochs(job)
+        peak = peak_tokens_per_second(job.model.config, largest, job.device, job.precision)
+        share = None if peak is None else tokens / slots / per_slot / peak
+    epoch_tokens, epochs = _epochs(job)
     sides = _sides(job.task)
     return Plan(
         recipe=job.recipe,
@@ -123,7 +126,7 @@ def _look(job: Job, train: Rows) -> Plan:
         rows=len(train),
         bad=len(train.bad),
         valid=None if job.valid is None else len(job.valid),
-        tokens=whole,
+        tokens=epoch_tokens,
         vocabularies={side: tokenizer.size for side, tokenizer in sides.items()},
         unknown={split: _unknown(job.task, rows) for split, rows in (("train", train), ("valid", job.valid)) if rows},
         table=table,
@@ -140,32 +143,33 @@ def _look(job: Job, train: Rows) -> Plan:
 
 
 def _sides(task: Task) -> dict[str, TextTokenizer]:
-    """Return the tokenizers of a task by side; one that is for both has no name."""
+    """Return the tokenizers of a task by side; a single one has an empty name."""
     if task.source_tokenizer is None:
         return {"": task.tokenizer}
     return {"source": task.source_tokenizer, "target": task.tokenizer}
 
 
 def _unknown(task: Task, rows: Rows) -> dict[str, float]:
-    """Return the share of unknown tokens in the first rows, by side, where a tokenizer has such a token."""
-    found = {}
+    """Return the share of unknown tokens in the first rows, by side, for tokenizers that have such a token."""
+    shares = {}
     for side, tokenizer in _sides(task).items():
-        names = [side] if side else [name for name in TEXTS if name in rows.columns]
-        texts = [text for name in names for text in rows.columns.get(name, [])[:COUNTED]]
+        names = [side] if side else [name for name in TEXT_COLUMNS if name in rows.columns]
+        texts = [text for name in names for text in rows.columns.get(name, [])[:MAX_COUNTED_ROWS]]
         ids = [id for row in tokenizer.encode_batch([text.replace("\n", " ") for text in texts]) for id in row]
         if tokenizer.unk is not None and ids:
-            found[side] = ids.count(tokenizer.unk) / len(ids)
-    return found
+            shares[side] = ids.count(tokenizer.unk) / len(ids)
+    return shares
 
 
 def _batches(job: Job) -> Iterator[Batch]:
-    place = START
+    cursor = START
     while True:
-        batch, place = job.loader.read(place)
+        batch, cursor = job.loader.read(cursor)
         yield batch
 
 
 def _sizes(batches: list[Batch]) -> tuple[float, float, float]:
+    """Return the means of rows, of tokens of a target row, and of tokens of a source row."""
     rows = sum(len(batch.ids) for batch in batches)
     target = sum(batch.ids.numel() for batch in batches)
     source = sum(batch.source.numel() for batch in batches if batch.source is not None)
@@ -173,11 +177,11 @@ def _sizes(batches: list[Batch]) -> tuple[float, float, float]:
 
 
 def _epochs(job: Job) -> tuple[int, float]:
-    """Tokens in an epoch, and how many epochs the steps are."""
+    """Return the tokens of an epoch, and the number of epochs."""
     read = job.recipe.train.steps * job.recipe.train.accumulate
     match job.loader:
-        case ExampleLoader() as pieces:
-            return int(pieces.sizes.sum()), read / len(pieces.plan(0))
+        case ExampleLoader() as examples:
+            return int(examples.sizes.sum()), read / len(examples.plan(0))
         case CropLoader(ids=ids, spec=spec):
             return len(ids), read * spec.rows * spec.length / len(ids)
         case OrderedLoader(ids=ids, count=count):
@@ -187,20 +191,20 @@ def _epochs(job: Job) -> tuple[int, float]:
 
 
 def _time(job: Job, batches: list[Batch]) -> float:
-    """Seconds for a slot of a batch, in steps that change the weights as training would."""
-    run = objective(job)
-    warm = 3 if compiles(job.recipe, job.device) else 1  # compiling takes a step for each new kind of shape
-    found: list[float] = []
+    """Return the seconds per position of a batch, in steps that train the weights."""
+    take_step = TrainingStep(job)
+    warmup = 3 if job.compiled else 1  # compilation takes a step for each new kind of shape
+    times: list[float] = []
     began = time.perf_counter()
     for batch in itertools.cycle(batches):
         start = time.perf_counter()
-        learn(job, run, [batch])[1].read()
-        found.append((time.perf_counter() - start) / batch.slots)
-        if len(found) == warm:
+        take_step([batch])[1].read()
+        times.append((time.perf_counter() - start) / batch.slots)
+        if len(times) == warmup:
             began = time.perf_counter()
-        if len(found) >= warm + TIMED and time.perf_counter() - began > ENOUGH:
+        if len(times) >= warmup + MIN_TIMED_STEPS and time.perf_counter() - began > MIN_TIMED_SECONDS:
             break
-    return statistics.median(found[warm:])  # another program's moment does not count
+    return statistics.median(times[warmup:])  # robust to interruptions by other programs
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
@@ -214,23 +218,23 @@ def _count(job: Job, batch: Batch) -> Table:
 
 def _memory(job: Job, table: Table, batch: Batch) -> Memory:
     weights = sum(p.nbytes for p in job.model.parameters())
-    kept = (x for values in job.optimizer.state.values() for x in values.values() if isinstance(x, Tensor))
+    states = (x for values in job.optimizer.state.values() for x in values.values() if isinstance(x, Tensor))
     activations = table.activation_bytes
     if job.recipe.train.checkpoint_activations:
-        activations = _recomputed(job, table, batch)
+        activations = _checkpointed_bytes(job, table, batch)
     return Memory(
         weights=weights,
         gradients=sum(p.nbytes for p in job.model.parameters() if p.requires_grad),
-        optimizer=sum(x.nbytes for x in kept),
+        optimizer=sum(x.nbytes for x in states),
         average=weights if job.recipe.train.ema is not None else 0,
         activations=activations,
-        loss=2 * 4 * _logits(job, batch),
+        loss=2 * 4 * _logit_count(job, batch),
         measured=torch.cuda.max_memory_allocated(job.device) if job.device.type == "cuda" else None,
     )
 
 
-def _logits(job: Job, batch: Batch) -> int:
-    """How many a batch has."""
+def _logit_count(job: Job, batch: Batch) -> int:
+    """Return the number of logits of a batch."""
     head, config = job.model.config.head, job.model.config
     if isinstance(head, Embedder):
         return len(batch.ids) * config.width
@@ -239,14 +243,14 @@ def _logits(job: Job, batch: Batch) -> int:
     return len(batch.ids) * head.labels if isinstance(head, Classifier) else batch.ids.numel() * config.vocab
 
 
-def _recomputed(job: Job, table: Table, batch: Batch) -> int:
-    """The input of each layer, and one layer's activations at a time."""
-    config, read = job.model.config, [batch.ids] if batch.source is None else [batch.source, batch.ids]
-    inputs = sum(
+def _checkpointed_bytes(job: Job, table: Table, batch: Batch) -> int:
+    """Return the bytes of the input of each layer, and of the activations of one layer at a time."""
+    config, inputs = job.model.config, [batch.ids] if batch.source is None else [batch.source, batch.ids]
+    layer_inputs = sum(
         stack.depth * config.width * x.numel() * table.bytes_per_value
-        for stack, x in zip(config.stacks.values(), read, strict=True)
+        for stack, x in zip(config.stacks.values(), inputs, strict=True)
     )
-    return inputs + sum(row.activation_bytes // row.layers for row in table.rows)
+    return layer_inputs + sum(row.activation_bytes // row.layers for row in table.rows)
 
 
 # -- the first rows ---------------------------------------------------------------------------------------------------
@@ -255,24 +259,28 @@ def _recomputed(job: Job, table: Table, batch: Batch) -> int:
 def _examples(job: Job, batch: Batch) -> Iterator[ExampleSummary]:
     task, target = job.task, job.task.tokenizer
     source = task.source_tokenizer or target
-    texts = len(batch.ids) // len(batch.labels)  # of an example: two of a pair that is read apart
-    for i in range(min(SHOWN, len(batch.labels))):
-        at = None if batch.segments is None else batch.segments[i]
-        if at is not None and bool((at == PADDING).all()):
+    texts = len(batch.ids) // len(batch.labels)  # of an example: two, if the texts of a pair are encoded apart
+    for i in range(min(MAX_EXAMPLES, len(batch.labels))):
+        segments = None if batch.segments is None else batch.segments[i]
+        if segments is not None and bool((segments == PADDING).all()):
             return  # rows that fill up the batch
-        there = None
+        encoder_input = None
         if batch.source is not None:
-            there = spell(source, batch.source[i], None if batch.source_segments is None else batch.source_segments[i])
-        asked = batch.labels[i]
-        says = task.format_label(asked) if isinstance(task, SequenceLevelTask | Tagging) else spell(target, asked, at)
-        own = slice(texts * i, texts * (i + 1))
-        segments = [None] * texts if batch.segments is None else batch.segments[own]
-        reads = (spell(target, *row) for row in zip(batch.ids[own], segments, strict=True))
-        yield ExampleSummary(there, " | ".join(reads), says)
+            encoder_input = spell(
+                source, batch.source[i], None if batch.source_segments is None else batch.source_segments[i]
+            )
+        ids = batch.labels[i]
+        labels = (
+            task.format_label(ids) if isinstance(task, SequenceLevelTask | Tagging) else spell(target, ids, segments)
+        )
+        rows = slice(texts * i, texts * (i + 1))
+        row_segments = [None] * texts if batch.segments is None else batch.segments[rows]
+        inputs = (spell(target, *row) for row in zip(batch.ids[rows], row_segments, strict=True))
+        yield ExampleSummary(encoder_input, " | ".join(inputs), labels)
 
 
 def spell(tokenizer: TextTokenizer, ids: Tensor, segments: Tensor | None) -> str:
-    """A row as text: special tokens by name, ¦ between packed pieces, … for what is not asked; padding is left out."""
+    """Return a row as text, without padding: special tokens by name, ¦ between packed texts, … for missing labels."""
     names = tokenizer.special
     words: list[str] = []
     pieces = ids.tolist(), [0] * len(ids) if segments is None else segments.tolist()
@@ -291,28 +299,28 @@ def spell(tokenizer: TextTokenizer, ids: Tensor, segments: Tensor | None) -> str
 # -- rendering --------------------------------------------------------------------------------------------------------
 
 
-def _lines(found: Plan) -> Iterator[str]:
-    spec, memory = found.recipe, found.memory
-    rows, target, source = found.batch
+def _lines(plan: Plan) -> Iterator[str]:
+    spec, memory = plan.recipe, plan.memory
+    rows, target, source = plan.batch
     thing = "pair" if {"source", "pair"} & {*columns(spec.task)} else "text"
-    bad = f", {found.bad:,} bad left out" if found.bad else ""
-    valid = "" if found.valid is None else f"; to validate {_many(found.valid, thing)}"
-    yield f"data       {_many(found.rows, thing)}{bad}, {found.tokens:,} tokens{valid}"
+    bad = f", {plan.bad:,} bad rows skipped" if plan.bad else ""
+    valid = "" if plan.valid is None else f"; for validation {_plural(plan.valid, thing)}"
+    yield f"data       {_plural(plan.rows, thing)}{bad}, {plan.tokens:,} tokens{valid}"
     kinds = {"source": (spec.source_tokenizer or spec.tokenizer).kind}
-    sizes = (f"{_of(side)}{kinds.get(side, spec.tokenizer.kind)}, {n:,} ids" for side, n in found.vocabularies.items())
-    shares = [f"{split}{_of(side, ' ')} {x:.2%}" for split, each in found.unknown.items() for side, x in each.items()]
+    sizes = (f"{_side(side)}{kinds.get(side, spec.tokenizer.kind)}, {n:,} ids" for side, n in plan.vocabularies.items())
+    shares = [f"{split}{_side(side, ' ')} {x:.2%}" for split, each in plan.unknown.items() for side, x in each.items()]
     unknown = f"; unknown tokens: {', '.join(shares)}" if shares else ""
     yield f"tokenizer  {'; '.join(sizes)}{unknown}"
-    yield f"model      {found.shape}, {found.table.parameters:,} parameters: {_parts(found.table)}"
+    yield f"model      {plan.shape}, {plan.table.parameters:,} parameters: {_parts(plan.table)}"
     width = f"{source:.0f} + {target:.0f}" if source else f"{target:.0f}"
     yield (
-        f"batches    {spec.batches.kind}, on average {rows:.0f} rows of {width} tokens, {found.padding:.1%} padding, "
-        f"{found.batch_tokens:,.0f} tokens"
+        f"batches    {spec.batches.kind}, on average {rows:.0f} rows of {width} tokens, {plan.padding:.1%} padding, "
+        f"{plan.batch_tokens:,.0f} tokens"
     )
     each = spec.train.accumulate
-    read = spec.train.steps * each * found.batch_tokens
+    read = spec.train.steps * each * plan.batch_tokens
     several = f" of {each} batches" if each > 1 else ""
-    yield f"training   {spec.train.steps:,} steps{several} = {found.epochs:.3g} epochs = {_short(read)} tokens"
+    yield f"training   {spec.train.steps:,} steps{several} = {plan.epochs:.3g} epochs = {_short(read)} tokens"
     named = {
         "weights": memory.weights,
         "gradients": memory.gradients,
@@ -322,23 +330,23 @@ def _lines(found: Plan) -> Iterator[str]:
         "loss": memory.loss,
     }
     listed = ", ".join(f"{name} {_bytes(size)}" for name, size in named.items() if size)
-    measured = f"; the device held {_bytes(memory.measured)}" if memory.measured else ""
+    measured = f"; peak of the device {_bytes(memory.measured)}" if memory.measured else ""
     yield f"memory     at least {_bytes(memory.total)}: {listed}{measured}"
-    share = f", {found.peak_share:.1%} of the peak" if found.peak_share is not None else ""
-    speed = each * found.batch_tokens / found.seconds
-    on_top = "" if found.valid is None else "; evaluations come on top"
+    share = f", {plan.peak_share:.1%} of the peak" if plan.peak_share is not None else ""
+    speed = each * plan.batch_tokens / plan.seconds
+    excluded = "" if plan.valid is None else "; without evaluations"
     yield (
-        f"time       about {_duration(spec.train.steps * found.seconds)} in {found.precision} on {found.device}: "
-        f"{_duration(found.seconds)} a step, {speed:,.0f} tokens/s{share}{on_top}"
+        f"time       about {_duration(spec.train.steps * plan.seconds)} in {plan.precision} on {plan.device}: "
+        f"{_duration(plan.seconds)} a step, {speed:,.0f} tokens/s{share}{excluded}"
     )
-    for example in found.examples:
+    for example in plan.examples:
         yield ""
-        for name, text in (("source", example.source), ("reads", example.reads), ("says", example.says)):
+        for name, text in (("source", example.source), ("input", example.inputs), ("labels", example.labels)):
             if text is not None:
                 yield f"{name:<9}  {_clipped(text)}"
 
 
-def _of(side: str, before: str = "") -> str:
+def _side(side: str, before: str = "") -> str:
     return f"{before}{side}{'' if before else ' '}" if side else ""
 
 
@@ -350,16 +358,16 @@ def _parts(table: Table) -> str:
     return ", ".join(f"{name} {n:,}" for name, n in sums.items() if n)
 
 
-def _many(n: int, thing: str) -> str:
+def _plural(n: int, thing: str) -> str:
     return f"{n:,} {thing}" if n == 1 else f"{n:,} {thing}s"
 
 
 def _clipped(text: str) -> str:
-    """The beginning and the end of a text, to a width in cells: Korean and Chinese letters take two each."""
-    if cell_len(text) <= WIDTH:
+    """Return the beginning and the end of a text in `LINE_WIDTH` cells; Korean and Chinese letters take two."""
+    if cell_len(text) <= LINE_WIDTH:
         return text
-    tail = set_cell_size(text[::-1], WIDTH // 4)[::-1].strip()
-    return f"{set_cell_size(text, WIDTH - WIDTH // 4 - 3).strip()} … {tail}"
+    tail = set_cell_size(text[::-1], LINE_WIDTH // 4)[::-1].strip()
+    return f"{set_cell_size(text, LINE_WIDTH - LINE_WIDTH // 4 - 3).strip()} … {tail}"
 
 
 def _short(n: float) -> str:

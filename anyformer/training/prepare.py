@@ -1,4 +1,4 @@
-"""From a recipe to built objects: data read, tokenizer trained or loaded, model made, checkpoint found."""
+"""Preparation of a training run: read the data, train or load the tokenizer, build the model, find the checkpoint."""
 
 import secrets
 from collections.abc import Callable, Iterator
@@ -27,6 +27,7 @@ from anyformer.recipe import (
     Embed,
     Mixture,
     Ordered,
+    Padded,
     Recipe,
     Regress,
     RunTokenizer,
@@ -44,7 +45,7 @@ from anyformer.run import (
     load_task,
     must_be_file,
     read_tensors,
-    sweep,
+    remove_leftovers,
 )
 from anyformer.tasks.base import Task
 from anyformer.tasks.build import build_task
@@ -53,16 +54,18 @@ from anyformer.tasks.mixture import task_token
 from anyformer.tasks.regress import scaled
 from anyformer.tasks.tag import with_tags
 from anyformer.training.checkpoint import TrainState, read_state
-from anyformer.training.compiler import options
-from anyformer.training.finetune import differing, freeze, inherit, pace
-from anyformer.training.loop import Job, compiles
+from anyformer.training.compiler import compile_options
+from anyformer.training.finetune import config_differences, copy_weights, freeze, lr_scale
+from anyformer.training.job import Job
+from anyformer.training.machine import choose_execution
 from anyformer.training.optimisers import build_optimizer
-from anyformer.training.parallel import ALONE, Ranks, shard
+from anyformer.training.parallel import SINGLE, Ranks, shard_model
 from anyformer.training.resume import changed_data, find_checkpoint
 from anyformer.training.snapshots import drop_snapshots
-from anyformer.transforms.fp8 import SIZE_MULTIPLE, is_supported, learn_in_fp8
+from anyformer.transforms.fp8 import SIZE_MULTIPLE, learn_in_fp8
 
-MAX_LABELS = 10  # in a message
+MAX_LABELS = 10  # that a message lists
+MAX_DIFFERENCES = 10
 
 
 def prepare(
@@ -70,56 +73,57 @@ def prepare(
     out: Path,
     resume: bool,
     console: Console,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE,
     *,
     allow_changed_data: bool = False,
 ) -> Job:
-    """Build everything that a loop needs, in `out`. Data that changed since a checkpoint is refused unless allowed."""
+    """Build a training run in the folder `out`. Data that changed since a checkpoint is refused unless allowed."""
     memory = recipe.model.decoder.memory if recipe.model.decoder else 0
     if memory and ranks.size > 1:
-        what = f"= {memory}: every row has a past of its own, which one process keeps; train with one"
+        what = f"= {memory}: the memory of a batch is held by one process; train without torchrun"
         raise ConfigError([Fault("model.decoder.memory", what)])
     if isinstance(recipe.task, Embed) and ranks.size > 1:
-        what = "= 'embed': a pair learns from all others of its batch, which one process reads; train with one"
+        what = "= 'embed': each pair is compared with all others of its batch in one process; train without torchrun"
         raise ConfigError([Fault("task.kind", what)])
-    checkpoint, damaged = ranks.first(lambda: find_checkpoint(recipe, out, resume))
-    changed = ranks.first(lambda: changed_data(recipe, checkpoint, allow_changed_data, console))
-    splits = ranks.each(lambda: read_rows(recipe))
-    data = ranks.first(lambda: fingerprint(recipe.data))
+    checkpoint, damaged = ranks.on_first(lambda: find_checkpoint(recipe, out, resume))
+    changed = ranks.on_first(lambda: changed_data(recipe, checkpoint, allow_changed_data, console))
+    splits = ranks.on_each(lambda: read_rows(recipe))
+    data = ranks.on_first(lambda: fingerprint(recipe.data))
 
     def get_task() -> Task:
         return make_task(recipe, splits["train"], console) if checkpoint is None else load_task(checkpoint)
 
-    task = ranks.first(get_task)
-    train, valid = ranks.each(lambda: fit_rows(recipe, task, splits, console))
-    splits.clear()  # the rows that were read: those that fit are kept
+    task = ranks.on_first(get_task)
+    train, valid = ranks.on_each(lambda: fit_rows(recipe, task, splits, console))
+    splits.clear()  # frees the rows that do not fit
 
-    def enter() -> None:
+    def prepare_folder() -> None:
         out.mkdir(parents=True, exist_ok=True)
-        sweep(out)
-        sweep(out / "state")
+        remove_leftovers(out)
+        remove_leftovers(out / "state")
         for path, error in damaged.items():
             aside = path.with_name(f"damaged-{path.name}-{secrets.token_hex(4)}")
             path.rename(aside)  # its step will be saved again
             for fault in error.faults:
-                console.print(f"passed over: {fault}; the checkpoint is now {aside.name}", markup=False, soft_wrap=True)
+                console.print(f"skipped: {fault}; the checkpoint is now {aside.name}", markup=False, soft_wrap=True)
         if checkpoint is None:
             drop_snapshots(out, after=-1)  # of a run that ended before its first checkpoint
             io.save(recipe, out / RECIPE)
 
     job = build(recipe, out, task, train, valid, console, checkpoint, ranks)
     job.data = data
-    ranks.first(enter)  # after all that may be refused: a refused training leaves no folder
+    ranks.on_first(prepare_folder)  # after all checks: a refused training leaves no folder
     if checkpoint is None:
         return job
-    job.state, scaler_state, differing = read_state(checkpoint, job.model, job.optimizer, ranks)
+    job.state, scaler_state, changes = read_state(checkpoint, job.model, job.optimizer, ranks)
     if scaler_state:
         job.scaler.load_state_dict(scaler_state)
     if any(key.startswith("data.train.") for key in changed) and not isinstance(job.loader, CropLoader):
-        job.state.place, job.state.past = Cursor(job.state.place.epoch + 1, 0), None  # this epoch is of other rows
-    console.print(f"going on from step {job.state.step}", markup=False)
-    if differing:
-        console.print(f"bits may differ from an uninterrupted run: {'; '.join(differing)}", markup=False)
+        next_epoch = Cursor(job.state.cursor.epoch + 1, 0)  # the rest of this epoch would be other rows
+        job.state.cursor, job.state.segment_memory = next_epoch, None
+    console.print(f"resuming from step {job.state.step}", markup=False)
+    if changes:
+        console.print(f"bits may differ from an uninterrupted run: {'; '.join(changes)}", markup=False)
     return job
 
 
@@ -131,11 +135,13 @@ def build(
     valid: Rows | None,
     console: Console,
     checkpoint: Path | None = None,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE,
 ) -> Job:
-    """Model (with the weights of a checkpoint), optimiser and loader at the first step; writes nothing."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    precision = choose_precision(recipe.train.precision, device)
+    """Build model (with the weights of a checkpoint), optimiser and loader at the first step; nothing is written."""
+    padded = isinstance(recipe.batches, Padded)
+    execution = choose_execution(recipe.train.precision, recipe.train.compile, padded=padded)
+    device, precision = torch.device(execution.device.value), execution.precision.value
+    compiled = execution.compile.value == "on"
 
     def make() -> tuple[Transformer, Loader]:
         torch.manual_seed(recipe.seed)
@@ -143,7 +149,7 @@ def build(
         with torch.device(device):
             model = Transformer(config)
         if precision == "fp8":
-            _convert(model, console)
+            _convert_to_fp8(model, console)
         new = list[str]()
         if checkpoint is not None:
             weights = read_tensors(checkpoint / "model.safetensors")
@@ -151,30 +157,44 @@ def build(
             model.load_state_dict(weights)
         elif recipe.train.init_from is not None:
             first = recipe.train.init_from
-            if new := [name for name in inherit(model, task.spec, load(first)) if ".lora." not in name]:
-                console.print(f"new, beside the weights of {first}: {', '.join(new)}", markup=False, soft_wrap=True)
+            if new := [name for name in copy_weights(model, task.spec, load(first)) if ".lora." not in name]:
+                console.print(f"not in {first}, initialised: {', '.join(new)}", markup=False, soft_wrap=True)
         freeze(model, recipe.train.freeze, new)
         return model, task.loader(train, recipe.batches, recipe.seed, model)
 
-    model, loader = ranks.each(make)
+    model, loader = ranks.on_each(make)
     if ranks.size > 1 and recipe.parallel.shard == "full":
-        shard(model, device, compiles(recipe, device), options(model.config, precision == "fp8"))
+        shard_model(model, device, compiled, compile_options(model.config, precision == "fp8"))
     optimizer = build_optimizer(
-        recipe.train.optimizer, model, lambda name: pace(name, model.config, recipe.train.layer_decay)
+        recipe.train.optimizer, model, lambda name: lr_scale(name, model.config, recipe.train.layer_decay)
     )
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
-    state = TrainState()
-    return Job(recipe, out, device, precision, task, model, optimizer, loader, valid, state, scaler, console, ranks)
+    return Job(
+        recipe=recipe,
+        out=out,
+        device=device,
+        precision=precision,
+        compiled=compiled,
+        task=task,
+        model=model,
+        optimizer=optimizer,
+        loader=loader,
+        valid=valid,
+        state=TrainState(),
+        scaler=scaler,
+        console=console,
+        ranks=ranks,
+    )
 
 
-def _convert(model: Transformer, console: Console) -> None:
+def _convert_to_fp8(model: Transformer, console: Console) -> None:
     """Multiply the weights of the blocks in fp8. Print how many layers stay in bf16; refuse fp8 if all of them do."""
     stacks = nn.ModuleList(stack for stack in (model.encoder, model.decoder) if stack is not None)
     converted, left = learn_in_fp8(stacks)
     reason = f"{len(left)} with a size that is not a multiple of {SIZE_MULTIPLE}"
     if not converted:
-        there = f": there are {reason}" if left else ""
-        what = f"= 'fp8': no linear layer of the blocks can be converted{there}; set 'bf16'"
+        counts = f": there are {reason}" if left else ""
+        what = f"= 'fp8': no linear layer of the blocks can be converted{counts}; set 'bf16'"
         raise ConfigError([Fault("train.precision", what)])
     if left:
         text = f"fp8: {len(converted)} linear layers of the blocks; in bf16 remain {reason}"
@@ -188,15 +208,14 @@ SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 def read_rows(recipe: Recipe) -> Splits:
     """Read the rows of all data of a recipe, and raise the faults of all of them together."""
     data = recipe.data
-    sources = {split: getattr(data, split) for split in SPLITS}
-    there = {split: source for split, source in sources.items() if source is not None}
-    return _each({split: partial(read, source, data, split, recipe.seed) for split, source in there.items()})
+    sources = {split: source for split in SPLITS if (source := getattr(data, split)) is not None}
+    return _each({split: partial(read, source, data, split, recipe.seed) for split, source in sources.items()})
 
 
 def fit_rows(recipe: Recipe, task: Task, splits: Splits, console: Console) -> tuple[Rows, Rows | None]:
-    """Return the training and validation rows that the model can read; bad rows that are skipped get a line.
+    """Return the training and validation rows that the model can read; skipped bad rows are printed.
 
-    The test rows are checked alike, so that `evaluate` finds no fault in them, and are not kept.
+    Test rows are checked, too, so that their faults are found before training, and are not returned.
     """
     config = fit_config(recipe, task)
     _check_capacity(recipe, config)
@@ -215,15 +234,15 @@ def fit_rows(recipe: Recipe, task: Task, splits: Splits, console: Console) -> tu
 
 def _each(work: dict[Split, Callable[[], Rows]]) -> Splits:
     """Call a function for each split, and raise the faults of all of them as one `ConfigError`."""
-    found, faults = Splits(), list[Fault]()
+    splits, faults = Splits(), list[Fault]()
     for split, make in work.items():
         try:
-            found[split] = make()
+            splits[split] = make()
         except ConfigError as error:
-            faults += [fault for fault in error.faults if fault not in faults]  # two splits may be of one file
+            faults += [fault for fault in error.faults if fault not in faults]  # two splits may read one file
     if faults:
         raise ConfigError(faults)
-    return found
+    return splits
 
 
 def _check_capacity(recipe: Recipe, config: ModelConfig) -> None:
@@ -239,30 +258,33 @@ def _check_capacity(recipe: Recipe, config: ModelConfig) -> None:
 
 
 def make_task(recipe: Recipe, train: Rows, console: Console) -> Task:
-    """The task with its tokenizers. A run that another begins from lends its own, if both recipes ask for the same
-    kind: its weights mean nothing with any others."""
-    first, spec = recipe.train.init_from, _learnt(recipe.task, train)
+    """Return the task with its tokenizers.
+
+    With `train.init_from`, the tokenizers are those of the first run if both recipes name the same kind: its weights
+    depend on them.
+    """
+    first, spec = recipe.train.init_from, _complete_spec(recipe.task, train)
     if first is None:
-        return _own_task(recipe, spec, train)
-    other, kept = _begun(first), must_be_file(Path(first) / RECIPE)
-    of_run = kept.exists() and not (kept.parent / STATE).exists()  # a checkpoint lends its tokenizer to any recipe
-    was = io.load(Recipe, kept) if of_run else recipe
-    same = (was.tokenizer, was.source_tokenizer) == (recipe.tokenizer, recipe.source_tokenizer)
+        return _new_task(recipe, spec, train)
+    other, saved = _load_first(first), must_be_file(Path(first) / RECIPE)
+    is_run = saved.exists() and not (saved.parent / STATE).exists()  # of a checkpoint, any recipe uses the tokenizer
+    before = io.load(Recipe, saved) if is_run else recipe
+    same = (before.tokenizer, before.source_tokenizer) == (recipe.tokenizer, recipe.source_tokenizer)
     if same or isinstance(recipe.tokenizer, RunTokenizer):
         console.print(f"tokenizer: that of {first}", markup=False, soft_wrap=True)
         task = build_task(spec, other.task.tokenizer, other.task.source_tokenizer)
     else:
-        task = _own_task(recipe, spec, train)
-    found = []
+        task = _new_task(recipe, spec, train)
+    faults = []
     if _vocabularies(task) != _vocabularies(other.task):
-        found.append("its tokenizer differs from ours: ask for the same one as its recipe, or for its file")
-    found = found or differing(other.config, fit_config(recipe, task), task.spec)[:10]
-    if found:
-        raise ConfigError(Fault("train.init_from", f"= '{first}': {what}") for what in found)
+        faults.append("its tokenizer differs: set tokenizer = 'run', the tokenizer of its recipe, or its file")
+    faults = faults or config_differences(other.config, fit_config(recipe, task), task.spec)[:MAX_DIFFERENCES]
+    if faults:
+        raise ConfigError(Fault("train.init_from", f"= '{first}': {what}") for what in faults)
     return task
 
 
-def _begun(first: str) -> Run:
+def _load_first(first: str) -> Run:
     try:
         return load(first)
     except ConfigError as error:
@@ -273,8 +295,8 @@ def _vocabularies(task: Task) -> list[str]:
     return [tokenizer.to_json() for tokenizer in (task.tokenizer, task.source_tokenizer) if tokenizer is not None]
 
 
-def _learnt(spec: AnyTask, train: Rows) -> AnyTask:
-    """The task with what its training rows say: the names of labels, the range of numbers."""
+def _complete_spec(spec: AnyTask, train: Rows) -> AnyTask:
+    """Return the task's spec with facts of the training rows: the names of labels, or the range of targets."""
     match spec:
         case Classify():
             return with_labels(spec, train.columns["label"])
@@ -286,78 +308,65 @@ def _learnt(spec: AnyTask, train: Rows) -> AnyTask:
             return spec
 
 
-def _own_task(recipe: Recipe, spec: AnyTask, train: Rows) -> Task:
-    """The task with its tokenizers, trained on the training data where they are not files."""
+def _new_task(recipe: Recipe, spec: AnyTask, train: Rows) -> Task:
+    """Return the task with tokenizers that are trained on the training data or read from a file."""
 
     def texts(*names: str) -> Iterator[str]:
         for column in names:
             texts = train.columns[column]
             yield from (words.replace("\n", " ") for words in texts) if column == "words" else texts
 
-    def made(name: str, wanted: AnyTokenizer, *columns: str) -> TextTokenizer:
-        assert not isinstance(wanted, RunTokenizer)
-        if isinstance(wanted, DataTokenizer):
+    def make(name: str, tokenizer: AnyTokenizer, *columns: str) -> TextTokenizer:
+        assert not isinstance(tokenizer, RunTokenizer)
+        if isinstance(tokenizer, DataTokenizer):
             assert train.stream is not None
             return train.stream.tokenizer()
         try:
-            found = train_tokenizer(wanted, texts(*columns), recipe.data)
+            trained = train_tokenizer(tokenizer, texts(*columns), recipe.data)
             match spec:
                 case SpanCorruption(sentinels=sentinels):
-                    return found.with_sentinels(sentinels)
+                    return trained.with_sentinels(sentinels)
                 case Mixture(parts=parts):
-                    return found.with_special([task_token(part.name) for part in parts])
+                    return trained.with_special([task_token(part.name) for part in parts])
                 case _:
-                    return found
+                    return trained
         except ConfigError as error:
             raise ConfigError(fault.under(name) for fault in error.faults) from None
 
     if recipe.source_tokenizer is None:
         read = (name for name in columns(recipe.task) if name not in ("label", "tags"))
-        return build_task(spec, made("tokenizer", recipe.tokenizer, *read), None)
-    target, source = made("tokenizer", recipe.tokenizer, "target"), recipe.source_tokenizer
-    return build_task(spec, target, made("source_tokenizer", source, "source"))
+        return build_task(spec, make("tokenizer", recipe.tokenizer, *read), None)
+    target, source = make("tokenizer", recipe.tokenizer, "target"), recipe.source_tokenizer
+    return build_task(spec, target, make("source_tokenizer", source, "source"))
 
 
 def fit_config(recipe: Recipe, task: Task) -> ModelConfig:
-    """The recipe's model with the vocabularies and special ids of the tokenizers."""
+    """Return the recipe's model with the vocabularies and special ids of the tokenizers."""
     model, target, source = recipe.model, task.tokenizer, task.source_tokenizer or task.tokenizer
-    found = []
+    faults = []
     changes: dict[str, object] = {}
     for name, tokenizer in (("source", source), ("target", target)):
         spec = getattr(model, name)
         if spec is None:
             continue
         if not isinstance(spec, Tokens):
-            found.append(Fault(f"model.{name}", f"reads {spec.kind}: recipes train on text, so it must be tokens"))
+            faults.append(Fault(f"model.{name}", f"reads {spec.kind}: recipes train on text, so it must be tokens"))
             continue
         if spec.vocab is not None and spec.vocab < tokenizer.size:
-            found.append(Fault(f"model.{name}.vocab", f"= {spec.vocab}: the tokenizer has {tokenizer.size} ids"))
+            faults.append(Fault(f"model.{name}.vocab", f"= {spec.vocab}: the tokenizer has {tokenizer.size} ids"))
         changes[name] = spec.model_copy(update={"vocab": spec.vocab or tokenizer.size})
     if isinstance(task.spec, Classify | Tag) and isinstance(model.head, Classifier | TokenLabels):
         names, size = task.spec.labels, model.head.labels
         if len(names) != size:
             shown = ", ".join([shorten(name, MAX_WORD) for name in names[:MAX_LABELS]])
             shown += f", and {len(names) - MAX_LABELS} more" if len(names) > MAX_LABELS else ""
-            found.append(Fault("model.head.labels", f"= {size}: the task has {len(names)} labels: {shown}"))
+            faults.append(Fault("model.head.labels", f"= {size}: the task has {len(names)} labels: {shown}"))
     if isinstance(task.spec, Tag) and not task.spec.spans and recipe.train.best == "span_f1":
-        what = "the labels are of no spans, which have O, B-x and I-x: accuracy tells how good a model is"
-        found.append(Fault("train.best", f"= 'span_f1': {what}"))
-    if found:
-        raise ConfigError(found)
-    asked = task.spec.start if isinstance(task.spec, Seq2Seq | SpanCorruption) else None
-    start = target.bos if asked is None else asked
+        what = "the labels mark no spans (O, B-x and I-x): set 'accuracy' or 'loss'"
+        faults.append(Fault("train.best", f"= 'span_f1': {what}"))
+    if faults:
+        raise ConfigError(faults)
+    start = task.spec.start if isinstance(task.spec, Seq2Seq | SpanCorruption) else None
+    start = target.bos if start is None else start
     changes["special"] = Special(pad=target.pad, bos=target.bos, eos=target.eos, start=start)
     return model.model_copy(update=changes)
-
-
-def choose_precision(wanted: str, device: torch.device) -> str:
-    """bf16 where the hardware is made for it; on a CPU without such units it is hundreds of times slower."""
-    if wanted == "fp8" and not is_supported(device):
-        what = "needs a GPU of compute capability 8.9 or later (Ada, Hopper, Blackwell)"
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
-        raise ConfigError([Fault("train.precision", f"= 'fp8': {what}, and this is {name}: 'auto' takes what it has")])
-    if wanted != "auto":
-        return wanted
-    if device.type == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
-    return "fp32"

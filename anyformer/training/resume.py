@@ -1,4 +1,4 @@
-"""The folder of a run before training: the checkpoint to resume from, and whether the data is what it was."""
+"""The folder of a run before training: the checkpoint to resume from, and changes of the data since then."""
 
 import os
 from pathlib import Path
@@ -11,10 +11,10 @@ from anyformer.data.fingerprint import changes, fingerprint, named
 from anyformer.processes import LOCK
 from anyformer.recipe import Recipe
 from anyformer.run import RECIPE, SNAPSHOTS, checkpoints, leftovers, must_be_file, snapshots
-from anyformer.training.checkpoint import examine, read_fingerprints
+from anyformer.training.checkpoint import read_fingerprints, verify_checkpoints
 
 BEFORE_A_CHECKPOINT = (RECIPE, "metrics.jsonl", "tensorboard", "state", SNAPSHOTS)
-MAY_CHANGE = ("train.steps", "data.root", "parallel.shard")  # when a run is resumed
+CHANGEABLE = ("train.steps", "data.root", "parallel.shard")  # settings that may differ when a run is resumed
 
 
 def find_checkpoint(recipe: Recipe, out: Path, resume: bool) -> tuple[Path | None, dict[Path, ConfigError]]:
@@ -24,18 +24,18 @@ def find_checkpoint(recipe: Recipe, out: Path, resume: bool) -> tuple[Path | Non
     """
     if os.path.lexists(out) and not out.is_dir():
         raise ConfigError([Fault(visible(str(out)), "is not a folder: choose another --out")])
-    if not out.exists() or not (there := {*out.iterdir()} - {*leftovers(out), out / LOCK}) or _is_untrained(out, there):
+    if not out.exists() or not (files := {*out.iterdir()} - {*leftovers(out), out / LOCK}) or _is_untrained(out, files):
         return None, {}
-    kept = must_be_file(out / RECIPE)
-    if not kept.exists() and not checkpoints(out):
+    saved_recipe = must_be_file(out / RECIPE)
+    if not saved_recipe.exists() and not checkpoints(out):
         raise ConfigError([Fault(visible(str(out)), "is not empty and holds no run: choose another --out")])
     if not resume:
         raise ConfigError([Fault(str(out), "holds a run: add --resume to continue it, or choose another --out")])
-    was = io.load(Recipe, kept)
-    if changes := [change for change in io.diff(was, recipe) if change.path not in MAY_CHANGE]:
+    before = io.load(Recipe, saved_recipe)
+    if changes := [change for change in io.diff(before, recipe) if change.path not in CHANGEABLE]:
         lines = [Fault(str(out), f"holds another run: {change}") for change in changes[:10]]
         raise ConfigError(lines)
-    good, damaged = examine(out)
+    good, damaged = verify_checkpoints(out)
     return (good[-1] if good else None), damaged
 
 
@@ -45,20 +45,21 @@ def changed_data(recipe: Recipe, checkpoint: Path | None, allowed: bool, console
         return []
     before = read_fingerprints(checkpoint)
     if before is None:
-        text = f"{checkpoint.name} has no fingerprints of its data: if the data changed since then, it is not noticed"
+        text = f"{checkpoint.name} has no fingerprints of its data: changes of the data since then are not detected"
         console.print(text, markup=False, soft_wrap=True)
         return []
     now = fingerprint(recipe.data)
-    found = changes(before, now)
+    changed = changes(before, now)
     names, hint = dict(named(recipe.data)), "resume with the data of the run, or add --allow-changed-data"
-    told = {
-        key: f"= {names[key]!r}: changed since {checkpoint.name}, {_sizes(before.get(key), now[key])}" for key in found
-    }
-    if found and not allowed:
-        raise ConfigError(Fault(key, f"{text}; {hint}") for key, text in told.items())
-    for key, text in told.items():
-        console.print(str(Fault(key, text)), markup=False, soft_wrap=True)
-    return found
+    faults = [
+        Fault(key, f"= {names[key]!r}: changed since {checkpoint.name}, {_sizes(before.get(key), now[key])}")
+        for key in changed
+    ]
+    if faults and not allowed:
+        raise ConfigError(Fault(fault.path, f"{fault.message}; {hint}") for fault in faults)
+    for fault in faults:
+        console.print(str(fault), markup=False, soft_wrap=True)
+    return changed
 
 
 def _sizes(before: str | None, now: str) -> str:
@@ -66,8 +67,8 @@ def _sizes(before: str | None, now: str) -> str:
     return f"{old} then, {new} now" if old != new else f"{new} as before, with other content"
 
 
-def _is_untrained(out: Path, there: set[Path]) -> bool:
+def _is_untrained(out: Path, files: set[Path]) -> bool:
     """Return True if a folder holds only files that a training writes before its first checkpoint."""
     state, weights = out / "state", [path for path in snapshots(out) if int(path.name.removeprefix("step-")) > 0]
     empty = not weights and (not state.is_dir() or {*state.iterdir()} == {*leftovers(state)})
-    return empty and out / RECIPE in there and {path.name for path in there} <= {*BEFORE_A_CHECKPOINT}
+    return empty and out / RECIPE in files and {path.name for path in files} <= {*BEFORE_A_CHECKPOINT}

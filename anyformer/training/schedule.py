@@ -1,4 +1,4 @@
-"""Learning-rate schedules: the share of the peak rate at each step, counted from 1."""
+"""Learning-rate schedules: the factor on the peak rate at each step, counted from 1."""
 
 import math
 from typing import assert_never
@@ -6,12 +6,12 @@ from typing import assert_never
 from anyformer.recipe import WSD, Constant, Cosine, InverseSqrt, Linear, Schedule
 
 
-def rate(schedule: Schedule, step: int, steps: int) -> float:
-    """The factor on the peak learning rate at `step` of `steps`."""
+def lr_factor(schedule: Schedule, step: int, steps: int) -> float:
+    """Return the factor on the peak learning rate at `step` of `steps`."""
     warmup = schedule.warmup
     if step <= warmup:
         return step / warmup
-    done = (step - warmup) / max(1, steps - warmup)  # of the way after the warm-up
+    done = (step - warmup) / max(1, steps - warmup)  # share of the steps after the warm-up
     match schedule:
         case Constant():
             return 1.0
@@ -22,7 +22,7 @@ def rate(schedule: Schedule, step: int, steps: int) -> float:
         case InverseSqrt():
             return math.sqrt(warmup / step)
         case WSD(decay=decay, floor=floor):
-            begin = max(warmup, steps * (1 - decay))  # a long warm-up shortens the decay: no jump between them
+            begin = max(warmup, steps * (1 - decay))  # a long warm-up shortens the decay, without a jump
             return 1.0 if step <= begin else 1 - (1 - floor) * (step - begin) / (steps - begin)
         case _:
             assert_never(schedule)

@@ -1,8 +1,8 @@
-"""What a decoder reads while it learns: the target itself (teacher forcing), or in places what the model says there.
+"""Scheduled sampling: the decoder reads some of the model's own tokens in training instead of the targets.
 
-Scheduled sampling (Bengio et al. 2015) for all places at once (Mihaylova & Martins 2019; Duckworth et al. 2019): a pass
-without gradients says a token at each place, a random share of the targets gives way to these, and the loss is that of
-the target after them. After n passes with a share of 1 the first n tokens are what greedy decoding says.
+Scheduled sampling (Bengio et al. 2015) for all positions at once (Mihaylova & Martins 2019; Duckworth et al. 2019): a
+pass without gradients predicts a token at each position, which replaces a random share of the targets. The labels stay
+the targets. After n passes with a share of 1, the first n tokens are those of greedy decoding.
 """
 
 from typing import Any
@@ -18,27 +18,28 @@ from anyformer.tasks.base import inputs_of
 from anyformer.training.parallel import sum_over_processes
 
 
-def share_at(spec: OwnTokens, step: int) -> float:
-    """The share of targets that give way: it rises in a straight line over the first steps."""
+def own_token_share(spec: OwnTokens, step: int) -> float:
+    """Return the share of targets that are replaced; it rises linearly over the first steps."""
     return spec.share * min(1.0, step / spec.rise) if spec.rise else spec.share
 
 
-def forced(model: Any, batch: Batch, packed: bool, spec: OwnTokens, step: int) -> Batch:
-    """The batch as the decoder reads it at a step. Draws come from torch's generator, as those of dropout do."""
-    gives_way = _targets(batch) & (torch.rand(batch.ids.shape, device=batch.ids.device) < share_at(spec, step))
-    read = batch
+def mix_own_tokens(model: Any, batch: Batch, packed: bool, spec: OwnTokens, step: int) -> Batch:
+    """Return the batch as the decoder reads it at a step. Draws come from torch's generator, as those of dropout."""
+    share = own_token_share(spec, step)
+    replaced = _targets(batch) & (torch.rand(batch.ids.shape, device=batch.ids.device) < share)
+    mixed = batch
     with torch.no_grad():
         for _ in range(spec.passes):
-            said = model(*inputs_of(read, packed), aux=AuxOutputs(sum_over_processes)).argmax(-1)
-            own = torch.where(gives_way[:, 1:], said[:, :-1], batch.ids[:, 1:])
-            read = read._replace(ids=torch.cat([batch.ids[:, :1], own], dim=1))
-    return read
+            aux = AuxOutputs(sum_over_processes)
+            predicted = model(*inputs_of(mixed, packed), aux=aux).argmax(-1)
+            ids = torch.where(replaced[:, 1:], predicted[:, :-1], batch.ids[:, 1:])
+            mixed = mixed._replace(ids=torch.cat([batch.ids[:, :1], ids], dim=1))
+    return mixed
 
 
 def _targets(batch: Batch) -> Tensor:
-    """[b, t]: where a token stands that was asked at the place before it, in the same row of the same document."""
-    asked = batch.labels != IGNORE
-    follows = (
-        asked[:, :-1] if batch.segments is None else asked[:, :-1] & (batch.segments[:, 1:] == batch.segments[:, :-1])
-    )
-    return torch.nn.functional.pad(follows, (1, 0))
+    """Return where the decoder reads a target, [b, t]: the token before it, of the same document, has it as label."""
+    labelled = batch.labels[:, :-1] != IGNORE
+    if batch.segments is not None:
+        labelled = labelled & (batch.segments[:, 1:] == batch.segments[:, :-1])
+    return torch.nn.functional.pad(labelled, (1, 0))

@@ -10,22 +10,22 @@ GRACE = 1.0  # seconds in which further signals are part of the same request: te
 
 
 class Signals:
-    """Note SIGINT and SIGTERM as `came`, so that the work stops at its next safe moment.
+    """Context that notes SIGINT and SIGTERM as `received`, so that the work stops at its next safe moment.
 
-    A signal after `GRACE` seconds raises `KeyboardInterrupt`. A signal that this process ignores stays ignored. Inside
-    another such context, what that one has noted counts here as well.
+    A further signal after `GRACE` seconds raises `KeyboardInterrupt`. A signal that this process ignores stays
+    ignored. A nested context starts with what the outer one has received.
     """
 
     def __init__(self, notice: Callable[[], None] = lambda: None) -> None:
-        """`notice` is called when the first signal comes."""
-        self.came = False
+        """`notice` is called at the first signal."""
+        self.received = False
         self._notice, self._at = notice, 0.0
         self._before: dict[int, Any] = {}
         self._outer: Signals | None = None
 
     def __enter__(self) -> "Signals":
         if threading.current_thread() is not threading.main_thread():
-            return self  # signals come to the main thread only
+            return self  # only the main thread receives signals
         for number in (signal.SIGINT, signal.SIGTERM):
             before = signal.getsignal(number)
             if before is signal.SIG_IGN:
@@ -33,23 +33,23 @@ class Signals:
             if isinstance(outer := getattr(before, "__self__", None), Signals):
                 self._outer = outer
             self._before[number] = before
-            signal.signal(number, self._take)
+            signal.signal(number, self._receive)
         if self._outer is not None:
-            self.came, self._at, self._notice = self._outer.came, self._outer._at, self._outer._notice
+            self.received, self._at, self._notice = self._outer.received, self._outer._at, self._outer._notice
         return self
 
-    def _take(self, number: int, frame: object) -> None:
+    def _receive(self, number: int, frame: object) -> None:
         now = time.monotonic()
-        if self.came:
+        if self.received:
             if now - self._at > GRACE:
                 raise KeyboardInterrupt
             return
-        self.came, self._at = True, now
+        self.received, self._at = True, now
         self._notice()
 
     def __exit__(self, *_: object) -> None:
         if self._outer is not None:
-            self._outer.came, self._outer._at = self.came, self._at
+            self._outer.received, self._outer._at = self.received, self._at
         for number, handler in self._before.items():
-            if signal.getsignal(number) == self._take:  # not replaced since
+            if signal.getsignal(number) == self._receive:  # not replaced since
                 signal.signal(number, handler)

@@ -1,58 +1,60 @@
-"""Work on a GPU that comes again in the same shapes: recorded once, and from then on started as one (a CUDA graph).
+"""CUDA graphs of training steps: a step is captured when its shapes recur, and from then on replayed.
 
-A step of training starts a thousand kernels, and a fast GPU is done with each before the host has started the next.
+A step launches about a thousand kernels. On a fast GPU each is finished before the CPU has launched the next, so that
+the step is launch-bound; a replay is a single launch.
 """
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from anyformer.data.batch import to_device
+from anyformer.kernels.cuda_graph import CudaGraph
 
-AFTER = 2  # times that shapes were seen before they are recorded: what is compiled or made once is there by then
-MOST = 8  # recordings: each holds what its work needs between two kernels of it
-
-Work = Callable[[Any], Tensor]
+WARMUP_STEPS = 2  # with the same shapes before a capture: compilation and allocations are over by then
+MAX_GRAPHS = 8  # each keeps the memory of its intermediate tensors
 
 
-class Recorder:
-    """Does work whose inputs are on the host: trees of tensors and facts. Nothing but the tensors' values may change
-    what a work does with the same facts and shapes, and what it gives is to be read before the next."""
+class StepGraph(NamedTuple):
+    inputs: list[Any]  # the tensors among them have fixed addresses
+    graph: CudaGraph
+
+
+class StepGraphs:
+    """Run functions of inputs on the CPU, trees of tensors and constants, by a CUDA graph for each set of shapes.
+
+    With the same constants and shapes, the work may depend on nothing but the values of the tensors. The next call
+    overwrites the returned tensor.
+    """
 
     def __init__(self, device: torch.device):
         self.device = device
         self.seen: Counter[Any] = Counter()
-        self.recordings: dict[Any, Recording] = {}
-        self.pool: Any = None  # of memory, which recordings share: one is played at a time
+        self.graphs: dict[Any, StepGraph] = {}
+        self.pool: Any = None  # memory that all graphs share: one runs at a time
 
-    def do(self, work: Work, inputs: Any) -> Tensor:
+    def run(self, work: Callable[[Any], Tensor], inputs: Any) -> Tensor:
         leaves, tree = tree_flatten(inputs)
         key = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves)
-        if key not in self.recordings:
+        if key not in self.graphs:
             self.seen[key] += 1
-            here = [to_device(x, self.device) if isinstance(x, Tensor) else x for x in leaves]
-            if self.seen[key] <= AFTER or len(self.recordings) == MOST:
-                return work(tree_unflatten(here, tree))
+            fixed = [to_device(x, self.device) if isinstance(x, Tensor) else x for x in leaves]
+            if self.seen[key] <= WARMUP_STEPS or len(self.graphs) == MAX_GRAPHS:
+                return work(tree_unflatten(fixed, tree))
             self.pool = self.pool or torch.cuda.graph_pool_handle()
-            self.recordings[key] = Recording(work, here, tree, self.pool)
-        return self.recordings[key].play(leaves)
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()  # a capture cannot free memory of the allocator
+            self.graphs[key] = StepGraph(fixed, CudaGraph(lambda: work(tree_unflatten(fixed, tree)), self.pool))
+        return self._replay(self.graphs[key], leaves)
 
-
-class Recording:
-    """A work, recorded; it reads its inputs where they were."""
-
-    def __init__(self, work: Work, inputs: list[Any], tree: TreeSpec, pool: Any):
-        self.inputs, self.graph = inputs, torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool):
-            self.out = work(tree_unflatten(inputs, tree))
-
-    def play(self, inputs: list[Any]) -> Tensor:
-        for own, x in zip(self.inputs, inputs, strict=True):
+    def _replay(self, step: StepGraph, inputs: list[Any]) -> Tensor:
+        for fixed, x in zip(step.inputs, inputs, strict=True):
             if isinstance(x, Tensor):
-                own.copy_(x.pin_memory(), non_blocking=True)
-        self.graph.replay()
-        return self.out
+                fixed.copy_(x.pin_memory(), non_blocking=True)
+        step.graph.replay()
+        out: Tensor = step.graph.out
+        return out

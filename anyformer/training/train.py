@@ -1,4 +1,4 @@
-"""`train`: from a recipe to a finished run."""
+"""`train`, `evaluate` and `merge`: from a recipe to a finished run, and what is done with it."""
 
 import math
 import shutil
@@ -37,11 +37,12 @@ from anyformer.run import (
 )
 from anyformer.tasks.base import Metrics
 from anyformer.tasks.build import build_task
-from anyformer.training.checkpoint import checkpoint_path, planned, weights
-from anyformer.training.ema import averaged
+from anyformer.training.checkpoint import checkpoint_path, gather_weights, regular_checkpoints
+from anyformer.training.ema import ema_weights
+from anyformer.training.job import Job
 from anyformer.training.log import draw_curve, read_metrics
-from anyformer.training.loop import Diverged, Interrupted, Job, fit
-from anyformer.training.out_of_memory import TO_BUILD_WITH_LESS, enough, to_evaluate_with_less, to_train_with_less
+from anyformer.training.loop import Diverged, Interrupted, fit
+from anyformer.training.out_of_memory import BUILD_ADVICE, advise_out_of_memory, evaluate_advice, train_advice
 from anyformer.training.parallel import Ranks, join
 from anyformer.training.prepare import prepare
 from anyformer.training.signals import Signals
@@ -56,24 +57,26 @@ def train(
     allow_changed_data: bool = False,
     console: Console | None = None,
 ) -> Run:
-    """Train by a recipe (a built-in name, a file, or a `Recipe`) into a folder, `runs/<name>` if none is given.
+    """Train a model by a recipe (a built-in name, a file, or a `Recipe`) and return the run.
 
-    With `resume`, data files that changed since the last checkpoint are refused unless `allow_changed_data` is set.
-    Under torchrun it is called by every process, and returns the run to each."""
+    The run is written to `out`, by default `runs/<name>`. With `resume`, training continues in that folder; data files
+    that changed since the last checkpoint are refused unless `allow_changed_data` is set. Under torchrun every process
+    calls it, and each gets the run.
+    """
     if allow_changed_data and not resume:
-        raise ConfigError([Fault("--allow-changed-data", "is for --resume: a new run has no earlier data")])
+        raise ConfigError([Fault("--allow-changed-data", "needs --resume: a new run has no earlier data")])
     name, changes = recipe if isinstance(recipe, str) else "run", list(overrides)
     folder = Path(out) if out is not None else Path("runs") / Path(name).stem
     try:
         with join(agreed=(ConfigError, Interrupted, Diverged)) as ranks, Signals():
-            spec = ranks.each(
+            spec = ranks.on_each(
                 lambda: read_recipe(recipe, changes) if isinstance(recipe, str) else io.override(recipe, changes)
             )
-            with _held(folder, ranks):
-                with enough(lambda: TO_BUILD_WITH_LESS):
-                    told = console or Console(quiet=not ranks.leads)
-                    job = prepare(spec, folder, resume, told, ranks, allow_changed_data=allow_changed_data)
-                with enough(partial(to_train_with_less, job)):
+            with _locked(folder, ranks):
+                with advise_out_of_memory(lambda: BUILD_ADVICE):
+                    output = console or Console(quiet=not ranks.is_first)
+                    job = prepare(spec, folder, resume, output, ranks, allow_changed_data=allow_changed_data)
+                with advise_out_of_memory(partial(train_advice, job)):
                     fit(job)
                     return finish(job)
     except KeyboardInterrupt:
@@ -83,100 +86,102 @@ def train(
 
 
 @contextmanager
-def _held(folder: Path, ranks: Ranks) -> Iterator[None]:
-    """Hold the run's folder: of several processes, the first does it for all."""
+def _locked(folder: Path, ranks: Ranks) -> Iterator[None]:
+    """Lock the run's folder; the first process does it for all."""
     with ExitStack() as stack:
-        ranks.first(lambda: stack.enter_context(locked(folder)))
+        ranks.on_first(lambda: stack.enter_context(locked(folder)))
         yield
 
 
-FIXED = ("model", "tokenizer", "source_tokenizer", "train", "parallel")  # what a run is; the rest may be changed
+FIXED = ("model", "tokenizer", "source_tokenizer", "train", "parallel")  # settings that an evaluation may not change
 
 
 def evaluate(folder: str | Path, overrides: Iterable[str] = (), split: Split = "test") -> Metrics:
-    """Measure a run on a split of its recipe's data, with `overrides` such as `task.beams=5`.
+    """Evaluate a run on a split of its recipe's data, with `overrides` such as `task.beams=5`.
 
-    The newest checkpoint of an unfinished run is measured; the note `unfinished` gives its step.
+    Of an unfinished run the newest checkpoint is evaluated; the note `unfinished` gives its step.
     """
     run = load(folder)
-    kept = run.folder / RECIPE  # verified by its manifest, except in runs of earlier versions that are unfinished
-    kept = kept if kept.exists() else must_be_file(Path(folder) / RECIPE)
-    before = io.load(Recipe, kept)
+    path = run.folder / RECIPE  # verified by its manifest, except in runs of earlier versions that are unfinished
+    path = path if path.exists() else must_be_file(Path(folder) / RECIPE)
+    before = io.load(Recipe, path)
     recipe = io.override(before, overrides)
     if fixed := [name for name in FIXED if getattr(recipe, name) != getattr(before, name)]:
-        raise ConfigError([Fault(name, "is what the run was made with, and cannot be changed") for name in fixed])
+        raise ConfigError([Fault(name, "was fixed in training and cannot be changed") for name in fixed])
     if recipe.task.kind != run.spec.kind:
-        raise ConfigError([Fault("task.kind", f"= '{recipe.task.kind}': the run is of the task '{run.spec.kind}'")])
+        raise ConfigError(
+            [Fault("task.kind", f"= '{recipe.task.kind}': the run was trained for the task '{run.spec.kind}'")]
+        )
     spec: AnyTask = recipe.task
     if isinstance(run.spec, Classify | Regress | Tag):
         if recipe.task != before.task:
-            raise ConfigError([Fault("task", "is what the run was made with, and cannot be changed")])
-        spec = run.spec  # with what was learnt of the training rows
+            raise ConfigError([Fault("task", "was fixed in training and cannot be changed")])
+        spec = run.spec  # with the labels or the range of the training rows
     task = build_task(spec, run.tokenizer, run.task.source_tokenizer)
     source = getattr(recipe.data, split)
     if source is None:
-        there = [name for name in ("train", "valid", "test") if getattr(recipe.data, name) is not None]
-        raise ConfigError([Fault(f"data.{split}", f"is not in {kept}; there are {', '.join(there)}")])
+        splits = [name for name in ("train", "valid", "test") if getattr(recipe.data, name) is not None]
+        raise ConfigError([Fault(f"data.{split}", f"is not in {path}; it has {', '.join(splits)}")])
     rows = task.filter_rows(read(source, recipe.data, split, recipe.seed), run.config)
     rows = check_bad_rows(rows, recipe.data, split)
-    with enough(partial(to_evaluate_with_less, recipe)):
-        found = task.evaluate(run.model, rows, recipe.batches)
-    if not math.isfinite(found.values.get("loss", 0.0)):
-        raise FloatingPointError(f"the loss is {found.values['loss']}: the model's weights may hold NaN or Inf")
+    with advise_out_of_memory(partial(evaluate_advice, recipe)):
+        metrics = task.evaluate(run.model, rows, recipe.batches)
+    if not math.isfinite(metrics.values.get("loss", 0.0)):
+        raise FloatingPointError(f"the loss is {metrics.values['loss']}: the model's weights may hold NaN or Inf")
     if run.folder == Path(folder):
-        return found
+        return metrics
     step = int(run.folder.name.removeprefix("step-"))
     unfinished = f"training has not finished: this is its checkpoint at step {step:,} of {recipe.train.steps:,}"
-    return replace(found, notes={**found.notes, "unfinished": unfinished})
+    return replace(metrics, notes={**metrics.notes, "unfinished": unfinished})
 
 
 def merge(folder: str | Path, out: str | Path) -> Run:
-    """A run with an adapter as one without, that does the same, in another folder; its recipe comes along."""
+    """Merge a run's LoRA adapter into its weights, and write the new run, with the recipe, to another folder."""
     folder, out = Path(folder), Path(out)
     if out.exists():
-        raise ConfigError([Fault(str(out), "is there already; choose another --out")])
+        raise ConfigError([Fault(str(out), "exists already; choose another --out")])
     with new_folder(out) as temporary:
         run = load(folder, device="cpu")
         if run.config.adapter is None:
             raise ConfigError([Fault(str(folder), "has no adapter: there is nothing to merge")])
-        made = run.merge()
+        merged = run.merge()
         with writing(out):
-            write_model(temporary, made.model.state_dict(), made.config, made.spec, made.task)
-            if (kept := folder / RECIPE).is_file():
-                shutil.copy(kept, temporary / RECIPE)
-    return replace(made, folder=out)
+            write_model(temporary, merged.model.state_dict(), merged.config, merged.spec, merged.task)
+            if (recipe := folder / RECIPE).is_file():
+                shutil.copy(recipe, temporary / RECIPE)
+    return replace(merged, folder=out)
 
 
 def finish(job: Job) -> Run:
-    """Writes the final weights, the curve and the card, and the manifest last."""
-    with averaged(job):
-        now = {name: x.clone() for name, x in weights(job.model).items()}
-    job.ranks.first(lambda: _write(job, _final(job) or now))
+    """Write the final weights, the loss curve, the README, and the manifest last; return the run."""
+    with ema_weights(job):
+        last = {name: x.clone() for name, x in gather_weights(job.model).items()}
+    job.ranks.on_first(lambda: _write(job, _chosen_weights(job) or last))
     with torch.device("meta"):
         model = Transformer(job.model.config)
     model.load_state_dict(read_tensors(job.out / "model.safetensors"), assign=True)
     return Run(model.to(job.device).eval(), job.task, job.task.spec, job.out)
 
 
-def _write(job: Job, kept: dict[str, Tensor]) -> None:
+def _write(job: Job, weights: dict[str, Tensor]) -> None:
     names = [*REQUIRED, RECIPE]
     if job.task.source_tokenizer is not None:
         names.append("source_tokenizer.json")
     for name in ("model.safetensors", "README.md", "loss.png", MANIFEST):
         must_be_file(job.out / name)
     with writing(job.out):
-        (job.out / MANIFEST).unlink(missing_ok=True)  # from here to the end the folder is not a finished run
-        write_model(job.out, kept, job.model.config, job.task.spec, job.task)
+        (job.out / MANIFEST).unlink(missing_ok=True)  # until it is written again the run is unfinished
+        write_model(job.out, weights, job.model.config, job.task.spec, job.task)
         curve = draw_curve(job.out)
         (job.out / "README.md").write_text(_card(job, curve), encoding="utf-8")
         seal(job.out, names)
 
 
-def _final(job: Job) -> dict[str, Tensor] | None:
-    """The mean of the last checkpoints, or the best one where there was validation and a choice; None: as it stands."""
+def _chosen_weights(job: Job) -> dict[str, Tensor] | None:
+    """Return the mean of the last checkpoints, or the weights of the best one; None: those of the last step."""
     spec = job.recipe.train
     if spec.average > 1:
-        paths = planned(job.out, spec.save_every, job.state.step)[-spec.average :]
+        paths = regular_checkpoints(job.out, spec.save_every, job.state.step)[-spec.average :]
         sums: dict[str, Tensor] = {}
         for path in paths:
             for name, x in weights_at(path, verify(path)).items():
@@ -189,10 +194,10 @@ def _final(job: Job) -> dict[str, Tensor] | None:
 
 
 def _card(job: Job, curve: Path | None) -> str:
-    """A page about the run, for whoever finds the folder."""
+    """Return the README.md of the run."""
     rows = read_metrics(job.out)
     last: dict[str, float] = next((row for row in reversed(rows) if "valid_loss" in row), {})
-    found = "\n".join(f"- {name}: {value:.6g}" for name, value in last.items() if name != "step")
+    metrics = "\n".join(f"- {name}: {value:.6g}" for name, value in last.items() if name != "step")
     picture = f"\n![loss]({curve.name})\n" if curve else ""
     return f"""# {job.out.name}
 
@@ -200,7 +205,7 @@ A {job.model.config.shape} of {job.model.num_parameters():,} parameters, trained
 over {job.state.step:,} steps and {job.state.tokens:,} tokens in {job.precision} on {job.device.type}
 ({job.state.bad_in_all} steps skipped). The whole recipe is in `{RECIPE}`.
 
-{found}
+{metrics}
 {picture}
 ```python
 import anyformer as af

@@ -1,4 +1,4 @@
-"""A step that is recorded and replayed does what the same step does kernel by kernel."""
+"""A step that is replayed from a CUDA graph equals the same step without one."""
 
 from pathlib import Path
 from typing import Any
@@ -9,12 +9,13 @@ from rich.console import Console
 
 from anyformer.data.batch import Batch
 from anyformer.recipe import Crops, Packed, Recipe
-from anyformer.training.loop import Job, compiles, learn, objective, set_rate
+from anyformer.training.job import Job
 from anyformer.training.prepare import prepare
-from anyformer.training.step_graphs import AFTER
+from anyformer.training.step import TrainingStep, set_learning_rate
+from anyformer.training.step_graphs import WARMUP_STEPS
 from tests.training.small import pairs, text
 
-STEPS = AFTER + 5
+STEPS = WARMUP_STEPS + 5
 HUGE = 3e38  # a weight with which no sum is finite
 
 
@@ -25,42 +26,42 @@ def recipe(kind: str, folder: Path) -> Recipe:
     return text(folder, Crops(rows=4, length=16), **settings)
 
 
-def trained(kind: str, folder: Path, *, recorded: bool, accumulate: int, bad: int) -> tuple[list[Any], Job]:
-    """The numbers of each step, of which one has no finite gradient; and the job after them."""
+def trained(kind: str, folder: Path, *, captured: bool, accumulate: int, bad: int) -> tuple[list[Any], Job]:
+    """Return loss and gradient norm of each step, one of them not finite, and the job after them."""
     torch.compiler.reset()
     folder.mkdir()
     job = prepare(recipe(kind, folder), folder / "run", resume=False, console=Console(quiet=True))
-    assert job.recorder is not None
-    assert compiles(job.recipe, job.device)
-    run, numbers = objective(job), []
+    assert job.compiled
+    take_step, numbers = TrainingStep(job), []
+    assert take_step.graphs is not None
     for number in range(STEPS):
-        if not recorded:
-            job.recorder.seen.clear()
-        set_rate(job, 1e-2 / (1 + number))
+        if not captured:
+            take_step.graphs.seen.clear()
+        set_learning_rate(job, 1e-2 / (1 + number))
         batches: list[Batch] = []
         for _ in range(accumulate):
-            batch, job.state.place = job.loader.read(job.state.place)
+            batch, job.state.cursor = job.loader.read(job.state.cursor)
             batches.append(batch._replace(documents=64))
         weight = next(p for name, p in job.model.named_parameters() if "decoder.blocks" in name and p.dim() == 2)
         kept = weight.detach().clone()
         if number == bad:
             weight.data.fill_(HUGE)
-        numbers.append(learn(job, run, batches)[1].read())
+        numbers.append(take_step(batches)[1].read())
         if number == bad:
             assert (weight == HUGE).all()
             weight.data.copy_(kept)
-    assert bool(job.recorder.recordings) == recorded
+    assert bool(take_step.graphs.graphs) == captured
     return numbers, job
 
 
 @pytest.mark.parametrize("kind", ["crops", "packed"])
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_recorded_steps_are_the_same(kind: str, accumulate: int, tmp_path: Path) -> None:
-    """Losses, norms, weights, averages and random numbers; the rate changes, and a step is skipped."""
+def test_captured_steps_equal_eager_ones(kind: str, accumulate: int, tmp_path: Path) -> None:
+    """Losses, norms, weights, averages and dropout; the learning rate changes, and a step is skipped."""
     found = []
-    for recorded in (False, True):
-        options: dict[str, Any] = {"recorded": recorded, "accumulate": accumulate, "bad": STEPS - 2}
-        found.append(trained(kind, tmp_path / str(recorded), **options))
+    for captured in (False, True):
+        options: dict[str, Any] = {"captured": captured, "accumulate": accumulate, "bad": STEPS - 2}
+        found.append(trained(kind, tmp_path / str(captured), **options))
     (plain, one), (replayed, other) = found
     torch.testing.assert_close(torch.tensor(replayed), torch.tensor(plain), equal_nan=True, rtol=1e-4, atol=1e-5)
     assert not torch.tensor(plain[STEPS - 2]).isfinite().all()

@@ -21,7 +21,7 @@ from anyformer.config import (
     Tokens,
     Window,
 )
-from anyformer.hardware import memory
+from anyformer.hardware import usable_memory
 from anyformer.inspection.capacity import check_model
 from anyformer.inspection.count import count
 from anyformer.inspection.memory import training_memory
@@ -91,7 +91,7 @@ def test_huge_sizes_are_counted_and_refused_with_the_figure(config: ModelConfig)
     with pytest.raises(ConfigError) as error:
         check_model(config, "model")
     assert f"model: {table.parameters:,} parameters need at least" in str(error.value)
-    assert f"there are {memory() / 2**30:.1f} GiB" in str(error.value)  # type: ignore[operator]
+    assert f"there are {usable_memory() / 2**30:.1f} GiB" in str(error.value)  # type: ignore[operator]
 
 
 def test_published_sizes_are_counted_whatever_the_memory() -> None:
@@ -140,7 +140,7 @@ def test_training_refuses_huge_sizes_and_writes_nothing(change: str, fault: str,
 def test_a_run_is_refused_by_name_where_memory_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short = ["model.width=16", "data.train.count=100", "train.steps=1", "train.schedule=constant"]
     train("sort", tmp_path / "run", [*short, "data.valid=none", "data.test=none", "train.evaluate_every=none"])
-    monkeypatch.setattr("anyformer.inspection.capacity.memory", lambda: 1000)
+    monkeypatch.setattr("anyformer.inspection.capacity.usable_memory", lambda: 1000)
     with pytest.raises(ConfigError, match=r"run/config\.json: [0-9,]+ parameters need at least .* there are 1000 B"):
         load(tmp_path / "run")
 

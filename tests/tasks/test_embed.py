@@ -72,7 +72,7 @@ def test_processes_share_pairs(some: list[Example], size: int) -> None:
     batch = collate([(i,) for i in range(len(some))], some, pad=0, source_pad=0)
     found = []
     for rank in range(size):
-        mine = Ranks(rank, size).share(batch)
+        mine = Ranks(rank, size).split(batch)
         assert len(mine.ids) == 2 * len(mine.labels)
         if not mine.target_count:
             assert rank >= len(some)
@@ -239,7 +239,7 @@ def test_texts_apart_are_pairs() -> None:
 
 def test_several_processes_are_refused(tmp_path: Path) -> None:
     recipe = labelled(tmp_path, Embed(), spellings())
-    with pytest.raises(ConfigError, match=r"task\.kind = 'embed': a pair learns from all others of its batch"):
+    with pytest.raises(ConfigError, match=r"task\.kind = 'embed': each pair is compared with all others"):
         prepare(recipe, tmp_path / "run", False, quiet(), Ranks(0, 2))
 
 

@@ -288,12 +288,12 @@ def test_a_new_head_on_an_old_body(tmp_path: Path) -> None:
     assert "head.transitions, head.linear.weight, head.linear.bias" in said(console)
     second = run(begun(recipe, tmp_path / "first"), tmp_path / "second")
     again = make(begun(recipe, tmp_path / "second"), tmp_path / "again", console=(console := quiet()))
-    assert "new, beside" not in said(console)
+    assert ", initialised: " not in said(console)
     assert torch.equal(again.model.head.transitions, second.model.head.transitions)
     other = [[(word, tag.lower()) for word, tag in row] for row in evens()]
     renamed = tagging(tmp_path, rows=other).model_copy(update={"model": model})
     make(begun(renamed, tmp_path / "second"), tmp_path / "renamed", console=(console := quiet()))
-    assert "new, beside" in said(console)
+    assert ", initialised: " in said(console)
 
 
 # -- bad input: one line each -----------------------------------------------------------------------------------------
@@ -301,4 +301,4 @@ def test_a_new_head_on_an_old_body(tmp_path: Path) -> None:
 
 def test_the_plan_names_tags(tmp_path: Path) -> None:
     found = plan(tagging(tmp_path, head=CRF, spelled=True))
-    assert {word for example in found.examples for word in example.says.split()} <= {"O", "B-even", "I-even"}
+    assert {word for example in found.examples for word in example.labels.split()} <= {"O", "B-even", "I-even"}

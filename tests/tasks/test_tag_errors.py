@@ -106,5 +106,5 @@ def test_labels_and_what_measures_them(tmp_path: Path) -> None:
     ]
     plain = [[(word, tag[0].lower()) for word, tag in row] for row in evens()]
     assert told(tagging(tmp_path, rows=plain, best="span_f1"), tmp_path)[0].startswith(
-        "train.best = 'span_f1': the labels are of no spans"
+        "train.best = 'span_f1': the labels mark no spans"
     )

@@ -73,7 +73,8 @@ from anyformer.recipe import (
 )
 from anyformer.run import Run
 from anyformer.training.checkpoint import checkpoints
-from anyformer.training.loop import Interrupted, Job, fit
+from anyformer.training.job import Job
+from anyformer.training.loop import Interrupted, fit
 from anyformer.training.prepare import prepare
 from anyformer.training.train import finish
 

@@ -1,7 +1,6 @@
 """Statistics of a step with several micro-batches: running means and variances, and the load of a router."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,7 +10,8 @@ from anyformer.data.batch import Batch
 from anyformer.nn.aux_outputs import collect
 from anyformer.nn.model import Transformer
 from anyformer.nn.norm import OverBatch
-from anyformer.training.loop import Job, learn, objective
+from anyformer.training.job import Job
+from anyformer.training.step import TrainingStep
 from tests.training.small import make, pairs
 from tests.training.test_aux_outputs import BATCH, changed, experts
 
@@ -66,14 +66,14 @@ def test_a_router_follows_the_load_of_all_micro_batches() -> None:
 
 
 def two_batches(job: Job) -> list[Batch]:
-    first, place = job.loader.read(job.state.place)
+    first, place = job.loader.read(job.state.cursor)
     return [first, job.loader.read(place)[0]]
 
 
 def stepped(folder: Path, way: str, order: int) -> dict[str, torch.Tensor]:
     job = make(changed(pairs(dropout=0.0, accumulate=2), BATCH, experts(0.0, rate=0.5)), folder / f"{way}{order}")
-    run: Any = objective(job) if way == "eager" else torch.compile(job.objective, backend="eager")
-    learn(job, run, two_batches(job)[::order])
+    loss = None if way == "eager" else torch.compile(job.objective, backend="eager")
+    TrainingStep(job, loss)(two_batches(job)[::order])
     return buffers(job.model)
 
 
@@ -91,15 +91,15 @@ def test_a_discarded_step_leaves_no_statistics_for_the_next(tmp_path: Path) -> N
     found = []
     for bad_first in (False, True):
         job = make(recipe, tmp_path / str(bad_first))
-        run, batches = objective(job), two_batches(job)
+        take_step, batches = TrainingStep(job), two_batches(job)
         if bad_first:
             head = next(job.model.head.parameters())
             kept = head.detach().clone()
             with torch.no_grad():
                 head.fill_(torch.nan)
-            learn(job, run, batches[::-1])
+            take_step(batches[::-1])
             with torch.no_grad():
                 head.copy_(kept)
-        learn(job, run, batches[:1])
+        take_step(batches[:1])
         found.append(buffers(job.model))
     assert all(torch.equal(x, found[1][name]) for name, x in found[0].items())

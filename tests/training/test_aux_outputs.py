@@ -8,7 +8,7 @@ import torch
 from anyformer.config import io
 from anyformer.recipe import Recipe
 from anyformer.run import load
-from anyformer.training.loop import learn, objective
+from anyformer.training.step import TrainingStep
 from tests.training.small import assert_same_run, make, pairs, run, stop_at
 
 BATCH = "model.decoder.blocks.*.norm=batch"
@@ -27,8 +27,8 @@ def changed(recipe: Recipe, *changes: str) -> Recipe:
 def test_a_step_moves_what_no_gradient_moves(tmp_path: Path) -> None:
     job = make(changed(pairs(), BATCH, experts(0.0, rate=0.5)), tmp_path / "run")
     before = {name: x.clone() for name, x in job.model.named_buffers()}
-    batch, _ = job.loader.read(job.state.place)
-    learn(job, objective(job), [batch])
+    batch, _ = job.loader.read(job.state.cursor)
+    TrainingStep(job)([batch])
     moved = {name for name, x in job.model.named_buffers() if not torch.equal(x, before[name])}
     assert moved == before.keys()
     assert any("mean" in name for name in moved)
@@ -39,8 +39,8 @@ def test_a_bad_step_moves_nothing(tmp_path: Path) -> None:
     with torch.no_grad():
         next(job.model.head.parameters()).fill_(torch.nan)
     before = {name: x.clone() for name, x in job.model.named_buffers()}
-    batch, _ = job.loader.read(job.state.place)
-    assert not math.isfinite(sum(learn(job, objective(job), [batch])[1].read()))
+    batch, _ = job.loader.read(job.state.cursor)
+    assert not math.isfinite(sum(TrainingStep(job)([batch])[1].read()))
     assert all(torch.equal(x, before[name]) for name, x in job.model.named_buffers())
 
 
@@ -49,8 +49,8 @@ def test_balance_is_learnt_and_not_told(tmp_path: Path) -> None:
     ways = {}
     for balance in (0.0, 5.0):
         job = make(changed(pairs(dropout=0.0), experts(balance)), tmp_path / str(balance))
-        batch, _ = job.loader.read(job.state.place)
-        total, _ = learn(job, objective(job), [batch])[1].read()
+        batch, _ = job.loader.read(job.state.cursor)
+        total, _ = TrainingStep(job)([batch])[1].read()
         ways[balance] = total, {name: x.clone() for name, x in job.model.named_parameters()}
     assert ways[0.0][0] == ways[5.0][0]
     routers = [name for name in ways[0.0][1] if "router" in name]

@@ -106,7 +106,7 @@ def test_changed_data_may_be_allowed(tmp_path: Path) -> None:
     console = quiet()
     job = prepare(recipe, out, True, console, allow_changed_data=True)
     assert "data.train.path = " in said(console)
-    assert tuple(job.state.place) == (1, 0)
+    assert tuple(job.state.cursor) == (1, 0)
     fit(job)
     make(recipe, out, resume=True)
 
@@ -126,4 +126,4 @@ def test_a_checkpoint_without_fingerprints_is_resumed_with_a_line(tmp_path: Path
 
 def test_the_option_is_for_resumed_runs(tmp_path: Path) -> None:
     (line,) = refused("train", "sort", "--allow-changed-data", "--out", tmp_path / "run")
-    assert line == "--allow-changed-data: is for --resume: a new run has no earlier data"
+    assert line == "--allow-changed-data: needs --resume: a new run has no earlier data"

@@ -13,12 +13,12 @@ from rich.console import Console
 
 from anyformer.config import ModelConfig
 from anyformer.data.batch import Batch
-from anyformer.hardware import PEAKS, peak, stated
+from anyformer.hardware import PEAKS, peak_flops, stated_flops
 from anyformer.inspection.count import count
 from anyformer.training import log as module
 from anyformer.training.log import Log
 from anyformer.training.loop import fit
-from anyformer.training.utilisation import ceiling, flops_per_token
+from anyformer.training.utilisation import flops_per_token, peak_tokens_per_second
 from tests.training.small import make, model, pairs, quiet, said
 
 
@@ -99,16 +99,16 @@ def test_the_share_of_the_peak(tmp_path: Path, clock: Clock) -> None:
     ],
 )
 def test_stated_peaks(label: str, precision: str, expected: float | None) -> None:
-    assert stated(label, precision) == expected
+    assert stated_flops(label, precision) == expected
 
 
 def test_every_name_in_the_table_is_found() -> None:
     for name, peaks in PEAKS.items():
-        assert {precision: stated(f"NVIDIA {name}", precision) for precision in peaks} == peaks
+        assert {precision: stated_flops(f"NVIDIA {name}", precision) for precision in peaks} == peaks
 
 
 def test_an_unknown_device_is_measured() -> None:
-    measured = peak("Neoverse-N1", "cpu", "fp32")
+    measured = peak_flops("Neoverse-N1", "cpu", "fp32")
     assert measured is not None
     assert 1e8 < measured < 1e14
 
@@ -125,7 +125,7 @@ def test_tokens_at_the_peak(shape: Any, monkeypatch: pytest.MonkeyPatch) -> None
     whole = count(config, 16, batch=4, source_length=None if source is None else 24).flops
     assert flops_per_token(config, batch) * batch.slots == pytest.approx(3 * whole)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
-    at_peak = ceiling(config, batch, torch.device("cuda"), "bf16")
+    at_peak = peak_tokens_per_second(config, batch, torch.device("cuda"), "bf16")
     assert at_peak is not None
     assert at_peak * 3 * whole / batch.slots == pytest.approx(312e12)
 

@@ -1,6 +1,7 @@
 """The laws of a step: what is summed, what is clipped and what is skipped."""
 
 import math
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,49 +21,41 @@ from anyformer.nn.model import Transformer
 from anyformer.recipe import WSD, AdamW, Cosine, InverseSqrt
 from anyformer.run import load
 from anyformer.tasks.base import call, token_loss
-from anyformer.tasks.seq2seq import SequenceToSequence
 from anyformer.training.checkpoint import checkpoints
+from anyformer.training.job import Job
 from anyformer.training.log import draw_curve
-from anyformer.training.loop import Diverged, Job, fit
+from anyformer.training.loop import Diverged, fit
 from anyformer.training.optimisers import build_optimizer
-from anyformer.training.schedule import rate
+from anyformer.training.schedule import lr_factor
 from tests.strategies import build, close, models, seeds, tokens
-from tests.training.jobs import SMOOTH, assert_equal, parameters, tell
+from tests.training.jobs import SMOOTH, assert_equal, changed_loss, parameters, set_losses
 from tests.training.small import PACKED, Shape, make, metrics, model, pairs
 
 # -- steps that go wrong ----------------------------------------------------------------------------------------------
 
 
-def spoil_loss(at: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def nan_loss(at: set[int]) -> AbstractContextManager[None]:
+    return changed_loss(lambda number: math.nan if number in at else 1.0)
+
+
+def set_gradient(job: Job, at: set[int], value: float) -> None:
     count = 0
 
-    def spoilt(*args: Any) -> Tensor:
-        nonlocal count
-        count += 1
-        return token_loss(*args) * (math.nan if count in at else 1.0)
-
-    monkeypatch.setattr(SequenceToSequence, "loss", staticmethod(spoilt))
-
-
-def spoil_gradient(job: Job, at: set[int], value: float) -> None:
-    count = 0
-
-    def spoilt(gradient: Tensor) -> Tensor:
+    def change(gradient: Tensor) -> Tensor:
         nonlocal count
         count += 1
         return torch.full_like(gradient, value) if count in at else gradient
 
-    next(job.model.parameters()).register_hook(spoilt)
+    next(job.model.parameters()).register_hook(change)
 
 
 @pytest.mark.parametrize("what", ["loss", "nan", "inf"])
-def test_a_bad_step_is_skipped_and_counted(tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_step_is_skipped_and_counted(tmp_path: Path, what: str) -> None:
     job = make(pairs(steps=5, ema=0.9, save_every=1, keep=5), tmp_path / "run")
-    if what == "loss":
-        spoil_loss({3}, monkeypatch)
-    else:
-        spoil_gradient(job, {3}, float(what))
-    fit(job)
+    if what != "loss":
+        set_gradient(job, {3}, float(what))
+    with nan_loss({3} if what == "loss" else set()):
+        fit(job)
     assert (job.state.bad_in_all, job.state.bad_in_a_row) == (1, 0)
     before, after = (checkpoints(tmp_path / "run")[n] for n in (1, 2))
     assert_equal(load_file(before / "model.safetensors"), load_file(after / "model.safetensors"))
@@ -73,10 +66,9 @@ def test_a_bad_step_is_skipped_and_counted(tmp_path: Path, what: str, monkeypatc
     assert draw_curve(tmp_path / "run") is not None  # the bad step is in metrics.jsonl, and not a point of the curve
 
 
-def test_too_many_bad_steps_in_a_row_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_bad_steps_in_a_row_stop_the_run(tmp_path: Path) -> None:
     job = make(pairs(steps=12, save_every=4, max_bad_steps=3), tmp_path / "run")
-    spoil_loss({3, 5, 6, 7}, monkeypatch)
-    with pytest.raises(Diverged) as caught:
+    with nan_loss({3, 5, 6, 7}), pytest.raises(Diverged) as caught:
         fit(job)
     batch, _ = job.loader.read(Cursor(0, 6))
     assert "3 steps in a row" in str(caught.value)
@@ -86,9 +78,9 @@ def test_too_many_bad_steps_in_a_row_stop_the_run(tmp_path: Path, monkeypatch: p
     assert all(bool(x.isfinite().all()) for x in load(tmp_path / "run").model.state_dict().values())
 
 
-def test_a_validation_loss_that_is_no_number_is_never_the_best(tmp_path: Path) -> None:
+def test_a_non_finite_validation_loss_is_never_the_best(tmp_path: Path) -> None:
     job = make(pairs(steps=4, evaluate_every=1), tmp_path / "run")
-    tell(job, [math.nan, 2.0, math.nan, 3.0])
+    set_losses(job, [math.nan, 2.0, math.nan, 3.0])
     fit(job)
     assert (job.state.best, job.state.best_step) == (2.0, 2)
 
@@ -209,7 +201,7 @@ def test_the_rate_at_each_step(tmp_path: Path, schedule: Any) -> None:
     used: list[float] = []
     job.optimizer.register_step_pre_hook(lambda optimizer, *_: used.append(optimizer.param_groups[0]["lr"]))
     fit(job)
-    assert used == [1e-2 * rate(schedule, step, 8) for step in range(1, 9)]
+    assert used == [1e-2 * lr_factor(schedule, step, 8) for step in range(1, 9)]
     assert [row["lr"] for row in metrics(tmp_path / "run")] == used
 
 

@@ -10,8 +10,8 @@ from anyformer.conventions import IGNORE
 from anyformer.kernels.cross_entropy import token_loss
 from anyformer.nn.heads import LossTarget
 from anyformer.tasks.base import inputs_of
-from anyformer.training.loop import objective
-from anyformer.training.objective import FEW, few
+from anyformer.training.objective import MAX_SPARSE_SHARE, labelled_positions
+from anyformer.training.step import compile_objective
 from tests.training.small import make, pairs
 
 
@@ -20,8 +20,8 @@ def test_few_places_are_those_that_ask(rows: int, length: int, seed: int, share:
     drawn = torch.Generator().manual_seed(seed)
     labels = torch.randint(9, (rows, length), generator=drawn)
     labels[torch.rand(rows, length, generator=drawn) > share] = IGNORE
-    places, wanted = few(labels, labels.numel()), labels[labels != IGNORE]
-    assert (places is None) == (len(wanted) > FEW * labels.numel())
+    places, wanted = labelled_positions(labels, labels.numel()), labels[labels != IGNORE]
+    assert (places is None) == (len(wanted) > MAX_SPARSE_SHARE * labels.numel())
     if places is None:
         return
     at, asked = places
@@ -32,10 +32,10 @@ def test_few_places_are_those_that_ask(rows: int, length: int, seed: int, share:
 
 def test_loss_and_gradients_are_those_of_all_places(tmp_path: Path) -> None:
     job = make(pairs(dropout=0.0), tmp_path / "run")
-    batch, _ = job.loader.read(job.state.place)
-    whole = objective(job)
+    batch, _ = job.loader.read(job.state.cursor)
+    whole = compile_objective(job)
     everywhere = (inputs_of(batch, False), LossTarget(batch.labels))
-    some = whole.ask(whole.read(batch), False)
+    some = whole.arguments(whole.select_labels(batch), False)
     assert some[1].labels.numel() < batch.labels.numel()
     logits = job.model(*everywhere[0])
     found = [(token_loss(logits, batch.labels).item(), None)]

@@ -99,7 +99,7 @@ def batches(loader: Loader, count: int = 4) -> list[list[object]]:
 
 def test_every_text_is_tokenised_once(recipe: Recipe, seen: Counter[str], tmp_path: Path) -> None:
     job = make(recipe, tmp_path / "run")
-    job.loader.read(job.state.place)
+    job.loader.read(job.state.cursor)
     rows = read_rows(recipe)["train"]
     if recipe.task.kind == "tag":  # a word once, wherever it stands
         assert {word.strip() for word in seen} == {w for cell in rows.columns["words"] for w in cell.split("\n")}

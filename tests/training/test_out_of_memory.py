@@ -17,10 +17,11 @@ from anyformer.data.shards import InMemory
 from anyformer.recipe import Cosine, Ordered, Recipe
 from anyformer.tasks.lm import LanguageModelling
 from anyformer.training.checkpoint import checkpoints
-from anyformer.training.loop import Interrupted, fit, learn, objective
+from anyformer.training.loop import Interrupted, fit
 from anyformer.training.parallel import Ranks
 from anyformer.training.plan import plan
 from anyformer.training.prepare import prepare
+from anyformer.training.step import TrainingStep
 from tests.training.small import Watched, assert_same_run, interrupt, make, pairs, quiet, run, text
 
 ORDERED = Ordered(rows=4, length=16)  # ten batches of the text
@@ -97,9 +98,9 @@ def test_the_past_goes_on_and_ends_with_the_epoch(tmp_path: Path) -> None:
     place, lengths = Cursor(), []
     for _ in range(job.loader.count + 1):
         batch, place = job.loader.read(place)
-        learn(job, objective(job), [batch])
-        assert isinstance(job.state.past, Past)
-        lengths.append(int((job.state.past.segments[0] >= 0).sum()))
+        TrainingStep(job)([batch])
+        assert isinstance(job.state.segment_memory, Past)
+        lengths.append(int((job.state.segment_memory.segments[0] >= 0).sum()))
     assert lengths == [min(24, 16 * n) for n in range(1, job.loader.count + 1)] + [16]
 
 
@@ -107,9 +108,9 @@ def test_the_batches_of_one_step_follow_each_other(tmp_path: Path) -> None:
     job = make(recalling(tmp_path, steps=1), tmp_path / "run")
     first, place = job.loader.read(Cursor())
     second, _ = job.loader.read(place)
-    learn(job, objective(job), [first, second])
-    assert job.state.past is not None
-    assert job.state.past.positions[0].tolist() == list(range(8, 32))
+    TrainingStep(job)([first, second])
+    assert job.state.segment_memory is not None
+    assert job.state.segment_memory.positions[0].tolist() == list(range(8, 32))
 
 
 def test_a_bad_step_forgets(tmp_path: Path) -> None:
@@ -119,8 +120,8 @@ def test_a_bad_step_forgets(tmp_path: Path) -> None:
     fit(job)
     hook.remove()
     assert job.state.bad_in_all == 1
-    assert job.state.past is not None
-    assert all(x.isfinite().all() for x in job.state.past.layers)
+    assert job.state.segment_memory is not None
+    assert all(x.isfinite().all() for x in job.state.segment_memory.layers)
 
 
 def _poisoned(at: int) -> Any:
@@ -163,7 +164,7 @@ def test_a_plan_of_it(tmp_path: Path) -> None:
 def test_without_memory_nothing_is_kept(tmp_path: Path) -> None:
     job = make(recalling(tmp_path, memory=0, steps=2), tmp_path / "run")
     fit(job)
-    assert job.state.past is None
+    assert job.state.segment_memory is None
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------
@@ -187,5 +188,5 @@ def test_a_text_that_is_too_short_is_refused(tmp_path: Path) -> None:
 
 
 def test_several_processes_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"model\.decoder\.memory = 24: every row has a past of its own"):
+    with pytest.raises(ConfigError, match=r"model\.decoder\.memory = 24: the memory of a batch is held by one process"):
         prepare(recalling(tmp_path), tmp_path / "run", False, quiet(), Ranks(rank=0, size=2))

@@ -9,7 +9,6 @@ from unittest import mock
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
 from anyformer.config import io
 from anyformer.conventions import IGNORE
@@ -17,12 +16,11 @@ from anyformer.data.batch import Batch
 from anyformer.data.loader import Cursor, ExampleLoader
 from anyformer.recipe import Classify, Padded, Recipe, Regress
 from anyformer.run import checkpoints, load
-from anyformer.tasks.base import token_loss
-from anyformer.tasks.seq2seq import SequenceToSequence
 from anyformer.training.checkpoint import checkpoint_path
 from anyformer.training.loop import Interrupted
 from anyformer.training.parallel import Ranks, join
 from anyformer.training.train import train
+from tests.training.jobs import changed_loss
 from tests.training.small import (
     PACKED,
     PADDED,
@@ -41,7 +39,7 @@ from tests.training.two_processes import SMOOTH, assert_alike, ends, spawn
 
 SHARDS = ("none", "full")
 HALF, END = 3, 6  # steps
-BAD = 2  # the step that is spoilt
+BAD = 2  # the step with a loss of NaN
 ASKED = {"crops, averaged": "the", "texts apart": "1\t2"}
 EXPERTS = (
     'model.decoder.blocks.*.feedforward={kind="experts", count=4, top_k=2, expert={kind="gated", width=8}, '
@@ -107,7 +105,7 @@ def main(folder: Path) -> None:
                 train(sharded(recipe, shard), folder / shard / name, console=quiet())
             go_on(folder, "one", shard, ranks)
             drop(folder / "dropout" / shard, shard, ranks)
-            spoil(folder / "spoilt" / shard, shard, ranks)
+            train_with_nan(folder / "nan" / shard, shard, ranks)
         go_on(folder, "none", "full", ranks)
 
 
@@ -118,9 +116,9 @@ def sharded(recipe: Recipe, shard: str) -> Recipe:
 def go_on(folder: Path, before: str, shard: str, ranks: Ranks) -> None:
     """With the first half of a run that was trained otherwise."""
     out, console = folder / f"from {before}" / shard, quiet()
-    ranks.first(lambda: first_half(folder / before / "padded, tied", out))
+    ranks.on_first(lambda: first_half(folder / before / "padded, tied", out))
     train(sharded(recipes(folder)["padded, tied"], shard), out, resume=True, console=console)
-    if ranks.leads:
+    if ranks.is_first:
         (out / "said").write_text(said(console))
 
 
@@ -137,26 +135,19 @@ def drop(out: Path, shard: str, ranks: Ranks) -> None:
     def watched(self: ExampleLoader, place: Cursor) -> tuple[Batch, Cursor]:
         nonlocal left
         left -= 1
-        if left == 0 and not ranks.leads:
+        if left == 0 and not ranks.is_first:
             interrupt()
         return read(self, place)
 
     with mock.patch.object(ExampleLoader, "read", watched), pytest.raises(Interrupted, match=f"step {HALF} "):
         train(recipe, out / "interrupted", console=quiet())
-    assert ranks.each((out / "interrupted" / "state").exists)
+    assert ranks.on_each((out / "interrupted" / "state").exists)
     train(recipe, out / "interrupted", resume=True, console=quiet())
 
 
-def spoil(out: Path, shard: str, ranks: Ranks) -> None:
+def train_with_nan(out: Path, shard: str, ranks: Ranks) -> None:
     """A loss that is not finite, on the second process only."""
-    count = 0
-
-    def spoilt(*args: Any) -> Tensor:
-        nonlocal count
-        count += 1
-        return token_loss(*args) * (float("nan") if count == BAD and not ranks.leads else 1.0)
-
-    with mock.patch.object(SequenceToSequence, "loss", staticmethod(spoilt)):
+    with changed_loss(lambda number: float("nan") if number == BAD and not ranks.is_first else 1.0):
         train(sharded(pairs(steps=END, save_every=1, keep=END, valid=None), shard), out, console=quiet())
 
 
@@ -224,7 +215,7 @@ def test_two_go_on_where_others_were(folder: Path, before: str, shard: str, chan
     out = folder / f"from {before}" / shard
     assert_alike(folder / "one" / "padded, tied", out)
     told = (out / "said").read_text()
-    assert f"going on from step {HALF}\n" in told
+    assert f"resuming from step {HALF}\n" in told
     assert f"bits may differ from an uninterrupted run: {change}\n" in told
 
 
@@ -260,7 +251,7 @@ def test_each_process_drops_its_own(folder: Path) -> None:
 
 @pytest.mark.parametrize("shard", SHARDS)
 def test_a_bad_step_of_one_is_skipped_by_all(folder: Path, shard: str) -> None:
-    out = folder / "spoilt" / shard
+    out = folder / "nan" / shard
     assert [row["step"] for row in metrics(out) if row.get("skipped")] == [BAD]
     before, after = (load_file(checkpoint_path(out, step) / "model.safetensors") for step in (BAD - 1, BAD))
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -275,7 +266,7 @@ def test_a_bad_step_of_one_is_skipped_by_all(folder: Path, shard: str) -> None:
 def test_every_row_is_read_once(rows: int, size: int) -> None:
     ids = torch.arange(rows * 3).view(rows, 3)
     batch = Batch(ids, ids + 1, None, ids + 2)
-    shares = [Ranks(rank, size).share(batch) for rank in range(size)]
+    shares = [Ranks(rank, size).split(batch) for rank in range(size)]
     assert sum(share.target_count for share in shares) == batch.target_count
     read = [row for share in shares for row in share.labels.tolist() if row[0] != IGNORE]
     assert sorted(read) == batch.labels.tolist()

@@ -9,11 +9,10 @@ import torch
 
 from anyformer.config.spec import ConfigError
 from anyformer.recipe import Batches, Classify, Data, Packed, ParallelFiles, Recipe, Regress
-from anyformer.tasks.base import token_loss
-from anyformer.tasks.seq2seq import SequenceToSequence
-from anyformer.training.out_of_memory import OutOfMemory, enough
+from anyformer.training.out_of_memory import OutOfMemory, advise_out_of_memory
 from anyformer.training.plan import Plan, plan
 from anyformer.training.train import evaluate, train
+from tests.training.jobs import changed_loss
 from tests.training.small import CROPS, PACKED, PADDED, distances, labelled, make, pairs, parities, quiet, run, text
 
 
@@ -44,7 +43,7 @@ def test_every_kind_of_training(kind: str, tmp_path: Path, monkeypatch: pytest.M
     assert found.seconds > 0
     if kind != "lm crops":
         batches = round(recipe.train.steps / found.epochs)
-        place, read = job.state.place, 0
+        place, read = job.state.cursor, 0
         for _ in range(batches):
             batch, place = job.loader.read(place)
             read += batch.tokens
@@ -59,11 +58,11 @@ def test_every_kind_of_training(kind: str, tmp_path: Path, monkeypatch: pytest.M
 def test_labels_are_told_in_words(tmp_path: Path) -> None:
     rows = parities()
     for example in plan(labelled(tmp_path, Classify(), rows), quiet()).examples:
-        assert (example.reads.removeprefix("<bos> ").removesuffix(" <eos>"), example.says) in rows
+        assert (example.inputs.removeprefix("<bos> ").removesuffix(" <eos>"), example.labels) in rows
     rows = distances()
     for example in plan(labelled(tmp_path, Regress(), rows, labels=1), quiet()).examples:
-        text, pair = example.reads.removeprefix("<bos> ").removesuffix(" <eos>").split(" <sep> ")
-        assert (f"{text} ", pair, example.says) in rows
+        text, pair = example.inputs.removeprefix("<bos> ").removesuffix(" <eos>").split(" <sep> ")
+        assert (f"{text} ", pair, example.labels) in rows
 
 
 def test_rows_are_told_as_the_model_sees_them(tmp_path: Path) -> None:
@@ -75,22 +74,22 @@ def test_rows_are_told_as_the_model_sees_them(tmp_path: Path) -> None:
         recipe = pairs(shape, batches, valid=None)
         return plan(recipe.model_copy(update={"data": Data(train=source)}), quiet())
 
-    both = {(e.source, e.reads, e.says) for e in seen("encoder-decoder", PADDED).examples}
+    both = {(e.source, e.inputs, e.labels) for e in seen("encoder-decoder", PADDED).examples}
     assert both == {
         ("나는 학생 <eos>", "<bos> 我 是 学生", "我 是 学生 <eos>"),
         ("큰 집 <eos>", "<bos> 大 房子", "大 房子 <eos>"),
     }
-    one = {(e.source, e.reads, e.says) for e in seen("decoder", PADDED).examples}
+    one = {(e.source, e.inputs, e.labels) for e in seen("decoder", PADDED).examples}
     assert one == {
         (None, "나는 학생 <sep> 我 是 学生", "… 我 是 学生 <eos>"),
         (None, "큰 집 <sep> 大 房子", "… 大 房子 <eos>"),
     }
     packed = seen("decoder", Packed(tokens=64, length=32))
-    assert [e.reads for e in packed.examples] in (
+    assert [e.inputs for e in packed.examples] in (
         ["나는 학생 <sep> 我 是 学生 ¦ 큰 집 <sep> 大 房子"],
         ["큰 집 <sep> 大 房子 ¦ 나는 학생 <sep> 我 是 学生"],
     )
-    assert "\nreads      나는 학생 <sep> 我 是 学生\n" in seen("decoder", PADDED).render()
+    assert "\ninput      나는 학생 <sep> 我 是 学生\n" in seen("decoder", PADDED).render()
 
 
 def test_bad_rows_are_told(tmp_path: Path) -> None:
@@ -102,7 +101,7 @@ def test_bad_rows_are_told(tmp_path: Path) -> None:
         plan(recipe.model_copy(update={"data": Data(train=source)}), quiet())
     found = plan(recipe.model_copy(update={"data": Data(train=source, on_bad_row="skip")}), quiet())
     assert (found.rows, found.bad) == (2, 1)
-    assert found.render().startswith("data       2 pairs, 1 bad left out, ")
+    assert found.render().startswith("data       2 pairs, 1 bad rows skipped, ")
 
 
 def test_checkpointed_activations_take_less() -> None:
@@ -134,46 +133,42 @@ FULL = [
 
 
 @pytest.mark.parametrize("error", FULL)
-def test_what_to_lower(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = iter([False, False, False, True])
-
-    def fails_at_the_fourth(*arguments: Any) -> torch.Tensor:
-        if next(steps):
+def test_advice(error: Exception, tmp_path: Path) -> None:
+    def fail_at_the_fourth(number: int) -> float:
+        if number == 4:
             raise error
-        return token_loss(*arguments)
+        return 1.0
 
-    monkeypatch.setattr(SequenceToSequence, "loss", staticmethod(fails_at_the_fourth))
-    with pytest.raises(OutOfMemory) as told:
+    with changed_loss(fail_at_the_fourth), pytest.raises(OutOfMemory) as told:
         train(pairs(save_every=2, accumulate=1, valid=None), tmp_path / "run", console=quiet())
     kept = tmp_path / "run" / "state" / "step-000000002"
     assert str(told.value) == (
-        "out of memory after step 3: lower batches.tokens = 64 and raise train.accumulate = 1 by as much, "
+        "out of memory after step 3: lower batches.tokens = 64 and raise train.accumulate = 1 by the same factor, "
         f"or set train.checkpoint_activations = true; {kept} stays: "
-        f"train.init_from = '{tmp_path / 'run'}' begins with its weights"
+        f"train.init_from = '{tmp_path / 'run'}' starts from its weights"
     )
     assert (kept / "manifest.json").exists()
     assert os.listdir(tmp_path / "run" / "state") == [kept.name]
 
 
-def test_what_to_lower_of_crops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_advice_for_crops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from anyformer.tasks import lm
 
-    def fails(*_: Any) -> None:
+    def fails(*_: Any) -> float:
         raise FULL[0]
 
     recipe = text(tmp_path, checkpoint_activations=True, steps=1)
     run(recipe, tmp_path / "run")
     monkeypatch.setattr(lm, "total_loss", fails)
-    with pytest.raises(OutOfMemory, match=r"^out of memory in evaluation: lower batches\.length = 16, the window"):
+    with pytest.raises(OutOfMemory, match=r"^out of memory in evaluation: lower batches\.length = 16, the length"):
         evaluate(tmp_path / "run", split="valid")
-    monkeypatch.setattr(lm.LanguageModelling, "loss", fails)
-    with pytest.raises(OutOfMemory) as told:
+    with changed_loss(fails), pytest.raises(OutOfMemory) as told:
         plan(recipe, quiet())
     assert str(told.value) == (
-        "out of memory after step 0: lower batches.rows = 4 and raise train.accumulate = 1 by as much"
+        "out of memory after step 0: lower batches.rows = 4 and raise train.accumulate = 1 by the same factor"
     )
 
 
 def test_other_errors_are_left_alone() -> None:
-    with pytest.raises(RuntimeError, match="shapes"), enough(lambda: "no"):
+    with pytest.raises(RuntimeError, match="shapes"), advise_out_of_memory(lambda: "no"):
         raise RuntimeError("shapes do not fit")

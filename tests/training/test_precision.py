@@ -9,7 +9,8 @@ import torch
 
 from anyformer.config import ConfigError, LoRA
 from anyformer.recipe import Recipe
-from anyformer.training import loop, prepare
+from anyformer.training import machine
+from anyformer.training.job import Job
 from anyformer.training.loop import fit
 from anyformer.transforms.fp8 import Float8Format
 from tests.training.small import make, metrics, model, pairs, run
@@ -17,15 +18,15 @@ from tests.training.small import make, metrics, model, pairs, run
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU may have units for fp8")
 def test_fp8_is_refused_where_nothing_multiplies_in_it(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"train\.precision = 'fp8': needs a GPU .* this is the CPU: 'auto' takes"):
+    with pytest.raises(ConfigError, match=r"train\.precision = 'fp8': needs a GPU .* this is the CPU: use 'auto'"):
         make(pairs(precision="fp8"), tmp_path / "run")
     assert not list((tmp_path / "run").glob("step*"))
 
 
 def test_a_run_in_fp8_goes_on_and_is_a_run_as_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the reference of its products."""
-    monkeypatch.setattr(prepare, "is_supported", lambda device: True)
-    monkeypatch.setattr(loop, "_autocast", lambda job: nullcontext())  # not every CPU has bf16
+    monkeypatch.setattr(machine, "is_supported", lambda device: True)
+    monkeypatch.setattr(Job, "autocast", lambda job: nullcontext())  # not every CPU has bf16
 
     def narrow(steps: int) -> Recipe:
         return wide(steps, precision="fp8", save_every=2)
@@ -40,7 +41,7 @@ def test_a_run_in_fp8_goes_on_and_is_a_run_as_any_other(tmp_path: Path, monkeypa
 
 @pytest.fixture
 def _with_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "is_supported", lambda device: True)
+    monkeypatch.setattr(machine, "is_supported", lambda device: True)
 
 
 @pytest.mark.usefixtures("_with_fp8")
@@ -55,7 +56,7 @@ def test_fp8_is_refused_where_no_layer_can_be_converted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("targets", [["*.blocks"], ["*.mixer"]])
 def test_fp8_trains_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, targets: list[str]) -> None:
     """The base is multiplied in fp8, whether it has an adapter or not; only the adapters learn."""
-    monkeypatch.setattr(loop, "_autocast", lambda job: nullcontext())  # not every CPU has bf16
+    monkeypatch.setattr(Job, "autocast", lambda job: nullcontext())  # not every CPU has bf16
     run(wide(1), tmp_path / "first")
     job = make(adapted(targets, tmp_path / "first"), tmp_path / "run")
     before = {name: x.clone() for name, x in job.model.state_dict().items()}

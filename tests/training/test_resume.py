@@ -150,17 +150,17 @@ def test_a_signal_after_the_save_waits_for_the_next_step(tmp_path: Path, monkeyp
     job = make(pairs(save_every=4, steps=8), tmp_path / "run")
     evaluations = 0
 
-    class Late(Signals):
+    class LateSignals(Signals):
         @property
-        def came(self) -> bool:  # true from the second time on that anyone asks
+        def received(self) -> bool:  # true from the second read on
             nonlocal evaluations
             evaluations += 1
             return evaluations > 1
 
-        @came.setter
-        def came(self, value: bool) -> None: ...
+        @received.setter
+        def received(self, value: bool) -> None: ...
 
-    monkeypatch.setattr("anyformer.training.loop.Signals", Late)
+    monkeypatch.setattr("anyformer.training.loop.Signals", LateSignals)
     with pytest.raises(Interrupted, match="step 2 "):
         fit(job)
     assert checkpoints(tmp_path / "run") == [checkpoint_path(tmp_path / "run", 2)]
@@ -204,7 +204,7 @@ def test_a_damaged_checkpoint_is_passed_over(
     newest = checkpoints(out)[-1]
     flip(newest / file, at=len((newest / file).read_bytes()) // 2)
     job = make(recipe, out, resume=True, console=console)
-    assert "passed over" in said(console)
+    assert "skipped" in said(console)
     assert str(newest) in said(console)
     assert job.state.step == 8
     run(recipe, out, resume=True)
@@ -335,7 +335,7 @@ def test_reading_epochs_anew_is_not_replayed(tmp_path: Path, monkeypatch: pytest
     real = ExampleLoader.read
     monkeypatch.setattr(ExampleLoader, "read", lambda self, place: (read.append(place), real(self, place))[1])
     job = make(recipe, out, resume=True)
-    where = job.state.place
+    where = job.state.cursor
     fit(job)
     assert read[0] == where
     assert len(read) == 2

@@ -14,9 +14,10 @@ from anyformer.config import ConfigError
 from anyformer.nn.model import Transformer
 from anyformer.run import load
 from anyformer.training.checkpoint import checkpoints
-from anyformer.training.loop import average, fit, save
+from anyformer.training.ema import update_ema
+from anyformer.training.loop import fit, save
 from anyformer.training.train import finish
-from tests.training.jobs import assert_equal, parameters, tell
+from tests.training.jobs import assert_equal, parameters, set_losses
 from tests.training.small import PACKED, PADDED, Watched, make, model, pairs, run
 
 # -- the beginning and the end ----------------------------------------------------------------------------------------
@@ -24,7 +25,7 @@ from tests.training.small import PACKED, PADDED, Watched, make, model, pairs, ru
 
 def test_patience(tmp_path: Path) -> None:
     job = make(pairs(steps=20, evaluate_every=2, patience=2, keep=1), tmp_path / "run")
-    tell(job, [5.0, 3.0, 4.0, 2.5, 2.6, 2.7, 0.0])
+    set_losses(job, [5.0, 3.0, 4.0, 2.5, 2.6, 2.7, 0.0])
     fit(job)
     assert (job.state.step, job.state.best_step, job.state.best) == (12, 8, 2.5)
     finish(job)
@@ -64,16 +65,16 @@ def test_a_moving_average(tmp_path: Path) -> None:
 
 def test_an_average_moves_by_a_share_that_nobody_has_read(tmp_path: Path) -> None:
     job = make(pairs(), tmp_path / "run")
-    average(job, 0.3)
+    update_ema(job, 0.3)
     with torch.no_grad():
         for p in job.model.parameters():
             p.add_(torch.randn_like(p))
     before = {name: x.clone() for name, x in job.state.ema.items()}
-    average(job, torch.tensor(0.0))
+    update_ema(job, torch.tensor(0.0))
     assert all(torch.equal(x, before[name]) for name, x in job.state.ema.items())
-    average(job, torch.tensor(0.3))
+    update_ema(job, torch.tensor(0.3))
     found, job.state.ema = job.state.ema, before
-    average(job, 0.3)
+    update_ema(job, 0.3)
     for name, x in found.items():
         torch.testing.assert_close(x, job.state.ema[name])
 
@@ -126,7 +127,7 @@ def full_after(write: Callable[..., Any]) -> Callable[..., None]:
 
 
 @pytest.fixture(
-    params=["anyformer.atomic_folder.save_file", "anyformer.training.loop.write_state", "anyformer.atomic_folder._sync"]
+    params=["safetensors.torch.save_file", "anyformer.training.loop.write_state", "anyformer.atomic_folder._sync"]
 )
 def place(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -156,9 +157,7 @@ def test_a_full_disk_at_the_end_leaves_no_finished_run(tmp_path: Path, monkeypat
     out, spec = tmp_path / "run", pairs(steps=4, valid=None)
     job = make(spec, out)
     fit(job)
-    monkeypatch.setattr(
-        "anyformer.atomic_folder.save_file", full_after(lambda x, path: Path(path).write_bytes(b"half"))
-    )
+    monkeypatch.setattr("safetensors.torch.save_file", full_after(lambda x, path: Path(path).write_bytes(b"half")))
     with pytest.raises(ConfigError, match="No space left on device"):
         finish(job)
     monkeypatch.undo()

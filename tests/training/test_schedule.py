@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from anyformer.recipe import WSD, Constant, Cosine, InverseSqrt, Linear, Schedule
-from anyformer.training.schedule import rate
+from anyformer.training.schedule import lr_factor
 
 floors = st.floats(0, 1)
 
@@ -33,7 +33,7 @@ def schedules(draw: st.DrawFn) -> tuple[Schedule, int]:
 @given(schedules())
 def test_the_rate_rises_to_the_peak_and_then_only_falls(drawn: tuple[Schedule, int]) -> None:
     schedule, steps = drawn
-    rates = [rate(schedule, step, steps) for step in range(1, steps + 1)]
+    rates = [lr_factor(schedule, step, steps) for step in range(1, steps + 1)]
     assert all(0 <= r <= 1 for r in rates)
     for step, r in enumerate(rates[: schedule.warmup], 1):
         assert r == pytest.approx(step / schedule.warmup)
@@ -52,37 +52,37 @@ def test_nothing_jumps(drawn: tuple[Schedule, int], stretch: int) -> None:
     most = 2 / max(1.0, shortest)  # a cosine is pi / 2 times as steep as a line
     for step in {1, warmup, warmup + 1, int(steps * (1 - decay)), int(steps * (1 - decay)) + 1, steps - 1} - {0}:
         if step + 1 <= steps:
-            assert abs(rate(schedule, step + 1, steps) - rate(schedule, step, steps)) <= most + 1e-12
+            assert abs(lr_factor(schedule, step + 1, steps) - lr_factor(schedule, step, steps)) <= most + 1e-12
 
 
 @given(st.integers(0, 50), st.integers(51, 200), floors)
 def test_ends(warmup: int, steps: int, floor: float) -> None:
-    assert rate(Constant(warmup=warmup), steps, steps) == 1
-    assert rate(Linear(warmup=warmup, floor=floor), steps, steps) == pytest.approx(floor)
-    assert rate(Cosine(warmup=warmup, floor=floor), steps, steps) == pytest.approx(floor)
-    assert rate(WSD(warmup=warmup, floor=floor), steps, steps) == pytest.approx(floor)
+    assert lr_factor(Constant(warmup=warmup), steps, steps) == 1
+    assert lr_factor(Linear(warmup=warmup, floor=floor), steps, steps) == pytest.approx(floor)
+    assert lr_factor(Cosine(warmup=warmup, floor=floor), steps, steps) == pytest.approx(floor)
+    assert lr_factor(WSD(warmup=warmup, floor=floor), steps, steps) == pytest.approx(floor)
 
 
 @given(st.integers(8, 1024), st.integers(1, 8000), st.integers(1, 100_000))
 def test_the_schedule_of_2017(d: int, warmup: int, step: int) -> None:
     peak = (d * warmup) ** -0.5
     expected = d**-0.5 * min(step**-0.5, step * warmup**-1.5)
-    assert peak * rate(InverseSqrt(warmup=warmup), step, 100_000) == pytest.approx(expected)
+    assert peak * lr_factor(InverseSqrt(warmup=warmup), step, 100_000) == pytest.approx(expected)
 
 
 @given(st.integers(1, 40), st.integers(41, 200))
 def test_line_and_cosine_are_halfway_at_half_the_way(warmup: int, half: int) -> None:
     steps = warmup + 2 * half
     for schedule in (Linear(warmup=warmup, floor=0.2), Cosine(warmup=warmup, floor=0.2)):
-        assert rate(schedule, warmup + half, steps) == pytest.approx(0.6)
-    quarter = rate(Cosine(warmup=0, floor=0.0), half, 4 * half)
+        assert lr_factor(schedule, warmup + half, steps) == pytest.approx(0.6)
+    quarter = lr_factor(Cosine(warmup=0, floor=0.0), half, 4 * half)
     assert quarter == pytest.approx(0.5 * (1 + math.cos(math.pi / 4)))
 
 
 def test_wsd_is_flat_and_then_a_line() -> None:
     schedule = WSD(warmup=10, decay=0.2, floor=0.5)
-    rates = [rate(schedule, step, 100) for step in range(1, 101)]
+    rates = [lr_factor(schedule, step, 100) for step in range(1, 101)]
     assert rates[9:80] == [1.0] * 71
     assert rates[80:] == pytest.approx([1 - 0.5 * n / 20 for n in range(1, 21)])
     # where the warm-up reaches into the decay, the decay begins at its end
-    assert rate(WSD(warmup=90, decay=0.2), 91, 100) == pytest.approx(0.9)
+    assert lr_factor(WSD(warmup=90, decay=0.2), 91, 100) == pytest.approx(0.9)

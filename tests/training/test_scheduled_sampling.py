@@ -11,8 +11,8 @@ from anyformer.data.batch import Batch
 from anyformer.data.loader import Cursor
 from anyformer.recipe import Batches, OwnTokens, Packed, Recipe
 from anyformer.tasks.base import call
-from anyformer.training.loop import Job
-from anyformer.training.scheduled_sampling import forced, share_at
+from anyformer.training.job import Job
+from anyformer.training.scheduled_sampling import mix_own_tokens, own_token_share
 from tests.training.small import PACKED, PADDED, Shape, make, pairs, run, text
 
 WAYS = [(shape, batches) for shape in ("decoder", "encoder-decoder") for batches in (PADDED, PACKED)]
@@ -30,7 +30,7 @@ def test_with_all_of_them_after_n_passes_n_tokens_are_those_of_greedy_decoding(
 ) -> None:
     job, batch = prepared(tmp_path, shape, batches)
     packed, model = isinstance(batches, Packed), job.model.eval()
-    read = forced(model, batch, packed, OwnTokens(share=1.0, passes=passes), 1)
+    read = mix_own_tokens(model, batch, packed, OwnTokens(share=1.0, passes=passes), 1)
     said = call(model, read, packed).argmax(-1)
     checked = 0
     for row in range(len(batch.ids)):
@@ -52,8 +52,8 @@ def test_with_all_of_them_after_n_passes_n_tokens_are_those_of_greedy_decoding(
 def test_a_share_gives_way(tmp_path: Path) -> None:
     job, batch = prepared(tmp_path, "encoder-decoder", PADDED)
     torch.manual_seed(0)
-    always = forced(job.model.eval(), batch, False, OwnTokens(share=1.0), 1).ids
-    reads = [forced(job.model, batch, False, OwnTokens(share=0.25), 1).ids for _ in range(200)]
+    always = mix_own_tokens(job.model.eval(), batch, False, OwnTokens(share=1.0), 1).ids
+    reads = [mix_own_tokens(job.model, batch, False, OwnTokens(share=0.25), 1).ids for _ in range(200)]
     may = always != batch.ids
     share = torch.stack([(ids != batch.ids)[may].float().mean() for ids in reads]).mean()
     assert float(share) == pytest.approx(0.25, abs=0.05)
@@ -62,7 +62,7 @@ def test_a_share_gives_way(tmp_path: Path) -> None:
 
 def test_the_share_rises() -> None:
     spec = OwnTokens(share=0.5, rise=10)
-    assert [share_at(spec, step) for step in (0, 5, 10, 20)] == [0.0, 0.25, 0.5, 0.5]
+    assert [own_token_share(spec, step) for step in (0, 5, 10, 20)] == [0.0, 0.25, 0.5, 0.5]
 
 
 def test_it_trains_otherwise_than_by_the_target_alone(tmp_path: Path) -> None:

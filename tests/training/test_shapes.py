@@ -8,13 +8,21 @@ import pytest
 import torch
 from rich.console import Console
 
-from anyformer.recipe import Crops, Packed, Padded
+from anyformer.recipe import Crops, Packed, Padded, Recipe
 from anyformer.recipes import names, read_recipe
-from anyformer.training.loop import compiles, learn, set_rate
+from anyformer.training.machine import choose_compile
 from anyformer.training.prepare import prepare
+from anyformer.training.step import TrainingStep, set_learning_rate
 
 CUDA = torch.device("cuda")
-COMPILED = [name for name in names() if compiles(read_recipe(name), CUDA)]
+
+
+def is_compiled(recipe: Recipe) -> bool:
+    padded = isinstance(recipe.batches, Padded)
+    return choose_compile(recipe.train.compile, CUDA, padded, fault=None).value == "on"
+
+
+COMPILED = [name for name in names() if is_compiled(read_recipe(name))]
 
 
 def stand_in(folder: Path, kind: str) -> dict[str, Any]:
@@ -59,13 +67,13 @@ def test_nothing_is_compiled_after_the_first_batches(name: str, tmp_path: Path) 
         return graph.forward
 
     torch.compiler.reset()
-    run = torch.compile(job.objective, backend=count)
+    take_step = TrainingStep(job, torch.compile(job.objective, backend=count))
     epochs = set()
     for number in range(16):
-        set_rate(job, 1e-3 / (1 + number))
-        epochs.add(job.state.place.epoch)
-        batch, job.state.place = job.loader.read(job.state.place)
-        learn(job, run, [batch])
+        set_learning_rate(job, 1e-3 / (1 + number))
+        epochs.add(job.state.cursor.epoch)
+        batch, job.state.cursor = job.loader.read(job.state.cursor)
+        take_step([batch])
     assert compiled
     assert max(compiled) <= 1
     assert len(epochs) > 1 or not isinstance(recipe.batches, Packed)  # the last batch of an epoch was among them

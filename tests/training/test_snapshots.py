@@ -8,7 +8,7 @@ import torch
 from anyformer.recipe import Train
 from anyformer.run import load, remove, snapshots
 from anyformer.training.loop import fit
-from anyformer.training.snapshots import COUNT, MAX_BYTES, snapshot_steps
+from anyformer.training.snapshots import AUTO_COUNT, MAX_AUTO_BYTES, snapshot_steps
 from tests.training.small import assert_same_run, make, pairs, run, said, settings, stop_at
 
 
@@ -21,18 +21,18 @@ def test_steps_are_dense_early_and_end_before_the_last(steps: int) -> None:
     found = sorted(snapshot_steps(settings(steps=steps, snapshots="auto"), 1000))
     assert found[0] == 0
     assert found[-1] < steps
-    assert len(found) == min(COUNT, len(found))
+    assert len(found) == min(AUTO_COUNT, len(found))
     gaps = [b - a for a, b in zip(found, [*found[1:], steps], strict=True)]
     if steps >= 1500:
-        assert len(found) == COUNT
+        assert len(found) == AUTO_COUNT
         assert gaps == sorted(gaps)
 
 
 def test_their_number_is_limited_by_their_size_unless_it_is_set() -> None:
     spec = settings(steps=1000, snapshots="auto")
-    assert len(snapshot_steps(spec, MAX_BYTES // 3)) == 3
-    assert snapshot_steps(spec, MAX_BYTES + 1) == frozenset()
-    assert len(snapshot_steps(settings(steps=1000, snapshots=5), MAX_BYTES + 1)) == 5
+    assert len(snapshot_steps(spec, MAX_AUTO_BYTES // 3)) == 3
+    assert snapshot_steps(spec, MAX_AUTO_BYTES + 1) == frozenset()
+    assert len(snapshot_steps(settings(steps=1000, snapshots=5), MAX_AUTO_BYTES + 1)) == 5
     assert snapshot_steps(settings(steps=1000, snapshots=0), 1) == frozenset()
 
 
@@ -77,7 +77,7 @@ def test_a_full_disk_does_not_end_the_training(tmp_path: Path, monkeypatch: pyte
 
     job = make(pairs(steps=4, valid=None, snapshots="auto"), tmp_path / "run")
     with monkeypatch.context() as patch:
-        patch.setattr("anyformer.atomic_folder.save_file", full)
+        patch.setattr("safetensors.torch.save_file", full)
         with pytest.raises(Exception, match="state/step-000000004"):  # the checkpoint at the end, which is needed
             fit(job)
     assert "no snapshot at step 0" in said(job.console)

@@ -1,0 +1,74 @@
+"""The objects of one training run, built and ready for the loop."""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from anyformer.data.fingerprint import Fingerprints
+from anyformer.data.loader import Loader
+from anyformer.data.prefetch import PrefetchLoader, can_fork
+from anyformer.data.readers import Rows
+from anyformer.nn.aux_outputs import TrackedModule
+from anyformer.nn.model import Transformer
+from anyformer.recipe import Recipe
+from anyformer.tasks.base import Task
+from anyformer.training.checkpoint import TrainState
+from anyformer.training.objective import Objective
+from anyformer.training.parallel import SINGLE, Ranks
+
+MAX_STEPS_IN_FLIGHT = 4  # on a GPU: hides occasional CPU work, such as writing a line of metrics
+
+
+@dataclass
+class Job:
+    """All objects of one training run."""
+
+    recipe: Recipe
+    out: Path
+    device: torch.device
+    precision: str  # fp32, bf16, fp16, fp8
+    compiled: bool  # whether steps are compiled
+    task: Task
+    model: Transformer
+    optimizer: torch.optim.Optimizer
+    loader: Loader
+    valid: Rows | None
+    state: TrainState
+    scaler: torch.amp.GradScaler
+    console: Console
+    ranks: Ranks = SINGLE
+    data: Fingerprints = field(default_factory=dict)
+
+    @cached_property
+    def objective(self) -> Objective:
+        """The training loss, before compilation."""
+        train = self.recipe.train
+        return Objective(self.model, self.task, train.label_smoothing, train.checkpoint_activations)
+
+    @cached_property
+    def reader(self) -> Loader:
+        """The loader, with prefetching where a GPU would wait for it."""
+        return PrefetchLoader(self.loader) if self.device.type == "cuda" and can_fork() else self.loader
+
+    @cached_property
+    def steps_in_flight(self) -> int:
+        """How many steps may be started before the loss of the first is read.
+
+        It is 0 where the next step depends on that loss: running statistics, segment memory, fp16's loss scale and
+        several processes.
+        """
+        tracked = any(isinstance(module, TrackedModule) for module in self.model.modules())
+        memory = self.model.decoder is not None and self.model.decoder.segment_memory
+        independent = self.ranks.size == 1 and not self.scaler.is_enabled() and not tracked and not memory
+        return MAX_STEPS_IN_FLIGHT if self.device.type == "cuda" and independent else 0
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the context in which the forward pass runs."""
+        if self.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.float16 if self.precision == "fp16" else torch.bfloat16)

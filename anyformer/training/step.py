@@ -1,0 +1,137 @@
+"""One training step: forward and backward passes, clipping, the optimiser's update and the moving average."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+
+from anyformer.data.batch import Batch, to_device
+from anyformer.nn.aux_outputs import collect, discard
+from anyformer.nn.experts import Mixture
+from anyformer.recipe import Packed
+from anyformer.tasks.base import past_of
+from anyformer.training.compiler import compile_options
+from anyformer.training.ema import update_ema
+from anyformer.training.job import Job
+from anyformer.training.objective import StepInputs
+from anyformer.training.parallel import full_tensor, replicate, sync_gradients
+from anyformer.training.pending_scalars import PendingScalars
+from anyformer.training.scheduled_sampling import mix_own_tokens
+from anyformer.training.step_graphs import StepGraphs
+
+
+class TrainingStep:
+    """A step as a function of its batches.
+
+    On a GPU the whole step is captured as a CUDA graph, if it needs nothing from the CPU.
+    """
+
+    def __init__(self, job: Job, loss: Any = None):
+        """`loss` replaces the compiled objective of the job."""
+        self.job = job
+        self.loss = compile_objective(job) if loss is None else loss
+        self.packed = isinstance(job.recipe.batches, Packed)
+        self.graphs = StepGraphs(job.device) if can_capture(job) else None
+        if self.graphs is not None:
+            for group in job.optimizer.param_groups:  # a captured step reads the rate from device memory
+                group["lr"] = torch.tensor(group["lr"], device=job.device)
+
+    def __call__(self, batches: list[Batch]) -> tuple[int, PendingScalars]:
+        """Take one step. Return the number of labels, and the summed loss with the gradient norm.
+
+        A step whose loss or gradient is not finite changes nothing.
+        """
+        job = self.job
+        labels = [batch.target_count for batch in batches]
+        if not job.model.training:
+            job.model.train()
+        inputs = [job.objective.select_labels(self._decoder_inputs(job.ranks.split(batch))) for batch in batches]
+        counts = torch.tensor([max(sum(labels), 1), *labels], dtype=torch.float32)
+        if self.graphs is not None:
+            scalars = self.graphs.run(lambda tree: self._update(*tree), (inputs, counts))
+        else:
+            scalars = self._update([one.to(job.device) for one in inputs], to_device(counts, job.device))
+        return sum(labels), PendingScalars.of(scalars)
+
+    def _decoder_inputs(self, batch: Batch) -> Batch:
+        """Return the batch with the tokens that the decoder reads: the targets, or some of the model's own."""
+        job, spec = self.job, self.job.recipe.train.own_tokens
+        if spec is None:
+            return batch
+        with job.autocast():
+            return mix_own_tokens(job.model, batch.to(job.device), self.packed, spec, job.state.step + 1)
+
+    def _update(self, inputs: list[StepInputs], counts: Tensor) -> Tensor:
+        """Return the summed loss and the gradient norm. `counts`: labels of all batches together, then of each."""
+        job, total = self.job, torch.zeros((), device=self.job.device)
+        for number, one in enumerate(inputs, start=1):
+            with sync_gradients(self.loss, last=number == len(inputs)):
+                with job.autocast():
+                    memory = past_of(job.model, one.batch, job.state.segment_memory)
+                    arguments = job.objective.arguments(one, self.packed)
+                    loss, auxiliary, job.state.segment_memory = self.loss(*arguments, memory)
+                if number < len(inputs):
+                    collect(job.model)
+                # A sum over the tokens of all batches and processes, divided once: never a mean of means. DDP and FSDP
+                # average gradients over processes, hence the factor. Auxiliary losses are per token, as the loss.
+                job.scaler.scale((loss + auxiliary * counts[number]) * job.ranks.size / counts[0]).backward()
+            total += loss.detach()
+        total = job.ranks.sum(total)
+        return torch.stack([total, self._apply_gradients(total).detach().float()])
+
+    def _apply_gradients(self, total: Tensor) -> Tensor:
+        """Clip the gradients and update the weights, if loss and gradients are finite. Return the gradient norm."""
+        job, decay = self.job, self.job.recipe.train.ema
+        job.scaler.unscale_(job.optimizer)
+        limit = job.recipe.train.clip or math.inf
+        norm = full_tensor(torch.nn.utils.clip_grad_norm_(job.model.parameters(), limit))
+        finite = norm.isfinite() & total.isfinite()
+        if job.steps_in_flight:  # without reading `finite` on the CPU
+            capturing = torch.cuda.is_current_stream_capturing()
+            for group in job.optimizer.param_groups:
+                group["capturable"] = capturing
+            job.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]  # the fused kernel then skips
+            job.optimizer.step()
+            if decay is not None:
+                update_ema(job, (1 - decay) * finite)
+        elif finite:
+            job.scaler.step(job.optimizer)
+            job.model.commit()
+            if decay is not None:
+                update_ema(job, 1 - decay)
+        else:
+            discard(job.model)
+        job.scaler.update()
+        job.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+
+def can_capture(job: Job) -> bool:
+    """Return whether steps can be captured: compiled, and without anything that needs the CPU."""
+    spec, experts = job.recipe.train, any(isinstance(module, Mixture) for module in job.model.modules())
+    needs_cpu = spec.own_tokens is not None or spec.checkpoint_activations or experts or not job.objective.fused
+    return job.compiled and job.steps_in_flight > 0 and not needs_cpu
+
+
+def compile_objective(job: Job) -> Any:
+    """Return the objective, compiled and replicated as the job requires.
+
+    In a sharded model each block has already been compiled by itself.
+    """
+    if isinstance(job.model, FSDPModule):
+        return job.objective
+    if not job.compiled:
+        return replicate(job.objective, job.ranks)
+    options = compile_options(job.model.config, job.precision == "fp8")
+    return replicate(torch.compile(job.objective, options=options), job.ranks)
+
+
+def set_learning_rate(job: Job, lr: float) -> None:
+    """Set the learning rate of every parameter group: `lr` times the group's `lr_scale`."""
+    for group in job.optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr * group["lr_scale"])
+        else:
+            group["lr"] = lr * group["lr_scale"]
