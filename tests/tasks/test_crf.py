@@ -152,7 +152,7 @@ def test_spelled_words_are_given_where_they_are_read_and_only_there() -> None:
     model, ids = build(tagger(spelling=SPELLING)), tokens(0, 2, 4)
     with pytest.raises(ConfigError, match=r"spelled: is required: .* \[2, 4, 5\]"):
         model(ids)
-    with pytest.raises(ValueError, match=r"spelled must be whole numbers \[2, 4, 5\], got torch.int64 \[2, 3, 5\]"):
+    with pytest.raises(ValueError, match=r"spelled must be integers \[2, 4, 5\], got torch.int64 \[2, 3, 5\]"):
         model(ids, spelled=words(0, 2, 3))
     with pytest.raises(ValueError, match="spelled 257 is outside"):
         model(ids, spelled=torch.full((2, 4, 5), 257))

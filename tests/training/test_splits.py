@@ -23,7 +23,7 @@ def with_test(folder: Path, text: str) -> Recipe:
     ("text", "why"),
     [
         ("text\tnumber\n1 2\todd\n", r"data\.test\.label = 'label': no such column"),
-        ("text\tlabel\n1 2\tneither\n", r"data\.test: 1 bad row .*\n.*test\.tsv:2: the label 'neither' is not known"),
+        ("text\tlabel\n1 2\tneither\n", r"data\.test: 1 bad row .*\n.*test\.tsv:2: the label 'neither' does not"),
     ],
 )
 def test_test_rows_are_checked_before_training(tmp_path: Path, text: str, why: str) -> None:
