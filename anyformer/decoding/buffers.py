@@ -14,6 +14,7 @@ from torch import nn
 
 from anyformer.cache.kv_cache import Cache
 from anyformer.kernels.cuda_graph import CudaGraph, without_autocast_cache
+from anyformer.kernels.runtime import autocast_dtype
 from anyformer.nn.model import Transformer
 
 T = TypeVar("T")
@@ -78,7 +79,7 @@ def key_of(model: Transformer, *shapes: Hashable) -> Hashable:
     kept = (x for part in parts_of(model) for group in (part._parameters, part._buffers) for x in group.values())
     weights = tuple(x.data_ptr() for x in kept if x is not None)
     kind = next(model.parameters()).device.type
-    precision = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    precision = autocast_dtype(kind)
     return weights, precision, torch.get_float32_matmul_precision(), model.backend, shapes
 
 

@@ -1,13 +1,13 @@
 """Functions of tensors with a faster implementation than torch's own, each with its reference.
 
-cross_entropy     Cross-entropy of hidden states under a table of words
+cross_entropy     Cross-entropy of hidden states and an output table, without keeping the logits
 cuda_graph        CUDA graph capture and replay
 dependent_launch  Programmatic dependent launch (PDL) in compiled steps
-fused_activation  A product with a bias and the activation behind it, in a compiled step of half precision
-gelu              GELU, in other steps than torch's where these take longer than all around them
-matmul            Products of few rows with a matrix, as decode steps have
-prepacked         Weights as a CPU's kernels read them, kept while a model decodes
-reorder_rows      Rows that change places among few neighbours, in place, by one kernel
-runtime           Where a layer runs, which decides what can run there
-triton_kernels    Kernels of our own, in Triton, which a torch with CUDA has
+fused_activation  Linear layer and activation as one op, in compiled half-precision training
+gelu              A faster GELU where torch's erf or tanh dominates
+matmul            Linear layers on few rows, as in decode steps
+prepacked         Weights in the memory layout of the CPU kernels, kept while a model decodes
+reorder_rows      Reorder the rows of a cache within groups, in place, by one kernel
+runtime           Device, data type and mode of a layer, which decide the kernels that can run
+triton_kernels    Triton kernels, imported where they run
 """

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from anyformer.kernels.gelu import quick
+from anyformer.kernels.gelu import Approximate, quick
 from anyformer.kernels.runtime import Runtime
 
-Act = Literal["relu", "none", "tanh"]  # the last two are GELU, by erf and by tanh
+Act = Literal["relu", "gelu", "gelu_tanh"]
+APPROXIMATE: dict[str, Approximate] = {"gelu": "none", "gelu_tanh": "tanh"}  # torch's names
 TALL, STEP, WIDE = 128, 16, 128  # rows that a program passes, how many at once, and columns; the best of 40 on an H200
 
 
@@ -33,7 +34,7 @@ class _Activated(torch.autograd.Function):
             made = out = linear_relu(x, weight, bias)
         else:
             made = F.linear(x, weight, bias)
-            out = quick(made, act)
+            out = quick(made, APPROXIMATE[act])
         ctx.save_for_backward(x, weight, made)
         ctx.act = act
         return out
@@ -71,7 +72,7 @@ def _like(slope: Tensor, made: Tensor, act: str) -> tuple[Tensor, Tensor]:
 
 def reference(slope: Tensor, made: Tensor, act: str) -> tuple[Tensor, Tensor]:
     dy, y = slope.float(), made.float()
-    found = dy * (y > 0) if act == "relu" else torch.ops.aten.gelu_backward(dy, y, approximate=act)
+    found = dy * (y > 0) if act == "relu" else torch.ops.aten.gelu_backward(dy, y, approximate=APPROXIMATE[act])
     sums = F.pad(found, (0, 0, 0, -len(found) % TALL)).unflatten(0, (-1, TALL)).sum(1)
     return found.to(made.dtype), sums
 

@@ -1,4 +1,4 @@
-"""Where a layer runs, which decides what can run there."""
+"""Device, data type and mode of a layer, which decide the kernels that can run."""
 
 from functools import cache
 from importlib.util import find_spec
@@ -12,15 +12,22 @@ HAS_TRITON = find_spec("triton") is not None  # a torch without CUDA comes witho
 
 
 def in_compiled_half_step(x: Tensor) -> bool:
-    """Whether x is read in a compiled step of half precision, with gradients of the usual kind: what has its own way
-    there has a backward pass, and no derivatives of torch.func."""
+    """Whether x is read in a compiled half-precision training step.
+
+    False under torch.func: the custom ops used there have a backward pass, but no functorch rules.
+    """
     compiled = torch.compiler.is_compiling() and torch.is_grad_enabled()
     usual = compiled and not torch._C._are_functorch_transforms_active()
     return usual and Runtime.of(x, training=True).dtype in HALF
 
 
+def autocast_dtype(device: str) -> torch.dtype | None:
+    """Return the data type of autocast on a kind of device, or None if autocast is off; meta has none."""
+    return torch.get_autocast_dtype(device) if device != "meta" and torch.is_autocast_enabled(device) else None
+
+
 class Runtime(NamedTuple):
-    """Where a layer runs."""
+    """Device, data type and mode of a layer, which decide the kernels that can run."""
 
     device: str
     dtype: torch.dtype
@@ -28,10 +35,9 @@ class Runtime(NamedTuple):
 
     @classmethod
     def of(cls, x: Tensor, training: bool) -> "Runtime":
-        """Where a layer that reads x runs; under autocast in its precision, whatever x has."""
-        kind = x.device.type
-        auto = kind != "meta" and torch.is_autocast_enabled(kind)  # meta has none
-        return cls(kind, torch.get_autocast_dtype(kind) if auto else x.dtype, training)
+        """Return the runtime of a layer that reads x: under autocast with its data type, else with that of x."""
+        device = x.device.type
+        return cls(device, autocast_dtype(device) or x.dtype, training)
 
 
 def at_least_fp32(x: Tensor) -> Tensor:
@@ -40,5 +46,5 @@ def at_least_fp32(x: Tensor) -> Tensor:
 
 @cache
 def supports_dependent_launch(device: torch.device) -> bool:
-    """Whether a kernel there can begin before the last one ends (from Hopper on)."""
+    """Whether a kernel can start before the previous one ends (programmatic dependent launch, from Hopper on)."""
     return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)

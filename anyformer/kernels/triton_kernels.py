@@ -74,7 +74,7 @@ def slope(y, ACT: tl.constexpr):
         found = tl.where(y > 0, 1.0, 0.0)
     else:
         square = y * y
-        if ACT == "tanh":
+        if ACT == "gelu_tanh":
             share = tl.fdiv(1.0, 1 + tl.exp2(y * (-2.302208198144325 - 0.1029432395800235 * square)))
             density = share * (1 - share) * (1.5957691216057308 + 0.21406444881780076 * square)
         else:
@@ -158,13 +158,13 @@ def product(a, b, ROWS: tl.constexpr):
 
 
 @triton.jit
-def join_parts(parts, weights, out, rows, width, N: tl.constexpr, NUMBER: tl.constexpr, EARLY: tl.constexpr,
+def join_parts(parts, weights, out, rows, width, N: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
                WIDTH: tl.constexpr):  # fmt: skip
     """The mean of `parts` [n, rows, width], each by its share of 2^`weights` [n, rows]."""
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
-    row, part, at = tl.program_id(0), tl.arange(0, NUMBER), tl.arange(0, WIDTH)
+    row, part, at = tl.program_id(0), tl.arange(0, PARTS), tl.arange(0, WIDTH)
     weight = tl.load(weights + part * rows + row, mask=part < N, other=-float("inf"))
     share = tl.exp2(weight - tl.max(weight, 0))
     there = (part < N)[:, None] & (at < width)[None]

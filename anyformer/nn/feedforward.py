@@ -64,7 +64,7 @@ def act_of(spec: Activation) -> Act | None:
         case Relu():
             return "relu"
         case Gelu(approximate=approximate):
-            return approximate
+            return "gelu" if approximate == "none" else "gelu_tanh"
         case _:
             return None
 
