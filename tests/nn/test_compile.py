@@ -44,8 +44,9 @@ from tests.strategies import VOCAB, build, tokens
 WIDTH = 8
 
 
-def decoder(position: Position, *blocks: Block, **fields) -> ModelConfig:
-    stack = Stack(depth=2, blocks=blocks, position=position, final_norm=blocks[0].norm, **fields)
+def decoder(position: Position, *blocks: Block, depth: int | None = None, **fields) -> ModelConfig:
+    """As deep as there are kinds of blocks: layers of one kind compile alike."""
+    stack = Stack(depth=depth or len(blocks), blocks=blocks, position=position, final_norm=blocks[0].norm, **fields)
     return ModelConfig(width=WIDTH, target=Tokens(vocab=VOCAB, pad=0), decoder=stack, head=LM(), tie="output")
 
 
@@ -67,7 +68,7 @@ DECODERS = {
     "rotary, grouped, local and global": decoder(Rotary(), LOCAL, MODERN),
     "alibi, parallel": decoder(Alibi(), Block(mixer=attention(), order=Parallel(shared_norm=True))),
     "t5 per layer, sandwich": decoder(
-        T5Bias(shared=False), Block(mixer=attention(Window(before=4, after=0)), placement="sandwich")
+        T5Bias(shared=False), Block(mixer=attention(Window(before=4, after=0)), placement="sandwich"), depth=2
     ),
     "sinusoidal, post": decoder(Sinusoidal(), Block(mixer=attention(), placement="post")),
     "latent, local and global": decoder(
@@ -76,14 +77,14 @@ DECODERS = {
         Block(mixer=attention(compress=Latent(rank=5, rotary_width=2))),
     ),
     "none, relu, shared weights": decoder(
-        NoPosition(), Block(mixer=attention(normalizer="relu"), placement="branch"), share=True
+        NoPosition(), Block(mixer=attention(normalizer="relu"), placement="branch"), depth=2, share=True
     ),
 }
 ENCODER = ModelConfig(
     width=WIDTH,
     source=Tokens(vocab=VOCAB, types=2, table=FactorisedTable(width=5), norm=LayerNorm()),
     encoder=Stack(
-        depth=2,
+        depth=1,
         blocks=(Block(mixer=attention(Window(before=2, after=2)), placement="post"),),
         position=Learned(length=16),
     ),
@@ -94,8 +95,8 @@ PAIR = ModelConfig(
     width=WIDTH,
     source=Tokens(vocab=VOCAB, scale=SqrtWidth()),
     target=Tokens(vocab=VOCAB, scale=SqrtWidth()),
-    encoder=Stack(depth=2, blocks=(CROSSING.model_copy(update={"cross": None}),), position=T5Bias()),
-    decoder=Stack(depth=2, blocks=(CROSSING,), position=T5Bias()),
+    encoder=Stack(depth=1, blocks=(CROSSING.model_copy(update={"cross": None}),), position=T5Bias()),
+    decoder=Stack(depth=1, blocks=(CROSSING,), position=T5Bias()),
     head=LM(),
     tie="all",
 )
