@@ -25,8 +25,9 @@ browser:  ## Debian's chromium for the tests of the page, where this is root on 
 	fi
 
 # A file is one worker's: what all its tests share is made once. (Marks of groups do nothing with pytest 9.2 and xdist 3.8.)
+# Workers and many tests start Python: keep bytecode even where the environment turns that off.
 test: $(DEV)  ## all tests, on JOBS workers (2)
-	$(BIN)/pytest -n $(JOBS) --dist loadfile
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(JOBS) --dist loadfile
 
 test-gpu: $(DEV)  ## the kernels and lengths that need a GPU, and what they measure
 	$(BIN)/pytest tests/gpu

@@ -1,5 +1,6 @@
 """What every test shares: one thread, a fixed seed, and how hard hypothesis looks."""
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,15 @@ from hypothesis import settings
 settings.register_profile("default", derandomize=True, deadline=None, max_examples=25)
 settings.register_profile("thorough", derandomize=False, deadline=None, max_examples=500, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+gc.disable()  # during collection, which makes millions of objects and no garbage
+
+
+def pytest_collection_finish() -> None:
+    """Exclude imported modules and collected tests from garbage collection."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -13,9 +13,9 @@ from anyformer.recipes import read_recipe
 SMALL = (
     "model.width=16",
     "model.decoder.blocks.0.feedforward.width=32",
-    "data.train.count=200",
+    "data.train.count=60",
     "data.train.shortest=6",
-    "data.valid.count=20",
+    "data.valid.count=8",
     "train.schedule=constant",
     "train.evaluate_every=none",
     "train.save_every=none",
@@ -139,7 +139,7 @@ def test_the_grid_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (found,) = re.findall(r"```toml\n(.*?)```", (Path(__file__).parents[2] / "README.md").read_text("utf-8"), re.DOTALL)
     (tmp_path / "mygrid.toml").write_text(found, encoding="utf-8")
     (tmp_path / "korean_chatbot").mkdir()
-    rows = "".join(f"질문 {i % 7} 번?,대답 {i % 7} 번.,0\n" for i in range(200))
+    rows = "".join(f"질문 {i % 7} 번?,대답 {i % 7} 번.,0\n" for i in range(60))
     (tmp_path / "korean_chatbot" / "ChatbotData.csv").write_text(f"Q,A,label\n{rows}", encoding="utf-8")
     monkeypatch.setenv("ANYFORMER_DATA", str(tmp_path))
     small = [
