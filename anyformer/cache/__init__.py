@@ -1,6 +1,7 @@
 """State that decoding and segment recurrence carry between calls, outside the model.
 
-kv_cache        KV cache: static slots, rings for windows, int8 values
+kv_cache        KV cache: slots with positions and segments, for all layers
+layer_cache     keys and values of one layer, exact or int8
 ring            ring of slots for layers with a bounded window
 segment_memory  segment memory (Transformer-XL): a model's `past`
 snapshot        copy of one row of a KV cache, to start a row of another cache of the same model

@@ -1,8 +1,8 @@
-"""A ring of slots for layers that look back a bounded way: the r-th real token of a row goes to slot r mod size.
+"""Ring of slots for layers with a causal window: the r-th real token of a row is in slot r mod size.
 
-The newest `reach` tokens of every row are always there, and `slack` more, so that as many can be taken back. Pads take
-no slot of the ring: behind it are a few more, which only pads see. Tokens come in order, so that what a window needs is
-what came last.
+A ring holds the newest `reach` tokens of every row, and `slack` more, so that up to `slack` tokens can be removed.
+Padding is written to extra slots after the ring, visible to padding only. Tokens must come in order, so that a window
+is the newest tokens.
 """
 
 from typing import NamedTuple, Protocol
@@ -15,92 +15,92 @@ from anyformer.conventions import PADDING
 
 
 class SlotWriter(Protocol):
-    """Where new tokens go."""
+    """Destination of new tokens in a layer's cache."""
 
-    def write(self, kept: Tensor, new: Tensor) -> Tensor:
-        """Puts new [b, g, t, k] among those kept [b, g, slots, k], in place; returns what can be read now."""
+    def write(self, stored: Tensor, new: Tensor) -> Tensor:
+        """Write new [b, g, t, k] into stored [b, g, slots, k], in place; return all that can be read."""
 
 
 class Slots(NamedTuple):
-    """The same slots in every row."""
+    """The same slots for all rows."""
 
     at: Tensor  # int [t]
 
-    def write(self, kept: Tensor, new: Tensor) -> Tensor:
-        return kept.index_copy_(2, self.at, new)
+    def write(self, stored: Tensor, new: Tensor) -> Tensor:
+        return stored.index_copy_(2, self.at, new)
 
 
-class Around(NamedTuple):
-    """Each row its own slots, none of which is still needed."""
+class RingSlots(NamedTuple):
+    """Slots of a ring, different for each row; their old tokens are outside every window."""
 
     at: Tensor  # int [b, t]
 
-    def write(self, kept: Tensor, new: Tensor) -> Tensor:
-        return kept.scatter_(2, self.at[:, None, :, None].expand_as(new), new)
+    def write(self, stored: Tensor, new: Tensor) -> Tensor:
+        return stored.scatter_(2, self.at[:, None, :, None].expand_as(new), new)
 
 
 class Overflow(NamedTuple):
-    """More tokens than slots are free: old and new are read together, and the newest of both stay."""
+    """More new tokens than free slots: attention reads old and new ones, and the newest of both stay."""
 
-    stay: Tensor  # int [b, slots], which of old and new
+    stay: Tensor  # int [b, slots]: index into old and new tokens
 
-    def write(self, kept: Tensor, new: Tensor) -> Tensor:
-        both = torch.cat((kept, new), dim=2)
-        kept.copy_(both.gather(2, self.stay[:, None, :, None].expand_as(kept)))
+    def write(self, stored: Tensor, new: Tensor) -> Tensor:
+        both = torch.cat((stored, new), dim=2)
+        stored.copy_(both.gather(2, self.stay[:, None, :, None].expand_as(stored)))
         return both
 
 
 class Step(NamedTuple):
-    """What the layers of one ring, or of none, read in this step, and where they write."""
+    """Keys that the layers of one ring, or of none, read in a step, and where they write."""
 
     keys: Layout
-    place: SlotWriter | None = None  # None: no cache
+    write_at: SlotWriter | None = None  # None: no cache
 
 
 class Ring:
-    """Where the tokens stand that the layers of one reach keep."""
+    """Positions and segments of the tokens stored by all layers of one reach."""
 
     def __init__(self, batch: int, reach: int, slack: int, device: torch.device):
-        self.reach, self.free = reach, max(slack, 1)  # a token may always take the place of the one it no longer sees
+        self.reach, self.free = reach, max(slack, 1)  # one free slot, for a token to replace one outside its window
         self.size = reach + self.free
         self.slots = self.size + self.free
         self.positions = torch.zeros(batch, self.slots, dtype=torch.long, device=device)
         self.segments = torch.full((batch, self.slots), PADDING, dtype=torch.long, device=device)
         self.count = torch.zeros(batch, dtype=torch.long, device=device)  # real tokens read
-        self.lost = torch.zeros(batch, dtype=torch.long, device=device)  # how many of them were written over
+        self.lost = torch.zeros(batch, dtype=torch.long, device=device)  # of them, overwritten ones
 
     def take(self, new: Layout) -> Step:
-        """Makes room for new tokens."""
+        """Allocate slots for new tokens."""
         assert new.segments is not None
-        place = self._place(real(new.segments))
-        keys = Layout(_write(place, self.positions, new.positions), _write(place, self.segments, new.segments))
+        writer = self._writer(real(new.segments))
+        keys = Layout(_write(writer, self.positions, new.positions), _write(writer, self.segments, new.segments))
         self.count += real(new.segments).sum(dim=1)
         self.lost.copy_(torch.maximum(self.lost, self.count - self.size))
-        return Step(keys, place)
+        return Step(keys, writer)
 
-    def _place(self, is_real: Tensor) -> SlotWriter:
+    def _writer(self, is_real: Tensor) -> SlotWriter:
         length = is_real.shape[1]
         index = torch.arange(length, device=is_real.device)
         if length <= self.free:
             rank = self.count[:, None] + is_real.cumsum(dim=1) - 1
-            return Around(torch.where(is_real, rank % self.size, self.size + index))
+            return RingSlots(torch.where(is_real, rank % self.size, self.size + index))
         slot = torch.arange(self.slots, device=is_real.device)
         last = (self.count + is_real.sum(dim=1))[:, None] - 1
-        rank = last - (last - slot) % self.size - self.count[:, None]  # among the new, of what belongs into each slot
+        rank = last - (last - slot) % self.size - self.count[:, None]  # rank among new tokens of the one for each slot
         order = torch.where(is_real, index, length).sort(dim=1).values  # real tokens first
         newest = order.gather(1, rank.clamp(0, length - 1))
         return Overflow(torch.where((rank >= 0) & (slot < self.size), self.slots + newest, slot))
 
     def check(self, left: Tensor) -> None:
-        """An error where what the next tokens of a row with `left` [b] real ones would see is gone."""
+        """Raise if tokens in the window of a row with `left` [b] real tokens were overwritten."""
         if bool((self.lost > (left - self.reach).clamp(min=0)).any()):
             raise ValueError(
-                f"a window of {self.reach} tokens keeps only {self.free} more, so no more than that can be taken back: "
-                "make the cache with more slack (new_cache(..., slack=n)), or with kind = 'static'"
+                f"the cache of a window of {self.reach} tokens can remove at most {self.free} tokens: "
+                "use more slack (new_cache(..., slack=n)), or kind = 'static'"
             )
 
     def truncate(self, left: Tensor) -> None:
-        """Forgets all but the first `left` [b] real tokens of each row."""
+        """Remove all but the first `left` [b] real tokens of each row."""
         slot = torch.arange(self.slots, device=left.device)
         last = self.count[:, None] - 1
         rank = last - (last - slot) % self.size
@@ -108,7 +108,7 @@ class Ring:
         self.count.copy_(torch.minimum(self.count, left))
 
     def reset(self) -> None:
-        """Empty again."""
+        """Empty the ring."""
         self.segments.fill_(PADDING)
         for x in (self.positions, self.count, self.lost):
             x.zero_()
@@ -117,6 +117,6 @@ class Ring:
         return self.positions, self.segments, self.count, self.lost
 
 
-def _write(place: SlotWriter, kept: Tensor, new: Tensor) -> Tensor:
-    """[b, slots] facts as vectors of one number, [b, 1, slots, 1]."""
-    return place.write(kept[:, None, :, None], new[:, None, :, None])[:, 0, :, 0]
+def _write(writer: SlotWriter, stored: Tensor, new: Tensor) -> Tensor:
+    """Write [b, slots] values as vectors of one element, [b, 1, slots, 1]."""
+    return writer.write(stored[:, None, :, None], new[:, None, :, None])[:, 0, :, 0]

@@ -1,4 +1,4 @@
-"""What a cache holds of one row, taken out of it, and put into a row of another cache of the same model."""
+"""Snapshot of one row of a KV cache, to start a row of another cache of the same model."""
 
 from typing import NamedTuple
 
@@ -6,26 +6,27 @@ import torch
 from torch import Tensor
 
 from anyformer.attention.layout import real
-from anyformer.cache.kv_cache import Cache, LayerCache
+from anyformer.cache.kv_cache import Cache
+from anyformer.cache.layer_cache import LayerCache
 
 
 class Snapshot(NamedTuple):
-    """The first tokens of one text: of each layer what it keeps of the newest of them, in order."""
+    """First tokens of one text: for each layer, what it stores of the newest of them, in order."""
 
     length: int
-    layers: tuple[tuple[Tensor, ...], ...]  # [g, tokens, k]; fewer tokens than `length` where a ring has lost some
+    layers: tuple[tuple[Tensor, ...], ...]  # [g, tokens, k]; fewer tokens than `length` if a ring has overwritten some
 
     def fits(self, cache: Cache, length: int) -> int:
         """Return how many of its first `length` tokens a row of the cache can continue from.
 
-        That is all of them, or none: where the cache stores values in another form, or a ring has lost what a layer
+        That is all of them, or none if the cache stores another data type or a ring has overwritten tokens that a layer
         needs.
         """
         length = min(length, self.length)
-        if self.form != tuple(tuple(x.dtype for x in _numbers(layer)) for layer in cache.layers):
+        if self.form != tuple(tuple(x.dtype for x in _stored(layer)) for layer in cache.layers):
             return 0
-        for size, kept in zip(cache.sizes, self.layers, strict=True):
-            lost = self.length - (kept[0].shape[1] if kept else self.length)
+        for size, stored in zip(cache.sizes, self.layers, strict=True):
+            lost = self.length - (stored[0].shape[1] if stored else self.length)
             needed = 0 if size.reach not in cache.rings else max(0, length - size.reach)
             if lost > needed:
                 return 0
@@ -33,15 +34,15 @@ class Snapshot(NamedTuple):
 
     @property
     def form(self) -> tuple[tuple[torch.dtype, ...], ...]:
-        """The data types of what each layer keeps."""
-        return tuple(tuple(x.dtype for x in kept) for kept in self.layers)
+        """Data types of the stored tensors of each layer."""
+        return tuple(tuple(x.dtype for x in stored) for stored in self.layers)
 
     def nbytes(self) -> int:
-        return sum(x.nbytes for kept in self.layers for x in kept)
+        return sum(x.nbytes for stored in self.layers for x in stored)
 
 
 def snapshot(cache: Cache, row: int) -> Snapshot:
-    """A copy of what is there of one row, which must be one text from its beginning."""
+    """Copy one row of a cache, which must hold one text from its start."""
     slots = real(cache.segments[row]).nonzero()[:, 0]
     layers = []
     for size, layer in zip(cache.sizes, cache.layers, strict=True):
@@ -50,21 +51,21 @@ def snapshot(cache: Cache, row: int) -> Snapshot:
             ring = cache.rings[size.reach]
             count = int(ring.count[row])
             at = torch.arange(max(int(ring.lost[row]), 0), count, device=slots.device) % ring.size
-        layers.append(tuple(x[row][:, at] for x in _numbers(layer)))
+        layers.append(tuple(x[row][:, at] for x in _stored(layer)))
     return Snapshot(len(slots), tuple(layers))
 
 
 def adopt(cache: Cache, row: int, known: Snapshot, length: int) -> None:
-    """Begins an empty row with the first `length` tokens of a snapshot that `fits`: as if it had read them."""
+    """Write the first `length` tokens of a snapshot that `fits` to an empty row, as if it had read them."""
     index = torch.arange(length, device=cache.length.device)
-    for size, layer, kept in zip(cache.sizes, cache.layers, known.layers, strict=True):
-        first = known.length - (kept[0].shape[1] if kept else known.length)
+    for size, layer, stored in zip(cache.sizes, cache.layers, known.layers, strict=True):
+        first = known.length - (stored[0].shape[1] if stored else known.length)
         begin, at = first, index
         if size.reach in cache.rings:
             ring = cache.rings[size.reach]
             begin = max(first, length - ring.size)
             at = index[begin:] % ring.size
-        for mine, theirs in zip(_numbers(layer), kept, strict=True):
+        for mine, theirs in zip(_stored(layer), stored, strict=True):
             mine[row][:, at] = theirs[:, begin - first : length - first]
     for ring in cache.rings.values():
         newest = index[max(0, length - ring.size) :]
@@ -77,5 +78,5 @@ def adopt(cache: Cache, row: int, known: Snapshot, length: int) -> None:
     cache.following[row] = length
 
 
-def _numbers(layer: LayerCache) -> tuple[Tensor, ...]:
+def _stored(layer: LayerCache) -> tuple[Tensor, ...]:
     return *layer.keys.tensors(), *layer.values.tensors()

@@ -15,9 +15,9 @@ from anyformer.nn.norm import build_norm
 class MultiHeadAttention(nn.Module):
     """out(concat_i softmax(q_i k_iᵀ · scale + mask + bias) v_i), each head a projection of the whole input.
 
-    Self-attention projects its input to q, k and v in one product; cross-attention projects its input to q and the
-    encoder's output to k and v. With fewer key/value heads (g < h) each serves h/g queries' heads.
-    Latent attention makes all three by way of a compressed vector (`latent.py`).
+    Self-attention projects its input to q, k and v in one matmul; cross-attention projects its input to q and the
+    encoder's output to k and v. With fewer key/value heads (g < h) each serves h/g query heads.
+    Latent attention computes all three from a compressed vector (`latent.py`).
     """
 
     def __init__(self, spec: Attention, width: int, *, cross: bool = False):
@@ -34,7 +34,7 @@ class MultiHeadAttention(nn.Module):
         else:
             rows = {"separate": (h * k, g * k, g * k_v), "shared_qk": (h * k, g * k_v), "shared_qkv": (h * k,)}
             self.qkv = Linear(width, rows[spec.projections], bias=spec.bias)
-            # which part of the product serves as query, key and value
+            # the parts of the projection that are query, key and value
             self.serves = {"separate": (0, 1, 2), "shared_qk": (0, 0, 1), "shared_qkv": (0, 0, 0)}[spec.projections]
         self.q_norm, self.k_norm = build_norm(spec.qk_norm, k), build_norm(spec.qk_norm, k)
         self.norms = not isinstance(spec.qk_norm, NoNorm)
@@ -44,7 +44,7 @@ class MultiHeadAttention(nn.Module):
         self.cap, self.sinks = spec.cap, nn.Parameter(torch.empty(h)) if spec.sinks else None
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        q, k, v = (self._across if self.cross else self.latent or self._within)(x, ctx)
+        q, k, v = (self._project_cross if self.cross else self.latent or self._project)(x, ctx)
         relation = ctx.cross if self.cross else ctx.relation
         assert relation is not None
         scoring, dropout = self.scoring, self.dropout if self.training else 0.0
@@ -58,7 +58,7 @@ class MultiHeadAttention(nn.Module):
         out = ctx.tap("heads", out)
         return self.out(out.transpose(1, 2).flatten(2))  # [b, h, t, k_v] -> [b, t, h·k_v]
 
-    def _within(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
         parts = self.qkv.split(ctx.with_memory(x))
         q, k, v = (parts[i] for i in self.serves)
         q, k, v = split_heads(q, self.heads), split_heads(k, self.groups), split_heads(v, self.groups)
@@ -71,7 +71,7 @@ class MultiHeadAttention(nn.Module):
         q, k, v = ctx.tap("q", q), ctx.tap("k", k), ctx.tap("v", v)
         return q, *ctx.append(k, v)
 
-    def _across(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
+    def _project_cross(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
         q = ctx.tap("q", self.q_norm(split_heads(self.q(x), self.heads)))
         if ctx.encoder_out is None:
             assert ctx.cache is not None
@@ -88,5 +88,5 @@ class MultiHeadAttention(nn.Module):
         return Scoring(self.scale, self.normalizer, self.cap, self.sinks)
 
     def queries(self) -> Tensor:
-        """The rows of weight that make the queries."""
+        """Return the rows of the weight that project the queries."""
         return self.q.rows() if self.cross else self.latent.queries() if self.latent else self.qkv.rows(0)

@@ -1,4 +1,4 @@
-"""A block: sublayers around the residual stream, and where their norms stand.
+"""Block: sublayers around the residual stream, and the placement of their norms.
 
          pre                post              branch            sandwich
      x ──┬───┐          x ──┬───┐         x ──┬───┐         x ──┬───┐
@@ -7,8 +7,8 @@
          └──(+)             └──(+)            └──(+)            N₂  │
              │                  N                 │             └──(+)
 
-In sequence the sublayers do this one after the other; in parallel they read the same x and one sum takes them all.
-Without the residual path the line on the right is missing, and a sum is of the branches alone.
+Sequential sublayers do this one after the other; parallel ones read the same x, and one sum adds all their outputs.
+Without a residual connection the line on the right is missing, and the sum has the branches alone.
 """
 
 import torch
@@ -24,7 +24,7 @@ from anyformer.nn.norm import build_norm, normed
 
 
 class Sublayer(nn.Module):
-    """N_sum(x + dropout(N_branch(F(N_in x)))); a norm that is not there is the identity."""
+    """N_sum(x + dropout(N_branch(F(N_in x)))); an absent norm is the identity."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Sublayer(nn.Module):
         self.dropout, self.residual = Dropout(dropout), residual
 
     def branch(self, x: Tensor, ctx: Context) -> Tensor:
-        """What the sublayer adds to the residual stream."""
+        """Return what the sublayer adds to the residual stream."""
         y = self.inner(ctx.tap("in", _norm(self.norm_in, x, ctx)), ctx)
         return ctx.tap("out", self.dropout(_norm(self.norm_branch, y, ctx)))
 
@@ -50,7 +50,7 @@ class Sublayer(nn.Module):
 
 
 class SequentialBlock(nn.ModuleDict):
-    """The sublayers one after the other."""
+    """Sublayers applied one after the other."""
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         for name, sublayer in self.items():

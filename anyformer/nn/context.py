@@ -7,7 +7,7 @@ from torch import Tensor
 
 from anyformer.attention.layout import Layout
 from anyformer.attention.lowered import Relation
-from anyformer.cache.kv_cache import LayerCache
+from anyformer.cache.layer_cache import LayerCache
 from anyformer.cache.ring import SlotWriter
 from anyformer.cache.segment_memory import LayerMemory
 from anyformer.nn.aux_outputs import AuxOutputs

@@ -1,4 +1,4 @@
-"""Convolution in place of self-attention: a token reads its neighbours, each through a matrix of its own."""
+"""Convolution in place of self-attention: a token reads its neighbours, with one matrix per offset."""
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +8,7 @@ from anyformer.attention.layout import Layout, real, sees
 from anyformer.config import Convolution, Full
 from anyformer.nn.context import Context
 
-ALL = Full()  # made here: torch.compile cannot follow the making of a spec
+ALL = Full()  # a constant: torch.compile cannot trace the construction of a spec
 
 
 class ConvolutionMixer(nn.Module):
@@ -33,12 +33,12 @@ class ConvolutionMixer(nn.Module):
         return F.linear(near.flatten(2), self.conv.weight.flatten(1), self.conv.bias)
 
     def _neighbours(self, x: Tensor, q: Layout, k: Layout) -> Tensor:
-        """What stands at each offset from each token, zero where nothing of its segment does."""
+        """Return the token at each offset from each token, zero where its segment has none."""
         same = sees(ALL, q, k)
-        away = k.positions[:, None, :] - q.positions[:, :, None]  # [b, t, s]
+        distance = k.positions[:, None, :] - q.positions[:, :, None]  # [b, t, s]
         near = []
         for offset in self.offsets:
-            there = (same & (away == offset)).expand(x.shape[0], -1, -1)
-            index = there.int().argmax(dim=-1)[..., None].expand(-1, -1, x.shape[2])
-            near.append(x.gather(1, index) * there.any(dim=-1, keepdim=True))
+            is_neighbour = (same & (distance == offset)).expand(x.shape[0], -1, -1)
+            index = is_neighbour.int().argmax(dim=-1)[..., None].expand(-1, -1, x.shape[2])
+            near.append(x.gather(1, index) * is_neighbour.any(dim=-1, keepdim=True))
         return torch.stack(near, dim=-1)

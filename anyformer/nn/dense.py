@@ -1,5 +1,6 @@
-"""Weights for pairs of positions in place of self-attention: what is read depends on where tokens stand, not on what
-they are. There are weights for so many positions and no more; the stack refuses what lies beyond.
+"""Learned weights for pairs of positions in place of self-attention; they depend on positions, not on tokens.
+
+The number of positions is fixed; the stack refuses longer inputs.
 """
 
 import torch
@@ -30,8 +31,8 @@ class PositionMixer(nn.Module):
 class DenseMixer(nn.Module):
     """y_q = Σ_k W[p_q, p_k] x_k + b[p_q] over the tokens k that q sees, each W[p, r] a d×d block of one matrix.
 
-    Rows that count from 0 are one product with the sub-block of their length. Any other layout looks its blocks up
-    token by token, which keeps b·t·s·d² numbers: for decoding and small batches.
+    Rows whose positions count from 0 are one matmul with the sub-matrix of their length. Any other layout looks its
+    blocks up token by token, which stores b·t·s·d² values: for decoding and small batches.
     """
 
     def __init__(self, spec: FullyConnected, width: int):
@@ -53,8 +54,8 @@ class DenseMixer(nn.Module):
             y = F.linear(x.flatten(1), blocks.reshape(t * self.width, t * self.width)).unflatten(1, (t, -1))
         else:
             read = ctx.with_history(x)[:, None] * sees(self.pattern, q, k)[..., None]  # [b, t, s, d]
-            found = blocks.transpose(1, 2)[q.positions[:, :, None], k.positions[:, None, :]]  # [b, t, s, d, d]
-            y = torch.einsum("btsij,btsj->bti", found.expand(x.shape[0], -1, -1, -1, -1), read)
+            pairs = blocks.transpose(1, 2)[q.positions[:, :, None], k.positions[:, None, :]]  # [b, t, s, d, d]
+            y = torch.einsum("btsij,btsj->bti", pairs.expand(x.shape[0], -1, -1, -1, -1), read)
         return y if self.bias is None else y + self.bias.view(self.length, self.width)[q.positions]
 
 

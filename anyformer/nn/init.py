@@ -1,6 +1,7 @@
-"""Initialisation: every weight filled by the rule that the config names, after building (so building on meta works)."""
+"""Weight initialisation by the rule of the config, after building, so that building on the meta device works."""
 
 import math
+from collections.abc import Iterator
 from typing import assert_never
 
 import torch
@@ -23,100 +24,122 @@ from anyformer.nn.stack import BlockStack
 
 @torch.no_grad()
 def initialise(model: nn.Module, init: Init, width: int) -> None:
-    """Fills all parameters of a model with materialised (not meta) weights."""
+    """Initialise all weights of a model that is not on the meta device."""
     for module in model.modules():
-        match module:
-            case RootMeanSquare():
-                module.weight.fill_(1 - module.offset)
-            case nn.LayerNorm():
-                module.weight.fill_(1)
-                if module.bias is not None:
-                    module.bias.zero_()
-            case OverBatch():
-                module.weight.fill_(1)
-                module.bias.zero_()
-                module.reset()
-            case SigmoidRouter():
-                module.reset()
-            case LowRank():
-                continue  # last, so that the other weights are those of a model without
-            case StackedLinear():
-                for expert in module.rows():
-                    for rows in expert.split(module.parts):
-                        _matrix(rows, init)
-                if module.bias is not None:
-                    module.bias.zero_()
-            case Linear():
-                for i in range(len(module.parts)):
-                    _matrix(module.rows(i), init)
-                if module.bias is not None:
-                    module.bias.zero_()
-            case nn.Linear():
-                _matrix(module.weight, init)
-                if module.bias is not None:
-                    module.bias.zero_()
-            case nn.RNNBase():
-                for parameter in module.parameters():
-                    for rows in parameter.split(module.hidden_size):  # of each gate
-                        _matrix(rows, init) if rows.dim() == 2 else rows.zero_()
-            case nn.Conv1d():
-                _matrix(module.weight.flatten(1), init)
-                if module.bias is not None:
-                    module.bias.zero_()
-            case DenseMixer() | PositionMixer():
-                _matrix(module.weight, init)
-                if module.bias is not None:
-                    module.bias.zero_()
-            case nn.Embedding():
-                _table(module.weight, init, width)
-                if module.padding_idx is not None:
-                    module.weight[module.padding_idx].zero_()
-            case Positions():
-                std = width**-0.5 if isinstance(init, FanIn) else _std(init, width)  # small beside embeddings of 1
-                for name, table in module.tables.items():
-                    module.scheme.fill(name, table, std)
-            case nn.ParameterDict():
-                continue  # tables, filled with the scheme that owns them
-            case MultiHeadAttention():
-                if module.sinks is not None:
-                    module.sinks.zero_()
-            case TokenHead():
-                if module.transitions is not None:
-                    module.transitions.zero_()
-            case VocabularyHead():
-                if module.table is not None:
-                    _table(module.table, init, width)
-                if module.bias is not None:
-                    module.bias.zero_()
-            case _:
-                own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-                assert not own, f"no rule initialises {type(module).__name__}"
-    _adjust(model, init)
+        if isinstance(module, (LowRank, nn.ParameterDict)):
+            continue  # adapters come last; tables are filled with the position scheme that owns them
+        if (matrices := _matrices(module)) is not None:
+            for weight in matrices:
+                _fill_matrix(weight, init)
+            _zero_biases(module)
+        elif not _fill_table(module, init, width) and not _fill_constants(module):
+            own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+            assert not own, f"no rule initialises {type(module).__name__}"
+    _scale_by_role(model, init)
     for module in model.modules():
         if isinstance(module, LowRank):
+            module.reset()  # last, so that all other weights are those of the model without adapters
+
+
+def _matrices(module: nn.Module) -> list[Tensor] | None:
+    """Return the matrices of a linear, recurrent or convolutional module, each filled by itself; None for others."""
+    match module:
+        case StackedLinear():
+            return [rows for expert in module.rows() for rows in expert.split(module.parts)]
+        case Linear():
+            return [module.rows(part) for part in range(len(module.parts))]
+        case nn.Linear():
+            return [module.weight]
+        case nn.RNNBase():
+            weights = [parameter for parameter in module.parameters() if parameter.dim() == 2]
+            return [rows for weight in weights for rows in weight.split(module.hidden_size)]  # one for each gate
+        case nn.Conv1d():
+            return [module.weight.flatten(1)]
+        case DenseMixer() | PositionMixer():
+            return [module.weight]
+        case _:
+            return None
+
+
+def _zero_biases(module: nn.Module) -> None:
+    for name, parameter in module.named_parameters(recurse=False):
+        if name.startswith("bias"):
+            parameter.zero_()
+
+
+def _fill_table(module: nn.Module, init: Init, width: int) -> bool:
+    """Initialise a module with a table of vectors; return whether it is one."""
+    match module:
+        case nn.Embedding():
+            module.weight.normal_(std=_std(init, width))
+            if module.padding_idx is not None:
+                module.weight[module.padding_idx].zero_()
+        case Positions():
+            std = width**-0.5 if isinstance(init, FanIn) else _std(init, width)  # small compared to embeddings of 1
+            for name, table in module.tables.items():
+                module.scheme.fill(name, table, std)
+        case VocabularyHead():
+            if module.table is not None:
+                module.table.normal_(std=_std(init, width))
+            _zero_biases(module)
+        case _:
+            return False
+    return True
+
+
+def _fill_constants(module: nn.Module) -> bool:
+    """Initialise a module whose weights start at 0 or 1; return whether it is one."""
+    match module:
+        case RootMeanSquare():
+            module.weight.fill_(1 - module.offset)
+        case nn.LayerNorm() | OverBatch():
+            module.weight.fill_(1)
+            _zero_biases(module)
+            if isinstance(module, OverBatch):
+                module.reset()
+        case SigmoidRouter():
             module.reset()
+        case MultiHeadAttention():
+            if module.sinks is not None:
+                module.sinks.zero_()
+        case TokenHead():
+            if module.transitions is not None:
+                module.transitions.zero_()
+        case _:
+            return False
+    return True
 
 
-def _adjust(model: nn.Module, init: Init) -> None:
-    """What depends on where a matrix stands."""
+def _scale_by_role(model: nn.Module, init: Init) -> None:
+    """Scale the matrices whose size depends on where they are in the model."""
     for stack in (m for m in model.modules() if isinstance(m, BlockStack)):
-        sublayers = [m for m in stack.modules() if isinstance(m, Sublayer)]
-        apart = {m for sublayer in sublayers if not sublayer.residual for m in sublayer.modules()}
+        if isinstance(init, Normal) and init.residual:
+            for weight in _residual_outputs(stack):
+                weight.div_(math.sqrt(2 * len(stack.runs)))
         for module in stack.modules():
-            if isinstance(init, Normal) and init.residual and module not in apart:
-                if isinstance(module, (MultiHeadAttention, RecurrentMixer)) and isinstance(module.out, Linear):
-                    module.out.rows().div_(math.sqrt(2 * len(stack.runs)))
-                if isinstance(module, (PlainFFN, GatedFFN, Mixture)):
-                    module.down.rows().div_(math.sqrt(2 * len(stack.runs)))
-                if isinstance(module, (nn.Conv1d, DenseMixer, PositionMixer)):
-                    module.weight.div_(math.sqrt(2 * len(stack.runs)))
             if isinstance(init, FanIn) and isinstance(module, MultiHeadAttention) and module.scale == 1:
                 # unscaled scores: the queries carry the 1/sqrt(k)
                 rows = module.queries()
                 rows.div_(math.sqrt(rows.shape[0] // module.heads))
 
 
-def _matrix(weight: Tensor, init: Init) -> None:
+def _residual_outputs(stack: BlockStack) -> Iterator[Tensor]:
+    """Yield the last matrix of every branch that is added to the residual stream."""
+    sublayers = [m for m in stack.modules() if isinstance(m, Sublayer)]
+    without_residual = {m for sublayer in sublayers if not sublayer.residual for m in sublayer.modules()}
+    for module in stack.modules():
+        if module in without_residual:
+            continue
+        match module:
+            case MultiHeadAttention() | RecurrentMixer() if isinstance(module.out, Linear):
+                yield module.out.rows()
+            case PlainFFN() | GatedFFN() | Mixture():
+                yield module.down.rows()
+            case nn.Conv1d() | DenseMixer() | PositionMixer():
+                yield module.weight
+
+
+def _fill_matrix(weight: Tensor, init: Init) -> None:
     out, into = weight.shape
     match init:
         case Normal(std=std):
@@ -128,10 +151,6 @@ def _matrix(weight: Tensor, init: Init) -> None:
             weight.normal_(std=into**-0.5)
         case _:
             assert_never(init)
-
-
-def _table(weight: Tensor, init: Init, width: int) -> None:
-    weight.normal_(std=_std(init, width))
 
 
 def _std(init: Init, width: int) -> float:

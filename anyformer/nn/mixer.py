@@ -1,10 +1,10 @@
-"""What stands in a block's first sublayer: the module of each mixer, and what it keeps in a cache."""
+"""Mixers, the first sublayer of a block: the module of each spec, and what it stores in a cache."""
 
 from typing import assert_never
 
 from torch import nn
 
-from anyformer.cache.kv_cache import Sizes
+from anyformer.cache.layer_cache import Sizes
 from anyformer.config import (
     Attention,
     Convolution,
@@ -22,7 +22,7 @@ from anyformer.nn.recurrent import RecurrentMixer
 
 
 def build_mixer(spec: Mixer, width: int) -> nn.Module | None:
-    """None: the block has no such sublayer."""
+    """Return the module of a mixer; None if the block has none."""
     match spec:
         case Attention():
             return MultiHeadAttention(spec, width)
@@ -41,12 +41,12 @@ def build_mixer(spec: Mixer, width: int) -> nn.Module | None:
 
 
 def cache_sizes(spec: Mixer, width: int) -> Sizes:
-    """What one layer keeps of each token, as groups of keys and values."""
+    """Return what one layer stores per token in a cache, as groups of keys and values."""
     match spec:
         case Attention():
             if isinstance(spec.compress, Latent):
-                return Sizes(1, spec.compress.rank, spec.compress.rotary_width, spec.reach, rounds=True)
-            return Sizes(spec.groups, *spec.widths(width), spec.reach, rounds=True)
+                return Sizes(1, spec.compress.rank, spec.compress.rotary_width, spec.reach, quantisable=True)
+            return Sizes(spec.groups, *spec.widths(width), spec.reach, quantisable=True)
         case Recurrent():
             return Sizes(1, spec.hidden(width), spec.state(width) - spec.hidden(width))  # h, and c
         case Convolution():

@@ -1,8 +1,8 @@
-"""Pooling between the stages of an encoder, and the way back to its tokens (Funnel-Transformer, Dai et al. 2020).
+"""Token pooling between the stages of an encoder, and upsampling at its end (Funnel-Transformer, Dai et al. 2020).
 
-A window is all tokens of one segment whose positions have the same quotient by the factor. Windows stand in a layout of
-their own, by segment and quotient, so every part of a layer works on them as on tokens, padding and packing change
-nothing, and a window may be pooled again.
+A window is all tokens of one segment whose positions have the same quotient by the factor. Windows have a layout by
+segment and quotient, so every layer treats them as tokens, padding and packing change nothing, and windows can be
+pooled again.
 """
 
 from typing import Literal, NamedTuple
@@ -17,19 +17,19 @@ from anyformer.conventions import PADDING
 
 
 class Windows(NamedTuple):
-    """Which tokens stand in which window, and where the windows stand."""
+    """Assignment of tokens to windows, and the layout of the windows."""
 
     layout: Layout  # of the windows
     inside: Tensor | None  # bool [b, t]: the tokens that are not padding; None: all
     factor: int
-    rank: Tensor | None  # int [b, t]: each token's window, a pad's is one past the last; None: i // factor
+    rank: Tensor | None  # int [b, t]: each token's window; for padding, one past the last; None: i // factor
 
     @classmethod
     def of(cls, tokens: Layout, factor: int, batch: int) -> "Windows":
         inside = None if tokens.segments is None else real(tokens.segments)
         if tokens.is_arange and tokens.marks is None:
             length = -(-tokens.positions.shape[1] // factor)
-            segments = None if tokens.segments is None else tokens.segments[:, ::factor]  # all pads are on the right
+            segments = None if tokens.segments is None else tokens.segments[:, ::factor]  # all padding is on the right
             layout = tokens._replace(positions=tokens.positions[:, :length], segments=segments, position_bound=length)
             return cls(layout, inside, factor, None)
         tokens = tokens._replace(positions=tokens.positions.expand(batch, -1))
@@ -37,16 +37,16 @@ class Windows(NamedTuple):
         length = rank.shape[1] if torch.compiler.is_compiling() else max(int(count.max()), 1)
         at = torch.where(rank < count, rank, length)
 
-        def shown(fact: Tensor, filler: int) -> Tensor:
-            """A fact of the tokens as one of their windows; of different ones the greatest."""
-            room = fact.new_full((at.shape[0], length + 1), filler)
-            return room.scatter_reduce(1, at, fact.expand_as(at), "amax")[:, :length]
+        def by_window(values: Tensor, filler: int) -> Tensor:
+            """Return the largest value of the tokens of each window."""
+            out = values.new_full((at.shape[0], length + 1), filler)
+            return out.scatter_reduce(1, at, values.expand_as(at), "amax")[:, :length]
 
         segments = tokens.segment_ids
         layout = Layout(
-            shown(torch.where(real(segments), tokens.positions // factor, 0), 0),
-            shown(segments, PADDING),
-            None if tokens.marks is None else shown(tokens.marks, 0),
+            by_window(torch.where(real(segments), tokens.positions // factor, 0), 0),
+            by_window(segments, PADDING),
+            None if tokens.marks is None else by_window(tokens.marks, 0),
             ordered=True,
             packed=tokens.packed,
             padding="right",
@@ -54,14 +54,14 @@ class Windows(NamedTuple):
         return cls(layout, inside, factor, at)
 
     def pool(self, x: Tensor, how: Literal["mean", "max"]) -> Tensor:
-        """Tokens [b, t, d] to windows [b, n, d], zero where there is none."""
+        """Pool tokens [b, t, d] to windows [b, n, d]; empty windows are zero."""
         if how == "mean":
             return self._reduce(x, "sum", 0.0) / self._reduce(torch.ones_like(x[..., :1]), "sum", 0.0).clamp(min=1)
-        most = self._reduce(x, "amax", -torch.inf)
-        return most.masked_fill(most == -torch.inf, 0.0)
+        largest = self._reduce(x, "amax", -torch.inf)
+        return largest.masked_fill(largest == -torch.inf, 0.0)
 
     def spread(self, x: Tensor, length: int) -> Tensor:
-        """Windows [b, n, d] to tokens [b, t, d]; a pad takes zero."""
+        """Repeat windows [b, n, d] for their tokens [b, t, d]; padding is zero."""
         if self.rank is None:
             return x.repeat_interleave(self.factor, dim=1)[:, :length]
         return F.pad(x, (0, 0, 0, 1)).gather(1, self._at(x))
@@ -73,8 +73,8 @@ class Windows(NamedTuple):
         if self.rank is None:
             x = F.pad(x, (0, 0, 0, length * self.factor - x.shape[1]), value=neutral).unflatten(1, (length, -1))
             return x.sum(dim=2) if how == "sum" else x.amax(dim=2)
-        room = x.new_full((x.shape[0], length + 1, x.shape[2]), neutral)
-        return room.scatter_reduce(1, self._at(x), x, how)[:, :length]
+        out = x.new_full((x.shape[0], length + 1, x.shape[2]), neutral)
+        return out.scatter_reduce(1, self._at(x), x, how)[:, :length]
 
     def _at(self, x: Tensor) -> Tensor:
         assert self.rank is not None
@@ -82,9 +82,9 @@ class Windows(NamedTuple):
 
 
 def _ranks(tokens: Layout, factor: int) -> tuple[Tensor, Tensor]:
-    """The number of each token's window in its row [b, t], counted by segment and position, and how many there are.
+    """Return the index of each token's window in its row [b, t], by segment and position, and their number [b, 1].
 
-    Pads have the greatest number.
+    Padding has the largest index.
     """
     window = tokens.positions // factor
     segments = tokens.segment_ids
@@ -100,13 +100,13 @@ def _ranks(tokens: Layout, factor: int) -> tuple[Tensor, Tensor]:
 
 
 class Funnel:
-    """One pass through the levels of a stack: the layouts of all, and x on its way from one to the next."""
+    """One forward pass through the pooling levels of a stack: their layouts, and x moved between them."""
 
     def __init__(self, pooling: Pooling | None, tokens: Layout, batch: int):
         self.pooling, self.level = pooling, 0
         self.layouts = [tokens]
         self.windows: list[Windows] = []
-        self.skip: Tensor | None = None  # what the first stage made of the tokens
+        self.skip: Tensor | None = None  # output of the first stage
         if pooling is None:
             return
         for _ in pooling.stages[1:]:
@@ -114,7 +114,7 @@ class Funnel:
             self.layouts.append(self.windows[-1].layout)
 
     def to(self, level: int, x: Tensor) -> Tensor:
-        """x one level on, or back at the tokens."""
+        """Pool x to the next level, or upsample it to the tokens (level 0)."""
         if level == self.level:
             return x
         assert self.pooling is not None

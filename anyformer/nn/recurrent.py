@@ -1,9 +1,9 @@
 """Recurrent mixers: an RNN, LSTM or GRU in place of self-attention.
 
-The cells are torch's, so are their weights. Rows of one segment without gaps run on torch's fused kernels; all else,
-and the backend `eager`, on the loop in `_steps`, which knows segments, pads and caches. The cache keeps the state after
-every token, so that a row goes on from wherever its newest token stands. torch.compile breaks its graph here: better
-the kernels than a loop unrolled.
+Cells and weights are torch's. Rows of one segment without gaps run on torch's fused kernels. Everything else, and the
+backend `eager`, runs on the loop in `_steps`, which handles segments, padding and caches. The cache stores the state
+after every token, so a row continues from its newest token. torch.compile breaks its graph here, because the fused
+kernels are faster than an unrolled loop.
 """
 
 from collections.abc import Callable
@@ -20,19 +20,19 @@ from anyformer.conventions import PADDING
 from anyformer.nn.context import Context
 from anyformer.nn.linear import Linear
 
-ALL = Full()  # made here: torch.compile cannot follow the making of a spec
+ALL = Full()  # a constant: torch.compile cannot trace the construction of a spec
 CELLS: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
 
 
 class RecurrentMixer(nn.Module):
-    """out(h_t), or out([h_t ; h'_t]) where a second cell reads each segment from its end."""
+    """out(h_t), or out([h_t ; h'_t]) with a second cell that reads each segment backwards."""
 
     def __init__(self, spec: Recurrent, width: int):
         super().__init__()
-        hidden, ways = spec.hidden(width), 2 if spec.both_ways else 1
-        self.cells = nn.ModuleList(CELLS[spec.cell](width, hidden, batch_first=True) for _ in range(ways))
-        plain = ways == 1 and hidden == width
-        self.out = nn.Identity() if plain else Linear(ways * hidden, width, bias=False)
+        hidden, directions = spec.hidden(width), 2 if spec.both_ways else 1
+        self.cells = nn.ModuleList(CELLS[spec.cell](width, hidden, batch_first=True) for _ in range(directions))
+        plain = directions == 1 and hidden == width
+        self.out = nn.Identity() if plain else Linear(directions * hidden, width, bias=False)
         self.hidden, self.state = hidden, spec.state(width)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
@@ -49,14 +49,14 @@ class RecurrentMixer(nn.Module):
         return self.out(ctx.tap("state", torch.cat(read, dim=-1)))
 
     def _run(self, cell: nn.RNNBase, x: Tensor, layout: Layout, ctx: Context) -> Tensor:
-        """The state after each token [b, t, h], or as much of it as is asked for: the fused LSTM keeps c to itself."""
-        lean = not layout.packed and layout.padding != "any" and ctx.cache is None
-        wants_c = isinstance(cell, nn.LSTM) and ctx.state_sink is not None
-        if lean and ctx.backend != "eager" and not wants_c and _has_kernel(x, self.training):
-            begin = None if ctx.initial_state is None else ctx.initial_state[None, :, 0].contiguous()
-            if begin is not None and isinstance(cell, nn.LSTM):
-                return cell(x, tuple(part.contiguous() for part in begin.chunk(2, dim=-1)))[0]
-            return cell(x, begin)[0]
+        """Return the state after each token [b, t, h]; without a sink, the fused LSTM returns h alone, without c."""
+        is_plain = not layout.packed and layout.padding != "any" and ctx.cache is None
+        needs_c = isinstance(cell, nn.LSTM) and ctx.state_sink is not None
+        if is_plain and ctx.backend != "eager" and not needs_c and _has_kernel(x, self.training):
+            initial = None if ctx.initial_state is None else ctx.initial_state[None, :, 0].contiguous()
+            if initial is not None and isinstance(cell, nn.LSTM):
+                return cell(x, tuple(part.contiguous() for part in initial.chunk(2, dim=-1)))[0]
+            return cell(x, initial)[0]
         state, last = x.new_zeros(x.shape[0], self.state), None
         if ctx.cache is not None:
             state, last = self._newest(ctx)
@@ -67,7 +67,7 @@ class RecurrentMixer(nn.Module):
         return states
 
     def _newest(self, ctx: Context) -> tuple[Tensor, Tensor]:
-        """State [b, h] and segment [b] of each row's newest real token before the tokens at hand."""
+        """Return state [b, h] and segment [b] of each row's newest real token before the tokens at hand."""
         assert ctx.cache is not None
         assert isinstance(ctx.cache.write_at, Slots)
         assert ctx.keys.segments is not None
@@ -75,25 +75,25 @@ class RecurrentMixer(nn.Module):
         known = real(ctx.keys.segments) & (index < ctx.cache.write_at.at[0])
         newest = torch.where(known, index, 0).max(dim=1, keepdim=True).values
         segment = torch.where(known.any(dim=1), ctx.keys.segments.gather(1, newest)[:, 0], PADDING)
-        kept = [
+        stored = [
             _take(store.read()[:, 0], newest)[:, 0] for store in (ctx.cache.layer.keys, ctx.cache.layer.values)
         ]  # h, c
-        return torch.cat(kept, dim=-1), segment
+        return torch.cat(stored, dim=-1), segment
 
 
 def _has_kernel(x: Tensor, training: bool) -> bool:
     if x.is_cuda:
-        return training or not torch.is_grad_enabled()  # cuDNN goes back in training mode only
+        return training or not torch.is_grad_enabled()  # cuDNN has a backward pass in training mode only
     return x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(x.device.type)
 
 
 def _steps(
-    cell: nn.RNNBase, x: Tensor, layout: Layout, state: Tensor, last: Tensor | None, begin: Tensor | None
+    cell: nn.RNNBase, x: Tensor, layout: Layout, state: Tensor, last: Tensor | None, initial: Tensor | None
 ) -> Tensor:
-    """The state after each token [b, t, h], by the definition.
+    """Return the state after each token [b, t, h], by the definition.
 
-    `state` [b, h] is what a first token of segment `last` [b] goes on from; where another segment begins, the state is
-    `begin` [b, t, h], or zero.
+    A first token of segment `last` [b] continues from `state` [b, h]. Where another segment starts, the state is
+    `initial` [b, t, h], or zero.
     """
     weights = {name.removesuffix("_l0"): parameter for name, parameter in cell.named_parameters()}
     inputs = F.linear(x, weights["weight_ih"], weights["bias_ih"])  # of all tokens at once
@@ -102,7 +102,7 @@ def _steps(
     state, states = state.to(inputs.dtype), []
     for t in range(x.shape[1]):
         if t == 0 or is_real is not None:
-            state = torch.where(starts[:, t, None], 0.0 if begin is None else begin[:, t].to(state.dtype), state)
+            state = torch.where(starts[:, t, None], 0.0 if initial is None else initial[:, t].to(state.dtype), state)
         h = state[:, : cell.hidden_size]
         new = _step(cell, inputs[:, t], F.linear(h, weights["weight_hh"], weights["bias_hh"]), state)
         state = new if is_real is None else torch.where(is_real[:, t, None], new, state)
@@ -111,7 +111,7 @@ def _steps(
 
 
 def _step(cell: nn.RNNBase, x: Tensor, u: Tensor, state: Tensor) -> Tensor:
-    """The next state from W x_t + b, U h_{t-1} + b' and the state before."""
+    """Return the next state from W x_t + b, U h_{t-1} + b' and the previous state."""
     match cell:
         case nn.LSTM():
             _, c = state.chunk(2, dim=-1)
@@ -127,20 +127,20 @@ def _step(cell: nn.RNNBase, x: Tensor, u: Tensor, state: Tensor) -> Tensor:
 
 
 def _starts(layout: Layout, x: Tensor, last: Tensor | None) -> Tensor:
-    """Which real tokens are of another segment than the real token before them, bool [b or 1, t]."""
+    """Return which real tokens are in another segment than the real token before them, bool [b or 1, t]."""
     index = torch.arange(x.shape[1], device=x.device)
     if layout.segments is None:
         return (index == 0)[None]
     segments = layout.segments.expand(x.shape[:2])
     newest = torch.where(real(segments), index, -1).cummax(dim=1).values
-    newest = F.pad(newest, (1, -1), value=-1)  # the real token strictly before each place
+    newest = F.pad(newest, (1, -1), value=-1)  # the real token strictly before each index
     first = torch.full_like(segments[:, 0], PADDING) if last is None else last
     before = torch.where(newest < 0, first[:, None], segments.gather(1, newest.clamp(min=0)))
     return real(segments) & (segments != before)
 
 
 def _backwards(layout: Layout) -> Tensor:
-    """The order [b or 1, t] that turns rows around and, applied again, back; pads on the right stay there."""
+    """Return the order [b or 1, t] that reverses rows, and restores them if applied twice; right padding stays."""
     length = layout.positions.shape[1]
     index = torch.arange(length, device=layout.positions.device)[None]
     if layout.segments is None or layout.packed or layout.padding == "any":
@@ -149,13 +149,13 @@ def _backwards(layout: Layout) -> Tensor:
 
 
 def last_states(states: Tensor, q: Layout, source: Layout) -> Tensor:
-    """For each token the state [b, t, h] after the last source token of its segment, zero where there is none."""
+    """Return for each token the state [b, t, h] after the last source token of its segment, or zero."""
     index = torch.arange(states.shape[1], device=states.device)
     last = torch.where(sees(ALL, q, source), index, -1).max(dim=-1).values  # [b or 1, t]
     return _take(states, last.clamp(min=0)) * (last >= 0)[..., None]
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:
-    """x [b, t, ...] at the places `index` [b or 1, t']."""
+    """Return x [b, t, ...] at `index` [b or 1, t']."""
     index = index.expand(x.shape[0], -1)
     return x.gather(1, index if x.dim() == 2 else index[..., None].expand(*index.shape, x.shape[2]))

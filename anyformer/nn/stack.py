@@ -1,4 +1,4 @@
-"""A stack: blocks in depth, the position schemes they share, and a final norm."""
+"""Stack of blocks: the encoder or the decoder, with its position schemes and final norm."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, cast
@@ -45,7 +45,7 @@ DEFAULT_OPTIONS = PassOptions()
 
 
 class Plan(NamedTuple):
-    """What decides a relation; layers with the same plan share it."""
+    """Everything that determines a layer's mask and positions; layers with equal plans share them."""
 
     pattern: Pattern
     rotary_width: int  # of a key: how much of it the scheme may rotate
@@ -64,7 +64,7 @@ class Encoded(NamedTuple):
 
 
 class BlockStack(nn.Module):
-    """An encoder or a decoder. Layers are counted by application: with shared weights a module runs several times."""
+    """Encoder or decoder. Layers are counted by application: with shared weights a module runs several times."""
 
     def __init__(self, spec: Stack, width: int, side: Side, embed_width: int):
         super().__init__()
@@ -101,13 +101,13 @@ class BlockStack(nn.Module):
         self.no_position = Positions(NoPosition(), width, 0)  # no scheme acts between the positions of two texts
 
     def embed(self, x: Tensor, layout: Layout) -> Tensor:
-        """The part of the position scheme that acts on embeddings."""
+        """Apply the part of the position scheme that acts on embeddings."""
         if self.ends and not torch.compiler.is_compiling():
             self._check(layout, *self.ends[0])
         return self.embedder.embed(x, layout.positions)
 
     def _check(self, layout: Layout, limit: int, positions: str) -> None:
-        """A clear error where a token stands where no weights are."""
+        """Raise if a position has no weights."""
         if layout.position_bound is not None and layout.position_bound <= limit:
             return
         first, last = int(layout.positions.min()), int(layout.positions.max())
@@ -115,8 +115,8 @@ class BlockStack(nn.Module):
             raise ValueError(f"position {first} is before the first of {limit} {positions}")
         if last >= limit:
             raise ValueError(
-                f"position {last} is past the end of {limit} {positions}: shorten the input, ask for fewer new tokens, "
-                "give more of them, or choose a part without an end, such as rotary positions and attention"
+                f"position {last} is past the end of {limit} {positions}: shorten the input, generate fewer tokens, "
+                "configure more positions, or use parts without a limit, such as rotary positions and attention"
             )
 
     def relations(
@@ -149,7 +149,7 @@ class BlockStack(nn.Module):
         return made
 
     def crossings(self, q: Layout, source: Layout, site: Runtime, backend: str) -> list[Relation]:
-        """The same towards the encoder's output."""
+        """Return the masks of cross-attention, once per forward pass."""
         made = []
         for pattern, needs in self.cross_plans:
             if pattern.limit is not None and not torch.compiler.is_compiling():
@@ -223,7 +223,7 @@ def run_apart(
 
 
 def _with_causality(block: Block, side: Side) -> Block:
-    """The block with what its mixer leaves to the side."""
+    """Return the block with the causality that its mixer leaves to the side."""
     mixer = block.mixer
     if not isinstance(mixer, (Convolution, FullyConnected, PositionMixing)):
         return block

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from anyformer.attention.layout import Layout
-from anyformer.cache.kv_cache import Cache, Exact, Int8, LayerCache, Sizes
+from anyformer.cache.kv_cache import Cache
+from anyformer.cache.layer_cache import ExactStore, Int8Store, LayerCache, Sizes
 from anyformer.cache.ring import Slots
 from anyformer.config import (
     LM,
@@ -179,7 +180,7 @@ def test_a_full_cache_says_so_and_stays_as_it_is():
     model = build(config())
     cache, ids = model.new_cache(2, 4), tokens(0, 2, 6)
     model(ids[:, :3], cache=cache)
-    with pytest.raises(ValueError, match="the cache has 4 slots, 3 taken: 2 more do not fit"):
+    with pytest.raises(ValueError, match="the cache has 4 slots, 3 in use: 2 more do not fit"):
         model(ids[:, 3:5], cache=cache)
     close(model(ids[:, 3:4], cache=cache), model(ids[:, :4])[:, 3:])
 
@@ -274,7 +275,7 @@ def test_int8_is_exact_to_half_a_step(dtype: torch.dtype):
     """|x - kept| ≤ max|x| / 254, whatever the size of a vector: each has a scale of its own."""
     x = torch.randn(2, 3, 5, 16) * torch.logspace(-2, 2, 5)[:, None]
     x[0, 0, 0] = 0
-    store = Int8(2, 3, 6, 16, CPU, dtype)
+    store = Int8Store(2, 3, 6, 16, CPU, dtype)
     kept = store.write(x.to(dtype), Slots(torch.arange(5)))
     assert kept.dtype == dtype
     assert torch.equal(kept, store.read())
@@ -314,7 +315,7 @@ def test_only_attention_is_rounded():
     stack = Stack(depth=2, blocks=(Block(mixer=Recurrent(cell="lstm")),))
     model, ids = build(decoder(WIDE["direct"]).model_copy(update={"decoder": stack})), tokens(0, 2, 6)
     cache = model.new_cache(2, 6, kind="int8")
-    assert all(type(layer.keys) is Exact for layer in cache.layers)
+    assert all(type(layer.keys) is ExactStore for layer in cache.layers)
     close(model.decode(ids, cache=cache), model.decode(ids))
 
 

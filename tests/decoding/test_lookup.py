@@ -139,6 +139,6 @@ def test_more_than_the_slack_is_an_error():
     cache = model.new_cache(2, 20, slack=2)
     with torch.no_grad():
         model.decode(tokens(0, 2, 9), cache=cache)
-    with pytest.raises(ValueError, match="keeps only 2 more"):
+    with pytest.raises(ValueError, match="can remove at most 2 tokens"):
         cache.forget(torch.tensor([1, 3]))
     cache.forget(torch.tensor([1, 2]))
