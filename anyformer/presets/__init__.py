@@ -1,14 +1,14 @@
 """Well-known Transformers, each a function of a few numbers. Imports no torch.
 
-Without arguments a preset is the published size. Every number can be given; what is not given follows the family's own
-rule: feed-forward width, head width, the ratio of heads to key/value heads. `head` takes the place of the family's own,
-and the output is tied only where the head has a vocabulary. Anything else is `model_copy` away. `PRESETS` lists them.
+Without arguments a preset has the published size. Sizes that are not given follow the family's rule: feed-forward
+width, head width, the ratio of heads to key/value heads. `head` replaces the family's head; the output is tied only if
+the head has a vocabulary. Change anything else with `model_copy`. `PRESETS` lists them all.
 
-decoders  decoders with layer norms
-encoders  encoders, of text and of images
-family    what families share
-llamas    Llama and its kin
-pairs     encoder–decoders
+decoders  GPT and other decoders with layer norms
+encoders  BERT and other encoders of text, ViT
+family    parts shared by several families
+llamas    Llama, Mistral, Qwen, Gemma, DeepSeek: RMS norms, rotary positions, gated feed-forwards
+pairs     encoder-decoders: the 2017 Transformer, T5, BART
 """
 
 from collections.abc import Callable

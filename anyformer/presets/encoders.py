@@ -93,7 +93,7 @@ def bigbird(
     For logits, `head=MaskedLM(transform=Transform(activation=Gelu(approximate="tanh"), norm=LayerNorm(eps=1e-12)))`.
     """
     norm = LayerNorm(eps=1e-12)
-    # globals: published are the first block and the last, and which is last no position tells
+    # published global blocks: the first and the last; a position does not tell which one is last, so the first two
     pattern = BigBird(block=64, before=1, after=1, globals=2, randoms=3)
     attention = biased(heads, kv_heads, key_width, dropout).model_copy(update={"pattern": pattern})
     feedforward = Plain(width=ff, activation=GELU_TANH)

@@ -1,4 +1,4 @@
-"""What families share. Imports no torch."""
+"""Parts shared by several families. Imports no torch."""
 
 from typing import Literal, TypeVar
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 GELU_TANH = Gelu(approximate="tanh")
 NEXT_TOKEN = LM()
-NEXT_TOKEN_SCALED = LM(scale=InvSqrtWidth())  # T5's, PaLM's: beside tied embeddings of N(0, 1)
+NEXT_TOKEN_SCALED = LM(scale=InvSqrtWidth())  # of T5 and PaLM, whose tied embeddings are N(0, 1)
 POOLER = Embedder(pool="first", transform=Transform(activation=Tanh()))
 
 

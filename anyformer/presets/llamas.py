@@ -1,4 +1,4 @@
-"""Llama and its kin: decoders with RMS norms, rotary positions and gates. Imports no torch."""
+"""Llama and related decoders: RMS norms, rotary positions, gated feed-forwards. Imports no torch."""
 
 from anyformer.config import (
     LM,

@@ -78,7 +78,7 @@ def facts(cache: Cache) -> tuple:
 
 
 def test_a_layer_fills_its_slots_in_place():
-    """Keys and values go where they are told, at addresses that never move; the rest stays zero."""
+    """Keys and values are written to their slots, at fixed addresses; all other slots stay zero."""
     layer = LayerCache(2, 6, Sizes(1, 2, 3), CPU, torch.float64)
     homes = tuple(x.data_ptr() for x in layer.tensors())
     assert not any(x.any() for x in layer.tensors())
@@ -93,7 +93,7 @@ def test_a_layer_fills_its_slots_in_place():
 
 
 def test_new_tokens_follow_the_old():
-    """A row's newest real token says which segment goes on, and from where."""
+    """New tokens continue the segment and position of a row's newest real token."""
     cache = empty()
     assert facts(cache) == ([[PADDING] * 6] * 2, [0, 0], [0, 0], 0)
     read(cache, [[0, 0, 0], [-1, 0, -1]])
@@ -245,7 +245,7 @@ def test_a_cached_step_keeps_no_graph():
     hidden = model.decode(tokens(1, 2, 3), model.encode(tokens(0, 2, 5)), cache=cache)
     kept = [x for layer in cache.layers for x in layer.tensors()]
     assert not any(x.requires_grad for x in (hidden, *kept))
-    assert model(tokens(0, 2, 5), tokens(1, 2, 3)).requires_grad  # without a cache training goes on
+    assert model(tokens(0, 2, 5), tokens(1, 2, 3)).requires_grad  # training without a cache is unaffected
 
 
 @pytest.mark.parametrize("norm", [NoNorm(), RMSNorm()], ids=lambda norm: norm.kind)
@@ -272,7 +272,7 @@ WIDE = {
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_int8_is_exact_to_half_a_step(dtype: torch.dtype):
-    """|x - kept| ≤ max|x| / 254, whatever the size of a vector: each has a scale of its own."""
+    """|x - stored| ≤ max|x| / 254 for vectors of any size: each has a separate scale."""
     x = torch.randn(2, 3, 5, 16) * torch.logspace(-2, 2, 5)[:, None]
     x[0, 0, 0] = 0
     store = Int8Store(2, 3, 6, 16, CPU, dtype)
@@ -288,7 +288,7 @@ def test_int8_is_exact_to_half_a_step(dtype: torch.dtype):
 @pytest.mark.parametrize("name", WIDE)
 @torch.no_grad()
 def test_what_int8_costs(name: str):
-    """Where scores have variance 1: an attention's output is off by less than 1 %, 1 likeliest token in 50 differs."""
+    """Where scores have variance 1: an attention's output is off by less than 1 %, 1 greedy token in 50 differs."""
     torch.manual_seed(0)
     model = Transformer(decoder(WIDE[name], width=64, depth=4).model_copy(update={"init": FanIn()})).eval()
     ids, outs, heads = tokens(0, 4, 100), [], []

@@ -107,7 +107,7 @@ def test_ring_equals_static():
 
 
 def test_segments_follow_each_other():
-    """A new text in the same row begins anew, and the old one is not seen, though it may still be there."""
+    """A new text in the same row starts afresh; it does not see the old one, which may still be stored."""
     cache, segment = MIXED.new_cache(2, LENGTH), torch.ones(2, 1, dtype=torch.long)
     MIXED.decode(IDS[:, :6], cache=cache)
     outs = [MIXED.decode(IDS[:, 6:7], segments=segment, cache=cache)]
@@ -144,7 +144,7 @@ def test_memory_is_bounded_by_the_window():
 def test_as_much_as_the_slack_can_be_taken_back(slack: int):
     cache = MIXED.new_cache(2, 40, slack=slack)
     MIXED.decode(IDS[:, :9], cache=cache)
-    for dropped in (slack, 1, slack):  # again and again: what was read meanwhile is whole
+    for dropped in (slack, 1, slack):  # repeatedly: the tokens read in between are intact
         length = int(cache.length)
         cache.truncate(length - dropped)
         MIXED.decode(IDS[:, length - dropped : length + 1], cache=cache)
@@ -187,7 +187,7 @@ def test_to_nothing(kind: str):
     ids=["back", "twice", "turned", "an old segment", "twice in a segment"],
 )
 def test_tokens_come_in_order(positions: list | None, segments: list | None):
-    """What a window shows is what came last only if nothing comes back; a static cache does not mind."""
+    """A window is the newest tokens only if they come in order; a static cache takes any order."""
     facts = {"positions": positions, "segments": segments}
     facts = {name: torch.tensor(value) for name, value in facts.items() if value is not None}
     ring, static = MIXED.new_cache(2, LENGTH), MIXED.new_cache(2, LENGTH, kind="static")

@@ -40,7 +40,7 @@ READERS = Attention(heads=2), Attention(heads=2, compress=Latent(rank=4, rotary_
 
 @st.composite
 def recurring(draw: st.DrawFn, memory: int = TEXT) -> ModelConfig:
-    """Any decoder that can go on from segment to segment."""
+    """Any decoder with segment memory."""
     config = draw(
         models(
             shapes=("decoder",),
@@ -138,7 +138,7 @@ def test_a_new_document_sees_nothing_of_the_old_one(config: ModelConfig, seed: i
 
 @pytest.mark.parametrize("segment", [1, 2, 3, 5, 8])
 def test_a_short_memory_is_a_window(segment: int):
-    """Of one layer that reads token by token or so, each sees exactly `memory` tokens before its segment."""
+    """In a model of one layer every segment sees exactly `memory` tokens before it."""
     memory, ids = 3, tokens(0, 2, 24)
     config = small(memory=memory)
     assert config.decoder is not None
@@ -263,7 +263,7 @@ def test_it_compiles_once():
     assert counters["stats"]["unique_graphs"] == 1
 
 
-# -- what is refused --------------------------------------------------------------------------------------------------
+# -- errors -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -305,6 +305,6 @@ def test_wrong_calls():
 
 
 def test_a_window_composes():
-    """A layer with a window reads as much of the memory as that shows."""
+    """A layer with a window reads only the part of the memory inside it."""
     model, ids = build(small(mixer=Attention(heads=2, pattern=Window(before=2, after=0)))), tokens(0, 2, TEXT)
     close(in_segments(model, ids, [0, 5, 6, TEXT])[0], model(ids))

@@ -1,4 +1,4 @@
-"""Cached equals uncached, over the product of all parts, for caches that keep everything and for rings."""
+"""Cached equals uncached, over all combinations of parts, for static caches and for rings."""
 
 from itertools import pairwise
 
@@ -102,7 +102,7 @@ def test_a_prefix_that_sees_itself(config: ModelConfig, seed: int, pads: int, pr
 
 
 def segments_and(segments: torch.Tensor, steps: int) -> torch.Tensor:
-    """Which tokens are real, those that follow included: what a pad reads is nobody's concern."""
+    """Which tokens are real, those that follow included: the output of padding is not compared."""
     return torch.cat((segments, torch.zeros(len(segments), steps, dtype=torch.long)), dim=1) >= 0
 
 
@@ -138,7 +138,7 @@ def test_fill(config: ModelConfig, seed: int, length: int, copies: int, kind: st
 
 @given(decoders, seeds, st.integers(1, 5), kinds)
 def test_reset(config: ModelConfig, seed: int, length: int, kind: str):
-    """What was read before is forgotten, NaN included; nothing has moved."""
+    """A reset forgets earlier tokens, NaN included, and keeps all addresses."""
     model, ids = build(config, seed), tokens(seed, 2, length)
     used, seen, _ = start(model, seed, 2, length + 1, kind)
     model.decode(tokens(seed + 1, 2, length + 1), **start(model, seed + 1, 2, length + 1, kind)[1], cache=used)

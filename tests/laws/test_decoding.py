@@ -1,4 +1,4 @@
-"""Cached = uncached, token for token: every strategy over the product of shapes, positions, patterns and caches."""
+"""Cached = uncached, token for token: all strategies, over combinations of shapes, positions, patterns and caches."""
 
 from collections.abc import Callable
 from types import ModuleType
@@ -21,7 +21,7 @@ STOP = (0, 1)
 
 
 class Uncached(Session):
-    """The same session without a cache: at each step the whole text is read anew."""
+    """The same session without a cache: at each step the whole text is read again."""
 
     def __init__(
         self, model: Transformer, ids: Tensor, room: int, *, segments: Tensor | None = None, copies: int = 1, **_

@@ -1,4 +1,4 @@
-"""Laws about other tokens: what may and what may not influence an output. Over the product of all parts."""
+"""Laws about other tokens: what may and what may not influence an output. Over all combinations of parts."""
 
 import pytest
 import torch
@@ -57,7 +57,7 @@ def test_causality(config: ModelConfig, seed: int, length: int, data: st.DataObj
 
 @given(models(), seeds, lengths, st.integers(1, 4), st.sampled_from(["left", "right"]))
 def test_padding_changes_nothing(config: ModelConfig, seed: int, length: int, pads: int, side: str):
-    """Padding on either side, whatever stands there, never changes a real token's output."""
+    """Padding on either side, whatever its ids, never changes a real token's output."""
     model, ids, junk = build(config, seed), tokens(seed, 2, length), tokens(seed + 1, 2, pads)
     real, fill = torch.zeros(2, length, dtype=torch.long), torch.full((2, pads), -1)
     left = side == "left"
@@ -122,7 +122,7 @@ def test_packed_pairs_equal_separate_pairs(config: ModelConfig, seed: int, s1: i
         positions=(NoPosition(),),
         encoder_patterns=(Full(),),
         mixers=tuple(kind for kind in MIXERS if kind not in ORDERED),
-        pools=False,  # neighbours stand in one window
+        pools=False,  # neighbours are in one window
     ),
     seeds,
     lengths,
@@ -155,7 +155,7 @@ def test_shift_invariance(config: ModelConfig, seed: int, length: int, shift: in
 
 @given(models(shapes=("decoder",), positions=RELATIVE), seeds, st.integers(2, 8), st.integers(1, 6))
 def test_prefix_marks(config: ModelConfig, seed: int, length: int, prefix: int):
-    """A marked prefix is seen by its whole segment, whatever the pattern; nothing in it knows what comes after it."""
+    """A marked prefix is seen by its whole segment, whatever the pattern; nothing in it sees later tokens."""
     prefix = min(prefix, length)
     model, ids = build(config, seed), tokens(seed, 1, length)
     marks = (torch.arange(length) < prefix).long()[None]

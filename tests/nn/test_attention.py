@@ -61,7 +61,7 @@ def look(module: MultiHeadAttention, x: Tensor, context: Context = FREE) -> tupl
 
 
 def linear(part: nn.Linear, x: Tensor, rows: slice) -> Tensor:
-    """One of the linear layers that a fused one stands for: its rows of weight and bias."""
+    """One part of a fused linear layer: its rows of weight and bias."""
     return F.linear(x, part.weight[rows], None if part.bias is None else part.bias[rows])
 
 

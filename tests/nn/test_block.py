@@ -76,7 +76,7 @@ def test_the_jacobian_of_a_residual_sublayer(seed: int, norm):
 
 
 def normed(norm: nn.LayerNorm, x: Tensor) -> Tensor:
-    return F.layer_norm(x, (WIDTH,), norm.weight, norm.bias, 1e-5)  # fails on what is not there
+    return F.layer_norm(x, (WIDTH,), norm.weight, norm.bias, 1e-5)  # fails on a missing sublayer
 
 
 def formula(block: nn.Module, spec: Block, x: Tensor, ctx: Context) -> Tensor:

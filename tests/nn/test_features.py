@@ -109,7 +109,7 @@ def test_numbers_of_any_precision_are_read():
 
 @st.composite
 def featured(draw: st.DrawFn, *shapes: str) -> ModelConfig:
-    """A model over the product of the parts whose first input is features."""
+    """Any model whose first input is features."""
     config = draw(models(shapes=shapes))
     frames = Features(size=FRAME, bias=draw(st.booleans()), norm=config.last_input.norm)
     if config.shape == "encoder-decoder":
@@ -234,7 +234,7 @@ def test_count_is_what_is_there(source: Input, head: Head):
     config = reading(source, head)
     given = torch.randn(3, 2, 6, 9) if source is IMAGES else torch.randn(3, 7, FRAME)
     table, model = count(config, None if source is IMAGES else 7, batch=3), Transformer(config)
-    model.backend = "eager"  # whose products are counted
+    model.backend = "eager"  # whose matmuls are counted
     with FlopCounterMode(display=False) as counter:
         model(given)
     assert table.length == 7

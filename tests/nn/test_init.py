@@ -69,7 +69,7 @@ def wide(init: Init, scale: Scale = SCALED, tie: str = "none", gated: bool = Fal
 
 
 def parts(model: nn.Module) -> dict[str, Tensor]:
-    """Every matrix by name; those in one product each on its own."""
+    """Every matrix by name; parts of a fused layer separately."""
     found = {}
     for name, module in model.named_modules():
         if isinstance(module, Linear):
@@ -120,7 +120,7 @@ def test_norms_are_neutral_and_biases_zero(init: Init):
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("gated", [False, True])
 def test_normal(residual: bool, gated: bool):
-    """N(0, std²); what enters the residual stream, divided by sqrt(2 · depth of its stack) where asked."""
+    """N(0, std²); what enters the residual stream, divided by sqrt(2 · depth of its stack) with `residual`."""
     model = wide(Normal(std=0.05, residual=residual), gated=gated)
     entering = 0
     for name, weight in parts(model).items():
@@ -134,7 +134,7 @@ def test_normal(residual: bool, gated: bool):
 
 @pytest.mark.parametrize("gated", [False, True])
 def test_xavier(gated: bool):
-    """Uniform up to sqrt(6 / (in + out)), for each part of a product by itself; tables N(0, 1/d)."""
+    """Uniform up to sqrt(6 / (in + out)), for each part of a fused layer by itself; tables N(0, 1/d)."""
     model = wide(Xavier(), gated=gated)
     bounds = set()
     for name, weight in parts(model).items():

@@ -1,4 +1,4 @@
-"""Mixers in place of self-attention: equal to torch's own layers, who reads whom, and what they can learn."""
+"""Mixers in place of self-attention: equal to torch's own layers; which tokens read which; what they can learn."""
 
 import math
 from collections import Counter
@@ -67,7 +67,7 @@ def run(module: nn.Module, x: Tensor, layout: Layout | None = None, backend: str
 
 
 def decoder(*mixers: Mixer, width: int = WIDTH, **fields) -> ModelConfig:
-    """A decoder whose layers are mixers and nothing else, unless told otherwise."""
+    """A decoder whose layers are mixers alone, unless `fields` add other parts."""
     layer = {"norm": NoNorm(), "feedforward": NoFeedForward(), **fields}
     blocks = tuple(Block(mixer=mixer, **layer) for mixer in mixers)
     stack = Stack(depth=len(blocks), blocks=blocks)
@@ -133,7 +133,7 @@ def test_convolution_equals_torch(spec: Convolution, seed: int, length: int, tol
 
 @given(convolutions, seeds, st.integers(-3, 3))
 def test_convolution_is_shift_equivariant(spec: Convolution, seed: int, shift: int):
-    """Moving what is there moves what comes out."""
+    """A shifted input gives a shifted output."""
     ours, x = made(spec, seed), F.pad(vectors(seed, 1, 4, WIDTH), (0, 0, 15, 15))
     close(run(ours, x.roll(shift, 1)), run(ours, x).roll(shift, 1))
 
@@ -154,7 +154,7 @@ def test_weights_by_position_are_one_matrix(kind: type, seed: int, length: int, 
     close(run(ours, x, layout), expected)
 
 
-# -- who reads whom ----------------------------------------------------------------------------------------------------
+# -- visible tokens ---------------------------------------------------------------------------------------------------
 
 LONG = 7
 
@@ -192,7 +192,7 @@ def test_who_reads_whom(spec: Mixer, expected: Tensor):
 
 
 def test_the_side_decides_what_is_causal():
-    """What a mixer leaves open is causal in a decoder and sees both ways in an encoder."""
+    """A mixer without a given direction is causal in a decoder and bidirectional in an encoder."""
     for spec in (Convolution(width=3), FullyConnected(length=6), PositionMixing(length=6)):
         block = Block(mixer=spec, feedforward=NoFeedForward(), norm=NoNorm())
         stack = Stack(depth=1, blocks=block)
@@ -264,7 +264,7 @@ def test_decoding_goes_on_from_a_state_that_was_handed_over(cell: str):
     assert not torch.equal(logits, model(source.flip(1), ids[:, :-1], source_segments=segments))  # the source matters
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
+# -- errors ------------------------------------------------------------------------------------------------------------
 
 GRU = Recurrent(cell="gru")
 BEGUN = Recurrent(cell="gru", begin="encoder")
@@ -351,7 +351,7 @@ LEARNERS = (
 
 @pytest.mark.parametrize("spec", LEARNERS, ids=str)
 def test_every_mixer_learns_to_say_what_came_before(spec: Mixer):
-    """An echo of the token two places back; whoever reads no other token can do no better than to guess."""
+    """An echo of the token two places back; a model that reads no other token can only guess."""
     ids = tokens(0, 64, 8)
     targets = F.pad(ids[:, :-2], (2, 0))
     assert trained(decoder(spec, width=32).model_copy(update={"init": "fan_in"}), ids, targets, steps=150) < 0.1

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from anyformer.attention.layout import Layout
+from anyformer.attention.layout import Layout, make_layout
 from anyformer.config import LM, Attention, Block, ModelConfig, Stack, Tokens
 from anyformer.inspection.taps import run_with_taps
 from anyformer.nn.inputs import Inputs
@@ -120,12 +120,12 @@ WRONG = {
         "an encoder reads its whole input at once: leave `cache` and `past` out",
     ),
     "a new cache of an encoder": ("encoder", lambda m: m.new_cache(2, 4), "only a decoder has a cache"),
-    "marks behind what a cache holds": (
+    "marks after cached tokens": (
         "decoder",
         lambda m: [m(IDS, marks=ZEROS, cache=cache) for cache in [m.new_cache(2, 6)] * 2],
         "only the first tokens that a cache reads may be marked",
     ),
-    "a marked layout behind what a cache holds": (
+    "a marked layout after cached tokens": (
         "decoder",
         lambda m: [m(Inputs(IDS, Layout(ZEROS, marks=ZEROS)), cache=cache) for cache in [m.new_cache(2, 6)] * 2],
         "only the first tokens that a cache reads may be marked",
@@ -179,6 +179,25 @@ def test_a_wrong_call_is_one_clear_line(models: dict[str, Transformer], case: st
     assert "\n" not in str(error.value)
 
 
+def test_an_unknown_keyword_names_the_closest(models: dict[str, Transformer]):
+    for call in (models["decoder"], models["decoder"].decode, models["encoder"].encode):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'segment': did you mean 'segments'"):
+            call(IDS, segment=ZEROS)
+    with pytest.raises(TypeError, match="pass a Layout as `Inputs"):
+        models["decoder"](IDS, segments=Layout(ZEROS))
+
+
+def test_inputs_are_the_keywords_of_a_side(models: dict[str, Transformer]):
+    segments = torch.tensor([[0, 0, -1], [0, 1, 1]])
+    layout = make_layout(2, 3, IDS.device, segments=segments)
+    for name in ("encoder", "decoder"):
+        assert torch.equal(models[name](Inputs(IDS, layout)), models[name](IDS, segments=segments))
+    both = models["pair"](IDS, IDS, source_segments=segments, target_segments=segments)
+    assert torch.equal(models["pair"](Inputs(IDS, layout), Inputs(IDS, layout)), both)
+    typed = models["typed"](IDS, segments=segments, types=ZEROS + 1)
+    assert torch.equal(models["typed"](Inputs(IDS, layout, ZEROS + 1)), typed)
+
+
 def test_an_unknown_backend():
     model = build(CONFIGS["decoder"])
     model.backend = "flash"
@@ -186,7 +205,7 @@ def test_an_unknown_backend():
         model(IDS)
 
 
-# -- what it takes --------------------------------------------------------------------------------------------------
+# -- inputs ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -239,7 +258,7 @@ def stacked(**fields) -> Transformer:
 
 
 def test_a_stack_is_a_prefix_and_a_tiled_pattern():
-    """Which block stands in which layer, told apart by their number of heads."""
+    """The block of each layer, identified by its number of heads."""
     one, two, four = (Block(mixer=Attention(heads=heads)) for heads in (1, 2, 4))
     model = stacked(depth=6, prefix=(one,), blocks=(two, four))
     _, seen = run_with_taps(model, ["*.weights"], IDS)

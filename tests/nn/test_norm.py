@@ -145,7 +145,7 @@ def test_batch_norm(rows: int, length: int, width: int, eps: float, momentum: fl
 
 
 def test_pads_move_nothing():
-    """Whatever stands there; and a batch of nothing else is finite and leaves the statistics alone."""
+    """Padding of any value is ignored; a batch of padding alone is finite and does not change the statistics."""
     norm, _ = filled(BatchNorm(), 3, 0)
     norm.reset()
     x, segments = batch_of(0, 2, 5, 3)
@@ -166,7 +166,7 @@ def test_pads_move_nothing():
 
 
 def everywhere(**fields) -> ModelConfig:
-    """Batch norm wherever it may stand."""
+    """A decoder with batch norm in every place."""
     block = Block(mixer=Attention(heads=2), norm=BatchNorm())
     stack = Stack(depth=3, blocks=(block,), final_norm=BatchNorm(), **fields)
     return ModelConfig(width=8, target=Tokens(vocab=VOCAB, norm=BatchNorm()), decoder=stack, head=LM())
@@ -197,7 +197,7 @@ def test_a_model_moves_its_statistics_once_per_step():
 
 @pytest.mark.parametrize("share", [False, True])
 def test_recomputed_activations_move_the_same(share: bool):
-    """A block that runs twice in a step counts once, also where it stands in several places."""
+    """A block that runs twice in a step counts once, also if several layers share it."""
     results = []
     for recompute in (False, True):
         model = build(everywhere(share=share)).train()
@@ -255,7 +255,7 @@ def _rank(rank: int, folder: str) -> None:
     for parameter in model.parameters():
         torch.distributed.all_reduce(parameter.grad)
     model.commit()
-    torch.distributed.destroy_process_group()  # what follows is alone
+    torch.distributed.destroy_process_group()  # the rest runs in one process
     alone = build(config).train()
     expected = alone(ids, segments=segments)
     (expected.logsumexp(-1) * (segments >= 0)).sum().backward()

@@ -1,4 +1,4 @@
-"""Pooled stages: windows by segment and position, the way back, what it costs, and what is refused."""
+"""Pooled stages: windows by segment and position, upsampling, cost, and errors."""
 
 import pytest
 import torch
@@ -189,7 +189,7 @@ def test_the_cost_falls_as_predicted(length: int, tail: int):
 
 
 def test_it_compiles_without_breaks():
-    """Right-padded and full rows by their shape alone; any other layout with room for as many windows as tokens."""
+    """Right-padded and full rows by their shape alone; any other layout has one window slot per token."""
     model = Transformer(encoder(Pooling(stages=(1, 1), tail=1))).eval()
     run, ids = torch.compile(model, backend="eager", fullgraph=True), tokens(0, 2, 7)
     segments = torch.tensor([[0, 0, 0, 1, 1, 1, 1], [-1, 0, 0, 0, 0, 0, 0]])
