@@ -35,8 +35,8 @@ test-gpu: $(DEV)  ## the kernels and lengths that need a GPU, and what they meas
 torture: $(DEV)  ## kill training, damage run folders, configs and data (about an hour); see tests/torture
 	$(BIN)/python -m tests.torture
 
-families: $(DEV)  ## measure every public family against transformers; write schema.json and the table of docs/interop.md
-	$(BIN)/python -m tests.interop.schema
+families: $(DEV)  ## measure every public family against transformers; write transformers_fields.json and the table of docs/interop.md
+	$(BIN)/python -m tests.interop.make_transformers_fields
 	$(BIN)/python -m tests.interop.table
 
 lab-report: $(DEV)  ## write the pages of docs/lab from the results beside them

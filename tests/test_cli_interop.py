@@ -98,7 +98,7 @@ def test_import_warns(public: Path, tmp_path: Path) -> None:
     result = run("import", public, "--out", tmp_path / "run")
     assert result.exit_code == 0
     (line,) = result.stderr.splitlines()
-    assert line == f"warning: {public / 'model.safetensors'}: transformer.ln_f.bias: some numbers are not finite"
+    assert line == f"warning: {public / 'model.safetensors'}: transformer.ln_f.bias: some values are not finite"
 
 
 def test_export_refuses(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from anyformer.config import ConfigError, io
 from anyformer.data.chunks import Input
 from anyformer.data.shard_writer import prepare
-from anyformer.interop import bring_in
+from anyformer.interop import import_model
 from anyformer.lab.grid import Grid, load_grid, run_grid
 from anyformer.processes import LOCK, locked, scratch
 from anyformer.recipe import Characters, Recipe
@@ -55,7 +55,7 @@ def import_slowly(home: Path, recipe: str) -> None:
     from anyformer import interop
 
     interop.from_hf = stay
-    bring_in(home / "public", home / "out")
+    import_model(home / "public", home / "out")
 
 
 def fill_slowly(home: Path, recipe: str) -> None:
@@ -145,7 +145,7 @@ def test_two_grids_do_not_share_a_folder(tmp_path: Path) -> None:
 def test_two_imports_do_not_share_a_folder(tmp_path: Path) -> None:
     (tmp_path / "public").mkdir()
     with busy(tmp_path, import_slowly) as pid:
-        told = refused(lambda: bring_in(tmp_path / "public", tmp_path / "out"))
+        told = refused(lambda: import_model(tmp_path / "public", tmp_path / "out"))
         assert told.startswith(f"{tmp_path / 'out'}: is in use by process {pid} on ")
 
 

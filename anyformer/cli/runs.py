@@ -210,9 +210,9 @@ def import_(
     ] = None,
 ) -> None:
     """Make a run of a model that another program wrote."""
-    from anyformer.interop import bring_in
+    from anyformer.interop import import_model
 
-    run = bring_in(
+    run = import_model(
         source,
         out,
         tokenizer=tokenizer,

@@ -1,22 +1,22 @@
-"""Models from elsewhere as runs, and runs as models for elsewhere.
+"""Import models of other programs as runs, and export runs for other programs.
 
-config_fields             The fields of a public config.json
-families                  The public families, in the order in which one is looked for that has a model
-family                    what a family is, and which one has a model
-hf_folder                 Folders as `transformers` writes and reads them
+config_fields             Read the fields of a public config.json
+families                  One file for each public model family
+family                    The class `Family`, and the search for a family that supports a model
+hf_folder                 Read and write folders of `transformers`: from_hf, to_hf
 language_codes            Language codes of multilingual translation models, in the order of their ids
-llama2c                   llama2.c's files
-onnx                      graphs for onnxruntime: export_onnx
-public_tokenizers         Tokenizers of public folders, from every set of files that they have had
-same_model                Whether two configs are the same model
-schema                    which fields `transformers` reads, as data
+llama2c                   Read model and tokenizer files of llama2.c
+onnx                      Export to ONNX: export_onnx
+public_tokenizers         Read and write tokenizers of public folders
+same_model                Compare two configs by what their models compute
+transformers_fields       The config fields that `transformers` reads, as data
 sentence_transformers     Folders of sentence-transformers (Reimers & Gurevych 2019)
-sentencepiece_conversion  The `tokenizers` form of a SentencePiece model
-slow_tokenizers           SentencePiece folders without a tokenizer.json, read as the slow tokenizers of `transformers
-tokenizer_settings        tokenizer_config.json and special_tokens_map.json of a folder
-weight_conversion         The weights of a folder as ours, and ours as theirs, by the rules of a family
-weight_files              The weights in a folder, tensor by tensor
-weight_rules              The weights of a public model under our names, and back
+sentencepiece_conversion  Convert a SentencePiece model to the `tokenizers` library
+slow_tokenizers           SentencePiece folders without a tokenizer.json
+tokenizer_settings        Read tokenizer_config.json and special_tokens_map.json
+weight_conversion         Convert weights to our names, and back, by the rules of a family
+weight_files              Read and write .safetensors and .bin files tensor by tensor
+weight_rules              Rules that map public weights to ours, in both directions
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ from anyformer.run import Run, load, new_folder, write_model, writing
 from anyformer.tasks.build import build_task
 
 
-def bring_in(
+def import_model(
     source: str | Path,
     out: str | Path,
     *,

@@ -1,4 +1,4 @@
-"""The fields of a public config.json: each one is read, or refused, or ignored as `transformers` ignores it."""
+"""Read the fields of a public config.json: each is used, refused, or ignored as `transformers` ignores it."""
 
 import math
 import reprlib
@@ -28,7 +28,7 @@ from anyformer.config import (
     YarnScaling,
 )
 from anyformer.config.spec import did_you_mean, visible
-from anyformer.interop.schema import rope_fields
+from anyformer.interop.transformers_fields import rope_fields
 
 T = TypeVar("T")
 MAX_LAYERS = 2000  # the deepest published models have a few hundred
@@ -37,9 +37,9 @@ MULTI_LABEL = "multi_label_classification"
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = 80
-shown = _SHORT.repr  # a value in an error: cut short, and never too deep
+shown = _SHORT.repr  # a value in an error message, shortened
 
-# By their names; of several names for one, the first is written.
+# Activations by name; of several names for one activation, the first is written.
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": Gelu(),
     "gelu_python": Gelu(),
@@ -56,7 +56,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "linear": Identity(),
 }
 
-# About files, training, or how text is drawn from a model, not about the model.
+# Fields about files, training or text generation, not about the model.
 # fmt: off
 SILENT = frozenset({
     "_attn_implementation_autoset", "_name_or_path", "architectures", "attn_implementation", "bad_words_ids",
@@ -76,7 +76,7 @@ SILENT = frozenset({
 
 
 class Fields:
-    """A config.json that is being read: `given("hidden_size", 768)` is a field, or what it is where it is left out.
+    """A config.json that is being read: `fields("hidden_size", 768)` returns a field or its default.
 
     A field that a family reads is used. An unread one is refused if `known` has it, because the model would be
     another one; else `transformers` does not use it either, and it is added to `ignored`. `known = None` knows all.
@@ -139,7 +139,7 @@ class Fields:
         self._faults.append(self.fault(field, message))
 
     def one_of(self, field: str, known: Mapping[str, T], default: str) -> T:
-        """Return what a field names."""
+        """Return the value that a field selects from `known`."""
         name = self(field, default)
         if name not in known:
             raise ConfigError([self.fault(field, f"= {shown(name)}: {did_you_mean(name, known)}")])
@@ -194,7 +194,7 @@ class Fields:
             raise ConfigError(faults)
 
     def _hint(self, field: str) -> str:
-        """How to load the model all the same: an option that is for config.json alone."""
+        """Return a hint to the option that ignores a field of config.json."""
         return (
             "" if self.known is None else f"; --ignore-field {visible(self._above + field)} reads the file without it"
         )
@@ -212,7 +212,7 @@ class Fields:
             raise ConfigError([self.fault(field, f"= {value}: must be at least {least}")])
         return value
 
-    # -- what families share ------------------------------------------------------------------------------------------
+    # -- fields of several families -----------------------------------------------------------------------------------
 
     def activation(self, field: str, default: str) -> Activation:
         return self.one_of(field, ACTIVATIONS, default)
@@ -274,14 +274,14 @@ class Fields:
         return self.head == "classifier" and self._data.get("problem_type") == MULTI_LABEL
 
     def rotary(self, theta: float, fraction: float | None = None) -> Rotary:
-        """Rotary positions, as `rope_parameters` or as older files say it; a `fraction` of each head, or all of it."""
+        """Read rotary positions from `rope_parameters` or fields of older files, for a `fraction` of each head."""
         old_theta, old_fraction = self("rope_theta", theta), self.fraction(fraction)
         self.alias("rope_scaling", "rope_parameters")
         inner = self.table("rope_parameters", self.maybe("rope_parameters", dict) or {})
         return read_rotary(inner, old_theta, old_fraction, self.maybe("max_position_embeddings", int))
 
     def fraction(self, usual: float | None) -> float | None:
-        """Most families leave this field unread, whatever it says."""
+        """Return `partial_rotary_factor`; families without a default do not read it."""
         if usual is not None:
             return self("partial_rotary_factor", usual)
         self.must("partial_rotary_factor", 1.0)
@@ -290,13 +290,13 @@ class Fields:
     def rotaries(
         self, theta: float, near: float, full: str = "full_attention", local: str = "sliding_attention"
     ) -> tuple[Rotary, Rotary]:
-        """Rotary positions of layers that see all, and of those that see a window; older files scale the first."""
-        given = self.maybe("rope_parameters", dict)
-        if given is None or not {full, local} & given.keys():
+        """Return rotary positions of full and of sliding-window layers; older files scale only the first."""
+        fields = self.maybe("rope_parameters", dict)
+        if fields is None or not {full, local} & fields.keys():
             return self.rotary(theta), Rotary(theta=near)
         self.must("rope_scaling")
         length, theta = self.maybe("max_position_embeddings", int), self("rope_theta", theta)
-        outer = self.table("rope_parameters", given)
+        outer = self.table("rope_parameters", fields)
         tables = (outer.table(kind, outer.maybe(kind, dict) or {}) for kind in (full, local))
         first, second = (
             read_rotary(table, base, None, length) for table, base in zip(tables, (theta, near), strict=True)
@@ -305,46 +305,46 @@ class Fields:
         return first, second
 
 
-def read_rotary(given: Fields, theta: float, fraction: float | None, length: int | None) -> Rotary:
+def read_rotary(fields: Fields, theta: float, fraction: float | None, length: int | None) -> Rotary:
     """Read one table of `rope_parameters`."""
-    given.known = rope_fields()
-    kind = given.maybe("rope_type", str) or given("type", "default")
-    given.silent("type")
-    theta, part = given("rope_theta", theta), given.fraction(fraction)
+    fields.known = rope_fields()
+    kind = fields.maybe("rope_type", str) or fields("type", "default")
+    fields.silent("type")
+    theta, part = fields("rope_theta", theta), fields.fraction(fraction)
     scaling: RotaryScaling
     if kind == "default":
         scaling = NoScaling()
     elif kind == "linear":
-        scaling = LinearScaling(factor=given("factor", 1.0))
+        scaling = LinearScaling(factor=fields("factor", 1.0))
     elif kind in ("yarn", "llama3"):
-        original = given.maybe("original_max_position_embeddings", int) or length
+        original = fields.maybe("original_max_position_embeddings", int) or length
         if original is None:
-            raise ConfigError([given.fault("original_max_position_embeddings", "is missing")])
+            raise ConfigError([fields.fault("original_max_position_embeddings", "is missing")])
         if kind == "llama3":
-            low, high = given("low_freq_factor", 1.0), given("high_freq_factor", 4.0)
+            low, high = fields("low_freq_factor", 1.0), fields("high_freq_factor", 4.0)
             scaling = Llama3Scaling(
-                factor=given("factor", 1.0), original_length=original, low_frequency=low, high_frequency=high
+                factor=fields("factor", 1.0), original_length=original, low_frequency=low, high_frequency=high
             )
         else:
-            given.must("truncate", True)
-            given.must("mscale", 0.0)
-            given.must("mscale_all_dim", 0.0)
+            fields.must("truncate", True)
+            fields.must("mscale", 0.0)
+            fields.must("mscale_all_dim", 0.0)
             scaling = YarnScaling(
-                factor=given("factor", (length or original) / original),
+                factor=fields("factor", (length or original) / original),
                 original_length=original,
-                beta_fast=given("beta_fast", 32.0),
-                beta_slow=given("beta_slow", 1.0),
-                attention_factor=given.maybe("attention_factor", float),
+                beta_fast=fields("beta_fast", 32.0),
+                beta_slow=fields("beta_slow", 1.0),
+                attention_factor=fields.maybe("attention_factor", float),
             )
     else:
         what = f"= {shown(kind)}: must be default, linear, llama3 or yarn"
-        raise ConfigError([given.fault("rope_type", what)])
-    given.close()
+        raise ConfigError([fields.fault("rope_type", what)])
+    fields.close()
     return Rotary(theta=theta, fraction=1.0 if part is None else part, scaling=scaling)
 
 
 def write_rotary(rotary: Rotary, key_width: int) -> dict[str, Any]:
-    """`rope_parameters`; what NTK scaling does is a larger theta."""
+    """Return `rope_parameters`; NTK scaling is written as a larger theta."""
     rotary = plain_theta(rotary, key_width)
     found: dict[str, Any] = {"rope_theta": rotary.theta, "rope_type": "default"}
     if rotary.fraction != 1:
@@ -374,7 +374,7 @@ def write_rotary(rotary: Rotary, key_width: int) -> dict[str, Any]:
 
 
 def plain_theta(rotary: Rotary, key_width: int) -> Rotary:
-    """The same turns without NTK scaling, which is a larger theta."""
+    """Return equivalent positions without NTK scaling, by a larger theta."""
     if not isinstance(rotary.scaling, NTKScaling):
         return rotary
     width = rotary.rotated(key_width)
@@ -383,7 +383,7 @@ def plain_theta(rotary: Rotary, key_width: int) -> Rotary:
 
 
 def length_of(rotary: Rotary, usual: int) -> int:
-    """`max_position_embeddings`, which nothing but a stretched context tells."""
+    """Return `max_position_embeddings`: from the scaling, if there is one, else the family's default."""
     match rotary.scaling:
         case YarnScaling(factor=factor, original_length=length) | Llama3Scaling(factor=factor, original_length=length):
             return int(factor * length)
@@ -391,6 +391,6 @@ def length_of(rotary: Rotary, usual: int) -> int:
 
 
 def name_of(activation: Activation, first: str = "") -> str:
-    """Their name of an activation, that one if it is a name of it; of one that has none, ours, which nothing reads."""
+    """Return the public name of an activation, `first` if it is one of its names; without one, our kind."""
     names = [name for name, found in ACTIVATIONS.items() if found == activation]
     return first if first in names else next(iter(names), activation.kind)

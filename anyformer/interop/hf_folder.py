@@ -1,4 +1,4 @@
-"""Folders as `transformers` writes and reads them: config.json, weights, tokenizer. No pickle is read unasked."""
+"""Read and write folders of `transformers`: config.json, weights, tokenizer. Pickle files only on request."""
 
 import math
 import warnings
@@ -12,15 +12,15 @@ from anyformer.config import LM, ConfigError, Embedder, Fault, ModelConfig, NoHe
 from anyformer.config.spec import did_you_mean, visible
 from anyformer.inspection.count import count
 from anyformer.interop import (
-    public_tokenizers as tokens,
-    sentence_transformers as sentences,
-    weight_conversion as weights,
-    weight_files as files,
+    public_tokenizers,
+    sentence_transformers,
+    weight_conversion,
+    weight_files,
 )
 from anyformer.interop.config_fields import MULTI_LABEL, Fields, shown
 from anyformer.interop.families import FAMILIES
-from anyformer.interop.family import Family, fitting
-from anyformer.interop.weight_files import Stored, wrong
+from anyformer.interop.family import Family, find_family
+from anyformer.interop.weight_files import StoredTensor, wrong
 from anyformer.nn.model import Transformer
 from anyformer.recipe import AnyTask as TaskSpec, Encoder, LanguageModel, Seq2Seq
 from anyformer.run import Run, write_folder
@@ -30,15 +30,15 @@ GENERATION = "generation_config.json"
 MAX_EXCESS = 100  # times the values in the weights: a config that needs more parameters is not built
 
 
-class Public(NamedTuple):
+class PublicModel(NamedTuple):
     """A model from a public folder."""
 
     model: Transformer
     family: Family
-    labels: tuple[str, ...]  # of tokens or texts
+    labels: tuple[str, ...]  # names of labels, for tokens or texts
     multi_label: bool  # each label of a text is decided on its own
-    longest: int | None  # tokens of a text that a model of sentences reads
-    lower: bool  # it reads texts in lower case
+    longest: int | None  # maximum tokens of a text, for sentence-transformers
+    lower: bool  # texts are lower-cased
     body: Path  # the folder of its config and weights
 
 
@@ -60,14 +60,17 @@ def from_hf(
     found = read_model(folder, allow_pickle=allow_pickle, family=family, ignore_fields=ignore_fields)
     model, named = found.model, Path(tokenizer or found.body)
     if isinstance(model.config.last_input, Tokens):
-        config = files.read_json(found.body / "config.json")
+        config = weight_files.read_json(found.body / "config.json")
         config |= {"model_type": found.family.kind, "vocab_size": model.config.vocab}
-        text, source = tokens.read(named, found.family.text, config), tokens.read_source(named, config)
-        tokens.check_size(text, model.config, named)
+        text, source = (
+            public_tokenizers.read(named, found.family.text, config),
+            public_tokenizers.read_source(named, config),
+        )
+        public_tokenizers.check_size(text, model.config, named)
         if found.lower:
-            text = tokens.lowered(text)
+            text = public_tokenizers.lowered(text)
     else:
-        text, source = tokens.nothing(), None
+        text, source = public_tokenizers.nothing(), None
     spec = _task(model.config, found)
     task = build_task(spec, text, source)
     model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -76,62 +79,64 @@ def from_hf(
 
 def read_model(
     folder: str | Path, *, allow_pickle: bool = False, family: str | None = None, ignore_fields: Iterable[str] = ()
-) -> Public:
+) -> PublicModel:
     """Load the model of a folder without its tokenizer, its weights in the precision of the file."""
     folder = Path(folder)
     if not folder.is_dir():
         raise wrong(folder, "is not a folder")
-    sentence = sentences.read(folder)
+    sentence = sentence_transformers.read(folder)
     folder = sentence.body if sentence else folder
     path = folder / "config.json"
-    given = _with_ends(_without(files.read_json(path), ignore_fields, path), folder / GENERATION)
-    one = _family(given, family, path)
-    stored = weights.named(one, files.stored(folder, allow_pickle))
-    classes = given.get("architectures")
+    data = _with_ends(_without(weight_files.read_json(path), ignore_fields, path), folder / GENERATION)
+    one = _family(data, family, path)
+    stored = weight_conversion.named(one, weight_files.stored(folder, allow_pickle))
+    classes = data.get("architectures")
     if sentence:
         classes = [name for name, head in one.heads.items() if head == "body"][:1]
         if not classes:
             what = f"{visible(str(path))}: model_type"
             raise ConfigError([Fault(what, f"= '{one.kind}': it is not read as a model of sentences")])
     elif classes is None:
-        classes = [_class_of(one, given, path, stored)]
-    fields, config = _config(one, given, path, stored, classes)
+        classes = [_class_of(one, data, path, stored)]
+    fields, config = _config(one, data, path, stored, classes)
     if fields.ignored:
         names = ", ".join(fields.ignored)
         warnings.warn(f"{path}: ignored fields that {one.kind} does not use: {names}", stacklevel=2)
     config = config.model_copy(update={"head": sentence.head}) if sentence else config
-    state = weights.translated(one, config, stored, folder)
+    state = weight_conversion.translated(one, config, stored, folder)
     with torch.device("meta"):
         model = Transformer(config)
     model.load_state_dict(state, assign=True)
     labels = fields.labels() if fields.head in ("classifier", "token_labels") else ()
     limits = (sentence.longest if sentence else None, *(stack.limit for stack in config.stacks.values()))
     longest = min((n for n in limits if n is not None), default=None) if sentence else None
-    return Public(model.eval(), one, labels, fields.multi_label, longest, bool(sentence and sentence.lower), folder)
+    return PublicModel(
+        model.eval(), one, labels, fields.multi_label, longest, bool(sentence and sentence.lower), folder
+    )
 
 
-def _without(given: dict[str, Any], names: Iterable[str], path: Path) -> dict[str, Any]:
+def _without(data: dict[str, Any], names: Iterable[str], path: Path) -> dict[str, Any]:
     """Return a config.json without some fields, which may be inside tables: `rope_parameters.factor`."""
     for name in names:
         first, _, rest = name.partition(".")
-        inner = given.get(first)
-        if first not in given or (rest and not isinstance(inner, dict)):
+        inner = data.get(first)
+        if first not in data or (rest and not isinstance(inner, dict)):
             raise ConfigError([Fault("--ignore-field", f"= '{visible(name)}': {visible(str(path))} has no such field")])
-        given = {key: value for key, value in given.items() if key != first}
+        data = {key: value for key, value in data.items() if key != first}
         if rest and isinstance(inner, dict):
-            given[first] = _without(inner, [rest], path)
-    return given
+            data[first] = _without(inner, [rest], path)
+    return data
 
 
-def _family(given: dict[str, Any], named: str | None, path: Path) -> Family:
+def _family(data: dict[str, Any], named: str | None, path: Path) -> Family:
     """Return the family that config.json or the user names."""
     if named is not None and named not in FAMILIES:
         raise ConfigError([Fault("--family", f"= {shown(named)}: {did_you_mean(named, FAMILIES)}")])
-    kind, field = given.get("model_type"), f"{visible(str(path))}: model_type"
+    kind, field = data.get("model_type"), f"{visible(str(path))}: model_type"
     known = isinstance(kind, str) and kind in FAMILIES
     if named is not None and known and kind != named:
         raise ConfigError([Fault(field, f"= '{kind}': --family is '{named}'; leave it out")])
-    if named is not None and not known and given.get("auto_map"):
+    if named is not None and not known and data.get("auto_map"):
         what = "says that code beside the weights is needed; --ignore-field auto_map reads the file without it"
         raise ConfigError([Fault(f"{visible(str(path))}: auto_map", what)])
     if named is None and not known:
@@ -144,10 +149,10 @@ def _family(given: dict[str, Any], named: str | None, path: Path) -> Family:
 
 
 def _config(
-    family: Family, given: dict[str, Any], path: Path, stored: dict[str, Stored], classes: Any
+    family: Family, data: dict[str, Any], path: Path, stored: dict[str, StoredTensor], classes: Any
 ) -> tuple[Fields, ModelConfig]:
     """Read config.json, and refuse a model that is far too large for its weights before anything of it is built."""
-    fields = Fields(given, path, stored.keys)
+    fields = Fields(data, path, stored.keys)
     config = family.config(fields, classes)
     held = sum(math.prod(tensor.shape) for tensor in stored.values())
     if (needed := count(config).parameters) > MAX_EXCESS * max(held, 1):
@@ -156,29 +161,29 @@ def _config(
     return fields, config
 
 
-def _class_of(family: Family, given: dict[str, Any], path: Path, stored: dict[str, Stored]) -> str:
+def _class_of(family: Family, data: dict[str, Any], path: Path, stored: dict[str, StoredTensor]) -> str:
     """Return the class that the weights fit best, for a config.json without `architectures`."""
     fits = {}
     for name in family.heads:
-        _, config = _config(family, given, path, stored, [name])
-        fit = weights.fit(family, config, stored)
+        _, config = _config(family, data, path, stored, [name])
+        fit = weight_conversion.fit(family, config, stored)
         fits[name] = (len(fit.missing), len(fit.unused) + len(fit.left))
     best = min(fits, key=lambda name: fits[name])
     warnings.warn(f"{path}: has no architectures: by its weights it is read as {best}", stacklevel=3)
     return best
 
 
-def _with_ends(given: dict[str, Any], generation: Path) -> dict[str, Any]:
+def _with_ends(data: dict[str, Any], generation: Path) -> dict[str, Any]:
     """Return a config.json with all ids that end a text: some are only in the file beside it."""
-    ends = files.read_json(generation).get("eos_token_id") if generation.is_file() else None
+    ends = weight_files.read_json(generation).get("eos_token_id") if generation.is_file() else None
     if ends is None:
-        return given
+        return data
     if not all(type(id) is int for id in (ends if isinstance(ends, list) else [ends])):
         raise wrong(generation, f"eos_token_id = {shown(ends)}: must be the id of a token, or a list of ids")
-    return given | {"eos_token_id": ends}
+    return data | {"eos_token_id": ends}
 
 
-def _task(config: ModelConfig, found: Public) -> TaskSpec:
+def _task(config: ModelConfig, found: PublicModel) -> TaskSpec:
     if config.shape == "encoder" or isinstance(config.head, Embedder):
         return Encoder(labels=found.labels, multi_label=found.multi_label, max_length=found.longest)
     if config.shape == "encoder-decoder":
@@ -187,33 +192,35 @@ def _task(config: ModelConfig, found: Public) -> TaskSpec:
 
 
 def to_hf(run: Run, folder: str | Path, *, family: str | None = None) -> str:
-    """A run as a public folder, of the first family that has such models, or of one by its name; which it is. An
-    adapter is merged."""
+    """Write a run as a public folder, and return the name of its family: `family`, or the first that fits.
+
+    Adapters are merged.
+    """
     folder, run = Path(folder), run.merge()
     if folder.exists():
         raise wrong(folder, "exists already; choose another folder")
     if family is not None and family not in FAMILIES:
         raise ConfigError([Fault("family", f"= {family!r}: {did_you_mean(family, FAMILIES)}")])
-    of_sentences = sentences.fits(run.config.head)
+    of_sentences = sentence_transformers.fits(run.config.head)
     config = run.config.model_copy(update={"head": NoHead()}) if of_sentences else run.config
-    one, given = fitting([FAMILIES[family]] if family else FAMILIES.values(), config)
+    one, data = find_family([FAMILIES[family]] if family else FAMILIES.values(), config)
     if isinstance(run.spec, Encoder) and run.spec.labels:
         names = run.spec.labels
-        given |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
-        given |= {"problem_type": MULTI_LABEL} if run.spec.multi_label else {}
-    write_folder(folder, lambda path: _fill(path, one, given, run))
+        data |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
+        data |= {"problem_type": MULTI_LABEL} if run.spec.multi_label else {}
+    write_folder(folder, lambda path: _fill(path, one, data, run))
     return one.kind
 
 
-def _fill(path: Path, family: Family, given: dict[str, Any], run: Run) -> None:
+def _fill(path: Path, family: Family, data: dict[str, Any], run: Run) -> None:
     dtype = str(next(run.model.parameters()).dtype).removeprefix("torch.")
-    files.write_json(path / "config.json", {**given, "dtype": dtype})
+    weight_files.write_json(path / "config.json", {**data, "dtype": dtype})
     if isinstance(run.config.head, LM):
-        ids = {key: id for key, id in given.items() if key.endswith("_token_id") and id is not None}
-        files.write_json(path / GENERATION, ids)
-    weights.write(path / files.WEIGHTS, family, run.model)
+        ids = {key: id for key, id in data.items() if key.endswith("_token_id") and id is not None}
+        weight_files.write_json(path / GENERATION, ids)
+    weight_conversion.write(path / weight_files.WEIGHTS, family, run.model)
     if isinstance(run.config.last_input, Tokens):
-        tokens.write(path, run)
-    if isinstance(run.config.head, Embedder) and sentences.fits(run.config.head):
+        public_tokenizers.write(path, run)
+    if isinstance(run.config.head, Embedder) and sentence_transformers.fits(run.config.head):
         longest = run.spec.max_length if isinstance(run.spec, Encoder) else None
-        sentences.write(path, run.config.head, run.config.width, longest)
+        sentence_transformers.write(path, run.config.head, run.config.width, longest)

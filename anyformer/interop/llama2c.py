@@ -1,8 +1,8 @@
-"""llama2.c's files (Karpathy 2023): a Llama as one run of fp32 numbers, and a vocabulary with scores.
+"""Files of llama2.c (Karpathy 2023): a Llama as a sequence of fp32 values, and a vocabulary with scores.
 
 A model file (version 0, which has no magic number) is 7 int32: dim, hidden_dim, n_layers, n_heads, n_kv_heads,
-vocab_size (negative where the head has a table of its own) and seq_len; then the weights in the order of `_layout`.
-A tokenizer file is max_token_length, and for each id in turn a score (float32), a length (int32) and so many bytes.
+vocab_size (negative if the head is not tied) and seq_len; then the weights in the order of `_layout`.
+A tokenizer file is max_token_length, and for each id a score (float32), a length (int32) and that many bytes.
 """
 
 import math
@@ -23,7 +23,7 @@ from anyformer.nn.model import Transformer
 
 HEADER, ENTRY = struct.Struct("<7i"), struct.Struct("<fi")
 MAGIC = 0x616B3432  # "ak42", with which later versions begin
-LARGEST = 2**24  # of any number in a header: beyond it the file is something else
+MAX_SIZE = 2**24  # of any number in a header: beyond it the file has another format
 # The id before each text, which so ends the text before it: there llama2.c stops. SentencePiece's </s> is never used.
 BOUND = 1
 SPECIAL = ("<unk>", "<|endoftext|>", "<unused>")
@@ -32,7 +32,7 @@ PIECES = len(SPECIAL) + len(BYTES)  # the first id that is a piece of text
 
 
 def read(path: str | Path, tokenizer: str | Path) -> tuple[Transformer, TextTokenizer]:
-    """A model and its tokenizer, or a `ConfigError` that says what in which file is wrong."""
+    """Return a model and its tokenizer; raise `ConfigError` if a file is damaged or of another format."""
     path, found = Path(path), read_tokenizer(tokenizer)
     header = read_header(path)
     if header.vocab != found.size:
@@ -47,7 +47,7 @@ def read(path: str | Path, tokenizer: str | Path) -> tuple[Transformer, TextToke
 
 
 class Header(NamedTuple):
-    """The sizes of a model, as its file begins."""
+    """The sizes of a model in the header of its file."""
 
     width: int
     ff: int
@@ -59,7 +59,7 @@ class Header(NamedTuple):
     tied: bool
 
     def config(self) -> ModelConfig:
-        """Rotary positions have no end, so that `length` is no part of it."""
+        """Return the config; rotary positions are unlimited, so `length` is not part of it."""
         config = presets.llama(
             depth=self.depth,
             width=self.width,
@@ -73,7 +73,7 @@ class Header(NamedTuple):
 
 
 def read_header(path: Path) -> Header:
-    """The sizes in a file that is as long as they say."""
+    """Return the header of a file, after checking the file's length against it."""
     with _open(path) as file:
         start = file.read(HEADER.size)
         length = file.seek(0, 2)
@@ -83,7 +83,7 @@ def read_header(path: Path) -> Header:
     if width == MAGIC:
         raise _wrong(path, f"is of llama2.c's version {ff}: only version 0 is read, which its export.py writes, too")
     header = Header(width, ff, depth, heads, kv_heads, abs(vocab), positions, tied=vocab > 0)
-    if not all(0 < size <= LARGEST for size in header[:-1]):
+    if not all(0 < size <= MAX_SIZE for size in header[:-1]):
         raise _wrong(path, f"is no llama2.c model: its first numbers, {header[:-1]}, are no sizes")
     if width % heads or heads % kv_heads or width // heads % 2:
         what = f"dim = {width}, n_heads = {heads}, n_kv_heads = {kv_heads}"
@@ -91,15 +91,15 @@ def read_header(path: Path) -> Header:
     expected = HEADER.size + 4 * sum(math.prod(shape) for shape in _layout(header).values())
     if length != expected:
         what = "it was cut short" if length < expected else "something follows the weights"
-        raise _wrong(path, f"has {length:,} bytes, and its header asks for {expected:,}: {what}")
+        raise _wrong(path, f"has {length:,} bytes, and its header needs {expected:,}: {what}")
     return header
 
 
 def _layout(header: Header) -> dict[str, tuple[int, ...]]:
-    """The tensors of a file, in order; weights are [out, in], all layers of a kind together."""
+    """Return the tensors of a file in order; weights are [out, in], stacked over layers."""
     d, f, n, v = header.width, header.ff, header.depth, header.vocab
     k = d // header.heads
-    turns = (header.length, k // 2)
+    angles = (header.length, k // 2)
     return {
         "table": (v, d),
         "norm": (n, d),
@@ -112,14 +112,14 @@ def _layout(header: Header) -> dict[str, tuple[int, ...]]:
         "down": (n, d, f),
         "up": (n, f, d),
         "final_norm": (d,),
-        "cos": turns,  # of the rotary angles, which llama2.c itself skips
-        "sin": turns,
+        "cos": angles,  # of the rotary angles, which llama2.c itself skips
+        "sin": angles,
         **({} if header.tied else {"head": (v, d)}),
     }
 
 
 def _weights(path: Path, header: Header) -> dict[str, Tensor]:
-    """The state of a `Transformer`, from a file that has the right length."""
+    """Return the state dict of a `Transformer` from a file of the right length."""
     read: dict[str, Tensor] = {}
     with _open(path) as file:
         file.seek(HEADER.size)
@@ -147,7 +147,7 @@ def _weights(path: Path, header: Header) -> dict[str, Tensor]:
 
 
 def _halves(weight: Tensor, heads: int) -> Tensor:
-    """Rows in which the pairs that turn are (i, i + k/2), from rows in which they are (2i, 2i + 1)."""
+    """Reorder rows from rotary pairs (2i, 2i + 1) to pairs (i, i + k/2)."""
     return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
 
@@ -155,9 +155,10 @@ def _halves(weight: Tensor, heads: int) -> Tensor:
 
 
 def read_tokenizer(path: str | Path) -> TextTokenizer:
-    """llama2.c starts from the characters of a text, unknown ones as bytes, and merges, as long as it can, the two
-    neighbours that make the token of the highest score. That is byte-pair encoding with a merge for each way to cut a
-    token into two others, in the order of scores.
+    """Read a tokenizer as byte-pair encoding.
+
+    llama2.c starts from characters (unknown ones as bytes) and repeatedly merges the neighbours whose joined token has
+    the highest score. This equals BPE with a merge for each split of a token into two others, in order of scores.
     """
     pieces = _pieces(Path(path))
     ids = {piece: PIECES + i for i, (piece, _) in enumerate(pieces)}
@@ -178,7 +179,7 @@ def read_tokenizer(path: str | Path) -> TextTokenizer:
 
 
 def _pieces(path: Path) -> list[tuple[str, float]]:
-    """The tokens after the special ones and the bytes, with their scores."""
+    """Return the tokens after the special ones and the bytes, with their scores."""
     entries = _entries(path)
     if len(entries) < PIECES or tuple(text.decode("utf-8", "replace") for text, _ in entries[3:PIECES]) != BYTES:
         raise _wrong(path, "is no llama2.c tokenizer: ids 3 to 258 are not the bytes <0x00> to <0xFF>")

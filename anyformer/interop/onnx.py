@@ -1,13 +1,13 @@
-"""Models as ONNX files, which onnxruntime and others run: one graph for any batch and any length.
+"""Export models to ONNX, for onnxruntime and others: one graph for any batch size and any length.
 
     inputs    ids [batch, length], mask [batch, length] (1: a token, 0: padding, on either side)
               types [batch, length] where the model has token types
               of an encoder-decoder: source, source_mask, source_types, target, target_mask, target_types
-              in the place of ids, where the config reads them: features [batch, length, size], images [batch, c, h, w]
-    output    logits, hidden (without a head) or embeddings, as the model itself gives it
+              instead of ids, depending on the config: features [batch, length, size], images [batch, c, h, w]
+    output    logits, hidden (without a head) or embeddings, as the model returns it
 
-There is no cache: to go on from a text, a decoder is run on all of it. Nothing is written that onnxruntime does not
-answer as torch does.
+There is no KV cache: a decoder reads the complete text for every new token. A file is written only if onnxruntime's
+outputs equal torch's.
 """
 
 import importlib.util
@@ -46,13 +46,13 @@ from anyformer.run import Run, writing
 from anyformer.transforms.merge import merge
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-TRACED = {"batch": 3, "length": 11, "source_length": 13, "target_length": 11}  # what it is traced with means nothing
-CHECKED = (1, 1, 1), (2, 7, 3), (4, 5, 19)  # batch, source's length (or the only one), target's
-TOLERANCE = 1e-4  # of numbers up to 1, and relative to larger ones
+TRACE_SIZES = {"batch": 3, "length": 11, "source_length": 13, "target_length": 11}  # any sizes would do
+CHECK_SIZES = (1, 1, 1), (2, 7, 3), (4, 5, 19)  # batch, source's length (or the only one), target's
+TOLERANCE = 1e-4  # absolute for values up to 1, relative above
 
 
 def export_onnx(run: Run | Transformer, path: str | Path) -> Path:
-    """A model in fp32, adapters merged, as an ONNX file; beyond 1.5 GB its weights are beside it, in `<path>.data`."""
+    """Write a model in fp32, with adapters merged, as an ONNX file; above 1.5 GB the weights are in `<path>.data`."""
     path = Path(path)
     for taken in (path, _data(path)):
         if taken.exists():
@@ -74,7 +74,7 @@ def export_onnx(run: Run | Transformer, path: str | Path) -> Path:
 
 
 def _plain(model: Transformer) -> Transformer:
-    """The same model in fp32 on the CPU, with no memory of its own where it is so already."""
+    """Return the model in fp32 on the CPU, without a copy if it is already."""
     with torch.device("meta"):
         plain = Transformer(model.config)
     state = model.state_dict()
@@ -89,26 +89,26 @@ def _obstacles(config: ModelConfig) -> Iterator[Fault]:
         for name, blocks in (("prefix", stack.prefix), ("blocks", stack.blocks)):
             for i, block in enumerate(blocks):
                 if isinstance(block.mixer, Recurrent):
-                    what = "= 'recurrent': it takes a step for each token, and a graph of any length has no such steps"
+                    what = "= 'recurrent': a recurrence over any length cannot be exported as one graph"
                     yield Fault(f"{side}.{name}.{i}.mixer.kind", what)
 
 
-# -- what goes in and comes out ---------------------------------------------------------------------------------------
+# -- inputs and outputs -----------------------------------------------------------------------------------------------
 
 
-class ExportInputs(NamedTuple):
+class GraphInput(NamedTuple):
     """An input of the graph."""
 
     name: str
     sizes: tuple[str | int, ...]  # a name: of any size
-    below: int  # whole numbers below it; 0: any numbers
+    below: int  # integers below this; 0: floats
 
     def example(self, sizes: dict[str, int], rng: torch.Generator) -> Tensor:
         shape = [sizes[size] if isinstance(size, str) else size for size in self.sizes]
         return torch.randint(self.below, shape, generator=rng) if self.below else torch.randn(shape, generator=rng)
 
 
-def _inputs(model: Transformer) -> list[ExportInputs]:
+def _inputs(model: Transformer) -> list[GraphInput]:
     config = model.config
     if config.shape == "encoder-decoder":
         assert config.source is not None
@@ -117,21 +117,21 @@ def _inputs(model: Transformer) -> list[ExportInputs]:
     return _read(config.last_input)
 
 
-def _read(spec: Input, side: str = "") -> list[ExportInputs]:
-    """What an input reads; a side has a length of its own, and names with its own before them."""
+def _read(spec: Input, side: str = "") -> list[GraphInput]:
+    """Return the graph inputs of one side; in an encoder-decoder, names and length have the side as prefix."""
     sizes, before = ("batch", f"{side}_length" if side else "length"), f"{side}_" if side else ""
-    mask = ExportInputs(f"{before}mask", sizes, 2)
+    mask = GraphInput(f"{before}mask", sizes, 2)
     match spec:
         case Tokens():
-            types = [ExportInputs(f"{before}types", sizes, spec.types)] if spec.types else []
-            words, spelled = spec.spelling, list[ExportInputs]()
+            types = [GraphInput(f"{before}types", sizes, spec.types)] if spec.types else []
+            words, spelled = spec.spelling, list[GraphInput]()
             if isinstance(words, ByteSpelling):
-                spelled = [ExportInputs("spelled", (*sizes, words.longest), 257)]
-            return [ExportInputs(side or "ids", sizes, spec.rows), mask, *types, *spelled]
+                spelled = [GraphInput("spelled", (*sizes, words.longest), 257)]
+            return [GraphInput(side or "ids", sizes, spec.rows), mask, *types, *spelled]
         case Patches():
-            return [ExportInputs(side or "images", ("batch", *spec.shape), 0)]
+            return [GraphInput(side or "images", ("batch", *spec.shape), 0)]
         case Features():
-            return [ExportInputs(side or "features", (*sizes, spec.size), 0), mask]
+            return [GraphInput(side or "features", (*sizes, spec.size), 0), mask]
         case _:
             assert_never(spec)
 
@@ -149,27 +149,27 @@ def _output(model: Transformer) -> str:
 
 
 class Graph(nn.Module):
-    """A model that is told its padding by masks."""
+    """A model that takes padding masks instead of segments."""
 
     def __init__(self, model: Transformer, names: list[str]):
         super().__init__()
         self.model, self.names = model, names
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        given = dict(zip(self.names, inputs, strict=True))
+        input_ = dict(zip(self.names, inputs, strict=True))
 
         def side(name: str, prefix: str = "") -> Inputs:
-            mask = given.get(f"{prefix}mask")
+            mask = input_.get(f"{prefix}mask")
             layout = None if mask is None else _layout(mask)
-            return Inputs(given[name], layout, given.get(f"{prefix}types"), given.get("spelled"))
+            return Inputs(input_[name], layout, input_.get(f"{prefix}types"), input_.get("spelled"))
 
-        if "target" in given:
+        if "target" in input_:
             return self.model(side("source", "source_"), side("target", "target_"))
         return self.model(side(self.names[0]))
 
 
 def _layout(mask: Tensor) -> Layout:
-    """Rows of one segment each, whose tokens count from 0 and whose pads may be anywhere."""
+    """Return the layout of rows with one segment each, positions from 0, and padding anywhere."""
     positions = (mask.cumsum(dim=1) - 1) * mask
     return Layout(positions, mask + PADDING, ordered=True, packed=False)
 
@@ -177,15 +177,15 @@ def _layout(mask: Tensor) -> Layout:
 # -- writing and checking ---------------------------------------------------------------------------------------------
 
 
-def _write(model: Transformer, inputs: list[ExportInputs], written: Path, path: Path) -> None:
+def _write(model: Transformer, inputs: list[GraphInput], written: Path, path: Path) -> None:
     rng = torch.Generator().manual_seed(0)
-    examples = tuple(given.example(TRACED, rng) for given in inputs)
-    named = [{i: size for i, size in enumerate(given.sizes) if isinstance(size, str)} for given in inputs]
-    dims = {name: torch.export.Dim(name) for name in TRACED}
+    examples = tuple(input_.example(TRACE_SIZES, rng) for input_ in inputs)
+    named = [{i: size for i, size in enumerate(input_.sizes) if isinstance(size, str)} for input_ in inputs]
+    dims = {name: torch.export.Dim(name) for name in TRACE_SIZES}
     shapes = tuple({i: dims[size] for i, size in sizes.items()} for sizes in named)
-    names = [given.name for given in inputs]
+    names = [input_.name for input_ in inputs]
     with _quiet():
-        with _told(path, "torch cannot export this model"):
+        with _as_fault(path, "torch cannot export this model"):
             program = torch.export.export(Graph(model, names), examples, dynamic_shapes=(shapes,))
             found = torch.onnx.export(
                 program,
@@ -203,14 +203,14 @@ def _write(model: Transformer, inputs: list[ExportInputs], written: Path, path: 
 
 
 def _translations() -> dict[Any, Any]:
-    """What experts need beyond torch's own translations: rows in order of their expert, and a product for each run."""
+    """Return translations of the ops of experts: a stable sort, and one matmul for each expert's rows."""
     from onnxscript import opset18
 
     op: Any = opset18
 
     def sort(x: Any, stable: Any = None, dim: int = -1, descending: bool = False) -> Any:
         size = op.Gather(op.Shape(x), op.Constant(value_ints=[dim]))
-        return op.TopK(x, size, axis=dim, largest=int(descending))  # among equals the first is first
+        return op.TopK(x, size, axis=dim, largest=int(descending))  # stable
 
     def expert_matmul(x: Any, weight: Any, lengths: Any) -> Any:
         ends = op.CumSum(lengths, op.Constant(value_int=0))
@@ -226,36 +226,36 @@ def _translations() -> dict[Any, Any]:
     return {torch.ops.aten.sort.stable: sort, torch.ops.anyformer.expert_matmul.default: expert_matmul}
 
 
-def _check(model: Transformer, inputs: list[ExportInputs], written: Path, path: Path) -> None:
-    """That onnxruntime says what torch says, of rows with pads on either side."""
+def _check(model: Transformer, inputs: list[GraphInput], written: Path, path: Path) -> None:
+    """Raise unless onnxruntime's outputs equal torch's, for rows padded on either side."""
     import onnxruntime
 
-    with _told(path, "onnxruntime cannot read it"):
+    with _as_fault(path, "onnxruntime cannot read it"):
         quiet = onnxruntime.SessionOptions()
         quiet.log_severity_level = 3  # errors
         session = onnxruntime.InferenceSession(written, quiet, providers=["CPUExecutionProvider"])
     rng = torch.Generator().manual_seed(1)
     ends = [limit for stack in (model.encoder, model.decoder) if stack is not None for limit, _ in stack.ends]
-    for batch, *lengths in CHECKED:
+    for batch, *lengths in CHECK_SIZES:
         source, target = (min(length, *ends) if ends else length for length in lengths)
         sizes = {"batch": batch, "length": source, "source_length": source, "target_length": target}
-        feed = {given.name: given.example(sizes, rng) for given in inputs}
+        feed = {input_.name: input_.example(sizes, rng) for input_ in inputs}
         for mask in (x for name, x in feed.items() if name.endswith("mask")):
             mask.fill_(1)
             mask[0, : mask.shape[1] // 3] = 0
             mask[-1, mask.shape[1] - mask.shape[1] // 3 :] = 0
         with torch.no_grad():
             ours = Graph(model, list(feed))(*feed.values())
-        with _told(path, "onnxruntime cannot run it"):
+        with _as_fault(path, "onnxruntime cannot run it"):
             theirs = torch.from_numpy(session.run(None, {name: x.numpy() for name, x in feed.items()})[0])
         apart = float((ours - theirs).abs().max() / ours.abs().max().clamp(min=1))
         if not apart <= TOLERANCE:  # nor where it is NaN
-            raise _fault(path, f"is not written: onnxruntime's answers are {apart:.1e} from torch's")
+            raise _fault(path, f"is not written: onnxruntime's outputs differ from torch's by {apart:.1e}")
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch says while it exports."""
+    """Silence the warnings and logs of the exporter."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir", "onnxscript")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -270,8 +270,8 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _told(path: Path, what: str) -> Iterator[None]:
-    """Whatever goes wrong elsewhere, in one line: torch and onnxruntime have many kinds of errors."""
+def _as_fault(path: Path, what: str) -> Iterator[None]:
+    """Turn any error of torch or onnxruntime, which have many types, into a fault of one line."""
     try:
         yield
     except Exception as error:
@@ -279,7 +279,7 @@ def _told(path: Path, what: str) -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of what was wrong at first."""
+    """Return the first line of the root cause."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = str(error).strip().splitlines()

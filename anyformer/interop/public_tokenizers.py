@@ -10,8 +10,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from anyformer.config import ModelConfig
 from anyformer.data.sentencepiece_tokenizer import Coded
 from anyformer.data.tokenizer import FILE, PAIRS, ROLES, TextTokenizer
-from anyformer.interop import slow_tokenizers as slow
-from anyformer.interop.family import Text
+from anyformer.interop import slow_tokenizers
+from anyformer.interop.family import Framing
 from anyformer.interop.tokenizer_settings import SETTINGS, SPECIAL, Settings
 from anyformer.interop.weight_files import write_json, wrong
 from anyformer.recipe import Encoder, LanguageModel, MaskedLanguageModel
@@ -30,14 +30,14 @@ NAMES = {
 MIN_USED = 0.9  # least share of a table's rows that must have a token; a few more make its size a round number
 
 
-def read(path: Path, how: Text, config: dict[str, Any]) -> TextTokenizer:
+def read(path: Path, how: Framing, config: dict[str, Any]) -> TextTokenizer:
     """Read the tokenizer of a folder, or of a single file; of two, the one for the target."""
     folder = path if path.is_dir() else path.parent
     settings, reader = Settings(folder), None
     if _is_json(path):
         loaded = TextTokenizer.load(path if path.is_file() else folder / FILE, foreign=True)
         inner, reader = loaded.inner, loaded.reader
-    elif found := slow.find(path, config):
+    elif found := slow_tokenizers.find(path, config):
         return _slow(path, *found, config)
     else:
         inner = _older(path, folder, settings)
@@ -50,9 +50,13 @@ def read(path: Path, how: Text, config: dict[str, Any]) -> TextTokenizer:
 def read_source(path: Path, config: dict[str, Any]) -> TextTokenizer | None:
     """Read the tokenizer of the source, where a folder has one for each language (Marian)."""
     folder = path if path.is_dir() else path.parent
-    if _is_json(path) or not (found := slow.find(path, config)):
+    if _is_json(path) or not (found := slow_tokenizers.find(path, config)):
         return None
-    return _slow(path, found[0], folder / slow.SOURCE, config) if found[1].name == slow.TARGET else None
+    return (
+        _slow(path, found[0], folder / slow_tokenizers.SOURCE, config)
+        if found[1].name == slow_tokenizers.TARGET
+        else None
+    )
 
 
 def lowered(text: TextTokenizer) -> TextTokenizer:
@@ -73,7 +77,7 @@ def nothing() -> TextTokenizer:
 
 
 def _slow(path: Path, name: str, model: Path, config: dict[str, Any]) -> TextTokenizer:
-    found = slow.read(path, name, model, config)
+    found = slow_tokenizers.read(path, name, model, config)
     folder = path if path.is_dir() else path.parent
     _frame(found.inner, found.layout.before, found.layout.after, found.layout.pair)
     return TextTokenizer(found.inner, _roles(found.inner, found.settings, config, folder), found.reader)
@@ -87,10 +91,10 @@ def _older(path: Path, folder: Path, settings: Settings) -> Tokenizer:
         inner = TextTokenizer.load(folder, foreign=True).inner
     else:
         pairs = ", ".join(f"{vocab} with {merges}" for vocab, merges in PAIRS)
-        marian = f"{slow.SOURCE} and {slow.TARGET} with {slow.VOCAB}"
+        marian = f"{slow_tokenizers.SOURCE} and {slow_tokenizers.TARGET} with {slow_tokenizers.VOCAB}"
         known = f"{FILE}, {WORDPIECE}, {pairs}, a SentencePiece .model, {marian}"
         raise wrong(path, f"holds no tokenizer: it needs one of {known}")
-    slow.add_tokens(inner, settings, folder)
+    slow_tokenizers.add_tokens(inner, settings, folder)
     return inner
 
 
@@ -194,7 +198,7 @@ def write(folder: Path, run: Run) -> None:
 
 def _write_marian(folder: Path, target: TextTokenizer, source: TextTokenizer) -> None:
     """Write two SentencePiece models with one vocabulary."""
-    both = {slow.SOURCE: source.reader, slow.TARGET: target.reader}
+    both = {slow_tokenizers.SOURCE: source.reader, slow_tokenizers.TARGET: target.reader}
     vocab = target.inner.get_vocab(with_added_tokens=False)
     if source.inner.get_vocab() != target.inner.get_vocab() or len(vocab) < target.size:
         raise wrong(folder.name, "a public folder has one vocabulary for source and target, and these differ")
@@ -202,4 +206,4 @@ def _write_marian(folder: Path, target: TextTokenizer, source: TextTokenizer) ->
         if reader is None or not isinstance(reader.prepare, Coded):
             raise wrong(folder.name, "source and target have different tokenizers: only Marian's folders hold two")
         (folder / name).write_bytes(reader.model)
-    write_json(folder / slow.VOCAB, dict(sorted(vocab.items(), key=lambda item: item[1])))
+    write_json(folder / slow_tokenizers.VOCAB, dict(sorted(vocab.items(), key=lambda item: item[1])))

@@ -1,4 +1,4 @@
-"""Whether two configs are the same model: what they compute, not how they say it or how they were trained."""
+"""Compare two configs by what their models compute, whatever their notation and training settings."""
 
 import re
 from typing import Any
@@ -27,7 +27,7 @@ TRAINING = re.compile(r"(.*\.)?(dropout|balance|rate|context|init(\..*)?|(source
 
 
 def differences(mine: ModelConfig, other: ModelConfig, kind: str) -> list[Fault]:
-    """Where a model differs from the nearest one of a family, by the paths of the first."""
+    """Return the differences of a model from the nearest one of a family, by paths of the first config."""
     left, right = facts(mine), facts(other)
     differing = [key for key in dict.fromkeys((*left, *right)) if left.get(key) != right.get(key)]
     others = {key.removesuffix("kind") for key in differing if key.endswith(".kind")}
@@ -35,13 +35,13 @@ def differences(mine: ModelConfig, other: ModelConfig, kind: str) -> list[Fault]
     for key in differing:
         if not any(key.startswith(part) and key != f"{part}kind" for part in others):  # another kind: its fields differ
             path = _path(key, mine)
-            said = f"{kind} has {_shown(right.get(key))}"
-            found.setdefault(path, Fault(path, f"= {_shown(left.get(key))}: {said}"))
+            other_value = f"{kind} has {_shown(right.get(key))}"
+            found.setdefault(path, Fault(path, f"= {_shown(left.get(key))}: {other_value}"))
     return list(found.values())
 
 
 def facts(config: ModelConfig) -> dict[str, Any]:
-    """All that decides what a model computes, derived values filled in, layer by layer."""
+    """Return all settings that affect the computation, layer by layer, with derived values filled in."""
     found = _flat(to_data(config.model_copy(update={"encoder": config.encoder, "decoder": config.decoder})))
     found = {key: value for key, value in found.items() if not key.startswith(("encoder.", "decoder."))}
     if "source.image_height" in found:
@@ -54,13 +54,13 @@ def facts(config: ModelConfig) -> dict[str, Any]:
             whole = {key: value for key, value in whole.items() if not key.startswith("position.")}
         found |= {f"{side}.{key}": x for key, x in whole.items() if not key.startswith(("blocks", "prefix"))}
         for i, block in enumerate(stack.unrolled()):
-            layer = _flat(to_data(_settled(block, stack, side, config.width)))
+            layer = _flat(to_data(_resolved(block, stack, side, config.width)))
             found |= {f"{side}.{i}.{key}": value for key, value in layer.items()}
     return {key: value for key, value in found.items() if not TRAINING.fullmatch(key)}
 
 
-def _settled(block: Block, stack: Stack, side: Side, width: int) -> Block:
-    """A layer with what it leaves open."""
+def _resolved(block: Block, stack: Stack, side: Side, width: int) -> Block:
+    """Return a block with all derived values filled in."""
     changes: dict[str, Any] = {}
     mixer, network = block.mixer, block.feedforward
     if isinstance(mixer, Attention):
@@ -93,7 +93,7 @@ def _flat(data: dict[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def _path(key: str, config: ModelConfig) -> str:
-    """A layer's fact by its place in the config."""
+    """Return the config path of a setting of a layer."""
     side, _, rest = key.partition(".")
     number, _, rest = rest.partition(".")
     if not number.isdigit():

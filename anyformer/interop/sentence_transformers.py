@@ -1,9 +1,8 @@
-"""Folders of sentence-transformers (Reimers & Gurevych 2019): a model as `transformers` writes it, and beside it how
-its hidden states become one vector.
+"""Folders of sentence-transformers (Reimers & Gurevych 2019): a `transformers` folder with pooling settings.
 
-    modules.json               the steps: Transformer, Pooling, and maybe Normalize, each with its folder
-    1_Pooling/config.json      which states are taken
-    sentence_bert_config.json  how much of a text is read; newer folders say so in tokenizer_config.json
+modules.json               the steps: Transformer, Pooling, and maybe Normalize, each with its folder
+1_Pooling/config.json      the pooling mode
+sentence_bert_config.json  maximum length of a text; newer folders have it in tokenizer_config.json
 """
 
 import json
@@ -18,7 +17,7 @@ from anyformer.interop.weight_files import read_json, write_json, wrong
 MODULES, READING, ABOUT = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
 STEPS = ("Transformer", "Pooling", "Normalize")
 POOLS: dict[str, Pool] = {"mean": "mean", "cls": "first", "max": "max", "lasttoken": "last"}
-OLDER = {  # how files say it that have no `pooling_mode`
+OLDER = {  # fields of files without `pooling_mode`
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_max_tokens": "max",
@@ -30,16 +29,16 @@ STATES = {"text": {"method": "forward", "method_output_name": "last_hidden_state
 
 
 class Sentences(NamedTuple):
-    """How texts become vectors."""
+    """Settings that turn hidden states into the vector of a text."""
 
     body: Path  # the folder of the model itself
     head: Embedder
-    longest: int | None  # tokens of a text that are read, with those around it
+    longest: int | None  # maximum tokens of a text, with special tokens
     lower: bool  # texts are read in lower case, whatever the tokenizer does
 
 
 def read(folder: Path) -> Sentences | None:
-    """What a folder says of it, if it says anything."""
+    """Return the settings of a folder; None if it has no modules.json."""
     if not (folder / MODULES).is_file():
         return None
     steps = _steps(folder / MODULES)
@@ -58,7 +57,7 @@ def read(folder: Path) -> Sentences | None:
 
 
 def _steps(path: Path) -> list[tuple[str, str]]:
-    """The kind of each step, and its folder."""
+    """Return the kind of each step, and its folder."""
     try:
         given = json.loads(path.read_bytes().decode("utf-8-sig"))
         steps = [(str(one["type"]).rpartition(".")[2], str(one["path"])) for one in given]
@@ -83,7 +82,7 @@ def _pool(folder: Path) -> Pool:
 
 
 def _reading(body: Path) -> tuple[int | None, bool]:
-    """The number of tokens that are read of a text, and whether in lower case."""
+    """Return the maximum number of tokens of a text, and whether it is lower-cased."""
     found, lower = None, False
     if (body / READING).is_file():
         fields = Fields(read_json(body / READING), body / READING)
@@ -94,18 +93,18 @@ def _reading(body: Path) -> tuple[int | None, bool]:
         fields.must("module_output_name", "token_embeddings")
         fields.finish()
     if found is None and (body / "tokenizer_config.json").is_file():
-        said = read_json(body / "tokenizer_config.json").get("model_max_length")
-        found = said if type(said) is int and said < 10**9 else None  # a huge one stands for none
+        limit = read_json(body / "tokenizer_config.json").get("model_max_length")
+        found = limit if type(limit) is int and limit < 10**9 else None  # a huge value means none
     return found, lower
 
 
 def fits(head: Any) -> bool:
-    """Whether a head is one of theirs, and not a pooler with weights."""
+    """Return whether a head is supported by sentence-transformers: pooling without weights."""
     return isinstance(head, Embedder) and isinstance(head.transform, NoTransform)
 
 
 def write(folder: Path, head: Embedder, width: int, longest: int | None) -> None:
-    """Beside the files of the model, in the form that every version reads."""
+    """Write the pooling settings next to the model, in the form that every version reads."""
     kinds = STEPS if head.normalize else STEPS[:2]
     steps = [
         {"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "", "type": f"sentence_transformers.models.{kind}"}

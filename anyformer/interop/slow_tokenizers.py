@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer
 from anyformer.config.spec import did_you_mean, visible
 from anyformer.data.sentencepiece import SentencePieces
 from anyformer.data.sentencepiece_tokenizer import Cleaned, Coded, PieceReader, Plain, Prefixed, Preparation
-from anyformer.interop import language_codes as languages
+from anyformer.interop import language_codes
 from anyformer.interop.sentencepiece_conversion import library_form, parse
 from anyformer.interop.tokenizer_settings import Settings
 from anyformer.interop.weight_files import read_json, wrong
@@ -66,7 +66,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class SlowTokenizer:
+class TokenizerClass:
     """One tokenizer class: the names of its files and special tokens, and its layout."""
 
     layout: Callable[[Folder], Layout]
@@ -77,73 +77,73 @@ class SlowTokenizer:
 # -- classes ----------------------------------------------------------------------------------------------------------
 
 
-def _fairseq(given: Folder, more: tuple[str, ...] = ()) -> list[str]:
+def _fairseq(folder: Folder, more: tuple[str, ...] = ()) -> list[str]:
     """The ids of fairseq: <pad> is added, and <unk> comes fourth."""
-    return ["<s>", "<pad>", "</s>", "<unk>", *given.begins("<unk>", "<s>", "</s>"), *more]
+    return ["<s>", "<pad>", "</s>", "<unk>", *folder.begins("<unk>", "<s>", "</s>"), *more]
 
 
-def _xlm_roberta(given: Folder) -> Layout:
-    cls, sep = _named(given, "cls_token"), _named(given, "sep_token")
+def _xlm_roberta(folder: Folder) -> Layout:
+    cls, sep = _named(folder, "cls_token"), _named(folder, "sep_token")
     pair = [cls, "$A", sep, sep, "$B", sep]
-    return Layout(_fairseq(given, ("<mask>",)), _named(given, "unk_token"), [cls], [sep], pair)
+    return Layout(_fairseq(folder, ("<mask>",)), _named(folder, "unk_token"), [cls], [sep], pair)
 
 
-def _mbart(given: Folder) -> Layout:
-    language, eos = _language(given, languages.MBART, "en_XX"), _named(given, "eos_token")
-    tokens = _fairseq(given, (*languages.MBART, "<mask>"))
-    return Layout(tokens, _named(given, "unk_token"), after=[eos, language], special=[*languages.MBART])
+def _mbart(folder: Folder) -> Layout:
+    language, eos = _language(folder, language_codes.MBART, "en_XX"), _named(folder, "eos_token")
+    tokens = _fairseq(folder, (*language_codes.MBART, "<mask>"))
+    return Layout(tokens, _named(folder, "unk_token"), after=[eos, language], special=[*language_codes.MBART])
 
 
-def _mbart50(given: Folder) -> Layout:
-    language, eos = _language(given, languages.MBART50, "en_XX"), _named(given, "eos_token")
-    tokens = _fairseq(given, (*languages.MBART50, "<mask>"))
-    return Layout(tokens, _named(given, "unk_token"), [language], [eos], special=[*languages.MBART50])
+def _mbart50(folder: Folder) -> Layout:
+    language, eos = _language(folder, language_codes.MBART50, "en_XX"), _named(folder, "eos_token")
+    tokens = _fairseq(folder, (*language_codes.MBART50, "<mask>"))
+    return Layout(tokens, _named(folder, "unk_token"), [language], [eos], special=[*language_codes.MBART50])
 
 
-def _nllb(given: Folder) -> Layout:
-    settings, eos = given.settings, _named(given, "eos_token")
-    codes = () if settings("additional_special_tokens", list, []) else languages.NLLB
+def _nllb(folder: Folder) -> Layout:
+    settings, eos = folder.settings, _named(folder, "eos_token")
+    codes = () if settings("additional_special_tokens", list, []) else language_codes.NLLB
     language = settings("src_lang", str, "eng_Latn")
     ends = ([], [eos, language]) if settings("legacy_behaviour", bool, False) else ([language], [eos])
-    return Layout(_fairseq(given), _named(given, "unk_token"), *ends, special=[*settings.special(), *codes])
+    return Layout(_fairseq(folder), _named(folder, "unk_token"), *ends, special=[*settings.special(), *codes])
 
 
-def _pegasus(given: Folder) -> Layout:
-    settings = given.settings
-    pad, eos, unknown = (_named(given, f"{role}_token") for role in ("pad", "eos", "unk"))
-    offset, mask = settings("offset", int, 103), _named(given, "mask_token")
+def _pegasus(folder: Folder) -> Layout:
+    settings = folder.settings
+    pad, eos, unknown = (_named(folder, f"{role}_token") for role in ("pad", "eos", "unk"))
+    offset, mask = settings("offset", int, 103), _named(folder, "mask_token")
     sentence = settings.token("mask_token_sent") if "mask_token_sent" in settings else "<mask_1>"
     if not (offset == 0 or (sentence is not None and 2 <= offset <= MAX_EXTRA_IDS)):
         raise settings.wrong("offset", f"must be 0, or from 2 to {MAX_EXTRA_IDS:,} with a mask_token_sent")
-    rest = given.begins(pad, eos)
+    rest = folder.begins(pad, eos)
     added = [] if offset == 0 else [str(sentence), mask, *(f"<unk_{i}>" for i in range(2, offset))]
     return Layout([pad, eos, *added, *rest], unknown, after=[eos], special=added)
 
 
-def _m2m100(given: Folder) -> Layout:
-    known = {"m2m100": languages.M2M100, "wmt21": languages.WMT21}
-    name = given.settings("language_codes", str, "m2m100")
+def _m2m100(folder: Folder) -> Layout:
+    known = {"m2m100": language_codes.M2M100, "wmt21": language_codes.WMT21}
+    name = folder.settings("language_codes", str, "m2m100")
     if name not in known:
-        raise given.settings.wrong("language_codes", did_you_mean(name, known))
+        raise folder.settings.wrong("language_codes", did_you_mean(name, known))
     codes = [f"__{code}__" for code in known[name]]
-    language = f"__{_language(given, known[name], 'en')}__"
-    tokens, unknown = _vocabulary(given.root / VOCAB), _named(given, "unk_token")
+    language = f"__{_language(folder, known[name], 'en')}__"
+    tokens, unknown = _vocabulary(folder.root / VOCAB), _named(folder, "unk_token")
     return Layout(
-        _checked(given, [*tokens, *codes], unknown), unknown, [language], [_named(given, "eos_token")], [], codes
+        _checked(folder, [*tokens, *codes], unknown), unknown, [language], [_named(folder, "eos_token")], [], codes
     )
 
 
-def _marian(given: Folder) -> Layout:
-    if given.settings("separate_vocabs", bool, False):
-        raise given.settings.wrong("separate_vocabs", "only one vocabulary for both languages is read")
-    unknown = _named(given, "unk_token")
-    tokens = _checked(given, _vocabulary(given.root / VOCAB), unknown, _named(given, "pad_token"))
-    return Layout(tokens, unknown, after=[_named(given, "eos_token")], prepare=Coded())
+def _marian(folder: Folder) -> Layout:
+    if folder.settings("separate_vocabs", bool, False):
+        raise folder.settings.wrong("separate_vocabs", "only one vocabulary for both languages is read")
+    unknown = _named(folder, "unk_token")
+    tokens = _checked(folder, _vocabulary(folder.root / VOCAB), unknown, _named(folder, "pad_token"))
+    return Layout(tokens, unknown, after=[_named(folder, "eos_token")], prepare=Coded())
 
 
-def _t5(given: Folder) -> Layout:
-    settings, rows = given.settings, given.config.get("vocab_size")
-    usual = 0 if given.config.get("model_type") == "mt5" else 100
+def _t5(folder: Folder) -> Layout:
+    settings, rows = folder.settings, folder.config.get("vocab_size")
+    usual = 0 if folder.config.get("model_type") == "mt5" else 100
     count, most = settings("extra_ids", int, usual), rows if type(rows) is int and rows > 0 else MAX_EXTRA_IDS
     if not 0 <= count <= most:
         raise settings.wrong("extra_ids", f"must be from 0 to {most:,}, the rows of the model's table")
@@ -156,51 +156,51 @@ def _t5(given: Folder) -> Layout:
         raise settings.wrong(
             "additional_special_tokens", f"must name the {count} extra ids too, or none ({len(more)} are)"
         )
-    eos = _named(given, "eos_token")
-    return Layout([*given.texts, *extra], given.unknown, after=[eos], special=extra, prepare=_legacy(given))
+    eos = _named(folder, "eos_token")
+    return Layout([*folder.texts, *extra], folder.unknown, after=[eos], special=extra, prepare=_legacy(folder))
 
 
-def _llama(given: Folder) -> Layout:
-    return Layout(given.texts, given.unknown, *_switched(given), prepare=_legacy(given))
+def _llama(folder: Folder) -> Layout:
+    return Layout(folder.texts, folder.unknown, *_switched(folder), prepare=_legacy(folder))
 
 
-def _gemma(given: Folder) -> Layout:
-    return Layout(given.texts, given.unknown, *_switched(given))
+def _gemma(folder: Folder) -> Layout:
+    return Layout(folder.texts, folder.unknown, *_switched(folder))
 
 
-def _albert(given: Folder) -> Layout:
-    settings = given.settings
-    cls, sep = _named(given, "cls_token"), _named(given, "sep_token")
+def _albert(folder: Folder) -> Layout:
+    settings = folder.settings
+    cls, sep = _named(folder, "cls_token"), _named(folder, "sep_token")
     prepare = Cleaned(
         settings("do_lower_case", bool, True),
         settings("remove_space", bool, True),
         settings("keep_accents", bool, False),
     )
     pair = [f"{cls}:0", "$A:0", f"{sep}:0", "$B:1", f"{sep}:1"]
-    return Layout(given.texts, given.unknown, [cls], [sep], pair, prepare=prepare)
+    return Layout(folder.texts, folder.unknown, [cls], [sep], pair, prepare=prepare)
 
 
-def _named(given: Folder, key: str) -> str:
-    if (token := given.settings.token(key)) is None:
-        raise given.settings.wrong(key, "must be a token for this tokenizer class")
+def _named(folder: Folder, key: str) -> str:
+    if (token := folder.settings.token(key)) is None:
+        raise folder.settings.wrong(key, "must be a token for this tokenizer class")
     return token
 
 
-def _language(given: Folder, codes: tuple[str, ...], usual: str) -> str:
-    if (code := given.settings("src_lang", str, usual)) not in codes:
-        raise given.settings.wrong("src_lang", did_you_mean(code, codes))
+def _language(folder: Folder, codes: tuple[str, ...], usual: str) -> str:
+    if (code := folder.settings("src_lang", str, usual)) not in codes:
+        raise folder.settings.wrong("src_lang", did_you_mean(code, codes))
     return code
 
 
-def _legacy(given: Folder) -> Preparation:
-    if given.settings("legacy", bool, True):
+def _legacy(folder: Folder) -> Preparation:
+    if folder.settings("legacy", bool, True):
         return Plain()
-    return Prefixed(_named(given, "unk_token"), given.settings("add_prefix_space", bool, True))
+    return Prefixed(_named(folder, "unk_token"), folder.settings("add_prefix_space", bool, True))
 
 
-def _switched(given: Folder) -> tuple[list[str], list[str]]:
-    begins, ends = given.settings("add_bos_token", bool, True), given.settings("add_eos_token", bool, False)
-    return [_named(given, "bos_token")] if begins else [], [_named(given, "eos_token")] if ends else []
+def _switched(folder: Folder) -> tuple[list[str], list[str]]:
+    begins, ends = folder.settings("add_bos_token", bool, True), folder.settings("add_eos_token", bool, False)
+    return [_named(folder, "bos_token")] if begins else [], [_named(folder, "eos_token")] if ends else []
 
 
 def _vocabulary(path: Path) -> list[str]:
@@ -211,39 +211,39 @@ def _vocabulary(path: Path) -> list[str]:
     return sorted(ids, key=lambda token: ids[token])
 
 
-def _checked(given: Folder, tokens: list[str], *needed: str) -> list[str]:
+def _checked(folder: Folder, tokens: list[str], *needed: str) -> list[str]:
     if lost := [token for token in needed if token not in tokens]:
-        raise wrong(given.root / VOCAB, f"has no {lost[0]}")
+        raise wrong(folder.root / VOCAB, f"has no {lost[0]}")
     if len(set(tokens)) < len(tokens):
-        raise wrong(given.root / VOCAB, "holds a language code that the tokenizer class adds itself")
+        raise wrong(folder.root / VOCAB, "holds a language code that the tokenizer class adds itself")
     return tokens
 
 
 BPE_MODEL, T5_MODEL, LLAMA_MODEL = "sentencepiece.bpe.model", "spiece.model", "tokenizer.model"
 CLASSES = {
-    "XLMRobertaTokenizer": SlowTokenizer(_xlm_roberta, BPE_MODEL, MASKED),
-    "MBartTokenizer": SlowTokenizer(_mbart, BPE_MODEL, MASKED),
-    "MBart50Tokenizer": SlowTokenizer(_mbart50, BPE_MODEL, {k: v for k, v in MASKED.items() if k != "bos_token"}),
-    "NllbTokenizer": SlowTokenizer(_nllb, BPE_MODEL, MASKED),
-    "M2M100Tokenizer": SlowTokenizer(_m2m100, BPE_MODEL, {k: v for k, v in FAIRSEQ.items() if k != "cls_token"}),
-    "MarianTokenizer": SlowTokenizer(
+    "XLMRobertaTokenizer": TokenizerClass(_xlm_roberta, BPE_MODEL, MASKED),
+    "MBartTokenizer": TokenizerClass(_mbart, BPE_MODEL, MASKED),
+    "MBart50Tokenizer": TokenizerClass(_mbart50, BPE_MODEL, {k: v for k, v in MASKED.items() if k != "bos_token"}),
+    "NllbTokenizer": TokenizerClass(_nllb, BPE_MODEL, MASKED),
+    "M2M100Tokenizer": TokenizerClass(_m2m100, BPE_MODEL, {k: v for k, v in FAIRSEQ.items() if k != "cls_token"}),
+    "MarianTokenizer": TokenizerClass(
         _marian, TARGET, {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
     ),
-    "PegasusTokenizer": SlowTokenizer(
+    "PegasusTokenizer": TokenizerClass(
         _pegasus,
         T5_MODEL,
         {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask_2>"},
     ),
-    "T5Tokenizer": SlowTokenizer(_t5, T5_MODEL, {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}),
-    "LlamaTokenizer": SlowTokenizer(
+    "T5Tokenizer": TokenizerClass(_t5, T5_MODEL, {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}),
+    "LlamaTokenizer": TokenizerClass(
         _llama, LLAMA_MODEL, {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     ),
-    "GemmaTokenizer": SlowTokenizer(
+    "GemmaTokenizer": TokenizerClass(
         _gemma,
         LLAMA_MODEL,
         {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>"},
     ),
-    "AlbertTokenizer": SlowTokenizer(
+    "AlbertTokenizer": TokenizerClass(
         _albert,
         T5_MODEL,
         dict.fromkeys(("bos_token", "cls_token"), "[CLS]")
@@ -269,7 +269,7 @@ GENERIC = ("PreTrainedTokenizer", "TokenizersBackend", "SentencePieceBackend")  
 
 
 @dataclass(frozen=True)
-class Slow:
+class LoadedTokenizer:
     """A tokenizer as its class lays it out."""
 
     inner: Tokenizer
@@ -309,7 +309,7 @@ def _class(path: Path, settings: Settings, config: dict[str, Any]) -> str:
     return MODEL_TYPES.get(str(config.get("model_type")), "")
 
 
-def read(path: Path, name: str, model: Path, config: dict[str, Any]) -> Slow:
+def read(path: Path, name: str, model: Path, config: dict[str, Any]) -> LoadedTokenizer:
     """Read a .model file as a tokenizer class does."""
     root = path if path.is_dir() else path.parent
     settings = Settings(root, CLASSES[name].tokens)
@@ -327,7 +327,7 @@ def read(path: Path, name: str, model: Path, config: dict[str, Any]) -> Slow:
     inner.add_special_tokens(list(dict.fromkeys((*settings.special(), *layout.special))))
     if lost := [token for token in (*layout.before, *layout.after) if inner.token_to_id(token) is None]:
         raise wrong(model, f"has no {lost[0]}, which {name} puts around a text")
-    return Slow(inner, PieceReader(data, layout.unknown, layout.prepare, added=plain), layout, settings)
+    return LoadedTokenizer(inner, PieceReader(data, layout.unknown, layout.prepare, added=plain), layout, settings)
 
 
 def add_tokens(inner: Tokenizer, settings: Settings, folder: Path) -> tuple[str, ...]:

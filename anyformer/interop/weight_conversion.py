@@ -1,4 +1,4 @@
-"""The weights of a folder as ours, and ours as theirs, by the rules of a family."""
+"""Convert the weights of a public folder to our names, and back, by the rules of a family."""
 
 import functools
 import math
@@ -13,18 +13,18 @@ from torch import Tensor
 
 from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.config.spec import visible
-from anyformer.interop import weight_files as files
+from anyformer.interop import weight_files
 from anyformer.interop.family import BODY, Family
-from anyformer.interop.weight_files import Stored, wrong
-from anyformer.interop.weight_rules import Alias, Constant, Tie
+from anyformer.interop.weight_files import StoredTensor, wrong
+from anyformer.interop.weight_rules import Alias, Constant, TensorRule
 from anyformer.nn.model import Transformer
 
-HEADS = ("lm_head.", "cls.", "classifier.")  # how names of weights begin that no body has
-SHOWN = 5  # faults told of those that are alike
+HEADS = ("lm_head.", "cls.", "classifier.")  # prefixes of weights that belong to a head
+MAX_FAULTS = 5  # similar faults listed in an error
 
 
-def named(family: Family, stored: dict[str, Stored]) -> dict[str, Stored]:
-    """Tensors by the names of today, as in a model with a head."""
+def named(family: Family, stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Rename tensors of older files, and add the body's prefix if it is missing."""
     found = {}
     for name, tensor in stored.items():
         for old, new in family.older:
@@ -36,32 +36,34 @@ def named(family: Family, stored: dict[str, Stored]) -> dict[str, Stored]:
     return found
 
 
-def translated(family: Family, config: ModelConfig, stored: dict[str, Stored], folder: Path) -> dict[str, Tensor]:
-    """The state of our model, in the widest precision among theirs."""
+def translated(family: Family, config: ModelConfig, stored: dict[str, StoredTensor], folder: Path) -> dict[str, Tensor]:
+    """Return the state dict of our model, in the widest precision of the stored tensors."""
     fitted = fit(family, config, stored)
     _check(fitted, family, stored, folder)
-    ties, spare = fitted.ties, fitted.spare
-    dtypes = {stored[name].dtype for tie in ties for name in tie.theirs}
+    tensor_rules, spare = fitted.tensor_rules, fitted.spare
+    dtypes = {stored[name].dtype for rule in tensor_rules for name in rule.theirs}
     if other := [dtype for dtype in dtypes if not dtype.is_floating_point]:
         raise wrong(folder, f"holds weights of {other[0]}: only floating-point weights are read")
     dtype = functools.reduce(torch.promote_types, dtypes)
-    found, spoilt = {}, []
-    for tie in sorted(ties, key=lambda tie: -sum(map(math.prod, tie.shapes))):  # the largest while there is most room
-        parts = [stored[name].read().to(dtype) for name in tie.theirs]
-        spoilt += [name for name, x in zip(tie.theirs, parts, strict=True) if not bool(x.isfinite().all())]
-        found[tie.ours] = tie.way.join(parts).contiguous()
-    for rule in spare:
-        _check_spare(rule, stored)
-    if spoilt:
-        what = f"{visible(spoilt[0])}{f' and {len(spoilt) - 1} others' if len(spoilt) > 1 else ''}"
-        warnings.warn(f"{stored[spoilt[0]].file}: {what}: some numbers are not finite", stacklevel=3)
+    found, nonfinite = {}, []
+    for rule in sorted(
+        tensor_rules, key=lambda rule: -sum(map(math.prod, rule.shapes))
+    ):  # the largest first, while most memory is free
+        parts = [stored[name].read().to(dtype) for name in rule.theirs]
+        nonfinite += [name for name, x in zip(rule.theirs, parts, strict=True) if not bool(x.isfinite().all())]
+        found[rule.ours] = rule.conversion.join(parts).contiguous()
+    for spare_rule in spare:
+        _check_spare(spare_rule, stored)
+    if nonfinite:
+        what = f"{visible(nonfinite[0])}{f' and {len(nonfinite) - 1} others' if len(nonfinite) > 1 else ''}"
+        warnings.warn(f"{stored[nonfinite[0]].file}: {what}: some values are not finite", stacklevel=3)
     return found
 
 
 class Fit(NamedTuple):
-    """The tensors of a folder beside those that a model needs."""
+    """Comparison of the tensors of a folder with those that a model needs."""
 
-    ties: list[Tie]
+    tensor_rules: list[TensorRule]
     spare: list[Alias | Constant]
     missing: dict[str, tuple[int, ...]]  # the shape that each should have
     misshapen: dict[str, tuple[int, ...]]
@@ -69,16 +71,16 @@ class Fit(NamedTuple):
     left: list[str]  # unknown
 
 
-def fit(family: Family, config: ModelConfig, stored: dict[str, Stored]) -> Fit:
+def fit(family: Family, config: ModelConfig, stored: dict[str, StoredTensor]) -> Fit:
     """Compare names and shapes, reading no values."""
-    ties = family.ties(config)
+    tensor_rules = family.tensor_rules(config)
     spare = [rule for rule in family.rules(config) if isinstance(rule, (Alias, Constant))]
-    wanted = {name: shape for tie in ties for name, shape in zip(tie.theirs, tie.shapes, strict=True)}
+    wanted = {name: shape for rule in tensor_rules for name, shape in zip(rule.theirs, rule.shapes, strict=True)}
     claimed = {*wanted, *(rule.theirs for rule in spare)}
     others = [name for name in stored if name not in claimed and not _any(family.buffers, name)]
     unused = [name for name in others if _any(family.unused, name)]
     return Fit(
-        ties,
+        tensor_rules,
         spare,
         {name: shape for name, shape in wanted.items() if name not in stored},
         {name: shape for name, shape in wanted.items() if name in stored and stored[name].shape != shape},
@@ -87,7 +89,7 @@ def fit(family: Family, config: ModelConfig, stored: dict[str, Stored]) -> Fit:
     )
 
 
-def _check(found: Fit, family: Family, stored: dict[str, Stored], folder: Path) -> None:
+def _check(found: Fit, family: Family, stored: dict[str, StoredTensor], folder: Path) -> None:
     """Refuse tensors that are missing, misshapen or unknown; warn of those that no head uses."""
     faults = []
     for name, shape in found.misshapen.items():
@@ -99,23 +101,23 @@ def _check(found: Fit, family: Family, stored: dict[str, Stored], folder: Path) 
         what = f"{visible(name)} is a weight that no {family.kind} with this head has"
         faults.append(Fault(visible(str(stored[name].file)), what))
     if faults:
-        more = [Fault(visible(str(folder)), f"{len(faults) - SHOWN} more weights do not fit the config")]
-        raise ConfigError([*faults[:SHOWN], *(more if len(faults) > SHOWN else [])])
+        more = [Fault(visible(str(folder)), f"{len(faults) - MAX_FAULTS} more weights do not fit the config")]
+        raise ConfigError([*faults[:MAX_FAULTS], *(more if len(faults) > MAX_FAULTS else [])])
     if found.unused:
         names = ", ".join(found.unused)
         warnings.warn(f"{folder}: left out, as the head does not use them: {names}", stacklevel=4)
 
 
-def _check_spare(rule: Alias | Constant, stored: dict[str, Stored]) -> None:
+def _check_spare(rule: Alias | Constant, stored: dict[str, StoredTensor]) -> None:
     if rule.theirs not in stored:
         return
     tensor, file = stored[rule.theirs].read(), visible(str(stored[rule.theirs].file))
     if isinstance(rule, Constant):
-        what, off = ("zero", 0.0) if rule.make is torch.zeros else ("what it always is", 0.01)  # in any precision
+        what, off = ("zero", 0.0) if rule.make is torch.zeros else ("the expected constant", 0.01)  # in any precision
         if tensor.shape != rule.shape or not torch.allclose(tensor.float(), rule.value, rtol=0, atol=off):
-            raise wrong(file, f"{rule.theirs} is not {what}, and the model has nothing like it")
+            raise wrong(file, f"{rule.theirs} is not {what}, and anyformer's model has no such weight")
     if isinstance(rule, Alias) and not torch.equal(tensor, stored[rule.of].read()):
-        raise wrong(file, f"{rule.theirs} is not {rule.of}, and the config says that they are tied")
+        raise wrong(file, f"{rule.theirs} is not {rule.of}, but the config ties them")
 
 
 def _any(patterns: tuple[str, ...], name: str) -> bool:
@@ -123,22 +125,22 @@ def _any(patterns: tuple[str, ...], name: str) -> bool:
 
 
 def write(path: Path, family: Family, model: Transformer) -> None:
-    """Our weights under their names; tensors are made one after the other."""
-    state, ties = model.state_dict(), family.ties(model.config)
+    """Write our weights under their public names, one tensor at a time."""
+    state, tensor_rules = model.state_dict(), family.tensor_rules(model.config)
     constants = [rule for rule in family.rules(model.config) if isinstance(rule, Constant)]
     prefix = family.prefix if model.config.head.kind in BODY else ""
     dtype = next(iter(state.values())).dtype
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
-        for tie in ties:
-            parts = tie.way.part(state[tie.ours])
-            yield from zip((name.removeprefix(prefix) for name in tie.theirs), parts, strict=True)
+        for rule in tensor_rules:
+            parts = rule.conversion.part(state[rule.ours])
+            yield from zip((name.removeprefix(prefix) for name in rule.theirs), parts, strict=True)
         for constant in constants:
             yield constant.theirs, constant.value.to(dtype)
 
-    shapes: files.Shapes = {
-        name.removeprefix(prefix): (state[tie.ours].dtype, shape)
-        for tie in ties
-        for name, shape in zip(tie.theirs, tie.shapes, strict=True)
+    shapes: weight_files.Shapes = {
+        name.removeprefix(prefix): (state[rule.ours].dtype, shape)
+        for rule in tensor_rules
+        for name, shape in zip(rule.theirs, rule.shapes, strict=True)
     }
-    files.write(path, shapes | {constant.theirs: (dtype, constant.shape) for constant in constants}, tensors())
+    weight_files.write(path, shapes | {constant.theirs: (dtype, constant.shape) for constant in constants}, tensors())

@@ -1,4 +1,4 @@
-"""The weights in a folder, tensor by tensor: no more than one of them is held beside the model they go into.
+"""Read and write weight files tensor by tensor: at most one tensor is in memory besides the model.
 
 A .safetensors file is the length of its header (8 bytes), the header (JSON: dtype, shape and place of each tensor), and
 the numbers. Files are checked against their headers before a number is read.
@@ -25,7 +25,7 @@ from anyformer.config.spec import is_file_name, visible
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
-LONGEST = 100_000_000  # bytes of a header, as the format says
+MAX_HEADER_BYTES = 100_000_000  # limit of the format
 MAX_TENSORS = 200_000  # of a file; the largest published mixtures of experts have about 100,000 in all shards
 DTYPES = {
     "F64": torch.float64,
@@ -41,7 +41,7 @@ DTYPES = {
 }
 
 
-class Stored(Protocol):
+class StoredTensor(Protocol):
     """A tensor in a file."""
 
     @property
@@ -54,8 +54,8 @@ class Stored(Protocol):
 
 
 @dataclass(frozen=True)
-class Span:
-    """So many bytes of a .safetensors file."""
+class FileTensor:
+    """A tensor in a .safetensors file, by its byte range."""
 
     file: Path
     dtype: torch.dtype
@@ -79,7 +79,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Unpickled:
+class PickledTensor:
     """A tensor of a .bin file, which stays on disk until it is read."""
 
     file: Path
@@ -97,8 +97,8 @@ class Unpickled:
         return self.tensor.clone()
 
 
-def stored(folder: Path, allow_pickle: bool = False) -> dict[str, Stored]:
-    """The tensors of a folder by name: of one file, or of those that an index names."""
+def stored(folder: Path, allow_pickle: bool = False) -> dict[str, StoredTensor]:
+    """Return the tensors of a folder by name, from one file or from the shards of an index."""
     if (folder / WEIGHTS).exists():
         return _header(folder / WEIGHTS)
     if (folder / INDEX).exists():
@@ -113,8 +113,8 @@ def stored(folder: Path, allow_pickle: bool = False) -> dict[str, Stored]:
     return _unpickle(pickled) if pickled.name == PICKLED else _sharded(pickled, _unpickle)
 
 
-def _sharded(index: Path, open_: Callable[[Path], dict[str, Stored]]) -> dict[str, Stored]:
-    """Read the shards that an index names: files of its own folder, which hold each tensor once."""
+def _sharded(index: Path, open_: Callable[[Path], dict[str, StoredTensor]]) -> dict[str, StoredTensor]:
+    """Read the shards of an index: files in the same folder that hold each tensor once."""
     places = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
         raise wrong(index, "has no weight_map from weights to files")
@@ -126,7 +126,7 @@ def _sharded(index: Path, open_: Callable[[Path], dict[str, Stored]]) -> dict[st
     shards = {name: open_(index.parent / name) for name in sorted(set(places.values()))}
     if lost := next((weight for weight, name in places.items() if weight not in shards[name]), None):
         raise wrong(index, f"places {visible(lost)} in {places[lost]}, which does not hold it")
-    found: dict[str, Stored] = {}
+    found: dict[str, StoredTensor] = {}
     for name, shard in shards.items():
         if twice := next((weight for weight in shard if weight in found), None):
             raise wrong(index.parent / name, f"holds {visible(twice)}, and so does {found[twice].file.name}")
@@ -134,13 +134,13 @@ def _sharded(index: Path, open_: Callable[[Path], dict[str, Stored]]) -> dict[st
     return found
 
 
-def _header(path: Path) -> dict[str, Stored]:
+def _header(path: Path) -> dict[str, StoredTensor]:
     must_be_file(path)
     try:
         with path.open("rb") as file:
             start, length = file.read(8), file.seek(0, 2)
             size = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-            if not 2 <= size <= min(LONGEST, length - 8):
+            if not 2 <= size <= min(MAX_HEADER_BYTES, length - 8):
                 what = f"its header would have {size:,} bytes, and the file has {length:,}"
                 raise wrong(path, f"is cut short, or no .safetensors file: {what}")
             file.seek(8)
@@ -164,11 +164,11 @@ def _header(path: Path) -> dict[str, Stored]:
         end += span.size
     if end != length:
         what = "it was cut short" if length < end else "something follows the tensors"
-        raise wrong(path, f"has {length:,} bytes, and its header asks for {end:,}: {what}")
+        raise wrong(path, f"has {length:,} bytes, and its header needs {end:,}: {what}")
     return dict(found)
 
 
-def _span(path: Path, name: str, entry: Any, base: int) -> Span:
+def _span(path: Path, name: str, entry: Any, base: int) -> FileTensor:
     try:
         kind, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
         whole = all(type(n) is int and n >= 0 for n in (*shape, begin, end))
@@ -180,13 +180,13 @@ def _span(path: Path, name: str, entry: Any, base: int) -> Span:
         raise wrong(
             path, f"{visible(name)} is of {visible(reprlib.repr(kind))}, which is not read: {', '.join(DTYPES)} are"
         )
-    span = Span(path, DTYPES[kind], tuple(shape), base + begin)
+    span = FileTensor(path, DTYPES[kind], tuple(shape), base + begin)
     if end - begin != span.size:
         raise wrong(path, f"is damaged: {visible(name)} of shape {reprlib.repr(list(shape))} has {end - begin:,} bytes")
     return span
 
 
-def _unpickle(path: Path) -> dict[str, Stored]:
+def _unpickle(path: Path) -> dict[str, StoredTensor]:
     """Read a .bin file as tensors and nothing else. Files older than torch 1.6 are no zip archives, and not mapped."""
     must_be_file(path)
     try:
@@ -199,7 +199,7 @@ def _unpickle(path: Path) -> dict[str, Stored]:
         raise wrong(path, f"cannot be read: {visible(str(error)).partition(chr(10))[0]}") from None
     if not isinstance(found, dict) or not all(isinstance(x, Tensor) for x in found.values()):
         raise wrong(path, "is not a table of tensors")
-    return {str(name): Unpickled(path, x) for name, x in found.items()}
+    return {str(name): PickledTensor(path, x) for name, x in found.items()}
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ Shapes = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
 def write(path: Path, shapes: Shapes, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """A .safetensors file of tensors as they come, in the order and of the shapes that are told before."""
+    """Write a .safetensors file from a stream of tensors, in the order and with the shapes of `shapes`."""
     names, at = {dtype: name for name, dtype in DTYPES.items()}, 0
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     for name, (dtype, shape) in shapes.items():
@@ -217,11 +217,11 @@ def write(path: Path, shapes: Shapes, tensors: Iterable[tuple[str, Tensor]]) -> 
         header[name] = {"dtype": names[dtype], "shape": list(shape), "data_offsets": [at, end]}
         at = end
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # so that numbers begin at a multiple of 8
+    text += b" " * (-len(text) % 8)  # align the data to 8 bytes
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
-        for (name, x), told in zip(tensors, shapes.items(), strict=True):
-            assert (name, (x.dtype, tuple(x.shape))) == told, name
+        for (name, x), expected in zip(tensors, shapes.items(), strict=True):
+            assert (name, (x.dtype, tuple(x.shape))) == expected, name
             file.write(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 

@@ -1,7 +1,7 @@
-"""The weights of a public model under our names, and back: rules that can be read in both directions.
+"""Rules that map the weights of a public model to ours, in both directions.
 
 A rule names a tensor of ours, or a module with its weight and bias, and the tensors or modules of theirs that make it
-up; a `Way` says how. Which tensors there are and how large their parts must be is read off our model, built on meta:
+up; a `Conversion` joins and splits them. Names and sizes are taken from our model, built on the meta device:
 
     Rule("decoder.blocks.0.mixer.inner.qkv", "layers.0.q", "layers.0.k", "layers.0.v")
 """
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 
-class Way(Protocol):
-    """How tensors of theirs make one of ours; `part` undoes `join`, to the byte."""
+class Conversion(Protocol):
+    """Joins public tensors into one of ours; `part` is the exact inverse of `join`."""
 
     def join(self, parts: Sequence[Tensor]) -> Tensor: ...
 
@@ -24,7 +24,7 @@ class Way(Protocol):
 
 @dataclass(frozen=True)
 class Rows:
-    """One after the other, so many rows of each."""
+    """Concatenation along the rows, with the number of rows of each part."""
 
     sizes: tuple[int, ...]
 
@@ -37,7 +37,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Transposed:
-    """Matrices are [in, out] there (GPT-2's Conv1D); vectors are as ours."""
+    """Transposed matrices [in, out] (GPT-2's Conv1D); vectors are unchanged."""
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         (x,) = parts
@@ -49,7 +49,7 @@ class Transposed:
 
 @dataclass(frozen=True)
 class Interleaved:
-    """The rows of queries, keys and values take turns by head (GPT-NeoX, BLOOM)."""
+    """Rows of queries, keys and values interleaved by head (GPT-NeoX, BLOOM)."""
 
     heads: int
 
@@ -63,7 +63,7 @@ class Interleaved:
 
 @dataclass(frozen=True)
 class Grouped:
-    """The rows of a group's queries, then of their key and their value, group after group (Falcon)."""
+    """Rows by group: its queries, then its key and its value (Falcon)."""
 
     heads: int
     groups: int
@@ -84,8 +84,8 @@ class Grouped:
 
 
 @dataclass(frozen=True)
-class Shaped:
-    """The same numbers in another shape."""
+class Reshaped:
+    """The same values in another shape."""
 
     ours: tuple[int, ...]
     theirs: tuple[int, ...]
@@ -100,7 +100,7 @@ class Shaped:
 
 @dataclass(frozen=True)
 class Stacked:
-    """One of ours for all experts, and some tensors of theirs for each: expert by expert, rows one after the other."""
+    """One tensor of ours for all experts, stacked from the public tensors of each expert."""
 
     sizes: tuple[int, ...]  # rows of each of an expert's tensors
 
@@ -113,21 +113,21 @@ class Stacked:
 
 
 class Rule:
-    """What of theirs is a tensor or module of ours; without a way, the parts are rows."""
+    """The public tensors that make up a tensor or module of ours; without a conversion, they are concatenated rows."""
 
-    def __init__(self, ours: str, *theirs: str, way: Way | None = None):
-        self.ours, self.theirs, self.way = ours, theirs, way
+    def __init__(self, ours: str, *theirs: str, conversion: Conversion | None = None):
+        self.ours, self.theirs, self.conversion = ours, theirs, conversion
 
 
 class Alias(NamedTuple):
-    """A tensor of theirs that is another one under a second name; never written, and equal where it is there."""
+    """A public tensor that is a second name of another; never written, and checked for equality if present."""
 
     theirs: str
     of: str
 
 
 class Constant(NamedTuple):
-    """A tensor of theirs without a counterpart, zero or as made: written so, and refused where it is something else."""
+    """A public tensor of fixed value without a counterpart: written with that value, and refused with any other."""
 
     theirs: str
     shape: tuple[int, ...]
@@ -141,28 +141,28 @@ class Constant(NamedTuple):
 AnyRule = Rule | Alias | Constant
 
 
-class Tie(NamedTuple):
+class TensorRule(NamedTuple):
     """A rule about one tensor of ours."""
 
     ours: str
     theirs: tuple[str, ...]
-    way: Way
+    conversion: Conversion
     shapes: tuple[tuple[int, ...], ...]  # of theirs
 
 
-def ties(rules: Iterable[Rule], model: nn.Module, whole: bool = True) -> list[Tie]:
+def tensor_rules(rules: Iterable[Rule], model: nn.Module, whole: bool = True) -> list[TensorRule]:
     """The rules tensor by tensor. What our model does not have is left out; what it has is claimed once, unless the
     model need not be a `whole` one of theirs."""
     state = model.state_dict()
-    found = [tie for rule in rules for tie in _ties(rule, model, state)]
+    found = [tensor_rule for rule in rules for tensor_rule in _tensor_rules(rule, model, state)]
     if not whole:
         return found
-    claimed = [tie.ours for tie in found]
+    claimed = [rule.ours for rule in found]
     assert sorted(claimed) == sorted(state), f"rules and weights: {sorted(set(claimed) ^ set(state)) or claimed}"
     return found
 
 
-def _ties(rule: Rule, model: nn.Module, state: dict[str, Tensor]) -> Iterator[Tie]:
+def _tensor_rules(rule: Rule, model: nn.Module, state: dict[str, Tensor]) -> Iterator[TensorRule]:
     if rule.ours in state:
         names = [(rule.ours, rule.theirs)]
     else:
@@ -170,8 +170,8 @@ def _ties(rule: Rule, model: nn.Module, state: dict[str, Tensor]) -> Iterator[Ti
         names = [(rule.ours + end, tuple(name + end for name in rule.theirs)) for end in ends]
     for ours, theirs in names:
         whole = state[ours].to("meta")
-        way = rule.way or Rows(_sizes(model, rule.ours, whole, len(theirs)))
-        yield Tie(ours, theirs, way, tuple(tuple(x.shape) for x in way.part(whole)))
+        conversion = rule.conversion or Rows(_sizes(model, rule.ours, whole, len(theirs)))
+        yield TensorRule(ours, theirs, conversion, tuple(tuple(x.shape) for x in conversion.part(whole)))
 
 
 def _sizes(model: nn.Module, ours: str, whole: Tensor, parts: int) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import anyformer as af
 from anyformer.decoding.generate import generate
 from anyformer.run import Run
 from tests.interop import test_decoders as decoders, test_encoders as encoders, test_pairs as pairs
-from tests.interop.public import Public, Ragged, again, furthest, ragged, tensors
+from tests.interop.public import PublicModel, Ragged, again, furthest, ragged, tensors
 
 NEW = 8  # tokens that both write
 
@@ -31,7 +31,7 @@ class Measured(NamedTuple):
 
 
 @torch.no_grad()
-def measure(public: Public, folder: Path, *, writes: bool = True) -> Measured:
+def measure(public: PublicModel, folder: Path, *, writes: bool = True) -> Measured:
     """`writes`: greedy ids, too."""
     if public.config.model_type == "vit":
         return _images(public, folder)
@@ -113,7 +113,7 @@ def _pair(run: Run, theirs: hf.PreTrainedModel, folder: Path, writes: bool) -> M
     return Measured(furthest(mine, hidden, source.real), furthest(found, expected, read.real), same, _kept(folder), far)
 
 
-def _images(public: Public, folder: Path) -> Measured:
+def _images(public: PublicModel, folder: Path) -> Measured:
     theirs = public.built()
     theirs.save_pretrained(folder / "there")
     run = af.from_hf(folder / "there", device="cpu")

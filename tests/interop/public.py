@@ -64,7 +64,7 @@ def loud(model: hf.PreTrainedModel, seed: int = 0) -> hf.PreTrainedModel:
     return model.eval()
 
 
-class Public(NamedTuple):
+class PublicModel(NamedTuple):
     """A class of theirs with a config, and what stands around its texts."""
 
     model: type[hf.PreTrainedModel]

@@ -13,7 +13,7 @@ import torch
 
 from anyformer.interop.families import FAMILIES
 from tests.interop.measure import Measured, measure
-from tests.interop.public import Public
+from tests.interop.public import PublicModel
 from tests.interop.test_decoders import DECODERS
 from tests.interop.test_encoders import ENCODERS, LABELS, vit
 from tests.interop.test_pairs import PAIRS
@@ -26,7 +26,7 @@ IMAGES = {"vit": vit("Model"), "vit-labels": vit("ForImageClassification", **LAB
 
 def measured() -> dict[str, list[Measured]]:
     found: dict[str, list[Measured]] = defaultdict(list)
-    every: dict[str, Public] = {**DECODERS, **ENCODERS, **PAIRS, **IMAGES}
+    every: dict[str, PublicModel] = {**DECODERS, **ENCODERS, **PAIRS, **IMAGES}
     for i, (name, public) in enumerate(every.items(), 1):
         with tempfile.TemporaryDirectory() as folder:
             found[public.config.model_type].append(measure(public, Path(folder)))

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 import anyformer as af
 from anyformer.config import ConfigError, ModelConfig
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
-from anyformer.interop import bring_in
+from anyformer.interop import import_model
 from anyformer.interop.weight_files import LONGEST
 from anyformer.recipe import Characters, LanguageModel
 from anyformer.run import Run
@@ -50,7 +50,7 @@ def wrong(folder: Path, *said: str) -> None:
     """Refused with these words, and no run is left."""
     out = folder.parent / "run"
     with pytest.raises(ConfigError) as error:
-        bring_in(folder, out)
+        import_model(folder, out)
     for words in said:
         assert words in str(error.value)
     assert sorted(p.name for p in folder.parent.iterdir()) == [folder.name]
@@ -62,7 +62,7 @@ def change(path: Path, **changes: Any) -> None:
 
 
 def test_whole(folder: Path) -> None:
-    run = bring_in(folder, folder.parent / "run")
+    run = import_model(folder, folder.parent / "run")
     again = af.load(folder.parent / "run")
     assert again.predict([TEXT[:5]]) == run.predict([TEXT[:5]])
 
@@ -190,14 +190,14 @@ def test_buffers_and_aliases_are_no_weights(folder: Path) -> None:
     assert all(torch.equal(found[name], bare[name]) for name in found)
     weights["lm_head.weight"] = weights["lm_head.weight"] + 1
     save_file(weights, folder / "model.safetensors")
-    wrong(folder, "lm_head.weight is not transformer.wte.weight, and the config says that they are tied")
+    wrong(folder, "lm_head.weight is not transformer.wte.weight, but the config ties them")
 
 
 def test_not_finite(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     weights[WTE][3, 2] = float("nan")
     save_file(weights, folder / "model.safetensors")
-    with pytest.warns(UserWarning, match=r"model\.safetensors: transformer\.wte\.weight: some numbers are not finite"):
+    with pytest.warns(UserWarning, match=r"model\.safetensors: transformer\.wte\.weight: some values are not finite"):
         af.from_hf(folder)
 
 

@@ -14,7 +14,7 @@ from anyformer.config import ConfigError
 from anyformer.data import tokenizer_trial as trial
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.interop import public_tokenizers as tokens
-from anyformer.interop.family import Text
+from anyformer.interop.family import Framing
 from anyformer.recipe import TokenizerFile
 from tests.interop.slow_cases import lay_out, load
 from tests.interop.test_public_tokenizers import PIECES
@@ -25,7 +25,7 @@ CASES, MODELS, _ = load()
 def refused(folder: Path, model_type: str = "t5", **config: Any) -> str:
     """Return the message with which a folder is refused."""
     with pytest.raises(ConfigError) as error:
-        tokens.read(folder, Text(), {"model_type": model_type, **config})
+        tokens.read(folder, Framing(), {"model_type": model_type, **config})
     return str(error.value)
 
 
@@ -50,7 +50,7 @@ def test_an_empty_folder_lists_what_is_read(tmp_path: Path) -> None:
 def test_marian_needs_all_its_files(lost: str, tmp_path: Path) -> None:
     lay_out(CASES["Marian"], MODELS, tmp_path)
     (tmp_path / lost).unlink()
-    read = tokens.read_source if lost == "source.spm" else partial(tokens.read, how=Text())
+    read = tokens.read_source if lost == "source.spm" else partial(tokens.read, how=Framing())
     with pytest.raises(ConfigError, match=lost):
         read(tmp_path, config={"model_type": "marian"})
 
@@ -60,7 +60,7 @@ def test_several_models_are_refused(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(MODELS["llama"])
     assert "several SentencePiece models: a.model, b.model" in refused(tmp_path)
     (tmp_path / "spiece.model").write_bytes(MODELS["padded"])  # the usual name decides
-    assert tokens.read(tmp_path, Text(), {"model_type": "t5"}).size > 100
+    assert tokens.read(tmp_path, Framing(), {"model_type": "t5"}).size > 100
 
 
 # -- classes ----------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from tokenizers import ByteLevelBPETokenizer
 
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.interop import public_tokenizers as tokens
-from anyformer.interop.family import Text
+from anyformer.interop.family import Framing
 
 END = "<|endoftext|>"
 # GPT-2's: contractions, words, numbers, other signs, spaces
@@ -67,7 +67,7 @@ def texts() -> list[str]:
 
 def test_tokenizers(folder: Path, texts: list[str]) -> None:
     theirs = ByteLevelBPETokenizer(str(folder / "encoder.json"), str(folder / "vocab.bpe"))
-    found = tokens.read(folder, Text(), {})
+    found = tokens.read(folder, Framing(), {})
     assert found.encode_batch(texts) == [encoding.ids for encoding in theirs.encode_batch(texts)]
     assert found.decode_batch(found.encode_batch(texts)) == texts
     assert (found.size, found.eos) == (theirs.get_vocab_size(), theirs.token_to_id(END))
@@ -80,5 +80,5 @@ def test_tiktoken(folder: Path, texts: list[str]) -> None:
     load = importlib.import_module("tiktoken.load")
     ranks = load.data_gym_to_mergeable_bpe_ranks(str(folder / "vocab.bpe"), str(folder / "encoder.json"))
     theirs = tiktoken.Encoding("gpt2", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={END: len(ranks)})
-    found = tokens.read(folder, Text(), {})
+    found = tokens.read(folder, Framing(), {})
     assert found.encode_batch(texts) == [theirs.encode_ordinary(text) for text in texts]

@@ -9,10 +9,10 @@ import transformers as hf
 
 from anyformer.config import ConfigError, ModelConfig
 from anyformer.inspection.count import count
-from anyformer.interop import schema
+from anyformer.interop import transformers_fields
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import FAMILIES
-from tests.interop.schema import made, names
+from tests.interop.make_transformers_fields import made, names
 
 CLASSES = {kind: hf.CONFIG_MAPPING[kind] for kind in FAMILIES}
 ALIASES = [(kind, *pair) for kind, config in CLASSES.items() for pair in config.attribute_map.items()]
@@ -35,8 +35,8 @@ def refusal(kind: str, fields: dict[str, Any], name: str | None = None) -> str:
 
 
 def test_the_schema_is_that_of_transformers() -> None:
-    """After an upgrade of `transformers`: `python -m tests.interop.schema`."""
-    assert json.loads(schema.FILE.read_text(encoding="utf-8")) == made()
+    """After an upgrade of `transformers`: `python -m tests.interop.make_transformers_fields`."""
+    assert json.loads(transformers_fields.FILE.read_text(encoding="utf-8")) == made()
 
 
 # -- names ------------------------------------------------------------------------------------------------------------

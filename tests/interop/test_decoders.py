@@ -18,7 +18,7 @@ from tests.interop.public import (
     TOLERANCE,
     VOCAB,
     WIDTH,
-    Public,
+    PublicModel,
     again,
     furthest,
     ragged,
@@ -29,12 +29,12 @@ from tests.interop.public import (
 IDS = {"vocab_size": VOCAB, "bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
 
 
-def gpt2(**settings: Any) -> Public:
+def gpt2(**settings: Any) -> PublicModel:
     sizes = {"n_embd": WIDTH, "n_layer": 2, "n_head": 5, "n_positions": LENGTH, **IDS}
-    return Public(hf.GPT2LMHeadModel, hf.GPT2Config(**{**sizes, **settings}))
+    return PublicModel(hf.GPT2LMHeadModel, hf.GPT2Config(**{**sizes, **settings}))
 
 
-def llama(title: str = "Llama", **settings: Any) -> Public:
+def llama(title: str = "Llama", **settings: Any) -> PublicModel:
     sizes = {
         "hidden_size": 24,
         "intermediate_size": 40,
@@ -45,10 +45,10 @@ def llama(title: str = "Llama", **settings: Any) -> Public:
         **IDS,
     }
     config = getattr(hf, f"{title}Config")(**{**sizes, **settings})
-    return Public(getattr(hf, f"{title.removesuffix('Text')}ForCausalLM"), config, ("<s>", "$A"))
+    return PublicModel(getattr(hf, f"{title.removesuffix('Framing')}ForCausalLM"), config, ("<s>", "$A"))
 
 
-def neox(**settings: Any) -> Public:
+def neox(**settings: Any) -> PublicModel:
     sizes = {
         "hidden_size": 48,
         "intermediate_size": 40,
@@ -57,10 +57,10 @@ def neox(**settings: Any) -> Public:
         "max_position_embeddings": LENGTH,
         **IDS,
     }
-    return Public(hf.GPTNeoXForCausalLM, hf.GPTNeoXConfig(**{**sizes, **settings}))
+    return PublicModel(hf.GPTNeoXForCausalLM, hf.GPTNeoXConfig(**{**sizes, **settings}))
 
 
-def opt(**settings: Any) -> Public:
+def opt(**settings: Any) -> PublicModel:
     sizes = {
         "hidden_size": WIDTH,
         "ffn_dim": 40,
@@ -69,20 +69,20 @@ def opt(**settings: Any) -> Public:
         "max_position_embeddings": LENGTH,
         **IDS,
     }
-    return Public(hf.OPTForCausalLM, hf.OPTConfig(**{**sizes, **settings}), ("</s>", "$A"))
+    return PublicModel(hf.OPTForCausalLM, hf.OPTConfig(**{**sizes, **settings}), ("</s>", "$A"))
 
 
-def bloom(**settings: Any) -> Public:
+def bloom(**settings: Any) -> PublicModel:
     sizes = {"hidden_size": WIDTH, "n_layer": 2, "n_head": 5, **IDS}
-    return Public(hf.BloomForCausalLM, hf.BloomConfig(**{**sizes, **settings}))
+    return PublicModel(hf.BloomForCausalLM, hf.BloomConfig(**{**sizes, **settings}))
 
 
-def falcon(**settings: Any) -> Public:
+def falcon(**settings: Any) -> PublicModel:
     sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 6, "max_position_embeddings": LENGTH}
-    return Public(hf.FalconForCausalLM, hf.FalconConfig(**{**sizes, "ffn_hidden_size": 40, **IDS, **settings}))
+    return PublicModel(hf.FalconForCausalLM, hf.FalconConfig(**{**sizes, "ffn_hidden_size": 40, **IDS, **settings}))
 
 
-def moe(**settings: Any) -> Public:
+def moe(**settings: Any) -> PublicModel:
     sizes = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 10}
     return llama("Qwen3Moe", **{**sizes, **settings})
 

@@ -9,7 +9,7 @@ import torch
 import transformers as hf
 
 import anyformer as af
-from anyformer.interop import bring_in
+from anyformer.interop import import_model
 from tests.interop.public import (
     BOS,
     EOS,
@@ -18,7 +18,7 @@ from tests.interop.public import (
     TOLERANCE,
     VOCAB,
     WIDTH,
-    Public,
+    PublicModel,
     again,
     furthest,
     ragged,
@@ -35,7 +35,7 @@ AUTO = {
 }
 
 
-def bert(head: str, title: str = "Bert", **settings: Any) -> Public:
+def bert(head: str, title: str = "Bert", **settings: Any) -> PublicModel:
     sizes = {
         "vocab_size": VOCAB,
         "hidden_size": WIDTH,
@@ -47,22 +47,22 @@ def bert(head: str, title: str = "Bert", **settings: Any) -> Public:
     }
     name = f"{title}Model" if head == "Model" else f"{title}For{head}"
     config = getattr(hf, f"{title}Config")(**{**sizes, **settings})
-    return Public(getattr(hf, name), config, ("<s>", "$A", "</s>"))
+    return PublicModel(getattr(hf, name), config, ("<s>", "$A", "</s>"))
 
 
-def roberta(head: str, title: str = "Roberta", **settings: Any) -> Public:
+def roberta(head: str, title: str = "Roberta", **settings: Any) -> PublicModel:
     ids = {"bos_token_id": BOS, "eos_token_id": EOS, "max_position_embeddings": LENGTH + 2}
     return bert(head, title, type_vocab_size=1, layer_norm_eps=1e-5, **ids, **settings)
 
 
-def distilbert(head: str, **settings: Any) -> Public:
+def distilbert(head: str, **settings: Any) -> PublicModel:
     sizes = {"dim": WIDTH, "n_layers": 2, "n_heads": 5, "hidden_dim": 40, "max_position_embeddings": LENGTH}
     name = "DistilBertModel" if head == "Model" else f"DistilBertFor{head}"
     config = hf.DistilBertConfig(**{**sizes, "vocab_size": VOCAB, "pad_token_id": PAD, **settings})
-    return Public(getattr(hf, name), config, ("<s>", "$A", "</s>"))
+    return PublicModel(getattr(hf, name), config, ("<s>", "$A", "</s>"))
 
 
-def modern(head: str, **settings: Any) -> Public:
+def modern(head: str, **settings: Any) -> PublicModel:
     ids = {"bos_token_id": BOS, "eos_token_id": EOS, "hidden_size": 40, "num_hidden_layers": 4, "local_attention": 12}
     return bert(head, "ModernBert", **{**ids, **settings})
 
@@ -171,10 +171,10 @@ def test_vectors(tmp_path: Path) -> None:
 # -- images -----------------------------------------------------------------------------------------------------------
 
 
-def vit(head: str, **settings: Any) -> Public:
+def vit(head: str, **settings: Any) -> PublicModel:
     sizes = {"hidden_size": WIDTH, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 5}
     config = hf.ViTConfig(**{**sizes, "image_size": 24, "patch_size": 4, **settings})
-    return Public(getattr(hf, f"ViT{head}"), config)
+    return PublicModel(getattr(hf, f"ViT{head}"), config)
 
 
 @pytest.mark.parametrize(
@@ -186,11 +186,11 @@ def vit(head: str, **settings: Any) -> Public:
     ids=["labels", "pooler"],
 )
 @torch.no_grad()
-def test_images(public: Public, auto: Any, tmp_path: Path) -> None:
+def test_images(public: PublicModel, auto: Any, tmp_path: Path) -> None:
     """A run without a text: its model answers images in Python, and it is kept, loaded and exported like others."""
     theirs = public.built()
     theirs.save_pretrained(tmp_path / "there")
-    run = bring_in(tmp_path / "there", tmp_path / "run")
+    run = import_model(tmp_path / "there", tmp_path / "run")
     images = torch.randn(3, public.config.num_channels, 24, 24, generator=torch.Generator().manual_seed(0))
     everything = torch.ones(3, dtype=torch.bool)
     last, expected = vectors(theirs, images)

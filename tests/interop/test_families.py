@@ -10,7 +10,7 @@ from anyformer.config import ConfigError, ModelConfig, NTKScaling, Rotary
 from anyformer.config.overrides import override
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import FAMILIES
-from anyformer.interop.family import Family, fitting
+from anyformer.interop.family import Family, find_family
 from anyformer.interop.same_model import differences
 from anyformer.interop.weight_rules import Rule
 
@@ -20,21 +20,21 @@ HOMES |= {"modernbert": "modernbert"}
 
 
 def back(family: Family, fields: dict[str, Any], config: ModelConfig) -> ModelConfig:
-    names = [name for tie in family.ties(config) for name in tie.theirs]
+    names = [name for rule in family.tensor_rules(config) for name in rule.theirs]
     return family.config(Fields(fields, "config.json", lambda: names), fields["architectures"])
 
 
 @pytest.mark.parametrize("preset", HOMES)
 def test_presets(preset: str) -> None:
     config = presets.PRESETS[preset](depth=2, vocab=300)
-    family, fields = fitting(FAMILIES.values(), config)
+    family, fields = find_family(FAMILIES.values(), config)
     assert family.kind == HOMES[preset]
     assert not differences(config, back(family, fields, config), preset)
 
 
 def test_images_have_a_home() -> None:
     config = presets.vit(depth=2)
-    family, fields = fitting(FAMILIES.values(), config)
+    family, fields = find_family(FAMILIES.values(), config)
     assert family.kind == "vit"
     assert not differences(config, back(family, fields, config), "vit")
 
@@ -56,7 +56,7 @@ def test_waves_in_halves_have_a_home() -> None:
             "special": {"pad": 0, "bos": 1, "eos": 2, "start": 1},
         }
     )
-    family, fields = fitting(FAMILIES.values(), config)
+    family, fields = find_family(FAMILIES.values(), config)
     assert family.kind == "pegasus"
     assert not differences(config, back(family, fields, config), "pegasus")
 
@@ -69,7 +69,7 @@ def test_every_family_reads_what_it_writes_of_its_usual_model(kind: str) -> None
         fields = family.fields(config)
         assert fields["model_type"] == kind
         assert family.heads[fields["architectures"][0]] == family.heads[name]
-        theirs = [tensor for tie in family.ties(config) for tensor in tie.theirs]
+        theirs = [tensor for rule in family.tensor_rules(config) for tensor in rule.theirs]
         assert len(theirs) == len(set(theirs))
 
 
@@ -78,15 +78,15 @@ def test_rules_need_not_be_complete_in_names_but_in_weights() -> None:
     config = presets.gpt2(depth=1, width=8, heads=2, vocab=97)
     gpt2 = FAMILIES["gpt2"]
     more = replace(gpt2, rules=lambda config: (*gpt2.rules(config), Rule("decoder.nowhere", "nothing")))
-    assert more.ties(config) == gpt2.ties(config)
+    assert more.tensor_rules(config) == gpt2.tensor_rules(config)
     fewer = replace(gpt2, rules=lambda config: list(gpt2.rules(config))[1:])
     with pytest.raises(AssertionError, match=r"target\.table\.weight"):
-        fewer.ties(config)
+        fewer.tensor_rules(config)
 
 
 def test_ntk_is_another_theta() -> None:
     config = override(presets.llama(depth=1, vocab=300), ['decoder.position.scaling={kind="ntk", factor=4.0}'])
-    family, fields = fitting(FAMILIES.values(), config)
+    family, fields = find_family(FAMILIES.values(), config)
     assert family.kind == "llama"
     read = back(family, fields, config)
     assert read.decoder
@@ -105,6 +105,6 @@ def test_ntk_is_another_theta() -> None:
 )
 def test_the_nearest_is_named(config: ModelConfig, said: str) -> None:
     with pytest.raises(ConfigError) as error:
-        fitting(FAMILIES.values(), config)
+        find_family(FAMILIES.values(), config)
     assert said in str(error.value)
-    assert "no public form has this" in str(error.value)
+    assert "no public family supports this" in str(error.value)

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
 from anyformer.interop.families import FAMILIES
 from tests.interop.measure import measure
-from tests.interop.public import LENGTH, Public
+from tests.interop.public import LENGTH, PublicModel
 from tests.interop.test_decoders import bloom, falcon, gpt2, llama, moe, neox, opt
 from tests.interop.test_encoders import LABELS, bert, distilbert, modern, roberta
 from tests.interop.test_pairs import bart, t5
@@ -151,7 +151,7 @@ FALCONS += [
     {"new_decoder_architecture": True, "num_kv_heads": n, "num_ln_in_parallel_attn": m} for n in (1, 2) for m in (1, 2)
 ]
 
-GRID: dict[str, tuple[Callable[..., Public], Fields]] = {
+GRID: dict[str, tuple[Callable[..., PublicModel], Fields]] = {
     "gpt2": (
         gpt2,
         {
@@ -281,7 +281,7 @@ TITLES = {
 }
 
 
-def public(kind: str, drawn: dict[str, Any]) -> Public:
+def public(kind: str, drawn: dict[str, Any]) -> PublicModel:
     build, _ = GRID[kind]
     drawn = {**drawn, **drawn.get("shared", {})}
     drawn.pop("shared", None)

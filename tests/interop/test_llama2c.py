@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, strategies as st
 
 import anyformer as af
-from anyformer.interop import bring_in
+from anyformer.interop import import_model
 from anyformer.interop.llama2c import BYTES, PIECES, read, read_tokenizer
 from tests.test_cli import done, refused
 
@@ -194,7 +194,7 @@ def test_a_file_that_is_cut_or_too_long_is_refused(
     at = data.draw(st.integers(0, len(whole) - 1))
     (folder / name).write_bytes(data.draw(st.sampled_from([whole[:at], whole + whole[: at + 1]])))
     with pytest.raises(af.ConfigError) as told:
-        bring_in(folder / "model.bin", folder / "run", tokenizer=folder / "tok.bin")
+        import_model(folder / "model.bin", folder / "run", tokenizer=folder / "tok.bin")
     assert len(told.value.faults) == 1
     assert str(told.value).startswith(str(folder))
     assert not (folder / "run").exists()
@@ -207,7 +207,7 @@ def test_a_file_that_is_cut_or_too_long_is_refused(
         (8, struct.pack("<i", -3), "are no sizes"),
         (0, struct.pack("<i", 2**30), "are no sizes"),
         (12, struct.pack("<i", 7), "make no heads of an even width"),
-        (4, struct.pack("<i", 21), "its header asks for"),
+        (4, struct.pack("<i", 21), "its header needs"),
         (28 + 4 * 5, struct.pack("<f", float("nan")), "is damaged: at byte 48, in table, there is a number"),
     ],
 )
@@ -254,7 +254,7 @@ def test_what_is_missing_is_told(files: tuple[Path, Path], tmp_path: Path) -> No
 @pytest.mark.skipif("ANYFORMER_WEIGHTS" not in os.environ, reason="ANYFORMER_WEIGHTS names no folder of weights")
 def test_stories_are_told_as_llama2c_tells_them(tmp_path: Path) -> None:
     folder = Path(os.environ["ANYFORMER_WEIGHTS"]) / "stories260K"
-    run = bring_in(folder / "stories260K.bin", tmp_path / "run", tokenizer=folder / "tok512.bin")
+    run = import_model(folder / "stories260K.bin", tmp_path / "run", tokenizer=folder / "tok512.bin")
     device = next(run.model.parameters()).device
     ids = af.generate(run.model, torch.tensor([[1]], device=device), max_new_tokens=256, stop=[1])
     expected = (folder / "greedy_reference.txt").read_text(encoding="utf-8")

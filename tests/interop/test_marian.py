@@ -7,7 +7,7 @@ import torch
 import transformers as hf
 
 import anyformer as af
-from anyformer.interop import bring_in
+from anyformer.interop import import_model
 from anyformer.run import Run
 from tests.interop.slow_cases import lay_out, load
 from tests.interop.slow_lines import lines
@@ -44,7 +44,7 @@ def test_source_and_target_have_their_own_models(folder: Path, tmp_path: Path) -
     assert source == [CASE.rows[i] for i in at]
     assert target == [CASE.target[i] for i in at]
     assert source != target
-    bring_in(folder, tmp_path / "run")
+    import_model(folder, tmp_path / "run")
     assert ids(af.load(tmp_path / "run", device="cpu")) == (source, target)
 
 

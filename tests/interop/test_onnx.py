@@ -305,7 +305,7 @@ def test_other_answers_are_not_written(
         next(other.parameters()).mul_(1.5)
     monkeypatch.setattr(onnx, "_write", lambda model, inputs, written, path: shutil.copy(one.path, written))
     onnx.export_onnx(one.model, tmp_path / "same.onnx")
-    wrong(other, tmp_path / "a.onnx", "onnxruntime's answers are")
+    wrong(other, tmp_path / "a.onnx", "onnxruntime's outputs differ")
     monkeypatch.setattr(onnx, "_write", lambda model, inputs, written, path: written.write_bytes(b"none"))
     wrong(other, tmp_path / "a.onnx", "onnxruntime cannot read it")
 

@@ -23,7 +23,7 @@ from tests.interop.public import (
     TOLERANCE,
     VOCAB,
     WIDTH,
-    Public,
+    PublicModel,
     again,
     furthest,
     ragged,
@@ -33,7 +33,7 @@ from tests.interop.public import (
 )
 
 
-def t5(title: str = "T5", *, own_head: bool = False, **settings: Any) -> Public:
+def t5(title: str = "T5", *, own_head: bool = False, **settings: Any) -> PublicModel:
     sizes = {
         "vocab_size": VOCAB,
         "d_model": WIDTH,
@@ -47,7 +47,7 @@ def t5(title: str = "T5", *, own_head: bool = False, **settings: Any) -> Public:
     }
     config = getattr(hf, f"{title}Config")(**{**sizes, **settings})
     changed = untie if own_head else lambda model: None
-    return Public(getattr(hf, f"{title}ForConditionalGeneration"), config, ("$A", "</s>"), changed)
+    return PublicModel(getattr(hf, f"{title}ForConditionalGeneration"), config, ("$A", "</s>"), changed)
 
 
 def untie(model: hf.PreTrainedModel) -> None:
@@ -57,7 +57,7 @@ def untie(model: hf.PreTrainedModel) -> None:
     model.all_tied_weights_keys = {k: v for k, v in model.all_tied_weights_keys.items() if k != "lm_head.weight"}
 
 
-def bart(title: str = "Bart", *, seed: int = 5, **settings: Any) -> Public:
+def bart(title: str = "Bart", *, seed: int = 5, **settings: Any) -> PublicModel:
     sizes = {
         "vocab_size": VOCAB,
         "d_model": WIDTH,
@@ -75,7 +75,7 @@ def bart(title: str = "Bart", *, seed: int = 5, **settings: Any) -> Public:
     }
     config = getattr(hf, f"{title}Config")(**{**sizes, **settings})
     name = "MarianMTModel" if title == "Marian" else f"{title}ForConditionalGeneration"
-    return Public(getattr(hf, name), config, ("<s>", "$A", "</s>"), _biased, seed)
+    return PublicModel(getattr(hf, name), config, ("<s>", "$A", "</s>"), _biased, seed)
 
 
 def _biased(model: hf.PreTrainedModel) -> None:

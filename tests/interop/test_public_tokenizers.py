@@ -14,9 +14,9 @@ from tokenizers.implementations import BertWordPieceTokenizer
 from anyformer.config import ConfigError
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.interop import public_tokenizers as tokens
-from anyformer.interop.family import Text
+from anyformer.interop.family import Framing
 
-ENDS = Text(before=("bos",), after=("eos",))
+ENDS = Framing(before=("bos",), after=("eos",))
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<|im_end|>"]
 
 
@@ -37,7 +37,7 @@ def write(folder: Path, **settings: Any) -> Path:
 
 def test_settings_name_the_roles(tmp_path: Path) -> None:
     settings = {"eos_token": "<|im_end|>", "bos_token": None, "pad_token": {"content": "<pad>", "lstrip": False}}
-    found = tokens.read(write(tmp_path, **settings), Text(), {"bos_token_id": 0})
+    found = tokens.read(write(tmp_path, **settings), Framing(), {"bos_token_id": 0})
     assert (found.eos, found.bos, found.pad, found.unk) == (4, None, 1, 3)
     again = TextTokenizer.from_json(found.to_json())
     assert (again.eos, again.bos, again.pad, again.unk) == (4, None, 1, 3)
@@ -47,13 +47,13 @@ def test_settings_name_the_roles(tmp_path: Path) -> None:
 
 
 def test_without_settings_ids_and_usual_names_tell(tmp_path: Path) -> None:
-    found = tokens.read(write(tmp_path), Text(), {"eos_token_id": [4, 2], "pad_token_id": -1})
+    found = tokens.read(write(tmp_path), Framing(), {"eos_token_id": [4, 2], "pad_token_id": -1})
     assert (found.eos, found.bos, found.pad, found.unk) == (4, 0, 1, 3)
 
 
 def test_a_role_without_a_token_is_told(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"tokenizer_config\.json: mask_token = '<gap>': the tokenizer has no such"):
-        found = tokens.read(write(tmp_path, mask_token="<gap>", eos_token="</s>"), Text(), {})
+        found = tokens.read(write(tmp_path, mask_token="<gap>", eos_token="</s>"), Framing(), {})
     assert (found.mask, found.eos) == (None, 2)
 
 
@@ -62,11 +62,11 @@ def test_what_stands_around_a_text(tmp_path: Path) -> None:
     assert found.around == ([0], [2])
     assert found.encode("ab") == [5, 6]
     assert TextTokenizer.from_json(found.to_json()).around == ([0], [2])
-    assert tokens.read(write(tmp_path, bos_token="<s>"), Text(), {}).around == ([], [])
+    assert tokens.read(write(tmp_path, bos_token="<s>"), Framing(), {}).around == ([], [])
 
 
 def test_wrong_roles(tmp_path: Path) -> None:
-    text = tokens.read(write(tmp_path, eos_token="</s>"), Text(), {}).to_json()
+    text = tokens.read(write(tmp_path, eos_token="</s>"), Framing(), {}).to_json()
     with pytest.raises(ConfigError, match="the tokenizer has no </t>"):
         TextTokenizer.from_json(text.replace('"eos": "</s>"', '"eos": "</t>"'))
     with pytest.raises(ConfigError):
@@ -95,16 +95,16 @@ def test_wrong_word_pieces(tmp_path: Path) -> None:
     for lines, said in ((["a", "[UNK]", "a"], "twice"), (["a", "b"], r"no \[UNK\]")):
         (tmp_path / "vocab.txt").write_text("\n".join(lines))
         with pytest.raises(ConfigError, match=rf"vocab\.txt: .*{said}"):
-            tokens.read(tmp_path, Text(), {})
+            tokens.read(tmp_path, Framing(), {})
 
 
 def test_added_tokens(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("\n".join(PIECES), encoding="utf-8")
     (tmp_path / "added_tokens.json").write_text(json.dumps({"[NEW]": len(PIECES), "[ALSO]": len(PIECES) + 1}))
-    assert tokens.read(tmp_path, Text(), {}).size == len(PIECES) + 2
+    assert tokens.read(tmp_path, Framing(), {}).size == len(PIECES) + 2
     (tmp_path / "added_tokens.json").write_text(json.dumps({"[NEW]": 99}))
     with pytest.raises(ConfigError, match=rf"\[NEW\] = 99: the next id is {len(PIECES)}"):
-        tokens.read(tmp_path, Text(), {})
+        tokens.read(tmp_path, Framing(), {})
 
 
 # -- SentencePiece ----------------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ def test_unigrams(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("spm")
     path = model_file(folder / "spiece.model", UNIGRAM, 1)
     (folder / "tokenizer_config.json").write_text('{"extra_ids": 3}')
-    found = tokens.read(path, Text(), {"model_type": "t5"})
+    found = tokens.read(path, Framing(), {"model_type": "t5"})
     assert found.size == len(UNIGRAM) + 4  # <pad> is new, too
     ids, plain = found.encode(text), " ".join(text.split())
     pieces = [UNIGRAM[i][0] for i in ids]
@@ -194,7 +194,7 @@ def test_byte_pairs(text: str, tmp_path_factory: pytest.TempPathFactory) -> None
     pieces = [*CONTROL, *BYTES, *scored]
     folder = tmp_path_factory.mktemp("spm")
     model_file(folder / "tokenizer.model", pieces, 2, number(4, 0), fallback=1)
-    found = tokens.read(folder, Text(), {"model_type": "llama"})
+    found = tokens.read(folder, Framing(), {"model_type": "llama"})
     scores = {text: score for text, score, _ in scored if len(text) > 1}
     ids = {text: i for i, (text, _, _) in enumerate(pieces)}
     expected = []
@@ -210,10 +210,10 @@ def test_damaged_models(tmp_path: Path) -> None:
     for data in (b"", b"abc", whole[:-3], whole[: len(whole) // 2], b"\xff" * 40, whole[: len(whole) // 2 + 1] + whole):
         (tmp_path / "x.model").write_bytes(data)
         with pytest.raises(ConfigError, match=r"x\.model"):
-            tokens.read(tmp_path, Text(), {"model_type": "t5"})
+            tokens.read(tmp_path, Framing(), {"model_type": "t5"})
     model_file(tmp_path / "x.model", UNIGRAM, 3)
     with pytest.raises(ConfigError, match=r"x\.model: .*only unigram \(1\) and BPE \(2\) are read"):
-        tokens.read(tmp_path, Text(), {"model_type": "t5"})
+        tokens.read(tmp_path, Framing(), {"model_type": "t5"})
 
 
 # -- GPT-2's two files ------------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def test_two_files(tmp_path: Path, vocab: str, merges: str) -> None:
     ids = {token: i for i, token in enumerate([*letters, "Ġt", "Ġth", "<|endoftext|>"])}
     (tmp_path / vocab).write_text(json.dumps(ids))
     (tmp_path / merges).write_text("#version: 0.2\nĠ t\nĠt h\n")
-    found = tokens.read(tmp_path, Text(), {"bos_token_id": 258, "eos_token_id": 258})
+    found = tokens.read(tmp_path, Framing(), {"bos_token_id": 258, "eos_token_id": 258})
     assert (found.size, found.bos, found.eos, found.pad) == (259, 258, 258, None)
     assert found.decode(found.encode("in the 中文 é")) == "in the 中文 é"
     assert ids["Ġth"] in found.encode("in the")

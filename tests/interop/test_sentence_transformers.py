@@ -16,9 +16,9 @@ from torch.nn.functional import normalize
 
 import anyformer as af
 from anyformer.config import ConfigError, Embedder
-from anyformer.interop import bring_in
+from anyformer.interop import import_model
 from anyformer.run import Run
-from tests.interop.public import LENGTH, Public, tensors
+from tests.interop.public import LENGTH, PublicModel, tensors
 from tests.interop.test_bad_input import change
 from tests.interop.test_decoders import llama
 from tests.interop.test_encoders import bert, distilbert, roberta
@@ -34,7 +34,9 @@ MODES = {
 TEXTS = ["abc zebra", "b", "cab abba a zebra", "a" * 9]
 
 
-def sentences(folder: Path, public: Public, mode: str, *, unit: bool, longest: int | None = 12) -> hf.PreTrainedModel:
+def sentences(
+    folder: Path, public: PublicModel, mode: str, *, unit: bool, longest: int | None = 12
+) -> hf.PreTrainedModel:
     """A folder as their versions 2 to 5 write it."""
     model = public.saved(folder)
     steps = ["Transformer", "Pooling", *(["Normalize"] if unit else [])]
@@ -65,7 +67,7 @@ BODIES = {
     "bert": bert("Model"),
     "roberta": roberta("Model"),
     "distilbert": distilbert("Model"),
-    "qwen3": Public(hf.Qwen3Model, llama("Qwen3", head_dim=6).config, ("$A", "</s>")),
+    "qwen3": PublicModel(hf.Qwen3Model, llama("Qwen3", head_dim=6).config, ("$A", "</s>")),
 }
 POOLER = pytest.mark.filterwarnings("ignore:.*left out, as the head does not use them:UserWarning")
 
@@ -147,7 +149,7 @@ def test_texts_in_lower_case(tmp_path: Path) -> None:
     sentences(tmp_path / "there", BODIES["distilbert"], "mean", unit=True)
     plain = af.from_hf(tmp_path / "there")
     change(tmp_path / "there" / "sentence_bert_config.json", do_lower_case=True)
-    lower = bring_in(tmp_path / "there", tmp_path / "run")
+    lower = import_model(tmp_path / "there", tmp_path / "run")
     assert lower.predict(["Abc ZEBRA"]) == plain.predict(["abc zebra"]) != plain.predict(["Abc ZEBRA"])
     assert af.load(tmp_path / "run").predict(["Abc ZEBRA"]) == lower.predict(["Abc ZEBRA"])
 
@@ -169,7 +171,7 @@ def test_what_is_not_honoured_is_named(tmp_path: Path, file: str, changes: dict[
     path.write_text(path.read_text() if path.exists() else "{}")
     change(path, **changes)
     with pytest.raises(ConfigError) as error:
-        bring_in(tmp_path / "there", tmp_path / "run")
+        import_model(tmp_path / "there", tmp_path / "run")
     assert words in str(error.value)
     assert path.name in str(error.value)
     assert not (tmp_path / "run").exists()

@@ -9,7 +9,7 @@ import pytest
 
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.interop import public_tokenizers as tokens
-from anyformer.interop.family import Text
+from anyformer.interop.family import Framing
 from tests.interop.slow_cases import lay_out, load
 from tests.interop.slow_lines import lines
 
@@ -32,7 +32,7 @@ def same(found: TextTokenizer, texts: list[tuple[str, str]], expected: list[list
 def test_ids_of_the_slow_tokenizer(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     folder, config = lay_out(case, MODELS, tmp_path), {"model_type": case.model_type}
-    found = tokens.read(folder, Text(), config)
+    found = tokens.read(folder, Framing(), config)
     source = tokens.read_source(folder, config) or found
     assert source.around == (case.before, case.after)
     same(source, LINES, case.rows)
@@ -44,7 +44,7 @@ def test_ids_of_the_slow_tokenizer(name: str, tmp_path: Path) -> None:
 def test_a_run_folder_keeps_the_ids(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     folder, config = lay_out(case, MODELS, tmp_path), {"model_type": case.model_type}
-    found = tokens.read_source(folder, config) or tokens.read(folder, Text(), config)
+    found = tokens.read_source(folder, config) or tokens.read(folder, Framing(), config)
     again = TextTokenizer.from_json(found.to_json())
     same(again, LINES, case.rows)
     assert again.around == (case.before, case.after)
@@ -55,13 +55,13 @@ def test_a_run_folder_keeps_the_ids(name: str, tmp_path: Path) -> None:
 def test_two_texts(name: str, joint: int, type: int, tmp_path: Path) -> None:
     """XLM-R writes its separator twice between two texts and has no token types."""
     case = CASES[name]
-    found = tokens.read(lay_out(case, MODELS, tmp_path), Text(), {"model_type": case.model_type})
+    found = tokens.read(lay_out(case, MODELS, tmp_path), Framing(), {"model_type": case.model_type})
     assert found.around_pair == (case.before, case.after * joint, case.after, type)
 
 
 def test_lower_case_of_sentence_transformers(tmp_path: Path) -> None:
     folder = lay_out(CASES["XLMRoberta"], MODELS, tmp_path)
-    found = tokens.read(folder, Text(), {"model_type": "xlm-roberta"})
+    found = tokens.read(folder, Framing(), {"model_type": "xlm-roberta"})
     lower = tokens.lowered(found)
     assert lower.encode("STRASSE ÜBER") == found.encode("strasse über") != found.encode("STRASSE ÜBER")
     assert TextTokenizer.from_json(lower.to_json()).encode("STRASSE") == found.encode("strasse")

@@ -1,24 +1,24 @@
-"""The public families, in the order in which one is looked for that has a model.
+"""Public model families, in the order of the search for an export.
 
-albert      ALBERT (Lan et al
-bart        BART (Lewis et al
-bert        BERT (Devlin et al
-bloom       BLOOM (BigScience 2022)
-distilbert  DistilBERT (Sanh et al
-electra     ELECTRA (Clark et al
-falcon      Falcon (Almazrouei et al
-gemma       Gemma 1, 2 and 3 (Gemma team 2024, 2025)
-gpt2        GPT-2 (Radford et al
-llama       Llama (Touvron et al
-mixtral     Mixtral (Jiang et al
-modernbert  ModernBERT (Warner et al
-neox        GPT-NeoX (Black et al
-opt         OPT (Zhang et al
-phi3        Phi-3 and Phi-4 (Abdin et al
-qwen3_moe   Qwen3-MoE (Qwen team 2025)
-roberta     RoBERTa (Liu et al
-t5          T5 (Raffel et al
-vit         ViT (Dosovitskiy et al
+albert      ALBERT: BERT with shared layers and factorised embeddings
+bart        BART, mBART, Marian, Pegasus, M2M-100 and NLLB
+bert        BERT
+bloom       BLOOM: ALiBi
+distilbert  DistilBERT
+electra     ELECTRA
+falcon      Falcon: parallel blocks, multi-query attention
+gemma       Gemma 1, 2 and 3
+gpt2        GPT-2
+llama       Llama, Mistral, Qwen2 and Qwen3
+mixtral     Mixtral: Mistral with experts
+modernbert  ModernBERT
+neox        GPT-NeoX and Pythia
+opt         OPT
+phi3        Phi-3 and Phi-4
+qwen3_moe   Qwen3-MoE
+roberta     RoBERTa and XLM-R
+t5          T5, T5 1.1 and mT5
+vit         ViT
 """
 
 from anyformer.interop.families.albert import ALBERT

@@ -6,32 +6,32 @@ from typing import Any
 from anyformer.config import ConfigError, FactorisedTable, Fault, MaskedLM, ModelConfig, Stack, Tokens
 from anyformer.interop.config_fields import MAX_LAYERS, Fields
 from anyformer.interop.families import bert
-from anyformer.interop.family import Family, Text, the
+from anyformer.interop.family import Family, Framing, expect
 from anyformer.interop.weight_rules import Alias, AnyRule, Rule
 
-USUAL = bert.Usual(
+DEFAULTS = bert.Defaults(
     vocab=30_000, width=4096, heads=64, ff=16_384, act="gelu_new", dropout=0.0, pooler="pooler", classifier=0.1
 )
 
 
-def read(given: Fields) -> ModelConfig:
-    given.must("num_hidden_groups", 1)
-    given.alias("classifier_dropout_prob", "classifier_dropout")
-    given.silent("down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks")
-    table, inner = FactorisedTable(width=given("embedding_size", 128)), given.depth("inner_group_num", 1)
+def read(fields: Fields) -> ModelConfig:
+    fields.must("num_hidden_groups", 1)
+    fields.alias("classifier_dropout_prob", "classifier_dropout")
+    fields.silent("down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks")
+    table, inner = FactorisedTable(width=fields("embedding_size", 128)), fields.depth("inner_group_num", 1)
     found = bert.read_body(
-        USUAL, given, given.special(given("vocab_size", USUAL.vocab), pad=0, bos=2, eos=3), table=table
+        DEFAULTS, fields, fields.special(fields("vocab_size", DEFAULTS.vocab), pad=0, bos=2, eos=3), table=table
     )
-    stack = the(found.encoder, Stack, "encoder")
+    stack = expect(found.encoder, Stack, "encoder")
     if stack.depth * inner > MAX_LAYERS:
-        given.refuse("inner_group_num", f"= {inner}: {stack.depth} times as many layers are more than {MAX_LAYERS}")
+        fields.refuse("inner_group_num", f"= {inner}: {stack.depth} groups of {inner} layers exceed {MAX_LAYERS}")
     changes = {"depth": stack.depth * inner, "blocks": stack.blocks * inner, "share": True}
     return found.model_copy(update={"encoder": stack.model_copy(update=changes)})
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    stack = the(config.encoder, Stack, "encoder")
-    table = the(the(config.source, Tokens, "source").table, FactorisedTable, "source.table")
+    stack = expect(config.encoder, Stack, "encoder")
+    table = expect(expect(config.source, Tokens, "source").table, FactorisedTable, "source.table")
     if stack.prefix:
         raise ConfigError([Fault("encoder.prefix", "is there: albert has the weights of one group of layers")])
     inner = len(stack.blocks)
@@ -79,7 +79,7 @@ ALBERT = Family(
         "AlbertForTokenClassification": "token_labels",
         "AlbertModel": "body",
     },
-    text=Text(before=("bos",), after=("eos",)),
+    text=Framing(before=("bos",), after=("eos",)),
     prefix="albert.",
     buffers=(r"albert\.embeddings\.(position_ids|token_type_ids)",),
     unused=(r"albert\.pooler\..*", r"predictions\..*", r"sop_classifier\..*"),

@@ -1,5 +1,7 @@
-"""BART (Lewis et al. 2020) and its kin: mBART, Marian, Pegasus, M2M-100 and NLLB. They differ in where norms stand and
-in their positions."""
+"""BART (Lewis et al. 2020) and its variants mBART, Marian, Pegasus, M2M-100 and NLLB.
+
+They differ in the placement of norms and in their positions.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,18 +32,18 @@ from anyformer.config import (
     hidden_width,
 )
 from anyformer.interop.config_fields import Fields, name_of
-from anyformer.interop.family import Family, Text, attention, the
-from anyformer.interop.weight_rules import Alias, AnyRule, Constant, Rule, Shaped
+from anyformer.interop.family import Family, Framing, attention, expect
+from anyformer.interop.weight_rules import Alias, AnyRule, Constant, Reshaped, Rule
 
-LENGTH = 1024  # where nothing tells how many positions there are
+LENGTH = 1024  # default number of positions
 OFFSET = 2  # rows of a table of positions before the first
 
 
 @dataclass(frozen=True)
-class Kin:
-    """What a relative is, and has where its config.json is silent."""
+class Defaults:
+    """Properties of a variant, and its defaults for fields missing in config.json."""
 
-    first: bool  # norms stand before the sublayers, and one behind the last
+    first: bool  # pre-norm, with a final norm
     positions: Literal["learned", "halves", "fairseq"] = "learned"
     vocab: int = 50_265
     activation: str = "gelu"
@@ -51,41 +53,41 @@ class Kin:
     bos: int | None = 0
     eos: int = 2
     start: int | None = None
-    stored: bool = False  # waves are in the file
+    stored: bool = False  # sinusoidal positions are in the file
 
     @property
     def table(self) -> bool:
-        """Positions are learned, and a norm stands behind them."""
+        """True if positions are learned and followed by a norm."""
         return self.positions == "learned"
 
     @property
     def shift(self) -> bool:
-        """There is a bias of the logits."""
+        """True if the logits have a bias."""
         return self.positions != "fairseq"
 
 
-def read(kin: Kin, given: Fields) -> ModelConfig:
-    given.must("is_decoder", False)
-    given.must("tie_word_embeddings", True)
-    given.must("add_final_layer_norm", kin.first)
-    given.must("normalize_before", kin.first)
-    given.must("add_bias_logits", False)
-    given.must("normalize_embedding", kin.table)
-    given.must("static_position_embeddings", not kin.table)
-    given.silent("classifier_dropout", "classif_dropout", "init_std", "encoder_layerdrop", "decoder_layerdrop")
-    given.silent("extra_pos_embeddings")
-    length, vocab = given("max_position_embeddings", LENGTH), given("vocab_size", kin.vocab)
-    special = given.special(vocab, pad=kin.pad, bos=kin.bos, eos=kin.eos, start=kin.start)
-    if kin.positions == "halves":
-        given.must("share_encoder_decoder_embeddings", True)
-        given.must("decoder_vocab_size", vocab)
+def read(defaults: Defaults, fields: Fields) -> ModelConfig:
+    fields.must("is_decoder", False)
+    fields.must("tie_word_embeddings", True)
+    fields.must("add_final_layer_norm", defaults.first)
+    fields.must("normalize_before", defaults.first)
+    fields.must("add_bias_logits", False)
+    fields.must("normalize_embedding", defaults.table)
+    fields.must("static_position_embeddings", not defaults.table)
+    fields.silent("classifier_dropout", "classif_dropout", "init_std", "encoder_layerdrop", "decoder_layerdrop")
+    fields.silent("extra_pos_embeddings")
+    length, vocab = fields("max_position_embeddings", LENGTH), fields("vocab_size", defaults.vocab)
+    special = fields.special(vocab, pad=defaults.pad, bos=defaults.bos, eos=defaults.eos, start=defaults.start)
+    if defaults.positions == "halves":
+        fields.must("share_encoder_decoder_embeddings", True)
+        fields.must("decoder_vocab_size", vocab)
     if special.pad is None:
-        raise ConfigError([given.fault("pad_token_id", "is missing")])
-    if kin.positions == "fairseq" and special.start == special.pad:
+        raise ConfigError([fields.fault("pad_token_id", "is missing")])
+    if defaults.positions == "fairseq" and special.start == special.pad:
         what = f"= {special.start} is pad_token_id: transformers gives a first token that is padding no position, "
         what += "and counts those after it differently with and without a cache; "
         what += f"set it to eos_token_id, {special.eos}, as published"
-        given.refuse("decoder_start_token_id", what)
+        fields.refuse("decoder_start_token_id", what)
     position: dict[str, Position] = {
         "learned": Learned(length=length, offset=OFFSET),
         "halves": Sinusoidal(layout="halves"),
@@ -93,51 +95,51 @@ def read(kin: Kin, given: Fields) -> ModelConfig:
     }
     tokens = Tokens(
         vocab=vocab,
-        scale=SqrtWidth() if given("scale_embedding", kin.scaled) else Unscaled(),
-        norm=LayerNorm() if kin.table else NoNorm(),
-        dropout=given("dropout", 0.1),
+        scale=SqrtWidth() if fields("scale_embedding", defaults.scaled) else Unscaled(),
+        norm=LayerNorm() if defaults.table else NoNorm(),
+        dropout=fields("dropout", 0.1),
         pad=special.pad,
     )
-    encoder, decoder = (_stack(kin, given, side, position[kin.positions]) for side in ("encoder", "decoder"))
+    encoder, decoder = (_stack(defaults, fields, side, position[defaults.positions]) for side in ("encoder", "decoder"))
     return ModelConfig(
-        width=given("d_model", 1024),
+        width=fields("d_model", 1024),
         source=tokens,
         target=tokens,
         encoder=encoder,
         decoder=decoder,
-        head=LM(bias=kin.shift and given.has("final_logits_bias")),
+        head=LM(bias=defaults.shift and fields.has("final_logits_bias")),
         tie="all",
         special=special,
-        context=None if kin.table else length,
+        context=None if defaults.table else length,
     )
 
 
-def _stack(kin: Kin, given: Fields, side: Side, position: Position) -> Stack:
-    biased = given.has("layers.0.self_attn.q_proj.bias")  # or they are zero
+def _stack(defaults: Defaults, fields: Fields, side: Side, position: Position) -> Stack:
+    biased = fields.has("layers.0.self_attn.q_proj.bias")  # or they are zero
     mixer = Attention(
-        heads=given(f"{side}_attention_heads", 16),
+        heads=fields(f"{side}_attention_heads", 16),
         bias=biased,
         output=Projected(bias=biased),
-        dropout=given("attention_dropout", kin.attention_dropout),
+        dropout=fields("attention_dropout", defaults.attention_dropout),
     )
     feedforward = Plain(
-        width=given(f"{side}_ffn_dim", 4096),
-        activation=given.activation("activation_function", kin.activation),
-        dropout=given("activation_dropout", 0.0),
+        width=fields(f"{side}_ffn_dim", 4096),
+        activation=fields.activation("activation_function", defaults.activation),
+        dropout=fields("activation_dropout", 0.0),
     )
     block = Block(
         mixer=mixer,
         cross=mixer if side == "decoder" else None,
         feedforward=feedforward,
-        placement="pre" if kin.first else "post",
-        dropout=given("dropout", 0.1),
+        placement="pre" if defaults.first else "post",
+        dropout=fields("dropout", 0.1),
     )
-    final = LayerNorm() if kin.first else NoNorm()
-    return Stack(depth=given.depth(f"{side}_layers", 12), blocks=(block,), position=position, final_norm=final)
+    final = LayerNorm() if defaults.first else NoNorm()
+    return Stack(depth=fields.depth(f"{side}_layers", 12), blocks=(block,), position=position, final_norm=final)
 
 
-def write(kin: Kin, config: ModelConfig) -> dict[str, Any]:
-    tokens = the(config.source, Tokens, "source")
+def write(defaults: Defaults, config: ModelConfig) -> dict[str, Any]:
+    tokens = expect(config.source, Tokens, "source")
     found: dict[str, Any] = {
         "vocab_size": tokens.rows,
         "d_model": config.width,
@@ -145,8 +147,10 @@ def write(kin: Kin, config: ModelConfig) -> dict[str, Any]:
     }
     for side, stack in config.stacks.items():
         block = stack.blocks[0]
-        mixer, network = attention(block, side), the(block.feedforward, Plain, f"{side}.blocks.0.feedforward")
-        length = the(stack.position, Learned, f"{side}.position").length if kin.table else config.context or LENGTH
+        mixer, network = attention(block, side), expect(block.feedforward, Plain, f"{side}.blocks.0.feedforward")
+        length = (
+            expect(stack.position, Learned, f"{side}.position").length if defaults.table else config.context or LENGTH
+        )
         found |= {
             f"{side}_layers": stack.depth,
             f"{side}_attention_heads": mixer.heads,
@@ -160,24 +164,24 @@ def write(kin: Kin, config: ModelConfig) -> dict[str, Any]:
     return found
 
 
-def rules(kin: Kin, config: ModelConfig) -> Iterator[AnyRule]:
+def rules(defaults: Defaults, config: ModelConfig) -> Iterator[AnyRule]:
     yield Rule("source.table", "model.shared")
     yield from _side(config, "encoder", "source")
     yield from _side(config, "decoder", "target")
     for side in ("encoder", "decoder"):
-        if kin.stored:
+        if defaults.stored:
             yield Constant(f"model.{side}.embed_positions.weight", (config.context or LENGTH, config.width), _waves)
         yield Alias(f"model.{side}.embed_tokens.weight", of="model.shared.weight")
     yield Alias("lm_head.weight", of="model.shared.weight")
     shape = (1, config.vocab)
     if isinstance(config.head, LM) and config.head.bias:
-        yield Rule("head.bias", "final_logits_bias", way=Shaped(ours=(config.vocab,), theirs=shape))
-    elif kin.shift:
+        yield Rule("head.bias", "final_logits_bias", conversion=Reshaped(ours=(config.vocab,), theirs=shape))
+    elif defaults.shift:
         yield Constant("final_logits_bias", shape)
 
 
 def _waves(shape: tuple[int, int]) -> Tensor:
-    """The numbers of `Sinusoidal(layout="halves")`."""
+    """Return the table of `Sinusoidal(layout="halves")`."""
     length, width = shape
     exponents = torch.arange(0, width, 2, dtype=torch.float64) / width
     angles = torch.arange(length)[:, None] / 10_000.0**exponents
@@ -208,28 +212,30 @@ def _side(config: ModelConfig, side: Side, read: str) -> Iterator[AnyRule]:
     yield Rule(f"{side}.final_norm", f"{body}.layer_norm")
 
 
-def _family(kind: str, name: str, kin: Kin, text: Text) -> Family:
+def _family(kind: str, name: str, defaults: Defaults, text: Framing) -> Family:
     return Family(
         kind=kind,
         shape="encoder-decoder",
         heads={name: "lm"},
         text=text,
         prefix="model.",
-        buffers=() if kin.table or kin.stored else (r"model\.(en|de)coder\.embed_positions\.weights?",),  # waves
-        read=partial(read, kin),
-        write=partial(write, kin),
-        rules=partial(rules, kin),
+        buffers=()
+        if defaults.table or defaults.stored
+        else (r"model\.(en|de)coder\.embed_positions\.weights?",),  # waves
+        read=partial(read, defaults),
+        write=partial(write, defaults),
+        rules=partial(rules, defaults),
     )
 
 
-FRAMED, ENDED = Text(before=("bos",), after=("eos",)), Text(after=("eos",))
-BART = _family("bart", "BartForConditionalGeneration", Kin(first=False, start=2), FRAMED)
-MBART = _family("mbart", "MBartForConditionalGeneration", Kin(first=True), FRAMED)
-OPUS = Kin(first=False, positions="halves", vocab=58_101, pad=58_100, bos=None, eos=0, start=58_100)
+FRAMED, ENDED = Framing(before=("bos",), after=("eos",)), Framing(after=("eos",))
+BART = _family("bart", "BartForConditionalGeneration", Defaults(first=False, start=2), FRAMED)
+MBART = _family("mbart", "MBartForConditionalGeneration", Defaults(first=True), FRAMED)
+OPUS = Defaults(first=False, positions="halves", vocab=58_101, pad=58_100, bos=None, eos=0, start=58_100)
 MARIAN = _family("marian", "MarianMTModel", OPUS, ENDED)
-GAPPED = Kin(first=True, positions="halves", pad=0, bos=None, eos=1, start=0, stored=True)
+GAPPED = Defaults(first=True, positions="halves", pad=0, bos=None, eos=1, start=0, stored=True)
 PEGASUS = _family("pegasus", "PegasusForConditionalGeneration", GAPPED, ENDED)
-MANY = Kin(
+MANY = Defaults(
     first=True, positions="fairseq", vocab=128_112, activation="relu", scaled=True, attention_dropout=0.1, start=2
 )
 M2M100 = _family("m2m_100", "M2M100ForConditionalGeneration", MANY, ENDED)

@@ -29,14 +29,14 @@ from anyformer.config import (
     hidden_width,
 )
 from anyformer.interop.config_fields import Fields, name_of
-from anyformer.interop.family import Family, Text, attention, the
+from anyformer.interop.family import Family, Framing, attention, expect
 from anyformer.interop.weight_rules import Alias, AnyRule, Rule
 
 POOLER = Transform(activation=Tanh())
 
 
 @dataclass(frozen=True)
-class Usual:
+class Defaults:
     """Defaults of a model like BERT, and the name of its pooler."""
 
     vocab: int = 30_522
@@ -48,41 +48,41 @@ class Usual:
     length: int = 512
     pooler: str | None = "pooler.dense"  # None: there is none
     classified: Transform = POOLER  # before labels of texts
-    classifier: float | None = None  # dropout before labels; None: as everywhere
+    classifier: float | None = None  # dropout before labels; None: `dropout`
 
 
-def read(given: Fields) -> ModelConfig:
-    return read_body(Usual(), given, given.special(given("vocab_size", 30_522), pad=0))
+def read(fields: Fields) -> ModelConfig:
+    return read_body(Defaults(), fields, fields.special(fields("vocab_size", 30_522), pad=0))
 
 
 def read_body(
-    usual: Usual,
-    given: Fields,
+    defaults: Defaults,
+    fields: Fields,
     special: Special,
     position: Learned | None = None,
     table: Table | None = None,
     masked: Activation | None = None,
 ) -> ModelConfig:
-    """BERT, or one like it: with other positions, a narrow table, or another activation before masked words."""
-    given.must("position_embedding_type", "absolute")
-    given.must("is_decoder", False)
-    given.must("add_cross_attention", False)
-    given.must("tie_word_embeddings", True)
-    norm, drop = LayerNorm(eps=given("layer_norm_eps", 1e-12)), given("hidden_dropout_prob", usual.dropout)
-    act = given.activation("hidden_act", usual.act)
+    """Read BERT or a variant: with other positions, a narrow table, or another activation in the masked LM head."""
+    fields.must("position_embedding_type", "absolute")
+    fields.must("is_decoder", False)
+    fields.must("add_cross_attention", False)
+    fields.must("tie_word_embeddings", True)
+    norm, drop = LayerNorm(eps=fields("layer_norm_eps", 1e-12)), fields("hidden_dropout_prob", defaults.dropout)
+    act = fields.activation("hidden_act", defaults.act)
     mixer = Attention(
-        heads=given("num_attention_heads", usual.heads),
+        heads=fields("num_attention_heads", defaults.heads),
         bias=True,
         output=Projected(bias=True),
-        dropout=given("attention_probs_dropout_prob", usual.dropout),
+        dropout=fields("attention_probs_dropout_prob", defaults.dropout),
     )
-    feedforward = Plain(width=given("intermediate_size", usual.ff), activation=act)
+    feedforward = Plain(width=fields("intermediate_size", defaults.ff), activation=act)
     block = Block(mixer=mixer, feedforward=feedforward, norm=norm, placement="post", dropout=drop)
-    length = Learned(length=given("max_position_embeddings", usual.length))
-    if not (types := given("type_vocab_size", 2)):
-        given.refuse("type_vocab_size", "= 0: must be at least 1")
+    length = Learned(length=fields("max_position_embeddings", defaults.length))
+    if not (types := fields("type_vocab_size", 2)):
+        fields.refuse("type_vocab_size", "= 0: must be at least 1")
     tokens = Tokens(
-        vocab=given("vocab_size", usual.vocab),
+        vocab=fields("vocab_size", defaults.vocab),
         table=table or FullTable(),
         types=types,
         norm=norm,
@@ -90,46 +90,46 @@ def read_body(
         pad=special.pad,
     )
     return ModelConfig(
-        width=given("hidden_size", usual.width),
+        width=fields("hidden_size", defaults.width),
         source=tokens,
-        encoder=Stack(depth=given.depth("num_hidden_layers", 12), blocks=(block,), position=position or length),
-        head=read_head(usual, given, MaskedLM(transform=Transform(activation=masked or act, norm=norm)), drop),
-        tie="output" if given.head == "masked_lm" else "none",
+        encoder=Stack(depth=fields.depth("num_hidden_layers", 12), blocks=(block,), position=position or length),
+        head=read_head(defaults, fields, MaskedLM(transform=Transform(activation=masked or act, norm=norm)), drop),
+        tie="output" if fields.head == "masked_lm" else "none",
         special=special,
     )
 
 
-def read_head(usual: Usual, given: Fields, masked_lm: MaskedLM, dropout: float) -> Head:
-    """A masked LM, labels of tokens or texts, the pooler, or nothing where a body has none."""
-    given_drop = given.nullable("classifier_dropout", dropout if usual.classifier is None else usual.classifier)
+def read_head(defaults: Defaults, fields: Fields, masked_lm: MaskedLM, dropout: float) -> Head:
+    """Return the head: masked LM, labels of tokens or texts, pooler, or none."""
+    given_drop = fields.nullable("classifier_dropout", dropout if defaults.classifier is None else defaults.classifier)
     drop = dropout if given_drop is None else given_drop
-    match given.head:
+    match fields.head:
         case "masked_lm":
             return masked_lm
         case "token_labels":
-            return TokenLabels(labels=len(given.labels()), dropout=drop)
+            return TokenLabels(labels=len(fields.labels()), dropout=drop)
         case "classifier":
-            return Classifier(labels=len(given.labels()), pool="first", transform=usual.classified, dropout=drop)
+            return Classifier(labels=len(fields.labels()), pool="first", transform=defaults.classified, dropout=drop)
         case _:
-            pooled = usual.pooler is not None and given.has(f"{usual.pooler}.weight")
+            pooled = defaults.pooler is not None and fields.has(f"{defaults.pooler}.weight")
             return Embedder(pool="first", transform=POOLER) if pooled else NoHead()
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    stack = the(config.encoder, Stack, "encoder")
-    tokens, block = the(config.source, Tokens, "source"), stack.blocks[0]
+    stack = expect(config.encoder, Stack, "encoder")
+    tokens, block = expect(config.source, Tokens, "source"), stack.blocks[0]
     mixer = attention(block, "encoder")
-    feedforward = the(block.feedforward, Plain, "encoder.blocks.0.feedforward")
+    feedforward = expect(block.feedforward, Plain, "encoder.blocks.0.feedforward")
     return {
         "vocab_size": tokens.rows,
         "type_vocab_size": tokens.types,
-        "max_position_embeddings": the(stack.position, Learned, "encoder.position").length,
+        "max_position_embeddings": expect(stack.position, Learned, "encoder.position").length,
         "hidden_size": config.width,
         "num_hidden_layers": stack.depth,
         "num_attention_heads": mixer.heads,
         "intermediate_size": hidden_width(feedforward, config.width),
         "hidden_act": name_of(feedforward.activation),
-        "layer_norm_eps": the(block.norm, LayerNorm, "encoder.blocks.0.norm").eps,
+        "layer_norm_eps": expect(block.norm, LayerNorm, "encoder.blocks.0.norm").eps,
         "hidden_dropout_prob": block.dropout,
         "attention_probs_dropout_prob": mixer.dropout,
         "classifier_dropout": config.head.dropout if isinstance(config.head, (Classifier, TokenLabels)) else None,
@@ -152,7 +152,7 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
 
 
 def body_rules(config: ModelConfig, body: str) -> Iterator[Rule]:
-    """Of BERT and those that name their layers alike."""
+    """Yield the rules of the body, for BERT and variants with the same layer names."""
     assert config.encoder
     yield Rule("source.table", f"{body}.embeddings.word_embeddings")
     yield Rule("source.types", f"{body}.embeddings.token_type_embeddings")
@@ -180,7 +180,7 @@ BERT = Family(
         "BertForTokenClassification": "token_labels",
         "BertModel": "body",
     },
-    text=Text(before=("bos",), after=("eos",)),
+    text=Framing(before=("bos",), after=("eos",)),
     prefix="bert.",
     buffers=(r"bert\.embeddings\.(position_ids|token_type_ids)",),
     unused=(r"bert\.pooler\..*", r"cls\..*"),

@@ -1,4 +1,4 @@
-"""BLOOM (BigScience 2022): ALiBi, and a norm behind the embeddings."""
+"""BLOOM (BigScience 2022): ALiBi, and a norm after the embeddings."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -19,42 +19,42 @@ from anyformer.config import (
 )
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.families.neox import fused_rules
-from anyformer.interop.family import Family, attention, the
+from anyformer.interop.family import Family, attention, expect
 from anyformer.interop.weight_rules import Alias, AnyRule, Interleaved, Rule
 
 
-def read(given: Fields) -> ModelConfig:
-    given.alias("n_embed", "hidden_size")
-    given.must("apply_residual_connection_post_layernorm", False)
+def read(fields: Fields) -> ModelConfig:
+    fields.alias("n_embed", "hidden_size")
+    fields.must("apply_residual_connection_post_layernorm", False)
     # how it was trained and run, and older names of sizes that are there under another
-    given.silent("pretraining_tp", "slow_but_exact", "masked_softmax_fusion", "attention_softmax_in_fp32")
-    given.silent("bias_dropout_fusion", "offset_alibi", "seq_length", "unk_token_id", "skip_bias_add")
-    given.silent("skip_bias_add_qkv", "n_inner")
-    drop, norm = given("hidden_dropout", 0.0), LayerNorm(eps=given("layer_norm_epsilon", 1e-5))
+    fields.silent("pretraining_tp", "slow_but_exact", "masked_softmax_fusion", "attention_softmax_in_fp32")
+    fields.silent("bias_dropout_fusion", "offset_alibi", "seq_length", "unk_token_id", "skip_bias_add")
+    fields.silent("skip_bias_add_qkv", "n_inner")
+    drop, norm = fields("hidden_dropout", 0.0), LayerNorm(eps=fields("layer_norm_epsilon", 1e-5))
     mixer = Attention(
-        heads=given("n_head", 8), bias=True, output=Projected(bias=True), dropout=given("attention_dropout", 0.0)
+        heads=fields("n_head", 8), bias=True, output=Projected(bias=True), dropout=fields("attention_dropout", 0.0)
     )
     block = Block(mixer=mixer, feedforward=Plain(activation=Gelu(approximate="tanh")), norm=norm, dropout=drop)
-    tied, vocab = given("tie_word_embeddings", True), given("vocab_size", 250_880)
+    tied, vocab = fields("tie_word_embeddings", True), fields("vocab_size", 250_880)
     return ModelConfig(
-        width=given("hidden_size", 64),
+        width=fields("hidden_size", 64),
         target=Tokens(vocab=vocab, norm=norm),
-        decoder=Stack(depth=given.depth("n_layer", 2), blocks=(block,), position=Alibi(), final_norm=norm),
-        head=LM() if given.head == "lm" else NoHead(),
-        tie="output" if tied and given.head == "lm" else "none",
-        special=given.special(vocab, bos=1, eos=2),
+        decoder=Stack(depth=fields.depth("n_layer", 2), blocks=(block,), position=Alibi(), final_norm=norm),
+        head=LM() if fields.head == "lm" else NoHead(),
+        tie="output" if tied and fields.head == "lm" else "none",
+        special=fields.special(vocab, bos=1, eos=2),
     )
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    stack = the(config.decoder, Stack, "decoder")
-    tokens, block = the(config.target, Tokens, "target"), stack.blocks[0]
+    stack = expect(config.decoder, Stack, "decoder")
+    tokens, block = expect(config.target, Tokens, "target"), stack.blocks[0]
     return {
         "vocab_size": tokens.rows,
         "hidden_size": config.width,
         "n_layer": stack.depth,
         "n_head": attention(block).heads,
-        "layer_norm_epsilon": the(block.norm, LayerNorm, "decoder.blocks.0.norm").eps,
+        "layer_norm_epsilon": expect(block.norm, LayerNorm, "decoder.blocks.0.norm").eps,
         "hidden_dropout": block.dropout,
         "attention_dropout": attention(block).dropout,
         "tie_word_embeddings": config.tie == "output",

@@ -24,59 +24,59 @@ from anyformer.config import (
     hidden_width,
 )
 from anyformer.interop.config_fields import Fields, name_of
-from anyformer.interop.family import Family, Text, attention, the
+from anyformer.interop.family import Family, Framing, attention, expect
 from anyformer.interop.weight_rules import Alias, AnyRule, Rule
 
 NORM = LayerNorm(eps=1e-12)
 
 
-def read(given: Fields) -> ModelConfig:
-    given.must("tie_word_embeddings", True)
-    given.silent("sinusoidal_pos_embds", "tie_weights_", "qa_dropout")  # positions are in the file, however they began
-    drop, act = given("dropout", 0.1), given.activation("activation", "gelu")
-    vocab = given("vocab_size", 30_522)
-    special = given.special(vocab, pad=0)
+def read(fields: Fields) -> ModelConfig:
+    fields.must("tie_word_embeddings", True)
+    fields.silent("sinusoidal_pos_embds", "tie_weights_", "qa_dropout")  # positions are in the file, however they began
+    drop, act = fields("dropout", 0.1), fields.activation("activation", "gelu")
+    vocab = fields("vocab_size", 30_522)
+    special = fields.special(vocab, pad=0)
     mixer = Attention(
-        heads=given("n_heads", 12), bias=True, output=Projected(bias=True), dropout=given("attention_dropout", 0.1)
+        heads=fields("n_heads", 12), bias=True, output=Projected(bias=True), dropout=fields("attention_dropout", 0.1)
     )
-    feedforward = Plain(width=given("hidden_dim", 3072), activation=act)
+    feedforward = Plain(width=fields("hidden_dim", 3072), activation=act)
     block = Block(mixer=mixer, feedforward=feedforward, norm=NORM, placement="post", dropout=drop)
     return ModelConfig(
-        width=given("dim", 768),
+        width=fields("dim", 768),
         source=Tokens(vocab=vocab, norm=NORM, dropout=drop, pad=special.pad),
         encoder=Stack(
-            depth=given.depth("n_layers", 6),
+            depth=fields.depth("n_layers", 6),
             blocks=(block,),
-            position=Learned(length=given("max_position_embeddings", 512)),
+            position=Learned(length=fields("max_position_embeddings", 512)),
         ),
-        head=_head(given, act, drop),
-        tie="output" if given.head == "masked_lm" else "none",
+        head=_head(fields, act, drop),
+        tie="output" if fields.head == "masked_lm" else "none",
         special=special,
     )
 
 
-def _head(given: Fields, act: Activation, dropout: float) -> Head:
-    labelled = given("seq_classif_dropout", 0.2)
-    match given.head:
+def _head(fields: Fields, act: Activation, dropout: float) -> Head:
+    labelled = fields("seq_classif_dropout", 0.2)
+    match fields.head:
         case "masked_lm":
             return MaskedLM(transform=Transform(activation=act, norm=NORM))
         case "token_labels":
-            return TokenLabels(labels=len(given.labels()), dropout=dropout)
+            return TokenLabels(labels=len(fields.labels()), dropout=dropout)
         case "classifier":
             through = Transform(activation=Relu())
-            return Classifier(labels=len(given.labels()), pool="first", transform=through, dropout=labelled)
+            return Classifier(labels=len(fields.labels()), pool="first", transform=through, dropout=labelled)
         case _:
             return NoHead()
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    stack = the(config.encoder, Stack, "encoder")
-    tokens, block = the(config.source, Tokens, "source"), stack.blocks[0]
+    stack = expect(config.encoder, Stack, "encoder")
+    tokens, block = expect(config.source, Tokens, "source"), stack.blocks[0]
     mixer = attention(block, "encoder")
-    feedforward = the(block.feedforward, Plain, "encoder.blocks.0.feedforward")
+    feedforward = expect(block.feedforward, Plain, "encoder.blocks.0.feedforward")
     return {
         "vocab_size": tokens.rows,
-        "max_position_embeddings": the(stack.position, Learned, "encoder.position").length,
+        "max_position_embeddings": expect(stack.position, Learned, "encoder.position").length,
         "dim": config.width,
         "n_layers": stack.depth,
         "n_heads": mixer.heads,
@@ -121,7 +121,7 @@ DISTILBERT = Family(
         "DistilBertForTokenClassification": "token_labels",
         "DistilBertModel": "body",
     },
-    text=Text(before=("bos",), after=("eos",)),
+    text=Framing(before=("bos",), after=("eos",)),
     prefix="distilbert.",
     unused=(r"vocab_(transform|layer_norm|projector)\..*",),
     read=read,

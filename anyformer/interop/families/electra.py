@@ -6,23 +6,23 @@ from typing import Any
 from anyformer.config import Classifier, FactorisedTable, FullTable, Gelu, MaskedLM, ModelConfig, Tokens, Transform
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import bert
-from anyformer.interop.family import Family, Text, the
+from anyformer.interop.family import Family, Framing, expect
 from anyformer.interop.weight_rules import Alias, AnyRule, Rule
 
-USUAL = bert.Usual(width=256, heads=4, ff=1024, pooler=None, classified=Transform(activation=Gelu()))
+DEFAULTS = bert.Defaults(width=256, heads=4, ff=1024, pooler=None, classified=Transform(activation=Gelu()))
 
 
-def read(given: Fields) -> ModelConfig:
-    given.silent("summary_type", "summary_use_proj", "summary_activation", "summary_last_dropout")
-    narrow = given("embedding_size", 128)
-    table = FullTable() if narrow == given("hidden_size", USUAL.width) else FactorisedTable(width=narrow)
+def read(fields: Fields) -> ModelConfig:
+    fields.silent("summary_type", "summary_use_proj", "summary_activation", "summary_last_dropout")
+    narrow = fields("embedding_size", 128)
+    table = FullTable() if narrow == fields("hidden_size", DEFAULTS.width) else FactorisedTable(width=narrow)
     return bert.read_body(
-        USUAL, given, given.special(given("vocab_size", USUAL.vocab), pad=0), table=table, masked=Gelu()
+        DEFAULTS, fields, fields.special(fields("vocab_size", DEFAULTS.vocab), pad=0), table=table, masked=Gelu()
     )
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    return bert.write(config) | {"embedding_size": the(config.source, Tokens, "source").table_width(config.width)}
+    return bert.write(config) | {"embedding_size": expect(config.source, Tokens, "source").table_width(config.width)}
 
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
@@ -50,7 +50,7 @@ ELECTRA = Family(
         "ElectraModel": "body",
         "ElectraForPreTraining": "body",
     },
-    text=Text(before=("bos",), after=("eos",)),
+    text=Framing(before=("bos",), after=("eos",)),
     prefix="electra.",
     buffers=(r"electra\.embeddings\.(position_ids|token_type_ids)",),
     unused=(r"(discriminator|generator)_predictions\..*", r"generator_lm_head\..*"),

@@ -24,52 +24,52 @@ from anyformer.config import (
 from anyformer.interop.config_fields import Fields, length_of, name_of, write_rotary
 from anyformer.interop.families.bloom import end_rules
 from anyformer.interop.families.neox import fused_rules
-from anyformer.interop.family import Family, attention, the
+from anyformer.interop.family import Family, attention, expect
 from anyformer.interop.weight_rules import AnyRule, Grouped, Rule
 
 
-def read(given: Fields) -> ModelConfig:
-    given.alias("n_embed", "hidden_size")
-    given.must("alibi", False)
-    width, heads, bias = given("hidden_size", 4544), given("num_attention_heads", 71), given("bias", False)
-    new, drop = given("new_decoder_architecture", False), given("hidden_dropout", 0.0)
-    groups, single = given("num_kv_heads", heads), given("multi_query", True)
-    beside, norms = given("parallel_attn", True), given("num_ln_in_parallel_attn", 2 if new else 1)
+def read(fields: Fields) -> ModelConfig:
+    fields.alias("n_embed", "hidden_size")
+    fields.must("alibi", False)
+    width, heads, bias = fields("hidden_size", 4544), fields("num_attention_heads", 71), fields("bias", False)
+    new, drop = fields("new_decoder_architecture", False), fields("hidden_dropout", 0.0)
+    groups, single = fields("num_kv_heads", heads), fields("multi_query", True)
+    beside, norms = fields("parallel_attn", True), fields("num_ln_in_parallel_attn", 2 if new else 1)
     order: Order = Parallel(shared_norm=norms == 1) if new or beside else Sequential()
-    norm = LayerNorm(eps=given("layer_norm_epsilon", 1e-5))
+    norm = LayerNorm(eps=fields("layer_norm_epsilon", 1e-5))
     mixer = Attention(
         heads=heads,
         kv_heads=groups if new else 1 if single else heads,
         bias=bias,
         output=Projected(bias=bias),
-        dropout=given("attention_dropout", 0.0),
+        dropout=fields("attention_dropout", 0.0),
     )
     feedforward = Plain(
-        width=given("ffn_hidden_size", 4 * width), activation=given.activation("activation", "gelu"), bias=bias
+        width=fields("ffn_hidden_size", 4 * width), activation=fields.activation("activation", "gelu"), bias=bias
     )
     block = Block(mixer=mixer, feedforward=feedforward, norm=norm, order=order, dropout=drop)
-    tied, vocab = given("tie_word_embeddings", True), given("vocab_size", 65_024)
+    tied, vocab = fields("tie_word_embeddings", True), fields("vocab_size", 65_024)
     return ModelConfig(
         width=width,
         target=Tokens(vocab=vocab),
         decoder=Stack(
-            depth=given.depth("num_hidden_layers", 32),
+            depth=fields.depth("num_hidden_layers", 32),
             blocks=(block,),
-            position=given.rotary(10_000.0),
+            position=fields.rotary(10_000.0),
             final_norm=norm,
         ),
-        head=LM() if given.head == "lm" else NoHead(),
-        tie="output" if tied and given.head == "lm" else "none",
-        special=given.special(vocab, bos=11, eos=11),
-        context=given.maybe("max_position_embeddings", int),
+        head=LM() if fields.head == "lm" else NoHead(),
+        tie="output" if tied and fields.head == "lm" else "none",
+        special=fields.special(vocab, bos=11, eos=11),
+        context=fields.maybe("max_position_embeddings", int),
     )
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    stack = the(config.decoder, Stack, "decoder")
-    tokens, block = the(config.target, Tokens, "target"), stack.blocks[0]
-    mixer, feedforward = attention(block), the(block.feedforward, Plain, "decoder.blocks.0.feedforward")
-    rotary = the(position_of(mixer, stack), Rotary, "decoder.position")
+    stack = expect(config.decoder, Stack, "decoder")
+    tokens, block = expect(config.target, Tokens, "target"), stack.blocks[0]
+    mixer, feedforward = attention(block), expect(block.feedforward, Plain, "decoder.blocks.0.feedforward")
+    rotary = expect(position_of(mixer, stack), Rotary, "decoder.position")
     norms = 1 if block.order == Parallel(shared_norm=True) else 2
     new = isinstance(block.order, Parallel) and (norms == 2 or mixer.groups not in (1, mixer.heads))
     found = {
@@ -84,7 +84,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "ffn_hidden_size": hidden_width(feedforward, config.width),
         "activation": name_of(feedforward.activation),
         "bias": mixer.bias,
-        "layer_norm_epsilon": the(block.norm, LayerNorm, "decoder.blocks.0.norm").eps,
+        "layer_norm_epsilon": expect(block.norm, LayerNorm, "decoder.blocks.0.norm").eps,
         "max_position_embeddings": config.context or length_of(rotary, 2048),
         "rope_parameters": write_rotary(rotary, mixer.widths(config.width)[0]),
         "hidden_dropout": block.dropout,
@@ -102,11 +102,11 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
     yield Rule("target.table", "transformer.word_embeddings")
     for i in range(config.decoder.depth):
         ours, theirs = f"decoder.blocks.{i}", f"transformer.h.{i}"
-        way = Grouped(mixer.heads, mixer.groups)
+        conversion = Grouped(mixer.heads, mixer.groups)
         yield Rule(f"{ours}.norm_in", f"{theirs}.input_layernorm")  # one for both
         yield Rule(f"{ours}.mixer.norm_in", f"{theirs}.{names[0]}")
         yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.{names[1]}")
-        yield from fused_rules(ours, theirs, "self_attention", way)
+        yield from fused_rules(ours, theirs, "self_attention", conversion)
     yield from end_rules(config)
 
 

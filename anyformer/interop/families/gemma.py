@@ -31,7 +31,7 @@ from anyformer.config import (
 from anyformer.interop.config_fields import Fields, length_of, name_of, write_rotary
 from anyformer.interop.families import llama
 from anyformer.interop.families.llama import FULL, NEAR
-from anyformer.interop.family import Family, Text, attention, the, tiled
+from anyformer.interop.family import Family, Framing, attention, expect, tile_layers
 from anyformer.interop.weight_rules import AnyRule, Rule
 
 SIZES = {  # where a config.json is silent: width, feed-forward, layers, heads, key/value heads, vocabulary
@@ -42,75 +42,77 @@ SIZES = {  # where a config.json is silent: width, feed-forward, layers, heads, 
 TANH = "gelu_pytorch_tanh"
 
 
-def read(version: int, given: Fields) -> ModelConfig:
-    given.must("use_bidirectional_attention", False)
+def read(version: int, fields: Fields) -> ModelConfig:
+    fields.must("use_bidirectional_attention", False)
     if version == 3:
-        given.must("attn_logit_softcapping", None)  # `transformers` reads it and does nothing
+        fields.must("attn_logit_softcapping", None)  # `transformers` reads it and does nothing
     width, ff, depth, heads, kv_heads, vocab = SIZES[version]
-    width, depth = given("hidden_size", width), given.depth("num_hidden_layers", depth)
-    norm = RMSNorm(eps=given("rms_norm_eps", 1e-6), offset=1.0, cast="after_scale")
-    bias, key = given("attention_bias", False), given("head_dim", 256)
-    scale = given("query_pre_attn_scalar", 256) if version > 1 else key
+    width, depth = fields("hidden_size", width), fields.depth("num_hidden_layers", depth)
+    norm = RMSNorm(eps=fields("rms_norm_eps", 1e-6), offset=1.0, cast="after_scale")
+    bias, key = fields("attention_bias", False), fields("head_dim", 256)
+    scale = fields("query_pre_attn_scalar", 256) if version > 1 else key
     full = Attention(
-        heads=given("num_attention_heads", heads),
-        kv_heads=given("num_key_value_heads", kv_heads),
+        heads=fields("num_attention_heads", heads),
+        kv_heads=fields("num_key_value_heads", kv_heads),
         key_width=key,
         bias=bias,
         output=Projected(bias=bias),
         qk_norm=norm if version == 3 else NoNorm(),
         scale=InvSqrtKey() if scale == key else Times(value=scale**-0.5),
-        cap=_cap(given, "attn_logit_softcapping", version, 50.0) if version == 2 else None,
-        dropout=given("attention_dropout", 0.0),
+        cap=_cap(fields, "attn_logit_softcapping", version, 50.0) if version == 2 else None,
+        dropout=fields("attention_dropout", 0.0),
     )
-    layers, position = _layers(version, given, full, depth)
-    feedforward = Gated(width=given("intermediate_size", ff), activation=_activation(version, given))
+    layers, position = _layers(version, fields, full, depth)
+    feedforward = Gated(width=fields("intermediate_size", ff), activation=_activation(version, fields))
     block = Block(mixer=full, feedforward=feedforward, norm=norm, placement="pre" if version == 1 else "sandwich")
-    prefix, tile = tiled([block.model_copy(update={"mixer": mixer}) for mixer in layers])
-    tied, vocab = given("tie_word_embeddings", True), given("vocab_size", vocab)
-    cap = _cap(given, "final_logit_softcapping", version, 30.0)
+    prefix, tile = tile_layers([block.model_copy(update={"mixer": mixer}) for mixer in layers])
+    tied, vocab = fields("tie_word_embeddings", True), fields("vocab_size", vocab)
+    cap = _cap(fields, "final_logit_softcapping", version, 30.0)
     return ModelConfig(
         width=width,
         target=Tokens(vocab=vocab, scale=SqrtWidth()),
         decoder=Stack(depth=depth, prefix=prefix, blocks=tile, position=position, final_norm=norm),
-        head=LM(cap=cap) if given.head == "lm" else NoHead(),
-        tie="output" if tied and given.head == "lm" else "none",
-        special=given.special(vocab, pad=0, bos=2, eos=1),
-        context=given.maybe("max_position_embeddings", int),
+        head=LM(cap=cap) if fields.head == "lm" else NoHead(),
+        tie="output" if tied and fields.head == "lm" else "none",
+        special=fields.special(vocab, pad=0, bos=2, eos=1),
+        context=fields.maybe("max_position_embeddings", int),
     )
 
 
-def _activation(version: int, given: Fields) -> Activation:
-    """The activation. In files of the first version, gelu may mean its approximation, under either name."""
+def _activation(version: int, fields: Fields) -> Activation:
+    """Return the activation. In files of Gemma 1, gelu under either name means the tanh approximation."""
     if version > 1:
-        return given.activation("hidden_activation", TANH)
-    name = given("hidden_act", given("hidden_activation", TANH))
-    both = [given.activation("hidden_act", name), given.activation("hidden_activation", name)]
+        return fields.activation("hidden_activation", TANH)
+    name = fields("hidden_act", fields("hidden_activation", TANH))
+    both = [fields.activation("hidden_act", name), fields.activation("hidden_activation", name)]
     first, second = (Gelu(approximate="tanh") if act == Gelu() else act for act in both)
     if first != second:
-        given.refuse("hidden_activation", "and hidden_act name different activations; --ignore-field drops one of them")
+        fields.refuse(
+            "hidden_activation", "and hidden_act name different activations; --ignore-field drops one of them"
+        )
     return first
 
 
-def _cap(given: Fields, field: str, version: int, usual: float) -> float | None:
+def _cap(fields: Fields, field: str, version: int, default: float) -> float | None:
     if version == 1:
         return None
-    return given.nullable(field, usual) if version == 2 else given.maybe(field, float)
+    return fields.nullable(field, default) if version == 2 else fields.maybe(field, float)
 
 
-def _layers(version: int, given: Fields, full: Attention, depth: int) -> tuple[list[Attention], Rotary]:
-    """The attention of each layer, and the rotary positions of those that see all."""
+def _layers(version: int, fields: Fields, full: Attention, depth: int) -> tuple[list[Attention], Rotary]:
+    """Return the attention of each layer, and the rotary positions of full-attention layers."""
     if version == 1:
-        return [full] * depth, given.rotary(10_000.0)
-    size = given("sliding_window", 4096)
-    every = 2 if version == 2 else given("sliding_window_pattern", 6)
-    given.silent("_sliding_window_pattern", "cache_implementation")
-    usual = [NEAR if (i + 1) % every else FULL for i in range(depth)]
-    kinds = given.layer_types(depth, usual, (FULL, NEAR))
+        return [full] * depth, fields.rotary(10_000.0)
+    size = fields("sliding_window", 4096)
+    every = 2 if version == 2 else fields("sliding_window_pattern", 6)
+    fields.silent("_sliding_window_pattern", "cache_implementation")
+    default_kinds = [NEAR if (i + 1) % every else FULL for i in range(depth)]
+    kinds = fields.layer_types(depth, default_kinds, (FULL, NEAR))
     near = full.model_copy(update={"pattern": Window(before=size - 1, after=0)})
     if version == 2:
-        position = given.rotary(10_000.0)
+        position = fields.rotary(10_000.0)
     else:
-        position, local = given.rotaries(1_000_000.0, given("rope_local_base_freq", 10_000.0))
+        position, local = fields.rotaries(1_000_000.0, fields("rope_local_base_freq", 10_000.0))
         if FULL not in kinds:  # then what they have is the stack's
             return [near] * depth, local
         near = near.model_copy(update={"position": local})
@@ -118,15 +120,15 @@ def _layers(version: int, given: Fields, full: Attention, depth: int) -> tuple[l
 
 
 def write(version: int, config: ModelConfig) -> dict[str, Any]:
-    stack = the(config.decoder, Stack, "decoder")
-    tokens, layers = the(config.target, Tokens, "target"), stack.unrolled()
+    stack = expect(config.decoder, Stack, "decoder")
+    tokens, layers = expect(config.target, Tokens, "target"), stack.unrolled()
     mixers = [attention(layer) for layer in layers]
     block, mixer = layers[0], mixers[0]
-    feedforward = the(block.feedforward, Gated, "decoder.blocks.0.feedforward")
+    feedforward = expect(block.feedforward, Gated, "decoder.blocks.0.feedforward")
     key = mixer.widths(config.width)[0]
     windows = [isinstance(pattern_of(one, "decoder"), Window) for one in mixers]
     ropes = {
-        near: the(position_of(one, stack), Rotary, "decoder.position")
+        near: expect(position_of(one, stack), Rotary, "decoder.position")
         for near, one in zip(windows, mixers, strict=True)
     }
     rotary = ropes.get(False) or ropes[True]
@@ -139,7 +141,7 @@ def write(version: int, config: ModelConfig) -> dict[str, Any]:
         "num_key_value_heads": mixer.groups,
         "head_dim": key,
         "hidden_activation" if version > 1 else "hidden_act": name_of(feedforward.activation, first=TANH),
-        "rms_norm_eps": the(block.norm, RMSNorm, "decoder.blocks.0.norm").eps,
+        "rms_norm_eps": expect(block.norm, RMSNorm, "decoder.blocks.0.norm").eps,
         "attention_bias": mixer.bias,
         "attention_dropout": mixer.dropout,
         "max_position_embeddings": config.context or length_of(rotary, 8192 if version < 3 else 131_072),
@@ -186,7 +188,7 @@ def _family(kind: str, title: str, version: int) -> Family:
         kind=kind,
         shape="decoder",
         heads={f"{title}ForCausalLM": "lm", body: "body"},
-        text=Text(before=("bos",)),
+        text=Framing(before=("bos",)),
         prefix="model.",
         buffers=llama.BUFFERS,
         read=partial(read, version),

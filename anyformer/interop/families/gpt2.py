@@ -21,53 +21,53 @@ from anyformer.config import (
     hidden_width,
 )
 from anyformer.interop.config_fields import Fields, name_of
-from anyformer.interop.family import Family, attention, the
+from anyformer.interop.family import Family, attention, expect
 from anyformer.interop.weight_rules import Alias, AnyRule, Rule, Transposed
 
 
-def read(given: Fields) -> ModelConfig:
-    given.must("add_cross_attention", False)
-    given.must("scale_attn_by_inverse_layer_idx", False)
-    given.silent("reorder_and_upcast_attn", "n_ctx", "summary_type", "summary_use_proj", "summary_activation")
-    given.silent("summary_proj_to_labels", "summary_first_dropout")
-    norm = LayerNorm(eps=given("layer_norm_epsilon", 1e-5))
+def read(fields: Fields) -> ModelConfig:
+    fields.must("add_cross_attention", False)
+    fields.must("scale_attn_by_inverse_layer_idx", False)
+    fields.silent("reorder_and_upcast_attn", "n_ctx", "summary_type", "summary_use_proj", "summary_activation")
+    fields.silent("summary_proj_to_labels", "summary_first_dropout")
+    norm = LayerNorm(eps=fields("layer_norm_epsilon", 1e-5))
     mixer = Attention(
-        heads=given("n_head", 12),
+        heads=fields("n_head", 12),
         bias=True,
         output=Projected(bias=True),
-        scale=InvSqrtKey() if given("scale_attn_weights", True) else Unscaled(),
-        dropout=given("attn_pdrop", 0.1),
+        scale=InvSqrtKey() if fields("scale_attn_weights", True) else Unscaled(),
+        dropout=fields("attn_pdrop", 0.1),
     )
     feedforward = Plain(
-        width=given.maybe("n_inner", int), activation=given.activation("activation_function", "gelu_new")
+        width=fields.maybe("n_inner", int), activation=fields.activation("activation_function", "gelu_new")
     )
-    block = Block(mixer=mixer, feedforward=feedforward, norm=norm, dropout=given("resid_pdrop", 0.1))
-    position = Learned(length=given("n_positions", 1024))
-    tied, vocab = given("tie_word_embeddings", True), given("vocab_size", 50_257)
+    block = Block(mixer=mixer, feedforward=feedforward, norm=norm, dropout=fields("resid_pdrop", 0.1))
+    position = Learned(length=fields("n_positions", 1024))
+    tied, vocab = fields("tie_word_embeddings", True), fields("vocab_size", 50_257)
     return ModelConfig(
-        width=given("n_embd", 768),
-        target=Tokens(vocab=vocab, dropout=given("embd_pdrop", 0.1)),
-        decoder=Stack(depth=given.depth("n_layer", 12), blocks=(block,), position=position, final_norm=norm),
-        head=LM() if given.head == "lm" else NoHead(),
-        tie="output" if tied and given.head == "lm" else "none",
+        width=fields("n_embd", 768),
+        target=Tokens(vocab=vocab, dropout=fields("embd_pdrop", 0.1)),
+        decoder=Stack(depth=fields.depth("n_layer", 12), blocks=(block,), position=position, final_norm=norm),
+        head=LM() if fields.head == "lm" else NoHead(),
+        tie="output" if tied and fields.head == "lm" else "none",
         init=Normal(residual=True),
-        special=given.special(vocab, bos=50_256, eos=50_256),
+        special=fields.special(vocab, bos=50_256, eos=50_256),
     )
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    stack = the(config.decoder, Stack, "decoder")
-    tokens, block = the(config.target, Tokens, "target"), stack.blocks[0]
-    mixer, feedforward = attention(block), the(block.feedforward, Plain, "decoder.blocks.0.feedforward")
+    stack = expect(config.decoder, Stack, "decoder")
+    tokens, block = expect(config.target, Tokens, "target"), stack.blocks[0]
+    mixer, feedforward = attention(block), expect(block.feedforward, Plain, "decoder.blocks.0.feedforward")
     return {
         "vocab_size": tokens.rows,
-        "n_positions": the(stack.position, Learned, "decoder.position").length,
+        "n_positions": expect(stack.position, Learned, "decoder.position").length,
         "n_embd": config.width,
         "n_layer": stack.depth,
         "n_head": mixer.heads,
         "n_inner": hidden_width(feedforward, config.width),
         "activation_function": name_of(feedforward.activation, first="gelu_new"),
-        "layer_norm_epsilon": the(block.norm, LayerNorm, "decoder.blocks.0.norm").eps,
+        "layer_norm_epsilon": expect(block.norm, LayerNorm, "decoder.blocks.0.norm").eps,
         "scale_attn_weights": mixer.scale == InvSqrtKey(),
         "resid_pdrop": block.dropout,
         "embd_pdrop": tokens.dropout,
@@ -83,11 +83,11 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
     for i in range(config.decoder.depth):
         ours, theirs = f"decoder.blocks.{i}", f"transformer.h.{i}"
         yield Rule(f"{ours}.mixer.norm_in", f"{theirs}.ln_1")
-        yield Rule(f"{ours}.mixer.inner.qkv", f"{theirs}.attn.c_attn", way=Transposed())
-        yield Rule(f"{ours}.mixer.inner.out", f"{theirs}.attn.c_proj", way=Transposed())
+        yield Rule(f"{ours}.mixer.inner.qkv", f"{theirs}.attn.c_attn", conversion=Transposed())
+        yield Rule(f"{ours}.mixer.inner.out", f"{theirs}.attn.c_proj", conversion=Transposed())
         yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.ln_2")
-        yield Rule(f"{ours}.feedforward.inner.up", f"{theirs}.mlp.c_fc", way=Transposed())
-        yield Rule(f"{ours}.feedforward.inner.down", f"{theirs}.mlp.c_proj", way=Transposed())
+        yield Rule(f"{ours}.feedforward.inner.up", f"{theirs}.mlp.c_fc", conversion=Transposed())
+        yield Rule(f"{ours}.feedforward.inner.down", f"{theirs}.mlp.c_proj", conversion=Transposed())
     yield Rule("decoder.final_norm", "transformer.ln_f")
     yield Rule("head.table", "lm_head.weight")
     if config.tie == "output":

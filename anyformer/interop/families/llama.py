@@ -24,7 +24,7 @@ from anyformer.config import (
     position_of,
 )
 from anyformer.interop.config_fields import Fields, length_of, name_of, write_rotary
-from anyformer.interop.family import Family, Text, attention, the, tiled
+from anyformer.interop.family import Family, Framing, attention, expect, tile_layers
 from anyformer.interop.weight_rules import Alias, AnyRule, Rule
 
 BUFFERS = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
@@ -32,8 +32,8 @@ FULL, NEAR = "full_attention", "sliding_attention"
 
 
 @dataclass(frozen=True)
-class Kin:
-    """Defaults of a related family, and the fields that it has."""
+class Defaults:
+    """Defaults of a variant of Llama, and the fields that its config.json has."""
 
     width: int = 4096
     depth: int = 32
@@ -44,7 +44,7 @@ class Kin:
     length: int = 2048
     eps: float = 1e-6
     theta: float = 10_000.0
-    fraction: float | None = None  # of each head that turns; None: there is no such field
+    fraction: float | None = None  # of each head that is rotated; None: there is no such field
     bos: int | None = 1
     eos: int | None = 2
     pad: int | None = None
@@ -56,49 +56,49 @@ class Kin:
     window_by_layer: bool = False  # only some layers have it
 
 
-def read(kin: Kin, given: Fields) -> ModelConfig:
-    given.must("pretraining_tp", 1)
-    depth, width = given.depth("num_hidden_layers", kin.depth), given("hidden_size", kin.width)
-    heads = given("num_attention_heads", 32)
-    norm = RMSNorm(eps=given("rms_norm_eps", kin.eps))
-    bias = given("attention_bias", False) if kin.biases else kin.qkv_bias
+def read(defaults: Defaults, fields: Fields) -> ModelConfig:
+    fields.must("pretraining_tp", 1)
+    depth, width = fields.depth("num_hidden_layers", defaults.depth), fields("hidden_size", defaults.width)
+    heads = fields("num_attention_heads", 32)
+    norm = RMSNorm(eps=fields("rms_norm_eps", defaults.eps))
+    bias = fields("attention_bias", False) if defaults.biases else defaults.qkv_bias
     mixer = Attention(
         heads=heads,
-        kv_heads=given("num_key_value_heads", kin.kv_heads or heads),
-        key_width=given("head_dim", kin.key_width or width // heads),
+        kv_heads=fields("num_key_value_heads", defaults.kv_heads or heads),
+        key_width=fields("head_dim", defaults.key_width or width // heads),
         bias=bias,
-        output=Projected(bias=bias and not kin.qkv_bias),
-        qk_norm=norm if kin.qk_norm else NoNorm(),
-        dropout=given("attention_dropout", 0.0),
+        output=Projected(bias=bias and not defaults.qkv_bias),
+        qk_norm=norm if defaults.qk_norm else NoNorm(),
+        dropout=fields("attention_dropout", 0.0),
     )
     feedforward = Gated(
-        width=given("intermediate_size", kin.ff),
-        activation=given.activation("hidden_act", "silu"),
-        bias=given("mlp_bias", False) if kin.mlp_bias else False,
+        width=fields("intermediate_size", defaults.ff),
+        activation=fields.activation("hidden_act", "silu"),
+        bias=fields("mlp_bias", False) if defaults.mlp_bias else False,
     )
     block = Block(mixer=mixer, feedforward=feedforward, norm=norm)
-    prefix, blocks = tiled(_windowed(kin, given, mixer, block, depth))
-    tied, vocab = given("tie_word_embeddings", False), given("vocab_size", kin.vocab)
-    position = given.rotary(kin.theta, kin.fraction)
+    prefix, blocks = tile_layers(_windowed(defaults, fields, mixer, block, depth))
+    tied, vocab = fields("tie_word_embeddings", False), fields("vocab_size", defaults.vocab)
+    position = fields.rotary(defaults.theta, defaults.fraction)
     return ModelConfig(
         width=width,
         target=Tokens(vocab=vocab),
         decoder=Stack(depth=depth, prefix=prefix, blocks=blocks, position=position, final_norm=norm),
-        head=LM() if given.head == "lm" else NoHead(),
-        tie="output" if tied and given.head == "lm" else "none",
-        special=given.special(vocab, pad=kin.pad, bos=kin.bos, eos=kin.eos),
-        context=given.maybe("max_position_embeddings", int),
+        head=LM() if fields.head == "lm" else NoHead(),
+        tie="output" if tied and fields.head == "lm" else "none",
+        special=fields.special(vocab, pad=defaults.pad, bos=defaults.bos, eos=defaults.eos),
+        context=fields.maybe("max_position_embeddings", int),
     )
 
 
-def _windowed(kin: Kin, given: Fields, mixer: Attention, block: Block, depth: int) -> list[Block]:
-    """The layers, of which some see a window."""
+def _windowed(defaults: Defaults, fields: Fields, mixer: Attention, block: Block, depth: int) -> list[Block]:
+    """Return the layers, some or all with a sliding window."""
     near = [False] * depth
-    size = None if kin.window is None else given.nullable("sliding_window", kin.window)
-    if kin.window_by_layer:
-        used, first = given("use_sliding_window", False), given("max_window_layers", 28, least=0)
-        usual = [NEAR if used and i >= first else FULL for i in range(depth)]
-        kinds = given.layer_types(depth, usual, (FULL, NEAR))
+    size = None if defaults.window is None else fields.nullable("sliding_window", defaults.window)
+    if defaults.window_by_layer:
+        used, first = fields("use_sliding_window", False), fields("max_window_layers", 28, least=0)
+        default_kinds = [NEAR if used and i >= first else FULL for i in range(depth)]
+        kinds = fields.layer_types(depth, default_kinds, (FULL, NEAR))
         near = [kind == NEAR for kind in kinds]
     elif size:
         near = [True] * depth
@@ -109,12 +109,12 @@ def _windowed(kin: Kin, given: Fields, mixer: Attention, block: Block, depth: in
     return [local if one else block for one in near]
 
 
-def write(kin: Kin, config: ModelConfig) -> dict[str, Any]:
-    stack = the(config.decoder, Stack, "decoder")
-    tokens, layers = the(config.target, Tokens, "target"), stack.unrolled()
+def write(defaults: Defaults, config: ModelConfig) -> dict[str, Any]:
+    stack = expect(config.decoder, Stack, "decoder")
+    tokens, layers = expect(config.target, Tokens, "target"), stack.unrolled()
     block, patterns = layers[0], [pattern_of(attention(layer), "decoder") for layer in layers]
-    mixer, feedforward = attention(block), the(block.feedforward, Gated, "decoder.blocks.0.feedforward")
-    rotary = the(position_of(mixer, stack), Rotary, "decoder.position")
+    mixer, feedforward = attention(block), expect(block.feedforward, Gated, "decoder.blocks.0.feedforward")
+    rotary = expect(position_of(mixer, stack), Rotary, "decoder.position")
     sizes = [pattern.before + 1 for pattern in patterns if isinstance(pattern, Window)]
     found = {
         "vocab_size": tokens.rows,
@@ -125,19 +125,19 @@ def write(kin: Kin, config: ModelConfig) -> dict[str, Any]:
         "num_key_value_heads": mixer.groups,
         "head_dim": mixer.widths(config.width)[0],
         "hidden_act": name_of(feedforward.activation),
-        "rms_norm_eps": the(block.norm, RMSNorm, "decoder.blocks.0.norm").eps,
+        "rms_norm_eps": expect(block.norm, RMSNorm, "decoder.blocks.0.norm").eps,
         "attention_dropout": mixer.dropout,
-        "max_position_embeddings": config.context or length_of(rotary, kin.length),
+        "max_position_embeddings": config.context or length_of(rotary, defaults.length),
         "rope_parameters": write_rotary(rotary, mixer.widths(config.width)[0]),
         "tie_word_embeddings": config.tie == "output",
     }
-    if kin.biases:
+    if defaults.biases:
         found["attention_bias"] = mixer.bias
-    if kin.mlp_bias:
+    if defaults.mlp_bias:
         found["mlp_bias"] = feedforward.bias
-    if kin.window is not None:
+    if defaults.window is not None:
         found["sliding_window"] = max(sizes, default=None)
-    if kin.window_by_layer:
+    if defaults.window_by_layer:
         found |= {"use_sliding_window": bool(sizes), "sliding_window": max(sizes, default=None)}
         found["layer_types"] = [NEAR if isinstance(pattern, Window) else FULL for pattern in patterns]
     return found
@@ -170,7 +170,7 @@ def end_rules(config: ModelConfig) -> Iterator[AnyRule]:
         yield Alias("lm_head.weight", of="model.embed_tokens.weight")
 
 
-def _family(kind: str, title: str, kin: Kin, text: Text) -> Family:
+def _family(kind: str, title: str, defaults: Defaults, text: Framing) -> Family:
     return Family(
         kind=kind,
         shape="decoder",
@@ -178,15 +178,17 @@ def _family(kind: str, title: str, kin: Kin, text: Text) -> Family:
         text=text,
         prefix="model.",
         buffers=BUFFERS,
-        read=partial(read, kin),
-        write=partial(write, kin),
+        read=partial(read, defaults),
+        write=partial(write, defaults),
         rules=rules,
     )
 
 
-BEGUN = Text(before=("bos",))
-LLAMA = _family("llama", "Llama", Kin(biases=True, mlp_bias=True), BEGUN)
-MISTRAL = _family("mistral", "Mistral", Kin(ff=14_336, kv_heads=8, length=131_072, window=4096), BEGUN)
-QWEN = Kin(ff=22_016, vocab=151_936, kv_heads=32, length=32_768, bos=None, eos=None, window=4096, window_by_layer=True)
-QWEN2 = _family("qwen2", "Qwen2", replace(QWEN, qkv_bias=True), Text())
-QWEN3 = _family("qwen3", "Qwen3", replace(QWEN, key_width=128, biases=True, qk_norm=True), Text())
+BEGUN = Framing(before=("bos",))
+LLAMA = _family("llama", "Llama", Defaults(biases=True, mlp_bias=True), BEGUN)
+MISTRAL = _family("mistral", "Mistral", Defaults(ff=14_336, kv_heads=8, length=131_072, window=4096), BEGUN)
+QWEN = Defaults(
+    ff=22_016, vocab=151_936, kv_heads=32, length=32_768, bos=None, eos=None, window=4096, window_by_layer=True
+)
+QWEN2 = _family("qwen2", "Qwen2", replace(QWEN, qkv_bias=True), Framing())
+QWEN3 = _family("qwen3", "Qwen3", replace(QWEN, key_width=128, biases=True, qk_norm=True), Framing())

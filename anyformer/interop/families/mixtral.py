@@ -6,34 +6,34 @@ from typing import Any
 from anyformer.config import Block, Experts, Gated, ModelConfig, Stack, hidden_width
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import llama
-from anyformer.interop.families.llama import Kin
-from anyformer.interop.family import Family, Text, the
+from anyformer.interop.families.llama import Defaults
+from anyformer.interop.family import Family, Framing, expect
 from anyformer.interop.weight_rules import AnyRule, Rule, Stacked
 
-KIN = Kin(ff=14_336, kv_heads=8, length=131_072, eps=1e-5, theta=1e6, window=0)
+DEFAULTS = Defaults(ff=14_336, kv_heads=8, length=131_072, eps=1e-5, theta=1e6, window=0)
 
 
-def read(given: Fields) -> ModelConfig:
-    given.must("router_jitter_noise", 0.0)
-    given.silent("output_router_logits")
-    count, top = given("num_local_experts", 8), given("num_experts_per_tok", 2)
-    balance = given("router_aux_loss_coef", 0.001)
-    dense = llama.read(KIN, given)
-    stack = the(dense.decoder, Stack, "decoder")
+def read(fields: Fields) -> ModelConfig:
+    fields.must("router_jitter_noise", 0.0)
+    fields.silent("output_router_logits")
+    count, top = fields("num_local_experts", 8), fields("num_experts_per_tok", 2)
+    balance = fields("router_aux_loss_coef", 0.001)
+    dense = llama.read(DEFAULTS, fields)
+    stack = expect(dense.decoder, Stack, "decoder")
 
     def mixed(block: Block) -> Block:
-        expert = the(block.feedforward, Gated, "feedforward")
+        expert = expect(block.feedforward, Gated, "feedforward")
         return block.model_copy(update={"feedforward": Experts(count=count, top_k=top, expert=expert, balance=balance)})
 
     return dense.model_copy(update={"decoder": stack.model_copy(update={"blocks": tuple(map(mixed, stack.blocks))})})
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    stack = the(config.decoder, Stack, "decoder")
-    experts = the(stack.blocks[0].feedforward, Experts, "decoder.blocks.0.feedforward")
+    stack = expect(config.decoder, Stack, "decoder")
+    experts = expect(stack.blocks[0].feedforward, Experts, "decoder.blocks.0.feedforward")
 
     def dense(block: Block) -> Block:
-        return block.model_copy(update={"feedforward": the(block.feedforward, Experts, "decoder.blocks").expert})
+        return block.model_copy(update={"feedforward": expect(block.feedforward, Experts, "decoder.blocks").expert})
 
     changes = {"blocks": tuple(map(dense, stack.blocks)), "prefix": tuple(map(dense, stack.prefix))}
     plain = config.model_copy(update={"decoder": stack.model_copy(update=changes)})
@@ -42,7 +42,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "num_experts_per_tok": experts.top_k,
         "router_aux_loss_coef": experts.balance,
     }
-    return llama.write(KIN, plain) | mixture
+    return llama.write(DEFAULTS, plain) | mixture
 
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
@@ -50,16 +50,16 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
     yield Rule("target.table", "model.embed_tokens")
     for i, block in enumerate(config.decoder.unrolled()):
         ours, theirs = f"decoder.blocks.{i}", f"model.layers.{i}"
-        experts = the(block.feedforward, Experts, "feedforward")
+        experts = expect(block.feedforward, Experts, "feedforward")
         width, moe = hidden_width(experts.expert, config.width), f"{theirs}.block_sparse_moe"
         each = [f"{moe}.experts.{n}" for n in range(experts.count)]
         yield from llama.attention_rules(f"{ours}.mixer", theirs)
         yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.post_attention_layernorm")
         yield Rule(f"{ours}.feedforward.inner.router.linear", f"{moe}.gate")
         up = [f"{expert}.{part}.weight" for expert in each for part in ("w1", "w3")]
-        yield Rule(f"{ours}.feedforward.inner.up.weight", *up, way=Stacked((width, width)))
+        yield Rule(f"{ours}.feedforward.inner.up.weight", *up, conversion=Stacked((width, width)))
         down = [f"{expert}.w2.weight" for expert in each]
-        yield Rule(f"{ours}.feedforward.inner.down.weight", *down, way=Stacked((config.width,)))
+        yield Rule(f"{ours}.feedforward.inner.down.weight", *down, conversion=Stacked((config.width,)))
     yield from llama.end_rules(config)
 
 
@@ -67,7 +67,7 @@ MIXTRAL = Family(
     kind="mixtral",
     shape="decoder",
     heads={"MixtralForCausalLM": "lm", "MixtralModel": "body"},
-    text=Text(before=("bos",)),
+    text=Framing(before=("bos",)),
     prefix="model.",
     buffers=llama.BUFFERS,
     read=read,

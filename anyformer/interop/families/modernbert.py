@@ -35,36 +35,36 @@ from anyformer.config import (
 )
 from anyformer.interop.config_fields import Fields, name_of, write_rotary
 from anyformer.interop.families.llama import FULL, NEAR
-from anyformer.interop.family import Family, Text, attention, the, tiled
+from anyformer.interop.family import Family, Framing, attention, expect, tile_layers
 from anyformer.interop.weight_rules import Alias, AnyRule, Rule
 
 POOLS: dict[str, Pool] = {"cls": "first", "mean": "mean"}
 
 
-def read(given: Fields) -> ModelConfig:
-    given.silent("deterministic_flash_attn", "reference_compile", "repad_logits_with_grad", "sparse_prediction")
-    given.silent("sparse_pred_ignore_index", "initializer_cutoff_factor", "embedding_size", "layer_norm_eps")
-    given.silent("position_embedding_type")  # of any value: positions are rotary
-    depth, bias = given.depth("num_hidden_layers", 22), given("attention_bias", False)
-    norm = LayerNorm(eps=given("norm_eps", 1e-5), bias=given("norm_bias", False))
+def read(fields: Fields) -> ModelConfig:
+    fields.silent("deterministic_flash_attn", "reference_compile", "repad_logits_with_grad", "sparse_prediction")
+    fields.silent("sparse_pred_ignore_index", "initializer_cutoff_factor", "embedding_size", "layer_norm_eps")
+    fields.silent("position_embedding_type")  # of any value: positions are rotary
+    depth, bias = fields.depth("num_hidden_layers", 22), fields("attention_bias", False)
+    norm = LayerNorm(eps=fields("norm_eps", 1e-5), bias=fields("norm_bias", False))
     full = Attention(
-        heads=given("num_attention_heads", 12),
+        heads=fields("num_attention_heads", 12),
         bias=bias,
         output=Projected(bias=bias),
-        dropout=given("attention_dropout", 0.0),
+        dropout=fields("attention_dropout", 0.0),
     )
-    given.must("rope_scaling")  # `transformers` applies it to all layers
-    far, local = given.rotaries(given("global_rope_theta", 160_000.0), given("local_rope_theta", 10_000.0))
-    size = given("local_attention", 128) // 2
+    fields.must("rope_scaling")  # `transformers` applies it to all layers
+    far, local = fields.rotaries(fields("global_rope_theta", 160_000.0), fields("local_rope_theta", 10_000.0))
+    size = fields("local_attention", 128) // 2
     near = full.model_copy(update={"pattern": Window(before=size, after=size)})
     feedforward = Gated(
-        width=given("intermediate_size", 1152),
-        activation=given.activation("hidden_activation", "gelu"),
-        bias=given("mlp_bias", False),
-        dropout=given("mlp_dropout", 0.0),
+        width=fields("intermediate_size", 1152),
+        activation=fields.activation("hidden_activation", "gelu"),
+        bias=fields("mlp_bias", False),
+        dropout=fields("mlp_dropout", 0.0),
     )
-    every = given("global_attn_every_n_layers", 3)
-    kinds = given.layer_types(depth, [NEAR if i % every else FULL for i in range(depth)], (FULL, NEAR))
+    every = fields("global_attn_every_n_layers", 3)
+    kinds = fields.layer_types(depth, [NEAR if i % every else FULL for i in range(depth)], (FULL, NEAR))
     if FULL in kinds:
         near = near.model_copy(update={"position": local})
     else:  # then what they have is the stack's
@@ -72,55 +72,58 @@ def read(given: Fields) -> ModelConfig:
     mixers = [near if kind == NEAR else full for kind in kinds]
     first, *rest = (Block(mixer=mixer, feedforward=feedforward, norm=norm) for mixer in mixers)
     bare = first.model_copy(update={"feedforward": NoFeedForward(), "norm": NoNorm()})
-    prefix, blocks = tiled([bare, first.model_copy(update={"mixer": NoMixer()}), *rest])
-    vocab = given("vocab_size", 50_368)
-    special = given.special(vocab, pad=50_283, bos=50_281, eos=50_282)
-    tied = given("tie_word_embeddings", True)
+    prefix, blocks = tile_layers([bare, first.model_copy(update={"mixer": NoMixer()}), *rest])
+    vocab = fields("vocab_size", 50_368)
+    special = fields.special(vocab, pad=50_283, bos=50_281, eos=50_282)
+    tied = fields("tie_word_embeddings", True)
     return ModelConfig(
-        width=given("hidden_size", 768),
-        source=Tokens(vocab=vocab, norm=norm, dropout=given("embedding_dropout", 0.0), pad=special.pad),
+        width=fields("hidden_size", 768),
+        source=Tokens(vocab=vocab, norm=norm, dropout=fields("embedding_dropout", 0.0), pad=special.pad),
         encoder=Stack(depth=depth + 1, prefix=prefix, blocks=blocks, position=far, final_norm=norm),
-        head=_head(given, norm),
-        tie="output" if tied and given.head == "masked_lm" else "none",
+        head=_head(fields, norm),
+        tie="output" if tied and fields.head == "masked_lm" else "none",
         special=special,
-        context=given.maybe("max_position_embeddings", int),
+        context=fields.maybe("max_position_embeddings", int),
     )
 
 
-def _head(given: Fields, norm: LayerNorm) -> Head:
+def _head(fields: Fields, norm: LayerNorm) -> Head:
     through = Transform(
-        activation=given.activation("classifier_activation", "gelu"), norm=norm, bias=given("classifier_bias", False)
+        activation=fields.activation("classifier_activation", "gelu"), norm=norm, bias=fields("classifier_bias", False)
     )
-    bias, drop = given("decoder_bias", True), given("classifier_dropout", 0.0)
-    pool = given.one_of("classifier_pooling", POOLS, "cls")
-    match given.head:
+    bias, drop = fields("decoder_bias", True), fields("classifier_dropout", 0.0)
+    pool = fields.one_of("classifier_pooling", POOLS, "cls")
+    match fields.head:
         case "masked_lm":
             return MaskedLM(transform=through, bias=bias)
         case "token_labels":
-            return TokenLabels(labels=len(given.labels()), transform=through, dropout=drop)
+            return TokenLabels(labels=len(fields.labels()), transform=through, dropout=drop)
         case "classifier":
-            return Classifier(labels=len(given.labels()), pool=pool, transform=through, dropout=drop)
+            return Classifier(labels=len(fields.labels()), pool=pool, transform=through, dropout=drop)
         case _:
             return NoHead()
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    stack = the(config.encoder, Stack, "encoder")
+    stack = expect(config.encoder, Stack, "encoder")
     bare, second, *rest = stack.unrolled() if stack.depth > 1 else [*stack.unrolled() * 2]
     if not isinstance(second.mixer, NoMixer):
         raise ConfigError([Fault("encoder.blocks.0.norm", "is there: modernbert's first attention has none")])
     mixers = [attention(block, "encoder") for block in (bare, *rest)]
-    network, norm = the(second.feedforward, Gated, "encoder.blocks"), the(second.norm, LayerNorm, "encoder.blocks.norm")
+    network, norm = (
+        expect(second.feedforward, Gated, "encoder.blocks"),
+        expect(second.norm, LayerNorm, "encoder.blocks.norm"),
+    )
     patterns = [pattern_of(mixer, "encoder") for mixer in mixers]
     windows = [isinstance(pattern, Window) for pattern in patterns]
     ropes = {
-        near: the(position_of(mixer, stack), Rotary, "encoder.position")
+        near: expect(position_of(mixer, stack), Rotary, "encoder.position")
         for near, mixer in zip(windows, mixers, strict=True)
     }
     key = mixers[0].widths(config.width)[0]
     size = max((pattern.before for pattern in patterns if isinstance(pattern, Window)), default=64)
     found: dict[str, Any] = {
-        "vocab_size": the(config.source, Tokens, "source").rows,
+        "vocab_size": expect(config.source, Tokens, "source").rows,
         "hidden_size": config.width,
         "intermediate_size": hidden_width(network, config.width),
         "num_hidden_layers": stack.depth - 1,
@@ -184,7 +187,7 @@ MODERNBERT = Family(
         "ModernBertForTokenClassification": "token_labels",
         "ModernBertModel": "body",
     },
-    text=Text(before=("bos",), after=("eos",)),
+    text=Framing(before=("bos",), after=("eos",)),
     prefix="model.",
     unused=(r"head\..*", r"decoder\..*"),
     read=read,

@@ -21,48 +21,50 @@ from anyformer.config import (
     position_of,
 )
 from anyformer.interop.config_fields import Fields, length_of, name_of, write_rotary
-from anyformer.interop.family import Family, attention, the
-from anyformer.interop.weight_rules import Alias, AnyRule, Interleaved, Rule, Way
+from anyformer.interop.family import Family, attention, expect
+from anyformer.interop.weight_rules import Alias, AnyRule, Conversion, Interleaved, Rule
 
 
-def read(given: Fields) -> ModelConfig:
-    given.must("is_decoder", False, True)
-    given.silent("classifier_dropout")
-    drop, bias = given("hidden_dropout", 0.0), given("attention_bias", True)
-    norm = LayerNorm(eps=given("layer_norm_eps", 1e-5))
+def read(fields: Fields) -> ModelConfig:
+    fields.must("is_decoder", False, True)
+    fields.silent("classifier_dropout")
+    drop, bias = fields("hidden_dropout", 0.0), fields("attention_bias", True)
+    norm = LayerNorm(eps=fields("layer_norm_eps", 1e-5))
     mixer = Attention(
-        heads=given("num_attention_heads", 64),
+        heads=fields("num_attention_heads", 64),
         bias=bias,
         output=Projected(bias=bias),
-        dropout=given("attention_dropout", 0.0),
+        dropout=fields("attention_dropout", 0.0),
     )
     block = Block(
         mixer=mixer,
-        feedforward=Plain(width=given("intermediate_size", 24_576), activation=given.activation("hidden_act", "gelu")),
+        feedforward=Plain(
+            width=fields("intermediate_size", 24_576), activation=fields.activation("hidden_act", "gelu")
+        ),
         norm=norm,
-        order=Parallel() if given("use_parallel_residual", True) else Sequential(),
+        order=Parallel() if fields("use_parallel_residual", True) else Sequential(),
         dropout=drop,
     )
-    given.alias("rotary_emb_base", "rope_theta")  # names in older files
-    given.alias("rotary_pct", "partial_rotary_factor")
-    position = given.rotary(10_000.0, 0.25)
-    tied, vocab = given("tie_word_embeddings", False), given("vocab_size", 50_432)
+    fields.alias("rotary_emb_base", "rope_theta")  # names in older files
+    fields.alias("rotary_pct", "partial_rotary_factor")
+    position = fields.rotary(10_000.0, 0.25)
+    tied, vocab = fields("tie_word_embeddings", False), fields("vocab_size", 50_432)
     return ModelConfig(
-        width=given("hidden_size", 6144),
+        width=fields("hidden_size", 6144),
         target=Tokens(vocab=vocab, dropout=drop),
-        decoder=Stack(depth=given.depth("num_hidden_layers", 44), blocks=(block,), position=position, final_norm=norm),
-        head=LM() if given.head == "lm" else NoHead(),
-        tie="output" if tied and given.head == "lm" else "none",
-        special=given.special(vocab, bos=0, eos=2),
-        context=given.maybe("max_position_embeddings", int),
+        decoder=Stack(depth=fields.depth("num_hidden_layers", 44), blocks=(block,), position=position, final_norm=norm),
+        head=LM() if fields.head == "lm" else NoHead(),
+        tie="output" if tied and fields.head == "lm" else "none",
+        special=fields.special(vocab, bos=0, eos=2),
+        context=fields.maybe("max_position_embeddings", int),
     )
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    stack = the(config.decoder, Stack, "decoder")
-    tokens, block = the(config.target, Tokens, "target"), stack.blocks[0]
-    mixer, feedforward = attention(block), the(block.feedforward, Plain, "decoder.blocks.0.feedforward")
-    rotary = the(position_of(mixer, stack), Rotary, "decoder.position")
+    stack = expect(config.decoder, Stack, "decoder")
+    tokens, block = expect(config.target, Tokens, "target"), stack.blocks[0]
+    mixer, feedforward = attention(block), expect(block.feedforward, Plain, "decoder.blocks.0.feedforward")
+    rotary = expect(position_of(mixer, stack), Rotary, "decoder.position")
     parameters = write_rotary(rotary, mixer.widths(config.width)[0])
     return {
         "vocab_size": tokens.rows,
@@ -71,7 +73,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "num_attention_heads": mixer.heads,
         "intermediate_size": hidden_width(feedforward, config.width),
         "hidden_act": name_of(feedforward.activation),
-        "layer_norm_eps": the(block.norm, LayerNorm, "decoder.blocks.0.norm").eps,
+        "layer_norm_eps": expect(block.norm, LayerNorm, "decoder.blocks.0.norm").eps,
         "use_parallel_residual": block.order == Parallel(),
         "attention_bias": mixer.bias,
         "max_position_embeddings": config.context or length_of(rotary, 2048),
@@ -97,9 +99,9 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
         yield Alias("embed_out.weight", of="gpt_neox.embed_in.weight")
 
 
-def fused_rules(ours: str, theirs: str, mixer: str, way: Way) -> Iterator[AnyRule]:
-    """The products of a block, as Megatron names them; BLOOM and Falcon do, too."""
-    yield Rule(f"{ours}.mixer.inner.qkv", f"{theirs}.{mixer}.query_key_value", way=way)
+def fused_rules(ours: str, theirs: str, mixer: str, conversion: Conversion) -> Iterator[AnyRule]:
+    """Yield the linear layers of a block by their Megatron names, which BLOOM and Falcon also use."""
+    yield Rule(f"{ours}.mixer.inner.qkv", f"{theirs}.{mixer}.query_key_value", conversion=conversion)
     yield Rule(f"{ours}.mixer.inner.out", f"{theirs}.{mixer}.dense")
     yield Rule(f"{ours}.feedforward.inner.up", f"{theirs}.mlp.dense_h_to_4h")
     yield Rule(f"{ours}.feedforward.inner.down", f"{theirs}.mlp.dense_4h_to_h")

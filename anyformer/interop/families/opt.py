@@ -1,4 +1,4 @@
-"""OPT (Zhang et al. 2022): GPT-3 with ReLU; the smaller ones have narrower embeddings or norms behind."""
+"""OPT (Zhang et al. 2022): GPT-3 with ReLU; OPT-350M has narrower embeddings and post-norm."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -21,51 +21,51 @@ from anyformer.config import (
     hidden_width,
 )
 from anyformer.interop.config_fields import Fields, name_of
-from anyformer.interop.family import Family, Text, attention, the
+from anyformer.interop.family import Family, Framing, attention, expect
 from anyformer.interop.weight_rules import Alias, AnyRule, Rule
 
 OFFSET = 2  # rows of the position table before the first
 
 
-def read(given: Fields) -> ModelConfig:
-    given.must("layer_norm_elementwise_affine", True)
-    given.silent("init_std", "layerdrop", "activation_dropout")  # the last is no field of today's
-    width, drop, bias = given("hidden_size", 768), given("dropout", 0.1), given("enable_bias", True)
-    narrow, first = given("word_embed_proj_dim", width), given("do_layer_norm_before", True)
+def read(fields: Fields) -> ModelConfig:
+    fields.must("layer_norm_elementwise_affine", True)
+    fields.silent("init_std", "layerdrop", "activation_dropout")  # the last is no field of today's
+    width, drop, bias = fields("hidden_size", 768), fields("dropout", 0.1), fields("enable_bias", True)
+    narrow, first = fields("word_embed_proj_dim", width), fields("do_layer_norm_before", True)
     mixer = Attention(
-        heads=given("num_attention_heads", 12),
+        heads=fields("num_attention_heads", 12),
         bias=bias,
         output=Projected(bias=bias),
-        dropout=given("attention_dropout", 0.0),
+        dropout=fields("attention_dropout", 0.0),
     )
     feedforward = Plain(
-        width=given("ffn_dim", 3072), activation=given.activation("activation_function", "relu"), bias=bias
+        width=fields("ffn_dim", 3072), activation=fields.activation("activation_function", "relu"), bias=bias
     )
     block = Block(mixer=mixer, feedforward=feedforward, placement="pre" if first else "post", dropout=drop)
-    final = not given("_remove_final_layer_norm", False) and first
+    final = not fields("_remove_final_layer_norm", False) and first
     table = FactorisedTable(width=narrow, project="before_position", bias=False) if narrow != width else FullTable()
-    vocab = given("vocab_size", 50_272)
-    special = given.special(vocab, pad=1, bos=2, eos=2)
-    tied = given("tie_word_embeddings", True)
+    vocab = fields("vocab_size", 50_272)
+    special = fields.special(vocab, pad=1, bos=2, eos=2)
+    tied = fields("tie_word_embeddings", True)
     return ModelConfig(
         width=width,
         target=Tokens(vocab=vocab, table=table, pad=special.pad),
         decoder=Stack(
-            depth=given.depth("num_hidden_layers", 12),
+            depth=fields.depth("num_hidden_layers", 12),
             blocks=(block,),
-            position=Learned(length=given("max_position_embeddings", 2048), offset=OFFSET),
+            position=Learned(length=fields("max_position_embeddings", 2048), offset=OFFSET),
             final_norm=LayerNorm() if final else NoNorm(),
         ),
-        head=LM() if given.head == "lm" else NoHead(),
-        tie="output" if tied and given.head == "lm" else "none",
+        head=LM() if fields.head == "lm" else NoHead(),
+        tie="output" if tied and fields.head == "lm" else "none",
         special=special,
     )
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    stack = the(config.decoder, Stack, "decoder")
-    tokens, block = the(config.target, Tokens, "target"), stack.blocks[0]
-    mixer, feedforward = attention(block), the(block.feedforward, Plain, "decoder.blocks.0.feedforward")
+    stack = expect(config.decoder, Stack, "decoder")
+    tokens, block = expect(config.target, Tokens, "target"), stack.blocks[0]
+    mixer, feedforward = attention(block), expect(block.feedforward, Plain, "decoder.blocks.0.feedforward")
     return {
         "vocab_size": tokens.rows,
         "word_embed_proj_dim": tokens.table_width(config.width),
@@ -73,7 +73,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "num_hidden_layers": stack.depth,
         "num_attention_heads": mixer.heads,
         "ffn_dim": hidden_width(feedforward, config.width),
-        "max_position_embeddings": the(stack.position, Learned, "decoder.position").length,
+        "max_position_embeddings": expect(stack.position, Learned, "decoder.position").length,
         "do_layer_norm_before": block.placement == "pre",
         "_remove_final_layer_norm": isinstance(stack.final_norm, NoNorm),
         "activation_function": name_of(feedforward.activation),
@@ -110,7 +110,7 @@ OPT = Family(
     kind="opt",
     shape="decoder",
     heads={"OPTForCausalLM": "lm", "OPTModel": "body"},
-    text=Text(before=("bos",)),
+    text=Framing(before=("bos",)),
     prefix="model.",
     older=((r"^decoder\.", "model.decoder."),),
     read=read,

@@ -6,34 +6,36 @@ from typing import Any
 from anyformer.config import LinearScaling, ModelConfig, NoScaling, Rotary, Stack
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import llama
-from anyformer.interop.families.llama import Kin
-from anyformer.interop.family import Family, Text, the
+from anyformer.interop.families.llama import Defaults
+from anyformer.interop.family import Family, Framing, expect
 from anyformer.interop.weight_rules import AnyRule, Rule
 
-KIN = Kin(width=3072, ff=8192, vocab=32_064, length=4096, eps=1e-5, eos=32_000, pad=32_000, window=0, fraction=1.0)
+DEFAULTS = Defaults(
+    width=3072, ff=8192, vocab=32_064, length=4096, eps=1e-5, eos=32_000, pad=32_000, window=0, fraction=1.0
+)
 
 
-def read(given: Fields) -> ModelConfig:
-    given.silent("embd_pdrop", "attention_bias")  # not used by `transformers`
-    given.silent("original_max_position_embeddings")  # of a scaling that says it, too
-    found = llama.read(KIN, given)
-    rotary = the(the(found.decoder, Stack, "decoder").position, Rotary, "decoder.position")
+def read(fields: Fields) -> ModelConfig:
+    fields.silent("embd_pdrop", "attention_bias")  # not used by `transformers`
+    fields.silent("original_max_position_embeddings")  # of a scaling that says it, too
+    found = llama.read(DEFAULTS, fields)
+    rotary = expect(expect(found.decoder, Stack, "decoder").position, Rotary, "decoder.position")
     if not isinstance(rotary.scaling, (NoScaling, LinearScaling)):  # `transformers` reads yarn as longrope
-        given.refuse("rope_parameters", "must be of rope_type default or linear: of phi3, others are not supported")
-    drop = given("resid_pdrop", 0.0)
+        fields.refuse("rope_parameters", "must be of rope_type default or linear: of phi3, others are not supported")
+    drop = fields("resid_pdrop", 0.0)
     return _dropping(found, drop)
 
 
 def _dropping(config: ModelConfig, drop: float) -> ModelConfig:
     """Set the dropout after sublayers."""
-    stack = the(config.decoder, Stack, "decoder")
+    stack = expect(config.decoder, Stack, "decoder")
     parts = {"prefix": stack.prefix, "blocks": stack.blocks}
     changes = {key: tuple(b.model_copy(update={"dropout": drop}) for b in blocks) for key, blocks in parts.items()}
     return config.model_copy(update={"decoder": stack.model_copy(update=changes)})
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    return llama.write(KIN, config) | {"resid_pdrop": the(config.decoder, Stack, "decoder").blocks[0].dropout}
+    return llama.write(DEFAULTS, config) | {"resid_pdrop": expect(config.decoder, Stack, "decoder").blocks[0].dropout}
 
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
@@ -54,7 +56,7 @@ PHI3 = Family(
     kind="phi3",
     shape="decoder",
     heads={"Phi3ForCausalLM": "lm", "Phi3Model": "body"},
-    text=Text(before=("bos",)),
+    text=Framing(before=("bos",)),
     prefix="model.",
     buffers=llama.BUFFERS,
     read=read,

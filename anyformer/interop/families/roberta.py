@@ -1,4 +1,4 @@
-"""RoBERTa (Liu et al. 2019) and XLM-R (Conneau et al. 2020): BERT whose positions count from behind the pad's id."""
+"""RoBERTa (Liu et al. 2019) and XLM-R (Conneau et al. 2020): BERT with positions that start after pad_token_id."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -7,21 +7,21 @@ from typing import Any
 from anyformer.config import Classifier, ConfigError, Gelu, Learned, MaskedLM, ModelConfig, Stack
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import bert
-from anyformer.interop.family import Family, Text, the
+from anyformer.interop.family import Family, Framing, expect
 from anyformer.interop.weight_rules import Alias, AnyRule, Rule
 
 
-def read(vocab: int, given: Fields) -> ModelConfig:
-    special = given.special(given("vocab_size", vocab), pad=1, bos=0, eos=2)
+def read(vocab: int, fields: Fields) -> ModelConfig:
+    special = fields.special(fields("vocab_size", vocab), pad=1, bos=0, eos=2)
     if special.pad is None:
-        raise ConfigError([given.fault("pad_token_id", "is missing: positions count from it")])
+        raise ConfigError([fields.fault("pad_token_id", "is missing: positions count from it")])
     offset = special.pad + 1
-    position = Learned(length=given("max_position_embeddings", 512) - offset, offset=offset)
-    return bert.read_body(bert.Usual(vocab=vocab), given, special, position, masked=Gelu())
+    position = Learned(length=fields("max_position_embeddings", 512) - offset, offset=offset)
+    return bert.read_body(bert.Defaults(vocab=vocab), fields, special, position, masked=Gelu())
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    position = the(the(config.encoder, Stack, "encoder").position, Learned, "encoder.position")
+    position = expect(expect(config.encoder, Stack, "encoder").position, Learned, "encoder.position")
     return bert.write(config) | {"max_position_embeddings": position.length + position.offset}
 
 
@@ -52,7 +52,7 @@ def _family(kind: str, title: str, vocab: int) -> Family:
             f"{title}ForTokenClassification": "token_labels",
             f"{title}Model": "body",
         },
-        text=Text(before=("bos",), after=("eos",)),
+        text=Framing(before=("bos",), after=("eos",)),
         prefix="roberta.",
         buffers=(r"roberta\.embeddings\.(position_ids|token_type_ids)",),
         unused=(r"roberta\.pooler\..*", r"lm_head\..*"),

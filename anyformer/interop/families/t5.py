@@ -1,4 +1,4 @@
-"""T5 (Raffel et al. 2020), its version 1.1 with gates and a head of its own, and mT5, which is version 1.1."""
+"""T5 (Raffel et al. 2020), its version 1.1 with gates and an untied head, and mT5, which follows version 1.1."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -23,38 +23,42 @@ from anyformer.config import (
     position_of,
 )
 from anyformer.interop.config_fields import ACTIVATIONS, Fields, name_of, shown
-from anyformer.interop.family import Family, Text, attention, the
+from anyformer.interop.family import Family, Framing, attention, expect
 from anyformer.interop.weight_rules import Alias, AnyRule, Rule
 
 
-def read(multilingual: bool, given: Fields) -> ModelConfig:
-    given.must("is_decoder", False)
-    given.silent("classifier_dropout", "n_positions")
-    # of version 1.0 the output is scaled and tied, of 1.1 neither
-    scaled = not multilingual and given("scale_decoder_outputs", given("tie_word_embeddings", True))
-    given.silent("tie_word_embeddings")
-    tied = scaled or not given.has("lm_head.weight")
-    drop, width = given("dropout_rate", 0.1), given("d_model", 512)
-    norm = RMSNorm(eps=given("layer_norm_epsilon", 1e-6))
+def read(multilingual: bool, fields: Fields) -> ModelConfig:
+    fields.must("is_decoder", False)
+    fields.silent("classifier_dropout", "n_positions")
+    # version 1.0 scales and ties the output, 1.1 does neither
+    scaled = not multilingual and fields("scale_decoder_outputs", fields("tie_word_embeddings", True))
+    fields.silent("tie_word_embeddings")
+    tied = scaled or not fields.has("lm_head.weight")
+    drop, width = fields("dropout_rate", 0.1), fields("d_model", 512)
+    norm = RMSNorm(eps=fields("layer_norm_epsilon", 1e-6))
     mixer = Attention(
-        heads=given("num_heads", 6 if multilingual else 8), key_width=given("d_kv", 64), scale=Unscaled(), dropout=drop
+        heads=fields("num_heads", 6 if multilingual else 8),
+        key_width=fields("d_kv", 64),
+        scale=Unscaled(),
+        dropout=drop,
     )
-    feedforward = _network(given, "gated-gelu" if multilingual else "relu", 1024 if multilingual else 2048, drop)
+    feedforward = _network(fields, "gated-gelu" if multilingual else "relu", 1024 if multilingual else 2048, drop)
     block = Block(mixer=mixer, feedforward=feedforward, norm=norm, dropout=drop)
     position = T5Bias(
-        buckets=given("relative_attention_num_buckets", 32), max_distance=given("relative_attention_max_distance", 128)
+        buckets=fields("relative_attention_num_buckets", 32),
+        max_distance=fields("relative_attention_max_distance", 128),
     )
     encoder = Stack(
-        depth=given.depth("num_layers", 8 if multilingual else 6),
+        depth=fields.depth("num_layers", 8 if multilingual else 6),
         blocks=(block,),
         position=position,
         final_norm=norm,
         dropout=drop,
     )
     reading = (block.model_copy(update={"cross": mixer}),)
-    depth = given.depth("num_decoder_layers", encoder.depth)
-    vocab = given("vocab_size", 250_112 if multilingual else 32_128)
-    special = given.special(vocab, pad=0, eos=1, start=0)
+    depth = fields.depth("num_decoder_layers", encoder.depth)
+    vocab = fields("vocab_size", 250_112 if multilingual else 32_128)
+    special = fields.special(vocab, pad=0, eos=1, start=0)
     tokens = Tokens(vocab=vocab, dropout=drop)
     return ModelConfig(
         width=width,
@@ -69,29 +73,29 @@ def read(multilingual: bool, given: Fields) -> ModelConfig:
     )
 
 
-def _network(given: Fields, usual: str, width: int, dropout: float) -> Plain | Gated:
+def _network(fields: Fields, default: str, width: int, dropout: float) -> Plain | Gated:
     """`feed_forward_proj` names the activation and the gate; `dense_act_fn` and `is_gated_act` override it."""
-    proj, width = given("feed_forward_proj", usual), given("d_ff", width)
+    proj, width = fields("feed_forward_proj", default), fields("d_ff", width)
     gate, _, name = proj.rpartition("-")
     if name not in ACTIVATIONS or gate not in ("", "gated"):
-        given.refuse("feed_forward_proj", f"= {shown(proj)}: must be an activation, or 'gated-' and one")
+        fields.refuse("feed_forward_proj", f"= {shown(proj)}: must be an activation, or 'gated-' and one")
         name = "relu"
-    act = given.activation("dense_act_fn", "gelu_new" if proj == "gated-gelu" else name)
-    if given("is_gated_act", bool(gate)):
+    act = fields.activation("dense_act_fn", "gelu_new" if proj == "gated-gelu" else name)
+    if fields("is_gated_act", bool(gate)):
         return Gated(width=width, activation=act, dropout=dropout)
     return Plain(width=width, activation=act, bias=False, dropout=dropout)
 
 
 def write(multilingual: bool, config: ModelConfig) -> dict[str, Any]:
-    encoder, decoder = the(config.encoder, Stack, "encoder"), the(config.decoder, Stack, "decoder")
-    tokens, block = the(config.source, Tokens, "source"), encoder.blocks[0]
+    encoder, decoder = expect(config.encoder, Stack, "encoder"), expect(config.decoder, Stack, "decoder")
+    tokens, block = expect(config.source, Tokens, "source"), encoder.blocks[0]
     mixer = attention(block, "encoder")
-    position = the(position_of(mixer, encoder), T5Bias, "encoder.position")
+    position = expect(position_of(mixer, encoder), T5Bias, "encoder.position")
     network = block.feedforward
     if not isinstance(network, (Plain, Gated)):
-        network = the(network, Gated, "encoder.blocks.0.feedforward")
+        network = expect(network, Gated, "encoder.blocks.0.feedforward")
     act = name_of(network.activation)
-    scaled = the(config.head, LM, "head").scale == InvSqrtWidth()
+    scaled = expect(config.head, LM, "head").scale == InvSqrtWidth()
     found = {
         "vocab_size": tokens.rows,
         "d_model": config.width,
@@ -102,7 +106,7 @@ def write(multilingual: bool, config: ModelConfig) -> dict[str, Any]:
         "num_heads": mixer.heads,
         "relative_attention_num_buckets": position.buckets,
         "relative_attention_max_distance": position.max_distance,
-        "layer_norm_epsilon": the(block.norm, RMSNorm, "encoder.blocks.0.norm").eps,
+        "layer_norm_epsilon": expect(block.norm, RMSNorm, "encoder.blocks.0.norm").eps,
         "feed_forward_proj": act if isinstance(network, Plain) else f"gated-{act.replace('gelu_new', 'gelu')}",
         "dropout_rate": block.dropout,
         "tie_word_embeddings": scaled,
@@ -147,7 +151,7 @@ def _family(kind: str, *classes: str) -> Family:
         kind=kind,
         shape="encoder-decoder",
         heads=dict.fromkeys(classes, "lm"),
-        text=Text(after=("eos",)),
+        text=Framing(after=("eos",)),
         buffers=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
         read=partial(read, kind == "mt5"),
         write=partial(write, kind == "mt5"),

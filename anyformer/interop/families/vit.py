@@ -22,68 +22,68 @@ from anyformer.config import (
     hidden_width,
 )
 from anyformer.interop.config_fields import Fields, name_of, shown
-from anyformer.interop.family import Family, attention, the
-from anyformer.interop.weight_rules import AnyRule, Rule, Shaped
+from anyformer.interop.family import Family, attention, expect
+from anyformer.interop.weight_rules import AnyRule, Reshaped, Rule
 
 
-def read(given: Fields) -> ModelConfig:
-    given.silent("encoder_stride", "pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings")
-    norm, drop = LayerNorm(eps=given("layer_norm_eps", 1e-12)), given("hidden_dropout_prob", 0.0)
-    width = given("hidden_size", 768)
+def read(fields: Fields) -> ModelConfig:
+    fields.silent("encoder_stride", "pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings")
+    norm, drop = LayerNorm(eps=fields("layer_norm_eps", 1e-12)), fields("hidden_dropout_prob", 0.0)
+    width = fields("hidden_size", 768)
     mixer = Attention(
-        heads=given("num_attention_heads", 12),
-        bias=given("qkv_bias", True),
+        heads=fields("num_attention_heads", 12),
+        bias=fields("qkv_bias", True),
         output=Projected(bias=True),
-        dropout=given("attention_probs_dropout_prob", 0.0),
+        dropout=fields("attention_probs_dropout_prob", 0.0),
     )
-    feedforward = Plain(width=given("intermediate_size", 3072), activation=given.activation("hidden_act", "gelu"))
+    feedforward = Plain(width=fields("intermediate_size", 3072), activation=fields.activation("hidden_act", "gelu"))
     block = Block(mixer=mixer, feedforward=feedforward, norm=norm, dropout=drop)
-    height, across = _sides(given, "image_size", 224)
-    patch, other = _sides(given, "patch_size", 16)
+    height, across = _sides(fields, "image_size", 224)
+    patch, other = _sides(fields, "patch_size", 16)
     if patch != other:
-        given.refuse("patch_size", f"= [{patch}, {other}]: must be a square")
+        fields.refuse("patch_size", f"= [{patch}, {other}]: must be a square")
     patches = Patches(
-        image_height=height, image_width=across, patch=patch, channels=given("num_channels", 3), dropout=drop
+        image_height=height, image_width=across, patch=patch, channels=fields("num_channels", 3), dropout=drop
     )
     return ModelConfig(
         width=width,
         source=patches,
         encoder=Stack(
-            depth=given.depth("num_hidden_layers", 12),
+            depth=fields.depth("num_hidden_layers", 12),
             blocks=(block,),
             position=Learned(length=patches.length),
             final_norm=norm,
         ),
-        head=_head(given, width),
+        head=_head(fields, width),
     )
 
 
-def _sides(given: Fields, field: str, usual: int) -> tuple[int, int]:
-    """Of a square by one number, or of a rectangle by two."""
+def _sides(fields: Fields, field: str, default: int) -> tuple[int, int]:
+    """Return height and width: one number for a square, two for a rectangle."""
     try:
-        return (side := given(field, usual)), side
+        return (side := fields(field, default)), side
     except ConfigError:
-        sides = given(field, [usual, usual])
+        sides = fields(field, [default, default])
         if len(sides) != 2 or not all(type(side) is int and side > 0 for side in sides):
             what = f"= {shown(sides)}: must be one size, or height and width"
-            raise ConfigError([given.fault(field, what)]) from None
+            raise ConfigError([fields.fault(field, what)]) from None
         height, width = sides
         return height, width
 
 
-def _head(given: Fields, width: int) -> Head:
-    given.must("pooler_output_size", width)
-    through = Transform(activation=given.activation("pooler_act", "tanh"))
-    if given.head == "classifier":
-        return Classifier(labels=len(given.labels()))
-    return Embedder(pool="first", transform=through) if given.has("pooler.dense.weight") else NoHead()
+def _head(fields: Fields, width: int) -> Head:
+    fields.must("pooler_output_size", width)
+    through = Transform(activation=fields.activation("pooler_act", "tanh"))
+    if fields.head == "classifier":
+        return Classifier(labels=len(fields.labels()))
+    return Embedder(pool="first", transform=through) if fields.has("pooler.dense.weight") else NoHead()
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    stack, patches = the(config.encoder, Stack, "encoder"), the(config.source, Patches, "source")
+    stack, patches = expect(config.encoder, Stack, "encoder"), expect(config.source, Patches, "source")
     block = stack.blocks[0]
     mixer = attention(block, "encoder")
-    feedforward = the(block.feedforward, Plain, "encoder.blocks.0.feedforward")
+    feedforward = expect(block.feedforward, Plain, "encoder.blocks.0.feedforward")
     channels, height, width = patches.shape
     found: dict[str, Any] = {
         "image_size": height if height == width else [height, width],
@@ -94,7 +94,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "num_attention_heads": mixer.heads,
         "intermediate_size": hidden_width(feedforward, config.width),
         "hidden_act": name_of(feedforward.activation),
-        "layer_norm_eps": the(block.norm, LayerNorm, "encoder.blocks.0.norm").eps,
+        "layer_norm_eps": expect(block.norm, LayerNorm, "encoder.blocks.0.norm").eps,
         "qkv_bias": mixer.bias,
         "hidden_dropout_prob": block.dropout,
         "attention_probs_dropout_prob": mixer.dropout,
@@ -105,17 +105,21 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
-    patches, stack, d = the(config.source, Patches, "source"), the(config.encoder, Stack, "encoder"), config.width
+    patches, stack, d = expect(config.source, Patches, "source"), expect(config.encoder, Stack, "encoder"), config.width
     embeddings, length = "vit.embeddings", patches.length
-    yield Rule("source.class_token.weight", f"{embeddings}.cls_token", way=Shaped(ours=(1, d), theirs=(1, 1, d)))
+    yield Rule(
+        "source.class_token.weight", f"{embeddings}.cls_token", conversion=Reshaped(ours=(1, d), theirs=(1, 1, d))
+    )
     yield Rule(
         "encoder.embedder.tables.positions",
         f"{embeddings}.position_embeddings",
-        way=Shaped(ours=(length, d), theirs=(1, length, d)),
+        conversion=Reshaped(ours=(length, d), theirs=(1, length, d)),
     )
     square = (d, patches.channels, patches.patch, patches.patch)
     projection = f"{embeddings}.patch_embeddings.projection"
-    yield Rule("source.project.weight", f"{projection}.weight", way=Shaped(ours=(d, patches.size), theirs=square))
+    yield Rule(
+        "source.project.weight", f"{projection}.weight", conversion=Reshaped(ours=(d, patches.size), theirs=square)
+    )
     yield Rule("source.project.bias", f"{projection}.bias")
     for i in range(stack.depth):
         ours, theirs = f"encoder.blocks.{i}", f"vit.encoder.layer.{i}"

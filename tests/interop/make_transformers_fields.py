@@ -1,6 +1,6 @@
-"""Write `anyformer/interop/schema.json`: which fields of a config.json `transformers` reads, family by family.
+"""Write `anyformer/interop/transformers_fields.json`: the config.json fields that `transformers` reads.
 
-Run `python -m tests.interop.schema` after an upgrade of `transformers`. A field counts as read if
+Run `python -m tests.interop.make_transformers_fields` after an upgrade of `transformers`. A field counts as read if
 
 - the config class of the family declares it, as a field or as an alias (`attribute_map`);
 - the code of the config class takes it out of the keyword arguments;
@@ -18,7 +18,7 @@ from typing import Any
 import transformers as hf
 from transformers import cache_utils, masking_utils, modeling_rope_utils, modeling_utils, quantizers
 
-from anyformer.interop import schema
+from anyformer.interop import transformers_fields
 from anyformer.interop.families import FAMILIES
 
 SHARED = (cache_utils, masking_utils, modeling_utils, quantizers.auto)
@@ -88,7 +88,7 @@ def main() -> None:
     data = made()
     lines = [f" {json.dumps(kind)}: {json.dumps(one)}" for kind, one in data.pop("families").items()]
     head = "".join(f"{json.dumps(key)}: {json.dumps(value)},\n" for key, value in data.items())
-    schema.FILE.write_text("{" + head + '"families": {\n' + ",\n".join(lines) + "\n}}\n", encoding="utf-8")
+    transformers_fields.FILE.write_text("{" + head + '"families": {\n' + ",\n".join(lines) + "\n}}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Which fields of a config.json `transformers` reads, as data: `transformers` itself is an optional extra.
 
-`tests/interop/schema.py` makes schema.json from the installed `transformers`, and a test compares the two.
+`tests/interop/make_transformers_fields.py` writes transformers_fields.json from the installed `transformers`; a test
+compares the two.
 """
 
 import functools
@@ -8,10 +9,10 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-FILE = Path(__file__).with_name("schema.json")
+FILE = Path(__file__).with_name("transformers_fields.json")
 
 
-class Schema(NamedTuple):
+class FamilyFields(NamedTuple):
     """The fields of one family."""
 
     fields: frozenset[str]  # declared by its config class, or read by its code
@@ -19,10 +20,10 @@ class Schema(NamedTuple):
 
 
 @functools.cache
-def schema_of(kind: str) -> Schema:
+def fields_of(kind: str) -> FamilyFields:
     data = json.loads(FILE.read_bytes())
     family = data["families"][kind]
-    return Schema(frozenset(data["common"]) | frozenset(family["fields"]), family["aliases"])
+    return FamilyFields(frozenset(data["common"]) | frozenset(family["fields"]), family["aliases"])
 
 
 @functools.cache
