@@ -1,12 +1,12 @@
-"""The lab: claims about Transformers put to the test, and comparisons of one's own under an equal budget.
+"""The lab: experiments about claims on Transformers, and grids that compare settings under an equal budget.
 
-cells        Many small measurements, side by side, each kept as soon as it is done
-compare      What a grid found, side by side
-experiment   A claim, and how it is put to the test
-experiments  Claims, one file each
-figures      Figures that print in grey and that the colour-blind can read
-grid         Comparing settings on a recipe under an equal budget
-report       Pages from results
-stats        The few statistics that verdicts need
-trial        One training as a measurement
+cells        Run many measurements in parallel and store each result as soon as it is done
+compare      Compare the settings of a grid: mean ± deviation over seeds, and p values
+experiment   The base class of experiments: cells, measurement, verdict
+experiments  One file for each claim
+figures      Figures that are readable in grey and for the colour-blind
+grid         Train all combinations of settings of a recipe under an equal budget
+report       Write the pages of docs/lab from results
+stats        Mean and deviation, Welch's t-test, power-law fit
+trial        One training run as a measurement
 """

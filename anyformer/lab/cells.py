@@ -1,7 +1,7 @@
-"""Many small measurements, side by side, each kept as soon as it is done.
+"""Run many small measurements in parallel, and store each result as soon as it is done.
 
-A cell is what is varied, in plain JSON; a measurement is a function of it alone. Results go line by line into a file;
-cells that are there are not measured again, so work that was stopped goes on where it was.
+A cell is a setting in plain JSON; a measurement depends on its cell alone. Results are appended to a file line by line.
+Cells with a stored result are not measured again, so interrupted work resumes where it stopped.
 """
 
 import json
@@ -29,7 +29,7 @@ from anyformer.hardware import usable_cores
 from anyformer.processes import end_with_parent, remove_abandoned
 from anyformer.run import writing
 
-SCRATCH = "anyformer-lab-"  # how the names of temporary folders begin
+SCRATCH = "anyformer-lab-"  # prefix of the names of temporary folders
 
 Cell = Mapping[str, Any]
 Measure = Callable[[Cell], dict[str, Any]]
@@ -37,7 +37,7 @@ Measure = Callable[[Cell], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Result:
-    """What was found of a cell."""
+    """The measurement of one cell."""
 
     cell: dict[str, Any]
     found: dict[str, Any]
@@ -51,15 +51,14 @@ class Result:
 def measure_all(
     measure: Measure, cells: Sequence[Cell], path: Path, *, jobs: int = 1, console: Console | None = None
 ) -> list[Result]:
-    """The results of all cells, in their order; those that the file has are taken from it.
+    """Return the results of all cells in order; stored results are read from the file.
 
-    `measure` is a function of a module, or something else that a process can be given. The processor's cores are shared
-    out among the jobs.
+    `measure` must be picklable. The CPU cores are divided among the jobs.
     """
     console = console or Console(quiet=True)
     done = {key(result.cell): result for result in read_results(path)}
     left = [cell for cell in cells if key(cell) not in done]
-    with _board(console, len(cells), len(cells) - len(left)) as tell:
+    with _progress(console, len(cells), len(cells) - len(left)) as tell:
         for result in _measured(measure, left, jobs, tell):
             append(path, result)
             done[key(result.cell)] = result
@@ -67,7 +66,7 @@ def measure_all(
 
 
 def key(cell: Cell) -> str:
-    """By which a cell is known."""
+    """Return the string that identifies a cell."""
     return json.dumps(cell, sort_keys=True, ensure_ascii=False)
 
 
@@ -75,7 +74,7 @@ Tell = Callable[[Result | None, Sequence[Cell]], None]
 
 
 def _measured(measure: Measure, cells: Sequence[Cell], jobs: int, tell: Tell) -> Iterator[Result]:
-    """As they come."""
+    """Yield results as they are completed."""
     threads = max(1, usable_cores() // jobs)
     if jobs == 1 or len(cells) < 2:
         before = torch.get_num_threads()
@@ -97,7 +96,7 @@ def _measured(measure: Measure, cells: Sequence[Cell], jobs: int, tell: Tell) ->
         waiting, running = list(cells), dict[Future[Result], Cell]()
         try:
             while waiting or running:
-                while waiting and len(running) < jobs:  # not all at once, so that a stop need not wait for them
+                while waiting and len(running) < jobs:  # few at a time, so that an interrupt is quick
                     cell = waiting.pop(0)
                     running[pool.submit(_timed, measure, cell)] = cell
                 tell(None, list(running.values()))
@@ -116,9 +115,9 @@ def _measured(measure: Measure, cells: Sequence[Cell], jobs: int, tell: Tell) ->
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Being told to end is as Ctrl-C: the processes that were started would else go on without us."""
+    """Treat SIGTERM as Ctrl-C, so that worker processes are stopped as well."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals come to the main thread only
+        yield  # only the main thread receives signals
         return
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -141,7 +140,7 @@ def _timed(measure: Measure, cell: Cell) -> Result:
 
 
 def machine() -> str:
-    """Where and with what a number was measured."""
+    """Return the device and versions of a measurement."""
     if torch.cuda.is_available():
         where = torch.cuda.get_device_name()
     else:
@@ -153,7 +152,7 @@ def machine() -> str:
 
 
 def read_results(path: Path) -> list[Result]:
-    """Of a file, or none where there is none. A last line that was cut short is passed over."""
+    """Return the results of a file, empty if it does not exist; an incomplete last line is skipped."""
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").split("\n")
@@ -162,12 +161,12 @@ def read_results(path: Path) -> list[Result]:
         try:
             found.append(Result(**json.loads(line)))
         except (ValueError, TypeError):
-            raise ConfigError([Fault(f"{path}:{number}", "is no result: mend or delete this line")]) from None
+            raise ConfigError([Fault(f"{path}:{number}", "is not a result: fix or delete this line")]) from None
     return found
 
 
 def append(path: Path, result: Result) -> None:
-    """One line more, on the disk before it counts as done."""
+    """Append a result and flush it to disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps(result.__dict__, ensure_ascii=False) + "\n"
     with writing(path), path.open("a+b") as file:
@@ -183,12 +182,12 @@ def _cut_half_line(file: Any) -> None:
     file.truncate(text.rfind(b"\n") + 1)
 
 
-# -- the board --------------------------------------------------------------------------------------------------------
+# -- progress ---------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _board(console: Console, total: int, done: int) -> Iterator[Tell]:
-    """A bar with what is running on a terminal; else a line for each cell that is done."""
+def _progress(console: Console, total: int, done: int) -> Iterator[Tell]:
+    """Show a progress bar on a terminal, else print a line for each completed cell."""
     bar = Progress(
         TextColumn("[bold]lab"),
         BarColumn(),
@@ -223,6 +222,6 @@ def in_words(cell: Cell) -> str:
 
 
 def shown(found: Mapping[str, Any]) -> str:
-    """The plain numbers of a result."""
+    """Return the first plain numbers of a result."""
     plain = {name: value for name, value in found.items() if isinstance(value, int | float)}
     return "  ".join(f"{name} {value:.4g}" for name, value in list(plain.items())[:5])

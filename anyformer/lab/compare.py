@@ -1,4 +1,4 @@
-"""What a grid found, side by side: mean ± deviation over seeds, and whether it differs from the baseline."""
+"""Compare the settings of a grid: mean ± deviation over seeds, and a test against the baseline."""
 
 import json
 import math
@@ -15,12 +15,12 @@ from anyformer.lab.stats import Summary, summary, welch
 
 @dataclass(frozen=True)
 class Line:
-    """One setting over its seeds."""
+    """Results of one setting over all seeds."""
 
     setting: dict[str, Any]
-    values: tuple[float, ...]  # of the metric, of the runs that did not diverge
+    values: tuple[float, ...]  # of the metric, for runs that did not diverge
     diverged: int
-    difference: float  # the probability of so large a difference from the baseline by chance; nan: itself, or one seed
+    difference: float  # p value against the baseline; NaN for the baseline or one seed
     steps: float
     flops: float
     parameters: int
@@ -36,7 +36,7 @@ class Line:
 
 
 def settings(results: Iterable[Result]) -> dict[str, list[Result]]:
-    """Results by what is varied, seeds together, in the order of their coming."""
+    """Group results by setting, over all seeds, in the order of the results."""
     found: dict[str, list[Result]] = {}
     for result in results:
         varied = {name: value for name, value in result.cell.items() if name != "seed"}
@@ -45,7 +45,7 @@ def settings(results: Iterable[Result]) -> dict[str, list[Result]]:
 
 
 def compare(results: Sequence[Result], metric: str) -> list[Line]:
-    """A line for each setting; the first is the baseline."""
+    """Return a line for each setting; the first is the baseline."""
     lines, baseline = list[Line](), tuple[float, ...]()
     for number, (varied, some) in enumerate(settings(results).items()):
         values = tuple(float(r.found[metric]) for r in some if not r.found["diverged"])
@@ -70,7 +70,7 @@ HEADER = ("setting", "{metric}", "p", "parameters", "steps", "FLOPs", "seconds",
 
 
 def cells(lines: Sequence[Line], metric: str) -> list[tuple[str, ...]]:
-    """A table, its header first."""
+    """Return a table with its header first."""
     rows = [tuple(word.format(metric=metric) for word in HEADER)]
     for line in lines:
         p = "" if math.isnan(line.difference) else f"{line.difference:.3f}"
@@ -98,7 +98,7 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
 
 
 def report(grid: Grid, results: Sequence[Result], out: Path) -> Path:
-    """`README.md` and its figure in the folder of a grid."""
+    """Write `README.md` and its figure to the folder of a grid."""
     lines = compare(results, grid.metric)
     figure, (left, right) = panels(2, width=6)
     bars(left, {", ".join(str(v) for v in line.setting.values()): line.values for line in lines})

@@ -1,4 +1,4 @@
-"""A claim, and how it is put to the test: cells that are measured, and a verdict that is computed from them."""
+"""The base class of experiments: a claim, the cells to measure, and a verdict computed from the results."""
 
 import importlib
 from abc import ABC, abstractmethod
@@ -21,7 +21,7 @@ Rows = Sequence[Sequence[str]]  # a table, its header first
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the data says of a claim, with the numbers that say so."""
+    """The result of a claim, with the numbers that support it."""
 
     word: Word
     why: str
@@ -31,30 +31,30 @@ class Verdict:
 
 
 def verdict(holds: bool | None, why: str) -> Verdict:
-    """None: the data does not say."""
+    """Return a verdict; None is undecided."""
     if holds is None:
         return Verdict("undecided at this size", why)
     return Verdict("holds" if holds else "does not hold here", why)
 
 
 class Experiment(ABC):
-    """One claim. A cell holds everything that its measurement depends on, so that no stale result is taken for it."""
+    """One claim. A cell holds everything that its measurement depends on, so stale results are never reused."""
 
     name: ClassVar[str]
     number: ClassVar[int]  # of the claim
     claim: ClassVar[str]  # in one sentence
     idea: ClassVar[str]  # for a learner: a few sentences with the formula, in Markdown
-    prediction: ClassVar[str]  # what must be seen if the claim is true
+    prediction: ClassVar[str]  # what must be observed if the claim is true
     parts: ClassVar[tuple[str, ...]]  # files of the package that it is about: "attention/attend.py"
     minutes: ClassVar[tuple[float, float, float]]  # quick, cpu, gpu: roughly, with two jobs on two cores, or on a GPU
 
     @abstractmethod
     def cells(self, size: Size) -> list[Cell]:
-        """What is measured."""
+        """Return the cells to measure."""
 
     @abstractmethod
     def measure(self, cell: Cell) -> dict[str, Any]:
-        """In a process of its own."""
+        """Measure one cell, in a separate process."""
 
     @abstractmethod
     def judge(self, results: Sequence[Result]) -> Verdict: ...
@@ -64,10 +64,10 @@ class Experiment(ABC):
 
     @abstractmethod
     def draw(self, results: Sequence[Result]) -> Any:
-        """A figure, by `lab/figures.py`."""
+        """Return a figure made by `lab/figures.py`."""
 
     def run(self, size: Size, path: Path, *, jobs: int = 1, console: Console | None = None) -> list[Result]:
-        """Measure the cells that the file does not hold yet. Other experiments may write beside it meanwhile."""
+        """Measure the cells without a stored result. Other experiments may run at the same time."""
         with locked(path.parent, f"{LOCK}-{self.name}"):
             return measure_all(self.measure, self.cells(size), path, jobs=jobs, console=console)
 
@@ -96,11 +96,11 @@ NAMES = (
 
 
 def find(name: str) -> Experiment:
-    """An experiment by its name."""
+    """Return an experiment by its name."""
     if name not in NAMES:
-        raise ConfigError([Fault("", f"'{name}' is no experiment; {did_you_mean(name, NAMES)}")])
-    made: Experiment = importlib.import_module(f"anyformer.lab.experiments.{name}").Claim()
-    return made
+        raise ConfigError([Fault("", f"'{name}' is not an experiment; {did_you_mean(name, NAMES)}")])
+    experiment: Experiment = importlib.import_module(f"anyformer.lab.experiments.{name}").Claim()
+    return experiment
 
 
 def every() -> list[Experiment]:

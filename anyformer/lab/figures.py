@@ -1,4 +1,4 @@
-"""Figures that print in grey and that the colour-blind can read: each line has its own colour, dash and mark."""
+"""Figures that are readable in grey and for the colour-blind: each line has its own colour, dash and marker."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,13 +17,13 @@ Points = Mapping[float, Sequence[float]]  # the values at each x, one for each s
 
 
 def style(number: int) -> dict[str, Any]:
-    """Of the n-th line of a figure."""
+    """Return the style of the n-th line of a figure."""
     n = number % len(COLOURS)
     return {"color": COLOURS[n], "linestyle": DASHES[n], "marker": MARKS[n], "markersize": 4, "linewidth": 1.4}
 
 
 def panels(count: int = 1, width: float = 5.2, height: float = 3.8) -> tuple[Any, Sequence[Any]]:
-    """A figure with so many axes beside each other."""
+    """Return a figure with `count` axes side by side."""
     plt = pyplot()
     figure, axes = plt.subplots(1, count, figsize=(width * count, height), squeeze=False, layout="constrained")
     for axis in axes[0]:
@@ -33,21 +33,21 @@ def panels(count: int = 1, width: float = 5.2, height: float = 3.8) -> tuple[Any
 
 
 def lines(axis: Any, named: Mapping[str, Points], marks: bool = True) -> None:
-    """The mean of each line's values by x, in a band of one standard deviation."""
+    """Draw the mean of each line by x, with a band of one standard deviation."""
     for number, (name, points) in enumerate(named.items()):
-        look = style(number) if marks else {**style(number), "marker": ""}
+        options = style(number) if marks else {**style(number), "marker": ""}
         xs = sorted(points)
         if not xs:
             continue
         means = np.array([np.mean(points[x]) for x in xs])
         spread = np.array([np.std(points[x], ddof=1) if len(points[x]) > 1 else 0.0 for x in xs])
-        axis.plot(xs, means, label=name, **look)
+        axis.plot(xs, means, label=name, **options)
         if spread.any():
-            axis.fill_between(xs, means - spread, means + spread, color=look["color"], alpha=0.15, linewidth=0)
+            axis.fill_between(xs, means - spread, means + spread, color=options["color"], alpha=0.15, linewidth=0)
 
 
 def curves(axis: Any, named: Mapping[str, Sequence[Sequence[Sequence[float]]]]) -> None:
-    """Loss curves: for each name those of all seeds, each a list of step and loss, at the same steps."""
+    """Draw loss curves: for each name those of all seeds, each a list of (step, loss) at the same steps."""
     gathered: dict[str, dict[float, list[float]]] = {}
     for name, seeds in named.items():
         points = gathered.setdefault(name, {})
@@ -59,15 +59,15 @@ def curves(axis: Any, named: Mapping[str, Sequence[Sequence[Sequence[float]]]]) 
 
 
 def bars(axis: Any, named: Mapping[str, Sequence[float]]) -> None:
-    """A bar for each name: the mean, one standard deviation, and every value as a dot."""
+    """Draw a bar for each name: mean, one standard deviation, and every value as a dot."""
     for number, values in enumerate(named.values()):
         if not len(values):
             continue
         spread = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
         axis.bar(number, np.mean(values), yerr=spread, color="#BBBBBB", edgecolor="#000000", capsize=4, width=0.7)
         axis.plot([number] * len(values), values, ".", color="#000000", markersize=4)
-    turned = any(len(name) > 8 for name in named)
-    axis.set_xticks(range(len(named)), list(named), rotation=30 if turned else 0, ha="right" if turned else "center")
+    rotated = any(len(name) > 8 for name in named)
+    axis.set_xticks(range(len(named)), list(named), rotation=30 if rotated else 0, ha="right" if rotated else "center")
 
 
 def save(figure: Any, path: str | Path) -> Path:

@@ -1,4 +1,4 @@
-"""Comparing settings on a recipe under an equal budget: a base, what is varied, and how often.
+"""Grids: all combinations of settings of a recipe, trained with several seeds under an equal budget.
 
 base = "korean-chatbot"
 set = ["model.width=64"]
@@ -30,14 +30,14 @@ from anyformer.recipes import read_recipe
 from anyformer.training.prepare import build, fit_rows, make_task, read_rows
 from anyformer.training.utilisation import flops_per_token
 
-LEAST = 20  # steps that say anything
-LOOKED_AT = 20  # batches from which the size of a step is told
+MIN_STEPS = 20  # fewer steps show nothing
+SAMPLE_BATCHES = 20  # batches from which tokens and FLOPs of a step are estimated
 
 MAX_CELLS = 10_000  # of a grid
 
 
 def _plain_value(value: object) -> object:
-    """The value itself, or one fault for all that it could have been."""
+    """Return the value; raise one fault instead of one for each type of the union."""
     if not isinstance(value, (bool, int, float, str)) or (isinstance(value, float) and not math.isfinite(value)):
         shown = shorten(str(value), MAX_WORD)
         raise ConfigError([Fault("", f"= {shown}: must be true or false, a finite number or a string")])
@@ -48,21 +48,21 @@ Value = Annotated[bool | int | float | str, BeforeValidator(_plain_value)]
 
 
 class Steps(Spec):
-    """As many steps each."""
+    """The same number of steps for every setting."""
 
     kind: Literal["steps"] = "steps"
     count: Size
 
 
 class TokenBudget(Spec):
-    """As many tokens each, pads left out."""
+    """The same number of tokens for every setting, without padding."""
 
     kind: Literal["tokens"] = "tokens"
     count: Size
 
 
 class FlopBudget(Spec):
-    """As many FLOPs each, as `anyformer count` predicts them: a costly model takes fewer steps."""
+    """The same FLOPs for every setting, as predicted by `anyformer count`: an expensive model takes fewer steps."""
 
     kind: Literal["flops"] = "flops"
     count: Positive
@@ -72,19 +72,19 @@ Budget = Annotated[Steps | TokenBudget | FlopBudget, *BY_KIND]
 
 
 class Axis(Spec):
-    """Something that is varied: fields of the recipe that take each of some values together."""
+    """An axis of a grid: fields of the recipe that take each of the values together."""
 
     name: Annotated[str, Field(min_length=1)]
     fields: Annotated[tuple[str, ...], Field(min_length=1)]
     values: Annotated[tuple[Value, ...], Field(min_length=1)]
 
     def changes(self, value: Value) -> list[str]:
-        """That a value makes to the recipe."""
+        """Return the overrides of the recipe for a value."""
         return [f"{field}={_toml(value)}" for field in self.fields]
 
 
 class Grid(Spec):
-    """All combinations of what is varied, each with every seed; the first is what the others are held against."""
+    """All combinations of the axes, each with every seed; the first is the baseline."""
 
     base: str  # a recipe, by its name or as a file
     set: tuple[str, ...] = ()  # changes for all: "model.width=64"
@@ -97,9 +97,9 @@ class Grid(Spec):
     def _names_differ(self) -> Self:
         names = [axis.name for axis in self.axes]
         if twice := [name for name in names if names.count(name) > 1]:
-            raise ConfigError([Fault("axes", f"two are called '{twice[0]}'")])
+            raise ConfigError([Fault("axes", f"two axes are called '{twice[0]}'")])
         if taken := [name for name in names if name == "seed"]:
-            raise ConfigError([Fault("axes", f"'{taken[0]}' is a name that every cell has: choose another")])
+            raise ConfigError([Fault("axes", f"'{taken[0]}' is reserved: choose another name")])
         for i, axis in enumerate(self.axes):
             if same := [value for value in axis.values if axis.values.count(value) > 1]:
                 raise ConfigError([Fault(f"axes.{i}.values", f"{same[0]!r} is there twice")])
@@ -108,56 +108,56 @@ class Grid(Spec):
         return self
 
     def cells(self) -> list[Cell]:
-        """What is measured, seeds last."""
+        """Return all cells, seeds last."""
         varied = itertools.product(*(axis.values for axis in self.axes))
         names = [axis.name for axis in self.axes]
         return [{**dict(zip(names, values, strict=True)), "seed": seed} for values in varied for seed in self.seeds]
 
     def recipe(self, cell: Cell) -> Recipe:
-        """By which a cell is trained, before its budget."""
+        """Return the recipe of a cell, without the budget."""
         changes = [change for axis in self.axes for change in axis.changes(cell[axis.name])]
         return read_recipe(self.base, [*self.set, *changes, f"seed={cell['seed']}"])
 
 
-class Measured:
-    """A cell's training under the grid's budget; a process can be given it."""
+class CellTraining:
+    """Picklable measurement: trains a cell under the grid's budget."""
 
     def __init__(self, grid: Grid):
         self.grid = grid
 
     def __call__(self, cell: Cell) -> dict[str, Any]:
-        return trial(within(self.grid.recipe(cell), self.grid.budget))
+        return trial(apply_budget(self.grid.recipe(cell), self.grid.budget))
 
 
 def run_grid(grid: Grid, out: str | Path, *, jobs: int = 1, console: Console | None = None) -> list[Result]:
-    """Trains all cells into `out/results.jsonl`; what is there is not trained again."""
+    """Train all cells into `out/results.jsonl`; stored results are not trained again."""
     out, kept = Path(out), Path(out) / "grid.toml"
     check(grid)
     if kept.is_file() and (changes := io.diff(io.load(Grid, kept), grid)):
         raise ConfigError(Fault(str(out), f"holds another grid: {change}") for change in changes[:5])
     with locked(out):
         io.save(grid, kept)
-        return measure_all(Measured(grid), grid.cells(), out / "results.jsonl", jobs=jobs, console=console)
+        return measure_all(CellTraining(grid), grid.cells(), out / "results.jsonl", jobs=jobs, console=console)
 
 
 def check(grid: Grid) -> None:
-    """Every cell's recipe, before the first is trained."""
+    """Check the recipe of every cell, before the first is trained."""
     one_each = {json.dumps({k: v for k, v in cell.items() if k != "seed"}): cell for cell in grid.cells()}
     for cell in one_each.values():
-        told = " ".join(f"{name}={value}" for name, value in cell.items() if name != "seed")
+        setting = " ".join(f"{name}={value}" for name, value in cell.items() if name != "seed")
         try:
             recipe = grid.recipe(cell)
         except ConfigError as error:
-            raise ConfigError(Fault(f"{told}: {fault.path}", fault.message) for fault in error.faults) from None
+            raise ConfigError(Fault(f"{setting}: {fault.path}", fault.message) for fault in error.faults) from None
         if recipe.data.valid is None:
             raise ConfigError([Fault("base", f"= '{grid.base}': has no data.valid, by which settings are compared")])
         if grid.metric not in (known := measures(recipe.task)):
             raise ConfigError([Fault("metric", f"= '{grid.metric}': the task measures {', '.join(known)}")])
-        within(recipe, grid.budget, told)
+        apply_budget(recipe, grid.budget, setting)
 
 
-def within(recipe: Recipe, budget: Budget, told: str = "") -> Recipe:
-    """The recipe with as many steps as a budget pays for; a budget that pays for too few is refused."""
+def apply_budget(recipe: Recipe, budget: Budget, setting: str = "") -> Recipe:
+    """Return the recipe with the steps that a budget allows; raise if these are too few."""
     match budget:
         case Steps(count=count):
             steps = count
@@ -166,26 +166,28 @@ def within(recipe: Recipe, budget: Budget, told: str = "") -> Recipe:
         case FlopBudget(count=amount):
             steps = int(amount / _per_step(recipe)[1])
     warmup = recipe.train.schedule.warmup
-    if steps < LEAST or steps <= warmup:
-        least = f"{max(LEAST, warmup + 1)} steps" + (f" (the warm-up takes {warmup})" if warmup >= LEAST else "")
-        where = f"budget for {told}" if told else "budget"
+    if steps < MIN_STEPS or steps <= warmup:
+        least = f"{max(MIN_STEPS, warmup + 1)} steps" + (
+            f" (the warm-up takes {warmup})" if warmup >= MIN_STEPS else ""
+        )
+        where = f"budget for {setting}" if setting else "budget"
         raise ConfigError([Fault(where, f"pays for {steps} steps: too few to compare, give it at least {least}")])
     return io.override(recipe, [f"train.steps={steps}"])
 
 
 def _per_step(recipe: Recipe) -> tuple[float, float]:
-    """Tokens and FLOPs of a step, by the first batches."""
+    """Estimate tokens and FLOPs of a step from the first batches."""
     console = Console(quiet=True)
     splits = read_rows(recipe)
     task = make_task(recipe, splits["train"], console)
     train, valid = fit_rows(recipe, task, splits, console)
     job = build(recipe, Path(), task, train, valid, console)
     tokens, flops, place = 0, 0.0, job.state.cursor
-    for _ in range(LOOKED_AT):
+    for _ in range(SAMPLE_BATCHES):
         batch, place = job.loader.read(place)
         tokens += batch.tokens
         flops += batch.slots * flops_per_token(job.model.config, batch)
-    return tokens / LOOKED_AT * recipe.train.accumulate, flops / LOOKED_AT * recipe.train.accumulate
+    return tokens / SAMPLE_BATCHES * recipe.train.accumulate, flops / SAMPLE_BATCHES * recipe.train.accumulate
 
 
 def _toml(value: Value) -> str:
@@ -197,5 +199,5 @@ def _plain(value: Value) -> str:
 
 
 def load_grid(path: str | Path, changes: Sequence[str] = ()) -> Grid:
-    """From a file, with some values changed."""
+    """Load a grid from a file, with overrides."""
     return io.override(io.load(Grid, path), changes)

@@ -1,4 +1,4 @@
-"""Pages from results: one for each claim, with its tables and figures, and all verdicts at a glance.
+"""Write the pages of docs/lab from results: one for each claim with tables and figures, and an index of verdicts.
 
 python -m anyformer.lab.report docs/lab    from docs/lab/results/<size>/<name>.jsonl
 """
@@ -20,7 +20,7 @@ Found = dict[Size, list[Result]]
 
 
 def write(folder: Path) -> list[Path]:
-    """All pages of the results in a folder; those of claims that nobody measured are left out."""
+    """Write the pages of all measured claims in a folder."""
     made, index = list[Path](), list[tuple[Experiment, Found]]()
     for experiment in every():
         if found := stored(experiment, folder):
@@ -35,18 +35,18 @@ def write(folder: Path) -> list[Path]:
 
 
 def stored(experiment: Experiment, folder: Path) -> Found:
-    """Whole sets of results, by size."""
+    """Return the complete sets of results, by size."""
     found: Found = {}
     for size in get_args(Size):
         by_cell = {str(r.cell): r for r in read_results(folder / "results" / size / f"{experiment.name}.jsonl")}
-        wanted = [str(dict(cell)) for cell in experiment.cells(size)]
-        if by_cell and all(cell in by_cell for cell in wanted):
-            found[size] = [by_cell[cell] for cell in wanted]
+        needed = [str(dict(cell)) for cell in experiment.cells(size)]
+        if by_cell and all(cell in by_cell for cell in needed):
+            found[size] = [by_cell[cell] for cell in needed]
     return found
 
 
 def page_of(experiment: Experiment, found: Found) -> str:
-    """For a learner: the claim, the idea, and what was seen."""
+    """Return the page of a claim: the idea, the prediction, and the results."""
     parts = ", ".join(f"[{part}]({CODE}/{part})" for part in experiment.parts)
     head = f"""# {experiment.number}. {experiment.claim}
 
@@ -97,7 +97,7 @@ beside them.
 
 
 def _by_part(experiments: Sequence[Experiment]) -> list[tuple[str, str]]:
-    """Each file of the package, and the claims that are about it."""
+    """Return a table of the files of the package with the claims about each."""
     parts = sorted({part for experiment in experiments for part in experiment.parts})
     rows = [("file", "claims")]
     for part in parts:

@@ -1,4 +1,4 @@
-"""The few statistics that verdicts need."""
+"""Statistics for verdicts: mean and deviation, Welch's t-test, power-law fit."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Summary:
-    """Of some numbers: mean, standard deviation (nan of one), and how many."""
+    """Mean, standard deviation (NaN for one value) and number of values."""
 
     mean: float
     deviation: float
@@ -28,7 +28,7 @@ def summary(values: Sequence[float]) -> Summary:
 
 
 def welch(a: Sequence[float], b: Sequence[float]) -> float:
-    """How probable so large a difference of means is if there is none (Welch 1947), two-sided; nan of one number."""
+    """Return the two-sided p value of Welch's t-test (Welch 1947); NaN if a side has fewer than two values."""
     x, y = summary(a), summary(b)
     if x.count < 2 or y.count < 2:
         return math.nan
@@ -53,7 +53,7 @@ class Power:
 
 
 def power(x: Sequence[float], y: Sequence[float]) -> Power:
-    """The power law that fits; at least two different x are needed."""
+    """Fit a power law; needs at least two different x."""
     u, v = np.log(np.asarray(x, dtype=np.float64)), np.log(np.asarray(y, dtype=np.float64))
     centred = u - u.mean()
     slope = float((centred * v).sum() / (centred**2).sum())
@@ -63,7 +63,7 @@ def power(x: Sequence[float], y: Sequence[float]) -> Power:
 
 
 def _beta(a: float, b: float, x: float) -> float:
-    """The regularised incomplete beta function, by its continued fraction (Lentz's method)."""
+    """Return the regularised incomplete beta function, by its continued fraction (Lentz's method)."""
     if x <= 0 or x >= 1:
         return float(x >= 1)
     if x > (a + 1) / (a + b + 2):  # where the fraction converges slowly, by symmetry

@@ -1,4 +1,4 @@
-"""One training as a measurement: what it was given, how the loss went, how well it did, and whether it held."""
+"""One training run as a measurement: settings, loss curve, last evaluation, and whether it diverged."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,12 +19,12 @@ from anyformer.training.loop import Diverged, fit
 from anyformer.training.prepare import prepare
 from anyformer.training.utilisation import flops_per_token
 
-POINTS = 60  # of a curve that is kept
+CURVE_POINTS = 60
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A training that is over, in a folder that is gone with the context."""
+    """A finished training, in a folder that is removed with the context."""
 
     job: Job
     curve: list[list[float]]  # step, and the training loss there
@@ -40,7 +40,7 @@ class Trial:
         return self.job.task
 
     def found(self) -> dict[str, Any]:
-        """What a table is made of. A training that diverged has no values, and says so."""
+        """Return the measurements; a training that diverged has no metrics."""
         state, batch = self.job.state, self.job.loader.read(self.job.state.cursor)[0]
         return {
             "diverged": self.diverged,
@@ -79,13 +79,13 @@ def trained(recipe: Recipe, begin: Callable[[Transformer], None] | None = None) 
 
 
 def trial(recipe: Recipe, begin: Callable[[Transformer], None] | None = None) -> dict[str, Any]:
-    """What a training found."""
+    """Train by a recipe and return the measurements."""
     with trained(recipe, begin) as over:
         return over.found()
 
 
 def _thinned(curve: list[tuple[int, float]]) -> list[list[float]]:
-    """Means over equal parts of a curve, each at the last of its steps."""
-    size = max(1, -(-len(curve) // POINTS))
+    """Return means over equal parts of a curve, each at the last of its steps."""
+    size = max(1, -(-len(curve) // CURVE_POINTS))
     parts = [curve[at : at + size] for at in range(0, len(curve), size)]
     return [[part[-1][0], round(sum(loss for _, loss in part) / len(part), 6)] for part in parts]

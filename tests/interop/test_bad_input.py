@@ -16,7 +16,7 @@ import anyformer as af
 from anyformer.config import ConfigError, ModelConfig
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.interop import import_model
-from anyformer.interop.weight_files import LONGEST
+from anyformer.interop.weight_files import MAX_HEADER_BYTES
 from anyformer.recipe import Characters, LanguageModel
 from anyformer.run import Run
 from anyformer.tasks.build import build_task
@@ -141,7 +141,7 @@ WTE = "transformer.wte.weight"
         lambda data: data + b"\0",
         lambda data: struct.pack("<Q", len(data)) + data[8:],
         lambda data: struct.pack("<Q", 2**63) + data[8:],
-        lambda data: struct.pack("<Q", LONGEST + 1) + data[8:],
+        lambda data: struct.pack("<Q", MAX_HEADER_BYTES + 1) + data[8:],
         lambda data: data[:8] + bytes([data[8] ^ 1]) + data[9:],
         lambda data: data.replace(b'"F32"', b'"F3Z"', 1),
         reheaded(lambda header: header[WTE].update(shape=[64, 8])),

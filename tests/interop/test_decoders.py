@@ -45,7 +45,7 @@ def llama(title: str = "Llama", **settings: Any) -> PublicModel:
         **IDS,
     }
     config = getattr(hf, f"{title}Config")(**{**sizes, **settings})
-    return PublicModel(getattr(hf, f"{title.removesuffix('Framing')}ForCausalLM"), config, ("<s>", "$A"))
+    return PublicModel(getattr(hf, f"{title.removesuffix('Text')}ForCausalLM"), config, ("<s>", "$A"))
 
 
 def neox(**settings: Any) -> PublicModel:

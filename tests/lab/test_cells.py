@@ -101,5 +101,5 @@ def test_half_a_line_is_measured_again(tmp_path: Path) -> None:
 def test_a_line_that_is_no_result_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     path.write_text('{"nonsense": 1}\n', encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"results\.jsonl:1: is no result"):
+    with pytest.raises(ConfigError, match=r"results\.jsonl:1: is not a result"):
         read_results(path)

@@ -7,7 +7,7 @@ import pytest
 
 from anyformer.config import ConfigError, io
 from anyformer.lab.compare import compare, report
-from anyformer.lab.grid import Axis, FlopBudget, Grid, Steps, TokenBudget, load_grid, run_grid, within
+from anyformer.lab.grid import Axis, FlopBudget, Grid, Steps, TokenBudget, apply_budget, load_grid, run_grid
 from anyformer.recipes import read_recipe
 
 SMALL = (
@@ -36,7 +36,7 @@ def grid(**changes: object) -> Grid:
 @pytest.fixture
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps that say nothing are enough here."""
-    monkeypatch.setattr("anyformer.lab.grid.LEAST", 5)
+    monkeypatch.setattr("anyformer.lab.grid.MIN_STEPS", 5)
 
 
 @pytest.mark.usefixtures("_few")
@@ -72,10 +72,10 @@ def test_a_run_that_diverges_is_recorded(tmp_path: Path) -> None:
 def test_budgets_are_equal() -> None:
     recipe = read_recipe("sort", [*SMALL])
     deeper = io.override(recipe, ["model.decoder.depth=4"])
-    tokens = [within(r, TokenBudget(count=20_000)).train.steps for r in (recipe, deeper)]
+    tokens = [apply_budget(r, TokenBudget(count=20_000)).train.steps for r in (recipe, deeper)]
     assert tokens[0] == tokens[1]
     assert tokens[0] * 256 == pytest.approx(20_000, rel=0.2)  # a batch has at most 256 tokens, and few pads
-    flops = [within(r, FlopBudget(count=1e10)).train.steps for r in (recipe, deeper)]
+    flops = [apply_budget(r, FlopBudget(count=1e10)).train.steps for r in (recipe, deeper)]
     assert flops[0] > 1.5 * flops[1]
 
 
@@ -87,7 +87,7 @@ WRONG = {
     "no axis": ({"axes": ()}, "axes"),
     "no value": ({"axes": [{"name": "a", "fields": ["seed"], "values": []}]}, "values"),
     "no seed": ({"seeds": ()}, "seeds"),
-    "two of a name": ({"axes": (Axis(name="a", fields=("seed",), values=(1,)),) * 2}, "two are called 'a'"),
+    "two of a name": ({"axes": (Axis(name="a", fields=("seed",), values=(1,)),) * 2}, "two axes are called 'a'"),
     "a value twice": ({"axes": (Axis(name="a", fields=("seed",), values=(1, 1)),)}, "1 is there twice"),
     "the seed's name": ({"axes": (Axis(name="seed", fields=("seed",), values=(1,)),)}, "choose another"),
     "too few steps": ({"budget": Steps(count=3)}, "pays for 3 steps: too few to compare"),

@@ -1,22 +1,22 @@
-"""Claims, one file each.
+"""One experiment for each claim.
 
 batchnorm      Layer norm and batch norm on rows of unequal length, in large and in small batches
-bigbird        BigBird
-bigram         Without a mixer no token reads another
-cache          The key/value cache
-cheating       A decoder that sees what it is to predict learns to look it up, and nothing else
-common         What several experiments use
+bigbird        BigBird: cost and quality of sparse attention
+bigram         A model without a mixer is a bigram model
+cache          Speed and memory of the KV cache
+cheating       A decoder without a causal mask learns to copy the next token
+common         Helpers shared by several experiments
 costs          Parameters and FLOPs of a block
-credit         Long-range credit
-diversity      One head and several, where two places must be read at once
+credit         Credit assignment over long distances: attention and recurrence
+diversity      One head and several, when two positions must be read at once
 extrapolation  Positions beyond the training length
 forcing        Teacher forcing and free running
 heads          Heads share the width
-layers         Mixers compared
-little_data    Little data and much
+layers         FLOPs, sequential steps and path lengths of mixers
+little_data    Mixers on little and on much data
 norms          Models without block norms, and without residuals, shallow and deep
-positions      Order
+positions      Attention without positions ignores order
 scale          Scores without 1/sqrt(k)
-variants       Attention with less
-warmup         Post-norm and the first steps
+variants       Attention with shared or missing projections
+warmup         Warm-up for post-norm and pre-norm
 """

@@ -12,7 +12,7 @@ from anyformer.config import Attention, BatchNorm, Block, LayerNorm, Norm, Plain
 from anyformer.data.loader import Cursor
 from anyformer.lab.cells import SCRATCH, Cell, Result
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
-from anyformer.lab.experiments.common import altogether, chain, doubling, found, language_model, more
+from anyformer.lab.experiments.common import all_hold, chain, doubling, found, is_more, language_model
 from anyformer.lab.figures import lines, panels
 from anyformer.lab.stats import summary
 from anyformer.lab.trial import Trial, trained
@@ -68,18 +68,18 @@ and by more in the smallest mixed batches than in the largest (p < 0.05)."""
         places = {(b, n): f"{b} batches of {n} tokens" for b in POOLS for n in (sizes[0], sizes[-1])}
         loss = {p: [_values(results, "loss", norm, *p) for norm in NORMS] for p in places}
         gap = {p: _values(results, "gap", "batch", *p) for p in places}
-        told = [
+        facts = [
             f"in {name} {summary(loss[p][0])} by layer norm and {summary(loss[p][1])} by batch norm, of which "
             f"{summary(gap[p])} are due to running statistics"
             for p, name in places.items()
         ]
-        harmed = [more(batch, layer, MARGIN) for p, (layer, batch) in loss.items() if p != ("mixed", sizes[-1])]
-        sorting = more(gap["sorted", sizes[-1]], gap["mixed", sizes[-1]], MARGIN)
-        noise = more(gap["mixed", sizes[0]], gap["mixed", sizes[-1]], MARGIN)
-        numbers = f"loss on unseen rows {'; '.join(told)}"
+        harmed = [is_more(batch, layer, MARGIN) for p, (layer, batch) in loss.items() if p != ("mixed", sizes[-1])]
+        sorting = is_more(gap["sorted", sizes[-1]], gap["mixed", sizes[-1]], MARGIN)
+        noise = is_more(gap["mixed", sizes[0]], gap["mixed", sizes[-1]], MARGIN)
+        numbers = f"loss on unseen rows {'; '.join(facts)}"
         if min(summary(layer).mean for layer, _ in loss.values()) > 0.95 * math.log(results[0]["letters"]):
             return verdict(None, f"nothing was learnt; {numbers}")
-        return verdict(altogether(*harmed, sorting, noise), numbers)
+        return verdict(all_hold(*harmed, sorting, noise), numbers)
 
     def table(self, results: Sequence[Result]) -> Rows:
         rows: list[tuple[str, ...]] = [

@@ -79,19 +79,19 @@ as T^2.0 ± 0.1 in full; on a GPU so do time and memory of BigBird's attention, 
     def judge(self, results: Sequence[Result]) -> Verdict:
         sparse, full = (_exponent(results, name, "pairs") for name in ("bigbird", "full"))
         fine = sparse <= LINEAR and abs(full - 2) <= 0.1
-        told = [f"from {LONG:,} tokens pairs grow as T^{sparse:.2f} with BigBird, T^{full:.2f} in full"]
+        facts = [f"from {LONG:,} tokens pairs grow as T^{sparse:.2f} with BigBird, T^{full:.2f} in full"]
         on_gpu = any("memory" in r.found for r in results)
         for what in ("seconds", "memory") if on_gpu else ("seconds",):
             mine, other = (_exponent(results, name, what) for name in ("bigbird", "full"))
-            told.append(f"{what} as T^{mine:.2f} and T^{other:.2f}")
+            facts.append(f"{what} as T^{mine:.2f} and T^{other:.2f}")
             fine = fine and (mine <= LINEAR or not on_gpu)
         if not on_gpu:
-            told.append("no kernel of a CPU skips blocks, so that its seconds say nothing of the claim")
+            facts.append("no kernel of a CPU skips blocks, so that its seconds say nothing of the claim")
         by = {(r["pattern"], r["length"]): r["pairs"] for r in results}
         same = all(r["pairs"] == r["predicted"] for r in results)
-        told.append(f"the blocks that a kernel is given {'equal' if same else 'differ from'} the config's prediction")
-        told.append(f"{LONG:,} tokens with BigBird are {by['bigbird', LONG] / by['full', 512]:.1f} times 512 in full")
-        return verdict(fine, "; ".join(told))
+        facts.append(f"the blocks that a kernel is given {'equal' if same else 'differ from'} the config's prediction")
+        facts.append(f"{LONG:,} tokens with BigBird are {by['bigbird', LONG] / by['full', 512]:.1f} times 512 in full")
+        return verdict(fine, "; ".join(facts))
 
     def table(self, results: Sequence[Result]) -> Rows:
         head = ("T", "pairs, full", "BigBird", "FLOPs, full", "BigBird", "ms (MiB), full", "BigBird")
@@ -128,7 +128,7 @@ def _config(cell: Cell) -> ModelConfig:
 
 
 def _timed(config: ModelConfig, cell: Cell) -> dict[str, float]:
-    """Attention alone, forward and backward, in bf16 on a GPU; who sees whom is worked out once, before."""
+    """Time attention alone, forward and backward, in bf16 on a GPU; the mask is computed once, before."""
     torch.compiler.reset()  # kernels for this length alone: the second length of a process would make it a variable
     n, h, pattern = cell["length"], cell["heads"], PATTERNS[cell["pattern"]]
     dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float32
@@ -152,7 +152,7 @@ def _timed(config: ModelConfig, cell: Cell) -> dict[str, float]:
 
 
 def _exponent(results: Sequence[Result], pattern: str, what: str) -> float:
-    """Of the length in what was found: from `LONG` on, or as far as it goes where that was not measured."""
+    """Fit the exponent of the length, from `LONG` on, or over all lengths if that was not measured."""
     some = [r for r in results if r["pattern"] == pattern and what in r.found]
     long = [r for r in some if r["length"] >= LONG]
     chosen = long if len(long) > 2 else some

@@ -70,16 +70,16 @@ models that read the letter before are below it."""
     def judge(self, results: Sequence[Result]) -> Verdict:
         bigram = results[0]["bigram"]
         each = {depth: [loss - bigram for loss in some] for depth, some in _alone(results).items()}
-        more = {mixer: found(results, "loss", mixer=mixer) for mixer in MIXERS if mixer != "none"}
+        is_more = {mixer: found(results, "loss", mixer=mixer) for mixer in MIXERS if mixer != "none"}
         above = ", ".join(f"{summary(x)} at depth {depth}" for depth, x in each.items())
-        others = ", ".join(f"{summary(x)} with {mixer}" for mixer, x in more.items())
+        others = ", ".join(f"{summary(x)} with {mixer}" for mixer, x in is_more.items())
         numbers = f"without a mixer {above} nats above the bigram entropy of {bigram:.4f}; the loss is {others}"
         numbers += f", and the entropy after two letters {results[0]['trigram']:.4f}"
         lowest, highest = min(min(x) for x in each.values()), max(summary(x).mean for x in each.values())
         if lowest < -ROUNDING:
             return verdict(False, f"it goes below; {numbers}")
         deepest = max(_alone(results).items())[1]
-        if not all(welch(x, deepest) < 0.05 and summary(x).mean < bigram for x in more.values()):
+        if not all(welch(x, deepest) < 0.05 and summary(x).mean < bigram for x in is_more.values()):
             return verdict(None, f"reading more does not help here; {numbers}")
         return verdict(highest <= MEETS, numbers)
 
@@ -109,7 +109,7 @@ models that read the letter before are below it."""
 
 
 def entropy(text: str, order: int) -> float:
-    """Of a letter given so many before it, by the shares in this text, in nats."""
+    """Return the conditional entropy of a letter given the letters before it, from counts in the text, in nats."""
     wholes = Counter(zip(*(text[i:] for i in range(order + 1)), strict=False))
     firsts = Counter[tuple[str, ...]]()
     for letters, n in wholes.items():

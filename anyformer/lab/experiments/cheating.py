@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from anyformer.config import Attention, Block, Causal, Full, LayerNorm, Pattern, Plain, Sinusoidal, Stack
 from anyformer.lab.cells import Cell, Result
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
-from anyformer.lab.experiments.common import altogether, chain, final, found, sorting, spelling
+from anyformer.lab.experiments.common import all_hold, chain, final, found, sorting, spelling
 from anyformer.lab.figures import bars, curves, panels
 from anyformer.lab.stats import summary, welch
 from anyformer.lab.trial import Trial, trained
@@ -84,7 +84,7 @@ more than half."""
         sure = all(welch(x["causal"], x["none"]) < 0.05 for x in (before, right))
         fails = sure and mean["none"] < 0.2 and summary(before["none"]).mean > summary(before["causal"]).mean + 0.5
         collapsed = max(loss["none"]) < entropy / 2 and min(loss["causal"]) > 0.95 * entropy
-        return verdict(altogether(collapsed, True if fails else False if mean["none"] > 0.5 else None), numbers)
+        return verdict(all_hold(collapsed, True if fails else False if mean["none"] > 0.5 else None), numbers)
 
     def table(self, results: Sequence[Result]) -> Rows:
         rows: list[tuple[str, ...]] = [
@@ -116,6 +116,6 @@ def _seen(over: Trial) -> dict[str, Any]:
 
 @torch.no_grad()
 def _from_before(model: Transformer, rows: Tensor) -> float:
-    """The mean loss of tokens, each asked for with those before it alone, as in decoding."""
+    """Return the mean loss of tokens, each predicted from the tokens before it alone, as in decoding."""
     losses = [F.cross_entropy(model(rows[:, :t])[:, -1].float(), rows[:, t]) for t in range(2, rows.shape[1])]
     return float(torch.stack(losses).mean())

@@ -1,4 +1,4 @@
-"""What several experiments use."""
+"""Helpers shared by several experiments."""
 
 import fcntl
 import math
@@ -41,7 +41,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 @torch.no_grad()
 def mixer_flops(model: Transformer, x: Tensor) -> tuple[int, int]:
-    """What torch counts in the first layer's mixer: products between tokens, and with weights."""
+    """Return torch's FLOP count of the first mixer: matmuls between tokens, and matmuls with weights."""
     before, model.backend = model.backend, "eager"  # torch's counter does not see into fused kernels
     with FlopCounterMode(display=False) as counter:
         model(x)
@@ -54,7 +54,7 @@ def mixer_flops(model: Transformer, x: Tensor) -> tuple[int, int]:
 
 @torch.no_grad()
 def median_seconds(model: Transformer, x: Tensor, repeats: int, backend: Backend = "auto") -> float:
-    """Of a forward pass, after two to warm up."""
+    """Return the median time of a forward pass, after two warm-up runs."""
     before, model.backend = model.backend, backend
     found = seconds(lambda: model(x), repeats)
     model.backend = before
@@ -62,7 +62,7 @@ def median_seconds(model: Transformer, x: Tensor, repeats: int, backend: Backend
 
 
 def seconds(run: Callable[[], object], repeats: int, after: Callable[[], object] = lambda: None) -> float:
-    """The median time of something after two runs to warm up; `after` each run something else is done, untimed."""
+    """Return the median time of `run` after two warm-up runs; `after` is called untimed after each run."""
     found = []
     with alone():
         for _ in range(repeats + 2):
@@ -82,14 +82,14 @@ def _finish() -> None:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """One process at a time, so that measurements side by side do not slow each other."""
+    """Run the block in one process at a time, so that parallel measurements do not slow each other."""
     with (Path(tempfile.gettempdir()) / "anyformer-lab.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def sorting(cell: Cell, changes: Sequence[str] = ()) -> Recipe:
-    """Sorting digits in short, by a cell's width, depth, heads, longest, tokens, steps, lr and seed."""
+    """Return a recipe for sorting digits, by a cell's width, depth, heads, longest, tokens, steps, lr and seed."""
     given = [
         f"model.width={cell['width']}",
         f"model.decoder.depth={cell['depth']}",
@@ -109,7 +109,7 @@ def sorting(cell: Cell, changes: Sequence[str] = ()) -> Recipe:
 
 
 def doubling(axis: Any, lengths: Sequence[int]) -> None:
-    """A logarithmic axis that names each length."""
+    """Make an axis logarithmic, with a tick for each length."""
     axis.set_xscale("log")
     axis.set_xticks(lengths, [f"{n // 1024}k" if n >= 1024 else str(n) for n in lengths])
     axis.minorticks_off()
@@ -145,7 +145,7 @@ def spelling(cell: Cell, decoder: Stack) -> Iterator[tuple[Recipe, str]]:
 
 
 def language_model(cell: Cell, decoder: Stack, paths: Sequence[Path], batches: Batches) -> Recipe:
-    """Of the letters of two files, the second to validate; documents are lines where rows are padded."""
+    """Return the recipe of a character language model on two files, the second for validation."""
     train, valid = (TextFile(path=str(p), document="file" if batches.kind == "crops" else "line") for p in paths)
     return Recipe(
         task=LanguageModel(),
@@ -166,30 +166,30 @@ def language_model(cell: Cell, decoder: Stack, paths: Sequence[Path], batches: B
 
 
 def found(results: Sequence[Result], name: str, **cell: Any) -> list[Any]:
-    """What was found by this name in the cells that have these values; a training that diverged may lack it."""
+    """Return a measurement of all cells with these values; a diverged training may lack it."""
     some = [r for r in results if all(r.cell[key] == value for key, value in cell.items())]
     return [r.found[name] for r in some if name in r.found]
 
 
 def final(curve: Sequence[Sequence[float]]) -> float:
-    """The loss at the end of a curve: the mean of its last tenth."""
+    """Return the final loss of a curve: the mean of its last tenth."""
     last = [loss for _, loss in curve[-max(1, len(curve) // 10) :]]
     return sum(last) / len(last)
 
 
-def altogether(*parts: bool | None) -> bool | None:
-    """Whether all parts of a claim hold; None: some of them may, and none fails."""
+def all_hold(*parts: bool | None) -> bool | None:
+    """Return whether all parts of a claim hold; None if some are undecided and none fails."""
     return False if False in parts else None if None in parts else True
 
 
-def more(a: Sequence[float], b: Sequence[float], margin: float = 0.0) -> bool | None:
-    """Whether a is more than b by the margin; None: they do not tell (p ≥ 0.05)."""
+def is_more(a: Sequence[float], b: Sequence[float], margin: float = 0.0) -> bool | None:
+    """Return whether a exceeds b by the margin; None if the difference is not significant (p ≥ 0.05)."""
     beyond = [x + margin for x in b]
     return summary(a).mean > summary(beyond).mean if welch(a, beyond) < 0.05 else None
 
 
 def mean_token_loss(logits: Tensor, wanted: Tensor) -> Tensor:
-    """The mean over tokens; -100: nothing is wanted there."""
+    """Return the mean cross-entropy over tokens; labels of -100 are ignored."""
     return F.cross_entropy(logits.flatten(0, 1), wanted.flatten())
 
 
@@ -201,9 +201,9 @@ def learn(
     points: int = 40,
     watch: Callable[[int], object] = lambda step: None,
 ) -> list[list[float]]:
-    """Trains on endless batches of ids and what is wanted of them: Adam, a short warm-up, down a cosine.
+    """Train on a stream of batches of ids and labels, with Adam, a short warm-up and a cosine schedule.
 
-    Returns so many points of the training loss: step and loss. At each of them `watch` is called, too.
+    Returns about `points` pairs of step and training loss. `watch` is called at each of them.
     """
     optimizer, every, curve = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98)), max(1, steps // points), []
     for step in range(steps):

@@ -79,15 +79,15 @@ On a GPU their seconds grow alike, to ± 0.15, from 16,384 to 131,072 tokens."""
         sizes = [counted[0][f"{part} parameters"] / d**2 for part in ("attention", "feed-forward")]
         wanted = {"scores and values": 2.0, "projections": 1.0, "feed-forward": 1.0}
         fine = all(abs(fits[part].exponent - wanted[part]) <= 0.1 for part in PARTS) and sizes == [4, 8]
-        told = ", ".join(f"{part} T^{fits[part].exponent:.2f}" for part in PARTS)
+        facts = ", ".join(f"{part} T^{fits[part].exponent:.2f}" for part in PARTS)
         if timed:
             took = {part: power([r["length"] for r in timed], [r[f"{part} seconds"] for r in timed]) for part in TIMED}
             fine = fine and all(abs(took[part].exponent - TIMED[part]) <= 0.15 for part in TIMED)
-            told += "; in seconds " + ", ".join(f"{part} T^{fit.exponent:.2f}" for part, fit in took.items())
+            facts += "; in seconds " + ", ".join(f"{part} T^{fit.exponent:.2f}" for part, fit in took.items())
         same = all(r["predicted"] == r["counted"] for r in counted)
         return verdict(
             fine,
-            f"{told}; {sizes[0]:g}d² and {sizes[1]:g}d² parameters; scores and values meet the projections at "
+            f"{facts}; {sizes[0]:g}d² and {sizes[1]:g}d² parameters; scores and values meet the projections at "
             f"T = {_crossing(counted, ('projections',)) / d:.2f} d and all the rest at "
             f"T = {_crossing(counted, ('projections', 'feed-forward')) / d:.2f} d; "
             f"the config's prediction {'equals' if same else 'differs from'} what torch counts",
@@ -101,14 +101,14 @@ On a GPU their seconds grow alike, to ± 0.15, from 16,384 to 131,072 tokens."""
 
     def draw(self, results: Sequence[Result]) -> Any:
         counted, timed = _parted(results)
-        figure, (axis, *more) = panels(2 if timed else 1, width=6)
+        figure, (axis, *is_more) = panels(2 if timed else 1, width=6)
         lines(axis, {part: {r["length"] / r["width"]: [r[part]] for r in counted} for part in PARTS})
         for ratio, name in ((2, "T = 2d"), (6, "T = 6d")):
             axis.axvline(ratio, color="#8C8C8C", linewidth=0.8)
             axis.annotate(name, (ratio, 1.0), xycoords=("data", "axes fraction"), fontsize=8, ha="right", va="top")
         axis.set(xscale="log", yscale="log", xlabel="length T in widths d", ylabel="FLOPs of a block, forward")
         axis.legend()
-        for axis in more:
+        for axis in is_more:
             lines(axis, {part: {r["length"]: [r[f"{part} seconds"] * 1e3] for r in timed} for part in TIMED})
             axis.set(yscale="log", xlabel="length T", ylabel="time, forward, ms")
             doubling(axis, [r["length"] for r in timed])

@@ -94,14 +94,14 @@ are worse (p < 0.05); there the RNN has lost a larger share of its gradient than
         reached = {
             m: max((g for g in gaps if min(_values(results, m, g, "accuracy")) >= LEARNT), default=0) for m in MIXERS
         }
-        told = ", ".join(f"{m} {lost[m]:.1e}" for m in MIXERS)
+        facts = ", ".join(f"{m} {lost[m]:.1e}" for m in MIXERS)
         right = ", ".join(
             f"{m} {summary(far[m])}" + ("" if m == "attention" else f" (p = {chances[m]:.3f})") for m in MIXERS
         )
         numbers = (
             f"letters copied over a gap of {gaps[-1]}: {right}; the largest gap that all seeds learnt: "
             f"{', '.join(f'{m} {reached[m]}' for m in MIXERS)}; gradient at the beginning over {gaps[-1]} as a share "
-            f"of that over {gaps[0]}: {told}"
+            f"of that over {gaps[0]}: {facts}"
         )
         if min(far["attention"]) < LEARNT:
             return verdict(None, numbers)
@@ -173,7 +173,7 @@ def _middle(values: Sequence[float]) -> float:
 
 
 def _values(results: Sequence[Result], mixer: str, gap: int, name: str) -> list[float]:
-    """Of all seeds, at the learning rate by which most is copied."""
+    """Return the values of all seeds at the best learning rate."""
     same = [r for r in results if (r["mixer"], r["gap"]) == (mixer, gap)]
     each = [[r for r in same if r["lr"] == lr] for lr in {r["lr"] for r in same}]
     return [r[name] for r in max(each, key=lambda some: summary([r["accuracy"] for r in some]).mean)]

@@ -50,11 +50,11 @@ too, in every seed."""
         curve = learn(model, lambda: _pairs(cell, cell["rows"]), cell["steps"], cell["lr"])
         with torch.no_grad():
             logits = model(rows)
-        told = logits[:, FAR:].argmax(dim=-1) == pairs[:, FAR:]
+        correct = logits[:, FAR:].argmax(dim=-1) == pairs[:, FAR:]
         after = _heads(model, rows)
         return {
             "loss": mean_token_loss(logits, pairs).item(),
-            "accuracy": told.float().mean().item(),
+            "accuracy": correct.float().mean().item(),
             "curve": curve,
             **after,
             "diversity before": before["diversity"],
@@ -63,10 +63,10 @@ too, in every seed."""
     def judge(self, results: Sequence[Result]) -> Verdict:
         counts = sorted({r["heads"] for r in results})
         single = _values(results, 1, "selectivity")
-        told = []
+        facts = []
         for h in counts[1:]:
             mine, after, before = (_values(results, h, n) for n in ("selectivity", "diversity", "diversity before"))
-            told.append(
+            facts.append(
                 f"{h} heads {summary(mine)}, diversity {summary(after)} bits, at the beginning "
                 f"{summary(before).mean:.2g} (p = {welch(after, before):.3f}), "
                 f"loss {summary(_values(results, h, 'loss')).mean:.4f}"
@@ -77,7 +77,7 @@ too, in every seed."""
         )
         numbers = (
             f"selectivity of the single head {summary(single)}, loss {summary(_values(results, 1, 'loss')).mean:.4f}, "
-            f"pairs told {summary(_values(results, 1, 'accuracy')).mean:.0%}; {'; '.join(told)}; "
+            f"pairs told {summary(_values(results, 1, 'accuracy')).mean:.0%}; {'; '.join(facts)}; "
             f"that one head has another loss than the best number of heads: p = {welch(alone, best):.3f}"
         )
         several = [x for h in counts[1:] for x in _values(results, h, "selectivity")]
@@ -132,7 +132,7 @@ def _pairs(cell: Cell, rows: int) -> tuple[Tensor, Tensor]:
 
 
 def _heads(model: Transformer, rows: Tensor) -> dict[str, float]:
-    """What the heads of the only layer do, from the first token on that has a pair to tell."""
+    """Return statistics of the heads, from the first token on that has a pair to predict."""
     weights = attention_maps(model, rows)["decoder"][0][:, :, FAR:]  # [b, h, t, s]
     near, far = (weights.diagonal(FAR - back, dim1=-2, dim2=-1).mean(dim=(0, 2)) for back in (NEAR, FAR))
     entropy = torch.special.entr(weights).sum(dim=-1)

@@ -67,15 +67,15 @@ for ALiBi, T5 and rotary, and more for sinusoidal and learned (p < 0.05 each).""
                 return {"diverged": over.diverged, "losses": _by_length(over, cell), "curve": over.curve}
 
     def judge(self, results: Sequence[Result]) -> Verdict:
-        kept, told = dict[str, bool | None](), []
+        kept, facts = dict[str, bool | None](), []
         for scheme in SCHEMES:
             within, beyond = _losses(results, scheme, "length"), _losses(results, scheme, "longest")
-            told.append(f"{scheme} {summary(within)} and {summary(beyond)}")
+            facts.append(f"{scheme} {summary(within)} and {summary(beyond)}")
             sure = welch(beyond, [KEPT * loss for loss in within]) < 0.05
             learnt = summary(within).mean <= LEARNT * chain(results[0]["letters"], 2, 1, 0)[1]
             kept[scheme] = summary(beyond).mean <= KEPT * summary(within).mean if sure and learnt else None
         ratio = results[0]["longest"] // results[0]["length"]
-        numbers = f"loss up to the trained length and at {ratio} times it: {', '.join(told)}"
+        numbers = f"loss up to the trained length and at {ratio} times it: {', '.join(facts)}"
         if better := [s for s in FAR if _better(results, s)]:
             numbers += f"; there {' and '.join(better)} read better than sinusoidal and learned"
         against = [s for s in SCHEMES if kept[s] is (s not in FAR)]
@@ -129,7 +129,7 @@ def _by_length(over: Trial, cell: Cell, tokens: int = 2**15) -> dict[str, float]
 
 
 def _losses(results: Sequence[Result], scheme: str, at: str | int) -> list[float]:
-    """Of all seeds at a length, or at the trained or the longest one."""
+    """Return the losses of all seeds at a length, or at the trained or the longest one."""
     some = [r for r in results if r["scheme"] == scheme and not r["diverged"]]
     return [r["losses"][str(r[at] if isinstance(at, str) else at)] for r in some]
 

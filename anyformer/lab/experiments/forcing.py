@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from anyformer.decoding.generate import generate
 from anyformer.lab.cells import SCRATCH, Cell, Result
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
-from anyformer.lab.experiments.common import altogether, found, more
+from anyformer.lab.experiments.common import all_hold, found, is_more
 from anyformer.lab.figures import bars, lines, panels
 from anyformer.lab.stats import summary, welch
 from anyformer.lab.trial import Trial, trained
@@ -76,20 +76,20 @@ right in free running: a difference is more than 0.01, with p < 0.05."""
 
     def judge(self, results: Sequence[Result]) -> Verdict:
         (early, late), (_, beside) = _lost(results, LEANS), _lost(results, ALONE)
-        told, parts = [], [more(late, early, MARGIN), more(late, beside, MARGIN)]
+        facts, parts = [], [is_more(late, early, MARGIN), is_more(late, beside, MARGIN)]
         for word in WORDS:
             loss, right = ([found(results, n, word=word, smoothing=s) for s in SMOOTHING] for n in FIRST)
-            harm = more(right[0], right[1], MARGIN)
-            parts += [more(loss[1], loss[0], MARGIN), None if harm is None else not harm]
+            harm = is_more(right[0], right[1], MARGIN)
+            parts += [is_more(loss[1], loss[0], MARGIN), None if harm is None else not harm]
             shown = [f"{summary(a)} and {summary(b)}" for a, b in (loss, right)]
-            told.append(f"perplexity of words {word} {shown[0]} with smoothing, right in free running {shown[1]}")
+            facts.append(f"perplexity of words {word} {shown[0]} with smoothing, right in free running {shown[1]}")
         numbers = f"""where a word leans on the one before, free running loses {summary(early)} of the words in the \
 first third of a row and {summary(late)} in the last (p = {welch(early, late):.3f}), else {summary(beside)} in the \
-last; {"; ".join(told)}"""
+last; {"; ".join(facts)}"""
         least = min(summary(found(results, "right forced", word=word, smoothing=0.0)).mean for word in WORDS)
         if least < 1 - 2 * results[0]["illegible"]:
             return verdict(None, f"not all that is legible was learnt; {numbers}")
-        return verdict(altogether(*parts), numbers)
+        return verdict(all_hold(*parts), numbers)
 
     def table(self, results: Sequence[Result]) -> Rows:
         rows: list[tuple[str, ...]] = [("words are translated", "smoothing", *SHOWN.values())]
@@ -118,7 +118,7 @@ last; {"; ".join(told)}"""
 
 
 def _lost(results: Sequence[Result], word: str) -> tuple[list[float], list[float]]:
-    """What free running loses without smoothing in the first third of a row, and in the last, by seed."""
+    """Return the loss of free running without smoothing in the first and in the last third of a row, by seed."""
     some = [r for r in results if (r["word"], r["smoothing"]) == (word, SMOOTHING[0])]
     lost = np.array([r["forced"] for r in some]) - np.array([r["free"] for r in some])
     third = lost.shape[1] // 3

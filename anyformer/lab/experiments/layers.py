@@ -100,10 +100,10 @@ log_K T layers, T."""
         }
 
     def judge(self, results: Sequence[Result]) -> Verdict:
-        wrong, told = [], []
+        wrong, facts = [], []
         for kind, wanted in WANTED.items():
             found = _exponents(results, kind)
-            told.append(f"{kind} T^{found[0]:.2f} d^{found[1]:.2f}")
+            facts.append(f"{kind} T^{found[0]:.2f} d^{found[1]:.2f}")
             names = ("T in FLOPs", "d in FLOPs", "T in steps")
             wrong += [
                 f"{kind}: exponent of {name} {e:.2f}, not {w}"
@@ -122,7 +122,7 @@ log_K T layers, T."""
         last = {r["kind"]: r for r in _by_length(results) if r["length"] == longest}
         paths = ", ".join(f"{kind} {r['path']}" for kind, r in last.items())
         chains = ", ".join(f"{kind} {r['chain']}" for kind, r in last.items())
-        numbers = f"FLOPs grow as {'; '.join(told)}; at T = {longest} products that wait for each other: {chains}; "
+        numbers = f"FLOPs grow as {'; '.join(facts)}; at T = {longest} products that wait for each other: {chains}; "
         fewer = last["attention"]["flops"] / last["recurrent"]["flops"]
         slower = last["recurrent"]["seconds"] / last["attention"]["seconds"]
         numbers += f"paths: {paths}; the recurrence has {fewer:.0f} times fewer FLOPs and took {slower:.1f} of the time"
@@ -196,7 +196,7 @@ def _model(kind: str, width: int, length: int, kernel: int, depth: int) -> Trans
 
 
 def _chain(out: Tensor, read: Tensor) -> int:
-    """The longest chain of matrix products between what a mixer reads and what it returns, in autograd's graph."""
+    """Return the longest chain of matmuls between a mixer's input and output, in autograd's graph."""
     depth: dict[Any, int] = {None: 0, read.grad_fn: 0}
     stack = [out.grad_fn]
     while stack:
@@ -240,7 +240,7 @@ def _by_length(results: Sequence[Result]) -> list[Result]:
 
 
 def _exponents(results: Sequence[Result], kind: str) -> tuple[float, float, float]:
-    """Of T and d in the FLOPs, and of T in the steps."""
+    """Return the exponents of T and d in the FLOPs, and of T in the steps."""
     long = [r for r in _by_length(results) if r["kind"] == kind]
     wide = [r for r in results if (r["kind"], r["length"], r["kernel"]) == (kind, 27, KERNEL)]
     lengths = [r["length"] for r in long]
@@ -252,7 +252,7 @@ def _exponents(results: Sequence[Result], kind: str) -> tuple[float, float, floa
 
 
 def _path(kind: str, length: int, kernel: int) -> int:
-    """What the claim says, to the last token."""
+    """Return the exact prediction of the claim."""
     match kind:
         case "recurrent":
             return length

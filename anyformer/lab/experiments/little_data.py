@@ -26,7 +26,7 @@ from anyformer.config import (
 )
 from anyformer.lab.cells import Cell, Result
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
-from anyformer.lab.experiments.common import DEVICE, altogether, doubling, found, learn, mean_token_loss, more
+from anyformer.lab.experiments.common import DEVICE, all_hold, doubling, found, is_more, learn, mean_token_loss
 from anyformer.lab.figures import bars, lines, panels
 from anyformer.lab.stats import summary
 from anyformer.nn.model import Transformer
@@ -101,16 +101,17 @@ with attention than with either other mixer, on the most rows lower than with ei
         shift, order = max(found(exact, "shift", mixer=OTHERS[0])), max(found(exact, "order", mixer=BLIND))
         counts = _counts(learnt)
         parts: list[bool | None] = [shift < EXACT and order < EXACT]
-        told = []
+        facts = []
         for n in (counts[0], counts[-1]):
             unseen = {m: found(learnt, "unseen", mixer=m, examples=n) for m in ("attention", *OTHERS)}
             pairs = [(unseen["attention"], unseen[m]) for m in OTHERS]
-            parts += [more(a, b) if n == counts[0] else more(b, a) for a, b in pairs]
-            told.append(f"after {n} rows " + " / ".join(f"{m} {_losses(learnt, m, n)}" for m in unseen))
+            parts += [is_more(a, b) if n == counts[0] else is_more(b, a) for a, b in pairs]
+            facts.append(f"after {n} rows " + " / ".join(f"{m} {_losses(learnt, m, n)}" for m in unseen))
         return verdict(
-            altogether(*parts),
-            f"loss on unseen rows at the end (at its lowest), on seen ones: {'; '.join(told)}; a convolution is off by "
-            f"{shift:.0e} when its input is shifted, attention without positions by {order:.0e} when it is permuted",
+            all_hold(*parts),
+            f"loss on unseen rows at the end (at its lowest), on seen ones: {'; '.join(facts)}; "
+            f"a convolution is off by {shift:.0e} when its input is shifted, "
+            f"attention without positions by {order:.0e} when it is permuted",
         )
 
     def table(self, results: Sequence[Result]) -> Rows:

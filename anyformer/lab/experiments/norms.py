@@ -5,7 +5,7 @@ from typing import Any
 
 from anyformer.lab.cells import Cell, Result
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
-from anyformer.lab.experiments.common import altogether, final, found, sorting
+from anyformer.lab.experiments.common import all_hold, final, found, sorting
 from anyformer.lab.figures import curves, panels
 from anyformer.lab.stats import summary, welch
 from anyformer.lab.trial import trained
@@ -61,18 +61,17 @@ training is higher (p < 0.05). The deep one without residuals ends above 1 nat a
         shallow, deep = depths[0], depths[-1]
         ends = {(d, v): _best(results, "final", d, v) for d in (shallow, deep) for v in VARIANTS}
         means = {v: _best(results, "mean", shallow, v) for v in VARIANTS}
-        told = [f"at {d} layers " + ", ".join(f"{v} {summary(ends[d, v])}" for v in VARIANTS) for d in (shallow, deep)]
+        facts = [f"at {d} layers " + ", ".join(f"{v} {summary(ends[d, v])}" for v in VARIANTS) for d in (shallow, deep)]
         p = welch(means["no norms"], means["both"])
-        numbers = (
-            f"last training loss, each at its best rate: {'; '.join(told)}; averaged over training at {shallow} layers "
-        )
-        numbers += f"{summary(means['both'])} with norms and {summary(means['no norms'])} without (p = {p:.3f})"
+        numbers = f"last training loss, each at its best rate: {'; '.join(facts)}; averaged over training "
+        numbers += f"at {shallow} layers {summary(means['both'])} with norms and "
+        numbers += f"{summary(means['no norms'])} without (p = {p:.3f})"
         if not all(learnt(ends[d, "both"]) for d in (shallow, deep)):
             return verdict(None, f"the whole model does not learn this either; {numbers}")
         slower = summary(means["no norms"]).mean > summary(means["both"]).mean
         lost = learnt(ends[deep, "no residuals"])
         parts = learnt(ends[shallow, "no norms"]), slower if p < 0.05 else None, None if lost is None else not lost
-        return verdict(altogether(*parts), numbers)
+        return verdict(all_hold(*parts), numbers)
 
     def table(self, results: Sequence[Result]) -> Rows:
         rows: list[tuple[str, ...]] = [("layers", "with", "rate", "last loss", "mean loss", "rows sorted", "diverged")]

@@ -24,7 +24,7 @@ from anyformer.config import (
 from anyformer.data.readers import Rows as Read
 from anyformer.lab.cells import Cell, Result
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
-from anyformer.lab.experiments.common import altogether, found
+from anyformer.lab.experiments.common import all_hold, found
 from anyformer.lab.figures import bars, panels
 from anyformer.lab.stats import summary, welch
 from anyformer.lab.trial import trained
@@ -93,15 +93,15 @@ the blind loss is gained. At scale 0 no task is learnt."""
         def rows(reader: str, task: str, position: str, scale: float = root, name: str = "exact_match") -> list[float]:
             return found(results, name, reader=reader, task=task, position=position, scale=scale)
 
-        parts, told = list[bool | None](), []
+        parts, facts = list[bool | None](), []
         for task in ("copy", "reverse"):
             lost = rows("encoder", task, "none", name="loss")
             floor, most = rows("encoder", task, "none", name="blind")[0], rows("encoder", task, "none")
             best = max((rows("encoder", task, p) for p in SCHEMES if p != "none"), key=lambda x: summary(x).mean)
             parts += [min(lost) > 0.95 * floor if max(most) < SOME else False]
             parts += [True if min(best) > SOME and welch(most, best) < 0.05 else None]
-            told.append(f"{task} {summary(most)} of the rows without and {summary(best)} with positions")
-            told[-1] += f" (loss without {summary(lost)}, blind {floor:.3f})"
+            facts.append(f"{task} {summary(most)} of the rows without and {summary(best)} with positions")
+            facts[-1] += f" (loss without {summary(lost)}, blind {floor:.3f})"
         sort = rows("encoder", "sort", "none")
         parts.append(summary(sort).mean > SOME)
         leaks = {t: rows("decoder", t, "none", name="loss") for t in ("copy", "reverse")}
@@ -110,9 +110,9 @@ the blind loss is gained. At scale 0 no task is learnt."""
         nothing = max(max(rows(r, t, "sinusoidal", 0.0)) for r in READERS for t in TASKS)
         parts.append(nothing < 0.05)
         leak = " and ".join(f"{summary(x)} in {t}" for t, x in leaks.items())
-        numbers = f"""encoder: {", ".join(told)}, sort {summary(sort)} without; a causal decoder without positions has \
-a loss of {leak}, blind {floor:.3f}; without tokens at most {nothing:.2f} of the rows are right"""
-        return verdict(altogether(*parts), numbers)
+        numbers = f"""encoder: {", ".join(facts)}, sort {summary(sort)} without; a causal decoder without positions \
+has a loss of {leak}, blind {floor:.3f}; without tokens at most {nothing:.2f} of the rows are right"""
+        return verdict(all_hold(*parts), numbers)
 
     def table(self, results: Sequence[Result]) -> Rows:
         rows: list[tuple[str, ...]] = [
@@ -156,8 +156,10 @@ def _recipe(cell: Cell) -> Recipe:
     parts: dict[str, Any] = {"feedforward": Plain(width=2 * width), "mixer": Attention(heads=4)}
     tokens = Tokens(scale=Times(value=cell["scale"]))
 
-    def stack(position: Position, **more: Any) -> Stack:
-        return Stack(depth=cell["depth"], blocks=(Block(**parts, **more),), position=position, final_norm=LayerNorm())
+    def stack(position: Position, **is_more: Any) -> Stack:
+        return Stack(
+            depth=cell["depth"], blocks=(Block(**parts, **is_more),), position=position, final_norm=LayerNorm()
+        )
 
     rest: dict[str, Any] = {"width": width, "target": tokens, "head": LM(), "init": Xavier()}
     if cell["reader"] == "encoder":  # the decoder always knows where it is

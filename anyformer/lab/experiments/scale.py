@@ -90,7 +90,7 @@ more than at the smallest."""
             {s: summary(_values(results, "beginning", "unit", ks[-1], s, what)).mean for s in NAMES}
             for what in ("entropy", "gradient")
         )
-        told, gaps = [], dict[str, list[list[float]]]()
+        facts, gaps = [], dict[str, list[list[float]]]()
         for init in INITS:
             pairs = [(_best(results, init, k, "inv_sqrt_key"), _best(results, init, k, "none")) for k in ks]
             gaps[init] = [[y - x for x, y in zip(a, b, strict=True)] for a, b in pairs]
@@ -98,14 +98,14 @@ more than at the smallest."""
                 f"k = {k} {summary(gap).mean:+.2f} (p = {welch(a, b):.3f})"
                 for k, gap, (a, b) in zip(ks, gaps[init], pairs, strict=True)
             )
-            told.append(f"loss without it at {init} initialisation: {', '.join(each)}")
+            facts.append(f"loss without it at {init} initialisation: {', '.join(each)}")
         few, many = gaps["unit"][0], gaps["unit"][-1]
         worse, grows = welch(many, [0.0] * len(many)), welch(many, few)
         numbers = (
             f"variance of scores at unit initialisation k^{growth['none']:.2f} without the factor, "
             f"k^{growth['inv_sqrt_key']:.2f} with it; entropy of softmax at k = {ks[-1]} {entropy['none']:.2f} and "
             f"{entropy['inv_sqrt_key']:.2f} of the highest, gradient of Q and K "
-            f"{slope['none'] / slope['inv_sqrt_key']:.1f} times as large; {'; '.join(told)}; "
+            f"{slope['none'] / slope['inv_sqrt_key']:.1f} times as large; {'; '.join(facts)}; "
             f"more at k = {ks[-1]} than at {ks[0]}: p = {grows:.3f}"
         )
         if abs(growth["none"] - 1) > 0.15 or abs(growth["inv_sqrt_key"]) > 0.15:

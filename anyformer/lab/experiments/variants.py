@@ -67,9 +67,9 @@ not all of it; *slices*: it takes that part as it is. Without a mixer a token kn
     def judge(self, results: Sequence[Result]) -> Verdict:
         whole = _sorted(results, "full")
         each = {v: _sorted(results, v) for v in CLAIMED}
-        told = ", ".join(f"{v} {_told(each[v], whole)}" for v in CLAIMED)
+        facts = ", ".join(f"{v} {_told(each[v], whole)}" for v in CLAIMED)
         also = ", ".join(f"{v} {_told(_sorted(results, v), whole)}" for v in VARIANTS if v not in ("full", *CLAIMED))
-        numbers = f"rows sorted by full attention {summary(whole)}; {told}; beside the claim: {also}"
+        numbers = f"rows sorted by full attention {summary(whole)}; {facts}; beside the claim: {also}"
         if min(whole) < LEARNT or max(_sorted(results, "no mixer")) >= LEARNT:
             return verdict(None, f"this training does not tell a mixer from none; {numbers}")
         if lost := [v for v in CLAIMED if max(each[v]) < LEARNT]:

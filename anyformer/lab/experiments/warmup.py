@@ -69,14 +69,14 @@ the last layers with post-norm."""
     def judge(self, results: Sequence[Result]) -> Verdict:
         rates = sorted({r["lr"] for r in results}, reverse=True)
         at = {(lr, p): _without_and_with(results, lr, p) for lr in rates for p in PLACEMENTS}
-        told = [
+        facts = [
             f"at {lr:g} "
             + ", ".join(f"{p}-norm {summary(at[lr, p][0])} and {summary(at[lr, p][1])}" for p in PLACEMENTS)
             for lr in rates
         ]
         growth = [f"{_growth(results, p):.2g} with {p}-norm" for p in PLACEMENTS]
         numbers = (
-            f"last training loss without and with a warm-up: {'; '.join(told)}; at initialisation the gradient of "
+            f"last training loss without and with a warm-up: {'; '.join(facts)}; at initialisation the gradient of "
         )
         numbers += f"the last layer over that of the first is {' and '.join(growth)}"
         costs = {key: summary(some[0]).mean - summary(some[1]).mean for key, some in at.items()}
