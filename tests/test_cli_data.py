@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from anyformer.config import ConfigError, io
-from anyformer.data import chunks as cutting
+from anyformer.data import chunks
 from anyformer.data.shards import Corpus
 from anyformer.recipe import Recipe
 from anyformer.training.train import evaluate
@@ -36,7 +36,7 @@ optimizer = { kind = "adamw", lr = 1e-2 }
 def _here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("ANYFORMER_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cutting, "SIZE", 200)
+    monkeypatch.setattr(chunks, "SIZE", 200)
     for name in ("a.txt", "b.txt"):
         Path(name).write_text(TEXT.replace(". ", ".\n"), encoding="utf-8")
 

@@ -31,7 +31,7 @@ Order = Annotated[Sequential | Parallel, *BY_KIND]
 
 
 class Block(Spec):
-    """Sublayers and where their norms stand.
+    """Sublayers and the placement of their norms.
 
     pre x + F(N x) · post N(x + F x) · branch x + N(F x) · sandwich x + N₂(F(N₁ x)); without `residual`, no x +.
     """
@@ -56,8 +56,9 @@ Blocks = Annotated[tuple[Block, ...], BeforeValidator(_one_or_many, json_schema_
 class Pooling(Spec):
     """Stages of layers, each over sequences `factor` times as short as those before it (Funnel-Transformer 2020).
 
-    A window is `factor` neighbouring positions of one segment, and what its tokens have in common goes on. After the
-    last stage every token takes the vector of its window, plus what the first stage made of it; `tail` layers follow.
+    A window is `factor` neighbouring positions of one segment, which are pooled to one vector for the next stage.
+    After the last stage, every token gets the vector of its window plus its output of the first stage; `tail` layers
+    follow.
     """
 
     stages: tuple[Size, ...]  # layers of each; the first reads all tokens

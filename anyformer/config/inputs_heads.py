@@ -173,7 +173,7 @@ class MaskedLM(Spec):
 
 class TokenLabels(Spec):
     """Logits [b, t, labels]: tagging. With `crf`, potentials [b, t, labels + 1, labels]: logits and how well a label
-    fits behind each other one, or (the last row) at the beginning."""
+    fits after each other label, or (the last row) at the beginning."""
 
     kind: Literal["token_labels"] = "token_labels"
     labels: Size

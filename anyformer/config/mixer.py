@@ -144,7 +144,7 @@ class Attention(Spec):
 
 
 class Recurrent(Spec):
-    """h_t = f(W x_t + U h_{t-1} + b): one token after the other; every segment begins anew, pads change no state.
+    """h_t = f(W x_t + U h_{t-1} + b): the state is reset at every segment; padding does not change it.
 
     rnn: f = tanh (Elman 1990) · lstm: Hochreiter & Schmidhuber 1997 · gru: Cho et al. 2014; with torch's two biases.
     """

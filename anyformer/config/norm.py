@@ -34,8 +34,8 @@ class RMSNorm(Spec):
 class BatchNorm(Spec):
     """(x - E[x]) / sqrt(Var[x] + eps) · γ + β, each feature over the real tokens of a batch (Ioffe & Szegedy 2015).
 
-    In training a token is thus seen by all others, also by those before it. Afterwards running statistics stand in
-    for the batch's, and each token is normed by itself.
+    In training every token thus depends on all others, also on later ones. In evaluation, running statistics replace
+    those of the batch, and each token is normalised separately.
     """
 
     kind: Literal["batch"] = "batch"

@@ -1,8 +1,8 @@
-"""From a spec to plain data and back, with every fault of the data at once. Imports no torch.
+"""Convert plain data to a spec and back, reporting all faults of the data at once. Imports no torch.
 
-Pydantic runs the rules between parts only on data whose every value is right by itself. So that one misspelt word does
-not hide the rest, wrong values are mended in many ways, and a rule's fault is reported beside them only if it stands
-however they are mended: what would vanish with another value is a consequence, not a fault of its own.
+Pydantic checks the rules between parts only on data whose single values are all valid. So that one misspelt word does
+not hide other faults, wrong values are replaced by valid ones in many ways. The fault of a rule is reported only if it
+remains whatever the replacement: otherwise it is a consequence of the wrong value.
 """
 
 import copy

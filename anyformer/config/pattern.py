@@ -3,7 +3,7 @@
 Each pattern is one class, and `sees(q, k)` is its definition: positions in, never indices and never a length, so that
 padding, packing and caching change nothing. What else is here serves kernels that skip whole blocks of keys: `meets`
 and `covers` speak of spans of positions, and a pattern that does not override them is right, only not sparse. They are
-made of operators alone, so that `count` may ask them by numpy.
+made of operators alone, so that `count` can evaluate them with numpy.
 """
 
 from collections.abc import Callable, Iterator
@@ -377,7 +377,7 @@ class Graph(Open):
 
 Pattern = Annotated[Full | Causal | Window | Dilated | BlockLocal | BigBird | Graph, *BY_KIND]
 
-_MASK = 0x7FFFFFFF  # hashes stay below 2³¹, so that no product of theirs overflows
+_MASK = 0x7FFFFFFF  # hashes stay below 2³¹, so that no multiplication overflows
 
 
 def _mix(x: "Tensor") -> "Tensor":

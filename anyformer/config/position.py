@@ -9,7 +9,7 @@ the model, and overrides the hooks of that point:
 
 To add a scheme, write its class here and name it in `Position` at the end of the file; the grammar, the schema, the
 builder, `count` and the property tests pick it up from there. `tables` declares its learned weights, and `fill`
-initialises them. Add a test of its own to `tests/nn/test_position.py`.
+initialises them. Add its test to `tests/nn/test_position.py`.
 
 Importing this file imports no torch: the hooks receive tensors, and import torch when they run.
 Positions are passed by the caller, never buffer indices, so a scheme has a maximum length only if it declares one.
@@ -118,7 +118,7 @@ class Sinusoidal(Scheme):
     PE(p, 2i) = sin(p / base^(2i/d)),  PE(p, 2i+1) = cos(p / base^(2i/d))
 
     Published programs differ from it: in the order of the waves (Marian, fairseq), in their spacing (tensor2tensor,
-    fairseq), and in the number of the first position (fairseq's comes behind the pad's id).
+    fairseq), and in the number of the first position (fairseq's follows the id of padding).
     """
 
     kind: Literal["sinusoidal"] = "sinusoidal"
@@ -131,7 +131,7 @@ class Sinusoidal(Scheme):
         import torch
 
         width = x.shape[-1]
-        # fp32: bf16 cannot tell neighbouring positions apart past 256
+        # fp32: bf16 has no distinct values for neighbouring positions past 256
         angles = (positions + self.offset).float()[..., None] * self._frequencies(positions, width)
         sin, cos = angles.sin(), angles.cos()
         if self.layout == "halves":

@@ -1,4 +1,4 @@
-"""What every spec shares: frozen, strict, hashable; a wrong value is a `ConfigError` that says what would be right.
+"""Base of all specs: frozen, strict, hashable; a wrong value raises a `ConfigError` that says what would be right.
 
 Imports no torch.
 """
@@ -162,7 +162,7 @@ def explain(error: ValidationError, spec: type) -> list[Fault]:
 
 
 def _follows_from_others(item: Any) -> bool:
-    """Return True for a list that pydantic calls too short because its items have faults of their own."""
+    """Return True for a list that pydantic calls too short because its items have faults."""
     return item["type"] == "too_short" and len(item["input"]) >= item["ctx"]["min_length"]
 
 

@@ -1,6 +1,6 @@
 """Files of any length in chunks of some megabytes, and chunks in documents. Imports no torch.
 
-Reading the same files gives the same chunks: each ends where the first document ends after so many bytes.
+Reading the same files gives the same chunks: each ends with the document in which its size is reached.
 """
 
 import itertools
@@ -79,7 +79,7 @@ LINE = re.compile(rb"\n")
 EMPTY_LINE = re.compile(rb"\n\r?\n(?=[^\r\n])")  # the last, where several are together
 
 
-def chunks(path: Path, how: Input, size: int = SIZE) -> Iterator[Chunk]:
+def read_chunks(path: Path, how: Input, size: int = SIZE) -> Iterator[Chunk]:
     """Yield a file in chunks: `size` bytes, extended to the end of a document."""
     try:
         if form_of(path) == "parquet":

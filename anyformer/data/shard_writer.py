@@ -1,8 +1,8 @@
-"""Making shards: text of any length to token ids on the disk, in bounded memory. Imports no torch.
+"""Write shards: tokenise text of any size to files of token ids, in bounded memory. Imports no torch.
 
-`plan.json` comes first and says of what the shards are made and how; each is written under a passing name, synced and
-renamed, and then told in `done.jsonl`; `index.json` comes last. So a kill at any moment costs the chunks that were in
-work, and preparing again with the same plan goes on, to the same bytes.
+`plan.json` is written first, with the inputs and settings. Each shard is written under a temporary name, synced,
+renamed, and then listed in `done.jsonl`; `index.json` is written last. So a kill costs only the chunks in progress, and
+preparing again with the same plan resumes and gives the same bytes.
 """
 
 import hashlib
@@ -24,8 +24,8 @@ import numpy as np
 
 from anyformer.config.overrides import in_words
 from anyformer.config.spec import ConfigError, Fault, visible
-from anyformer.data import chunks as cutting
-from anyformer.data.chunks import Bad, Chunk, Input, chunks, documents, form_of
+from anyformer.data import chunks
+from anyformer.data.chunks import Bad, Chunk, Input, documents, form_of, read_chunks
 from anyformer.data.shards import INDEX, Index, Shard, digest, wrong
 from anyformer.data.tokenizer import FILE, TextTokenizer, train_tokenizer
 from anyformer.data.vocabulary import one_thread
@@ -64,10 +64,10 @@ def prepare(
     workers: int = 1,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Index:
-    """The shards of some files in `out`: made, or gone on with, or there already. A tokenizer that is not given is
-    trained on so many bytes of them. Progress is told in bytes of what was left to do."""
-    cutting.check_encoding(how.encoding)
-    plan = {"files": [_known_by(path) for path in paths], "input": how._asdict(), "chunk": cutting.SIZE}
+    """Write the shards of some files to `out`, or resume, or return the finished ones. A tokenizer spec is trained
+    on `sample` bytes of them. `progress` is called with the bytes done and the total of this call."""
+    chunks.check_encoding(how.encoding)
+    plan = {"files": [_known_by(path) for path in paths], "input": how._asdict(), "chunk": chunks.SIZE}
     if isinstance(tokenizer, TextTokenizer):
         plan |= {"tokenizer": digest(tokenizer)}
     else:
@@ -132,7 +132,7 @@ def _jobs(paths: Sequence[Path], how: Input) -> Iterator[Job]:
     number = 0
     for path in paths:
         before = 0
-        for chunk in chunks(path, how, cutting.SIZE):
+        for chunk in read_chunks(path, how, chunks.SIZE):
             yield number, chunk, chunk.read - before
             number, before = number + 1, chunk.read
 
@@ -141,7 +141,7 @@ def _sample(paths: Sequence[Path], how: Input, size: int) -> Iterator[str]:
     """The beginning of every chunk, so that all parts of all files are heard; bad rows are passed over."""
     whole = sum(path.stat().st_size * (1 if _plain(path) else PACKED) for path in paths)
     for path in paths:
-        for chunk in chunks(path, how, cutting.SIZE):
+        for chunk in read_chunks(path, how, chunks.SIZE):
             end = chunk.content.find(b"\n", len(chunk.content) * size // whole) + 1 if size < whole else 0
             part = chunk._replace(content=chunk.content[:end], last=False) if end else chunk
             yield from (found.text for found in documents(part, how) if not isinstance(found, Bad))
@@ -254,7 +254,7 @@ class Work:
     def _encode(self, tokenizer: TextTokenizer, number: int, chunk: Chunk, read: int) -> Done:
         ids = array("H" if self.dtype == "<u2" else "I")
         end = [] if tokenizer.eos is None else [tokenizer.eos]
-        held, size, count, text_bytes = list[cutting.Text](), 0, 0, 0
+        held, size, count, text_bytes = list[chunks.Text](), 0, 0, 0
         bad = list[str]()
 
         def flush() -> None:

@@ -187,7 +187,7 @@ class Missing(NamedTuple):
 
 
 def follow(value: Any, path: str, at: str = "") -> Any:
-    """What stands at the end of a path, or what is `Missing`. A field whose own name has dots goes before a path."""
+    """Return the value at the end of a path, or `Missing`. A field whose name contains dots takes precedence."""
     inner = {str(i): item for i, item in enumerate(value)} if isinstance(value, list) else value
     if not isinstance(inner, dict):
         inner = {}

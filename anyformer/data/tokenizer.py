@@ -284,8 +284,7 @@ class TextTokenizer:
 
 
 def train_tokenizer(spec: recipe.Tokenizer, texts: Iterable[str], data: recipe.Data | None = None) -> TextTokenizer:
-    """The tokenizer that a spec asks for, learnt from texts, which are read once; a file is loaded instead, from where
-    data is."""
+    """Return the tokenizer of a spec: trained on texts, read once, or loaded from a file under `data.root`."""
     if not isinstance(spec, recipe.TokenizerFile):
         return TextTokenizer(learn(spec, texts))
     if data is None:

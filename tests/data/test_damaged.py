@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from rich.console import Console
 
 from anyformer.config import ConfigError
-from anyformer.data.chunks import Input, chunks
+from anyformer.data.chunks import Input, read_chunks
 from anyformer.data.lines import read_lines
 from anyformer.data.readers import read
 from anyformer.data.shard_writer import prepare
@@ -100,7 +100,7 @@ def test_a_document_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("anyformer.data.chunks.MAX_DOCUMENT", MIB)
     name = bomb(tmp_path / "line.jsonl.gz", 4 * MIB)
     with pytest.raises(ConfigError, match=r"line\.jsonl\.gz has a document of more than 1 MiB, from line 1 on"):
-        list(chunks(Path(name), Input(), size=1000))
+        list(read_chunks(Path(name), Input(), size=1000))
 
 
 @given(content=st.binary(max_size=200) | st.text("a\n\r", max_size=200).map(str.encode), size=st.integers(1, 20))
@@ -108,7 +108,7 @@ def test_chunks_are_the_file(content: bytes, size: int, tmp_path_factory: pytest
     path = tmp_path_factory.mktemp("chunks") / "text.txt"
     path.write_bytes(content)
     for document in ("line", "blank"):
-        found = list(chunks(path, Input(document=document), size=size))  # type: ignore[arg-type]
+        found = list(read_chunks(path, Input(document=document), size=size))  # type: ignore[arg-type]
         assert b"".join(chunk.content for chunk in found) == content
         assert [chunk.number for chunk in found[1:]] == [
             1 + b"".join(chunk.content for chunk in found[:i]).count(b"\n") for i in range(1, len(found))

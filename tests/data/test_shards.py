@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from anyformer.config import ConfigError
-from anyformer.data import chunks as cutting, shard_writer as sharding
-from anyformer.data.chunks import Bad, Chunk, Input, chunks, documents
+from anyformer.data import chunks, shard_writer
+from anyformer.data.chunks import Bad, Chunk, Input, documents, read_chunks
 from anyformer.data.shard_writer import prepare
 from anyformer.data.shards import Corpus, Index, InMemory
 from anyformer.data.tokenizer import TextTokenizer
@@ -28,7 +28,7 @@ LINES = [f"line {i} says {'really ' * (i % 7)}{i * i}" for i in range(200)]
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(cutting, "SIZE", 300)
+    monkeypatch.setattr(chunks, "SIZE", 300)
     monkeypatch.chdir(tmp_path)
 
 
@@ -73,7 +73,7 @@ def test_chunks_are_the_file_and_are_cut_between_documents(gz: str, parts: list[
     path = write(f"a.txt{gz}", text)
     for document in ("line", "blank", "file"):
         how = Input(document)
-        cut = list(chunks(path, how, size))
+        cut = list(read_chunks(path, how, size))
         assert b"".join(chunk.content for chunk in cut) == text.encode()
         assert [chunk.last for chunk in cut] == [False] * (len(cut) - 1) + [True]
         before = 1
@@ -92,8 +92,8 @@ def test_chunks_are_the_file_and_are_cut_between_documents(gz: str, parts: list[
 
 
 def test_a_long_document_is_encoded_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cutting, "PIECE", 50)
-    monkeypatch.setattr(sharding, "TOGETHER", 80)
+    monkeypatch.setattr(chunks, "PIECE", 50)
+    monkeypatch.setattr(shard_writer, "TOGETHER", 80)
     text = "\n".join(LINES)
     for ending in ("", "\n", "\n\n"):
         found = made(write("a.txt", text + ending), write("b.txt", "short"), out=f"out{len(ending)}", how=Input("file"))
@@ -134,8 +134,8 @@ def tree(folder: str | Path) -> dict[str, bytes]:
 def test_a_tokenizer_is_trained_on_all_parts() -> None:
     lines = [chr(ord("a") + i * 26 // 400) * 3 for i in range(400)]
     path = write("a.txt", "\n".join(lines))
-    found = "".join(sharding._sample([path], Input(), 400))
-    assert all(chunk.content[:1].decode() in found for chunk in chunks(path, Input(), 300))
+    found = "".join(shard_writer._sample([path], Input(), 400))
+    assert all(chunk.content[:1].decode() in found for chunk in read_chunks(path, Input(), 300))
     assert 200 < len(found) < 600
     prepare([path], Path("out"), Characters(), Input(), sample=400)
     tokenizer = Corpus("out").tokenizer()
@@ -168,7 +168,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("corpus")
     (folder / "a.txt").write_text("\n".join(LINES))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cutting, "SIZE", 300)
+        patch.setattr(chunks, "SIZE", 300)
         prepare([folder / "a.txt"], folder / "out", Bytes(), Input())
     return folder / "out"
 
@@ -306,8 +306,8 @@ def killed(out: Path, writes: int | None, seconds: float | None) -> None:
     """Prepares in a process of its own, which dies at the n-th write, or by the clock."""
     import threading
 
-    cutting.SIZE = 300
-    real, count = sharding._write, 0
+    chunks.SIZE = 300
+    real, count = shard_writer._write, 0
 
     def dying(path: Path, content: bytes) -> None:
         nonlocal count
@@ -317,7 +317,7 @@ def killed(out: Path, writes: int | None, seconds: float | None) -> None:
             die()
         real(path, content)
 
-    sharding._write = dying
+    shard_writer._write = dying
     if seconds is not None:
         threading.Timer(seconds, die).start()
     prepare([out.parent / "a.txt"], out, BPE(size=280), Input())
@@ -325,7 +325,7 @@ def killed(out: Path, writes: int | None, seconds: float | None) -> None:
 
 def orphaned(out: Path) -> None:
     """Prepares by two workers, and dies while they work."""
-    cutting.SIZE = 300
+    chunks.SIZE = 300
     told = 0
 
     def progress(done: int, left: int) -> None:
