@@ -1,8 +1,8 @@
-"""Cross-entropy of hidden states under a table of words: the reference, and what a GPU does in its place.
+"""Cross-entropy of hidden states and an output table: the reference, and a fused version for GPUs.
 
-The reference makes logits [n, v], keeps them, and reads them several times: most of the memory of a step, and much of
-its time. On a GPU they are made for some rows at a time, one kernel reads them, leaves the loss of each row and writes
-the gradient over them, and both products that need it follow at once: what is kept is as large as the inputs.
+The reference stores logits [n, v] and reads them several times: most of the memory of a step, and much of its time. The
+fused version computes logits for some rows at a time. One kernel writes the loss of each row and replaces the logits by
+their gradient, and both matmuls that need the gradient follow at once. Only tensors as large as the inputs are kept.
 """
 
 from typing import Any
@@ -18,14 +18,14 @@ MAX_LOGIT_BYTES = 2**33  # bytes of logits at a time
 
 
 def token_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
-    """The summed cross-entropy of labels [b, t] that ask for something, by logits [b, t, v], in fp32."""
+    """Return the cross-entropy of logits [b, t, v] summed over labels [b, t] that are not ignored, in fp32."""
     return F.cross_entropy(
         logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing
     )
 
 
 def can_fuse_loss(x: Tensor) -> bool:
-    """Whether `head_loss` can run: on CUDA, in half precision, with gradients."""
+    """Whether `fused_head_loss` can run: on CUDA, in half precision, with gradients."""
     at = Runtime.of(x, training=True)
     return at.device == "cuda" and at.dtype in HALF and torch.is_grad_enabled() and HAS_TRITON
 
@@ -43,7 +43,7 @@ def fused_head_loss(x: Tensor, table: Tensor, bias: Tensor | None, labels: Tenso
 def _fused_head_loss(
     x: Tensor, table: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The loss, and its gradients by x, table and bias."""
+    """Return the loss and its gradients with respect to x, table and bias."""
     n, v = len(x), len(table)
     parts = max(1, -(-n * v * x.element_size() // MAX_LOGIT_BYTES))
     losses = torch.empty(n, dtype=torch.float32, device=x.device)
@@ -82,7 +82,7 @@ _fused_head_loss.register_autograd(_back, setup_context=_keep)
 
 
 def _descend(logits: Tensor, labels: Tensor, losses: Tensor, smoothing: float) -> None:
-    """Writes the loss of each row, and over the logits [n, v] the gradient of their sum."""
+    """Write the loss of each row, and replace the logits [n, v] by the gradient of the summed loss."""
     from anyformer.kernels.triton_kernels import descend
 
     descend[(len(logits),)](

@@ -1,8 +1,8 @@
-"""A product with a bias and the activation behind it, in a compiled step of half precision.
+"""Linear layer and activation as one op, in compiled half-precision training.
 
-Backwards, what comes out of the activation's slope is the gradient of the product, and its sums are that of the bias:
-one pass finds both, where the compiler takes two. A ReLU is part of the product itself, as cuBLAS has it: its slope is
-known by what it made.
+In the backward pass, the gradient of the activation's input is also that of the linear layer's output, and its column
+sums are the gradient of the bias: one kernel computes both, where the compiler takes two passes. cuBLAS fuses a ReLU
+into the matmul; its derivative follows from its output.
 """
 
 from typing import Any, Literal
@@ -20,7 +20,7 @@ TALL, STEP, WIDE = 128, 16, 128  # rows that a program passes, how many at once,
 
 
 def fused_linear_activation(x: Tensor, weight: Tensor, bias: Tensor, act: Act) -> Tensor:
-    """x [..., k] times weight [n, k], plus bias [n], and what the activation makes of it, in half precision."""
+    """Return act(x weightᵀ + bias) in half precision; x is [..., k], weight [n, k], bias [n]."""
     dtype = Runtime.of(x, training=True).dtype
     with torch.autocast(x.device.type, enabled=False):
         found: Tensor = _Activated.apply(x.to(dtype).flatten(0, -2), weight.to(dtype), bias.to(dtype), act)
@@ -48,7 +48,7 @@ class _Activated(torch.autograd.Function):
 
 @torch.library.custom_op("anyformer::linear_relu", mutates_args=())
 def linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """max(0, x weightᵀ + bias), by cuBLAS in one: the compiler would take it apart."""
+    """Return max(0, x weightᵀ + bias) by one cuBLAS call, which the compiler would split."""
     return torch._addmm_activation(bias, x, weight.T)
 
 
@@ -59,8 +59,10 @@ def _(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 @torch.library.custom_op("anyformer::activation_backward", mutates_args=())
 def activation_backward(slope: Tensor, made: Tensor, act: str) -> tuple[Tensor, Tensor]:
-    """The gradient of what an activation read, [m, n], and its sums over some rows each, [some, n]; by that of what it
-    gave, and by what it read, or gave if it is a ReLU."""
+    """Return the gradient of an activation's input [m, n], and its sums over blocks of TALL rows [blocks, n].
+
+    `slope` is the gradient of its output, and `made` its input, or its output for a ReLU.
+    """
     return (launch if slope.is_cuda else reference)(slope, made, act)
 
 
@@ -78,7 +80,7 @@ def reference(slope: Tensor, made: Tensor, act: str) -> tuple[Tensor, Tensor]:
 
 
 def launch(slope: Tensor, made: Tensor, act: str) -> tuple[Tensor, Tensor]:
-    """The same by a kernel."""
+    """Run the Triton kernel that equals `reference`."""
     from anyformer.kernels.triton_kernels import pass_slopes
 
     out, sums = _like(slope, made, act)

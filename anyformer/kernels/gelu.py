@@ -1,7 +1,7 @@
-"""GELU, in other steps than torch's where these take longer than all around them.
+"""A faster GELU where torch's erf or tanh dominates.
 
-On a CPU torch works out its slope number by number: by whole tensors it is three times as fast. On a GPU its erf and
-tanh, in a compiled kernel of half precision, take longer than to read and write what they are of.
+On a CPU torch computes the derivative element by element; tensor operations are three times as fast. On a GPU, in a
+compiled half-precision kernel, erf and tanh take longer than reading and writing the tensor.
 """
 
 import math
@@ -23,7 +23,7 @@ LOGIT = 1.59467633, 0.0740778944, -0.000587508068, -2.72760193e-05, 1.42412705e-
 
 
 def gelu(x: Tensor, approximate: Approximate = "none") -> Tensor:
-    """x Φ(x), or an approximation of it by a tanh."""
+    """Return x Φ(x), or its tanh approximation."""
     if x.requires_grad and torch.is_grad_enabled():
         compiling = torch.compiler.is_compiling()
         if compiling and x.is_cuda and x.dtype in HALF:
@@ -49,7 +49,7 @@ class _Gelu(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        if torch.is_grad_enabled():  # the slope itself is to have one
+        if torch.is_grad_enabled():  # for second derivatives
             found: Tensor = torch.ops.aten.gelu_backward(grad, x)
             return found
         share = torch.erf(x * math.sqrt(0.5)).add_(1).mul_(0.5)  # Φ
@@ -58,7 +58,7 @@ class _Gelu(torch.autograd.Function):
 
 
 class _Quick(torch.autograd.Function):
-    """By one exponential and few products, in fp32; off by less than half precision can tell."""
+    """GELU by one exponential in fp32; the error is below the rounding of half precision."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, approximate: Approximate) -> Tensor:
@@ -86,7 +86,7 @@ def quick(x: Tensor, approximate: Approximate) -> Tensor:
 
 
 def _share(y: Tensor, approximate: Approximate) -> tuple[Tensor, Tensor]:
-    """Of y that is left, Φ(y) or what stands for it, and its slope."""
+    """Return Φ(y), or its tanh approximation, and the derivative."""
     if approximate == "tanh":
         square = y * y
         share = torch.sigmoid(y * (FIRST + THIRD * square))  # as (1 + tanh) / 2

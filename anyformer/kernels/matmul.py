@@ -1,4 +1,4 @@
-"""Products of few rows with a matrix, as decode steps have: nothing counts but how fast weights are read."""
+"""Linear layers on few rows, as in decode steps: their time is the time to read the weights."""
 
 from typing import NamedTuple
 
@@ -10,23 +10,23 @@ from anyformer.conventions import next_power_of_two
 from anyformer.kernels.prepacked import can_use_prepacked, prepacked_linear
 from anyformer.kernels.runtime import HALF, HAS_TRITON, supports_dependent_launch
 
-COLUMN_BLOCK = 256  # rows are of whole such blocks
-MIN_WEIGHTS = 1 << 18  # weights: below, all of it is the start of a kernel
-MAX_INT8_ROWS = 64  # rows for which weights of 8 bits are not made anew
-TRANSPOSED_ROWS = range(9, 33)  # rows that a CPU multiplies faster the other way round
+COLUMN_BLOCK = 256  # the input width is a multiple of it
+MIN_WEIGHTS = 1 << 18  # smaller matrices are launch-bound
+MAX_INT8_ROWS = 64  # with more rows, dequantising int8 weights first is faster
+TRANSPOSED_ROWS = range(9, 33)  # row counts for which a CPU computes weight xᵀ faster than x weightᵀ
 
 
 class Shape(NamedTuple):
-    """How a program reads."""
+    """Tile sizes of one program."""
 
     rows: int  # at once
     columns: int
     warps: int
-    flat: bool = False  # each row reads x for itself, so that nothing is passed between threads
+    flat: bool = False  # every row of threads loads x itself, without exchange between threads
 
 
 def shape_of(weight: Tensor) -> Shape:
-    """What was fastest of those that were measured (an H200, the matrices of a model of 1.2 billion weights)."""
+    """Return the fastest measured tile sizes (H200, the matrices of a model with 1.2 billion weights)."""
     n, k = weight.shape
     if weight.element_size() > 1:
         return Shape(2, 1024, 2)
@@ -36,8 +36,10 @@ def shape_of(weight: Tensor) -> Shape:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As `F.linear`; one row on a GPU by a kernel of its own, few rows on a CPU as columns, or while decoding with
-    weights laid out beforehand."""
+    """Return `F.linear(x, weight, bias)`, by a faster path for few rows.
+
+    One row on a GPU takes a Triton kernel. Few rows on a CPU take prepacked weights or the transposed matmul.
+    """
     if fits_row_kernel(x, weight):
         return one_row_linear(x, weight, None, bias)
     if can_use_prepacked(x, weight):
@@ -51,9 +53,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def transposed_is_faster(x: Tensor) -> bool:
-    """Whether x are few rows, in fp32 on a CPU, without gradients: weight xᵀ is then faster than x weightᵀ."""
+    """Whether weight xᵀ is faster than x weightᵀ: few rows in fp32 on a CPU, without gradients."""
     return (
-        not torch.compiler.is_compiling()  # first: a size that is looked at is one that a graph is made for
+        not torch.compiler.is_compiling()  # checked first: reading x.shape would specialise the graph
         and x.device.type == "cpu"
         and x.dtype is torch.float32
         and x.dim() > 1
@@ -64,8 +66,8 @@ def transposed_is_faster(x: Tensor) -> bool:
 
 
 def fits_row_kernel(x: Tensor, weight: Tensor, most: int = 1) -> bool:
-    """Whether x are so few rows, in half precision on CUDA, without gradients, of a matrix in the same precision or
-    int8."""
+    """Whether the row kernels support a call: at most `most` rows in half precision on CUDA, without gradients, and a
+    matrix in the same precision or in int8."""
     return (
         HAS_TRITON
         and x.is_cuda
@@ -81,13 +83,13 @@ def fits_row_kernel(x: Tensor, weight: Tensor, most: int = 1) -> bool:
 
 
 def int8_is_faster(weight: Tensor) -> bool:
-    """Whether one row would be faster by a copy of these weights in 8 bits."""
+    """Whether an int8 copy of these weights speeds up a single row."""
     return HAS_TRITON and weight.is_cuda and weight.dtype in HALF and weight.shape[-1] % COLUMN_BLOCK == 0
 
 
 @torch.library.custom_op("anyformer::one_row_linear", mutates_args=())
 def one_row_linear(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
-    """x [..., k], one row, times weight [n, k], each of its rows times its scale [n], plus bias [n]: [..., n]"""
+    """Return x weightᵀ · scale + bias [..., n] of one row x [..., k], weight [n, k], scale [n] and bias [n]."""
     out = _like(x, weight, scale, bias)
     launch(x.contiguous(), weight, scale, bias, out, shape_of(weight))
     return out
@@ -100,7 +102,7 @@ def _like(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None) 
 
 @torch.library.custom_op("anyformer::int8_linear", mutates_args=())
 def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """x [..., k], few rows, times weight [n, k] in 8 bits, each of its rows times its scale [n], plus bias [n]."""
+    """Return x weightᵀ · scale + bias [..., n] of few rows x [..., k] and an int8 weight [n, k] with scale [n]."""
     from anyformer.kernels.triton_kernels import multiply_rows
 
     out, (n, k), m = _like(x, weight, scale, bias), weight.shape, x.shape[:-1].numel()
@@ -124,7 +126,7 @@ def launch(
     out: Tensor,
     shape: Shape,
 ) -> None:
-    """Runs the kernel with blocks of that shape, or of as many columns as divide a row."""
+    """Run the kernel with these tile sizes; the number of columns is reduced to a divisor of the width."""
     from anyformer.kernels.triton_kernels import multiply_row
 
     (n, k), (rows, columns, warps, flat) = weight.shape, shape

@@ -1,7 +1,7 @@
-"""Weights as a CPU's kernels read them, kept while a model decodes.
+"""Weights in the memory layout of the CPU kernels, kept while a model decodes.
 
-oneDNN on ARM lays a matrix out anew for every product with more than one row: for two rows that takes longer than the
-product itself, for sixty-four a sixth of the time. A decode step has the same matrices each time.
+oneDNN on ARM reorders a weight matrix for every matmul with more than one row. For two rows that takes longer than the
+matmul itself, for 64 rows a sixth of the time. Decode steps use the same matrices every time.
 """
 
 from collections.abc import Iterator
@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-MIN_WEIGHTS = 1 << 18  # weights: below, a call from Python takes longer
-MAX_COPY_BYTES = 1 << 31  # bytes of all copies; the weights beyond are read as they are
+MIN_WEIGHTS = 1 << 18  # for smaller matrices the call from Python takes longer
+MAX_COPY_BYTES = 1 << 31  # of all copies; further weights are not prepacked
 
 
 class PrepackedWeights:
-    """Copies of weights in the layout of the kernels."""
+    """Copies of weights in the memory layout of the kernels."""
 
     def __init__(self) -> None:
-        self._copies: dict[int, tuple[int, Tensor]] = {}  # by address: the weight's version, and the copy
+        self._copies: dict[int, tuple[int, Tensor]] = {}  # address → (version of the weight, copy)
         self._left = MAX_COPY_BYTES
 
     def find(self, weight: Tensor) -> Tensor | None:
@@ -47,7 +47,7 @@ _here = _Here()
 
 @contextmanager
 def use_prepacked(packed: PrepackedWeights, rows: int) -> Iterator[None]:
-    """Within, products are made with these copies, where they have several rows and the CPU gains by it."""
+    """Use these copies for matmuls with several rows within the block, if prepacking pays on this CPU."""
     _here.meant = rows > 1 and prepacking_pays()
     _here.packed = packed if _here.meant else None
     try:
@@ -58,12 +58,12 @@ def use_prepacked(packed: PrepackedWeights, rows: int) -> Iterator[None]:
 
 @cache
 def prepacking_pays() -> bool:
-    """Whether torch multiplies by the kernels that are meant."""
+    """Whether torch runs linear layers on oneDNN with the Arm Compute Library."""
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_acl_supported())
 
 
 def can_use_prepacked(x: Tensor, weight: Tensor) -> bool:
-    """Whether it is meant here, x is in fp32 on a CPU, without gradients, and the matrix is one that stays."""
+    """Whether prepacked weights are in use and support a call: fp32 on a CPU, no gradients, weight a parameter."""
     return (
         _here.meant
         and isinstance(weight, nn.Parameter)
@@ -77,7 +77,7 @@ def can_use_prepacked(x: Tensor, weight: Tensor) -> bool:
 
 
 def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    copy = None if _here.packed is None else _here.packed.find(weight)  # a compiled step may be run anywhere
+    copy = None if _here.packed is None else _here.packed.find(weight)
     if copy is None:
         return F.linear(x, weight, bias)
     found: Tensor = torch.ops.mkldnn._linear_pointwise(x, copy, bias, "none", [], "")
@@ -88,10 +88,10 @@ def _like(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return x.new_empty(*x.shape[:-1], len(weight))
 
 
-# by hand: around a `custom_op` torch does 60 microseconds of its own at every call
+# not `custom_op`, which adds 60 microseconds to every call
 _library = torch.library.Library("anyformer", "FRAGMENT")
 _library.define("prepacked_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
 _library.impl("prepacked_linear", _multiply, "CPU")
 _library.impl("prepacked_linear", _like, "Meta")
 prepacked_linear = torch.ops.anyformer.prepacked_linear.default
-"""As `F.linear`."""
+"""`F.linear` with a prepacked weight."""

@@ -1,4 +1,4 @@
-"""Rows that change places among few neighbours, in place, by one kernel."""
+"""Reorder the rows of a cache within groups (beams), in place, by one kernel."""
 
 import torch
 from torch import Tensor
@@ -6,13 +6,15 @@ from torch import Tensor
 from anyformer.conventions import next_power_of_two
 from anyformer.kernels.runtime import HAS_TRITON
 
-BLOCK = 1024  # numbers of each row that one program moves
-WIDEST = 16  # neighbours at most: a program holds all of them at once
+BLOCK = 1024  # elements of each row that one program moves
+MAX_GROUP = 16  # rows: a program holds all of them at once
 
 
 def reorder_in_groups(x: Tensor, rows: Tensor, length: Tensor, within: int) -> None:
-    """Row i of x [b, g, slots, k] becomes what row `rows[i]` was, one of the same `within` neighbours; only the first
-    `length` slots count."""
+    """Set row i of x [b, g, slots, k] to the old row `rows[i]`, which is in the same group of `within` rows.
+
+    Only the first `length` slots are moved.
+    """
     from anyformer.kernels.triton_kernels import regroup_rows
 
     size = x[0].numel()
@@ -22,6 +24,6 @@ def reorder_in_groups(x: Tensor, rows: Tensor, length: Tensor, within: int) -> N
 
 
 def can_reorder_in_groups(x: Tensor, within: int) -> bool:
-    """Whether `regroup` can do it."""
+    """Whether `reorder_in_groups` supports this tensor and group size."""
     here = HAS_TRITON and x.is_cuda and torch.version.hip is None
-    return here and x.dim() == 4 and x.is_contiguous() and within <= WIDEST
+    return here and x.dim() == 4 and x.is_contiguous() and within <= MAX_GROUP
