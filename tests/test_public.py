@@ -61,7 +61,7 @@ VERBS = {
     "import": ["source", "--out", "--tokenizer", "--allow-pickle", "--family", "--ignore-field"],
     "merge": ["run", "--out"],
     "lab": ["[what]", "--size", "--jobs", "--out"],
-    "export": ["run", "out", "--format", "--family"],
+    "export": ["run", "[out]", "--format", "--family", "--out"],
     "config": [],
     "config schema": ["[of]"],
     "config show": ["model", "[changes]", "--format"],

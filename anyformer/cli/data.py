@@ -1,4 +1,4 @@
-"""The verbs about corpora that are larger than memory."""
+"""`data`: token shards of corpora that are larger than memory."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from anyformer.data.tokenizer import TextTokenizer
     from anyformer.recipe import Tokenizer
 
-data_app = typer.Typer(no_args_is_help=True, help="Make token shards of text of any length, and look at them.")
+data_app = typer.Typer(no_args_is_help=True, help="Write token shards of large corpora, and show them.")
 app.add_typer(data_app, name="data")
 
 
@@ -22,24 +22,24 @@ def data_prepare(
     files: Annotated[
         list[str], typer.Argument(metavar="FILE...", help="Text, .jsonl or .parquet; patterns such as '*.txt.gz' too.")
     ],
-    out: Annotated[Path, typer.Option(help="The folder of the shards; begun before, it is gone on with.")],
+    out: Annotated[Path, typer.Option(help="Folder of the shards; an unfinished one is continued.")],
     tokenizer: Annotated[
         str,
         typer.Option(help="A tokenizer.json, a run, or one to train on a sample: bytes, '{kind=\"bpe\", size=32000}'."),
     ],
     document: Annotated[
         Literal["line", "blank", "file"],
-        typer.Option(help="Of plain text: each line, what stands between empty lines, or each file."),
+        typer.Option(help="A document of plain text: a line, a paragraph between blank lines, or a file."),
     ] = "line",
     column: Annotated[str, typer.Option(help="Of JSON and Parquet: the text, such as text or meta.title.")] = "text",
     encoding: Annotated[str, typer.Option(help="Of the files: utf-8, latin-1, cp949, ...")] = "utf-8",
     sample: Annotated[float, typer.Option(min=0.001, help="Megabytes on which a tokenizer is trained.")] = 100.0,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes; as many as there are cores.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes. Default: the number of cores.")] = None,
     on_bad_row: Annotated[
         Literal["error", "skip"], typer.Option(help="Stop at text that cannot be read, or leave it out.")
     ] = "error",
 ) -> None:
-    """Make token shards of files of any length, in little memory; killed, it goes on when it is called again."""
+    """Write token shards of files of any size, in little memory. If it is stopped, the same command continues."""
     from anyformer.cli.progress import counting_bytes
     from anyformer.data.chunks import Input
     from anyformer.data.shard_writer import WorkerLost, prepare
@@ -59,18 +59,21 @@ def data_prepare(
                 workers=workers or usable_cores(),
                 progress=progress,
             )
-    except WorkerLost as told:
-        typer.echo(str(told), err=True)
+    except WorkerLost as error:
+        typer.echo(str(error), err=True)
         raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        typer.echo("interrupted: finished shards are kept; the same command continues", err=True)
+        raise typer.Exit(3) from None
     _show(out, index)
 
 
 @data_app.command("show")
 def data_show(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of shards.")],
-    check: Annotated[bool, typer.Option("--check", help="Read them all, and compare their digests.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Read all shards and verify their checksums.")] = False,
 ) -> None:
-    """Print what is in a folder of shards."""
+    """Print the contents of a folder of shards."""
     from anyformer.data.shards import Corpus
 
     corpus = Corpus(folder)

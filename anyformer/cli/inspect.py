@@ -1,4 +1,4 @@
-"""The verb that shows where a run's model looks."""
+"""`inspect`: tokens, attention maps and the strongest links of a run, in the terminal."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,22 +25,20 @@ LINKS = 10  # of the strongest links
 @app.command("inspect")
 def inspect_(
     run: Folder,
-    text: Annotated[str, typer.Argument(help="What the model reads.")],
+    text: Annotated[str, typer.Argument(help="Input of the model.")],
     target: Annotated[
-        str | None, typer.Option(help="What it says to it; if not given, the likeliest answer of a model that answers.")
+        str | None, typer.Option(help="Target text. Default: the greedy output of a model that generates.")
     ] = None,
     stack: Annotated[
         Literal["encoder", "decoder", "cross"] | None,
-        typer.Option(help="Whose attention: by default across, where a decoder reads an encoder."),
+        typer.Option(help="Which attention. Default: cross-attention, if there is any."),
     ] = None,
-    layer: Annotated[int | None, typer.Option(help="Its map is shown; the last if not given.")] = None,
-    head: Annotated[int | None, typer.Option(help="One head, rather than the mean of all.")] = None,
-    task: Annotated[str | None, typer.Option(help="Of a mixture of tasks: which one.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="A figure of the layer's heads, or of the one head: .png or .svg.")
-    ] = None,
+    layer: Annotated[int | None, typer.Option(help="Layer whose map is shown. Default: the last.")] = None,
+    head: Annotated[int | None, typer.Option(help="One head instead of the mean of all.")] = None,
+    task: Annotated[str | None, typer.Option(help="Task of a mixture.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write a figure of the heads: .png or .svg.")] = None,
 ) -> None:
-    """Show where a run's model looks: tokens, a map of attention weights, the strongest links."""
+    """Show the attention of a run on a text: tokens, a map of weights, the strongest links."""
     from rich.console import Console
 
     from anyformer.config.spec import ConfigError, Fault

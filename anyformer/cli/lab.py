@@ -1,4 +1,4 @@
-"""The verb of the lab."""
+"""`lab`: experiments and grids."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,14 +15,15 @@ def lab(
         typer.Argument(metavar="[NAME... | all | run GRID.toml [KEY=VALUE...]]", help="Experiments, or a grid."),
     ] = None,
     size: Annotated[
-        Literal["quick", "cpu", "gpu"], typer.Option(help="How large: a glance, a CPU's minutes, or a GPU's.")
+        Literal["quick", "cpu", "gpu"],
+        typer.Option(help="Size of the experiment: seconds, minutes on a CPU, or minutes on a GPU."),
     ] = "cpu",
-    jobs: Annotated[int, typer.Option(min=1, help="Measurements side by side; they share the cores.")] = 1,
-    out: Annotated[Path | None, typer.Option(help="Where results go; runs/lab/... if not given.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Measurements in parallel; they share the cores.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Folder of the results. Default: runs/lab/...")] = None,
 ) -> None:
-    """Put claims about Transformers to the test, or compare settings of your own on your own data.
+    """Test claims about Transformers by experiment, or compare your own settings on your data.
 
-    Without a name it lists the experiments. Work that was stopped goes on where it was.
+    Without a name it lists the experiments. If it is stopped, the same command continues.
     """
     if not what:
         return _list()

@@ -1,4 +1,4 @@
-"""The verbs about models and their configs, and about the machine they would run on."""
+"""`presets`, `count`, `doctor` and `config`."""
 
 import inspect
 import json
@@ -62,11 +62,12 @@ def count_(
     length: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Tokens in a row (the target's, in an encoder-decoder); if not given, 1024 or the longest."
+            min=1,
+            help="Tokens per row (of the target, in an encoder-decoder). Default: 1024, or the limit of the model.",
         ),
     ] = None,
     source_length: Annotated[
-        int | None, typer.Option(min=1, help="Tokens in a row of the source; the same if not given.")
+        int | None, typer.Option(min=1, help="Tokens per row of the source. Default: --length.")
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Rows.")] = 1,
     as_json: Json = False,
@@ -79,13 +80,13 @@ def count_(
     config = model_of(read(model, changes))
     table = count(config, length, batch=batch, source_length=source_length)
     training = training_memory(config, length, batch=batch, source_length=source_length)
-    told = {**table.to_dict(), "training": training.to_dict()}
-    typer.echo(json.dumps(told) if as_json else f"{table}\n{training}")
+    result = {**table.to_dict(), "training": training.to_dict()}
+    typer.echo(json.dumps(result) if as_json else f"{table}\n{training}")
 
 
 @app.command("doctor")
 def doctor_(as_json: Json = False) -> None:
-    """Look at this machine: what it has, and what anyformer would therefore choose."""
+    """Report this machine, and the device, precision, kernels and compilation that anyformer chooses."""
     from anyformer.doctor import doctor
 
     report = doctor()
@@ -96,7 +97,7 @@ def doctor_(as_json: Json = False) -> None:
 def config_schema(
     of: Annotated[Literal["model", "recipe"], typer.Argument(help="Of which kind of file.")] = "model",
 ) -> None:
-    """Print the JSON schema of models or of recipes, by which editors complete and check files."""
+    """Print the JSON schema of models or recipes, for completion and checks in editors."""
     from anyformer.config import io
     from anyformer.config.model import ModelConfig
     from anyformer.recipe import Recipe
@@ -119,7 +120,7 @@ def config_show(
 
 @config_app.command("check")
 def config_check(files: Annotated[list[Path], typer.Argument(metavar="FILE...", help=".toml or .json files.")]) -> None:
-    """Check files of models and recipes, and tell everything that is wrong in them at once."""
+    """Check files of models and recipes, and print all faults."""
     from anyformer.cli.resolve import load
     from anyformer.config.spec import ConfigError, Fault
 
@@ -136,7 +137,7 @@ def config_check(files: Annotated[list[Path], typer.Argument(metavar="FILE...", 
 
 @config_app.command("diff")
 def config_diff(left: Named, right: Named) -> None:
-    """Tell where two models, or two recipes, differ, a line per place: the path, left -> right."""
+    """Print the differences of two models or two recipes, one per line: path, left -> right."""
     from anyformer.cli.resolve import read
     from anyformer.config import io
     from anyformer.config.spec import ConfigError, Fault

@@ -1,4 +1,4 @@
-"""The verbs that make a run and use it."""
+"""`recipes`, `train`, `evaluate`, `predict`, `import`, `merge` and `export`."""
 
 import json
 import sys
@@ -41,10 +41,10 @@ def train_(
     ] = "sort",
     changes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Changes of the recipe: train.steps=200, model.decoder.depth=4."),
+        typer.Argument(metavar="KEY=VALUE", help="Settings to change: train.steps=200, model.decoder.depth=4."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The run's folder; runs/RECIPE if not given.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/RECIPE.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in that folder.")] = False,
     allow_changed_data: Annotated[
         bool,
         typer.Option(
@@ -54,11 +54,12 @@ def train_(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Read the data, build the model, take a few steps, tell what it will take; write nothing."
+            "--dry-run",
+            help="Read the data, build the model, take a few steps, and print memory and time. Nothing is written.",
         ),
     ] = False,
 ) -> None:
-    """Train a model by a recipe; interrupted, it saves and goes on with --resume to the same numbers."""
+    """Train a model by a recipe. Ctrl-C saves a checkpoint; --resume continues from it with the same result."""
     if dry_run:
         _plan(recipe, changes, out, resume or allow_changed_data)
         return
@@ -67,7 +68,7 @@ def train_(
     with Signals(lambda: print_once("stopping after this step; a second signal stops at once", err=True)):
         from anyformer.training.train import train
 
-        with _told():
+        with _errors_as_lines():
             run = train(recipe, out, changes or (), resume=resume, allow_changed_data=allow_changed_data)
         print_once(f"trained: {run.folder}")
 
@@ -79,26 +80,26 @@ def _plan(recipe: str, changes: list[str] | None, out: Path | None, resume: bool
 
     if out is not None or resume:
         raise ConfigError([Fault("--dry-run", "writes nothing: leave out --out and --resume")])
-    with _told():
+    with _errors_as_lines():
         typer.echo(plan(read_recipe(recipe, changes or ())).render())
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """How a training may end before its end, in one line each."""
+def _errors_as_lines() -> Iterator[None]:
+    """Print the errors of a training as one line each, and exit with their codes."""
     from anyformer.training.loop import Diverged, Interrupted
     from anyformer.training.out_of_memory import OutOfMemory
 
     try:
         yield
-    except Interrupted as told:
-        print_once(str(told), err=True)
+    except Interrupted as error:
+        print_once(str(error), err=True)
         raise typer.Exit(3) from None
-    except (Diverged, FloatingPointError) as told:
-        print_once(str(told), err=True)
+    except (Diverged, FloatingPointError) as error:
+        print_once(str(error), err=True)
         raise typer.Exit(1) from None
-    except OutOfMemory as told:  # of one process, maybe not of the first
-        typer.echo(str(told), err=True)
+    except OutOfMemory as error:  # any process may raise it
+        typer.echo(str(error), err=True)
         raise typer.Exit(1) from None
 
 
@@ -106,21 +107,28 @@ def _told() -> Iterator[None]:
 def evaluate_(
     run: Folder,
     changes: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes of the run's recipe: data.root=DIR.")
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Settings of the run's recipe to change: data.root=DIR."),
     ] = None,
-    split: Annotated[Literal["test", "valid", "train"], typer.Option(help="Which data of the recipe.")] = "test",
+    split: Annotated[Literal["test", "valid", "train"], typer.Option(help="Split of the recipe's data.")] = "test",
     as_json: Json = False,
 ) -> None:
-    """Measure how well a run does on the data of its recipe; with --json the last line is one JSON object."""
+    """Evaluate a run on the data of its recipe. With --json the last line is one JSON object."""
     from anyformer.training.train import evaluate
 
-    with _told():
-        found = evaluate(run, changes or (), split)
+    with _errors_as_lines():
+        metrics = evaluate(run, changes or (), split)
     if as_json:
-        whole = {"task": found.task, "split": split, "n": found.count, "metrics": found.values, "notes": found.notes}
-        typer.echo(json.dumps(whole, ensure_ascii=False))
+        result = {
+            "task": metrics.task,
+            "split": split,
+            "n": metrics.count,
+            "metrics": metrics.values,
+            "notes": metrics.notes,
+        }
+        typer.echo(json.dumps(result, ensure_ascii=False))
         return
-    table = {"task": found.task, "split": split, "n": found.count, **found.values, **found.notes}
+    table = {"task": metrics.task, "split": split, "n": metrics.count, **metrics.values, **metrics.notes}
     lines = list(_lines(table))
     width = max(16, *(len(name) for name, _ in lines))
     for name, text in lines:
@@ -128,7 +136,7 @@ def evaluate_(
 
 
 def _lines(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
-    """Yield a name and a text for each value; those of a table within a table have the names of both."""
+    """Yield a name and a text for each value; nested tables have dotted names."""
     for key, value in values.items():
         name = f"{before}{key}"
         match value:
@@ -148,20 +156,24 @@ def _lines(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, s
 @decoding
 def predict_(
     run: Folder,
-    file: Annotated[str, typer.Argument(metavar="FILE|-", help="Texts, one a line; - reads standard input.")] = "-",
-    out: Annotated[Path | None, typer.Option(help="Where the answers go, one a line; else to standard output.")] = None,
+    file: Annotated[
+        str, typer.Argument(metavar="FILE|-", help="Input, one text per line; - reads standard input.")
+    ] = "-",
+    out: Annotated[
+        Path | None, typer.Option(help="File for the predictions, one per line. Default: standard output.")
+    ] = None,
     *,
     how: dict[str, Any],
 ) -> None:
-    """Answer each line of a file: labels, numbers, translations, or texts that go on."""
+    """Predict for each line of a file: a label, a number, a translation or a continuation."""
     from anyformer.cli.progress import counting
     from anyformer.config.spec import ConfigError, Fault
 
     if file != "-" and not Path(file).is_file():
         raise ConfigError([Fault(file, "is not a file")])
-    if out is not None and (out.is_dir() or not out.parent.is_dir()):  # before the work of hours
+    if out is not None and (out.is_dir() or not out.parent.is_dir()):  # before hours of work
         what = "is a folder" if out.is_dir() else f"there is no folder {out.parent}"
-        raise ConfigError([Fault(str(out), f"{what}: --out is the file that answers are written to")])
+        raise ConfigError([Fault(str(out), f"{what}: --out is the file for the predictions")])
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -176,7 +188,7 @@ def predict_(
                 typer.echo(f"{len(found):,} of {len(lines):,} lines {UNKNOWN}: line {shown}", err=True)
             try:
                 answers = loaded.predict(lines, progress=progress, **how)
-            except FloatingPointError as error:  # the answers to the other lines are there
+            except FloatingPointError as error:  # with the predictions for the other lines
                 failed, answers = str(error), [answer or "" for answer in getattr(error, "answers", ())]
     said = "".join(f"{answer}\n" for answer in answers)
     if out is None:
@@ -191,25 +203,26 @@ def predict_(
 @app.command("import")
 def import_(
     source: Annotated[
-        Path, typer.Argument(metavar="DIR|FILE", help="A folder with a config.json and weights, or llama2.c's .bin.")
+        Path,
+        typer.Argument(metavar="DIR|FILE", help="Folder with a config.json and weights, or a .bin file of llama2.c."),
     ],
-    out: Annotated[Path, typer.Option(help="The folder of the run that is made of it.")],
-    tokenizer: Annotated[Path | None, typer.Option(help="Its tokenizer, if it is not in the folder.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the new run.")],
+    tokenizer: Annotated[Path | None, typer.Option(help="Its tokenizer, if that is not in the folder.")] = None,
     allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Read pytorch_model.bin, too, as weights and nothing else.")
+        bool, typer.Option("--allow-pickle", help="Also read pytorch_model.bin, restricted to weights.")
     ] = False,
     family: Annotated[
-        str | None, typer.Option(help="The model_type of a config.json that has none, or an unknown one.")
+        str | None, typer.Option(help="Family of the model, if model_type in config.json is missing or unknown.")
     ] = None,
     ignore_field: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Read config.json as if it did not have this field; repeat for several. The model may be another one.",
+            help="Ignore this field of config.json (repeatable). The imported model may then differ.",
         ),
     ] = None,
 ) -> None:
-    """Make a run of a model that another program wrote."""
+    """Import a model of another program as a run."""
     from anyformer.interop import import_model
 
     run = import_model(
@@ -226,9 +239,9 @@ def import_(
 @app.command("merge")
 def merge_(
     run: Folder,
-    out: Annotated[Path, typer.Option(help="The folder of the run that is made of it.")],
+    out: Annotated[Path, typer.Option(help="Folder of the new run.")],
 ) -> None:
-    """Make a run of one with an adapter that does the same without, by its weights alone."""
+    """Merge a run's LoRA adapter into its weights and write a new run."""
     from anyformer.training.train import merge
 
     made = merge(run, out)
@@ -238,22 +251,29 @@ def merge_(
 @app.command("export")
 def export_(
     run: Folder,
-    out: Annotated[Path, typer.Argument(metavar="DIR|FILE", help="The folder, or of ONNX the file, made of it.")],
+    out: Annotated[
+        Path | None, typer.Argument(metavar="DIR|FILE", help="Folder to write, or file for ONNX; or give --out.")
+    ] = None,
     to: Annotated[
-        Literal["hf", "onnx"], typer.Option("--format", help="hf: as transformers reads it; onnx: for onnxruntime.")
+        Literal["hf", "onnx"], typer.Option("--format", help="hf: for transformers; onnx: for ONNX Runtime.")
     ] = "hf",
-    family: Annotated[str | None, typer.Option(help="A family of public models, if several have this one.")] = None,
+    family: Annotated[str | None, typer.Option(help="Family of public models, if several fit.")] = None,
+    to_path: Annotated[Path | None, typer.Option("--out", help="The same as DIR|FILE.")] = None,
 ) -> None:
-    """Write a run as a model that other programs read, or name what of it they do not have."""
+    """Export a run for other programs. An error names the parts that they do not support."""
     from anyformer.config.spec import ConfigError, Fault
     from anyformer.interop.hf_folder import to_hf
     from anyformer.interop.onnx import export_onnx
     from anyformer.run import load
 
+    if (out is None) == (to_path is None):
+        raise ConfigError([Fault("--out", "give the folder or file to write once, as DIR|FILE or by --out")])
+    out = out or to_path
+    assert out is not None
     if to == "onnx":
         if family is not None:
-            raise ConfigError([Fault("--family", "is for --format hf: an ONNX file is of no family")])
+            raise ConfigError([Fault("--family", "is for --format hf: ONNX has no families")])
         typer.echo(f"exported: {export_onnx(load(run, device='cpu'), out)}, as onnx")
         return
-    found = to_hf(load(run, device="cpu"), out, family=family)
-    typer.echo(f"exported: {out}, as {found}")
+    name = to_hf(load(run, device="cpu"), out, family=family)
+    typer.echo(f"exported: {out}, as {name}")

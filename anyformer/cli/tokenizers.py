@@ -1,4 +1,4 @@
-"""The verbs about tokenizers."""
+"""`tokenizer`: training and showing."""
 
 import os
 from pathlib import Path
@@ -11,7 +11,7 @@ from anyformer.cli.app import app
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-tokenizer_app = typer.Typer(no_args_is_help=True, help="Train tokenizers, and look at what they make of a text.")
+tokenizer_app = typer.Typer(no_args_is_help=True, help="Train tokenizers, and show the tokens of a text.")
 app.add_typer(tokenizer_app, name="tokenizer")
 
 
@@ -23,7 +23,7 @@ def tokenizer_train(
         Literal["chars", "bytes", "words", "bpe", "unigram", "wordpiece"], typer.Option(help="What a token is.")
     ] = "bpe",
     size: Annotated[int | None, typer.Option(min=1, help="How many tokens at most; not for chars and bytes.")] = None,
-    lowercase: Annotated[bool, typer.Option("--lowercase", help="Read capitals as small letters.")] = False,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Convert text to lower case.")] = False,
     encoding: Annotated[str, typer.Option(help="Of the files: utf-8, latin-1, cp949, ...")] = "utf-8",
 ) -> None:
     """Train a tokenizer on the lines of text files."""
@@ -56,7 +56,7 @@ def tokenizer_train(
 @tokenizer_app.command("show")
 def tokenizer_show(
     tokenizer: Annotated[Path, typer.Argument(metavar="DIR|FILE", help="A tokenizer.json, or a folder with one.")],
-    text: Annotated[str, typer.Argument(help="What to take apart.")],
+    text: Annotated[str, typer.Argument(help="Text to tokenize.")],
 ) -> None:
     """Print the ids and tokens of a text, a line each; ▁ is a space, <0xE2> a part of a character."""
     from anyformer.data.tokenizer import TextTokenizer
