@@ -135,6 +135,10 @@ def _train_faults(recipe: Recipe) -> Iterator[Fault]:
         yield Fault("train.label_smoothing", f"= {train.label_smoothing}: {what}")
     if recipe.model.adapter and train.init_from is None:
         yield Fault("model.adapter", "LoRA needs pretrained weights: set train.init_from")
+    if train.base_bits and recipe.model.adapter is None:
+        yield Fault("train.base_bits", f"= {train.base_bits}: rounds the weights under an adapter: set model.adapter")
+    if train.base_bits and train.precision == "fp8":
+        yield Fault("train.precision", f"= 'fp8': weights of train.base_bits = {train.base_bits} need 'auto' or 'bf16'")
     if train.average > 1 and train.save_every is None:
         yield Fault("train.average", f"= {train.average}: needs checkpoints to average: set train.save_every")
     if train.best not in (known := measures(task)):

@@ -107,6 +107,7 @@ class Train(Spec):
     patience: Size | None = None  # evaluations without improvement before stopping
     max_bad_steps: Size = 10  # non-finite steps in a row before stopping
     init_from: str | None = None  # folder of a run whose weights training starts from
+    base_bits: Literal[8, 4] | None = None  # round the frozen weights under an adapter (QLoRA); None: fp32
     freeze: tuple[str, ...] = ()  # names of weights or modules that are not trained: "encoder.blocks.0"
     layer_decay: Fraction = 1.0  # learning rate of a layer ÷ that of the layer above; the head has the full rate
     log_every: Size = 10

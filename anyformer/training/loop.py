@@ -13,6 +13,7 @@ from anyformer.data.batch import Batch
 from anyformer.data.loader import Cursor, Loader
 from anyformer.data.prefetch import ending
 from anyformer.data.readers import Rows
+from anyformer.inspection.count import count
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Train
 from anyformer.run import RECIPE, write_folder, write_model
@@ -64,7 +65,7 @@ def fit(job: Job) -> TrainState:
     with signals, _open_log(job) as log, ending(job.reader):
         log.drop_after(state.step)
         job.ranks.on_first(lambda: drop_snapshots(job.out, after=state.step))
-        snapshots = snapshot_steps(spec, sum(p.numel() * p.element_size() for p in job.model.parameters()))
+        snapshots = snapshot_steps(spec, 4 * count(job.model.config).parameters)  # saved in fp32
         unfinished = state.step < spec.steps and not _should_stop(job)
         saved = unfinished and job.ranks.on_first(checkpoint_path(job.out, state.step).exists)
         if saved and job.ranks.any(signals.received):

@@ -63,6 +63,8 @@ from anyformer.training.parallel import SINGLE, Ranks, shard_model
 from anyformer.training.resume import changed_data, find_checkpoint
 from anyformer.training.snapshots import drop_snapshots
 from anyformer.transforms.fp8 import SIZE_MULTIPLE, learn_in_fp8
+from anyformer.transforms.quantise import round_base
+from anyformer.transforms.rounding import Bits
 
 MAX_LABELS = 10  # that a message lists
 MAX_DIFFERENCES = 10
@@ -146,7 +148,8 @@ def build(
     def make() -> tuple[Transformer, Loader]:
         torch.manual_seed(recipe.seed)
         config = fit_config(recipe, task)
-        with torch.device(device):
+        bits = recipe.train.base_bits
+        with torch.device("cpu" if bits else device):  # weights that will be rounded are never on the device in fp32
             model = Transformer(config)
         if precision == "fp8":
             _convert_to_fp8(model, console)
@@ -160,6 +163,9 @@ def build(
             if new := [name for name in copy_weights(model, task.spec, load(first)) if ".lora." not in name]:
                 console.print(f"not in {first}, initialised: {', '.join(new)}", markup=False, soft_wrap=True)
         freeze(model, recipe.train.freeze, new)
+        if bits:
+            _round_base(model, bits)
+            model.to(device)
         return model, task.loader(train, recipe.batches, recipe.seed, model)
 
     model, loader = ranks.on_each(make)
@@ -199,6 +205,14 @@ def _convert_to_fp8(model: Transformer, console: Console) -> None:
     if left:
         text = f"fp8: {len(converted)} linear layers of the blocks; in bf16 remain {reason}"
         console.print(text, markup=False, soft_wrap=True)
+
+
+def _round_base(model: Transformer, bits: Bits) -> None:
+    """Round the frozen weights of the blocks; refuse weights that are not finite."""
+    try:
+        round_base(model, bits)
+    except ValueError as error:
+        raise ConfigError([Fault("train.base_bits", f"= {bits}: {error}")]) from None
 
 
 Splits = dict[Split, Rows]

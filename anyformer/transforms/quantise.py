@@ -113,7 +113,10 @@ def round_base(model: Transformer, bits: Bits) -> None:
     Both passes of training dequantise them for each matmul. The state dict holds the dequantised weights under the
     usual names, so a run loads, merges and exports like any other. Rounding them again gives the same integers.
     """
-    for layer in dict(_layers(model)).values():
+    layers = dict(_layers(model))
+    if nonfinite := [name for name, layer in layers.items() if not layer.rows().isfinite().all()]:
+        raise ValueError(f"weights with NaN or Inf cannot be rounded: {', '.join(nonfinite[:3])}")
+    for layer in layers.values():
         weight = layer.rows().detach()
         layer.weight = None
         layer.format = RoundedFormat(round_off(weight, bits, GROUP_SIZE), weight.dtype)
