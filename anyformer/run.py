@@ -4,7 +4,7 @@
     task.json                the task
     tokenizer.json           (and source_tokenizer.json where the source has its own)
     model.safetensors        the weights
-    manifest.json            SHA-256 of each of these, written last: see `folder.py`
+    manifest.json            SHA-256 of each of these, written last: see `atomic_folder.py`
 
 Loading also checks that these files belong together: the weights have the shapes of the model, the tokenizers fit its
 vocabularies, and its head fits the task.
@@ -76,7 +76,7 @@ REQUIRED = frozenset({"config.json", "task.json", "tokenizer.json", "model.safet
 
 @dataclass(frozen=True)
 class Run:
-    """A trained model with what is needed to use it."""
+    """A trained model with its task and tokenizers."""
 
     model: Transformer
     task: Task
@@ -97,15 +97,15 @@ class Run:
             return self.task.predict(self.model.eval(), texts, **options)
 
     def generate(self, texts: Sequence[str], **options: Any) -> list[str]:
-        """How texts go on, or their answers, with all the options of decoding: see `tasks/generation.py`."""
+        """Return continuations or answers of texts, with all options of decoding: see `tasks/generation.py`."""
         return generation.generate(self._writer(), self.model, texts, **options)
 
     def stream(self, text: str, **options: Any) -> Iterator[str]:
-        """The same for one text, in pieces as they come; together they are what `generate` gives."""
+        """Yield the output for one text in pieces; joined, they are the result of `generate`."""
         return generation.stream(self._writer(), self.model, text, **options)
 
     def hypotheses(self, texts: Sequence[str], **options: Any) -> list[list[generation.Hypothesis]]:
-        """The `n_best` answers to each text that a search with so many `beams` finds, with their scores."""
+        """Return the `n_best` hypotheses of a beam search for each text, with their scores."""
         return generation.hypotheses(self._writer(), self.model, texts, **options)
 
     def score(
@@ -116,14 +116,16 @@ class Run:
         window: int | None = None,
         stride: int | None = None,
     ) -> list[scoring.Score]:
-        """How likely each text is, or an answer to each; long ones by a window: see `tasks/scoring.py`."""
+        """Return the log-probability of each text, or of an answer to each; see `tasks/scoring.py` for windows."""
         return scoring.score(self._writer(), self.model, texts, answers, window=window, stride=stride)
 
     def alternatives(
         self, text: str, k: int = 10, *, answer: str = "", at: int | None = None
     ) -> list[scoring.Alternative]:
-        """The k tokens that are likeliest to come next, or `at` an earlier place; of a masked language model, to stand
-        in the place of a mask: see `tasks/scoring.py`."""
+        """Return the k most probable next tokens, or those `at` an earlier position; see `tasks/scoring.py`.
+
+        A masked language model returns the most probable tokens for a mask.
+        """
         if isinstance(self.task, MaskedLanguageModelling | Encoding) and isinstance(self.config.head, MaskedLM):
             if answer:
                 raise ConfigError([Fault("answer", "is for models that write: this one fills masks")])
@@ -131,18 +133,18 @@ class Run:
         return scoring.alternatives(self._writer(), self.model, text, k, answer=answer, at=at)
 
     def part(self, name: str) -> "Run":
-        """One task of a mixture, as a run of that task alone, by the same model."""
+        """Return one task of a mixture as a run with the same model."""
         if not isinstance(self.task, MixedTasks):
             raise ConfigError([Fault("task", f"= '{name}': the run is of one task, {self.spec.kind}")])
         task = self.task.part(name)
         return replace(self, task=task, spec=task.spec)
 
     def quantise(self, bits: Bits = 8) -> "Run":
-        """The same with weights of 8 or 4 bits, for decoding: see `transforms/quantise.py`."""
+        """Return the run with weights of 8 or 4 bits, for decoding: see `transforms/quantise.py`."""
         return replace(self, model=quantise(self.model, bits))
 
     def merge(self) -> "Run":
-        """The same with its adapter in the weights beside which it stands: see `transforms/merge.py`."""
+        """Return the run with its adapter merged into the weights: see `transforms/merge.py`."""
         return replace(self, model=merge(self.model))
 
     def _writer(self) -> generation.Writer:

@@ -1,4 +1,4 @@
-"""A text as the model of a run reads it, to be looked into: the call of the model, and the tokens by their names."""
+"""A text as the model of a run reads it: the inputs of the model, and the names of the tokens."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
