@@ -1,4 +1,4 @@
-"""Adapters: small weights beside those of a model that is there, which alone are trained. Imports no torch."""
+"""Adapters: small trained weights added to the frozen ones of a pretrained model. Imports no torch."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
@@ -13,15 +13,15 @@ from anyformer.config.spec import Fault, Positive, Probability, Size, Spec, clos
 class LoRA(Spec):
     """W + alpha/rank · B A in place of W, for linear layers within blocks (Hu et al. 2022).
 
-    A [rank, in] begins at random and B [out, rank] at 0, so that a model begins as it was. The matrices of experts and
-    the routers that choose them, recurrent cells and convolutions stay as they are.
+    A [rank, in] is random at first and B [out, rank] is 0, so training starts from the model as it was. Experts,
+    routers, recurrent cells and convolutions have no adapter.
     """
 
     kind: Literal["lora"] = "lora"
     rank: Size
-    alpha: Positive | None = None  # None: rank, so that B A counts in full
-    dropout: Probability = 0.0  # on what A reads
-    targets: tuple[str, ...] = ("*.blocks",)  # layers, or what they are parts of: "*.mixer", "encoder.blocks.0"
+    alpha: Positive | None = None  # None: rank, a factor of 1
+    dropout: Probability = 0.0  # on the input of A
+    targets: tuple[str, ...] = ("*.blocks",)  # names of layers or of modules around them: "*.mixer", "encoder.blocks.0"
 
     @property
     def scale(self) -> float:
@@ -35,16 +35,16 @@ class Matrix(NamedTuple):
     name: str
     inputs: int
     outputs: int
-    across: bool = False  # it reads the encoder's output
+    across: bool = False  # its input is the encoder's output
 
 
 def within(name: str, pattern: str) -> bool:
-    """Whether something is named so, or is a part of what is; `*` stands for anything."""
+    """Whether a name matches a pattern, or is part of a module that does; `*` matches anything."""
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
 def matrices(block: Block, width: int) -> Iterator[Matrix]:
-    """The linear layers of a block that may have an adapter."""
+    """Yield the linear layers of a block that may have an adapter."""
     mixer, feedforward = block.mixer, block.feedforward
     if isinstance(mixer, Attention):
         yield from _attention(mixer, width, "mixer.inner", cross=False)
@@ -84,7 +84,7 @@ def _network(spec: Network, d: int, f: int, at: str) -> Iterator[Matrix]:
 
 
 def every_matrix(stacks: Mapping[Side, Stack], width: int) -> dict[str, Matrix]:
-    """Of all blocks, by their names in the model; blocks that layers share are there once."""
+    """Return the linear layers of all blocks by name; a block that layers share counts once."""
     found = {}
     for side, stack in stacks.items():
         for run, block in zip(stack.runs, stack.unrolled(), strict=True):
@@ -95,13 +95,13 @@ def every_matrix(stacks: Mapping[Side, Stack], width: int) -> dict[str, Matrix]:
 
 
 def adapted(adapter: LoRA, stacks: Mapping[Side, Stack], width: int) -> dict[str, Matrix]:
-    """The linear layers that have one."""
+    """Return the linear layers that the adapter targets."""
     every = every_matrix(stacks, width).items()
     return {name: matrix for name, matrix in every if any(within(name, target) for target in adapter.targets)}
 
 
 def misfits(adapter: LoRA, stacks: Mapping[Side, Stack], width: int) -> Iterator[Fault]:
-    """What is wrong with an adapter of a model."""
+    """Yield the faults of an adapter for a model."""
     every = every_matrix(stacks, width)
     if not adapter.targets:
         yield Fault("targets", "= []: must name at least one part; all linear layers of blocks are '*.blocks'")
