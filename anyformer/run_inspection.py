@@ -10,7 +10,7 @@ from torch import Tensor
 from anyformer.config import ConfigError, Fault, ModelConfig, Side, Tokens
 from anyformer.conventions import PLAIN
 from anyformer.data.batch import Example
-from anyformer.decoding.generate import Spoilt, generate
+from anyformer.decoding.generate import NonFiniteLogits, generate
 from anyformer.inspection import attention_maps as maps
 from anyformer.nn.model import Transformer
 from anyformer.run import Run
@@ -148,7 +148,7 @@ def _answered(model: Transformer, task: SequenceToSequence | SpanCorrupting, pie
     config, pair = model.config, piece.source is not None
     prompt = list(piece.ids if piece.source is None else piece.source)
     limit = config.decoder.limit if config.decoder else None
-    room = min(task.room(len(prompt), config), min(limit or MOST, MOST) - len(piece.ids))
+    room = min(task.default_budget(len(prompt), config), min(limit or MOST, MOST) - len(piece.ids))
     if room < 1:
         return piece
     device = next(model.parameters()).device
@@ -157,7 +157,7 @@ def _answered(model: Transformer, task: SequenceToSequence | SpanCorrupting, pie
     stop = [end for end in ends if end is not None]
     try:
         said = generate(model, torch.tensor([prompt], device=device), max_new_tokens=room, stop=stop, marks=marks)
-    except Spoilt:
+    except NonFiniteLogits:
         raise FloatingPointError("the model's logits are not finite: it gives no answer") from None
     new = said[0, 1 if pair else len(prompt) :].tolist()
     new = new[: next((i for i, id in enumerate(new) if id in ends), len(new))]

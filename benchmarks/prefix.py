@@ -13,8 +13,10 @@ import matplotlib.pyplot as plt
 import torch
 
 from anyformer import presets
-from anyformer.decoding.session import Session, evaluating
+from anyformer.decoding.request import Request
+from anyformer.decoding.session import Session
 from anyformer.inspection.count import count
+from anyformer.nn.eval_mode import evaluating
 from anyformer.nn.model import Transformer
 
 LENGTHS = (32, 64, 128, 256, 512, 1024, 2048)
@@ -32,7 +34,7 @@ def main() -> None:
     for length in LENGTHS:
         ids = torch.randint(0, 8000, (1, length))
         with evaluating(model):
-            session = Session(model, ids, args.rounds + 1)
+            session = Session(model, Request(ids, max_new_tokens=args.rounds + 1))
             said = count(config, session.cache.slots).cache_bytes
             new = ids[:, :1]
             cached[length] = median(lambda s=session, n=new: s.read(n), args.rounds)

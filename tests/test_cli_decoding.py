@@ -1,4 +1,4 @@
-"""The command line lets a run write in every way; what is wrong is one line and exit code 2."""
+"""Decoding options on the command line; a wrong one is one line and exit code 2."""
 
 import json
 import re
@@ -12,6 +12,10 @@ from typer.testing import CliRunner
 
 import anyformer as af
 from anyformer.cli import app, decoding_options as options, progress
+from anyformer.decoding.beam_search import Hypotheses, run_beam_search
+from anyformer.decoding.request import Request
+from anyformer.decoding.strategy import Beam
+from anyformer.nn.model import Transformer
 from anyformer.run import Run, write_folder, write_model
 from anyformer.training.train import evaluate
 from tests.test_cli import done, refused, run as invoke
@@ -99,24 +103,27 @@ def test_fewer_bits_and_a_draft(folder: Path, tmp_path: Path) -> None:
 
 
 WRONG = {
-    "beams that draw": (["--beams", "3", "--temperature", "0.5"], "--temperature = 0.5: beam search draws nothing"),
-    "a seed of beams": (["--beams", "3", "--seed", "1"], "--seed = 1: beam search draws nothing"),
+    "beams that draw": (["--beams", "3", "--temperature", "0.5"], "--temperature = 0.5: beam search does not sample"),
+    "a seed of beams": (["--beams", "3", "--seed", "1"], "--seed = 1: beam search does not sample"),
     "more than beams": (["--beams", "2", "--n-best", "3"], "--n-best = 3: must be from 1 to the number of beams, 2"),
     "best of nothing": (["--n-best", "3"], "--n-best = 3: needs beams"),
     "groups of nothing": (["--groups", "2"], "--groups = 2: needs beams"),
     "groups alike": (["--beams", "4", "--groups", "2"], "--diversity-penalty = 0.0: must be above 0"),
-    "two ways": (["--beams", "4", "--alpha", "0.5"], "--beams: is of beam search, and alpha of contrastive search"),
-    "an empty stop": (["--stop", ""], "--stop: an empty string stands everywhere"),
+    "two ways": (
+        ["--beams", "4", "--alpha", "0.5"],
+        "--beams: belongs to beam search, and alpha to contrastive search",
+    ),
+    "an empty stop": (["--stop", ""], "--stop: an empty string occurs everywhere"),
     "a pattern": (["--regex", "(a"], "--regex: the pattern (a, character 1: a ( without its )"),
     "a keyword": (["--json-schema", '{"type": "string", "format": "date"}'], "--json-schema: format: is not supported"),
-    "no JSON": (["--json-schema", "{"], "--json-schema: is no JSON"),
+    "no JSON": (["--json-schema", "{"], "--json-schema: is not JSON"),
     "no schema": (["--json-schema", "none.json"], "none.json: cannot be read: No such file or directory"),
-    "an impossible choice": (["--regex", "a", "--choices", "b"], "--choices: says what the whole answer is"),
+    "an impossible choice": (["--regex", "a", "--choices", "b"], "--choices: defines the whole answer"),
     "bits": (["--bits", "3"], "--bits = 3: must be 8 or 4"),
     "no draft": (["--draft", "none"], "none: there is no such folder"),
     "ahead of nothing": (["--ahead", "3"], "--ahead = 3: needs a draft or a lookup"),
     "too little room": (["--regex", "[ab]{9}", "--max-new-tokens", "3"], "--prompt: no answer of at most 3 tokens"),
-    "a long prefix": (["--prefix", "abcd", "--max-new-tokens", "3"], "--prompt: its answer has room for 3 tokens"),
+    "a long prefix": (["--prefix", "abcd", "--max-new-tokens", "3"], "--prompt: its answer has 3 tokens at most"),
 }
 
 
@@ -131,7 +138,7 @@ def test_prompts_that_cannot_be_read(folder: Path, pair: Path, tmp_path: Path) -
     (line,) = refused("generate", folder, "--prompt", "x" * 65, "--beams", "2")
     assert line == "--prompt: has 65 tokens, and the decoder has 64 learned positions"
     (line,) = refused("generate", pair, "--prompt", " ")
-    assert line == "--prompt: is blank: there is nothing to answer"
+    assert line == "--prompt: is blank: type a text"
     (tmp_path / "in.txt").write_text("a\n" + "x" * 65 + "\n", encoding="utf-8")
     (line,) = refused("predict", folder, tmp_path / "in.txt", "--beams", "2")
     assert line == "line 2: has 65 tokens, and the decoder has 64 learned positions"
@@ -168,12 +175,15 @@ def test_a_run_searches_as_its_task_says(tmp_path: Path) -> None:
     assert wide.predict(asked, **how) == run.generate(asked, **how)
     changed = ["task.beams=4", "task.length_penalty=0.5"]
     with pytest.MonkeyPatch.context() as patch:
-        seen: list[dict[str, Any]] = []
-        search = "anyformer.tasks.generation.beam_search"
-        found = __import__("anyformer.tasks.generation", fromlist=["beam_search"]).beam_search
-        patch.setattr(search, lambda **how: seen.append(how) or found(**how))
+        strategies: list[Beam] = []
+
+        def search(model: Transformer, request: Request, strategy: Beam) -> Hypotheses:
+            strategies.append(strategy)
+            return run_beam_search(model, request, strategy)
+
+        patch.setattr("anyformer.tasks.generation.run_beam_search", search)
         evaluate(run.folder, changed, "train")
-    assert {(how["beams"], how["length_penalty"]) for how in seen} == {(4, 0.5)}
+    assert {(strategy.beams, strategy.length_penalty) for strategy in strategies} == {(4, 0.5)}
     assert refused("evaluate", run.folder, "task.beams=0") == ["task.beams = 0: must be at least 1"]
     (line,) = refused("evaluate", run.folder, "task.length_penalty=0.5")
     assert line == "task.length_penalty = 0.5: applies to beam search only: set beams above 1"

@@ -18,7 +18,7 @@ from anyformer.decoding.generate import generate
 from anyformer.recipe import LanguageModel, Seq2Seq, Tokenizer
 from anyformer.run import Run, write_folder, write_model
 from anyformer.tasks.build import build_task
-from anyformer.tasks.text_stream import Stops, Unfolding
+from anyformer.tasks.text_stream import IncrementalDecoder, StopStrings
 from tests.strategies import build
 from tests.test_cli import done, refused, run as invoke
 
@@ -77,7 +77,7 @@ def test_pieces_are_the_text(kind: str, data: st.DataObject) -> None:
     any_ids = st.lists(st.integers(0, tokenizer.size - 1), max_size=12)
     before, parts = data.draw(any_ids), data.draw(st.lists(any_ids, max_size=6))
     before = tokenizer.encode(tokenizer.decode(before))  # a text is whole
-    text = Unfolding(tokenizer, before)
+    text = IncrementalDecoder(tokenizer, before)
     said = "".join([text.push(part) for part in parts] + [text.rest()])
     assert tokenizer.decode(before) + said == tokenizer.decode([*before, *(i for part in parts for i in part)])
 
@@ -86,7 +86,7 @@ def test_pieces_are_the_text(kind: str, data: st.DataObject) -> None:
 @given(text=st.text("aé안🙂 \n", min_size=1, max_size=12))
 def test_never_half_a_character(kind: str, text: str) -> None:
     tokenizer = TOKENIZERS[kind]
-    unfolding, said = Unfolding(tokenizer), ""
+    unfolding, said = IncrementalDecoder(tokenizer), ""
     for id in tokenizer.encode(text):
         said += unfolding.push([id])
         assert text.startswith(said)
@@ -95,14 +95,14 @@ def test_never_half_a_character(kind: str, text: str) -> None:
 
 
 def test_a_character_comes_with_its_last_byte() -> None:
-    unfolding = Unfolding(TOKENIZERS["bytes"])
+    unfolding = IncrementalDecoder(TOKENIZERS["bytes"])
     assert [unfolding.push([id]) for id in TOKENIZERS["bytes"].encode("é🙂")] == ["", "é", "", "", "", "🙂"]
 
 
 def test_the_work_does_not_grow() -> None:
     """Ten thousand ids, a few of them decoded at a time."""
     tokenizer = TOKENIZERS["bytes"]
-    unfolding = Unfolding(tokenizer)
+    unfolding = IncrementalDecoder(tokenizer)
     for id in tokenizer.encode(TEXT * 10):
         unfolding.push([id])
         assert len(unfolding._ids) < 10
@@ -122,7 +122,7 @@ def before_stop(text: str, stops: Sequence[str]) -> str:
 @given(st.lists(st.text("abc", max_size=4), max_size=8), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3))
 @example(["ab", "cab", "d"], ["bc", "abd"])
 def test_text_ends_at_the_first_stop_string_however_it_is_cut(pieces: list[str], strings: list[str]) -> None:
-    stops, text = Stops(strings), "".join(pieces)
+    stops, text = StopStrings(strings), "".join(pieces)
     said, expected = "", before_stop(text, strings)
     for piece in pieces:
         said += stops.push(piece)
@@ -132,7 +132,7 @@ def test_text_ends_at_the_first_stop_string_however_it_is_cut(pieces: list[str],
 
 
 def test_no_more_is_held_back_than_may_be_a_stop_string() -> None:
-    stops = Stops(["ab", "\n\n"])
+    stops = StopStrings(["ab", "\n\n"])
     assert [stops.push(c) for c in "xay\nz\n\n"] == ["x", "", "ay", "", "\nz", "", ""]
     assert stops.found
 
@@ -358,14 +358,14 @@ def test_what_is_wrong_is_one_line(folder: Path, tmp_path: Path) -> None:
         return line
 
     prompt = ["--prompt", "dog"]
-    needs = "needs a temperature above 0: at 0 nothing is drawn"
+    needs = "needs a temperature above 0: at 0 nothing is sampled"
     assert told(*prompt, "--seed", "1") == f"--seed = 1: {needs}"
     assert told(*prompt, "-n", "3") == f"--samples = 3: {needs}"
     assert told(*prompt, "-n", "0") == "--samples = 0: must be at least 1"
     assert told(*prompt, "--top-p", "0.9").startswith("--top-p = 0.9: needs a temperature above 0")
     assert told(*prompt, "--temperature", "-1").startswith("--temperature = -1")
     assert told(*prompt, "--max-new-tokens", "-1") == "--max-new-tokens = -1: must not be negative"
-    assert told(*prompt, "--stop", "") == "--stop: an empty string stands everywhere: leave it out"
+    assert told(*prompt, "--stop", "") == "--stop: an empty string occurs everywhere: leave it out"
     too_long = "--prompt: has 70 tokens, and the decoder has 64 learned positions"
     assert told("--prompt", "x" * 70) == told("--prompt", "x" * 70, "--temperature", "1", "-n", "3") == too_long
     assert "there is no such folder" in refused("generate", tmp_path / "none", *prompt)[0]

@@ -90,11 +90,7 @@ LONG_SIGNATURES = (
     "decoding.speculative.speculate",
 )
 # Still too long; this list only shrinks.
-TOO_LONG = (
-    "decoding.generate._begin",
-    "decoding.prefill._read",
-    "decoding.session.Session.__init__",
-)
+TOO_LONG: tuple[str, ...] = ()
 
 # Parallelism is applied from outside these.
 SINGLE_PROCESS = ("kernels", "attention", "cache", "nn")

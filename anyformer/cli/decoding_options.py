@@ -1,4 +1,4 @@
-"""The options of all verbs that let a run write: how tokens are chosen, what answers must be, on what machine."""
+"""Decoding options shared by all verbs that generate: strategy, constraints on answers, cache and precision."""
 
 import inspect
 import json
@@ -13,134 +13,161 @@ import typer
 if TYPE_CHECKING:
     from anyformer.run import Run
 
-SAMPLING, BEAM, CONTRAST = "Drawing tokens", "Beam search", "Contrastive search"
-PENALTIES, LIMITS = "What is less likely", "What answers must be"
-SPECULATION, MACHINE = "Guessing ahead", "On this machine"
+SAMPLING, BEAM, CONTRAST = "Sampling", "Beam search", "Contrastive search"
+PENALTIES, LIMITS = "Penalties", "Constraints on answers"
+SPECULATION, MACHINE = "Speculative decoding", "Memory and speed"
 
 
 def _declared(
     max_new_tokens: Annotated[
-        int | None, typer.Option(help="Tokens that are added at most; if not given, as the task has it.")
+        int | None, typer.Option(help="Maximum number of new tokens; the default depends on the task.")
     ] = None,
-    min_new_tokens: Annotated[int | None, typer.Option(help="Tokens before which no answer ends.")] = None,
+    min_new_tokens: Annotated[int | None, typer.Option(help="Minimum number of new tokens.")] = None,
     stop: Annotated[
-        list[str] | None, typer.Option(help=r"End before this string; may be given again. In bash, $'\n' is a newline.")
+        list[str] | None, typer.Option(help=r"Stop before this string; may be repeated. In bash, $'\n' is a newline.")
     ] = None,
-    task: Annotated[str | None, typer.Option(help="Of a mixture of tasks: which one.")] = None,
+    task: Annotated[str | None, typer.Option(help="Name of the task, for a run trained on a mixture.")] = None,
     temperature: Annotated[
         float | None,
         typer.Option(
-            help="0, as if not given: always the likeliest token; 1: as likely as it is.", rich_help_panel=SAMPLING
+            help="Sampling temperature. 0 (default) is greedy; 1 samples the model's own distribution.",
+            rich_help_panel=SAMPLING,
         ),
     ] = None,
     top_k: Annotated[
-        int | None, typer.Option(help="Draw from the k likeliest tokens only.", rich_help_panel=SAMPLING)
+        int | None, typer.Option(help="Sample from the k most probable tokens.", rich_help_panel=SAMPLING)
     ] = None,
     top_p: Annotated[
         float | None,
         typer.Option(
-            help="Draw from the likeliest tokens that have this probability together.", rich_help_panel=SAMPLING
+            help="Nucleus sampling: sample from the most probable tokens whose probabilities sum to p.",
+            rich_help_panel=SAMPLING,
         ),
     ] = None,
     min_p: Annotated[
         float | None,
-        typer.Option(help="Draw from tokens at least this much as likely as the likeliest.", rich_help_panel=SAMPLING),
+        typer.Option(
+            help="Sample from tokens at least p times as probable as the most probable one.", rich_help_panel=SAMPLING
+        ),
     ] = None,
     typical_p: Annotated[
         float | None,
         typer.Option(
-            help="Draw from the tokens of usual surprise that have this probability together.", rich_help_panel=SAMPLING
+            help="Typical sampling: tokens with surprisal nearest to the entropy, of total probability p.",
+            rich_help_panel=SAMPLING,
         ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="The same number draws the same text.", rich_help_panel=SAMPLING)
+        int | None, typer.Option(help="Random seed; the same seed samples the same text.", rich_help_panel=SAMPLING)
     ] = None,
     repetition_penalty: Annotated[
         float | None,
-        typer.Option(help="Above 1: tokens that were there already are less likely.", rich_help_panel=PENALTIES),
+        typer.Option(
+            help="Above 1 it makes tokens of the prompt and the answer less probable.", rich_help_panel=PENALTIES
+        ),
     ] = None,
     presence_penalty: Annotated[
-        float | None, typer.Option(help="Off the logits of tokens in the answer.", rich_help_panel=PENALTIES)
+        float | None,
+        typer.Option(help="Subtracted from the logit of every generated token.", rich_help_panel=PENALTIES),
     ] = None,
     frequency_penalty: Annotated[
-        float | None, typer.Option(help="The same, as often as they are there.", rich_help_panel=PENALTIES)
+        float | None,
+        typer.Option(
+            help="Subtracted from the logit of a generated token once per occurrence.", rich_help_panel=PENALTIES
+        ),
     ] = None,
     no_repeat_ngram: Annotated[
-        int | None, typer.Option(help="No sequence of so many tokens comes twice.", rich_help_panel=PENALTIES)
+        int | None, typer.Option(help="Length of n-grams that may not occur twice.", rich_help_panel=PENALTIES)
     ] = None,
-    beams: Annotated[
-        int | None, typer.Option(help="Beginnings of answers that go on side by side.", rich_help_panel=BEAM)
-    ] = None,
+    beams: Annotated[int | None, typer.Option(help="Number of beams.", rich_help_panel=BEAM)] = None,
     length_penalty: Annotated[
-        float | None, typer.Option(help="Above 0 long answers are favoured, below 0 short ones.", rich_help_panel=BEAM)
+        float | None,
+        typer.Option(
+            help="Exponent of the length in scores; above 0 favours long answers, below 0 short ones.",
+            rich_help_panel=BEAM,
+        ),
     ] = None,
     early_stopping: Annotated[
         Literal["first", "heuristic", "never"] | None,
-        typer.Option(help="When the search ends that has as many answers as beams.", rich_help_panel=BEAM),
+        typer.Option(
+            help="When to stop once there are `beams` finished hypotheses: first, heuristic or never.",
+            rich_help_panel=BEAM,
+        ),
     ] = None,
     groups: Annotated[
-        int | None, typer.Option(help="Groups of beams that are to differ.", rich_help_panel=BEAM)
+        int | None, typer.Option(help="Diverse beam search: number of groups.", rich_help_panel=BEAM)
     ] = None,
     diversity_penalty: Annotated[
-        float | None, typer.Option(help="How much they are to differ.", rich_help_panel=BEAM)
+        float | None,
+        typer.Option(
+            help="Subtracted from a token's score for each beam of an earlier group that chose it.",
+            rich_help_panel=BEAM,
+        ),
     ] = None,
     phrases: Annotated[
-        list[str] | None, typer.Option(help="A string that must appear; may be given again.", rich_help_panel=BEAM)
+        list[str] | None, typer.Option(help="A string that must occur; may be repeated.", rich_help_panel=BEAM)
     ] = None,
     candidates: Annotated[
-        int | None, typer.Option(help="Likeliest tokens that are tried out.", rich_help_panel=CONTRAST)
+        int | None, typer.Option(help="Number of top tokens to compare.", rich_help_panel=CONTRAST)
     ] = None,
     alpha: Annotated[
         float | None,
-        typer.Option(help="From 0 to 1: how much a repetition counts against one.", rich_help_panel=CONTRAST),
+        typer.Option(help="Weight of the repetition penalty, 0 (greedy) to 1.", rich_help_panel=CONTRAST),
     ] = None,
     regex: Annotated[
-        str | None, typer.Option(help="A pattern that the whole answer matches.", rich_help_panel=LIMITS)
+        str | None, typer.Option(help="A regular expression that matches the whole answer.", rich_help_panel=LIMITS)
     ] = None,
     json_schema: Annotated[
         str | None,
-        typer.Option(metavar="FILE|JSON", help="A JSON schema that the answer is valid by.", rich_help_panel=LIMITS),
+        typer.Option(metavar="FILE|JSON", help="A JSON schema for the answer.", rich_help_panel=LIMITS),
     ] = None,
     choices: Annotated[
         list[str] | None,
-        typer.Option(help="An answer that may be given; give all of them, one by one.", rich_help_panel=LIMITS),
+        typer.Option(help="A permitted answer; repeat the option for each.", rich_help_panel=LIMITS),
     ] = None,
     banned: Annotated[
         list[str] | None,
-        typer.Option(help="A string that must not appear; may be given again.", rich_help_panel=LIMITS),
+        typer.Option(help="A string that must not occur; may be repeated.", rich_help_panel=LIMITS),
     ] = None,
-    prefix: Annotated[str | None, typer.Option(help="How the answer begins.", rich_help_panel=LIMITS)] = None,
+    prefix: Annotated[
+        str | None, typer.Option(help="Text that the answer begins with.", rich_help_panel=LIMITS)
+    ] = None,
     draft: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="A smaller run of the same tokenizer guesses.", rich_help_panel=SPECULATION),
+        typer.Option(
+            metavar="RUN", help="A smaller run with the same tokenizer, as draft model.", rich_help_panel=SPECULATION
+        ),
     ] = None,
     lookup: Annotated[
         int | None,
-        typer.Option(help="What followed the last so many tokens before is the guess.", rich_help_panel=SPECULATION),
+        typer.Option(
+            help="Prompt-lookup decoding: n-gram length. Drafts are copied from its last occurrence.",
+            rich_help_panel=SPECULATION,
+        ),
     ] = None,
     ahead: Annotated[
-        int | None, typer.Option(help="Tokens that are guessed at a time.", rich_help_panel=SPECULATION)
+        int | None, typer.Option(help="Number of draft tokens at a time.", rich_help_panel=SPECULATION)
     ] = None,
     bits: Annotated[
-        int | None, typer.Option(metavar="8|4", help="Weights of so many bits.", rich_help_panel=MACHINE)
+        int | None, typer.Option(metavar="8|4", help="Quantise weights to this many bits.", rich_help_panel=MACHINE)
     ] = None,
     cache: Annotated[
         Literal["auto", "static", "int8"] | None,
-        typer.Option(help="What is kept of each token: int8 takes least memory.", rich_help_panel=MACHINE),
+        typer.Option(help="Kind of KV cache; int8 takes least memory.", rich_help_panel=MACHINE),
     ] = None,
     compile: Annotated[
         bool | None,
-        typer.Option("--compile", help="Faster tokens after tens of seconds of compiling.", rich_help_panel=MACHINE),
+        typer.Option("--compile", help="Compile decode steps: faster, after tens of seconds.", rich_help_panel=MACHINE),
     ] = None,
 ) -> None:
-    """The options themselves; their names are those of `run.generate`."""
+    """Declare the options; their names are those of `run.generate`."""
 
 
 NAMES = tuple(inspect.signature(_declared).parameters)
 
 
 def decoding(verb: Callable[..., None]) -> Callable[..., None]:
-    """A verb with these options after its own, called with those that were given, as `how`."""
+    """Add these options to a verb, which receives those given as the dict `how`."""
 
     @wraps(verb)
     def command(**arguments: Any) -> None:
@@ -155,7 +182,7 @@ def decoding(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 def prepare(folder: Path, how: dict[str, Any]) -> tuple["Run", dict[str, Any]]:
-    """The run, in as many bits as were asked for, and what is left of the options, in Python's terms."""
+    """Load the run, quantised if `--bits` is given, and return it with the options of `run.generate`."""
     from anyformer.config.spec import ConfigError, Fault
     from anyformer.run import load
 
@@ -190,7 +217,7 @@ def unknown(run: "Run", texts: list[str]) -> list[int]:
 
 
 def _schema(text: str) -> Any:
-    """A schema in JSON, or in a file."""
+    """Parse a schema given as JSON or as a file."""
     from anyformer.config.spec import ConfigError, Fault
 
     where = "--json-schema"
@@ -205,12 +232,12 @@ def _schema(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise ConfigError([Fault(where, f"is no JSON: {error}")]) from None
+        raise ConfigError([Fault(where, f"is not JSON: {error}")]) from None
 
 
 @contextmanager
 def as_options(text: str) -> Iterator[None]:
-    """What is wrong, by the names that it has on the command line, and each fault once; `text` is what a text is."""
+    """Rename faults to command-line options and drop duplicates; `text` is the name of an input text."""
     from anyformer.config.spec import ConfigError, Fault
 
     def option(fault: Fault) -> Fault:

@@ -1,19 +1,24 @@
-"""Decoding: from a model and ids to more ids. Speaks ids, never text.
+"""Decoding: from a model and ids to more ids. It never sees text.
 
-beam_search       Beam search
-buffers           Where rows are decoded
-check             Checks of the options of a decoding call, before anything is read
-constraints       TODO
-contrastive       Contrastive search (Su et al
-generate          Autoregressive decoding with a cache, token by token, for decoder-only and encoder–decoder models al
-logit_processors  What is done to logits before a token is chosen
-prefill           Prompts and sources are read
-prefix_cache      Prefix caching
-sampling          Choosing the next token
-score             How likely a model finds what is already written
-session           A session
-speculative       Speculative decoding
-step              One decode step
-strategy          How tokens are chosen
-top_k             The k greatest of many numbers, and the weight of all, in one look
+A `Request` (what to decode) and a strategy (how to choose tokens) go to `decode`; each strategy is a loop over a
+`Session`, which reads tokens with a KV cache.
+
+beam_search       beam search, diverse beam search, and lexically constrained beam search
+buffers           tensors with fixed addresses and their CUDA graphs, kept between calls
+check             checks of single option values
+constraints       constraints on answers: regular expressions, JSON schemas, phrases, banned strings
+contrastive       contrastive search
+decode            `decode`: a request under any strategy
+generate          greedy decoding and sampling, at once or as a stream
+logit_processors  penalties, bans, temperature, top-k, top-p and others as functions of logits
+prefill           reading prompts or sources before the first step
+prefix_cache      `Reuse`: beginnings of prompts that earlier calls have read
+request           `Request`: prompts and all options that do not depend on the strategy
+sampling          choice of one token, with stateless noise
+score             log-probabilities of given tokens, and the top tokens at a position or mask
+session           `Session`: rows being continued, their cache and next logits
+speculative       speculative decoding with a draft model or prompt lookup
+step              one decode step, and its compilation
+strategy          strategies as specs, and their choice by named options
+top_k             top-k, log-sum-exp and argmax over a vocabulary in one pass
 """

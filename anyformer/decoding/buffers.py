@@ -1,44 +1,45 @@
-"""Where rows are decoded: tensors that stay where they are, and on a GPU the steps that were captured over them.
+"""Decode buffers: tensors with fixed addresses, and the CUDA graphs that were captured over them.
 
-To capture a step takes as long as to run many, so a place is kept when a call is over, and the next one of the same
-model and shapes goes on with it.
+Capturing a step takes as long as running many steps. So the buffers of a finished call are kept, and the next call with
+the same model and shapes continues with them and their graphs.
 """
 
 import math
 from collections.abc import Callable, Hashable
+from threading import Lock
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
 
 from anyformer.cache.kv_cache import Cache
 from anyformer.kernels.cuda_graph import CudaGraph, without_autocast_cache
 from anyformer.kernels.runtime import autocast_dtype
+from anyformer.nn.eval_mode import submodules
 from anyformer.nn.model import Transformer
 
 T = TypeVar("T")
-IDLE = 2  # places of a model that are kept at most
-SHARE = 1 / 32  # of a device's memory that one of them may have
+MAX_IDLE = 2  # idle buffers per model
+MAX_MEMORY_SHARE = 1 / 32  # of the device's memory that idle buffers may take, each
 
 
 class DecodeBuffers:
-    """Memory for so many rows and tokens. It knows no model: it must not keep one alive."""
+    """Caches and ids for a fixed number of rows and tokens. It holds no reference to the model, which may be freed."""
 
     def __init__(self, cache: Cache, prompts: Cache):
-        self.cache, self.prompts = cache, prompts  # of all rows, and of the prompts: one where each has one row
+        self.cache, self.prompts = cache, prompts  # of all rows, and one row per prompt; the same without copies
         self.ids = torch.zeros_like(cache.positions)
-        self.there = torch.zeros_like(cache.positions, dtype=torch.bool)
+        self.present = torch.zeros_like(cache.positions, dtype=torch.bool)
         self._kept: dict[Hashable, Any] = {}
         self._graphs: dict[Hashable, CudaGraph | None] = {}
         self._pool: Any = None  # one for all graphs, which run one after the other
 
     def keep(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What a strategy has here beside the rows, made once."""
+        """Return further state of a strategy, made once."""
         if key not in self._kept:
             self._kept[key] = make()
-        found: T = self._kept[key]
-        return found
+        state: T = self._kept[key]
+        return state
 
     def run(self, key: Hashable, function: Callable[[], T]) -> T:
         """Run a function of tensors with fixed addresses, by a CUDA graph on a GPU.
@@ -58,58 +59,53 @@ class DecodeBuffers:
             with without_autocast_cache():
                 graph = self._graphs[key] = CudaGraph(function, self._pool)
         graph.replay()
-        found: T = graph.out
-        return found
+        out: T = graph.out
+        return out
 
     def reset(self) -> None:
         self.cache.reset()
         if self.prompts is not self.cache:
             self.prompts.reset()
         self.ids.zero_()
-        self.there.zero_()
+        self.present.zero_()
 
 
-# -- places that wait for the next call -------------------------------------------------------------------------------
+# -- idle buffers -----------------------------------------------------------------------------------------------------
 
 _idle: WeakKeyDictionary[Transformer, list[tuple[Hashable, DecodeBuffers]]] = WeakKeyDictionary()
+_lock = Lock()  # threads of a server may decode at the same time
 
 
 def key_of(model: Transformer, *shapes: Hashable) -> Hashable:
-    """What must be the same for a place to be of use again: a captured step reads weights where they were."""
-    kept = (x for part in parts_of(model) for group in (part._parameters, part._buffers) for x in group.values())
-    weights = tuple(x.data_ptr() for x in kept if x is not None)
+    """Return a key that is equal if captured steps are valid: they read weights at fixed addresses."""
+    groups = (group for module in submodules(model) for group in (module._parameters, module._buffers))
+    weights = tuple(x.data_ptr() for group in groups for x in group.values() if x is not None)
     kind = next(model.parameters()).device.type
     precision = autocast_dtype(kind)
     return weights, precision, torch.get_float32_matmul_precision(), model.backend, shapes
 
 
-def parts_of(model: nn.Module) -> list[nn.Module]:
-    """All modules, a shared one every time: torch's own ways through them take longer than a step does."""
-    found = [model]
-    for part in found:
-        found.extend(x for x in part._modules.values() if x is not None)
-    return found
-
-
-def find_place(model: Transformer, key: Hashable) -> DecodeBuffers | None:
-    """An idle one, yet to be reset; from then on it is the caller's."""
-    waiting = _idle.get(model, [])
-    for i, (other, place) in enumerate(waiting):
-        if other == key:
-            del waiting[i]
-            return place
+def take_buffers(model: Transformer, key: Hashable) -> DecodeBuffers | None:
+    """Remove idle buffers of this key and return them, not yet reset; None if there are none."""
+    with _lock:
+        idle = _idle.get(model, [])
+        for i, (other, buffers) in enumerate(idle):
+            if other == key:
+                del idle[i]
+                return buffers
     return None
 
 
-def leave_place(model: Transformer, key: Hashable, place: DecodeBuffers) -> None:
-    """For the next call, where it is worth its memory."""
-    device = place.cache.length.device
-    if captures(device) and place.cache.nbytes() <= SHARE * _memory(device):
-        _idle[model] = [*_idle.get(model, []), (key, place)][-IDLE:]
+def release_buffers(model: Transformer, key: Hashable, buffers: DecodeBuffers) -> None:
+    """Keep buffers for the next call, unless they take too much memory."""
+    device = buffers.cache.length.device
+    if captures(device) and buffers.cache.nbytes() <= MAX_MEMORY_SHARE * _memory(device):
+        with _lock:
+            _idle[model] = [*_idle.get(model, []), (key, buffers)][-MAX_IDLE:]
 
 
 def captures(device: torch.device) -> bool:
-    """Whether steps are captured there: else a place is not worth keeping."""
+    """Return whether steps are captured on this device; elsewhere buffers are not kept."""
     return device.type == "cuda"
 
 

@@ -1,109 +1,93 @@
-"""Contrastive search (Su et al. 2022): of the likeliest tokens, the one that repeats least what was said before.
+"""Contrastive search (Su et al. 2022): among the top tokens, the one that least repeats what precedes it.
 
-    (1 - alpha) · p(token) - alpha · max over all tokens before of cos(its hidden state, theirs)
+    (1 - alpha) · p(token) - alpha · max over all earlier tokens of cos(its hidden state, theirs)
 
 with hidden states of the last layer, after the final norm.
 """
 
 import math
-from collections.abc import Sequence
-from typing import Annotated
+from typing import Unpack
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from anyformer.cache.kv_cache import CacheKind
-from anyformer.config.spec import ConfigError, Fault, Size
-from anyformer.decoding.check import check_call
-from anyformer.decoding.constraints.constraint import Constraint, check_fit
-from anyformer.decoding.constraints.rollback import Retracing
-from anyformer.decoding.generate import Spoilt
-from anyformer.decoding.logit_processors import Allowed, Processing, Processor, process
-from anyformer.decoding.session import Session, evaluating
+from anyformer.config.spec import ConfigError, Fault
+from anyformer.decoding.constraints.constraint import check_fit
+from anyformer.decoding.constraints.rollback import ConstraintMask
+from anyformer.decoding.generate import NonFiniteLogits
+from anyformer.decoding.logit_processors import Allowed, Processor, build, process
+from anyformer.decoding.request import Request, RequestOptions, check_request
+from anyformer.decoding.session import Session
+from anyformer.decoding.strategy import Contrastive
 from anyformer.kernels.runtime import at_least_fp32
+from anyformer.nn.eval_mode import evaluating
 from anyformer.nn.model import Transformer
 
 
-class Contrastive(Processing):
-    """The likeliest tokens, less what repeats."""
-
-    candidates: Size = 5
-    alpha: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.6
-
-
 def contrastive_search(
-    model: Transformer,
-    ids: Tensor,
-    *,
-    candidates: int = 5,
-    alpha: float = 0.6,
-    max_new_tokens: int | Sequence[int] = 20,
-    stop: Sequence[int] = (),
-    constraint: Constraint | None = None,
-    processors: Sequence[Processor] = (),
-    segments: Tensor | None = None,
-    marks: Tensor | None = None,
-    cache: CacheKind = "auto",
+    model: Transformer, ids: Tensor, *, candidates: int = 5, alpha: float = 0.6, **options: Unpack[RequestOptions]
 ) -> Tensor:
-    """Continues prompts [b, t] to [b, t + new], or answers sources [b, s] with [b, 1 + new]; all else as in `generate`.
+    """Continue prompts [b, t] to [b, t + new], or answer sources [b, s] with [b, 1 + new]; `options` as of `Request`.
 
-    Each step tries all candidates out: a pass over [b * candidates]. With an `alpha` of 0 the likeliest is chosen. The
-    last token is read, too: an answer of n tokens takes n positions.
+    Each step reads all candidates: a pass over [b * candidates]. With an `alpha` of 0 it is greedy. The last token is
+    read, too: an answer of n tokens takes n positions.
     """
-    Contrastive(candidates=candidates, alpha=alpha)
-    rooms, stop = check_call(
-        model,
-        ids,
-        max_new_tokens,
-        stop,
-        constraint=constraint,
-        processors=processors,
-        segments=segments,
-        marks=marks,
-        cache=cache,
-    )
+    return run_contrastive(model, Request(ids, **options), Contrastive(candidates=candidates, alpha=alpha))
+
+
+def run_contrastive(model: Transformer, request: Request, strategy: Contrastive) -> Tensor:
+    """Return prompts and answers [b, t + new]; raise `NonFiniteLogits` if rows failed."""
+    check_request(model, request, strategy)
+    candidates, alpha = strategy.candidates, strategy.alpha
     with evaluating(model):
-        most = max(rooms, default=0)
-        session = Session(model, ids, most, segments=segments, marks=marks, cache=cache, copies=candidates)
+        session = Session(model, request, copies=candidates)
         vocab, device = session.logits.shape[-1], session.ids.device
         if candidates > vocab:
             raise ConfigError([Fault("candidates", f"= {candidates}: the vocabulary has {vocab}")])
-        ending, filler = torch.tensor(list(stop), dtype=torch.long, device=device), session.filler(stop)
-        first = torch.arange(0, len(session.ids), candidates, device=device)  # all rows of a prompt are equal here
-        room = torch.tensor(rooms, device=device)
-        ended, spoilt = room == 0, torch.zeros(len(first), dtype=torch.bool, device=device)
-        if constraint is not None:
-            check_fit(constraint, vocab, stop)
-            mask = Retracing(constraint, [room for room in rooms for _ in range(candidates)], device)
-            processors = (*processors, Allowed(mask))
+        processors = _processors(session, request, strategy)
+        stop, fill = torch.tensor(request.stop_ids, dtype=torch.long, device=device), session.fill_id(request.stop_ids)
+        first = torch.arange(0, len(session.ids), candidates, device=device)  # the copies of a prompt are equal here
+        budgets = torch.tensor(request.budgets, device=device)
+        ended, failed = budgets == 0, torch.zeros(len(first), dtype=torch.bool, device=device)
         before = _directions(session.hidden[first])  # [b, n, d]
-        for step in range(most):
+        for step in range(request.longest):
             logits = process(processors, session.history, session.logits)[first]
-            spoilt |= ~ended & ~logits.amax(dim=-1).isfinite()
-            ended = ended | spoilt
-            tried, tokens = logits.topk(candidates)  # [b, k]
-            going = ~ended[:, None]
-            session.read(tokens.masked_fill(~going, filler).flatten()[:, None], going.repeat_interleave(candidates, 0))
+            failed |= ~ended & ~logits.amax(dim=-1).isfinite()
+            ended = ended | failed
+            top, tokens = logits.topk(candidates)  # [b, k]
+            running = ~ended[:, None]
+            session.read(
+                tokens.masked_fill(~running, fill).flatten()[:, None], running.repeat_interleave(candidates, 0)
+            )
             after = _directions(session.hidden).view(len(first), candidates, -1)
-            known = session.there[first, :-1]
-            alike = (after @ before.mT).masked_fill(~known[:, None], -math.inf).amax(dim=-1)
+            present = session.present[first, :-1]
+            similarity = (after @ before.mT).masked_fill(~present[:, None], -math.inf).amax(dim=-1)
             p = logits.softmax(dim=-1).gather(1, tokens)
-            worth = ((1 - alpha) * p - alpha * alike).masked_fill(tried.isneginf(), -math.inf)
-            best = first + worth.argmax(dim=-1)
+            score = ((1 - alpha) * p - alpha * similarity).masked_fill(top.isneginf(), -math.inf)
+            best = first + score.argmax(dim=-1)
             rows = best.repeat_interleave(candidates)
             session.reorder(rows)
             session.hidden, session.logits = session.hidden[rows], session.logits[rows]
             before = torch.cat((before, _directions(session.hidden[first])), dim=1)
-            ended = ended | torch.isin(session.ids[first, -1], ending) | (room <= step + 1)
+            ended = ended | torch.isin(session.ids[first, -1], stop) | (budgets <= step + 1)
             if bool(ended.all()):
                 break
         out = session.ids[first]
         session.close()
-    if bool(spoilt.any()):
-        raise Spoilt(spoilt.nonzero()[:, 0].tolist(), out)
+    if bool(failed.any()):
+        raise NonFiniteLogits(failed.nonzero()[:, 0].tolist(), out)
     return out
+
+
+def _processors(session: Session, request: Request, strategy: Contrastive) -> tuple[Processor, ...]:
+    vocab, stop, device = session.logits.shape[-1], request.stop_ids, session.ids.device
+    processors = (*request.processors, *build(strategy, vocab=vocab, stop=stop, device=device))
+    if request.constraint is None:
+        return processors
+    check_fit(request.constraint, vocab, stop)
+    budgets = [budget for budget in request.budgets for _ in range(strategy.candidates)]
+    return (*processors, Allowed(ConstraintMask(request.constraint, budgets, device)))
 
 
 def _directions(hidden: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Prefix caching: what prompts have in common with texts read before is not read again.
+"""Prefix caching: a beginning that a prompt shares with an earlier text is not read again.
 
 Examples are a long instruction before many questions, and a conversation that continues.
 """
@@ -15,19 +15,19 @@ from anyformer.decoding.buffers import key_of
 from anyformer.nn.model import Transformer
 
 
-class Begun(NamedTuple):
+class CachedPrefix(NamedTuple):
     """The beginning of a prompt that was read before."""
 
     length: int
-    known: Snapshot | None
+    snapshot: Snapshot | None
 
-    def put(self, cache: Cache, row: int) -> None:
-        if self.known is not None and self.length:
-            adopt(cache, row, self.known, self.length)
+    def copy_into(self, cache: Cache, row: int) -> None:
+        if self.snapshot is not None and self.length:
+            adopt(cache, row, self.snapshot, self.length)
 
 
 class Fingerprint(NamedTuple):
-    """Differs between two models that compute other keys and values, and when a model has changed."""
+    """Equal only for the same model with unchanged weights, whose keys and values are equal."""
 
     versions: Hashable  # config, precision, addresses and version counters
     values: tuple[int, ...]  # a checksum of each tensor: writes through `.data` and CUDA graphs change no counter
@@ -36,7 +36,7 @@ class Fingerprint(NamedTuple):
 class Reuse:
     """The KV cache of the last `texts` texts that a decoder has read: `generate(..., reuse=Reuse())`.
 
-    Tokens are the same as without. Texts are forgotten once the model's weights, buffers or precision change: each call
+    Answers do not change. Texts are forgotten once the model's weights, buffers or precision change: each call
     reads all weights once to find out, which takes as long as a few decode steps.
     """
 
@@ -48,37 +48,37 @@ class Reuse:
         self.model: Fingerprint | None = None  # of the model that read the texts
         self._known: list[tuple[list[int], Snapshot]] = []  # the newest last
 
-    def find(self, model: Transformer, cache: Cache, prompts: Sequence[Sequence[int]]) -> "list[Begun]":
+    def find(self, model: Transformer, cache: Cache, prompts: Sequence[Sequence[int]]) -> list[CachedPrefix]:
         """Return the longest known beginning of each prompt that fits a cache like this one.
 
         At least one token is left to read, since the logits after it are needed.
         """
         if (now := fingerprint(model)) != self.model:
             self._known, self.model = [], now
-        found = []
+        longest = []
         for prompt in prompts:
-            each = [
-                Begun(known.fits(cache, min(_common(ids, prompt), len(prompt) - 1)), known)
+            prefixes = [
+                CachedPrefix(known.fits(cache, min(_common(ids, prompt), len(prompt) - 1)), known)
                 for ids, known in self._known
             ]
-            found.append(max(each, key=lambda begun: begun.length, default=Begun(0, None)))
-        self.spared += sum(begun.length for begun in found)
-        return found
+            longest.append(max(prefixes, key=lambda prefix: prefix.length, default=CachedPrefix(0, None)))
+        self.spared += sum(prefix.length for prefix in longest)
+        return longest
 
-    def keep(self, model: Transformer, since: Fingerprint | None, cache: Cache, texts: Sequence[Sequence[int]]) -> None:
-        """Remember what the rows of a cache have read, unless the model changed `since` they began."""
+    def keep(self, model: Transformer, since: Fingerprint | None, cache: Cache, texts: dict[int, list[int]]) -> None:
+        """Remember the ids that some rows of a cache have read, unless the model changed `since` they began."""
         if since != self.model or (since is not None and _versions(model) != since.versions):
             return
-        for row, ids in list(enumerate(texts))[-self.texts :]:
+        for row, ids in list(texts.items())[-self.texts :]:
             new = snapshot(cache, row)
             self._known = [
                 (old, known) for old, known in self._known if known.form != new.form or _common(old, ids) < len(old)
             ]
-            self._known.append((list(ids), new))
+            self._known.append((ids, new))
         self._known = self._known[-self.texts :]
 
     def nbytes(self) -> int:
-        """Bytes that are remembered."""
+        """Return the memory that the snapshots take."""
         return sum(known.nbytes() for _, known in self._known)
 
 
@@ -106,5 +106,5 @@ def _checksum(x: Tensor) -> Tensor:
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many ids two texts have in common before they differ."""
+    """Return the length of the common prefix of two texts."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -1,8 +1,8 @@
-"""How likely a model finds what is already written: log-probabilities of tokens, and what else could stand there.
+"""Scores of given tokens: their log-probabilities, and the top tokens at a position or a mask.
 
 A row is what the model reads, in ids; in an encoder–decoder it begins with the start id and belongs to a source. Rows
-may be of unequal length: what a row is given depends on no other. The first `seen` tokens of a row, where that is
-given, are seen by all of it. Everything is computed in at least fp32.
+may have unequal lengths, and a row's result does not depend on the others. The first `seen` tokens of a row, if given,
+are seen by all of it. Everything is computed in at least fp32.
 """
 
 from collections.abc import Sequence
@@ -12,21 +12,22 @@ import torch
 from torch import Tensor
 
 from anyformer.attention.layout import Layout, make_layout
+from anyformer.attention.padding import pad_rows
 from anyformer.config import LM, ConfigError, Fault, MaskedLM, Tokens
 from anyformer.conventions import PLAIN, SEEN
-from anyformer.decoding.check import ids_of, whole
-from anyformer.decoding.session import evaluating, padded
+from anyformer.decoding.check import integer_faults, parse_ids
 from anyformer.kernels.runtime import at_least_fp32
+from anyformer.nn.eval_mode import evaluating
 from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import Transformer
 
-LOGITS = 2**26  # held at once, about
+MAX_LOGITS = 2**26  # in memory at once, about
 
 Ids = Sequence[int]
 
 
-class Likeliest(NamedTuple):
-    """The tokens that come first at each of n places, the likeliest first."""
+class TopTokens(NamedTuple):
+    """The k most probable tokens at each of n positions, best first."""
 
     ids: Tensor  # int [n, k]
     probabilities: Tensor  # [n, k]
@@ -35,36 +36,36 @@ class Likeliest(NamedTuple):
 def score(
     model: Transformer, rows: Sequence[Ids], sources: Sequence[Ids] | None = None, seen: Sequence[int] | None = None
 ) -> list[Tensor]:
-    """For each row the log-probability of every token but the first, given those before it: [len(row) - 1]."""
+    """Return for each row the log-probability of every token but the first, given those before it: [len(row) - 1]."""
     _check(model, rows, sources, seen)
-    found = [torch.empty(0)] * len(rows)
+    scores = [torch.empty(0)] * len(rows)
     order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
     with evaluating(model):
         while order:
             longest = len(rows[order[0]])
-            now = order[: max(1, LOGITS // (longest * _vocab(model)))]
-            order = order[len(now) :]
+            batch = order[: max(1, MAX_LOGITS // (longest * _vocab(model)))]
+            order = order[len(batch) :]
             if longest == 1:
-                break  # and so are all that follow: there is nothing to ask
-            read = [rows[i][:-1] or rows[i] for i in now]
-            their = None if sources is None else [sources[i] for i in now]
-            logits = _logits(model, read, their, None if seen is None else [seen[i] for i in now])
-            asked, _ = _padded([rows[i][1:] for i in now], logits.device)
-            each = logits.log_softmax(dim=-1).gather(2, asked[..., None])[..., 0]
-            for i, row in zip(now, each, strict=True):
-                found[i] = row[: len(rows[i]) - 1].cpu()
-    return found
+                break  # rows are sorted: no other has a token to score
+            inputs = [rows[i][:-1] or rows[i] for i in batch]
+            batch_sources = None if sources is None else [sources[i] for i in batch]
+            logits = _logits(model, inputs, batch_sources, None if seen is None else [seen[i] for i in batch])
+            targets, _ = _padded([rows[i][1:] for i in batch], logits.device)
+            log_p = logits.log_softmax(dim=-1).gather(2, targets[..., None])[..., 0]
+            for i, row in zip(batch, log_p, strict=True):
+                scores[i] = row[: len(rows[i]) - 1].cpu()
+    return scores
 
 
 def sliding(model: Transformer, ids: Ids, window: int, stride: int | None = None) -> Tensor:
-    """The same for one row of any length, of which a decoder reads `window` tokens at a time: [len(ids) - 1].
+    """Score one row of any length, of which a decoder reads `window` tokens at a time: [len(ids) - 1].
 
     Windows begin `stride` tokens apart (half a window if not given). Each token is scored once, in the first window
-    that asks for it: given all that comes before it there, at least window - stride tokens.
+    that contains it, with at least window - stride tokens of context.
     """
     if model.config.encoder is not None:
         raise ValueError("only a decoder without an encoder reads by windows")
-    if faults := whole("window", window, 1) + ([] if stride is None else whole("stride", stride, 1)):
+    if faults := integer_faults("window", window, 1) + ([] if stride is None else integer_faults("stride", stride, 1)):
         raise ConfigError(faults)
     stride = max(1, window // 2) if stride is None else stride
     if not 1 <= stride <= window:
@@ -73,18 +74,18 @@ def sliding(model: Transformer, ids: Ids, window: int, stride: int | None = None
     if ends and window > ends[0][0]:
         raise ConfigError([Fault("window", f"= {window}: the decoder has {ends[0][0]} {ends[0][1]}")])
     begins = range(0, max(1, len(ids) - 1 - (window - stride)), stride)
-    found = score(model, [ids[at : at + window + 1] for at in begins])
-    return torch.cat([found[0], *(each[window - stride :] for each in found[1:])])
+    scores = score(model, [ids[at : at + window + 1] for at in begins])
+    return torch.cat([scores[0], *(each[window - stride :] for each in scores[1:])])
 
 
-def alternatives(
+def top_tokens(
     model: Transformer,
     rows: Sequence[Ids],
     k: int = 10,
     sources: Sequence[Ids] | None = None,
     seen: Sequence[int] | None = None,
-) -> Likeliest:
-    """The k tokens that are likeliest to follow each row."""
+) -> TopTokens:
+    """Return the k most probable next tokens of each row."""
     _check(model, rows, sources, seen)
     if not len(rows):
         raise ConfigError([Fault("rows", "are empty: give at least one")])
@@ -92,11 +93,11 @@ def alternatives(
     with evaluating(model):
         logits = _logits(model, rows, sources, seen)
         last = torch.tensor([len(row) - 1 for row in rows], device=logits.device)
-        return _likeliest(logits[torch.arange(len(rows), device=logits.device), last], k)
+        return _top_tokens(logits[torch.arange(len(rows), device=logits.device), last], k)
 
 
-def fill_mask(model: Transformer, rows: Sequence[Ids], mask: int, k: int = 5) -> list[Likeliest]:
-    """For each row, the k tokens that are likeliest to stand where it has the id `mask`, from left to right."""
+def fill_mask(model: Transformer, rows: Sequence[Ids], mask: int, k: int = 5) -> list[TopTokens]:
+    """Return for each row the k most probable tokens at each of its ids `mask`, from left to right."""
     if not isinstance(model.config.head, MaskedLM) or len(model.config.stacks) > 1:
         raise ValueError("filling masks needs an encoder with a `masked_lm` head")
     tokens = model.config.source or model.config.target
@@ -107,8 +108,8 @@ def fill_mask(model: Transformer, rows: Sequence[Ids], mask: int, k: int = 5) ->
         raise ValueError(f"row {without[0]} has no mask: no id in it is {mask}")
     with evaluating(model):
         logits = _logits(model, rows, None)
-        places = [torch.tensor([at for at, id in enumerate(row) if id == mask]) for row in rows]
-        return [_likeliest(logits[i, at.to(logits.device)], k) for i, at in enumerate(places)]
+        masks = [torch.tensor([at for at, id in enumerate(row) if id == mask]) for row in rows]
+        return [_top_tokens(logits[i, at.to(logits.device)], k) for i, at in enumerate(masks)]
 
 
 def _check_k(k: object, vocab: int) -> None:
@@ -116,9 +117,9 @@ def _check_k(k: object, vocab: int) -> None:
         raise ConfigError([Fault("k", f"= {k!r}: must be from 1 to the size of the vocabulary, {vocab}")])
 
 
-def _likeliest(logits: Tensor, k: int) -> Likeliest:
-    found = logits.softmax(dim=-1).topk(k)
-    return Likeliest(found.indices, found.values)
+def _top_tokens(logits: Tensor, k: int) -> TopTokens:
+    top = logits.softmax(dim=-1).topk(k)
+    return TopTokens(top.indices, top.values)
 
 
 def _logits(
@@ -138,8 +139,8 @@ def _logits(
 
 
 def _padded(rows: Sequence[Ids], device: torch.device) -> tuple[Tensor, Layout | None]:
-    """Rows side by side, padded on the right [b, t], and where their tokens stand."""
-    ids, segments = padded(rows, device)
+    """Return rows padded on the right [b, t], and their layout."""
+    ids, segments = pad_rows(rows, device)
     return ids, None if segments is None else Layout.right_padded(segments)
 
 
@@ -162,7 +163,7 @@ def _check(model: Transformer, rows: Sequence[Ids], sources: Sequence[Ids] | Non
     if seen is not None:
         if len(seen) != len(rows):
             raise ConfigError([Fault("seen", f"has {len(seen)} numbers, expected one for each of {len(rows)} rows")])
-        if faults := [fault for i, n in enumerate(seen) for fault in whole(f"seen.{i}", n, 0)]:
+        if faults := [fault for i, n in enumerate(seen) for fault in integer_faults(f"seen.{i}", n, 0)]:
             raise ConfigError(faults)
 
 
@@ -172,5 +173,5 @@ def _check_rows(name: str, rows: Any, tokens: object) -> None:
     for i, row in enumerate(rows):
         if not len(row):
             raise ValueError(f"{name} {i} is empty: give it at least one token")
-        if isinstance(tokens, Tokens) and (faults := ids_of(f"{name} {i}", row, tokens.rows)[1]):
+        if isinstance(tokens, Tokens) and (faults := parse_ids(f"{name} {i}", row, tokens.rows)[1]):
             raise ConfigError(faults)

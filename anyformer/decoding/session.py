@@ -1,26 +1,26 @@
-"""A session: rows of text that are being continued, with the cache that knows them and the logits of what comes next.
+"""A decoding session: rows of tokens being continued, their KV cache, and the logits of the next token.
 
-Every strategy is a loop over one: it looks at `logits`, chooses, and `read`s what it chose; beam search also reorders
-rows, speculation takes tokens back. So prompts of unequal length, both shapes and every cache are dealt with once.
-A strategy whose steps ask nothing of the host lets the session `go`: on a GPU all of a step is replayed as one graph.
+Every strategy is a loop over one: it uses `logits`, chooses tokens and calls `read`. Beam search also reorders rows,
+and speculative decoding drops tokens. So prompts of unequal length, both model shapes and all caches are handled once.
+A strategy whose steps need nothing from the host calls `run_step`: on a GPU the whole step is replayed as one graph.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from anyformer.attention.layout import check, real
-from anyformer.cache.kv_cache import CacheKind
+from anyformer.cache.kv_cache import Cache, CacheKind
 from anyformer.config import LM, ConfigError, Fault
 from anyformer.conventions import PADDING
-from anyformer.decoding import buffers as places
-from anyformer.decoding.buffers import DecodeBuffers, find_place, key_of, leave_place, parts_of
+from anyformer.decoding import buffers
+from anyformer.decoding.buffers import DecodeBuffers
 from anyformer.decoding.logit_processors import History
-from anyformer.decoding.prefill import begin, begin_again, repeats, starts
-from anyformer.decoding.prefix_cache import Begun, Fingerprint, Reuse
+from anyformer.decoding.prefill import Prompts, can_capture, prefill, prefill_captured, start_ids
+from anyformer.decoding.prefix_cache import Fingerprint, Reuse
+from anyformer.decoding.request import Request
 from anyformer.decoding.step import compiled, step
 from anyformer.kernels.prepacked import PrepackedWeights, use_prepacked
 from anyformer.nn.inputs import TokenInput
@@ -28,272 +28,254 @@ from anyformer.nn.model import Transformer
 
 T = TypeVar("T")
 Read = Callable[[Tensor, Tensor], Tensor]
-"""Reads a token of each row [rows, 1], where it is there, bool [rows, 1]: the logits of the next [rows, v]."""
+"""Read a token of each row [rows, 1], where it is present, bool [rows, 1]; return the next logits [rows, v]."""
 
 
 class Session:
-    """Prompts [b, t], or sources [b, s] to be answered, read and ready to go on. Use within `evaluating(model)`.
+    """Prompts or sources of a request, read, and ready to be continued. Use within `evaluating(model)`.
 
-    `copies` rows of each prompt stand side by side; `room` is for how many tokens more there is place, `slack` how many
-    of them can be taken back at once. `chunk` tokens of a prompt are read at a time. `compile` pays where many tokens
-    are read one by one; on a GPU these are replayed from a graph in any case, so that `hidden` and `logits` are written
-    over at the next `read`. With `reuse`, what was read before of a prompt is not read again, and stands first. Tokens
-    of a prompt that are marked as seen [b, t] are seen by all of it, so it is read at once, and anew. A session that
-    is over is closed, so that the next one of the same shapes finds its place.
+    Each prompt has `copies` rows, side by side. There are slots for the request's largest budget and `extra` tokens, of
+    which `slack` can be dropped at once. On a GPU single tokens are read by a graph, so that `hidden` and `logits` are
+    overwritten by the next `read`. Close a session at its end: the next one of the same shapes takes its buffers, and
+    the request's `reuse` remembers its texts.
     """
 
-    def __init__(
-        self,
-        model: Transformer,
-        ids: Tensor,
-        room: int,
-        *,
-        segments: Tensor | None = None,
-        marks: Tensor | None = None,
-        cache: CacheKind = "auto",
-        slack: int = 0,
-        copies: int = 1,
-        chunk: int | None = None,
-        compile: bool = False,
-        reuse: Reuse | None = None,
-    ):
+    def __init__(self, model: Transformer, request: Request, *, extra: int = 0, slack: int = 0, copies: int = 1):
         if not isinstance(model.config.head, LM) or model.decoder is None:
             raise ValueError("decoding needs a decoder with an `lm` head")
-        read = model.source or model.target
-        assert read is not None
-        batch, length = read.measure(ids)
-        if isinstance(read, TokenInput):
-            _check_ids(ids, read.vocab)
-        check(batch, length, segments=segments)
-        segments = None if segments is None else segments.expand(batch, length)
-        facts, source, source_segments = None, ids, segments
-        if model.encoder is not None:
-            ids, facts, segments = starts(model, batch, ids.device), (length, segments is None), None
-        self.model, self.compile, self._copies = model, compile, copies
-        if marks is not None:
-            if model.encoder is not None:
-                raise ValueError("only a decoder without an encoder reads marked prompts: leave `marks` out")
-            what = "is not for prompts that see all of themselves: these are read at once"
-            if idle := [name for name, given in (("chunk", chunk), ("reuse", reuse)) if given is not None]:
-                raise ConfigError(Fault(name, what) for name in idle)
-            cache = "static" if cache == "auto" else cache  # what is seen by all is seen from beyond any window
-        check(*ids.shape, marks=marks)
-        self.given = ids  # the prompts as they came
-        self.since: Fingerprint | None = None  # with `reuse`: the fingerprint of the model at the beginning
-        begun: list[Begun] = []
-        if reuse is not None:
-            if model.encoder is not None:
-                raise ValueError("only a decoder without an encoder has prompts to reuse: leave `reuse` out")
-            prompts = _rows(ids, torch.ones_like(ids, dtype=torch.bool) if segments is None else real(segments))
-            like = model.new_cache(0, ids.shape[1] + room, kind=cache, slack=slack)
-            begun, self.since = reuse.find(model, like, prompts), reuse.model
-            ids, segments = _begun(prompts, begun, ids.device)
-        self.prompt = self.length = self.bound = ids.shape[1]  # all positions are below the bound
-        if segments is not None or not ids.shape[1]:
-            counted = real(torch.zeros_like(ids) if segments is None else segments).sum(dim=1).tolist()
-            self.bound = max(counted, default=0)
-            if 0 in counted:
-                empty = counted.index(0)
-                raise ValueError(f"prompt {empty} is empty: give it at least one token, such as the start of a text")
-        slots = self.prompt + room
+        self.model, self.compile, self._copies = model, request.compile, copies
+        sizes, prompts = _checked_prompts(model, request)
+        device, pair, budget = prompts.inputs.device, model.encoder is not None, request.longest + extra
+        # a marked token is seen from beyond any window, so that no ring will do
+        kind: CacheKind = "static" if request.marks is not None and request.cache == "auto" else request.cache
+        ids = start_ids(model, sizes[0], device) if pair else prompts.inputs
+        self.prompt_ids = ids  # as given
+        self._reuse = request.reuse
+        self._fingerprint: Fingerprint | None = None  # with `reuse`: of the model at the beginning
+        if request.reuse is not None:
+            like = model.new_cache(0, ids.shape[1] + budget, kind=kind, slack=slack)
+            prompts = _with_prefixes(prompts, request.reuse, model, like)
+            ids, self._fingerprint = prompts.inputs, request.reuse.model
+        self.prompt_length = self.length = ids.shape[1]
+        self.position_bound = _position_bound(ids, None if pair else prompts.segments)
+        slots = self.prompt_length + budget
         self._key: Hashable = None
-        if marks is None and places.captures(ids.device):
-            self._key = key_of(model, len(ids), copies, slots, room, facts, cache, slack, compile)
-        place = None if self._key is None else find_place(model, self._key)
-        if place is None:
-            prompts_cache = model.new_cache(len(ids), slots, kind=cache, slack=slack)
-            whole = prompts_cache
-            if copies > 1:
-                whole = model.new_cache(copies * len(ids), slots, kind=cache, slack=slack)
-            place = DecodeBuffers(whole, prompts_cache)
-        self.place, self.cache, self._ids, self._there = place, place.cache, place.ids, place.there
-        given = (ids, segments) if model.encoder is None else (source, source_segments)
-        at_once = self._key is not None and reuse is None and (chunk is None or chunk >= self.prompt)
-        if at_once and repeats(model, place, batch * length, length, self.prompt, segments is not None):
-            hidden, found = begin_again(model, place, copies, *given)
-            place.prompts.taken = place.cache.taken = self.prompt  # a graph does not count
-        else:
-            if self._key is not None:
-                place.reset()
-            hidden, found = begin(model, place, copies, *given, marks=marks, begun=begun, chunk=chunk)
-            if self._key is None:
-                place.prompts = place.cache  # no one else comes
-        self.hidden, self.logits = hidden, found  # of what was read last [rows, n, d], and of the next token [rows, v]
+        if request.marks is None and buffers.captures(device):
+            source = (sizes[1], prompts.segments is None) if pair else None
+            self._key = buffers.key_of(model, len(ids), copies, slots, budget, source, kind, slack, request.compile)
+        own = None if self._key is None else buffers.take_buffers(model, self._key)
+        if own is None:
+            own_prompts = model.new_cache(len(ids), slots, kind=kind, slack=slack)
+            rows = own_prompts if copies == 1 else model.new_cache(copies * len(ids), slots, kind=kind, slack=slack)
+            own = DecodeBuffers(rows, own_prompts)
+        self.buffers, self.cache, self._ids, self._present = own, own.cache, own.ids, own.present
+        # of what was read last [rows, n, d], and of the next token [rows, v]
+        self.hidden, self.logits = self._prefill(prompts, sizes)
         self.limit = min((limit for limit, _ in model.decoder.ends), default=None)  # of positions
-        self._whole, self._prepacked = False, PrepackedWeights()
+        self._in_step, self._prepacked = False, PrepackedWeights()
+
+    def _prefill(self, prompts: Prompts, sizes: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        own, model = self.buffers, self.model
+        at_once = self._reuse is None and (prompts.chunk is None or prompts.chunk >= self.prompt_length)
+        segmented = model.encoder is None and prompts.segments is not None
+        if self._key is not None and at_once and can_capture(model, own, sizes, self.prompt_length, segmented):
+            read = prefill_captured(model, own, self._copies, prompts.inputs, prompts.segments)
+            own.prompts.taken = own.cache.taken = self.prompt_length  # a replayed graph does not count slots
+            return read
+        if self._key is not None:
+            own.reset()
+        read = prefill(model, own, self._copies, prompts)
+        if self._key is None:
+            own.prompts = own.cache  # frees the prompts' cache: no other call uses these buffers
+        return read
 
     @property
     def ids(self) -> Tensor:
-        """All that was read, prompts and answers [rows, n]."""
+        """All ids read, prompts and answers [rows, n]."""
         return self._ids[:, : self.length]
 
     @property
-    def there(self) -> Tensor:
-        """Which of them are tokens, bool [rows, n]."""
-        return self._there[:, : self.length]
+    def present(self) -> Tensor:
+        """Which of them are tokens rather than gaps, bool [rows, n]."""
+        return self._present[:, : self.length]
 
-    def read(self, new: Tensor, there: Tensor | None = None) -> Tensor:
-        """Reads [rows, n] more tokens, those that are `there`; the logits after each of them [rows, n, v]."""
+    def read(self, new: Tensor, present: Tensor | None = None) -> Tensor:
+        """Read n tokens more [rows, n], where `present`; return the logits after each of them [rows, n, v]."""
         after = self.length + new.shape[1]
-        self.bound += new.shape[1]
-        if new.shape[1] > 1 or self._near_the_end():
+        self.position_bound += new.shape[1]
+        if new.shape[1] > 1 or self._near_limit():
             with use_prepacked(self._prepacked, new.numel()):
-                self.hidden, found = step(self.model, self.cache, new, there, self.bound)
-        elif not places.captures(new.device):
-            self.hidden, found = self._counted(lambda: self._step(new, there))
+                self.hidden, logits = step(self.model, self.cache, new, present, self.position_bound)
+        elif not buffers.captures(new.device):
+            self.hidden, logits = self._counted(lambda: self._step(new, present))
         else:
-            mine = self.place.keep("read", lambda: (new.clone(), torch.ones_like(new, dtype=torch.bool)))
-            mine[0].copy_(new)
-            mine[1].fill_(True) if there is None else mine[1].copy_(there)
-            self.hidden, found = self._counted(lambda: self.place.run("read", lambda: self._step(*mine)))
+            fixed = self.buffers.keep("read", lambda: (new.clone(), torch.ones_like(new, dtype=torch.bool)))
+            fixed[0].copy_(new)
+            fixed[1].fill_(True) if present is None else fixed[1].copy_(present)
+            self.hidden, logits = self._counted(lambda: self.buffers.run("read", lambda: self._step(*fixed)))
         self._ids[:, self.length : after] = new
-        self._there[:, self.length : after] = True if there is None else there
-        self.length, self.logits = after, found[:, -1]
-        return found
+        self._present[:, self.length : after] = True if present is None else present
+        self.length, self.logits = after, logits[:, -1]
+        return logits
 
-    def first(self, choose: Callable[[Tensor], None], key: Hashable | None) -> None:
-        """What is chosen from the logits of the prompts, before the loop; the key as in `go`."""
-        if key is None or not places.captures(self.cache.length.device):
+    def run_first(self, choose: Callable[[Tensor], None], key: Hashable | None) -> None:
+        """Choose from the logits of the prompts, before the loop; `key` as in `run_step`."""
+        if key is None or not buffers.captures(self.cache.length.device):
             choose(self.logits)
             return
-        mine = self.place.keep("first", self.logits.clone)
-        mine.copy_(self.logits)
-        self.place.run(("first", key), lambda: choose(mine))
+        fixed = self.buffers.keep("first", self.logits.clone)
+        fixed.copy_(self.logits)
+        self.buffers.run(("first", key), lambda: choose(fixed))
 
-    def go(self, move: Callable[[Read], None], key: Hashable | None) -> None:
-        """One step of a loop, which reads once. With a key, all that `move` does is to change tensors that stay where
-        they are, the same under the same key: it may be captured."""
-        if key is None or not places.captures(self.cache.length.device) or self._near_the_end(1):
-            move(lambda new, there: self.read(new, there)[:, -1])
+    def run_step(self, move: Callable[[Read], None], key: Hashable | None) -> None:
+        """Run one step of a loop, which reads once.
+
+        With a key the step may be captured: `move` does nothing but change tensors with fixed addresses, in the same
+        way under the same key.
+        """
+        if key is None or not buffers.captures(self.cache.length.device) or self._near_limit(1):
+            move(lambda new, present: self.read(new, present)[:, -1])
             return
-        self._whole = True
+        self._in_step = True
         try:
-            self._counted(lambda: self.place.run(key, lambda: move(self._read_unseen)))
+            self._counted(lambda: self.buffers.run(key, lambda: move(self._read_on_device)))
         finally:
-            self._whole = False
-        self.length, self.bound = self.length + 1, self.bound + 1
+            self._in_step = False
+        self.length, self.position_bound = self.length + 1, self.position_bound + 1
 
-    def _read_unseen(self, new: Tensor, there: Tensor) -> Tensor:
-        """`read` where no host counts."""
-        self._ids.index_copy_(1, self.cache.length[None], new)  # before the step, which counts on
-        self._there.index_copy_(1, self.cache.length[None], there)
-        return self._step(new, there)[1][:, -1]
+    def _read_on_device(self, new: Tensor, present: Tensor) -> Tensor:
+        """Do what `read` does, with the slot counted on the device."""
+        self._ids.index_copy_(1, self.cache.length[None], new)  # before the step, which increments the length
+        self._present.index_copy_(1, self.cache.length[None], present)
+        return self._step(new, present)[1][:, -1]
 
-    def _step(self, new: Tensor, there: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _step(self, new: Tensor, present: Tensor | None) -> tuple[Tensor, Tensor]:
         with use_prepacked(self._prepacked, new.numel()):
             if not self.compile:
-                return step(self.model, self.cache, new, there, bound=0)  # there is no end, or it is far
+                return step(self.model, self.cache, new, present, bound=0)  # the position is known to fit
             run = compiled(step, id(self.model), len(new))
-            found: tuple[Tensor, Tensor] = run(self.model, self.cache, new, there)
-            return found
+            out: tuple[Tensor, Tensor] = run(self.model, self.cache, new, present)
+            return out
 
-    def _near_the_end(self, more: int = 0) -> bool:
-        """Where positions may end the model itself has to look."""
-        return self.limit is not None and self.bound + more > self.limit
+    def _near_limit(self, more: int = 0) -> bool:
+        """Return whether the next tokens may pass the last position, so that the model has to check."""
+        return self.limit is not None and self.position_bound + more > self.limit
 
     def _counted(self, run: Callable[[], T]) -> T:
-        """Runs a step of one token; its slot is counted here, as a compiled or captured one does not."""
+        """Run a step of one token and count its slot here: a compiled or captured step does not."""
         before = self.cache.taken
         self.cache.reserve(1)
         after, self.cache.taken = self.cache.taken, before
-        found = run()
+        out = run()
         self.cache.taken = after
-        return found
+        return out
 
     def close(self) -> None:
-        """It is over: nothing of it may be read any more."""
+        """Release the buffers and remember the texts for `reuse`; nothing of the session may be read any more."""
+        if self._reuse is not None:
+            texts = _token_rows(self.ids, self.present)
+            first = {row: texts[row] for row in range(0, len(texts), self._copies)}
+            self._reuse.keep(self.model, self._fingerprint, self.cache, first)
         if self._key is not None:
-            leave_place(self.model, self._key, self.place)
+            buffers.release_buffers(self.model, self._key, self.buffers)
 
     def forget(self, n: Tensor) -> None:
-        """Takes the newest n [rows] tokens of each row back: read on before looking at `logits`."""
+        """Drop the newest n [rows] tokens of each row; `logits` are valid again after the next `read`."""
         self.cache.forget(n)
-        self._there.copy_(real(self.cache.segments))
+        self._present.copy_(real(self.cache.segments))
         index = torch.arange(1, self.length + 1, device=n.device)
-        self.length = max(self.prompt, int(torch.where(self.there, index, 0).amax()))
+        self.length = max(self.prompt_length, int(torch.where(self.present, index, 0).amax()))
         self.cache.truncate(self.length)
-        self.bound = int(self.cache.following.max())
+        self.position_bound = int(self.cache.following.max())
 
-    def make_room(self, n: int) -> None:
-        """Sees to it that n more tokens fit where some were taken back, by closing the gaps that they left."""
+    def ensure_slots(self, n: int) -> None:
+        """Make sure that n tokens more fit, by closing the gaps of dropped ones."""
         if self.length + n > self.cache.slots:
-            order = self.cache.compact(self.prompt)
-            for x in (self._ids, self._there):
+            order = self.cache.compact(self.prompt_length)
+            for x in (self._ids, self._present):
                 x.copy_(x.gather(1, order))
             self.length = self.cache.taken
 
     def reorder(self, rows: Tensor) -> None:
-        """Row i goes on from what row `rows[i]` was, one of the same prompt: read on before looking at `logits`."""
+        """Continue row i from row `rows[i]` of the same prompt; `logits` are valid again after the next `read`."""
         self.cache.reorder(rows, group_size=self._copies)
-        for x in (self._ids, self._there):
+        for x in (self._ids, self._present):
             x.copy_(x[rows])
 
     @property
-    def answers(self) -> Tensor:
-        """What was read after the prompts, [rows, new]."""
-        return self.ids[:, self.prompt :]
-
-    @property
     def history(self) -> History:
-        """What processors look at; in a captured step with all that is not there yet."""
-        ids, there = (self._ids, self._there) if self._whole else (self.ids, self.there)
-        new = torch.arange(ids.shape[1], device=ids.device) >= self.prompt
-        return History(ids, there, new.expand_as(there))
+        """The input of logit processors; in a captured step it has all slots, those not yet filled too."""
+        ids, present = (self._ids, self._present) if self._in_step else (self.ids, self.present)
+        new = torch.arange(ids.shape[1], device=ids.device) >= self.prompt_length
+        return History(ids, present, new.expand_as(present))
 
-    def texts(self) -> list[list[int]]:
-        """The ids that each row has read."""
-        return _rows(self.ids, self.there)
-
-    def filler(self, stop: Sequence[int]) -> int:
-        """The id that stands behind the end of an answer."""
+    def fill_id(self, stop: tuple[int, ...]) -> int:
+        """Return the id that fills a row after its end."""
         pad = self.model.config.special.pad
         return pad if pad is not None else (stop[0] if stop else 0)
 
 
-def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Rows of ids side by side, padded on the right [b, t], and their segments where any is."""
-    longest = max(map(len, rows))
-    ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
-    if min(map(len, rows)) == longest:
-        return ids, None
-    return ids, torch.tensor([[0] * len(row) + [PADDING] * (longest - len(row)) for row in rows], device=device)
+def _checked_prompts(model: Transformer, request: Request) -> tuple[tuple[int, int], Prompts]:
+    """Return the size (rows, length) of the inputs, and these, checked against the model."""
+    reader = model.source or model.target
+    assert reader is not None
+    ids, segments, marks = request.ids, request.segments, request.marks
+    batch, length = reader.measure(ids)
+    if isinstance(reader, TokenInput):
+        _check_ids(ids, reader.vocab)
+    check(batch, length, segments=segments)
+    if model.encoder is not None and marks is not None:
+        raise ValueError("only a decoder without an encoder reads marked prompts: leave `marks` out")
+    if marks is not None:
+        what = "is not for prompts that see all of themselves: these are read at once"
+        options = (("chunk", request.chunk), ("reuse", request.reuse))
+        if unused := [name for name, value in options if value is not None]:
+            raise ConfigError(Fault(name, what) for name in unused)
+        check(*ids.shape, marks=marks)
+    if model.encoder is not None and request.reuse is not None:
+        raise ValueError("only a decoder without an encoder has prompts to reuse: leave `reuse` out")
+    segments = None if segments is None else segments.expand(batch, length)
+    return (batch, length), Prompts(ids, segments, marks, request.chunk)
 
 
-def _rows(ids: Tensor, there: Tensor) -> list[list[int]]:
-    """The real ids of each row."""
-    return [row[some].tolist() for row, some in zip(ids.cpu(), there.cpu(), strict=True)]
+def _with_prefixes(prompts: Prompts, reuse: Reuse, model: Transformer, like: Cache) -> Prompts:
+    """Return prompts [b, t] with the known beginning of each on the left and the rest aligned after the longest.
 
-
-def _begun(prompts: list[list[int]], begun: list[Begun], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Prompts [b, t] with what is known of each on the left and the rest side by side, and their segments."""
-    known = max(one.length for one in begun)
-    rest = max(len(ids) - one.length for ids, one in zip(prompts, begun, strict=True))
-    out = torch.zeros(len(prompts), known + rest, dtype=torch.long)
+    Only beginnings that fit a cache `like` this are used.
+    """
+    ids, segments = prompts.inputs, prompts.segments
+    rows = _token_rows(ids, torch.ones_like(ids, dtype=torch.bool) if segments is None else real(segments))
+    prefixes = reuse.find(model, like, rows)
+    known = max(prefix.length for prefix in prefixes)
+    rest = max(len(row) - prefix.length for row, prefix in zip(rows, prefixes, strict=True))
+    out = torch.zeros(len(rows), known + rest, dtype=torch.long)
     segments = torch.full_like(out, PADDING)
-    for row, (ids, one) in enumerate(zip(prompts, begun, strict=True)):
-        for at, part in ((0, ids[: one.length]), (known, ids[one.length :])):
-            out[row, at : at + len(part)] = torch.tensor(part, dtype=torch.long)
-            segments[row, at : at + len(part)] = 0
-    return out.to(device), segments.to(device)
+    for i, (row, prefix) in enumerate(zip(rows, prefixes, strict=True)):
+        for at, part in ((0, row[: prefix.length]), (known, row[prefix.length :])):
+            out[i, at : at + len(part)] = torch.tensor(part, dtype=torch.long)
+            segments[i, at : at + len(part)] = 0
+    return prompts._replace(inputs=out.to(ids.device), segments=segments.to(ids.device), prefixes=prefixes)
+
+
+def _position_bound(ids: Tensor, segments: Tensor | None) -> int:
+    """Return a bound that exceeds every position of the prompts, none of which may be empty."""
+    if segments is None and ids.shape[1]:
+        return ids.shape[1]
+    lengths = real(torch.zeros_like(ids) if segments is None else segments).sum(dim=1).tolist()
+    if 0 in lengths:
+        empty = lengths.index(0)
+        raise ValueError(f"prompt {empty} is empty: give it at least one token, such as the start of a text")
+    return max(lengths, default=0)
+
+
+def _token_rows(ids: Tensor, present: Tensor) -> list[list[int]]:
+    """Return the ids of each row without gaps."""
+    return [row[tokens].tolist() for row, tokens in zip(ids.cpu(), present.cpu(), strict=True)]
 
 
 def _check_ids(ids: Tensor, vocab: int) -> None:
-    """A clear error for ids that no embedding stands for: a GPU would end the whole program."""
+    """Raise a clear error for ids outside the vocabulary: on a GPU the lookup would abort the process."""
     wrong = (ids < 0) | (ids >= vocab)
     if bool(wrong.any()):
         row, first = int(wrong.any(dim=1).nonzero()[0]), int(ids[wrong][0])
         raise ValueError(f"prompt {row}: id {first} is outside the vocabulary of {vocab}")
-
-
-@contextmanager
-def evaluating(model: Transformer) -> Iterator[None]:
-    """A model as it decodes: without dropout and gradients, and afterwards as it was."""
-    training = [part for part in parts_of(model) if part.training]
-    for part in training:
-        part.training = False
-    try:
-        with torch.no_grad():  # not inference_mode: a model may be trained on what it generated
-            yield
-    finally:
-        for part in training:
-            part.training = True

@@ -1,6 +1,6 @@
-"""One decode step: shapes that never change, no question to the device, so that it is compiled or captured once.
+"""One decode step with constant shapes and no host synchronisation, so that it is compiled or captured once.
 
-On a GPU what costs time is not the arithmetic but the starting of hundreds of small kernels (`place.py`).
+On a GPU decoding is launch-bound: hundreds of small kernels per token (`buffers.py`).
 """
 
 from collections.abc import Callable, Hashable
@@ -20,11 +20,13 @@ from anyformer.nn.model import Transformer
 
 
 def step(
-    model: Transformer, cache: Cache, new: Tensor, there: Tensor | None, bound: int | None = None
+    model: Transformer, cache: Cache, new: Tensor, present: Tensor | None, bound: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Reads [rows, n] more tokens, those that are `there`: their hidden states [rows, n, d], and the logits of what
-    follows each of them [rows, n, v]."""
-    hidden = model.decode(Inputs(new, cache.next(new.shape[1], there, bound)), cache=cache)
+    """Read n more tokens [rows, n], where `present`; return hidden states [rows, n, d] and logits [rows, n, v].
+
+    `bound` exceeds every position; 0 skips the position check.
+    """
+    hidden = model.decode(Inputs(new, cache.next(new.shape[1], present, bound)), cache=cache)
     return hidden, logits(model, cache, hidden)
 
 
@@ -33,10 +35,12 @@ def logits(model: Transformer, cache: Cache, hidden: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def compiled(function: Callable[..., Any], *of: Hashable) -> Callable[..., Any]:
-    """One for each model and number of rows, so that what was compiled is found again: torch counts recompilations by
-    code, makes sizes that differ dynamic, which is slow, and past a few falls to eager. Made when asked for, as
-    importing compilers takes long."""
+def compiled(function: Callable[..., Any], *key: Hashable) -> Callable[..., Any]:
+    """Return a function compiled for one key, such as the model and the number of rows.
+
+    Each key has code of its own: torch counts recompilations per code object, makes sizes that differ dynamic, which is
+    slow, and falls back to eager after a few. Compiled on demand, since importing the compiler takes seconds.
+    """
     assert isinstance(function, FunctionType)
     code = function.__code__.replace(co_name=f"{function.__name__}_{compiled.cache_info().misses}")
     named = FunctionType(code, function.__globals__, code.co_name, function.__defaults__)

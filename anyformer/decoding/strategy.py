@@ -1,20 +1,109 @@
-"""How tokens are chosen: one of four ways, each with options of its own, made from options that all have names of their
-own. What belongs to another way, or does nothing in this one, is refused rather than ignored."""
+"""Decoding strategies as specs: sampling (or greedy), beam search, contrastive search and speculative decoding.
+
+`strategy` makes one from named options. An option of another strategy, or one without effect, is refused.
+"""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field, model_validator
 
-from anyformer.config.spec import ConfigError, Fault, Size, did_you_mean
-from anyformer.decoding.beam_search import Beam
-from anyformer.decoding.contrastive import Contrastive
-from anyformer.decoding.logit_processors import Processing, Sampling
-from anyformer.decoding.speculative import Draft, Lookup
+from anyformer.config.spec import ConfigError, Count, Fault, Fraction, Number, Positive, Size, Spec, did_you_mean
+from anyformer.nn.model import Transformer
+
+Ids = Annotated[tuple[Count, ...], Field(min_length=1)]
+
+EarlyStopping = Literal["first", "heuristic", "never"]
+"""When a beam search ends that has `beams` finished hypotheses (in `transformers`: True, False, "never").
+
+first: at once. heuristic: when the best running beam, were it to end at its present length, scores no better than the
+worst of them. never: when it cannot score better at any length.
+"""
+
+
+class Processing(Spec):  # type: ignore[metaclass]  # derives from type(BaseModel), which mypy cannot follow
+    """Changes to the logits that every strategy supports. The defaults change nothing."""
+
+    repetition_penalty: Positive = 1.0
+    presence_penalty: Number = 0.0
+    frequency_penalty: Number = 0.0
+    no_repeat_ngram: Size | None = None
+    banned: tuple[Ids, ...] = ()  # words, each a sequence of ids
+    min_new_tokens: Count = 0  # no `stop` id before
+    prefix: tuple[Count, ...] = ()  # the ids that every answer begins with
+
+
+class Sampling(Processing):
+    """Sample each token, or choose the top-1 token at temperature 0 (greedy)."""
+
+    temperature: Annotated[float, Field(strict=True, ge=0)] = 0.0
+    top_k: Size | None = None
+    top_p: Fraction | None = None
+    min_p: Fraction | None = None
+    typical_p: Fraction | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        filters = ("top_k", "top_p", "min_p", "typical_p")
+        unused = [name for name in filters if self.temperature == 0 and getattr(self, name) is not None]
+        if unused:
+            reason = "needs a temperature above 0: at 0 decoding is greedy"
+            raise ConfigError(Fault(name, f"= {getattr(self, name)}: {reason}") for name in unused)
+        return self
+
+
+class Beam(Processing):
+    """Search for the hypotheses with the highest score as a whole."""
+
+    beams: Size
+    n_best: Size = 1
+    length_penalty: Number = 1.0
+    early_stopping: EarlyStopping = "heuristic"
+    groups: Size = 1
+    diversity_penalty: Number = 0.0
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        faults = []
+        if self.n_best > self.beams:
+            faults.append(Fault("n_best", f"= {self.n_best}: must be from 1 to the number of beams, {self.beams}"))
+        if self.groups > 1 and self.beams % self.groups:
+            faults.append(Fault("groups", f"= {self.groups}: must divide beams = {self.beams}"))
+        penalty = self.diversity_penalty
+        if self.groups > 1 and penalty <= 0:
+            faults.append(Fault("diversity_penalty", f"= {penalty}: must be above 0, or all groups are equal"))
+        if self.groups == 1 and penalty != 0:
+            faults.append(Fault("diversity_penalty", f"= {penalty}: needs groups, and there is 1"))
+        if faults:
+            raise ConfigError(faults)
+        return self
+
+
+class Contrastive(Processing):
+    """Choose among the top tokens the one whose hidden state repeats least."""
+
+    candidates: Size = 5
+    alpha: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.6
+
+
+class Draft(NamedTuple):
+    """Draft tokens by a smaller model of the same shape and vocabulary."""
+
+    model: Transformer
+
+
+class Lookup(Spec):  # type: ignore[metaclass]  # derives from type(BaseModel), which mypy cannot follow
+    """Prompt-lookup decoding: draft the tokens that followed the current n-gram where it last occurred.
+
+    `ngram` is its largest length; shorter ones are used where that does not occur. Prompt and answer are searched, and
+    a source of the same vocabulary. It pays where answers copy from what was read.
+    """
+
+    ngram: Size = 3
 
 
 class Speculation(Sampling):
-    """What `Sampling` says, with tokens guessed ahead: by a draft model, or by what followed before."""
+    """`Sampling` with up to `ahead` draft tokens that the model verifies in one call."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
@@ -24,8 +113,8 @@ class Speculation(Sampling):
 
 Strategy = Sampling | Beam | Contrastive | Speculation
 
-# Whoever gives one of these has chosen.
-CHOICES: dict[str, type[Strategy]] = {
+# Options that select a strategy.
+SELECTED_BY: dict[str, type[Strategy]] = {
     "beams": Beam,
     "candidates": Contrastive,
     "alpha": Contrastive,
@@ -33,67 +122,75 @@ CHOICES: dict[str, type[Strategy]] = {
     "lookup": Speculation,
 }
 NAMES = {Beam: "beam search", Contrastive: "contrastive search", Speculation: "speculation"}
-NEEDS = {Beam: "needs beams: say how many", Speculation: "needs a draft or a lookup"}
-ELSEWHERE: dict[str, type[Strategy]] = {"seed": Sampling, "phrases": Beam}  # ours, but no fields: each call has its own
+NEEDS = {Beam: "needs beams: give their number", Speculation: "needs a draft or a lookup"}
+PER_CALL: dict[str, type[Strategy]] = {"seed": Sampling, "phrases": Beam}  # options that are fields of `Request`
 
 
 def strategy(**options: Any) -> Strategy:
-    """The way that some options mean; None is as if not given.
+    """Return the strategy that some options select; None counts as not given.
 
-    Those of `Sampling`, or with `beams` of `Beam`, with `candidates` or `alpha` of `Contrastive`, with `draft` (a
-    model) or `lookup` (the length of n-grams) of `Speculation`. A `seed` and `phrases` are looked at, but not kept.
+    `beams` selects `Beam`, `candidates` or `alpha` `Contrastive`, `draft` (a model) or `lookup` (an n-gram length)
+    `Speculation`; otherwise it is `Sampling`. A `seed` and `phrases` are checked, but belong to the `Request`.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    chosen = {CHOICES[name]: name for name in reversed(CHOICES) if name in given}
-    if len(chosen) > 1:
-        *others, first = chosen.values()
-        what = f"is of {NAMES[CHOICES[first]]}, and {others[-1]} of {NAMES[CHOICES[others[-1]]]}: give one of them"
-        raise ConfigError([Fault(first, what)])
-    way = next(iter(chosen), Sampling)
-    if faults := list(_faults(way, next(iter(chosen.values()), None), given)):
+    selected = {SELECTED_BY[name]: name for name in reversed(SELECTED_BY) if name in given}
+    if len(selected) > 1:
+        *others, first = selected.values()
+        other = f"{others[-1]} to {NAMES[SELECTED_BY[others[-1]]]}"
+        raise ConfigError([Fault(first, f"belongs to {NAMES[SELECTED_BY[first]]}, and {other}: give one of them")])
+    kind = next(iter(selected), Sampling)
+    if faults := list(_faults(kind, next(iter(selected.values()), None), given)):
         raise ConfigError(faults)
-    kept = {name: value for name, value in given.items() if name not in ELSEWHERE}
-    if way is Speculation:
-        ngram = kept.pop("lookup", None)
-        kept["draft"] = Lookup(ngram=ngram) if ngram is not None else Draft(kept["draft"])
-    made: Strategy = way(**kept)
-    if "seed" in given and isinstance(made, Sampling) and made.temperature == 0:
-        shown = f"= {given['seed']}: " if isinstance(given["seed"], int) else ""
-        raise ConfigError([Fault("seed", f"{shown}needs a temperature above 0: at 0 nothing is drawn")])
+    fields = {name: value for name, value in given.items() if name not in PER_CALL}
+    if kind is Speculation:
+        ngram = fields.pop("lookup", None)
+        fields["draft"] = Lookup(ngram=ngram) if ngram is not None else Draft(fields["draft"])
+    made: Strategy = kind(**fields)
+    if "seed" in given and (fault := seed_fault(given["seed"], made)):
+        raise ConfigError([fault])
     return made
 
 
-def may_be(way: type[Strategy], options: dict[str, Any]) -> bool:
-    """Whether no option is of another way."""
+def seed_fault(seed: object, made: Strategy) -> Fault | None:
+    """Return the fault of a seed that has no effect."""
+    if not isinstance(made, Sampling) or made.temperature:
+        return None
+    shown = f"= {seed}: " if isinstance(seed, int) else ""
+    return Fault("seed", f"{shown}needs a temperature above 0: at 0 nothing is sampled")
+
+
+def is_compatible(kind: type[Strategy], options: dict[str, Any]) -> bool:
+    """Return whether no option belongs to another strategy."""
     owners = (_owner(name) for name, value in options.items() if value is not None)
-    return all(owner is None or issubclass(way, owner) for owner in owners)
+    return all(owner is None or issubclass(kind, owner) for owner in owners)
 
 
-def _faults(way: type[Strategy], by: str | None, given: dict[str, Any]) -> Iterator[Fault]:
-    """Options that a way does not have; `by` is the one that chose it."""
+def _faults(kind: type[Strategy], selected_by: str | None, given: dict[str, Any]) -> Iterator[Fault]:
+    """Yield a fault for each option that a strategy does not have."""
     if "lookup" in given and "draft" in given:
-        yield Fault("lookup", "guesses tokens instead of a draft: give one of them")
+        yield Fault("lookup", "drafts tokens instead of a draft model: give one of them")
     for name, value in given.items():
         owner = _owner(name)
         if owner is None:
-            yield Fault(name, f"unknown option; {did_you_mean(name, [*ELSEWHERE, *CHOICES, *_fields()])}")
-        elif not issubclass(way, owner):
+            yield Fault(name, f"unknown option; {did_you_mean(name, [*PER_CALL, *SELECTED_BY, *_fields()])}")
+        elif not issubclass(kind, owner):
             shown = f"= {value}: " if isinstance(value, int | float | str) else ""
-            if by is None:
+            if selected_by is None:
                 yield Fault(name, shown + NEEDS[owner])
             elif owner is Sampling:
-                yield Fault(name, f"{shown}{NAMES[way]} draws nothing: leave it out, or {by}")
+                yield Fault(name, f"{shown}{NAMES[kind]} does not sample: leave it out, or {selected_by}")
             else:
-                yield Fault(name, f"{shown}is of {NAMES[owner]}, and {by} of {NAMES[way]}: leave one of them out")
+                other = f"{selected_by} to {NAMES[kind]}"
+                yield Fault(name, f"{shown}belongs to {NAMES[owner]}, and {other}: leave one of them out")
 
 
 def _owner(name: str) -> type[Processing] | None:
-    """The least that has an option."""
-    if owner := ELSEWHERE.get(name) or CHOICES.get(name):
+    """Return the most general spec that has an option."""
+    if owner := PER_CALL.get(name) or SELECTED_BY.get(name):
         return owner
-    ways: tuple[type[Processing], ...] = (Processing, Sampling, Beam, Contrastive, Speculation)
-    return next((way for way in ways if name in way.model_fields), None)
+    specs: tuple[type[Processing], ...] = (Processing, Sampling, Beam, Contrastive, Speculation)
+    return next((spec for spec in specs if name in spec.model_fields), None)
 
 
 def _fields() -> set[str]:
-    return {name for way in (Sampling, Beam, Contrastive, Speculation) for name in way.model_fields}
+    return {name for spec in (Sampling, Beam, Contrastive, Speculation) for name in spec.model_fields}

@@ -9,12 +9,15 @@ import torch
 from anyformer.config import ConfigError, Fault
 from anyformer.conventions import SEEN
 from anyformer.decoding.generate import seeds_of
-from anyformer.decoding.logit_processors import Sampling, build, process
+from anyformer.decoding.logit_processors import build, process
+from anyformer.decoding.request import Request
 from anyformer.decoding.sampling import greedy, sample
-from anyformer.decoding.session import Session, evaluating
+from anyformer.decoding.session import Session
+from anyformer.decoding.strategy import Sampling
 from anyformer.explore.head_switches import disable_heads, parse_heads
 from anyformer.explore.requests import WriteRequest
 from anyformer.inspection.cache_growth import used_bytes
+from anyformer.nn.eval_mode import evaluating
 from anyformer.run import Run
 from anyformer.tasks.generation import GenerationRequest, Writer
 from anyformer.tasks.lm import LanguageModelling
@@ -51,13 +54,13 @@ def write(run: Run, request: WriteRequest, text: str | None = None) -> Iterator[
 
 def _lines(run: Run, request: GenerationRequest, off: dict[str, list[int]]) -> Iterator[dict[str, Any]]:
     model, token = run.model, run.tokenizer.token
-    device, writing, sampling = next(model.parameters()).device, request.writing(0), request.way
+    device, writing, sampling = next(model.parameters()).device, request.answer_text(0), request.strategy
     assert isinstance(sampling, Sampling)
-    budget = min(request.rooms[0], MAX_NEW_TOKENS)
+    budget = min(request.budgets[0], MAX_NEW_TOKENS)
     with _evaluation_mode(run, off):
         ids = torch.tensor(request.prompts, device=device)
         marks = torch.full_like(ids, SEEN) if request.task.marked else None
-        session = Session(model, ids, budget, marks=marks)
+        session = Session(model, Request(ids, max_new_tokens=budget, marks=marks))
     vocab = session.logits.shape[-1]
     processors = build(sampling, vocab=vocab, stop=request.stop_ids, device=device)
     seeds = None if sampling.temperature == 0 else request.seeds

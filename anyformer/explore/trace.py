@@ -24,13 +24,13 @@ from anyformer.config import (
     TokenLabels,
     position_of,
 )
-from anyformer.decoding.session import evaluating
 from anyformer.explore.head_switches import disable_heads, parse_heads
 from anyformer.explore.requests import TextRequest
 from anyformer.inspection.attention_maps import Kind, format_range
 from anyformer.inspection.sublayers import attentions, stacks_of
 from anyformer.inspection.taps import run_with_taps
 from anyformer.nn.attention import MultiHeadAttention
+from anyformer.nn.eval_mode import evaluating
 from anyformer.nn.pooling import Funnel
 from anyformer.nn.stack import HERE as SITE
 from anyformer.run import Run

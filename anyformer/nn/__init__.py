@@ -7,6 +7,7 @@ context       second argument of every block: masks, caches, taps
 convolution   convolution in place of self-attention
 dense         learned weights for pairs of positions in place of self-attention
 dropout       dropout
+eval_mode     a model in eval mode without gradients, as a context manager
 experts       mixture of experts: routers, expert layers, load balance
 feedforward   feed-forward layers: plain and gated
 heads         output heads: vocabulary, labels, pooled

@@ -1,4 +1,4 @@
-"""Texts with special tokens written in them by name, such as masks and sentinels, that a model is to put words for."""
+"""Texts that contain special tokens by name, such as masks and sentinels, which a model fills."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -9,15 +9,15 @@ from anyformer.data.tokenizer import TextTokenizer
 
 
 def split_at(tokenizer: TextTokenizer, text: str, special: Iterable[int]) -> list[str]:
-    """A text apart at the names of some special ids: what is between them, name, what is between them, ..."""
+    """Split a text at the names of special ids: text, name, text, name, ..., text."""
     return re.split("(" + "|".join(re.escape(tokenizer.token(id)) for id in special) + ")", text)
 
 
 def encode_with(tokenizer: TextTokenizer, text: str, special: Iterable[int]) -> list[int]:
-    """The ids of a text in which the names of some special ids stand for these.
+    """Encode a text in which the names of special ids are replaced by these.
 
-    Where words bring the space before them along, so does what stands in the place of a word; and where a tokenizer
-    puts a space before a text, what stands behind a special id has one already.
+    If the tokenizer's words include the space before them, a special id replaces that space, too. If it adds a space
+    before a text, the space after a special id is dropped first.
     """
     names = {tokenizer.token(id): id for id in special}
     parts = split_at(tokenizer, text, names.values())
@@ -35,6 +35,6 @@ def encode_with(tokenizer: TextTokenizer, text: str, special: Iterable[int]) -> 
 
 
 def filled(row: Sequence[int], mask: int, logits: Tensor) -> list[int]:
-    """The ids of a row with the likeliest one in the place of each mask; logits [n, v], maybe of pads behind it."""
+    """Return a row with the top-1 id at each mask; logits [n, v] may include padding after the row."""
     best = logits.argmax(dim=-1).tolist()
     return [best[i] if id == mask else id for i, id in enumerate(row)]

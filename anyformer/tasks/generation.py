@@ -1,4 +1,4 @@
-"""From texts to texts: what a model says to them, whole or piece by piece, in any way that tokens are chosen."""
+"""Generation from texts to texts: answers, n-best lists and streams, under any decoding strategy."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -7,49 +7,48 @@ from typing import Any, NamedTuple, Protocol, TypeVar, assert_never
 import torch
 from torch import Tensor
 
+from anyformer.attention.padding import pad_rows
 from anyformer.config import ConfigError, Fault, ModelConfig, Tokens
 from anyformer.conventions import SEEN
 from anyformer.data.batch import Example
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.decoding.beam_search import Beam, Hypotheses, SpoiltSearch, beam_search
-from anyformer.decoding.check import ids_of, whole
-from anyformer.decoding.contrastive import Contrastive, contrastive_search
-from anyformer.decoding.generate import Spoilt, stream as tokens
-from anyformer.decoding.logit_processors import Processing, Processor, Sampling, build
+from anyformer.decoding.beam_search import Hypotheses, NonFiniteSearch, run_beam_search
+from anyformer.decoding.check import integer_faults, parse_ids
+from anyformer.decoding.decode import decode
+from anyformer.decoding.generate import NonFiniteLogits, stream_sampling
+from anyformer.decoding.request import Request
 from anyformer.decoding.sampling import row_seeds
-from anyformer.decoding.session import padded
-from anyformer.decoding.speculative import speculate
-from anyformer.decoding.strategy import Speculation, Strategy, strategy
+from anyformer.decoding.strategy import Beam, Contrastive, Sampling, Speculation, Strategy, strategy as make_strategy
 from anyformer.nn.model import Transformer
 from anyformer.tasks.base import MAX_INFERENCE_TOKENS, Progress
-from anyformer.tasks.output_constraints import Held, Limits, hold
-from anyformer.tasks.text_stream import SPOILT, Stops, Unfolding, Writing
+from anyformer.tasks.output_constraints import OutputConstraints, TokenConstraints, tokenise
+from anyformer.tasks.text_stream import NONFINITE, AnswerText, IncrementalDecoder, StopStrings
 
-SETTINGS = ("cache", "chunk", "compile", "reuse")  # that change no answer, or hardly
+SETTINGS = ("cache", "chunk", "compile", "reuse")  # fields of `Request` for the cache and the device
 
 T = TypeVar("T")
 
 
 class Writer(Protocol):
-    """A task whose model answers in text."""
+    """A task whose model generates text."""
 
     tokenizer: TextTokenizer
     source_tokenizer: TextTokenizer | None
-    continues: bool  # an answer goes on from the text, rather than being one of its own
-    marked: bool  # all of a prompt is seen from everywhere in it
+    continues: bool  # an answer continues the text, rather than being a text of its own
+    marked: bool  # the whole prompt sees all of itself
 
     def prompts(self, texts: Sequence[str], config: ModelConfig) -> list[list[int]]:
-        """What is read of each text before its answer; nothing of one that is answered by nothing."""
+        """Return the prompt of each text in ids; an empty one for a text whose answer is empty."""
 
-    def room(self, read: int, config: ModelConfig) -> int:
-        """How many tokens the answer to a prompt of so many may have, if nobody says."""
+    def default_budget(self, read: int, config: ModelConfig) -> int:
+        """Return the maximum number of new tokens for a prompt of `read` tokens, where none is given."""
 
     def scored(self, texts: Sequence[str], answers: Sequence[str] | None, config: ModelConfig) -> list[Example]:
-        """The texts, or answers to them, as they were in training."""
+        """Return the texts, or answers to them, as training examples."""
 
 
-class Drafting(Protocol):
-    """A run whose smaller model guesses."""
+class DraftRun(Protocol):
+    """A run whose smaller model drafts tokens."""
 
     @property
     def model(self) -> Transformer: ...
@@ -65,15 +64,15 @@ class Hypothesis(NamedTuple):
 
 
 class NotFinite(FloatingPointError):
-    """The model's logits were no distribution for some texts; the answers to the others are there."""
+    """The model's logits were not finite for some `texts`; `answers` has the answers to the others."""
 
     def __init__(self, texts: Sequence[int], answers: Sequence[Any]):
         where = f"text{'s' if len(texts) > 1 else ''} {', '.join(map(str, texts))}"
         super().__init__(f"{where}: the model's logits are not finite")
         self.texts, self.answers = list(texts), list(answers)  # None to those texts
 
-    def but(self, change: Callable[[int, Any], str]) -> "NotFinite":
-        """The same with each answer, and its number, changed."""
+    def map_answers(self, change: Callable[[int, Any], str]) -> "NotFinite":
+        """Return the same error with each answer changed by a function of its index and itself."""
         changed = [None if answer is None else change(i, answer) for i, answer in enumerate(self.answers)]
         return NotFinite(self.texts, changed)
 
@@ -81,130 +80,136 @@ class NotFinite(FloatingPointError):
 def generate(
     task: Writer, model: Transformer, texts: Sequence[str], *, progress: Progress | None = None, **options: Any
 ) -> list[str]:
-    """How each text goes on, or its answer: up to <eos>, a `stop` string, so many tokens or the last position.
+    """Continue or answer each text, up to <eos>, a `stop` string, its budget or the last position.
 
-    max_new_tokens; stop: strings that end an answer and are no part of it; stop_ids: instead of <eos>; seed: text i
-    draws by the i-th of the seeds that are made from it, or has one of its own; cache, chunk, compile, reuse: as in
-    `decoding.decode.generate`. How tokens are chosen: as in `decoding.strategy`. What answers must be: as in `Limits`,
-    and they are, or it is an error. A text's answer depends on no other.
+    max_new_tokens: the budget. stop: strings that end an answer and are not part of it. stop_ids: ids that replace
+    <eos>. seed: one from which each text's seed is derived, or one per text. cache, chunk, compile, reuse: see
+    `decoding.request.Request`. The strategy and its options: see `decoding.strategy`. Constraints on answers: see
+    `OutputConstraints`; an answer meets them, or it is an error. A text's answer does not depend on the other texts.
     """
-    asked = GenerationRequest.of(task, model, texts, options)
-    if isinstance(asked.way, Beam):
-        if asked.way.n_best > 1:
-            raise ConfigError([Fault("n_best", f"= {asked.way.n_best}: `generate` gives the best; see `hypotheses`")])
+    request = GenerationRequest.of(task, model, texts, options)
+    if isinstance(request.strategy, Beam):
+        if (n_best := request.strategy.n_best) > 1:
+            raise ConfigError([Fault("n_best", f"= {n_best}: `generate` gives the best; see `hypotheses`")])
         try:
-            return [_best(found) for found in asked.hypotheses(progress)]
+            return [_best(n_best_list) for n_best_list in request.hypotheses(progress)]
         except NotFinite as error:
-            raise error.but(lambda _, found: _best(found)) from None
-    return asked.answers(progress)
+            raise error.map_answers(lambda _, n_best_list: _best(n_best_list)) from None
+    return request.answers(progress)
 
 
 def hypotheses(
     task: Writer, model: Transformer, texts: Sequence[str], *, progress: Progress | None = None, **options: Any
 ) -> list[list[Hypothesis]]:
-    """The `n_best` answers to each text that beam search finds, or as many as there are, the best first; to a text that
-    is answered by nothing, none."""
-    asked = GenerationRequest.of(task, model, texts, options)
-    if not isinstance(asked.way, Beam):
+    """Return the n-best list of each text, best first, by beam search; an empty one for a blank text."""
+    request = GenerationRequest.of(task, model, texts, options)
+    if not isinstance(request.strategy, Beam):
         raise ConfigError([Fault("beams", "is missing: hypotheses are those of beam search")])
-    return asked.hypotheses(progress)
+    return request.hypotheses(progress)
 
 
 def stream(task: Writer, model: Transformer, text: str, **options: Any) -> Iterator[str]:
-    """What `generate` says to one text, in pieces as they come: whole characters, and nothing that may belong to a stop
-    string. What is wrong is told at the call, not with the first piece."""
-    asked = GenerationRequest.of(task, model, [text], options)
-    if not isinstance(asked.way, Sampling) or isinstance(asked.way, Speculation):
-        name = type(asked.way).__name__.lower()
-        raise ConfigError([Fault("stream", f"gives tokens as they are chosen: there are none with {name}")])
-    return asked.pieces() if asked.prompts[0] else iter(())
+    """Yield what `generate` returns for one text piece by piece, in whole characters.
+
+    A piece that may belong to a stop string is held back. Wrong options raise at the call, not with the first piece.
+    """
+    request = GenerationRequest.of(task, model, [text], options)
+    if not isinstance(request.strategy, Sampling) or isinstance(request.strategy, Speculation):
+        name = type(request.strategy).__name__.lower()
+        raise ConfigError([Fault("stream", f"is for sampling and greedy decoding, not for {name}")])
+    return request.pieces() if request.prompts[0] else iter(())
 
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """Texts that are to be answered, and how."""
+    """Texts to answer and all options, parsed and checked."""
 
     task: Writer
     model: Transformer
     prompts: list[list[int]]
-    rooms: list[int]  # tokens that each answer may have
+    budgets: list[int]  # max_new_tokens of each
     stop: tuple[str, ...]
     stop_ids: tuple[int, ...]
-    seeds: Tensor | None  # None: any
-    way: Strategy
-    limits: Limits
-    held: dict[bool, Held]  # the same in ids, of answers that are fresh and of others
-    settings: dict[str, Any]  # of the cache and the machine
+    seeds: Tensor | None  # None: random
+    strategy: Strategy
+    constraints: OutputConstraints
+    token_constraints: dict[bool, TokenConstraints]  # the same in ids, for answers that stand alone and for others
+    settings: dict[str, Any]  # those of SETTINGS
 
     @classmethod
     def of(cls, task: Writer, model: Transformer, texts: Sequence[str], options: dict[str, Any]) -> "GenerationRequest":
         if isinstance(texts, str):
             raise ConfigError([Fault("texts", "must be a list of texts, not one")])
-        limits, rest = Limits.split(options)
+        constraints, rest = OutputConstraints.split(options)
         most, stop, stop_ids = (rest.pop(name, None) for name in ("max_new_tokens", "stop", "stop_ids"))
         settings = {name: rest.pop(name) for name in SETTINGS if rest.get(name) is not None}
         seed = rest.get("seed")
         if rest.get("draft") is not None:
-            rest["draft"] = _drafted(task, rest["draft"])
-        way = strategy(**rest, phrases=limits.phrases or None)
+            rest["draft"] = _draft_model(task, rest["draft"])
+        strategy = make_strategy(**rest, phrases=constraints.phrases or None)
         stop = (stop,) if isinstance(stop, str) else tuple(stop or ())
         if stop_ids is None:
             ends = (task.tokenizer.eos, model.config.special.eos, *model.config.special.stops)
             stop_ids = list(dict.fromkeys(id for id in ends if id is not None))
-        stop_ids, faults = ids_of("stop_ids", stop_ids, _vocab(model))
-        _check(faults, most, stop, seed, len(texts), way, limits, settings)
+        stop_ids, faults = parse_ids("stop_ids", stop_ids, _vocab(model))
+        faults += _budget_faults(most, strategy) + _stop_faults(stop, strategy, constraints)
+        if seed is not None and not isinstance(seed, int) and len(seed) != len(texts):
+            what = f"there are {len(seed)}, and {len(texts)} texts: give one for all, or one for each"
+            faults.append(Fault("seed", what))
+        if faults:
+            raise ConfigError(faults)
         prompts = task.prompts(texts, model.config)
-        rooms = [_room(task, model, len(ids), most, way) for ids in prompts]
-        kinds = {_fresh(task, ids) for ids in prompts if ids}
-        held = {fresh: hold(limits, task.tokenizer, _vocab(model), stop_ids, fresh) for fresh in kinds}
-        for i, (ids, room) in enumerate(zip(prompts, rooms, strict=True), 1):
-            if ids and len(prefix := held[_fresh(task, ids)].prefix) > room:
-                what = f"has room for {room} tokens, and the prefix {limits.prefix!r} has {len(prefix)}"
+        budgets = [_budget(task, model, len(ids), most, strategy) for ids in prompts]
+        alone = {_stands_alone(task, ids) for ids in prompts if ids}
+        in_ids = {kind: tokenise(constraints, task.tokenizer, _vocab(model), stop_ids, kind) for kind in alone}
+        for i, (ids, budget) in enumerate(zip(prompts, budgets, strict=True), 1):
+            if ids and len(prefix := in_ids[_stands_alone(task, ids)].prefix) > budget:
+                what = f"has {budget} tokens at most, and the prefix {constraints.prefix!r} has {len(prefix)}"
                 raise ConfigError([Fault(f"text {i}", f"its answer {what}")])
         seeds = _seeds(seed, len(texts))
-        return cls(task, model, prompts, rooms, stop, stop_ids, seeds, way, limits, held, settings)
+        return cls(task, model, prompts, budgets, stop, stop_ids, seeds, strategy, constraints, in_ids, settings)
 
     def batches(self) -> Iterator[list[int]]:
-        """Texts that are answered together: of similar length, and alike in what their answers follow."""
+        """Yield indices of texts to decode together: of similar length, and with the same token constraints."""
         order = sorted((i for i, ids in enumerate(self.prompts) if ids), key=lambda i: -len(self.prompts[i]))
-        match self.way:
+        match self.strategy:
             case Beam(beams=copies) | Contrastive(candidates=copies):
                 pass
             case _:
                 copies = 1
-        for fresh in (False, True):
-            left = [i for i in order if _fresh(self.task, self.prompts[i]) == fresh]
+        for alone in (False, True):
+            left = [i for i in order if _stands_alone(self.task, self.prompts[i]) == alone]
             while left:
-                size = len(self.prompts[left[0]]) + max(self.rooms[i] for i in left)
-                now = left[: max(1, MAX_INFERENCE_TOKENS // (size * copies))]
-                left = left[len(now) :]
-                yield now
+                size = len(self.prompts[left[0]]) + max(self.budgets[i] for i in left)
+                batch = left[: max(1, MAX_INFERENCE_TOKENS // (size * copies))]
+                left = left[len(batch) :]
+                yield batch
 
-    def held_by(self, i: int) -> Held:
-        """The limits on the answer to a text."""
-        return self.held[_fresh(self.task, self.prompts[i])]
+    def constraints_of(self, i: int) -> TokenConstraints:
+        """Return the constraints on the answer to a text."""
+        return self.token_constraints[_stands_alone(self.task, self.prompts[i])]
 
-    # -- answers ------------------------------------------------------------------------------------------------------
+    # -- texts --------------------------------------------------------------------------------------------------------
 
     def answers(self, progress: Progress | None) -> list[str]:
         out: list[str | None] = ["" for _ in self.prompts]
         for rows in self.batches():
-            held = self.held_by(rows[0])
-            writing = [self.writing(i) for i in rows]
-            said: list[list[int]] = [[] for _ in rows]
-            for new in self.tokens(rows, held, patience=1 if self.stop else None):
+            constraint = self.constraints_of(rows[0]).constraint
+            texts = [self.answer_text(i) for i in rows]
+            pending: list[list[int]] = [[] for _ in rows]
+            for new in self.tokens(rows, patience=1 if self.stop else None):
                 for i, id in enumerate(new):
-                    said[i].append(id)
-                if self.stop:  # else there is no need to look before the end
-                    for i, one in enumerate(writing):
-                        one.push(said[i])
-                        said[i] = []
-                    if all(one.ended for one in writing):
+                    pending[i].append(id)
+                if self.stop:  # otherwise text is only needed at the end
+                    for i, text in enumerate(texts):
+                        text.push(pending[i])
+                        pending[i] = []
+                    if all(text.ended for text in texts):
                         break
-            for i, one, ids in zip(rows, writing, said, strict=True):
-                one.push(ids)
-                out[i] = None if one.spoilt else one.whole()
-                if held.constraint is not None and not one.spoilt and not held.constraint.accepts(one.ids):
+            for i, text, ids in zip(rows, texts, pending, strict=True):
+                text.push(ids)
+                out[i] = None if text.nonfinite else text.whole()
+                if constraint is not None and not text.nonfinite and not constraint.accepts(text.ids):
                     raise self._unmet(i)
             if progress:
                 progress(len(rows))
@@ -213,178 +218,157 @@ class GenerationRequest:
     def hypotheses(self, progress: Progress | None) -> list[list[Hypothesis]]:
         out: list[list[Hypothesis] | None] = [[] for _ in self.prompts]
         for rows in self.batches():
-            found, spoilt = self._search(rows, self.held_by(rows[0]))
+            found, failed = self._search(rows)
             prompt = found.ids.shape[2] - int(found.lengths.max())
             for n, i in enumerate(rows):
-                best = []
+                n_best = []
                 for ids, score, length in zip(*(x[n].tolist() for x in found), strict=True):
                     if length:
-                        writing = self.writing(i)
-                        writing.push(ids[prompt : prompt + length])
-                        best.append(Hypothesis(writing.whole(), score))
-                if not best and n not in spoilt:
+                        text = self.answer_text(i)
+                        text.push(ids[prompt : prompt + length])
+                        n_best.append(Hypothesis(text.whole(), score))
+                if not n_best and n not in failed:
                     raise self._unmet(i)
-                out[i] = None if n in spoilt else best
+                out[i] = None if n in failed else n_best
             if progress:
                 progress(len(rows))
         return _finite(out)
 
     def pieces(self) -> Iterator[str]:
-        writing, held = self.writing(0), self.held_by(0)
-        for new in self.tokens([0], held):
-            piece = writing.push(new)
-            if writing.spoilt:
+        text, constraint = self.answer_text(0), self.constraints_of(0).constraint
+        for new in self.tokens([0]):
+            piece = text.push(new)
+            if text.nonfinite:
                 raise NotFinite([1], [None])
             if piece:
                 yield piece
-            if writing.ended:
+            if text.ended:
                 break
-        if held.constraint is not None and not held.constraint.accepts(writing.ids):
+        if constraint is not None and not constraint.accepts(text.ids):
             raise self._unmet(0)
-        if piece := writing.rest():
+        if piece := text.rest():
             yield piece
 
-    def writing(self, i: int) -> Writing:
+    def answer_text(self, i: int) -> AnswerText:
         before = self.prompts[i] if self.task.continues else []
-        return Writing(self.rooms[i], self.stop_ids, Unfolding(self.task.tokenizer, before), Stops(self.stop))
+        decoder = IncrementalDecoder(self.task.tokenizer, before)
+        return AnswerText(self.budgets[i], self.stop_ids, decoder, StopStrings(self.stop))
 
     def _unmet(self, i: int) -> ConfigError:
-        names = [name for name in (*self.limits.whole, "banned", "phrases") if getattr(self.limits, name)]
-        what = f"no answer of at most {self.rooms[i]} tokens was found that {' and '.join(names)} would allow"
+        names = [name for name in (*self.constraints.formats, "banned", "phrases") if getattr(self.constraints, name)]
+        what = f"no answer of at most {self.budgets[i]} tokens was found that {' and '.join(names)} would allow"
         return ConfigError([Fault(f"text {i + 1}", f"{what}: allow more tokens, or more answers")])
 
     # -- ids ----------------------------------------------------------------------------------------------------------
 
-    def tokens(self, rows: Sequence[int], held: Held, patience: int | None = 1) -> Iterator[list[int]]:
-        """The next token of each of some texts, until all have ended by an id."""
-        common = self._common(rows) | {"constraint": held.constraint}
-        seed = None if self.seeds is None else self.seeds[list(rows)]
-        match self.way:
-            case Speculation():
-                how = _given(self.way, held)
-                draft, ahead = how.pop("draft"), how.pop("ahead", self.way.ahead)
-                yield from self._columns(
-                    lambda: speculate(draft=draft, ahead=ahead, seed=seed, **common, **how).ids, rows
-                )
+    def tokens(self, rows: Sequence[int], patience: int | None = 1) -> Iterator[list[int]]:
+        """Yield the next token of each of some texts, until all have ended by an id."""
+        request, strategy = self._decoding(rows)
+        match strategy:
+            case Speculation() | Contrastive():
+                yield from self._columns(request, strategy)
             case Sampling():
-                for new, ok in tokens(seed=seed, patience=patience, **common, **_given(self.way, held)):
-                    yield torch.where(ok, new, SPOILT).tolist()
-            case Contrastive():
-                own: dict[str, Any] = {
-                    "candidates": self.way.candidates,
-                    "alpha": self.way.alpha,
-                    "processors": self._processors(held),
-                }
-                yield from self._columns(lambda: contrastive_search(**common, **own), rows)
+                for new, ok in stream_sampling(self.model, request, strategy, patience):
+                    yield torch.where(ok, new, NONFINITE).tolist()
             case Beam():
                 raise AssertionError("beam search has no next token")
             case _:
-                assert_never(self.way)
+                assert_never(strategy)
 
-    def _search(self, rows: Sequence[int], held: Held) -> tuple[Hypotheses, list[int]]:
-        assert isinstance(self.way, Beam)
-        own = {name: getattr(self.way, name) for name in Beam.model_fields.keys() - Processing.model_fields.keys()}
-        common = self._common(rows) | {"constraint": held.constraint, "phrases": held.phrases}
+    def _search(self, rows: Sequence[int]) -> tuple[Hypotheses, list[int]]:
+        request, strategy = self._decoding(rows)
+        assert isinstance(strategy, Beam)
         try:
-            return beam_search(processors=self._processors(held), **common, **own), []
-        except SpoiltSearch as error:
+            return run_beam_search(self.model, request, strategy), []
+        except NonFiniteSearch as error:
             return error.found, error.rows
 
-    def _columns(self, decode: Callable[[], Tensor], rows: Sequence[int]) -> Iterator[list[int]]:
-        """The tokens of whole answers, as if they came one by one."""
-        spoilt: list[int] = []
+    def _columns(self, request: Request, strategy: Strategy) -> Iterator[list[int]]:
+        """Yield the tokens of complete answers one by one."""
+        failed: list[int] = []
         try:
-            ids = decode()
-        except Spoilt as error:
-            ids, spoilt = error.ids, error.rows
-        begin = 1 if self.model.encoder is not None else max(len(self.prompts[i]) for i in rows)
+            ids = decode(self.model, request, strategy)
+        except NonFiniteLogits as error:
+            ids, failed = error.ids, error.rows
+        begin = 1 if self.model.encoder is not None else request.ids.shape[1]
         answers = ids[:, begin:].tolist()
-        for n in spoilt:
-            answers[n][:1] = [SPOILT]
+        for n in failed:
+            answers[n][:1] = [NONFINITE]
         yield from map(list, zip(*answers, strict=True))
 
-    def _common(self, rows: Sequence[int]) -> dict[str, Any]:
-        device = next(self.model.parameters()).device
-        ids, segments = padded([self.prompts[i] for i in rows], device)
-        here = {"model": self.model, "ids": ids, "segments": segments, "stop": self.stop_ids}
-        if self.task.marked:
-            here["marks"] = torch.full_like(ids, SEEN)
-        return here | {"max_new_tokens": [self.rooms[i] for i in rows], **self.settings}
+    def _decoding(self, rows: Sequence[int]) -> tuple[Request, Strategy]:
+        """Return what `decode` needs for some texts."""
+        constraints = self.constraints_of(rows[0])
+        ids, segments = pad_rows([self.prompts[i] for i in rows], next(self.model.parameters()).device)
+        request = Request(
+            ids,
+            max_new_tokens=[self.budgets[i] for i in rows],
+            stop=self.stop_ids,
+            segments=segments,
+            marks=torch.full_like(ids, SEEN) if self.task.marked else None,
+            seed=None if self.seeds is None else self.seeds[list(rows)],
+            constraint=constraints.constraint,
+            phrases=constraints.phrases,
+            **self.settings,
+        )
+        return request, self.strategy.model_copy(update={"prefix": constraints.prefix})
 
-    def _processors(self, held: Held) -> tuple[Processor, ...]:
-        how = self.way.model_copy(update={"prefix": held.prefix})
-        device = next(self.model.parameters()).device
-        return build(how, vocab=_vocab(self.model), stop=self.stop_ids, device=device)
+
+# -- helpers ----------------------------------------------------------------------------------------------------------
 
 
-# -- small steps ------------------------------------------------------------------------------------------------------
-
-
-def _best(found: list[Hypothesis]) -> str:
-    return found[0].text if found else ""
+def _best(n_best: list[Hypothesis]) -> str:
+    return n_best[0].text if n_best else ""
 
 
 def _finite(answers: Sequence[T | None]) -> list[T]:
-    if spoilt := [i for i, answer in enumerate(answers, 1) if answer is None]:
-        raise NotFinite(spoilt, answers)
+    if failed := [i for i, answer in enumerate(answers, 1) if answer is None]:
+        raise NotFinite(failed, answers)
     return [answer for answer in answers if answer is not None]
 
 
-def _given(way: Sampling, held: Held) -> dict[str, Any]:
-    return {name: getattr(way, name) for name in way.model_fields_set} | {"prefix": held.prefix}
-
-
-def _fresh(task: Writer, prompt: Sequence[int]) -> bool:
-    """Whether an answer is decoded as a text of its own, without the space that some tokenizers begin with."""
+def _stands_alone(task: Writer, prompt: Sequence[int]) -> bool:
+    """Return whether an answer is decoded as a text of its own, without the space that some tokenizers begin with."""
     return not task.continues or not task.tokenizer.decode(prompt)
 
 
-def _drafted(task: Writer, draft: Drafting) -> Transformer:
+def _draft_model(task: Writer, draft: DraftRun) -> Transformer:
     pairs = (draft.task.tokenizer, task.tokenizer), (draft.task.source_tokenizer, task.source_tokenizer)
     if any((a is None) != (b is None) or (a and b and a.to_json() != b.to_json()) for a, b in pairs):
         raise ConfigError([Fault("draft", "has another tokenizer: its tokens are not those of this run")])
     return draft.model
 
 
-def _check(
-    faults: list[Fault],
-    most: int | None,
-    stop: Sequence[str],
-    seed: int | Sequence[int] | None,
-    texts: int,
-    way: Strategy,
-    limits: Limits,
-    settings: dict[str, Any],
-) -> None:
-    faults += (wrong := [] if most is None else whole("max_new_tokens", most, 0))
-    if not wrong and most is not None and way.min_new_tokens > most >= 0:
-        faults.append(Fault("min_new_tokens", f"= {way.min_new_tokens}: is more than max_new_tokens = {most}"))
+def _budget_faults(most: int | None, strategy: Strategy) -> list[Fault]:
+    if most is None or (wrong := integer_faults("max_new_tokens", most, 0)):
+        return [] if most is None else wrong
+    least = strategy.min_new_tokens
+    what = f"= {least}: is more than max_new_tokens = {most}"
+    return [Fault("min_new_tokens", what)] if least > most else []
+
+
+def _stop_faults(stop: Sequence[str], strategy: Strategy, constraints: OutputConstraints) -> list[Fault]:
+    faults = []
     if "" in stop:
-        faults.append(Fault("stop", "an empty string stands everywhere: leave it out"))
-    if stop and isinstance(way, Beam):
-        faults.append(Fault("stop", "is for answers that are said token by token: beam search ends them by ids alone"))
-    if stop and limits.whole:
-        faults.append(Fault("stop", f"would cut off what {limits.whole[0]} asks for: leave it out"))
-    if seed is not None and not isinstance(seed, int) and len(seed) != texts:
-        faults.append(Fault("seed", f"there are {len(seed)}, and {texts} texts: give one for all, or one for each"))
-    own = {Sampling: SETTINGS, Speculation: SETTINGS[:2], Beam: ("cache", "compile")}.get(type(way), ("cache",))
-    faults += [
-        Fault(name, f"is not for {type(way).__name__.lower()}: leave it out") for name in settings if name not in own
-    ]
-    if faults:
-        raise ConfigError(faults)
+        faults.append(Fault("stop", "an empty string occurs everywhere: leave it out"))
+    if stop and isinstance(strategy, Beam):
+        faults.append(Fault("stop", "is not for beam search, whose hypotheses end by ids alone"))
+    if stop and constraints.formats:
+        faults.append(Fault("stop", f"would cut off what {constraints.formats[0]} requires: leave it out"))
+    return faults
 
 
-def _room(task: Writer, model: Transformer, read: int, most: int | None, way: Strategy) -> int:
-    """How many tokens an answer may have."""
+def _budget(task: Writer, model: Transformer, read: int, most: int | None, strategy: Strategy) -> int:
+    """Return the maximum number of tokens of an answer."""
     config = model.config
     assert config.decoder is not None
     before = 0 if model.encoder is not None else read - 1  # an answer's last token is not read again
-    room = task.room(read, config) if most is None else most
+    budget = task.default_budget(read, config) if most is None else most
     if most is None and config.context is not None and config.context > before:
-        room = min(room, config.context - before)
+        budget = min(budget, config.context - before)
     limit = config.decoder.limit
-    return room if limit is None else min(room, limit - before - isinstance(way, Contrastive))  # but there it is
+    reads_last = isinstance(strategy, Contrastive)
+    return budget if limit is None else min(budget, limit - before - reads_last)
 
 
 def _vocab(model: Transformer) -> int:

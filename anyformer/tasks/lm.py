@@ -107,7 +107,7 @@ class LanguageModelling(TokenTask):
         try:
             continuations = generate(self, model, texts, progress=progress, **options)
         except NotFinite as error:
-            raise error.but(lambda i, more: self._whole(texts[i], more)) from None
+            raise error.map_answers(lambda i, more: self._whole(texts[i], more)) from None
         return list(map(self._whole, texts, continuations))
 
     def _whole(self, text: str, more: str) -> str:
@@ -125,7 +125,7 @@ class LanguageModelling(TokenTask):
         check_lengths([len(ids) for ids in prompts], config, "decoder")
         return [ids or [self.tokenizer.bos or 0] for ids in prompts]
 
-    def room(self, read: int, config: ModelConfig) -> int:
+    def default_budget(self, read: int, config: ModelConfig) -> int:
         return NEW_TOKENS
 
     def scored(self, texts: Sequence[str], answers: Sequence[str] | None, config: ModelConfig) -> list[Example]:

@@ -1,7 +1,7 @@
-"""What an answer must be, said in text: turned into constraints, phrases and a prefix in ids.
+"""Constraints on answers in terms of text, and their translation to ids.
 
-A text can be written by several sequences of ids. Patterns, schemas and banned strings hold whatever the sequence is;
-choices, phrases and prefixes are written as the tokenizer would write them, at the beginning of a text and within one.
+Several sequences of ids can decode to one text. Patterns, schemas and banned strings hold for all of them. Choices,
+phrases and prefixes use the sequences that the tokenizer produces, at the beginning of a text and within one.
 """
 
 import json
@@ -16,99 +16,104 @@ import torch
 from anyformer.config import ConfigError, Fault
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.decoding.constraints.automaton import BROKEN
-from anyformer.decoding.constraints.banned import Without
+from anyformer.decoding.constraints.banned import WithoutStrings
 from anyformer.decoding.constraints.constraint import Constraint, JsonSchema, Regex, Trie, Vocabulary
-from anyformer.decoding.constraints.phrases import Ways
+from anyformer.decoding.constraints.phrases import Spellings
 
-ANCHORS = ("x", ".", "\n", "1", " ")  # texts before a text, one of which the tokenizer keeps apart from it
+ANCHORS = ("x", ".", "\n", "1", " ")  # put before a text; the tokenizer splits at least one of them off
 
 
 @dataclass(frozen=True)
-class Limits:
-    """At most one of the first three; `phrases` are for beam search."""
+class OutputConstraints:
+    """Constraints on every answer. At most one of the first three is given; `phrases` are for beam search."""
 
-    regex: str | None = None  # matches the answer from its first character to its last
-    json_schema: Mapping[str, object] | None = None  # that the answer, which is JSON, is valid by
-    choices: Sequence[str] | None = None  # of which the answer is one
-    banned: Sequence[str] = ()  # strings that do not stand in it
-    phrases: Sequence[str] = ()  # strings that do
-    prefix: str = ""  # how it begins
+    regex: str | None = None  # matches the whole answer
+    json_schema: Mapping[str, object] | None = None  # the answer is JSON and valid
+    choices: Sequence[str] | None = None  # the answer is one of them
+    banned: Sequence[str] = ()  # strings that do not occur in it
+    phrases: Sequence[str] = ()  # strings that occur in it
+    prefix: str = ""  # the answer begins with it
 
     def __post_init__(self) -> None:
         for name in ("choices", "banned", "phrases"):
             if isinstance(getattr(self, name), str):
                 raise ConfigError([Fault(name, "must be a list of strings, not one")])
         if self.choices is not None and not self.choices:
-            raise ConfigError([Fault("choices", "is empty: no answer can be given")])
+            raise ConfigError([Fault("choices", "is empty: give at least one")])
         for name in ("banned", "phrases"):
             if "" in getattr(self, name):
-                raise ConfigError([Fault(name, "an empty string stands everywhere: leave it out")])
-        whole = self.whole
-        if len(whole) > 1:
-            raise ConfigError([Fault(whole[1], f"says what the whole answer is, and so does {whole[0]}: give one")])
+                raise ConfigError([Fault(name, "an empty string occurs everywhere: leave it out")])
+        formats = self.formats
+        if len(formats) > 1:
+            what = f"defines the whole answer, and so does {formats[0]}: give one of them"
+            raise ConfigError([Fault(formats[1], what)])
         for name in ("banned", "phrases"):
-            if whole and getattr(self, name):
-                what = f"cannot be held beside {whole[0]}, which says what the whole answer is: say it there"
+            if formats and getattr(self, name):
+                what = f"cannot be combined with {formats[0]}, which defines the whole answer: put it there"
                 raise ConfigError([Fault(name, what)])
         if clash := [(b, p) for b in self.banned for p in self.phrases if b in p]:
-            raise ConfigError([Fault("banned", f"{clash[0][0]!r} stands in the phrase {clash[0][1]!r}")])
+            raise ConfigError([Fault("banned", f"{clash[0][0]!r} occurs in the phrase {clash[0][1]!r}")])
 
     @property
-    def whole(self) -> list[str]:
-        """The names of those that say what the whole answer is."""
+    def formats(self) -> list[str]:
+        """The names of the given options that define the whole answer."""
         return [name for name in ("regex", "json_schema", "choices") if getattr(self, name) is not None]
 
     @classmethod
-    def split(cls, options: dict[str, Any]) -> tuple["Limits", dict[str, Any]]:
-        """Those among some options, and the rest; None is as if not given."""
-        own = {field.name for field in fields(cls)}
-        limits = {name: value for name, value in options.items() if name in own and value is not None}
-        return cls(**limits), {name: value for name, value in options.items() if name not in own}
+    def split(cls, options: dict[str, Any]) -> tuple["OutputConstraints", dict[str, Any]]:
+        """Return the constraints among some options, and the other options; None counts as not given."""
+        names = {field.name for field in fields(cls)}
+        own = {name: value for name, value in options.items() if name in names and value is not None}
+        return cls(**own), {name: value for name, value in options.items() if name not in names}
 
 
 @dataclass(frozen=True)
-class Held:
-    """The same in ids."""
+class TokenConstraints:
+    """`OutputConstraints` in ids."""
 
     constraint: Constraint | None
-    phrases: tuple[Ways, ...]
+    phrases: tuple[Spellings, ...]
     prefix: tuple[int, ...]
 
 
-def hold(limits: Limits, tokenizer: TextTokenizer, vocab: int, stop: Sequence[int], fresh: bool) -> Held:
-    """Limits on answers that stand alone (`fresh`), or go on from a text."""
-    if not stop and (limits.whole or limits.banned or limits.phrases):
-        raise ConfigError([Fault("stop_ids", "is empty: an answer within limits ends by an id, and there is none")])
-    constraint = _constraint(limits, tokenizer, vocab, tuple(stop), fresh)
+def tokenise(
+    constraints: OutputConstraints, tokenizer: TextTokenizer, vocab: int, stop: Sequence[int], alone: bool
+) -> TokenConstraints:
+    """Translate constraints to ids, for answers that stand `alone` or continue a text."""
+    if not stop and (constraints.formats or constraints.banned or constraints.phrases):
+        raise ConfigError([Fault("stop_ids", "is empty: a constrained answer ends by a stop id")])
+    constraint = _constraint(constraints, tokenizer, vocab, tuple(stop), alone)
     prefix: tuple[int, ...] = ()
-    if limits.prefix:
-        prefix = _written("prefix", limits.prefix, tokenizer, fresh)[0]
+    if constraints.prefix:
+        prefix = _spell("prefix", constraints.prefix, tokenizer, alone)[0]
         if constraint is not None and _after(constraint, prefix) == BROKEN:
-            name = (limits.whole or ["banned"])[0]
-            raise ConfigError([Fault("prefix", f"= {limits.prefix!r}: no answer that begins so is allowed by {name}")])
-    return Held(constraint, tuple(_ways(phrase, tokenizer) for phrase in limits.phrases), prefix)
+            name = (constraints.formats or ["banned"])[0]
+            what = f"= {constraints.prefix!r}: {name} allows no answer that begins with it"
+            raise ConfigError([Fault("prefix", what)])
+    phrases = tuple(_phrase_spellings(phrase, tokenizer) for phrase in constraints.phrases)
+    return TokenConstraints(constraint, phrases, prefix)
 
 
 def _constraint(
-    limits: Limits, tokenizer: TextTokenizer, vocab: int, stop: tuple[int, ...], fresh: bool
+    constraints: OutputConstraints, tokenizer: TextTokenizer, vocab: int, stop: tuple[int, ...], alone: bool
 ) -> Constraint | None:
-    lead = tokenizer.lead if fresh else ""
-    if limits.choices is not None:
-        sequences = [way for text in limits.choices for way in _written("choices", text, tokenizer, fresh)]
+    lead = tokenizer.lead if alone else ""
+    if constraints.choices is not None:
+        sequences = [ids for text in constraints.choices for ids in _spell("choices", text, tokenizer, alone)]
         return Trie(sequences, vocab=vocab, stop=stop)
-    if limits.regex is not None:
+    if constraints.regex is not None:
         vocabulary = _vocabulary(tokenizer, vocab, stop, lead)
-        with _named("regex"), _hinting(limits.regex, vocabulary, fresh):
-            return _regex(limits.regex, vocabulary)
-    if limits.json_schema is not None:
+        with _named("regex"), _hinting(constraints.regex, vocabulary, alone):
+            return _regex(constraints.regex, vocabulary)
+    if constraints.json_schema is not None:
         with _named("json_schema"):
-            return _schema(_dumped(limits.json_schema), _vocabulary(tokenizer, vocab, stop, lead))
-    if limits.banned:
-        return _without(tuple(limits.banned), _vocabulary(tokenizer, vocab, stop, lead))
+            return _schema(_dumped(constraints.json_schema), _vocabulary(tokenizer, vocab, stop, lead))
+    if constraints.banned:
+        return _without(tuple(constraints.banned), _vocabulary(tokenizer, vocab, stop, lead))
     return None
 
 
-# What is made for one call serves the next, which often asks for the same.
+# Automata are cached: the next call often has the same constraints.
 
 
 @lru_cache(4)
@@ -134,30 +139,30 @@ def _schema(schema: str, vocabulary: Vocabulary) -> Constraint:
 
 @lru_cache(4)
 def _without(strings: tuple[str, ...], vocabulary: Vocabulary) -> Constraint:
-    return Without(strings, vocabulary)
+    return WithoutStrings(strings, vocabulary)
 
 
 def _dumped(schema: Mapping[str, object]) -> str:
     try:
         return json.dumps(schema)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigError([Fault("", f"is no JSON: {error}")]) from None
+        raise ConfigError([Fault("", f"is not JSON: {error}")]) from None
 
 
 @contextmanager
-def _hinting(pattern: str, vocabulary: Vocabulary, fresh: bool) -> Iterator[None]:
-    """Add to an error the pattern that would work, where an answer continues a text and so begins with a space."""
+def _hinting(pattern: str, vocabulary: Vocabulary, alone: bool) -> Iterator[None]:
+    """Add to an error the pattern that would work, if answers continue a text and so begin with a space."""
     try:
         yield
     except ConfigError as error:
         spaced = f" (?:{pattern})"
-        if fresh or not _possible(spaced, vocabulary):
+        if alone or not _is_possible(spaced, vocabulary):
             raise
-        hint = f"an answer continues a text, where it has a space before it: write {spaced!r}"
+        hint = f"an answer that continues a text begins with a space: write {spaced!r}"
         raise ConfigError(Fault(fault.path, f"{fault.message}; {hint}") for fault in error.faults) from None
 
 
-def _possible(pattern: str, vocabulary: Vocabulary) -> bool:
+def _is_possible(pattern: str, vocabulary: Vocabulary) -> bool:
     try:
         _regex(pattern, vocabulary)
     except ConfigError:
@@ -167,7 +172,7 @@ def _possible(pattern: str, vocabulary: Vocabulary) -> bool:
 
 @contextmanager
 def _named(name: str) -> Iterator[None]:
-    """Faults by the name of the option."""
+    """Prefix faults with the name of the option."""
     try:
         yield
     except ConfigError as error:
@@ -180,51 +185,51 @@ def _named(name: str) -> Iterator[None]:
 # -- texts as ids -----------------------------------------------------------------------------------------------------
 
 
-def _written(name: str, text: str, tokenizer: TextTokenizer, fresh: bool) -> list[tuple[int, ...]]:
-    """The sequences of ids that are a text; at least one."""
-    lead = tokenizer.lead if fresh else ""
-    if found := spellings(text, tokenizer, lead):
-        return found
+def _spell(name: str, text: str, tokenizer: TextTokenizer, alone: bool) -> list[tuple[int, ...]]:
+    """Return the sequences of ids that decode to a text; at least one."""
+    lead = tokenizer.lead if alone else ""
+    if sequences := spellings(text, tokenizer, lead):
+        return sequences
     if not text:
         return [()]
-    if not fresh and spellings(f" {text}", tokenizer, lead):
-        what = f"{text!r} goes on from a text, where it has a space before it: write {' ' + text!r}"
+    if not alone and spellings(f" {text}", tokenizer, lead):
+        what = f"{text!r} continues a text and so begins with a space: write {' ' + text!r}"
     else:
-        what = _unwritten(text, tokenizer)
+        what = _not_spelled(text, tokenizer)
     raise ConfigError([Fault(name, what)])
 
 
-def _unwritten(text: str, tokenizer: TextTokenizer) -> str:
+def _not_spelled(text: str, tokenizer: TextTokenizer) -> str:
     made = tokenizer.decode(tokenizer.encode(text))
-    return f"{text!r} cannot be written by the tokenizer, which makes {made!r} of it"
+    return f"{text!r} cannot be written by the tokenizer, which turns it into {made!r}"
 
 
-def _ways(phrase: str, tokenizer: TextTokenizer) -> Ways:
-    """All sequences of ids that bring a phrase into a text, without and with a space before it."""
-    found = {*spellings(phrase, tokenizer), *spellings(f" {phrase}", tokenizer)}
-    if not found:
-        raise ConfigError([Fault("phrases", _unwritten(phrase, tokenizer))])
-    return Ways(sorted(way for way in found if not any(_within(other, way) for other in found - {way})))
+def _phrase_spellings(phrase: str, tokenizer: TextTokenizer) -> Spellings:
+    """Return all sequences of ids of a phrase within a text, without and with a space before it."""
+    every = {*spellings(phrase, tokenizer), *spellings(f" {phrase}", tokenizer)}
+    if not every:
+        raise ConfigError([Fault("phrases", _not_spelled(phrase, tokenizer))])
+    return Spellings(sorted(one for one in every if not any(_contains(one, other) for other in every - {one})))
 
 
 def spellings(text: str, tokenizer: TextTokenizer, lead: str = "") -> list[tuple[int, ...]]:
-    """The sequences of ids that a tokenizer might write for exactly this text after a lead, the likeliest first."""
+    """Return the sequences of ids that a tokenizer may produce for this exact text after a lead, most common first."""
     table, target = _table(tokenizer), (lead + text).encode()
-    tries = [tokenizer.encode(text)]
+    candidates = [tokenizer.encode(text)]
     if text.startswith(" "):
-        tries.append(tokenizer.encode(text[1:]))
+        candidates.append(tokenizer.encode(text[1:]))
     for anchor in ANCHORS:
         ids, before = tokenizer.encode(anchor + text), (tokenizer.lead + anchor).encode()
         end = next((n for n in range(len(ids) + 1) if _bytes(ids[:n], table) == before), None)
-        tries += [] if end is None else [ids[end:]]
-    return list(dict.fromkeys(tuple(ids) for ids in tries if ids and _bytes(ids, table) == target))
+        candidates += [] if end is None else [ids[end:]]
+    return list(dict.fromkeys(tuple(ids) for ids in candidates if ids and _bytes(ids, table) == target))
 
 
 def _bytes(ids: Iterable[int], table: Sequence[bytes]) -> bytes:
     return b"".join(table[i] for i in ids)
 
 
-def _within(short: tuple[int, ...], long: tuple[int, ...]) -> bool:
+def _contains(long: tuple[int, ...], short: tuple[int, ...]) -> bool:
     return any(long[at : at + len(short)] == short for at in range(len(long) - len(short) + 1))
 
 

@@ -1,4 +1,4 @@
-"""How likely a model finds texts, and what else it would have said."""
+"""Scores of texts (log-probabilities, perplexity), and the most probable tokens at a position or a mask."""
 
 import math
 from collections.abc import Sequence
@@ -8,13 +8,7 @@ from typing import NamedTuple, Protocol
 from anyformer.config import ConfigError, Fault
 from anyformer.conventions import IGNORE
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.decoding.score import (
-    Likeliest,
-    alternatives as likeliest,
-    fill_mask,
-    score as log_probabilities,
-    sliding,
-)
+from anyformer.decoding.score import TopTokens, fill_mask, score as log_probabilities, sliding, top_tokens
 from anyformer.nn.model import Transformer
 from anyformer.tasks.base import check_lengths
 from anyformer.tasks.generation import Writer
@@ -22,9 +16,9 @@ from anyformer.tasks.generation import Writer
 
 @dataclass(frozen=True)
 class Score:
-    """How likely a model finds a text."""
+    """The log-probabilities of a text."""
 
-    ids: tuple[int, ...]  # that were asked for
+    ids: tuple[int, ...]  # that were scored
     logprobs: tuple[float, ...]  # of each, natural logarithms
 
     @property
@@ -33,7 +27,7 @@ class Score:
 
     @property
     def perplexity(self) -> float:
-        """exp of the mean surprise per token."""
+        """exp of the mean negative log-probability per token."""
         return math.exp(min(-self.total / len(self.ids), 700.0))
 
 
@@ -46,9 +40,9 @@ def score(
     window: int | None = None,
     stride: int | None = None,
 ) -> list[Score]:
-    """The log-probability of each text's tokens after its first, or of an answer to each text.
+    """Score each text's tokens after its first, or an answer to each text.
 
-    A decoder reads a text that is longer than its positions by windows of so many tokens, `stride` apart.
+    With a `window` a decoder reads long texts in windows of that many tokens, `stride` apart.
     """
     if isinstance(texts, str) or isinstance(answers, str):
         raise ConfigError([Fault("texts", "must be a list of texts, not one")])
@@ -78,7 +72,7 @@ def score(
 
 
 class Alternative(NamedTuple):
-    """A token that may come next, or stand in the place of a mask."""
+    """A token that may come next, or fill a mask."""
 
     id: int
     token: str  # as `tokenizer.token` shows it
@@ -88,10 +82,10 @@ class Alternative(NamedTuple):
 def alternatives(
     task: Writer, model: Transformer, text: str, k: int = 10, *, answer: str = "", at: int | None = None
 ) -> list[Alternative]:
-    """The k likeliest tokens after a text and what is said to it so far, the likeliest first.
+    """Return the k most probable next tokens after a text and the beginning of its answer, best first.
 
-    `at`: after so many of the tokens that the decoder reads (of an encoder–decoder: the start id and the answer's, else
-    the text's, too), rather than after all of them.
+    `at`: after this many of the decoder's tokens rather than after all. These are the start id and the answer's in an
+    encoder–decoder, and otherwise the text's, too.
     """
     (prompt,) = task.prompts([text], model.config)
     if not prompt:
@@ -103,25 +97,25 @@ def alternatives(
     row = row[:at]
     check_lengths([len(row)], model.config, "decoder")
     source, seen = None if model.encoder is None else [prompt], [len(prompt)] if task.marked else None
-    return _shown(likeliest(model, [row], k, source, seen), 0, task.tokenizer)
+    return _shown(top_tokens(model, [row], k, source, seen), 0, task.tokenizer)
 
 
 class Masking(Protocol):
-    """A task whose model says what stands where a text is masked."""
+    """A task whose model fills masks."""
 
     tokenizer: TextTokenizer
 
     def masked(self, text: str) -> list[int]:
-        """What is read of a text in which the mask stands by its name."""
+        """Return the ids of a text that contains the mask by name."""
 
 
 def fillings(task: Masking, model: Transformer, text: str, k: int = 10, *, at: int | None = None) -> list[Alternative]:
-    """The k likeliest tokens in the place of a mask, the likeliest first. `at`: of which one, from 0."""
+    """Return the k most probable tokens for a mask, best first. `at`: the index of the mask."""
     row, mask = task.masked(text), task.tokenizer.mask
     count = 0 if mask is None else row.count(mask)
     if mask is None or not count:
         name = "<mask>" if mask is None else task.tokenizer.token(mask)
-        raise ConfigError([Fault("text", f"has no {name}: write it where a word is to be found")])
+        raise ConfigError([Fault("text", f"has no {name}: write it where a word is missing")])
     if not 0 <= (at or 0) < count:
         raise ConfigError([Fault("at", f"= {at}: must be from 0 to {count - 1}, the number of a mask")])
     check_lengths([len(row)], model.config, "encoder")
@@ -129,6 +123,6 @@ def fillings(task: Masking, model: Transformer, text: str, k: int = 10, *, at: i
     return _shown(found, at or 0, task.tokenizer)
 
 
-def _shown(found: Likeliest, place: int, tokenizer: TextTokenizer) -> list[Alternative]:
+def _shown(found: TopTokens, place: int, tokenizer: TextTokenizer) -> list[Alternative]:
     pairs = zip(found.ids[place].tolist(), found.probabilities[place].tolist(), strict=True)
     return [Alternative(id, tokenizer.token(id), p) for id, p in pairs]

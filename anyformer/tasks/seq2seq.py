@@ -10,8 +10,7 @@ from anyformer.data.batch import Example
 from anyformer.data.loader import ExampleLoader, Loader, longest_first
 from anyformer.data.readers import Encode, Rows
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.decoding.beam_search import Beam
-from anyformer.decoding.strategy import may_be
+from anyformer.decoding.strategy import Beam, is_compatible
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Batches, Crops, Ordered, Padded, Seq2Seq
 from anyformer.tasks.base import (
@@ -144,7 +143,7 @@ class SequenceToSequence(TokenTask):
         Texts are read in batches of similar length; batching never changes an output. A blank text has an empty one:
         in training it is a bad row, so no model has seen one.
         """
-        if self.spec.beams > 1 and may_be(Beam, options):
+        if self.spec.beams > 1 and is_compatible(Beam, options):
             options = {"beams": self.spec.beams, "length_penalty": self.spec.length_penalty} | options
         return generate(self, model, texts, progress=progress, **options)
 
@@ -159,7 +158,7 @@ class SequenceToSequence(TokenTask):
         check_lengths(list(map(len, rows)), config, "decoder" if config.encoder is None else "encoder")
         return [row if ids and text.strip() else [] for row, ids, text in zip(rows, encoded, texts, strict=True)]
 
-    def room(self, read: int, config: ModelConfig) -> int:
+    def default_budget(self, read: int, config: ModelConfig) -> int:
         return self.spec.max_target or 2 * read + 10
 
     def scored(self, texts: Sequence[str], answers: Sequence[str] | None, config: ModelConfig) -> list[Example]:

@@ -55,7 +55,7 @@ class SpanCorrupting(TokenTask, DynamicExampleTask):
         try:
             answers = generate(self, model, texts, progress=progress, **options)
         except NotFinite as error:
-            raise error.but(lambda i, answer: self._whole(texts[i], answer)) from None
+            raise error.map_answers(lambda i, answer: self._whole(texts[i], answer)) from None
         return list(map(self._whole, texts, answers))
 
     def _whole(self, text: str, answer: str) -> str:
@@ -81,7 +81,7 @@ class SpanCorrupting(TokenTask, DynamicExampleTask):
         check_lengths(list(map(len, rows)), config, "encoder")
         return rows
 
-    def room(self, read: int, config: ModelConfig) -> int:
+    def default_budget(self, read: int, config: ModelConfig) -> int:
         return read + 20
 
     def scored(self, texts: Sequence[str], answers: Sequence[str] | None, config: ModelConfig) -> list[Example]:

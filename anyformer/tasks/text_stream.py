@@ -1,32 +1,32 @@
-"""Ids that come one after the other, as pieces of text: never half a character, and nothing of a stop string."""
+"""Incremental detokenization: text from ids that arrive one by one, in whole characters and without stop strings."""
 
 from collections.abc import Sequence
 
 from anyformer.data.tokenizer import TextTokenizer
 
-SPOILT = -1  # in the place of a token whose logits were no distribution
-HALF = "\ufffd"  # what bytes become that are no whole character, or not yet
+NONFINITE = -1  # replaces a token whose logits were not finite
+REPLACEMENT = "\ufffd"  # decoded from bytes that are not a whole character, or not yet
 
 
-class Unfolding:
+class IncrementalDecoder:
     """The text of ids that follow others: `"".join(pieces) == decode(before + ids)` without `decode(before)`.
 
-    Tokens mean what they mean beside those before them: a first word has no space before it, later ones have. So new
-    ones are decoded together with the last that made whole characters, and no others: the work does not grow.
+    A token's text depends on the token before: a first word has no space before it, later ones have. So new tokens are
+    decoded together with the last ones that made whole characters. The work per token is constant.
     """
 
     def __init__(self, tokenizer: TextTokenizer, before: Sequence[int] = ()):
         self._tokenizer = tokenizer
-        self._ids = list(before)  # from where characters are whole
-        self._whole = len(self._ids)  # of them, up to where characters are whole again
+        self._ids = list(before)  # begins at a whole character
+        self._whole = len(self._ids)  # how many of them end with a whole character
         self._text = tokenizer.decode(self._ids)
         self._shown = len(self._text)
 
     def push(self, ids: Sequence[int]) -> str:
-        """What is certain of the text now that was not before."""
+        """Add ids and return the text that became certain."""
         self._ids += ids
         self._text = self._tokenizer.decode(self._ids)
-        certain = len(self._text) - self._text.endswith(HALF)
+        certain = len(self._text) - self._text.endswith(REPLACEMENT)
         piece, shown = self._text[self._shown : certain], self._shown
         self._shown = max(shown, certain)
         if shown < certain == len(self._text):
@@ -36,15 +36,15 @@ class Unfolding:
         return piece
 
     def rest(self) -> str:
-        """What is left when nothing follows."""
+        """Return the remaining text when no ids follow."""
         piece, self._shown = self._text[self._shown :], len(self._text)
         return piece
 
 
-class Stops:
-    """Text up to where one of some strings is first complete, without that string, however the text is cut into pieces.
+class StopStrings:
+    """Text up to the first complete stop string, without it, however the text is cut into pieces.
 
-    What could be the beginning of a stop string is held back until that is known.
+    A possible beginning of a stop string is held back until it is decided.
     """
 
     def __init__(self, strings: Sequence[str]):
@@ -55,55 +55,55 @@ class Stops:
         if self.found:
             return ""
         text = self._held + piece
-        places = [(text.find(string), len(string)) for string in self._strings]
-        ends = [(at + length, at) for at, length in places if at >= 0]
+        matches = [(text.find(string), len(string)) for string in self._strings]
+        ends = [(at + length, at) for at, length in matches if at >= 0]
         if ends:
             self.found, self._held = True, ""
             return text[: min(ends)[1]]
-        kept = max((_overlap(text, string) for string in self._strings), default=0)
-        self._held = text[len(text) - kept :]
-        return text[: len(text) - kept]
+        overlap = max((_overlap(text, string) for string in self._strings), default=0)
+        self._held = text[len(text) - overlap :]
+        return text[: len(text) - overlap]
 
     def rest(self) -> str:
-        """What was held back, when nothing follows."""
+        """Return what was held back, when no text follows."""
         piece, self._held = self._held, ""
         return piece
 
 
-class Writing:
-    """An answer that is being said."""
+class AnswerText:
+    """The text of one answer, up to its end: a stop id, a stop string or its budget."""
 
-    def __init__(self, room: int, stop_ids: Sequence[int], text: Unfolding, stops: Stops):
-        self.room, self.stop_ids, self.text, self.stops = room, stop_ids, text, stops
+    def __init__(self, budget: int, stop_ids: Sequence[int], text: IncrementalDecoder, stops: StopStrings):
+        self.budget, self.stop_ids, self.text, self.stops = budget, stop_ids, text, stops
         self.ids: list[int] = []
-        self.ended, self.spoilt = room == 0, False
-        self._said: list[str] = []
+        self.ended, self.nonfinite = budget == 0, False
+        self._pieces: list[str] = []
 
     def push(self, ids: Sequence[int]) -> str:
-        """The text that some more tokens add; of those behind the end, none."""
-        said: list[int] = []
+        """Add tokens and return the new text; tokens after the end are ignored."""
+        new: list[int] = []
         for id in ids:
             if self.ended:
                 break
-            self.spoilt = id == SPOILT
-            self.room -= 1
-            self.ended = self.spoilt or id in self.stop_ids or self.room == 0
-            said += [] if self.spoilt or id in self.stop_ids else [id]
-        self.ids += said
-        piece = self.stops.push(self.text.push(said)) if said else ""
+            self.nonfinite = id == NONFINITE
+            self.budget -= 1
+            self.ended = self.nonfinite or id in self.stop_ids or self.budget == 0
+            new += [] if self.nonfinite or id in self.stop_ids else [id]
+        self.ids += new
+        piece = self.stops.push(self.text.push(new)) if new else ""
         self.ended |= self.stops.found
-        self._said.append(piece)
+        self._pieces.append(piece)
         return piece
 
     def rest(self) -> str:
-        """What was held back."""
+        """Return what was held back."""
         return "" if self.stops.found else self.stops.push(self.text.rest()) + self.stops.rest()
 
     def whole(self) -> str:
-        """All of the answer, when nothing follows."""
-        return "".join([*self._said, self.rest()])
+        """Return the whole answer, when no tokens follow."""
+        return "".join([*self._pieces, self.rest()])
 
 
 def _overlap(text: str, string: str) -> int:
-    """How much of the end of a text is the beginning of a string that may follow."""
+    """Return the length of the longest end of a text that begins a string."""
     return next((n for n in range(min(len(text), len(string) - 1), 0, -1) if text.endswith(string[:n])), 0)

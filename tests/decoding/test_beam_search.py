@@ -8,10 +8,11 @@ from hypothesis import given, strategies as st
 from torch import Tensor
 
 from anyformer.config import Attention, ConfigError, ModelConfig, Window
-from anyformer.decoding.beam_search import EarlyStopping, beam_search
+from anyformer.decoding.beam_search import beam_search
 from anyformer.decoding.contrastive import contrastive_search
-from anyformer.decoding.generate import Spoilt, generate
-from anyformer.decoding.logit_processors import Sampling, build as build_processors
+from anyformer.decoding.generate import NonFiniteLogits, generate
+from anyformer.decoding.logit_processors import build as build_processors
+from anyformer.decoding.strategy import EarlyStopping, Sampling
 from tests.decoding.beams import all_answers, answers, log_p, penalties, stopping, stops
 from tests.decoding.small_models import BLOCK, STACK, decoder, either, pair
 from tests.strategies import VOCAB, build, close, seeds, tokens
@@ -160,7 +161,7 @@ def test_nan_names_the_row_and_spares_the_others(search):
         model.target.table.weight[5] = math.nan
     processors = build_processors(Sampling(banned=((5,),)), vocab=VOCAB)
     ids = torch.tensor([[3, 4], [3, 5], [6, 7]])
-    with pytest.raises(Spoilt, match="row 1: the model's logits are not finite") as error:
+    with pytest.raises(NonFiniteLogits, match="row 1: the model's logits are not finite") as error:
         search(model, ids, processors=processors, max_new_tokens=4)
     alone = search(model, ids[[0, 2]], processors=processors, max_new_tokens=4)
     assert torch.equal(error.value.ids[[0, 2]], alone if isinstance(alone, Tensor) else alone.ids)
@@ -183,11 +184,11 @@ WRONG = {
     "one group": (lambda: beam_search(decoder(), IDS, diversity_penalty=0.5), "diversity_penalty = 0.5: needs groups"),
     "no room for phrases": (
         lambda: beam_search(decoder(), IDS, stop=(2,), phrases=[[3, 4], [5, 6]], max_new_tokens=3),
-        "phrases: have 4 tokens: max_new_tokens = 3 has no room for them",
+        "phrases: have 4 tokens, more than max_new_tokens = 3",
     ),
     "groups and phrases": (
         lambda: beam_search(decoder(), IDS, stop=(2,), phrases=[[3]], groups=2, diversity_penalty=1.0),
-        "phrases: share one beam out",
+        "phrases: are allocated within one group",
     ),
     "a phrase that ends": (lambda: beam_search(decoder(), IDS, stop=(2,), phrases=[[2]]), "phrases.0: .* stop id 2"),
     "no candidates": (lambda: contrastive_search(decoder(), IDS, candidates=0), "candidates = 0: must be at least 1"),

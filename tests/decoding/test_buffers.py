@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from anyformer.config import Attention, Block, Learned, Window
-from anyformer.decoding import buffers as places
+from anyformer.decoding import buffers
 from anyformer.decoding.beam_search import beam_search
 from anyformer.decoding.contrastive import contrastive_search
-from anyformer.decoding.generate import Spoilt, generate, stream
+from anyformer.decoding.generate import NonFiniteLogits, generate, stream
 from anyformer.nn.model import Transformer
 from tests.decoding.test_generate import STACK, decoder, pair
 from tests.strategies import tokens
@@ -45,14 +45,14 @@ IDS, SEGMENTS = tokens(0, 3, 4), torch.tensor([[0] * 4, [0, 0, 0, -1], [-1, 0, 0
 def captured(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As on a device with graphs."""
     with monkeypatch.context() as patch:
-        patch.setattr(places, "captures", lambda device: True)
+        patch.setattr(buffers, "captures", lambda device: True)
         yield
 
 
 def plainly(function: Any, model: Transformer, *args: Any, **options: Any) -> Any:
     """What it gives without: captures are off, whatever the fixture says."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(places, "captures", lambda device: False)
+        patch.setattr(buffers, "captures", lambda device: False)
         return function(model, *args, **options)
 
 
@@ -64,7 +64,7 @@ def test_what_is_said(name: str, how: str):
     for seed in range(3):  # the first makes a place, the others find it
         ids = tokens(seed, 3, 4)
         assert torch.equal(generate(model, ids, **options), plainly(generate, model, ids, **options))
-    assert len(places._idle[model]) == 1
+    assert len(buffers._idle[model]) == 1
 
 
 @pytest.mark.usefixtures("captured")
@@ -76,14 +76,14 @@ def test_what_is_found(name: str, how: str):
         ids = tokens(seed, 3, 4)
         ours, plain = beam_search(model, ids, **options), plainly(beam_search, model, ids, **options)
         assert all(torch.equal(a, b) for a, b in zip(ours, plain, strict=True))
-    assert len(places._idle[model]) == 1
+    assert len(buffers._idle[model]) == 1
 
 
 @pytest.mark.usefixtures("captured")
 def test_looking_late_changes_no_search(monkeypatch: pytest.MonkeyPatch):
     model, options = pair(), {"beams": 3, "max_new_tokens": 12, "stop": (3, 4, 5), "n_best": 3}
     plain = beam_search(model, IDS, **options)
-    monkeypatch.setattr("anyformer.decoding.beam_search.patience_of", lambda device, ends: 100)
+    monkeypatch.setattr("anyformer.decoding.beam_search.steps_between_checks", lambda device, can_end: 100)
     late = beam_search(model, IDS, **options)
     assert all(torch.equal(a, b) for a, b in zip(late, plain, strict=True))
 
@@ -104,7 +104,7 @@ def test_two_streams_have_a_place_each():
     both = zip(*(stream(model, ids, max_new_tokens=6) for ids in (IDS, others)), strict=True)
     said = [(a[0].tolist(), b[0].tolist()) for a, b in both]
     assert [list(x) for x in zip(*said, strict=True)] == expected
-    assert len(places._idle[model]) == 2
+    assert len(buffers._idle[model]) == 2
 
 
 @pytest.mark.usefixtures("captured")
@@ -118,13 +118,13 @@ def test_other_weights():
     assert torch.equal(
         generate(model, IDS, max_new_tokens=6), plainly(generate, deepcopy(model), IDS, max_new_tokens=6)
     )
-    (before,) = places._idle[model]
-    assert places.key_of(model, 1) == places.key_of(model, 1)
-    here = places.key_of(model, 1)
+    (before,) = buffers._idle[model]
+    assert buffers.key_of(model, 1) == buffers.key_of(model, 1)
+    here = buffers.key_of(model, 1)
     model.double().float()
-    assert places.key_of(model, 1) != here
+    assert buffers.key_of(model, 1) != here
     generate(model, IDS, max_new_tokens=6)
-    assert [place is before[1] for _, place in places._idle[model]] == [True, False]
+    assert [place is before[1] for _, place in buffers._idle[model]] == [True, False]
 
 
 @pytest.mark.usefixtures("captured")
@@ -134,7 +134,7 @@ def test_what_was_spoilt_is_not_found_again():
     bad["target.table.weight"][:] = torch.nan
     kept = {name: x.clone() for name, x in good.items()}
     model.load_state_dict(bad)
-    with pytest.raises(Spoilt):
+    with pytest.raises(NonFiniteLogits):
         generate(model, IDS, max_new_tokens=6)
     model.load_state_dict(kept)
     assert torch.equal(generate(model, IDS, max_new_tokens=6), plainly(generate, model, IDS, max_new_tokens=6))
@@ -144,9 +144,9 @@ def test_what_was_spoilt_is_not_found_again():
 def test_places_go_with_their_model():
     model = decoder()
     generate(model, IDS, max_new_tokens=2)
-    before = len(places._idle)
+    before = len(buffers._idle)
     del model
-    assert len(places._idle) == before - 1
+    assert len(buffers._idle) == before - 1
 
 
 @pytest.mark.usefixtures("captured")

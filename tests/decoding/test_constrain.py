@@ -75,7 +75,7 @@ def test_impossible_constraints() -> None:
         Trie([], vocab=5, stop=[0])
     with refused("^sequences.1: holds id 5; the vocabulary has ids 0 to 4$"):
         Trie([[1], [2, 5]], vocab=5, stop=[0])
-    with refused("^sequences.0: holds the stop id 0: an answer ends there and cannot go on$"):
+    with refused("^sequences.0: holds the stop id 0: an answer ends there$"):
         Trie([[1, 0]], vocab=5, stop=[0])
     with refused("^phrases.0: holds id -1"):
         Phrases([[-1]], vocab=5, stop=[0])
@@ -115,7 +115,7 @@ def test_phrases_are_tracked(phrases: list[list[int]], tokens: list[int]) -> Non
         open_ = [n for n, has in zip(begun, there, strict=True) if not has]
         assert int(constraint.met(state)) == sum(there)
         assert int(constraint.progress(state)) == bank + max(open_, default=0) <= constraint.total
-        assert constraint.begun(state).tolist() == [[n * (not has) for n, has in zip(begun, there, strict=True)]]
+        assert constraint.started(state).tolist() == [[n * (not has) for n, has in zip(begun, there, strict=True)]]
         assert constraint.wanted(state).tolist() == [
             [-1 if has else phrase[n] for phrase, n, has in zip(phrases, begun, there, strict=True)]
         ]
@@ -133,7 +133,7 @@ def test_what_is_wanted_brings_the_phrases_in(phrases: list[list[int]], chance: 
     state, steps = torch.tensor([constraint.start()]), 0
     while int(constraint.met(state)) < len(phrases):
         (wanted,) = constraint.wanted(state).tolist()
-        (begun,) = constraint.begun(state).tolist()
+        (begun,) = constraint.started(state).tolist()
         token = wanted[max((n, chance.random(), i) for i, n in enumerate(begun) if wanted[i] >= 0)[2]]
         before = int(constraint.progress(state))
         state = constraint.advance(state, torch.tensor([token]))

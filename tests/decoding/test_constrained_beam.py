@@ -7,10 +7,11 @@ import torch
 from hypothesis import given, strategies as st
 
 from anyformer.config import ModelConfig
-from anyformer.decoding.beam_search import _allocated, beam_search
+from anyformer.decoding.beam_search import Search, _allocated, beam_search
 from anyformer.decoding.constraints.constraint import Trie
 from anyformer.decoding.constraints.phrases import Phrases
 from anyformer.decoding.generate import generate
+from anyformer.decoding.strategy import Beam
 from tests.decoding.beams import all_answers, answers, log_p
 from tests.decoding.small_models import decoder, either
 from tests.strategies import VOCAB, build, close, seeds, tokens
@@ -93,8 +94,9 @@ def test_banks_share_the_beam(seed: int):
     scores[..., [4, 9]] -= 10  # such is what must be forced
     scores[:, 4:] += 5  # and those that have it all are likelier
     scores[..., 2] = -math.inf
-    found = _allocated(scores, 12, phrases, states[None], torch.tensor([9]), torch.tensor([2]))
-    chosen = found.flat.gather(1, found.on)[0]
+    search = Search(Beam(beams=6), 1, 9, (2,), scores[0])  # a pool of 12 candidates
+    found = _allocated(scores, search, phrases, states[None], torch.tensor([9]))
+    chosen = found.flat.gather(1, found.kept)[0]
     missing = 2 - phrases.progress(phrases.advance(states[chosen // VOCAB], chosen % VOCAB))
     assert missing.tolist() == [0, 1, 2, 0, 1, 2]
     every = torch.arange(6 * VOCAB)

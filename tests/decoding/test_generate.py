@@ -18,7 +18,7 @@ from anyformer.config import (
     Tokens,
     Window,
 )
-from anyformer.decoding.generate import Spoilt, generate
+from anyformer.decoding.generate import NonFiniteLogits, generate
 from anyformer.nn.model import Transformer
 from tests.strategies import VOCAB, build, models, seeds, tokens
 
@@ -201,7 +201,7 @@ def test_a_spoilt_row_does_not_spoil_the_others():
     fine = generate(model, ids, max_new_tokens=4)
     with torch.no_grad():
         model.target.table.weight[3] = torch.nan
-    with pytest.raises(Spoilt, match="row 1: ") as told:
+    with pytest.raises(NonFiniteLogits, match="row 1: ") as told:
         generate(model, ids, max_new_tokens=4)
     assert told.value.rows == [1]
     assert torch.equal(told.value.ids[::2], fine[::2])

@@ -261,19 +261,19 @@ def test_exactly_one(choices: list[Any], fine: bool) -> None:
     if fine:
         JsonSchema(schema, toy())
     else:
-        with refused(r"^schema.oneOf: 0 and 1 might both hold: tell them apart by type or const, or write anyOf$"):
+        with refused(r"^schema.oneOf: 0 and 1 may both match: distinguish them by type or const, or use anyOf$"):
             JsonSchema(schema, toy())
 
 
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ({}, "^schema: says nothing of the value: name a type, or one of "),
+        ({}, "^schema: does not define the value: give a type, or one of "),
         ({"type": "text"}, "^schema.type = 'text': must be of object, array, string"),
         ({"type": "string", "format": "date"}, "^schema.format: is not supported for string$"),
         ({"type": "number", "minimum": 0}, "^schema.minimum: is not supported for number$"),
-        ({"anyOf": [{"type": "null"}], "type": "null"}, "^schema.type: is not supported beside anyOf$"),
-        ({"const": 1, "enum": [1]}, "^schema: has const beside enum"),
+        ({"anyOf": [{"type": "null"}], "type": "null"}, "^schema.type: is not supported with anyOf$"),
+        ({"const": 1, "enum": [1]}, "^schema: has const and enum"),
         ({"const": float("nan")}, "^schema.const: holds nan, which JSON cannot write$"),
         ({"enum": []}, "^schema.enum: holds no value$"),
         ({"enum": ["a"], "type": "integer"}, "^schema.enum: holds no value of type integer$"),
@@ -281,13 +281,13 @@ def test_exactly_one(choices: list[Any], fine: bool) -> None:
         ({"type": "array", "items": {"type": "null"}, "minItems": 2, "maxItems": 1}, "minItems = 2 above maxItems = 1"),
         ({"type": "array", "items": {"type": "array"}}, "^schema.items: needs items"),
         ({"type": "string", "minLength": -1}, "^schema.minLength = -1: must be an integer from 0 on$"),
-        ({"type": "string", "pattern": "a", "maxLength": 3}, "^schema.pattern: stands beside minLength or maxLength"),
+        ({"type": "string", "pattern": "a", "maxLength": 3}, "^schema.pattern: excludes minLength and maxLength"),
         ({"type": "string", "pattern": "a(?=b)"}, r"^schema.pattern: the pattern a\(\?=b\), character 4: .*lookaround"),
         ({"type": "integer", "minimum": 3, "exclusiveMaximum": 3}, "^schema: has no integer from 3 to 2$"),
         ({"type": "object", "properties": {"a": 3}}, "^schema.properties.a: must be an object, not 3$"),
         ({"type": "object", "required": ["a"]}, "^schema.required: names 'a', which is not among the properties$"),
         ({"type": "object", "additionalProperties": {}}, "free names are not supported$"),
-        ({"$ref": "#/$defs/a"}, "there is nothing of that name$"),
+        ({"$ref": "#/$defs/a"}, "there is no such definition$"),
         ({"$ref": "http://a/b"}, "must point into this document"),
         ({"$ref": "#"}, "^the schema is impossible: no text matches it$"),
         (

@@ -9,12 +9,13 @@ from hypothesis import assume, given, settings, strategies as st
 
 from anyformer.config import ConfigError, Learned
 from anyformer.decoding.beam_search import beam_search
-from anyformer.decoding.constraints.banned import Without
+from anyformer.decoding.constraints.banned import WithoutStrings
 from anyformer.decoding.constraints.constraint import Constraint, Regex, Trie
-from anyformer.decoding.constraints.phrases import Phrases, Ways
+from anyformer.decoding.constraints.phrases import Phrases, Spellings
 from anyformer.decoding.contrastive import contrastive_search
 from anyformer.decoding.generate import generate, stream
-from anyformer.decoding.speculative import Lookup, speculate
+from anyformer.decoding.speculative import speculate
+from anyformer.decoding.strategy import Lookup
 from anyformer.nn.model import Transformer
 from tests.decoding.beams import answers
 from tests.decoding.small_models import decoder, pair
@@ -29,7 +30,7 @@ def hurried(constraint: Constraint, chance: random.Random, left: int) -> list[in
     said: list[int] = []
     state = torch.tensor([constraint.start()])
     for n in range(left, 0, -1):
-        mask = constraint.in_time(state, torch.tensor([n]))
+        mask = constraint.allowed_within(state, torch.tensor([n]))
         assert bool((constraint.allowed(state) | ~mask).all())
         token = chance.choice(mask[0].nonzero()[:, 0].tolist())
         if token in constraint.stop:
@@ -74,7 +75,7 @@ words = st.lists(st.text("ab한", min_size=1, max_size=4), min_size=1, max_size=
 @given(words, st.lists(st.sampled_from([97, 98, 256, 257, *("한".encode()), STOP - 3]), max_size=9))
 def test_what_is_avoided(strings: list[str], said: list[int]) -> None:
     """A token is allowed exactly if no string stands in the bytes up to its end."""
-    constraint, spelt = Without(strings, toy()), b""
+    constraint, spelt = WithoutStrings(strings, toy()), b""
     state = torch.tensor([constraint.start()])
     for token in said:
         spelt += TOKENS[token]
@@ -87,8 +88,8 @@ def test_what_is_avoided(strings: list[str], said: list[int]) -> None:
 
 
 def test_nothing_to_avoid() -> None:
-    with pytest.raises(ConfigError, match=r"banned\.1: an empty string stands everywhere"):
-        Without(["a", ""], toy())
+    with pytest.raises(ConfigError, match=r"banned\.1: an empty string occurs everywhere"):
+        WithoutStrings(["a", ""], toy())
 
 
 # -- in every loop ----------------------------------------------------------------------------------------------------
@@ -178,7 +179,7 @@ ways = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=3), min_size=1,
 
 @given(st.lists(ways, min_size=1, max_size=3), st.lists(st.integers(1, 4), max_size=12))
 def test_a_phrase_is_there_in_any_of_its_ways(phrases: list[list[list[int]]], said: list[int]) -> None:
-    constraint = Phrases([Ways(map(tuple, phrase)) for phrase in phrases], vocab=5, stop=[0])
+    constraint = Phrases([Spellings(map(tuple, phrase)) for phrase in phrases], vocab=5, stop=[0])
     there = [any(said[at : at + len(way)] == way for way in phrase for at in range(len(said))) for phrase in phrases]
     assert constraint.accepts(said) == all(there)
     state = torch.tensor([constraint.start()])
@@ -191,7 +192,7 @@ def test_a_phrase_is_there_in_any_of_its_ways(phrases: list[list[list[int]]], sa
 
 @given(st.lists(ways, min_size=1, max_size=3), st.randoms())
 def test_what_is_wanted_brings_one_of_them_in(phrases: list[list[list[int]]], chance: random.Random) -> None:
-    constraint = Phrases([Ways(map(tuple, phrase)) for phrase in phrases], vocab=5, stop=[0])
+    constraint = Phrases([Spellings(map(tuple, phrase)) for phrase in phrases], vocab=5, stop=[0])
     state, steps = torch.tensor([constraint.start()]), 0
     while int(constraint.met(state)) < len(phrases):
         before = int(constraint.progress(state))

@@ -16,7 +16,6 @@ from anyformer.decoding.logit_processors import (
     Prefix,
     Presence,
     Repetition,
-    Sampling,
     Temperature,
     TopK,
     TopP,
@@ -24,6 +23,7 @@ from anyformer.decoding.logit_processors import (
     build,
     process,
 )
+from anyformer.decoding.strategy import Sampling
 from tests.decoding.logit_cases import END, INF, VOCAB, Case, alone, cases, fractions, ids, same, words
 
 # -- by transformers ------------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def test_allowed(case: Case, seed: int):
 @given(cases(least=1), ids)
 def test_prefix_of_one(case: Case, first: int):
     """There only for answers to a start id, which is the whole prompt; else it is `transformers` that does nothing."""
-    new = torch.arange(case.history.ids.shape[1]) > case.history.there.int().argmax(dim=1)[:, None]
+    new = torch.arange(case.history.ids.shape[1]) > case.history.present.int().argmax(dim=1)[:, None]
     history = case.history._replace(new=new)
     same(
         Prefix(torch.tensor([first]))(history, case.logits),

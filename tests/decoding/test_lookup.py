@@ -7,9 +7,10 @@ from torch import Tensor
 
 from anyformer.config import ModelConfig, Tokens
 from anyformer.decoding.constraints.constraint import Constraint
-from anyformer.decoding.constraints.rollback import Retracing
+from anyformer.decoding.constraints.rollback import ConstraintMask
 from anyformer.decoding.logit_processors import History
-from anyformer.decoding.speculative import Guess, LookingUp, Lookup, speculate
+from anyformer.decoding.speculative import LookupDrafter, Proposal, speculate
+from anyformer.decoding.strategy import Lookup
 from tests.decoding.drafts import MIXED, kinds
 from tests.decoding.small_models import decoder, pair
 from tests.strategies import VOCAB, build, close, models, seeds, tokens
@@ -48,8 +49,8 @@ def test_what_is_looked_up(rows: list[list[int]], ngram: int, limits: list[int],
     limit = torch.tensor(limits[: len(rows)])
     for split in (0, 2):
         before, text = (ids[:, :split], there[:, :split]), History(ids[:, split:], there[:, split:], there[:, split:])
-        guess: Guess = LookingUp(ngram, *before).propose(text, limit)
-        mine = [row[found].tolist() for row, found in zip(guess.ids, guess.there, strict=True)]
+        guess: Proposal = LookupDrafter(ngram, *before).propose(text, limit)
+        mine = [row[found].tolist() for row, found in zip(guess.ids, guess.present, strict=True)]
         assert mine == [by_hand(row, ngram, n) for row, n in zip(rows, limits, strict=False)]
 
 
@@ -74,7 +75,7 @@ class Remembering(Constraint):
     def allowed(self, states: Tensor) -> Tensor:
         return (states[:, None] >> torch.arange(self.vocab)) % 2 == 1
 
-    def in_time(self, states: Tensor, left: Tensor) -> Tensor:
+    def allowed_within(self, states: Tensor, left: Tensor) -> Tensor:
         return self.allowed(states * 7 + left)
 
     def advance(self, states: Tensor, tokens: Tensor) -> Tensor:
@@ -88,7 +89,7 @@ edits = st.tuples(st.integers(0, 3), st.lists(st.integers(0, 1), max_size=2))  #
 def test_a_constraint_follows_answers_that_are_taken_back(changes: list[tuple[tuple[int, list[int]], ...]]):
     """Whatever it was asked before, it allows what a walk from the start does; prompts and gaps do not count."""
     constraint, rooms = Remembering(VOCAB, (0,)), torch.tensor([26, 29])
-    allowed = Retracing(constraint, rooms.tolist(), rooms.device)
+    allowed = ConstraintMask(constraint, rooms.tolist(), rooms.device)
     answers: list[list[int]] = [[0, 1, 0, 1], [1, 1, 0]]
     for change in changes:
         answers = [a[: max(len(a) - back, 0)] + more for a, (back, more) in zip(answers, change, strict=True)]
@@ -103,7 +104,7 @@ def test_a_constraint_follows_answers_that_are_taken_back(changes: list[tuple[tu
             states.append(state)
         left = rooms - torch.tensor([len(answer) for answer in answers])
         new = (torch.arange(ids.shape[1]) > 0).expand_as(there)
-        assert torch.equal(allowed(History(ids, there, new)), constraint.in_time(torch.cat(states), left))
+        assert torch.equal(allowed(History(ids, there, new)), constraint.allowed_within(torch.cat(states), left))
 
 
 # -- taking back ----------------------------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ from anyformer.config import ConfigError
 from anyformer.decoding.beam_search import beam_search
 from anyformer.decoding.contrastive import contrastive_search
 from anyformer.decoding.generate import generate, stream
-from anyformer.decoding.score import alternatives, score, sliding
-from anyformer.decoding.speculative import Draft, Lookup, speculate
+from anyformer.decoding.score import score, sliding, top_tokens
+from anyformer.decoding.speculative import speculate
+from anyformer.decoding.strategy import Draft, Lookup
 from anyformer.nn.model import Transformer
 
 VOCAB = 11
@@ -105,7 +106,7 @@ def test_empty_ids(model: Transformer, call: Callable[..., Any]):
 def test_scored_ids_are_of_the_vocabulary(row: list[Any]):
     for wrong in (
         lambda: score(MODEL, [[1, 2], row]),
-        lambda: alternatives(MODEL, [[1, 2], row]),
+        lambda: top_tokens(MODEL, [[1, 2], row]),
         lambda: score(PAIR, [[1, 2], row], [[1], [1]]),
     ):
         with pytest.raises(
@@ -127,9 +128,9 @@ def test_scored_ids_are_of_the_vocabulary(row: list[Any]):
         (lambda: score(MODEL, [[1, 2]], seen=[1, 2]), "^seen: has 2 numbers, expected one for each of 1 rows"),
         (lambda: score(MODEL, [[1, 2]], seen=[-1]), r"^seen\.0 = -1: must not be negative"),
         (lambda: score(MODEL, [[1, 2]], seen=[0.5]), r"^seen\.0 = 0\.5: must be a whole number"),
-        (lambda: alternatives(MODEL, []), "^rows: are empty"),
-        (lambda: alternatives(MODEL, [[1]], k=1.5), r"^k = 1\.5: must be from 1 to the size"),
-        (lambda: alternatives(MODEL, [[1]], k=VOCAB + 1), "^k = 12: must be from 1 to the size"),
+        (lambda: top_tokens(MODEL, []), "^rows: are empty"),
+        (lambda: top_tokens(MODEL, [[1]], k=1.5), r"^k = 1\.5: must be from 1 to the size"),
+        (lambda: top_tokens(MODEL, [[1]], k=VOCAB + 1), "^k = 12: must be from 1 to the size"),
         (lambda: sliding(MODEL, [1, 2], window=1.5), r"^window = 1\.5: must be a whole number"),
         (lambda: sliding(MODEL, [1, 2], window=4, stride=0), "^stride = 0: must be at least 1"),
         (lambda: speculate(MODEL, IDS, draft=Draft(PAIR)), "^draft: is encoder-decoder"),

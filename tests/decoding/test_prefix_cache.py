@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
+from anyformer.attention.padding import pad_rows
 from anyformer.config import (
     LM,
     Attention,
@@ -22,7 +23,6 @@ from anyformer.config import (
 )
 from anyformer.decoding.generate import generate
 from anyformer.decoding.prefix_cache import Reuse
-from anyformer.decoding.session import padded
 from anyformer.nn.model import Transformer
 from anyformer.presets import t5
 
@@ -42,7 +42,7 @@ def build(*mixers: str, position: Scheme = NOWHERE) -> Transformer:
 
 
 def say(model: Transformer, prompts: list[list[int]], **options) -> Tensor:
-    ids, segments = padded(prompts, torch.device("cpu"))
+    ids, segments = pad_rows(prompts, torch.device("cpu"))
     return generate(model, ids, segments=segments, max_new_tokens=6, **options)
 
 

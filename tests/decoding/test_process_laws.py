@@ -17,11 +17,11 @@ from anyformer.decoding.logit_processors import (
     NoRepeat,
     Prefix,
     Processor,
-    Sampling,
     build,
     process,
 )
 from anyformer.decoding.sampling import sample
+from anyformer.decoding.strategy import Sampling
 from tests.decoding.logit_cases import INF, VOCAB, Case, cases, same
 
 # -- what holds for all ---------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 
 from anyformer.config import LM, Attention, Block, Learned, MaskedLM, ModelConfig, Rotary, Special, Stack, Tokens
 from anyformer.decoding import score as scoring
-from anyformer.decoding.score import alternatives, fill_mask, score, sliding
+from anyformer.decoding.score import fill_mask, score, sliding, top_tokens
 from anyformer.nn.model import Transformer
 from tests.strategies import VOCAB, build, close, models, seeds, tokens
 
@@ -50,10 +50,10 @@ def test_scores_are_the_log_softmax_of_a_row_by_itself(config: ModelConfig, seed
 
 
 @given(BOTH, seeds, st.lists(st.integers(1, 5), min_size=1, max_size=3), st.integers(1, VOCAB))
-def test_alternatives(config: ModelConfig, seed: int, lengths: list[int], k: int):
+def test_top_tokens(config: ModelConfig, seed: int, lengths: list[int], k: int):
     model, rows = build(config, seed), rows_of(seed, lengths)
     sources = rows_of(seed + 50, lengths[::-1]) if model.encoder else None
-    found, all_ = alternatives(model, rows, k, sources), alternatives(model, rows, VOCAB, sources)
+    found, all_ = top_tokens(model, rows, k, sources), top_tokens(model, rows, VOCAB, sources)
     close(all_.probabilities.sum(dim=-1), torch.ones(len(rows)).double(), 1e-6)
     assert torch.equal(all_.ids.sort(dim=-1).values, torch.arange(VOCAB).expand(len(rows), VOCAB))
     assert torch.equal(found.probabilities, all_.probabilities[:, :k])
@@ -65,7 +65,7 @@ def test_alternatives(config: ModelConfig, seed: int, lengths: list[int], k: int
 
 def test_an_alternative_is_as_likely_as_its_score():
     model, row = decoder(), tokens(0, 4).tolist()
-    found = alternatives(model, [row], VOCAB)
+    found = top_tokens(model, [row], VOCAB)
     scores = score(model, [[*row, id] for id in found.ids[0].tolist()])
     close(torch.stack([each[-1] for each in scores]).exp(), found.probabilities[0])
 
@@ -152,7 +152,7 @@ WRONG = {
         lambda: sliding(decoder(decoder=STACK.model_copy(update={"position": Learned(length=6)})), [1, 2], 7),
         "window = 7: the decoder has 6 learned positions",
     ),
-    "more alternatives than tokens": (lambda: alternatives(decoder(), [[1]], VOCAB + 1), f"k = {VOCAB + 1}: must be"),
+    "more alternatives than tokens": (lambda: top_tokens(decoder(), [[1]], VOCAB + 1), f"k = {VOCAB + 1}: must be"),
     "masks of another head": (lambda: fill_mask(decoder(), [[1]], 1), "needs an encoder with a `masked_lm` head"),
     "no mask": (lambda: fill_mask(encoder(), [[1], [2]], 1), "row 1 has no mask"),
 }

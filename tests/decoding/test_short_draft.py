@@ -6,7 +6,8 @@ import torch
 from anyformer import presets
 from anyformer.config import ConfigError
 from anyformer.decoding.generate import generate
-from anyformer.decoding.speculative import Draft, speculate
+from anyformer.decoding.speculative import speculate
+from anyformer.decoding.strategy import Draft
 from anyformer.nn.model import Transformer
 
 VOCAB = 11

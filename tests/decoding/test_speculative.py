@@ -12,8 +12,9 @@ from anyformer.cache.kv_cache import Cache
 from anyformer.config import ConfigError, Features, Learned, MaskedLM, ModelConfig, Special, Tokens
 from anyformer.decoding import speculative
 from anyformer.decoding.constraints.constraint import Trie
-from anyformer.decoding.generate import Spoilt, generate
-from anyformer.decoding.speculative import Draft, Lookup, speculate
+from anyformer.decoding.generate import NonFiniteLogits, generate
+from anyformer.decoding.speculative import speculate
+from anyformer.decoding.strategy import Draft, Lookup
 from anyformer.nn.model import Transformer
 from tests.decoding.drafts import MIXED, drafting, kinds, ragged
 from tests.decoding.small_models import STACK, decoder, either, pair
@@ -141,7 +142,7 @@ def test_a_spoilt_row_does_not_spoil_the_others():
         model.target.table.weight[3] = torch.nan
     told = []
     for call in (generate, lambda *a, **k: speculate(*a, draft=Draft(model), **k), _by_lookup):
-        with pytest.raises(Spoilt, match="row 1: ") as error:
+        with pytest.raises(NonFiniteLogits, match="row 1: ") as error:
             call(model, ids, max_new_tokens=8, banned=((3,),))
         told.append(error.value)
     assert [error.rows for error in told] == [[1]] * 3
@@ -154,7 +155,7 @@ def _by_lookup(*args: Any, **how: Any) -> None:
 
 @pytest.mark.parametrize("how", [{}, {"temperature": 1.0, "seed": 0}], ids=["greedy", "drawn"])
 def test_a_spoilt_draft_spoils_nothing(how: dict[str, Any]):
-    """It guesses nothing from there on."""
+    """It drafts nothing from there on."""
     model, draft, ids = decoder(), decoder(1), tokens(0, 3, 4)
     with torch.no_grad():
         draft.head.table.fill_(torch.nan)
@@ -205,7 +206,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a draft without words": (
         lambda: speculate(decoder(), tokens(0, 1, 2), draft=Draft(decoder(head=MaskedLM()))),
-        "draft: guesses no tokens: must be a model with a decoder and an `lm` head",
+        "draft: cannot draft tokens: must be a model with a decoder and an `lm` head",
     ),
     "nothing ahead": (
         lambda: speculate(decoder(), tokens(0, 1, 2), draft=Lookup(), ahead=0),

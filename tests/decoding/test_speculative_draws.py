@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from anyformer.config import Special, Tokens
-from anyformer.decoding.logit_processors import History, Sampling, build as build_processors, process
-from anyformer.decoding.speculative import Draft, speculate
+from anyformer.decoding.logit_processors import History, build as build_processors, process
+from anyformer.decoding.speculative import speculate
+from anyformer.decoding.strategy import Draft, Sampling
 from anyformer.nn.model import Transformer
 from tests.decoding.drafts import drafting, ragged
 from tests.decoding.small_models import decoder, pair

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from anyformer.decoding.top_k import by_parts, greatest, top
+from anyformer.decoding.top_k import max_argmax, max_by_parts, topk_logsumexp
 
 
 def numbers(*shape: int) -> Tensor:
@@ -17,7 +17,7 @@ def numbers(*shape: int) -> Tensor:
 @pytest.mark.parametrize("v", [64, 65, 71, 200])
 def test_as_of_all(v: int, k: int):
     x = numbers(5, v)
-    found, places, total = top(x, k, part=4)
+    found, places, total = topk_logsumexp(x, k, part=4)
     expected = x.topk(k)
     assert torch.equal(found, expected.values)
     assert torch.equal(places, expected.indices)
@@ -26,7 +26,7 @@ def test_as_of_all(v: int, k: int):
 
 def test_equal_numbers_come_once():
     x = numbers(5, 200).mul(2).round()
-    found, places, _ = top(x, 9, part=4)
+    found, places, _ = topk_logsumexp(x, 9, part=4)
     assert torch.equal(found, x.topk(9).values)
     assert torch.equal(found, x.gather(1, places))
     assert all(len(set(row)) == 9 for row in places.tolist())
@@ -36,7 +36,7 @@ def test_fewer_than_asked_for():
     """The rest is -inf, and within the row."""
     x = torch.full((2, 71), -math.inf)
     x[:, 70] = 1.0
-    found, places, total = top(x, 8, part=4)
+    found, places, total = topk_logsumexp(x, 8, part=4)
     assert found[:, 0].tolist() == [1.0, 1.0]
     assert bool(found[:, 1:].isneginf().all())
     assert int(places.max()) == 70
@@ -47,7 +47,7 @@ def test_fewer_than_asked_for():
 def test_what_is_no_distribution_shows(wrong: float):
     x = numbers(2, 200)
     x[1, 77] = wrong
-    found, _, total = top(x, 3, part=4)
+    found, _, total = topk_logsumexp(x, 3, part=4)
     assert (found - total).isnan().any(dim=1).tolist() == [False, True]
 
 
@@ -58,5 +58,5 @@ def test_the_greatest_by_parts(v: int, wrong: float | None):
     x = numbers(5, v).mul(2).round()
     if wrong is not None:
         x[1:3, v // 2 :] = wrong
-    for found, expected in zip(by_parts(x, part=4), greatest(x), strict=True):
+    for found, expected in zip(max_by_parts(x, part=4), max_argmax(x), strict=True):
         assert torch.equal(found.nan_to_num(nan=7e7), expected.nan_to_num(nan=7e7))

@@ -10,10 +10,12 @@ from torch import Tensor
 from anyformer import presets
 from anyformer.cache.kv_cache import CacheKind
 from anyformer.config import LM, Attention, Block, ModelConfig, Rotary, Stack, Tokens, Window
-from anyformer.decoding import buffers as places
+from anyformer.decoding import buffers
 from anyformer.decoding.beam_search import beam_search
 from anyformer.decoding.generate import generate, stream
-from anyformer.decoding.session import Session, evaluating
+from anyformer.decoding.request import Request
+from anyformer.decoding.session import Session
+from anyformer.nn.eval_mode import evaluating
 from anyformer.nn.model import Transformer
 
 CUDA = torch.device("cuda")
@@ -65,7 +67,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
     def say(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         with monkeypatch.context() as patch:
-            patch.setattr(places, "captures", lambda device: False)
+            patch.setattr(buffers, "captures", lambda device: False)
             return function(*args, **options)
 
     return say
@@ -185,7 +187,7 @@ def test_the_next_call_finds_the_graph(plain: Callable[..., Any]):
 def test_a_step_asks_nothing_of_the_host(name: str):
     model, (ids, segments) = build(name), prompts()
     with evaluating(model):
-        session = Session(model, ids, 20, segments=segments)
+        session = Session(model, Request(ids, max_new_tokens=20, segments=segments))
         for i in range(12):
             if i == 3:  # plain, captured and replayed once
                 torch.cuda.set_sync_debug_mode("error")

@@ -13,6 +13,7 @@ from anyformer.config import ModelConfig
 from anyformer.conventions import PADDING
 from anyformer.decoding import beam_search as beam, contrastive, generate as decode, speculative
 from anyformer.decoding.constraints.constraint import Trie
+from anyformer.decoding.request import Request
 from anyformer.decoding.session import Session
 from anyformer.nn.model import Transformer
 from tests.strategies import VOCAB, build, models, seeds, tokens
@@ -21,39 +22,38 @@ STOP = (0, 1)
 
 
 class Uncached(Session):
-    """The same session without a cache: at each step the whole text is read again."""
+    """The same session without a cache: each step recomputes the whole text."""
 
-    def __init__(
-        self, model: Transformer, ids: Tensor, room: int, *, segments: Tensor | None = None, copies: int = 1, **_
-    ):
-        super().__init__(model, ids, room, segments=segments, copies=copies)
+    def __init__(self, model: Transformer, request: Request, *, copies: int = 1, **_):
+        ids, segments = request.ids, request.segments
+        super().__init__(model, Request(ids, request.max_new_tokens, segments=segments), copies=copies)
         self._source = None if model.encoder is None else (ids.repeat_interleave(copies, 0), segments)
         if segments is not None:
             self._source = self._source and (self._source[0], segments.repeat_interleave(copies, 0))
-        self._look(self.prompt)
+        self._recompute(self.prompt_length)
 
-    def _look(self, new: int) -> Tensor:
-        model, segments = self.model, torch.where(self.there, 0, PADDING)
+    def _recompute(self, new: int) -> Tensor:
+        model, segments = self.model, torch.where(self.present, 0, PADDING)
         if self._source is None:
             hidden = model.decode(self.ids, segments=segments)
         else:
             source, at = self._source
             hidden = model.decode(self.ids, model.encode(source, segments=at), source=at, segments=segments)
         index = torch.arange(self.length)
-        last = torch.where(self.there, index, -1).amax(dim=1)
+        last = torch.where(self.present, index, -1).amax(dim=1)
         logits = model.apply_head(hidden, Layout(index[None]))
         self.hidden, self.logits = hidden[:, -new:], logits[torch.arange(len(last)), last]
         return logits[:, -new:]
 
-    def read(self, new: Tensor, there: Tensor | None = None) -> Tensor:
+    def read(self, new: Tensor, present: Tensor | None = None) -> Tensor:
         after = self.length + new.shape[1]
         self._ids[:, self.length : after] = new
-        self._there[:, self.length : after] = True if there is None else there
+        self._present[:, self.length : after] = True if present is None else present
         self.length = after
-        return self._look(new.shape[1])
+        return self._recompute(new.shape[1])
 
     def reorder(self, rows: Tensor) -> None:
-        self._ids, self._there = self._ids[rows], self._there[rows]
+        self._ids, self._present = self._ids[rows], self._present[rows]
         self.hidden, self.logits = self.hidden[rows], self.logits[rows]
 
 
@@ -98,7 +98,7 @@ def test_cached_is_uncached(name: str, config: ModelConfig, seed: int, padding: 
 @given(config=models(shapes=("decoder", "encoder-decoder")), seed=seeds, cache=st.sampled_from(["auto", "static"]))
 @settings(max_examples=12)
 def test_speculation_is_uncached_greedy(config: ModelConfig, seed: int, cache: str):
-    """Tokens that were taken back leave no trace."""
+    """Dropped tokens leave no trace."""
     model, ids = build(config, seed), tokens(seed, 2, 4)
     found = speculative.speculate(
         model, ids, draft=speculative.Lookup(ngram=1), ahead=2, max_new_tokens=6, stop=STOP, cache=cache

@@ -11,7 +11,8 @@ from anyformer.attention.layout import Layout
 from anyformer.decoding.beam_search import beam_search
 from anyformer.decoding.contrastive import contrastive_search
 from anyformer.decoding.generate import generate, stream
-from anyformer.decoding.speculative import Draft, speculate
+from anyformer.decoding.speculative import speculate
+from anyformer.decoding.strategy import Draft
 from anyformer.inspection.ablation import run_without_heads
 from anyformer.inspection.attention_maps import attention_maps
 from anyformer.nn.inputs import Inputs

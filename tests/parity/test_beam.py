@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from anyformer.decoding.beam_search import EarlyStopping, Hypotheses, beam_search
-from anyformer.decoding.logit_processors import Sampling, build
+from anyformer.decoding.beam_search import Hypotheses, beam_search
+from anyformer.decoding.logit_processors import build
+from anyformer.decoding.strategy import EarlyStopping, Sampling
 from tests.parity.families import PAD, VOCAB, built
 from tests.parity.test_transformers import Ragged, ragged
 

@@ -116,9 +116,9 @@ def test_words_have_a_space_before_them(kind: str) -> None:
         assert lm.generate([""], choices=["안녕", "fox over"], **how)[0] in ("안녕", "fox over")
         assert "fox" not in lm.generate(["dog"], banned=["fox"], max_new_tokens=30, **how)[0]
     if kind == "words":  # pieces of words may go on from one
-        with pytest.raises(ConfigError, match=r"choices: 'fox' goes on from a text, .*: write ' fox'"):
+        with pytest.raises(ConfigError, match=r"choices: 'fox' continues a text .*: write ' fox'"):
             lm.generate(["dog"], choices=["fox"])
-        with pytest.raises(ConfigError, match=r"regex: .*impossible.*has a space before it: write ' \(\?:fox\|dog\)'"):
+        with pytest.raises(ConfigError, match=r"regex: .*impossible.*begins with a space: write ' \(\?:fox\|dog\)'"):
             lm.generate(["dog"], regex="fox|dog")
         with pytest.raises(ConfigError, match=r"regex: .*impossible: the vocabulary can write no text of it$"):
             lm.generate(["dog"], regex="Zoo")
@@ -173,24 +173,24 @@ def test_a_model_with_more_ids_than_its_tokenizer() -> None:
 # -- what is wrong --------------------------------------------------------------------------------------------------
 
 WRONG = {
-    "beams that draw": ({"beams": 2, "temperature": 0.5}, "temperature = 0.5: beam search draws nothing"),
-    "a seed of beams": ({"beams": 2, "seed": 1}, "seed = 1: beam search draws nothing: leave it out, or beams"),
+    "beams that draw": ({"beams": 2, "temperature": 0.5}, "temperature = 0.5: beam search does not sample"),
+    "a seed of beams": ({"beams": 2, "seed": 1}, "seed = 1: beam search does not sample: leave it out, or beams"),
     "a seed of nothing": ({"seed": 1}, "seed = 1: needs a temperature above 0"),
     "more than beams": ({"beams": 2, "n_best": 3}, "n_best = 3: must be from 1 to the number of beams, 2"),
-    "groups of nothing": ({"groups": 2}, "groups = 2: needs beams: say how many"),
-    "two ways": ({"beams": 2, "alpha": 0.5}, "beams: is of beam search, and alpha of contrastive search"),
-    "two guesses": ({"lookup": 2, "draft": writer()}, "lookup: guesses tokens instead of a draft"),
+    "groups of nothing": ({"groups": 2}, "groups = 2: needs beams: give their number"),
+    "two ways": ({"beams": 2, "alpha": 0.5}, "beams: belongs to beam search, and alpha to contrastive search"),
+    "two guesses": ({"lookup": 2, "draft": writer()}, "lookup: drafts tokens instead of a draft model"),
     "ahead of nothing": ({"ahead": 2}, "ahead = 2: needs a draft or a lookup"),
     "many answers": ({"beams": 2, "n_best": 2}, "n_best = 2: `generate` gives the best; see `hypotheses`"),
-    "a beam's stop string": ({"beams": 2, "stop": "x"}, "stop: is for answers that are said token by token"),
+    "a beam's stop string": ({"beams": 2, "stop": "x"}, "stop: is not for beam search"),
     "phrases alone": ({"phrases": ["x"]}, "phrases: needs beams"),
-    "two wholes": ({"regex": "a", "choices": ["a"]}, "choices: says what the whole answer is, and so does regex"),
-    "a pattern and a ban": ({"regex": "a", "banned": ["b"]}, "banned: cannot be held beside regex"),
-    "a pattern and a stop": ({"regex": "a", "stop": "b"}, "stop: would cut off what regex asks for"),
-    "a banned phrase": ({"beams": 2, "phrases": ["abc"], "banned": ["b"]}, "banned: 'b' stands in the phrase 'abc'"),
-    "no choice": ({"choices": []}, "choices: is empty: no answer can be given"),
+    "two wholes": ({"regex": "a", "choices": ["a"]}, "choices: defines the whole answer, and so does regex"),
+    "a pattern and a ban": ({"regex": "a", "banned": ["b"]}, "banned: cannot be combined with regex"),
+    "a pattern and a stop": ({"regex": "a", "stop": "b"}, "stop: would cut off what regex requires"),
+    "a banned phrase": ({"beams": 2, "phrases": ["abc"], "banned": ["b"]}, "banned: 'b' occurs in the phrase 'abc'"),
+    "no choice": ({"choices": []}, "choices: is empty: give at least one"),
     "one choice": ({"choices": "yes"}, "choices: must be a list of strings, not one"),
-    "a ban of nothing": ({"banned": [""]}, "banned: an empty string stands everywhere"),
+    "a ban of nothing": ({"banned": [""]}, "banned: an empty string occurs everywhere"),
     "no pattern": ({"regex": "(a"}, r"regex: the pattern \(a, character 1: a \( without its \)"),
     "no text at all": ({"regex": r"[^\x00-\U0010ffff]"}, "regex: the pattern .* is impossible: no text matches it"),
     "no schema": ({"json_schema": {"type": "strin"}}, "json_schema.type = 'strin': must be of"),
@@ -202,9 +202,15 @@ WRONG = {
         {"json_schema": {"type": "integer", "minimum": 3, "maximum": 2}},
         "json_schema: has no integer from 3 to 2",
     ),
-    "a prefix that is not allowed": ({"regex": "[a-c]+", "prefix": "x"}, "prefix = 'x': no answer that begins so"),
-    "a banned prefix": ({"banned": ["x"], "prefix": "wxy"}, "prefix = 'wxy': no answer that begins so"),
-    "a long prefix": ({"prefix": "xyz", "max_new_tokens": 2}, "text 1: its answer has room for 2 tokens"),
+    "a prefix that is not allowed": (
+        {"regex": "[a-c]+", "prefix": "x"},
+        "prefix = 'x': regex allows no answer that begins with it",
+    ),
+    "a banned prefix": (
+        {"banned": ["x"], "prefix": "wxy"},
+        "prefix = 'wxy': banned allows no answer that begins with it",
+    ),
+    "a long prefix": ({"prefix": "xyz", "max_new_tokens": 2}, "text 1: its answer has 2 tokens at most"),
     "too little room": ({"regex": "[a-c]{9}", "max_new_tokens": 4}, "text 1: no answer of at most 4 tokens was found"),
     "more than most": ({"min_new_tokens": 5, "max_new_tokens": 4}, "min_new_tokens = 5: is more than max_new_tokens"),
     "no end": ({"regex": "a", "stop_ids": []}, "stop_ids: is empty"),
@@ -227,11 +233,11 @@ def test_what_the_vocabulary_cannot_write() -> None:
         ConfigError, match="regex: the pattern 'Z' is impossible: the vocabulary can write no text of it"
     ):
         run.generate(["a"], regex="Z")
-    with pytest.raises(ConfigError, match="choices: 'Zoo' cannot be written by the tokenizer, which makes"):
+    with pytest.raises(ConfigError, match="choices: 'Zoo' cannot be written by the tokenizer, which turns it into"):
         run.generate(["a"], choices=["dog", "Zoo"])
     with pytest.raises(ConfigError, match="phrases: 'Zoo' cannot be written"):
         run.generate(["a"], beams=2, phrases=["Zoo"])
-    with pytest.raises(ConfigError, match="stream: gives tokens as they are chosen"):
+    with pytest.raises(ConfigError, match="stream: is for sampling and greedy decoding"):
         run.stream("a", beams=2)
     with pytest.raises(ConfigError, match="beams: is missing"):
         run.hypotheses(["a"])

@@ -1,11 +1,11 @@
-"""Constraints on generated tokens: regular expressions, JSON schemas, phrases, banned strings.
+"""Constraints on answers: regular expressions, JSON schemas, phrases, banned strings.
 
-automaton    From a tree of characters to an automaton over the bytes of UTF-8, whose states are made when they are fi
-banned       Texts that hold none of some strings
-constraint   Constraints on what is decoded
-json_schema  JSON Schema as a tree of characters
-json_text    How JSON is written, as trees of characters
-phrases      Phrases that must appear in the answer
-regex        Regular expressions, read into a tree of four nodes
-rollback     A constraint while tokens are tried out and taken back
+automaton    deterministic automaton over UTF-8 bytes, built from a regular expression's tree on demand
+banned       texts that contain none of some strings
+constraint   base class; one of several id sequences (`Trie`); texts of a language (`Regex`, `JsonSchema`)
+json_schema  JSON schemas as trees of characters
+json_text    JSON strings, numbers and constants as trees of characters
+phrases      phrases that must occur, for beam search
+regex        regular expressions, parsed into trees of characters
+rollback     a constraint as a mask over any history, also after tokens were dropped
 """

@@ -1,9 +1,9 @@
-"""From a tree of characters to an automaton over the bytes of UTF-8, whose states are made when they are first reached.
+"""Automata over UTF-8 bytes, made from trees of characters; states are created when they are first reached.
 
     tree  ->  nondeterministic automaton (Thompson 1968)  ->  deterministic one, state by state
 
-Every state that is ever reached can still be accepted: parts of which no text exists are never built. That the answer
-ends is one more symbol, END, after which nothing follows.
+From every reachable state a text can still be accepted: parts that match no text are never built. The end of the
+answer is one more symbol, END, after which nothing follows.
 """
 
 from collections import deque
@@ -18,25 +18,25 @@ from anyformer.config.spec import ConfigError, Fault
 from anyformer.decoding.constraints.regex import Alt, Chars, Node, Ranges, Repeat, Seq
 
 END = 256  # the symbol after the 256 bytes
-BROKEN, ENDED = 0, 1  # the states from which nothing leads on: off the language, and behind END
-STATES = 100_000  # of either automaton: 100 MB of table
-FAR = 2**30  # symbols: from a state that leads to no end
-REACH = 10_000_000  # states that are reached from others for free, all together
+BROKEN, ENDED = 0, 1  # final states: not in the language, and after END
+MAX_STATES = 100_000  # of either automaton: a table of 100 MB
+UNREACHABLE = 2**30  # distance from a state that leads to no end
+MAX_CLOSURE = 10_000_000  # states in all epsilon closures together
 
-# Code points whose UTF-8 is equally long; what is missing are the surrogates, which UTF-8 cannot write.
+# Ranges of code points with UTF-8 of equal length; without the surrogates, which UTF-8 cannot encode.
 WIDTHS = ((0, 0x7F), (0x80, 0x7FF), (0x800, 0xD7FF), (0xE000, 0xFFFF), (0x10000, 0x10FFFF))
 
 Ints = npt.NDArray[np.int32]
 
 
 class Automaton:
-    """Deterministic, over bytes and END; `start` is BROKEN where no text at all is accepted."""
+    """A deterministic automaton over bytes and END; `start` is BROKEN if no text is accepted."""
 
     def __init__(self, node: Node):
         self._edges: list[
             list[tuple[int, int, int]]
         ] = []  # of each state: symbols from, to, and the state they lead to
-        self._free: list[list[int]] = []  # the states that it leads to without a symbol
+        self._free: list[list[int]] = []  # epsilon transitions
         self._built: dict[object, int | None] = {}
         final = self._add()
         accepting = self._add()
@@ -56,24 +56,26 @@ class Automaton:
 
     @property
     def size(self) -> int:
-        """How many states there are so far."""
+        """The number of states so far."""
         return len(self._sets)
 
-    def soonest(self, first: int) -> Ints:
-        """How many bytes make a whole text from each state but the first ones; FAR from BROKEN."""
-        far = [min((self._distances[part] for part in found), default=FAR) for found in self._sets[first:]]
-        return np.array(far, dtype=np.int32)
+    def distances_to_end(self, first: int) -> Ints:
+        """Return the bytes to a complete text from each state but the first ones; UNREACHABLE from BROKEN."""
+        distances = [
+            min((self._distances[part] for part in found), default=UNREACHABLE) for found in self._sets[first:]
+        ]
+        return np.array(distances, dtype=np.int32)
 
     @cached_property
     def _distances(self) -> list[int]:
-        """The same for states of the nondeterministic automaton. END costs nothing; what is free comes first."""
+        """The same for states of the nondeterministic automaton; END and epsilon transitions cost nothing."""
         before: list[list[tuple[int, int]]] = [[] for _ in self._edges]
         for state, (edges, free) in enumerate(zip(self._edges, self._free, strict=True)):
             for low, to in {(low, to) for low, _, to in edges}:
                 before[to].append((state, int(low != END)))
             for to in free:
                 before[to].append((state, 0))
-        distances = [FAR] * len(self._edges)
+        distances = [UNREACHABLE] * len(self._edges)
         distances[0] = 0  # the final state is made first
         left = deque([0])
         while left:
@@ -85,28 +87,28 @@ class Automaton:
         return distances
 
     def symbols(self) -> set[int]:
-        """The bytes that texts are made of."""
+        """Return the bytes that occur in accepted texts."""
         spans = {(low, high) for edges in self._edges for low, high, _ in edges}
         return {symbol for low, high in spans for symbol in range(low, high + 1)} - {END}
 
     def step(self, states: Ints, symbols: Ints) -> Ints:
-        """The state that each symbol leads to from each state."""
+        """Return the state that each symbol leads to from each state."""
         if len(unknown := states[~self._known[states]]):
             for state in np.unique(unknown).tolist():
                 self._expand(state)
         return self._rows[states, symbols]
 
-    # -- nondeterministic: built from the end, so that what follows equally is built once -----------------------------
+    # -- nondeterministic: built from the end, so that equal suffixes are shared -----------------------------
 
     def _add(self, *free: int) -> int:
-        if len(self._edges) >= STATES:
+        if len(self._edges) >= MAX_STATES:
             raise _too_large()
         self._edges.append([])
         self._free.append(list(free))
         return len(self._edges) - 1
 
     def _build(self, node: Node, to: int) -> int | None:
-        """The state from which texts of the node lead to a state; None where there are none."""
+        """Return the state from which texts of the node lead to state `to`; None if there are none."""
         if (id(node), to) not in self._built:
             self._built[id(node), to] = self._make(node, to)
         return self._built[id(node), to]
@@ -114,7 +116,7 @@ class Automaton:
     def _make(self, node: Node, to: int) -> int | None:
         match node:
             case Chars(ranges):
-                spelt = _spelt(ranges)
+                spelt = _byte_ranges(ranges)
                 return self._spell(spelt, to) if spelt else None
             case Seq(parts):
                 at: int | None = to
@@ -145,11 +147,11 @@ class Automaton:
         for _ in range(least):
             before, at = at, None if at is None else self._build(part, at)
             if at == before:
-                break  # nothing, or the empty text, however often
+                break  # no text, or only the empty one
         return at
 
     def _spell(self, spelt: tuple[Ranges, ...], to: int) -> int:
-        """A state from which any of some sequences of byte ranges leads to a state; equal endings are shared."""
+        """Return a state from which any of some sequences of byte ranges leads to `to`; equal suffixes are shared."""
         if (spelt, to) not in self._built:
             state = self._add()
             for (low, high), *rest in spelt:
@@ -159,10 +161,10 @@ class Automaton:
         assert found is not None
         return found
 
-    # -- deterministic: a state is the set of states that one may be in ------------------------------------------------
+    # -- deterministic: a state is a set of nondeterministic states ------------------------------------------------
 
     def _closure(self, state: int) -> frozenset[int]:
-        """What is reached for free, less the states that do nothing but lead on."""
+        """Return the epsilon closure, without states that only have epsilon transitions."""
         if state not in self._closures:
             seen, left = {state}, [state]
             while left:
@@ -170,7 +172,7 @@ class Automaton:
                 seen.update(new)
                 left += new
             self._reach += len(seen)
-            if self._reach > REACH:
+            if self._reach > MAX_CLOSURE:
                 raise _too_large()
             self._closures[state] = frozenset(s for s in seen if self._edges[s] or not self._free[s])
         return self._closures[state]
@@ -179,7 +181,7 @@ class Automaton:
         if targets not in self._numbers:
             found = frozenset[int]().union(*map(self._closure, targets))
             if found not in self._numbers:
-                if self.size >= STATES:
+                if self.size >= MAX_STATES:
                     raise _too_large()
                 self._numbers[found] = self.size
                 self._sets.append(found)
@@ -199,25 +201,25 @@ class Automaton:
                 targets[n].add(to)
         for n, found in enumerate(targets):
             if found:
-                number = self._number(frozenset(found))  # first: it may move the table
+                number = self._number(frozenset(found))  # first: it may reallocate the table
                 self._rows[state, cuts[n] : cuts[n + 1]] = number
         self._known[state] = True
 
 
 @lru_cache(1024)
-def _spelt(ranges: Ranges) -> tuple[Ranges, ...]:
+def _byte_ranges(ranges: Ranges) -> tuple[Ranges, ...]:
     return tuple(spans for low, high in ranges for spans in utf8(low, high))
 
 
 def utf8(low: int, high: int) -> Iterator[Ranges]:
-    """A range of code points as sequences of byte ranges; every way through one of them is one character."""
+    """Yield a range of code points as sequences of byte ranges; each choice of bytes is one character."""
     for least, most in WIDTHS:
         if max(low, least) <= min(high, most):
             yield from _split(max(low, least), min(high, most))
 
 
 def _split(low: int, high: int) -> Iterator[Ranges]:
-    """Where the first bytes differ, the last ones must run from 0x80 to 0xBF: what does not is split off."""
+    """Split a range so that, where first bytes differ, the last ones range from 0x80 to 0xBF."""
     for bits in (6, 12, 18):
         tail = (1 << bits) - 1
         if low >> bits != high >> bits and high > 0x7F:
@@ -233,4 +235,4 @@ def _split(low: int, high: int) -> Iterator[Ranges]:
 
 
 def _too_large() -> ConfigError:
-    return ConfigError([Fault("", "the pattern is too large: fewer or smaller counts {m,n} make it smaller")])
+    return ConfigError([Fault("", "the pattern is too large: use fewer or smaller counts {m,n}")])

@@ -1,14 +1,14 @@
-r"""JSON Schema as a tree of characters: what is written is JSON, and valid.
+r"""JSON schemas as trees of characters: every answer is JSON, and valid.
 
-    object     the `properties` in the order of the schema, those not `required` may be left out; no others are written
+    object     the `properties` in the order of the schema, those not `required` are optional; there are no others
     array      `items`, `minItems`, `maxItems`
     string     `minLength`, `maxLength`, or a `pattern` (see `regex`), where ^ and $ may end alternatives
     integer    of 15 digits at most, or `minimum`, `maximum`, `exclusiveMinimum`, `exclusiveMaximum`
     number     15 digits, a fraction of up to 15, an exponent of up to 2: every number is finite
     boolean, null, `const`, `enum`, `anyOf`, `oneOf` (alternatives that cannot both hold), `$ref` within the document
 
-One space may follow a comma or a colon; there are no others. A definition that holds itself does so `depth` times at
-most. Words that say nothing about values, such as `title`, are passed over; all others are refused, not ignored.
+One space may follow a comma or a colon; there are no others. A recursive definition nests `depth` times at most.
+Keywords without meaning for values, such as `title`, are ignored; all other keywords are refused.
 """
 
 import math
@@ -22,7 +22,7 @@ from anyformer.config.spec import ConfigError, Fault
 from anyformer.decoding.constraints.json_text import COLON, COMMA, INTEGER, NUMBER, constant, integers, matching, string
 from anyformer.decoding.constraints.regex import EMPTY, NOTHING, Alt, Node, Repeat, Seq, literal, optional
 
-SAYS_NOTHING = {
+ANNOTATIONS = {
     "$anchor", "$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description",
     "discriminator", "examples", "readOnly", "title", "writeOnly",
 }  # fmt: skip
@@ -35,12 +35,12 @@ WORDS = {
     "boolean": set[str](),
     "null": set[str](),
 }
-CHOICES = ("$ref", "const", "enum", "anyOf", "oneOf")  # each stands alone, but for a type beside const and enum
-PARTS = 20_000  # of a schema, definitions counted as often as they are used
+CHOICES = ("$ref", "const", "enum", "anyOf", "oneOf")  # each excludes other keywords, except a type with const and enum
+MAX_NODES = 20_000  # of a schema, definitions counted once per use
 
 
 def compile_schema(schema: Mapping[str, object], *, depth: int) -> Node:
-    """The texts that are written for a schema."""
+    """Return the tree of all texts that a schema allows."""
     if depth < 0:
         raise ConfigError([Fault("depth", f"= {depth}: must not be negative")])
     try:
@@ -52,23 +52,23 @@ def compile_schema(schema: Mapping[str, object], *, depth: int) -> Node:
 class _Compiler:
     def __init__(self, root: Mapping[str, object], depth: int):
         self._root, self._depth = root, depth
-        self._open = Counter({"#": 1})  # the definitions that we are inside of
+        self._open = Counter({"#": 1})  # the definitions being expanded
         self._parts = 0
 
     def node(self, schema: object, path: str) -> Node:
         self._parts += 1
-        if self._parts > PARTS:
-            _wrong("schema", "is too large; a smaller `depth` makes it smaller")
+        if self._parts > MAX_NODES:
+            _wrong("schema", "is too large: use a smaller `depth`")
         fields = _table(schema, path)
         chosen = [word for word in CHOICES if word in fields]
         if len(chosen) > 1:
-            _wrong(path, f"has {chosen[0]} beside {chosen[1]}: one of them only")
+            _wrong(path, f"has {chosen[0]} and {chosen[1]}: give one of them")
         kinds = _kinds(fields, path)
-        known = {*SAYS_NOTHING, *chosen, *(["type"] if chosen in ([], ["const"], ["enum"]) else [])}
+        known = {*ANNOTATIONS, *chosen, *(["type"] if chosen in ([], ["const"], ["enum"]) else [])}
         known |= set() if chosen else {word for kind in kinds for word in WORDS[kind]}
         for word in fields:
             if word not in known:
-                beside = f" beside {chosen[0]}" if chosen else f" for {' or '.join(kinds)}" if kinds else ""
+                beside = f" with {chosen[0]}" if chosen else f" for {' or '.join(kinds)}" if kinds else ""
                 _wrong(f"{path}.{word}", f"is not supported{beside}")
         match chosen:
             case ["$ref"]:
@@ -78,7 +78,7 @@ class _Compiler:
             case ["anyOf" | "oneOf" as word]:
                 return self._any(fields[word], f"{path}.{word}", exactly_one=word == "oneOf")
         if not kinds:
-            _wrong(path, f"says nothing of the value: name a type, or one of {', '.join(CHOICES)}")
+            _wrong(path, f"does not define the value: give a type, or one of {', '.join(CHOICES)}")
         return Alt(tuple(self._typed(fields, kind, path) for kind in kinds))
 
     def _typed(self, fields: Mapping[str, Any], kind: str, path: str) -> Node:
@@ -98,7 +98,7 @@ class _Compiler:
             case _:
                 return literal("null")
 
-    # -- values made of values ----------------------------------------------------------------------------------------
+    # -- objects and arrays -------------------------------------------------------------------------------------------
 
     def _object(self, fields: Mapping[str, Any], path: str) -> Node:
         properties = _table(fields.get("properties", {}), f"{path}.properties")
@@ -110,8 +110,8 @@ class _Compiler:
                 _wrong(f"{path}.required", f"names {name!r}, which is not among the properties")
         if not isinstance(fields.get("additionalProperties", True), bool):
             _wrong(f"{path}.additionalProperties", "must be true or false; free names are not supported")
-        later: Node = EMPTY  # the properties from here on, something before them
-        first: Node = EMPTY  # the same with nothing before them
+        later: Node = EMPTY  # the properties from here on, after another
+        first: Node = EMPTY  # the same at the beginning of the object
         for name in reversed(list(properties)):
             value = self.node(properties[name], f"{path}.properties.{name}")
             with _under(f"{path}.properties"):
@@ -139,11 +139,11 @@ class _Compiler:
         if exactly_one:
             for (n, left), (m, right) in combinations(enumerate(choices), 2):
                 if not self._apart(left, right, path):
-                    _wrong(path, f"{n} and {m} might both hold: tell them apart by type or const, or write anyOf")
+                    _wrong(path, f"{n} and {m} may both match: distinguish them by type or const, or use anyOf")
         return Alt(tuple(self.node(choice, f"{path}.{n}") for n, choice in enumerate(choices)))
 
     def _apart(self, left: object, right: object, path: str, levels: int = 3) -> bool:
-        """Whether it is plain, some levels down, that no value is valid for both."""
+        """Return whether no value can be valid for both, as far as `levels` levels show."""
         one, other = (_table(self._resolve(choice, path), path) for choice in (left, right))
         values = [_values(fields) for fields in (one, other)]
         if values[0] is not None and values[1] is not None:
@@ -164,7 +164,7 @@ class _Compiler:
     # -- references ---------------------------------------------------------------------------------------------------
 
     def _reference(self, name: object, path: str) -> Node:
-        """What a name stands for; within itself too often it stands for nothing, so that another way must be taken."""
+        """Return the tree of a definition; nested too deeply it matches nothing, and an alternative must be taken."""
         definition = self._find(name, path)
         assert isinstance(name, str)
         if self._open[name] > self._depth:
@@ -188,7 +188,7 @@ class _Compiler:
         for part in name.split("/")[1:]:
             part = part.replace("~1", "/").replace("~0", "~")
             if not isinstance(at, Mapping) or part not in at:
-                _wrong(f"{path}.$ref", f"= {name!r}: there is nothing of that name")
+                _wrong(f"{path}.$ref", f"= {name!r}: there is no such definition")
             at = at[part]
         return at
 
@@ -209,7 +209,7 @@ def _string(fields: Mapping[str, Any], path: str) -> Node:
     if "pattern" not in fields:
         return string(*_span(fields, "minLength", "maxLength", path))
     if "minLength" in fields or "maxLength" in fields:
-        _wrong(f"{path}.pattern", "stands beside minLength or maxLength: write the length into the pattern")
+        _wrong(f"{path}.pattern", "excludes minLength and maxLength: put the length into the pattern")
     if not isinstance(fields["pattern"], str):
         _wrong(f"{path}.pattern", "must be a string")
     with _under(f"{path}.pattern"):
@@ -295,7 +295,7 @@ def _span(fields: Mapping[str, Any], low: str, high: str, path: str) -> tuple[in
 
 @contextmanager
 def _under(path: str) -> Iterator[None]:
-    """Faults, seen from here."""
+    """Prefix faults with a path."""
     try:
         yield
     except ConfigError as error:

@@ -1,4 +1,4 @@
-r"""How JSON is written, as trees of characters: strings with their escapes, numbers, constants.
+r"""JSON strings, numbers and constants as trees of characters.
 
 One space may follow a comma or a colon; there are no others.
 """
@@ -23,7 +23,7 @@ from anyformer.decoding.constraints.regex import (
 )
 
 HEX = "[0-9A-Fa-f]"
-PAIR = rf"[Dd][89ABab]{HEX}{{2}}\\u[Dd][C-Fc-f]{HEX}{{2}}"  # two halves of one character
+PAIR = rf"[Dd][89ABab]{HEX}{{2}}\\u[Dd][C-Fc-f]{HEX}{{2}}"  # a surrogate pair
 ESCAPE = parse(rf'\\(["\\/bfnrt]|u([0-9A-CE-Fa-ce-f]{HEX}{{3}}|[Dd][0-7]{HEX}{{2}}|{PAIR}))')
 MUST_ESCAPE = ((0, 0x1F), (ord('"'), ord('"')), (ord("\\"), ord("\\")))
 CHARACTER = Alt((Chars(without(MUST_ESCAPE)), ESCAPE))
@@ -36,12 +36,12 @@ NUMBER = parse(r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?([eE][+-]?[0-9]{1,2})?")
 
 
 def string(least: int, most: int | None) -> Node:
-    """Any string of a length in characters; an escape is one."""
+    """Return the tree of strings with a length in characters; an escape counts as one."""
     return Seq((literal('"'), Repeat(CHARACTER, least, most), literal('"')))
 
 
 def matching(pattern: str) -> Node:
-    """The strings in which a pattern is found; ^ and $ at the ends of an alternative are those of the string."""
+    """Return the tree of strings that contain a match; ^ and $ at the ends of an alternative anchor it."""
     ways = [
         Seq((EMPTY if begun else ANYTHING, node, EMPTY if ended else ANYTHING))
         for begun, node, ended in parse_anchored(pattern)
@@ -50,7 +50,7 @@ def matching(pattern: str) -> Node:
 
 
 def _escaped(node: Node) -> Node:
-    """The same texts with backslashes where a JSON string needs them."""
+    """Return the same texts, escaped as in a JSON string."""
     match node:
         case Chars(ranges):
             plain = Chars(without((*without(ranges), *MUST_ESCAPE)))
@@ -68,13 +68,13 @@ def _escaped(node: Node) -> Node:
 
 
 def integers(low: int, high: int) -> Node:
-    """The integers from low to high."""
+    """Return the tree of the integers from low to high."""
     negative = [Seq((literal("-"), way)) for way in _between(max(1, -high), -low)]
     return Alt((*negative, *_between(max(0, low), high)))
 
 
 def _between(low: int, high: int) -> list[Node]:
-    """The integers from low, not negative, to high, length by length."""
+    """Return the trees of the integers from low ≥ 0 to high, by number of digits."""
     found = []
     while low <= high:
         last = min(high, 10 ** len(str(low)) - 1)
@@ -84,7 +84,7 @@ def _between(low: int, high: int) -> list[Node]:
 
 
 def _digits(low: str, high: str) -> Node:
-    """The numbers of as many digits from low to high: below a first digit that is neither's, any digits may follow."""
+    """Return the tree of integers of equal length: after a first digit between the bounds', any digits follow."""
     if not low:
         return EMPTY
     first, last, rest = int(low[0]), int(high[0]), len(low) - 1
@@ -103,7 +103,7 @@ def _digits(low: str, high: str) -> Node:
 
 
 def constant(value: object) -> Node:
-    """One value, in the order it has."""
+    """Return the tree of one value, with keys in their order."""
     match value:
         case Mapping():
             entries = [Seq((constant(name), COLON, constant(held))) for name, held in value.items()]

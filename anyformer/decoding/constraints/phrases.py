@@ -1,14 +1,13 @@
 """Phrases that must appear in the answer: the automaton of lexically constrained beam search (Post & Vilar 2018).
 
-Each phrase stands somewhere in the answer as it is, token after token; two may overlap, or lie one within the other.
-One that can be written in several `Ways` is there when any of them is.
-Any token may come at any time, save that the answer ends only when all phrases are there. What a mask cannot do, a
-search must: bring them in. A beam search by dynamic allocation shares its beam out over the banks 0 to `total`, where
-`progress` says the bank of a hypothesis, and gives each the tokens of `wanted` as candidates beside its likeliest.
+Each phrase occurs in the answer as a contiguous sequence of tokens; two may overlap, or one contain the other. One that
+has several `Spellings` occurs when any of them does. Any token may come at any time, but the answer ends only when all
+phrases occur. A mask cannot bring them in; the search does, by dynamic beam allocation: it divides the beam among the
+banks 0 to `total`, where `progress` is the bank of a hypothesis, and considers the tokens of `wanted` for each.
 
     states = 2 + set of phrases met (a bit each) * nodes + node of the automaton of Aho & Corasick (1975)
 
-All is arithmetic and small tables: no host work.
+All of it is arithmetic and small tables on the device.
 """
 
 from collections.abc import Sequence
@@ -21,41 +20,41 @@ from anyformer.config.spec import ConfigError, Fault
 from anyformer.decoding.constraints.automaton import BROKEN, ENDED
 from anyformer.decoding.constraints.constraint import Constraint, check_ids
 
-MOST = 32
+MAX_PHRASES = 32
 
 
-class Ways(tuple[tuple[int, ...], ...]):
-    """The sequences of ids that one phrase can be written as."""
+class Spellings(tuple[tuple[int, ...], ...]):
+    """The sequences of ids of one phrase."""
 
 
-Phrase = Sequence[int] | Ways
+Phrase = Sequence[int] | Spellings
 
 
-def ways(phrase: Phrase) -> Ways:
-    return phrase if isinstance(phrase, Ways) else Ways([tuple(phrase)])
+def spellings_of(phrase: Phrase) -> Spellings:
+    return phrase if isinstance(phrase, Spellings) else Spellings([tuple(phrase)])
 
 
 def shortest(phrase: Phrase) -> int:
-    """How many tokens it takes."""
-    return min(map(len, ways(phrase)))
+    """Return the number of tokens of its shortest spelling."""
+    return min(map(len, spellings_of(phrase)))
 
 
 class Phrases(Constraint):
-    """The answer holds every one of the given sequences of ids."""
+    """The answer contains every one of the given sequences of ids."""
 
     def __init__(self, phrases: Sequence[Phrase], *, vocab: int, stop: Sequence[int]):
         super().__init__(vocab, stop)
-        if not 1 <= len(phrases) <= MOST:
-            raise ConfigError([Fault("phrases", f"has {len(phrases)}; there must be 1 to {MOST}")])
-        self.phrases = list(map(ways, phrases))
+        if not 1 <= len(phrases) <= MAX_PHRASES:
+            raise ConfigError([Fault("phrases", f"has {len(phrases)}; there must be 1 to {MAX_PHRASES}")])
+        self.phrases = list(map(spellings_of, phrases))
         for n, phrase in enumerate(self.phrases):
             if not phrase or not all(phrase):
                 raise ConfigError([Fault(f"phrases.{n}", "is empty")])
-            for way in phrase:
-                check_ids(f"phrases.{n}", way, vocab, taken=stop)
+            for spelling in phrase:
+                check_ids(f"phrases.{n}", spelling, vocab, taken=stop)
         self.total = sum(map(shortest, self.phrases))
-        written = [way for phrase in self.phrases for way in phrase]
-        prefixes = sorted({way[:end] for way in written for end in range(len(way) + 1)}, key=len)
+        written = [spelling for phrase in self.phrases for spelling in phrase]
+        prefixes = sorted({spelling[:end] for spelling in written for end in range(len(spelling) + 1)}, key=len)
         numbers = {prefix: n for n, prefix in enumerate(prefixes)}
         self._nodes = len(prefixes)
         follow = torch.zeros(self._nodes, vocab, dtype=torch.int32)
@@ -65,14 +64,17 @@ class Phrases(Constraint):
             for token in {longer[-1] for longer in prefixes if longer and longer[:-1] == prefix}:
                 follow[n, token] = numbers[*prefix, token]
         ends = [
-            sum(1 << i for i, phrase in enumerate(self.phrases) if any(_ends(prefix, way) for way in phrase))
+            sum(1 << i for i, phrase in enumerate(self.phrases) if any(_ends(prefix, spelling) for spelling in phrase))
             for prefix in prefixes
         ]
         ahead = [
-            [shortest(phrase) - min(len(way) - _overlap(prefix, way) for way in phrase) for phrase in self.phrases]
+            [
+                shortest(phrase) - min(len(spelling) - _overlap(prefix, spelling) for spelling in phrase)
+                for phrase in self.phrases
+            ]
             for prefix in prefixes
         ]
-        following = [[way[_overlap(prefix, way)] for way in written] for prefix in prefixes]
+        following = [[spelling[_overlap(prefix, spelling)] for spelling in written] for prefix in prefixes]
         self._tables = _Tables(
             follow=follow,
             ends=torch.tensor(ends),
@@ -99,32 +101,34 @@ class Phrases(Constraint):
         return torch.where(tables.stops[tokens], ended, following).where(states > ENDED, states)
 
     def met(self, states: Tensor) -> Tensor:
-        """How many phrases are there, [b]; all of them where the answer has ended."""
-        return self._has(states).sum(dim=1)
+        """Return how many phrases occur, [b]; all of them where the answer has ended."""
+        return self._contained(states).sum(dim=1)
 
     def progress(self, states: Tensor) -> Tensor:
-        """The bank, [b], 0 to `total`: tokens of the phrases that are there, and of the best that has begun."""
-        return (self._has(states) * self._at(states.device).lengths).sum(dim=1) + self.begun(states).amax(dim=1)
+        """Return the bank, [b], 0 to `total`: tokens of the phrases that occur, and of the longest partial one."""
+        return (self._contained(states) * self._at(states.device).lengths).sum(dim=1) + self.started(states).amax(dim=1)
 
-    def begun(self, states: Tensor) -> Tensor:
-        """How many tokens of each phrase that is not there the answer ends in, [b, phrases]; 0 for those that are.
-        Where a phrase can be written in several ways: how many fewer it still takes."""
+    def started(self, states: Tensor) -> Tensor:
+        """Return how many tokens of each missing phrase the answer ends with, [b, phrases]; 0 for those that occur.
+
+        With several spellings: by how many tokens the shortest completion is shorter.
+        """
         ahead = self._at(states.device).ahead
-        return ahead[self._parted(states)[0]].masked_fill(self._has(states), 0)
+        return ahead[self._parted(states)[0]].masked_fill(self._contained(states), 0)
 
     def wanted(self, states: Tensor) -> Tensor:
-        """For each way of a phrase that is not there, the token that brings it on, [b, ways]; -1 for those that are."""
+        """Return the token that advances each spelling of a missing phrase, [b, spellings]; -1 if the phrase occurs."""
         tables = self._at(states.device)
-        return tables.following[self._parted(states)[0]].masked_fill(self._has(states)[:, tables.owners], -1)
+        return tables.following[self._parted(states)[0]].masked_fill(self._contained(states)[:, tables.owners], -1)
 
-    def _has(self, states: Tensor) -> Tensor:
-        """Which phrases are there, bool [b, phrases]."""
+    def _contained(self, states: Tensor) -> Tensor:
+        """Return which phrases occur, bool [b, phrases]."""
         bits = torch.arange(len(self.phrases), device=states.device)
         found = (self._parted(states)[1][:, None] >> bits & 1).bool()
         return torch.where((states > ENDED)[:, None], found, (states == ENDED)[:, None])
 
     def _parted(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """The node, and the set of phrases met."""
+        """Return the node, and the set of phrases met."""
         state = (states - ENDED - 1).clamp(min=0)
         return state % self._nodes, state // self._nodes
 
@@ -137,9 +141,9 @@ class Phrases(Constraint):
 class _Tables(NamedTuple):
     follow: Tensor  # [node, v]: the node after each token
     ends: Tensor  # [node]: the phrases that end there, a bit each
-    ahead: Tensor  # [node, phrase]: how far each phrase has come
-    following: Tensor  # [node, way]: the token that each way of a phrase goes on with
-    owners: Tensor  # [way]: its phrase
+    ahead: Tensor  # [node, phrase]: progress in each phrase
+    following: Tensor  # [node, spelling]: the next token of each
+    owners: Tensor  # [spelling]: its phrase
     lengths: Tensor  # [phrase]
     stops: Tensor  # bool [v]
 
@@ -149,11 +153,11 @@ def _ends(prefix: tuple[int, ...], phrase: tuple[int, ...]) -> bool:
 
 
 def _overlap(prefix: tuple[int, ...], phrase: tuple[int, ...]) -> int:
-    """How much of a phrase, less than all of it, the end of a prefix is."""
+    """Return how many tokens of a phrase, less than all, a prefix ends with."""
     most = min(len(prefix), len(phrase) - 1)
     return next(n for n in range(most, -1, -1) if prefix[len(prefix) - n :] == phrase[:n])
 
 
 def _longest_suffix(prefix: tuple[int, ...], numbers: dict[tuple[int, ...], int]) -> int:
-    """The node of the longest proper end of a prefix that is a prefix too."""
+    """Return the node of the longest proper suffix of a prefix that is a prefix, too."""
     return next(numbers[prefix[n:]] for n in range(1, len(prefix) + 1) if prefix[n:] in numbers)

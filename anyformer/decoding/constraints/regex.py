@@ -1,10 +1,10 @@
-r"""Regular expressions, read into a tree of four nodes. The whole answer is matched, so there are no anchors.
+r"""Regular expressions, parsed into a tree of four kinds of nodes. The whole answer is matched: there are no anchors.
 
     literals, . (any character but \n), [a-z가-힣], [^...], (...), (?:...), (?P<name>...), |, * + ? {m} {m,} {,n} {m,n}
     \d \w \s and \D \W \S (of ASCII; letters elsewhere are ranges such as [가-힣]), \n \t \r \f \v \0 \xHH \uHHHH
 
-`*?` and its like are read as `*`: which match is tried first means nothing here. Anchors, lookaround, backreferences
-and flags are refused. Otherwise a pattern means what it means to Python's `re` under `re.ASCII`.
+Lazy quantifiers such as `*?` are equal to greedy ones here. Anchors, lookaround, backreferences and flags are refused.
+Otherwise patterns have the meaning of Python's `re` with `re.ASCII`.
 """
 
 from collections.abc import Callable, Iterable
@@ -20,7 +20,7 @@ Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, eq=False)
 class Chars:
-    """One character out of ranges of code points, both ends in them."""
+    """One character from inclusive ranges of code points."""
 
     ranges: Ranges
 
@@ -44,12 +44,12 @@ class Repeat:
 
 Node: TypeAlias = Chars | Seq | Alt | Repeat
 
-EMPTY = Seq(())  # the empty text, and nothing else
-NOTHING = Alt(())  # no text at all
+EMPTY = Seq(())  # only the empty text
+NOTHING = Alt(())  # no text
 
 
 def literal(text: str) -> Node:
-    """A text as it stands."""
+    """Return the tree of one text."""
     return Seq(tuple(Chars(((ord(c), ord(c)),)) for c in text))
 
 
@@ -58,7 +58,7 @@ def optional(part: Node) -> Node:
 
 
 def without(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """All characters but those of some ranges."""
+    """Return the complement of ranges."""
     kept, following = [], 0
     for low, high in sorted(ranges):
         if low > following:
@@ -153,11 +153,11 @@ class _Reader:
         self._at += 1
         self._skip("?")
         if self._peek() in ("*", "+", "?", "{"):
-            self._wrong(f"{self._peek()} repeats what is repeated already: put that in a group")
+            self._wrong(f"{self._peek()} repeats a repetition: put that in a group")
         return Repeat(part, least, most)
 
     def _counts(self) -> tuple[int, int | None]:
-        """{m}, {m,}, {,n} or {m,n}; stays at the }."""
+        """Parse {m}, {m,}, {,n} or {m,n}, up to the }."""
         end = self._pattern.find("}", self._at)
         low, comma, high = self._pattern[self._at + 1 : max(end, 0)].partition(",")
         if not set(low + high) <= set("0123456789") or not low + high:
@@ -167,7 +167,7 @@ class _Reader:
         least = int(low or 0)
         most = (int(high) if high else None) if comma else least
         if most is not None and most < least:
-            self._wrong(f"{{{low},{high}}}: the least is more than the most")
+            self._wrong(f"{{{low},{high}}}: the minimum exceeds the maximum")
         self._at = end
         return least, most
 
@@ -197,7 +197,7 @@ class _Reader:
             if self._skip("P<"):
                 end = self._pattern.find(">", self._at)
                 if end < 0 or not self._pattern[self._at : end].isidentifier():
-                    self._wrong("(?P<name> has no good name")
+                    self._wrong("(?P<name> needs an identifier")
                 self._at = end + 1
             elif not self._skip(":"):
                 kind = "lookaround" if self._peek() in ("=", "!", "<") else "backreferences, flags and the like"
@@ -224,7 +224,7 @@ class _Reader:
                 if isinstance(low, tuple) or isinstance(high, tuple):
                     self._wrong("a range goes from one character to another")
                 if high < low:
-                    self._wrong("a range goes upwards")
+                    self._wrong("a range must not descend")
                 ranges.append((low, high))
             else:
                 ranges.extend(low if isinstance(low, tuple) else [(low, low)])
@@ -237,7 +237,7 @@ class _Reader:
         return self._escape() if c == "\\" else ord(c)
 
     def _escape(self) -> int | Ranges:
-        """What follows a backslash: a code point, or a set of them."""
+        """Parse what follows a backslash: a code point, or a set of them."""
         c = self._next()
         if c in SETS:
             return SETS[c]
