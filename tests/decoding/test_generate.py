@@ -253,10 +253,10 @@ WRONG = {
         lambda: generate(decoder(), tokens(0, 2, 2), segments=torch.tensor([[0, 0], [-1, -1]])),
         "prompt 1 is empty",
     ),
-    "a vector of ids": (lambda: generate(decoder(), tokens(0, 2)), "ids must be whole numbers"),
-    "a vector of sources": (lambda: generate(pair(), tokens(0, 2)), "ids must be whole numbers"),
+    "a vector of ids": (lambda: generate(decoder(), tokens(0, 2)), "ids must be integers"),
+    "a vector of sources": (lambda: generate(pair(), tokens(0, 2)), "ids must be integers"),
     "an empty prompt": (lambda: generate(decoder(), tokens(0, 1, 0)), "ids are empty"),
-    "float ids": (lambda: generate(pair(), tokens(0, 1, 2).float()), "ids must be whole numbers"),
+    "float ids": (lambda: generate(pair(), tokens(0, 1, 2).float()), "ids must be integers"),
     "segments of another shape": (
         lambda: generate(decoder(), tokens(0, 2, 3), segments=torch.zeros(2, 2, dtype=torch.long)),
         r"segments has shape \[2, 2\], expected \[2, 3\]",

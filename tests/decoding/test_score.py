@@ -40,7 +40,7 @@ def test_scores_are_the_log_softmax_of_a_row_by_itself(config: ModelConfig, seed
     model, rows = build(config, seed), rows_of(seed, lengths)
     sources = rows_of(seed + 50, lengths[::-1]) if model.encoder else None
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(scoring, "LOGITS", VOCAB if few else 2**26)
+        patched.setattr(scoring, "MAX_LOGITS", VOCAB if few else 2**26)
         found = score(model, rows, sources)
     for i, row in enumerate(rows):
         assert len(found[i]) == len(row) - 1

@@ -94,7 +94,7 @@ def test_slots_are_used_again(cache: str, kind: str, monkeypatch: pytest.MonkeyP
     """Rows that agree with different numbers of guesses leave gaps, which are closed when the cache is full."""
     model, ids = decoder(decoder=MIXED), tokens(1, 6, 5)
     draft = drafting(kind, model)
-    monkeypatch.setattr(speculative, "CALLS", 1)  # as little room as can be
+    monkeypatch.setattr(speculative, "CALLS_BETWEEN_COMPACTIONS", 1)  # the smallest cache
     closed, compact = [], Cache.compact
     monkeypatch.setattr(Cache, "compact", lambda self, first: closed.append(first) or compact(self, first))
     how = {"max_new_tokens": 30, "cache": cache}
