@@ -45,6 +45,7 @@ def compiled(function: Callable[..., Any], *key: Hashable) -> Callable[..., Any]
     code = function.__code__.replace(co_name=f"{function.__name__}_{compiled.cache_info().misses}")
     named = FunctionType(code, function.__globals__, code.co_name, function.__defaults__)
     early = torch.cuda.is_available() and supports_dependent_launch(torch.device("cuda")) and repair_inductor()
-    # names by "torch", so that kernels in Inductor's cache on disk, compiled without the repair, are not used
-    options: dict[str, Any] = {"triton.enable_pdl": True, "triton.descriptive_names": "torch"}
+    # another naming scheme, so that kernels in Inductor's cache on disk, compiled without the repair, are not used;
+    # not "torch", whose names of custom operators hold a dot
+    options: dict[str, Any] = {"triton.enable_pdl": True, "triton.descriptive_names": "inductor_node"}
     return torch.compile(named, options=options if early else None)
