@@ -90,9 +90,8 @@ Each page has the idea, the command, the numbers and a verdict that is computed 
 ## By part
 
 {markdown(_by_part([experiment for experiment, _ in index]))}
-Settings of your own on your own data: [comparing](../comparing.md). Sums done by hand: [five of them](../by-hand.md).
-What failed or surprised on the way: [the log](../log.md). These pages are made by `make lab-report` from the results
-beside them.
+To compare settings on your data, see [comparing](../comparing.md); for worked examples, [by hand](../by-hand.md); for
+failures and surprises, [the log](../log.md). `make lab-report` generates these pages from the results in this folder.
 """
 
 

@@ -22,23 +22,23 @@ from anyformer.tasks.base import total_loss
 
 POOLS = {"sorted": 50, "mixed": 1}  # batches whose rows are sorted by length together
 NORMS: dict[str, Norm] = {"layer": LayerNorm(), "batch": BatchNorm()}
-MARGIN = 0.01  # nats: a smaller difference is none
+MARGIN = 0.01  # nats: smaller differences are ignored
 
 
 class Claim(Experiment):
     name = "batchnorm"
     number = 12
     claim = "On rows of unequal length batch norm does worse than layer norm: in small batches, or sorted by length."
-    idea = """Layer norm takes mean and variance over the $d$ numbers of one token, so a token's vector depends on no
-other row, and training and evaluation compute the same. Batch norm takes them for each feature over all tokens of the
-batch, $\\hat x_i = (x_i - \\mu_i)/\\sigma_i$, and afterwards puts running means in their place. The fewer tokens a
-batch has, the noisier $\\mu_i$ and $\\sigma_i$ are. And rows of similar length are read together, to save padding:
-then each batch has statistics of its own, and the running means are those of none. So the model that learns is not the
-one that is evaluated: the same weights on the same unseen batches have one loss by the batches' own statistics, another
-by the running ones. Pads are left out of both here. Neither harm is there in large batches of mixed lengths, where
-batch norm may well be the better one."""
+    idea = """Layer norm computes mean and variance over the $d$ features of one token. A token's vector therefore
+depends on no other row, and training and evaluation compute the same function. Batch norm computes them per feature
+over all tokens of the batch, $\\hat x_i = (x_i - \\mu_i)/\\sigma_i$, and evaluates with running means instead. The
+fewer tokens a batch has, the noisier $\\mu_i$ and $\\sigma_i$ are. Rows of similar length are often batched together to
+save padding; then the statistics differ from batch to batch, and the running means match none of them. The model that
+is trained is then not the one that is evaluated: the same weights on the same unseen batches have one loss with batch
+statistics and another with running statistics. Padding is excluded from both here. Neither problem arises in large
+batches of mixed lengths, where batch norm may well be better."""
     prediction = """The loss on unseen rows is higher with batch norm in batches that are sorted or small (p < 0.05). By
-running statistics it is higher than by the batches' own, by more in the largest sorted batches than in mixed ones,
+running statistics it is higher than by batch statistics, by more in the largest sorted batches than in mixed ones,
 and by more in the smallest mixed batches than in the largest (p < 0.05)."""
     parts = ("nn/norm.py", "config/norm.py", "nn/aux_outputs.py")
     minutes = (2, 12, 5)
@@ -56,7 +56,7 @@ and by more in the smallest mixed batches than in the largest (p < 0.05)."""
             for norm in NORMS
             for batches in POOLS
             for tokens in sizes
-            for seed in range(seeds if norm == "layer" else 2 * seeds)  # batch norm scatters
+            for seed in range(seeds if norm == "layer" else 2 * seeds)  # batch norm varies more from seed to seed
         ]
 
     def measure(self, cell: Cell) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def _values(results: Sequence[Result], name: str, norm: str, batches: str, token
 
 @contextmanager
 def reading(cell: Cell) -> Iterator[Recipe]:
-    """A language model of lines of 4 letters to the longest, as many of each length."""
+    """Return a language-modelling recipe: lines of 4 letters up to the longest, the same number of each length."""
     with scratch(SCRATCH) as folder:
         paths = [folder / name for name in ("train.txt", "valid.txt")]
         for part, (path, size) in enumerate(zip(paths, (cell["text"], 8000), strict=True)):
@@ -143,7 +143,7 @@ def reading(cell: Cell) -> Iterator[Recipe]:
 
 @torch.no_grad()
 def _losses(over: Trial) -> dict[str, float]:
-    """On unseen rows in batches like those of training, by running statistics and by each batch's own."""
+    """Return the loss on unseen rows, batched as in training, with running statistics and with batch statistics."""
     job = over.job
     assert job.valid is not None
     loader, place, batches = over.task.loader(job.valid, job.recipe.batches, 0, job.model), Cursor(), []

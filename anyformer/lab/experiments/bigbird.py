@@ -35,7 +35,7 @@ from anyformer.lab.figures import lines, panels
 from anyformer.lab.stats import power
 
 PATTERNS: dict[str, Pattern] = {"full": Full(), "bigbird": BigBird(block=64, before=1, after=1, globals=2, randoms=3)}
-LONG = 4096  # tokens from which growth is judged: below, a text has few blocks that are not seen
+LONG = 4096  # tokens from which growth is judged: shorter texts have few blocks to skip
 LINEAR, VOCAB = 1.15, 64
 
 
@@ -43,13 +43,14 @@ class Claim(Experiment):
     name = "bigbird"
     number = 10
     claim = "BigBird reads 4,096 tokens and more at a cost linear in their number; full attention is quadratic."
-    idea = """Full attention multiplies all $T^2$ pairs of queries and keys. BigBird cuts the text into blocks of 64; a
-block sees its two neighbours, two global blocks at the beginning, three random blocks, and is seen by as many: a number
-that does not grow, so that $O(T)$ pairs are left, and two layers still join any two tokens by way of a global one. That
-is a claim about pairs; time follows only where a kernel skips what is not seen, 128 × 128 pairs at a time, as
-FlexAttention does on a GPU. A dense kernel with a mask computes all $T^2$ and throws most away: this is what a CPU
-runs. Memory is no reason any more: fused kernels keep no $T \\times T$ table for full attention, either."""
-    prediction = """From 4,096 to 65,536 tokens the pairs in blocks that are seen grow as T^1.15 or slower with BigBird,
+    idea = """Full attention computes scores for all $T^2$ pairs of queries and keys. BigBird cuts the text into blocks
+of 64. Each block sees its two neighbours, two global blocks at the beginning and three random blocks, and is linked to
+by three on average. That number does not grow with $T$, so $O(T)$ pairs are left, and two layers still connect any two
+tokens through a global one. This is a claim about pairs. Time follows only if the kernel skips unseen blocks of 128 ×
+128 pairs, as FlexAttention does on a GPU. A dense kernel with a mask, as on a CPU, computes all $T^2$ scores and
+discards most of them. Memory is no longer a reason: fused kernels store no $T \\times T$ matrix for full attention,
+either."""
+    prediction = """From 4,096 to 65,536 tokens the pairs in visible blocks grow as T^1.15 or slower with BigBird,
 as T^2.0 ± 0.1 in full; on a GPU so do time and memory of BigBird's attention, forward and backward (T^1.15 at most)."""
     parts = ("config/pattern.py", "attention/flex.py", "attention/lower.py", "inspection/cost_rules.py")
     minutes = (0.5, 3, 3)

@@ -36,13 +36,13 @@ ROUNDING = 1e-4  # nats below it
 class Claim(Experiment):
     name = "bigram"
     number = 18
-    claim = "Without a mixer a model is a bigram model: its loss meets the bigram entropy and goes no lower."
-    idea = """Feed-forward layers, norms and residuals act on each vector alone; only the mixer carries anything
-from one token to another. Without it, and without positions, the logits at $t$ are a function $f(x_t)$, and the
-loss of any such function is at least $H(x_{t+1} \\mid x_t) = -\\sum_{a,b} p(a,b) \\log p(b \\mid a)$, with the
-shares $p$ of the pairs in the very text that is read: depth and width cannot go below it. The text is made up: each
-letter depends on the two before it, so there is more to know. A convolution over two letters knows it all, and so
-may attention."""
+    claim = "Without a mixer a model is a bigram model: its loss reaches the bigram entropy and goes no lower."
+    idea = """Feed-forward layers, norms and residuals act on each vector alone; only the mixer moves
+information from one token to another. Without it, and without positions, the logits at $t$ are a function $f(x_t)$,
+and the loss of any such function is at least $H(x_{t+1} \\mid x_t) = -\\sum_{a,b} p(a,b) \\log p(b \\mid a)$, with the
+frequencies $p$ of the pairs in the text that is evaluated: no depth or width goes below it. The text is synthetic:
+each letter depends on the two before it, so a bigram model is not optimal. A convolution over two letters can learn
+the true distribution, and so can attention."""
     prediction = """At each depth the loss on unseen text is within 0.02 nats of its bigram entropy and not below;
 models that read the letter before are below it."""
     parts = ("config/mixer.py", "nn/block.py", "nn/convolution.py")

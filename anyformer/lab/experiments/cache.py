@@ -1,4 +1,4 @@
-"""The key/value cache: what a token costs with it and without, how it grows, and why queries are not in it."""
+"""The key/value cache: the cost of a token with and without it, its growth, and why it holds no queries."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,12 +25,13 @@ class Claim(Experiment):
     name = "cache"
     number = 9
     claim = "A cache of keys and values makes a token n times cheaper after n others, for memory that grows with n."
-    idea = """A decoder that says token $n$ needs $\\mathrm{softmax}(q_n K^\\top/\\sqrt k)\\,V$: one query, but the keys
-and values of all tokens before. These do not change when a token is added, since no token sees a later one; so they are
-computed once and kept: $2 \\cdot \\text{layers} \\cdot n \\cdot d$ numbers. Without them all $n$ tokens go through all
-layers again, $n$ times the FLOPs. With them a token still reads $n$ keys: its cost grows, too, by $4nd$ a layer, which
-is little until $n$ is several $d$. Queries are not kept because nobody asks for them again: of a layer's output at the
-last token the gradient with respect to an earlier token's query is zero, and to its key and its value it is not."""
+    idea = """To generate token $n$ a decoder computes $\\mathrm{softmax}(q_n K^\\top/\\sqrt k)\\,V$: one query, but the
+keys and values of all earlier tokens. These do not change when a token is added, since no token sees a later one. They
+are computed once and stored in the KV cache: $2 \\cdot \\text{layers} \\cdot n \\cdot d$ elements. Without it all $n$
+tokens pass through all layers again, at $n$ times the FLOPs. With it a token still reads $n$ keys: its cost also grows,
+by $4nd$ per layer, which is small until $n$ is several times $d$. Queries are not cached because they are never used
+again: the gradient of a layer's output at the last token is zero with respect to an earlier token's query, and nonzero
+with respect to its key and value."""
     prediction = """FLOPs without the cache over FLOPs with it grow as n^1.0 ± 0.1, the cache's bytes as n^1.0 ± 0.02;
 logits agree to 1e-3; no earlier query matters to the last token, and every earlier key and value does."""
     parts = ("cache/kv_cache.py", "nn/attention.py", "decoding/session.py")
@@ -138,7 +139,7 @@ def _flops(model: Transformer, run: Callable[[], object]) -> int:
 
 @torch.enable_grad()
 def _matter(model: Transformer, ids: Tensor) -> dict[str, int]:
-    """How many earlier tokens' queries, keys and values the last output of their own layer depends on, in any layer."""
+    """Count the earlier tokens whose query, key or value affects the last output of the same layer, in any layer."""
     names = ("q", "k", "v")
     _, seen = run_with_taps(model, [f"decoder.*.mixer.{name}" for name in (*names, "heads")], ids)
     count = dict.fromkeys(names, 0)
@@ -147,6 +148,6 @@ def _matter(model: Transformer, ids: Tensor) -> dict[str, int]:
         last = seen[f"decoder.{layer}.mixer.heads"][:, :, -1]  # [b, h, k]
         slopes = torch.autograd.grad(last.square().sum(), parts, retain_graph=True)
         for name, slope in zip(names, slopes, strict=True):
-            before = slope[0, :, :-1].abs().amax(dim=(0, 2)) > 0  # any head, any number of it
+            before = slope[0, :, :-1].abs().amax(dim=(0, 2)) > 0  # in any head and element
             count[name] = max(count[name], int(before.sum()))
     return count

@@ -1,4 +1,4 @@
-"""A decoder that sees what it is to predict learns to look it up, and nothing else."""
+"""A decoder that sees what it is to predict learns to copy it, and nothing else."""
 
 import math
 from collections.abc import Sequence
@@ -25,12 +25,12 @@ class Claim(Experiment):
     name = "cheating"
     number = 17
     claim = "Trained without the causal mask a decoder cheats: its training loss collapses, and decoding fails."
-    idea = """A decoder is trained on all positions of a row at once: at $t$ it is asked for $x_{t+1}$, which stands
-in the row, one place on. The causal mask, $-\\infty$ on all scores with key $j >$ query $i$, is all that hides it.
-Without the mask a model learns to look one place ahead; its loss falls below the entropy of the text, which no
-honest reader can do, and says nothing any more. When it writes, there is no place ahead to look at. The text here
-is made up, so that its entropy $H$ is known; the second task is sorting digits. Loss *from what came before* is
-measured as in decoding: the model is given $x_1 \\dots x_t$ alone, and asked for $x_{t+1}$."""
+    idea = """A decoder is trained on all positions of a row at once: at $t$ the target is $x_{t+1}$, which is the next
+token of the same row. Only the causal mask, $-\\infty$ on all scores with key $j >$ query $i$, hides it. Without the
+mask a model learns to copy the next token. Its loss falls below the entropy of the text, which is impossible from the
+earlier tokens alone, and no longer measures anything. In decoding there is no next token to copy. The text here is
+synthetic, so that its entropy $H$ is known; the second task is sorting digits. Loss *from what came before* is measured
+as in decoding: the model reads $x_1 \\dots x_t$ alone and predicts $x_{t+1}$."""
     prediction = """Without the mask the training loss on text ends below H/2, with it not below H; from what came
 before the loss is higher by 0.5 nats without the mask; and it sorts less than a fifth of the rows, with the mask
 more than half."""

@@ -28,13 +28,13 @@ class Claim(Experiment):
     number = 1
     claim = "A block has 4d² parameters in attention and 8d² in the feed-forward; scores cost O(T²d), the rest O(Td²)."
     idea = """Attention projects the input to queries, keys and values and the heads' output back: four matrices of
-$d \\times d$. The feed-forward with $f = 4d$ has two of $d \\times 4d$. Each of a sequence's $T$ vectors goes through
-all of them, at two FLOPs a weight: $24Td^2$. The scores $QK^\\top$ and their product with $V$ take $2T^2d$ each.
-So $4T^2d$ overtakes the projections' $8Td^2$ at $T = 2d$, and all $24Td^2$ at $T = 6d$: for short texts the cost
-is linear in $T$, whatever is said of attention. FLOPs are not time: only a product that is large enough to keep the
-machine busy takes as long as its FLOPs say, which on a GPU begins at thousands of tokens."""
+$d \\times d$. The feed-forward with $f = 4d$ has two of $d \\times 4d$. Each of a sequence's $T$ vectors is multiplied
+by all of them, at two FLOPs per weight: $24Td^2$. The matmuls for the scores $QK^\\top$ and for the weighted sum of $V$
+take $2T^2d$ each. So $4T^2d$ overtakes the projections' $8Td^2$ at $T = 2d$, and all $24Td^2$ at $T = 6d$: for short
+texts the total cost is linear in $T$, although attention is called quadratic. FLOPs are not time: time is proportional
+to FLOPs only for matmuls that are large enough to keep the device busy, on a GPU from thousands of tokens."""
     prediction = """Exponents of T: 2.0 ± 0.1 for scores and values, 1.0 ± 0.1 for the rest; crossovers at 2d and 6d.
-On a GPU their seconds grow alike, to ± 0.15, from 16,384 to 131,072 tokens."""
+On a GPU their times have the same exponents, to ± 0.15, from 16,384 to 131,072 tokens."""
     parts = ("nn/attention.py", "nn/feedforward.py", "inspection/count.py")
     minutes = (0.2, 0.5, 1.0)
 
@@ -45,7 +45,7 @@ On a GPU their seconds grow alike, to ± 0.15, from 16,384 to 131,072 tokens."""
         return [{"width": width, "length": n, "timed": n in timed} for n in lengths + timed]
 
     def measure(self, cell: Cell) -> dict[str, Any]:
-        """FLOPs that torch counts while a block runs, by part, beside those that the config predicts; or its time."""
+        """Return the FLOPs of a block by part, counted by torch and predicted from the config, or its time."""
         d, t = cell["width"], cell["length"]
         config = _block(d)
         with torch.device(DEVICE):
@@ -117,13 +117,13 @@ On a GPU their seconds grow alike, to ± 0.15, from 16,384 to 131,072 tokens."""
 
 
 def _parted(results: Sequence[Result]) -> tuple[list[Result], list[Result]]:
-    """Those that were counted, and those that were timed."""
+    """Return the results with counted FLOPs and those with times."""
     return [r for r in results if not r["timed"]], [r for r in results if r["timed"]]
 
 
 @torch.no_grad()
 def _times(feedforward: torch.nn.Module, width: int, length: int, repeats: int = 9) -> dict[str, float]:
-    """In bf16, as a GPU is used."""
+    """Time the parts of a block in bf16."""
     x = torch.randn(1, length, width, device=DEVICE, dtype=torch.bfloat16)
     heads = x.view(1, length, HEADS, -1).transpose(1, 2)
     feedforward.to(x.dtype)
@@ -139,7 +139,7 @@ def _block(width: int) -> ModelConfig:
 
 
 def _crossing(results: Sequence[Result], others: tuple[str, ...]) -> float:
-    """The length at which the fitted lines meet."""
+    """Return the length at which the fitted lines cross."""
     lengths = [r["length"] for r in results]
     scores = power(lengths, [r["scores and values"] for r in results])
     rest = power(lengths, [sum(r[name] for name in others) for r in results])

@@ -1,4 +1,4 @@
-"""Long-range credit: how much of a gradient comes back over a gap, and whether a copy over it is learnt."""
+"""Long-range credit: how much gradient flows back over a gap, and whether a copy over it is learnt."""
 
 import math
 from collections.abc import Sequence
@@ -35,23 +35,24 @@ MIXERS: dict[str, Mixer] = {
     "rnn": Recurrent(cell="rnn"),
     "convolution": Convolution(width=3),
 }
-LETTERS, NOISE = 8, 4  # tokens that must be copied, and those between; one more asks
+LETTERS, NOISE = 8, 4  # tokens to copy, and filler tokens; one more token is the query
 VOCAB = LETTERS + NOISE + 1
-NOTHING = 1e-15  # where a gradient of 0 is drawn
-LEARNT = 0.9  # of the letters copied
+NOTHING = 1e-15  # a gradient of 0 is plotted here
+LEARNT = 0.9  # share of the letters copied
 
 
 class Claim(Experiment):
     name = "credit"
     number = 16
     claim = "Gradients fade over distance in recurrences and end at a convolution's reach; attention bridges the gap."
-    idea = """To learn that what was read $n$ tokens ago matters now, a gradient must come back over these tokens. In
-a recurrence it is a product of $n$ Jacobians, $\\prod_t \\partial h_t / \\partial h_{t-1}$, which shrinks (or grows)
-like $\\lambda^n$; an LSTM has its forget gate for $\\lambda$, $\\sigma(0) = 1/2$ at the beginning, and must learn to
-hold it near 1. Two layers of convolution over $K$ tokens reach $2(K-1)$ tokens back, and no gradient comes from beyond.
-Attention weighs all $n$ tokens directly: at the beginning each gets about $1/n$, a power and no exponential. Here a
-letter is followed by a gap of random signs, then it must be told. Each mixer is given the better of two learning rates;
-what a recurrence does not learn here, more steps or a forget gate that begins open may still teach it."""
+    idea = """To learn that a token $n$ steps back matters now, a gradient must flow back over these $n$ tokens. In a
+recurrence it is multiplied by $n$ Jacobians, $\\prod_t \\partial h_t / \\partial h_{t-1}$, and shrinks (or grows) like
+$\\lambda^n$. In an LSTM $\\lambda$ is the forget gate, $\\sigma(0) = 1/2$ at initialisation, which must learn to stay
+near 1. Two layers of convolution over $K$ tokens reach $2(K-1)$ tokens back, and no gradient comes from beyond.
+Attention weighs all $n$ tokens directly: at initialisation each gets about $1/n$, which decays as a power and not
+exponentially. Here a letter is followed by a gap of random signs, and then the model must output the letter. Each mixer
+uses the better of two learning rates. A recurrence that fails here may still learn the task with more steps or with a
+forget gate that is initialised open."""
     prediction = """At the largest gap attention learns the copy (0.9 or more in all seeds) and tanh RNN and convolution
 are worse (p < 0.05); there the RNN has lost a larger share of its gradient than attention has."""
     parts = ("nn/recurrent.py", "nn/convolution.py", "nn/attention.py")
@@ -151,7 +152,7 @@ def _model(cell: Cell) -> Transformer:
 
 
 def _copies(cell: Cell, rows: int) -> tuple[Tensor, Tensor]:
-    """A letter, the gap, the question; of the question the letter is wanted."""
+    """Return rows of a letter, the gap and the query token, whose target is the letter."""
     letter = torch.randint(LETTERS, (rows, 1), device=DEVICE)
     gap = torch.randint(LETTERS, LETTERS + NOISE, (rows, cell["gap"]), device=DEVICE)
     ids = torch.cat((letter, gap, torch.full_like(letter, VOCAB - 1)), dim=1)
@@ -161,14 +162,14 @@ def _copies(cell: Cell, rows: int) -> tuple[Tensor, Tensor]:
 
 
 def _gradient(model: Transformer, ids: Tensor, wanted: Tensor) -> float:
-    """How strongly the loss at the question depends on the vector of the first token, averaged over rows."""
+    """Return the gradient norm of the loss at the query token for the first embedding, averaged over rows."""
     logits, seen = run_with_taps(model, ["decoder.embed"], ids)
     (slope,) = torch.autograd.grad(mean_token_loss(logits, wanted) * len(ids), seen["decoder.embed"])
     return float(slope[:, 0].norm(dim=-1).mean())
 
 
 def _middle(values: Sequence[float]) -> float:
-    """The geometric mean, for a logarithmic axis."""
+    """Return the geometric mean, for a logarithmic axis."""
     return math.exp(summary([math.log(max(value, NOTHING)) for value in values]).mean)
 
 

@@ -1,4 +1,4 @@
-"""One head and several, where two places must be read at once: who looks where, and does it matter?"""
+"""One head or several for a task that reads two positions at once: which positions each head attends to."""
 
 import math
 from collections.abc import Sequence
@@ -16,24 +16,25 @@ from anyformer.lab.figures import curves, lines, panels
 from anyformer.lab.stats import summary, welch
 from anyformer.nn.model import Transformer
 
-AVERAGING = 0.5  # selectivity up to which a head averages: each of the two places gets a quarter of both or more
-NEAR, FAR = 2, 5  # how far back the two tokens stand that must be told
+AVERAGING = 0.5  # selectivity up to which a head averages: each position gets a quarter of both or more
+NEAR, FAR = 2, 5  # distances of the two tokens that must be predicted
 
 
 class Claim(Experiment):
     name = "diversity"
     number = 15
     claim = "A single head averages; several heads separate."
-    idea = """A head has one distribution over the tokens, so what it returns is one average $\\sum_j p_j v_j$; two
-heads have two. Here each token must tell, in one layer, which pair of tokens stood 2 and 5 places before it: 64 pairs
-of 8 letters. A single head has to divide its weight among both places, $p_2 v_a + p_5 v_b$. The *selectivity*
-$|p_2 - p_5| / (p_2 + p_5)$ of a head is 0 if it averages them and 1 if it takes one alone; the *diversity* is the
-Jensen–Shannon divergence between where two heads look on average, in bits: 0 if at the same places, 1 if at no place
-together. The average is no dead end, though: with $p_2 \\ne p_5$ it still tells which letter stood where, and several
-heads need not separate, for two *different* averages of the same two places can be solved for both."""
-    prediction = """In every seed the selectivity of a single head is at most 0.5 (each place gets at least a quarter
-of what both get), and the mean selectivity of several heads is above 0.5. It does not hold if several heads stay below,
-too, in every seed."""
+    idea = """A head has one distribution over the tokens, so it returns one average $\\sum_j p_j v_j$; two heads return
+two. Here one layer must predict, at each token, the pair of tokens 2 and 5 positions back: 64 pairs of 8 letters. A
+single head has to divide its weight between both positions, $p_2 v_a + p_5 v_b$. The *selectivity*
+$|p_2 - p_5| / (p_2 + p_5)$ of a head is 0 if it averages them and 1 if it reads only one of them. The *diversity* is
+the Jensen–Shannon divergence between the mean attention of two heads, in bits: 0 if they attend to the same positions,
+1 if to disjoint ones. An average can still suffice, though: with $p_2 \\ne p_5$ it determines which letter was at which
+position. And several heads need not separate, because two *different* averages of the same two positions determine
+both."""
+    prediction = """In every seed the selectivity of a single head is at most 0.5 (each position gets at least a
+quarter of their joint weight), and the mean selectivity of several heads is above 0.5. It does not hold if
+several heads are also at most 0.5 in every seed."""
     parts = ("nn/attention.py", "attention/attend.py", "inspection/attention_maps.py")
     minutes = (2, 8, 5)
 
@@ -77,8 +78,8 @@ too, in every seed."""
         )
         numbers = (
             f"selectivity of the single head {summary(single)}, loss {summary(_values(results, 1, 'loss')).mean:.4f}, "
-            f"pairs told {summary(_values(results, 1, 'accuracy')).mean:.0%}; {'; '.join(facts)}; "
-            f"that one head has another loss than the best number of heads: p = {welch(alone, best):.3f}"
+            f"pairs predicted {summary(_values(results, 1, 'accuracy')).mean:.0%}; {'; '.join(facts)}; "
+            f"loss of one head against that of the best number of heads: p = {welch(alone, best):.3f}"
         )
         several = [x for h in counts[1:] for x in _values(results, h, "selectivity")]
         if max(single) > AVERAGING or max(several) <= AVERAGING:
@@ -87,7 +88,7 @@ too, in every seed."""
 
     def table(self, results: Sequence[Result]) -> Rows:
         names = ("selectivity", "diversity", "diversity before", "places", "loss", "accuracy")
-        head = ("heads", "selectivity", "diversity, bits", "at the beginning", "places read", "loss", "pairs told")
+        head = ("heads", "selectivity", "diversity, bits", "at the beginning", "places read", "loss", "pairs predicted")
         counts = sorted({r["heads"] for r in results})
         return [head, *((str(h), *(str(summary(_values(results, h, name))) for name in names)) for h in counts)]
 
@@ -113,7 +114,7 @@ too, in every seed."""
 
 
 def _model(cell: Cell) -> Transformer:
-    """One layer whose heads can choose by distance."""
+    """Return a model of one layer whose heads can attend by distance."""
     block = Block(mixer=Attention(heads=cell["heads"]), feedforward=Plain())
     stack = Stack(depth=1, blocks=(block,), position=T5Bias(), final_norm=LayerNorm())
     config = ModelConfig(
@@ -124,7 +125,7 @@ def _model(cell: Cell) -> Transformer:
 
 
 def _pairs(cell: Cell, rows: int) -> tuple[Tensor, Tensor]:
-    """Rows of letters, and the pair that stood before each; -100 where there is none."""
+    """Return rows of letters and the pair to predict at each; -100 where there is none."""
     x = torch.randint(cell["letters"], (rows, cell["length"]), device=DEVICE)
     pairs = torch.full_like(x, -100)
     pairs[:, FAR:] = x[:, FAR - NEAR : -NEAR] * cell["letters"] + x[:, :-FAR]
@@ -136,7 +137,7 @@ def _heads(model: Transformer, rows: Tensor) -> dict[str, float]:
     weights = attention_maps(model, rows)["decoder"][0][:, :, FAR:]  # [b, h, t, s]
     near, far = (weights.diagonal(FAR - back, dim1=-2, dim2=-1).mean(dim=(0, 2)) for back in (NEAR, FAR))
     entropy = torch.special.entr(weights).sum(dim=-1)
-    mean = weights.mean(dim=0)  # what depends on the place alone
+    mean = weights.mean(dim=0)  # the part that depends on position alone
     apart = [divergence(mean[i], mean[j]) for i in range(len(mean)) for j in range(i)]
     return {
         "selectivity": ((near - far).abs() / (near + far)).mean().item(),
@@ -146,7 +147,7 @@ def _heads(model: Transformer, rows: Tensor) -> dict[str, float]:
 
 
 def divergence(p: Tensor, q: Tensor) -> float:
-    """Jensen and Shannon's, in bits, averaged over rows."""
+    """Return the Jensen–Shannon divergence in bits, averaged over rows."""
     h = [torch.special.entr(x).sum(dim=-1).mean() for x in ((p + q) / 2, p, q)]
     return float(h[0] - (h[1] + h[2]) / 2) / math.log(2)
 

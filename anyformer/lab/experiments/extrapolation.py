@@ -1,4 +1,4 @@
-"""Positions beyond the training length: which schemes still read there."""
+"""Positions beyond the training length: which schemes keep their loss."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,23 +28,23 @@ from anyformer.lab.stats import summary, welch
 from anyformer.lab.trial import Trial, trained
 
 SCHEMES = ("alibi", "t5", "rotary", "sinusoidal", "learned")
-FAR = ("alibi", "t5", "rotary")  # said to go beyond
+FAR = ("alibi", "t5", "rotary")  # claimed to extrapolate
 KEPT = 1.05  # times the loss within the trained length that counts as kept
-LEARNT = 1.25  # times the entropy of the text, within the trained length: who has not learnt to read says nothing
+LEARNT = 1.25  # times the entropy of the text, within the trained length: above it the model has not learnt the task
 
 
 class Claim(Experiment):
     name = "extrapolation"
     number = 8
     claim = "Beyond the training length ALiBi, T5 and rotary keep their loss; sinusoidal and learned positions do not."
-    idea = """A model trained on texts of $L$ tokens meets position $L + 1$ for the first time when it reads a longer
-one. A learned row for it was never trained, and the waves $\\sin(p/10000^{2i/d})$ stand in a way never seen. ALiBi adds
-$-m_h\\,(q - k)$ to the scores: far keys weigh less and less, however many there are. T5 adds a learned number for each
-bucket of distances, the last for all that are far: each of them weighs no more than in training, but a longer text has
-more of them, and together they may drown the near ones. Rotary positions, too, give scores that depend on $q - k$
-alone, but beyond $L$ they turn queries and keys by angles that were never trained. The text is made up: each letter
-depends on the two before it, so that a longer text is no harder, and who has understood it has the same loss at every
-length: the entropy of the chain (dotted)."""
+    idea = """A model trained on texts of $L$ tokens meets position $L + 1$ for the first time in a longer text. A
+learned embedding of that position was never trained, and the sinusoids $\\sin(p/10000^{2i/d})$ take combinations of
+values that never occurred in training. ALiBi adds $-m_h\\,(q - k)$ to the scores: distant keys get less and less
+weight, however many there are. T5 adds a learned bias for each bucket of distances, the last of which holds all large
+distances. Each distant key gets no more weight than in training, but a longer text has more of them, and together they
+may outweigh the near ones. Rotary scores also depend on $q - k$ alone, but beyond $L$ queries and keys are rotated by
+angles that never occurred in training. The text is synthetic: each letter depends on the two before it, so a longer
+text is no harder. A model that has learnt this has the same loss at every length: the entropy of the chain (dotted)."""
     prediction = """The loss in the second half of the longest length is at most 5 % above that of the trained length
 for ALiBi, T5 and rotary, and more for sinusoidal and learned (p < 0.05 each)."""
     parts = ("config/position.py", "attention/position_tables.py")
@@ -62,7 +62,7 @@ for ALiBi, T5 and rotary, and more for sinusoidal and learned (p < 0.05 each).""
 
     def measure(self, cell: Cell) -> dict[str, Any]:
         with spelling(cell, _stack(cell)) as (recipe, _):
-            scaled = io.override(recipe, ["model.target.scale=sqrt_width"])  # or waves of 1 drown the embeddings
+            scaled = io.override(recipe, ["model.target.scale=sqrt_width"])  # else sinusoids outweigh the embeddings
             with trained(scaled) as over:
                 return {"diverged": over.diverged, "losses": _by_length(over, cell), "curve": over.curve}
 
@@ -75,9 +75,9 @@ for ALiBi, T5 and rotary, and more for sinusoidal and learned (p < 0.05 each).""
             learnt = summary(within).mean <= LEARNT * chain(results[0]["letters"], 2, 1, 0)[1]
             kept[scheme] = summary(beyond).mean <= KEPT * summary(within).mean if sure and learnt else None
         ratio = results[0]["longest"] // results[0]["length"]
-        numbers = f"loss up to the trained length and at {ratio} times it: {', '.join(facts)}"
+        numbers = f"loss up to the trained length and at {ratio} times that length: {', '.join(facts)}"
         if better := [s for s in FAR if _better(results, s)]:
-            numbers += f"; there {' and '.join(better)} read better than sinusoidal and learned"
+            numbers += f"; there {' and '.join(better)} have a lower loss than sinusoidal and learned"
         against = [s for s in SCHEMES if kept[s] is (s not in FAR)]
         if against:
             said = [f"{s} {'keeps' if kept[s] else 'loses'}" for s in against]
@@ -108,7 +108,7 @@ def _stack(cell: Cell) -> Stack:
         "t5": T5Bias(max_distance=cell["length"]),  # no bucket that training never fills
         "rotary": Rotary(),
         "sinusoidal": Sinusoidal(),
-        "learned": Learned(length=cell["longest"]),  # the rows beyond stay as they were drawn
+        "learned": Learned(length=cell["longest"]),  # the rows beyond keep their initial values
     }
     block = Block(mixer=Attention(heads=cell["heads"]), feedforward=Plain(width=4 * cell["width"]))
     return Stack(depth=cell["depth"], blocks=(block,), position=positions[cell["scheme"]], final_norm=LayerNorm())
@@ -116,7 +116,7 @@ def _stack(cell: Cell) -> Stack:
 
 @torch.no_grad()
 def _by_length(over: Trial, cell: Cell, tokens: int = 2**15) -> dict[str, float]:
-    """The loss in the second half of texts of each length, up to the longest, on the same new tokens of the chain."""
+    """Return the loss in the second half of texts of each length, on the same unseen tokens of the chain."""
     text, _ = chain(cell["letters"], 2, tokens + 1, seed=0, part=2)
     ids = torch.tensor(over.task.tokenizer.encode(text), device=over.job.device)
     losses = {}
@@ -135,7 +135,7 @@ def _losses(results: Sequence[Result], scheme: str, at: str | int) -> list[float
 
 
 def _better(results: Sequence[Result], scheme: str) -> bool:
-    """Than every scheme that is not said to go beyond, at the longest length."""
+    """Test whether a scheme beats every scheme not claimed to extrapolate, at the longest length."""
     mine = _losses(results, scheme, "longest")
     others = [_losses(results, s, "longest") for s in SCHEMES if s not in FAR]
     return all(summary(mine).mean < summary(x).mean and welch(mine, x) < 0.05 for x in others)

@@ -1,4 +1,4 @@
-"""Teacher forcing and free running: do errors compound, and what do smoothed labels do to what is decoded?"""
+"""Teacher forcing and free running: do errors compound, and do smoothed labels harm decoding?"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ SHOWN = {
     "right free": "words right, free running",
     "rows right": "rows right, free running",
 }
-MARGIN = 0.01  # a smaller difference is none
+MARGIN = 0.01  # smaller differences are ignored
 FORMS = 4  # words of the other language
 VALID = 400  # rows
 
@@ -37,19 +37,18 @@ VALID = 400  # rows
 class Claim(Experiment):
     name = "forcing"
     number = 11
-    claim = (
-        "Fed its own words a model's errors compound; smoothed labels raise perplexity but do not harm what it says."
-    )
-    idea = """In training a decoder reads the right words before each place (teacher forcing); when it writes it reads
-its own. If a word is wrong with chance $\\epsilon$ and spoils all that follow, the $t$-th is right with chance
-$(1-\\epsilon)^t$ instead of $1-\\epsilon$. That takes a target in which words lean on those before them: here
-$y_t = f(x_t, y_{t-1})$ with a random table $f$, which forgets an error where two pasts lead to the same word; beside it
-stands $y_t = f(x_t)$, where an error is an error and nothing more. One source word in twenty is illegible, so there are
-always errors. Label smoothing aims at $1-\\alpha$ for the right word and shares $\\alpha$ among all: even a model that
-knows the answer then pays about $\\alpha$ nats, which perplexity counts and the likeliest word does not."""
-    prediction = """Where words lean on each other, free running loses more of them in the last third of a row than in
-the first, and than where they stand by themselves. With smoothing 0.1 perplexity is higher, and no fewer words are
-right in free running: a difference is more than 0.01, with p < 0.05."""
+    claim = "Fed its own words a model's errors compound; smoothed labels raise perplexity but do not harm decoding."
+    idea = """In training a decoder reads the correct words before each position (teacher forcing); in decoding it reads
+its own (free running). If a word is wrong with probability $\\epsilon$ and makes all later ones wrong, the $t$-th is
+right with probability $(1-\\epsilon)^t$ instead of $1-\\epsilon$. That requires a target in which words depend on
+earlier ones: here $y_t = f(x_t, y_{t-1})$ with a random table $f$, which recovers from an error where two histories
+lead to the same word. It is compared with $y_t = f(x_t)$, where errors cannot propagate. One source word in twenty is
+illegible, so there are always errors. Label smoothing sets the target to $1-\\alpha$ for the right word and spreads
+$\\alpha$ over all words. Even a model that knows the answer then pays about $\\alpha$ nats, which raises perplexity but
+does not change the argmax."""
+    prediction = """Where words depend on each other, free running loses more of them in the last third of a row than
+in the first, and than where they do not. With smoothing 0.1 perplexity is higher, and no fewer words are
+right in free running: differences count above 0.01, with p < 0.05."""
     parts = ("training/objective.py", "decoding/generate.py", "kernels/cross_entropy.py")
     minutes = (2.5, 10, 5)
 
@@ -83,12 +82,12 @@ right in free running: a difference is more than 0.01, with p < 0.05."""
             parts += [is_more(loss[1], loss[0], MARGIN), None if harm is None else not harm]
             shown = [f"{summary(a)} and {summary(b)}" for a, b in (loss, right)]
             facts.append(f"perplexity of words {word} {shown[0]} with smoothing, right in free running {shown[1]}")
-        numbers = f"""where a word leans on the one before, free running loses {summary(early)} of the words in the \
+        numbers = f"""where a word depends on the one before, free running loses {summary(early)} of the words in the \
 first third of a row and {summary(late)} in the last (p = {welch(early, late):.3f}), else {summary(beside)} in the \
 last; {"; ".join(facts)}"""
         least = min(summary(found(results, "right forced", word=word, smoothing=0.0)).mean for word in WORDS)
         if least < 1 - 2 * results[0]["illegible"]:
-            return verdict(None, f"not all that is legible was learnt; {numbers}")
+            return verdict(None, f"the legible words were not all learnt; {numbers}")
         return verdict(all_hold(*parts), numbers)
 
     def table(self, results: Sequence[Result]) -> Rows:
@@ -127,7 +126,7 @@ def _lost(results: Sequence[Result], word: str) -> tuple[list[float], list[float
 
 @contextmanager
 def translating(cell: Cell) -> Iterator[Recipe]:
-    """A small encoder–decoder of a made-up language."""
+    """Return a recipe of a small encoder–decoder for a synthetic language."""
     with scratch(SCRATCH) as folder:
         sides = [f"model.{side}" for side in ("encoder", "decoder")]
         changes = {
@@ -152,7 +151,7 @@ def translating(cell: Cell) -> Iterator[Recipe]:
 
 
 def _written(cell: Cell, part: str, folder: Path) -> str:
-    """Two files of rows, all by the same table."""
+    """Write source and target rows, all translated by the same table."""
     words: int = cell["words"]
     count, seed = (cell["rows"], 1 + cell["seed"]) if part == "train" else (VALID, 0)
     rules = np.random.default_rng(0).integers(FORMS, size=(words, FORMS))
@@ -171,7 +170,7 @@ def _written(cell: Cell, part: str, folder: Path) -> str:
 
 @torch.no_grad()
 def _said(over: Trial) -> dict[str, Any]:
-    """The share of words right at each place, after the right words and after the model's own."""
+    """Return the share of correct words at each position, with teacher forcing and in free running."""
     assert over.job.valid is not None
     task: Any = over.task
     pieces = task.encode(over.job.valid, both_sides=True)

@@ -21,13 +21,13 @@ class Claim(Experiment):
     name = "heads"
     number = 3
     claim = "h heads of width d/h cost the FLOPs of one head of width d, and h times the memory for scores."
-    idea = """Each of $h$ heads projects all $d$ numbers of a token to $k = d/h$ of its own, so that the projections of
-all heads together are still $d \\times d$. A head's scores $Q_iK_i^\\top$ take $2T^2k$ FLOPs, all heads' $2T^2hk =
-2T^2d$: $h$ drops out. But every head has a $T \\times T$ table of its own, $hT^2$ numbers where one head has $T^2$, and
-softmax, mask and dropout, which no FLOP counter sees, go over all of them. A fused kernel never writes these tables to
-memory; then $h$ heads keep as much as one."""
-    prediction = """The same FLOPs and parameters for every h; scores exactly h times as many; what autograd keeps grows
-by hT² with plain matrix products, and hardly with a fused kernel."""
+    idea = """Each of $h$ heads projects all $d$ features of a token to its $k = d/h$, so that the projections of all
+heads together are still $d \\times d$. The scores $Q_iK_i^\\top$ of one head take $2T^2k$ FLOPs, those of all heads
+$2T^2hk = 2T^2d$: $h$ drops out. But every head has a separate $T \\times T$ matrix of scores: $hT^2$ elements where one
+head has $T^2$. Softmax, mask and dropout, which FLOP counters ignore, process all of them. A fused kernel never writes
+these matrices to memory; then $h$ heads and one save equally much for the backward pass."""
+    prediction = """The same FLOPs and parameters for every h; exactly h times the scores; memory that autograd saves
+grows by hT² with separate matmuls, and hardly with a fused kernel."""
     parts = ("nn/attention.py", "attention/attend.py", "inspection/count.py")
     minutes = (0.1, 0.2, 0.5)
 
@@ -65,7 +65,7 @@ by hT² with plain matrix products, and hardly with a fused kernel."""
         return verdict(
             len(flops) == len(parameters) == 1 and times == heads,
             f"{' or '.join(f'{n:,}' for n in sorted(flops))} FLOPs, counted and predicted, for "
-            f"{first['heads']} to {last['heads']} heads; scores {', '.join(f'{n:g}' for n in times)} times as many; "
+            f"{first['heads']} to {last['heads']} heads; scores times {', '.join(f'{n:g}' for n in times)}; "
             f"for the backward pass {last['heads']} heads keep {last['kept_plain'] / first['kept_plain']:.1f} times "
             f"as much as one if scores are stored, {last['kept_fused'] / first['kept_fused']:.2f} times in a fused "
             f"kernel; they take {last['plain'] / first['plain']:.1f} and {last['fused'] / first['fused']:.1f} times "
@@ -98,7 +98,7 @@ by hT² with plain matrix products, and hardly with a fused kernel."""
         kept = {"kept for the backward pass": "kept_plain", "kept by a fused kernel": "kept_fused"}
         lines(left, {label: {r["heads"]: [r[n] / first[n]] for r in results} for label, n in (named | kept).items()})
         left.set(xscale="log", yscale="log", xlabel="heads h, each of width d/h", ylabel="times that of one head")
-        times = {"products for themselves": "plain", "fused kernel": "fused"}
+        times = {"separate matmuls": "plain", "fused kernel": "fused"}
         lines(right, {label: {r["heads"]: [r[n] * 1e3] for r in results} for label, n in times.items()})
         right.set(xscale="log", xlabel="heads h, each of width d/h", ylabel="milliseconds forward")
         right.set_ylim(bottom=0)
@@ -111,7 +111,7 @@ by hT² with plain matrix products, and hardly with a fused kernel."""
 
 
 def _kept(model: Transformer, x: Tensor, backend: Backend) -> int:
-    """Bytes that autograd keeps for the backward pass, weights left out, each storage once."""
+    """Return the bytes that autograd saves for the backward pass, without weights, each storage once."""
     model.backend, own = backend, {p.untyped_storage().data_ptr() for p in model.parameters()}
     seen: dict[int, Tensor] = {}
 

@@ -1,4 +1,4 @@
-"""Mixers compared: how many FLOPs, how many steps that wait for each other, how far it is from token to token."""
+"""Mixers compared: FLOPs, sequential steps, and path length from token to token."""
 
 import bisect
 import itertools
@@ -51,15 +51,15 @@ class Claim(Experiment):
     claim = (
         "Attention costs O(T²d), reads all tokens in one step and joins any two directly; a recurrence takes T steps."
     )
-    idea = """A layer in which tokens read each other has three costs: FLOPs, how many of its operations must wait for
-each other, and the path from one token to another, over which a gradient must come back. Self-attention takes
-$O(T^2d)$ FLOPs for scores and values (beside $8Td^2$ for its projections), one step, path 1; a fully connected layer
-$O(T^2d^2)$, 1, 1, with as many weights; mixing positions alone $O(T^2d)$, 1, 1; a convolution of $K$ tokens
-$O(KTd^2)$, 1, and $T/K$ layers to reach the first token, or $\\log_K T$ if layer $i$ is dilated by $K^i$; a recurrence
-$O(Td^2)$, but $T$ steps, which is its path, too. Steps are measured as the longest chain of matrix products in
-autograd's graph, paths by the first layer at which the last output has a gradient of the first input."""
+    idea = """A layer in which tokens read each other has three costs: FLOPs, the number of sequential operations, and
+the path length from one token to another, over which a gradient must flow back. Self-attention takes $O(T^2d)$ FLOPs
+for scores and values (and $8Td^2$ for its projections), one sequential step, path 1. A fully connected layer takes
+$O(T^2d^2)$, 1, 1, and has $O(T^2d^2)$ weights; mixing positions alone takes $O(T^2d)$, 1, 1. A convolution of $K$
+tokens takes $O(KTd^2)$, 1, and $T/K$ layers to reach the first token, or $\\log_K T$ if layer $i$ is dilated by $K^i$.
+A recurrence takes $O(Td^2)$, but $T$ steps, which is also its path. Steps are measured as the longest chain of matmuls
+in autograd's graph, paths by the first layer whose last output has a gradient with respect to the first input."""
     prediction = """Exponents of T and d in the FLOPs: attention 2 and 1, fully connected 2 and 2, convolution and
-recurrence 1 and 2, all ± 0.1; the chain of products grows with T in the recurrence alone; paths 1, 1, (T-1)/(K-1) and
+recurrence 1 and 2, all ± 0.1; the chain of matmuls grows with T in the recurrence alone; paths 1, 1, (T-1)/(K-1) and
 log_K T layers, T."""
     parts = ("nn/attention.py", "nn/dense.py", "nn/convolution.py", "nn/recurrent.py")
     minutes = (0.3, 1.5, 2)
@@ -122,7 +122,7 @@ log_K T layers, T."""
         last = {r["kind"]: r for r in _by_length(results) if r["length"] == longest}
         paths = ", ".join(f"{kind} {r['path']}" for kind, r in last.items())
         chains = ", ".join(f"{kind} {r['chain']}" for kind, r in last.items())
-        numbers = f"FLOPs grow as {'; '.join(facts)}; at T = {longest} products that wait for each other: {chains}; "
+        numbers = f"FLOPs grow as {'; '.join(facts)}; at T = {longest} sequential matmuls: {chains}; "
         fewer = last["attention"]["flops"] / last["recurrent"]["flops"]
         slower = last["recurrent"]["seconds"] / last["attention"]["seconds"]
         numbers += f"paths: {paths}; the recurrence has {fewer:.0f} times fewer FLOPs and took {slower:.1f} of the time"
@@ -156,7 +156,7 @@ log_K T layers, T."""
         labels = {
             "flops": "FLOPs between tokens",
             "parameters": "parameters",
-            "chain": "products that wait for each other",
+            "chain": "sequential matmuls",
             "path": "path from the first token to the last",
         }
         for axis, (name, label) in zip(axes, labels.items(), strict=True):
@@ -191,7 +191,7 @@ def _model(kind: str, width: int, length: int, kernel: int, depth: int) -> Trans
     config = ModelConfig(width=width, target=Features(size=width), decoder=stack, init=FanIn())
     with torch.device(DEVICE):
         model = Transformer(config).eval()
-    model.backend = "eager"  # every product for itself
+    model.backend = "eager"  # separate matmuls, no fused kernel
     return model
 
 
@@ -214,7 +214,7 @@ def _chain(out: Tensor, read: Tensor) -> int:
 
 
 def _layers_between(kind: str, length: int, kernel: int, width: int = 16) -> int:
-    """The first layer whose last output has a gradient of the first input, in double precision: it is small."""
+    """Return the first layer whose last output depends on the first input; fp64, for the gradient is small."""
     for depth in (2**n for n in itertools.count()):
         model = _model(kind, width, length, kernel, depth).double()
         x = torch.randn(1, length, width, dtype=torch.float64, device=DEVICE).mul_(0.01).requires_grad_()
@@ -231,7 +231,7 @@ def _reaches(out: Tensor, x: Tensor) -> bool:
 
 
 def _width(results: Sequence[Result]) -> int:
-    """That of the longest rows."""
+    """Return the results of the longest rows."""
     return int(max(results, key=lambda r: r["length"])["width"])
 
 

@@ -1,4 +1,4 @@
-"""Little data and much: attention beside a convolution and a recurrence; and what each of them cannot tell apart."""
+"""Little data and much: attention, convolution and recurrence compared, and the symmetry of each."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -40,24 +40,24 @@ MIXERS: dict[str, tuple[Mixer, Position]] = {
 }
 OTHERS = ("convolution", "recurrence")
 CHANGES = {"shift": "shifted", "order": "permuted"}
-CHANCES = np.array([0.6, 0.25, 0.1, 0.05])  # of the letters that may follow
+CHANCES = np.array([0.6, 0.25, 0.1, 0.05])  # probabilities of the letters that may follow
 UNSEEN = 256  # rows
 EXACT = 1e-9  # relative, in fp64
-NOTHING = 1e-17  # as which 0 is drawn
+NOTHING = 1e-17  # an error of 0 is plotted here
 
 
 class Claim(Experiment):
     name = "little_data"
     number = 14
     claim = "With little data attention overfits more than a convolution or a recurrence; with much it does better."
-    idea = """A convolution computes the same function of each neighbourhood, $f(\\text{shift}\\,x) =
-\\text{shift}\\,f(x)$ but for the ends; attention without positions the same of every order, $f(Px) = Pf(x)$ for any
-permutation $P$. What is built in need not be learnt from examples, and cannot be unlearnt: a convolution knows that
-neighbours matter and sees nothing from afar; attention must find out who matters, and may find anybody. Here each
-letter depends on the two before it, which is near, and on the row's first sign, which says by what table and is far.
-All are trained for as many steps, on few rows over and over or on many. Loss on unseen rows at the end is compared; it
-is also watched on the way, as one who stops early would see it."""
-    prediction = """Errors of both equations are rounding alone. On the fewest rows the loss on unseen ones ends higher
+    idea = """A convolution computes the same function of each neighbourhood,
+$f(\\text{shift}\\,x) = \\text{shift}\\,f(x)$ except at the ends. Attention without positions is equivariant to any
+permutation $P$, $f(Px) = Pf(x)$. A built-in symmetry need not be learnt from examples, and cannot be unlearnt. A
+convolution is restricted to neighbours and sees no distant token; attention must learn which tokens matter, and may
+pick any. Here each letter depends on the two before it, which are near, and on the row's first token, which selects the
+table and is far away. All models are trained for the same number of steps, on few rows repeatedly or on many. The final
+loss on unseen rows is compared; its minimum during training, as with early stopping, is also reported."""
+    prediction = """Both equations hold up to rounding. On the fewest rows the final loss on unseen ones is higher
 with attention than with either other mixer, on the most rows lower than with either (p < 0.05)."""
     parts = ("nn/attention.py", "nn/convolution.py", "nn/recurrent.py")
     minutes = (2, 14, 10)
@@ -152,13 +152,13 @@ def _counts(learnt: Sequence[Result]) -> list[int]:
 
 
 def _losses(learnt: Sequence[Result], mixer: str, examples: int) -> str:
-    """At the end and at its lowest on unseen rows, and on those learnt from."""
+    """Return the final and lowest loss on unseen rows, and the loss on training rows."""
     end, best, seen = (summary(found(learnt, n, mixer=mixer, examples=examples)) for n in ("unseen", "best", "seen"))
     return f"{end} ({best.mean:.3f}), {seen.mean:.3f}"
 
 
 def _model(cell: Cell) -> Transformer:
-    """A decoder that says the next letter; to look at symmetry, an encoder."""
+    """Return a decoder that predicts the next letter, or an encoder to measure symmetry."""
     mixer, position = MIXERS[cell["mixer"]]
     block = Block(mixer=mixer, feedforward=Plain(width=2 * cell["width"]))
     stack = Stack(depth=cell["depth"], blocks=(block,), position=position, final_norm=LayerNorm())
@@ -171,7 +171,7 @@ def _model(cell: Cell) -> Transformer:
 
 
 def _rows(cell: Cell, count: int, part: int) -> Tensor:
-    """Each row begins with a key, which says by what table each letter follows the two before."""
+    """Return rows that begin with a key, which selects the table by which a letter follows the two before."""
     letters, keys = cell["letters"], cell["keys"]
     rules, chance = np.random.default_rng(14), np.random.default_rng([14, part])
     tables = np.array([rules.permutation(letters)[:4] for _ in range(keys * letters**2)])
@@ -185,14 +185,14 @@ def _rows(cell: Cell, count: int, part: int) -> Tensor:
 
 
 def _entropy(cell: Cell) -> float:
-    """Of a letter, given all before it and the key; the first two are any."""
+    """Return the entropy of a letter given the key and all letters before it; the first two are uniform."""
     first, after = 2 * np.log(cell["letters"]), -(CHANCES * np.log(CHANCES)).sum() * (cell["length"] - 2)
     return float((first + after) / cell["length"])
 
 
 @torch.no_grad()
 def _errors(cell: Cell) -> dict[str, float]:
-    """How far an untrained encoder is from doing the same with what is shifted, or permuted, relative to its output."""
+    """Return the equivariance error of an untrained encoder to shifts and permutations, relative to its output."""
     model, length = _model(cell).double(), 4 * cell["length"]
     x = torch.randint(cell["letters"], (8, length), device=DEVICE)
     ends = slice(cell["length"], -cell["length"])  # beyond which no convolution here reads over an end

@@ -23,12 +23,13 @@ class Claim(Experiment):
     name = "norms"
     number = 5
     claim = "Without the block norms small models still learn, more slowly; without residuals deep ones do not learn."
-    idea = """A block computes $x \\leftarrow x + F(N(x))$. The norm $N$ keeps what a sublayer reads at one size,
-whatever has been added up before it; without it the stream may grow from layer to layer, which two layers bear and
-many do not. The residual $x\\,+$ leaves the gradient a way past $F$: $\\partial(x + F)/\\partial x = 1 + F'$, and a
-product of many such factors has a term 1. Without it only the product of all $F'$ is left, and each attention layer
-makes the vectors of a row more alike, until nothing tells them apart (Dong et al. 2021). Each variant is trained at
-several rates and judged by its best, so that a rate that suits one of them proves nothing."""
+    idea = """A block computes $x \\leftarrow x + F(N(x))$. The norm $N$ keeps the input of a sublayer at one scale,
+whatever has been added to the residual stream before. Without it the stream may grow from layer to layer, which two
+layers tolerate and many do not. The residual $x\\,+$ gives the gradient a path around $F$:
+$\\partial(x + F)/\\partial x = 1 + F'$, and many such factors multiplied contain a term 1. Without it only $\\prod F'$
+is left, and each attention layer makes the vectors of a row more similar, until they are indistinguishable (Dong et al.
+2021). Each variant is trained at several learning rates and judged at its best, so that the choice of rate favours
+none."""
     prediction = """At two layers the model without norms ends below 1 nat per token, and its loss averaged over
 training is higher (p < 0.05). The deep one without residuals ends above 1 nat at each rate, and learns with them."""
     parts = ("nn/block.py", "nn/norm.py", "config/block.py")
@@ -46,7 +47,7 @@ training is higher (p < 0.05). The deep one without residuals ends above 1 nat a
             for depth in depths
             for variant in VARIANTS
             for lr in rates
-            for seed in range(2 * seeds if depth == depths[0] else seeds)  # where a small difference is looked for
+            for seed in range(2 * seeds if depth == depths[0] else seeds)  # more seeds to detect a small difference
         ]
 
     def measure(self, cell: Cell) -> dict[str, Any]:
@@ -96,7 +97,7 @@ training is higher (p < 0.05). The deep one without residuals ends above 1 nat a
 
 
 def learnt(losses: Sequence[float]) -> bool | None:
-    """Whether all seeds did; None: some."""
+    """Return True if all seeds learnt, False if none did, None otherwise."""
     return True if max(losses) < LEARNT else False if min(losses) >= LEARNT else None
 
 
@@ -105,7 +106,7 @@ def _depths(results: Sequence[Result]) -> list[int]:
 
 
 def _rate(results: Sequence[Result], depth: int, variant: str) -> float:
-    """The rate that suits a variant best."""
+    """Return the best learning rate of a variant."""
     rates = sorted({r["lr"] for r in results})
     return float(min(rates, key=lambda lr: summary(found(results, "final", depth=depth, variant=variant, lr=lr)).mean))
 

@@ -1,4 +1,4 @@
-"""Order: who needs it, where it comes from, and how large it stands beside the tokens."""
+"""Positions: which tasks need them, where order comes from, and their scale relative to the tokens."""
 
 import math
 from collections import Counter
@@ -52,16 +52,16 @@ class Claim(Experiment):
     name = "positions"
     number = 6
     claim = "Copying and reversing need positions, sorting does not; a causal mask gives some away; tokens are needed."
-    idea = """Attention is a sum over keys, $\\sum_j w_{ij} v_j$, whatever their order: an *encoder* without
-positions makes of a permuted row the same vectors, permuted, and a decoder that reads them by cross-attention knows
-which digits there are, but not in which order. A row of $n$ digits of which $c_a$ are $a$ then stands for
-$n!/\\prod_a c_a!$ rows that it cannot tell apart, and a copy costs at least the logarithm of that number, the
-*blind* loss; sorting costs nothing. A *causal decoder* that reads row and answer as one is another case: token 1
-sees one token, token 2 two, so the mask itself tells them apart, if training finds that out. Tokens are added to
-positions, so their scale matters; at scale 0 nothing is left but positions, and at a large one the positions drown."""
+    idea = """Attention is a sum over keys, $\\sum_j w_{ij} v_j$, independent of their order. An *encoder* without
+positions maps a permuted row to the same vectors, permuted. A decoder that reads them by cross-attention has access to
+which digits occur, but not to their order. A row of $n$ digits of which $c_a$ are $a$ is then indistinguishable from
+$n!/\\prod_a c_a!$ rows in all, and a copy costs at least the logarithm of that number, the *blind* loss; sorting costs
+nothing. A *causal decoder* that reads input and answer as one sequence differs: token 1 sees one token, token 2 two, so
+the mask itself distinguishes them, if training makes use of it. Token embeddings are added to positions, so their scale
+matters: at scale 0 only positions are left, and a large scale drowns the positions."""
     prediction = """Encoder: without positions copies and reversals stay at the blind loss or above and sorting is
 learnt by half of the rows or more; with positions so are copies and reversals. Decoder: without positions some of
-the blind loss is gained. At scale 0 no task is learnt."""
+the blind loss is recovered. At scale 0 no task is learnt."""
     parts = ("config/position.py", "attention/position_tables.py", "attention/layout.py", "nn/inputs.py")
     minutes = (4, 15, 6)
 
@@ -162,7 +162,7 @@ def _recipe(cell: Cell) -> Recipe:
         )
 
     rest: dict[str, Any] = {"width": width, "target": tokens, "head": LM(), "init": Xavier()}
-    if cell["reader"] == "encoder":  # the decoder always knows where it is
+    if cell["reader"] == "encoder":  # the decoder always has positions
         decoder = stack(Sinusoidal(), cross=Attention(heads=4))
         model = ModelConfig(source=tokens, encoder=stack(position), decoder=decoder, **rest)
     else:
@@ -189,10 +189,10 @@ def _recipe(cell: Cell) -> Recipe:
 
 
 def blind(rows: Read) -> float:
-    """The least mean loss of a copy, nats per token, for a reader who knows the digits and not their order."""
+    """Return the lowest mean loss of a copy, nats per token, given the digits without their order."""
     sources = [text.split() for text in rows.columns["source"]]
     ways = (math.lgamma(len(row) + 1) - sum(math.lgamma(n + 1) for n in Counter(row).values()) for row in sources)
-    return sum(ways) / sum(len(row) + 1 for row in sources)  # and <eos>, which may be known
+    return sum(ways) / sum(len(row) + 1 for row in sources)  # including <eos>, which can be predicted
 
 
 def _setting(result: Result) -> tuple[str, str, str, float]:

@@ -1,4 +1,4 @@
-"""Scores without 1/sqrt(k): how far they spread, what softmax makes of them, and what training suffers."""
+"""Scores without 1/sqrt(k): their variance, the entropy of softmax, and the loss of training."""
 
 import math
 from collections.abc import Sequence
@@ -30,15 +30,15 @@ class Claim(Experiment):
     name = "scale"
     number = 4
     claim = "Without 1/sqrt(k) training suffers, the more so for large k."
-    idea = """If the $k$ numbers of a query and of a key are independent with mean 0 and variance 1, their product
-$q \\cdot k$ has variance $k$. Softmax of numbers so far apart is nearly 1 at one place, and its slope
-$p_i(\\delta_{ij} - p_j)$ nearly 0: what attention looks at is chosen by chance and hard to unlearn. (Where some slope
-is left, the gradient of $Q$ and $K$ is not small at all: it misses the factor, too.) Divided by
-$\\sqrt k$ the variance is 1 at any width. The premise is a matter of initialisation: weights of variance $1/d$ behind a
-layer norm fulfil it (*unit*), GPT-2's of 0.02 are far smaller (*small*), and scores begin near 0 either way. But the
-factor acts on learning, too: each step of Adam moves every weight as far, and scores by a sum over $k$ of them, so
-that without the factor attention learns at a rate $\\sqrt k$ times higher than the rest. Hence several learning rates
-are tried, and each side is given its best."""
+    idea = """If the $k$ elements of a query and of a key are independent with mean 0 and variance 1, their dot product
+$q \\cdot k$ has variance $k$. Softmax of values so far apart is nearly 1 at one position, and its derivative
+$p_i(\\delta_{ij} - p_j)$ is nearly 0: the attended position is random and hard to unlearn. (Where the derivative is not
+yet 0, the gradient of $Q$ and $K$ is not small at all: it lacks the factor, too.) Divided by $\\sqrt k$ the variance is
+1 at any width. The premise depends on initialisation: weights of variance $1/d$ after a layer norm satisfy it (*unit*);
+GPT-2's of 0.02 are far smaller (*small*), and scores start near 0 either way. But the factor also affects learning:
+each step of Adam moves every weight by the same amount, and a score by a sum over $k$ of them, so that without the
+factor attention learns at a rate $\\sqrt k$ times higher than the rest. Hence several learning rates are tried, and
+each side is judged at its best."""
     prediction = """At unit initialisation: variance of scores k (exponent 1.0 ± 0.15) without the factor and 1 with
 it; the entropy of softmax falls with k; the final loss is higher without it (p < 0.05) at the largest k, and by
 more than at the smallest."""
@@ -141,7 +141,7 @@ more than at the smallest."""
 
 
 def _beginning(model: Transformer, ids: Tensor) -> dict[str, float]:
-    """Scores, weights and gradients of the first layer, averaged over its heads and queries."""
+    """Return statistics of scores, weights and gradients of the first layer, averaged over heads and queries."""
     logits, seen = run_with_taps(model, ["decoder.0.mixer.*"], ids)
     mixer = next(m for m in model.modules() if isinstance(m, MultiHeadAttention))
     q, k, weights = (seen[f"decoder.0.mixer.{name}"] for name in ("q", "k", "weights"))
@@ -164,7 +164,7 @@ def _values(results: Sequence[Result], part: str, init: str, k: int, scale: str,
 
 
 def _best(results: Sequence[Result], init: str, k: int, scale: str) -> list[float]:
-    """The losses of all seeds at the learning rate that suits best."""
+    """Return the losses of all seeds at the best learning rate."""
     rates = {r["lr"] for r in results if r["part"] == "training"}
     each = [
         _values([r for r in results if r.cell.get("lr") == rate], "training", init, k, scale, "loss") for rate in rates

@@ -18,7 +18,7 @@ from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.model import Transformer
 
 MIXER = "model.decoder.blocks.0.mixer"
-BY_DISTANCE = "{kind='t5', buckets=64, max_distance=128, shared=false}"  # a number for each distance below 32
+BY_DISTANCE = "{kind='t5', buckets=64, max_distance=128, shared=false}"  # one bias for each distance below 32
 
 # what each changes in the recipe; what it changes in the model is in `begin`
 VARIANTS: dict[str, list[str]] = {
@@ -42,10 +42,11 @@ class Claim(Experiment):
     claim = "With one projection, ReLU for softmax, random attention or no output projection a model still sorts."
     idea = """Attention is $\\mathrm{softmax}(QK^\\top/\\sqrt k)\\,V$ in several heads, mixed by $W_O$. How much of it
 is needed? *Query only*: one projection serves as $Q$, $K$ and $V$. *ReLU*: $\\mathrm{relu}(QK^\\top/\\sqrt k)/n$ over
-$n$ visible keys. *Random scores*: the projections to $Q$ and $K$ stay as they were drawn, the rest learns. *Random
-fixed*: the weights do not see the tokens at all, each head has drawn one number for each distance, for good. *No
-output*: the heads side by side, without $W_O$. *Slices projected*: head $i$ projects the $i$-th part of the embedding,
-not all of it; *slices*: it takes that part as it is. Without a mixer a token knows nothing of the others: the floor."""
+$n$ visible keys. *Random scores*: the projections to $Q$ and $K$ stay at their random initialisation, the rest is
+trained. *Random fixed*: the weights do not depend on the tokens at all; each head has one fixed random score per
+distance. *No output*: the heads are concatenated, without $W_O$. *Slices projected*: head $i$ projects the $i$-th slice
+of the embedding, not all of it; *slices*: it uses that slice unprojected. Without a mixer a token has no access to the
+others: the lower bound."""
     prediction = "Each of the five sorts at least half of the unseen rows without a mistake, in every seed."
     parts = ("nn/attention.py", "attention/attend.py", "config/mixer.py")
     minutes = (4, 15, 4)
@@ -61,7 +62,7 @@ not all of it; *slices*: it takes that part as it is. Without a mixer a token kn
         return [{"variant": v, **model, **task, "seed": s} for v in VARIANTS for s in range(seeds)]
 
     def measure(self, cell: Cell) -> dict[str, Any]:
-        still = "train.optimizer.weight_decay=0.0"  # it would move what is held
+        still = "train.optimizer.weight_decay=0.0"  # weight decay would change the frozen weights
         return trial(sorting(cell, [still, *VARIANTS[cell["variant"]]]), begin(cell["variant"]))
 
     def judge(self, results: Sequence[Result]) -> Verdict:
@@ -71,7 +72,7 @@ not all of it; *slices*: it takes that part as it is. Without a mixer a token kn
         also = ", ".join(f"{v} {_told(_sorted(results, v), whole)}" for v in VARIANTS if v not in ("full", *CLAIMED))
         numbers = f"rows sorted by full attention {summary(whole)}; {facts}; beside the claim: {also}"
         if min(whole) < LEARNT or max(_sorted(results, "no mixer")) >= LEARNT:
-            return verdict(None, f"this training does not tell a mixer from none; {numbers}")
+            return verdict(None, f"this training does not separate a mixer from none; {numbers}")
         if lost := [v for v in CLAIMED if max(each[v]) < LEARNT]:
             return verdict(False, f"{' and '.join(lost)} did not learn it; {numbers}")
         return verdict(None if any(min(x) < LEARNT for x in each.values()) else True, numbers)
@@ -99,7 +100,7 @@ not all of it; *slices*: it takes that part as it is. Without a mixer a token kn
 
 
 def begin(variant: str) -> Callable[[Transformer], None]:
-    """What a variant changes in the model before it learns."""
+    """Modify the initial model of a variant."""
 
     @torch.no_grad()
     def change(model: Transformer) -> None:
@@ -128,7 +129,7 @@ def _restrain(attention: MultiHeadAttention, variant: str) -> None:
         case "slices projected":
             slices = torch.block_diag(*[torch.ones(d // attention.heads, d // attention.heads)] * attention.heads)
             learns = slices.repeat(3, 1).to(weight)
-            weight.mul_(learns * math.sqrt(attention.heads))  # as large as if drawn for so few inputs
+            weight.mul_(learns * math.sqrt(attention.heads))  # the scale of an initialisation for the smaller fan-in
             _hold(weight, learns)
         case "slices":
             weight.copy_(torch.eye(d))
@@ -136,7 +137,7 @@ def _restrain(attention: MultiHeadAttention, variant: str) -> None:
 
 
 def _hold(parameter: Tensor, learns: Tensor) -> None:
-    """Only those numbers of a parameter learn that are 1 there."""
+    """Train only the elements of a parameter whose mask is 1."""
     parameter.register_hook(lambda gradient: gradient * learns)
 
 
@@ -145,7 +146,7 @@ def _of(results: Sequence[Result], variant: str) -> list[Result]:
 
 
 def _sorted(results: Sequence[Result], variant: str) -> list[float]:
-    """The share of rows that each seed sorted; none where it diverged."""
+    """Return the share of rows that each seed sorted; 0 where it diverged."""
     return [0.0 if r["diverged"] else r["exact_match"] for r in results if r["variant"] == variant]
 
 

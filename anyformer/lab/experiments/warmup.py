@@ -1,4 +1,4 @@
-"""Post-norm and the first steps: who needs a warm-up."""
+"""Post-norm and pre-norm in the first steps: which one needs a warm-up."""
 
 import math
 from collections.abc import Sequence
@@ -23,14 +23,14 @@ class Claim(Experiment):
     name = "warmup"
     number = 7
     claim = "At rates at which deep pre-norm models learn from the first step, post-norm models need a warm-up."
-    idea = """The Transformer of 2017 norms after each sum, $x \\leftarrow N(x + F(x))$; today's norm what a
-sublayer reads, $x \\leftarrow x + F(N(x))$. With pre-norm the gradient finds a way past all sublayers, and at the
-beginning is about as large in every layer. With post-norm it goes through all the norms, each of which shrinks it:
-it is large in the last layers and small in the first, and Adam's first steps, as large as all others, wreck the
-last layers before the first have begun to learn (Xiong et al. 2020). A warm-up raises the rate from 0 over some
-steps: $\\eta_t = \\eta \\min(1, t/w)$. The claim is often told without the rate; at a small enough one post-norm,
-too, learns without a warm-up."""
-    prediction = """At one of the rates at which pre-norm loses less than 0.3 nats for want of a warm-up, post-norm
+    idea = """The Transformer of 2017 normalises after each residual sum, $x \\leftarrow N(x + F(x))$; current models
+normalise the input of a sublayer, $x \\leftarrow x + F(N(x))$. With pre-norm the gradient has a path around all
+sublayers, and at initialisation is about equally large in every layer. With post-norm it passes through all the norms,
+each of which shrinks it: it is large in the last layers and small in the first. Adam's first steps, as large as all
+others, damage the last layers before the first have begun to learn (Xiong et al. 2020). A warm-up raises the rate from
+0 over some steps: $\\eta_t = \\eta \\min(1, t/w)$. The claim is often made without naming the rate; at a small enough
+rate post-norm, too, learns without a warm-up."""
+    prediction = """At one of the rates at which pre-norm loses less than 0.3 nats without a warm-up, post-norm
 without one ends at least 0.3 nats above post-norm with one (p < 0.05); at initialisation the gradient grows towards
 the last layers with post-norm."""
     parts = ("nn/block.py", "training/schedule.py")
@@ -116,7 +116,7 @@ the last layers with post-norm."""
 
 
 def _gradients(model: Transformer) -> list[float]:
-    """The norm of the gradient of each layer, at random rows."""
+    """Return the gradient norm of each layer on random rows."""
     ids = torch.randint(model.config.vocab, (32, 16), device=next(model.parameters()).device)
     F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten()).backward()
     assert model.decoder is not None
@@ -133,7 +133,7 @@ def _warmups(results: Sequence[Result]) -> list[int]:
 
 
 def _without_and_with(results: Sequence[Result], lr: float, placement: str) -> list[list[float]]:
-    """The last losses of all seeds."""
+    """Return the last losses of all seeds."""
     return [found(results, "final", lr=lr, placement=placement, warmup=warmup) for warmup in _warmups(results)]
 
 
@@ -143,5 +143,5 @@ def _by_layer(results: Sequence[Result], placement: str) -> dict[float, list[flo
 
 
 def _growth(results: Sequence[Result], placement: str) -> float:
-    """The gradient of the last layer beside that of the first."""
+    """Return the ratio of the gradient norms of the last and the first layer."""
     return summary([row[-1] / row[0] for row in found(results, "gradients", placement=placement)]).mean
