@@ -9,7 +9,7 @@ layout           Positions, segments and marks of tokens, and who sees whom: the
 lower            From a pattern and two layouts to the mask that the chosen kernel takes
 lowered          The lowered mask: Dense, FewQueries, Blocks or Documents
 padding          rows of ids of unequal length as one padded tensor
-position_tables  Position schemes as modules with their learned tables
+position_module  Position schemes as modules with their learned tables
 scores           Attention scores, cap(q kᵀ · scale)
 varlen           Attention over concatenated documents without a mask
 """

@@ -9,7 +9,7 @@ from anyformer.attention.choose import Requirements, choose, without_mask
 from anyformer.attention.flex import lower_blocks
 from anyformer.attention.layout import Layout, Role, sees
 from anyformer.attention.lowered import Dense, FewQueries, Lowered, Relation
-from anyformer.attention.position_tables import Positions
+from anyformer.attention.position_module import Positions
 from anyformer.attention.varlen import lower_documents
 from anyformer.config import Pattern
 from anyformer.kernels.runtime import Runtime

@@ -14,6 +14,7 @@ from anyformer.attention.layout import Layout, check, real, segment_positions
 from anyformer.cache.layer_cache import LayerCache, Sizes, copy_into
 from anyformer.cache.ring import Ring, Slots, Step
 from anyformer.conventions import PADDING, SEER
+from anyformer.kernels.private import zero_all
 from anyformer.kernels.reorder_rows import can_reorder_in_groups, reorder_in_groups
 
 CacheKind = Literal["auto", "static", "int8"]
@@ -175,7 +176,7 @@ class Cache:
 
     def reset(self) -> None:
         """Empty the cache at the same addresses; the source stays until another replaces it."""
-        torch._foreach_zero_([x for layer in self.layers for x in layer.own()])  # NaN in an unused slot would spread
+        zero_all([x for layer in self.layers for x in layer.own()])  # NaN in an unused slot would spread
         for x in (self.length, self.positions, self.segment, self.following):
             x.zero_()
         self.segments.fill_(PADDING)

@@ -84,7 +84,7 @@ class Past(NamedTuple):
 
 
 class LayerMemory:
-    """Segment memory of one layer in one run of its block."""
+    """Segment memory of one layer in one call: the old tokens that it reads, and the new ones that it stores."""
 
     def __init__(self, old: Tensor):
         self.old = old

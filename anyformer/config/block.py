@@ -138,5 +138,5 @@ class Stack(Spec):
 
     @property
     def limit(self) -> int | None:
-        """How many positions exist, or None when there is no end."""
+        """Maximum number of positions, or None if there is no limit."""
         return self.ends[0][0] if self.ends else None

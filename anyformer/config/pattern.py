@@ -33,7 +33,7 @@ class Span(NamedTuple):
 
 
 class Rule(Spec):
-    """The hooks, with a meaning that is right for any pattern."""
+    """Base of patterns: hooks with defaults that are safe for any pattern."""
 
     kind: str
 
@@ -54,45 +54,46 @@ class Rule(Spec):
 
     @property
     def limit(self) -> int | None:
-        """How many positions exist, or None when there is no end."""
+        """Maximum number of positions, or None if there is no limit."""
         return None
 
     @property
     def reach(self) -> int | None:
-        """How many positions back any query sees, where that ends and none looks ahead: what a cache must keep."""
+        """Largest distance back that any query sees, if bounded and none looks ahead: the size of a ring cache."""
         return None
 
     @property
     def tile(self) -> int:
-        """Tokens in a block of the kernels that skip whole blocks: as many as follow the pattern's own blocks."""
+        """Block size, in tokens, for kernels that skip blocks; it follows the blocks of the pattern."""
         return LARGE
 
     def towards(self, ahead: bool) -> Self:
-        """The pattern with its direction, where that was left open."""
+        """Return the pattern with its direction set, if it was left open."""
         return self
 
     def about(self, positions: "Tensor") -> "Tensor | None":
-        """[..., n] facts about each token that are costly to find out once for each pair."""
+        """Return per-token features [..., n], computed once rather than for each query–key pair."""
         return None
 
     def sees(self, q: "Tensor", k: "Tensor", of_q: About | None = None, of_k: About | None = None) -> "Tensor":
         """The definition: whether a query at position q may read a key at position k (broadcast).
 
-        `of_q(i)` and `of_k(i)` give the i-th fact `about` the two, where that was found out before.
+        `of_q(i)` and `of_k(i)` return the i-th feature of `about`, if it was computed before.
         """
         raise NotImplementedError
 
     def meets(self, q: Span, k: Span) -> "Tensor":
-        """Return whether any query of a span may see any key of another; False is always right."""
+        """Return whether any query of a span may see any key of another. May return True wrongly, never False."""
         return (q.low == q.low) & (k.low == k.low)
 
     def covers(self, q: Span, k: Span) -> "Tensor":
-        """Return whether all queries of a span see all keys of another; True is always right."""
+        """Return whether all queries of a span see all keys of another. May return False wrongly, never True."""
         return (q.low != q.low) & (k.low != k.low)
 
 
 class Open(Rule):
-    """A pattern that is the same for encoder and decoder."""
+    """Base of patterns whose direction may be left open: `ahead = None` sees later keys in an encoder and in
+    cross-attention, not in a decoder."""
 
     ahead: Flag | None = None  # None: in an encoder and across; not in a decoder, which must not see what it predicts
 

@@ -225,13 +225,13 @@ class Rotary(Scheme):
     scaling: RotaryScaling = NoScaling()
 
     def rotated(self, key_width: int) -> int:
-        """How many of the head's numbers turn."""
+        """Return the number of rotated dimensions of a head."""
         return int(key_width * self.fraction)
 
     def faults(self, key_width: int) -> Iterator[Fault]:
         if (width := self.rotated(key_width)) % 2 or not width:
             part = f"{self.fraction:g} of key_width = {key_width}" if self.fraction != 1 else "key_width"
-            yield Fault("", f"rotary turns pairs, and {part} is {width}: it must be even and at least 2")
+            yield Fault("", f"rotary rotates pairs, and {part} is {width}: it must be even and at least 2")
         elif isinstance(self.scaling, NTKScaling) and width == 2:
             yield Fault("scaling", "NTK scaling needs more than one rotated pair")
         if isinstance(self.scaling, Llama3Scaling) and self.scaling.low_frequency >= self.scaling.high_frequency:

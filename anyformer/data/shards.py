@@ -179,7 +179,7 @@ class Corpus:
             raise wrong(self.folder, f"the shards {what}")
 
     def verify(self) -> None:
-        """Read all files, and name those that differ from what was written."""
+        """Raise a `ConfigError` that names the shard files whose SHA-256 differs from the index."""
         damaged = [shard.file for shard in self.index.shards if file_digest(self.folder / shard.file) != shard.sha256]
         if damaged:
             what = "is not the file that was written: it was changed or swapped"
@@ -187,7 +187,7 @@ class Corpus:
 
 
 def open_shards(source: Shards, data: Data) -> Corpus:
-    """The tokens that a source names."""
+    """Open the token shards of a source."""
     try:
         corpus = Corpus(locate(source.path, data), source.start, source.stop)
         if not len(corpus):

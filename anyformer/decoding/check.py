@@ -17,7 +17,7 @@ def integer_faults(name: str, value: object, least: int) -> list[Fault]:
 
 
 def parse_ids(name: str, ids: object, vocab: int | None) -> tuple[tuple[int, ...], list[Fault]]:
-    """Return token ids as a tuple, and a fault for each wrong one."""
+    """Return ids as a tuple, and the faults: the first value that is no integer, or every id outside the vocabulary."""
     values = ids.tolist() if isinstance(ids, Tensor) and ids.dim() == 1 else ids
     if not isinstance(values, Sequence) or isinstance(values, str):
         return (), [Fault(name, f"= {ids!r}: must be a list of ids")]

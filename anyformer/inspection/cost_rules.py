@@ -107,7 +107,7 @@ def side_costs(
     shared = side == "decoder" and config.tie in ("inputs", "all")
     inner = read.inner_width(d) if isinstance(read, Tokens) else d
     yield f"{name} embeddings", 1, _input(read, d, b, t, own_table=not shared)
-    yield f"{side} positions", 1, Cost(_position_tables(stack, layers, d, inner))
+    yield f"{side} positions", 1, Cost(_position_module(stack, layers, d, inner))
 
     costs: dict[str, tuple[int, Cost]] = {}
     for group in layers:
@@ -190,7 +190,7 @@ def _spelling(spec: Spelling, inner: int, rows: int) -> Cost:
             assert_never(spec)
 
 
-def _position_tables(stack: Stack, layers: list[Layers], d: int, inner: int) -> int:
+def _position_module(stack: Stack, layers: list[Layers], d: int, inner: int) -> int:
     """Count position tables: one set for the embeddings, one per scheme and number of heads, or one per layer."""
     tables: dict[tuple[Position, int], int] = {}  # how many of each scheme and number of heads
     for group in layers:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from anyformer.attention.choose import biases
-from anyformer.attention.position_tables import Positions
+from anyformer.attention.position_module import Positions
 from anyformer.config import Scheme, Side
 from anyformer.inspection.sublayers import attentions, stacks_of
 from anyformer.nn.model import Transformer

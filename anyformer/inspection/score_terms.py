@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from anyformer.attention.position_tables import Positions
+from anyformer.attention.position_module import Positions
 from anyformer.config import Scheme, Side
 from anyformer.inspection.sublayers import attention_at, refuse_state, stacks_of
 from anyformer.inspection.taps import run_with_taps

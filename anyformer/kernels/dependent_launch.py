@@ -9,18 +9,17 @@ cache found other tokens (H200, torch 2.11; the code of 2.13 is the same).
 from functools import cache
 from typing import Any
 
+from anyformer.kernels.private import inductor_kernels
+
 
 @cache
 def repair_inductor() -> bool:
     """Make Inductor compare both names, and return whether that was possible: if not, leave PDL off."""
-    try:
-        from torch._inductor.codegen import triton
-        from torch._inductor.virtualized import V
-
-        kernel: Any = triton.TritonKernel
-        before_access = kernel._handle_pdl_before_access
-    except (ImportError, AttributeError):
+    inductor = inductor_kernels()
+    before_access = None if inductor is None else getattr(inductor[0], "_handle_pdl_before_access", None)
+    if inductor is None or before_access is None:
         return False
+    kernel, V = inductor
 
     def with_both_names(self: Any, wait_buffer: Any, *names: str, consider_reads: bool = False) -> None:
         scheduler: Any = V.graph.scheduler

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from anyformer.kernels.private import has_reordered_linear, reorder_weight, reordered_linear
+
 MIN_WEIGHTS = 1 << 18  # for smaller matrices the call from Python takes longer
 MAX_COPY_BYTES = 1 << 31  # of all copies; further weights are not prepacked
 
@@ -32,7 +34,7 @@ class PrepackedWeights:
             return None
         if copy is None or old != version:
             self._left -= weight.nbytes if copy is None else 0
-            copy = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+            copy = reorder_weight(weight.detach())
             self._copies[key] = version, copy
         return copy
 
@@ -59,7 +61,7 @@ def use_prepacked(packed: PrepackedWeights, rows: int) -> Iterator[None]:
 @cache
 def prepacking_pays() -> bool:
     """Whether torch runs linear layers on oneDNN with the Arm Compute Library."""
-    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_acl_supported())
+    return has_reordered_linear()
 
 
 def can_use_prepacked(x: Tensor, weight: Tensor) -> bool:
@@ -80,8 +82,7 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     copy = None if _here.packed is None else _here.packed.find(weight)
     if copy is None:
         return F.linear(x, weight, bias)
-    found: Tensor = torch.ops.mkldnn._linear_pointwise(x, copy, bias, "none", [], "")
-    return found
+    return reordered_linear(x, copy, bias)
 
 
 def _like(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

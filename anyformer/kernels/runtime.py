@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from anyformer.kernels.private import functorch_is_active
+
 HALF = (torch.bfloat16, torch.float16)
 HAS_TRITON = find_spec("triton") is not None  # a torch without CUDA comes without it
 
@@ -17,7 +19,7 @@ def in_compiled_half_step(x: Tensor) -> bool:
     False under torch.func: the custom ops used there have a backward pass, but no functorch rules.
     """
     compiled = torch.compiler.is_compiling() and torch.is_grad_enabled()
-    usual = compiled and not torch._C._are_functorch_transforms_active()
+    usual = compiled and not functorch_is_active()
     return usual and Runtime.of(x, training=True).dtype in HALF
 
 

@@ -7,7 +7,7 @@ from typing import assert_never
 import torch
 from torch import Tensor, nn
 
-from anyformer.attention.position_tables import Positions
+from anyformer.attention.position_module import Positions
 from anyformer.config import FanIn, Init, Normal, Xavier
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.block import Sublayer

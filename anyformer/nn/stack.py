@@ -11,7 +11,7 @@ from anyformer.attention.choose import Requirements
 from anyformer.attention.layout import Layout, Role
 from anyformer.attention.lower import lower
 from anyformer.attention.lowered import Relation
-from anyformer.attention.position_tables import Positions
+from anyformer.attention.position_module import Positions
 from anyformer.cache.kv_cache import Cache
 from anyformer.cache.ring import Step
 from anyformer.cache.segment_memory import LayerMemory, MemoryUpdate

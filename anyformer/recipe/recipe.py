@@ -128,7 +128,7 @@ def _train_faults(recipe: Recipe) -> Iterator[Fault]:
     task, head, train = recipe.task, recipe.model.head, recipe.train
     if train.own_tokens and not isinstance(task, Seq2Seq | Mixture):
         yield Fault("train.own_tokens", f"is for the tasks seq2seq and mixture, and this is {task.kind}")
-    if train.label_smoothing and not _has_one_label(recipe):
+    if train.label_smoothing and not _can_smooth_labels(recipe):
         what = "needs one correct label among several, as in classify without a separator"
         if isinstance(head, TokenLabels):
             what = "a CRF has no loss per word; set it to 0, or model.head.crf = false"
@@ -147,8 +147,8 @@ def _train_faults(recipe: Recipe) -> Iterator[Fault]:
         yield Fault("train.patience", f"= {train.patience}: needs data.valid and train.evaluate_every")
 
 
-def _has_one_label(recipe: Recipe) -> bool:
-    """Return whether each prediction is one label among several, as label smoothing requires."""
+def _can_smooth_labels(recipe: Recipe) -> bool:
+    """Return whether the loss is a softmax cross-entropy: not regression, embeddings, several labels or a CRF."""
     match recipe.task:
         case Regress() | Embed():
             return False

@@ -290,7 +290,7 @@ def source_faults(source: Source, task: str, columns: tuple[str, ...]) -> Iterat
 
 
 def _pattern_fault(pattern: str, groups: tuple[str, ...]) -> str:
-    """Return why a pattern does not have these groups; empty if it has them."""
+    """Return why a regular expression is invalid or lacks the named groups; empty if it is fine."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # patterns whose meaning may change in a later Python

@@ -16,7 +16,7 @@ from anyformer.tasks.sequence_level import SequenceLevelTask
 
 
 class Classifying(SequenceLevelTask):
-    """Classification by a softmax over labels; with a `separator`, each label is predicted if its logit is above 0."""
+    """Single-label classification by softmax; with a `separator`, multi-label: labels with a logit above 0."""
 
     def __init__(self, spec: Classify, tokenizer: TextTokenizer):
         super().__init__(tokenizer, spec.pairs)

@@ -63,13 +63,13 @@ class SequenceToSequence(TokenTask):
 
     def _ids(self, rows: Rows) -> Iterator[tuple[list[int], list[int]]]:
         sources, targets = (rows.encoded(role, encode) for role, encode in self.encoders.items())
-        return zip(self._begun(sources), targets, strict=True)
+        return zip(self._with_begin(sources), targets, strict=True)
 
     def _sources(self, texts: Sequence[str]) -> list[list[int]]:
-        return self._begun(self.reader.encode_batch(texts))
+        return self._with_begin(self.reader.encode_batch(texts))
 
-    def _begun(self, texts: list[list[int]]) -> list[list[int]]:
-        """Return texts after `begin`; one without tokens remains empty."""
+    def _with_begin(self, texts: list[list[int]]) -> list[list[int]]:
+        """Prepend the tokens `begin` to each non-empty list of ids."""
         return [[*self.begin, *ids] if ids else ids for ids in texts]
 
     def _example(self, source: list[int], target: list[int], both_sides: bool) -> Example:

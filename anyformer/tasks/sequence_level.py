@@ -80,7 +80,10 @@ class SequenceLevelTask(ABC):
 
     @abstractmethod
     def format_prediction(self, logits: Tensor) -> str:
-        """Return the prediction of a row as text, from [labels]; with `apart`, from the vectors [2, d]."""
+        """Return the prediction of a row as text, from its logits [labels].
+
+        With `apart`, the two texts of a pair are encoded separately, and the argument is their vectors [2, d].
+        """
 
     @abstractmethod
     def format_label(self, label: Tensor) -> str:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from anyformer.kernels.private import move_towards
 from anyformer.nn.model import Transformer
 from anyformer.training.job import Job
 
@@ -22,7 +23,7 @@ def update_ema(job: Job, share: float | Tensor) -> None:
         for average, weight in zip(averages, weights, strict=True):
             average.lerp_(weight, share)
         return
-    torch._foreach_add_(averages, torch._foreach_mul(torch._foreach_sub(weights, averages), share))
+    move_towards(averages, weights, share)
 
 
 @contextmanager

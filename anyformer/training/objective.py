@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from anyformer.cache.segment_memory import Past
 from anyformer.conventions import IGNORE
 from anyformer.data.batch import Batch, to_device
+from anyformer.kernels.private import allow_dynamic_size
 from anyformer.nn.aux_outputs import AuxOutputs
 from anyformer.nn.heads import LossTarget, VocabularyHead
 from anyformer.nn.inputs import Inputs
@@ -20,7 +21,10 @@ SIZES_PER_POWER = 8  # label counts are rounded up to 1/8 of a power of two, so 
 
 
 class Objective(nn.Module):
-    """Return the summed loss of a batch, the model's auxiliary losses per token, and the segment memory after it."""
+    """Model and loss as one module, so that they compile together.
+
+    `forward` returns the summed loss of a batch, the auxiliary losses per token, and the segment memory after it.
+    """
 
     def __init__(self, model: Transformer, task: Task | TokenTask, smoothing: float, recompute: bool = False):
         super().__init__()
@@ -54,8 +58,8 @@ class Objective(nn.Module):
         """Return the arguments of `forward` before the segment memory."""
         labels, positions = inputs.batch.labels, inputs.positions
         if positions is not None:  # their number differs between batches: compile for any
-            torch._dynamo.maybe_mark_dynamic(positions, 0)
-            torch._dynamo.maybe_mark_dynamic(labels, 1)
+            allow_dynamic_size(positions, 0)
+            allow_dynamic_size(labels, 1)
         return inputs_of(inputs.batch, packed), LossTarget(labels, self.smoothing, positions)
 
 

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from anyformer.data.batch import to_device
 from anyformer.kernels.cuda_graph import CudaGraph
+from anyformer.kernels.private import flatten
 
 WARMUP_STEPS = 2  # with the same shapes before a capture: compilation and allocations are over by then
 MAX_GRAPHS = 8  # each keeps the memory of its intermediate tensors
@@ -38,17 +38,17 @@ class StepGraphs:
         self.pool: Any = None  # memory that all graphs share: one runs at a time
 
     def run(self, work: Callable[[Any], Tensor], inputs: Any) -> Tensor:
-        leaves, tree = tree_flatten(inputs)
+        leaves, rebuild = flatten(inputs)
         key = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves)
         if key not in self.graphs:
             self.seen[key] += 1
             fixed = [to_device(x, self.device) if isinstance(x, Tensor) else x for x in leaves]
             if self.seen[key] <= WARMUP_STEPS or len(self.graphs) == MAX_GRAPHS:
-                return work(tree_unflatten(fixed, tree))
+                return work(rebuild(fixed))
             self.pool = self.pool or torch.cuda.graph_pool_handle()
             torch.cuda.synchronize()
             torch.cuda.empty_cache()  # a capture cannot free memory of the allocator
-            self.graphs[key] = StepGraph(fixed, CudaGraph(lambda: work(tree_unflatten(fixed, tree)), self.pool))
+            self.graphs[key] = StepGraph(fixed, CudaGraph(lambda: work(rebuild(fixed)), self.pool))
         return self._replay(self.graphs[key], leaves)
 
     def _replay(self, step: StepGraph, inputs: list[Any]) -> Tensor:

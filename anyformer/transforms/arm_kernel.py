@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from anyformer.kernels.private import has_4bit_matmul, matmul_4bit, pack_4bit_weight
 from anyformer.nn.linear import WeightFormat
 from anyformer.transforms.rounding import Rounded, pack_nibbles
 
@@ -12,7 +13,7 @@ ROW_MULTIPLE = 32  # the kernel reads rows of such lengths
 
 def is_supported(weight: Tensor) -> bool:
     """Whether torch has the kernel and the weight is one that it takes."""
-    return weight.device.type == "cpu" and weight.dtype is torch.float32 and torch.backends.kleidiai.is_available()
+    return weight.device.type == "cpu" and weight.dtype is torch.float32 and has_4bit_matmul()
 
 
 class ArmKernelFormat(WeightFormat):
@@ -37,9 +38,9 @@ class ArmKernelFormat(WeightFormat):
         self.sizes = (q.shape[1] // scale.shape[1], q.shape[1], q.shape[0])  # of a group, of a row, of the matrix
         if scale.shape[1] == 1:
             scale = scale.float()  # the kernel's type for rows of one group
-        packed = torch.ops.aten._dyn_quant_pack_4bit_weight(pack_nibbles(q), scale.contiguous(), bias, *self.sizes)
+        packed = pack_4bit_weight(pack_nibbles(q), scale.contiguous(), bias, self.sizes)
         self.register_buffer("packed", packed)
-        self.kernel = torch.ops.aten._dyn_quant_matmul_4bit.default  # here, once: a lookup per call takes time
+        self.kernel = matmul_4bit()
 
     def matmul(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         # the kernel takes some 50 microseconds for one token: every step here counts

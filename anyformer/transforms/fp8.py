@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.kernels import matmul
+from anyformer.kernels.private import scaled_matmul
 from anyformer.kernels.runtime import Runtime
 from anyformer.nn.linear import Linear, WeightFormat
 
@@ -35,10 +36,7 @@ def multiply(
 ) -> Tensor:
     """Return a bᵀ + bias [m, n] for a [m, k] and b [n, k], each in fp8 with its scales."""
     (x, x_scale), (y, y_scale) = a, b
-    if x.is_cuda:
-        return torch._scaled_mm(x, y.t(), x_scale, y_scale.t(), bias, out_dtype=dtype, use_fast_accum=True)
-    z = (x.float() @ y.float().t()) * x_scale * y_scale.t()
-    return (z if bias is None else z + bias).to(dtype)
+    return scaled_matmul(x, y, x_scale, y_scale, bias, dtype)
 
 
 @torch.library.custom_op("anyformer::transpose", mutates_args=())

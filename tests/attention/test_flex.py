@@ -17,7 +17,7 @@ from anyformer.attention.choose import VARLEN_MIN_ROW, Requirements, biases, cho
 from anyformer.attention.layout import Layout, Role, make_layout, sees
 from anyformer.attention.lower import lower, lower_dense
 from anyformer.attention.lowered import Blocks, Dense
-from anyformer.attention.position_tables import Positions
+from anyformer.attention.position_module import Positions
 from anyformer.attention.scores import Scoring
 from anyformer.attention.varlen import lower_documents
 from anyformer.config import BigBird, BlockLocal, Causal, Dilated, Full, ModelConfig, Pattern, Window

@@ -64,11 +64,11 @@ KINDS = "did you mean 'rotary'?"
         ),
         (
             {"mixer": "key_width = 15", "stack": 'position = "rotary"'},
-            ["decoder.position: rotary turns pairs, and key_width is 15: it must be even and at least 2"],
+            ["decoder.position: rotary rotates pairs, and key_width is 15: it must be even and at least 2"],
         ),
         (
             {"mixer": "position = { kind = 'rotary', fraction = 0.2 }"},
-            [f"{MIXER}.position: rotary turns pairs, and 0.2 of key_width = 16 is 3: it must be even and at least 2"],
+            [f"{MIXER}.position: rotary rotates pairs, and 0.2 of key_width = 16 is 3: it must be even and at least 2"],
         ),
         (
             {"mixer": "compress = { kind = 'latent', rank = 8, rotary_width = 16 }"},
@@ -76,7 +76,7 @@ KINDS = "did you mean 'rotary'?"
         ),
         (
             {"mixer": "compress = { kind = 'latent', rank = 8, rotary_width = 3 }", "stack": 'position = "rotary"'},
-            ["decoder.position: rotary turns pairs, and compress.rotary_width is 3: it must be even and at least 2"],
+            ["decoder.position: rotary rotates pairs, and compress.rotary_width is 3: it must be even and at least 2"],
         ),
         (
             {"mixer": "kv_heads = 2\nqk_norm = 'rms'\ncompress = { kind = 'latent', rank = 8, rotary_width = 0 }"},

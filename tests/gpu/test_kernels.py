@@ -12,7 +12,7 @@ from anyformer.attention.choose import Requirements, choose
 from anyformer.attention.layout import Layout, Role, make_layout
 from anyformer.attention.lower import lower
 from anyformer.attention.lowered import Blocks, Documents, FewQueries, densify
-from anyformer.attention.position_tables import Positions
+from anyformer.attention.position_module import Positions
 from anyformer.attention.scores import Scoring
 from anyformer.config import (
     LM,

@@ -14,7 +14,7 @@ from anyformer.attention.attend import attend
 from anyformer.attention.choose import Requirements
 from anyformer.attention.layout import Layout, Role, make_layout
 from anyformer.attention.lower import lower
-from anyformer.attention.position_tables import Positions
+from anyformer.attention.position_module import Positions
 from anyformer.attention.scores import Scoring
 from anyformer.config import (
     Attention,

@@ -161,7 +161,7 @@ def test_shared_layers_have_one_set_of_weights_and_run_every_time() -> None:
     assert row(shared, "decoder feed-forward").layers == N
 
 
-def test_position_tables() -> None:
+def test_position_module() -> None:
     own = block(mixer=Attention(heads=H, position=T5Bias(buckets=16)))
     other = block(mixer=Attention(heads=2, position=T5Bias(buckets=16)))
 

@@ -84,7 +84,7 @@ def hashed(self: dropout.Dropout, x: Tensor) -> Tensor:
     if not (self.training and self.p):
         return x
     seed = torch.randint(2**31 - 1, (), dtype=torch.int32)
-    return torch.where(dropout.kept(x, self.p, seed), x * (1 / (1 - self.p)), 0.0)
+    return torch.where(dropout.keep_mask(x, self.p, seed), x * (1 / (1 - self.p)), 0.0)
 
 
 # -- the peak ---------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from anyformer.nn.dropout import MANY, Dropout, kept, noise
+from anyformer.nn.dropout import MIN_ELEMENTS, Dropout, keep_mask, noise
 
 SEEDS = [torch.tensor(seed, dtype=torch.int32) for seed in (0, 1, 2**31 - 2, 12345)]
 
@@ -17,32 +17,34 @@ def few_bits(x: torch.Tensor, p: float, seed: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("p", [0.05, 0.1, 0.5, 0.9])
 @pytest.mark.parametrize("seed", SEEDS, ids=int)
-@pytest.mark.parametrize("kept", [kept, few_bits])
-def test_a_share_is_dropped_in_all_rows_and_columns(p: float, seed: torch.Tensor, kept: Any) -> None:
-    stays = kept(torch.empty(512, 512), p, seed).double()
+@pytest.mark.parametrize("mask_of", [keep_mask, few_bits])
+def test_a_share_is_dropped_in_all_rows_and_columns(p: float, seed: torch.Tensor, mask_of: Any) -> None:
+    stays = mask_of(torch.empty(512, 512), p, seed).double()
     deviation = (p * (1 - p)) ** 0.5
     assert abs(stays.mean() - (1 - p)) < 5 * deviation / 512
     for dim in (0, 1):
         assert (stays.mean(dim) - (1 - p)).abs().max() < 5 * deviation / 512**0.5
 
 
-@pytest.mark.parametrize("kept", [kept, few_bits])
-def test_neighbours_and_seeds_have_nothing_in_common(kept: Any) -> None:
-    masks = [kept(torch.empty(512, 512), 0.5, seed).double() * 2 - 1 for seed in SEEDS]
+@pytest.mark.parametrize("mask_of", [keep_mask, few_bits])
+def test_neighbours_and_seeds_have_nothing_in_common(mask_of: Any) -> None:
+    masks = [mask_of(torch.empty(512, 512), 0.5, seed).double() * 2 - 1 for seed in SEEDS]
     pairs = [(a, b) for i, a in enumerate(masks) for b in masks[:i]]
     shifted = [(m, m.flatten().roll(n).view(512, 512)) for m in masks for n in (1, 2, 64, 512, 1024)]
     for a, b in pairs + shifted:
         assert abs((a * b).mean()) < 5 / 512
 
 
-@pytest.mark.parametrize("kept", [kept, few_bits])
-def test_the_same_seed_drops_the_same(kept: Any) -> None:
+@pytest.mark.parametrize("mask_of", [keep_mask, few_bits])
+def test_the_same_seed_drops_the_same(mask_of: Any) -> None:
     x = torch.empty(3, 5, 7)
-    assert torch.equal(kept(x, 0.3, SEEDS[3]), kept(x, 0.3, SEEDS[3]))
+    assert torch.equal(mask_of(x, 0.3, SEEDS[3]), mask_of(x, 0.3, SEEDS[3]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("count", [3, MANY - 1, MANY, MANY + 1, MANY + 2, MANY + 3])
+@pytest.mark.parametrize(
+    "count", [3, MIN_ELEMENTS - 1, MIN_ELEMENTS, MIN_ELEMENTS + 1, MIN_ELEMENTS + 2, MIN_ELEMENTS + 3]
+)
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
 def test_what_stays_grows_by_what_is_dropped(p: float, count: int, dtype: torch.dtype) -> None:
     x = torch.ones(count, dtype=dtype, requires_grad=True)
@@ -58,7 +60,7 @@ def test_what_stays_grows_by_what_is_dropped(p: float, count: int, dtype: torch.
 
 
 def test_a_batch_that_is_mapped_drops_in_each_row_what_it_will() -> None:
-    x = torch.ones(4, MANY)
+    x = torch.ones(4, MIN_ELEMENTS)
     out = torch.func.vmap(Dropout(0.5), randomness="different")(x)
     assert not out[0].equal(out[1])
     assert 0.4 < (out == 0).float().mean() < 0.6

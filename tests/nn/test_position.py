@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from torch import Tensor
 
 from anyformer.attention.layout import make_layout
-from anyformer.attention.position_tables import Positions
+from anyformer.attention.position_module import Positions
 from anyformer.cache.ring import Step
 from anyformer.config import (
     Attention,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anyformer.attention.attend import Backend
-from anyformer.attention.position_tables import Positions
+from anyformer.attention.position_module import Positions
 from anyformer.config import BigBird, Graph, NoPosition, Pattern, Rotary, Window
 from anyformer.decoding.generate import generate
 from anyformer.nn.attention import MultiHeadAttention

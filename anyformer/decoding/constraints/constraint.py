@@ -80,7 +80,7 @@ def check_ids(path: str, ids: Sequence[int], vocab: int, taken: Sequence[int] = 
 
 
 def check_fit(constraint: Constraint, vocab: int, stop: Sequence[int]) -> None:
-    """Check that a constraint has the vocabulary and the stop ids of a request."""
+    """Raise a `ConfigError` unless vocabularies are equal and the constraint's stop ids are among the request's."""
     if constraint.vocab != vocab:
         raise ConfigError([Fault("constraint", f"is over {constraint.vocab} ids, and the model has {vocab}")])
     if not set(constraint.stop) <= set(stop):

@@ -47,7 +47,7 @@ angles that never occurred in training. The text is synthetic: each letter depen
 text is no harder. A model that has learnt this has the same loss at every length: the entropy of the chain (dotted)."""
     prediction = """The loss in the second half of the longest length is at most 5 % above that of the trained length
 for ALiBi, T5 and rotary, and more for sinusoidal and learned (p < 0.05 each)."""
-    parts = ("config/position.py", "attention/position_tables.py")
+    parts = ("config/position.py", "attention/position_module.py")
     minutes = (3, 10, 5)
 
     def cells(self, size: Size) -> list[Cell]:

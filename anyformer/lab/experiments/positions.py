@@ -62,7 +62,7 @@ matters: at scale 0 only positions are left, and a large scale drowns the positi
     prediction = """Encoder: without positions copies and reversals stay at the blind loss or above and sorting is
 learnt by half of the rows or more; with positions so are copies and reversals. Decoder: without positions some of
 the blind loss is recovered. At scale 0 no task is learnt."""
-    parts = ("config/position.py", "attention/position_tables.py", "attention/layout.py", "nn/inputs.py")
+    parts = ("config/position.py", "attention/position_module.py", "attention/layout.py", "nn/inputs.py")
     minutes = (4, 15, 6)
 
     def cells(self, size: Size) -> list[Cell]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.attention.position_tables import Positions
+from anyformer.attention.position_module import Positions
 from anyformer.lab.cells import Cell, Result
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
 from anyformer.lab.experiments.common import sorting

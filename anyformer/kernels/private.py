@@ -1,0 +1,146 @@
+"""Private functions of torch: each is looked up when it is called, and has a public fallback.
+
+torch may rename or remove such a function in any release. The fallback then runs, slower but with the same result. No
+other module of the package names a private function of torch; a test reads the imports and attributes of all of them.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def functorch_is_active() -> bool:
+    """Whether a transform of torch.func runs; True if torch cannot tell, which turns custom ops without rules off."""
+    active = getattr(torch._C, "_are_functorch_transforms_active", None)
+    return True if active is None else active()
+
+
+def zero_all(tensors: Sequence[Tensor]) -> None:
+    """Fill all tensors with zeros, in one kernel where possible."""
+    zero = getattr(torch, "_foreach_zero_", None)
+    if zero is not None:
+        zero(tensors)
+        return
+    for x in tensors:
+        x.zero_()
+
+
+def move_towards(averages: Sequence[Tensor], values: Sequence[Tensor], share: Tensor) -> None:
+    """averages += (values - averages) · share, with few kernels where possible."""
+    add, multiply, subtract = (getattr(torch, f"_foreach_{name}", None) for name in ("add_", "mul", "sub"))
+    if add is not None and multiply is not None and subtract is not None:
+        add(averages, multiply(subtract(values, averages), share))
+        return
+    for average, value in zip(averages, values, strict=True):
+        average.add_((value - average) * share)
+
+
+def linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return max(0, x weightᵀ + bias), by one cuBLAS call where possible."""
+    fused = getattr(torch, "_addmm_activation", None)
+    out: Tensor = F.relu(torch.addmm(bias, x, weight.T)) if fused is None else fused(bias, x, weight.T)
+    return out
+
+
+def scaled_matmul(
+    x: Tensor, y: Tensor, x_scale: Tensor, y_scale: Tensor, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """Return (x · x_scale) (y · y_scale)ᵀ + bias for x [m, k] and y [n, k] in fp8, by fp8 tensor cores on CUDA."""
+    kernel = getattr(torch, "_scaled_mm", None)
+    if x.is_cuda and kernel is not None:
+        out: Tensor = kernel(x, y.t(), x_scale, y_scale.t(), bias, out_dtype=dtype, use_fast_accum=True)
+        return out
+    z = (x.float() @ y.float().t()) * x_scale * y_scale.t()
+    return (z if bias is None else z + bias).to(dtype)
+
+
+def has_reordered_linear() -> bool:
+    """Whether torch runs linear layers on oneDNN with the Arm Compute Library, and can reorder their weights."""
+    names = ("_is_mkldnn_acl_supported", "_reorder_linear_weight", "_linear_pointwise")
+    if not torch.backends.mkldnn.is_available() or any(_operator("mkldnn", name) is None for name in names):
+        return False
+    return bool(torch.ops.mkldnn._is_mkldnn_acl_supported())
+
+
+def reorder_weight(weight: Tensor) -> Tensor:
+    """Return a weight in the memory layout of oneDNN (see `has_reordered_linear`)."""
+    out: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)
+    return out
+
+
+def reordered_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return x weightᵀ + bias for a weight of `reorder_weight`."""
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return out
+
+
+def has_4bit_matmul() -> bool:
+    """Whether torch has the 4-bit matmul of Arm CPUs."""
+    names = ("_dyn_quant_pack_4bit_weight", "_dyn_quant_matmul_4bit")
+    return torch.backends.kleidiai.is_available() and all(_operator("aten", name) is not None for name in names)
+
+
+def pack_4bit_weight(q: Tensor, scale: Tensor, bias: Tensor | None, sizes: tuple[int, int, int]) -> Tensor:
+    """Return weights of 4 bits as the kernel of `matmul_4bit` reads them; sizes of a group, a row and the matrix."""
+    out: Tensor = torch.ops.aten._dyn_quant_pack_4bit_weight(q, scale, bias, *sizes)
+    return out
+
+
+def matmul_4bit() -> Callable[..., Tensor]:
+    """Return the kernel itself: a lookup per call would take longer than it may."""
+    kernel: Callable[..., Tensor] = torch.ops.aten._dyn_quant_matmul_4bit.default
+    return kernel
+
+
+def allow_dynamic_size(x: Tensor, axis: int) -> None:
+    """Compile for any size of an axis; without this, torch recompiles once when the size changes."""
+    mark = getattr(torch._dynamo, "maybe_mark_dynamic", None)
+    if mark is not None:
+        mark(x, axis)
+
+
+def flatten(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    """Return the leaves of nested tuples, lists and dicts, and a function that rebuilds the tree from other leaves."""
+    try:
+        from torch.utils._pytree import tree_flatten, tree_unflatten
+    except ImportError:
+        leaves: list[Any] = []
+        _collect(tree, leaves)
+        return leaves, lambda others: _rebuild(tree, iter(others))
+    leaves, spec = tree_flatten(tree)
+    return leaves, lambda others: tree_unflatten(others, spec)
+
+
+def inductor_kernels() -> tuple[Any, Any] | None:
+    """Return Inductor's class of Triton kernels and its global state, or None if they have moved."""
+    try:
+        from torch._inductor.codegen import triton
+        from torch._inductor.virtualized import V
+
+        return triton.TritonKernel, V
+    except (ImportError, AttributeError):
+        return None
+
+
+def _operator(library: str, name: str) -> Any:
+    return getattr(getattr(torch.ops, library), name, None)
+
+
+def _collect(tree: Any, leaves: list[Any]) -> None:
+    if isinstance(tree, (tuple, list, dict)):
+        for part in tree.values() if isinstance(tree, dict) else tree:
+            _collect(part, leaves)
+    else:
+        leaves.append(tree)
+
+
+def _rebuild(tree: Any, leaves: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: _rebuild(part, leaves) for key, part in tree.items()}
+    if isinstance(tree, (tuple, list)):
+        parts = [_rebuild(part, leaves) for part in tree]
+        return getattr(tree, "_make", type(tree))(parts)  # a NamedTuple takes its fields one by one
+    return next(leaves)

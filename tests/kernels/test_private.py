@@ -1,0 +1,140 @@
+"""Private functions of torch are named in one file, and each fallback gives the same result."""
+
+import ast
+import re
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+import anyformer
+from anyformer.kernels import private
+from anyformer.kernels.dependent_launch import repair_inductor
+
+PACKAGE = Path(anyformer.__file__).parent
+NAMES = {
+    "_C",
+    "_addmm_activation",
+    "_are_functorch_transforms_active",
+    "_dyn_quant_matmul_4bit",
+    "_dyn_quant_pack_4bit_weight",
+    "_dynamo",
+    "_foreach_add_",
+    "_foreach_mul",
+    "_foreach_sub",
+    "_foreach_zero_",
+    "_inductor",
+    "_is_mkldnn_acl_supported",
+    "_linear_pointwise",
+    "_pytree",
+    "_reorder_linear_weight",
+    "_scaled_mm",
+}
+
+
+def private_names(source: str) -> set[str]:
+    """Return the private names of torch that a file reads: attributes, imports, and strings that `getattr` takes."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        path = ""
+        if isinstance(node, ast.Attribute):
+            path = ast.unparse(node)
+        elif isinstance(node, ast.ImportFrom):
+            path = node.module or ""
+        if re.fullmatch(r"torch(\.\w+)+", path):
+            found |= {part for part in path.split(".") if part.startswith("_") and not part.startswith("__")}
+    return found
+
+
+def test_no_other_file_names_one() -> None:
+    wrong = {
+        str(path.relative_to(PACKAGE)): names
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if path.name != "private.py" and (names := private_names(path.read_text(encoding="utf-8")))
+    }
+    assert not wrong, f"private functions of torch belong into kernels/private.py: {wrong}"
+
+
+def test_the_file_names_these() -> None:
+    """A further name is a decision: add it here, with a fallback and its test below."""
+    source = Path(private.__file__).read_text(encoding="utf-8")
+    strings = {n.value for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+    looked_up = {text for text in strings if text.startswith("_") and text.rstrip("_").lstrip("_").isidentifier()}
+    foreach = {f"_foreach_{name}" for name in ("add_", "mul", "sub")}
+    assert private_names(source) | (looked_up - {"_foreach_", "_make"}) | foreach == NAMES
+
+
+class Pair(NamedTuple):
+    one: Any
+    other: Any
+
+
+def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch that has lost every private function that `getattr` looks up."""
+    for name in ("_foreach_zero_", "_foreach_add_", "_foreach_mul", "_foreach_sub", "_addmm_activation", "_scaled_mm"):
+        monkeypatch.delattr(torch, name)
+    monkeypatch.delattr(torch._C, "_are_functorch_transforms_active")
+    monkeypatch.delattr(torch._dynamo, "maybe_mark_dynamic")
+
+
+def results() -> list[torch.Tensor]:
+    zeros, averages = [numbers(3), numbers(2, 2)], [numbers(4), numbers(2, 3, seed=1)]
+    private.zero_all(zeros)
+    private.move_towards(averages, [numbers(4, seed=2), numbers(2, 3, seed=3)], torch.tensor(0.3))
+    x, y = (numbers(4, 16, seed=n).to(torch.float8_e4m3fn) for n in (4, 5))
+    scaled = private.scaled_matmul(x, y, numbers(4, 1).abs(), numbers(4, 1).abs(), numbers(4), torch.bfloat16)
+    private.allow_dynamic_size(zeros[0], 0)
+    return [*zeros, *averages, private.linear_relu(numbers(5, 4), numbers(3, 4), numbers(3)), scaled]
+
+
+def test_fallbacks_give_the_same(request: pytest.FixtureRequest) -> None:
+    usual = results()
+    request.getfixturevalue("without")
+    for one, other in zip(usual, results(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.usefixtures("without")
+def test_without_the_question_custom_ops_stay_off() -> None:
+    assert private.functorch_is_active()
+
+
+def test_transforms_are_noticed() -> None:
+    assert not private.functorch_is_active()
+    seen = []
+    torch.func.vmap(lambda x: seen.append(private.functorch_is_active()) or x)(numbers(2))
+    assert seen == [True]
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["torch's", "fallback"])
+def test_a_tree_is_rebuilt(lost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if lost:
+        monkeypatch.setitem(sys.modules, "torch.utils._pytree", None)
+    tree = Pair({"a": 1, "b": [2, (3, None)]}, Pair((), "x"))
+    leaves, rebuild = private.flatten(tree)
+    assert [leaf for leaf in leaves if leaf is not None] == [1, 2, 3, "x"]
+    assert rebuild(leaves) == tree
+    assert rebuild([0 if leaf == 1 else leaf for leaf in leaves]) == tree._replace(one={"a": 0, "b": [2, (3, None)]})
+
+
+def test_without_inductor_pdl_stays_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch._inductor.codegen", None)
+    repair_inductor.cache_clear()
+    try:
+        assert private.inductor_kernels() is None
+        assert not repair_inductor()
+    finally:
+        repair_inductor.cache_clear()
+
+
+def test_without_operators_arm_kernels_stay_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private, "_operator", lambda library, name: None)
+    assert not private.has_reordered_linear()
+    assert not private.has_4bit_matmul()
