@@ -1,4 +1,4 @@
-"""A text as the model of a run reads it: the inputs of the model, and the names of the tokens."""
+"""Texts as model inputs: encode a text the way a run's model reads it, with the names of its tokens."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -24,25 +24,25 @@ from anyformer.tasks.sequence_level import SequenceLevelTask
 from anyformer.tasks.span_corruption import SpanCorrupting
 from anyformer.tasks.tag import Tagging, split
 
-MOST = 1024  # tokens of a text that are read: every map of a layer has t·s numbers for each head
+MOST = 1024  # tokens of a text at most: every map of a layer has t·s elements per head
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One text in a batch of its own: `run.model(*reading.inputs, **reading.options)` reads it."""
+    """One text as a batch of size 1, for `run.model(*reading.inputs, **reading.options)`."""
 
     inputs: tuple[Tensor, ...]
     options: dict[str, Any]
-    tokens: dict[Side, list[str]]  # that each stack reads, as `tokenizer.token` shows them
-    notes: tuple[str, ...] = ()  # what was cut off, in plain lines
-    text: str = ""  # what of the text is read
-    begins: int | None = None  # of a model that writes: how many tokens stand before what it says
+    tokens: dict[Side, list[str]]  # tokens of each stack, as `tokenizer.token` shows them
+    notes: tuple[str, ...] = ()  # one line for each part that was cut off
+    text: str = ""  # the part of the text that is read
+    begins: int | None = None  # generative models: the number of tokens before the answer
 
 
 def read(run: Run, text: str, target: str | None = None) -> Reading:
-    """A text as in training, up to where the model's positions end; and behind it, or in the decoder, the target.
+    """Encode a text as in training, cut at the model's last position, and a target after it or in the decoder.
 
-    Where a model answers and no target is given, that is the answer whose tokens are the likeliest, one by one.
+    Without a target, a sequence-to-sequence or span-corruption model generates one greedily.
     """
     config, notes = run.config, list[str]()
     if wrong := [side for side in (config.source, config.target) if side is not None and not isinstance(side, Tokens)]:
@@ -50,7 +50,7 @@ def read(run: Run, text: str, target: str | None = None) -> Reading:
     if not text.strip():
         raise ConfigError([Fault("text", "is blank: there is nothing to look into")])
     if isinstance(run.task, MixedTasks):
-        run.task.part(None)  # which asks for the name of one
+        run.task.part(None)  # raises, with the names of the tasks
     text = _cut("text", text, lambda part: _piece(run, part, None), config, notes)
     piece = _piece(run, text, None)
     begins = len(piece.ids) if isinstance(run.task, SequenceToSequence | SpanCorrupting | LanguageModelling) else None
@@ -80,7 +80,7 @@ def attention_maps(
 
 
 def _piece(run: Run, text: str, target: str | None) -> Example:
-    """What is read of a text and a target."""
+    """Return the example of a text and a target."""
     task, config = run.task, run.config
     match task:
         case SequenceToSequence() | SpanCorrupting():
@@ -103,7 +103,7 @@ def _piece(run: Run, text: str, target: str | None) -> Example:
 
 
 def _spelled(task: Tagging, text: str, piece: Example, tokens: dict[Side, list[str]]) -> dict[Side, list[str]]:
-    """The tokens, with words that the model reads by their spelling in place of the token for unknown ones."""
+    """Return the tokens, with the words themselves where the model reads the spelling of an unknown word."""
     ((side, names),) = tokens.items()
     names, unknown = list(names), task.tokenizer.unk
     for at, word in zip(task.first_tokens(piece), split(text), strict=True):
@@ -113,7 +113,7 @@ def _spelled(task: Tagging, text: str, piece: Example, tokens: dict[Side, list[s
 
 
 def _cut(name: str, text: str, make: Callable[[str], Example], config: ModelConfig, notes: list[str]) -> str:
-    """The longest beginning of a text of which all tokens are read."""
+    """Return the longest prefix of a text that fits; add a note if it is shorter than the text."""
     why = _too_long(make(text), config)
     if not why:
         return text
@@ -122,7 +122,7 @@ def _cut(name: str, text: str, make: Callable[[str], Example], config: ModelConf
         while over - fits > 1:
             middle = (fits + over) // 2
             fits, over = (fits, middle) if _too_long(make(text[:middle]), config) else (middle, over)
-    except ConfigError:  # of a pair, its first text alone is none
+    except ConfigError:  # the first text of a pair alone is not a pair
         raise ConfigError([Fault(name, f"{why}: shorten it")]) from None
     if not text[:fits].strip():
         raise ConfigError([Fault(name, f"{why}: nothing of it can be read")])
@@ -144,7 +144,7 @@ def _too_long(piece: Example, config: ModelConfig) -> str:
 
 
 def _answered(model: Transformer, task: SequenceToSequence | SpanCorrupting, piece: Example) -> Example:
-    """With what the model says to it."""
+    """Return the example with the model's greedy answer appended."""
     config, pair = model.config, piece.source is not None
     prompt = list(piece.ids if piece.source is None else piece.source)
     limit = config.decoder.limit if config.decoder else None

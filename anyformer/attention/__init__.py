@@ -5,10 +5,10 @@ choose           The choice of a kernel, with its reason, from Python facts
 explain          The kernel that a layer would run on, without running it
 few_queries      Attention of few queries to a KV cache, the kernel of decode steps
 flex             FlexAttention: skips blocks of keys that no query sees
-layout           Positions, segments and marks of tokens, and who sees whom: the definition of every mask
+layout           Positions, segments and marks of tokens, and visibility: the definition of every mask
 lower            From a pattern and two layouts to the mask that the chosen kernel takes
 lowered          The lowered mask: Dense, FewQueries, Blocks or Documents
-padding          rows of ids of unequal length as one padded tensor
+padding          Rows of ids of unequal length as one padded tensor
 position_module  Position schemes as modules with their learned tables
 scores           Attention scores, cap(q kᵀ · scale)
 varlen           Attention over concatenated documents without a mask

@@ -33,7 +33,7 @@ class LatentCost(NamedTuple):
 
 
 class Requirements(NamedTuple):
-    """What a layer requires of a kernel, apart from its pattern and position scheme."""
+    """Requirements of a layer on its kernel, apart from its pattern and position scheme."""
 
     key_width: int
     value_width: int
@@ -54,7 +54,7 @@ class Requirements(NamedTuple):
         return cls(k, k_v, spec.normalizer, spec.dropout > 0, spec.cap, spec.sinks, latent)
 
     def absorbs(self, queries: int) -> bool:
-        """Whether this many queries of a cache are cheaper on compressed vectors than on expanded keys and values."""
+        """Return whether compressed vectors are cheaper than expanded keys and values for this many queries."""
         return self.latent is not None and queries * self.latent.extra < self.latent.expansion
 
     def absorbed(self) -> "Requirements":
@@ -109,7 +109,7 @@ def without_mask(pattern: Pattern, q: Layout, k: Layout, role: Role) -> Dense | 
 
 
 def biases(scheme: Scheme) -> bool:
-    """Whether a scheme adds to the scores."""
+    """Return whether a scheme adds to the scores."""
     return type(scheme).bias is not Scheme.bias or type(scheme).score is not Scheme.score
 
 

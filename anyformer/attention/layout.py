@@ -1,4 +1,4 @@
-"""Token layouts: the position, segment and mark of every token, and who sees whom (see `docs/masks.md`).
+"""Token layouts: the position, segment and mark of every token, and which keys a query sees (see `docs/masks.md`).
 
 A query sees a key if their segments are equal and
 
@@ -54,7 +54,7 @@ class Layout(NamedTuple):
 
     @property
     def is_arange(self) -> bool:
-        """Whether every row is one text at positions 0, 1, 2, ..., with padding, if any, on the right."""
+        """True if every row is one text at positions 0, 1, 2, ..., with padding, if any, on the right."""
         plain = self.ordered and not self.packed and self.padding != "any"
         return plain and self.position_bound == self.positions.shape[1]
 

@@ -1,4 +1,4 @@
-"""Lowered masks: who sees whom, in the form that one kernel takes.
+"""Lowered masks: the visible pairs, in the form that one kernel takes.
 
     Lowered = Dense | FewQueries | Blocks | Documents
 
@@ -49,8 +49,8 @@ class Blocks(NamedTuple):
 class Documents(NamedTuple):
     """Document boundaries for the variable-length kernels (`varlen`); nothing of size t·s is stored.
 
-    All rows are concatenated. Each run of a segment or of padding is a document. There are as many documents of keys as
-    of queries; some may be empty.
+    All rows are concatenated. Each run of a segment or of padding is a document. Queries and keys have
+    the same number of documents; some may be empty.
     """
 
     starts: Tensor  # int32 [n + 1], the last is the number of tokens; empty documents at the end
@@ -83,7 +83,7 @@ class Choice(NamedTuple):
 
 
 class Relation(NamedTuple):
-    """What attention layers of one kind share in a forward pass: the lowered mask and the state of their positions."""
+    """State that attention layers of one kind share in a forward pass: the lowered mask and their positions."""
 
     lowered: Lowered = Dense()
     choice: Choice = Choice("sdpa", "built without a choice")

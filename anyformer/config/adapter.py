@@ -39,7 +39,7 @@ class Matrix(NamedTuple):
 
 
 def within(name: str, pattern: str) -> bool:
-    """Whether a name matches a pattern, or is part of a module that does; `*` matches anything."""
+    """Return whether a name matches a pattern, or is part of a module that does; `*` matches anything."""
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 

@@ -56,7 +56,7 @@ class ModelConfig(Spec):
 
     @property
     def stacks(self) -> dict[Side, Stack]:
-        """The stacks that are there, in the order in which they run."""
+        """The stacks of the model, in the order in which they run."""
         both: dict[Side, Stack | None] = {"encoder": self.encoder, "decoder": self.decoder}
         return {side: stack for side, stack in both.items() if stack is not None}
 
@@ -89,7 +89,7 @@ def pattern_of(attention: Attention, side: Side) -> Pattern:
 
 
 def pattern_across(attention: Attention) -> Pattern:
-    """The pattern of a cross-attention, given or derived: all of the source is there to be read."""
+    """Return the pattern of a cross-attention, given or derived; by default the whole source is visible."""
     return attention.pattern.towards(True) if attention.pattern else Full()
 
 
@@ -104,14 +104,14 @@ def causal_of(mixer: Convolution | FullyConnected | PositionMixing, side: Side) 
 
 
 def learning(config: ModelConfig) -> tuple[str, ...]:
-    """Names of the weights that a training changes: with an adapter that, and a head that is made for a task."""
+    """Return name patterns of the trained weights: all, or with an adapter its weights and a task's head."""
     if config.adapter is None:
         return ("*",)
     return ("*.lora",) if isinstance(config.head, (LM, MaskedLM)) else ("*.lora", "head")
 
 
 def encoder_init_layers(config: ModelConfig) -> dict[int, Recurrent]:
-    """The layers of the decoder that begin where the encoder's layer of the same number ended."""
+    """Return the decoder layers that start from the final state of the encoder layer of the same index."""
     mixers = [block.mixer for block in config.decoder.unrolled()] if config.decoder else []
     return {i: mixer for i, mixer in enumerate(mixers) if isinstance(mixer, Recurrent) and _begins(mixer)}
 
@@ -120,7 +120,7 @@ def _begins(mixer: Mixer) -> bool:
     return isinstance(mixer, Recurrent) and mixer.begin == "encoder"
 
 
-# -- rules between parts: each yields what is wrong, in the user's words ----------------------------------------------
+# -- rules between parts: each yields faults, with the names that users write ------------------------------------------
 
 
 def _shape(config: ModelConfig) -> Iterator[Fault]:
@@ -212,7 +212,7 @@ def _handover(config: ModelConfig) -> Iterator[Fault]:
 
 
 def _position(stack: Stack, width: int) -> Iterator[Fault]:
-    """The stack's own scheme, against the head widths of the layers that take it."""
+    """Yield faults of the stack's scheme for the head widths of the layers that use it."""
     mixers = [b.mixer for b in (*stack.prefix, *stack.blocks) if isinstance(b.mixer, Attention)]
     scheme = stack.position
     if scheme.kind != "none" and not scheme.embeds() and not any(mixer.position is None for mixer in mixers):
@@ -274,7 +274,7 @@ def _mixer(mixer: Mixer, side: Side, config: ModelConfig) -> Iterator[Fault]:
 
 
 def _turned(scheme: Position, mixer: Attention, width: int) -> Iterator[Fault]:
-    """The faults of a scheme at the width it acts on, by the name which that has in this mixer."""
+    """Yield faults of a scheme at the width it rotates, under the name of that width in this mixer."""
     name = "compress.rotary_width" if isinstance(mixer.compress, Latent) else "key_width"
     yield from (Fault(f.path, f.message.replace("key_width", name)) for f in scheme.faults(mixer.rotary_width(width)))
 

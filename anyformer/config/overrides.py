@@ -1,4 +1,4 @@
-"""Changing a spec by dotted paths, and telling two specs apart. Imports no torch."""
+"""Overrides of a spec by dotted paths, and differences between two specs. Imports no torch."""
 
 import copy
 import tomllib
@@ -15,14 +15,14 @@ DEEPEST = 50  # dots in a path: no spec is half as deep, and Python's own limit 
 
 
 def override(spec: S, assignments: Iterable[str]) -> S:
-    """The spec with some values changed, from left to right.
+    """Return the spec with some values changed, from left to right.
 
-    decoder.depth=4                    a value, as in TOML; what is not TOML is a string
+    decoder.depth=4                    a value, as in TOML; other text is a string
     decoder.blocks.0.mixer.heads=8     one element of a list; `*` is every element
     decoder.position=rotary            a part by its kind, with that kind's defaults
     decoder.position={kind="rotary", theta=5e5}
     decoder.position.theta=5e5         one field of a part
-    decoder.blocks.*.mixer.kv_heads=none    back to what follows from the others
+    decoder.blocks.*.mixer.kv_heads=none    back to the derived value
     """
     data, found = to_data(spec), list[Fault]()
     for text in assignments:
@@ -41,7 +41,7 @@ def override(spec: S, assignments: Iterable[str]) -> S:
 
 
 def assignment(text: str) -> tuple[str, Any]:
-    """`key=value` as a path and a value."""
+    """Return the path and the value of `key=value`."""
     path, equals, value = (part.strip() for part in text.partition("="))
     if not equals or not all(path.split(".")):
         what = f"'{visible(text)}' is no assignment: write key=value, such as decoder.depth=4"
@@ -60,7 +60,7 @@ def assignment(text: str) -> tuple[str, Any]:
 
 
 def _assign(annotation: Any, node: Any, steps: list[str], value: Any, path: str) -> Iterator[Fault]:
-    """Changes a table or list in place. Unknown keys are put there too: `build` reports them in its own words."""
+    """Change a table or list in place. Unknown keys are set too: `build` reports them."""
     if isinstance(node, list):
         yield from _assign_in_list(annotation, node, steps, value, path)
         return
@@ -135,7 +135,7 @@ WIDEST = 100  # of a value in words
 
 
 def diff(a: Spec, b: Spec) -> list[Difference]:
-    """Where two specs differ; parts of different kinds, or a part and its absence, are one difference."""
+    """Return the differences between two specs; parts of different kinds, or a missing part, are one difference."""
     return list(_differences(a, b, ""))
 
 

@@ -149,13 +149,13 @@ def _rename(meant: str, value: Any) -> Mend:
         if not isinstance(container, dict):
             return
         container.pop(key, None)
-        container.setdefault(meant, copy.deepcopy(value))  # an existing value is what was meant
+        container.setdefault(meant, copy.deepcopy(value))  # an existing value takes precedence
 
     return mend
 
 
 def _nodes(data: Any) -> int:
-    """How many values there are in the data, those of tables and lists included."""
+    """Return the number of values in the data, including those of tables and lists."""
     inner = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
     return 1 + sum(map(_nodes, inner))
 

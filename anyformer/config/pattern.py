@@ -39,17 +39,17 @@ class Rule(Spec):
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether any query sees a later key."""
+        """True if any query sees a later key."""
         return True
 
     @property
     def sees_self(self) -> bool:
-        """Whether every token sees itself, so that no query of self-attention is fully masked."""
+        """True if every token sees itself, so that no query of self-attention is fully masked."""
         return True
 
     @property
     def sparse(self) -> bool:
-        """Whether the number of keys that a query sees is bounded, whatever the length."""
+        """True if the number of keys that a query sees is bounded, whatever the length."""
         return False
 
     @property
@@ -261,7 +261,7 @@ class BigBird(Open):
         return _fitting(self.block)
 
     def link(self, block: Any, number: Any) -> Any:
-        """The block before it that a block is linked to by a number below `randoms`; -1: there is none before it."""
+        """Return the earlier block of a block's link number `number` < `randoms`; -1 if no block is earlier."""
         mixed = (block * self.randoms + number) & _MASK
         for salt in (self.seed, 0x9E3779B9, 0x85EBCA6B):
             mixed = _mix(mixed ^ (salt & _MASK))

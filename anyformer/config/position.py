@@ -50,7 +50,7 @@ class Scheme(Spec):
 
     @classmethod
     def embeds(cls) -> bool:
-        """Whether it acts on the embeddings, rather than inside attention."""
+        """Return whether the scheme acts on the embeddings, rather than inside attention."""
         return cls.embed is not Scheme.embed
 
     @property
@@ -60,7 +60,7 @@ class Scheme(Spec):
 
     @property
     def per_layer(self) -> bool:
-        """Whether every layer has its own tables, rather than one set for the stack."""
+        """True if every layer has its own tables, rather than one set for the stack."""
         return False
 
     def faults(self, key_width: int) -> Iterator[Fault]:
@@ -278,7 +278,7 @@ class Rotary(Scheme):
     def rotate(self, x: "Tensor", rotation: Rotation) -> "Tensor":
         import torch
 
-        cos, sin = rotation  # fp32, so the products are too
+        cos, sin = rotation  # fp32, so the rotation is computed in fp32
         width = cos.shape[-1]
         if width < x.shape[-1]:
             return torch.cat((self.rotate(x[..., :width], rotation), x[..., width:]), dim=-1)

@@ -90,8 +90,8 @@ class Spec(BaseModel, metaclass=_Meta):
 
 
 def by_kind(default: str | None = None) -> tuple[Any, ...]:
-    """Annotate a union of specs with these: the kind decides the member, and a bare string stands for `{kind = "..."}`.
-    A table without a kind is of the `default` kind, where there is one."""
+    """Return annotations for a union of specs: the kind selects the member, and a bare string means `{kind = "..."}`.
+    A table without a kind has the `default` kind, if there is one."""
 
     def name(value: Any) -> Any:
         if isinstance(value, str):

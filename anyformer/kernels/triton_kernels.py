@@ -1,19 +1,19 @@
-"""Kernels of our own, in Triton, which a torch with CUDA has: imported where they run."""
+"""Triton kernels. CUDA builds of torch include Triton; this module is imported only where they run."""
 
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-# EARLY: a kernel is started before the one ahead of it has ended, and waits for what that one writes. Only then it lets
-# the next one start, which so finds all that was written before: the kernels of a compiled model count on it.
+# EARLY: programmatic dependent launch. A kernel starts before the previous one has ended, and waits for its writes.
+# Only then it lets the next kernel start, which thus sees all earlier writes: kernels of a compiled model rely on this.
 
 
 @triton.jit
 def descend(logits, labels, losses, stride, v, smoothing, SMOOTH: tl.constexpr, DEEP: tl.constexpr, WIDE: tl.constexpr):
-    """Of each row its cross-entropy, and over the logits themselves the gradient of the sum.
+    """Compute the cross-entropy of each row, and overwrite the logits with the gradient of the sum.
 
-    A row is read twice, the second time out of the cache. Each of WIDE threads' places has a sum of its own: they meet
-    once, at the end.
+    A row is read twice, the second time from cache. Each of the WIDE lanes accumulates a separate sum; these
+    are reduced once, at the end.
     """
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels + row)
@@ -54,7 +54,7 @@ def descend(logits, labels, losses, stride, v, smoothing, SMOOTH: tl.constexpr, 
 @triton.jit
 def pass_slopes(x, made, out, sums, m, n, ACT: tl.constexpr, TALL: tl.constexpr, STEP: tl.constexpr,
                 WIDE: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
-    """Gradients x [m, n] times the slope of an activation at `made`, and the sums of TALL rows each."""
+    """Multiply gradients x [m, n] by the derivative of an activation at `made`, and sum each TALL rows."""
     column = tl.program_id(1) * WIDE + tl.arange(0, WIDE)[None]
     total = tl.zeros([STEP, WIDE], tl.float32)
     for start in tl.range(0, TALL, STEP, num_stages=STAGES):
@@ -69,7 +69,7 @@ def pass_slopes(x, made, out, sums, m, n, ACT: tl.constexpr, TALL: tl.constexpr,
 
 @triton.jit
 def slope(y, ACT: tl.constexpr):
-    """Of an activation: at y, or of a ReLU that made y. As in kernels/gelu.py."""
+    """Return the derivative of an activation at its input y; for ReLU y is the output. As in kernels/gelu.py."""
     if ACT == "relu":
         found = tl.where(y > 0, 1.0, 0.0)
     else:
@@ -96,10 +96,10 @@ def read_cache(
     MASKED: tl.constexpr, BIASED: tl.constexpr, WHOLE: tl.constexpr, EARLY: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
-    """Attention of few queries to many keys: a program reads `span` keys of one group, for all the heads they serve.
+    """Attention of few queries to many keys: a program reads `span` keys of one group, for all heads that share them.
 
-    What it leaves are the means of its values [n, b, t, h, k_v], and log2 of the sum of their weights [n, b, t, h],
-    unless there is but one part, the WHOLE.
+    It writes the weighted means of its values [n, b, t, h, k_v] and log2 of the sum of their weights [n, b, t, h].
+    The latter are omitted if one part covers all keys (WHOLE).
     """
     if EARLY:
         gdc_wait()
@@ -149,7 +149,7 @@ def read_cache(
 
 @triton.jit
 def product(a, b, ROWS: tl.constexpr):
-    """a [ROWS, k] times b [k, n]. The units for products take no fewer than 16 rows; one is a sum."""
+    """Return a [ROWS, k] @ b [k, n]. Tensor cores take at least 16 rows; a single row is computed as a sum."""
     if ROWS == 1:
         found = tl.sum(tl.trans(a).to(tl.float32) * b.to(tl.float32), 0)[None]
     else:
@@ -160,7 +160,7 @@ def product(a, b, ROWS: tl.constexpr):
 @triton.jit
 def join_parts(parts, weights, out, rows, width, N: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
                WIDTH: tl.constexpr):  # fmt: skip
-    """The mean of `parts` [n, rows, width], each by its share of 2^`weights` [n, rows]."""
+    """Average `parts` [n, rows, width], weighted by 2^`weights` [n, rows]."""
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
@@ -175,7 +175,7 @@ def join_parts(parts, weights, out, rows, width, N: tl.constexpr, PARTS: tl.cons
 
 @triton.jit
 def columns(x, at, FLAT: tl.constexpr, ROWS: tl.constexpr):
-    """Some of x as a row, read by each row of threads (FLAT) or passed between them."""
+    """Load part of x as a row, in every row of threads (FLAT) or once, passed between them."""
     if FLAT:
         row = tl.load(x + at[None] + tl.zeros([ROWS, 1], tl.int32)).to(tl.float32)
     else:
@@ -188,13 +188,13 @@ def multiply_row(
     x, w, scale, bias, y, n, K: tl.constexpr, SCALED: tl.constexpr, BIASED: tl.constexpr,
     EARLY: tl.constexpr, PACKED: tl.constexpr, FLAT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """x [K] times some rows of w [n, K], and their scales.
+    """Multiply x [K] by some rows of w [n, K] and their scales.
 
-    EARLY: it begins before the kernel that writes x ends, with weights, which none of those before it writes.
+    EARLY: loads weights, which no earlier kernel writes, before the kernel that writes x has ended.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     at = tl.arange(0, COLUMNS)
-    here = w + tl.minimum(row, n - 1).to(tl.int64)[:, None] * K + at[None]  # behind the end the last row again
+    here = w + tl.minimum(row, n - 1).to(tl.int64)[:, None] * K + at[None]  # past the end: the last row again
     weights = tl.load(here)
     if EARLY:
         gdc_wait()
@@ -215,12 +215,12 @@ def multiply_rows(
     x, w, scale, bias, y, m, n, K: tl.constexpr, BIASED: tl.constexpr, EARLY: tl.constexpr,
     M: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """x [m, K] times some rows of w [n, K] in 8 bits, and their scales."""
+    """Multiply x [m, K] by some rows of w [n, K] in 8 bits and their scales."""
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
     row, some, at = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, M), tl.arange(0, COLUMNS)
-    here = w + tl.minimum(row, n - 1).to(tl.int64)[None] * K + at[:, None]  # behind the end the last row again
+    here = w + tl.minimum(row, n - 1).to(tl.int64)[None] * K + at[:, None]  # past the end: the last row again
     given = x + some[:, None] * K + at[None]
     total = tl.zeros([M, ROWS], tl.float32)
     for start in range(0, K, COLUMNS):
@@ -235,8 +235,8 @@ def multiply_rows(
 
 @triton.jit
 def widen(x, PACKED: tl.constexpr):
-    """To fp32. GPUs convert whole numbers at an eighth of the speed at which they multiply: PACKED int8, four at a
-    time, become the last bits of 2^23 + 128 + x instead."""
+    """Convert to fp32. GPUs convert integers at an eighth of their multiplication rate. PACKED int8 are inserted
+    as the low bits of 2^23 + 128 + x instead, four at a time."""
     if PACKED:
         return tl.inline_asm_elementwise(
             """{
@@ -263,7 +263,7 @@ def widen(x, PACKED: tl.constexpr):
 
 @triton.jit
 def regroup_rows(x, rows, length, size, slots, width, N: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Row i becomes what row `rows[i]` was, of N neighbours that one program reads and then writes."""
+    """Replace row i by row `rows[i]`, in place; one program reads and then writes N neighbouring rows."""
     group = tl.program_id(0).to(tl.int64)
     row, at = tl.arange(0, ROWS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     wanted = (at < size) & ((at // width) % slots < tl.load(length))

@@ -18,7 +18,7 @@ TapFunction = Callable[[str, Tensor], Tensor]
 class Tap(NamedTuple):
     """Function that reads activations by name and may return others in their place.
 
-    `wants` saves the work of computing what is not needed (attention weights are recomputed on demand).
+    `wants` avoids computing unneeded activations (attention weights are recomputed on demand).
     """
 
     function: TapFunction

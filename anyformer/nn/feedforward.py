@@ -59,7 +59,7 @@ def activation(spec: Activation) -> Callable[[Tensor], Tensor]:
 
 
 def act_of(spec: Activation) -> Act | None:
-    """Its name where it is found together with the product before it."""
+    """Return the name of an activation that can be fused with the matmul before it, else None."""
     match spec:
         case Relu():
             return "relu"
@@ -70,7 +70,7 @@ def act_of(spec: Activation) -> Act | None:
 
 
 def fuses(x: Tensor, linear: Linear) -> bool:
-    """Whether it is such a step of training, and the product a plain one, with a bias."""
+    """Return whether matmul and activation fuse: compiled half-precision training, a plain layer with a bias."""
     if not linear.is_plain or not in_compiled_half_step(x):
         return False
     hooked = linear._forward_hooks or linear._forward_pre_hooks
@@ -85,7 +85,7 @@ class PlainFFN(nn.Module):
         self.up = Linear(width, hidden, bias=bias)
         self.down = Linear(hidden, width, bias=bias)
         self.act, self.dropout = activation(spec), Dropout(dropout)
-        self.quick = None if dropout else act_of(spec)  # dropout would be a pass of its own
+        self.quick = None if dropout else act_of(spec)  # dropout would need a separate pass
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         h = ctx.tap("hidden", self.lift(x))

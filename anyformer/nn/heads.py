@@ -62,7 +62,7 @@ class HiddenHead(nn.Module):
 
 
 class VocabularyHead(nn.Module):
-    """Logits over the vocabulary, [b, t, v], by a table of its own, the input's (tied), or that of a weight format."""
+    """Logits over the vocabulary, [b, t, v], by a separate table, the input's (tied), or that of a weight format."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class VocabularyHead(nn.Module):
         return token_loss(self._logits(x, table), target.labels, target.smoothing)
 
     def _hidden(self, x: Tensor) -> Tensor:
-        """Return what is multiplied by the table."""
+        """Return the hidden states that the table is multiplied with."""
         x = self.transform(x)
         return x * self.scale if self.scale != 1 else x
 

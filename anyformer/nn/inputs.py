@@ -106,7 +106,7 @@ class TokenInput(nn.Module):
         return ids.shape[0], ids.shape[1]
 
     def check(self, inputs: Inputs) -> None:
-        """Check that ids, types and bytes are in range, and that the model reads what is given."""
+        """Check that ids, types and bytes are in range, and that the model has all these inputs."""
         ids, types, spelled = inputs.ids, inputs.types, inputs.spelled
         if types is not None and self.types is None:
             raise ValueError("this model has no token types: leave `types` out")

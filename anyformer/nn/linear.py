@@ -59,7 +59,7 @@ class Linear(nn.Module):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the layer is one matmul with its parameters, without another format or an adapter."""
+        """True if the layer is one matmul with its parameters, without another format or an adapter."""
         return self.format is None and self.lora is None
 
     def rows(self, part: int | None = None) -> Tensor:

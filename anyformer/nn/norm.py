@@ -12,7 +12,7 @@ from anyformer.nn.aux_outputs import AuxOutputs, TrackedModule, identity
 
 
 class Centred(nn.LayerNorm):
-    """torch's, but for what a step keeps of it."""
+    """torch's layer norm, with smaller tensors saved for the backward pass."""
 
     def forward(self, x: Tensor) -> Tensor:
         return _normed(x, self.weight, self.bias, self.eps, True) if _narrows(self, x) else super().forward(x)
@@ -64,13 +64,13 @@ class OverBatch(TrackedModule):
         return ((y - mean) * torch.rsqrt(variance + self.eps) * self.weight + self.bias).to(x.dtype)
 
     def _seen(self, y: Tensor, segments: Tensor | None, aux: AuxOutputs | None) -> tuple[Tensor, Tensor]:
-        """Mean and variance over the real tokens; those of a batch without any are 0."""
+        """Return mean and variance over the real tokens; 0 for a batch without any."""
         is_real = y.new_ones(y.shape[:2]) > 0 if segments is None else real(segments).expand(y.shape[:2])
         is_real = is_real[..., None]
         reduce = identity if aux is None else aux.reduce
         count = reduce(is_real.sum().to(y.dtype))
         mean = reduce(y.where(is_real, 0).sum(dim=(0, 1))) / count.clamp(min=1)
-        squares = reduce((y - mean).where(is_real, 0).square().sum(dim=(0, 1)))  # of what is left: no cancellation
+        squares = reduce((y - mean).where(is_real, 0).square().sum(dim=(0, 1)))  # of deviations: no cancellation
         if aux is not None:
             unbiased = squares / (count - 1).clamp(min=1)
             aux.add(self, torch.cat((count * mean, count * unbiased, count[None])).detach())
@@ -86,7 +86,7 @@ class OverBatch(TrackedModule):
         return torch.cat((total, count * unbiased, count[None]))
 
     def _moments(self, seen: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and unbiased variance."""
+        """Return mean and unbiased variance."""
         mean, variance = (seen[:-1] / seen[-1].clamp(min=1)).split(len(self.mean))
         return mean, variance
 
@@ -106,7 +106,7 @@ class OverBatch(TrackedModule):
 
 
 def _narrows(norm: nn.Module, x: Tensor) -> bool:
-    """Whether a norm learns in a compiled step that multiplies in half precision, and x is its residual stream."""
+    """Return whether a norm is trained in a compiled half-precision step, with an fp32 residual stream x."""
     return norm.training and x.dtype is torch.float32 and in_compiled_half_step(x)
 
 
@@ -116,8 +116,8 @@ def _normed(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, centred:
 
 
 class _Narrow(torch.autograd.Function):
-    """A norm that keeps what it made of x in bf16, as products keep what they read in half precision. The compiler
-    would keep fp32, to write and to read which takes longer than all else that a norm does."""
+    """Norm that saves the normalised x in bf16 for the backward pass, as matmuls save their inputs in half precision.
+    The compiler would save fp32; writing and reading it takes longer than the rest of the norm."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, centred: bool) -> Tensor:
@@ -144,8 +144,8 @@ class _Narrow(torch.autograd.Function):
 
 
 def _shortened(x: Tensor) -> Tensor:
-    """The first half of the bits of fp32, rounded: bf16, by steps that the compiler does not take for superfluous. What
-    is no number may become one, but the scale of such a row is none, either."""
+    """Round fp32 to bf16, stored as int16, by integer operations that the compiler does not remove. Non-finite
+    values may become finite, but then the scale of their row is non-finite."""
     return ((x.view(torch.int32) + (1 << 15)) >> 16).to(torch.int16)
 
 
@@ -154,9 +154,9 @@ def _lengthened(short: Tensor) -> Tensor:
 
 
 def normed(norm: nn.Module, x: Tensor, layout: Layout, aux: AuxOutputs | None = None) -> Tensor:
-    """Any norm on the tokens [b, t, d] of a layout."""
+    """Apply any norm to the tokens [b, t, d] of a layout."""
     if isinstance(norm, nn.Identity):
-        return x  # not called: a decode step of a small model is made of calls
+        return x  # not called: decode steps of small models are bound by call overhead
     return norm(x, layout.segments, aux) if isinstance(norm, OverBatch) else norm(x)
 
 
