@@ -68,7 +68,7 @@ class Pooling(Spec):
 
     @property
     def levels(self) -> tuple[int, ...]:
-        """How many times each layer's tokens have been pooled."""
+        """Number of poolings before each layer."""
         return (*(level for level, layers in enumerate(self.stages) for _ in range(layers)), *[0] * self.tail)
 
 
@@ -96,18 +96,18 @@ class Stack(Spec):
     pooling: Pooling | None = None  # None: every layer reads all tokens
 
     def unrolled(self) -> tuple[Block, ...]:
-        """The block of each layer."""
+        """Return the block of each layer."""
         rest = self.depth - len(self.prefix)
         return self.prefix + tuple(self.blocks[i % len(self.blocks)] for i in range(rest))
 
     @property
     def runs(self) -> tuple[int, ...]:
-        """The number of the block whose weights each layer has: its own, or with `share` that of the tile."""
+        """Index of the block whose weights each layer uses: its own, or with `share` that of the tile."""
         head, tile = len(self.prefix), len(self.blocks)
         return tuple(i if i < head or not self.share else head + (i - head) % tile for i in range(self.depth))
 
     def distinct(self) -> list["Layers"]:
-        """The layers grouped by what they cost, in the order of the first of each group."""
+        """Return the layers grouped by block and pooling level, in the order of the first of each group."""
         found: dict[tuple[int, int], list[int]] = {}
         head, tile = len(self.prefix), len(self.blocks)
         for i, level in enumerate(self.levels):
@@ -119,12 +119,12 @@ class Stack(Spec):
 
     @property
     def levels(self) -> tuple[int, ...]:
-        """How many times each layer's tokens have been pooled."""
+        """Number of poolings before each layer."""
         return self.pooling.levels if self.pooling else (0,) * self.depth
 
     @property
     def ends(self) -> list[tuple[int, str]]:
-        """How many positions exist, and for what, the fewest first; nothing where there is no end."""
+        """Limits on the number of positions with their causes, smallest first; empty if there is no limit."""
         mixers = [block.mixer for block in (*self.prefix, *self.blocks)]
         fixed = [mixer for mixer in mixers if isinstance(mixer, (FullyConnected, PositionMixing))]
         found = [(mixer.length, f"positions of the '{mixer.kind}' mixer") for mixer in fixed]

@@ -1,4 +1,4 @@
-"""TOML and JSON, in and out, for any spec; beside them overrides, differences and the schema. Imports no torch.
+"""Read and write any spec as TOML or JSON; also exports overrides, differences and the schema. Imports no torch.
 
     loads(cls, dumps(spec)) == spec, for every spec of class `cls`
 
@@ -31,19 +31,19 @@ SUFFIXES: dict[str, Format] = {".toml": "toml", ".json": "json"}
 
 
 def dumps(spec: Spec, format: Format = "toml") -> str:
-    """The spec as a text that `loads` takes back."""
+    """Return the spec as text, which `loads` parses."""
     if format == "json":
         return json.dumps(to_data(spec), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     return tomli_w.dumps(_by_word(type(spec), to_data(spec)))
 
 
 def loads(cls: type[S], text: str, format: Format = "toml") -> S:
-    """The spec that a text holds, or a `ConfigError` with all its faults."""
+    """Return the spec in a text. Raise a `ConfigError` with all its faults."""
     return build(cls, parse(text, format))
 
 
 def save(spec: Spec, path: str | Path) -> None:
-    """Writes .toml or .json, by the suffix; a reader never sees half a file."""
+    """Write .toml or .json, by the suffix, atomically."""
     path = Path(path)
     text = dumps(spec, format_of(path))
     temporary = path.with_name(f".anyformer-{secrets.token_hex(8)}.tmp")
@@ -60,9 +60,9 @@ def save(spec: Spec, path: str | Path) -> None:
 
 
 def load(cls: type[S], path: str | Path) -> S:
-    """Reads .toml or .json, by the suffix; a `ConfigError` names the file in every fault."""
+    """Read .toml or .json, by the suffix; a `ConfigError` names the file in every fault."""
     path = Path(path)
-    if os.path.isdir(path):  # which, unlike Path's, answers for any name
+    if os.path.isdir(path):  # unlike Path.is_dir, it accepts any name
         raise ConfigError([Fault(str(path), "is a folder, not a file")])
     format, text = format_of(path), _read(path)
     try:
@@ -101,7 +101,7 @@ def _read(path: Path) -> str:
 
 
 def parse(text: str, format: Format) -> dict[str, Any]:
-    """The tables in a text; a `ConfigError` says in which line and column it stops being TOML or JSON."""
+    """Return the tables in a text. Raise a `ConfigError` with the line and column of a syntax error."""
     try:
         if format == "toml" and _has_deep_key(text):
             raise RecursionError
@@ -145,7 +145,7 @@ def _toml_fault(message: str, text: str) -> Fault:
 
 
 class _Object(dict[str, Any]):
-    """A JSON object that remembers which keys it was given more than once."""
+    """JSON object that records its repeated keys."""
 
     repeated: tuple[str, ...] = ()
 
@@ -184,7 +184,7 @@ def _join(path: str, key: str) -> str:
 
 
 def _by_word(annotation: Any, data: Any) -> Any:
-    """Where the kind decides and a table holds nothing else, the kind alone."""
+    """Replace each table that holds only a kind by the kind, where the kind selects the member of a union."""
     if isinstance(data, list):
         return [_by_word(annotation, value) for value in data]
     if not isinstance(data, dict):

@@ -139,7 +139,7 @@ class Attention(Spec):
 
     @property
     def reach(self) -> int | None:
-        """How many tokens back it looks in a decoder, where that has an end: its cache may forget what came before."""
+        """Largest distance back in a decoder, or None if unbounded: the cache may drop older tokens."""
         return self.pattern.towards(False).reach if self.pattern else None
 
 
@@ -156,11 +156,11 @@ class Recurrent(Spec):
     begin: Literal["zero", "encoder"] = "zero"  # encoder: where the encoder's layer of the same number ended (forward)
 
     def hidden(self, width: int) -> int:
-        """The width of h, given or derived."""
+        """Return the width of h, given or derived."""
         return self.width or width
 
     def state(self, width: int) -> int:
-        """How many numbers a cell carries on: h, and in an LSTM c."""
+        """Return the size of the state of a cell: h, and in an LSTM c."""
         return self.hidden(width) * (2 if self.cell == "lstm" else 1)
 
 
@@ -177,7 +177,7 @@ class Convolution(Spec):
     bias: Flag = True
 
     def before(self, causal: bool) -> int:
-        """Distance from a token to the first of its K tokens."""
+        """Return the distance from a token to the first of its K tokens."""
         span = self.dilation * (self.width - 1)
         return span if causal else span // 2
 

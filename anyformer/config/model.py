@@ -94,7 +94,7 @@ def pattern_across(attention: Attention) -> Pattern:
 
 
 def position_of(attention: Attention, stack: Stack) -> Position:
-    """The scheme that acts inside a self-attention, given or the stack's."""
+    """Return the scheme inside a self-attention, given or the stack's."""
     return attention.position or stack.position
 
 
@@ -192,7 +192,7 @@ def _pooling(stack: Stack, side: Side) -> Iterator[Fault]:
 
 
 def _handover(config: ModelConfig) -> Iterator[Fault]:
-    """A state goes from a cell to one of the same kind and width."""
+    """Yield faults of decoder cells that start from an encoder state of another kind or width."""
     encoder, decoder = config.encoder, config.decoder
     if not encoder or not decoder or not all(s.blocks or s.depth <= len(s.prefix) for s in (encoder, decoder)):
         return

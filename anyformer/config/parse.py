@@ -40,7 +40,7 @@ MAX_SIZES = 64  # sizes in the data that are tried in the place of a wrong one
 
 
 def to_data(spec: Spec) -> dict[str, Any]:
-    """Plain tables, lists and values: what JSON holds. None means "follows from the others" and is left out."""
+    """Return plain tables, lists and values, as in JSON. None means "derived from other fields" and is omitted."""
     return spec.model_dump(mode="json", exclude_none=True)
 
 
@@ -57,7 +57,7 @@ def build(cls: type[S], data: Any) -> S:
 
 
 def _standing(cls: type[Spec], data: Any, error: ValidationError) -> list[Fault]:
-    """The faults between parts that no mending of the wrong values removes."""
+    """Return the faults between parts that remain however the wrong values are replaced."""
     standing: list[Fault] | None = None
     if error.error_count() > MAX_WRONG:
         return []
@@ -76,9 +76,9 @@ def _standing(cls: type[Spec], data: Any, error: ValidationError) -> list[Fault]
 
 
 def _mended(cls: type[Spec], data: Any, error: ValidationError) -> Iterator[Any]:
-    """Copies of the data in which every wrong value is dropped or replaced, in all combinations or a sample of them."""
+    """Yield copies of the data with every wrong value dropped or replaced: all combinations, or a sample of them."""
     sizes = sorted({1, *_sizes(data)})[:MAX_SIZES]
-    sizes = [*sizes, math.lcm(*sizes)]  # whatever must divide, divides this one
+    sizes = [*sizes, math.lcm(*sizes)]  # a multiple of every size
     tries = min(TRIES, MAX_NODES // _nodes(data))
     wrong: list[tuple[ErrorLocation, list[Mend]]] = []
     for item in error.errors():
@@ -161,7 +161,7 @@ def _nodes(data: Any) -> int:
 
 
 def _sizes(data: Any) -> Iterator[int]:
-    """Every positive whole number in the data: what a size that must agree with another may have to be."""
+    """Yield every positive integer in the data: candidates for a size that must agree with another."""
     if isinstance(data, dict):
         data = list(data.values())
     if isinstance(data, list):
@@ -171,7 +171,7 @@ def _sizes(data: Any) -> Iterator[int]:
 
 
 def _stand_ins(annotation: Any, sizes: list[int]) -> list[Any]:
-    """Yield values that the annotation allows: each of `sizes` for a size, every kind for a union."""
+    """Return values that the annotation allows: each of `sizes` for a size, every kind for a union."""
     found: list[Any] = []
     for member in alternatives(annotation):
         if typing.get_origin(member) is tuple:
@@ -191,7 +191,7 @@ _SIMPLE: dict[Any, tuple[Any, ...]] = {bool: (False, True), float: (0.5, 1.0), s
 
 
 def _tables(spec: Any, sizes: list[int]) -> Iterator[dict[str, Any]]:
-    """A spec's smallest tables, and those with one optional part more."""
+    """Yield minimal tables of a spec, and those with one optional field more."""
     required = {name: field.annotation for name, field in fields(spec).items() if field.is_required()}
     optional = {name: field.annotation for name, field in fields(spec).items() if field.default is None}
     tag = {"kind": fields(spec)["kind"].default} if "kind" in fields(spec) else {}

@@ -26,7 +26,7 @@ LARGE, SMALL = 128, 64  # blocks of tokens that kernels skip, as large as they a
 
 
 class Span(NamedTuple):
-    """The lowest and the highest position among some tokens: tensors, or arrays of numpy's."""
+    """Lowest and highest position of some tokens: tensors or NumPy arrays."""
 
     low: Any
     high: Any
@@ -382,17 +382,17 @@ _MASK = 0x7FFFFFFF  # hashes stay below 2³¹, so that no multiplication overflo
 
 
 def _mix(x: "Tensor") -> "Tensor":
-    """Spreads every bit of numbers below 2³¹ over all of them."""
+    """Mix integers below 2³¹, so that every bit affects all bits."""
     x = ((x ^ (x >> 16)) * 0x21F0AAAD) & _MASK
     x = ((x ^ (x >> 15)) * 0x735A2D97) & _MASK
     return x ^ (x >> 15)
 
 
 def _fitting(block: int) -> int:
-    """A tile that no block of a pattern cuts, where there is one."""
+    """Return a tile size that is aligned with the blocks of a pattern, if there is one."""
     return SMALL if block % LARGE and block % SMALL == 0 else LARGE
 
 
 def _over(span: Span, size: int) -> Span:
-    """The same span in blocks of positions."""
+    """Return the span in units of blocks."""
     return Span(span.low // size, span.high // size)

@@ -25,7 +25,7 @@ MAX_LISTED = 30  # known words in a message
 
 
 def shorten(text: str, limit: int) -> str:
-    """The text, or its beginning and its end around an ellipsis."""
+    """Return the text, or its beginning and end around an ellipsis."""
     if len(text) <= limit:
         return text
     end = limit // 3
@@ -43,11 +43,11 @@ class Fault(NamedTuple):
         return f"{self.path}{joint}{self.message}" if self.path else self.message
 
     def under(self, prefix: str) -> "Fault":
-        """The same fault seen from one level further out."""
+        """Return the fault with its path extended by one outer level."""
         return Fault(".".join(part for part in (prefix, self.path) if part), self.message)
 
     def shortened(self) -> "Fault":
-        """The same fault with a path and a message of bounded length."""
+        """Return the fault with path and message shortened to a bounded length."""
         return Fault(shorten(self.path, MAX_PATH), shorten(self.message, MAX_MESSAGE))
 
 
@@ -70,7 +70,7 @@ class ConfigError(ValueError):
 
 
 class _Meta(type(BaseModel)):  # type: ignore[misc]
-    """Lets a spec built in Python fail as a `ConfigError` too (nested validation keeps pydantic's own errors)."""
+    """Metaclass that raises a `ConfigError` for specs built in Python (nested validation keeps pydantic's errors)."""
 
     def __call__(cls, *args: Any, **fields: Any) -> Any:
         try:
@@ -85,7 +85,7 @@ class Spec(BaseModel, metaclass=_Meta):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     def model_copy(self, *, update: Any = None, deep: bool = False) -> Self:
-        """A copy with some fields changed, validated like any other spec."""
+        """Return a copy with some fields changed, validated like any other spec."""
         return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **(update or {})})
 
 
@@ -228,7 +228,7 @@ def is_file_name(name: object) -> bool:
 
 
 def visible(text: str) -> str:
-    """The text with lone surrogates, which no terminal can print, as escapes."""
+    """Return the text with lone surrogates, which no terminal can print, as escapes."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -241,12 +241,12 @@ def _show(value: Any) -> str:
 
 
 def fields(spec: Any) -> dict[str, FieldInfo]:
-    """The fields of a spec; none for anything else."""
+    """Return the fields of a spec; none for anything else."""
     return spec.model_fields if isinstance(spec, type) and issubclass(spec, BaseModel) else {}
 
 
 def alternatives(annotation: Any) -> list[Any]:
-    """The members of a union, `Annotated` opened, None left out."""
+    """Return the members of a union, with `Annotated` unwrapped and without None."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         return alternatives(args[0])
@@ -261,7 +261,7 @@ def elements(annotation: Any) -> list[Any]:
 
 
 def members(annotation: Any) -> list[Any]:
-    """The alternatives inside an annotation, in its tuples too."""
+    """Return the alternatives inside an annotation, including those in its tuples."""
     inside = [member for element in elements(annotation) for member in members(element)]
     return [a for a in alternatives(annotation) if typing.get_origin(a) is not tuple] + inside
 

@@ -118,6 +118,6 @@ def entropy(text: str, order: int) -> float:
 
 
 def _alone(results: Sequence[Result]) -> dict[int, list[float]]:
-    """The losses without a mixer, by depth."""
+    """Return the losses without a mixer, by depth."""
     depths = sorted({r["depth"] for r in results if r["mixer"] == "none"})
     return {depth: found(results, "loss", mixer="none", depth=depth) for depth in depths}

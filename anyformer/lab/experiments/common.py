@@ -116,9 +116,9 @@ def doubling(axis: Any, lengths: Sequence[int]) -> None:
 
 
 def chain(letters: int, order: int, length: int, seed: int, part: int = 0) -> tuple[str, float]:
-    """A made-up text in which each letter depends on the `order` letters before it, and its entropy in nats a letter.
+    """Return a synthetic text, each letter given the `order` letters before, and its entropy (nats per letter).
 
-    After any such letters one of four may follow. Parts of one seed are different texts of the same kind.
+    One of four letters follows each context. Parts of one seed are different texts of the same distribution.
     """
     rules = np.random.default_rng(seed)
     chances = np.array([0.6, 0.25, 0.1, 0.05])
@@ -134,8 +134,8 @@ def chain(letters: int, order: int, length: int, seed: int, part: int = 0) -> tu
 
 @contextmanager
 def spelling(cell: Cell, decoder: Stack) -> Iterator[tuple[Recipe, str]]:
-    """A language model of a made-up text, by a cell's width, letters, text, rows, length, steps, lr and seed; and what
-    it is validated on."""
+    """Yield a recipe that trains a language model on a synthetic text, by a cell's width, letters, text, rows, length,
+    steps, lr and seed; and the validation text."""
     with scratch(SCRATCH) as folder:
         texts = [chain(cell["letters"], 2, cell["text"] // share, 0, part)[0] for part, share in enumerate((1, 10))]
         paths = [folder / name for name in ("train.txt", "valid.txt")]

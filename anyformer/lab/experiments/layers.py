@@ -182,7 +182,7 @@ def _mixer(kind: str, length: int, kernel: int, dilation: int = 1) -> Mixer:
 
 
 def _model(kind: str, width: int, length: int, kernel: int, depth: int) -> Transformer:
-    """A causal stack of mixers and nothing else; dilated: layer i by K^i."""
+    """Return a causal stack of mixers only; if dilated, layer i is dilated by K^i."""
     dilations = [kernel**i if kind == "dilated" else 1 for i in range(depth)]
     blocks = tuple(
         Block(mixer=_mixer(kind, length, kernel, n), feedforward=NoFeedForward(), norm=NoNorm()) for n in dilations
