@@ -116,7 +116,7 @@ def doubling(axis: Any, lengths: Sequence[int]) -> None:
 
 
 def chain(letters: int, order: int, length: int, seed: int, part: int = 0) -> tuple[str, float]:
-    """Return a synthetic text, each letter given the `order` letters before, and its entropy (nats per letter).
+    """Return a synthetic text, each letter drawn given the `order` letters before, and its entropy (nats per letter).
 
     One of four letters follows each context. Parts of one seed are different texts of the same distribution.
     """
