@@ -30,11 +30,11 @@ import sys, re, pathlib
 def told(field):
     status = pathlib.Path("/proc/self/status").read_text()
     return int(re.search(field + r":\\s+(\\d+) kB", status)[1]) * 1024
-from anyformer.interop import bring_in
+from anyformer.interop import import_model
 tiny, tiny_out, source, out = sys.argv[1:]
-bring_in(tiny, tiny_out)  # libraries that the first import loads do not count
+import_model(tiny, tiny_out)  # libraries that the first import loads do not count
 before = told("VmRSS")
-bring_in(source, out)
+import_model(source, out)
 print(before, told("VmHWM"))
 """
 
@@ -55,7 +55,8 @@ class Taken(NamedTuple):
 def write_checkpoint(folder: Path, config: ModelConfig, dtype: torch.dtype, shard: int) -> int:
     """Write a folder of random weights in files of bounded size; return the total bytes."""
     family = FAMILIES["llama"]
-    sizes = {name: shape for tie in family.ties(config) for name, shape in zip(tie.theirs, tie.shapes, strict=True)}
+    rules = family.tensor_rules(config)
+    sizes = {name: shape for rule in rules for name, shape in zip(rule.theirs, rule.shapes, strict=True)}
     shards: list[files.Shapes] = [{}]
     room = shard
     for name, shape in sizes.items():

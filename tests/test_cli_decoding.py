@@ -188,7 +188,7 @@ def test_a_run_searches_as_its_task_says(tmp_path: Path) -> None:
     (line,) = refused("evaluate", run.folder, "task.length_penalty=0.5")
     assert line == "task.length_penalty = 0.5: applies to beam search only: set beams above 1"
     (line,) = refused("evaluate", run.folder, "train.steps=9")
-    assert line == "train: is what the run was made with, and cannot be changed"
+    assert line == "train: was fixed in training and cannot be changed"
 
 
 def test_help_has_a_panel_for_each_way() -> None:
@@ -201,7 +201,7 @@ def test_help_has_a_panel_for_each_way() -> None:
 @pytest.mark.parametrize("terminal", [True, False])
 def test_progress(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool) -> None:
     """A bar that goes again, or plain lines."""
-    monkeypatch.setattr(progress, "SECONDS", -1.0)
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", -1.0)
     monkeypatch.setattr(Console, "is_terminal", property(lambda _: terminal))
     with progress.counting(4, "texts") as advance:
         advance(1)

@@ -70,7 +70,7 @@ def test_a_gz_of_usual_text_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("name", ["text.txt", "text.txt.gz"])
 def test_a_file_beyond_memory_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anyformer.data.files.memory", lambda: 8 * MIB)
+    monkeypatch.setattr("anyformer.data.files.usable_memory", lambda: 8 * MIB)
     path = tmp_path / name
     content = b"to be or not\n" * 300_000
     path.write_bytes(gzip.compress(content) if name.endswith("gz") else content)
@@ -85,7 +85,7 @@ def test_rows_of_parquet_beyond_memory_are_refused(tmp_path: Path, monkeypatch: 
 
     path = tmp_path / "rows.parquet"
     parquet.write_table(pyarrow.table({"text": ["a" * 10_000] * 2000}), path)  # 20 MB in some kilobytes
-    monkeypatch.setattr("anyformer.data.files.memory", lambda: 8 * MIB)
+    monkeypatch.setattr("anyformer.data.files.usable_memory", lambda: 8 * MIB)
     assert f"{path}:210: the rows have more than 2 MiB of text" in refusal(TableFile(path=str(path), text="text"))
 
 

@@ -85,6 +85,8 @@ def test_chunks_are_the_file_and_are_cut_between_documents(gz: str, parts: list[
         at_once = list(documents(Chunk(path, 1, text.encode(), True, 0), how))
         assert not any(isinstance(found, Bad) for found in together)
         if document == "file":
+            if not text.strip():
+                continue  # only a chunk that is the whole file can tell that there is nothing but white space
             assert "".join(found.text for found in together) == "".join(found.text for found in at_once)
             assert sum(found.ends for found in together) == sum(found.ends for found in at_once)
         else:

@@ -353,7 +353,7 @@ def norms(family: Family, theirs: hf.PreTrainedModel) -> dict[str, str]:
     """Our norms and theirs, by name."""
     names = family.names
     if names is None:
-        ties = PUBLIC[theirs.config.model_type].ties(family.config)
-        pairs = [(tie.ours, tie.theirs[0]) for tie in ties if tie.ours.endswith(".weight")]
+        rules = PUBLIC[theirs.config.model_type].tensor_rules(family.config)
+        pairs = [(rule.ours, rule.theirs[0]) for rule in rules if rule.ours.endswith(".weight")]
         names = {ours.removesuffix(".weight"): theirs.removesuffix(".weight") for ours, theirs in pairs}
     return {ours: theirs for ours, theirs in names.items() if "norm" in ours}

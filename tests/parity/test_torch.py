@@ -26,7 +26,7 @@ from anyformer.config import (
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.block import build_block
 from anyformer.nn.context import Context
-from anyformer.nn.stack import BlockStack
+from anyformer.nn.stack import BlockStack, Encoded
 
 WIDTH, HEADS, FF, DEPTH = 24, 4, 40, 2
 TARGET, SOURCE = (11, 8, 3), (13, 5, 9)  # lengths of the rows
@@ -171,7 +171,7 @@ def test_cross_attention(bias: bool, backend: str) -> None:
     assert_same(
         ours,
         theirs,
-        lambda x, memory: ours(x, ctx._replace(memory=memory)),
+        lambda x, memory: ours(x, ctx._replace(encoder_out=memory)),
         lambda x, memory: theirs(x, memory, memory, key_padding_mask=hidden, need_weights=False)[0],
         lambda weights: attention_names(weights, "", "", cross=True),
         (x, memory),
@@ -242,7 +242,7 @@ def test_decoder_layer(placement: str, activation: str, bias: bool, eps: float) 
     assert_same(
         ours,
         theirs,
-        lambda x, memory: ours(x, ctx._replace(memory=memory)),
+        lambda x, memory: ours(x, ctx._replace(encoder_out=memory)),
         lambda x, memory: theirs(x, memory, **masks),
         lambda weights: layer_names(weights, "", "", norm_at(placement), cross=True),
         (x, memory),
@@ -268,7 +268,7 @@ def test_encoder_decoder(placement: str, activation: str, bias: bool, eps: float
     (x, padding, layout), (y, hidden, source) = rows(TARGET, Causal()), rows(SOURCE, Full())
 
     def run_ours(y: Tensor, x: Tensor) -> Tensor:
-        return ours["decoder"](x, layout, memory=ours["encoder"](y, source), source=source)
+        return ours["decoder"](x, layout, encoded=Encoded(ours["encoder"](y, source), source, {}))
 
     masks = {
         "tgt_mask": ahead(x.shape[1]),
