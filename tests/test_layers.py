@@ -16,6 +16,7 @@ PACKAGE = ROOT / "anyformer"
 # them. A unit is a file or folder of `anyformer/`; the files of `config/` are units themselves.
 UNDER: dict[str, tuple[str, ...]] = {
     "conventions": (),
+    "moved": (),
     "config.spec": (),
     "config.position": ("config.spec",),
     "config.norm": ("config.spec",),
@@ -59,6 +60,7 @@ UNDER: dict[str, tuple[str, ...]] = {
 
 # Importing these, and `anyformer` itself, imports no torch: `anyformer --help`, completion and configs answer at once.
 TORCHLESS = (
+    "moved",
     "conventions",
     "config",
     "presets",
