@@ -97,7 +97,7 @@ def verify_file(folder: Path, name: str) -> Path:
 
 
 def _read_manifest(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file of a folder by its manifest, whose own checksum is verified."""
+    """Return the SHA-256 of each file of a folder by its manifest; its own checksum is verified if it has one."""
     manifest = folder / MANIFEST
     if not os.path.lexists(manifest):
         what = "is not a finished run: it has no manifest.json" if folder.is_dir() else "there is no such folder"

@@ -213,10 +213,12 @@ RotaryScaling = Annotated[NoScaling | LinearScaling | NTKScaling | YarnScaling |
 
 
 class Rotary(Scheme):
-    """Pairs of each query and key turned by p·θ_i, so that scores depend on m - n alone (Su et al. 2021).
+    """Rotary positions (RoPE, Su et al. 2021): rotate pairs of dimensions at position p by the angle p·θ_i.
+
+    The score of a query at m and a key at n then depends on m - n alone.
 
     θ_i = theta^(-2i/k_rot); the pair is (x_i, x_{i + k_rot/2}), as in GPT-NeoX and Llama's published weights;
-    with `fraction` below one only the first part of the head turns.
+    with `fraction` below one only the first part of the head is rotated.
     """
 
     kind: Literal["rotary"] = "rotary"

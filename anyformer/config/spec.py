@@ -280,7 +280,7 @@ def member_for(annotation: Any, data: dict[str, Any]) -> Any:
 
 
 class ErrorLocation(NamedTuple):
-    """Return the path of a pydantic error in the user's data."""
+    """Location of a pydantic error in the user's data: its path, and the spec and field that it concerns."""
 
     steps: tuple[str | int, ...]  # without pydantic's union tags
     parent: Any  # the spec that has the last key
@@ -293,7 +293,7 @@ class ErrorLocation(NamedTuple):
 
 
 def locate(spec: type, loc: tuple[str | int, ...]) -> ErrorLocation:
-    """Pydantic's location, read along the types: the first step into a union by kind is a tag, not a key."""
+    """Return the location of an error from pydantic's `loc`, without the tags by which it enters unions."""
     place = ErrorLocation((), spec, [spec], None)
     among = here = [spec]  # what the current position may be, before and after reading its tag
     for step in loc:

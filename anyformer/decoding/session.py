@@ -96,7 +96,7 @@ class Session:
 
     @property
     def present(self) -> Tensor:
-        """Which of them are tokens rather than gaps, bool [rows, n]."""
+        """Mask of `ids`: True for tokens, False for gaps, bool [rows, n]."""
         return self._present[:, : self.length]
 
     def read(self, new: Tensor, present: Tensor | None = None) -> Tensor:

@@ -77,7 +77,10 @@ def block(trace: Trace) -> dict[str, Any]:
 
 
 def count_text(trace: Trace, length: int | None = None) -> Table:
-    """Return the cost of reading the text of a trace, or `length` tokens."""
+    """Return the costs of a forward pass over the text of a trace.
+
+    `length` replaces the number of tokens of the decoder, or of an encoder-only model; a source keeps its own.
+    """
     tokens, config = trace.reading.tokens, trace.run.config
     own = len(tokens["decoder" if config.decoder else "encoder"])
     source = len(tokens["encoder"]) if config.shape == "encoder-decoder" else None

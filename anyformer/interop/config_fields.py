@@ -78,8 +78,8 @@ SILENT = frozenset({
 class Fields:
     """A config.json that is being read: `fields("hidden_size", 768)` returns a field or its default.
 
-    A field that a family reads is used. An unread one is refused if `known` has it, because the model would be
-    another one; else `transformers` does not use it either, and it is added to `ignored`. `known = None` knows all.
+    A field that a family reads is used. An unread field is an error if `transformers` uses it (it is in `known`, or
+    `known` is None), because it may change the model; otherwise it is added to `ignored`.
     """
 
     def __init__(self, data: Mapping[str, Any], file: str | Path, weights: Callable[[], Collection[str]] = tuple):

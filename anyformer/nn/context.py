@@ -82,7 +82,7 @@ class Context(NamedTuple):
         return self if self.taps is None else self._replace(taps=self.taps.scoped(scope))
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Return new keys and values [b, g, t, k] after those in the cache [b, g, s, k], and store them there."""
+        """Store new keys and values [b, g, t, k] in the cache, if any; return all that can be read [b, g, s, k]."""
         return (k, v) if self.cache is None else self.cache.append(k, v)
 
     def with_memory(self, x: Tensor) -> Tensor:

@@ -47,5 +47,5 @@ def groups(heads: int, kv_heads: int | None, ratio: int) -> int:
 
 
 def special_ids(vocab: int, **ids: int) -> Special:
-    """The family's special ids; those past the end of a smaller vocabulary are left open."""
+    """Return the special token ids of a family, without those that are not below `vocab`."""
     return Special.model_validate({name: id for name, id in ids.items() if id < vocab})

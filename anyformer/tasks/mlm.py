@@ -38,7 +38,7 @@ class MaskedLanguageModelling(TokenTask, DynamicExampleTask):
         self._plain = np.flatnonzero(self._is_plain)
 
     def draw(self, texts: Ragged, rng: CounterRNG) -> ExampleTable:
-        """Draw examples. Unknown tokens are masked only in texts without any other."""
+        """Draw examples. Special tokens such as `<unk>` are masked only in texts that have no other tokens."""
         before, after = self.frame.before, self.frame.after
         known = np.flatnonzero(self._is_plain.take(texts.values))
         counts = np.diff(known.searchsorted(texts.starts))

@@ -130,9 +130,10 @@ def _attempt(work: Callable[[], T]) -> tuple[T | None, ConfigError | None]:
 
 @contextmanager
 def join(agreed: tuple[type[Exception], ...]) -> Iterator[Ranks]:
-    """Join the processes that torchrun started; a process that was started by itself is a single one.
+    """Initialise the process group under torchrun and yield the ranks; `SINGLE` for one process.
 
-    Errors of the types `agreed` are raised by all processes together.
+    The caller raises errors of the types `agreed` in all processes. Only after these is the group destroyed: after
+    another error, that would wait for the other processes.
     """
     if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield SINGLE

@@ -310,7 +310,7 @@ def _vocabularies(task: Task) -> list[str]:
 
 
 def _complete_spec(spec: AnyTask, train: Rows) -> AnyTask:
-    """Return the task's spec with facts of the training rows: the names of labels, or the range of targets."""
+    """Return the spec completed from the training rows: names of labels or tags, or mean and deviation of targets."""
     match spec:
         case Classify():
             return with_labels(spec, train.columns["label"])
