@@ -95,8 +95,10 @@ class Cache:
             )
 
     def next(self, length: int, is_token: Tensor | None = None, position_bound: int | None = None) -> Layout:
-        """The layout of so many tokens that go on from what each row holds, those that are `there`, bool [b, length];
-        `bound`: what their positions are known to be below."""
+        """Return the layout of `length` new tokens that continue each row.
+
+        `is_token`, bool [b, length], is False for gaps. All positions are below `position_bound`.
+        """
         if is_token is None:
             index = torch.arange(length, device=self.length.device)
             segments = self.segment[:, None].expand(-1, length)

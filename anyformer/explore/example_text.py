@@ -7,8 +7,7 @@ from anyformer.config import ConfigError, io
 from anyformer.data.files import locate
 from anyformer.data.readers import read
 from anyformer.data.synthetic import generate
-from anyformer.recipe import MixturePart, Recipe
-from anyformer.recipe.sources import (
+from anyformer.recipe import (
     Additions,
     ClassFolders,
     ConllFile,
@@ -17,7 +16,9 @@ from anyformer.recipe.sources import (
     JoinedSources,
     MatchedLines,
     MixedSources,
+    MixturePart,
     ParallelFiles,
+    Recipe,
     ReverseDigits,
     Shards,
     SortDigits,
