@@ -1,0 +1,12 @@
+"""Figures of the documentation, each drawn by one function from the library's own code.
+
+`python -m figures` draws all of them into docs/figures, `python -m figures rotary alibi` some.
+
+style       colours, sizes, and the register of drawing functions
+blocks      parts of a block: linear layers, norms, dropout, residuals, feed-forwards, activations, experts
+attention   scaled dot products, heads, masks, sparse patterns, graphs
+positions   position schemes
+models      shapes, embeddings, tokenizers, costs
+training    targets, loss, schedules, fine-tuning
+decoding    KV cache, sampling, beam search
+"""

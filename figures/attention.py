@@ -1,0 +1,1 @@
+"""Figures: scaled dot products, heads, masks, sparse patterns, graphs."""

@@ -1,0 +1,1 @@
+"""Figures: KV cache, sampling, beam search."""

@@ -1,0 +1,1 @@
+"""Figures: shapes, embeddings, tokenizers, costs."""

@@ -1,0 +1,1 @@
+"""Figures: position schemes."""

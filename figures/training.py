@@ -1,0 +1,1 @@
+"""Figures: targets, loss, schedules, fine-tuning."""

@@ -1,0 +1,70 @@
+"""Concept pages: each idea has its page, every page has all its sections, and every number on it is computed."""
+
+import contextlib
+import io
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from figures.__main__ import load
+from figures.style import FOLDER
+from tests.test_pages import ROOT, blocks
+
+# One page per idea. A page that is missing here, or there, fails.
+IDEAS = {
+    "linear", "layer-norm", "other-norms", "dropout", "residual", "norm-placement", "feed-forward", "activations",
+    "gated-feed-forward", "experts", "other-mixers", "costs", "embeddings", "tying",
+    "scaled-dot-product", "three-attentions", "multi-head", "grouped-query", "masks", "sparse-patterns", "graph",
+    "long-sequences", "no-positions", "sinusoidal", "learned-positions", "t5-bias", "alibi", "rotary",
+    "three-shapes", "bert-and-gpt", "shifted-targets", "cross-entropy", "warm-up", "pretraining", "lora", "tokenizers",
+    "batches", "kv-cache", "sampling", "beam-search", "speculative", "scoring",
+}  # fmt: skip
+SECTIONS = ["Formula", "Worked example", "Figure", "Config", "Lab verdict", "Paper"]
+PAGES = sorted(path for path in (ROOT / "docs" / "concepts").glob("*.md") if path.name != "README.md")
+FIGURES = load()
+IMAGE = re.compile(r"!\[(?P<alt>[^\]]*)\]\((?P<path>[^)\s]+)\)")
+
+
+def test_every_idea_has_a_page() -> None:
+    assert {page.stem for page in PAGES} <= IDEAS
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_page_has_every_section(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == SECTIONS
+    section = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
+    assert "$" in section["Formula"]
+    assert IMAGE.search(section["Figure"])
+    assert any(block.language in ("bash", "toml") for block in blocks(section["Config"]))
+    assert "https://" in section["Paper"]
+    for image in IMAGE.finditer(text):
+        path = (page.parent / image["path"]).resolve()
+        assert path.relative_to(FOLDER).with_suffix("").as_posix() in FIGURES, "figures/ does not draw this image"
+        assert len(image["alt"]) > 20, "the alternative text says what the figure shows"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_worked_numbers_are_computed(page: Path) -> None:
+    """Blocks of Python run in order in one namespace, and each prints the text below it."""
+    names: dict[str, object] = {"__name__": "__main__"}
+    checked = 0
+    for block, below in pairwise([*blocks(page.read_text(encoding="utf-8")), None]):
+        if block is not None and block.language == "python":
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                exec(block.body, names)
+            assert below is not None
+            assert below.language == "text", "the output stands below the code"
+            assert printed.getvalue() == below.body
+            checked += 1
+    assert checked
+    torch.set_printoptions(profile="default")
+
+
+def test_every_figure_is_drawn() -> None:
+    drawn = {path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.glob("concepts/*.png")}
+    assert drawn == {name for name in FIGURES if name.startswith("concepts/")}
