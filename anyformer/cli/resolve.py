@@ -63,7 +63,7 @@ def load(path: Path) -> "ModelConfig | Recipe":
 
 def model_of(config: "ModelConfig | Recipe") -> "ModelConfig":
     """Return a model with its vocabulary sizes: its own, or those of a recipe's tokenizers."""
-    from anyformer.config.inputs_heads import Tokens
+    from anyformer.config.inputs_heads import Classifier, TokenLabels, Tokens
     from anyformer.config.spec import ConfigError, Fault
     from anyformer.recipe import Recipe
 
@@ -83,6 +83,8 @@ def model_of(config: "ModelConfig | Recipe") -> "ModelConfig":
         else:
             why = f": the tokenizer {spec.kind} takes it from the data" if spec is not None else ""
             faults.append(Fault(f"{prefix}{name}.vocab", f"is not set{why}; add {prefix}{name}.vocab=8000"))
+    if isinstance(model.head, Classifier | TokenLabels) and model.head.labels == "auto":
+        faults.append(Fault(f"{prefix}head.labels", f"= 'auto': follows from the data; add {prefix}head.labels=2"))
     if faults:
         raise ConfigError(faults)
     return model.model_copy(update=changes)

@@ -146,6 +146,7 @@ class NoTransform(Spec):
 
 HeadTransform = Annotated[NoTransform | Transform, *BY_KIND]
 Pool = Literal["first", "mean", "max", "last"]  # over the real tokens of a row
+Labels = Size | Literal["auto"]  # auto: in a recipe, as many as the training rows have
 
 
 class NoHead(Spec):
@@ -176,7 +177,7 @@ class TokenLabels(Spec):
     fits after each other label, or (the last row) at the beginning."""
 
     kind: Literal["token_labels"] = "token_labels"
-    labels: Size
+    labels: Labels
     crf: Flag = False
     transform: HeadTransform = NoTransform()
     dropout: Probability = 0.0
@@ -186,10 +187,17 @@ class Classifier(Spec):
     """Logits [b, labels] from one vector per row."""
 
     kind: Literal["classifier"] = "classifier"
-    labels: Size
+    labels: Labels
     pool: Pool = "first"
     transform: HeadTransform = NoTransform()
     dropout: Probability = 0.0
+
+
+def label_count(head: TokenLabels | Classifier) -> int:
+    """Return the number of labels, once it is known."""
+    if head.labels == "auto":
+        raise ConfigError([Fault("head.labels", "= 'auto': only a recipe counts the labels of its data: set a number")])
+    return head.labels
 
 
 class Embedder(Spec):

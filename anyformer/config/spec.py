@@ -155,10 +155,18 @@ def explain(error: ValidationError, spec: type) -> list[Fault]:
         if rule := rule_of(item):
             found += [fault.under(locate(spec, item["loc"]).path) for fault in rule.faults]
         else:
-            found.append(_explain_one(item, locate(spec, item["loc"])))
+            fault = _explain_one(item, locate(spec, item["loc"]))
+            if found and found[-1].path == fault.path:
+                fault = _either(found.pop(), fault)
+            found.append(fault)
     if len(items) > MAX_FAULTS:
         found.append(Fault("", f"{len(items) - MAX_FAULTS} more faults"))
     return found
+
+
+def _either(one: Fault, other: Fault) -> Fault:
+    """Return the fault of a value that fits no member of a union: what would be right for either of two members."""
+    return Fault(one.path, f"{one.message} or {other.message.rpartition(': must be ')[2]}")
 
 
 def _follows_from_others(item: Any) -> bool:
@@ -300,6 +308,8 @@ def locate(spec: type, loc: tuple[str | int, ...]) -> ErrorLocation:
         tags = kinds(here)
         if len(tags) > 1 and step in tags:
             here = [tags[str(step)]]
+        elif place.field and not any(map(fields, here)) and not isinstance(step, int):
+            continue  # pydantic's name of a member in a union of plain values
         elif isinstance(step, int):
             place = place._replace(steps=(*place.steps, step))
         else:

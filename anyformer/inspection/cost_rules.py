@@ -65,6 +65,7 @@ from anyformer.config import (
     Tokens,
     encoder_init_layers,
     hidden_width,
+    label_count,
     pattern_across,
     pattern_of,
     position_of,
@@ -348,11 +349,13 @@ def head_cost(config: ModelConfig, b: int, t: int) -> Cost:
             transform = head.transform if isinstance(head, MaskedLM) else NoTransform()
             table = Cost((e * own_table + head.bias) * v, 2 * b * t * e * v, saved=b * t * (e + v))
             return _transform(transform, d, e, b * t) + table
-        case TokenLabels(labels=labels, crf=crf):
+        case TokenLabels(crf=crf):
+            labels = label_count(head)
             rows = labels + 1 if crf else 1  # of scores per token
             linear = _linear(d, labels, b * t, True) + Cost(crf * rows * labels, saved=b * t * rows * labels)
             return _transform(head.transform, d, d, b * t) + linear
-        case Classifier(labels=labels):
+        case Classifier():
+            labels = label_count(head)
             return _transform(head.transform, d, d, b) + _linear(d, labels, b, True) + Cost(saved=b * labels)
         case Embedder():
             return _transform(head.transform, d, d, b) + Cost(saved=b * d)

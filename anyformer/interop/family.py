@@ -15,7 +15,18 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from anyformer.config import Attention, Block, Classifier, ConfigError, Fault, ModelConfig, Shape, Side, TokenLabels
+from anyformer.config import (
+    Attention,
+    Block,
+    Classifier,
+    ConfigError,
+    Fault,
+    ModelConfig,
+    Shape,
+    Side,
+    TokenLabels,
+    label_count,
+)
 from anyformer.config.spec import did_you_mean
 from anyformer.interop.config_fields import Fields, shown
 from anyformer.interop.same_model import differences, facts
@@ -98,7 +109,7 @@ class Family:
         if self.shape == "encoder-decoder":
             found |= {"is_encoder_decoder": True, "decoder_start_token_id": config.special.start}
         if isinstance(config.head, (TokenLabels, Classifier)):
-            found["id2label"] = {str(i): f"LABEL_{i}" for i in range(config.head.labels)}
+            found["id2label"] = {str(i): f"LABEL_{i}" for i in range(label_count(config.head))}
         fields = Fields(found, "config.json", lambda: self._names(config))
         back = self._config(fields, [name])
         if faults := [*differences(config, back, self.kind), *fields.faults()]:

@@ -26,6 +26,7 @@ from anyformer.config import (
     Tokens,
     Transform,
     factor,
+    label_count,
 )
 from anyformer.kernels.cross_entropy import can_fuse_loss, fused_head_loss, token_loss
 from anyformer.kernels.matmul import linear
@@ -188,10 +189,10 @@ def build_head(spec: Head, width: int, tokens: Tokens | None, *, tied: bool) -> 
             assert tokens is not None
             e = tokens.table_width(width)
             return VocabularyHead(build_transform(transform, width, e), e, tokens, tied=tied, bias=bias)
-        case TokenLabels(labels=labels, dropout=dropout, crf=crf):
-            return TokenHead(build_transform(spec.transform, width, width), width, labels, dropout, crf)
-        case Classifier(labels=labels, dropout=dropout):
-            classify = nn.Sequential(Dropout(dropout), nn.Linear(width, labels))
+        case TokenLabels(dropout=dropout, crf=crf):
+            return TokenHead(build_transform(spec.transform, width, width), width, label_count(spec), dropout, crf)
+        case Classifier(dropout=dropout):
+            classify = nn.Sequential(Dropout(dropout), nn.Linear(width, label_count(spec)))
             return PooledHead(spec.pool, build_transform(spec.transform, width, width), classify)
         case Embedder(normalize=normalize):
             last = UnitLength() if normalize else nn.Identity()

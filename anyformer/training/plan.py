@@ -12,7 +12,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from torch import Tensor
 
-from anyformer.config import Classifier, Embedder, TokenLabels
+from anyformer.config import Classifier, Embedder, TokenLabels, label_count
 from anyformer.conventions import IGNORE, PADDING
 from anyformer.data.batch import Batch
 from anyformer.data.loader import CropLoader, ExampleLoader, OrderedLoader
@@ -239,8 +239,9 @@ def _logit_count(job: Job, batch: Batch) -> int:
     if isinstance(head, Embedder):
         return len(batch.ids) * config.width
     if isinstance(head, TokenLabels):
-        return batch.ids.numel() * head.labels * (head.labels + 1 if head.crf else 1)
-    return len(batch.ids) * head.labels if isinstance(head, Classifier) else batch.ids.numel() * config.vocab
+        labels = label_count(head)
+        return batch.ids.numel() * labels * (labels + 1 if head.crf else 1)
+    return len(batch.ids) * label_count(head) if isinstance(head, Classifier) else batch.ids.numel() * config.vocab
 
 
 def _checkpointed_bytes(job: Job, table: Table, batch: Batch) -> int:

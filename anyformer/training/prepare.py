@@ -355,7 +355,7 @@ def _new_task(recipe: Recipe, spec: AnyTask, train: Rows) -> Task:
 
 
 def fit_config(recipe: Recipe, task: Task) -> ModelConfig:
-    """Return the recipe's model with the vocabularies and special ids of the tokenizers."""
+    """Return the recipe's model with the vocabularies and special ids of the tokenizers, and the number of labels."""
     model, target, source = recipe.model, task.tokenizer, task.source_tokenizer or task.tokenizer
     faults = []
     changes: dict[str, object] = {}
@@ -371,7 +371,9 @@ def fit_config(recipe: Recipe, task: Task) -> ModelConfig:
         changes[name] = spec.model_copy(update={"vocab": spec.vocab or tokenizer.size})
     if isinstance(task.spec, Classify | Tag) and isinstance(model.head, Classifier | TokenLabels):
         names, size = task.spec.labels, model.head.labels
-        if len(names) != size:
+        if size == "auto":
+            changes["head"] = model.head.model_copy(update={"labels": len(names)})
+        elif len(names) != size:
             shown = ", ".join([shorten(name, MAX_WORD) for name in names[:MAX_LABELS]])
             shown += f", and {len(names) - MAX_LABELS} more" if len(names) > MAX_LABELS else ""
             faults.append(Fault("model.head.labels", f"= {size}: the task has {len(names)} labels: {shown}"))
