@@ -34,7 +34,7 @@ UNDER: dict[str, tuple[str, ...]] = {
     "config": ("config.io",),  # its __init__.py, which only collects
     "presets": ("config",),
     "recipe": ("presets",),
-    "recipes": ("recipe",),
+    "recipes": ("recipe", "atomic_folder"),
     "hardware": (),
     "kernels": ("conventions",),  # tensors in, tensors out
     "attention": ("kernels", "config"),

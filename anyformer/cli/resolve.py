@@ -28,6 +28,7 @@ def read(name: str, changes: "Iterable[str] | None" = None) -> "ModelConfig | Re
     from anyformer.config import io
     from anyformer.config.spec import ConfigError, Fault, close_to
     from anyformer.presets import PRESETS
+    from anyformer.recipes.from_run import config_of_run
 
     changes = list(changes or ())
     if preset := PRESETS.get(name):
@@ -36,29 +37,29 @@ def read(name: str, changes: "Iterable[str] | None" = None) -> "ModelConfig | Re
         return recipes.read_recipe(name, changes)
     path = Path(name)
     if os.path.isdir(path):  # unlike Path.is_dir, it accepts any string
-        return io.override(_of_run(path), changes)
+        return io.override(config_of_run(path), changes)
     if path.suffix.lower() not in io.SUFFIXES and not os.path.exists(path):
         known = [*PRESETS, *recipes.names()]
         close = close_to(name, known)
         hint = f"did you mean '{close}'?" if close else f"known: {', '.join(known)}; files end in .toml or .json"
         raise ConfigError([Fault("", f"'{name}' is not a preset, a recipe, a run or a file; {hint}")])
-    return io.override(load(path), changes)
+    return load(path, changes)
 
 
-def load(path: Path) -> "ModelConfig | Recipe":
+def load(path: Path, changes: "Iterable[str]" = ()) -> "ModelConfig | Recipe":
     """Read a file of a model or a recipe: only a recipe has a task, data, batches or training settings."""
     from anyformer.config import io
     from anyformer.config.model import ModelConfig
     from anyformer.config.spec import ConfigError
-    from anyformer.recipe import Recipe
+    from anyformer.recipes import read_recipe
 
     try:
         keys = io.parse(path.read_bytes().decode("utf-8-sig"), io.format_of(path)).keys()
     except (OSError, UnicodeDecodeError, ConfigError):
         keys = dict[str, None]().keys()  # reported below
     if keys & {"task", "data", "batches", "train"}:
-        return io.load(Recipe, path)
-    return io.load(ModelConfig, path)
+        return read_recipe(str(path), changes)
+    return io.override(io.load(ModelConfig, path), changes)
 
 
 def model_of(config: "ModelConfig | Recipe") -> "ModelConfig":
@@ -109,21 +110,6 @@ def _size(spec: "AnyTokenizer") -> int | None:
             return None
         case _:
             typing.assert_never(spec)
-
-
-def _of_run(folder: Path) -> "ModelConfig":
-    """Return the model of a run, or of its newest checkpoint while it is unfinished. A manifest is verified."""
-    from anyformer.atomic_folder import MANIFEST, verify_file
-    from anyformer.config import io
-    from anyformer.config.model import ModelConfig
-    from anyformer.config.spec import ConfigError, Fault
-
-    for home in (folder, *sorted((folder / "state").glob("step-*"), reverse=True)):
-        if os.path.lexists(home / MANIFEST):
-            return io.load(ModelConfig, verify_file(home, "config.json"))
-        if (home / "config.json").is_file():
-            return io.load(ModelConfig, home / "config.json")
-    raise ConfigError([Fault(str(folder), "is not the folder of a run: it has no config.json")])
 
 
 def _resized(preset: "Callable[..., ModelConfig]", changes: list[str]) -> "ModelConfig":

@@ -12,7 +12,7 @@ import re
 import secrets
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -25,6 +25,7 @@ from anyformer.config.spec import ConfigError, Fault, Spec, close_to, fields, ki
 
 S = TypeVar("S", bound=Spec)
 Format = Literal["toml", "json"]
+Completion = Callable[[dict[str, Any]], dict[str, Any]]
 MAX_FILE = 2**23  # bytes
 MAX_BITS = 4096  # of a whole number: Python writes none of more than 4,300 decimal digits
 SUFFIXES: dict[str, Format] = {".toml": "toml", ".json": "json"}
@@ -37,9 +38,9 @@ def dumps(spec: Spec, format: Format = "toml") -> str:
     return tomli_w.dumps(_by_word(type(spec), to_data(spec)))
 
 
-def loads(cls: type[S], text: str, format: Format = "toml") -> S:
-    """Return the spec in a text. Raise a `ConfigError` with all its faults."""
-    return build(cls, parse(text, format))
+def loads(cls: type[S], text: str, format: Format = "toml", complete: Completion = dict) -> S:
+    """Return the spec in a text; `complete` changes its tables first. Raise a `ConfigError` with all its faults."""
+    return build(cls, complete(parse(text, format)))
 
 
 def save(spec: Spec, path: str | Path) -> None:
@@ -59,14 +60,14 @@ def save(spec: Spec, path: str | Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def load(cls: type[S], path: str | Path) -> S:
+def load(cls: type[S], path: str | Path, complete: Completion = dict) -> S:
     """Read .toml or .json, by the suffix; a `ConfigError` names the file in every fault."""
     path = Path(path)
     if os.path.isdir(path):  # unlike Path.is_dir, it accepts any name
         raise ConfigError([Fault(str(path), "is a folder, not a file")])
     format, text = format_of(path), _read(path)
     try:
-        return loads(cls, text, format)
+        return loads(cls, text, format, complete)
     except ConfigError as error:
         raise ConfigError(
             Fault(f"{path}: {fault.path}" if fault.path else str(path), fault.message) for fault in error.faults
