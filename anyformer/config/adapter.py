@@ -18,8 +18,8 @@ class LoRA(Spec):
     """
 
     kind: Literal["lora"] = "lora"
-    rank: Size
-    alpha: Positive | None = None  # None: rank, a factor of 1
+    rank: Size  # rank of B A
+    alpha: Positive | None = None  # the update is scaled by alpha/rank; None: rank, a factor of 1
     dropout: Probability = 0.0  # on the input of A
     targets: tuple[str, ...] = ("*.blocks",)  # names of layers or of modules around them: "*.mixer", "encoder.blocks.0"
 

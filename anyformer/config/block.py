@@ -24,7 +24,7 @@ class Parallel(Spec):
     """All sublayers read the same input and their outputs are summed; `shared_norm`: through one norm."""
 
     kind: Literal["parallel"] = "parallel"
-    shared_norm: Flag = False
+    shared_norm: Flag = False  # one norm for all sublayers, rather than one for each
 
 
 Order = Annotated[Sequential | Parallel, *BY_KIND]
@@ -36,13 +36,13 @@ class Block(Spec):
     pre x + F(N x) · post N(x + F x) · branch x + N(F x) · sandwich x + N₂(F(N₁ x)); without `residual`, no x +.
     """
 
-    mixer: Mixer
-    cross: Attention | None = None  # reads the encoder's output
-    feedforward: FeedForward = Plain()
-    norm: Norm = LayerNorm()
-    placement: Literal["pre", "post", "branch", "sandwich"] = "pre"
-    order: Order = Sequential()
-    residual: Flag = True
+    mixer: Mixer  # the sublayer through which tokens read each other
+    cross: Attention | None = None  # cross-attention to the encoder's output; None: none
+    feedforward: FeedForward = Plain()  # the sublayer that transforms each token on its own
+    norm: Norm = LayerNorm()  # norm of every sublayer
+    placement: Literal["pre", "post", "branch", "sandwich"] = "pre"  # where the norms are
+    order: Order = Sequential()  # sublayers one after the other, or in parallel
+    residual: Flag = True  # adds the input of a sublayer to its output
     dropout: Probability = 0.0  # on each sublayer's output
 
 
@@ -61,10 +61,10 @@ class Pooling(Spec):
     follow.
     """
 
-    stages: tuple[Size, ...]  # layers of each; the first reads all tokens
-    factor: Size = 2
-    how: Literal["mean", "max"] = "mean"
-    tail: Count = 0
+    stages: tuple[Size, ...]  # layers of each stage; the first stage reads all tokens
+    factor: Size = 2  # tokens of a window, which are pooled to one
+    how: Literal["mean", "max"] = "mean"  # how a window is pooled
+    tail: Count = 0  # layers after the last stage, over all tokens
 
     @property
     def levels(self) -> tuple[int, ...]:
@@ -85,15 +85,15 @@ class Layers(NamedTuple):
 class Stack(Spec):
     """`prefix` blocks once, then `blocks` tiled to `depth`; with `share`, the tile's weights are reused (ALBERT)."""
 
-    depth: Annotated[int, Field(strict=True, ge=1, le=MAX_DEPTH)]
-    blocks: Blocks
-    prefix: Blocks = ()
-    share: Flag = False
-    position: Position = NoPosition()
-    final_norm: Norm = NoNorm()
+    depth: Annotated[int, Field(strict=True, ge=1, le=MAX_DEPTH)]  # number of layers, `prefix` included
+    blocks: Blocks  # one block, or several that repeat until `depth` is reached
+    prefix: Blocks = ()  # blocks of the first layers, each used once
+    share: Flag = False  # repeated blocks use the same weights (ALBERT)
+    position: Position = NoPosition()  # position scheme
+    final_norm: Norm = NoNorm()  # norm after the last layer
     dropout: Probability = 0.0  # on the output (T5)
-    memory: Count = 0  # tokens before a segment that it still reads, and no gradient passes (Transformer-XL 2019)
-    pooling: Pooling | None = None  # None: every layer reads all tokens
+    memory: Count = 0  # tokens before a segment that it still reads, without gradients (Transformer-XL 2019)
+    pooling: Pooling | None = None  # shorter sequences in deeper layers; None: every layer reads all tokens
 
     def unrolled(self) -> tuple[Block, ...]:
         """Return the block of each layer."""

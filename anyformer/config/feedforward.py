@@ -26,7 +26,7 @@ class LeakyRelu(Spec):
     """x where positive, slope · x where negative."""
 
     kind: Literal["leaky_relu"] = "leaky_relu"
-    slope: Number = 0.01
+    slope: Number = 0.01  # factor of negative inputs
 
 
 class SquaredRelu(Spec):
@@ -51,7 +51,7 @@ class Gelu(Spec):
     """x · Φ(x), exact or by its tanh approximation (Hendrycks & Gimpel 2016)."""
 
     kind: Literal["gelu"] = "gelu"
-    approximate: Literal["none", "tanh"] = "none"
+    approximate: Literal["none", "tanh"] = "none"  # none: exact; tanh: the tanh approximation of GPT-2
 
 
 class Silu(Spec):
@@ -75,9 +75,9 @@ class Plain(Spec):
     """act(x W₁ + b₁) W₂ + b₂, at each position alike."""
 
     kind: Literal["plain"] = "plain"
-    width: Size | None = None  # None: 4 d
-    activation: Activation = Relu()
-    bias: Flag = True
+    width: Size | None = None  # width of the hidden layer; None: 4 d
+    activation: Activation = Relu()  # function between the two linear layers
+    bias: Flag = True  # biases b₁ and b₂
     dropout: Probability = 0.0  # on the activations
 
 
@@ -85,10 +85,10 @@ class Gated(Spec):
     """(act(x W_g) ⊙ x W_u) W_d: GLU, ReGLU, GEGLU, SwiGLU by the activation (Shazeer 2020)."""
 
     kind: Literal["gated"] = "gated"
-    width: Size | None = None  # None: 4 d
-    activation: Activation = Silu()
-    bias: Flag = False
-    dropout: Probability = 0.0
+    width: Size | None = None  # width of the hidden layer; None: 4 d
+    activation: Activation = Silu()  # function of the gate: silu gives SwiGLU, gelu GEGLU, sigmoid GLU
+    bias: Flag = False  # biases of the three linear layers
+    dropout: Probability = 0.0  # on the gated activations
 
 
 Network = Annotated[Plain | Gated, *BY_KIND]
@@ -110,8 +110,8 @@ class SoftmaxTopK(Spec):
     """
 
     kind: Literal["softmax"] = "softmax"
-    normalize: Flag = True
-    bias: Flag = False  # gpt-oss
+    normalize: Flag = True  # the weights of the chosen experts sum to 1
+    bias: Flag = False  # a bias of the router's linear layer (gpt-oss)
 
 
 class SigmoidTopK(Spec):
@@ -124,10 +124,10 @@ class SigmoidTopK(Spec):
 
     kind: Literal["sigmoid"] = "sigmoid"
     normalize: Flag = True  # the weights of the chosen sum to 1, before `scale`
-    scale: Positive = 1.0
-    rate: Annotated[float, Field(strict=True, ge=0)] = 0.001
-    groups: Size = 1
-    top_groups: Size = 1
+    scale: Positive = 1.0  # factor of the weights
+    rate: Annotated[float, Field(strict=True, ge=0)] = 0.001  # change of an expert's bias per training step; 0: fixed
+    groups: Size = 1  # groups into which the experts are divided
+    top_groups: Size = 1  # groups from which a token's experts are chosen
 
 
 Router = Annotated[SoftmaxTopK | SigmoidTopK, *BY_KIND]
@@ -140,11 +140,11 @@ class Experts(Spec):
     """
 
     kind: Literal["experts"] = "experts"
-    count: Size
-    top_k: Size
-    router: Router = SoftmaxTopK()
-    expert: Network = Gated()  # each one
-    shared: Count = 0
+    count: Size  # number of experts, without the shared ones
+    top_k: Size  # experts that read each token
+    router: Router = SoftmaxTopK()  # rule that chooses and weights the experts
+    expert: Network = Gated()  # the feed-forward network of each expert
+    shared: Count = 0  # experts that read every token; 0: none
     # weighs a term of the loss: count · Σ_e share of tokens · mean probability; 1 where all experts get alike
     balance: Annotated[float, Field(strict=True, ge=0)] = 0.0
 

@@ -22,9 +22,9 @@ class FactorisedTable(Spec):
     """Narrower vectors, and a linear layer to d: after the norm (ALBERT) or before positions are added (OPT)."""
 
     kind: Literal["factorised"] = "factorised"
-    width: Size
-    project: Literal["before_position", "after_norm"] = "after_norm"
-    bias: Flag = True  # of that layer
+    width: Size  # width of the table's vectors
+    project: Literal["before_position", "after_norm"] = "after_norm"  # where the linear layer to d is
+    bias: Flag = True  # a bias of that linear layer
 
 
 Table = Annotated[FullTable | FactorisedTable, *BY_KIND]
@@ -41,10 +41,10 @@ class ByteSpelling(Spec):
     and a linear layer (dos Santos & Zadrozny 2014). Of a longer word, its first bytes and its last are read."""
 
     kind: Literal["bytes"] = "bytes"
-    width: Size = 32  # of a byte's vector
-    channels: Size = 128  # of the convolution
-    kernel: Size = 3  # bytes that it sees at once
-    longest: Size = 16  # bytes that are read of a word
+    width: Size = 32  # width of a byte's vector
+    channels: Size = 128  # channels of the convolution
+    kernel: Size = 3  # kernel width of the convolution, in bytes
+    longest: Size = 16  # number of bytes that are read of a word
 
 
 Spelling = Annotated[NoSpelling | ByteSpelling, *BY_KIND]
@@ -54,14 +54,14 @@ class Tokens(Spec):
     """A learned lookup: table, scale, spelling, positions, types, norm, dropout, in this order."""
 
     kind: Literal["tokens"] = "tokens"
-    vocab: Size | None = None  # None: in a recipe, the tokenizer's
-    table: Table = FullTable()
-    types: Count = 0  # how many token types (BERT's sentence A and B)
-    spelling: Spelling = NoSpelling()  # for the task tag, which knows the words
-    scale: InputScale = Unscaled()
-    norm: Norm = NoNorm()
-    dropout: Probability = 0.0
-    pad: Count | None = None  # this row is zero and stays zero
+    vocab: Size | None = None  # number of tokens; None: in a recipe, that of the tokenizer
+    table: Table = FullTable()  # the embedding table
+    types: Count = 0  # number of token types (BERT's sentence A and B); 0: none
+    spelling: Spelling = NoSpelling()  # reads also the bytes of each word; for the task tag
+    scale: InputScale = Unscaled()  # factor of the vectors from the table
+    norm: Norm = NoNorm()  # norm of the embeddings
+    dropout: Probability = 0.0  # on the embeddings
+    pad: Count | None = None  # id of padding: its row of the table is zero and stays zero
 
     @property
     def rows(self) -> int:
@@ -87,14 +87,14 @@ class Patches(Spec):
     """
 
     kind: Literal["patches"] = "patches"
-    image_height: Size = 224  # in pixels
-    image_width: Size | None = None  # None: as high
-    patch: Size = 16  # pixels on a side
-    channels: Size = 3
+    image_height: Size = 224  # height of an image, in pixels
+    image_width: Size | None = None  # width of an image, in pixels; None: its height
+    patch: Size = 16  # side of a square patch, in pixels
+    channels: Size = 3  # channels of an image
     class_token: Flag = True  # a learned vector, read first
-    bias: Flag = True
-    norm: Norm = NoNorm()
-    dropout: Probability = 0.0
+    bias: Flag = True  # a bias of the projection
+    norm: Norm = NoNorm()  # norm of the embeddings
+    dropout: Probability = 0.0  # on the embeddings
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -120,10 +120,10 @@ class Features(Spec):
     """
 
     kind: Literal["features"] = "features"
-    size: Size  # numbers in a frame
-    bias: Flag = True
-    norm: Norm = NoNorm()
-    dropout: Probability = 0.0
+    size: Size  # elements of a frame
+    bias: Flag = True  # a bias of the projection
+    norm: Norm = NoNorm()  # norm of the embeddings
+    dropout: Probability = 0.0  # on the embeddings
 
 
 Input = Annotated[Tokens | Patches | Features, *by_kind("tokens")]
@@ -133,9 +133,9 @@ class Transform(Spec):
     """Dense, activation, norm: BERT's pooler (tanh) and masked-LM transform."""
 
     kind: Literal["dense"] = "dense"
-    activation: Activation = Tanh()
-    norm: TokenNorm = NoNorm()
-    bias: Flag = True
+    activation: Activation = Tanh()  # function after the linear layer
+    norm: TokenNorm = NoNorm()  # norm after the activation
+    bias: Flag = True  # a bias of the linear layer
 
 
 class NoTransform(Spec):
@@ -159,17 +159,17 @@ class LM(Spec):
     """Logits [b, t, v] for the next token."""
 
     kind: Literal["lm"] = "lm"
-    bias: Flag = False
-    scale: LogitScale = Unscaled()
-    cap: Positive | None = None  # c · tanh(logits / c): none is larger (Gemma 2)
+    bias: Flag = False  # a bias per token of the vocabulary
+    scale: LogitScale = Unscaled()  # factor of the logits
+    cap: Positive | None = None  # soft cap: logits become cap · tanh(logits / cap) (Gemma 2); None: no cap
 
 
 class MaskedLM(Spec):
     """Logits [b, t, v] for the token itself, after a transform."""
 
     kind: Literal["masked_lm"] = "masked_lm"
-    transform: HeadTransform = Transform(activation=Gelu(), norm=LayerNorm(eps=1e-12))
-    bias: Flag = True
+    transform: HeadTransform = Transform(activation=Gelu(), norm=LayerNorm(eps=1e-12))  # layer before the logits
+    bias: Flag = True  # a bias per token of the vocabulary
 
 
 class TokenLabels(Spec):
@@ -177,20 +177,20 @@ class TokenLabels(Spec):
     fits after each other label, or (the last row) at the beginning."""
 
     kind: Literal["token_labels"] = "token_labels"
-    labels: Labels
-    crf: Flag = False
-    transform: HeadTransform = NoTransform()
-    dropout: Probability = 0.0
+    labels: Labels  # number of labels; auto: in a recipe, that of the data
+    crf: Flag = False  # a conditional random field: labels depend on their neighbours
+    transform: HeadTransform = NoTransform()  # layer before the logits
+    dropout: Probability = 0.0  # on the input of the head
 
 
 class Classifier(Spec):
     """Logits [b, labels] from one vector per row."""
 
     kind: Literal["classifier"] = "classifier"
-    labels: Labels
-    pool: Pool = "first"
-    transform: HeadTransform = NoTransform()
-    dropout: Probability = 0.0
+    labels: Labels  # number of labels; auto: in a recipe, that of the data
+    pool: Pool = "first"  # how the vectors of a row become one
+    transform: HeadTransform = NoTransform()  # layer before the logits
+    dropout: Probability = 0.0  # on the input of the head
 
 
 def label_count(head: TokenLabels | Classifier) -> int:
@@ -204,9 +204,9 @@ class Embedder(Spec):
     """One vector [b, d] per row; `normalize` gives it length 1."""
 
     kind: Literal["embedder"] = "embedder"
-    pool: Pool = "mean"
-    transform: HeadTransform = NoTransform()
-    normalize: Flag = False
+    pool: Pool = "mean"  # how the vectors of a row become one
+    transform: HeadTransform = NoTransform()  # layer after pooling
+    normalize: Flag = False  # gives every vector length 1
 
 
 Head = Annotated[NoHead | LM | MaskedLM | TokenLabels | Classifier | Embedder, *BY_KIND]
@@ -216,8 +216,8 @@ class Normal(Spec):
     """Every weight from N(0, std²); `residual`: what enters the residual stream is divided by sqrt(2·depth) (GPT-2)."""
 
     kind: Literal["normal"] = "normal"
-    std: Positive = 0.02
-    residual: Flag = False
+    std: Positive = 0.02  # standard deviation of the weights
+    residual: Flag = False  # weights of layers that end in the residual stream are divided by sqrt(2 · depth)
 
 
 class Xavier(Spec):
@@ -238,11 +238,11 @@ Init = Annotated[Normal | Xavier | FanIn, *BY_KIND]
 class Special(Spec):
     """Token ids with a meaning; `start` is what a decoder reads first."""
 
-    pad: Count | None = None
-    bos: Count | None = None
-    eos: Count | None = None
-    start: Count | None = None
-    stops: tuple[Count, ...] = ()  # others that end a text, as `eos` does (Llama 3's <|eot_id|>)
+    pad: Count | None = None  # id of padding
+    bos: Count | None = None  # id of the begin-of-text token
+    eos: Count | None = None  # id of the end-of-text token: generation stops there
+    start: Count | None = None  # id that a decoder reads first
+    stops: tuple[Count, ...] = ()  # other ids that end a text, as `eos` does (Llama 3's <|eot_id|>)
 
     def named(self) -> Iterator[tuple[str, int]]:
         """Each id with its name."""

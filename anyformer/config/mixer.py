@@ -20,7 +20,7 @@ class Times(Spec):
     """A number."""
 
     kind: Literal["value"] = "value"
-    value: Number
+    value: Number  # the factor
 
 
 class InvSqrtKey(Spec):
@@ -69,7 +69,7 @@ class Projected(Spec):
     """A linear layer that mixes the heads."""
 
     kind: Literal["linear"] = "linear"
-    bias: Flag = False
+    bias: Flag = False  # a bias of the output projection
 
 
 Output = Annotated[NoOutput | Projected, *BY_KIND]
@@ -89,8 +89,8 @@ class Latent(Spec):
     """
 
     kind: Literal["latent"] = "latent"
-    rank: Size
-    rotary_width: Count  # of key_width; the rest is content
+    rank: Size  # size of the vector that the cache stores for each token
+    rotary_width: Count  # part of key_width that carries positions; the rest is content
     query_rank: Size | None = None  # rank of a low-rank projection of queries; None: a full projection
     norm: TokenNorm = RMSNorm()  # of c, and of what queries go through
 
@@ -106,21 +106,22 @@ class Attention(Spec):
     """softmax(Q Kᵀ · scale + mask + bias) V in h heads, each a projection of the whole embedding."""
 
     kind: Literal["attention"] = "attention"
-    heads: Heads
-    kv_heads: Heads | None = None  # None: heads; fewer: grouped-query, 1: multi-query
-    key_width: Size | None = None  # None: d / heads
-    value_width: Size | None = None  # None: key_width
+    heads: Heads  # number of query heads
+    kv_heads: Heads | None = None  # number of key/value heads; None: heads; fewer: grouped-query, 1: multi-query
+    key_width: Size | None = None  # width of a head's queries and keys; None: d / heads
+    value_width: Size | None = None  # width of a head's values; None: key_width
+    # shared_qk: one projection for queries and keys; shared_qkv: and values
     projections: Literal["separate", "shared_qk", "shared_qkv"] = "separate"
-    compress: Compression = NoCompression()
-    bias: Flag = False  # of the projections that read the embedding
-    output: Output = Projected()
-    qk_norm: TokenNorm = NoNorm()  # over each head's queries and keys, before positions
-    scale: Scale = InvSqrtKey()
+    compress: Compression = NoCompression()  # latent: keys and values from one short vector per token (MLA)
+    bias: Flag = False  # biases of the query, key and value projections
+    output: Output = Projected()  # the output projection W_O, or none
+    qk_norm: TokenNorm = NoNorm()  # norm of each head's queries and keys, before positions
+    scale: Scale = InvSqrtKey()  # factor of the scores
     cap: Positive | None = None  # scores become cap · tanh(scores / cap), before positions add to them (Gemma 2)
     normalizer: Literal["softmax", "relu"] = "softmax"  # relu: relu(scores) / number of visible keys
     sinks: Flag = False  # softmax: a learned score for each head that takes weight and gives no value (gpt-oss)
-    pattern: Pattern | None = None  # None: causal in a decoder, full in an encoder and across
-    position: Position | None = None  # None: the stack's
+    pattern: Pattern | None = None  # which keys a query sees; None: causal in a decoder, full in an encoder and across
+    position: Position | None = None  # position scheme of this attention; None: the stack's
     dropout: Probability = 0.0  # on the attention weights
 
     @property
@@ -150,8 +151,8 @@ class Recurrent(Spec):
     """
 
     kind: Literal["recurrent"] = "recurrent"
-    cell: Literal["rnn", "lstm", "gru"] = "gru"
-    width: Size | None = None  # of h; None: d
+    cell: Literal["rnn", "lstm", "gru"] = "gru"  # the recurrence: a plain RNN, an LSTM or a GRU
+    width: Size | None = None  # width of the state h; None: d
     both_ways: Flag = False  # in an encoder: a second cell reads from the end
     begin: Literal["zero", "encoder"] = "zero"  # encoder: where the encoder's layer of the same number ended (forward)
 
@@ -171,10 +172,10 @@ class Convolution(Spec):
     """
 
     kind: Literal["convolution"] = "convolution"
-    width: Size = 3  # K
-    dilation: Size = 1
-    causal: Flag | None = None  # None: in a decoder
-    bias: Flag = True
+    width: Size = 3  # kernel width: number of tokens that it reads
+    dilation: Size = 1  # distance between two tokens that it reads
+    causal: Flag | None = None  # reads no later token; None: in a decoder
+    bias: Flag = True  # a bias per channel
 
     def before(self, causal: bool) -> int:
         """Return the distance from a token to the first of its K tokens."""
@@ -186,18 +187,18 @@ class FullyConnected(Spec):
     """One dense layer over all numbers of a sequence: y_p = Σ_r W_pr x_r + b_p, each W_pr its own d×d matrix."""
 
     kind: Literal["dense"] = "dense"
-    length: Size  # positions; there are weights for no more
-    causal: Flag | None = None  # only r ≤ p; None: in a decoder
-    bias: Flag = True
+    length: Size  # number of positions: longer inputs are an error
+    causal: Flag | None = None  # reads no later token; None: in a decoder
+    bias: Flag = True  # a bias per position and channel
 
 
 class PositionMixing(Spec):
     """y_p = Σ_r w_pr x_r + b_p: one number for each pair of positions, the same for all channels (MLP-Mixer 2021)."""
 
     kind: Literal["positions"] = "positions"
-    length: Size  # positions; there are weights for no more
-    causal: Flag | None = None  # only r ≤ p; None: in a decoder
-    bias: Flag = True
+    length: Size  # number of positions: longer inputs are an error
+    causal: Flag | None = None  # reads no later token; None: in a decoder
+    bias: Flag = True  # a bias per position
 
 
 class NoMixer(Spec):

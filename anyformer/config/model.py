@@ -34,18 +34,19 @@ Shape = Literal["encoder-decoder", "encoder", "decoder"]
 class ModelConfig(Spec):
     """A Transformer. The encoder reads `source`, the decoder reads `target`; the shape is which of the two exist."""
 
-    width: Size
-    source: Input | None = None
-    target: Input | None = None
-    encoder: Stack | None = None
-    decoder: Stack | None = None
-    head: Head = NoHead()
-    tie: Literal["none", "output", "inputs", "all"] = "none"  # output: last input = head; inputs: source = target
-    init: Init = Normal()
-    special: Special = Special()
-    # tokens that it was trained to read, where positions have no end: answers of no given length stay within
+    width: Size  # d, the size of hidden states
+    source: Input | None = None  # input of the encoder; None: no encoder
+    target: Input | None = None  # input of the decoder; None: no decoder
+    encoder: Stack | None = None  # layers of the encoder; None: decoder-only
+    decoder: Stack | None = None  # layers of the decoder; None: encoder-only
+    head: Head = NoHead()  # output layer
+    # shared embedding tables: output: last input = head; inputs: source = target
+    tie: Literal["none", "output", "inputs", "all"] = "none"
+    init: Init = Normal()  # initialisation of the weights
+    special: Special = Special()  # ids of special tokens
+    # longest text in training, in tokens; bounds the length of generated texts; None: the positions do
     context: Size | None = None
-    adapter: LoRA | None = None  # None: all weights are its own; in training with one, no others learn but a new head's
+    adapter: LoRA | None = None  # LoRA; only its weights and those of a new head are trained; None: all weights are
 
     @property
     def shape(self) -> Shape:

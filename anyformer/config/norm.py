@@ -15,8 +15,8 @@ class LayerNorm(Spec):
     """(x - E[x]) / sqrt(Var[x] + eps) · γ + β over the last axis (Ba et al. 2016)."""
 
     kind: Literal["layer"] = "layer"
-    eps: Positive = 1e-5
-    bias: Flag = True
+    eps: Positive = 1e-5  # added to the variance, so that the division stays finite
+    bias: Flag = True  # a learned shift β
 
 
 class RMSNorm(Spec):
@@ -26,8 +26,9 @@ class RMSNorm(Spec):
     """
 
     kind: Literal["rms"] = "rms"
-    eps: Positive = 1e-6
-    offset: Number = 0.0
+    eps: Positive = 1e-6  # added to the mean square, so that the division stays finite
+    offset: Number = 0.0  # constant added to γ (Gemma: 1)
+    # where fp32 returns to the input's precision: before or after γ
     cast: Literal["before_scale", "after_scale"] = "before_scale"
 
 
@@ -39,7 +40,7 @@ class BatchNorm(Spec):
     """
 
     kind: Literal["batch"] = "batch"
-    eps: Positive = 1e-5
+    eps: Positive = 1e-5  # added to the variance, so that the division stays finite
     momentum: Fraction = 0.1  # how far a step of training moves the running statistics towards its batch's
 
 

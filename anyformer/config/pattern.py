@@ -95,7 +95,7 @@ class Open(Rule):
     """Base of patterns whose direction may be left open: `ahead = None` sees later keys in an encoder and in
     cross-attention, not in a decoder."""
 
-    ahead: Flag | None = None  # None: in an encoder and across; not in a decoder, which must not see what it predicts
+    ahead: Flag | None = None  # sees later keys; None: in an encoder and in cross-attention, not in a decoder
 
     @property
     def looks_ahead(self) -> bool:
@@ -144,9 +144,9 @@ class Window(Rule):
     """
 
     kind: Literal["window"] = "window"
-    before: Distance
-    after: Distance
-    globals: Distance = 0
+    before: Distance  # largest distance back, in tokens
+    after: Distance  # largest distance ahead, in tokens; 0: causal
+    globals: Distance = 0  # first positions that are visible to all and see all
 
     @property
     def looks_ahead(self) -> bool:
@@ -180,9 +180,9 @@ class Dilated(Rule):
     """A window with gaps: `before` keys back and `after` keys ahead, `step` apart; causal when `after` is 0."""
 
     kind: Literal["dilated"] = "dilated"
-    before: Distance
-    after: Distance
-    step: Stride
+    before: Distance  # keys back, each `step` apart
+    after: Distance  # keys ahead, each `step` apart; 0: causal
+    step: Stride  # distance between two visible keys, in tokens
 
     @property
     def looks_ahead(self) -> bool:
@@ -209,7 +209,7 @@ class BlockLocal(Open):
     """Positions in blocks of `size`; a block sees itself."""
 
     kind: Literal["block_local"] = "block_local"
-    size: Stride
+    size: Stride  # tokens of a block
 
     @property
     def sparse(self) -> bool:
@@ -245,12 +245,12 @@ class BigBird(Open):
     """
 
     kind: Literal["bigbird"] = "bigbird"
-    block: Stride = 64
-    before: Distance = 1
-    after: Distance = 1
-    globals: Distance = 1
-    randoms: Annotated[int, Field(strict=True, ge=0, le=1024)] = 3
-    seed: Count = 0
+    block: Stride = 64  # tokens of a block
+    before: Distance = 1  # neighbouring blocks before a block that it sees
+    after: Distance = 1  # neighbouring blocks after a block that it sees
+    globals: Distance = 1  # first blocks, which are visible to all and see all
+    randoms: Annotated[int, Field(strict=True, ge=0, le=1024)] = 3  # random links of a block to earlier blocks
+    seed: Count = 0  # seed of the random links
 
     @property
     def sparse(self) -> bool:
@@ -330,9 +330,9 @@ class Graph(Open):
     """Any graph: position q sees position k where (q, k) is among the edges; `loops`: and every position itself."""
 
     kind: Literal["graph"] = "graph"
-    nodes: Annotated[int, Field(strict=True, ge=1, le=65_536)]  # it is a table of all pairs
-    edges: tuple[tuple[Count, Count], ...]
-    loops: Flag = True
+    nodes: Annotated[int, Field(strict=True, ge=1, le=65_536)]  # number of positions; memory grows with its square
+    edges: tuple[tuple[Count, Count], ...]  # visible pairs, each (query position, key position)
+    loops: Flag = True  # every position sees itself
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -122,10 +122,10 @@ class Sinusoidal(Scheme):
     """
 
     kind: Literal["sinusoidal"] = "sinusoidal"
-    base: Positive = 10_000.0
+    base: Positive = 10_000.0  # wavelengths grow from 2π to 2π · base
     layout: Literal["interleaved", "halves"] = "interleaved"  # halves: all sines before all cosines
     closed: Flag = False  # exponents i/(n-1) of n = d/2 waves, up to 1, rather than i/n; an odd d then ends with 0
-    offset: Count = 0  # the number of the first position
+    offset: Count = 0  # number of the first position
 
     def embed(self, x: "Tensor", positions: "Tensor", tables: Tables) -> "Tensor":
         import torch
@@ -154,8 +154,8 @@ class Learned(Scheme):
     """One learned vector per position, added to the embeddings; the first `offset` rows are unused."""
 
     kind: Literal["learned"] = "learned"
-    length: Size
-    offset: Count = 0
+    length: Size  # number of positions: longer inputs are an error
+    offset: Count = 0  # unused rows at the beginning of the table (BART: 2)
 
     @property
     def limit(self) -> int:
@@ -178,35 +178,35 @@ class LinearScaling(Spec):
     """Positions divided by a factor (Chen et al. 2023)."""
 
     kind: Literal["linear"] = "linear"
-    factor: Positive
+    factor: Positive  # divisor of the positions: length now ÷ length in training
 
 
 class NTKScaling(Spec):
     """A larger base, so that only slow waves are stretched ("NTK-aware"): base · factor^(k/(k-2))."""
 
     kind: Literal["ntk"] = "ntk"
-    factor: Positive
+    factor: Positive  # length now ÷ length in training
 
 
 class YarnScaling(Spec):
     """Fast waves kept, slow waves stretched, a ramp between, scores tempered (Peng et al. 2023)."""
 
     kind: Literal["yarn"] = "yarn"
-    factor: Positive
-    original_length: Size
-    beta_fast: Positive = 32.0
-    beta_slow: Positive = 1.0
-    attention_factor: Positive | None = None  # None: 0.1 ln(factor) + 1
+    factor: Positive  # length now ÷ length in training
+    original_length: Size  # length in training, in tokens
+    beta_fast: Positive = 32.0  # waves with more turns than this over the trained length are kept
+    beta_slow: Positive = 1.0  # waves with fewer turns than this are stretched by the factor
+    attention_factor: Positive | None = None  # factor of the rotated queries and keys; None: 0.1 ln(factor) + 1
 
 
 class Llama3Scaling(Spec):
     """Waves longer than the trained context stretched, short ones kept, a ramp between (Llama 3.1)."""
 
     kind: Literal["llama3"] = "llama3"
-    factor: Positive
-    original_length: Size
-    low_frequency: Positive = 1.0
-    high_frequency: Positive = 4.0
+    factor: Positive  # length now ÷ length in training
+    original_length: Size  # length in training, in tokens
+    low_frequency: Positive = 1.0  # waves with fewer turns than this over the trained length are stretched
+    high_frequency: Positive = 4.0  # waves with more turns than this are kept
 
 
 RotaryScaling = Annotated[NoScaling | LinearScaling | NTKScaling | YarnScaling | Llama3Scaling, *BY_KIND]
@@ -222,9 +222,9 @@ class Rotary(Scheme):
     """
 
     kind: Literal["rotary"] = "rotary"
-    theta: Positive = 10_000.0
-    fraction: Fraction = 1.0
-    scaling: RotaryScaling = NoScaling()
+    theta: Positive = 10_000.0  # base of the angles: θ_i = theta^(-2i/k)
+    fraction: Fraction = 1.0  # part of each head that is rotated
+    scaling: RotaryScaling = NoScaling()  # change of the angles for texts longer than those of the training
 
     def rotated(self, key_width: int) -> int:
         """Return the number of rotated dimensions of a head."""
@@ -319,7 +319,8 @@ class T5Bias(Scheme):
     """
 
     kind: Literal["t5"] = "t5"
-    buckets: Size = 32
+    buckets: Size = 32  # number of distance buckets, a multiple of 4
+    # distance from which on all share the last bucket, in tokens
     max_distance: Annotated[int, Field(strict=True, ge=1, le=2**20)] = 128
     shared: Flag = True  # one table for the stack, rather than one per layer
 

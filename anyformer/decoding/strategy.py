@@ -24,22 +24,24 @@ worst of them. never: when it cannot score better at any length.
 class Processing(Spec):  # type: ignore[metaclass]  # derives from type(BaseModel), which mypy cannot follow
     """Changes to the logits that every strategy supports. The defaults change nothing."""
 
+    # divides positive logits of tokens in prompt and output, multiplies negative ones; 1: off
     repetition_penalty: Positive = 1.0
-    presence_penalty: Number = 0.0
-    frequency_penalty: Number = 0.0
-    no_repeat_ngram: Size | None = None
-    banned: tuple[Ids, ...] = ()  # words, each a sequence of ids
-    min_new_tokens: Count = 0  # no `stop` id before
-    prefix: tuple[Count, ...] = ()  # the ids that every answer begins with
+    presence_penalty: Number = 0.0  # subtracted from the logit of every generated token
+    frequency_penalty: Number = 0.0  # subtracted once per occurrence
+    no_repeat_ngram: Size | None = None  # no n-gram of this length occurs twice; None: off
+    banned: tuple[Ids, ...] = ()  # sequences of ids that never occur
+    min_new_tokens: Count = 0  # fewest new tokens before a stop id
+    prefix: tuple[Count, ...] = ()  # ids that every output begins with
 
 
 class Sampling(Processing):
     """Sample each token, or choose the top-1 token at temperature 0 (greedy)."""
 
-    temperature: Annotated[float, Field(strict=True, ge=0)] = 0.0
-    top_k: Size | None = None
-    top_p: Fraction | None = None
-    min_p: Fraction | None = None
+    temperature: Annotated[float, Field(strict=True, ge=0)] = 0.0  # divisor of the logits; 0: greedy
+    top_k: Size | None = None  # samples among the k most probable tokens; None: all
+    top_p: Fraction | None = None  # samples among the fewest tokens whose probabilities sum to p; None: all
+    min_p: Fraction | None = None  # drops tokens less probable than p times the top-1 token; None: none
+    # locally typical sampling: tokens of information close to the entropy, up to mass p; None: all
     typical_p: Fraction | None = None
 
     @model_validator(mode="after")
@@ -55,12 +57,12 @@ class Sampling(Processing):
 class Beam(Processing):
     """Search for the hypotheses with the highest score as a whole."""
 
-    beams: Size
-    n_best: Size = 1
-    length_penalty: Number = 1.0
-    early_stopping: EarlyStopping = "heuristic"
-    groups: Size = 1
-    diversity_penalty: Number = 0.0
+    beams: Size  # partial outputs that are extended in parallel
+    n_best: Size = 1  # hypotheses that are returned
+    length_penalty: Number = 1.0  # power of the length that divides a log-probability; above 0 favours long outputs
+    early_stopping: EarlyStopping = "heuristic"  # when a search with `beams` finished hypotheses ends
+    groups: Size = 1  # groups of beams for diverse beam search; 1: off
+    diversity_penalty: Number = 0.0  # subtracted from a logit once per beam of earlier groups that chose it
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -82,7 +84,8 @@ class Beam(Processing):
 class Contrastive(Processing):
     """Choose among the top tokens the one whose hidden state repeats least."""
 
-    candidates: Size = 5
+    candidates: Size = 5  # most probable tokens among which is chosen
+    # weight of the repetition penalty against the probability
     alpha: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.6
 
 
@@ -99,7 +102,7 @@ class Lookup(Spec):  # type: ignore[metaclass]  # derives from type(BaseModel), 
     a source of the same vocabulary. It pays where answers copy from what was read.
     """
 
-    ngram: Size = 3
+    ngram: Size = 3  # largest n-gram that is looked up, in tokens
 
 
 class Speculation(Sampling):
@@ -107,8 +110,8 @@ class Speculation(Sampling):
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    draft: Draft | Lookup
-    ahead: Size = 4
+    draft: Draft | Lookup  # the smaller model or the lookup that drafts
+    ahead: Size = 4  # draft tokens per call of the model
 
 
 Strategy = Sampling | Beam | Contrastive | Speculation

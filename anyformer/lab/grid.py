@@ -51,21 +51,21 @@ class Steps(Spec):
     """The same number of steps for every setting."""
 
     kind: Literal["steps"] = "steps"
-    count: Size
+    count: Size  # steps of each run
 
 
 class TokenBudget(Spec):
     """The same number of tokens for every setting, without padding."""
 
     kind: Literal["tokens"] = "tokens"
-    count: Size
+    count: Size  # tokens of each run
 
 
 class FlopBudget(Spec):
     """The same FLOPs for every setting, as predicted by `anyformer count`: an expensive model takes fewer steps."""
 
     kind: Literal["flops"] = "flops"
-    count: Positive
+    count: Positive  # FLOPs of each run
 
 
 Budget = Annotated[Steps | TokenBudget | FlopBudget, *BY_KIND]
@@ -74,9 +74,9 @@ Budget = Annotated[Steps | TokenBudget | FlopBudget, *BY_KIND]
 class Axis(Spec):
     """An axis of a grid: fields of the recipe that take each of the values together."""
 
-    name: Annotated[str, Field(min_length=1)]
-    fields: Annotated[tuple[str, ...], Field(min_length=1)]
-    values: Annotated[tuple[Value, ...], Field(min_length=1)]
+    name: Annotated[str, Field(min_length=1)]  # name of the axis in tables and figures
+    fields: Annotated[tuple[str, ...], Field(min_length=1)]  # dotted paths in the recipe
+    values: Annotated[tuple[Value, ...], Field(min_length=1)]  # values that the fields take
 
     def changes(self, value: Value) -> list[str]:
         """Return the overrides of the recipe for a value."""
@@ -86,12 +86,12 @@ class Axis(Spec):
 class Grid(Spec):
     """All combinations of the axes, each with every seed; the first is the baseline."""
 
-    base: str  # a recipe, by its name or as a file
-    set: tuple[str, ...] = ()  # changes for all: "model.width=64"
-    axes: Annotated[tuple[Axis, ...], Field(min_length=1)]
-    seeds: Annotated[tuple[Count, ...], Field(min_length=1)] = (0, 1, 2)
-    budget: Budget
-    metric: Metric = "loss"  # of the validation data
+    base: str  # a recipe, by name or file
+    set: tuple[str, ...] = ()  # overrides for all runs: "model.width=64"
+    axes: Annotated[tuple[Axis, ...], Field(min_length=1)]  # the settings that vary
+    seeds: Annotated[tuple[Count, ...], Field(min_length=1)] = (0, 1, 2)  # seeds of every setting
+    budget: Budget  # length of every run
+    metric: Metric = "loss"  # compared on the validation data
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:

@@ -10,7 +10,7 @@ class Padded(Spec):
     """Rows of similar length, padded to the longest; at most `tokens` in a batch, padding included."""
 
     kind: Literal["padded"] = "padded"
-    tokens: Size
+    tokens: Size  # most tokens of a batch, padding included
     pool: Size = 50  # batches that are shuffled together before they are sorted by length
 
 
@@ -18,16 +18,16 @@ class Packed(Spec):
     """Several documents or pairs in a row of `length` tokens, separated by segments."""
 
     kind: Literal["packed"] = "packed"
-    tokens: Size
-    length: Size
+    tokens: Size  # most tokens of a batch, padding included
+    length: Size  # tokens of a row
 
 
 class Crops(Spec):
     """`rows` random crops of `length` tokens from one long text."""
 
     kind: Literal["crops"] = "crops"
-    rows: Size
-    length: Size
+    rows: Size  # rows of a batch
+    length: Size  # tokens of a row
 
 
 class Ordered(Spec):
@@ -37,8 +37,8 @@ class Ordered(Spec):
     """
 
     kind: Literal["ordered"] = "ordered"
-    rows: Size
-    length: Size
+    rows: Size  # rows of a batch
+    length: Size  # tokens of a row
 
 
 Batches = Annotated[Padded | Packed | Crops | Ordered, *BY_KIND]

@@ -32,15 +32,15 @@ from anyformer.recipe.train import Processes, Train
 class Recipe(Spec):
     """Everything a run is made from."""
 
-    task: Task
-    data: Data
-    tokenizer: AnyTokenizer
-    source_tokenizer: Tokenizer | None = None  # None: one tokenizer for source and target
-    model: ModelConfig  # a `vocab` that is not given is the size of the tokenizer's
-    batches: Batches
-    train: Train
-    parallel: Processes = Processes()
-    seed: Count = 0
+    task: Task  # what the model learns
+    data: Data  # the examples
+    tokenizer: AnyTokenizer  # tokenizer of the texts; of the target if `source_tokenizer` is given
+    source_tokenizer: Tokenizer | None = None  # tokenizer of the source; None: one tokenizer for source and target
+    model: ModelConfig  # the model; a `vocab` that is not given is the size of the tokenizer's
+    batches: Batches  # how examples are grouped into batches
+    train: Train  # the training loop
+    parallel: Processes = Processes()  # how the model is divided among processes
+    seed: Count = 0  # seed of weights, order of the data and dropout
 
     @model_validator(mode="after")
     def _check(self) -> Self:

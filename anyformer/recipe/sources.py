@@ -25,11 +25,11 @@ class TextFile(Spec):
     """
 
     kind: Literal["text"] = "text"
-    path: str
-    encoding: Encoding = "utf-8"
+    path: str  # the file
+    encoding: Encoding = "utf-8"  # a Python codec: utf-8, latin-1, cp949, …
     document: Literal["file", "line"] = "file"  # whether one document is a file or a line
-    start: Probability = 0.0
-    stop: Fraction = 1.0
+    start: Probability = 0.0  # beginning of the selected part, as a fraction
+    stop: Fraction = 1.0  # end of the selected part, as a fraction
 
 
 class ParallelFiles(Spec):
@@ -39,11 +39,11 @@ class ParallelFiles(Spec):
     """
 
     kind: Literal["parallel"] = "parallel"
-    source: str
-    target: str
-    encoding: Encoding = "utf-8"
-    start: Probability = 0.0
-    stop: Fraction = 1.0
+    source: str  # file of the sources
+    target: str  # file of the targets, with as many lines
+    encoding: Encoding = "utf-8"  # a Python codec: utf-8, latin-1, cp949, …
+    start: Probability = 0.0  # beginning of the selected part, as a fraction
+    stop: Fraction = 1.0  # end of the selected part, as a fraction
 
 
 class TableFile(Spec):
@@ -53,19 +53,19 @@ class TableFile(Spec):
     """
 
     kind: Literal["table"] = "table"
-    path: str
-    source: str | None = None
-    target: str | None = None
-    text: str | None = None
-    pair: str | None = None  # the second text of a pair
-    label: str | None = None
-    words: str | None = None  # words of a sentence and their tags: lists of strings, or strings separated by spaces
-    tags: str | None = None
-    format: Literal["tsv", "csv", "jsonl", "parquet"] | None = None  # None: by the suffix
-    header: Flag = True
-    encoding: Encoding = "utf-8"
-    start: Probability = 0.0
-    stop: Fraction = 1.0
+    path: str  # the file
+    source: str | None = None  # column of the source (tasks with pairs of source and target)
+    target: str | None = None  # column of the target
+    text: str | None = None  # column of the text
+    pair: str | None = None  # column of the second text of a pair
+    label: str | None = None  # column of the label
+    words: str | None = None  # column of a sentence's words: a list, or a string separated by spaces
+    tags: str | None = None  # column of the words' tags, in the same form
+    format: Literal["tsv", "csv", "jsonl", "parquet"] | None = None  # the format; None: by the suffix
+    header: Flag = True  # the first row names the columns
+    encoding: Encoding = "utf-8"  # a Python codec: utf-8, latin-1, cp949, …
+    start: Probability = 0.0  # beginning of the selected part, as a fraction
+    stop: Fraction = 1.0  # end of the selected part, as a fraction
 
 
 def table_format(source: TableFile) -> str | None:
@@ -91,14 +91,14 @@ class ConllFile(Spec):
     """
 
     kind: Literal["conll"] = "conll"
-    path: str
-    word: Column | None = None  # column index, from 0 or from the end (-1); None: 0, or 1 in CoNLL-U
-    tag: Column | None = None  # None: the last, or 3 in CoNLL-U
-    format: Literal["conll", "conllu"] | None = None  # None: by the suffix
+    path: str  # the file
+    word: Column | None = None  # column of the word, from 0 or from the end (-1); None: 0, or 1 in CoNLL-U
+    tag: Column | None = None  # column of the tag; None: the last, or 3 in CoNLL-U
+    format: Literal["conll", "conllu"] | None = None  # the format; None: by the suffix
     separator: Literal["tab", "spaces"] | None = None  # between columns; None: tab if the file has any, else spaces
-    encoding: Encoding = "utf-8"
-    start: Probability = 0.0
-    stop: Fraction = 1.0
+    encoding: Encoding = "utf-8"  # a Python codec: utf-8, latin-1, cp949, …
+    start: Probability = 0.0  # beginning of the selected part, as a fraction
+    stop: Fraction = 1.0  # end of the selected part, as a fraction
 
 
 class MatchedLines(Spec):
@@ -106,21 +106,21 @@ class MatchedLines(Spec):
     with `pair` and `label`."""
 
     kind: Literal["lines"] = "lines"
-    path: str
-    pattern: str
-    encoding: Encoding = "utf-8"
-    start: Probability = 0.0
-    stop: Fraction = 1.0
+    path: str  # the file
+    pattern: str  # the regular expression
+    encoding: Encoding = "utf-8"  # a Python codec: utf-8, latin-1, cp949, …
+    start: Probability = 0.0  # beginning of the selected part, as a fraction
+    stop: Fraction = 1.0  # end of the selected part, as a fraction
 
 
 class ClassFolders(Spec):
     """One folder per label with one file per text: `pos/001.txt`."""
 
     kind: Literal["folders"] = "folders"
-    path: str
-    encoding: Encoding = "utf-8"
-    start: Probability = 0.0
-    stop: Fraction = 1.0
+    path: str  # the folder of the folders
+    encoding: Encoding = "utf-8"  # a Python codec: utf-8, latin-1, cp949, …
+    start: Probability = 0.0  # beginning of the selected part, as a fraction
+    stop: Fraction = 1.0  # end of the selected part, as a fraction
 
 
 class Shards(Spec):
@@ -128,51 +128,51 @@ class Shards(Spec):
     tokens."""
 
     kind: Literal["shards"] = "shards"
-    path: str
-    start: Probability = 0.0
-    stop: Fraction = 1.0
+    path: str  # the folder
+    start: Probability = 0.0  # beginning of the selected part, as a fraction
+    stop: Fraction = 1.0  # end of the selected part, as a fraction
 
 
 class SortDigits(Spec):
     """3 1 2 -> 1 2 3"""
 
     kind: Literal["sort"] = "sort"
-    count: Size
-    shortest: Digits = 6
-    longest: Digits = 11
+    count: Size  # number of rows
+    shortest: Digits = 6  # fewest digits of a row
+    longest: Digits = 11  # most digits of a row
 
 
 class CopyDigits(Spec):
     """3 1 2 -> 3 1 2"""
 
     kind: Literal["copy"] = "copy"
-    count: Size
-    shortest: Digits = 6
-    longest: Digits = 11
+    count: Size  # number of rows
+    shortest: Digits = 6  # fewest digits of a row
+    longest: Digits = 11  # most digits of a row
 
 
 class ReverseDigits(Spec):
     """3 1 2 -> 2 1 3"""
 
     kind: Literal["reverse"] = "reverse"
-    count: Size
-    shortest: Digits = 6
-    longest: Digits = 11
+    count: Size  # number of rows
+    shortest: Digits = 6  # fewest digits of a row
+    longest: Digits = 11  # most digits of a row
 
 
 class WrittenDates(Spec):
     """tuesday, march 5 1996 -> 1996-03-05, in a dozen formats."""
 
     kind: Literal["dates"] = "dates"
-    count: Size
+    count: Size  # number of rows
 
 
 class Additions(Spec):
     """17+25 -> 42, with numbers of up to `digits` digits, most significant first."""
 
     kind: Literal["addition"] = "addition"
-    count: Size
-    digits: Annotated[int, Field(strict=True, ge=1, le=100)] = 3
+    count: Size  # number of rows
+    digits: Annotated[int, Field(strict=True, ge=1, le=100)] = 3  # most digits of a number
 
 
 Synthetic = SortDigits | CopyDigits | ReverseDigits | WrittenDates | Additions
@@ -185,21 +185,21 @@ class JoinedSources(Spec):
     """The concatenated rows of several sources."""
 
     kind: Literal["joined"] = "joined"
-    parts: Annotated[tuple[SingleSource, ...], Field(min_length=1)]
+    parts: Annotated[tuple[SingleSource, ...], Field(min_length=1)]  # the sources, in this order
 
 
 class MixedSource(Spec):
     """The rows of one part of a mixture."""
 
-    name: str
-    rows: SingleSource
+    name: str  # name of the part, as in `task.parts`
+    rows: SingleSource  # its source
 
 
 class MixedSources(Spec):
     """The rows of a mixture of tasks: one source for each name in `task.parts`."""
 
     kind: Literal["mixed"] = "mixed"
-    parts: Annotated[tuple[MixedSource, ...], Field(min_length=1)]
+    parts: Annotated[tuple[MixedSource, ...], Field(min_length=1)]  # sources by the name of their part
 
 
 Source = Annotated[
@@ -220,11 +220,12 @@ Source = Annotated[
 class Data(Spec):
     """Sources for training, validation and test. Relative paths are relative to `root`."""
 
-    train: Source
-    valid: Source | None = None
-    test: Source | None = None
-    root: str = ""  # default: the environment variable ANYFORMER_DATA, else the working directory
-    on_bad_row: Literal["error", "skip"] = "error"
+    train: Source  # examples for training
+    valid: Source | None = None  # examples for validation, during training; None: none
+    test: Source | None = None  # examples for `anyformer evaluate --split test`; None: none
+    # folder of relative paths; empty: the environment variable ANYFORMER_DATA, else the working directory
+    root: str = ""
+    on_bad_row: Literal["error", "skip"] = "error"  # error: report unreadable rows and stop; skip: leave them out
 
 
 # -- which sources fit a task -----------------------------------------------------------------------------------------

@@ -19,11 +19,13 @@ class Seq2Seq(Spec):
     """A target for each source: an encoder–decoder, or a decoder that reads `source <sep> target`."""
 
     kind: Literal["seq2seq"] = "seq2seq"
+    # what evaluation measures besides the loss
     metrics: tuple[Literal["exact_match", "bleu", "chrf"], ...] = ("exact_match",)
+    # tokenisation of sacreBLEU
     bleu_tokenize: Literal["13a", "none", "char", "zh", "ko-mecab", "ja-mecab", "intl"] = "13a"
-    max_source: Size | None = None  # in tokens; longer rows are bad rows
-    max_target: Size | None = None
-    beams: Size = 1  # of the beam search, in every evaluation and in `predict`; 1: greedy
+    max_source: Size | None = None  # most tokens of a source; longer rows are bad rows; None: no limit
+    max_target: Size | None = None  # most tokens of a target; longer rows are bad rows; None: no limit
+    beams: Size = 1  # beams of every evaluation and of `predict`; 1: greedy
     length_penalty: Number = 1.0  # of the beam search: above 0 favours long outputs
     framed: Flag = False  # add the special tokens that the tokenizer's file puts around texts
     start: Count | None = None  # id of the first token of an encoder–decoder's target; None: <bos>
@@ -40,6 +42,7 @@ class Seq2Seq(Spec):
 class MixturePart(Seq2Seq):
     """One sequence-to-sequence task of a mixture."""
 
+    # name of the part; its token is the first of each source
     name: Annotated[str, Field(pattern="^[a-z0-9][a-z0-9_-]*$")]
     weight: Positive = 1.0  # times each of its rows is read in an epoch
 
@@ -48,7 +51,7 @@ class Mixture(Spec):
     """Several sequence-to-sequence tasks in one model: each source begins with a token for its task."""
 
     kind: Literal["mixture"] = "mixture"
-    parts: Annotated[tuple[MixturePart, ...], Field(min_length=1)]
+    parts: Annotated[tuple[MixturePart, ...], Field(min_length=1)]  # the tasks
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
@@ -94,8 +97,9 @@ class SpanCorruption(Spec):
 
     kind: Literal["spans"] = "spans"
     rate: Fraction = 0.15  # fraction of tokens in spans; drawn again in each epoch
-    mean_span: Annotated[float, Field(strict=True, ge=1)] = 3.0  # tokens
-    sentinels: Annotated[int, Field(strict=True, ge=2)] = 100  # <extra_id_0>, ...: added to the tokenizer
+    mean_span: Annotated[float, Field(strict=True, ge=1)] = 3.0  # mean length of a span, in tokens
+    # number of sentinels <extra_id_0>, …, which are added to the tokenizer
+    sentinels: Annotated[int, Field(strict=True, ge=2)] = 100
     start: Count | None = None  # id of the first token of a target; None: <bos>
 
 
@@ -104,7 +108,7 @@ class Classify(Spec):
 
     kind: Literal["classify"] = "classify"
     pairs: Flag = False  # a row is a pair of texts
-    separator: Annotated[str, Field(min_length=1)] | None = None  # between the labels of a row
+    separator: Annotated[str, Field(min_length=1)] | None = None  # string between the labels of a row; None: one label
     labels: tuple[str, ...] = ()  # names, in the order of their ids; empty: those of the training rows, sorted
 
     @model_validator(mode="after")
@@ -124,10 +128,9 @@ class Regress(Spec):
     kind: Literal["regress"] = "regress"
     pairs: Flag = True  # a row is a pair of texts
     apart: Flag = False  # embed each text separately and predict the cosine; needs an embedding head
-    # The model predicts (label - mean) / deviation. None: mean and standard deviation of the training rows;
-    # with `apart`, their minimum and their range.
+    # the model predicts (label - mean) / deviation; None: mean of the training rows; `apart`: their minimum
     mean: Target | None = None
-    deviation: Deviation | None = None
+    deviation: Deviation | None = None  # see mean; None: standard deviation of the training rows; `apart`: range
 
     @model_validator(mode="after")
     def _check_pairs(self) -> Self:
@@ -279,5 +282,5 @@ def model_faults(task: Task, model: ModelConfig) -> Iterator[Fault]:
 class TaskFile(Spec):
     """The contents of a run's task.json."""
 
-    task: AnyTask
+    task: AnyTask  # the task, with its settings
     source_tokenizer: Flag | None = None  # source_tokenizer.json is required; None: written by an earlier version

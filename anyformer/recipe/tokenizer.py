@@ -14,7 +14,7 @@ class Characters(Spec):
     """One token per character."""
 
     kind: Literal["chars"] = "chars"
-    lowercase: Flag = False
+    lowercase: Flag = False  # turns text into lower case
     decompose: Flag = False  # NFD: Hangul syllables become letters, é becomes e + accent; `decode` does not undo it
 
 
@@ -28,39 +28,39 @@ class Words(Spec):
     """One token per word, split at whitespace."""
 
     kind: Literal["words"] = "words"
-    size: Vocabulary = 50_000
-    lowercase: Flag = False
+    size: Vocabulary = 50_000  # most words of the vocabulary; others are unknown
+    lowercase: Flag = False  # turns text into lower case
 
 
 class BPE(Spec):
     """Byte-level byte-pair encoding: no text is unknown."""
 
     kind: Literal["bpe"] = "bpe"
-    size: Vocabulary
-    lowercase: Flag = False
+    size: Vocabulary  # size of the vocabulary
+    lowercase: Flag = False  # turns text into lower case
 
 
 class Unigram(Spec):
     """The unigram language model of SentencePiece (Kudo 2018)."""
 
     kind: Literal["unigram"] = "unigram"
-    size: Vocabulary
-    lowercase: Flag = False
+    size: Vocabulary  # size of the vocabulary
+    lowercase: Flag = False  # turns text into lower case
 
 
 class WordPiece(Spec):
     """The WordPiece tokenizer of BERT."""
 
     kind: Literal["wordpiece"] = "wordpiece"
-    size: Vocabulary
-    lowercase: Flag = False
+    size: Vocabulary  # size of the vocabulary
+    lowercase: Flag = False  # turns text into lower case
 
 
 class TokenizerFile(Spec):
     """A `tokenizer.json`, a folder with one, or GPT-2's `vocab.bpe` and `encoder.json`; relative to `data.root`."""
 
     kind: Literal["file"] = "file"
-    path: str
+    path: str  # the file or folder
 
 
 class RunTokenizer(Spec):

@@ -13,9 +13,11 @@ class AdamW(Spec):
     """Adam with decoupled weight decay on matrices (Loshchilov & Hutter 2019)."""
 
     kind: Literal["adamw"] = "adamw"
-    lr: Positive
+    lr: Positive  # peak learning rate
+    # decay of the moving averages of the gradient and of its square
     betas: tuple[Probability, Probability] = (0.9, 0.95)
-    eps: Positive = 1e-8
+    eps: Positive = 1e-8  # added to the denominator of an update
+    # decay of matrices per step, times the learning rate; norms and biases have none
     weight_decay: Annotated[float, Field(strict=True, ge=0)] = 0.1
 
 
@@ -23,9 +25,10 @@ class Adam(Spec):
     """Adam with the settings of the 2017 Transformer (Kingma & Ba 2015)."""
 
     kind: Literal["adam"] = "adam"
-    lr: Positive
+    lr: Positive  # peak learning rate
+    # decay of the moving averages of the gradient and of its square
     betas: tuple[Probability, Probability] = (0.9, 0.98)
-    eps: Positive = 1e-9
+    eps: Positive = 1e-9  # added to the denominator of an update
 
 
 Optimizer = Annotated[AdamW | Adam, *BY_KIND]
@@ -35,39 +38,39 @@ class Constant(Spec):
     """The peak learning rate, after a warm-up."""
 
     kind: Literal["constant"] = "constant"
-    warmup: Count = 0
+    warmup: Count = 0  # steps over which the rate rises from 0
 
 
 class Linear(Spec):
     """Linear decay to `floor` times the peak."""
 
     kind: Literal["linear"] = "linear"
-    warmup: Count = 0
-    floor: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.0
+    warmup: Count = 0  # steps over which the rate rises from 0
+    floor: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.0  # last learning rate ÷ peak
 
 
 class Cosine(Spec):
     """Decay along half a cosine to `floor` times the peak (Loshchilov & Hutter 2017)."""
 
     kind: Literal["cosine"] = "cosine"
-    warmup: Count = 0
-    floor: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.1
+    warmup: Count = 0  # steps over which the rate rises from 0
+    floor: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.1  # last learning rate ÷ peak
 
 
 class InverseSqrt(Spec):
     """lr · sqrt(warmup / step) after a linear warm-up; lr = (d · warmup)^-0.5 gives that of Vaswani et al. 2017."""
 
     kind: Literal["inverse_sqrt"] = "inverse_sqrt"
-    warmup: Size = 4000
+    warmup: Size = 4000  # steps over which the rate rises from 0
 
 
 class WSD(Spec):
     """Warm-up, a constant rate, and a linear decay over the last fraction `decay` of the steps (WSD)."""
 
     kind: Literal["wsd"] = "wsd"
-    warmup: Count = 0
-    decay: Fraction = 0.2
-    floor: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.0
+    warmup: Count = 0  # steps over which the rate rises from 0
+    decay: Fraction = 0.2  # fraction of the steps over which the rate falls
+    floor: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.0  # last learning rate ÷ peak
 
 
 Schedule = Annotated[Constant | Linear | Cosine | InverseSqrt | WSD, *BY_KIND]
@@ -87,34 +90,36 @@ class OwnTokens(Spec):
 class Train(Spec):
     """The training loop."""
 
-    steps: Size
-    optimizer: Optimizer
-    schedule: Schedule = Constant()
-    clip: Positive | None = 1.0  # largest gradient norm; None: no clipping
-    accumulate: Size = 1  # batches per step
-    label_smoothing: Probability = 0.0
-    own_tokens: OwnTokens | None = None  # None: the decoder reads the target (teacher forcing)
-    precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = "auto"  # fp8: matmuls of the blocks; the rest in bf16
-    compile: Literal["auto", "on", "off"] = "auto"  # auto: on a GPU, unless rows are padded (many shapes)
-    checkpoint_activations: Flag = False
-    ema: Probability | None = None  # decay of a moving average of the weights, which is evaluated and saved
+    steps: Size  # number of weight updates
+    optimizer: Optimizer  # the optimiser and its learning rate
+    schedule: Schedule = Constant()  # how the learning rate changes over the steps
+    clip: Positive | None = 1.0  # largest norm of the gradient: a longer one is scaled down; None: no clipping
+    accumulate: Size = 1  # batches per step (gradient accumulation)
+    label_smoothing: Probability = 0.0  # probability that is spread evenly over all tokens or labels
+    own_tokens: OwnTokens | None = None  # scheduled sampling; None: the decoder reads the target (teacher forcing)
+    # auto: bf16 on a GPU with units for it, else fp32; fp8: matmuls of the blocks, the rest in bf16
+    precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = "auto"
+    # torch.compile; auto: on a GPU, unless rows are padded (many shapes)
+    compile: Literal["auto", "on", "off"] = "auto"
+    checkpoint_activations: Flag = False  # recomputes activations in the backward pass: less memory, more time
+    ema: Probability | None = None  # decay of a moving average of the weights, which is evaluated and saved; None: none
     average: Size = 1  # number of last checkpoints whose weights are averaged at the end
-    evaluate_every: Size | None = None  # steps; None: at the end only
-    save_every: Size | None = None  # steps; None: at the end only
+    evaluate_every: Size | None = None  # steps between two evaluations; None: at the end only
+    save_every: Size | None = None  # steps between two checkpoints; None: at the end only
     keep: Size = 2  # newest checkpoints kept, in addition to the best
     snapshots: Count | Literal["auto"] = "auto"  # steps whose weights `explore` shows; auto: 12, at most 256 MiB
     best: Metric = "loss"  # selects the best checkpoint in validation: lowest loss, or highest value of another metric
-    patience: Size | None = None  # evaluations without improvement before stopping
+    patience: Size | None = None  # evaluations without improvement before training stops; None: it never stops early
     max_bad_steps: Size = 10  # non-finite steps in a row before stopping
-    init_from: str | None = None  # folder of a run whose weights training starts from
-    base_bits: Literal[8, 4] | None = None  # round the frozen weights under an adapter (QLoRA); None: fp32
+    init_from: str | None = None  # folder of a run whose weights training starts from; None: random weights
+    base_bits: Literal[8, 4] | None = None  # bits of the frozen weights under an adapter (QLoRA); None: fp32
     freeze: tuple[str, ...] = ()  # names of weights or modules that are not trained: "encoder.blocks.0"
     layer_decay: Fraction = 1.0  # learning rate of a layer ÷ that of the layer above; the head has the full rate
-    log_every: Size = 10
+    log_every: Size = 10  # steps between two lines of metrics
 
 
 class Processes(Spec):
     """How a model is divided among processes (`torchrun`): "none" replicates it (DDP); "full" shards every weight,
     gradient and optimiser state (FSDP)."""
 
-    shard: Literal["none", "full"] = "none"
+    shard: Literal["none", "full"] = "none"  # none: every process has the whole model (DDP); full: a part of it (FSDP)

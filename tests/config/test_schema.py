@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 
 from anyformer.config import ConfigError, ModelConfig, io
+from anyformer.config.schema import meanings, nested_specs
+from anyformer.recipe import MixturePart, Recipe, Seq2Seq
 from tests.config.strategies import models
 
 
@@ -105,3 +107,15 @@ def test_the_schema_tells_what_things_are() -> None:
     assert SCHEMA["$defs"]["YarnScaling"]["required"] == ["factor", "original_length"]
     words = SCHEMA["$defs"]["Rotary"]["properties"]["scaling"]["oneOf"][-1]
     assert words == {"enum": ["none"]}, "every other scaling needs a factor"
+
+
+def test_every_field_has_a_meaning() -> None:
+    """The comment beside a field is its description in the schema; only `kind` needs none."""
+    recipe = io.schema(Recipe)
+    for name, spec in nested_specs(Recipe).items():
+        properties = recipe["$defs"].get(name, recipe)["properties"]
+        without = [field for field in spec.model_fields if field != "kind" and not properties[field].get("description")]
+        assert not without, f"{spec.__module__}.{name}: add a comment beside {', '.join(without)}"
+    assert recipe["$defs"]["Attention"]["properties"]["key_width"]["description"].endswith("None: d / heads")  # beside
+    assert recipe["$defs"]["Data"]["properties"]["root"]["description"].startswith("folder of relative")  # above
+    assert meanings(MixturePart)["beams"] == meanings(Seq2Seq)["beams"], "inherited"
