@@ -2,6 +2,7 @@
 
 `python -m figures` draws all of them into docs/figures, `python -m figures rotary alibi` some.
 
+diagram     boxes and arrows
 style       colours, sizes, and the register of drawing functions
 blocks      parts of a block: linear layers, norms, dropout, residuals, feed-forwards, activations, experts
 attention   scaled dot products, heads, masks, sparse patterns, graphs
