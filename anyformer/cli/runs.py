@@ -203,10 +203,14 @@ def predict_(
 @app.command("import")
 def import_(
     source: Annotated[
-        Path,
-        typer.Argument(metavar="DIR|FILE", help="Folder with a config.json and weights, or a .bin file of llama2.c."),
+        str,
+        typer.Argument(
+            metavar="DIR|FILE|hf:OWNER/NAME",
+            help="Folder with a config.json and weights, a .bin file of llama2.c, or a public model by name, "
+            "with @REVISION if it is not the newest.",
+        ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder of the new run.")],
+    out: Annotated[Path | None, typer.Option(help="Folder of the new run. Default: runs/NAME.")] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="Its tokenizer, if that is not in the folder.")] = None,
     allow_pickle: Annotated[
         bool, typer.Option("--allow-pickle", help="Also read pytorch_model.bin, restricted to weights.")
@@ -224,7 +228,9 @@ def import_(
 ) -> None:
     """Import a model of another program as a run."""
     from anyformer.interop import import_model
+    from anyformer.interop.hub import folder_name
 
+    out = Path("runs") / folder_name(source) if out is None else out
     run = import_model(
         source,
         out,

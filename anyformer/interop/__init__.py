@@ -4,6 +4,7 @@ config_fields             Read the fields of a public config.json
 families                  One file for each public model family
 family                    The class `Family`, and the search for a family that supports a model
 hf_folder                 Read and write folders of `transformers`: from_hf, to_hf
+hub                       Download public models by name: hf:owner/name
 language_codes            Language codes of multilingual translation models, in the order of their ids
 llama2c                   Read model and tokenizer files of llama2.c
 onnx                      Export to ONNX: export_onnx
@@ -25,7 +26,7 @@ from pathlib import Path
 
 from anyformer.config import ConfigError, Fault
 from anyformer.config.spec import visible
-from anyformer.interop import llama2c
+from anyformer.interop import hub, llama2c
 from anyformer.interop.hf_folder import from_hf
 from anyformer.recipe import LanguageModel
 from anyformer.run import Run, load, new_folder, write_model, writing
@@ -41,10 +42,14 @@ def import_model(
     family: str | None = None,
     ignore_fields: Sequence[str] = (),
 ) -> Run:
-    """Write a model of another program as a run, with its tokenizer: a folder for `from_hf`, or llama2.c's .bin."""
-    source, out = Path(source), Path(out)
+    """Write a model of another program as a run, with its tokenizer.
+
+    `source` is a folder for `from_hf`, the name of a public model (`hf:owner/name`), or a .bin file of llama2.c.
+    """
+    out = Path(out)
     if out.exists():
         raise ConfigError([Fault(visible(str(out)), "exists already; choose another --out")])
+    source = hub.download(str(source), allow_pickle) if hub.is_hub_name(source) else Path(source)
     if source.is_dir():
         with new_folder(out) as temporary:
             run = from_hf(
@@ -54,7 +59,7 @@ def import_model(
                 write_model(temporary, run.model.state_dict(), run.config, run.spec, run.task)
         return replace(run, folder=out)
     if source.suffix.lower() != ".bin":
-        what = "is of no kind that is read: give a folder with a config.json, or llama2.c's .bin"
+        what = "is of no kind that is read: give a folder with a config.json, hf:owner/name, or llama2.c's .bin"
         raise ConfigError([Fault(visible(str(source)), what)])
     for option, given in (("--family", family), ("--ignore-field", ignore_fields), ("--allow-pickle", allow_pickle)):
         if given:
