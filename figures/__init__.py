@@ -4,7 +4,8 @@
 
 diagram     boxes and arrows
 style       colours, sizes, and the register of drawing functions
-blocks      parts of a block: linear layers, norms, dropout, residuals, feed-forwards, activations, experts
+blocks      parts of a block: linear layers, norms, dropout, residuals, placement of norms
+networks    feed-forward networks: hidden units, activations, gates, experts
 attention   scaled dot products, heads, masks, sparse patterns, graphs
 positions   position schemes
 models      shapes, embeddings, tokenizers, costs
