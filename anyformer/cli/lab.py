@@ -1,5 +1,6 @@
 """`lab`: experiments and grids."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,7 +13,10 @@ from anyformer.cli.app import app
 def lab(
     what: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME... | all | run GRID.toml [KEY=VALUE...]]", help="Experiments, or a grid."),
+        typer.Argument(
+            metavar="[NAME... | all | run RECIPE KEY=A,B,C... | run GRID.toml [KEY=VALUE...]]",
+            help="Experiments, a recipe with the settings to compare, or a grid in a file.",
+        ),
     ] = None,
     size: Annotated[
         Literal["quick", "cpu", "gpu"],
@@ -20,18 +24,30 @@ def lab(
     ] = "cpu",
     jobs: Annotated[int, typer.Option(min=1, help="Measurements in parallel; they share the cores.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Folder of the results. Default: runs/lab/...")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="With run RECIPE: steps of each training. Default: the recipe's.")
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="With run RECIPE: trainings of each setting. Default: 3.")
+    ] = None,
 ) -> None:
     """Test claims about Transformers by experiment, or compare your own settings on your data.
 
     Without a name it lists the experiments. If it is stopped, the same command continues.
+
+    anyformer lab run sort model.*.position=sinusoidal,rotary,alibi --steps 400
     """
+    from anyformer.config import ConfigError, Fault
+
     if not what:
         return _list()
+    if (steps or seeds) and not (what[0] == "run" and len(what) > 1 and not _is_grid(what[1])):
+        raise ConfigError([Fault("", "--steps and --seeds belong to `lab run RECIPE KEY=A,B,C`")])
     from anyformer.training.loop import Interrupted
 
     try:
         if what[0] == "run":
-            _grid(what[1:], jobs, out)
+            _grid(what[1:], jobs, out, steps, seeds)
         else:
             _experiments(what, size, jobs, out)
     except (KeyboardInterrupt, Interrupted):
@@ -73,16 +89,26 @@ def _experiments(names: list[str], size: Literal["quick", "cpu", "gpu"], jobs: i
             typer.echo(f"{path}; {error}\n")
 
 
-def _grid(words: list[str], jobs: int, out: Path | None) -> None:
+def _is_grid(name: str) -> bool:
+    """Return whether a name is a file with a grid, which has axes; any other name or file is a recipe."""
+    path = Path(name)
+    return path.is_file() and bool(re.search(r'^\W*axes"?\W', path.read_text("utf-8", errors="replace"), re.MULTILINE))
+
+
+def _grid(words: list[str], jobs: int, out: Path | None, steps: int | None, seeds: int | None) -> None:
     from rich.console import Console
 
     from anyformer.config import ConfigError, Fault
     from anyformer.lab.compare import cells, compare, markdown, report
-    from anyformer.lab.grid import load_grid, run_grid
+    from anyformer.lab.grid import grid_of_recipe, load_grid, run_grid
 
     if not words:
-        raise ConfigError([Fault("", "which grid? anyformer lab run GRID.toml")])
-    grid = load_grid(words[0], words[1:])
+        what = "compare what? anyformer lab run RECIPE KEY=A,B,C, or anyformer lab run GRID.toml"
+        raise ConfigError([Fault("", what)])
+    if _is_grid(words[0]):
+        grid = load_grid(words[0], words[1:])
+    else:
+        grid = grid_of_recipe(words[0], words[1:], steps, seeds or 3)
     folder = out or Path("runs") / "lab" / Path(words[0]).stem
     results = run_grid(grid, folder, jobs=jobs, console=Console(stderr=True))
     typer.echo(markdown(cells(compare(results, grid.metric), grid.metric)))

@@ -21,6 +21,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from rich.console import Console
 
 from anyformer.config import ConfigError, Fault, Spec, io
+from anyformer.config.overrides import assignment
 from anyformer.config.spec import BY_KIND, MAX_WORD, Count, Positive, Size, shorten
 from anyformer.lab.cells import Cell, Result, measure_all
 from anyformer.lab.trial import trial
@@ -196,6 +197,33 @@ def _toml(value: Value) -> str:
 
 def _plain(value: Value) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def grid_of_recipe(base: str, assignments: Sequence[str], steps: int | None = None, seeds: int = 3) -> Grid:
+    """Return the grid of a recipe and `KEY=VALUE` or `KEY=VALUE,VALUE,…`: several values make an axis.
+
+    `*` after `model` means every stack of the model: `model.*.position=alibi,rotary`. With fewer steps than the
+    recipe's, the warm-up shrinks in proportion, unless it is given.
+    """
+    same, axes = list[str](), list[Axis]()
+    recipe = read_recipe(base)
+    stacks = [side for side in ("encoder", "decoder") if getattr(recipe.model, side)]
+    for text in assignments:
+        key, value = assignment(text)
+        fields = [key.replace("model.*.", f"model.{side}.", 1) for side in stacks] if "model.*." in key else [key]
+        if isinstance(value, str) and "," in value:
+            values = tuple(assignment(f"{key}={part}")[1] for part in value.split(","))
+            axes.append(Axis(name=key.rpartition(".")[2], fields=tuple(fields), values=values))
+        else:
+            same += [f"{field}={text.partition('=')[2]}" for field in fields]
+    if not axes:
+        raise ConfigError(
+            [Fault("", "nothing varies: give a key several values, such as model.*.position=alibi,rotary")]
+        )
+    count, warmup = steps or recipe.train.steps, recipe.train.schedule.warmup
+    if count < recipe.train.steps and not any("schedule" in text for text in same):
+        same.append(f"train.schedule.warmup={warmup * count // recipe.train.steps}")
+    return Grid(base=base, set=tuple(same), axes=tuple(axes), seeds=tuple(range(seeds)), budget=Steps(count=count))
 
 
 def load_grid(path: str | Path, changes: Sequence[str] = ()) -> Grid:

@@ -7,7 +7,17 @@ import pytest
 
 from anyformer.config import ConfigError, io
 from anyformer.lab.compare import compare, report
-from anyformer.lab.grid import Axis, FlopBudget, Grid, Steps, TokenBudget, apply_budget, load_grid, run_grid
+from anyformer.lab.grid import (
+    Axis,
+    FlopBudget,
+    Grid,
+    Steps,
+    TokenBudget,
+    apply_budget,
+    grid_of_recipe,
+    load_grid,
+    run_grid,
+)
 from anyformer.recipes import read_recipe
 
 SMALL = (
@@ -155,3 +165,23 @@ def test_the_grid_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (position, depth) for position in ("sinusoidal", "rotary", "alibi") for depth in (1, 3)
     ]
     assert "rotary" in report(grid, results, tmp_path / "out").read_text(encoding="utf-8")
+
+
+def test_recipe_with_lists_of_values_is_a_grid() -> None:
+    short = grid_of_recipe(
+        "dates", ["model.*.position=alibi,rotary", "model.width=32,64", "seed=1"], steps=100, seeds=2
+    )
+    position, width = short.axes
+    assert position.fields == ("model.encoder.position", "model.decoder.position")
+    assert (position.values, width.values) == (("alibi", "rotary"), (32, 64))
+    assert len(short.seeds) == 2
+    recipe, whole = short.recipe(short.cells()[-1]), read_recipe("dates")
+    assert [stack.position.kind for stack in (recipe.model.encoder, recipe.model.decoder)] == ["rotary", "rotary"]
+    assert recipe.model.width == 64
+    assert recipe.train.schedule.warmup == whole.train.schedule.warmup * 100 // whole.train.steps
+    assert grid_of_recipe("dates", ["model.width=32,64"]).budget == Steps(count=whole.train.steps)
+
+
+def test_a_recipe_without_a_list_of_values_is_refused() -> None:
+    with pytest.raises(ConfigError, match="nothing varies: give a key several values"):
+        grid_of_recipe("sort", ["model.width=32"])
