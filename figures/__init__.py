@@ -11,4 +11,5 @@ positions   position schemes
 models      shapes, embeddings, tokenizers, costs
 training    targets, loss, schedules, fine-tuning
 decoding    KV cache, sampling, beam search
+readme_animation  the animated picture at the top of the README
 """
