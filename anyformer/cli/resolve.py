@@ -47,17 +47,12 @@ def read(name: str, changes: "Iterable[str] | None" = None) -> "ModelConfig | Re
 
 
 def load(path: Path, changes: "Iterable[str]" = ()) -> "ModelConfig | Recipe":
-    """Read a file of a model or a recipe: only a recipe has a task, data, batches or training settings."""
+    """Read a file of a model or a recipe: only a recipe has a base, a task, data, batches or training settings."""
     from anyformer.config import io
     from anyformer.config.model import ModelConfig
-    from anyformer.config.spec import ConfigError
     from anyformer.recipes import read_recipe
 
-    try:
-        keys = io.parse(path.read_bytes().decode("utf-8-sig"), io.format_of(path)).keys()
-    except (OSError, UnicodeDecodeError, ConfigError):
-        keys = dict[str, None]().keys()  # reported below
-    if keys & {"task", "data", "batches", "train"}:
+    if io.read_tables(path).keys() & {"base", "task", "data", "batches", "train"}:
         return read_recipe(str(path), changes)
     return io.override(io.load(ModelConfig, path), changes)
 

@@ -12,20 +12,20 @@ import re
 import secrets
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import tomli_w
 
-from anyformer.config.overrides import DEEPEST, diff as diff, override as override
+from anyformer.config.overrides import DEEPEST, diff as diff, merge as merge, override as override
 from anyformer.config.parse import build as build, to_data as to_data
 from anyformer.config.schema import schema as schema
 from anyformer.config.spec import ConfigError, Fault, Spec, close_to, fields, kinds, member_for, members, visible
 
 S = TypeVar("S", bound=Spec)
 Format = Literal["toml", "json"]
-Completion = Callable[[dict[str, Any]], dict[str, Any]]
 MAX_FILE = 2**23  # bytes
 MAX_BITS = 4096  # of a whole number: Python writes none of more than 4,300 decimal digits
 SUFFIXES: dict[str, Format] = {".toml": "toml", ".json": "json"}
@@ -38,9 +38,9 @@ def dumps(spec: Spec, format: Format = "toml") -> str:
     return tomli_w.dumps(_by_word(type(spec), to_data(spec)))
 
 
-def loads(cls: type[S], text: str, format: Format = "toml", complete: Completion = dict) -> S:
-    """Return the spec in a text; `complete` changes its tables first. Raise a `ConfigError` with all its faults."""
-    return build(cls, complete(parse(text, format)))
+def loads(cls: type[S], text: str, format: Format = "toml") -> S:
+    """Return the spec in a text. Raise a `ConfigError` with all its faults."""
+    return build(cls, parse(text, format))
 
 
 def save(spec: Spec, path: str | Path) -> None:
@@ -60,14 +60,28 @@ def save(spec: Spec, path: str | Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def load(cls: type[S], path: str | Path, complete: Completion = dict) -> S:
+def load(cls: type[S], path: str | Path) -> S:
     """Read .toml or .json, by the suffix; a `ConfigError` names the file in every fault."""
+    tables = read_tables(path)
+    with faults_in(path):
+        return build(cls, tables)
+
+
+def read_tables(path: str | Path) -> dict[str, Any]:
+    """Return the tables in a .toml or .json file; a `ConfigError` names the file in every fault."""
     path = Path(path)
     if os.path.isdir(path):  # unlike Path.is_dir, it accepts any name
         raise ConfigError([Fault(str(path), "is a folder, not a file")])
     format, text = format_of(path), _read(path)
+    with faults_in(path):
+        return parse(text, format)
+
+
+@contextmanager
+def faults_in(path: str | Path) -> Iterator[None]:
+    """Name a file in every fault of a `ConfigError`."""
     try:
-        return loads(cls, text, format, complete)
+        yield
     except ConfigError as error:
         raise ConfigError(
             Fault(f"{path}: {fault.path}" if fault.path else str(path), fault.message) for fault in error.faults

@@ -59,6 +59,38 @@ def assignment(text: str) -> tuple[str, Any]:
     return path, parsed["value"] if len(parsed) == 1 else value
 
 
+def merge(cls: type[Spec], data: dict[str, Any], tables: dict[str, Any]) -> dict[str, Any]:
+    """Return the data of a spec, as `to_data` returns them, with the values in some tables, as in a file.
+
+    Tables are merged key by key; a value or a list replaces the old one. A table of another kind, or a kind as a word,
+    replaces the old table. A table in the place of a list of tables changes each of them. "none" is the derived value.
+    """
+    merged: dict[str, Any] = _merged(cls, data, tables)
+    return merged
+
+
+def _merge(annotation: Any, node: dict[str, Any], tables: dict[str, Any]) -> None:
+    """Change a table in place."""
+    known = fields(member_for(annotation, node))
+    for key, value in tables.items():
+        inner, before = known[key].annotation if key in known else None, node.get(key)
+        if not isinstance(value, dict):
+            _put(annotation, node, key, value)
+        elif isinstance(before, list) and all(isinstance(one, dict) for one in before):
+            node[key] = [_merged(inner, one, value) for one in before]
+        else:
+            node[key] = _merged(inner, before, value)
+
+
+def _merged(annotation: Any, before: Any, value: dict[str, Any]) -> Any:
+    """Return one table with the values of another."""
+    if not isinstance(before, dict) or value.get("kind", before.get("kind")) != before.get("kind"):
+        return copy.deepcopy(value)
+    after = copy.deepcopy(before)
+    _merge(annotation, after, value)
+    return after
+
+
 def _assign(annotation: Any, node: Any, steps: list[str], value: Any, path: str) -> Iterator[Fault]:
     """Change a table or list in place. Unknown keys are set too: `build` reports them."""
     if isinstance(node, list):
@@ -71,13 +103,26 @@ def _assign(annotation: Any, node: Any, steps: list[str], value: Any, path: str)
     if rest:
         node[step] = _opened(inner, node.get(step))
         yield from _assign_inside(inner, node[step], rest, value, path)
-    elif step == "kind" and node.get("kind") != value and len(kinds(members(annotation))) > 1:
+    else:
+        _put(annotation, node, step, value)
+
+
+def _put(annotation: Any, node: dict[str, Any], key: str, value: Any) -> None:
+    """Set a value of a table; "none" removes it where None means that it follows from the others."""
+    field = fields(member_for(annotation, node)).get(key)
+    if key == "kind" and node.get("kind") != value and len(kinds(members(annotation))) > 1:
         node.clear()  # the fields of the old kind have no meaning in the new one
         node["kind"] = value
-    elif value == "none" and field and not field.is_required() and field.default is None and not _takes_none(inner):
-        node.pop(step, None)
+    elif (
+        value == "none"
+        and field
+        and not field.is_required()
+        and field.default is None
+        and not _takes_none(field.annotation)
+    ):
+        node.pop(key, None)
     else:
-        node[step] = copy.deepcopy(value)  # `*` puts it in several places
+        node[key] = copy.deepcopy(value)  # `*` puts it in several places
 
 
 def _assign_in_list(annotation: Any, node: list[Any], steps: list[str], value: Any, path: str) -> Iterator[Fault]:

@@ -17,15 +17,13 @@ from anyformer.recipe import (
     Additions,
     ClassFolders,
     ConllFile,
-    CopyDigits,
     Data,
+    Digits,
     JoinedSources,
     MatchedLines,
     MixedSources,
     ParallelFiles,
-    ReverseDigits,
     Shards,
-    SortDigits,
     Source,
     TableFile,
     TextFile,
@@ -83,7 +81,7 @@ def _named(source: Source, at: str) -> Iterator[tuple[str, str]]:
         case MixedSources(parts=mixed):
             for i, one in enumerate(mixed):
                 yield from _named(one.rows, f"{at}.parts.{i}.rows")
-        case SortDigits() | CopyDigits() | ReverseDigits() | WrittenDates() | Additions():
+        case Digits() | WrittenDates() | Additions():
             return
         case _:
             assert_never(source)

@@ -7,6 +7,7 @@ together. Lines end at "\\n" or "\\r\\n" only: U+2028, form feeds and the like a
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -36,6 +37,7 @@ MAX_BAD_ROWS_SHOWN = 5  # in an error message
 ROLES = ("source", "target", "text", "pair", "label", "words", "tags")
 GOLDEN = 2_654_435_769  # 2^32 ÷ golden ratio
 T = TypeVar("T")
+SplitFile = ParallelFiles | TableFile | MatchedLines | ConllFile | ClassFolders  # whose rows are split
 Encode = Callable[[list[str]], list[T]]  # texts → ids
 
 
@@ -116,6 +118,15 @@ def check_bad_rows(rows: Rows, data: Data, split: Split) -> Rows:
     return rows
 
 
+def common_inputs(rows: Rows, others: Rows, columns: Iterable[str]) -> int:
+    """Return how many rows have the inputs of another row: all columns but targets, labels and tags; 0 for shards."""
+    if rows.stream or others.stream:
+        return 0
+    names = [name for name in columns if name not in ("target", "label", "tags")]
+    inputs, known = (zip(*(some.columns[name] for name in names), strict=True) for some in (rows, others))
+    return sum(map(set(known).__contains__, inputs))
+
+
 def _bad_row_faults(rows: Rows, path: str) -> Iterator[Fault]:
     count = len(rows.bad)
     counts = f"{count} bad row{'s' if count > 1 else ''} and {len(rows)} good"
@@ -132,18 +143,20 @@ def _read(source: Source, data: Data, split: Split, seed: int) -> Rows:
             return _collect(_documents(source, file), {"text": file})
         case ParallelFiles():
             files = open_files(source, data, "source", "target")
-            return _collect(_part(source, _parallel_rows(files)), files)
+            return _collect(_selected(source, _parallel_rows(files), source.group), files)
         case TableFile():
             columns = {role: name for role in ROLES if (name := getattr(source, role)) is not None}
             if not columns:
                 raise ConfigError([Fault("", "names no column: set `source` and `target`, or `text`")])
-            file, rows = read_table(source, data, columns)
-            return _collect(_part(source, rows), dict.fromkeys(columns, file))
+            group = {} if source.group is None else {"group": source.group}
+            file, rows = read_table(source, data, {**columns, **group})
+            return _collect(_selected(source, rows, "group" if group else None), dict.fromkeys(columns, file))
         case MatchedLines():
             pattern = re.compile(source.pattern)
             file = open_files(source, data, "path")["path"]
             roles = [role for role in ROLES if role in pattern.groupindex]
-            return _collect(_part(source, _matched_rows(pattern, file)), dict.fromkeys(roles, file))
+            matched = _selected(source, _matched_rows(pattern, file), source.group)
+            return _collect(matched, dict.fromkeys(roles, file))
         case ConllFile():
             file = open_files(source, data, "path")["path"]
             tagged = _collect(_part(source, sentences(source, file)), {"words": file, "tags": file})
@@ -216,16 +229,46 @@ def concatenate(parts: Sequence[Rows], file: str | None = None) -> Rows:
     return Rows(columns, file, lines, bad, [part.file_of(i) for part in parts for i in range(len(part))])
 
 
-def _part(
-    source: ParallelFiles | TableFile | MatchedLines | ConllFile | ClassFolders, parsed: Iterable[T]
-) -> Iterator[T]:
-    """Yield the rows of the part from `start` to `stop`: row n is in it if frac(n · φ) is, φ the golden ratio.
+def _part(source: SplitFile, parsed: Iterable[T]) -> Iterator[T]:
+    """Return the rows of the part from `start` to `stop`, contiguous ones for the split "rows".
 
-    Multiples of φ fill the unit interval evenly, from any row on and at any stride. So each part of a sorted or
-    periodic file is representative, and a row remains in its part when others are appended.
+    Else they are spread: row n is in the part if frac(n · φ) is, φ the golden ratio. Multiples of φ fill the unit
+    interval evenly, from any row on and at any stride. So each part of a sorted or periodic file is representative, and
+    a row remains in its part when others are appended.
     """
-    start, stop = int(source.start * 2**32), int(source.stop * 2**32)
-    return (row for n, row in enumerate(parsed) if start <= n * GOLDEN % 2**32 < stop)
+    if source.split == "rows":
+        rows = list(parsed)
+        return iter(rows[int(len(rows) * source.start) : int(len(rows) * source.stop)])
+    return (row for n, row in enumerate(parsed) if _is_in_part(source, n * GOLDEN % 2**32))
+
+
+def _is_in_part(source: SplitFile, key: int) -> bool:
+    """Return whether a 32-bit number, as a fraction, lies from `start` to `stop`."""
+    return int(source.start * 2**32) <= key < int(source.stop * 2**32)
+
+
+def _selected(source: ParallelFiles | TableFile | MatchedLines, parsed: Parsed, group: str | None) -> Parsed:
+    """Yield the rows of the part from `start` to `stop`; of those with equal values in the column `group`, all or none.
+
+    Unreadable rows, which have no value, are spread.
+    """
+    if group is None:
+        yield from _part(source, parsed)
+        return
+    values, empty = set[str](), True
+    for n, (line, row) in enumerate(parsed):
+        if isinstance(row, str):
+            key = n * GOLDEN % 2**32
+        else:
+            values.add(row[group])
+            key = int.from_bytes(blake2b(row[group].encode("utf-8", "surrogatepass"), digest_size=4).digest())
+        if _is_in_part(source, key):
+            empty = False
+            yield line, row
+    if empty and values:
+        count = f"{len(values)} value{'s' * (len(values) > 1)}"
+        what = f"has {count}, and none is in the part from {source.start:g} to {source.stop:g}"
+        raise ConfigError([Fault("group", f"= {source.group!r}: {what}: use a larger part, or other columns")])
 
 
 def _documents(source: TextFile, file: File) -> Parsed:

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, assert_never
 
 from anyformer.config.spec import ConfigError, Fault
 from anyformer.hardware import usable_memory
-from anyformer.recipe import Additions, CopyDigits, ReverseDigits, SortDigits, Synthetic, WrittenDates
+from anyformer.recipe import Additions, CopyDigits, Digits, ReverseDigits, SortDigits, Synthetic, WrittenDates
 
 Split = Literal["train", "valid", "test"]
 
@@ -58,7 +58,7 @@ class Pool(NamedTuple):
 
 def generate(spec: Synthetic, split: Split, seed: int) -> dict[str, list[str]]:
     """Return `spec.count` pairs of the split, equally many of each shape; the same for the same arguments."""
-    there, shortest = usable_memory(), spec.shortest if isinstance(spec, SortDigits | CopyDigits | ReverseDigits) else 0
+    there, shortest = usable_memory(), spec.shortest if isinstance(spec, Digits) else 0
     needed = spec.count * (ROW_BYTES + 4 * shortest)
     if there is not None and needed > there:
         what = f"at least {needed / 2**30:,.0f} GiB of memory, and there are {there / 2**30:,.0f} GiB"

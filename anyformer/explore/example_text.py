@@ -11,17 +11,15 @@ from anyformer.recipe import (
     Additions,
     ClassFolders,
     ConllFile,
-    CopyDigits,
     Data,
+    Digits,
     JoinedSources,
     MatchedLines,
     MixedSources,
     MixturePart,
     ParallelFiles,
     Recipe,
-    ReverseDigits,
     Shards,
-    SortDigits,
     Source,
     TableFile,
     TextFile,
@@ -64,7 +62,7 @@ def _row(run: Run, source: Source, data: Data) -> dict[str, str]:
             return _row(run, next(part.rows for part in mixed if part.name == name), data)
         case Shards() | ClassFolders():
             return {}
-        case SortDigits() | CopyDigits() | ReverseDigits() | WrittenDates() | Additions():
+        case Digits() | WrittenDates() | Additions():
             columns = generate(source.model_copy(update={"count": SAMPLE_ROWS}), "valid", 0)
         case ParallelFiles(source=name) | TextFile(path=name) | TableFile(path=name):
             columns = _file_columns(source, name, data)

@@ -8,13 +8,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from anyformer.config import Fault, Spec
-from anyformer.config.spec import BY_KIND, Flag, Fraction, Probability, Size, shorten
+from anyformer.config.spec import BY_KIND, Flag, Fraction, Probability, Size, did_you_mean, shorten
 
 TABLE_FORMATS = ("tsv", "csv", "jsonl", "parquet")
 MAX_PATH_SHOWN = 100  # characters of a path in an error message
 Encoding = str  # a Python codec: utf-8, latin-1, cp949, ...
 Column = Annotated[int, Field(strict=True, ge=-(2**31), lt=2**31)]
-Digits = Annotated[int, Field(strict=True, ge=1, le=10_000)]
+Length = Annotated[int, Field(strict=True, ge=1, le=10_000)]
+RowSplit = Literal["spread", "rows"]
 
 
 class TextFile(Spec):
@@ -35,7 +36,9 @@ class TextFile(Spec):
 class ParallelFiles(Spec):
     """Two files with one row per line, source and target.
 
-    Here and below, `start` and `stop` select a fraction of the rows, spread evenly over the file.
+    Here and below, `start` and `stop` select a fraction of the rows: spread evenly over the file, or with
+    `split = "rows"` contiguous ones. With `group`, a hash of that column decides: rows with equal values are in one
+    part, and the fractions are those of the values.
     """
 
     kind: Literal["parallel"] = "parallel"
@@ -44,6 +47,8 @@ class ParallelFiles(Spec):
     encoding: Encoding = "utf-8"  # a Python codec: utf-8, latin-1, cp949, …
     start: Probability = 0.0  # beginning of the selected part, as a fraction
     stop: Fraction = 1.0  # end of the selected part, as a fraction
+    split: RowSplit = "spread"  # rows of the part: spread evenly over the file, or contiguous ("rows")
+    group: Literal["source", "target"] | None = None  # rows with equal values here are in one part
 
 
 class TableFile(Spec):
@@ -66,6 +71,8 @@ class TableFile(Spec):
     encoding: Encoding = "utf-8"  # a Python codec: utf-8, latin-1, cp949, …
     start: Probability = 0.0  # beginning of the selected part, as a fraction
     stop: Fraction = 1.0  # end of the selected part, as a fraction
+    split: RowSplit = "spread"  # rows of the part: spread evenly over the file, or contiguous ("rows")
+    group: str | None = None  # column whose equal values are in one part
 
 
 def table_format(source: TableFile) -> str | None:
@@ -99,6 +106,7 @@ class ConllFile(Spec):
     encoding: Encoding = "utf-8"  # a Python codec: utf-8, latin-1, cp949, …
     start: Probability = 0.0  # beginning of the selected part, as a fraction
     stop: Fraction = 1.0  # end of the selected part, as a fraction
+    split: RowSplit = "spread"  # rows of the part: spread evenly over the file, or contiguous ("rows")
 
 
 class MatchedLines(Spec):
@@ -111,6 +119,8 @@ class MatchedLines(Spec):
     encoding: Encoding = "utf-8"  # a Python codec: utf-8, latin-1, cp949, …
     start: Probability = 0.0  # beginning of the selected part, as a fraction
     stop: Fraction = 1.0  # end of the selected part, as a fraction
+    split: RowSplit = "spread"  # rows of the part: spread evenly over the file, or contiguous ("rows")
+    group: str | None = None  # named group of the pattern whose equal values are in one part
 
 
 class ClassFolders(Spec):
@@ -121,6 +131,7 @@ class ClassFolders(Spec):
     encoding: Encoding = "utf-8"  # a Python codec: utf-8, latin-1, cp949, …
     start: Probability = 0.0  # beginning of the selected part, as a fraction
     stop: Fraction = 1.0  # end of the selected part, as a fraction
+    split: RowSplit = "spread"  # rows of the part: spread evenly over the file, or contiguous ("rows")
 
 
 class Shards(Spec):
@@ -133,31 +144,31 @@ class Shards(Spec):
     stop: Fraction = 1.0  # end of the selected part, as a fraction
 
 
-class SortDigits(Spec):
+class Digits(Spec):
+    """Rows of digits."""
+
+    kind: str
+    count: Size  # number of rows
+    shortest: Length = 6  # fewest digits of a row
+    longest: Length = 11  # most digits of a row
+
+
+class SortDigits(Digits):
     """3 1 2 -> 1 2 3"""
 
     kind: Literal["sort"] = "sort"
-    count: Size  # number of rows
-    shortest: Digits = 6  # fewest digits of a row
-    longest: Digits = 11  # most digits of a row
 
 
-class CopyDigits(Spec):
+class CopyDigits(Digits):
     """3 1 2 -> 3 1 2"""
 
     kind: Literal["copy"] = "copy"
-    count: Size  # number of rows
-    shortest: Digits = 6  # fewest digits of a row
-    longest: Digits = 11  # most digits of a row
 
 
-class ReverseDigits(Spec):
+class ReverseDigits(Digits):
     """3 1 2 -> 2 1 3"""
 
     kind: Literal["reverse"] = "reverse"
-    count: Size  # number of rows
-    shortest: Digits = 6  # fewest digits of a row
-    longest: Digits = 11  # most digits of a row
 
 
 class WrittenDates(Spec):
@@ -264,20 +275,24 @@ def source_faults(source: Source, task: str, columns: tuple[str, ...]) -> Iterat
             yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
         case ConllFile(word=int(word), tag=int(tag)) if word == tag:
             yield Fault("tag", f"= {tag}: is also the column of the word")
-        case ParallelFiles() | SortDigits() | CopyDigits() | ReverseDigits() | WrittenDates() | Additions() if (
-            columns != PAIR
-        ):
+        case ParallelFiles() | Digits() | WrittenDates() | Additions() if columns != PAIR:
             yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
         case TextFile() | ParallelFiles() | TableFile() | MatchedLines() | ConllFile() | ClassFolders() | Shards() if (
             source.start >= source.stop
         ):
             yield Fault("start", f"= {source.start}: must be before stop = {source.stop}")
+        case ParallelFiles() | TableFile() | MatchedLines() if source.group is not None and source.split == "rows":
+            yield Fault(
+                "group", f"= {source.group!r}: a hash of it decides the part of a row: leave out split = 'rows'"
+            )
         case TableFile() if table_format(source) is None:
             yield unknown_format(source)
             readable = source.model_copy(update={"format": TABLE_FORMATS[0]})
             yield from source_faults(readable, task, columns)  # report the other faults, too
         case MatchedLines(pattern=pattern) if why := _pattern_fault(pattern, columns):
             yield Fault("pattern", f"= {pattern!r}: {why}")
+        case MatchedLines(group=str(group)) if group not in (named := re.compile(source.pattern).groupindex):
+            yield Fault("group", f"= {group!r}: the pattern has no group of this name; {did_you_mean(group, named)}")
         case TableFile() if any(getattr(source, name) is None for name in columns):
             if columns == TEXT:
                 yield Fault("text", f"is required: the column that the task {task} reads")
@@ -286,7 +301,7 @@ def source_faults(source: Source, task: str, columns: tuple[str, ...]) -> Iterat
                 yield Fault("", f"the task {task} needs the columns {', '.join(first)} and {last}")
         case TableFile(pair=str(pair)) if "pair" not in columns and "label" in columns:
             yield Fault("pair", f"= {pair!r}: set task.pairs = true, or leave it out: the task reads single texts")
-        case SortDigits() | CopyDigits() | ReverseDigits() if source.shortest > source.longest:
+        case Digits() if source.shortest > source.longest:
             yield Fault("shortest", f"= {source.shortest}: must be at most longest = {source.longest}")
 
 

@@ -1,6 +1,5 @@
 """`model.from`: a recipe whose model is that of a run, except for what the recipe says. Imports no torch."""
 
-import copy
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -50,6 +49,15 @@ def with_body(data: dict[str, Any], overrides: Iterable[str] = ()) -> tuple[dict
     return {"tokenizer": "run", **data, "model": _merged_model(_config(first), own), "train": train}, remaining
 
 
+def without_body(base: dict[str, Any], tables: dict[str, Any]) -> dict[str, Any]:
+    """Return the data of a base without model, weights and tokenizer, if the tables over it have `model.from`."""
+    model = tables.get("model")
+    if not isinstance(model, dict) or "from" not in model:
+        return base
+    kept = {key: value for key, value in base.items() if key not in ("model", "tokenizer", "source_tokenizer")}
+    return {**kept, "train": {key: value for key, value in base["train"].items() if key != "init_from"}}
+
+
 def _config(first: str) -> ModelConfig:
     try:
         return config_of_run(Path(first))
@@ -67,13 +75,4 @@ def _merged_model(config: ModelConfig, own: dict[str, Any]) -> dict[str, Any]:
         head = own["head"].get("kind") if isinstance(own["head"], dict) else own["head"]
         if head not in (LM().kind, MaskedLM().kind):
             body["tie"] = WITHOUT_OUTPUT.get(config.tie, config.tie)
-    return _merged(body, {key: value for key, value in own.items() if key != "head"})
-
-
-def _merged(old: Any, new: Any) -> Any:
-    """Return a value with another one over it: tables of one kind are merged, a table is merged into each of a list."""
-    if isinstance(old, list) and isinstance(new, dict):
-        return [_merged(one, new) for one in old]
-    if not isinstance(old, dict) or not isinstance(new, dict) or new.get("kind", old.get("kind")) != old.get("kind"):
-        return copy.deepcopy(new)
-    return {**old, **{key: _merged(old.get(key), value) for key, value in new.items()}}
+    return io.merge(ModelConfig, body, {key: value for key, value in own.items() if key != "head"})

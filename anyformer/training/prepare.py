@@ -13,7 +13,7 @@ from anyformer.config import Classifier, ConfigError, Fault, ModelConfig, Specia
 from anyformer.config.spec import MAX_WORD, shorten
 from anyformer.data.fingerprint import fingerprint
 from anyformer.data.loader import CropLoader, Cursor, Loader
-from anyformer.data.readers import Rows, check_bad_rows, read
+from anyformer.data.readers import Rows, check_bad_rows, common_inputs, read
 from anyformer.data.synthetic import Split
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.inspection.capacity import check_model, exceeding
@@ -243,6 +243,9 @@ def fit_rows(recipe: Recipe, task: Task, splits: Splits, console: Console) -> tu
         if rows.bad:
             first = "; ".join(str(bad) for bad in rows.bad[:3])
             console.print(f"{split}: {len(rows.bad)} bad rows skipped: {first}", markup=False, soft_wrap=True)
+        if split != "train" and (count := common_inputs(rows, fitting["train"], columns(recipe.task))):
+            what = f"the inputs of {count:,} of {len(rows):,} rows occur in training, too, which makes metrics too good"
+            console.print(f"{split}: {what}; `group` keeps equal rows together", markup=False, soft_wrap=True)
     return fitting["train"], fitting.get("valid")
 
 
