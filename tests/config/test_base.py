@@ -100,3 +100,15 @@ def test_a_wrong_base_is_refused(text: str, why: str, tmp_path: Path) -> None:
     for command in (["config", "show"], ["config", "check"], ["train"]):
         line, *_ = refused(*command, tmp_path / "own.toml")
         assert line.startswith(f"{tmp_path}/{why.format(folder=tmp_path)}")
+
+
+def test_the_model_of_a_run_replaces_that_of_the_base(tmp_path: Path) -> None:
+    """Also its tokenizer: both belong to the weights."""
+    recipe = labelled(tmp_path, Classify(), parities(), steps=2)
+    run(recipe, tmp_path / "first")
+    (tmp_path / "own.toml").write_text(f'base = "sst2"\nmodel.from = "{tmp_path}/first"\n', encoding="utf-8")
+    found = recipes.read_recipe(str(tmp_path / "own.toml"))
+    assert (found.model.width, found.tokenizer.kind, found.train.init_from) == (8, "run", f"{tmp_path}/first")
+    assert found.train.steps == recipes.read_recipe("sst2").train.steps
+    (tmp_path / "next.toml").write_text('base = "own.toml"\nseed = 3\n', encoding="utf-8")
+    assert recipes.read_recipe(str(tmp_path / "next.toml")) == io.override(found, ["seed=3"])
