@@ -20,7 +20,9 @@ def lab(
     ] = None,
     size: Annotated[
         Literal["quick", "cpu", "gpu"],
-        typer.Option(help="Size of the experiment: seconds, minutes on a CPU, or minutes on a GPU."),
+        typer.Option(
+            help="Size of the experiment: smallest, for a CPU, or for a GPU. `anyformer lab` lists the minutes."
+        ),
     ] = "cpu",
     jobs: Annotated[int, typer.Option(min=1, help="Measurements in parallel; they share the cores.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Folder of the results. Default: runs/lab/...")] = None,
@@ -65,7 +67,8 @@ def _list() -> None:
     for e in every():
         table.add_row(str(e.number), e.name, e.claim, *(f"{minutes:g} min" for minutes in e.minutes))
     Console().print(table)
-    typer.echo("\nanyformer lab NAME runs one; anyformer lab run GRID.toml compares settings of your own.")
+    typer.echo("\nMinutes with --jobs 2 on two cores, or on a GPU. Of the cpu and gpu sizes some are estimates.")
+    typer.echo("anyformer lab NAME runs one; anyformer lab run GRID.toml compares settings of your own.")
 
 
 def _experiments(names: list[str], size: Literal["quick", "cpu", "gpu"], jobs: int, out: Path | None) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from anyformer.lab.cells import Result
-from anyformer.lab.figures import bars, curves, panels, save
+from anyformer.lab.figures import bars, curves, legend, panels, save
 from anyformer.lab.grid import Grid
 from anyformer.lab.stats import Summary, summary, welch
 
@@ -100,15 +100,15 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
 def report(grid: Grid, results: Sequence[Result], out: Path) -> Path:
     """Write `README.md` and its figure to the folder of a grid."""
     lines = compare(results, grid.metric)
-    figure, (left, right) = panels(2, width=6)
+    figure, (left, right) = panels(2, height=max(3.2, 1.2 + 0.3 * len(lines)))
     bars(left, {", ".join(str(v) for v in line.setting.values()): line.values for line in lines})
-    left.set(ylabel=f"validation {grid.metric}", xlabel=", ".join(axis.name for axis in grid.axes))
+    left.set(xlabel=f"validation {grid.metric}", ylabel=", ".join(axis.name for axis in grid.axes))
     named = {
         ", ".join(str(v) for v in json.loads(varied).values()): [r.found["curve"] for r in some]
         for varied, some in settings(results).items()
     }
     curves(right, named)
-    right.legend(fontsize=7)
+    legend(figure, right)
     save(figure, out / "figure.png")
     text = f"""# {out.name}
 
@@ -116,7 +116,7 @@ def report(grid: Grid, results: Sequence[Result], out: Path) -> Path:
 Mean ± standard deviation over seeds; p is Welch's test against the first setting. {results[0].machine}.
 
 {markdown(cells(lines, grid.metric))}
-![{grid.metric}](figure.png)
+![Validation {grid.metric} of each setting, and training loss by step](figure.png)
 """
     (out / "README.md").write_text(text, encoding="utf-8")
     return out / "README.md"

@@ -46,7 +46,10 @@ class Experiment(ABC):
     idea: ClassVar[str]  # for a learner: a few sentences with the formula, in Markdown
     prediction: ClassVar[str]  # what must be observed if the claim is true
     parts: ClassVar[tuple[str, ...]]  # files of the package that it is about: "attention/attend.py"
-    minutes: ClassVar[tuple[float, float, float]]  # quick, cpu, gpu: roughly, with two jobs on two cores, or on a GPU
+    # quick, cpu, gpu: with two jobs on two cores, or on a GPU; estimated where docs/lab has no results of that size
+    minutes: ClassVar[tuple[float, float, float]]
+    alt: ClassVar[str]  # what the figure shows, in one sentence: its alternative text
+    changed: ClassVar[str] = ""  # what was changed after a look at the data, in one sentence
 
     @abstractmethod
     def cells(self, size: Size) -> list[Cell]:
@@ -61,6 +64,10 @@ class Experiment(ABC):
 
     @abstractmethod
     def table(self, results: Sequence[Result]) -> Rows: ...
+
+    def remark(self, results: Sequence[Result]) -> str:
+        """Return what the results show beyond the claim in a sentence or two, or nothing."""
+        return ""
 
     @abstractmethod
     def draw(self, results: Sequence[Result]) -> Any:

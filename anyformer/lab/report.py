@@ -9,12 +9,21 @@ from pathlib import Path
 from typing import get_args
 
 from anyformer.lab.cells import Result, read_results
-from anyformer.lab.compare import markdown
+from anyformer.lab.compare import markdown, settings
 from anyformer.lab.experiment import Experiment, Size, every
 from anyformer.lab.figures import save
 
 CODE = "../../anyformer"  # from docs/lab
 TITLES: dict[Size, str] = {"quick": "Quick", "cpu": "On a CPU", "gpu": "On a GPU"}
+
+SIZES = {  # values of cells on every page, and how they are written
+    "width": "width {}",
+    "depth": "depth {}",
+    "heads": "{} heads",
+    "steps": "{} training steps",
+    "lr": "learning rate {}",
+    "tokens": "{} tokens per batch",
+}
 
 Found = dict[Size, list[Result]]
 
@@ -53,7 +62,7 @@ def page_of(experiment: Experiment, found: Found) -> str:
 {experiment.idea}
 
 **If so:** {experiment.prediction}
-
+{experiment.changed and f"{chr(10)}**Changed after a look at the data:** {experiment.changed}{chr(10)}"}
 **In the code:** {parts}; the experiment itself is [{experiment.name}.py]({CODE}/lab/experiments/{experiment.name}.py).
 """
     return head + "".join(_section(experiment, size, results) for size, results in found.items())
@@ -63,16 +72,40 @@ def _section(experiment: Experiment, size: Size, results: Sequence[Result]) -> s
     machines = "; ".join(dict.fromkeys(r.machine for r in results))
     minutes = sum(r.seconds for r in results) / 60
     size_option = "" if size == "cpu" else f" --size {size}"
+    verdict, remark = experiment.judge(results), experiment.remark(results)
+    facts = "\n".join(f"- {fact}" for fact in verdict.why.split("; "))
     return f"""
-## {TITLES[size]}: {experiment.judge(results).word}
+## {TITLES[size]}: {verdict.word}
 
 `anyformer lab {experiment.name}{size_option}` ({len(results)} measurements, {minutes:.1f} minutes in all; {machines})
 
-**Verdict:** {experiment.judge(results)}.
+**Set-up:** {setup(results)}.
 
+**Verdict:** {verdict.word}.
+
+{facts}
+{remark and f"{chr(10)}**Note:** {remark}{chr(10)}"}
 {markdown(experiment.table(results))}
-![{experiment.name}](figures/{experiment.name}-{size}.png)
+![{experiment.alt}](figures/{experiment.name}-{size}.png)
 """
+
+
+def setup(results: Sequence[Result]) -> str:
+    """Return the number of seeds, the meaning of ±, and the sizes of models and training that the cells hold."""
+    counts = sorted({len(some) for some in settings(results).values()})
+    if counts == [1]:
+        told = ["each setting measured once"]
+        if repeats := {r.cell["repeats"] for r in results if "repeats" in r.cell}:
+            told.append(f"times are medians of {max(repeats)} runs")
+    else:
+        told = [f"{' or '.join(map(str, counts))} seeds for each setting; ± is one standard deviation over seeds"]
+    for name, form in SIZES.items():
+        if values := sorted({r.cell[name] for r in results if name in r.cell}):
+            told.append(form.format(" or ".join(f"{value:,g}" for value in values)))
+    if parameters := [r.found["parameters"] for r in results if "parameters" in r.found]:
+        least, most = min(parameters), max(parameters)
+        told.append(f"{least:,} to {most:,} parameters" if least < most else f"{most:,} parameters")
+    return "; ".join(told)
 
 
 def index_of(index: Sequence[tuple[Experiment, Found]]) -> str:
@@ -83,8 +116,10 @@ def index_of(index: Sequence[tuple[Experiment, Found]]) -> str:
         rows.append((str(experiment.number), f"[{experiment.claim}]({experiment.name}.md)", *words, about))
     return f"""# Claims about Transformers, put to the test
 
-Each page has the idea, the command, the numbers and a verdict that is computed from them. `anyformer lab` lists them;
-`anyformer lab scale` runs one at the size for a CPU, `--size quick` at a glance, `--size gpu` at that of a GPU.
+Each page has the idea, the command, the numbers and a verdict that is computed from them. `anyformer lab` lists them
+with the minutes that they take. `anyformer lab scale` runs one at the size for a CPU, `--size quick` at the smallest
+size, `--size gpu` at that of a GPU. An empty column has not been measured. A verdict holds for these small models and
+synthetic tasks, and for the seeds, sizes and steps that its page states.
 
 {markdown(rows)}
 ## By part

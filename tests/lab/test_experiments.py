@@ -9,9 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from matplotlib.text import Text
 
 from anyformer.lab.cells import Cell, Result, key
 from anyformer.lab.experiment import NAMES, Word, find
+from anyformer.lab.figures import WIDTH
 
 Found = Callable[[Cell], dict[str, Any]]  # what might be found of a cell
 CURVE = [[step, 3 / step] for step in range(1, 11)]
@@ -310,8 +312,16 @@ def test_a_claim_that_the_data_bears_out_holds(name: str) -> None:
     head, *rest = find(name).table(found)
     assert rest
     assert all(len(row) == len(head) for row in rest)
+    assert (find(name).remark(found) or ".").endswith(".")
     figure = find(name).draw(found)
-    assert all(axis.get_ylabel() for axis in figure.axes)
+    assert figure.get_size_inches()[0] == WIDTH
+    assert min(text.get_fontsize() for text in figure.findobj(Text)) >= 9
+    for axis in figure.axes:
+        bars = [label.get_text() for label in axis.get_yticklabels()]
+        assert axis.get_xlabel()
+        named = any(name.strip("−0123456789.") for name in bars)
+        assert axis.get_ylabel() or named or not axis.yaxis.get_tick_params()["labelleft"]  # or those of its neighbour
+        assert axis.get_legend() is None or axis.get_legend().get_bbox_to_anchor().y0 >= axis.bbox.y1
 
 
 @pytest.mark.parametrize(("name", "found"), FAILS, ids=lambda x: getattr(x, "__name__", x))

@@ -13,8 +13,8 @@ from anyformer.inspection.count import count
 from anyformer.inspection.taps import run_with_taps
 from anyformer.lab.cells import Cell, Result
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
-from anyformer.lab.experiments.common import DEVICE, doubling, seconds
-from anyformer.lab.figures import lines, panels
+from anyformer.lab.experiments.common import DEVICE, seconds
+from anyformer.lab.figures import label_ends, legend, lines, log_ticks, panels
 from anyformer.lab.stats import power
 from anyformer.nn.model import Transformer
 
@@ -24,7 +24,7 @@ HEADS, VOCAB = 4, 64
 class Claim(Experiment):
     name = "cache"
     number = 9
-    claim = "A cache of keys and values makes a token n times cheaper after n others, for memory that grows with n."
+    claim = "A KV cache cuts the FLOPs of a token after n others by a factor of n, for memory that grows with n."
     idea = """To generate token $n$ a decoder computes $\\mathrm{softmax}(q_n K^\\top/\\sqrt k)\\,V$: one query, but the
 keys and values of all earlier tokens. These do not change when a token is added, since no token sees a later one. They
 are computed once and stored in the KV cache: $2 \\cdot \\text{layers} \\cdot n \\cdot d$ elements. Without it all $n$
@@ -35,7 +35,11 @@ with respect to its key and value."""
     prediction = """FLOPs without the cache over FLOPs with it grow as n^1.0 ± 0.1, the cache's bytes as n^1.0 ± 0.02;
 logits agree to 1e-3; no earlier query matters to the last token, and every earlier key and value does."""
     parts = ("cache/kv_cache.py", "nn/attention.py", "decoding/session.py")
-    minutes = (0.3, 2, 1)
+    minutes = (0.1, 2, 0.2)
+    alt = (
+        "FLOPs and time of one more token with and without a KV cache, the ratio of both, and the size of the cache, "
+        "by length"
+    )
 
     def cells(self, size: Size) -> list[Cell]:
         width, depth, longest = {"quick": (64, 2, 1024), "cpu": (128, 4, 4096), "gpu": (1024, 12, 8192)}[size]
@@ -105,21 +109,43 @@ logits agree to 1e-3; no earlier query matters to the last token, and every earl
             rows.append((str(r["length"]), *costs, *took, f"{r['bytes'] / 1024:,.0f}", needed))
         return rows
 
+    def remark(self, results: Sequence[Result]) -> str:
+        gain = {r["length"]: r["seconds without"] / r["seconds with"] for r in results}
+        short = [ratio for n, ratio in gain.items() if n < 1000]
+        return (
+            f"FLOPs are not time: the time without the cache over that with it is {min(short):.1f} to {max(short):.1f} "
+            f"after fewer than 1,000 tokens (medians of short times, which scatter), and {gain[max(gain)]:.1f} after "
+            f"{max(gain):,}."
+        )
+
     def draw(self, results: Sequence[Result]) -> Any:
-        figure, axes = panels(3, width=4.4)
+        figure, axes = panels(4)
+        lengths = [r["length"] for r in results]
         for axis, what, label, unit in (
             (axes[0], "flops", "FLOPs of one more token", 1),
             (axes[1], "seconds", "time of one more token, ms", 1e3),
         ):
             both = {way: {r["length"]: [r[f"{what} {way}"] * unit] for r in results} for way in ("without", "with")}
-            lines(axis, {f"{way} a cache": points for way, points in both.items()})
+            lines(axis, {f"{way} a KV cache": points for way, points in both.items()})
             axis.set(yscale="log", ylabel=label)
-            axis.legend()
-        lines(axes[2], {"keys and values": {r["length"]: [r["bytes"] / 1024] for r in results}})
-        axes[2].set(yscale="log", ylabel="cache, KiB")
+        ratios = {"FLOPs": "flops", "time": "seconds"}
+        saved = {n: {r["length"]: [r[f"{k} without"] / r[f"{k} with"]] for r in results} for n, k in ratios.items()}
+        lines(axes[2], saved, first=2)
+        axes[2].set(ylabel="saved by the cache, factor")
+        log_ticks(axes[2], [n for n in (1, 10, 100, 1000, 10_000) if n < 2 * lengths[-1]], across=False)
+        label_ends(axes[2])
+        lines(axes[3], {"keys and values": {r["length"]: [r["bytes"] / 2**20] for r in results}}, first=4)
+        axes[3].set(yscale="log", ylabel="size of the cache, MiB")
+        took = [r[f"seconds {way}"] * 1e3 for r in results for way in ("without", "with")]
+        log_ticks(
+            axes[1], [n for n in (1, 2, 5, 10, 20, 50, 100, 200) if min(took) / 2 < n < 2 * max(took)], across=False
+        )
+        for line in (*axes[1].get_lines(), axes[2].get_lines()[1]):
+            line.set_linestyle("")  # short times are mostly noise: no line through them
         for axis in axes:
             axis.set_xlabel("tokens before, n")
-            doubling(axis, [r["length"] for r in results])
+            log_ticks(axis, lengths[::2])
+        legend(figure, axes[0])
         return figure
 
 

@@ -108,13 +108,6 @@ def sorting(cell: Cell, changes: Sequence[str] = ()) -> Recipe:
     return read_recipe("sort", [*given, *changes])
 
 
-def doubling(axis: Any, lengths: Sequence[int]) -> None:
-    """Make an axis logarithmic, with a tick for each length."""
-    axis.set_xscale("log")
-    axis.set_xticks(lengths, [f"{n // 1024}k" if n >= 1024 else str(n) for n in lengths])
-    axis.minorticks_off()
-
-
 def chain(letters: int, order: int, length: int, seed: int, part: int = 0) -> tuple[str, float]:
     """Return a synthetic text, each letter drawn given the `order` letters before, and its entropy (nats per letter).
 

@@ -22,12 +22,13 @@ from anyformer.config import (
 )
 from anyformer.lab.cells import Cell, Result
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
-from anyformer.lab.experiments.common import chain, doubling, spelling
-from anyformer.lab.figures import lines, panels
+from anyformer.lab.experiments.common import chain, spelling
+from anyformer.lab.figures import legend, lines, log_ticks, panels, reference
 from anyformer.lab.stats import summary, welch
 from anyformer.lab.trial import Trial, trained
 
 SCHEMES = ("alibi", "t5", "rotary", "sinusoidal", "learned")
+LABELS = {"alibi": "ALiBi", "t5": "T5"}  # in the figure
 FAR = ("alibi", "t5", "rotary")  # claimed to extrapolate
 KEPT = 1.05  # times the loss within the trained length that counts as kept
 LEARNT = 1.25  # times the entropy of the text, within the trained length: above it the model has not learnt the task
@@ -48,7 +49,15 @@ text is no harder. A model that has learnt this has the same loss at every lengt
     prediction = """The loss in the second half of the longest length is at most 5 % above that of the trained length
 for ALiBi, T5 and rotary, and more for sinusoidal and learned (p < 0.05 each)."""
     parts = ("config/position.py", "attention/position_module.py")
-    minutes = (3, 10, 5)
+    minutes = (8, 27, 5)
+    alt = (
+        "Loss by text length for five position schemes, flat up to the trained length and rising beyond it for all "
+        "but ALiBi"
+    )
+    changed = (
+        "After a run on texts of 16 letters, in which two schemes had not learnt the text within the trained length, "
+        "a scheme that has not learnt it counts neither for nor against the claim, and all sizes use 8 letters."
+    )
 
     def cells(self, size: Size) -> list[Cell]:
         length, longest, letters, width, depth, steps, rows, lr, seeds = {
@@ -90,15 +99,18 @@ for ALiBi, T5 and rotary, and more for sinusoidal and learned (p < 0.05 each).""
         return rows + [(s, *(str(summary(_losses(results, s, n))) for n in lengths)) for s in SCHEMES]
 
     def draw(self, results: Sequence[Result]) -> Any:
-        figure, (axis,) = panels(1, width=6.5)
+        figure, (axis,) = panels(1, height=4)
         lengths = sorted(map(int, results[0]["losses"]))
-        lines(axis, {s: {n: _losses(results, s, n) for n in lengths} for s in SCHEMES})
-        axis.axvline(results[0]["length"], color="#8C8C8C", linewidth=0.8)
-        axis.annotate(" trained up to here", (results[0]["length"], 1), xycoords=("data", "axes fraction"), va="top")
-        axis.axhline(chain(results[0]["letters"], 2, 1, 0)[1], color="#8C8C8C", linewidth=0.8, linestyle=":")
-        axis.set(xlabel="length in tokens, of which the second half", ylabel="loss per token, nats")
-        doubling(axis, lengths)
-        axis.legend()
+        lines(axis, {LABELS.get(s, s): {n: _losses(results, s, n) for n in lengths} for s in SCHEMES})
+        reference(axis, results[0]["length"], "trained up to here", across=False)
+        reference(axis, chain(results[0]["letters"], 2, 1, 0)[1], "entropy of the text", below=True)
+        axis.set(
+            xlabel="length of the text, tokens (loss of its second half)",
+            ylabel="loss, nats per token",
+            ylim=(0.8, None),
+        )
+        log_ticks(axis, lengths)
+        legend(figure, axis, columns=5)
         return figure
 
 

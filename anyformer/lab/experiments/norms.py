@@ -6,7 +6,7 @@ from typing import Any
 from anyformer.lab.cells import Cell, Result
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
 from anyformer.lab.experiments.common import all_hold, final, found, sorting
-from anyformer.lab.figures import curves, panels
+from anyformer.lab.figures import curves, legend, panels
 from anyformer.lab.stats import summary, welch
 from anyformer.lab.trial import trained
 
@@ -16,6 +16,7 @@ VARIANTS = {  # what each changes in the recipe
     "no norms": [f"{BLOCK}.norm=none"],
     "no residuals": [f"{BLOCK}.residual=false"],
 }
+LABELS = {"both": "norms and residuals", "no norms": "no norms", "no residuals": "no residuals"}  # in the figure
 LEARNT = 1.0  # nats per token: a guess without reading the digits takes about 2
 
 
@@ -33,7 +34,11 @@ none."""
     prediction = """At two layers the model without norms ends below 1 nat per token, and its loss averaged over
 training is higher (p < 0.05). The deep one without residuals ends above 1 nat at each rate, and learns with them."""
     parts = ("nn/block.py", "nn/norm.py", "config/block.py")
-    minutes = (3.5, 15, 5)
+    minutes = (5.5, 24, 5)
+    alt = (
+        "Training loss by step with norms and residuals, without norms and without residuals, for shallow and deep "
+        "models"
+    )
 
     def cells(self, size: Size) -> list[Cell]:
         width, depths, longest, tokens, steps, rates, seeds = {
@@ -85,14 +90,25 @@ training is higher (p < 0.05). The deep one without residuals ends above 1 nat a
                     rows.append((str(depth), variant, f"{lr:g}", *shown, str(lost) if lost else ""))
         return rows
 
+    def remark(self, results: Sequence[Result]) -> str:
+        shallow = _depths(results)[0]
+        ends = {v: _best(results, "final", shallow, v) for v in VARIANTS}
+        both, without = ends["both"], ends["no residuals"]
+        if summary(without).mean >= summary(both).mean:
+            return ""
+        return (
+            f"At {shallow} layers the model without residuals ends lowest: {summary(without)}, with both "
+            f"{summary(both)} (p = {welch(without, both):.3f}), although it learns more slowly at first. Here "
+            "residuals are needed for depth, not for two layers."
+        )
+
     def draw(self, results: Sequence[Result]) -> Any:
         depths = _depths(results)
-        figure, axes = panels(len(depths))
+        figure, axes = panels(len(depths), sharey=True)
         for axis, depth in zip(axes, depths, strict=True):
-            named = {v: _best(results, "curve", depth, v) for v in VARIANTS}
-            curves(axis, {f"{v} (rate {_rate(results, depth, v):g})": some for v, some in named.items()})
+            curves(axis, {LABELS[v]: _best(results, "curve", depth, v) for v in VARIANTS})
             axis.set(title=f"{depth} layers", ylim=(0, None))
-            axis.legend()
+        legend(figure, *axes)
         return figure
 
 
