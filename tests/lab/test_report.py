@@ -20,7 +20,7 @@ def test_a_page_is_that_of_its_results(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_listed_minutes_are_those_of_the_results(name: str) -> None:
-    """`anyformer lab` lists minutes with two jobs on two cores, or on a GPU; for a third of a minute nobody waits."""
+    """`anyformer lab` lists minutes with two jobs on two cores, or on a GPU; differences of 20 seconds are ignored."""
     experiment = find(name)
     for size, listed in zip(("quick", "cpu", "gpu"), experiment.minutes, strict=True):
         for results in (some for at, some in stored(experiment, LAB).items() if at == size):
