@@ -225,3 +225,112 @@ def masks(plt: Any) -> Any:
         if axis is not axes[0]:
             axis.set_ylabel("")
     return drawing
+
+
+@figure("concepts/sparse-patterns")
+def sparse_patterns(plt: Any) -> Any:
+    """Masks of sparse patterns, and the number of pairs by length."""
+    from anyformer.config import BigBird, BlockLocal, Dilated, Window
+
+    patterns = {
+        "window": Window(before=4, after=4),
+        "window, 2 globals": Window(before=4, after=4, globals=2),
+        "dilated by 3": Dilated(before=4, after=4, step=3),
+        "blocks of 8": BlockLocal(size=8),
+        "BigBird": BigBird(block=4, randoms=1),
+        "BigBird, decoder": BigBird(block=4, randoms=1, ahead=False),
+    }
+    drawing = plt.figure(figsize=(8, 4.6), layout="constrained")
+    layout = make_layout(1, 48, torch.device("cpu"))
+    spaces = drawing.add_gridspec(2, 5)
+    for i, (title, pattern) in enumerate(patterns.items()):
+        axis = drawing.add_subplot(spaces[i // 3, i % 3])
+        grid(axis, sees(pattern, layout, layout)[0], title, lines=False)
+        axis.set(xticks=[], yticks=[])
+    lengths = [2**n for n in range(9, 17)]
+    curves = (
+        ("full", RED, "-", [n * n for n in lengths]),
+        ("window of 512", BLUE, "--", [512 * n - 512 * 511 // 2 for n in lengths]),
+        ("BigBird", GREEN, "-.", [_bigbird_pairs(n) for n in lengths]),
+    )
+    axis = drawing.add_subplot(spaces[:, 3:])
+    for name, colour, line, pairs in curves:
+        axis.plot(lengths, pairs, color=colour, linestyle=line, label=name)
+    axis.set(xscale="log", yscale="log", xlabel="tokens", ylabel="pairs of query and key", title="cost")
+    axis.set_xticks(lengths[1::2], [f"{n // 1024} k" for n in lengths[1::2]])
+    axis.minorticks_off()
+    axis.legend(loc="upper left")
+    return drawing
+
+
+def _bigbird_pairs(length: int) -> int:
+    """Return the pairs that BigBird reads: its blocks of 64 tokens are either read as a whole or not at all."""
+    from anyformer.config import BigBird
+
+    layout = make_layout(1, length // 64, torch.device("cpu"))
+    return int(sees(BigBird(block=1), layout, layout).sum()) * 64**2
+
+
+@figure("concepts/graph")
+def graph(plt: Any) -> Any:
+    """Graphs of five nodes and their adjacency matrices."""
+    nodes = torch.arange(5)
+    reads = {
+        "complete: full attention": torch.ones(5, 5, dtype=torch.bool),
+        "to later nodes: causal": torch.ones(5, 5, dtype=torch.bool).tril(),
+        "ring": ((nodes[:, None] - nodes) % 5 <= 1) | ((nodes - nodes[:, None]) % 5 <= 1),
+    }
+    drawing, axes = plt.subplots(2, 3, figsize=(8, 5.2), height_ratios=(1.35, 1), layout="constrained")
+    angles = torch.pi / 2 - nodes * 2 * torch.pi / 5
+    places = [(float(angle.cos()), float(angle.sin())) for angle in angles]
+    for (upper, lower), (title, seen), colour in zip(axes.T, reads.items(), (BLUE, RED, GREEN), strict=True):
+        upper.set(xlim=(-1.75, 1.75), ylim=(-1.6, 2.3), aspect="equal")
+        upper.text(0, 2.05, title, ha="center", va="center", fontsize=11)
+        upper.axis("off")
+        for i, j in seen.nonzero().tolist():
+            style = {"arrowstyle": "-|>", "color": colour, "linewidth": 1.1, "shrinkA": 10, "shrinkB": 10}
+            if i != j:
+                both = bool(seen[j, i])
+                style["connectionstyle"] = "arc3,rad=0.13" if both else "arc3,rad=0"
+                upper.annotate("", places[i], places[j], arrowprops=style)
+            else:
+                x, y = places[i]
+                loop = plt.Circle((1.3 * x, 1.3 * y), 0.22, fill=False, edgecolor=colour, linewidth=1.1)
+                upper.add_patch(loop)
+        for node, (x, y) in enumerate(places):
+            upper.scatter([x], [y], s=230, facecolor="white", edgecolor=colour, linewidth=1.4, zorder=3)
+            upper.text(x, y, str(node + 1), ha="center", va="center", fontsize=10, zorder=4)
+        grid(lower, seen, "", colour)
+        lower.set_xticks(range(5), range(1, 6))
+        lower.set_yticks(range(5), range(1, 6))
+    return drawing
+
+
+@figure("concepts/long-sequences")
+def long_sequences(plt: Any) -> Any:
+    """Vectors by layer of a Funnel encoder, and the mask of Transformer-XL."""
+    from anyformer.config import Pooling
+
+    drawing, (left, right) = plt.subplots(1, 2, figsize=(8, 3.5), width_ratios=(1.15, 1), layout="constrained")
+    levels = Pooling(stages=(2, 2, 2), tail=1).levels
+    colours = (BLUE, SKY, GREEN)
+    for layer, level in enumerate(levels, 1):
+        length = 512 // 2**level
+        left.bar(layer, length, color=colours[level], width=0.7)
+        left.text(layer, length + 8, str(length), ha="center", fontsize=9.5)
+    left.set(title="Funnel, factor 2", xlabel="layer", ylabel="vectors that a layer reads", ylim=(0, 570))
+    left.set_xticks(range(1, 8), [*map(str, range(1, 7)), "7 (tail)"])
+    left.grid(axis="x", visible=False)
+    index = torch.arange(12)
+    query, key = index[:, None], index
+    own = (query // 4 == key // 4) & (key <= query)
+    memory = query // 4 == key // 4 + 1
+    grid(right, own, "Transformer-XL", BLUE)
+    for q, k in memory.nonzero().tolist():
+        right.add_patch(plt.Rectangle((k - 0.46, q - 0.46), 0.92, 0.92, color=ORANGE))
+    right.set_xticks(range(0, 12, 2), range(1, 13, 2))
+    right.set_yticks(range(0, 12, 2), range(1, 13, 2))
+    for name, colour in (("own segment", BLUE), ("memory", ORANGE)):
+        right.scatter([], [], marker="s", s=60, color=colour, label=name)
+    right.legend(loc="upper right")
+    return drawing
