@@ -31,15 +31,15 @@ PR_SET_PDEATHSIG = 1  # of Linux: the signal that a process gets when its parent
 
 
 @contextmanager
-def locked(folder: Path, name: str = LOCK, target: Path | None = None) -> Iterator[None]:
-    """Hold a folder for this process. Raise a `ConfigError` that names the owner where another one holds it.
+def locked(folder: Path, name: str = LOCK, target: Path | None = None, wait: bool = False) -> Iterator[None]:
+    """Hold a folder for this process. Where another one holds it, `wait`, or raise a `ConfigError` that names it.
 
     The kernel releases the lock (`flock`) however the process ends, so the file of a killed process is taken over.
     A folder that is missing is created, and removed at the end if it is still empty. `target` is the folder that error
     messages name, if it is another one.
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
-    handle = _acquire(folder, name, target or folder)
+    handle = _acquire(folder, name, target or folder, wait)
     try:
         yield
     finally:
@@ -62,7 +62,7 @@ def is_locked(folder: Path, name: str = LOCK) -> bool:
         os.close(handle)
 
 
-def _acquire(folder: Path, name: str, target: Path) -> int:
+def _acquire(folder: Path, name: str, target: Path, wait: bool) -> int:
     """Return the open lock file."""
     until = time.monotonic() + PATIENCE
     while True:
@@ -89,7 +89,7 @@ def _acquire(folder: Path, name: str, target: Path) -> int:
             return handle
         owner = _owner(handle)
         os.close(handle)
-        if time.monotonic() > until:
+        if time.monotonic() > until and not wait:
             raise _fault(target, f"is in use by {owner}: wait until it ends, or choose another --out")
         time.sleep(0.02)
 

@@ -26,8 +26,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_recipes_are_listed_and_valid() -> None:
-    listed = [line.split()[0] for line in done("recipes").splitlines()]
+    lines = done("recipes").splitlines()
+    listed = [line.split()[0] for line in lines[::2]]
     assert listed == names()
+    assert all(line.strip().startswith("data: ") for line in lines[1::2])
     for name in listed:
         read_recipe(name)
 
@@ -78,7 +80,7 @@ def test_merge(trained: Path, tmp_path: Path) -> None:
 def test_wrong_input(trained: Path, tmp_path: Path) -> None:
     assert refused("train", "srot")[0] == "'srot' is neither a recipe nor a file; did you mean 'sort'?"
     assert refused("train", "sort", "train.stesp=3") == ["train.stesp: unknown key; did you mean 'steps'?"]
-    assert "data.root" in refused("train", "scan", "--out", tmp_path / "new")[0]
+    assert "data.root" in refused("train", "scan", f"data.root={tmp_path}", "--out", tmp_path / "new")[0]
     assert not (tmp_path / "new").exists()
     assert refused("evaluate", tmp_path / "none")[0].endswith("there is no such folder")
     assert refused("predict", trained, tmp_path / "none.txt") == [f"{tmp_path / 'none.txt'}: is not a file"]

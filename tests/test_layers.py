@@ -33,7 +33,8 @@ UNDER: dict[str, tuple[str, ...]] = {
     "config.io": ("config.model", "config.overrides", "config.schema"),
     "config": ("config.io",),  # its __init__.py, which only collects
     "presets": ("config",),
-    "recipe": ("presets",),
+    "datasets": ("config", "processes"),
+    "recipe": ("presets", "datasets"),
     "recipes": ("recipe", "atomic_folder"),
     "hardware": (),
     "kernels": ("conventions",),  # tensors in, tensors out
@@ -64,6 +65,7 @@ TORCHLESS = (
     "conventions",
     "config",
     "presets",
+    "datasets",
     "recipe",
     "recipes",
     "cli",

@@ -122,7 +122,8 @@ def test_a_folder_that_only_holds_an_abandoned_lock_is_empty(tmp_path: Path) -> 
 
 
 def test_a_refused_training_leaves_nothing(tmp_path: Path) -> None:
-    refused(lambda: training.train("scan", tmp_path / "runs" / "out", console=quiet()))
+    missing = [f"data.root={tmp_path / 'none'}"]
+    refused(lambda: training.train("scan", tmp_path / "runs" / "out", missing, console=quiet()))
     assert list(tmp_path.iterdir()) == []
 
 

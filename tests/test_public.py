@@ -71,6 +71,8 @@ VERBS = {
     "tokenizer train": ["files", "--out", "--kind", "--size", "--lowercase", "--encoding"],
     "tokenizer show": ["tokenizer", "text"],
     "data": [],
+    "data list": [],
+    "data fetch": ["names", "--mirror"],
     "data prepare": [
         "files",
         "--out",

@@ -1,4 +1,4 @@
-"""`data`: token shards of corpora that are larger than memory."""
+"""`data`: data sets of the recipes, and token shards of corpora that are larger than memory."""
 
 import os
 from pathlib import Path
@@ -13,8 +13,67 @@ if TYPE_CHECKING:
     from anyformer.data.tokenizer import TextTokenizer
     from anyformer.recipe import Tokenizer
 
-data_app = typer.Typer(no_args_is_help=True, help="Write token shards of large corpora, and show them.")
+data_app = typer.Typer(
+    no_args_is_help=True, help="List and fetch data sets; write token shards of large corpora, and show them."
+)
 app.add_typer(data_app, name="data")
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """List the data sets of the recipes: size, state on this machine, licence, recipes that use them."""
+    from anyformer import recipes
+    from anyformer.datasets.registry import registry
+    from anyformer.datasets.storage import state
+
+    used = {name: recipes.read_recipe(name).data.sets for name in recipes.names()}
+    for name, one in registry().items():
+        here = state(one) if one.verified or state(one) == "present" else f"{state(one)}, unverified"
+        typer.echo(f"{name:<18} {one.bytes / 1e6:>5.1f} MB  {here:<24} {one.licence}")
+        typer.echo(f"{'':<18} {one.about}")
+        typer.echo(f"{'':<18} recipes: {', '.join(recipe for recipe, sets in used.items() if name in sets)}")
+
+
+def _sets(incomplete: str) -> list[str]:
+    from anyformer.datasets.registry import registry
+
+    return [name for name in registry() if name.startswith(incomplete)]
+
+
+@data_app.command("fetch")
+def data_fetch(
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME...", help="Data sets: see `data list`.", autocompletion=_sets)
+    ],
+    mirror: Annotated[
+        str | None,
+        typer.Option(metavar="DIR|URL", help="Folder or address with files as OWNER/REPOSITORY/COMMIT/PATH."),
+    ] = None,
+) -> None:
+    """Download data sets to ANYFORMER_DATA or to the cache folder. A stopped download is resumed."""
+    from anyformer.cli.progress import counting_bytes
+    from anyformer.config.spec import ConfigError, Fault, did_you_mean
+    from anyformer.datasets.download import DownloadFailed, fetch
+    from anyformer.datasets.registry import HOST, registry
+    from anyformer.datasets.storage import download_folder, state
+
+    known = registry()
+    if wrong := [name for name in names if name not in known]:
+        raise ConfigError([Fault("", f"'{name}': no such data set; {did_you_mean(name, known)}") for name in wrong])
+    for name in dict.fromkeys(names):
+        one = known[name]
+        if not one.verified and state(one) != "present":
+            typer.echo(f"{name}: this address was never tried ({one.note})", err=True)
+        try:
+            with counting_bytes(name) as progress:
+                folder = fetch(one, download_folder(), mirror or HOST, progress)
+        except DownloadFailed as error:
+            typer.echo(str(error), err=True)
+            raise typer.Exit(1) from None
+        except KeyboardInterrupt:
+            typer.echo("interrupted: complete files are kept; the same command resumes", err=True)
+            raise typer.Exit(3) from None
+        typer.echo(f"{name}: {folder} (licence: {one.licence})")
 
 
 @data_app.command("prepare")

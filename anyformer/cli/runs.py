@@ -17,14 +17,18 @@ Folder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run
 
 @app.command("recipes")
 def recipes_() -> None:
-    """List the recipes that come with anyformer."""
+    """List the recipes that come with anyformer, with their data sets and whether these are on this machine."""
     from importlib import resources
 
-    from anyformer.recipes import names
+    from anyformer.datasets.registry import registry
+    from anyformer.datasets.storage import state
+    from anyformer.recipes import names, read_recipe
 
     for name in names():
         first = (resources.files("anyformer.recipes") / f"{name}.toml").read_text(encoding="utf-8").partition("\n")[0]
         typer.echo(f"{name:<16} {first.removeprefix('# ')}")
+        sets = [f"{one} ({state(registry()[one])})" for one in read_recipe(name).data.sets]
+        typer.echo(f"{'':<16} data: {', '.join(sets) or 'synthetic'}")
 
 
 def _recipes(incomplete: str) -> list[str]:

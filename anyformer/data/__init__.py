@@ -10,6 +10,7 @@ files                    find, unpack and decode files
 fingerprint              fingerprints of data files, by which a resumed training detects a change
 lines                    large files line by line, with a progress bar
 loader                   loaders of batches by number: shuffled epochs, random crops, ordered parts
+paths                    files that a recipe names, and data sets that are not on this machine
 prefetch                 batches read ahead in a forked process
 readers                  rows of every kind of source, with the bad ones reported together
 sentencepiece            SentencePiece models: reading the file, encoding, decoding

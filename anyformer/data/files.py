@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 
-from anyformer.config.spec import LARGEST, ConfigError, Fault, close_to, visible
+from anyformer.config.spec import LARGEST, ConfigError, Fault, close_to, did_you_mean, visible
+from anyformer.datasets.registry import lookup, registry
+from anyformer.datasets.storage import find
 from anyformer.hardware import usable_memory
 from anyformer.recipe import ClassFolders, ConllFile, Data, MatchedLines, ParallelFiles, TableFile, TextFile
 
@@ -159,6 +161,8 @@ def why_unreadable(error: OSError | EOFError | zlib.error | TooLarge) -> str:
 
 def locate(name: str, data: Data) -> Path:
     """Where a file or folder of some name is, or a `ConfigError` that says where it was looked for."""
+    if one := set_of(name, data):
+        return _in_set(name, one)
     root, origin = _root(data)
     path = Path(os.path.expanduser(root), os.path.expanduser(name))
     try:
@@ -170,6 +174,22 @@ def locate(name: str, data: Data) -> Path:
     except ValueError as error:  # a NUL in the name, or what the file system cannot spell
         raise _fault(name, f"cannot be the name of a file ({error})") from None
     return path
+
+
+def set_of(name: str, data: Data) -> str:
+    """Return the registered data set that a path of a recipe begins with; empty if there is none."""
+    one = name.partition("/")[0]
+    return one if one in data.sets and not data.root else ""
+
+
+def _in_set(name: str, one: str) -> Path:
+    """Return where a file of a data set is: below ANYFORMER_DATA, in the cache folder, or unpacked from the package."""
+    if (path := find(name)) is not None:
+        return path
+    if lookup(name):
+        raise _fault(name, f"not on this machine; get it with `anyformer data fetch {one}`")
+    files = [f"{one}/{file.path}" for file in registry()[one].files]
+    raise _fault(name, f"the data set {one} has no such file; {did_you_mean(name, files)}")
 
 
 def _fault(name: str, message: str) -> ConfigError:

@@ -7,28 +7,13 @@ folder (`folders`, `shards`) have one fingerprint together.
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import assert_never
 
 from anyformer.config.spec import ConfigError, Fault, visible
 from anyformer.data.files import locate
-from anyformer.recipe import (
-    Additions,
-    ClassFolders,
-    ConllFile,
-    Data,
-    Digits,
-    JoinedSources,
-    MatchedLines,
-    MixedSources,
-    ParallelFiles,
-    Shards,
-    Source,
-    TableFile,
-    TextFile,
-    WrittenDates,
-)
+from anyformer.data.paths import named, require_sets
+from anyformer.recipe import Data
 
 MAX_HASHED = 2**24  # bytes of a file that is hashed as a whole
 SAMPLES, SAMPLE = 16, 2**16  # of a larger one, and the bytes of each
@@ -39,6 +24,7 @@ Fingerprints = Mapping[str, str]
 
 def fingerprint(data: Data) -> Fingerprints:
     """Return the fingerprints of all files that the data of a recipe names."""
+    require_sets(data)
     found: dict[str, str] = {}
     faults: list[Fault] = []
     known: dict[Path, str] = {}  # train and valid are often parts of one file
@@ -58,33 +44,6 @@ def fingerprint(data: Data) -> Fingerprints:
 def changes(before: Fingerprints, now: Fingerprints) -> list[str]:
     """Return the keys of the files that changed."""
     return [key for key, value in now.items() if before.get(key) != value]
-
-
-def named(data: Data) -> Iterator[tuple[str, str]]:
-    """Yield the keys of a recipe's data that name files or folders, and these names."""
-    for split in ("train", "valid", "test"):
-        source: Source | None = getattr(data, split)
-        if source is not None:
-            yield from _named(source, f"data.{split}")
-
-
-def _named(source: Source, at: str) -> Iterator[tuple[str, str]]:
-    match source:
-        case TextFile() | TableFile() | MatchedLines() | ConllFile() | ClassFolders() | Shards():
-            yield f"{at}.path", source.path
-        case ParallelFiles():
-            yield f"{at}.source", source.source
-            yield f"{at}.target", source.target
-        case JoinedSources(parts=parts):
-            for i, part in enumerate(parts):
-                yield from _named(part, f"{at}.parts.{i}")
-        case MixedSources(parts=mixed):
-            for i, one in enumerate(mixed):
-                yield from _named(one.rows, f"{at}.parts.{i}.rows")
-        case Digits() | WrittenDates() | Additions():
-            return
-        case _:
-            assert_never(source)
 
 
 def _of_path(path: Path) -> str:

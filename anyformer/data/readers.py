@@ -15,6 +15,7 @@ from anyformer.config.spec import ConfigError, Fault, visible
 from anyformer.data import synthetic
 from anyformer.data.conll import sentences
 from anyformer.data.files import File, Parsed, locate, max_bytes, open_below, open_files
+from anyformer.data.paths import require_sets
 from anyformer.data.shards import Corpus, open_shards
 from anyformer.data.synthetic import Split
 from anyformer.data.tables import LISTS, read_table
@@ -100,6 +101,7 @@ class Rows:
 
 def read(source: Source, data: Data, split: Split, seed: int) -> Rows:
     """Return the rows of a source. Only synthetic training rows depend on the seed."""
+    require_sets(data)
     try:
         rows = _read(source, data, split, seed)
     except ConfigError as error:

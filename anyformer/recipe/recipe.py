@@ -7,6 +7,7 @@ from pydantic import model_validator
 
 from anyformer.config import ConfigError, Fault, ModelConfig, Spec, TokenLabels
 from anyformer.config.spec import Count, did_you_mean
+from anyformer.datasets.registry import registry
 from anyformer.recipe.batches import Batches, Crops, Ordered, Packed
 from anyformer.recipe.sources import Data, MixedSources, Shards, source_faults
 from anyformer.recipe.task import (
@@ -87,6 +88,9 @@ def _unfit_batches(recipe: Recipe) -> str:
 def _data_faults(recipe: Recipe) -> Iterator[Fault]:
     """Yield what makes the sources unfit for the task."""
     task, data = recipe.task, recipe.data
+    for i, one in enumerate(data.sets):
+        if one not in registry():
+            yield Fault(f"data.sets.{i}", f"= '{one}': no such data set; {did_you_mean(one, registry())}")
     for name, source in (("train", data.train), ("valid", data.valid), ("test", data.test)):
         if source is not None:
             yield from (f.under(f"data.{name}") for f in source_faults(source, task.kind, columns(task)))

@@ -229,11 +229,16 @@ Source = Annotated[
 
 
 class Data(Spec):
-    """Sources for training, validation and test. Relative paths are relative to `root`."""
+    """Sources for training, validation and test.
+
+    Relative paths are relative to `root`. Without a root, a path that begins with one of `sets` is found wherever that
+    data set is on this machine.
+    """
 
     train: Source  # examples for training
     valid: Source | None = None  # examples for validation, during training; None: none
     test: Source | None = None  # examples for `anyformer evaluate --split test`; None: none
+    sets: tuple[str, ...] = ()  # registered data sets (`anyformer data list`) with which paths begin
     # folder of relative paths; empty: the environment variable ANYFORMER_DATA, else the working directory
     root: str = ""
     on_bad_row: Literal["error", "skip"] = "error"  # error: report unreadable rows and stop; skip: leave them out

@@ -7,14 +7,20 @@ from rich.console import Console
 
 from anyformer.config import ConfigError, Fault, io
 from anyformer.config.spec import visible
-from anyformer.data.fingerprint import changes, fingerprint, named
+from anyformer.data.fingerprint import changes, fingerprint
+from anyformer.data.paths import named
 from anyformer.processes import LOCK
 from anyformer.recipe import Recipe
 from anyformer.run import RECIPE, SNAPSHOTS, checkpoints, leftovers, must_be_file, snapshots
 from anyformer.training.checkpoint import read_fingerprints, verify_checkpoints
 
 BEFORE_A_CHECKPOINT = (RECIPE, "metrics.jsonl", "tensorboard", "state", SNAPSHOTS)
-CHANGEABLE = ("train.steps", "data.root", "parallel.shard")  # settings that may differ when a run is resumed
+CHANGEABLE = (
+    "train.steps",
+    "data.root",
+    "data.sets",
+    "parallel.shard",
+)  # settings that may differ when a run is resumed
 
 
 def find_checkpoint(recipe: Recipe, out: Path, resume: bool) -> tuple[Path | None, dict[Path, ConfigError]]:
