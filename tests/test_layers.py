@@ -53,9 +53,10 @@ UNDER: dict[str, tuple[str, ...]] = {
     "training": ("run", "recipes"),
     "doctor": ("training",),  # prints what training chooses
     "interop": ("run",),
+    "new": ("training",),
     "lab": ("training", "interop", "inspection"),
     "explore": ("lab", "run_inspection"),
-    "cli": ("explore", "doctor"),
+    "cli": ("explore", "doctor", "new"),
     "__main__": ("cli",),
 }
 
@@ -87,6 +88,7 @@ LONG_SIGNATURES = (
     "presets.",
     "cli.data.data_prepare",
     "cli.decoding_options._declared",
+    "cli.new.new_",
     "nn.model.Transformer.forward",
     "decoding.generate.generate",
     "decoding.beam_search.beam_search",

@@ -10,6 +10,7 @@ generate          `generate`: text from a prompt
 inspect           `inspect`: attention maps in the terminal
 lab               `lab`: experiments and grids
 models            `presets`, `count`, `doctor` and `config`
+new               `new`: a recipe for one's own files
 progress          Progress bars of long jobs
 resolve           Names of presets, recipes, runs and files
 runs              `recipes`, `train`, `evaluate`, `predict`, `import`, `merge` and `export`
@@ -17,5 +18,5 @@ tokenizers        `tokenizer`: training and showing
 """
 
 # each adds its verbs, in this order
-from anyformer.cli import models, runs, generate, tokenizers, data, inspect, explore, lab  # noqa: F401, I001
+from anyformer.cli import models, new, runs, generate, tokenizers, data, inspect, explore, lab  # noqa: F401, I001
 from anyformer.cli.app import app as app, main as main

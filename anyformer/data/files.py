@@ -63,7 +63,7 @@ def open_files(
     faults, files = list(unknown(source.encoding)), {}
     for key in keys:
         try:
-            name, raw = _load(getattr(source, key), data)
+            name, raw = read_bytes(getattr(source, key), data)
             files[key] = File(name, source.encoding, "" if faults else decode(raw, source.encoding, name))
         except ConfigError as error:
             faults += [fault.under(key) for fault in error.faults]
@@ -83,7 +83,7 @@ def open_below(source: ClassFolders, path: Path) -> File:
         raise ConfigError(fault.under("path") for fault in error.faults) from None
 
 
-def _load(name: str, data: Data) -> tuple[str, bytes]:
+def read_bytes(name: str, data: Data) -> tuple[str, bytes]:
     """The path of a file, and its bytes."""
     return _read(name, regular(name, data))
 

@@ -38,7 +38,7 @@ def read_table(source: TableFile, data: Data, wanted: dict[str, str]) -> tuple[F
 def _cells(source: TableFile, file: File, wanted: dict[str, str], form: str) -> Parsed:
     """Cells by the names in the first row, or by number; empty lines are no rows."""
     names: list[str] | None = None
-    for number, cells in _csv(file.text) if form == "csv" else _tsv(file):
+    for number, cells in read_csv(file.text) if form == "csv" else _tsv(file):
         if why := cells if isinstance(cells, str) else file.flaw("\t".join(cells)):
             if names is None and source.header:
                 raise ConfigError([Fault("path", f"the header cannot be read: {file.name}:{number}: {why}")])
@@ -76,7 +76,7 @@ def _tsv(file: File) -> Iterator[tuple[int, list[str] | str]]:
     return ((number, line.split("\t")) for number, line in enumerate(file.lines(), 1) if line)
 
 
-def _csv(text: str) -> list[tuple[int, list[str] | str]]:
+def read_csv(text: str) -> list[tuple[int, list[str] | str]]:
     """Records, or the reason why there is none, with the line where each begins.
 
     After a bad record the reading continues at its second line: a quote that is never closed does not swallow the rest.

@@ -15,7 +15,7 @@ from torch import Tensor
 from anyformer.config import Classifier, Embedder, TokenLabels, label_count
 from anyformer.conventions import IGNORE, PADDING
 from anyformer.data.batch import Batch
-from anyformer.data.loader import CropLoader, ExampleLoader, OrderedLoader
+from anyformer.data.loader import CropLoader, EpochLoader, OrderedLoader
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.inspection.count import Table, count
@@ -180,7 +180,7 @@ def _epochs(job: Job) -> tuple[int, float]:
     """Return the tokens of an epoch, and the number of epochs."""
     read = job.recipe.train.steps * job.recipe.train.accumulate
     match job.loader:
-        case ExampleLoader() as examples:
+        case EpochLoader() as examples:
             return int(examples.sizes.sum()), read / len(examples.plan(0))
         case CropLoader(ids=ids, spec=spec):
             return len(ids), read * spec.rows * spec.length / len(ids)
@@ -337,8 +337,8 @@ def _lines(plan: Plan) -> Iterator[str]:
     speed = each * plan.batch_tokens / plan.seconds
     excluded = "" if plan.valid is None else "; without evaluations"
     yield (
-        f"time       about {_duration(spec.train.steps * plan.seconds)} in {plan.precision} on {plan.device}: "
-        f"{_duration(plan.seconds)} a step, {speed:,.0f} tokens/s{share}{excluded}"
+        f"time       about {duration(spec.train.steps * plan.seconds)} in {plan.precision} on {plan.device}: "
+        f"{duration(plan.seconds)} a step, {speed:,.0f} tokens/s{share}{excluded}"
     )
     for example in plan.examples:
         yield ""
@@ -383,7 +383,8 @@ def _bytes(n: float) -> str:
     return f"{size:.{0 if size >= 10 else 1}f} {unit}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return a time with its unit."""
     size, unit = next(
         (seconds / length, unit)
         for unit, length, least in (("h", 3600, 6000), ("min", 60, 100), ("s", 1, 1), ("ms", 1e-3, 0))

@@ -1,0 +1,157 @@
+"""`new`: a recipe for one's own files."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from anyformer.cli.app import app
+
+if TYPE_CHECKING:
+    from anyformer.config import ModelConfig
+    from anyformer.new.draft import Draft
+    from anyformer.training.plan import Plan
+
+Column = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of a table, by name or by number.")]
+
+
+def _tasks(incomplete: str) -> list[str]:
+    from anyformer.new.draft import TASKS
+
+    return [name for name in TASKS if name.startswith(incomplete)]
+
+
+@app.command("new")
+def new_(
+    task: Annotated[
+        str,
+        typer.Argument(
+            metavar="TASK",
+            help="translate (any text to text), classify, tag, lm (language model), mlm (masked language model), "
+            "regress (a number for a text or a pair), embed (vectors of texts).",
+            autocompletion=_tasks,
+        ),
+    ],
+    more: Annotated[
+        list[str] | None, typer.Argument(metavar="[FILE]...", help="Further files.", show_default=False)
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE...",
+            help="A table (.tsv, .csv, .jsonl, .parquet), a CoNLL file, plain text, a folder with a folder for each "
+            "class, or two files with one row per line. Names with train, valid or test are these splits.",
+        ),
+    ] = None,
+    text: Column = None,
+    pair: Column = None,
+    label: Column = None,
+    source: Column = None,
+    target: Column = None,
+    words: Column = None,
+    tags: Column = None,
+    first: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="RUN|DIR|hf:OWNER/NAME",
+            help="Fine-tune this model: a run, the folder of a public checkpoint, or its name.",
+        ),
+    ] = None,
+    lora: Annotated[bool, typer.Option("--lora", help="With --from: train LoRA adapters, not all weights.")] = False,
+    minutes: Annotated[float, typer.Option(min=0.01, help="Longest time of the training on this machine.")] = 5.0,
+    out: Annotated[Path | None, typer.Option(help="The recipe. Default: the name of the data with .toml.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the recipe if it exists.")] = False,
+) -> None:
+    """Write a short recipe for your own files, with sizes that fit the data and this machine.
+
+    The format, the encoding, the columns and the labels are found by looking at the files.
+    """
+    import torch
+
+    from anyformer.config.spec import ConfigError, Fault
+    from anyformer.new.budget import TRIAL_STEPS, measure, steps_within
+    from anyformer.new.draft import TASKS, Request, draft
+
+    paths = [*(data or ()), *(more or ())]
+    if not paths:
+        raise ConfigError([Fault("--data", "is missing: name the file, or the two files, to learn from")])
+    out = Path(f"{_stem(paths[0])}.toml") if out is None else out
+    if out.suffix.lower() != ".toml":
+        raise ConfigError([Fault("--out", f"= '{out}': a recipe ends in .toml")])
+    if out.exists() and not force:
+        raise ConfigError([Fault(str(out), "exists already: choose another --out, or add --force to overwrite it")])
+    if lora and first is None:
+        raise ConfigError([Fault("--lora", "needs a pretrained model: add --from")])
+    if task not in TASKS:
+        draft(Request(task, paths, {}, None, False, False, minutes))  # raises
+    given = {
+        "text": text,
+        "pair": pair,
+        "label": label,
+        "source": source,
+        "target": target,
+        "words": words,
+        "tags": tags,
+    }
+    request = Request(
+        task,
+        paths,
+        {role: column for role, column in given.items() if column is not None},  # type: ignore[misc]
+        None if first is None else _run(first),
+        lora,
+        torch.cuda.is_available(),
+        minutes,
+    )
+    made = draft(request)
+    measured = measure(made.text(TRIAL_STEPS))
+    steps = steps_within(measured, minutes, made.facts.epochs)
+    out.write_text(made.text(steps), encoding="utf-8")
+    _report(made, measured, steps, out)
+
+
+def _stem(path: str) -> str:
+    """Return the name of a file without its suffixes."""
+    name = Path(path).resolve().name
+    return name.removesuffix(".gz").partition(".")[0] or "recipe"
+
+
+def _run(first: str) -> "tuple[str, ModelConfig]":
+    """Return the run to start from, and its model; a public checkpoint is imported to runs/NAME."""
+    from anyformer.config.spec import ConfigError, Fault
+    from anyformer.interop import import_model
+    from anyformer.interop.hub import folder_name, is_hub_name
+    from anyformer.recipes.from_run import config_of_run
+
+    if not is_hub_name(first) and not Path(first).is_dir():
+        what = "is neither a run nor a folder of a public checkpoint; a public name begins with hf:"
+        raise ConfigError([Fault("--from", f"= '{first}': {what}")])
+    path = Path(first)
+    if is_hub_name(first) or ((path / "config.json").is_file() and not (path / "task.json").is_file()):
+        path = Path("runs") / folder_name(first)
+        if path.exists():
+            typer.echo(f"from       {path}, imported before")
+        else:
+            run = import_model(first, path)
+            typer.echo(f"imported   {path}, {run.model.num_parameters():,} parameters")
+    return path.as_posix(), config_of_run(path)
+
+
+def _report(made: "Draft", measured: "Plan", steps: int, out: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from anyformer.training.plan import duration
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for what, choice, why in made.reasons:
+        table.add_row(what, choice, why)
+    time = f"{steps:,} steps, about {duration(steps * measured.seconds)} on {measured.device}, without evaluations"
+    epochs = measured.epochs * steps / measured.recipe.train.steps
+    table.add_row("training", time, f"{epochs:.3g} epochs; {measured.table.parameters:,} parameters")
+    Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False).print(table)
+    run = Path("runs") / out.stem
+    typer.echo(f"\nwritten    {out}\nnext       anyformer train {out}")
+    use = f"anyformer generate {run} --prompt ..." if made.facts.task.kind == "lm" else f"anyformer predict {run} FILE"
+    typer.echo(f"then       {use}")

@@ -1,0 +1,225 @@
+"""Sources of a recipe for some files: which file is which split, and how one file is split. Imports no torch."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from anyformer.config.spec import ConfigError, Fault, Spec, fields
+from anyformer.data.readers import Rows, read
+from anyformer.data.synthetic import Split
+from anyformer.new.columns import Chosen, Role, choose_columns
+from anyformer.new.examine import Examined, examine, suffix_of
+from anyformer.recipe import (
+    TABLE_FORMATS,
+    ClassFolders,
+    ConllFile,
+    Data,
+    JoinedSources,
+    MatchedLines,
+    ParallelFiles,
+    SingleSource,
+    Source,
+    TableFile,
+    TextFile,
+)
+
+SPLITS: dict[Split, frozenset[str]] = {
+    "valid": frozenset(("valid", "validation", "dev", "val")),
+    "test": frozenset(("test", "eval")),
+    "train": frozenset(("train", "training")),
+}
+MIN_ROWS = 20  # fewer rows are not split
+MIN_ROWS_FOR_TEST = 200
+HELD_OUT = {"seq2seq": 300, "lm": 0}  # rows for validation, and as many for the test
+USUAL_HELD_OUT = 1000
+LABELLED = r"(?P<label>\S+)[ \t]+(?P<text>.*)"
+MIN_TEXT = 2000  # characters of a text that is split
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The sources of a recipe, the rows of each, and the reasons."""
+
+    train: Source
+    valid: Source | None
+    test: Source | None
+    rows: dict[Split, Rows]
+    examined: Examined
+    reasons: list[tuple[str, str, str]]  # what, the choice, why
+
+
+def find_sources(paths: Sequence[str], task: str, roles: tuple[Role, ...], given: dict[Role, str]) -> Sources:
+    """Return the sources of a task for some files, with all rows read once."""
+    named = _by_name(paths)
+    numeric, reasons = task == "regress", list[tuple[str, str, str]]()
+    found: dict[Split, SingleSource | JoinedSources] = {}
+    first: Examined | None = None
+    for split, files in named.items():
+        if task == "seq2seq" and len(files) == 2 and not any(suffix_of(file) in TABLE_FORMATS for file in files):
+            one, found[split] = _parallel(files)
+        else:
+            parts = [_single(file, task, roles, given, numeric, reasons if first is None else []) for file in files]
+            one = parts[0][0]
+            found[split] = parts[0][1] if len(parts) == 1 else JoinedSources(parts=tuple(part for _, part in parts))
+        if first is None:
+            first = one
+            reasons[:0] = [
+                ("format", one.why, f"{one.encoding}, {one.rows:,} {'lines' if one.kind == 'text' else 'rows'}")
+            ]
+    assert first is not None
+    if len(named) > 1:
+        reasons += [(split, ", ".join(files), "by its name") for split, files in named.items()]
+    else:
+        found = _split(found["train"], first, task, reasons)
+    return _read(found, first, reasons)
+
+
+def _by_name(paths: Sequence[str]) -> dict[Split, list[str]]:
+    """Return the files of each split: by words in their names, if one of them is for validation or test."""
+    found: dict[Split, list[str]] = {"train": []}
+    for path in paths:
+        parts = {*re.split(r"[^a-z]+", Path(path).name.lower())}
+        split: Split = next((name for name, words in SPLITS.items() if parts & words), "train")
+        found.setdefault(split, []).append(path)
+    if not found["train"]:
+        raise ConfigError([Fault("--data", f"{paths[0]}: there is no file to train on beside it")])
+    return found
+
+
+def _parallel(files: list[str]) -> tuple[Examined, ParallelFiles]:
+    source, target = (examine(file, table=False) for file in files)
+    if source.encoding != target.encoding:
+        what = f"{source.path} is {source.encoding} and {target.path} {target.encoding}: convert both to utf-8"
+        raise ConfigError([Fault("--data", what)])
+    columns = {"source": source.columns["text"], "target": target.columns["text"]}
+    why = "two files, one row per line: source and target"
+    both = Examined(source.path, "text", why, source.encoding, columns=columns, rows=source.rows)
+    return both, ParallelFiles(source=files[0], target=files[1], encoding=source.encoding)
+
+
+def _single(
+    path: str,
+    task: str,
+    roles: tuple[Role, ...],
+    given: dict[Role, str],
+    numeric: bool,
+    reasons: list[tuple[str, str, str]],
+) -> tuple[Examined, SingleSource]:
+    one = examine(path, table=task not in ("lm", "mlm") or bool(given), tagged=task == "tag")
+    match one.kind:
+        case "folders":
+            return one, ClassFolders(path=path, encoding=one.encoding)
+        case "conll":
+            return one, ConllFile(path=path, encoding=one.encoding)
+        case "labelled":
+            return one, MatchedLines(path=path, pattern=LABELLED, encoding=one.encoding)
+        case "text" if roles == ("text",):
+            return one, TextFile(path=path, encoding=one.encoding, document="line" if task == "mlm" else "file")
+        case "text":
+            needs = " and ".join(f"`{role}`" for role in roles)
+            what = f"is plain text: the task needs {needs}, as columns of a table"
+            if task == "seq2seq":
+                what += ", or two files: --data SOURCE TARGET"
+            raise ConfigError([Fault(path, what)])
+    chosen = choose_columns(one, roles, given, numeric=numeric)
+    reasons += [(role, f"column '{column.name}'", column.why) for role, column in _in_order(chosen, roles)]
+    form = None if suffix_of(path) == one.format else one.format
+    columns: Any = {role: column.name for role, column in chosen.items()}
+    source = TableFile(path=path, format=form, header=one.header, encoding=one.encoding, **columns)
+    picked: dict[str, list[str]] = {role: one.columns[column.name] for role, column in chosen.items()}
+    return Examined(path, "table", one.why, one.encoding, columns=picked, rows=one.rows), source
+
+
+def _in_order(chosen: dict[Role, Chosen], roles: tuple[Role, ...]) -> list[tuple[Role, Chosen]]:
+    known = [role for role in get_args(Role) if role in chosen]
+    return [(role, chosen[role]) for role in known if role in roles or role == "pair"]
+
+
+def _split(
+    source: SingleSource | JoinedSources, one: Examined, task: str, reasons: list[tuple[str, str, str]]
+) -> dict[Split, Any]:
+    """Return the parts of the only source, by a hash of the text where the format allows it."""
+    characters = sum(map(len, one.columns.get("text", [])))
+    if isinstance(source, TextFile) and source.document == "file":
+        share, test = 0.05 if characters > 10 * MIN_TEXT else 0.1, characters > 10 * MIN_TEXT
+        few, why = characters < MIN_TEXT, "the end of the text"
+    else:
+        share = min(0.1, max(0.01, HELD_OUT.get(task, USUAL_HELD_OUT) / one.rows))
+        few, test = one.rows < MIN_ROWS, one.rows >= MIN_ROWS_FOR_TEST
+        share, why = round(share if test else 0.2, 2), "spread over the file"
+    if few:
+        reasons.append(("split", "all rows are for training", f"{one.rows:,} rows are too few to hold some back"))
+        return {"train": source}
+    group = _group(source)
+    if group:
+        why = "by a hash of the text, so that equal texts are in one part"
+    ends: dict[Split, float] = {
+        "train": 1 - share * (1 + test),
+        "valid": 1 - share * test,
+        **({"test": 1.0} if test else {}),
+    }
+    found: dict[Split, Any] = {}
+    for start, (split, stop) in zip((0.0, *ends.values()), ends.items(), strict=False):
+        limits = {"start": round(start, 2), "stop": round(stop, 2), **({"group": group} if group else {})}
+        if isinstance(source, JoinedSources):
+            found[split] = JoinedSources(parts=tuple(part.model_copy(update=limits) for part in source.parts))
+        else:
+            found[split] = source.model_copy(update=limits)
+    listed = " / ".join(f"{split} {1 - share * (1 + test) if split == 'train' else share:.0%}" for split in found)
+    reasons.append(("split", listed, why))
+    return found
+
+
+def _group(source: SingleSource | JoinedSources) -> str | None:
+    """Return the column whose hash decides the part of a row."""
+    match source:
+        case ParallelFiles():
+            return "source"
+        case MatchedLines():
+            return "text"
+        case TableFile():
+            return source.source or source.text
+        case _:
+            return None
+
+
+def _read(found: dict[Split, Any], one: Examined, reasons: list[tuple[str, str, str]]) -> Sources:
+    """Read all rows; a part that chance left empty is dropped."""
+    rows: dict[Split, Rows] = {}
+    for split, source in found.items():
+        rows[split] = read(source, Data(train=source, root="."), split, 0)
+        if split != "train" and not len(rows[split]):
+            reasons.append((split, "none", "no row fell into this part"))
+            del rows[split]
+    if not len(rows["train"]):
+        bad = rows["train"].bad
+        what = f"no row can be read: {bad[0]}" if bad else "has no rows"
+        raise ConfigError([Fault(one.path, what)])
+    valid, test = (found[split] if split in rows else None for split in ("valid", "test"))
+    return Sources(found["train"], valid, test, rows, one, reasons)
+
+
+def toml(value: Any) -> str:
+    """Return a value, or a spec without its defaults, as TOML on one line."""
+    match value:
+        case Spec():
+            known = fields(type(value))
+            given = {
+                name: inner
+                for name in known
+                if (inner := getattr(value, name)) != known[name].default or name == "kind"
+            }
+            return toml(given)
+        case dict():
+            return "{ " + ", ".join(f"{key} = {toml(inner)}" for key, inner in value.items()) + " }"
+        case tuple() | list():
+            return "[" + ", ".join(map(toml, value)) + "]"
+        case str():
+            return f"'{value}'" if "\\" in value and "'" not in value else json.dumps(value, ensure_ascii=False)
+        case bool():
+            return str(value).lower()
+        case _:
+            return str(value)

@@ -1,0 +1,253 @@
+"""The format of a file: table, CoNLL, labelled lines, plain text, or folders by class. Imports no torch."""
+
+import itertools
+import json
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from anyformer.config.spec import ConfigError, Fault, visible
+from anyformer.data.files import File, read_bytes
+from anyformer.data.tables import open_parquet, parquet_rows, parse_object, read_csv
+from anyformer.new.encodings import detect_encoding
+from anyformer.recipe import TABLE_FORMATS, Data, TextFile
+
+MAX_ROWS = 20_000  # of a table that are examined
+MAX_SHOWN = 30  # characters of an example in a message
+MIN_ALIKE = 0.95  # share of lines with the same number of separators
+CONLL = ("conll", "conllu", "iob", "iob2", "bio", "bioes")
+COLUMN_NAMES: dict[str, list[str]] = tomllib.loads(
+    (resources.files("anyformer.new") / "column_names.toml").read_text(encoding="utf-8")
+)
+HEADER_WORDS = frozenset(name for names in COLUMN_NAMES.values() for name in names)
+
+Format = Literal["tsv", "csv", "jsonl", "parquet"]
+Kind = Literal["table", "conll", "labelled", "text", "folders"]
+FORMS = {"labelled": "lines that begin with a label", "text": "plain text", "folders": "a folder for each class"}
+
+
+@dataclass(frozen=True)
+class Examined:
+    """A file, its format, and its first rows by column."""
+
+    path: str
+    kind: Kind
+    why: str  # the format in words, with the reason
+    encoding: str = "utf-8"
+    format: Format | None = None  # of a table
+    header: bool = True
+    columns: dict[str, list[str]] = field(default_factory=dict)
+    lists: frozenset[str] = frozenset()  # columns that hold lists of strings
+    rows: int = 0
+
+    @property
+    def suffix(self) -> str:
+        return suffix_of(self.path)
+
+
+def suffix_of(path: str) -> str:
+    """Return the suffix of a file, without that of a packed one."""
+    return Path(path.lower().removesuffix(".gz")).suffix.removeprefix(".")
+
+
+def fault(path: str, message: str) -> ConfigError:
+    return ConfigError([Fault(visible(path), message)])
+
+
+def examine(path: str, *, table: bool, tagged: bool = False) -> Examined:
+    """Return the format and the first rows of a file or folder; `table`: whether the task needs columns."""
+    if Path(path).is_dir():
+        return _folders(path)
+    if suffix_of(path) == "parquet":
+        return _parquet(path)
+    try:
+        raw = read_bytes(path, Data(train=TextFile(path=path), root="."))[1]
+    except ConfigError as error:
+        raise ConfigError(Fault("--data", one.message) for one in error.faults) from None
+    encoding = detect_encoding(raw)
+    file = File(path, encoding, raw.decode(encoding, "replace").removeprefix("\ufeff"))
+    lines = [line for line in file.lines() if line.strip()]
+    if not lines:
+        raise fault(path, "is empty")
+    return replace(_by_content(path, file, lines, table, tagged), encoding=encoding)
+
+
+def _by_content(path: str, file: File, lines: list[str], table: bool, tagged: bool) -> Examined:
+    suffix = suffix_of(path)
+    if suffix in CONLL or (tagged and suffix not in TABLE_FORMATS and not lines[0].startswith("{")):
+        return _conll(path, file)
+    if suffix == "json" and lines[0].lstrip().startswith("["):
+        raise fault(path, "is one JSON list: write one object per line (.jsonl)")
+    if suffix in ("jsonl", "ndjson", "json") or (suffix not in TABLE_FORMATS and _is_object(lines[0])):
+        return _jsonl(path, lines)
+    if suffix == "tsv":
+        return _cells(path, file, "tsv", "TSV, by its name")
+    if suffix == "csv":
+        return _cells(path, file, "csv", "CSV, by its name")
+    if not table:
+        return Examined(path, "text", "plain text", columns={"text": lines[:MAX_ROWS]}, rows=len(lines))
+    if _same_number(line.count("\t") for line in lines):
+        return _cells(path, file, "tsv", f"TSV: {lines[0].count(chr(9))} tabs in every line")
+    if labelled := _labelled(path, lines):
+        return labelled
+    if _same_number(line.count(",") for line in lines):
+        return _cells(path, file, "csv", "CSV: as many commas in every line")
+    return Examined(path, "text", "plain text", columns={"text": lines[:MAX_ROWS]}, rows=len(lines))
+
+
+def _same_number(counts: Iterator[int]) -> bool:
+    """Return whether nearly all lines have the same number of separators, and at least one."""
+    times = Counter(counts)
+    number, most = times.most_common(1)[0]
+    return number > 0 and most >= MIN_ALIKE * times.total()
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+
+def _cells(path: str, file: File, form: Format, why: str) -> Examined:
+    if form == "csv":
+        found = [cells for _, cells in read_csv(file.text) if isinstance(cells, list)]
+    else:
+        found = [line.split("\t") for line in file.lines() if line]
+    width = Counter(map(len, found)).most_common(1)[0][0] if found else 0
+    if width == 1 and found and max(map(len, found[0][0].split(";"))) and found[0][0].count(";"):
+        raise fault(path, "separates columns by ';', which is not read: separate them by commas or tabs")
+    rows = [cells for cells in found if len(cells) == width]
+    header = bool(rows) and is_header(rows[0], rows[1 : MAX_ROWS + 1])
+    names = rows[0] if header else [str(i) for i in range(width)]
+    rows = rows[1:] if header else rows
+    if not rows:
+        raise fault(path, "has a header and no rows" if header else "has no rows")
+    columns = {name: [cells[i] for cells in rows[:MAX_ROWS]] for i, name in enumerate(names)}
+    why += ", with a header" if header else ", without a header"
+    return Examined(path, "table", why, format=form, header=header, columns=columns, rows=len(rows))
+
+
+def is_header(first: list[str], rows: list[list[str]]) -> bool:
+    """Return whether the first row of a table names its columns."""
+    words = [cell.strip().lower() for cell in first]
+    if not all(words) or len({*words}) < len(words) or any(map(is_number, words)):
+        return False
+    if {*words} & HEADER_WORDS and all(len(word) <= MAX_SHOWN for word in words):
+        return True
+    for i, word in enumerate(first if rows else ()):
+        values = [row[i] for row in rows]
+        if sum(map(is_number, values)) > 0.9 * len(values):
+            return True  # a word over a column of numbers
+        if word not in values and len({*values}) <= len(values) // 10:
+            return True  # not one of a few values that repeat
+    return False
+
+
+def is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _jsonl(path: str, lines: list[str]) -> Examined:
+    records = (parse_object(line) for line in lines[:MAX_ROWS])
+    why = "one JSON object per line"
+    return _records(path, [one for one in records if isinstance(one, dict)], "jsonl", why, len(lines))
+
+
+def _parquet(path: str) -> Examined:
+    file = open_parquet(Path(path))
+    rows = parquet_rows(file, Path(path), list(file.schema_arrow.names))
+    records = [row for _, row in itertools.islice(rows, MAX_ROWS) if isinstance(row, dict)]
+    return _records(path, records, "parquet", "Parquet, by its name", file.metadata.num_rows)
+
+
+def _records(path: str, records: list[dict[str, Any]], form: Format, why: str, rows: int) -> Examined:
+    flat = [dict(_flat(record, "")) for record in records]
+    if not flat:
+        raise fault(path, "has no rows")
+    names = list(dict.fromkeys(name for record in flat for name in record))
+    lists = frozenset(name for name in names if any(isinstance(one.get(name), list) for one in flat))
+    columns = {name: [_text(record.get(name)) for record in flat] for name in names}
+    return Examined(path, "table", why, format=form, columns=columns, lists=lists, rows=rows)
+
+
+def _flat(value: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a record; nested ones have dotted names."""
+    for key, inner in value.items():
+        if isinstance(inner, dict):
+            yield from _flat(inner, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", inner
+
+
+def _text(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else "" if value is None else str(value)
+
+
+# -- other formats ----------------------------------------------------------------------------------------------------
+
+
+def _conll(path: str, file: File) -> Examined:
+    sentences: list[list[list[str]]] = [[]]
+    universal = suffix_of(path) == "conllu"
+    tabs = universal or any("\t" in line.strip() for line in file.lines())
+    for line in file.lines():
+        if not line.strip():
+            sentences.append([])
+        elif not (line.startswith(("# ", "-DOCSTART-")) or (universal and line.startswith("#"))):
+            sentences[-1].append(line.split("\t") if tabs else line.split())
+    sentences = list(filter(None, sentences))
+    if not sentences or any(len(cells) < 2 for cells in sentences[0]):
+        what = "is not CoNLL: one word per line, its tag in the last column, a blank line between sentences"
+        raise fault(path, what)
+    word, tag = (1, 3) if universal else (0, -1)
+    columns = {
+        "words": [" ".join(cells[word] for cells in one if len(cells) > 1) for one in sentences[:MAX_ROWS]],
+        "tags": [" ".join(cells[tag] for cells in one if len(cells) > 1) for one in sentences[:MAX_ROWS]],
+    }
+    why = "CoNLL-U" if universal else f"CoNLL: one word per line, columns separated by {'tabs' if tabs else 'spaces'}"
+    return Examined(path, "conll", why, columns=columns, lists=frozenset(columns), rows=len(sentences))
+
+
+def _labelled(path: str, lines: list[str]) -> Examined | None:
+    """Return lines that begin with a label, as `1 a good film` or `__label__good a film`; None if they do not."""
+    cut = [re.split(r"[ \t]+", line, maxsplit=1) for line in lines]
+    labels = {cells[0] for cells in cut}
+    if any(len(cells) < 2 for cells in cut) or len(labels) > max(2, min(200, len(lines) // 50)):
+        return None
+    columns = {"label": [cells[0] for cells in cut[:MAX_ROWS]], "text": [cells[1] for cells in cut[:MAX_ROWS]]}
+    return Examined(
+        path, "labelled", f"{FORMS['labelled']} ({len(labels)} different)", columns=columns, rows=len(lines)
+    )
+
+
+def _folders(path: str) -> Examined:
+    classes = sorted(one for one in Path(path).iterdir() if one.is_dir() and not one.name.startswith("."))
+    files = [
+        (one.name, file)
+        for one in classes
+        for file in sorted(one.iterdir())
+        if file.is_file() and not file.name.startswith(".")
+    ]
+    if not files:
+        raise fault(path, "is a folder without folders of texts: each class is a folder, and each file in it a text")
+    raw = [file.read_bytes() for _, file in files[:: 1 + len(files) // MAX_ROWS]]
+    encoding = detect_encoding(b"\n".join(raw))
+    columns = {
+        "label": [name for name, _ in files[:: 1 + len(files) // MAX_ROWS]],
+        "text": [one.decode(encoding, "replace") for one in raw],
+    }
+    why = f"{FORMS['folders']} ({len(classes)})"
+    return Examined(path, "folders", why, encoding, columns=columns, rows=len(files))

@@ -1,0 +1,348 @@
+"""Models and training settings for each task, as commented lines of a recipe. Imports no torch.
+
+The sizes are those of the recipes that come with anyformer, which were tuned on data of similar size.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from anyformer.config import Attention, Embedder, ModelConfig
+from anyformer.new.texts import TextStats, pieces, words
+from anyformer.recipe import Task
+
+SMALL, LARGE = 20_000, 100_000  # rows
+MAX_CRF_LABELS = 40  # a CRF has a score for each pair of labels
+GPU_FACTOR = 4  # tokens in a batch on a GPU ÷ those on a CPU
+EPOCHS = {"seq2seq": 40, "lm": 20, "mlm": 20, "classify": 15, "tag": 20, "regress": 20, "embed": 20}
+FINE_TUNING_EPOCHS = 4
+
+
+class Line(NamedTuple):
+    """A setting of a recipe, and why it has this value."""
+
+    key: str
+    value: str
+    why: str = ""
+
+
+Sections = dict[str, list[Line]]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of the data, the task and the machine."""
+
+    task: Task
+    inputs: TextStats
+    outputs: TextStats | None  # targets of seq2seq
+    rows: int
+    labels: int  # different labels of the rows; 0: none
+    gpu: bool
+    first: tuple[str, ModelConfig] | None = None  # the run that fine-tuning starts from
+    lora: bool = False
+
+    @property
+    def width(self) -> int:
+        if self.task.kind == "embed" or (self.task.kind == "regress" and self.pairs):
+            return 256
+        return 256 if self.gpu else 192 if self.task.kind == "seq2seq" and self.rows >= SMALL else 128
+
+    @property
+    def depth(self) -> int:
+        if self.task.kind in ("lm", "mlm"):
+            return 6 if self.gpu else 4
+        return 4 if self.gpu else 3 if self.task.kind == "seq2seq" and self.rows >= SMALL else 2
+
+    @property
+    def layers(self) -> str:
+        """The number of layers, of both stacks where there are two."""
+        if self.task.kind == "embed" or (self.task.kind == "regress" and self.pairs):
+            return "1"
+        return f"{self.depth} + {self.depth}" if self.task.kind == "seq2seq" else str(self.depth)
+
+    @property
+    def amount(self) -> str:
+        """The size of the data in words."""
+        return f"{self.inputs.characters:,} characters" if self.task.kind == "lm" else f"{self.rows:,} rows"
+
+    @property
+    def pairs(self) -> bool:
+        return bool(getattr(self.task, "pairs", False))
+
+    @property
+    def dropout(self) -> float:
+        return 0.3 if self.rows < SMALL else 0.2 if self.rows < LARGE else 0.1
+
+    @property
+    def tokens(self) -> int:
+        usual = 1024 if self.first else 4096 if self.task.kind == "embed" else 2048
+        return usual * (GPU_FACTOR if self.gpu else 1)
+
+    @property
+    def epochs(self) -> int:
+        return FINE_TUNING_EPOCHS if self.first else EPOCHS[self.task.kind]
+
+    @property
+    def best(self) -> str:
+        match self.task.kind:
+            case "classify":
+                return "accuracy"
+            case "tag":
+                return "span_f1" if getattr(self.task, "spans", False) else "accuracy"
+            case "regress":
+                return "spearman"
+            case "embed":
+                return "mrr"
+            case _:
+                return "loss"
+
+
+def tokenizer(facts: Facts) -> Line:
+    """Return the tokenizer that fits the texts of a task."""
+    if facts.first is not None:
+        return Line("tokenizer", '"run"', "that of the run")
+    match facts.task.kind:
+        case "tag":
+            size = min(30_000, max(1000, -(-facts.inputs.repeated_words // 1000) * 1000))
+            value = f'{{ kind = "words", size = {size}, lowercase = true }}'
+            return Line("tokenizer", value, "the file has words; rare ones are read by their spelling, too")
+        case "regress" if facts.pairs:
+            return Line("tokenizer", '"chars"', "rows are few: letters are seen more often than words")
+        case "classify" | "regress":
+            return Line("tokenizer", *words(facts.inputs))
+        case "lm":
+            if facts.inputs.characters < 4_000_000:
+                return Line(
+                    "tokenizer", '"chars"', f"{facts.inputs.characters:,} characters: few enough to read one by one"
+                )
+        case "seq2seq" if _is_spelling(facts):
+            return Line("tokenizer", '"chars"', "short strings without spaces: letters to letters")
+    return Line("tokenizer", *pieces(facts.inputs))
+
+
+def _is_spelling(facts: Facts) -> bool:
+    sides = [side for side in (facts.inputs, facts.outputs) if side is not None]
+    return all(side.mean_length < 25 and side.words < 2 for side in sides)
+
+
+def model(facts: Facts) -> Sections:
+    """Return the sections `model` and below."""
+    if facts.first is not None:
+        return _from_run(facts, *facts.first)
+    match facts.task.kind:
+        case "seq2seq":
+            return _encoder_decoder(facts)
+        case "lm":
+            return _decoder(facts)
+        case "regress" if facts.pairs:
+            return _similarity(facts)
+        case "embed":
+            return _bag(facts)
+        case _:
+            return _encoder(facts)
+
+
+def head(facts: Facts) -> Line:
+    """Return the head of a task."""
+    pool = "mean"
+    if facts.first is not None and isinstance(facts.first[1].head, Embedder):
+        pool = facts.first[1].head.pool
+    drop = 0.1 if facts.first else 0.3
+    match facts.task.kind:
+        case "classify":
+            value = f'{{ kind = "classifier", labels = "auto", pool = "{pool}", dropout = {drop} }}'
+            return Line("head", value, f"one score for each of the {facts.labels} labels")
+        case "regress" if facts.pairs:
+            return Line("head", f'{{ kind = "embedder", pool = "{pool}" }}', "the number is the cosine of two vectors")
+        case "regress":
+            value = f'{{ kind = "classifier", labels = 1, pool = "{pool}", dropout = {drop} }}'
+            return Line("head", value, "one number")
+        case "tag":
+            crf = getattr(facts.task, "spans", False) and facts.labels <= MAX_CRF_LABELS
+            value = f'{{ kind = "token_labels", labels = "auto", crf = {str(crf).lower()}, dropout = {drop} }}'
+            why = "a CRF also scores which tag follows which" if crf else "one label for each word"
+            return Line("head", value, why)
+        case "embed":
+            return Line("head", f'{{ kind = "embedder", pool = "{pool}" }}', "the vector of a text")
+        case "mlm":
+            return Line("head", '"masked_lm"', "predicts masked tokens")
+        case _:
+            return Line("head", '"lm"', "predicts the next token")
+
+
+def _from_run(facts: Facts, path: str, config: ModelConfig) -> Sections:
+    lines = [Line("from", f'"{path}"', "body and weights of this run; only what differs is below")]
+    if facts.task.kind not in ("lm", "seq2seq"):
+        lines.append(head(facts))
+    if facts.lora:
+        value = '{ kind = "lora", rank = 8, alpha = 16.0, dropout = 0.05 }'
+        lines.append(Line("adapter", value, "trains small matrices beside the weights, which stay as they are"))
+    for side, stack in config.stacks.items():
+        drops = "dropout = 0.1, mixer.dropout = 0.1"
+        if not all(isinstance(block.mixer, Attention) for block in stack.blocks):
+            drops = "dropout = 0.1"
+        if not any(block.dropout for block in stack.blocks):
+            lines.append(Line(f"{side}.blocks", f"{{ {drops} }}", "against overfitting"))
+    return {"model": lines}
+
+
+def _block(facts: Facts) -> str:
+    return f'feedforward = {{ kind = "plain", width = {2 * facts.width} }}, dropout = {facts.dropout}'
+
+
+def _input(facts: Facts, extra: str = "") -> str:
+    return f'{{ scale = "sqrt_width", dropout = {facts.dropout}, pad = 0{extra} }}'
+
+
+def _sizes(facts: Facts) -> list[Line]:
+    where = "a GPU" if facts.gpu else "a CPU"
+    return [
+        Line("width", str(facts.width), f"of each vector: small, for {facts.rows:,} rows and {where}"),
+        Line("init", '"xavier"', "random weights at the start"),
+        head(facts),
+    ]
+
+
+def _encoder_decoder(facts: Facts) -> Sections:
+    attention = "{ heads = 4, dropout = 0.1 }"
+    why = f"{facts.rows:,} rows: against overfitting" if facts.dropout > 0.1 else "many rows: little is needed"
+    return {
+        "model": [
+            *_sizes(facts),
+            Line("tie", '"all"', "one table of vectors for source, target and output"),
+            Line("source", _input(facts), why),
+            Line("target", _input(facts)),
+        ],
+        "model.encoder": [
+            Line("depth", str(facts.depth), "layers that read the source"),
+            Line("position", '"sinusoidal"', "of any length"),
+            Line("final_norm", '"layer"'),
+            Line("blocks", f"{{ mixer = {attention}, {_block(facts)} }}"),
+        ],
+        "model.decoder": [
+            Line("depth", str(facts.depth), "layers that write the target"),
+            Line("position", '"sinusoidal"'),
+            Line("final_norm", '"layer"'),
+            Line(
+                "blocks",
+                f"{{ mixer = {attention}, cross = {attention}, {_block(facts)} }}",
+                "cross: attention to the source",
+            ),
+        ],
+    }
+
+
+def _decoder(facts: Facts) -> Sections:
+    block = 'mixer = { heads = 4 }, feedforward = { kind = "plain", activation = "gelu", bias = false }, norm = "rms"'
+    drop = 0.1 if facts.inputs.characters < 5_000_000 and facts.gpu else 0.0
+    return {
+        "model": [
+            Line("width", str(facts.width), "of each vector: small, for " + ("a GPU" if facts.gpu else "a CPU")),
+            head(facts),
+            Line("tie", '"output"', "one table of vectors for input and output"),
+            Line("init", '{ kind = "normal", residual = true }', "random weights at the start, as in GPT-2"),
+            Line("target", "{}"),
+        ],
+        "model.decoder": [
+            Line("depth", str(facts.depth), "layers"),
+            Line("position", '"rotary"', "relative positions"),
+            Line("final_norm", '"rms"'),
+            Line("blocks", f"{{ {block}, dropout = {drop} }}"),
+        ],
+    }
+
+
+def _encoder(facts: Facts) -> Sections:
+    spelling = ""
+    mixer, why = "{ heads = 4, dropout = 0.1 }", "attention: every token sees every other"
+    position = Line("position", '"rotary"', "relative positions")
+    if facts.task.kind == "tag":
+        spelling = ', spelling = { kind = "bytes", width = 32, channels = 128, kernel = 5, longest = 16 }'
+    elif facts.task.kind == "classify" and facts.inputs.is_cjk:
+        mixer, why = '{ kind = "convolution", width = 5 }', "neighbouring pieces: better than attention on few rows"
+        position = Line("position", '"none"', "convolutions see the order")
+    lines = _sizes(facts)
+    if facts.task.kind == "mlm":
+        lines.append(Line("tie", '"output"', "one table of vectors for input and output"))
+    lines.append(Line("source", _input(facts, spelling), f"{facts.rows:,} rows: dropout against overfitting"))
+    return {
+        "model": lines,
+        "model.encoder": [
+            Line("depth", str(facts.depth), "layers"),
+            position,
+            Line("final_norm", '"layer"'),
+            Line("blocks", f"{{ mixer = {mixer}, {_block(facts)} }}", why),
+        ],
+    }
+
+
+def _similarity(facts: Facts) -> Sections:
+    return {
+        "model": [
+            Line("width", str(facts.width), "of each vector: wide, so that random vectors are nearly orthogonal"),
+            Line("init", '"xavier"'),
+            head(facts),
+            Line("source", "{ dropout = 0.2, pad = 0 }"),
+        ],
+        "model.encoder": [
+            Line("depth", "1", "shallow: similarity of spelling ranks pairs already before training"),
+            Line("blocks", '{ mixer = { kind = "convolution", width = 3 }, feedforward = "none", dropout = 0.2 }'),
+        ],
+    }
+
+
+def _bag(facts: Facts) -> Sections:
+    return {
+        "model": [
+            Line("width", str(facts.width), "of each vector"),
+            Line("init", '"xavier"'),
+            head(facts),
+            Line("source", "{ dropout = 0.2, pad = 0 }"),
+        ],
+        "model.encoder": [
+            Line("depth", "1", "shallow: a mean of tokens is hard to beat on few rows"),
+            Line("blocks", '{ mixer = "none", feedforward = { kind = "plain", width = 512 }, dropout = 0.2 }'),
+        ],
+    }
+
+
+def batches(facts: Facts) -> Line:
+    """Return the batches of a task."""
+    if facts.task.kind != "lm":
+        return Line(
+            "batches",
+            f'{{ kind = "padded", tokens = {facts.tokens} }}',
+            "rows of similar length, padded to the longest",
+        )
+    longest = 256 if facts.gpu else 128
+    limits = [stack.limit for stack in facts.first[1].stacks.values()] if facts.first else []
+    length = max(8, min([longest, facts.inputs.characters // 20, *(n for n in limits if n is not None)]))
+    rows = 64 if facts.gpu else 8 if facts.first else 12
+    return Line(
+        "batches", f'{{ kind = "crops", rows = {rows}, length = {length} }}', f"{rows} random parts of {length} tokens"
+    )
+
+
+def training(facts: Facts, steps: int, minutes: float) -> Iterator[Line]:
+    """Yield the settings of the training loop."""
+    rate, decay = _rate(facts), 0.01 if facts.first else 0.05
+    yield Line("steps", str(steps), f"at most {minutes:g} minutes here, and at most {facts.epochs} epochs")
+    adam = f'{{ kind = "adamw", lr = {rate}, betas = [0.9, 0.98], weight_decay = {decay} }}'
+    yield Line(
+        "optimizer", adam, "lr: the peak of the learning rate" + (", low for pretrained weights" * (rate < 5e-4))
+    )
+    schedule = f'{{ kind = "cosine", warmup = {max(1, steps // 10)}, floor = 0.0 }}'
+    yield Line("schedule", schedule, "rises over the first tenth, then falls to 0")
+    if facts.first and not facts.lora:
+        yield Line("layer_decay", "0.9", "lower layers learn more slowly")
+    if facts.task.kind == "seq2seq" or (
+        facts.task.kind == "classify" and getattr(facts.task, "separator", None) is None
+    ):
+        yield Line("label_smoothing", "0.1", "keeps probabilities away from 0 and 1")
+
+
+def _rate(facts: Facts) -> float:
+    if facts.first is not None and not facts.lora:
+        return 5e-5 if facts.first[1].width >= 768 else 1e-4
+    return 2e-3 if facts.task.kind in ("lm", "tag") and not facts.first else 1e-3
