@@ -6,9 +6,10 @@ diagram     boxes and arrows
 style       colours, sizes, and the register of drawing functions
 blocks      parts of a block: linear layers, norms, dropout, residuals, placement of norms
 networks    feed-forward networks: hidden units, activations, gates, experts
+costs       mixers beside attention, FLOPs by length, embeddings, tied vocabularies
 attention   scaled dot products, heads, masks, sparse patterns, graphs
 positions   position schemes
-models      shapes, embeddings, tokenizers, costs
+models      shapes, tokenizers
 training    targets, loss, schedules, fine-tuning
 decoding    KV cache, sampling, beam search
 readme_animation  the animated picture at the top of the README
