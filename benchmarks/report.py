@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from anyformer.inspection.plot import pyplot
 from anyformer.lab.compare import markdown
-from anyformer.lab.figures import panels, save
+from anyformer.lab.figures import FILL, GREY, legend, lines, log_ticks, panels, save
 from benchmarks.growth import predicted
+from benchmarks.rows import ROWS, checks, ours_alone, peers, single, speeds
 from benchmarks.sheet import RESULTS
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -18,34 +18,31 @@ ABOUT = {
     "h200": "One NVIDIA H200 (`python -m benchmarks.gpu`)",
     "cpu": "Two CPU cores (`make bench`)",
 }
-WORK = {
-    "train_gpt2": "training, GPT-2",
-    "train_gpt2_fp8": "the same in fp8, against bf16",
-    "train_wide_fp8": "training, GPT-2 of 8 layers and width 2,048, in fp8, against bf16",
-    "train_base": "training, Transformer-base",
-    "train_bert": "training, BERT, masked LM",
-    "train_multi30k": "training, Transformer-base on Multi30k",
-    "idle_shakespeare": "fraction of a training step with no kernel running, `shakespeare-gpu`",
-    "idle_multi30k": "fraction of a training step with no kernel running, `multi30k-en-de`",
-    "bigbird_16k": "BigBird-base, one sequence of 16,384 tokens, forward and backward",
-    "window_64k": "causal window of 1,024 at 65,536 tokens, against full causal attention",
-    "decode_1b_b1": "decoding, Llama 1B, one row",
-    "decode_1b_b1_int8": "the same with 8-bit weights, against bf16",
-    "decode_1b_b64": "decoding, Llama 1B, 64 rows",
-    "decode_base_b64_greedy": "decoding, Transformer-base, 64 rows",
-    "decode_base_b64_beam4": "the same with 4 beams",
-    "memory": "peak memory of a training step, measured over predicted (worst case)",
-    "train_ragged": "training, pairs of unequal length",
-    "decode_gpt2": "decoding, GPT-2 124M, one row",
-    "decode_gpt2_int4": "the same with 4-bit weights",
-    "decode_base_beam4": "decoding, Transformer-base, 16 rows, 4 beams",
-    "decode_base_beam4_int8": "the same with 8-bit weights",
-    "decode_base_beam4_int4": "the same with 4-bit weights",
-    "decode_base_ctranslate2": "the same in fp32, against CTranslate2",
-    "decode_base_ctranslate2_int8": "the same with 8-bit weights on both sides",
-    "start_predict": "`anyformer predict` on a small run, from start to output",
+PEERS = {"h200": ("transformers",), "cpu": ("transformers", "ctranslate2")}  # packages whose version is recorded
+ALT = {
+    "h200": "Our speed relative to the fastest peer on an H200: 1.24 times in training GPT-2 to 19 in greedy decoding",
+    "cpu": "Our speed relative to each peer on two CPU cores: above 1 except against CTranslate2",
 }
+LABELS = {  # in the figure
+    "train_gpt2": "training GPT-2",
+    "train_base": "training Transformer",
+    "train_bert": "training BERT",
+    "train_multi30k": "training, unequal lengths",
+    "train_ragged": "training, unequal lengths",
+    "bigbird_16k": "BigBird, 16,384 tokens",
+    "decode_1b_b1": "decoding Llama, batch 1",
+    "decode_1b_b64": "decoding Llama, batch 64",
+    "decode_base_b64_greedy": "decoding Transformer, greedy",
+    "decode_base_b64_beam4": "decoding Transformer, 4 beams",
+    "decode_gpt2": "decoding GPT-2, batch 1",
+    "decode_base_beam4": "decoding Transformer, 4 beams",
+    "decode_base_ctranslate2": "the same, fp32",
+    "decode_base_ctranslate2_int8": "the same, int8",
+}
+FP8 = {"train_gpt2_fp8": "GPT-2 124M", "train_wide_fp8": "8 layers, width 2,048"}  # titles of the panels
+SLOWER = "#E8C39C"
 GROWTH = "growth"
+GROWTH_ALT = "Measured and predicted time and memory of a training step by length, batch, width, depth and vocabulary"
 MEMORY = {
     "h200": (
         "peak allocated",
@@ -62,20 +59,20 @@ MEMORY = {
         "Small matmuls do not fill the machine, so their times lie above the line.",
     ),
 }
-INTRODUCTION = """# Benchmarks against peers
+INTRODUCTION = """# Benchmarks
 
 Each row is measured on one machine in one run: medians after warm-up, with random weights and tokens. This page is
-written by `python -m benchmarks.report` from `benchmarks/results`, which also hold the spread.
+written by `python -m benchmarks.report` from `benchmarks/results`, which also hold the spread. Comparisons with other
+libraries and comparisons of ours with ours are in separate tables; a peer that is faster is in bold.
 
-- Compiled: on the GPU, our training and decoding, all training peers except BigBird, and the Llama of
-  `transformers` (static cache, which it compiles itself). Decoding Transformer-base in `transformers` is eager. On the
-  CPU training is eager on both sides, GPT-2 decoding too (but for the 4-bit row); our beam search is compiled, that of
-  `transformers` is eager.
-- *First loss*: all implementations of a row start from the same weights; their losses before the first step, without
-  dropout, must agree within 1e-4 (on a GPU in bf16, 1e-2), otherwise the row is marked. BigBird and Multi30k have no
-  such check: BigBird's random links differ, and Multi30k compares packed with padded batches.
-- *Same ids*: the fraction of decoded tokens that agree. In bf16 with random weights, near ties between logits break
-  differently sooner or later, and the texts differ from there on.
+- *The peer* is the fastest library that ran, with what it does differently. "Compiled" is `torch.compile`; "eager" is
+  not. A row of ours compiled beside an eager peer does not say how fast that peer would be if compiled.
+- *First loss*: both sides start from the same weights; their losses before the first step, without dropout, must agree
+  within 1e-4 (on a GPU in bf16, 1e-2), otherwise the row is marked. A row without it has no such check: BigBird's
+  random links and weights differ, and rows of pairs compare ways to batch.
+- *Same ids*: the fraction of decoded tokens that agree. In fp32 on the CPU it is 100 %. In bf16 with random weights
+  near ties between logits may break differently, and the texts differ from there on. That this explains the 0 % and 8 %
+  of the Llama rows has not been tested by a run in fp32 on the GPU.
 - *Utilisation*: for training, MFU = 3 × forward FLOPs (`count`; attention counted in full, also where a causal kernel
   skips half) ÷ time ÷ the measured peak of a large matmul. For decoding, memory bandwidth utilisation = bytes of all
   weights ÷ time of a step ÷ the measured bandwidth of a large copy. [Where the rest of the time goes](speed.md).
@@ -92,31 +89,29 @@ def page() -> str:
 
 
 def _section(name: str, title: str, rows: dict[str, Any]) -> str:
-    machine, growth = rows.pop("machine"), rows.pop(GROWTH, None)
-    table = [("work", "key", "ours", "best peer", "", "speedup", "GiB", "first loss", "same ids", "utilisation")]
-    fp8 = {key: row["curves"] for key, row in rows.items() if "curves" in row}
-    for key, row in ((key, rows[key]) for key in WORK if key in rows):
-        peer = "" if row["peer"] is None else f"{row['peer']:,.4g}" if row["peer"] < 1000 else f"{row['peer']:,.0f}"
-        ours = f"{row['ours']:,.4g}" if row["ours"] < 1000 else f"{row['ours']:,.0f}"
-        times = "" if row["peer"] is None else f"{row['ours'] / row['peer']:.2f}"
-        first, share, beside = row.get("first", {}), row.get("share", {}), row.get("peer_name") or ""
-        same = f"{first['ours']:.4f}, {first[beside]:.4f}" if beside in first else ""
-        ids = f"{row['same'][beside]:.0%}" if beside in row.get("same", {}) else ""
-        most = [row.get("memory", {}).get(way) for way in ("ours", beside)]
-        room = ", ".join(f"{n / 2**30:.1f}" for n in most if n)
-        same = f"{same}: DIFFERENT WORK" if row.get("agree") is False else same
-        used = f"{share['ours']:.0%} {'of bandwidth' if key.startswith('decode') else 'MFU'}" if share else ""
-        table.append((WORK[key], f"`{key}`", f"{ours} {row['unit']}", peer, beside, times, room, same, ids, used))
+    machine, growth, known = rows["machine"], rows.get(GROWTH), ROWS[name]
     product, copy = machine["product_flops"] / 1e12, machine["copy_bytes"] / 1e9
-    remarks = "".join(f"- `{key}`: {row['remark']}\n" for key, row in rows.items() if "remark" in row)
+    curves = {key: row["curves"] for key, row in rows.items() if "curves" in row}
+    versions = ", ".join(f"{package} {machine.get(package, '(version not recorded)')}" for package in PEERS[name])
+    told = f"""{machine["name"]}, {machine["threads"]} CPU threads, torch {machine["torch"]}, {versions}, Python \
+{machine["python"]}; measured matmul peak {product:,.3g} TFLOP/s, measured copy bandwidth {copy:,.4g} GB/s."""
+    more = (_fp8(name, curves) if curves else "") + (_growth(name, growth) if growth else "")
     return f"""## {title}
 
-{machine["name"]}, torch {machine["torch"]}, Python {machine["python"]}; measured matmul peak {product:,.3g} TFLOP/s,
-measured copy bandwidth {copy:,.4g} GB/s.
+{fill(told, 120)}
 
-{markdown(table)}{remarks and f"{chr(10)}{remarks}"}
-![speed relative to the best peer](figures/benchmarks-{name}.png)
-{_fp8(name, fp8) if fp8 else ""}{"" if growth is None else _growth(name, growth)}"""
+### Against other libraries
+
+{markdown(peers(rows, known))}
+![{ALT[name]}](figures/benchmarks-{name}.png)
+
+{markdown(checks(rows, known))}
+### Ours against ours
+
+{markdown(ours_alone(rows, known))}
+### Without a comparison
+
+{markdown(single(rows, known))}{more}"""
 
 
 def _fp8(name: str, curves: dict[str, dict[str, list[float]]]) -> str:
@@ -132,7 +127,7 @@ def _fp8(name: str, curves: dict[str, dict[str, list[float]]]) -> str:
 
 {fill(told, 120)}
 
-![loss by step in fp8 and bf16](figures/fp8-{name}.png)
+![Training loss by step in fp8 and in bf16 for two models: the curves lie on each other](figures/fp8-{name}.png)
 """
 
 
@@ -150,53 +145,65 @@ def _growth(name: str, growth: dict[str, Any]) -> str:
 
 {fill(told, 120)}
 
-![time and memory by length, batch, width, depth and vocabulary](figures/growth-{name}.png)
+![{GROWTH_ALT}](figures/growth-{name}.png)
 """
 
 
-def draw(name: str) -> Path:
-    rows = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    there = {key: rows[key] for key in WORK if key in rows and rows[key].get("peer") and key != "memory"}
-    ratios = {key: row["ours"] / row["peer"] for key, row in there.items() if row.get("agree") is not False}
-    figure, (axis,) = panels(1, width=7)
-    axis.barh(list(ratios)[::-1], list(ratios.values())[::-1], color="#BBBBBB", edgecolor="#000000")
-    axis.axvline(1, color="#000000", linewidth=0.8)
-    axis.set(xlabel="speed relative to the best peer", ylabel="benchmark", xlim=(0, None))
+def draw(name: str, rows: dict[str, Any]) -> Path:
+    """Draw the speed relative to the peer, on a logarithmic axis; a peer that is faster in another colour."""
+    known = {key: row for key, row in ROWS[name].items() if row.kind == "peer" and key in rows}
+    figure, (axis,) = panels(1, height=1 + 0.42 * len(known))
+    for number, key in enumerate(known):
+        ours, peer, _ = speeds(key, rows)
+        axis.barh(number, ours / peer - 1, left=1, color=FILL if ours > peer else SLOWER, height=0.65)
+        axis.annotate(f" {ours / peer:.2f}× ", (max(ours / peer, 1), number), va="center")
+    axis.axvline(1, color="#000000", linewidth=1)
+    labels = [f"{LABELS[key]}, {speeds(key, rows)[2].split(',')[0]} ({row.peer.split()[0].strip(';,')})"
+              for key, row in known.items()]  # fmt: skip
+    axis.set_yticks(range(len(known)), [label.replace("(its)", "(C++)") for label in labels])
+    axis.set_ylim(len(known) - 0.5, -0.5)
+    axis.grid(axis="y", visible=False)
+    axis.set(xlabel="our speed relative to the peer (logarithmic)", xlim=(0.4, 40 if name == "h200" else 3))
+    log_ticks(
+        axis, [n for n in (0.5, 1, 1.5, 2, 5, 10, 20) if n != (1.5 if name == "h200" else 5) and n < axis.get_xlim()[1]]
+    )
     return save(figure, DOCS / "figures" / f"benchmarks-{name}.png")
 
 
 def draw_fp8(name: str, curves: dict[str, dict[str, list[float]]]) -> Path:
     figure, axes = panels(len(curves))
-    styles = (("#0072B2", "-", "fp8"), ("#000000", ":", "bf16"))
     for axis, (key, ways) in zip(axes, curves.items(), strict=True):
-        for curve, (color, style, label) in zip(ways.values(), styles, strict=True):
-            axis.plot(range(1, len(curve) + 1), curve, color=color, linestyle=style, linewidth=2, label=label)
-        axis.set(xlabel="step", ylabel="loss", title=key)
-        axis.legend()
+        named = dict(zip(("fp8", "bf16"), ways.values(), strict=True))
+        lines(axis, {way: {step: [loss] for step, loss in enumerate(curve, 1)} for way, curve in named.items()}, False)
+        axis.set(xlabel="step", ylabel="training loss, nats", title=FP8[key])
+    legend(figure, axes[0])
     return save(figure, DOCS / "figures" / f"fp8-{name}.png")
 
 
 def draw_growth(name: str, growth: dict[str, Any]) -> Path:
-    """Draw measured points, predicted lines, and the exponent of their growth with the size."""
-    plt, axes = pyplot(), predicted(growth, name != "cpu")
-    form = {"figsize": (3 * len(axes), 6.4), "layout": "constrained", "squeeze": False}
-    figure, grid = plt.subplots(2, len(axes), sharey="row", **form)
-    kinds = (("seconds", 1e-3, "milliseconds per step"), ("bytes", 2**20, f"MiB, {MEMORY[name][0]}"))
-    for row, (kind, unit, label) in zip(grid, kinds, strict=True):
-        for axis, (size, points) in zip(row, axes.items(), strict=True):
-            xs = [point["size"] for point in points]
+    """Draw measured points, predicted lines, and the exponent of their growth with the size: a row for each size."""
+    sizes = predicted(growth, name != "cpu")
+    figure, axes = panels(2 * len(sizes), height=2.3)
+    kinds = (
+        ("seconds", 1e-3, "step, ms"),
+        ("bytes", *((2**30, "memory, GiB") if name != "cpu" else (2**20, "memory, MiB"))),
+    )
+    for number, (size, points) in enumerate(sizes.items()):
+        xs = [point["size"] for point in points]
+        for axis, (kind, unit, label) in zip(axes[2 * number :], kinds, strict=False):
             found, due = ([point[by] / unit for point in points] for by in (kind, f"due_{kind}"))
-            axis.loglog(xs, due, color="#0072B2", linestyle="--", label=f"predicted, power {power(xs, due):.2f}")
-            axis.loglog(xs, found, "o", color="#000000", label=f"measured, power {power(xs, found):.2f}")
-            axis.axvline(growth["base"][size], color="#999999", linewidth=0.8, linestyle=":")
-            axis.set_xticks(xs, [f"{x}" if x < 1024 else f"{x // 1024}k" for x in xs])
-            axis.minorticks_off()
-            axis.set(xlabel=size)
-            axis.grid(alpha=0.25, linewidth=0.6)
-            axis.spines[["top", "right"]].set_visible(False)
-            axis.legend(loc="upper left", framealpha=1, edgecolor="none", borderpad=0.2, fontsize=9)
-            axis.margins(y=0.25)
-        row[0].set_ylabel(label)
+            axis.plot(xs, due, color="#0072B2", linestyle="--", label="predicted")
+            axis.plot(xs, found, "o", color="#000000", label="measured")
+            axis.axvline(growth["base"][size], color=GREY, linewidth=0.8, linestyle=":", label="base")
+            axis.set_title(f"exponent: measured {power(xs, found):.2f}, predicted {power(xs, due):.2f}", fontsize=10)
+            axis.set(xlabel="vocabulary" if size == "vocab" else size, ylabel=label)
+            log_ticks(axis, xs)
+    for column, (kind, unit, _) in enumerate(kinds):
+        values = [point[by] / unit for some in sizes.values() for point in some for by in (kind, f"due_{kind}")]
+        for axis in axes[column::2]:
+            log_ticks(axis, [0.1, 1, 10, 100, 1000], across=False)
+            axis.set_ylim(min(values) / 1.5, max(values) * 1.5)
+    legend(figure, axes[0])
     return save(figure, DOCS / "figures" / f"growth-{name}.png")
 
 
@@ -207,10 +214,10 @@ def power(xs: list[float], ys: list[float]) -> float:
 
 if __name__ == "__main__":
     (DOCS / "benchmarks.md").write_text(page(), encoding="utf-8")
-    for found in RESULTS.glob("*.json"):
-        draw(found.stem)
-        stored = json.loads(found.read_text(encoding="utf-8"))
+    for name in ABOUT:
+        stored = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+        draw(name, stored)
         if GROWTH in stored:
-            draw_growth(found.stem, stored[GROWTH])
+            draw_growth(name, stored[GROWTH])
         if curves := {key: row["curves"] for key, row in stored.items() if "curves" in row}:
-            draw_fp8(found.stem, curves)
+            draw_fp8(name, curves)

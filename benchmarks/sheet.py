@@ -7,6 +7,8 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +247,7 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "anyformer": anyformer.__version__,
+        **{package: version(package) for package in ("transformers", "ctranslate2") if find_spec(package)},
         "product_flops": 2 * size**3 / product.median,
         "copy_bytes": 2 * x.nbytes / copy.median,
     }
