@@ -1,9 +1,13 @@
 """Figures: shapes, embeddings, tokenizers, costs."""
 
+import json
 from typing import Any
 
 from matplotlib.patches import Rectangle
 
+from anyformer.data.tokenizer import train_tokenizer
+from anyformer.recipe import BPE, Bytes, Characters, Words
+from anyformer.recipe.tokenizer import Tokenizer
 from figures.diagram import arrow, blank, box
 from figures.style import BLUE, GREEN, ORANGE, PURPLE, RED, figure
 
@@ -114,3 +118,54 @@ def bert_and_gpt(plt: Any) -> Any:
                 axis.text(7.15, i + 0.5, target, va="center", fontsize=9.5, color=RED, weight="bold")
         axis.text(3, 6.3, "keys: tokens that are seen", ha="center", va="center", fontsize=9)
     return drawing
+
+
+SENTENCE = {  # the first sentence of the Universal Declaration of Human Rights
+    "English": "All human beings are born free and equal in dignity and rights.",
+    "Korean": "모든 인간은 태어날 때부터 자유로우며 그 존엄과 권리에 있어 동등하다.",
+    "Chinese": "人人生而自由，在尊严和权利上一律平等。",
+}
+
+
+@figure("concepts/tokenizers")
+def tokenizers(plt: Any) -> Any:
+    """Merges of one word, and the length of one sentence in three languages under four tokenizers."""
+    drawing, (left, right) = plt.subplots(1, 2, figsize=(8, 3.6), layout="constrained", width_ratios=(1, 1.15))
+    bpe = train_tokenizer(BPE(size=300), ["banana", "bandana", "band", "bands", "ban"])
+    merges = [tuple(pair) for pair in json.loads(bpe.to_json())["model"]["merges"]]
+    blank(left, 9.6, 7)
+    pieces = list("bananas")
+    stages = [("letters", pieces)]
+    for pair in merges:
+        before, pieces = pieces, _merge(pieces, pair)
+        if pieces != before:
+            stages.append(("".join(pair), pieces))
+    for row, (name, some) in enumerate(stages):
+        y, x = 5.6 - 1.55 * row, 2.4
+        left.text(2.1, y + 0.45, f"merge {name}" if row else name, ha="right", va="center", fontsize=9.5)
+        for piece in some:
+            box(left, (x + 0.06, y), (len(piece) - 0.12, 0.9), piece, GREEN if len(piece) > 1 else BLUE)
+            x += len(piece)
+    kinds: dict[str, Tokenizer] = {
+        "words": Words(), "characters": Characters(), "letters": Characters(decompose=True), "bytes": Bytes(),
+    }  # fmt: skip
+    for i, ((name, spec), colour) in enumerate(zip(kinds.items(), (RED, BLUE, GREEN, ORANGE), strict=True)):
+        lengths = [len(train_tokenizer(spec, [text]).encode(text)) for text in SENTENCE.values()]
+        bars = right.bar([x + 0.2 * (i - 1.5) for x in range(3)], lengths, width=0.18, color=colour, label=name)
+        right.bar_label(bars, fontsize=9, padding=1)
+    right.set_xticks(range(3), SENTENCE)
+    right.set(ylabel="tokens of one sentence", ylim=(0, 135), yticks=[0, 20, 40, 60, 80, 100])
+    right.grid(visible=False, axis="x")
+    right.legend(ncols=2, loc="upper right")
+    return drawing
+
+
+def _merge(pieces: list[str], pair: tuple[str, ...]) -> list[str]:
+    """Return pieces with every occurrence of a pair, from the left, made one."""
+    out: list[str] = []
+    for piece in pieces:
+        if out and (out[-1], piece) == pair:
+            out[-1] += piece
+        else:
+            out.append(piece)
+    return out

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+import anyformer as af
+from anyformer.config import LoRA, NoHead
 from anyformer.data.batch_plan import GradualPlan, plan_packed, plan_padded
 from anyformer.kernels.cross_entropy import token_loss
 from anyformer.recipe import WSD, Constant, Cosine, InverseSqrt, Linear
@@ -138,4 +140,72 @@ def batches(plt: Any) -> Any:
         axis.grid(visible=False)
     axes[0].invert_yaxis()
     axes[0].set_ylabel("rows; a gap separates batches")
+    return drawing
+
+
+@figure("concepts/lora")
+def lora(plt: Any) -> Any:
+    """The two narrow matrices, the trained share by rank, and bytes for a weight of the body."""
+    drawing, axes = plt.subplots(1, 3, figsize=(8, 3.3), layout="constrained", width_ratios=(1, 1, 1.25))
+    left, middle, right = axes
+    blank(left, 10, 10)
+    left.set_aspect("equal")
+    box(left, (0.2, 3.2), (3.6, 3.6), "W\nfrozen", BLUE)
+    left.text(4.35, 5, "+", fontsize=14, ha="center", va="center")
+    box(left, (4.9, 3.2), (0.9, 3.6), "B", RED)
+    box(left, (6.1, 5.9), (3.6, 0.9), "A", RED)
+    left.text(6.1, 4.7, "trained:\nr (m + n) weights", fontsize=9.5, va="center", color=RED)
+    left.text(5.35, 2.7, "r", ha="center", va="center", style="italic")
+    left.text(2.0, 2.7, "n", ha="center", va="center", style="italic")
+    left.text(7.9, 7.3, "n", ha="center", va="center", style="italic")
+    ranks = (1, 2, 4, 8, 16, 32, 64)
+    config = af.presets.bert(head=NoHead())
+    tables = [af.count(config.model_copy(update={"adapter": LoRA(rank=rank)})) for rank in ranks]
+    middle.plot(ranks, [100 * table.trained / table.parameters for table in tables], "o-", color=BLUE)
+    middle.set(title="BERT base", xlabel="rank r", ylabel="trained parameters (%)", xscale="log", yscale="log")
+    middle.set_xticks(ranks, map(str, ranks))
+    middle.set_yticks([0.1, 0.3, 1, 3, 10], ["0.1", "0.3", "1", "3", "10"])
+    middle.minorticks_off()
+    names = ["all\ntrained", "LoRA", "QLoRA\n8 bits", "QLoRA\n4 bits"]
+    parts = {"weight": [4, 4, 8.5 / 8, 4.5 / 8], "gradient": [4, 0, 0, 0], "AdamW": [8, 0, 0, 0]}
+    bottom = np.zeros(4)
+    for (name, values), colour in zip(parts.items(), (BLUE, ORANGE, GREEN), strict=True):
+        right.bar(names, values, bottom=bottom, color=colour, label=name)
+        bottom += values
+    for i, total in enumerate(bottom):
+        right.text(i, total + 0.3, f"{total:.2g}", ha="center")
+    right.set(ylabel="bytes for a weight of the body", ylim=(0, 18.5))
+    right.grid(visible=False, axis="x")
+    right.legend()
+    return drawing
+
+
+@figure("concepts/pretraining")
+def pretraining(plt: Any) -> Any:
+    """From text to a task, and results measured from scratch and from pre-trained weights."""
+    drawing, (left, right) = plt.subplots(1, 2, figsize=(8, 3.4), layout="constrained", width_ratios=(1.5, 1))
+    blank(left, 12, 8)
+    columns = (0.1, "pre-training", "text, no labels\n(millions of words)", "LM head"), (
+        6.5, "fine-tuning", "texts with labels\n(thousands)", "new head"
+    )  # fmt: skip
+    for x, title, data, head in columns:
+        left.text(x + 2.2, 7.6, title, ha="center", va="center", weight="bold", fontsize=10.5)
+        box(left, (x, 0.4), (4.4, 1.3), data, ORANGE)
+        box(left, (x, 2.8), (4.4, 1.6), "body", BLUE)
+        box(left, (x, 5.5), (4.4, 1.0), head, RED if x > 1 else GREEN)
+        arrow(left, (x + 2.2, 1.7), (x + 2.2, 2.8))
+        arrow(left, (x + 2.2, 4.4), (x + 2.2, 5.5))
+    arrow(left, (4.5, 3.6), (6.5, 3.6), BLUE, linewidth=2.2)
+    left.text(5.5, 4.0, "weights", ha="center", va="bottom", fontsize=9.5, color=BLUE)
+    tasks = ["tags\n(EWT)", "sentiment\n(SST-2)"]
+    for i, (name, values, colour) in enumerate(
+        (("from scratch", (92.5, 80.2), ORANGE), ("pre-trained", (95.2, 87.7), BLUE))
+    ):
+        errors = [round(100 - value, 1) for value in values]
+        bars = right.bar([x + 0.36 * (i - 0.5) for x in range(2)], errors, width=0.34, color=colour, label=name)
+        right.bar_label(bars, padding=2)
+    right.set_xticks(range(2), tasks)
+    right.set(ylabel="error (%): 100 − accuracy", ylim=(0, 27), yticks=[0, 5, 10, 15, 20])
+    right.grid(visible=False, axis="x")
+    right.legend(loc="upper left")
     return drawing
