@@ -223,6 +223,8 @@ def _explain_one(item: Any, place: "ErrorLocation") -> Fault:
             message = "must be a table"
         case "tuple_type":
             message = "must be a list"
+        case "string_type":
+            message = "must be a string"
         case "too_short":
             message = f"must have at least {ctx['min_length']} item{'s' * (ctx['min_length'] != 1)}"
         case _:

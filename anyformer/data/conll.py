@@ -20,7 +20,7 @@ def sentences(source: ConllFile, file: File) -> Parsed:
     tabs = conllu or (source.separator == "tab" if source.separator else any(map(_is_tabbed, lines)))
     word = (1 if conllu else 0) if source.word is None else source.word
     tag = (3 if conllu else -1) if source.tag is None else source.tag
-    for sentence in _sentences(lines, conllu, tabs):
+    for sentence in _sentences(lines, source.comment, conllu, tabs):
         found = list[tuple[str, str]]()
         for number, line in sentence:
             row = file.flaw(line) or _word(line, tabs, word, tag)
@@ -38,10 +38,12 @@ def is_conllu(source: ConllFile) -> bool:
     return name.endswith(".conllu") if source.format is None else source.format == "conllu"
 
 
-def _sentences(lines: list[str], conllu: bool, tabs: bool) -> Iterator[Numbered]:
+def _sentences(lines: list[str], comment: str | None, conllu: bool, tabs: bool) -> Iterator[Numbered]:
     """The lines of words between those that are none."""
     sentence: Numbered = []
     for number, line in enumerate(lines, 1):
+        if comment is not None and line.startswith(comment):
+            continue
         if not line.strip(" \t") or (not conllu and re.match(r"-DOCSTART-([ \t]|$)", line)):
             if sentence:
                 yield sentence
@@ -66,7 +68,7 @@ def _word(line: str, tabs: bool, word: int, tag: int) -> tuple[str, str] | str:
         if not -len(cells) <= column < len(cells):
             return f"has {_columns(len(cells))}{' apart by tabs' * tabs}, and the {name} is in column {column} (from 0)"
         found.append(cells[column])
-        if not cells[column].strip():
+        if not (cells[column] if name == "word" else cells[column].strip()):  # a word may be a space
             return f"the {name} is empty"
     if word != tag and word % len(cells) == tag % len(cells):
         return f"has {_columns(len(cells))}{' apart by tabs' * tabs}: a word, and no tag"

@@ -32,6 +32,7 @@ from anyformer.recipe import (
     Source,
     TableFile,
     TextFile,
+    table_columns,
 )
 
 MAX_BAD_ROWS_SHOWN = 5  # in an error message
@@ -142,23 +143,24 @@ def _read(source: Source, data: Data, split: Split, seed: int) -> Rows:
     match source:
         case TextFile():
             file = open_files(source, data, "path")["path"]
-            return _collect(_documents(source, file), {"text": file})
+            return _labelled(_collect(_documents(source, file), {"text": file}), source.label)
         case ParallelFiles():
             files = open_files(source, data, "source", "target")
             return _collect(_selected(source, _parallel_rows(files), source.group), files)
         case TableFile():
-            columns = {role: name for role in ROLES if (name := getattr(source, role)) is not None}
-            if not columns:
+            names = table_columns(source)
+            group = "group" if "group" in names else None
+            roles = [role for role in names if role != group]
+            if not roles:
                 raise ConfigError([Fault("", "names no column: set `source` and `target`, or `text`")])
-            group = {} if source.group is None else {"group": source.group}
-            file, rows = read_table(source, data, {**columns, **group})
-            return _collect(_selected(source, rows, "group" if group else None), dict.fromkeys(columns, file))
+            file, rows = read_table(source, data, names)
+            return _collect(_selected(source, rows, group), dict.fromkeys(roles, file))
         case MatchedLines():
             pattern = re.compile(source.pattern)
             file = open_files(source, data, "path")["path"]
             roles = [role for role in ROLES if role in pattern.groupindex]
             matched = _selected(source, _matched_rows(pattern, file), source.group)
-            return _collect(matched, dict.fromkeys(roles, file))
+            return _labelled(_collect(matched, dict.fromkeys(roles, file)), source.label)
         case ConllFile():
             file = open_files(source, data, "path")["path"]
             tagged = _collect(_part(source, sentences(source, file)), {"words": file, "tags": file})
@@ -185,6 +187,11 @@ def _read(source: Source, data: Data, split: Split, seed: int) -> Rows:
 # -- rows -------------------------------------------------------------------------------------------------------------
 
 
+def _labelled(rows: Rows, label: str | None) -> Rows:
+    """Return the rows with a label for all of them, if there is one."""
+    return rows if label is None else replace(rows, columns={**rows.columns, "label": [label] * len(rows)})
+
+
 def _collect(parsed: Parsed, files: dict[str, File]) -> Rows:
     """Return the rows of a source; `files` has the file of each column."""
     columns: dict[str, list[str]] = {role: [] for role in files}
@@ -196,7 +203,8 @@ def _collect(parsed: Parsed, files: dict[str, File]) -> Rows:
             bad.append(BadRow(first.name, line, row))
             continue
         for role, file in files.items():
-            is_blank = not row[role].strip() and role != "label"  # a row may have no label
+            # a row may have no label, and a word may be a space
+            is_blank = not row[role].strip("\n" if role in LISTS else None) and role != "label"
             if why := file.flaw(row[role]) or (
                 f"the {role} {'are' if role in LISTS else 'is'} empty" if is_blank else ""
             ):

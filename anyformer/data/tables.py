@@ -12,30 +12,56 @@ from typing import Any, NamedTuple
 
 from anyformer.config.spec import ConfigError, Fault, did_you_mean
 from anyformer.data.files import FLAW, File, Parsed, open_files, regular, unfit
-from anyformer.recipe import Data, TableFile, table_format, unknown_format
+from anyformer.recipe import (
+    ColumnName,
+    ColumnNames,
+    Data,
+    TableFile,
+    single_columns,
+    table_format,
+    unknown_format,
+)
 
 DAMAGED = (OSError, ValueError, KeyError, MemoryError, OverflowError)  # beside its own, what pyarrow raises
 LISTS = ("words", "tags")  # columns that may be lists of strings
 
 
-def read_table(source: TableFile, data: Data, wanted: dict[str, str]) -> tuple[File, Parsed]:
-    """The rows of a table by role; `wanted` names the column of each."""
+def read_table(source: TableFile, data: Data, columns: dict[str, ColumnNames]) -> tuple[File, Parsed]:
+    """The rows of a table by role; `columns` names the column of each, or several that are joined."""
+    file, rows = _read_single(source, data, single_columns(columns))
+    joined = {role: len(names) for role, names in columns.items() if isinstance(names, tuple)}
+    return file, _joined(rows, joined, source.join) if joined else rows
+
+
+def _joined(rows: Parsed, joined: dict[str, int], between: str) -> Parsed:
+    """Yield rows with columns that are joined from others, without blank cells."""
+    for number, row in rows:
+        if not isinstance(row, str):
+            for role, count in joined.items():
+                cells = [row.pop(f"{role}.{i}") for i in range(count)]
+                row[role] = between.join(cell for cell in cells if cell.strip())
+        yield number, row
+
+
+def _read_single(source: TableFile, data: Data, columns: dict[str, ColumnName]) -> tuple[File, Parsed]:
+    """The rows of a table by the keys of single columns."""
     form = table_format(source)
     if form is None:
         raise ConfigError([unknown_format(source)])
+    wanted = {role: str(name) for role, name in columns.items()}
     if form == "parquet":
         path = _parquet(source, data)
         return File(str(path), "utf-8", ""), _rows(_records(path, wanted), wanted, str(path))
     file = open_files(source, data, "path")["path"]
     if form == "jsonl":
         return file, _rows(_objects(source, file), wanted, file.name)
-    return file, _cells(source, file, wanted, form)
+    return file, _cells(source, file, columns, form)
 
 
 # -- cells ------------------------------------------------------------------------------------------------------------
 
 
-def _cells(source: TableFile, file: File, wanted: dict[str, str], form: str) -> Parsed:
+def _cells(source: TableFile, file: File, wanted: dict[str, ColumnName], form: str) -> Parsed:
     """Cells by the names in the first row, or by number; empty lines are no rows."""
     names: list[str] | None = None
     for number, cells in read_csv(file.text) if form == "csv" else _tsv(file):
@@ -59,16 +85,23 @@ def _cell(cell: str, role: str) -> str:
     return "\n".join(filter(None, cell.split(" "))) if role in LISTS else cell
 
 
-def _places(names: list[str], wanted: dict[str, str], file: str) -> dict[str, int]:
+def _places(names: list[str], wanted: dict[str, ColumnName], file: str) -> dict[str, int]:
+    """Return the number of each column."""
     faults = []
     for role, name in wanted.items():
-        if name not in names:
+        if isinstance(name, int):
+            if name >= len(names):
+                columns = (
+                    f"{len(names)} columns, numbered from 0 to {len(names) - 1}" if len(names) > 1 else "only column 0"
+                )
+                faults.append(Fault(role, f"= {name}: {file} has {columns}"))
+        elif name not in names:
             faults.append(Fault(role, f"= {name!r}: no such column in {file}; {did_you_mean(name, names)}"))
         elif names.count(name) > 1:
             faults.append(Fault(role, f"= {name!r}: {names.count(name)} columns of {file} have this name"))
     if faults:
         raise ConfigError(faults)
-    return {role: names.index(name) for role, name in wanted.items()}
+    return {role: name if isinstance(name, int) else names.index(name) for role, name in wanted.items()}
 
 
 def _tsv(file: File) -> Iterator[tuple[int, list[str] | str]]:

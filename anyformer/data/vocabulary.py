@@ -5,6 +5,7 @@ The same texts give the same vocabulary, in any process and on any number of cor
 
 import json
 import os
+import re
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -14,8 +15,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from anyformer import recipe
 from anyformer.config.spec import ConfigError, Fault, visible
-
-SPECIAL = ("<pad>", "<bos>", "<eos>", "<sep>", "<unk>", "<mask>")  # ids 0 to 5
+from anyformer.recipe import SPECIAL as SPECIAL
 
 # Words for byte pairs and unigrams: letters or digits with their marks, or anything else, each with the space before
 # it; then other spaces. (GPT-2's pattern parts letters from their marks, which is no good for Hindi.) No special token
@@ -65,10 +65,17 @@ def _characters(spec: recipe.Characters, texts: Iterable[str]) -> Tokenizer:
         seen.update(text)
     inner = Tokenizer(models.BPE())
     steps = [*([normalizers.NFD()] if spec.decompose else []), *([normalizers.Lowercase()] if spec.lowercase else [])]
+    symbols = {*spec.symbols}
     if steps:
         inner.normalizer = normalizers.Sequence(steps)
         seen = {c for found in seen for c in inner.normalizer.normalize_str(found)}
-    inner.model = models.BPE(vocab=_numbered(*SPECIAL, *sorted(seen)), merges=[], unk_token="<unk>")
+        symbols = set(map(inner.normalizer.normalize_str, symbols))
+    if symbols:  # the longest one that fits, or a character: never a special token
+        pattern = "|".join(map(re.escape, sorted(symbols, key=lambda symbol: (-len(symbol), symbol))))
+        inner.pre_tokenizer = pre_tokenizers.Split(Regex(rf"{pattern}|[\s\S]"), "isolated")
+    # `ignore_merges`: a piece that is a token is not cut into characters.
+    vocab = _numbered(*SPECIAL, *sorted(seen | symbols))
+    inner.model = models.BPE(vocab=vocab, merges=[], unk_token="<unk>", ignore_merges=bool(symbols))
     inner.decoder = decoders.Fuse()
     return inner
 
@@ -179,7 +186,7 @@ def _numbered(*tokens: str) -> dict[str, int]:
     return {token: i for i, token in enumerate(tokens)}
 
 
-def _at_least(spec: recipe.Words | recipe.BPE | recipe.Unigram | recipe.WordPiece, least: int) -> None:
+def _at_least(spec: recipe.LearnedVocabulary, least: int) -> None:
     if spec.size < least:
         raise ConfigError([Fault("size", f"= {spec.size}: {spec.kind} needs at least {least} for these texts")])
 

@@ -14,6 +14,9 @@ TABLE_FORMATS = ("tsv", "csv", "jsonl", "parquet")
 MAX_PATH_SHOWN = 100  # characters of a path in an error message
 Encoding = str  # a Python codec: utf-8, latin-1, cp949, ...
 Column = Annotated[int, Field(strict=True, ge=-(2**31), lt=2**31)]
+ColumnName = str | Annotated[int, Field(strict=True, ge=0, lt=2**31)]  # the name of a column, or its number from 0
+ColumnNames = ColumnName | Annotated[tuple[ColumnName, ...], Field(min_length=1)]  # several are joined to one text
+Label = Annotated[str, Field(min_length=1)]
 Length = Annotated[int, Field(strict=True, ge=1, le=10_000)]
 RowSplit = Literal["spread", "rows"]
 
@@ -22,13 +25,14 @@ class TextFile(Spec):
     """Plain text for a language model.
 
     `start` and `stop` select a part of it, as fractions of its characters. With `document = "line"`, a line belongs to
-    the part in which it begins.
+    the part in which it begins. With a `label`, all its texts have that label: one file per class.
     """
 
     kind: Literal["text"] = "text"
     path: str  # the file
     encoding: Encoding = "utf-8"  # a Python codec: utf-8, latin-1, cp949, …
     document: Literal["file", "line"] = "file"  # whether one document is a file or a line
+    label: Label | None = None  # label of all texts
     start: Probability = 0.0  # beginning of the selected part, as a fraction
     stop: Fraction = 1.0  # end of the selected part, as a fraction
 
@@ -52,27 +56,29 @@ class ParallelFiles(Spec):
 
 
 class TableFile(Spec):
-    """Named columns of a .tsv, .csv, .jsonl or .parquet file; without a header (JSON: lists) the names are 0, 1, ...
+    """Columns of a .tsv, .csv, .jsonl or .parquet file, by name or by number: `text = 2` is the third column.
 
-    A column of JSON or Parquet may be nested: `meta.title`, `translations.0.text`.
+    `header = false` is for files without a header, and for JSON lists. A column of JSON or Parquet may be nested:
+    `meta.title`, `translations.0.text`. A list of columns is joined to one text: `text = ["title", "body"]`.
     """
 
     kind: Literal["table"] = "table"
     path: str  # the file
-    source: str | None = None  # column of the source (tasks with pairs of source and target)
-    target: str | None = None  # column of the target
-    text: str | None = None  # column of the text
-    pair: str | None = None  # column of the second text of a pair
-    label: str | None = None  # column of the label
-    words: str | None = None  # column of a sentence's words: a list, or a string separated by spaces
-    tags: str | None = None  # column of the words' tags, in the same form
+    source: ColumnNames | None = None  # column of the source (tasks with pairs of source and target), or a list of them
+    target: ColumnNames | None = None  # column of the target, or a list of columns
+    text: ColumnNames | None = None  # column of the text, or a list of columns
+    pair: ColumnNames | None = None  # column of the second text of a pair, or a list of columns
+    label: ColumnName | None = None  # column of the label
+    words: ColumnName | None = None  # column of a sentence's words: a list, or a string separated by spaces
+    tags: ColumnName | None = None  # column of the words' tags, in the same form
+    join: str = " "  # text between joined columns; blank cells are left out
     format: Literal["tsv", "csv", "jsonl", "parquet"] | None = None  # the format; None: by the suffix
     header: Flag = True  # the first row names the columns
     encoding: Encoding = "utf-8"  # a Python codec: utf-8, latin-1, cp949, …
     start: Probability = 0.0  # beginning of the selected part, as a fraction
     stop: Fraction = 1.0  # end of the selected part, as a fraction
     split: RowSplit = "spread"  # rows of the part: spread evenly over the file, or contiguous ("rows")
-    group: str | None = None  # column whose equal values are in one part
+    group: ColumnName | None = None  # column whose equal values are in one part
 
 
 def table_format(source: TableFile) -> str | None:
@@ -94,7 +100,8 @@ class ConllFile(Spec):
 
     CoNLL-U has tabs between columns and comments that begin with #; multiword ranges (1-2) and empty nodes (1.1) are
     skipped. In other files with tabs, a line that begins with "# " and has no tab is a comment. Files with spaces have
-    no comments, because such a line could be a word. Lines of -DOCSTART- are skipped.
+    no comments unless `comment` is set, because such a line could be a word. Lines of -DOCSTART- are skipped. In files
+    with tabs a word may be a space.
     """
 
     kind: Literal["conll"] = "conll"
@@ -103,6 +110,7 @@ class ConllFile(Spec):
     tag: Column | None = None  # column of the tag; None: the last, or 3 in CoNLL-U
     format: Literal["conll", "conllu"] | None = None  # the format; None: by the suffix
     separator: Literal["tab", "spaces"] | None = None  # between columns; None: tab if the file has any, else spaces
+    comment: Label | None = None  # lines that begin with this are skipped, too
     encoding: Encoding = "utf-8"  # a Python codec: utf-8, latin-1, cp949, …
     start: Probability = 0.0  # beginning of the selected part, as a fraction
     stop: Fraction = 1.0  # end of the selected part, as a fraction
@@ -111,11 +119,12 @@ class ConllFile(Spec):
 
 class MatchedLines(Spec):
     """Lines matched in full by a regular expression with named groups: `source` and `target`, or `text`, optionally
-    with `pair` and `label`."""
+    with `pair` and `label`. With `label` as a setting, all rows have that label: one file per class."""
 
     kind: Literal["lines"] = "lines"
     path: str  # the file
     pattern: str  # the regular expression
+    label: Label | None = None  # label of all rows
     encoding: Encoding = "utf-8"  # a Python codec: utf-8, latin-1, cp949, …
     start: Probability = 0.0  # beginning of the selected part, as a fraction
     stop: Fraction = 1.0  # end of the selected part, as a fraction
@@ -250,7 +259,7 @@ TEXT, LABELLED, PAIR = ("text",), ("text", "label"), ("source", "target")  # col
 TAGGED = ("words", "tags")
 NEEDS = {
     TEXT: "text: text, table, lines, conll, folders or shards",
-    LABELLED: "labels: table, lines or folders",
+    LABELLED: "labels: table, lines, folders, or text with a label",
     PAIR: "pairs: parallel, table or lines",
     ("text", "pair"): "pairs of texts: table or lines",
     TAGGED: "words with tags: conll or table",
@@ -270,7 +279,11 @@ def source_faults(source: Source, task: str, columns: tuple[str, ...]) -> Iterat
         case JoinedSources(parts=parts):
             for i, part in enumerate(parts):
                 yield from (fault.under(f"parts.{i}") for fault in source_faults(part, task, columns))
-        case TextFile() | Shards() if columns != TEXT:
+        case TextFile(label=str()) if columns not in (TEXT, LABELLED):
+            yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
+        case TextFile(label=str(label)) | MatchedLines(label=str(label)) if "label" not in columns:
+            yield Fault("label", f"= {label!r}: the task {task} reads no labels: leave it out")
+        case TextFile(label=None) | Shards() if columns != TEXT:
             yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
         case ClassFolders() if columns not in (TEXT, LABELLED):
             yield Fault("kind", f"= 'folders': the task {task} needs {needs}")
@@ -294,7 +307,7 @@ def source_faults(source: Source, task: str, columns: tuple[str, ...]) -> Iterat
             yield unknown_format(source)
             readable = source.model_copy(update={"format": TABLE_FORMATS[0]})
             yield from source_faults(readable, task, columns)  # report the other faults, too
-        case MatchedLines(pattern=pattern) if why := _pattern_fault(pattern, columns):
+        case MatchedLines(pattern=pattern) if why := _pattern_fault(pattern, columns, source.label):
             yield Fault("pattern", f"= {pattern!r}: {why}")
         case MatchedLines(group=str(group)) if group not in (named := re.compile(source.pattern).groupindex):
             yield Fault("group", f"= {group!r}: the pattern has no group of this name; {did_you_mean(group, named)}")
@@ -304,19 +317,51 @@ def source_faults(source: Source, task: str, columns: tuple[str, ...]) -> Iterat
             else:
                 *first, last = (f"`{name}`" for name in columns)
                 yield Fault("", f"the task {task} needs the columns {', '.join(first)} and {last}")
-        case TableFile(pair=str(pair)) if "pair" not in columns and "label" in columns:
+        case TableFile() if source.join != " " and not any(
+            isinstance(c, tuple) for c in table_columns(source).values()
+        ):
+            yield Fault("join", f"= {source.join!r}: is for a list of columns, such as text = ['title', 'body']")
+        case TableFile() if numbered := _numbered_names(source):
+            kind = "lines of JSON have names: give them, or set header = false for JSON lists"
+            kind = "columns of Parquet have names: give them" if table_format(source) == "parquet" else kind
+            yield from (Fault(path, f"= {number}: {kind}") for path, number in numbered)
+        case TableFile(pair=pair) if pair is not None and "pair" not in columns and "label" in columns:
             yield Fault("pair", f"= {pair!r}: set task.pairs = true, or leave it out: the task reads single texts")
         case Digits() if source.shortest > source.longest:
             yield Fault("shortest", f"= {source.shortest}: must be at most longest = {source.longest}")
 
 
-def _pattern_fault(pattern: str, groups: tuple[str, ...]) -> str:
-    """Return why a regular expression is invalid or lacks the named groups; empty if it is fine."""
+def table_columns(source: TableFile) -> dict[str, ColumnNames]:
+    """Return the columns that a table names, by what they are read as."""
+    roles = ("source", "target", "text", "pair", "label", "words", "tags", "group")
+    return {role: name for role in roles if (name := getattr(source, role)) is not None}
+
+
+def single_columns(columns: dict[str, ColumnNames]) -> dict[str, ColumnName]:
+    """Return each column by its key in the source; those of a list have keys such as `text.0`."""
+    single: dict[str, ColumnName] = {}
+    for role, names in columns.items():
+        single |= {f"{role}.{i}": name for i, name in enumerate(names)} if isinstance(names, tuple) else {role: names}
+    return single
+
+
+def _numbered_names(source: TableFile) -> list[tuple[str, int]]:
+    """Return the columns by number in files whose columns have names."""
+    if table_format(source) in ("tsv", "csv") or (table_format(source) == "jsonl" and not source.header):
+        return []
+    return [(key, name) for key, name in single_columns(table_columns(source)).items() if isinstance(name, int)]
+
+
+def _pattern_fault(pattern: str, groups: tuple[str, ...], label: str | None) -> str:
+    """Return why a regular expression is invalid, lacks named groups, or has a second label; empty if it is fine."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # patterns whose meaning may change in a later Python
             names = re.compile(pattern).groupindex
     except (re.error, OverflowError, RecursionError) as error:
         return f"is not a regular expression ({error})"
-    missing = " and ".join(f"(?P<{name}>...)" for name in groups if name not in names)
+    if label is not None and "label" in names:
+        return f"has the group (?P<label>...), and label = {label!r} is set: leave out one of them"
+    known = {*names, *(["label"] if label else [])}
+    missing = " and ".join(f"(?P<{name}>...)" for name in groups if name not in known)
     return missing and f"needs the named groups {missing}"

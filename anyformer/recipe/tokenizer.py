@@ -1,21 +1,36 @@
 """Tokenizers: trained on the data, read from a file, or taken from a run or from shards. Imports no torch."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from anyformer.config import Spec
+from anyformer.config import ConfigError, Fault, Spec
 from anyformer.config.spec import BY_KIND, Flag
 
 Vocabulary = Annotated[int, Field(strict=True, ge=1, le=10_000_000)]  # `tokenizers` allocates memory for all of them
 
 
+SPECIAL = ("<pad>", "<bos>", "<eos>", "<sep>", "<unk>", "<mask>")  # ids 0 to 5 of every trained tokenizer
+
+
 class Characters(Spec):
-    """One token per character."""
+    """One token per character, or per symbol of several characters."""
 
     kind: Literal["chars"] = "chars"
     lowercase: Flag = False  # turns text into lower case
     decompose: Flag = False  # NFD: Hangul syllables become letters, é becomes e + accent; `decode` does not undo it
+    symbols: tuple[Annotated[str, Field(min_length=1)], ...] = ()  # strings that are one token each, such as "t͡ɕ"
+
+    @model_validator(mode="after")
+    def _check_symbols(self) -> Self:
+        faults = [
+            Fault(f"symbols.{i}", f"= {symbol!r}: is a special token, which no text contains: spell it in another way")
+            for i, symbol in enumerate(self.symbols)
+            if symbol in SPECIAL
+        ]
+        if faults:
+            raise ConfigError(faults)
+        return self
 
 
 class Bytes(Spec):
@@ -24,36 +39,37 @@ class Bytes(Spec):
     kind: Literal["bytes"] = "bytes"
 
 
-class Words(Spec):
+class LearnedVocabulary(Spec):
+    """A vocabulary of at most `size` tokens that is learnt from the data."""
+
+    kind: str
+    size: Vocabulary  # size of the vocabulary
+    lowercase: Flag = False  # turns text into lower case
+
+
+class Words(LearnedVocabulary):
     """One token per word, split at whitespace."""
 
     kind: Literal["words"] = "words"
     size: Vocabulary = 50_000  # most words of the vocabulary; others are unknown
-    lowercase: Flag = False  # turns text into lower case
 
 
-class BPE(Spec):
+class BPE(LearnedVocabulary):
     """Byte-level byte-pair encoding: no text is unknown."""
 
     kind: Literal["bpe"] = "bpe"
-    size: Vocabulary  # size of the vocabulary
-    lowercase: Flag = False  # turns text into lower case
 
 
-class Unigram(Spec):
+class Unigram(LearnedVocabulary):
     """The unigram language model of SentencePiece (Kudo 2018)."""
 
     kind: Literal["unigram"] = "unigram"
-    size: Vocabulary  # size of the vocabulary
-    lowercase: Flag = False  # turns text into lower case
 
 
-class WordPiece(Spec):
+class WordPiece(LearnedVocabulary):
     """The WordPiece tokenizer of BERT."""
 
     kind: Literal["wordpiece"] = "wordpiece"
-    size: Vocabulary  # size of the vocabulary
-    lowercase: Flag = False  # turns text into lower case
 
 
 class TokenizerFile(Spec):

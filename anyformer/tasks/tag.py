@@ -232,7 +232,7 @@ def with_tags(spec: Tag, cells: Sequence[str]) -> Tag:
 def _word_fault(words: Sequence[str], ids: Encoded) -> str:
     """Return why a word cannot be read; empty if all can."""
     for number, (word, word_ids) in enumerate(zip(words, ids, strict=True), 1):
-        if not word.strip():
+        if not word:
             return f"word {number} is empty"
         if not word_ids:
             return f"word {number}, {_short(word)}: has no tokens, and the tokenizer has no <unk>"

@@ -112,7 +112,6 @@ def test_documents_end_sentences() -> None:
         ("a O\n\nb O\nc\n\nd O", {}, "4: has 1 column: a word, and no tag"),
         ("a\tO\n\nb\t \n\nd\tO", {}, "3: the tag is empty"),
         ("a\tO\n\n\tO\n\nd\tO", {}, "3: the word is empty"),
-        ("a\tO\n\n\u00a0\tO\n\nd\tO", {}, "3: the word is empty"),
         ("a x O\n\nb x O\nc O\n\nd x O", {"tag": 2}, "4: has 2 columns, and the tag is in column 2 (from 0)"),
         ("a O\n\nb O\nc O\n\nd O", {"word": -3}, "1: has 2 columns, and the word is in column -3 (from 0)"),
         ("a\tO\n\nb\tO\nc\0\tO\n\nd\tO", {}, "4: holds a NUL character"),
