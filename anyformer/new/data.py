@@ -15,6 +15,7 @@ from anyformer.new.examine import Examined, examine, suffix_of
 from anyformer.recipe import (
     TABLE_FORMATS,
     ClassFolders,
+    ColumnName,
     ConllFile,
     Data,
     JoinedSources,
@@ -173,7 +174,7 @@ def _split(
     return found
 
 
-def _group(source: SingleSource | JoinedSources) -> str | None:
+def _group(source: SingleSource | JoinedSources) -> ColumnName | None:
     """Return the column whose hash decides the part of a row."""
     match source:
         case ParallelFiles():
@@ -181,7 +182,8 @@ def _group(source: SingleSource | JoinedSources) -> str | None:
         case MatchedLines():
             return "text"
         case TableFile():
-            return source.source or source.text
+            column = source.text if source.source is None else source.source
+            return None if isinstance(column, tuple) else column
         case _:
             return None
 
