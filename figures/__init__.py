@@ -7,7 +7,7 @@ style       colours, sizes, and the register of drawing functions
 blocks      parts of a block: linear layers, norms, dropout, residuals, placement of norms
 networks    feed-forward networks: hidden units, activations, gates, experts
 costs       mixers beside attention, FLOPs by length, embeddings, tied vocabularies
-attention   scaled dot products, heads, masks, sparse patterns, graphs
+attention   scaled dot products, heads, masks, sparse patterns, graphs, long sequences
 positions   position schemes
 models      shapes, tokenizers
 training    targets, loss, schedules, fine-tuning

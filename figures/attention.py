@@ -1,4 +1,4 @@
-"""Figures: scaled dot products, heads, masks, sparse patterns, graphs."""
+"""Figures: scaled dot products, heads, masks, sparse patterns, graphs, long sequences."""
 
 from typing import Any
 
