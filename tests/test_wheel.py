@@ -73,6 +73,22 @@ print(json.dumps({"file": af.__file__, "shape": list(logits.shape)}))
     assert said["shape"] == [1, 10, 97]
 
 
+def test_a_recipe_trains_from_the_wheel_on_bundled_data(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("ANYFORMER_DATA", raising=False)
+    small = [
+        "train.steps=1",
+        "train.schedule=constant",
+        "train.evaluate_every=none",
+        "model.width=16",
+        "data.valid=none",
+    ]
+    assert "trained: " in run(installed / "anyformer", "train", "shakespeare", *small, cwd=tmp_path)
+    assert (tmp_path / "cache" / "anyformer" / "data" / "tinyshakespeare" / "input.txt").is_file()
+
+
 def test_the_command_runs_from_the_wheel(installed: Path, tmp_path: Path, wheel: Path) -> None:
     version = wheel.name.split("-")[1]
     assert version in run(installed / "anyformer", "--version", cwd=tmp_path)

@@ -187,7 +187,7 @@ def _in_set(name: str, one: str) -> Path:
     if (path := find(name)) is not None:
         return path
     if lookup(name):
-        raise _fault(name, f"not on this machine; get it with `anyformer data fetch {one}`")
+        raise _fault(name, f"not on this machine; run `anyformer data fetch {one}`")
     files = [f"{one}/{file.path}" for file in registry()[one].files]
     raise _fault(name, f"the data set {one} has no such file; {did_you_mean(name, files)}")
 

@@ -57,5 +57,5 @@ def require_sets(data: Data) -> None:
     registered = (name for _, name in named(data) if set_of(name, data) and lookup(name))
     missing = dict.fromkeys(set_of(name, data) for name in registered if find(name) is None)
     if missing:
-        what = f"not on this machine: {', '.join(missing)}; get it with `anyformer data fetch {' '.join(missing)}`"
+        what = f"not on this machine: {', '.join(missing)}; run `anyformer data fetch {' '.join(missing)}`"
         raise ConfigError([Fault("data.sets", what)])
