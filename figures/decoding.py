@@ -6,7 +6,8 @@ import torch
 from matplotlib.patches import Rectangle
 
 import anyformer as af
-from anyformer.config import ModelConfig, Window
+from anyformer.config import ModelConfig
+from anyformer.config.overrides import override
 from anyformer.decoding.logit_processors import History, MinP, Temperature, TopK, TopP
 from figures.diagram import arrow, blank, box
 from figures.style import BLUE, GREEN, ORANGE, PURPLE, RED, SKY, figure
@@ -34,26 +35,18 @@ def kv_cache(plt: Any) -> Any:
         left.text(x + 1.3, -1.85, name, va="center", fontsize=9.5)
     config = af.presets.gpt2(length=8192)
     lengths = range(512, 8193, 512)
-    window = Window(before=1023, after=0)
+    pattern = "decoder.blocks.*.mixer.pattern={kind='window', before=1023, after=0}"
     kinds = {
         "12 key/value heads": (config, "static", BLUE, "-"),
         "the same, int8": (config, "int8", GREEN, "--"),
         "2 key/value heads": (af.presets.gpt2(length=8192, kv_heads=2), "static", PURPLE, "-."),
-        "window of 1,024 (ring)": (_with_pattern(config, window), "auto", ORANGE, ":"),
+        "window of 1,024 (ring)": (override(config, [pattern]), "auto", ORANGE, ":"),
     }
     for name, (model, kind, colour, dash) in kinds.items():
         right.plot(lengths, [_cache_mib(model, n, kind) for n in lengths], dash, color=colour, label=name)
     right.set(xlabel="tokens", ylabel="KV cache of one text (MiB, fp32)", ylim=(0, 830), xlim=(0, None))
     right.legend(loc="upper left")
     return drawing
-
-
-def _with_pattern(config: ModelConfig, pattern: Window) -> ModelConfig:
-    assert config.decoder is not None
-    (block,) = config.decoder.blocks
-    mixer = block.mixer.model_copy(update={"pattern": pattern})
-    blocks = (block.model_copy(update={"mixer": mixer}),)
-    return config.model_copy(update={"decoder": config.decoder.model_copy(update={"blocks": blocks})})
 
 
 def _cache_mib(config: ModelConfig, slots: int, kind: Any) -> float:
