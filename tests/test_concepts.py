@@ -29,7 +29,7 @@ IMAGE = re.compile(r"!\[(?P<alt>[^\]]*)\]\((?P<path>[^)\s]+)\)")
 
 
 def test_every_idea_has_a_page() -> None:
-    assert {page.stem for page in PAGES} <= IDEAS
+    assert {page.stem for page in PAGES} == IDEAS
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
