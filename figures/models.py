@@ -96,14 +96,15 @@ def bert_and_gpt(plt: Any) -> Any:
     """Which tokens each position sees in a masked and in a causal language model, and what it predicts."""
     words = ["the", "cat", "sat", "on", "the", "mat"]
     masked = [*words[:1], "<mask>", *words[2:]]
-    drawing, axes = plt.subplots(1, 2, figsize=(8, 3.4), layout="constrained")
+    drawing, axes = plt.subplots(1, 2, figsize=(8, 3.6), layout="constrained")
     rows = (
         (axes[0], "BERT: masked language model", masked, ["", "cat", "", "", "", ""], BLUE, lambda i, j: True),
         (axes[1], "GPT: causal language model", words, [*words[1:], ""], GREEN, lambda i, j: j <= i),
     )
     for axis, title, reads, targets, colour, sees in rows:
-        axis.set(title=title, xlim=(-1.9, 8.7), ylim=(6.6, -2.0), aspect="equal")
+        axis.set(xlim=(-1.9, 8.7), ylim=(6.6, -2.7), aspect="equal")
         axis.set_axis_off()
+        axis.text(3.2, -2.3, title, ha="center", va="center", fontsize=11)
         for i, (read, target) in enumerate(zip(reads, targets, strict=True)):
             axis.text(-0.25, i + 0.5, read, ha="right", va="center", fontsize=9.5)
             axis.text(i + 0.5, -0.2, read, ha="left", va="bottom", fontsize=9, rotation=60)
