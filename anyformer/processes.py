@@ -89,8 +89,11 @@ def _acquire(folder: Path, name: str, target: Path, wait: bool) -> int:
             return handle
         owner = _owner(handle)
         os.close(handle)
-        if time.monotonic() > until and not wait:
-            raise _fault(target, f"is in use by {owner}: wait until it ends, or choose another --out")
+        if time.monotonic() > until:
+            if not wait:
+                raise _fault(target, f"is in use by {owner}: wait until it ends, or choose another --out")
+            warnings.warn(f"{target}: waiting for {owner}", stacklevel=4)
+            until = float("inf")
         time.sleep(0.02)
 
 

@@ -1,10 +1,9 @@
 """Training on Multi30k, pairs of unequal length: packed in our loop, padded in random order for torch.nn.
 
-Rates are in real tokens. Without the data (`ANYFORMER_DATA`), captions are synthetic.
+Rates are in real tokens. Without the data (`anyformer data fetch multi30k`), captions are synthetic.
 """
 
 import itertools
-import os
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from anyformer.conventions import IGNORE
 from anyformer.data.loader import ExampleLoader
+from anyformer.datasets.storage import find
 from anyformer.kernels.cross_entropy import token_loss
 from anyformer.recipe import Recipe
 from anyformer.recipes import read_recipe
@@ -30,8 +30,7 @@ LENGTH, STEP = 128, 8  # of packed rows; to a multiple of which others are padde
 def recipe(sizes: dict[str, int], tokens: int, folder: Path) -> Recipe:
     """Transformer-base, with dropout where `TorchPair` has it."""
     changes = [f"batches={{kind='packed', tokens={tokens}, length={LENGTH}}}", "data.valid=none", "data.test=none"]
-    root = Path(os.environ.get("ANYFORMER_DATA", "nowhere"))
-    if not (root / "multi30k" / "tok").exists():
+    if find("multi30k/tok/train.lc.norm.tok.en") is None:
         for number, side in enumerate(("en", "de")):
             text = "\n".join(pair[number] for pair in pairs())
             (folder / f"train.{side}").write_text(text + "\n", encoding="utf-8")

@@ -107,12 +107,16 @@ def placing(data_set: DataSet, file: UpstreamFile, home: Path) -> Iterator[Path 
 
 
 def copy(content: Readable, path: Path) -> None:
-    """Write a new file and sync it to disk."""
-    with path.open("wb") as out:
-        while piece := content.read(CHUNK):
-            out.write(piece)
-        out.flush()
-        os.fsync(out.fileno())
+    """Write a new file and sync it to disk; if that fails, remove it."""
+    try:
+        with path.open("wb") as out:
+            while piece := content.read(CHUNK):
+                out.write(piece)
+            out.flush()
+            os.fsync(out.fileno())
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def sha256_of(path: Path) -> str:

@@ -4,12 +4,15 @@ import errno
 import multiprocessing
 import os
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from anyformer import processes
 from anyformer.config.spec import ConfigError
 from anyformer.datasets import download, storage
 from anyformer.datasets.download import DownloadFailed, fetch
@@ -167,7 +170,8 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         fetch(data_set(), tmp_path / "home", str(lay_out(tmp_path / "mirror")))
 
 
-def test_two_processes_fetch_at_once(server: Server, tmp_path: Path) -> None:
+def test_two_processes_fetch_at_once(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "PATIENCE", 60)
     server.cut_after = 7_000  # a download of many requests
     context = multiprocessing.get_context("fork")
     workers = [context.Process(target=fetch, args=(data_set(), tmp_path / "home", server.address)) for _ in range(3)]
@@ -178,3 +182,21 @@ def test_two_processes_fetch_at_once(server: Server, tmp_path: Path) -> None:
     assert [worker.exitcode for worker in workers] == [0, 0, 0]
     assert_complete(tmp_path / "home")
     assert len(server.requests) == len(set(server.requests))  # no byte was fetched twice
+
+
+def test_a_long_wait_for_another_process_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "PATIENCE", 0.0)
+    home, held = tmp_path / "home", threading.Event()
+
+    def hold() -> None:
+        with processes.locked(home / storage.PARTIAL, f"{data_set().files[0].sha256}.lock"):
+            held.set()
+            time.sleep(0.2)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    with pytest.warns(UserWarning, match=r"tiny/words\.txt: waiting for process \d+ on "):
+        fetch(data_set(), home, str(lay_out(tmp_path / "mirror")))
+    thread.join()
+    assert_complete(home)

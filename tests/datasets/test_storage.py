@@ -1,6 +1,8 @@
 """Where data sets are found, unpacking of bundled ones, and what a recipe says without its data."""
 
 import errno
+import gzip
+import hashlib
 import lzma
 import multiprocessing
 import os
@@ -11,13 +13,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from anyformer import recipes
+from anyformer import processes, recipes
 from anyformer.cli import app
 from anyformer.config.spec import ConfigError
 from anyformer.data.files import locate
 from anyformer.data.fingerprint import fingerprint
+from anyformer.data.paths import named
 from anyformer.data.readers import read
 from anyformer.datasets import storage
+from anyformer.datasets.download import fetch
 from anyformer.datasets.registry import registry
 from tests.datasets.upstream import data_set, lay_out
 
@@ -102,6 +106,31 @@ def test_fetch_from_a_mirror_on_the_command_line(tmp_path: Path, cache: Path, mo
     assert failed.stderr.endswith("/TREC.train: cannot be read: No such file or directory\n")
 
 
+def test_one_fetch_from_a_mirror_serves_every_recipe(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With small files in place of the upstream ones."""
+    for one in [one for one in registry().values() if not one.bundled]:
+        files = []
+        for file in one.files:
+            text = f"{one.name}/{file.path}\n".encode()
+            content = gzip.compress(text) if file.packed else text
+            (tmp_path / "mirror" / one.address(file)).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "mirror" / one.address(file)).write_bytes(content)
+            sums = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            files.append(file.model_copy(update=sums))
+        monkeypatch.setitem(registry(), one.name, one.model_copy(update={"files": tuple(files)}))
+    for name in recipes.names():
+        data = recipes.read_recipe(name).data
+        for one in data.sets:
+            fetch(registry()[one], cache, str(tmp_path / "mirror"))
+        for key, path in named(data):
+            assert locate(path, data) == cache / path, key
+            if not registry()[path.partition("/")[0]].bundled:
+                assert (cache / path).read_text(encoding="utf-8") == f"{path}\n"
+        fingerprint(data)
+
+
 def test_a_damaged_package_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = registry()["scan"]
     changed = one.files[1].model_copy(update={"sha256": "0" * 64})
@@ -120,7 +149,8 @@ def test_a_cache_that_cannot_be_written(cache: Path, monkeypatch: pytest.MonkeyP
     assert not cache.exists()
 
 
-def test_several_processes_unpack_at_once(cache: Path) -> None:
+def test_several_processes_unpack_at_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "PATIENCE", 60)
     context = multiprocessing.get_context("fork")
     workers = [context.Process(target=storage.find, args=(SCAN,)) for _ in range(4)]
     for worker in workers:
