@@ -60,7 +60,10 @@ def new_(
         ),
     ] = None,
     lora: Annotated[bool, typer.Option("--lora", help="With --from: train LoRA adapters, not all weights.")] = False,
-    minutes: Annotated[float, typer.Option(min=0.01, help="Longest time of the training on this machine.")] = 5.0,
+    minutes: Annotated[
+        float | None,
+        typer.Option(min=0.01, help="Longest time of the training here. Default: 5, or as long as it takes to learn."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The recipe. Default: the name of the data with .toml.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the recipe if it exists.")] = False,
 ) -> None:
@@ -85,7 +88,7 @@ def new_(
     if lora and first is None:
         raise ConfigError([Fault("--lora", "needs a pretrained model: add --from")])
     if task not in TASKS:
-        draft(Request(task, paths, {}, None, False, False, minutes))  # raises
+        draft(Request(task, paths, {}, None, False, False))  # raises
     given = {
         "text": text,
         "pair": pair,
@@ -102,12 +105,11 @@ def new_(
         None if first is None else _run(first),
         lora,
         torch.cuda.is_available(),
-        minutes,
     )
     made = draft(request)
     measured = measure(made.text(TRIAL_STEPS))
-    steps = steps_within(measured, minutes, made.facts.epochs)
-    out.write_text(made.text(steps), encoding="utf-8")
+    steps, reason = steps_within(measured, minutes, made.facts)
+    out.write_text(made.text(steps, reason), encoding="utf-8")
     _report(made, measured, steps, out)
 
 

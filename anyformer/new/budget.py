@@ -6,12 +6,14 @@ from pathlib import Path
 
 from rich.console import Console
 
+from anyformer.new.models import Facts
 from anyformer.recipes import read_recipe
 from anyformer.training.plan import Plan, plan
 
 TRIAL_STEPS = 1000  # of the recipe that is measured
 MIN_STEPS = 50
-MIN_MINUTES = 0.01
+DEFAULT_MINUTES = 5.0
+MIN_LEARNING_STEPS = {False: 1500, True: 200}  # from scratch, fine-tuning: after fewer, most models answer nonsense
 
 
 def measure(text: str) -> Plan:
@@ -22,9 +24,21 @@ def measure(text: str) -> Plan:
         return plan(read_recipe(str(path)), Console(stderr=True))
 
 
-def steps_within(measured: Plan, minutes: float, epochs: int) -> int:
-    """Return the steps of so many epochs, or of so many minutes if these are fewer; two digits of them."""
-    per_epoch = measured.recipe.train.steps / measured.epochs
-    steps = max(MIN_STEPS, min(epochs * per_epoch, 60 * minutes / measured.seconds))
+def steps_within(measured: Plan, minutes: float | None, facts: Facts) -> tuple[int, str]:
+    """Return a number of steps, rounded down to two digits, and the reason.
+
+    They take the given minutes; without these, 5 minutes, or longer if a model would not learn in that time. They are
+    never more than the epochs of the task.
+    """
+    most = facts.epochs * measured.recipe.train.steps / measured.epochs
+    affordable = 60 * (minutes or DEFAULT_MINUTES) / measured.seconds
+    needed = MIN_STEPS if minutes else MIN_LEARNING_STEPS[facts.first is not None]
+    steps = max(MIN_STEPS, min(most, max(affordable, needed)))
+    if most <= max(affordable, needed):
+        reason = f"{facts.epochs} epochs"
+    elif affordable >= needed:
+        reason = f"at most {minutes or DEFAULT_MINUTES:g} minutes here"
+    else:
+        reason = "with fewer it would hardly learn"
     unit = 10 ** max(0, math.floor(math.log10(steps)) - 1)
-    return int(steps // unit * unit)
+    return int(steps // unit * unit), reason

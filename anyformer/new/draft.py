@@ -54,7 +54,6 @@ class Request:
     first: tuple[str, ModelConfig] | None  # the run that fine-tuning starts from
     lora: bool
     gpu: bool
-    minutes: float
 
 
 @dataclass(frozen=True)
@@ -91,8 +90,8 @@ class Draft:
         rows = self.sources.rows["train"]
         return ", ".join(label[:20] for label in _labels(rows)[:6]) + (", ..." if self.facts.labels > 6 else "")
 
-    def text(self, steps: int) -> str:
-        """Return the recipe."""
+    def text(self, steps: int, reason: str = "") -> str:
+        """Return the recipe, with the reason for its number of steps."""
         facts, sources = self.facts, self.sources
         data = [Line("root", '"."', "paths begin where anyformer is run")]
         data += [
@@ -110,7 +109,7 @@ class Draft:
             ],
             "data": data,
             **models.model(facts),
-            "train": [*models.training(facts, steps, self.request.minutes), *self._evaluation(steps)],
+            "train": [*models.training(facts, steps, reason), *self._evaluation(steps)],
         }
         names = ", ".join(Path(path).name for path in self.request.paths)
         head = f"# {self.request.task}: {names}. Made by `anyformer new`; every line may be changed.\n"

@@ -324,10 +324,10 @@ def batches(facts: Facts) -> Line:
     )
 
 
-def training(facts: Facts, steps: int, minutes: float) -> Iterator[Line]:
+def training(facts: Facts, steps: int, reason: str) -> Iterator[Line]:
     """Yield the settings of the training loop."""
     rate, decay = _rate(facts), 0.01 if facts.first else 0.05
-    yield Line("steps", str(steps), f"at most {minutes:g} minutes here, and at most {facts.epochs} epochs")
+    yield Line("steps", str(steps), reason)
     adam = f'{{ kind = "adamw", lr = {rate}, betas = [0.9, 0.98], weight_decay = {decay} }}'
     yield Line(
         "optimizer", adam, "lr: the peak of the learning rate" + (", low for pretrained weights" * (rate < 5e-4))

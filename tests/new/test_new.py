@@ -5,11 +5,13 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pyarrow
 import pytest
 from pyarrow import parquet
 
+from anyformer.new.budget import MIN_LEARNING_STEPS, steps_within
 from anyformer.new.draft import TASKS
 from anyformer.recipes import read_recipe
 from anyformer.training import plan
@@ -286,3 +288,15 @@ def test_an_existing_recipe_is_kept() -> None:
 def test_help_names_every_task() -> None:
     shown = " ".join(done("new", "--help").split())
     assert all(name in shown for name in {*TASKS.values()} - {"seq2seq"})
+
+
+def test_steps_suffice_to_learn_unless_minutes_are_given() -> None:
+    """Without `--minutes` a slow model gets the steps it needs, or all epochs if these are fewer."""
+    measured = Mock(seconds=10.0, epochs=1.0)
+    measured.recipe.train.steps = 1000
+    scratch, tuned = Mock(epochs=40, first=None), Mock(epochs=4, first=("run", None))
+    assert steps_within(measured, None, scratch)[0] == MIN_LEARNING_STEPS[False]
+    assert steps_within(measured, None, tuned)[0] == MIN_LEARNING_STEPS[True]
+    assert steps_within(measured, 20.0, scratch) == (120, "at most 20 minutes here")
+    measured.seconds = 0.001
+    assert steps_within(measured, None, scratch) == (40_000, "40 epochs")
