@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.attention.layout import make_layout, sees
-from anyformer.config import Causal, Full
+from anyformer.attention.layout import Layout, make_layout, sees
+from anyformer.config import Causal, Full, Pattern
 from figures.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, RED, SKY, figure
 
 LIGHT = {BLUE: "#cce3f0", ORANGE: "#faecc8", GREEN: "#ccebe3", PURPLE: "#f5e4ed", RED: "#f7dfcc", SKY: "#ddf0fb"}
@@ -17,7 +17,11 @@ def box(axis: Any, x: float, y: float, text: str, colour: str, size: tuple[float
     from matplotlib.patches import FancyBboxPatch
 
     width, height = size
-    style = {"boxstyle": "round,pad=0,rounding_size=0.08", "edgecolor": colour, "facecolor": LIGHT.get(colour, "white")}
+    style: dict[str, Any] = {
+        "boxstyle": "round,pad=0,rounding_size=0.08",
+        "edgecolor": colour,
+        "facecolor": LIGHT.get(colour, "white"),
+    }
     axis.add_patch(FancyBboxPatch((x - width / 2, y - height / 2), width, height, linewidth=1.4, zorder=2, **style))
     axis.text(x, y, text, ha="center", va="center", fontsize=9.5, zorder=3)
 
@@ -59,7 +63,9 @@ def scaled_dot_product(plt: Any) -> Any:
     generator = torch.Generator().manual_seed(0)
     widths = [2**n for n in range(1, 10)]
     keys, queries = 16, 2000
-    spread, derivative, first = ([], []), ([], []), None
+    spread: tuple[list[Tensor], list[Tensor]] = ([], [])
+    derivative: tuple[list[Tensor], list[Tensor]] = ([], [])
+    first = None
     for width in widths:
         q = torch.randn(queries, 1, width, generator=generator)
         k = torch.randn(queries, keys, width, generator=generator)
@@ -211,7 +217,7 @@ def grouped_query(plt: Any) -> Any:
 def masks(plt: Any) -> Any:
     """Padding, causal, prefix and packed masks, as `sees` defines them."""
     device = torch.device("cpu")
-    layouts = {
+    layouts: dict[str, tuple[Pattern, Layout]] = {
         "padding": (Full(), make_layout(1, 8, device, segments=torch.tensor([[0] * 6 + [-1] * 2]))),
         "causal": (Causal(), make_layout(1, 8, device)),
         "prefix of 3": (Causal(), make_layout(1, 8, device, marks=torch.tensor([[1] * 3 + [0] * 5]))),
@@ -232,7 +238,7 @@ def sparse_patterns(plt: Any) -> Any:
     """Masks of sparse patterns, and the number of pairs by length."""
     from anyformer.config import BigBird, BlockLocal, Dilated, Window
 
-    patterns = {
+    patterns: dict[str, Pattern] = {
         "window": Window(before=4, after=4),
         "window, 2 globals": Window(before=4, after=4, globals=2),
         "dilated by 3": Dilated(before=4, after=4, step=3),
