@@ -53,7 +53,7 @@ VERBS = {
     "doctor": ["--json"],
     "recipes": [],
     "train": ["[recipe]", "[changes]", "--out", "--resume", "--allow-changed-data", "--dry-run"],
-    "evaluate": ["run", "[changes]", "--split", "--json"],
+    "evaluate": ["run", "[changes]", "--split", "--by", "--json"],
     "predict": ["run", "[file]", "--out", *DECODING],
     "generate": ["run", "--prompt", "--samples", "--n-best", *DECODING],
     "inspect": ["run", "text", "--target", "--stack", "--layer", "--head", "--task", "--out"],

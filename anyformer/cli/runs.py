@@ -114,14 +114,19 @@ def evaluate_(
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE", help="Settings of the run's recipe to change: data.root=DIR."),
     ] = None,
-    split: Annotated[Literal["test", "valid", "train"], typer.Option(help="Split of the recipe's data.")] = "test",
+    split: Annotated[
+        str, typer.Option(help="Split of the recipe's data: train, valid, test (all test sets), or the name of one.")
+    ] = "test",
+    by: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Also report the metrics for each value of this column.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Evaluate a run on the data of its recipe. With --json the last line is one JSON object."""
     from anyformer.training.train import evaluate
 
     with _errors_as_lines():
-        metrics = evaluate(run, changes or (), split)
+        metrics = evaluate(run, changes or (), split, by)
     if as_json:
         result = {
             "task": metrics.task,

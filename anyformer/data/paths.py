@@ -22,15 +22,14 @@ from anyformer.recipe import (
     TableFile,
     TextFile,
     WrittenDates,
+    splits,
 )
 
 
 def named(data: Data) -> Iterator[tuple[str, str]]:
     """Yield the keys of a recipe's data that name files or folders, and these names."""
-    for split in ("train", "valid", "test"):
-        source: Source | None = getattr(data, split)
-        if source is not None:
-            yield from _named(source, f"data.{split}")
+    for _, key, _, source in splits(data):
+        yield from _named(source, key)
 
 
 def _named(source: Source, at: str) -> Iterator[tuple[str, str]]:

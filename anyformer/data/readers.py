@@ -11,7 +11,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from anyformer.config.spec import ConfigError, Fault, visible
+from anyformer.config.spec import ConfigError, Fault, did_you_mean, visible
 from anyformer.data import synthetic
 from anyformer.data.conll import sentences
 from anyformer.data.files import File, Parsed, locate, max_bytes, open_below, open_files
@@ -100,19 +100,27 @@ class Rows:
         return replace(self.take([i for i in range(len(self)) if i not in bad]), bad=(*self.bad, *more))
 
 
-def read(source: Source, data: Data, split: Split, seed: int) -> Rows:
-    """Return the rows of a source. Only synthetic training rows depend on the seed."""
+def read(source: Source, data: Data, split: Split, seed: int, key: str | None = None, by: str | None = None) -> Rows:
+    """Return the rows of a source. Only synthetic training rows depend on the seed.
+
+    `key` is that of the source in the recipe, if it is not that of the split. `by` is a column of the file that the
+    rows have as the column "by".
+    """
     require_sets(data)
+    key = key or f"data.{split}"
     try:
-        rows = _read(source, data, split, seed)
+        rows = _read(source, data, split, seed, by)
     except ConfigError as error:
-        raise ConfigError(fault.under(f"data.{split}") for fault in error.faults) from None
-    return check_bad_rows(rows, data, split)
+        is_by = [fault.path.rpartition(".")[2] == "by" for fault in error.faults]  # no key of the recipe
+        raise ConfigError(
+            Fault("by", fault.message) if own else fault.under(key)
+            for fault, own in zip(error.faults, is_by, strict=True)
+        ) from None
+    return check_bad_rows(rows, data, key)
 
 
-def check_bad_rows(rows: Rows, data: Data, split: Split) -> Rows:
+def check_bad_rows(rows: Rows, data: Data, path: str) -> Rows:
     """Return the rows. Raise a `ConfigError` if some are bad and `data.on_bad_row` is "error", or if none is good."""
-    path = f"data.{split}"
     if rows.bad and data.on_bad_row == "error":
         raise ConfigError(_bad_row_faults(rows, path))
     if not len(rows):
@@ -139,7 +147,11 @@ def _bad_row_faults(rows: Rows, path: str) -> Iterator[Fault]:
         yield Fault("", f"... and {count - MAX_BAD_ROWS_SHOWN} more")
 
 
-def _read(source: Source, data: Data, split: Split, seed: int) -> Rows:
+def _read(source: Source, data: Data, split: Split, seed: int, by: str | None) -> Rows:
+    if by is not None and not isinstance(source, TableFile | MatchedLines | JoinedSources | MixedSources):
+        raise ConfigError(
+            [Fault("by", f"= {by!r}: only a table or lines with a pattern have columns, not {source.kind}")]
+        )
     match source:
         case TextFile():
             file = open_files(source, data, "path")["path"]
@@ -148,7 +160,7 @@ def _read(source: Source, data: Data, split: Split, seed: int) -> Rows:
             files = open_files(source, data, "source", "target")
             return _collect(_selected(source, _parallel_rows(files), source.group), files)
         case TableFile():
-            names = table_columns(source)
+            names = {**table_columns(source), **({} if by is None else {"by": by})}
             group = "group" if "group" in names else None
             roles = [role for role in names if role != group]
             if not roles:
@@ -159,8 +171,11 @@ def _read(source: Source, data: Data, split: Split, seed: int) -> Rows:
             pattern = re.compile(source.pattern)
             file = open_files(source, data, "path")["path"]
             roles = [role for role in ROLES if role in pattern.groupindex]
-            matched = _selected(source, _matched_rows(pattern, file), source.group)
-            return _labelled(_collect(matched, dict.fromkeys(roles, file)), source.label)
+            if by is not None and by not in pattern.groupindex:
+                what = f"the pattern has no group of this name; {did_you_mean(by, pattern.groupindex)}"
+                raise ConfigError([Fault("by", f"= {by!r}: {what}")])
+            matched = _selected(source, _matched_rows(pattern, file, by), source.group)
+            return _labelled(_collect(matched, dict.fromkeys([*roles, *(["by"] if by else [])], file)), source.label)
         case ConllFile():
             file = open_files(source, data, "path")["path"]
             tagged = _collect(_part(source, sentences(source, file)), {"words": file, "tags": file})
@@ -169,9 +184,9 @@ def _read(source: Source, data: Data, split: Split, seed: int) -> Rows:
         case ClassFolders():
             return _read_folders(source, data)
         case JoinedSources(parts=parts):
-            return concatenate([_read_part(f"parts.{i}", part, data, split, seed) for i, part in enumerate(parts)])
+            return concatenate([_read_part(f"parts.{i}", part, data, split, seed, by) for i, part in enumerate(parts)])
         case MixedSources(parts=mixed):
-            read = [_read_part(f"parts.{i}.rows", part.rows, data, split, seed) for i, part in enumerate(mixed)]
+            read = [_read_part(f"parts.{i}.rows", part.rows, data, split, seed, by) for i, part in enumerate(mixed)]
             for part, part_rows in zip(mixed, read, strict=True):
                 part_rows.columns["task"] = [part.name] * len(part_rows)
             return concatenate(read)
@@ -204,7 +219,7 @@ def _collect(parsed: Parsed, files: dict[str, File]) -> Rows:
             continue
         for role, file in files.items():
             # a row may have no label, and a word may be a space
-            is_blank = not row[role].strip("\n" if role in LISTS else None) and role != "label"
+            is_blank = not row[role].strip("\n" if role in LISTS else None) and role not in ("label", "by")
             if why := file.flaw(row[role]) or (
                 f"the {role} {'are' if role in LISTS else 'is'} empty" if is_blank else ""
             ):
@@ -221,10 +236,10 @@ def _collect(parsed: Parsed, files: dict[str, File]) -> Rows:
     return Rows(columns, first.name, lines, tuple(bad))
 
 
-def _read_part(path: str, source: SingleSource, data: Data, split: Split, seed: int) -> Rows:
+def _read_part(path: str, source: SingleSource, data: Data, split: Split, seed: int, by: str | None) -> Rows:
     """Return the rows of one part of a source; its errors begin with `path`."""
     try:
-        return _read(source, data, split, seed)
+        return _read(source, data, split, seed, by)
     except ConfigError as error:
         raise ConfigError(fault.under(path) for fault in error.faults) from None
 
@@ -312,14 +327,15 @@ def _parallel_rows(files: dict[str, File]) -> Parsed:
         yield number, {"source": source, "target": target}
 
 
-def _matched_rows(pattern: re.Pattern[str], file: File) -> Parsed:
+def _matched_rows(pattern: re.Pattern[str], file: File, by: str | None) -> Parsed:
     for number, line in enumerate(file.lines(), 1):
         if not line:
             continue
         if why := file.flaw(line):
             yield number, why
         elif match := pattern.fullmatch(line):
-            yield number, {role: value or "" for role, value in match.groupdict().items()}
+            row = {role: value or "" for role, value in match.groupdict().items()}
+            yield number, row if by is None else {**row, "by": row[by]}
         else:
             yield number, f"does not match the pattern: {line[:40]!r}"
 

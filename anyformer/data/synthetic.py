@@ -13,13 +13,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date
 from functools import partial
 from random import Random
-from typing import Any, Literal, NamedTuple, assert_never
+from typing import Any, NamedTuple, assert_never
 
 from anyformer.config.spec import ConfigError, Fault
 from anyformer.hardware import usable_memory
-from anyformer.recipe import Additions, CopyDigits, Digits, ReverseDigits, SortDigits, Synthetic, WrittenDates
-
-Split = Literal["train", "valid", "test"]
+from anyformer.recipe import (
+    Additions,
+    CopyDigits,
+    Digits,
+    ReverseDigits,
+    SortDigits,
+    Split as Split,
+    Synthetic,
+    WrittenDates,
+)
 
 SHARES = 16  # parts of the hash: the first is valid, the second test, the others train
 ROW_BYTES = 150  # least memory of a row: two strings, and their entries in two lists

@@ -2,7 +2,8 @@
 
 batches    padded, packed, crops, ordered
 recipe     Recipe and the rules between its parts
-sources    data: files, shards, synthetic tasks, and which sources fit which task
+source_faults  which sources fit which task
+sources    data: files, shards, synthetic tasks
 task       tasks, with the columns they read, their metrics and the models they need
 tokenizer  tokenizers: trained on the data, read from a file, or taken from a run or from shards
 train      optimiser, learning-rate schedule, and all settings of the training loop

@@ -9,7 +9,8 @@ from anyformer.config import ConfigError, Fault, ModelConfig, Spec, TokenLabels
 from anyformer.config.spec import Count, did_you_mean
 from anyformer.datasets.registry import registry
 from anyformer.recipe.batches import Batches, Crops, Ordered, Packed
-from anyformer.recipe.sources import Data, MixedSources, Shards, source_faults
+from anyformer.recipe.source_faults import source_faults
+from anyformer.recipe.sources import Data, MixedSources, Shards, splits
 from anyformer.recipe.task import (
     Classify,
     Embed,
@@ -91,11 +92,10 @@ def _data_faults(recipe: Recipe) -> Iterator[Fault]:
     for i, one in enumerate(data.sets):
         if one not in registry():
             yield Fault(f"data.sets.{i}", f"= '{one}': no such data set; {did_you_mean(one, registry())}")
-    for name, source in (("train", data.train), ("valid", data.valid), ("test", data.test)):
-        if source is not None:
-            yield from (f.under(f"data.{name}") for f in source_faults(source, task.kind, columns(task)))
+    for name, key, _, source in splits(data):
+        yield from (f.under(key) for f in source_faults(source, task.kind, columns(task)))
         if isinstance(task, Mixture) and isinstance(source, MixedSources):
-            yield from (f.under(f"data.{name}.parts") for f in _mixture_faults(task, source, complete=name == "train"))
+            yield from (f.under(f"{key}.parts") for f in _mixture_faults(task, source, complete=name == "train"))
     if isinstance(data.train, Shards) and isinstance(task, LanguageModel) and task.framed:
         yield Fault("task.framed", "= true: shards hold plain texts, each followed by <eos>; set it to false")
 

@@ -1,15 +1,14 @@
-"""Sources of examples: files, shards and synthetic tasks, and which sources fit which task. Imports no torch."""
+"""Sources of examples: files, shards and synthetic tasks. Imports no torch."""
 
-import re
-import warnings
-from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, model_validator
 
-from anyformer.config import Fault, Spec
-from anyformer.config.spec import BY_KIND, Flag, Fraction, Probability, Size, did_you_mean, shorten
+from anyformer.config import ConfigError, Fault, Spec
+from anyformer.config.spec import BY_KIND, Flag, Fraction, Probability, Size, shorten
 
+Split = Literal["train", "valid", "test"]
+SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 TABLE_FORMATS = ("tsv", "csv", "jsonl", "parquet")
 MAX_PATH_SHOWN = 100  # characters of a path in an error message
 Encoding = str  # a Python codec: utf-8, latin-1, cp949, ...
@@ -79,6 +78,20 @@ class TableFile(Spec):
     stop: Fraction = 1.0  # end of the selected part, as a fraction
     split: RowSplit = "spread"  # rows of the part: spread evenly over the file, or contiguous ("rows")
     group: ColumnName | None = None  # column whose equal values are in one part
+
+
+def table_columns(source: TableFile) -> dict[str, ColumnNames]:
+    """Return the columns that a table names, by what they are read as."""
+    roles = ("source", "target", "text", "pair", "label", "words", "tags", "group")
+    return {role: name for role in roles if (name := getattr(source, role)) is not None}
+
+
+def single_columns(columns: dict[str, ColumnNames]) -> dict[str, ColumnName]:
+    """Return each column by its key in the source; those of a list have keys such as `text.0`."""
+    single: dict[str, ColumnName] = {}
+    for role, names in columns.items():
+        single |= {f"{role}.{i}": name for i, name in enumerate(names)} if isinstance(names, tuple) else {role: names}
+    return single
 
 
 def table_format(source: TableFile) -> str | None:
@@ -237,6 +250,54 @@ Source = Annotated[
 ]
 
 
+class NamedSource(Spec):
+    """The rows of a test set, and its name."""
+
+    name: Annotated[str, Field(pattern=r"^\w[\w.-]*$")]  # name of the test set
+    rows: Source  # its examples
+
+
+class NamedSources(Spec):
+    """Several test sets, each with its own metrics. A table of sources by name is the same."""
+
+    kind: Literal["named"] = "named"
+    parts: Annotated[tuple[NamedSource, ...], Field(min_length=1)]  # the test sets
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        names = [part.name for part in self.parts]
+        for i, name in enumerate(names):
+            if name in SPLITS or name in names[:i]:
+                what = "is the name of a split" if name in SPLITS else "is the name of two test sets"
+                raise ConfigError([Fault(f"parts.{i}.name", f"= '{name}': {what}: choose another")])
+        return self
+
+
+def _by_name(value: Any) -> Any:
+    """Return the data of `NamedSources` for a table of sources by name."""
+    if not isinstance(value, dict) or value.get("kind", "named") != "named" or "parts" in value:
+        return value
+    parts = [{"name": name, "rows": rows} for name, rows in value.items() if name != "kind"]
+    return {"kind": "named", "parts": parts}
+
+
+TestSource = Annotated[
+    TextFile
+    | ParallelFiles
+    | TableFile
+    | MatchedLines
+    | ConllFile
+    | ClassFolders
+    | JoinedSources
+    | MixedSources
+    | NamedSources
+    | Shards
+    | Synthetic,
+    *BY_KIND,
+    BeforeValidator(_by_name),
+]
+
+
 class Data(Spec):
     """Sources for training, validation and test.
 
@@ -246,122 +307,32 @@ class Data(Spec):
 
     train: Source  # examples for training
     valid: Source | None = None  # examples for validation, during training; None: none
-    test: Source | None = None  # examples for `anyformer evaluate --split test`; None: none
+    test: TestSource | None = None  # examples for `anyformer evaluate`, or a table of test sets by name; None: none
     sets: tuple[str, ...] = ()  # registered data sets (`anyformer data list`) with which paths begin
     # folder of relative paths; empty: the environment variable ANYFORMER_DATA, else the working directory
     root: str = ""
     on_bad_row: Literal["error", "skip"] = "error"  # error: report unreadable rows and stop; skip: leave them out
 
 
-# -- which sources fit a task -----------------------------------------------------------------------------------------
+class NamedSplit(NamedTuple):
+    """A source of a recipe: its name for `anyformer evaluate --split`, its key in the recipe, and its split."""
 
-TEXT, LABELLED, PAIR = ("text",), ("text", "label"), ("source", "target")  # columns of sources that do not name them
-TAGGED = ("words", "tags")
-NEEDS = {
-    TEXT: "text: text, table, lines, conll, folders or shards",
-    LABELLED: "labels: table, lines, folders, or text with a label",
-    PAIR: "pairs: parallel, table or lines",
-    ("text", "pair"): "pairs of texts: table or lines",
-    TAGGED: "words with tags: conll or table",
-}
+    name: str
+    key: str
+    split: Split
+    source: Source
 
 
-def source_faults(source: Source, task: str, columns: tuple[str, ...]) -> Iterator[Fault]:
-    """Yield what makes a source unfit for a task that reads these columns."""
-    needs = NEEDS.get(columns, "labels: table or lines")
-    match source:
-        case MixedSources(parts=mixed) if task == "mixture":
-            for i, one in enumerate(mixed):
-                yield from (fault.under(f"parts.{i}.rows") for fault in source_faults(one.rows, "seq2seq", columns))
-        case _ if (task == "mixture") != isinstance(source, MixedSources):
-            needs = "'mixed', with a source for each of its parts" if task == "mixture" else needs
-            yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
-        case JoinedSources(parts=parts):
-            for i, part in enumerate(parts):
-                yield from (fault.under(f"parts.{i}") for fault in source_faults(part, task, columns))
-        case TextFile(label=str()) if columns not in (TEXT, LABELLED):
-            yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
-        case TextFile(label=str(label)) | MatchedLines(label=str(label)) if "label" not in columns:
-            yield Fault("label", f"= {label!r}: the task {task} reads no labels: leave it out")
-        case TextFile(label=None) | Shards() if columns != TEXT:
-            yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
-        case ClassFolders() if columns not in (TEXT, LABELLED):
-            yield Fault("kind", f"= 'folders': the task {task} needs {needs}")
-        case MatchedLines() if columns == TAGGED:
-            yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
-        case ConllFile() if columns not in (TAGGED, TEXT):
-            yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
-        case ConllFile(word=int(word), tag=int(tag)) if word == tag:
-            yield Fault("tag", f"= {tag}: is also the column of the word")
-        case ParallelFiles() | Digits() | WrittenDates() | Additions() if columns != PAIR:
-            yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
-        case TextFile() | ParallelFiles() | TableFile() | MatchedLines() | ConllFile() | ClassFolders() | Shards() if (
-            source.start >= source.stop
-        ):
-            yield Fault("start", f"= {source.start}: must be before stop = {source.stop}")
-        case ParallelFiles() | TableFile() | MatchedLines() if source.group is not None and source.split == "rows":
-            yield Fault(
-                "group", f"= {source.group!r}: a hash of it decides the part of a row: leave out split = 'rows'"
-            )
-        case TableFile() if table_format(source) is None:
-            yield unknown_format(source)
-            readable = source.model_copy(update={"format": TABLE_FORMATS[0]})
-            yield from source_faults(readable, task, columns)  # report the other faults, too
-        case MatchedLines(pattern=pattern) if why := _pattern_fault(pattern, columns, source.label):
-            yield Fault("pattern", f"= {pattern!r}: {why}")
-        case MatchedLines(group=str(group)) if group not in (named := re.compile(source.pattern).groupindex):
-            yield Fault("group", f"= {group!r}: the pattern has no group of this name; {did_you_mean(group, named)}")
-        case TableFile() if any(getattr(source, name) is None for name in columns):
-            if columns == TEXT:
-                yield Fault("text", f"is required: the column that the task {task} reads")
-            else:
-                *first, last = (f"`{name}`" for name in columns)
-                yield Fault("", f"the task {task} needs the columns {', '.join(first)} and {last}")
-        case TableFile() if source.join != " " and not any(
-            isinstance(c, tuple) for c in table_columns(source).values()
-        ):
-            yield Fault("join", f"= {source.join!r}: is for a list of columns, such as text = ['title', 'body']")
-        case TableFile() if numbered := _numbered_names(source):
-            kind = "lines of JSON have names: give them, or set header = false for JSON lists"
-            kind = "columns of Parquet have names: give them" if table_format(source) == "parquet" else kind
-            yield from (Fault(path, f"= {number}: {kind}") for path, number in numbered)
-        case TableFile(pair=pair) if pair is not None and "pair" not in columns and "label" in columns:
-            yield Fault("pair", f"= {pair!r}: set task.pairs = true, or leave it out: the task reads single texts")
-        case Digits() if source.shortest > source.longest:
-            yield Fault("shortest", f"= {source.shortest}: must be at most longest = {source.longest}")
-
-
-def table_columns(source: TableFile) -> dict[str, ColumnNames]:
-    """Return the columns that a table names, by what they are read as."""
-    roles = ("source", "target", "text", "pair", "label", "words", "tags", "group")
-    return {role: name for role in roles if (name := getattr(source, role)) is not None}
-
-
-def single_columns(columns: dict[str, ColumnNames]) -> dict[str, ColumnName]:
-    """Return each column by its key in the source; those of a list have keys such as `text.0`."""
-    single: dict[str, ColumnName] = {}
-    for role, names in columns.items():
-        single |= {f"{role}.{i}": name for i, name in enumerate(names)} if isinstance(names, tuple) else {role: names}
-    return single
-
-
-def _numbered_names(source: TableFile) -> list[tuple[str, int]]:
-    """Return the columns by number in files whose columns have names."""
-    if table_format(source) in ("tsv", "csv") or (table_format(source) == "jsonl" and not source.header):
-        return []
-    return [(key, name) for key, name in single_columns(table_columns(source)).items() if isinstance(name, int)]
-
-
-def _pattern_fault(pattern: str, groups: tuple[str, ...], label: str | None) -> str:
-    """Return why a regular expression is invalid, lacks named groups, or has a second label; empty if it is fine."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # patterns whose meaning may change in a later Python
-            names = re.compile(pattern).groupindex
-    except (re.error, OverflowError, RecursionError) as error:
-        return f"is not a regular expression ({error})"
-    if label is not None and "label" in names:
-        return f"has the group (?P<label>...), and label = {label!r} is set: leave out one of them"
-    known = {*names, *(["label"] if label else [])}
-    missing = " and ".join(f"(?P<{name}>...)" for name in groups if name not in known)
-    return missing and f"needs the named groups {missing}"
+def splits(data: Data) -> list[NamedSplit]:
+    """Return all sources of a recipe, each test set by its name."""
+    found = [NamedSplit("train", "data.train", "train", data.train)]
+    if data.valid is not None:
+        found.append(NamedSplit("valid", "data.valid", "valid", data.valid))
+    match data.test:
+        case None:
+            return found
+        case NamedSources(parts=parts):
+            named = (NamedSplit(p.name, f"data.test.parts.{i}.rows", "test", p.rows) for i, p in enumerate(parts))
+            return [*found, *named]
+        case _:
+            return [*found, NamedSplit("test", "data.test", "test", data.test)]

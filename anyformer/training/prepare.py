@@ -14,7 +14,6 @@ from anyformer.config.spec import MAX_WORD, shorten
 from anyformer.data.fingerprint import fingerprint
 from anyformer.data.loader import CropLoader, Cursor, Loader
 from anyformer.data.readers import Rows, check_bad_rows, common_inputs, read
-from anyformer.data.synthetic import Split
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.inspection.capacity import check_model, exceeding
 from anyformer.nn.model import Transformer
@@ -26,6 +25,7 @@ from anyformer.recipe import (
     DataTokenizer,
     Embed,
     Mixture,
+    NamedSplit,
     Ordered,
     Padded,
     Recipe,
@@ -35,6 +35,7 @@ from anyformer.recipe import (
     SpanCorruption,
     Tag,
     columns,
+    splits,
 )
 from anyformer.run import (
     RECIPE,
@@ -89,15 +90,15 @@ def prepare(
         raise ConfigError([Fault("task.kind", what)])
     checkpoint, damaged = ranks.on_first(lambda: find_checkpoint(recipe, out, resume))
     changed = ranks.on_first(lambda: changed_data(recipe, checkpoint, allow_changed_data, console))
-    splits = ranks.on_each(lambda: read_rows(recipe))
+    read_splits = ranks.on_each(lambda: read_rows(recipe))
     data = ranks.on_first(lambda: fingerprint(recipe.data))
 
     def get_task() -> Task:
-        return make_task(recipe, splits["train"], console) if checkpoint is None else load_task(checkpoint)
+        return make_task(recipe, read_splits["train"], console) if checkpoint is None else load_task(checkpoint)
 
     task = ranks.on_first(get_task)
-    train, valid = ranks.on_each(lambda: fit_rows(recipe, task, splits, console))
-    splits.clear()  # frees the rows that do not fit
+    train, valid = ranks.on_each(lambda: fit_rows(recipe, task, read_splits, console))
+    read_splits.clear()  # frees the rows that do not fit
 
     def prepare_folder() -> None:
         out.mkdir(parents=True, exist_ok=True)
@@ -215,18 +216,16 @@ def _round_base(model: Transformer, bits: Bits) -> None:
         raise ConfigError([Fault("train.base_bits", f"= {bits}: {error}")]) from None
 
 
-Splits = dict[Split, Rows]
-SPLITS: tuple[Split, ...] = ("train", "valid", "test")
+Splits = dict[str, Rows]  # "train", "valid", "test" or the names of test sets
 
 
 def read_rows(recipe: Recipe) -> Splits:
     """Read the rows of all data of a recipe, and raise the faults of all of them together."""
     data = recipe.data
-    sources = {split: source for split in SPLITS if (source := getattr(data, split)) is not None}
-    return _each({split: partial(read, source, data, split, recipe.seed) for split, source in sources.items()})
+    return _each({one.name: partial(read, one.source, data, one.split, recipe.seed, one.key) for one in splits(data)})
 
 
-def fit_rows(recipe: Recipe, task: Task, splits: Splits, console: Console) -> tuple[Rows, Rows | None]:
+def fit_rows(recipe: Recipe, task: Task, found: Splits, console: Console) -> tuple[Rows, Rows | None]:
     """Return the training and validation rows that the model can read; skipped bad rows are printed.
 
     Test rows are checked, too, so that their faults are found before training, and are not returned.
@@ -234,11 +233,11 @@ def fit_rows(recipe: Recipe, task: Task, splits: Splits, console: Console) -> tu
     config = fit_config(recipe, task)
     _check_capacity(recipe, config)
 
-    def fit(split: Split) -> Rows:
-        rows = task.filter_rows(splits[split], config, recipe.batches if split == "train" else None)
-        return check_bad_rows(rows, recipe.data, split)
+    def fit(one: NamedSplit) -> Rows:
+        rows = task.filter_rows(found[one.name], config, recipe.batches if one.split == "train" else None)
+        return check_bad_rows(rows, recipe.data, one.key)
 
-    fitting = _each({split: partial(fit, split) for split in splits})
+    fitting = _each({one.name: partial(fit, one) for one in splits(recipe.data) if one.name in found})
     for split, rows in fitting.items():
         if rows.bad:
             first = "; ".join(str(bad) for bad in rows.bad[:3])
@@ -249,17 +248,17 @@ def fit_rows(recipe: Recipe, task: Task, splits: Splits, console: Console) -> tu
     return fitting["train"], fitting.get("valid")
 
 
-def _each(work: dict[Split, Callable[[], Rows]]) -> Splits:
+def _each(work: dict[str, Callable[[], Rows]]) -> Splits:
     """Call a function for each split, and raise the faults of all of them as one `ConfigError`."""
-    splits, faults = Splits(), list[Fault]()
+    done, faults = Splits(), list[Fault]()
     for split, make in work.items():
         try:
-            splits[split] = make()
+            done[split] = make()
         except ConfigError as error:
             faults += [fault for fault in error.faults if fault not in faults]  # two splits may read one file
     if faults:
         raise ConfigError(faults)
-    return splits
+    return done
 
 
 def _check_capacity(recipe: Recipe, config: ModelConfig) -> None:

@@ -13,11 +13,10 @@ from rich.console import Console
 from torch import Tensor
 
 from anyformer.config import ConfigError, Fault, io
-from anyformer.data.readers import check_bad_rows, read
-from anyformer.data.synthetic import Split
+from anyformer.data.readers import Rows, check_bad_rows, read
 from anyformer.nn.model import Transformer
 from anyformer.processes import locked
-from anyformer.recipe import AnyTask, Classify, Recipe, Regress, Tag
+from anyformer.recipe import AnyTask, Classify, NamedSources, Recipe, Regress, Tag, splits
 from anyformer.recipes import DEFAULT, read_recipe
 from anyformer.run import (
     MANIFEST,
@@ -35,7 +34,7 @@ from anyformer.run import (
     write_model,
     writing,
 )
-from anyformer.tasks.base import Metrics
+from anyformer.tasks.base import Metrics, Task
 from anyformer.tasks.build import build_task
 from anyformer.training.checkpoint import checkpoint_path, gather_weights, regular_checkpoints
 from anyformer.training.ema import ema_weights
@@ -93,11 +92,15 @@ def _locked(folder: Path, ranks: Ranks) -> Iterator[None]:
         yield
 
 
+MAX_VALUES = 1000  # of a column by which metrics are reported
 FIXED = ("model", "tokenizer", "source_tokenizer", "train", "parallel")  # settings that an evaluation may not change
 
 
-def evaluate(folder: str | Path, overrides: Iterable[str] = (), split: Split = "test") -> Metrics:
+def evaluate(folder: str | Path, overrides: Iterable[str] = (), split: str = "test", by: str | None = None) -> Metrics:
     """Evaluate a run on a split of its recipe's data, with `overrides` such as `task.beams=5`.
+
+    `split` may be the name of a test set; "test" is all of them, with metrics such as `name.loss`. With `by`, a column
+    of the file, the note `by` has the metrics for the rows of each value.
 
     Of an unfinished run the newest checkpoint is evaluated; the note `unfinished` gives its step.
     """
@@ -118,21 +121,44 @@ def evaluate(folder: str | Path, overrides: Iterable[str] = (), split: Split = "
             raise ConfigError([Fault("task", "was fixed in training and cannot be changed")])
         spec = run.spec  # with the labels or the range of the training rows
     task = build_task(spec, run.tokenizer, run.task.source_tokenizer)
-    source = getattr(recipe.data, split)
-    if source is None:
-        splits = [name for name in ("train", "valid", "test") if getattr(recipe.data, name) is not None]
-        raise ConfigError([Fault(f"data.{split}", f"is not in {path}; it has {', '.join(splits)}")])
-    rows = task.filter_rows(read(source, recipe.data, split, recipe.seed), run.config)
-    rows = check_bad_rows(rows, recipe.data, split)
-    with advise_out_of_memory(partial(evaluate_advice, recipe)):
-        metrics = task.evaluate(run.model, rows, recipe.batches)
-    if not math.isfinite(metrics.values.get("loss", 0.0)):
-        raise FloatingPointError(f"the loss is {metrics.values['loss']}: the model's weights may hold NaN or Inf")
+    known = splits(recipe.data)
+    chosen = [one for one in known if split in (one.name, one.split)]
+    if not chosen:
+        names = [*(one.name for one in known), *(["test"] if isinstance(recipe.data.test, NamedSources) else [])]
+        raise ConfigError([Fault(f"data.{split}", f"is not in {path}; it has {', '.join(names)}")])
+    found: dict[str, Metrics] = {}
+    for one in chosen:
+        rows = task.filter_rows(read(one.source, recipe.data, one.split, recipe.seed, one.key, by), run.config)
+        rows = check_bad_rows(rows, recipe.data, one.key)
+        with advise_out_of_memory(partial(evaluate_advice, recipe)):
+            metrics = found[one.name] = _measure(task, run, rows, recipe, by)
+        if not math.isfinite(metrics.values.get("loss", 0.0)):
+            raise FloatingPointError(f"the loss is {metrics.values['loss']}: the model's weights may hold NaN or Inf")
+    if split not in found:
+        values = {f"{name}.{key}": value for name, each in found.items() for key, value in each.values.items()}
+        count, notes = sum(each.count for each in found.values()), {name: each.notes for name, each in found.items()}
+        metrics = Metrics(metrics.task, count, values, {name: some for name, some in notes.items() if some})
     if run.folder == Path(folder):
         return metrics
     step = int(run.folder.name.removeprefix("step-"))
     unfinished = f"training has not finished: this is its checkpoint at step {step:,} of {recipe.train.steps:,}"
     return replace(metrics, notes={**metrics.notes, "unfinished": unfinished})
+
+
+def _measure(task: Task, run: Run, rows: Rows, recipe: Recipe, by: str | None) -> Metrics:
+    """Evaluate a run on some rows, and on those of each value of the column "by", if the rows have it."""
+    if by is None:
+        return task.evaluate(run.model, rows, recipe.batches)
+    numbers: dict[str, list[int]] = {}
+    for i, value in enumerate(rows.columns["by"]):
+        numbers.setdefault(value, []).append(i)
+    if len(numbers) > MAX_VALUES:
+        what = f"has {len(numbers):,} values: metrics are reported for at most {MAX_VALUES}"
+        raise ConfigError([Fault("by", f"= {by!r}: {what}")])
+    metrics = task.evaluate(run.model, rows, recipe.batches)
+    each = {value: task.evaluate(run.model, rows.take(numbers[value]), recipe.batches) for value in sorted(numbers)}
+    tables = {value: {"n": one.count, **one.values} for value, one in each.items()}
+    return replace(metrics, notes={**metrics.notes, "by": {by: tables}})
 
 
 def merge(folder: str | Path, out: str | Path) -> Run:
