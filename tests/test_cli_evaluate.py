@@ -46,6 +46,18 @@ def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
     assert "unfinished" in done("evaluate", tmp_path / "run", "--split", "valid")
 
 
+def test_the_table_has_each_metric_beside_its_signature(tmp_path: Path) -> None:
+    pytest.importorskip("sacrebleu")
+    recipe = pairs(steps=2)
+    train(recipe.model_copy(update={"task": recipe.task.model_copy(update={"metrics": ("bleu",)})}), tmp_path / "run")
+    text = done("evaluate", tmp_path / "run", "--split", "valid")
+    lines = dict(line.split(maxsplit=1) for line in text.splitlines())
+    values = json.loads(done("evaluate", tmp_path / "run", "--split", "valid", "--json"))["metrics"]
+    assert values.keys() < lines.keys()
+    assert float(lines["bleu"]) == pytest.approx(values["bleu"])
+    assert "bleu.signature" in lines
+
+
 def test_a_finished_run_does_not(labels: Path) -> None:
     assert "unfinished" not in done("evaluate", labels, "--split", "valid")
 

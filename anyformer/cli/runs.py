@@ -137,8 +137,8 @@ def evaluate_(
         }
         typer.echo(json.dumps(result, ensure_ascii=False))
         return
-    table = {"task": metrics.task, "split": split, "n": metrics.count, **metrics.values, **metrics.notes}
-    lines = list(_lines(table))
+    head = {"task": metrics.task, "split": split, "n": metrics.count, **metrics.values}
+    lines = [*_lines(head), *_lines(metrics.notes)]  # not merged: both have a "bleu", its value and its signature
     width = max(16, *(len(name) for name, _ in lines))
     for name, text in lines:
         typer.echo(f"{name:<{width}} {text}")

@@ -193,7 +193,7 @@ def _epochs(job: Job) -> tuple[int, float]:
 def _time(job: Job, batches: list[Batch]) -> float:
     """Return the seconds per position of a batch, in steps that train the weights."""
     take_step = TrainingStep(job)
-    warmup = 3 if job.compiled else 1  # compilation takes a step for each new kind of shape
+    warmup = len(batches) if job.compiled else 1  # every new shape may be compiled: take each once before timing
     times: list[float] = []
     began = time.perf_counter()
     for batch in itertools.cycle(batches):
