@@ -17,7 +17,6 @@ from anyformer.config import ModelConfig, io
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.inspection.count import count
 from anyformer.inspection.memory import training_memory
-from anyformer.recipe import Recipe
 
 
 def run(*arguments: str | Path) -> Result:
@@ -108,7 +107,7 @@ def test_diff() -> None:
 def test_schema() -> None:
     assert json.loads(done("config", "schema")) == json.loads(done("config", "schema", "model"))
     assert json.loads(done("config", "schema")) == io.schema(ModelConfig)
-    assert json.loads(done("config", "schema", "recipe")) == io.schema(Recipe)
+    assert json.loads(done("config", "schema", "recipe")) == recipes.schema()
 
 
 # -- recipes and runs by name -----------------------------------------------------------------------------------------

@@ -98,11 +98,12 @@ def config_schema(
     of: Annotated[Literal["model", "recipe"], typer.Argument(help="Of which kind of file.")] = "model",
 ) -> None:
     """Print the JSON schema of models or recipes, for completion and checks in editors."""
+    from anyformer import recipes
     from anyformer.config import io
     from anyformer.config.model import ModelConfig
-    from anyformer.recipe import Recipe
 
-    typer.echo(json.dumps(io.schema(ModelConfig if of == "model" else Recipe), indent=2, ensure_ascii=False))
+    schema = io.schema(ModelConfig) if of == "model" else recipes.schema()
+    typer.echo(json.dumps(schema, indent=2, ensure_ascii=False))
 
 
 @config_app.command("show")

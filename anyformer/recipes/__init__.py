@@ -38,6 +38,15 @@ def read_recipe(name: str = DEFAULT, overrides: Iterable[str] = ()) -> Recipe:
     return io.override(recipe, remaining)
 
 
+def schema() -> dict[str, Any]:
+    """The JSON schema of recipe files: a whole recipe, or what differs from a `base`, whose tables may be partial."""
+    rest = io.schema(Recipe)
+    whole = {key: rest.pop(key) for key in ("type", "properties", "required", "additionalProperties")}
+    base = {"type": "string", "description": "Another recipe, by name or as a file: this one holds what differs."}
+    tables: dict[str, Any] = {key: {} for key in whole["properties"]}
+    return {**rest, "anyOf": [whole, {**whole, "properties": {"base": base, **tables}, "required": ["base"]}]}
+
+
 def _built_in(name: str) -> dict[str, Any]:
     return io.parse((resources.files(__name__) / f"{name}.toml").read_text(encoding="utf-8"), "toml")
 

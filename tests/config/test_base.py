@@ -8,6 +8,7 @@ import pytest
 from anyformer import recipes
 from anyformer.config import io
 from anyformer.recipe import Classify, Recipe
+from tests.config.test_schema import fits
 from tests.test_cli import done, refused
 from tests.training.small import labelled, parities, run
 
@@ -112,3 +113,24 @@ def test_the_model_of_a_run_replaces_that_of_the_base(tmp_path: Path) -> None:
     assert found.train.steps == recipes.read_recipe("sst2").train.steps
     (tmp_path / "next.toml").write_text('base = "own.toml"\nseed = 3\n', encoding="utf-8")
     assert recipes.read_recipe(str(tmp_path / "next.toml")) == io.override(found, ["seed=3"])
+
+
+@pytest.mark.parametrize(
+    ("tables", "right"),
+    [
+        ({"base": "sort"}, True),
+        ({"base": "sort", "train": {"steps": 3}, "data": {"train": {"stop": 0.9}}}, True),
+        ({"base": "sort", "trian": {"steps": 3}}, False),
+        ({"base": 3}, False),
+        ({"train": {"steps": 3}}, False),
+    ],
+)
+def test_editors_know_bases(tables: dict[str, object], right: bool) -> None:
+    schema = recipes.schema()
+    assert fits(tables, schema, schema) == right
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_editors_know_recipes(name: str) -> None:
+    schema = recipes.schema()
+    assert fits(io.to_data(recipes.read_recipe(name)), schema, schema)

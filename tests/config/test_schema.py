@@ -1,5 +1,6 @@
 """The JSON schema says what the grammar says."""
 
+import re
 from typing import Any
 
 import pytest
@@ -48,6 +49,10 @@ def fits(value: Any, node: dict[str, Any], root: dict[str, Any]) -> bool:
                 return not isinstance(value, list) or len(value) >= given
             case "maxItems":
                 return not isinstance(value, list) or len(value) <= given
+            case "pattern":
+                return not isinstance(value, str) or re.search(given, value) is not None
+            case "minLength":
+                return not isinstance(value, str) or len(value) >= given
             case "required":
                 return not isinstance(value, dict) or set(given) <= value.keys()
             case "properties":
