@@ -5,10 +5,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 DEV    := $(VENV)/.installed-dev
 DEMO   := $(VENV)/.installed-demo
+DOCS   := $(VENV)/.installed-docs
 PINS   := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo browser test test-gpu torture families lab-report bench lint format wheel clean
+.PHONY: help demo browser test test-gpu torture families lab-report reference docs docs-test bench lint format wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | awk -F '\t' '{ printf "  make %-8s %s\n", $$1, $$2 }'
@@ -42,6 +43,17 @@ families: $(DEV)  ## measure every public family against transformers; write tra
 lab-report: $(DEV)  ## write the pages of docs/lab from the results beside them
 	$(BIN)/python -m anyformer.lab.report docs/lab
 
+reference: $(DOCS)  ## write the pages of docs/reference from schemas, commands and docstrings
+	$(BIN)/python -m docs_site
+
+docs: $(DOCS) reference  ## the documentation as a site: open site/index.html
+	rm -rf site .cache
+	$(BIN)/python -m zensical build --strict
+	$(BIN)/python -m docs_site.source_links site
+
+docs-test: $(DEV) browser docs  ## the site: dead links, search, dark mode, narrow screens; and slow pages
+	$(BIN)/pytest tests/docs_site
+
 bench: $(DEV)  ## measure this CPU beside torch.nn and transformers, and write docs/benchmarks.md
 	$(BIN)/python -m benchmarks.cpu
 	$(BIN)/python -m benchmarks.report
@@ -59,19 +71,24 @@ wheel: $(DEV)  ## dist/anyformer-*.whl
 	$(BIN)/python -m build --wheel --no-isolation
 
 clean:  ## remove what was built and cached; keeps .venv and runs
-	rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist site .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find anyformer tests examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # A stamp is as new as pyproject.toml and constraints.txt, or the environment is brought up to date.
 $(DEV): $(PINS) $(BIN)/python
 	@echo "installing what the tests need into $(VENV) (minutes the first time)"
 	@$(BIN)/python -m pip install -qq -e ".[dev]" -c constraints.txt
-	@touch $(DEMO) $@
+	@touch $(DEMO) $(DOCS) $@
 
-# What the demo needs is part of what the tests need: the rule above renews this stamp too.
+# What the demo and the documentation need is part of what the tests need: the rule above renews these stamps too.
 $(DEMO): $(PINS) $(BIN)/python
 	@echo "installing what the demo needs into $(VENV) (minutes the first time)"
 	@$(BIN)/python -m pip install -qq -e ".[plot]" -c constraints.txt
+	@touch $@
+
+$(DOCS): $(PINS) $(BIN)/python
+	@echo "installing what the documentation needs into $(VENV) (minutes the first time)"
+	@$(BIN)/python -m pip install -qq -e ".[docs]" -c constraints.txt
 	@touch $@
 
 $(BIN)/python:

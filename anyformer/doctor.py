@@ -21,13 +21,13 @@ from anyformer.training.machine import Choice, choose_execution, find_compiler
 
 CORE = ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "typer", "rich", "tomli-w")
 EXTRAS: dict[str, tuple[str, ...]] = {
-    "hf": ("transformers",),
+    "hf": ("huggingface_hub", "transformers"),
     "spm": ("sentencepiece",),
     "eval": ("sacrebleu",),
     "plot": ("matplotlib",),
     "parquet": ("pyarrow",),
     "log": ("tensorboard",),
-    "serve": ("fastapi", "uvicorn"),
+    "docs": ("latex2mathml", "zensical"),
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "dev": (
         "build",

@@ -112,6 +112,8 @@ class Proposal(NamedTuple):
 
 
 class Drafter(Protocol):
+    """Source of draft tokens: a smaller model, or lookup in the texts."""
+
     def propose(self, history: History, limit: Tensor) -> Proposal:
         """Draft up to `limit` [b] next tokens."""
 

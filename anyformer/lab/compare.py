@@ -92,6 +92,7 @@ def cells(lines: Sequence[Line], metric: str) -> list[tuple[str, ...]]:
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows as a table in Markdown, the first one as its head."""
     head, *rest = rows
     lines = [head, ["---"] * len(head), *rest]
     return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"

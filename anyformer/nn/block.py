@@ -83,6 +83,7 @@ def _norm(norm: nn.Module, x: Tensor, ctx: Context) -> Tensor:
 
 
 def build_block(spec: Block, width: int) -> SequentialBlock | ParallelBlock:
+    """Return the module of a block."""
     parts: dict[str, nn.Module | None] = {
         "mixer": build_mixer(spec.mixer, width),
         "cross": MultiHeadAttention(spec.cross, width, cross=True) if spec.cross else None,

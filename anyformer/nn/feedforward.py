@@ -37,6 +37,7 @@ from anyformer.nn.linear import Linear
 
 
 def activation(spec: Activation) -> Callable[[Tensor], Tensor]:
+    """Return the function of an activation."""
     match spec:
         case Identity():
             return lambda x: x
@@ -114,6 +115,7 @@ class GatedFFN(nn.Module):
 
 
 def build_ffn(spec: FeedForward, width: int) -> nn.Module | None:
+    """Return the module of a feed-forward, or None where there is none."""
     match spec:
         case NoFeedForward():
             return None
@@ -126,6 +128,7 @@ def build_ffn(spec: FeedForward, width: int) -> nn.Module | None:
 
 
 def build_network(spec: Network, width: int, hidden: int) -> PlainFFN | GatedFFN:
+    """Return a plain or gated network."""
     match spec:
         case Plain():
             return PlainFFN(width, hidden, spec.activation, spec.bias, spec.dropout)
@@ -136,6 +139,7 @@ def build_network(spec: Network, width: int, hidden: int) -> PlainFFN | GatedFFN
 
 
 def build_mixture(spec: Experts, width: int) -> Mixture:
+    """Return the module of a mixture of experts."""
     one, hidden = spec.expert, hidden_width(spec.expert, width)
     parts = (hidden, hidden) if isinstance(one, Gated) else (hidden,)
     return Mixture(
@@ -150,6 +154,7 @@ def build_mixture(spec: Experts, width: int) -> Mixture:
 
 
 def build_router(spec: Experts, width: int) -> SoftmaxRouter | SigmoidRouter:
+    """Return the module that chooses the experts of each token."""
     match spec.router:
         case SoftmaxTopK(normalize=normalize, bias=bias):
             return SoftmaxRouter(width, spec.count, spec.top_k, normalize=normalize, bias=bias)

@@ -161,6 +161,7 @@ def normed(norm: nn.Module, x: Tensor, layout: Layout, aux: AuxOutputs | None = 
 
 
 def build_norm(spec: Norm, width: int) -> nn.Module:
+    """Return the module of a norm over vectors of this width."""
     match spec:
         case NoNorm():
             return nn.Identity()

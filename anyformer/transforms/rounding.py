@@ -57,6 +57,7 @@ def pack_nibbles(q: Tensor) -> Tensor:
 
 
 def unpack_nibbles(packed: Tensor) -> Tensor:
+    """Return the two 4-bit values of each byte, from -8 to 7."""
     return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2).to(torch.int8) - 8
 
 

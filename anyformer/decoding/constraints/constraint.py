@@ -65,6 +65,7 @@ class Constraint(ABC):
 
 
 def check_stop(stop: Sequence[int], vocab: int) -> None:
+    """Raise a `ConfigError` unless there is a stop id and all are within the vocabulary."""
     if not stop:
         raise ConfigError([Fault("stop", "must name at least one id, by which a constrained answer ends")])
     check_ids("stop", stop, vocab)
