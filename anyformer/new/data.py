@@ -37,6 +37,7 @@ MIN_ROWS_FOR_TEST = 200
 HELD_OUT = {"seq2seq": 300, "lm": 0}  # rows for validation, and as many for the test
 USUAL_HELD_OUT = 1000
 LABELLED = r"(?P<label>\S+)[ \t]+(?P<text>.*)"
+MAX_BAD_ROWS = 0.05  # share of rows that cannot be read and are skipped; more of them are an error
 MIN_TEXT = 2000  # characters of a text that is split
 
 
@@ -50,6 +51,11 @@ class Sources:
     rows: dict[Split, Rows]
     examined: Examined
     reasons: list[tuple[str, str, str]]  # what, the choice, why
+
+    @property
+    def skips(self) -> str:
+        """Why bad rows are skipped; empty if there are none."""
+        return next((f"{choice}: {why}" for what, choice, why in self.reasons if what == "bad rows"), "")
 
 
 def find_sources(paths: Sequence[str], task: str, roles: tuple[Role, ...], given: dict[Role, str]) -> Sources:
@@ -149,10 +155,11 @@ def _split(
         few, why = characters < MIN_TEXT, "the end of the text"
     else:
         share = min(0.1, max(0.01, HELD_OUT.get(task, USUAL_HELD_OUT) / one.rows))
-        few, test = one.rows < MIN_ROWS, one.rows >= MIN_ROWS_FOR_TEST
+        few = one.rows < MIN_ROWS or len({*next(iter(one.columns.values()))}) < MIN_ROWS
+        test = one.rows >= MIN_ROWS_FOR_TEST
         share, why = round(share if test else 0.2, 2), "spread over the file"
     if few:
-        reasons.append(("split", "all rows are for training", f"{one.rows:,} rows are too few to hold some back"))
+        reasons.append(("split", "all rows are for training", "different rows are too few to hold some back"))
         return {"train": source}
     group = _group(source)
     if group:
@@ -179,6 +186,8 @@ def _group(source: SingleSource | JoinedSources) -> ColumnName | None:
     match source:
         case ParallelFiles():
             return "source"
+        case JoinedSources():
+            return _group(source.parts[0])
         case MatchedLines():
             return "text"
         case TableFile():
@@ -192,14 +201,21 @@ def _read(found: dict[Split, Any], one: Examined, reasons: list[tuple[str, str, 
     """Read all rows; a part that chance left empty is dropped."""
     rows: dict[Split, Rows] = {}
     for split, source in found.items():
-        rows[split] = read(source, Data(train=source, root="."), split, 0)
-        if split != "train" and not len(rows[split]):
+        try:
+            rows[split] = read(source, Data(train=source, root=".", on_bad_row="skip"), split, 0)
+        except ConfigError as error:
+            if split == "train" or not all(fault.path.endswith("group") for fault in error.faults):
+                raise
+        if split != "train" and not len(rows.get(split, ())):
             reasons.append((split, "none", "no row fell into this part"))
-            del rows[split]
+            rows.pop(split, None)
     if not len(rows["train"]):
-        bad = rows["train"].bad
-        what = f"no row can be read: {bad[0]}" if bad else "has no rows"
+        unread = rows["train"].bad
+        what = f"no row can be read: {unread[0]}" if unread else "has no rows"
         raise ConfigError([Fault(one.path, what)])
+    bad = [row for split in rows.values() for row in split.bad]
+    if 0 < len(bad) <= MAX_BAD_ROWS * sum(map(len, rows.values())):
+        reasons.append(("bad rows", f"{len(bad):,} skipped", str(bad[0])))
     valid, test = (found[split] if split in rows else None for split in ("valid", "test"))
     return Sources(found["train"], valid, test, rows, one, reasons)
 

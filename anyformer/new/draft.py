@@ -99,8 +99,8 @@ class Draft:
             for split in SPLIT_NAMES
             if (source := getattr(sources, split)) is not None
         ]
-        if self._too_long():
-            data.append(Line("on_bad_row", '"skip"', "some texts may be longer than the model can read"))
+        if skipped := sources.skips or ("texts that are longer than the model can read" if self._too_long() else ""):
+            data.append(Line("on_bad_row", '"skip"', skipped))
         sections = {
             "": [
                 Line("task", toml(facts.task), _about(self.request.task)),

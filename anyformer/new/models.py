@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from anyformer.config import Attention, Embedder, ModelConfig
-from anyformer.new.texts import TextStats, pieces, words
+from anyformer.new.texts import MAX_PIECES, MAX_PREDICTED_ON_CPU, TextStats, pieces, words
 from anyformer.recipe import Task
 
 SMALL, LARGE = 20_000, 100_000  # rows
@@ -46,13 +46,13 @@ class Facts:
     def width(self) -> int:
         if self.task.kind == "embed" or (self.task.kind == "regress" and self.pairs):
             return 256
-        return 256 if self.gpu else 192 if self.task.kind == "seq2seq" and self.rows >= SMALL else 128
+        return 256 if self.gpu else 128
 
     @property
     def depth(self) -> int:
         if self.task.kind in ("lm", "mlm"):
             return 6 if self.gpu else 4
-        return 4 if self.gpu else 3 if self.task.kind == "seq2seq" and self.rows >= SMALL else 2
+        return 4 if self.gpu else 2
 
     @property
     def layers(self) -> str:
@@ -118,7 +118,7 @@ def tokenizer(facts: Facts) -> Line:
                 )
         case "seq2seq" if _is_spelling(facts):
             return Line("tokenizer", '"chars"', "short strings without spaces: letters to letters")
-    return Line("tokenizer", *pieces(facts.inputs))
+    return Line("tokenizer", *pieces(facts.inputs, MAX_PIECES if facts.gpu else MAX_PREDICTED_ON_CPU))
 
 
 def _is_spelling(facts: Facts) -> bool:

@@ -10,6 +10,7 @@ SAMPLE = 5000  # texts whose letters are counted
 CHARS_PER_PIECE = 100  # characters of training text for each entry of a vocabulary of pieces
 PIECES_PER_CHARACTER = 1.3  # at least
 MIN_PIECES, MAX_PIECES = 500, 16_000
+MAX_PREDICTED_ON_CPU = 4000  # pieces that a model scores at every position, which takes most of a step
 MAX_CHARS_FOR_CHARS = 60_000  # text of fewer characters is read by characters: pieces of it would be rare
 NAMES: dict[str, Script] = {"LATIN": "Latin", "HANGUL": "Hangul", "CJK": "Han", "HIRAGANA": "Kana", "KATAKANA": "Kana"}
 
@@ -54,21 +55,19 @@ def measure(texts: list[str], rows: int) -> TextStats:
     )
 
 
-def piece_count(stats: TextStats) -> int:
+def piece_count(stats: TextStats, most: int = MAX_PIECES) -> int:
     """Return the size of a vocabulary of pieces: a power of two times 500, with room for every character."""
     size = MIN_PIECES
-    while (
-        2 * size <= min(MAX_PIECES, stats.characters / CHARS_PER_PIECE) or size < PIECES_PER_CHARACTER * stats.alphabet
-    ):
+    while 2 * size <= min(most, stats.characters / CHARS_PER_PIECE) or size < PIECES_PER_CHARACTER * stats.alphabet:
         size *= 2
     return size
 
 
-def pieces(stats: TextStats) -> tuple[str, str]:
+def pieces(stats: TextStats, most: int = MAX_PIECES) -> tuple[str, str]:
     """Return a tokenizer of characters or pieces of words as TOML, and the reason."""
     if stats.characters < MAX_CHARS_FOR_CHARS:
         return '"chars"', f"{stats.characters:,} characters are too few to learn pieces of words"
-    size = piece_count(stats)
+    size = piece_count(stats, most)
     if stats.is_cjk:
         return f'{{ kind = "unigram", size = {size} }}', f"{stats.script}: pieces of whole characters"
     return f'{{ kind = "bpe", size = {size} }}', f"byte pairs: no text is unknown; {stats.characters:,} characters"

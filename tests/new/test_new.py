@@ -195,6 +195,14 @@ def test_three_rows() -> None:
     assert train("few.toml").strip() in ("a", "b")
 
 
+def test_a_few_bad_rows_are_skipped() -> None:
+    lines = ["text\tlabel", *(f"text {i}\t{i % 2}" for i in range(100)), "a\ttab\ttoo many"]
+    Path("mine.tsv").write_text("\n".join(lines))
+    assert "1 skipped" in new("classify", "--data", "mine.tsv")
+    assert read_recipe("mine.toml").data.on_bad_row == "skip"
+    assert train("mine.toml").strip() in ("0", "1")
+
+
 def test_a_label_that_training_does_not_have() -> None:
     """A label of few rows may be in the validation rows only."""
     made = [(f"text {i} of many", f"label{i % 5}" if i % 3 else f"rare{i}") for i in range(60)]
