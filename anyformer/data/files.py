@@ -188,6 +188,8 @@ def _in_set(name: str, one: str) -> Path:
         return path
     if lookup(name):
         raise _fault(name, f"not on this machine; run `anyformer data fetch {one}`")
+    if os.path.exists(name):  # another file, in a folder that has the name of the data set
+        return Path(name)
     files = [f"{one}/{file.path}" for file in registry()[one].files]
     raise _fault(name, f"the data set {one} has no such file; {did_you_mean(name, files)}")
 

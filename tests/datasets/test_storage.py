@@ -66,6 +66,8 @@ def test_paths_of_other_files_are_found_as_without_data_sets(tmp_path: Path) -> 
     data = recipes.read_recipe("scan", ["data.train.path=mine.txt", "data.test=none"]).data
     assert locate("mine.txt", data).samefile(mine)
     assert list(fingerprint(data)) == ["data.train.path"]
+    beside = write(tmp_path / "scan" / "mine.txt")
+    assert locate("scan/mine.txt", data).samefile(beside)
     pairs = "{kind='parallel', source='mine.txt', target='mine.txt'}"
     data = recipes.read_recipe("multi30k-en-de", [f"data.train={pairs}"]).data
     data = data.model_copy(update={"valid": None, "test": None})
