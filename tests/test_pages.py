@@ -180,6 +180,14 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not missing, f"{page.relative_to(ROOT)} links to files that are not there: {missing}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_images_have_alternative_text(page: Path) -> None:
+    """Says what the picture shows, for those who do not see it: at least a few words."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    short = [alt for alt in re.findall(r"!\[([^\]]*)\]\(", text) if len(alt.split()) < 4]
+    assert not short
+
+
 # -- the reader itself ----------------------------------------------------------------------------------------------
 
 PAGE = """

@@ -131,7 +131,7 @@ more than at the smallest."""
     def draw(self, results: Sequence[Result]) -> Any:
         labels = {
             "variance": "variance of scores",
-            "entropy": "entropy of softmax, relative",
+            "entropy": "entropy, relative",
             "gradient": "gradient norm of Q and K",
             "loss": "validation loss, nats",
         }
