@@ -1,0 +1,58 @@
+"""Tutorials: the list of pages is complete, and their commands are short and parse. `make docs-test` runs them."""
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from anyformer.cli import app
+from anyformer.config import io
+from anyformer.recipes import read_recipe
+from tests.test_pages import ROOT, blocks, commands, words
+
+FOLDER = ROOT / "docs" / "tutorials"
+PAGES = sorted(path for path in FOLDER.glob("*.md") if path.name != "README.md")
+LONGEST_COMMAND = 100  # characters
+
+
+def shown(page: Path) -> list[str]:
+    """The commands of a page, line by line, without comments at their ends."""
+    found = [block.body for block in blocks(page.read_text(encoding="utf-8")) if block.language == "bash"]
+    return [re.sub(r"\s+# .*", "", line) for body in found for line in commands(body)]
+
+
+def test_the_list_names_every_tutorial_once() -> None:
+    text = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"\]\(([\w-]+\.md)\)", text)) == [page.name for page in PAGES]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_are_short_and_parse(page: Path) -> None:
+    lines = shown(page)
+    assert any(line.startswith("anyformer train") for line in lines)
+    for line in lines:
+        assert len(line) <= LONGEST_COMMAND, line
+        for program, *rest in words(line):
+            if program == "anyformer":
+                parse(rest)
+
+
+def parse(rest: list[str]) -> None:
+    """Parse a command as the program does, and its settings if the recipe is a built-in one; run nothing."""
+    command, name = get_command(app), "anyformer"
+    while commands := getattr(command, "commands", None):
+        name, *rest = rest
+        command = commands[name]
+    found = command.make_context(name, list(rest)).params
+    if name == "train" and "." not in (recipe := found["recipe"]):
+        io.override(read_recipe(recipe), found["changes"])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_pages_explain_and_lead_on(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    _, _, end = text.partition("## What just happened")
+    assert "Where to go next" in end
+    assert "](../concepts/" in end
+    assert any(block.language == "text" for block in blocks(text)), "a tutorial shows what is printed"
