@@ -7,6 +7,7 @@ from importlib import resources
 from typing import Any
 
 from anyformer.config import Attention, ModelConfig, Tokens
+from anyformer.datasets.registry import registry
 from anyformer.inspection.count import count
 from anyformer.presets import PRESETS
 from anyformer.recipes import names, read_recipe
@@ -16,8 +17,8 @@ PRESET_INTRO = """Well-known models at their published sizes: `af.presets.NAME()
 [command line](cli.md). Sizes are arguments: `af.presets.gpt2(depth=2, width=64, heads=4, vocab=97)`, or
 `anyformer count gpt2 depth=2 width=64 heads=4`. Any other field changes by [overrides](../configs.md)."""
 RECIPE_INTRO = """Recipes that come with the package: `anyformer train NAME`, with `KEY=VALUE` to change a
-[field](recipe.md). `anyformer config show NAME` prints the whole recipe. [Results](../results.md) lists what some
-of them reach."""
+[field](recipe.md). `anyformer config show NAME` prints the whole recipe. [Data sets](../data.md) have
+their own page, and [results](../results.md) lists what some recipes reach."""
 
 
 def pages() -> dict[str, str]:
@@ -91,16 +92,20 @@ def _steps(raw: dict[str, Any]) -> str:
     return f"{raw['train']['steps']:,}"
 
 
+def _sets(name: str) -> list[str]:
+    """Return the data sets of a recipe: registered ones are folders in its paths."""
+    folders = re.findall(r"(?:path|source) = \"([\w-]+)/", _text(name))
+    return [one for one in registry() if one in folders]
+
+
 def _data(name: str) -> str:
-    """Return the data sets of a recipe, by the folders that its files are in."""
-    data = _toml(name)["data"]
-    paths = re.findall(r"(?:path|source) = \"([\w-]+)/", _text(name))
-    sets = data.get("sets") or sorted(set(paths))
-    return ", ".join(f"`{one}`" for one in sets) or f"made by the program (`{data['train']['kind']}`)"
+    sets = [f"`{one}`" + " (in the package)" * registry()[one].bundled for one in _sets(name)]
+    return ", ".join(sets) or f"made by the program (`{_toml(name)['data']['train']['kind']}`)"
 
 
 def _recipe(name: str) -> str:
-    """Return the comment at the head of a recipe, and the command."""
+    """Return the comment at the head of a recipe, and the commands that fetch its data and train."""
     text = re.match(r"((?:#[^\n]*\n)*)", _text(name))[1]  # type: ignore[index]
     about = plain(" ".join(line.lstrip("# ") for line in text.splitlines()))
-    return f"{about}\n\n```text\nanyformer train {name}\n```"
+    lines = [f"anyformer data fetch {one}" for one in _sets(name) if not registry()[one].bundled]
+    return f"{about}\n\n```text\n" + "\n".join([*lines, f"anyformer train {name}"]) + "\n```"

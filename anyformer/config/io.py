@@ -89,6 +89,7 @@ def faults_in(path: str | Path) -> Iterator[None]:
 
 
 def format_of(path: Path) -> Format:
+    """Return the format of a file by its suffix."""
     if format := SUFFIXES.get(path.suffix.lower()):
         return format
     has = f"'{path.suffix}'" if path.suffix else "no suffix"
