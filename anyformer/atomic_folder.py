@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from anyformer.config import ConfigError, Fault
-from anyformer.config.spec import is_file_name, visible
+from anyformer.config.spec import did_you_mean, is_file_name, visible
 from anyformer.processes import LOCK, workspace
 
 if TYPE_CHECKING:
@@ -96,11 +96,17 @@ def verify_file(folder: Path, name: str) -> Path:
     return folder / name
 
 
+def _absent(folder: Path) -> str:
+    """Return what to say about a folder that does not exist, with the runs beside it."""
+    beside = [path.parent.name for path in folder.parent.glob(f"*/{MANIFEST}")] if folder.parent.is_dir() else []
+    return "there is no such folder" + (f"; {did_you_mean(folder.name, beside)}" if beside else "")
+
+
 def _read_manifest(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of each file of a folder by its manifest; its own checksum is verified if it has one."""
     manifest = folder / MANIFEST
     if not os.path.lexists(manifest):
-        what = "is not a finished run: it has no manifest.json" if folder.is_dir() else "there is no such folder"
+        what = "is not a finished run: it has no manifest.json" if folder.is_dir() else _absent(folder)
         raise ConfigError([Fault(visible(str(folder)), what)])
     content = read_json(manifest)
     digests = content.get("files")

@@ -49,7 +49,7 @@ def only(folder: Path, *names: str) -> None:
 def test_import(public: Path, tmp_path: Path) -> None:
     out, size = tmp_path / "가져온 것", af.from_hf(public).model.num_parameters()
     said = done("import", public, "--out", out)
-    assert said == f"imported: {out}, {size:,} parameters, {TOKENIZER.size} tokens\n"
+    assert said.splitlines()[0] == f"imported: {out}, {size:,} parameters, {TOKENIZER.size} tokens"
     (tmp_path / "in.txt").write_text(f"{TEXT[:5]}\n")
     assert done("predict", out, tmp_path / "in.txt", "--max-new-tokens", "4").strip()
     assert done("export", out, tmp_path / "again") == f"exported: {tmp_path / 'again'}, as gpt2\n"
@@ -112,7 +112,7 @@ def test_export_refuses(tmp_path: Path) -> None:
     (line,) = refused("export", made, out, "--family", "bert")
     assert line.startswith("is decoder: bert is encoder")
     (line,) = refused("export", tmp_path / "none", out)
-    assert line.endswith("there is no such folder")
+    assert "there is no such folder" in line
     (line,) = refused("export", made, out, "--format", "onnx", "--family", "gpt2")
     assert line.startswith("--family: is for --format hf")
     other = write_run(tmp_path / "other", "head.cap=3.0")

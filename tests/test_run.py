@@ -107,6 +107,11 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
             load(place)
 
 
+def test_a_missing_run_names_those_beside_it(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=f"there is no such folder; did you mean '{folder.name}'"):
+        load(folder.parent / f"{folder.name}x")
+
+
 class Bomb:
     def __init__(self, mark: Path):
         self.mark = mark

@@ -27,8 +27,9 @@ def is_hub_name(source: str | Path) -> bool:
 
 
 def folder_name(source: str | Path) -> str:
-    """Return the last part of a name or a path, without a revision: the name of a folder for the run."""
-    return Path(_parse(str(source))[0] if is_hub_name(source) else source).name
+    """Return the name of a folder for the run: of a public name or a folder the last part, of a file its stem."""
+    path = Path(_parse(str(source))[0] if is_hub_name(source) else source)
+    return path.stem if path.is_file() else path.resolve().name
 
 
 def download(source: str, allow_pickle: bool = False) -> Path:

@@ -120,7 +120,9 @@ def test_logits_are_those_of_a_plain_forward(tmp_path: Path, tied: bool) -> None
 
 def test_a_run_is_made_of_it(files: tuple[Path, Path], tmp_path: Path) -> None:
     out = tmp_path / "run"
-    assert f"imported: {out}, " in done("import", files[0], "--tokenizer", files[1], "--out", out)
+    said = done("import", files[0], "--tokenizer", files[1], "--out", out)
+    assert f"imported: {out}, " in said
+    assert f"next:     anyformer generate {out} --prompt" in said
     run, (model, tokenizer) = af.load(out, device="cpu"), read(*files)
     ids = torch.randint(run.tokenizer.size, (2, 9))
     with torch.no_grad():
