@@ -46,11 +46,11 @@ def check(words: list[str]) -> str:
     """Return what is wrong with the words of a command, or nothing."""
     verb, *rest = (word.partition("|")[0] if number < 2 else word for number, word in enumerate(words))
     left = [word for word in rest if word not in ("...", "…", "key=value", "KEY=VALUE")]
-    given, error = parse([verb, *left])
+    given, error = parse([verb, *(word for word in left if word != "--help")])
     if given is None:
-        grouped = verb in ("config", "data", "tokenizer")  # the next word is a command, too
-        named_only = all(word.startswith("-") for word in left[grouped:])
-        return "" if named_only and "Missing argument" in error else error
+        after = left[verb in ("config", "data", "tokenizer") :]  # of these the next word is a command, too
+        named_only = not after or after[0].startswith("-")  # an option in a sentence, without the rest of the command
+        return "" if named_only and re.search("Missing argument|requires an argument", error) else error
     if verb == "train":
         name, changes = given["recipe"], given["changes"] or []
         return recipe_fault("...", [name, *changes]) if "..." in rest and "=" in name else recipe_fault(name, changes)
