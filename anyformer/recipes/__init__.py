@@ -48,7 +48,11 @@ def schema() -> dict[str, Any]:
 
 
 def _built_in(name: str) -> dict[str, Any]:
-    return io.parse((resources.files(__name__) / f"{name}.toml").read_text(encoding="utf-8"), "toml")
+    tables = io.parse((resources.files(__name__) / f"{name}.toml").read_text(encoding="utf-8"), "toml")
+    if "base" not in tables:
+        return tables
+    below = io.build(Recipe, _built_in(tables.pop("base")))  # of a recipe that comes with anyformer, such a one, too
+    return io.merge(Recipe, io.to_data(below), tables)
 
 
 def _with_base(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
