@@ -4,6 +4,7 @@
 """
 
 import re
+from itertools import pairwise
 from typing import Any
 from xml.etree import ElementTree
 
@@ -18,6 +19,7 @@ DISPLAY = r"\$\$(.+?)\$\$"
 
 
 LIMITS = {"msub": "munder", "msup": "mover", "msubsup": "munderover"}
+ARGUMENTS = {"mi", "mn", "msub", "msup", "mfrac", "msqrt"}
 BIG = {"∑", "∏", "max", "min", "lim", "argmax", "argmin"}
 
 
@@ -36,6 +38,10 @@ def to_mathml(tex: str, display: bool) -> str:
             node.tag = LIMITS[node.tag]  # below and above the sign, as TeX sets displays
         if node.tag == "mo" and len(node.text or "") > 1 and (node.text or "").isalpha():
             node.tag = "mi"  # a function's name: an operator would have wide spaces around it
+    for node in list(root.iter()):
+        for i, (one, following) in reversed([*enumerate(pairwise(node))]):
+            if one.tag == "mi" and len(one.text or "") > 1 and following.tag in ARGUMENTS:
+                node.insert(i + 1, ElementTree.Element("mspace", width="0.167em"))  # sin x, not sinx
     return ElementTree.tostring(root, encoding="unicode")
 
 
