@@ -116,7 +116,7 @@ def test_two_texts_of_an_embedder_are_compared_by_cosine(page: Opener, server: S
 @pytest.mark.usefixtures("encoders")
 def test_other_encoders_have_no_empty_view(page: Opener) -> None:
     """In both languages: labels, a number, masked tokens."""
-    names = {"classify": ("Labels", "레이블"), "regress": ("Number", "수치"), "mlm": ("Masked tokens", "빈칸")}
+    names = {"classify": ("Labels", "레이블"), "regress": ("Number", "수치"), "mlm": ("Masked tokens", "마스킹된 토큰")}
     for locale, which in (("en-US", 0), ("ko-KR", 1)):
         one = page(locale=locale)
         for run, name in names.items():
