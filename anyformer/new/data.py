@@ -136,7 +136,7 @@ def _single(
     form = None if suffix_of(path) == one.format else one.format
     columns: Any = {role: column.name for role, column in chosen.items()}
     source = TableFile(path=path, format=form, header=one.header, encoding=one.encoding, **columns)
-    picked: dict[str, list[str]] = {role: one.columns[column.name] for role, column in chosen.items()}
+    picked: dict[str, list[str]] = {role: one.columns[column.name] for role, column in _in_order(chosen, roles)}
     return Examined(path, "table", one.why, one.encoding, columns=picked, rows=one.rows), source
 
 

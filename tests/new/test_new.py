@@ -188,6 +188,12 @@ def test_equal_texts_are_in_one_part() -> None:
     assert sum(map(len, parts)) == len(parts[0] | parts[1] | parts[2])
 
 
+def test_few_labels_do_not_stop_the_split() -> None:
+    write_csv(Path("films.csv"), rows("ko"), "utf-8")  # 60 texts, two labels
+    new("classify", "--data", "films.csv")
+    assert read_recipe("films.toml").data.valid is not None
+
+
 def test_three_rows() -> None:
     Path("few.csv").write_text("text,label\none,a\ntwo,b\nthree,a\n")
     assert "too few" in new("classify", "--data", "few.csv")
