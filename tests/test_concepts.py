@@ -23,7 +23,10 @@ IDEAS = {
     "batches", "kv-cache", "sampling", "beam-search", "speculative", "scoring",
 }  # fmt: skip
 SECTIONS = ["Formula", "Worked example", "Figure", "Config", "Lab verdict", "Paper"]
+KOREAN_SECTIONS = ["수식", "계산 예제", "그림", "설정", "실험 판정", "논문"]
 PAGES = sorted(path for path in (ROOT / "docs" / "concepts").glob("*.md") if path.name != "README.md")
+KOREAN = sorted((ROOT / "docs" / "ko" / "concepts").glob("*.md"))
+MATH = re.compile(r"^\$\$\n.*?^\$\$$", re.MULTILINE | re.DOTALL)
 FIGURES = load()
 IMAGE = re.compile(r"!\[(?P<alt>[^\]]*)\]\((?P<path>[^)\s]+)\)")
 
@@ -63,6 +66,20 @@ def test_worked_numbers_are_computed(page: Path) -> None:
             checked += 1
     assert checked
     torch.set_printoptions(profile="default")
+
+
+@pytest.mark.parametrize("page", KOREAN, ids=lambda page: page.stem)
+def test_korean_page_shows_the_same(page: Path) -> None:
+    """The same sections, code, outputs, formulae, figures and papers as on the English page, and links both ways."""
+    korean, english = (path.read_text(encoding="utf-8") for path in (page, ROOT / "docs" / "concepts" / page.name))
+    assert re.findall(r"^## (.*)$", korean, re.MULTILINE) == KOREAN_SECTIONS
+    assert [(one.language, one.body) for one in blocks(korean)] == [(one.language, one.body) for one in blocks(english)]
+    assert MATH.findall(korean) == MATH.findall(english)
+    assert re.findall(r"<https://[^>]+>", korean) == re.findall(r"<https://[^>]+>", english)
+    figures = [[Path(image["path"]).name for image in IMAGE.finditer(text)] for text in (korean, english)]
+    assert figures[0] == figures[1]
+    assert f"](../../concepts/{page.name})" in korean
+    assert f"](../ko/concepts/{page.name})" in english
 
 
 def test_every_figure_is_drawn() -> None:
