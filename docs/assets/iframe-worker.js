@@ -10,7 +10,10 @@ if (location.protocol === "file:") {
       inner.document.open()
       inner.document.write("<!doctype html><body></body>")
       inner.document.close()
-      inner.postMessage = (data) => setTimeout(() => this.onmessage && this.onmessage({ data }))
+      inner.postMessage = (data) => {
+        const copy = structuredClone(data) // as between a worker and its page
+        setTimeout(() => this.onmessage && this.onmessage({ data: copy }))
+      }
       const script = inner.document.createElement("script")
       this.loaded = new Promise((resolve) => (script.onload = resolve))
       script.src = url
@@ -19,7 +22,8 @@ if (location.protocol === "file:") {
 
     postMessage(data) {
       const inner = this.frame.contentWindow
-      this.loaded.then(() => inner.dispatchEvent(new inner.MessageEvent("message", { data })))
+      const copy = structuredClone(data)
+      this.loaded.then(() => inner.dispatchEvent(new inner.MessageEvent("message", { data: copy })))
     }
 
     terminate() {

@@ -37,10 +37,15 @@ def tab(chromium: Any, address: str, site: Path) -> Iterator[Opener]:
 @pytest.mark.parametrize("files", [False, True], ids=["server", "files"])
 def test_search_finds_rotary(tab: Opener, files: bool) -> None:
     one = tab("index.html", files=files)
-    one.keyboard.press("Control+k")
-    one.keyboard.type("rotary")
+    field = one.locator("input[placeholder='Search']")
+    for _ in range(40):  # until the page's script listens
+        one.keyboard.press("Control+k")
+        one.wait_for_timeout(250)
+        if field.count() and field.is_visible():
+            break
+    field.press_sequentially("rotary", delay=100)
     found = one.locator("a:has(mark)", has_text="otary").first
-    found.wait_for(timeout=10_000)
+    found.wait_for(timeout=30_000)
     found.click()
     one.wait_for_load_state()
     assert "otary" in one.inner_text("article")
