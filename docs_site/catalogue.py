@@ -65,7 +65,9 @@ def _about(name: str) -> str:
 
 
 def _toml(name: str) -> dict[str, Any]:
-    return tomllib.loads(_text(name))
+    """Return the tables of a recipe's file, and those that only its base has."""
+    raw = tomllib.loads(_text(name))
+    return _toml(raw["base"]) | raw if "base" in raw else raw
 
 
 def _text(name: str) -> str:
@@ -94,8 +96,7 @@ def _steps(raw: dict[str, Any]) -> str:
 
 def _sets(name: str) -> list[str]:
     """Return the data sets of a recipe: registered ones are folders in its paths."""
-    folders = re.findall(r"(?:path|source) = \"([\w-]+)/", _text(name))
-    return [one for one in registry() if one in folders]
+    return [one for one in registry() if f"'{one}/" in str(_toml(name)["data"])]
 
 
 def _data(name: str) -> str:
