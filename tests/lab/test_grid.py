@@ -144,9 +144,10 @@ def test_another_grid_in_the_folder_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_few")
-def test_the_grid_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_grid_of_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it stands there, on a table of one's own, only with fewer and smaller trainings."""
-    (found,) = re.findall(r"```toml\n(.*?)```", (Path(__file__).parents[2] / "README.md").read_text("utf-8"), re.DOTALL)
+    page = (Path(__file__).parents[2] / "docs" / "comparing.md").read_text("utf-8")
+    (found,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "mygrid.toml").write_text(found, encoding="utf-8")
     (tmp_path / "korean_chatbot").mkdir()
     rows = "".join(f"질문 {i % 7} 번?,대답 {i % 7} 번.,0\n" for i in range(60))
