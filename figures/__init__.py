@@ -12,5 +12,6 @@ positions   position schemes
 models      shapes, tokenizers
 training    targets, loss, schedules, fine-tuning
 decoding    KV cache, sampling, beam search
+tutorials   results of the tutorials
 readme_animation  the animated picture at the top of the README
 """

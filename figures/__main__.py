@@ -5,7 +5,7 @@ import sys
 
 from figures.style import FIGURES, save
 
-MODULES = ("blocks", "networks", "costs", "attention", "positions", "models", "training", "decoding")
+MODULES = ("blocks", "networks", "costs", "attention", "positions", "models", "training", "decoding", "tutorials")
 
 
 def load() -> dict[str, object]:

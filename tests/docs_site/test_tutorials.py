@@ -15,7 +15,7 @@ from anyformer.training import plan
 from tests.interop.test_encoders import bert
 from tests.interop.test_sentence_transformers import sentences
 from tests.test_pages import Block, blocks, commands
-from tests.test_tutorials import PAGES
+from tests.test_tutorials import PAGES, write_file
 
 STEPS = ("train.steps=4", "train.schedule.warmup=1", "train.evaluate_every=2")
 NOT_RUN = ("anyformer explore", "anyformer data fetch", "pip ", "unzip ", "cp ", "head ", "cd ")  # they only parse
@@ -32,9 +32,9 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     book = "\n".join(f"CHAPTER {n}. It was a dark night, and the dog of No. {n * n} slept." for n in range(400))
     Path("book.txt").write_text(book, encoding="utf-8")
     for name, noun in (("train.en", "dog"), ("train.de", "Hund")):
-        rows = [f"{'a' if name == 'train.en' else 'ein'} {noun} {n} {n % 7} ." for n in range(300)]
+        rows = [f"{'a' if name == 'train.en' else 'ein'} {noun} {n} {n % 7} ." for n in range(1500)]
         Path(name).write_text("\n".join(rows) + "\n", encoding="utf-8")
-    reviews = "".join(f'"ab {n}, ba {n % 9}",{("negative", "positive")[n % 2]}\n' for n in range(120))
+    reviews = "".join(f'"ab {n}, ba {n % 9}",{("negative", "positive")[n % 2]}\n' for n in range(600))
     Path("reviews.csv").write_text("review,opinion\n" + reviews, encoding="utf-8")
     sentences(Path("minilm"), bert("Model"), "mean", unit=True)
 
@@ -51,6 +51,8 @@ def test_tutorial_runs(page: Path) -> None:
                 exec(block.body, names)
             if below is not None and below.language == "text":
                 assert alike(printed.getvalue(), below), printed.getvalue()
+        elif block.language == "toml":
+            write_file(block.body, Path())
         elif block.language == "bash":
             for line in commands(block.body):
                 if not line.startswith(NOT_RUN):
