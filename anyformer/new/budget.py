@@ -34,7 +34,9 @@ def steps_within(measured: Plan, minutes: float | None, facts: Facts) -> tuple[i
     affordable = 60 * (minutes or DEFAULT_MINUTES) / measured.seconds
     needed = MIN_STEPS if minutes else MIN_LEARNING_STEPS[facts.first is not None]
     steps = max(MIN_STEPS, min(most, max(affordable, needed)))
-    if most <= max(affordable, needed):
+    if steps == MIN_STEPS:
+        reason = "no fewer make sense"
+    elif most <= max(affordable, needed):
         reason = f"{facts.epochs} epochs"
     elif affordable >= needed:
         reason = f"at most {minutes or DEFAULT_MINUTES:g} minutes here"

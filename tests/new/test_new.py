@@ -11,7 +11,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from anyformer.new.budget import MIN_LEARNING_STEPS, steps_within
+from anyformer.new.budget import MIN_LEARNING_STEPS, MIN_STEPS, steps_within
 from anyformer.new.draft import TASKS
 from anyformer.recipes import read_recipe
 from anyformer.training import plan
@@ -312,5 +312,6 @@ def test_steps_suffice_to_learn_unless_minutes_are_given() -> None:
     assert steps_within(measured, None, scratch)[0] == MIN_LEARNING_STEPS[False]
     assert steps_within(measured, None, tuned)[0] == MIN_LEARNING_STEPS[True]
     assert steps_within(measured, 20.0, scratch) == (120, "at most 20 minutes here")
+    assert steps_within(measured, 0.1, scratch) == (MIN_STEPS, "no fewer make sense")
     measured.seconds = 0.001
     assert steps_within(measured, None, scratch) == (40_000, "40 epochs")
