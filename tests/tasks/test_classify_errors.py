@@ -83,7 +83,7 @@ def test_rows_that_are_too_long(tmp_path: Path) -> None:
         (["tokenizer=run"], "tokenizer = 'run': set train.init_from"),
         (
             ["data.train={kind='text', path='x'}"],
-            "data.train.kind = 'text': the task classify needs labels: table, lines or folders",
+            "data.train.kind = 'text': the task classify needs labels: table, lines, folders, or text with a label",
         ),
     ],
 )

@@ -203,7 +203,7 @@ def test_answers_come_in_the_order_and_form_asked(trained: tuple[Run, Rows], mon
     assert made.predict(["1 2", "1\t2"])[0].split(" ") == made.predict(["1\t2"])[0].split("\t")
     assert made.predict(["12  7 "]) == made.predict(["12 7"])
     with pytest.raises(ConfigError, match="text 2: word 2 is empty"):
-        made.predict(["1", "1\t \t2"])
+        made.predict(["1", "1\t\t2"])
     with pytest.raises(ConfigError, match="beams: is for models that generate text"):
         made.predict(["1"], beams=2)
 
