@@ -1,9 +1,6 @@
 """Concept pages: each idea has its page, every page has all its sections, and every number on it is computed."""
 
-import contextlib
-import io
 import re
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,7 +8,7 @@ import torch
 
 from figures.__main__ import load
 from figures.style import FOLDER
-from tests.test_pages import ROOT, blocks
+from tests.test_pages import ROOT, blocks, check_outputs
 
 # One page per idea. A page that is missing here, or there, fails.
 IDEAS = {
@@ -53,18 +50,7 @@ def test_page_has_every_section(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_worked_numbers_are_computed(page: Path) -> None:
     """Blocks of Python run in order in one namespace, and each prints the text below it."""
-    names: dict[str, object] = {"__name__": "__main__"}
-    checked = 0
-    for block, below in pairwise([*blocks(page.read_text(encoding="utf-8")), None]):
-        if block is not None and block.language == "python":
-            printed = io.StringIO()
-            with contextlib.redirect_stdout(printed):
-                exec(block.body, names)
-            assert below is not None
-            assert below.language == "text", "the output stands below the code"
-            assert printed.getvalue() == below.body
-            checked += 1
-    assert checked
+    assert check_outputs(page.read_text(encoding="utf-8"))
     torch.set_printoptions(profile="default")
 
 

@@ -3,6 +3,8 @@
 A block that must not run (a server, an hour of training) has an HTML comment before it: <!-- not run: reason -->
 """
 
+import contextlib
+import io
 import os
 import re
 import shlex
@@ -11,6 +13,7 @@ import sys
 import textwrap
 import tomllib
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,6 +47,22 @@ def blocks(text: str) -> Iterator[Block]:
     for found in FENCE.finditer(text):
         line = text.count("\n", 0, found.start("language")) + 1
         yield Block(line, found["language"], textwrap.dedent(found["body"]), run=not found["skip"])
+
+
+def check_outputs(text: str) -> int:
+    """Run the Python of a page in one namespace; each block prints the text below it. Return the number of blocks."""
+    names: dict[str, object] = {"__name__": "__main__"}
+    checked = 0
+    for block, below in pairwise([*blocks(text), None]):
+        if block is not None and block.language == "python":
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                exec(block.body, names)
+            assert below is not None
+            assert below.language == "text", "the output stands below the code"
+            assert printed.getvalue() == below.body
+            checked += 1
+    return checked
 
 
 def commands(body: str) -> list[str]:

@@ -75,7 +75,7 @@ def new_(
 
     from anyformer.config.spec import ConfigError, Fault
     from anyformer.new.budget import TRIAL_STEPS, measure, steps_within
-    from anyformer.new.draft import TASKS, Request, draft
+    from anyformer.new.draft import Request, draft, task_kind
 
     paths = [*(data or ()), *(more or ())]
     if not paths:
@@ -87,8 +87,7 @@ def new_(
         raise ConfigError([Fault(str(out), "exists already: choose another --out, or add --force to overwrite it")])
     if lora and first is None:
         raise ConfigError([Fault("--lora", "needs a pretrained model: add --from")])
-    if task not in TASKS:
-        draft(Request(task, paths, {}, None, False, False))  # raises
+    task_kind(task)  # refuses an unknown one before a public model is imported
     given = {
         "text": text,
         "pair": pair,

@@ -8,13 +8,13 @@ from typing import Any
 from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.config.spec import did_you_mean
 from anyformer.data.readers import Rows
-from anyformer.data.synthetic import Split
 from anyformer.new import models
 from anyformer.new.columns import Role
 from anyformer.new.data import Sources, find_sources, toml
 from anyformer.new.models import Facts, Line
 from anyformer.new.texts import TextStats, measure
 from anyformer.recipe import Classify, Embed, LanguageModel, MaskedLanguageModel, Regress, Seq2Seq, Tag, Task
+from anyformer.recipe.sources import SPLITS
 
 TASKS = {  # the names that users give to tasks
     "translate": "seq2seq",
@@ -40,7 +40,6 @@ ROLES: dict[str, tuple[Role, ...]] = {
     "embed": ("text", "pair"),
 }
 CHARACTERS_PER_TOKEN = 3  # of a public tokenizer, at least
-SPLIT_NAMES: tuple[Split, ...] = ("train", "valid", "test")
 Reason = tuple[str, str, str]
 
 
@@ -96,7 +95,7 @@ class Draft:
         data = [Line("root", '"."', "paths begin where anyformer is run")]
         data += [
             Line(split, toml(source), f"{len(sources.rows[split]):,} {_plural(facts.task.kind)}")
-            for split in SPLIT_NAMES
+            for split in SPLITS
             if (source := getattr(sources, split)) is not None
         ]
         if skipped := sources.skips or ("texts that are longer than the model can read" if self._too_long() else ""):
@@ -150,11 +149,16 @@ def _about(task: str) -> str:
     }[TASKS[task]]
 
 
+def task_kind(name: str) -> str:
+    """Return the kind of a task by the name that a user gives it."""
+    if name not in TASKS:
+        raise ConfigError([Fault("TASK", f"= '{name}': unknown; {did_you_mean(name, TASKS)}")])
+    return TASKS[name]
+
+
 def draft(request: Request) -> Draft:
     """Examine the files of a request, and choose everything but the number of steps."""
-    if request.task not in TASKS:
-        raise ConfigError([Fault("TASK", f"= '{request.task}': unknown; {did_you_mean(request.task, TASKS)}")])
-    kind = TASKS[request.task]
+    kind = task_kind(request.task)
     roles = ROLES[kind]
     if unknown := [role for role in request.columns if role not in (*roles, "pair")]:
         wanted = ", ".join(f"--{role}" for role in roles)

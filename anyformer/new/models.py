@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from anyformer.config import Attention, Embedder, ModelConfig
-from anyformer.new.texts import MAX_PIECES, MAX_PREDICTED_ON_CPU, TextStats, pieces, words
+from anyformer.new.texts import MAX_PIECES, MAX_PREDICTED_ON_CPU, TextStats, pieces, whole_words, words
 from anyformer.recipe import Task
 
 SMALL, LARGE = 20_000, 100_000  # rows
@@ -43,10 +43,13 @@ class Facts:
     lora: bool = False
 
     @property
+    def compares(self) -> bool:
+        """Whether the model compares vectors of texts: it is wide, and has one layer."""
+        return self.task.kind == "embed" or (self.task.kind == "regress" and self.pairs)
+
+    @property
     def width(self) -> int:
-        if self.task.kind == "embed" or (self.task.kind == "regress" and self.pairs):
-            return 256
-        return 256 if self.gpu else 128
+        return 256 if self.gpu or self.compares else 128
 
     @property
     def depth(self) -> int:
@@ -57,7 +60,7 @@ class Facts:
     @property
     def layers(self) -> str:
         """The number of layers, of both stacks where there are two."""
-        if self.task.kind == "embed" or (self.task.kind == "regress" and self.pairs):
+        if self.compares:
             return "1"
         return f"{self.depth} + {self.depth}" if self.task.kind == "seq2seq" else str(self.depth)
 
@@ -104,9 +107,8 @@ def tokenizer(facts: Facts) -> Line:
         return Line("tokenizer", '"run"', "that of the run")
     match facts.task.kind:
         case "tag":
-            size = min(30_000, max(1000, -(-facts.inputs.repeated_words // 1000) * 1000))
-            value = f'{{ kind = "words", size = {size}, lowercase = true }}'
-            return Line("tokenizer", value, "the file has words; rare ones are read by their spelling, too")
+            why = "the file has words; rare ones are read by their spelling, too"
+            return Line("tokenizer", whole_words(facts.inputs), why)
         case "regress" if facts.pairs:
             return Line("tokenizer", '"chars"', "rows are few: letters are seen more often than words")
         case "classify" | "regress":
@@ -278,31 +280,29 @@ def _encoder(facts: Facts) -> Sections:
 
 
 def _similarity(facts: Facts) -> Sections:
-    return {
-        "model": [
-            Line("width", str(facts.width), "of each vector: wide, so that random vectors are nearly orthogonal"),
-            Line("init", '"xavier"'),
-            head(facts),
-            Line("source", "{ dropout = 0.2, pad = 0 }"),
-        ],
-        "model.encoder": [
-            Line("depth", "1", "shallow: similarity of spelling ranks pairs already before training"),
-            Line("blocks", '{ mixer = { kind = "convolution", width = 3 }, feedforward = "none", dropout = 0.2 }'),
-        ],
-    }
+    wide = "of each vector: wide, so that random vectors are nearly orthogonal"
+    shallow = "shallow: similarity of spelling ranks pairs already before training"
+    return _one_layer(facts, 'mixer = { kind = "convolution", width = 3 }, feedforward = "none"', wide, shallow)
 
 
 def _bag(facts: Facts) -> Sections:
+    shallow = "shallow: a mean of tokens is hard to beat on few rows"
+    layer = 'mixer = "none", feedforward = { kind = "plain", width = 512 }'
+    return _one_layer(facts, layer, "of each vector", shallow)
+
+
+def _one_layer(facts: Facts, layer: str, wide: str, shallow: str) -> Sections:
+    """Return an encoder of one layer, with the reasons for its width and depth."""
     return {
         "model": [
-            Line("width", str(facts.width), "of each vector"),
+            Line("width", str(facts.width), wide),
             Line("init", '"xavier"'),
             head(facts),
             Line("source", "{ dropout = 0.2, pad = 0 }"),
         ],
         "model.encoder": [
-            Line("depth", "1", "shallow: a mean of tokens is hard to beat on few rows"),
-            Line("blocks", '{ mixer = "none", feedforward = { kind = "plain", width = 512 }, dropout = 0.2 }'),
+            Line("depth", "1", shallow),
+            Line("blocks", f"{{ {layer}, dropout = 0.2 }}"),
         ],
     }
 

@@ -77,8 +77,10 @@ def words(stats: TextStats) -> tuple[str, str]:
     """Return a tokenizer for labelling texts as TOML, and the reason."""
     if stats.is_cjk:
         return pieces(stats)
+    return whole_words(stats), f"{stats.repeated_words:,} words occur twice or more"
+
+
+def whole_words(stats: TextStats) -> str:
+    """Return a tokenizer of the words that occur twice or more as TOML."""
     size = min(30_000, max(1000, -(-stats.repeated_words // 1000) * 1000))
-    return (
-        f'{{ kind = "words", size = {size}, lowercase = true }}',
-        f"{stats.repeated_words:,} words occur twice or more",
-    )
+    return f'{{ kind = "words", size = {size}, lowercase = true }}'

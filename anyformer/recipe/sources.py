@@ -235,7 +235,7 @@ class MixedSources(Spec):
     parts: Annotated[tuple[MixedSource, ...], Field(min_length=1)]  # sources by the name of their part
 
 
-Source = Annotated[
+AnySource = (
     TextFile
     | ParallelFiles
     | TableFile
@@ -245,9 +245,9 @@ Source = Annotated[
     | JoinedSources
     | MixedSources
     | Shards
-    | Synthetic,
-    *BY_KIND,
-]
+    | Synthetic
+)
+Source = Annotated[AnySource, *BY_KIND]
 
 
 class NamedSource(Spec):
@@ -281,21 +281,7 @@ def _by_name(value: Any) -> Any:
     return {"kind": "named", "parts": parts}
 
 
-TestSource = Annotated[
-    TextFile
-    | ParallelFiles
-    | TableFile
-    | MatchedLines
-    | ConllFile
-    | ClassFolders
-    | JoinedSources
-    | MixedSources
-    | NamedSources
-    | Shards
-    | Synthetic,
-    *BY_KIND,
-    BeforeValidator(_by_name),
-]
+TestSource = Annotated[AnySource | NamedSources, *BY_KIND, BeforeValidator(_by_name)]
 
 
 class Data(Spec):
