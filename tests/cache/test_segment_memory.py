@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 from torch._dynamo.utils import counters
 
 from anyformer.cache.segment_memory import Past
@@ -100,6 +100,7 @@ def test_every_relative_scheme(position: Position):
     close(in_segments(model, ids, [0, 3, 4, 9, TEXT])[0], model(ids))
 
 
+@example(small(), 0, [4], 0)
 @given(recurring(), seeds, st.lists(st.integers(0, 4), min_size=1, max_size=3), st.integers(0, 2**12))
 def test_pads_take_no_room(config: ModelConfig, seed: int, gaps: list[int], places: int):
     """Rows that are padded differently, left, right or between, each as if it were alone."""

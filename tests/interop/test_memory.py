@@ -22,8 +22,8 @@ def test_peak(tmp_path: Path) -> None:
     source = tmp_path / "public"
     source.mkdir()
     config = presets.llama(depth=20, width=1024, heads=8, ff=2048, vocab=2000)
-    weights = script.write_checkpoint(source, config, torch.float16, 50_000_000)
+    weights = script.write_checkpoint(source, config, torch.float16, 20_000_000)  # one or two are mapped at a time
     assert weights > 400_000_000
-    assert len(list(source.glob("*.safetensors"))) > 4
+    assert len(list(source.glob("*.safetensors"))) > 10
     taken = script.measure(source, tmp_path / "run", weights)
     assert 0.9 < taken.share <= BOUND, taken  # less would mean that nothing was read
