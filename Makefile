@@ -51,8 +51,8 @@ docs: $(DOCS) reference  ## the documentation as a site: open site/index.html
 	$(BIN)/python -m zensical build --strict
 	$(BIN)/python -m docs_site.source_links site
 
-docs-test: $(DEV) browser docs  ## the site: dead links, search, dark mode, narrow screens; and slow pages
-	$(BIN)/pytest tests/docs_site
+docs-test: $(DEV) browser docs  ## the site, and everything that its pages show: commands, Python, tutorials
+	$(BIN)/pytest -n $(JOBS) --dist loadfile tests/docs_site
 
 bench: $(DEV)  ## measure this CPU beside torch.nn and transformers, and write docs/benchmarks.md
 	$(BIN)/python -m benchmarks.cpu

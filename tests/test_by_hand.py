@@ -2,7 +2,7 @@
 
 import re
 
-from tests.test_pages import ROOT, blocks, check_outputs
+from tests.pages import ROOT, blocks, check_outputs
 
 PAGE = (ROOT / "docs" / "by-hand.md").read_text(encoding="utf-8")
 

@@ -8,7 +8,7 @@ import torch
 
 from figures.__main__ import load
 from figures.style import FOLDER
-from tests.test_pages import ROOT, blocks, check_outputs
+from tests.pages import ROOT, blocks, check_outputs
 
 # One page per idea. A page that is missing here, or there, fails.
 IDEAS = {

@@ -1,7 +1,8 @@
 """Commands in tables and sentences of the pages: the CLI accepts their options, and what they name exists.
 
-Blocks of commands run in `test_pages.py`. Here a command is parsed by the real CLI; recipes are read with their
-settings, and commands that only print something really run. In a command, a word in capital letters is a placeholder.
+`docs_site/test_pages_run.py` runs the blocks of commands. Here a command is parsed by the real CLI; recipes are read
+with their settings, and commands that only print something really run. In a command, a word in capital letters is a
+placeholder.
 """
 
 import re
@@ -21,7 +22,7 @@ from anyformer.cli import app
 from anyformer.config import ConfigError
 from anyformer.lab.experiment import NAMES
 from anyformer.recipes import read_recipe
-from tests.test_pages import FENCE, PAGES, ROOT, faults
+from tests.pages import FENCE, PAGES, ROOT, faults
 
 CODE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 PRINTS = ("presets", "recipes", "doctor", "count", "config", "lab")  # commands that run, if all they name exists

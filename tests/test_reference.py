@@ -21,7 +21,7 @@ from anyformer.recipes import names
 from docs_site import api
 from docs_site.__main__ import FOLDER, generate
 from docs_site.commands import walk
-from tests.test_pages import PAGES, ROOT, blocks
+from tests.pages import PAGES, ROOT, blocks
 
 DOCS = ROOT / "docs"
 GENERATED = generate()

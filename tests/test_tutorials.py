@@ -12,7 +12,7 @@ from anyformer import count
 from anyformer.cli import app
 from anyformer.config import io
 from anyformer.recipes import read_recipe
-from tests.test_pages import ROOT, blocks, commands, words
+from tests.pages import ROOT, blocks, commands, words
 
 FOLDER = ROOT / "docs" / "tutorials"
 PAGES = sorted(path for path in FOLDER.glob("*.md") if path.name != "README.md")

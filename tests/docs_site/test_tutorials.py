@@ -14,7 +14,7 @@ from anyformer.cli import app
 from anyformer.training import plan
 from tests.interop.test_encoders import bert
 from tests.interop.test_sentence_transformers import sentences
-from tests.test_pages import Block, blocks, commands
+from tests.pages import Block, blocks, commands
 from tests.test_tutorials import PAGES, write_file
 
 STEPS = ("train.steps=4", "train.schedule.warmup=1", "train.evaluate_every=2")
