@@ -2,7 +2,7 @@
 
 IGNORE = -100  # label: no loss at this token
 PADDING = -1  # segment: padding, or an empty slot of a cache
-PLAIN, SEEN, SEER = 0, 1, 2  # marks: see `docs/masks.md`; a SEER is SEEN as well
+PLAIN, SEEN, SEER = 0, 1, 2  # marks: see `docs/masks.md`; a SEER is SEEN as well; -1, -2, ... number groups
 
 
 def next_power_of_two(n: int) -> int:

@@ -54,7 +54,7 @@ from anyformer.inspection.capacity import check_model
 from anyformer.nn.model import Transformer
 from anyformer.recipe import AnyTask as TaskSpec, Classify, Tag, TaskFile, head_kind, model_shapes
 from anyformer.tasks import generation, scoring
-from anyformer.tasks.base import Task
+from anyformer.tasks.base import Task, open_media
 from anyformer.tasks.build import build_task
 from anyformer.tasks.imported_encoder import Encoding
 from anyformer.tasks.lm import LanguageModelling
@@ -192,6 +192,7 @@ def load(folder: str | Path, device: str | torch.device | None = None) -> Run:
     check_weights(folder, model, weights)
     model.load_state_dict(weights, assign=True)
     model.to(device or default_device())
+    open_media(task, config)
     return Run(model.eval(), task, spec, folder)
 
 

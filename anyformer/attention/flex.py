@@ -21,7 +21,7 @@ from anyformer.attention.lowered import Blocks, Dense, Index
 from anyformer.attention.scores import Scoring, soft_cap
 from anyformer.config import BigBird, Pattern, Scheme, Span
 from anyformer.config.pattern import LARGE, SMALL
-from anyformer.conventions import PADDING, SEEN, SEER
+from anyformer.conventions import PADDING, PLAIN, SEEN, SEER
 
 NO_POSITION = 2**31 - 1  # above every position: the lowest one of a block without real tokens
 MAX_TUNED_WIDTH = 64  # heads up to this width use tile sizes that were timed on an H200
@@ -91,6 +91,8 @@ def _predicate(pattern: Pattern, q: Layout, k: Layout) -> Callable[[Index, Index
             seen = seen | (k_mark(b, j) >= SEEN)
         if q_mark is not None:
             seen = seen | (q_mark(b, i) >= SEER)
+        if q_mark is not None and k_mark is not None:
+            seen = seen | ((q_mark(b, i) == k_mark(b, j)) & (k_mark(b, j) < PLAIN))
         if segmented:
             seen = seen & (q_segment(b, i) == k_segment(b, j))
         return seen
@@ -122,7 +124,7 @@ def find_blocks(pattern: Pattern, q: Layout, k: Layout) -> tuple[Tensor, Tensor]
     """
     a, b = _Summary.of(q, pattern.tile, dim=-1), _Summary.of(k, pattern.tile, dim=-2)
     met, covered = pattern.meets(a.positions, b.positions), pattern.covers(a.positions, b.positions)
-    met = met | b.any_seen | a.any_seer
+    met = met | b.any_seen | a.any_seer | ((a.groups.low <= b.groups.high) & (b.groups.low <= a.groups.high))
     covered = covered | b.all_seen | a.all_seer
     met = met & (a.segments.low <= b.segments.high) & (b.segments.low <= a.segments.high)
     one = (a.segments.low == a.segments.high) & (b.segments.low == b.segments.high)
@@ -135,6 +137,7 @@ class _Summary(NamedTuple):
 
     positions: Span  # of the real tokens
     segments: Span
+    groups: Span  # of the negative marks, as positive numbers
     any_real: Tensor
     all_real: Tensor
     any_seen: Tensor
@@ -150,13 +153,14 @@ class _Summary(NamedTuple):
         segments = _split_blocks(layout.segment_ids, size, PADDING)
         is_real = real(segments)
 
-        def span(x: Tensor) -> Span:
-            low, high = torch.where(is_real, x, NO_POSITION).amin(-1), torch.where(is_real, x, -1).amax(-1)
+        def span(x: Tensor, among: Tensor = is_real) -> Span:
+            low, high = torch.where(among, x, NO_POSITION).amin(-1), torch.where(among, x, -1).amax(-1)
             return Span(low.unsqueeze(dim), high.unsqueeze(dim))
 
         seen, seer = marks >= SEEN, marks >= SEER
         facts = is_real.any(-1), is_real.all(-1), seen.any(-1), seen.all(-1), seer.any(-1), seer.all(-1)
-        return cls(span(positions), span(segments), *(x.unsqueeze(dim) for x in facts))
+        groups = span(-marks, is_real & (marks < PLAIN))
+        return cls(span(positions), span(segments), groups, *(x.unsqueeze(dim) for x in facts))
 
 
 @torch.library.custom_op("anyformer::links", mutates_args=())

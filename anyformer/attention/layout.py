@@ -4,7 +4,8 @@ A query sees a key if their segments are equal and
 
     the pattern allows it, pattern.sees(q_position, k_position), or
     the key is marked SEEN (a prefix: its whole segment sees it), or
-    the query is marked SEER (a global token: it also sees its whole segment).
+    the query is marked SEER (a global token: it also sees its whole segment), or
+    both have the same negative mark (a group, such as the patches of one image: its tokens see each other).
 
 Visibility depends on these facts, never on the index of a token in its row. Padding is segment -1, packed documents are
 different segments, an empty cache slot is segment -1. So training, packing, left and right padding, chunked prefill and
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from anyformer.config import Pattern
-from anyformer.conventions import PADDING, SEEN, SEER
+from anyformer.conventions import PADDING, PLAIN, SEEN, SEER
 
 Role = Literal["self", "cached", "cross"]  # keys: the same tokens; a cache that holds them too; another sequence
 
@@ -28,13 +29,14 @@ class Layout(NamedTuple):
 
     positions: Tensor  # int [b or 1, t]
     segments: Tensor | None = None  # int [b, t]; None: one segment, every token real
-    marks: Tensor | None = None  # int [b, t]; None: no token is marked
+    marks: Tensor | None = None  # int [b, t]: SEEN, SEER, or negative: the number of a group; None: no token is marked
     ordered: bool = False  # positions grow with the index within each segment
     packed: bool = True  # a row may hold several segments
     padding: Literal["none", "right", "any"] = "any"
     position_bound: int | None = None  # all positions are below it; None: unknown
     documents: int | None = None  # at most this many in all rows, each contiguous, padding on the right; None: unknown
     continues_cache: bool = False  # its tokens follow, in order, those that a cache holds
+    coordinates: Tensor | None = None  # int [b, t, 3]: time, row and column, where there are images
 
     @classmethod
     def right_padded(cls, segments: Tensor) -> "Layout":
@@ -140,6 +142,8 @@ def sees(pattern: Pattern, q: Layout, k: Layout) -> Tensor:
         seen = seen | (k.marks >= SEEN)[:, None, :]
     if q.marks is not None:
         seen = seen | (q.marks >= SEER)[:, :, None]
+    if q.marks is not None and k.marks is not None:
+        seen = seen | ((q.marks[:, :, None] == k.marks[:, None, :]) & (k.marks < PLAIN)[:, None, :])
     if q.segments is not None or k.segments is not None:
         seen = seen & (q.segment_ids[:, :, None] == k.segment_ids[:, None, :])
     return seen

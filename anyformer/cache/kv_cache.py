@@ -13,7 +13,7 @@ from torch import Tensor
 from anyformer.attention.layout import Layout, check, real, segment_positions
 from anyformer.cache.layer_cache import LayerCache, Sizes, copy_into
 from anyformer.cache.ring import Ring, Slots, Step
-from anyformer.conventions import PADDING, SEER
+from anyformer.conventions import PADDING, SEEN, SEER
 from anyformer.kernels.private import zero_all
 from anyformer.kernels.reorder_rows import can_reorder_in_groups, reorder_in_groups
 
@@ -85,7 +85,7 @@ class Cache:
 
     def _check_marks(self, marks: Tensor) -> None:
         """Refuse marks that earlier tokens would have seen."""
-        if self.taken:
+        if self.taken and bool((marks >= SEEN).any()):
             raise ValueError("only the first tokens that a cache reads may be marked: earlier ones would see them")
         if self.rings:
             raise ValueError("a marked token is visible outside its window: use a cache of kind 'static'")

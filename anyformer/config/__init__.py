@@ -8,8 +8,9 @@ f feed-forward width, e embedding width, v vocabulary.
 adapter       low-rank adapters, and the linear layers that may have one
 block         blocks (sublayers, norms, order) and stacks of blocks
 feedforward   activations; plain, gated and mixture-of-experts feed-forwards
-inputs_heads  inputs (tokens, patches, frames, vectors) and output heads
+inputs_heads  inputs (tokens, patches, sounds, features) and output heads
 io            TOML and JSON, overrides, differences, the schema
+media         images, sounds and feature vectors between the tokens of a text
 mixer         attention, and alternatives to it: latent, recurrent, convolution and others
 model         ModelConfig and the rules between its parts
 norm          layer norm, RMS norm, batch norm
@@ -17,6 +18,7 @@ overrides     change a spec by dotted paths, and list the differences of two spe
 parse         plain data to a spec and back, with all faults of the data at once
 pattern       which keys a query may see
 position      position schemes, each with its mathematics
+rotary_scaling  changes of rotary angles for longer texts
 schema        the JSON schema of a spec, for completion and checks in editors
 spec          the base of all specs, and errors with paths and suggestions
 """
@@ -27,6 +29,7 @@ from anyformer.config.adapter import LoRA as LoRA, Matrix as Matrix
 from anyformer.config.block import *
 from anyformer.config.feedforward import *
 from anyformer.config.inputs_heads import *
+from anyformer.config.media import *
 from anyformer.config.mixer import *
 from anyformer.config.model import *
 from anyformer.config.norm import *

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from anyformer.config.feedforward import Activation, Gelu, Tanh
+from anyformer.config.media import Media, Spectrogram
 from anyformer.config.mixer import InvSqrtWidth, SqrtWidth, Times, Unscaled
 from anyformer.config.norm import LayerNorm, NoNorm, Norm, TokenNorm
 from anyformer.config.spec import BY_KIND, ConfigError, Count, Fault, Flag, Positive, Probability, Size, Spec, by_kind
@@ -51,7 +52,8 @@ Spelling = Annotated[NoSpelling | ByteSpelling, *BY_KIND]
 
 
 class Tokens(Spec):
-    """A learned lookup: table, scale, spelling, positions, types, norm, dropout, in this order."""
+    """A learned lookup: table, scale, spelling, segments of other modalities, positions, types, norm, dropout, in this
+    order."""
 
     kind: Literal["tokens"] = "tokens"
     vocab: Size | None = None  # number of tokens; None: in a recipe, that of the tokenizer
@@ -62,6 +64,7 @@ class Tokens(Spec):
     norm: Norm = NoNorm()  # norm of the embeddings
     dropout: Probability = 0.0  # on the embeddings
     pad: Count | None = None  # id of padding: its row of the table is zero and stays zero
+    media: Media | None = None  # images, sounds and feature vectors between the tokens; None: tokens only
 
     @property
     def rows(self) -> int:
@@ -126,7 +129,18 @@ class Features(Spec):
     dropout: Probability = 0.0  # on the embeddings
 
 
-Input = Annotated[Tokens | Patches | Features, *by_kind("tokens")]
+class Audio(Spectrogram):
+    """Sounds [b, frames, mels] as log-mel frames, and convolutions over these (Whisper's encoder).
+
+    Convolutions, positions, norm, dropout, in this order.
+    """
+
+    kind: Literal["audio"] = "audio"
+    norm: Norm = NoNorm()  # norm of the embeddings
+    dropout: Probability = 0.0  # on the embeddings
+
+
+Input = Annotated[Tokens | Patches | Features | Audio, *by_kind("tokens")]
 
 
 class Transform(Spec):

@@ -11,7 +11,19 @@ from pydantic import model_validator
 from anyformer.config.adapter import LoRA, misfits
 from anyformer.config.block import Block, Side, Stack
 from anyformer.config.feedforward import Experts
-from anyformer.config.inputs_heads import LM, Head, Init, Input, MaskedLM, NoHead, Normal, Patches, Special, Tokens
+from anyformer.config.inputs_heads import (
+    LM,
+    Audio,
+    Head,
+    Init,
+    Input,
+    MaskedLM,
+    NoHead,
+    Normal,
+    Patches,
+    Special,
+    Tokens,
+)
 from anyformer.config.mixer import (
     Attention,
     Convolution,
@@ -317,8 +329,13 @@ def _latent(a: Attention, compress: Latent, key: int) -> Iterator[Fault]:
 
 
 def _inputs(config: ModelConfig) -> Iterator[Fault]:
-    if isinstance(config.target, Patches):
-        yield Fault("target", "patches are read at once: only an encoder reads them")
+    if isinstance(config.target, (Patches, Audio)):
+        what = "patches" if isinstance(config.target, Patches) else "sounds"
+        yield Fault("target", f"{what} are read at once: only an encoder reads them")
+    for name, tokens in (("source", config.source), ("target", config.target)):
+        if isinstance(tokens, Tokens) and tokens.media is not None:
+            inner = tokens.inner_width(config.width)
+            yield from (fault.under(f"{name}.media") for fault in tokens.media.faults(inner))
     for name, tokens in (("source", config.source), ("target", config.target)):
         if isinstance(tokens, Tokens) and tokens.spelling.kind != "none" and config.encoder and config.decoder:
             yield Fault(f"{name}.spelling", f"= '{tokens.spelling.kind}': is for models of one stack; leave it out")

@@ -21,6 +21,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
+from anyformer.config.rotary_scaling import (
+    LinearScaling as LinearScaling,
+    Llama3Scaling as Llama3Scaling,
+    NoScaling as NoScaling,
+    NTKScaling as NTKScaling,
+    RotaryScaling as RotaryScaling,
+    YarnScaling as YarnScaling,
+)
 from anyformer.config.spec import BY_KIND, Count, Fault, Flag, Fraction, Positive, Size, Spec
 
 if TYPE_CHECKING:
@@ -52,6 +60,11 @@ class Scheme(Spec):
     def embeds(cls) -> bool:
         """Return whether the scheme acts on the embeddings, rather than inside attention."""
         return cls.embed is not Scheme.embed
+
+    @classmethod
+    def reads_coordinates(cls) -> bool:
+        """Return whether `prepare` takes time, row and column [b, t, 3] where a layout has them."""
+        return False
 
     @property
     def limit(self) -> int | None:
@@ -168,51 +181,7 @@ class Learned(Scheme):
         return x + tables["positions"][positions + self.offset].to(x.dtype)
 
 
-class NoScaling(Spec):
-    """Angles as trained."""
-
-    kind: Literal["none"] = "none"
-
-
-class LinearScaling(Spec):
-    """Positions divided by a factor (Chen et al. 2023)."""
-
-    kind: Literal["linear"] = "linear"
-    factor: Positive  # divisor of the positions: length now ÷ length in training
-
-
-class NTKScaling(Spec):
-    """A larger base, so that only slow waves are stretched ("NTK-aware"): base · factor^(k/(k-2))."""
-
-    kind: Literal["ntk"] = "ntk"
-    factor: Positive  # length now ÷ length in training
-
-
-class YarnScaling(Spec):
-    """Fast waves kept, slow waves stretched, a ramp between, scores tempered (Peng et al. 2023)."""
-
-    kind: Literal["yarn"] = "yarn"
-    factor: Positive  # length now ÷ length in training
-    original_length: Size  # length in training, in tokens
-    beta_fast: Positive = 32.0  # waves with more turns than this over the trained length are kept
-    beta_slow: Positive = 1.0  # waves with fewer turns than this are stretched by the factor
-    attention_factor: Positive | None = None  # factor of the rotated queries and keys; None: 0.1 ln(factor) + 1
-
-
-class Llama3Scaling(Spec):
-    """Waves longer than the trained context stretched, short ones kept, a ramp between (Llama 3.1)."""
-
-    kind: Literal["llama3"] = "llama3"
-    factor: Positive  # length now ÷ length in training
-    original_length: Size  # length in training, in tokens
-    low_frequency: Positive = 1.0  # waves with fewer turns than this over the trained length are stretched
-    high_frequency: Positive = 4.0  # waves with more turns than this are kept
-
-
-RotaryScaling = Annotated[NoScaling | LinearScaling | NTKScaling | YarnScaling | Llama3Scaling, *BY_KIND]
-
-
-class Rotary(Scheme):
+class RotaryScheme(Scheme):
     """Rotary positions (RoPE, Su et al. 2021): rotate pairs of dimensions at position p by the angle p·θ_i.
 
     The score of a query at m and a key at n then depends on m - n alone.
@@ -221,7 +190,6 @@ class Rotary(Scheme):
     with `fraction` below one only the first part of the head is rotated.
     """
 
-    kind: Literal["rotary"] = "rotary"
     theta: Positive = 10_000.0  # base of the angles: θ_i = theta^(-2i/k)
     fraction: Fraction = 1.0  # part of each head that is rotated
     scaling: RotaryScaling = NoScaling()  # change of the angles for texts longer than those of the training
@@ -261,9 +229,12 @@ class Rotary(Scheme):
                 keep = (turns - llama.low_frequency) / (llama.high_frequency - llama.low_frequency)
                 keep = keep.clamp(0, 1)
                 frequencies = frequencies / llama.factor * (1 - keep) + frequencies * keep
-        angles = (positions.to(torch.float32)[..., None] * frequencies).unsqueeze(1)  # [b, 1, t, k_rot/2]
+        angles = self._angles(positions.to(torch.float32), frequencies).unsqueeze(1)  # [b, 1, t, k_rot/2]
         cos, sin = angles.cos() * temper, angles.sin() * temper
         return Rotation(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
+
+    def _angles(self, positions: "Tensor", frequencies: "Tensor") -> "Tensor":
+        return positions[..., None] * frequencies
 
     def _ramp(self, frequencies: "Tensor", yarn: YarnScaling, width: int) -> "Tensor":
         """0 for waves that turn more than `beta_fast` times in the original context, 1 for fewer than `beta_slow`."""
@@ -286,6 +257,34 @@ class Rotary(Scheme):
             return torch.cat((self.rotate(x[..., :width], rotation), x[..., width:]), dim=-1)
         # halves (a, b) to (a cos - b sin, b cos + a sin)
         return (x * cos + x.roll(width // 2, dims=-1) * sin).to(x.dtype)
+
+
+class Rotary(RotaryScheme):
+    """Rotary positions of a text (RoPE): see `RotaryScheme`."""
+
+    kind: Literal["rotary"] = "rotary"
+
+
+class AxialRotary(RotaryScheme):
+    """Rotary positions in time, rows and columns (M-RoPE, Wang et al. 2024): pair i rotates by axis i mod 3.
+
+    A token of a text has the same position on all three axes, so that a text alone is read as by `rotary`.
+    """
+
+    kind: Literal["rotary_axes"] = "rotary_axes"
+
+    @classmethod
+    def reads_coordinates(cls) -> bool:
+        return True
+
+    def _angles(self, positions: "Tensor", frequencies: "Tensor") -> "Tensor":
+        """[b, t] positions, or [b, t, 3] coordinates, to [b, t, pairs]"""
+        if positions.dim() == 2:
+            return super()._angles(positions, frequencies)
+        import torch
+
+        axis = torch.arange(len(frequencies), device=positions.device) % 3
+        return positions[..., axis] * frequencies
 
 
 class Alibi(Scheme):
@@ -362,7 +361,7 @@ class T5Bias(Scheme):
         return levels[(q - k).clamp(-reach, reach) + reach, head]
 
 
-Position = Annotated[NoPosition | Sinusoidal | Learned | Rotary | Alibi | T5Bias, *BY_KIND]
+Position = Annotated[NoPosition | Sinusoidal | Learned | Rotary | AxialRotary | Alibi | T5Bias, *BY_KIND]
 
 
 def _frequencies(like: "Tensor", base: float, width: int) -> "Tensor":

@@ -10,6 +10,8 @@ files                    find, unpack and decode files
 fingerprint              fingerprints of data files, by which a resumed training detects a change
 lines                    large files line by line, with a progress bar
 loader                   loaders of batches by number: shuffled epochs, random crops, ordered parts
+media                    references to images, sounds and feature vectors in texts, and their tensors
+media_files              files of images, sounds and numbers, and arrays of them
 paths                    files that a recipe names, and data sets that are not on this machine
 prefetch                 batches read ahead in a forked process
 readers                  rows of every kind of source, with the bad ones reported together
@@ -17,6 +19,7 @@ sentencepiece            SentencePiece models: reading the file, encoding, decod
 sentencepiece_tokenizer  text to ids by a SentencePiece model, as the slow tokenizers of `transformers` 4.x
 shard_writer             write shards: tokenise text of any size in parallel, resumably
 shards                   one long text as token ids, in memory or in shards
+spectrogram              log-mel spectrograms of sounds
 synthetic                synthetic tasks: sorting, copying, reversing, dates, additions
 tables                   columns of .tsv, .csv, .jsonl and .parquet files
 tokenizer                text to ids and back, on the `tokenizers` library

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from anyformer.conventions import IGNORE, PADDING, next_power_of_two
 from anyformer.data.batch_plan import Row
+from anyformer.media_batch import MediaBatch
 
 Ids = Sequence[int]
 
@@ -46,6 +47,7 @@ class Batch(NamedTuple):
     types: Tensor | None = None  # [b, t]
     marks: Tensor | None = None  # [b, t]
     spelled: Tensor | None = None  # [b, t, longest]
+    media: MediaBatch | None = None  # images, sounds and feature vectors in `ids`, or in `source` if there is one
     documents: int = 0  # upper bound of the number of documents in all rows, if packed
 
     def to(self, device: torch.device) -> "Batch":
@@ -53,6 +55,8 @@ class Batch(NamedTuple):
         moved: dict[str, Any] = {
             name: to_device(x, device) for name, x in self._asdict().items() if isinstance(x, Tensor)
         }
+        if self.media is not None:
+            moved["media"] = MediaBatch(*(None if x is None else to_device(x, device) for x in self.media))
         return self._replace(**moved)
 
     @property

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -13,6 +13,9 @@ from anyformer.data.batch import Batch, Example, ExampleTable, collate, collate_
 from anyformer.data.batch_plan import GradualPlan, Plan, PlanSteps, Row, plan_packed, plan_padded
 from anyformer.data.shards import Stream
 from anyformer.recipe import Crops, Ordered, Packed, Padded
+
+if TYPE_CHECKING:
+    from anyformer.data.media import MediaStore
 
 
 class Cursor(NamedTuple):
@@ -30,6 +33,8 @@ class Loader(Protocol):
 
 class EpochLoader(ABC):
     """Shuffled epochs of examples with known sizes, padded or packed."""
+
+    media: "MediaStore | None" = None  # reads the images and sounds of batches
 
     def __init__(self, sizes: np.ndarray, spec: Padded | Packed, seed: int, pad: int, source_pad: int):
         """`sizes` [n, 2] are the tokens of each side of an example: see `ExampleTable.sizes`."""
@@ -66,6 +71,8 @@ class EpochLoader(ABC):
             width, documents = self.spec.length, self.documents
         examples = self.examples(np.array([i for row in rows for i in row]), cursor.epoch)
         batch = collate_rows(rows, examples, self.pad, self.source_pad, width, documents)
+        if self.media is not None:
+            batch = self.media.attach(batch, (self.seed, cursor.epoch, cursor.batch))
         # The plan of the next epoch is made a little per batch: all at once, it would keep a GPU waiting.
         following = cursor.batch + 1
         self._gradual_plan(cursor.epoch + 1).advance(following / len(plan))
@@ -92,7 +99,9 @@ class ExampleLoader(EpochLoader):
         pad: int,
         source_pad: int,
         weights: Sequence[float] | None = None,
+        media: "MediaStore | None" = None,
     ):
+        self.media = media
         self.weights = None if weights is None else np.asarray(weights)
         self.table = ExampleTable.of(examples)
         # A pair that is read separately takes two rows of a padded batch.
@@ -174,8 +183,10 @@ def windows(ids: Stream, length: int, rows: int) -> Iterator[Batch]:
         yield Batch(crops[:, :-1], crops[:, 1:], None)
 
 
-def longest_first(examples: Sequence[Example], tokens: int, pad: int, source_pad: int) -> list[Batch]:
-    """Return batches of all examples, at most `tokens` slots each; longest first: out of memory shows at once."""
+def longest_first(
+    examples: Sequence[Example], tokens: int, pad: int, source_pad: int, media: "MediaStore | None" = None
+) -> Iterator[Batch]:
+    """Yield batches of all examples, at most `tokens` slots each; longest first: out of memory shows at once."""
     table = ExampleTable.of(examples)
     lengths = table.sizes.max(axis=1).tolist()
     batches, rows = [], list[Row]()
@@ -184,4 +195,5 @@ def longest_first(examples: Sequence[Example], tokens: int, pad: int, source_pad
             batches.append(rows)
             rows = []
         rows.append((i,))
-    return [collate(b, table, pad, source_pad) for b in [*batches, rows] if b]
+    made = (collate(b, table, pad, source_pad) for b in [*batches, rows] if b)
+    return made if media is None else map(media.attach, made)

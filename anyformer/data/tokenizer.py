@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from itertools import count, takewhile
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from tokenizers import Tokenizer
 
@@ -37,6 +37,9 @@ from anyformer.data.tokenizer_files import (
 )
 from anyformer.data.vocabulary import BYTES, checked, learn
 
+if TYPE_CHECKING:
+    from anyformer.data.media import MediaStore
+
 SENTINEL = "<extra_id_{}>"
 
 
@@ -45,8 +48,11 @@ class TextTokenizer:
 
     Text never becomes a special id: `"<pad>"` in a text is five characters like any others. `roles` names the token of
     each role; a role that it does not name is missing. Without it the usual names are searched. A `reader` segments
-    texts in the place of the library's own model.
+    texts in the place of the library's own model. With `media`, references to images and sounds in texts become
+    negative ids (see `data/media.py`).
     """
+
+    media: "MediaStore | None" = None
 
     def __init__(self, inner: Tokenizer, roles: Mapping[str, str] | None = None, reader: PieceReader | None = None):
         inner.no_padding()  # some public files switch these on
@@ -165,6 +171,9 @@ class TextTokenizer:
         """The ids of each text, on all cores."""
         if isinstance(texts, str):
             raise ConfigError([Fault("", "encode_batch takes a list of texts; for one text there is encode")])
+        return self._encode_texts(texts) if self.media is None else self.media.encode(texts, self._encode_texts)
+
+    def _encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         with _told():
             if self._reader is not None:
                 return [self._plain(self._ids(checked(text))) for text in texts]

@@ -11,6 +11,7 @@ from anyformer.cache.kv_cache import Cache
 from anyformer.decoding.buffers import DecodeBuffers
 from anyformer.decoding.prefix_cache import CachedPrefix
 from anyformer.decoding.step import logits
+from anyformer.media_batch import MediaBatch
 from anyformer.nn.eval_mode import submodules
 from anyformer.nn.experts import Mixture
 from anyformer.nn.inputs import Inputs
@@ -27,6 +28,7 @@ class Prompts(NamedTuple):
     marks: Tensor | None = None  # [b, t]
     chunk: int | None = None  # tokens read at a time
     prefixes: Sequence[CachedPrefix] = ()  # of each prompt, read by earlier calls
+    media: MediaBatch | None = None  # images, sounds and feature vectors of the prompts or sources
 
 
 class _Source(NamedTuple):
@@ -42,7 +44,7 @@ def prefill(model: Transformer, buffers: DecodeBuffers, copies: int, prompts: Pr
     ids, segments, source = prompts.inputs, prompts.segments, None
     if model.source is not None and model.encoder is not None:
         layout = make_layout(*model.source.measure(ids), ids.device, segments=segments)
-        source, segments = _Source(model.encode(Inputs(ids, layout)), layout), None
+        source, segments = _Source(model.encode(Inputs(ids, layout, media=prompts.media)), layout), None
         ids = start_ids(model, len(source.encoder_out), ids.device)
     present = torch.ones_like(ids, dtype=torch.bool) if segments is None else real(segments)
     known = max((prefix.length for prefix in prompts.prefixes), default=0)
@@ -50,10 +52,14 @@ def prefill(model: Transformer, buffers: DecodeBuffers, copies: int, prompts: Pr
         prefix.copy_into(buffers.prompts, row)
     if known:
         buffers.prompts.skip(known)
-    if segments is None and prompts.marks is None and known == 0 and (prompts.chunk or ids.shape[1]) >= ids.shape[1]:
+    at_once = known == 0 and (prompts.chunk or ids.shape[1]) >= ids.shape[1]
+    own_media = None if source is not None else prompts.media
+    if segments is None and prompts.marks is None and own_media is None and at_once:
         hidden, last = _read_unpadded(model, buffers.prompts, ids, source)
     else:
-        hidden, last = _read(model, buffers.prompts, prompts._replace(inputs=ids, segments=segments), source, known)
+        hidden, last = _read(
+            model, buffers.prompts, prompts._replace(inputs=ids, segments=segments, media=own_media), source, known
+        )
     found = logits(model, buffers.prompts, last)[:, -1]
     if copies > 1:  # prompts are read once
         buffers.cache.fill(buffers.prompts, copies)
@@ -127,7 +133,7 @@ def _read(
     model: Transformer, cache: Cache, prompts: Prompts, source: _Source | None, begin: int
 ) -> tuple[Tensor, Tensor]:
     """Read rows from `begin`, chunk by chunk: hidden states [b, n, d], and those of each row's last token [b, 1, d]."""
-    ids, segments, marks, chunk, _ = prompts
+    ids, segments, marks, chunk, _, media = prompts
     length, size = ids.shape[1], chunk or ids.shape[1]
     present = torch.ones_like(ids, dtype=torch.bool) if segments is None else real(segments)
     newest = torch.where(present, torch.arange(length, device=ids.device), -1).amax(dim=1)
@@ -137,7 +143,9 @@ def _read(
     for at in range(begin, length, size):
         part = slice(at, at + size)
         own = None if segments is None else segments[:, part]
-        hidden = model.decode(ids[:, part], encoder_out, source=layout, segments=own, marks=marks, cache=cache)
+        hidden = model.decode(
+            ids[:, part], encoder_out, source=layout, segments=own, marks=marks, media=media, cache=cache
+        )
         encoder_out = layout = None  # the cache holds them now
         parts.append(hidden)
         inside = (newest >= at) & (newest < at + hidden.shape[1])

@@ -16,6 +16,7 @@ from anyformer.decoding.constraints.phrases import Phrase, shortest
 from anyformer.decoding.logit_processors import Processor
 from anyformer.decoding.prefix_cache import Reuse
 from anyformer.decoding.strategy import NAMES, Beam, Contrastive, Sampling, Strategy, seed_fault
+from anyformer.media_batch import MediaBatch
 from anyformer.nn.model import Transformer
 
 CACHE_KINDS = get_args(CacheKind)
@@ -29,6 +30,7 @@ class RequestOptions(TypedDict, total=False):
     stop: Sequence[int]
     segments: Tensor | None
     marks: Tensor | None
+    media: MediaBatch | None
     seed: int | Tensor | None
     constraint: Constraint | None
     phrases: Sequence[Phrase]
@@ -47,6 +49,7 @@ class Request:
     stop: ids that end a row.
     segments: -1 at padding [b, t]; it may be on either side.
     marks: 1 at tokens that the whole prompt sees [b, t]; such a prompt is read at once.
+    media: images, sounds and feature vectors of the prompts, which are then read at once.
     seed: one for each row [b], or one from which these are derived (sampling).
     constraint: an automaton that every answer meets within its budget.
     phrases: sequences of ids that every answer contains (beam search).
@@ -62,6 +65,7 @@ class Request:
     stop: Sequence[int] = ()
     segments: Tensor | None = None
     marks: Tensor | None = None
+    media: MediaBatch | None = None
     seed: int | Tensor | None = None
     constraint: Constraint | None = None
     phrases: Sequence[Phrase] = ()

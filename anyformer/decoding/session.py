@@ -60,7 +60,7 @@ class Session:
         self.position_bound = _position_bound(ids, None if pair else prompts.segments)
         slots = self.prompt_length + budget
         self._key: Hashable = None
-        if request.marks is None and buffers.captures(device):
+        if request.marks is None and request.media is None and buffers.captures(device):
             source = (sizes[1], prompts.segments is None) if pair else None
             self._key = buffers.key_of(model, len(ids), copies, slots, budget, source, kind, slack, request.compile)
         own = None if self._key is None else buffers.take_buffers(model, self._key)
@@ -219,23 +219,24 @@ def _checked_prompts(model: Transformer, request: Request) -> tuple[tuple[int, i
     """Return the size (rows, length) of the inputs, and these, checked against the model."""
     reader = model.source or model.target
     assert reader is not None
-    ids, segments, marks = request.ids, request.segments, request.marks
+    ids, segments, marks, media = request.ids, request.segments, request.marks, request.media
     batch, length = reader.measure(ids)
     if isinstance(reader, TokenInput):
         _check_ids(ids, reader.vocab)
     check(batch, length, segments=segments)
     if model.encoder is not None and marks is not None:
         raise ValueError("only a decoder without an encoder reads marked prompts: leave `marks` out")
-    if marks is not None:
-        what = "is not for prompts that see all of themselves: these are read at once"
+    if marks is not None or media is not None:
+        what = "is not for prompts with images or with tokens that all see: these are read at once"
         options = (("chunk", request.chunk), ("reuse", request.reuse))
         if unused := [name for name, value in options if value is not None]:
             raise ConfigError(Fault(name, what) for name in unused)
+    if marks is not None:
         check(*ids.shape, marks=marks)
     if model.encoder is not None and request.reuse is not None:
         raise ValueError("only a decoder without an encoder has prompts to reuse: leave `reuse` out")
     segments = None if segments is None else segments.expand(batch, length)
-    return (batch, length), Prompts(ids, segments, marks, request.chunk)
+    return (batch, length), Prompts(ids, segments, marks, request.chunk, media=media)
 
 
 def _with_prefixes(prompts: Prompts, reuse: Reuse, model: Transformer, like: Cache) -> Prompts:

@@ -33,7 +33,8 @@ from anyformer.config import (
 )
 from anyformer.config.feedforward import FeedForward
 from anyformer.explore.trace import Trace
-from anyformer.inspection.cost_rules import Cost, adapter_cost, block_costs
+from anyformer.inspection.cost import Cost
+from anyformer.inspection.cost_rules import adapter_cost, block_costs
 from anyformer.inspection.count import Table, count
 
 CURVE_POINTS = 64

@@ -8,10 +8,12 @@ attention_maps   Attention weights of all layers and heads
 attribution      Gradient × input: the contribution of each input token to an output
 cache_growth     Bytes of the KV cache after each decoded token
 capacity         Refuse models that do not fit into memory, before allocating them
+cost             The cost of a part, and of a linear layer
 cost_rules       Parameters, FLOPs, activations and cache of each part of a model
 count            Parameters, FLOPs, activations and cache of a model, from its config alone
 head_patterns    Statistics of attention heads, and names such as "previous token" or "induction"
 logit_lens       The logit lens: output of the head after each layer
+media_cost       Cost of the embeddings of images, sounds and feature vectors
 memory           Peak memory of a training step, from the config alone
 patching         Replace or change activations by name (activation patching)
 plot             Figures by matplotlib (the `plot` extra)

@@ -1,7 +1,7 @@
 """Cost of each part of a model by its spec: the rules that `count` adds up. Imports no torch."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from math import prod
 from typing import assert_never
@@ -12,6 +12,7 @@ from anyformer.config import (
     LM,
     Activation,
     Attention,
+    Audio,
     BatchNorm,
     Block,
     ByteSpelling,
@@ -71,31 +72,11 @@ from anyformer.config import (
     position_of,
 )
 from anyformer.config.adapter import matrices, within
+from anyformer.inspection.cost import Cost, linear
+from anyformer.inspection.media_cost import audio_cost, media_cost
 
 ADAPTERS = "adapters"
 MAX_BLOCKS = 16_384  # along one side of a sparse pattern: counting them takes about a second
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Parameters, FLOPs, and the number of values saved for the backward pass and stored in the cache."""
-
-    parameters: int = 0
-    flops: int = 0
-    saved: int = 0
-    cached: int = 0
-
-    def __add__(self, other: "Cost") -> "Cost":
-        return Cost(
-            self.parameters + other.parameters,
-            self.flops + other.flops,
-            self.saved + other.saved,
-            self.cached + other.cached,
-        )
-
-    def times(self, count: int, own: int) -> "Cost":
-        """Return the cost of `count` layers, `own` of which have separate weights."""
-        return Cost(self.parameters * own, self.flops * count, self.saved * count, self.cached * count)
 
 
 def side_costs(
@@ -155,12 +136,14 @@ def adapter_cost(adapter: LoRA, at: str, block: Block, d: int, rows: int, source
 def _input(read: Input, d: int, b: int, t: int, own_table: bool) -> Cost:
     match read:
         case Tokens():
-            return _embeddings(read, d, b * t, own_table)
+            return _embeddings(read, d, b * t, own_table) + media_cost(read.media, read.inner_width(d), b)
         case Features(size=size, bias=bias):
-            return _linear(size, d, b * t, bias) + _norm(read.norm, d, b * t)
+            return linear(size, d, b * t, bias) + _norm(read.norm, d, b * t)
+        case Audio():
+            return audio_cost(read, d, b * t) + _norm(read.norm, d, b * t)
         case Patches(size=size, bias=bias):
             first = int(read.class_token)
-            return _linear(size, d, b * (t - first), bias) + Cost(d * first) + _norm(read.norm, d, b * t)
+            return linear(size, d, b * (t - first), bias) + Cost(d * first) + _norm(read.norm, d, b * t)
         case _:
             assert_never(read)
 
@@ -174,7 +157,7 @@ def _embeddings(tokens: Tokens, d: int, rows: int, own_table: bool) -> Cost:
         case FullTable():
             return cost
         case FactorisedTable(width=e, bias=bias):
-            return cost + _linear(e, d, rows, bias)
+            return cost + linear(e, d, rows, bias)
         case _:
             assert_never(tokens.table)
 
@@ -185,8 +168,8 @@ def _spelling(spec: Spelling, inner: int, rows: int) -> Cost:
             return Cost()
         case ByteSpelling(width=w, channels=c, kernel=k, longest=n):
             extra = Cost(saved=rows * (n * c + (k - 1) * w))  # channels of each byte, and the padding of the word
-            convolution = replace(_linear(k * w, c, rows * n, True), saved=rows * n * w)
-            return Cost(257 * w) + convolution + extra + _linear(c, inner, rows, False)
+            convolution = replace(linear(k * w, c, rows * n, True), saved=rows * n * w)
+            return Cost(257 * w) + convolution + extra + linear(c, inner, rows, False)
         case _:
             assert_never(spec)
 
@@ -235,7 +218,7 @@ def _mixer(mixer: Mixer, d: int, b: int, t: int, caching: bool) -> Iterator[tupl
             yield "recurrence", _recurrence(mixer, d, b, t, caching)
         case Convolution(width=k, bias=bias):
             slots = _slots(t, mixer.before(causal=True))
-            yield "convolution", replace(_linear(k * d, d, b * t, bias), saved=0, cached=b * slots * d * caching)
+            yield "convolution", replace(linear(k * d, d, b * t, bias), saved=0, cached=b * slots * d * caching)
         case FullyConnected(length=n, bias=bias):
             yield "dense", Cost(n * d * (n * d + bias), 2 * b * (t * d) ** 2, cached=b * t * d * caching)
         case PositionMixing(length=n, bias=bias):
@@ -251,7 +234,7 @@ def _attention(a: Attention, pattern: Pattern, d: int, b: int, t: int, s: int, c
     k, k_v = a.widths(d)
     cost, each = _projections(a, d, b * t, b * s)
     if isinstance(a.output, Projected):
-        cost += replace(_linear(h * k_v, d, b * t, a.output.bias), saved=0)
+        cost += replace(linear(h * k_v, d, b * t, a.output.bias), saved=0)
     cost += Cost(saved=b * (t * h * (k + k_v) + s * g * (k + k_v)))  # q and the heads' outputs; k and v
     cost += Cost(h * a.sinks)
     return cost + Cost(
@@ -289,14 +272,14 @@ def _projections(a: Attention, d: int, queries: int, keys: int) -> tuple[Cost, i
     match a.compress:
         case NoCompression():
             both = g * k * (a.projections == "separate") + g * k_v * (a.projections != "shared_qkv")
-            cost = _linear(d, h * k, queries, a.bias) + _linear(d, both, keys, a.bias)
+            cost = linear(d, h * k, queries, a.bias) + linear(d, both, keys, a.bias)
             norms = _norm(a.qk_norm, k, queries * h) + _norm(a.qk_norm, k, keys * g)
             return replace(cost, saved=0) + norms, g * (k + k_v)
         case Latent(rank=r, rotary_width=rotary, query_rank=rank, norm=norm):
-            cost = replace(_linear(d, (rank or h * k) + r + rotary, queries, a.bias), saved=0)
-            cost += _norm(norm, r, queries) + _linear(r, h * (k - rotary + k_v), queries, bias=False)
+            cost = replace(linear(d, (rank or h * k) + r + rotary, queries, a.bias), saved=0)
+            cost += _norm(norm, r, queries) + linear(r, h * (k - rotary + k_v), queries, bias=False)
             if rank:
-                cost += _norm(norm, rank, queries) + _linear(rank, h * k, queries, bias=False)
+                cost += _norm(norm, rank, queries) + linear(rank, h * k, queries, bias=False)
             return cost, r + rotary
         case _:
             assert_never(a.compress)
@@ -312,7 +295,7 @@ def _recurrence(spec: Recurrent, d: int, b: int, t: int, caching: bool) -> Cost:
     gates, saved = {"rnn": (1, 1), "lstm": (4, 7), "gru": (3, 5)}[spec.cell]  # saved: gates, their factors, states
     cost = Cost(directions * gates * h * (d + h + 2), directions * 2 * b * t * gates * h * (d + h))
     if directions > 1 or h != d:
-        cost += _linear(directions * h, d, b * t, bias=False)
+        cost += linear(directions * h, d, b * t, bias=False)
     return replace(cost, saved=b * t * directions * saved * h, cached=b * t * spec.state(d) * caching)
 
 
@@ -321,7 +304,7 @@ def _feedforward(spec: Network | Experts, d: int, rows: int) -> Cost:
         return _network(spec, d, hidden_width(spec, d), rows)
     n, k, f = spec.count, spec.top_k, hidden_width(spec.expert, d)
     bias = isinstance(spec.router, SoftmaxTopK) and spec.router.bias
-    cost = replace(_linear(d, n, rows, bias), saved=rows * n)  # probabilities
+    cost = replace(linear(d, n, rows, bias), saved=rows * n)  # probabilities
     chosen = _network(spec.expert, d, f, rows * k)
     cost += replace(chosen, parameters=n * chosen.parameters) + Cost(saved=2 * rows * k * d)  # inputs and outputs
     return cost + _network(spec.expert, d, spec.shared * f, rows) if spec.shared else cost
@@ -329,7 +312,7 @@ def _feedforward(spec: Network | Experts, d: int, rows: int) -> Cost:
 
 def _network(spec: Network, d: int, f: int, rows: int) -> Cost:
     gated = isinstance(spec, Gated)
-    cost = _linear(d, f * (1 + gated), rows, spec.bias) + _linear(f, d, rows, spec.bias)
+    cost = linear(d, f * (1 + gated), rows, spec.bias) + linear(f, d, rows, spec.bias)
     return replace(cost, saved=rows * f * ((3 if gated else 1) + _saves_input(spec.activation)))
 
 
@@ -352,11 +335,11 @@ def head_cost(config: ModelConfig, b: int, t: int) -> Cost:
         case TokenLabels(crf=crf):
             labels = label_count(head)
             rows = labels + 1 if crf else 1  # of scores per token
-            linear = _linear(d, labels, b * t, True) + Cost(crf * rows * labels, saved=b * t * rows * labels)
-            return _transform(head.transform, d, d, b * t) + linear
+            logits = linear(d, labels, b * t, True) + Cost(crf * rows * labels, saved=b * t * rows * labels)
+            return _transform(head.transform, d, d, b * t) + logits
         case Classifier():
             labels = label_count(head)
-            return _transform(head.transform, d, d, b) + _linear(d, labels, b, True) + Cost(saved=b * labels)
+            return _transform(head.transform, d, d, b) + linear(d, labels, b, True) + Cost(saved=b * labels)
         case Embedder():
             return _transform(head.transform, d, d, b) + Cost(saved=b * d)
         case _:
@@ -365,13 +348,9 @@ def head_cost(config: ModelConfig, b: int, t: int) -> Cost:
 
 def _transform(spec: HeadTransform, d: int, to: int, rows: int) -> Cost:
     if isinstance(spec, NoTransform):
-        return Cost() if to == d else _linear(d, to, rows, bias=False)
+        return Cost() if to == d else linear(d, to, rows, bias=False)
     activation = Cost(saved=rows * to * _saves_input(spec.activation))
-    return _linear(d, to, rows, spec.bias) + activation + _norm(spec.norm, to, rows)
-
-
-def _linear(inputs: int, outputs: int, rows: int, bias: bool) -> Cost:
-    return Cost((inputs + bias) * outputs, 2 * rows * inputs * outputs, saved=rows * inputs)
+    return linear(d, to, rows, spec.bias) + activation + _norm(spec.norm, to, rows)
 
 
 def _norm(spec: Norm, width: int, rows: int) -> Cost:

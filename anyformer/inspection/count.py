@@ -23,7 +23,8 @@ from typing import Any
 
 from anyformer.config import ConfigError, Fault, ModelConfig, Patches, Side
 from anyformer.config.model import learning
-from anyformer.inspection.cost_rules import ADAPTERS, Cost, head_cost, side_costs
+from anyformer.inspection.cost import Cost
+from anyformer.inspection.cost_rules import ADAPTERS, head_cost, side_costs
 
 COLUMNS = ("parameters", "flops", "activation_bytes", "cache_bytes")
 FLOPS = ("", "k", "M", "G", "T", "P", "E")
@@ -101,7 +102,8 @@ def count(
     """Return the cost of reading `length` tokens in each of `batch` rows, at `bytes_per_value` (4: fp32).
 
     The default length is 1024, or the number of positions if that is smaller. In an encoder-decoder `length` is the
-    target's, and the default of `source_length`. The length of an image follows from its config.
+    target's, and the default of `source_length`. The length of an image follows from its config. A stream is counted
+    with one image in each row.
     """
     sizes = {"length": length, "batch": batch, "source_length": source_length, "bytes_per_value": bytes_per_value}
     wrong = [Fault(name, f"= {n}: must be at least 1") for name, n in sizes.items() if n is not None and n < 1]

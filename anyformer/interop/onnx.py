@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from anyformer.attention.layout import Layout
 from anyformer.config import (
+    Audio,
     ByteSpelling,
     ConfigError,
     Embedder,
@@ -122,6 +123,8 @@ def _read(spec: Input, side: str = "") -> list[GraphInput]:
     sizes, before = ("batch", f"{side}_length" if side else "length"), f"{side}_" if side else ""
     mask = GraphInput(f"{before}mask", sizes, 2)
     match spec:
+        case Tokens(media=media) if media is not None:
+            raise ConfigError([Fault("media", "ONNX export reads tokens only: this model also reads other segments")])
         case Tokens():
             types = [GraphInput(f"{before}types", sizes, spec.types)] if spec.types else []
             words, spelled = spec.spelling, list[GraphInput]()
@@ -130,6 +133,8 @@ def _read(spec: Input, side: str = "") -> list[GraphInput]:
             return [GraphInput(side or "ids", sizes, spec.rows), mask, *types, *spelled]
         case Patches():
             return [GraphInput(side or "images", ("batch", *spec.shape), 0)]
+        case Audio():
+            return [GraphInput(side or "sounds", ("batch", f"{before}frames", spec.mels), 0)]
         case Features():
             return [GraphInput(side or "features", (*sizes, spec.size), 0), mask]
         case _:

@@ -16,6 +16,7 @@ inputs        input layers: token embeddings, features, image patches
 latent        queries, keys and values through a compressed vector (MLA)
 linear        linear layers, fused or single
 lora          low-rank adapters (LoRA)
+media         embeddings of images, sounds and feature vectors among tokens
 mixer         builds the mixer of a block, and states what it caches per token
 model         Transformer: encoder-decoder, encoder or decoder
 model_inputs  inputs of a model's sides, from the keywords of a call

@@ -53,7 +53,7 @@ def _matrices(module: nn.Module) -> list[Tensor] | None:
         case nn.RNNBase():
             weights = [parameter for parameter in module.parameters() if parameter.dim() == 2]
             return [rows for weight in weights for rows in weight.split(module.hidden_size)]  # one for each gate
-        case nn.Conv1d():
+        case nn.Conv1d() | nn.Conv2d():
             return [module.weight.flatten(1)]
         case DenseMixer() | PositionMixer():
             return [module.weight]

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from anyformer.attention.layout import Layout, check
 from anyformer.config import (
+    Audio,
     ByteSpelling,
     ConfigError,
     FactorisedTable,
@@ -25,8 +26,10 @@ from anyformer.config import (
     Tokens,
     factor,
 )
+from anyformer.media_batch import MediaBatch
 from anyformer.nn.aux_outputs import AuxOutputs
 from anyformer.nn.dropout import Dropout
+from anyformer.nn.media import MediaEmbedding, SoundEmbedding, cut_patches
 from anyformer.nn.norm import build_norm, normed
 
 Embed = Callable[[Tensor], Tensor]
@@ -40,6 +43,7 @@ class Inputs(NamedTuple):
     layout: Layout | None = None  # None: one segment per row, from position 0 or where a cache or past ends
     types: Tensor | None = None  # int [b, t]: token types
     spelled: Tensor | None = None  # int [b, t, longest]: the bytes of each token's word, as byte + 1; 0 is padding
+    media: MediaBatch | None = None  # images, sounds and feature vectors, and their places; ids are not read there
 
 
 def embedding(rows: int, width: int, pad: int | None = None) -> nn.Embedding:
@@ -77,7 +81,7 @@ def build_spelling(spec: Spelling, width: int) -> ByteWords | None:
 
 
 class TokenInput(nn.Module):
-    """Token embedding: lookup, scale, spelling, positions, types, norm, dropout.
+    """Token embedding: lookup, scale, spelling, other modalities, positions, types, norm, dropout.
 
     The table may belong to another module (weight tying), so it is an argument of `forward`.
     """
@@ -92,6 +96,7 @@ class TokenInput(nn.Module):
         self.project = nn.Linear(e, width, table.bias) if table else None
         self.early = table is not None and table.project == "before_position"
         self.spelling = build_spelling(spec.spelling, self.inner_width)
+        self.media = None if spec.media is None else MediaEmbedding(spec.media, self.inner_width)
         self.norm = build_norm(spec.norm, self.inner_width)
         self.dropout = Dropout(spec.dropout)
         self.scale = factor(spec.scale, width)
@@ -115,6 +120,8 @@ class TokenInput(nn.Module):
             check(*ids.shape, types=types)
             _check_range(types, self.types.num_embeddings, "type", f"{self.types.num_embeddings} token types")
         self._check_spelled(ids, spelled)
+        if self.media is None and inputs.media is not None:
+            raise ValueError("this model reads tokens only: leave `media` out")
         if spelled is not None:
             _check_range(spelled, BYTES, "spelled", f"{BYTES} values of a byte")
 
@@ -142,6 +149,8 @@ class TokenInput(nn.Module):
         if self.spelling is not None:
             assert inputs.spelled is not None
             x = x + self.spelling(inputs.spelled)
+        if self.media is not None:
+            x = self.media(x, inputs.media)
         x = embed(x)
         if self.types is not None:
             # all of the first type: the gradient is then a sum, where a lookup would scatter row by row
@@ -174,6 +183,8 @@ class FeatureInput(nn.Module):
             raise ValueError("this model has no token types: leave `types` out")
         if inputs.spelled is not None:
             raise ValueError("this model reads no words: leave `spelled` out")
+        if inputs.media is not None:
+            raise ValueError("`media` are for models that read tokens: leave it out")
 
     def forward(
         self, inputs: Inputs, table: Tensor | None, embed: Embed, layout: Layout, aux: AuxOutputs | None = None
@@ -203,7 +214,25 @@ class PatchInput(FeatureInput):
 
     def cut(self, images: Tensor) -> Tensor:
         """[b, c, h, w] to [b, patches, c·p·p]"""
-        return F.unfold(images, self.patch, stride=self.patch).transpose(1, 2)
+        return cut_patches(images, self.patch)
+
+
+class AudioInput(FeatureInput):
+    """Log-mel frames [b, frames, mels]: convolutions, positions, norm, dropout."""
+
+    def __init__(self, spec: Audio, width: int):
+        nn.Module.__init__(self)
+        self.spec, self.inner_width, self.size = spec, width, spec.mels
+        self.sound = SoundEmbedding(spec, width)
+        self.norm, self.dropout = build_norm(spec.norm, width), Dropout(spec.dropout)
+
+    def measure(self, x: Tensor) -> tuple[int, int]:
+        batch, frames = super().measure(x)
+        return batch, self.spec.places(frames)
+
+    def vectors(self, x: Tensor) -> Tensor:
+        vectors: Tensor = self.sound(x)
+        return vectors
 
 
 AnyInput = TokenInput | FeatureInput
@@ -217,6 +246,8 @@ def build_input(spec: Input, width: int, *, own_table: bool = True) -> AnyInput:
             return PatchInput(spec, width)
         case Features():
             return FeatureInput(spec, width)
+        case Audio():
+            return AudioInput(spec, width)
         case _:
             assert_never(spec)
 

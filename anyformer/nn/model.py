@@ -129,6 +129,7 @@ class Transformer(nn.Module):
             segments, positions, marks, types, spelled: int [b, t] each; see `Inputs` and `Layout`. Padding has segment
                 -1. By default every row is one segment whose positions start at 0. Encoder-decoders take
                 `source_segments`, `target_segments`, and likewise positions and types.
+            media: images, sounds and feature vectors among the tokens, for models that read them.
             cache: KV cache that the tokens continue, and are added to (see `new_cache`).
             past: segment memory that the tokens continue (see `new_past`). The call then also returns the next one.
             loss_target: labels. The call then returns their summed loss in place of logits; the full [b, t, v] logits

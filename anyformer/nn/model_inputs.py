@@ -13,7 +13,8 @@ from anyformer.attention.layout import Layout, make_layout
 from anyformer.cache.kv_cache import Cache
 from anyformer.cache.segment_memory import Past
 from anyformer.config.spec import did_you_mean
-from anyformer.nn.inputs import AnyInput, Inputs
+from anyformer.media_batch import MediaBatch
+from anyformer.nn.inputs import AnyInput, Inputs, TokenInput
 
 
 class StackOptions(TypedDict, total=False):
@@ -24,6 +25,7 @@ class StackOptions(TypedDict, total=False):
     marks: Tensor | None
     types: Tensor | None
     spelled: Tensor | None
+    media: MediaBatch | None
 
 
 class SideOptions(StackOptions, total=False):
@@ -32,13 +34,24 @@ class SideOptions(StackOptions, total=False):
     source_segments: Tensor | None
     source_positions: Tensor | None
     source_types: Tensor | None
+    source_media: MediaBatch | None
     target_segments: Tensor | None
     target_positions: Tensor | None
     target_types: Tensor | None
+    target_media: MediaBatch | None
 
 
-OWN = ("segments", "positions", "marks", "types", "spelled")
-SIDED = ("source_segments", "source_types", "source_positions", "target_positions", "target_segments", "target_types")
+OWN = ("segments", "positions", "marks", "types", "spelled", "media")
+SIDED = (
+    "source_segments",
+    "source_types",
+    "source_positions",
+    "source_media",
+    "target_positions",
+    "target_segments",
+    "target_types",
+    "target_media",
+)
 
 
 def check_options(options: Mapping[str, object], allowed: Collection[str], instead: str, shape: str) -> None:
@@ -63,12 +76,22 @@ def read_inputs(
     module: AnyInput, given: Tensor | Inputs, options: StackOptions, before: Cache | Past | None = None
 ) -> tuple[Inputs, Layout]:
     """Return the inputs of a side, and the layout of their tokens, which continue the cache or past `before`."""
+    inputs, layout = _read(module, given, options, before)
+    if inputs.media is None or not isinstance(module, TokenInput) or module.media is None:
+        return inputs, layout
+    module.media.check(inputs.media, tuple(inputs.ids.shape))
+    return inputs, layout._replace(coordinates=module.media.coordinates(inputs.media, layout.positions))
+
+
+def _read(
+    module: AnyInput, given: Tensor | Inputs, options: StackOptions, before: Cache | Past | None
+) -> tuple[Inputs, Layout]:
     if isinstance(given, Inputs):
         if any(value is not None for value in options.values()):
             raise ValueError(f"{', '.join(options)}: `Inputs` hold these themselves; leave the keywords out")
         inputs = given
     else:
-        inputs = Inputs(given, types=options.get("types"), spelled=options.get("spelled"))
+        inputs = Inputs(given, types=options.get("types"), spelled=options.get("spelled"), media=options.get("media"))
     batch, length = module.measure(inputs.ids)
     segments, positions, marks = options.get("segments"), options.get("positions"), options.get("marks")
     if isinstance(segments, Layout):

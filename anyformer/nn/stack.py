@@ -144,7 +144,9 @@ class BlockStack(nn.Module):
             needs = plan.needs.absorbed() if absorbs else plan.needs
             relation = lower(plan.pattern, q, k, role, positions, needs, site, backend)
             new = q if cached else k  # a cache holds rotated keys
-            rotation = positions.prepare(new.positions, plan.rotary_width)
+            by_axis = new.coordinates is not None and positions.scheme.reads_coordinates()
+            where = new.coordinates if by_axis and new.coordinates is not None else new.positions
+            rotation = positions.prepare(where, plan.rotary_width)
             made.append(relation._replace(rotation=rotation, absorbs=absorbs))
         return made
 

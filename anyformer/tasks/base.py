@@ -13,6 +13,7 @@ from anyformer.config import ConfigError, Fault, ModelConfig, Side
 from anyformer.conventions import PLAIN, SEEN
 from anyformer.data.batch import Batch, Example
 from anyformer.data.loader import Loader
+from anyformer.data.media import Augment, MediaStore
 from anyformer.data.readers import MAX_BAD_ROWS_SHOWN, Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.kernels.cross_entropy import token_loss as token_loss
@@ -68,6 +69,13 @@ class Task(Protocol):
         """Return a prediction for each text; options are those of `generation.generate`."""
 
 
+def open_media(task: Task, config: ModelConfig, augment: Augment | None = None) -> MediaStore | None:
+    """Let a task read images and sounds in texts, if its model does; return the store that it reads them with."""
+    reader = task.source_tokenizer or task.tokenizer
+    reader.media = MediaStore.of(config, augment)
+    return reader.media
+
+
 class TokenTask:
     """Base of tasks whose loss is the cross-entropy over the vocabulary, which an output head can compute itself."""
 
@@ -108,8 +116,9 @@ def inputs_of(batch: Batch, packed: bool) -> tuple[Inputs, ...]:
     """Return a model's arguments for a batch whose rows are padded on the right, or packed: `model(*inputs)`."""
     layout = _layout(batch, batch.segments, packed)
     if batch.source is None:
-        return (Inputs(batch.ids, layout, batch.types, batch.spelled),)
-    return Inputs(batch.source, _layout(batch, batch.source_segments, packed)), Inputs(batch.ids, layout)
+        return (Inputs(batch.ids, layout, batch.types, batch.spelled, batch.media),)
+    source = Inputs(batch.source, _layout(batch, batch.source_segments, packed), media=batch.media)
+    return source, Inputs(batch.ids, layout)
 
 
 def call(model: Transformer, batch: Batch, packed: bool) -> Tensor:

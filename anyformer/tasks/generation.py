@@ -300,12 +300,18 @@ class GenerationRequest:
         """Return what `decode` needs for some texts."""
         constraints = self.constraints_of(rows[0])
         ids, segments = pad_rows([self.prompts[i] for i in rows], next(self.model.parameters()).device)
+        marks, media = torch.full_like(ids, SEEN) if self.task.marked else None, None
+        store = (self.task.source_tokenizer or self.task.tokenizer).media
+        if store is not None:
+            ids, media, marks = store.read(ids, marks)
+            marks = None if marks is None else marks.to(ids.device)
         request = Request(
             ids,
             max_new_tokens=[self.budgets[i] for i in rows],
             stop=self.stop_ids,
             segments=segments,
-            marks=torch.full_like(ids, SEEN) if self.task.marked else None,
+            marks=marks,
+            media=media,
             seed=None if self.seeds is None else self.seeds[list(rows)],
             constraint=constraints.constraint,
             phrases=constraints.phrases,

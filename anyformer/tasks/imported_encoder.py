@@ -56,7 +56,7 @@ class Encoding:
         rows = [self._row(text, masked=isinstance(model.config.head, MaskedLM)) for text in texts]
         check_lengths(list(map(len, rows)), model.config, "encoder" if model.config.encoder else "decoder")
         out = [""] * len(texts)
-        for i, output in read_rows(model, [Example(row, row) for row in rows], self.tokenizer.pad or 0, progress):
+        for i, output in read_rows(model, [Example(row, row) for row in rows], self.tokenizer, progress):
             out[i] = answer(output if output.dim() == 1 else output[: len(rows[i])], rows[i])
         return out
 

@@ -72,7 +72,9 @@ class LanguageModelling(TokenTask):
             for ids in self.encode(rows)
             for at in range(0, len(ids) - 1, limit)  # a long document continues in another example
         ]
-        return ExampleLoader(examples, batches, seed, pad=self.tokenizer.pad or 0, source_pad=0)
+        return ExampleLoader(
+            examples, batches, seed, pad=self.tokenizer.pad or 0, source_pad=0, media=self.tokenizer.media
+        )
 
     def evaluate(self, model: Transformer, rows: Rows, batches: Batches) -> Metrics:
         """Measure the loss of every token but the first, in separate windows as long as those of training.

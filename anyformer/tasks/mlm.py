@@ -77,7 +77,7 @@ class MaskedLanguageModelling(TokenTask, DynamicExampleTask):
         if progress:
             progress(len(texts) - len(rows))
         examples = [Example(row, row) for row in rows.values()]
-        for i, logits in read_rows(model, examples, self.tokenizer.pad or 0, progress):
+        for i, logits in read_rows(model, examples, self.tokenizer, progress):
             ids = filled(examples[i].ids, self.mask, logits)
             out[numbers[i]] = self.tokenizer.decode(ids[len(self.frame.before) : len(ids) - len(self.frame.after)])
         return out

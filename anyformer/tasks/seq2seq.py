@@ -114,14 +114,21 @@ class SequenceToSequence(TokenTask):
         assert not isinstance(batches, (Crops, Ordered))
         examples = self.encode(rows, both_sides=model.encoder is not None)
         return ExampleLoader(
-            examples, batches, seed, _required_id(self.tokenizer, "pad"), _required_id(self.reader, "pad")
+            examples,
+            batches,
+            seed,
+            _required_id(self.tokenizer, "pad"),
+            _required_id(self.reader, "pad"),
+            media=self.reader.media,
         )
 
     def evaluate(self, model: Transformer, rows: Rows, batches: Batches) -> Metrics:
         examples = self.encode(rows, both_sides=model.encoder is not None)
         pads = _required_id(self.tokenizer, "pad"), _required_id(self.reader, "pad")
         device = next(model.parameters()).device
-        total, count = total_loss(model, longest_first(examples, MAX_INFERENCE_TOKENS, *pads), device)
+        total, count = total_loss(
+            model, longest_first(examples, MAX_INFERENCE_TOKENS, *pads, self.reader.media), device
+        )
         values = {"loss": total / count, "perplexity": math.exp(min(total / count, 700.0))}
         notes: dict[str, Any] = bad_row_notes(rows)
         predictions, targets = self.predict(model, rows.columns["source"]), rows.columns["target"]

@@ -149,7 +149,8 @@ class SequenceLevelTask(ABC):
 
     def loader(self, rows: Rows, batches: Batches, seed: int, model: Transformer) -> Loader:
         assert isinstance(batches, Padded)
-        return ExampleLoader(self.encode(rows, model.config), batches, seed, self.tokenizer.pad or 0, source_pad=0)
+        examples, pad = self.encode(rows, model.config), self.tokenizer.pad or 0
+        return ExampleLoader(examples, batches, seed, pad, source_pad=0, media=self.tokenizer.media)
 
     # -- predictions --------------------------------------------------------------------------------------------------
 
@@ -160,7 +161,7 @@ class SequenceLevelTask(ABC):
 
     def evaluate(self, model: Transformer, rows: Rows, batches: Batches) -> Metrics:
         examples = self.encode(rows, model.config)
-        outputs = dict(read_rows(model, examples, self.tokenizer.pad or 0))
+        outputs = dict(read_rows(model, examples, self.tokenizer))
         logits = torch.stack([outputs[i] for i in range(len(examples))])
         logits = logits.flatten(0, 1) if self.apart else logits
         labels = torch.tensor([example.labels for example in examples])
@@ -183,7 +184,7 @@ class SequenceLevelTask(ABC):
         out, numbers = [""] * len(texts), list(examples)
         if progress:
             progress(len(texts) - len(examples))
-        for i, logits in read_rows(model, list(examples.values()), self.tokenizer.pad or 0, progress):
+        for i, logits in read_rows(model, list(examples.values()), self.tokenizer, progress):
             out[numbers[i]] = self.format_prediction(logits)
         return out
 
@@ -199,14 +200,14 @@ class SequenceLevelTask(ABC):
 
 
 def read_rows(
-    model: Transformer, examples: Sequence[Example], pad: int, progress: Progress | None = None
+    model: Transformer, examples: Sequence[Example], tokenizer: TextTokenizer, progress: Progress | None = None
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield the number of each row and the output of the head, batch by batch, rows of similar length together.
 
     For texts that are read apart, the output has both: [2, d].
     """
     device = next(model.parameters()).device
-    for batch in longest_first(examples, MAX_INFERENCE_TOKENS, pad, source_pad=0):
+    for batch in longest_first(examples, MAX_INFERENCE_TOKENS, tokenizer.pad or 0, 0, tokenizer.media):
         with torch.no_grad():
             output = call(model, batch.to(device), packed=False).float().cpu()
         if len(output) > len(batch.examples):

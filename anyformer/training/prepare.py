@@ -13,6 +13,7 @@ from anyformer.config import Classifier, ConfigError, Fault, ModelConfig, Specia
 from anyformer.config.spec import MAX_WORD, shorten
 from anyformer.data.fingerprint import fingerprint
 from anyformer.data.loader import CropLoader, Cursor, Loader
+from anyformer.data.media import without_references
 from anyformer.data.readers import Rows, check_bad_rows, common_inputs, read
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.inspection.capacity import check_model, exceeding
@@ -48,7 +49,7 @@ from anyformer.run import (
     read_tensors,
     remove_leftovers,
 )
-from anyformer.tasks.base import Task
+from anyformer.tasks.base import Task, open_media
 from anyformer.tasks.build import build_task
 from anyformer.tasks.classify import with_labels
 from anyformer.tasks.mixture import task_token
@@ -232,9 +233,11 @@ def fit_rows(recipe: Recipe, task: Task, found: Splits, console: Console) -> tup
     """
     config = fit_config(recipe, task)
     _check_capacity(recipe, config)
+    media = open_media(task, config)
 
     def fit(one: NamedSplit) -> Rows:
-        rows = task.filter_rows(found[one.name], config, recipe.batches if one.split == "train" else None)
+        rows = found[one.name] if media is None else media.without_bad(found[one.name])
+        rows = task.filter_rows(rows, config, recipe.batches if one.split == "train" else None)
         return check_bad_rows(rows, recipe.data, one.key)
 
     fitting = _each({one.name: partial(fit, one) for one in splits(recipe.data) if one.name in found})
@@ -327,9 +330,14 @@ def _complete_spec(spec: AnyTask, train: Rows) -> AnyTask:
 def _new_task(recipe: Recipe, spec: AnyTask, train: Rows) -> Task:
     """Return the task with tokenizers that are trained on the training data or read from a file."""
 
+    inputs = (recipe.model.source, recipe.model.target)
+    reads_media = any(isinstance(tokens, Tokens) and tokens.media is not None for tokens in inputs)
+
     def texts(*names: str) -> Iterator[str]:
         for column in names:
             texts = train.columns[column]
+            if reads_media:
+                texts = [without_references(text) for text in texts]
             yield from (words.replace("\n", " ") for words in texts) if column == "words" else texts
 
     def make(name: str, tokenizer: AnyTokenizer, *columns: str) -> TextTokenizer:

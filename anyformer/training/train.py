@@ -128,7 +128,9 @@ def evaluate(folder: str | Path, overrides: Iterable[str] = (), split: str = "te
         raise ConfigError([Fault(f"data.{split}", f"is not in {path}; it has {', '.join(names)}")])
     found: dict[str, Metrics] = {}
     for one in chosen:
-        rows = task.filter_rows(read(one.source, recipe.data, one.split, recipe.seed, one.key, by), run.config)
+        rows = read(one.source, recipe.data, one.split, recipe.seed, one.key, by)
+        media = (task.source_tokenizer or task.tokenizer).media
+        rows = task.filter_rows(rows if media is None else media.without_bad(rows), run.config)
         rows = check_bad_rows(rows, recipe.data, one.key)
         with advise_out_of_memory(partial(evaluate_advice, recipe)):
             metrics = found[one.name] = _measure(task, run, rows, recipe, by)

@@ -1,0 +1,142 @@
+"""Segments of other modalities between the tokens of a text: images, sounds, feature vectors. Imports no torch.
+
+A stream is a row of tokens in which some places are taken by vectors made from an image, a sound or numbers. The text
+has a reference where the segment is, such as `<image:cat.png>` (see `data/media.py`); the model embeds each kind in its
+own way, and from there on all places are alike. Values in bins, such as actions, are tokens of the vocabulary.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from anyformer.config.spec import BY_KIND, Fault, Flag, Size, Spec
+
+MediaKind = Literal["image", "audio", "features"]
+MEDIA_KINDS: tuple[MediaKind, ...] = ("image", "audio", "features")
+
+
+class NoStem(Spec):
+    """Each patch is projected alone, as in ViT."""
+
+    kind: Literal["none"] = "none"
+
+
+class ConvStem(Spec):
+    """3×3 convolutions of stride 2, each with a norm over channels and GELU, until a patch is one pixel, and a linear
+    layer to d (Xiao et al. 2021, "Early convolutions help transformers see better")."""
+
+    kind: Literal["convolution"] = "convolution"
+    channels: Size = 64  # channels after the first convolution; each further one doubles them
+
+
+Stem = Annotated[NoStem | ConvStem, *BY_KIND]
+
+
+class NoGrid(Spec):
+    """Patches have no positions of their own: those of the stack are all."""
+
+    kind: Literal["none"] = "none"
+
+
+class LearnedGrid(Spec):
+    """A learned vector for each row of patches and one for each column, added to the patches."""
+
+    kind: Literal["learned"] = "learned"
+
+
+class SinusoidalGrid(Spec):
+    """Fixed waves of the row in the first half of d and of the column in the second, added to the patches."""
+
+    kind: Literal["sinusoidal"] = "sinusoidal"
+
+
+Grid = Annotated[NoGrid | LearnedGrid | SinusoidalGrid, *BY_KIND]
+
+
+class ImageSegment(Spec):
+    """Images [c, height, width] in squares, read row by row."""
+
+    image_height: Size = 224  # height of an image, in pixels; files of another size are an error
+    image_width: Size | None = None  # width of an image, in pixels; None: its height
+    patch: Size = 16  # side of a square patch, in pixels
+    channels: Literal[1, 3] = 3  # 1: grey, 3: red, green and blue
+    stem: Stem = NoStem()  # layers before the patches
+    position: Grid = NoGrid()  # positions of rows and columns
+    both_ways: Flag = True  # in a decoder, patches of one image attend to each other in both directions
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of an image, in pixels."""
+        return self.image_height, self.image_width or self.image_height
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches."""
+        height, width = self.size
+        return height // self.patch, width // self.patch
+
+    @property
+    def places(self) -> int:
+        """Places that an image takes in a row."""
+        rows, columns = self.grid
+        return rows * columns
+
+    def faults(self, width: int) -> Iterator[Fault]:
+        for name, n in (("image_height", self.image_height), ("image_width", self.image_width)):
+            if n and n % self.patch:
+                yield Fault(name, f"= {n}: must be a multiple of patch = {self.patch}")
+        if isinstance(self.stem, ConvStem) and (self.patch < 2 or self.patch & (self.patch - 1)):
+            yield Fault("stem", f"convolutions halve an image: patch = {self.patch} must be 2, 4, 8, ...")
+        if isinstance(self.position, SinusoidalGrid) and width % 4:
+            yield Fault("position", f"sines and cosines of two axes need a width that is a multiple of 4, not {width}")
+
+
+class Spectrogram(Spec):
+    """Sounds as log-mel frames, and convolutions over these (Whisper): the first keeps their number, each of the others
+    halves it."""
+
+    rate: Size = 16_000  # samples per second; files of another rate are an error
+    window: Size = 400  # samples of a frame
+    hop: Size = 160  # samples from one frame to the next
+    mels: Size = 80  # numbers of a frame
+    strided: Literal[1, 2, 3] = 1  # convolutions of stride 2, after one of stride 1
+
+    @property
+    def stride(self) -> int:
+        """Frames per place in a row."""
+        return 2**self.strided
+
+    def places(self, frames: int) -> int:
+        """Return how many places a sound of so many frames takes in a row."""
+        return -(-frames // self.stride)
+
+
+class AudioSegment(Spectrogram):
+    """Sounds between the tokens of a text."""
+
+    both_ways: Flag = True  # in a decoder, frames of one sound attend to each other in both directions
+
+
+class FeatureSegment(Spec):
+    """Vectors of numbers, one place each: states of a trajectory, time series."""
+
+    size: Size  # numbers of a vector
+
+
+class Media(Spec):
+    """Kinds of segments that a stream may have besides tokens."""
+
+    image: ImageSegment | None = None  # images; None: none
+    audio: AudioSegment | None = None  # sounds; None: none
+    features: FeatureSegment | None = None  # feature vectors; None: none
+    types: Flag = True  # a learned vector for each kind, tokens included, added to its embeddings
+
+    @property
+    def kinds(self) -> tuple[MediaKind, ...]:
+        """The kinds that are there."""
+        return tuple(kind for kind in MEDIA_KINDS if getattr(self, kind) is not None)
+
+    def faults(self, width: int) -> Iterator[Fault]:
+        if not self.kinds:
+            yield Fault("", "has no kind: set `image`, `audio` or `features`, or leave `media` out")
+        if self.image is not None:
+            yield from (fault.under("image") for fault in self.image.faults(width))

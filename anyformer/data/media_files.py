@@ -1,0 +1,147 @@
+"""Files of images, sounds and numbers, and arrays of many of them in one `.npz` or `.npy` file.
+
+A place in an array is written after `#`: `digits.npz#images/17` is the 18th image of the array `images`. The array's
+name may be left out where the file has only one. Nothing is ever unpickled.
+"""
+
+import wave
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from anyformer.config import FeatureSegment, ImageSegment, Spectrogram
+from anyformer.config.spec import visible
+
+ARRAYS = (".npz", ".npy")
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
+SOUNDS = (".wav",)
+BAD_WAV = (wave.Error, EOFError)
+
+
+class BadFile(ValueError):
+    """A file that cannot be read, or does not fit the model; the message names it."""
+
+
+def read_image(name: str, spec: ImageSegment) -> np.ndarray:
+    """Return the pixels of an image, uint8 [channels, height, width]."""
+    pixels = _read_array(name) if _is_array(name) else _decode_picture(name, spec.channels)
+    if pixels.ndim == 2:
+        pixels = pixels[:, :, None]
+    if pixels.ndim != 3 or pixels.dtype != np.uint8:
+        raise BadFile(f"{visible(name)} is no image: {pixels.dtype} {list(pixels.shape)}, not uint8 [height, width, 3]")
+    height, width, channels = pixels.shape
+    if (height, width) != spec.size:
+        wanted = f"{spec.size[1]}×{spec.size[0]}"
+        raise BadFile(f"{visible(name)} has {width}×{height} pixels, and the model reads {wanted}: resize it")
+    if channels != spec.channels:
+        raise BadFile(f"{visible(name)} has {channels} channels, and the model reads {spec.channels}")
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def read_sound(names: str, spec: Spectrogram) -> np.ndarray:
+    """Return the samples of sounds in [-1, 1], float32; several files are joined: `a.wav+b.wav`."""
+    return np.concatenate([_decode_wav(name, spec) for name in names.split("+")])
+
+
+def read_features(text: str, spec: FeatureSegment) -> np.ndarray:
+    """Return a vector of numbers, float32 [size]: written out, or a row of an array."""
+    if _is_array(text):
+        values = _read_array(text).ravel().astype(np.float32)
+    else:
+        try:
+            values = np.array([float(word) for word in text.replace(",", " ").split()], dtype=np.float32)
+        except ValueError:
+            raise BadFile(f"{visible(text)} is not a list of numbers, and not a row of a .npz or .npy file") from None
+    if len(values) != spec.size:
+        raise BadFile(f"{visible(text)} has {len(values)} numbers, and the model reads {spec.size}")
+    return values
+
+
+def _is_array(name: str) -> bool:
+    return name.partition("#")[0].lower().endswith(ARRAYS)
+
+
+def _read_array(name: str) -> np.ndarray:
+    """Return one entry of an array."""
+    file, _, place = name.partition("#")
+    key, _, number = place.rpartition("/")
+    arrays = _load_arrays(file)
+    if not key and len(arrays) != 1:
+        raise BadFile(f"{visible(file)} has the arrays {', '.join(arrays)}: name one, as in {visible(file)}#NAME/0")
+    array = arrays.get(key) if key else next(iter(arrays.values()))
+    if array is None:
+        raise BadFile(f"{visible(file)} has no array {key!r}, but {', '.join(arrays)}")
+    if not number.isdecimal() or int(number) >= len(array):
+        raise BadFile(f"{visible(name)}: the array has {len(array)} entries, counted from 0")
+    entry: np.ndarray = array[int(number)]
+    return entry
+
+
+@lru_cache(maxsize=8)
+def _load_arrays(file: str) -> dict[str, np.ndarray]:
+    try:
+        found = np.load(file, allow_pickle=False)
+        if isinstance(found, np.ndarray):
+            return {"array": found}
+        with found:
+            return {key: found[key] for key in found.files}
+    except FileNotFoundError:
+        raise BadFile(f"{visible(file)} does not exist") from None
+    except (OSError, ValueError, EOFError) as error:
+        raise BadFile(f"{visible(file)} is no readable array file ({first_line(error)})") from None
+
+
+def _decode_picture(name: str, channels: int) -> np.ndarray:
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError:
+        raise BadFile(f"{visible(name)}: reading pictures needs Pillow: pip install 'anyformer[vision]'") from None
+    try:
+        with Image.open(name) as picture:
+            return np.asarray(picture.convert("L" if channels == 1 else "RGB"))
+    except FileNotFoundError:
+        raise BadFile(f"{visible(name)} does not exist") from None
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
+        raise BadFile(f"{visible(name)} is no readable picture ({first_line(error)})") from None
+
+
+def _decode_wav(name: str, spec: Spectrogram) -> np.ndarray:
+    try:
+        with wave.open(name, "rb") as file:
+            channels, width, rate, count = (
+                file.getnchannels(),
+                file.getsampwidth(),
+                file.getframerate(),
+                file.getnframes(),
+            )
+            raw = file.readframes(count)
+    except FileNotFoundError:
+        raise BadFile(f"{visible(name)} does not exist") from None
+    except (OSError, *BAD_WAV) as error:
+        raise BadFile(f"{visible(name)} is no readable WAV file ({first_line(error)})") from None
+    if rate != spec.rate:
+        raise BadFile(f"{visible(name)} has {rate} samples per second, and the model reads {spec.rate}: resample it")
+    if channels != 1:
+        raise BadFile(f"{visible(name)} has {channels} channels, and the model reads one: mix it down")
+    if not raw:
+        raise BadFile(f"{visible(name)} is silent: it has no samples")
+    match width:
+        case 1:
+            return (np.frombuffer(raw, np.uint8).astype(np.float32) - 128) / 128
+        case 2:
+            return np.frombuffer(raw[: len(raw) // 2 * 2], "<i2").astype(np.float32) / 2**15
+        case 4:
+            return np.frombuffer(raw[: len(raw) // 4 * 4], "<i4").astype(np.float32) / 2**31
+        case _:
+            raise BadFile(f"{visible(name)} has {8 * width} bits per sample: 8, 16 and 32 can be read")
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def is_media_file(name: str) -> bool:
+    """Return whether a path names an image, a sound or an array, by its suffix."""
+    return Path(name.partition("#")[0]).suffix.lower() in (*PICTURES, *SOUNDS, *ARRAYS)
