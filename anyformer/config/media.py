@@ -49,7 +49,7 @@ class SinusoidalGrid(Spec):
     kind: Literal["sinusoidal"] = "sinusoidal"
 
 
-Grid = Annotated[NoGrid | LearnedGrid | SinusoidalGrid, *BY_KIND]
+GridPosition = Annotated[NoGrid | LearnedGrid | SinusoidalGrid, *BY_KIND]
 
 
 class ImageSegment(Spec):
@@ -60,7 +60,7 @@ class ImageSegment(Spec):
     patch: Size = 16  # side of a square patch, in pixels
     channels: Literal[1, 3] = 3  # 1: grey, 3: red, green and blue
     stem: Stem = NoStem()  # layers before the patches
-    position: Grid = NoGrid()  # positions of rows and columns
+    position: GridPosition = NoGrid()  # positions of rows and columns
     both_ways: Flag = True  # in a decoder, patches of one image attend to each other in both directions
 
     @property
