@@ -18,13 +18,15 @@ UNDER: dict[str, tuple[str, ...]] = {
     "conventions": (),
     "moved": (),
     "config.spec": (),
-    "config.position": ("config.spec",),
+    "config.rotary_scaling": ("config.spec",),
+    "config.media": ("config.spec",),
+    "config.position": ("config.rotary_scaling",),
     "config.norm": ("config.spec",),
     "config.pattern": ("config.spec",),
     "config.feedforward": ("config.spec",),
     "config.mixer": ("config.position", "config.pattern", "config.norm"),
     "config.block": ("config.mixer", "config.feedforward"),
-    "config.inputs_heads": ("config.block",),
+    "config.inputs_heads": ("config.block", "config.media"),
     "config.adapter": ("config.block",),
     "config.model": ("config.inputs_heads", "config.adapter"),
     "config.parse": ("config.spec",),
@@ -37,13 +39,14 @@ UNDER: dict[str, tuple[str, ...]] = {
     "recipe": ("presets", "datasets"),
     "recipes": ("recipe", "atomic_folder"),
     "hardware": (),
+    "media_batch": ("config",),
     "kernels": ("conventions",),  # tensors in, tensors out
     "attention": ("kernels", "config"),
     "cache": ("attention",),
-    "nn": ("cache",),  # knows nothing of text, tasks or training
+    "nn": ("cache", "media_batch"),  # knows nothing of text, tasks or training
     "transforms": ("nn",),
     "processes": ("config.spec",),
-    "data": ("recipe", "processes", "hardware", "conventions"),  # knows nothing of nn
+    "data": ("recipe", "processes", "hardware", "conventions", "media_batch"),  # knows nothing of nn
     "decoding": ("transforms",),  # speaks ids, never text
     "inspection": ("transforms", "hardware"),
     "tasks": ("decoding", "data"),

@@ -21,7 +21,6 @@ from anyformer.config import ConfigError, Fault, Media, MediaKind, ModelConfig, 
 from anyformer.conventions import PLAIN
 from anyformer.data.batch import Batch
 from anyformer.data.media_files import BadFile, is_media_file, read_features, read_image, read_sound
-from anyformer.data.readers import Rows
 from anyformer.data.spectrogram import log_mel
 from anyformer.media_batch import MediaBatch
 
@@ -101,17 +100,14 @@ class MediaStore:
             case "features":
                 return 1
 
-    def without_bad(self, rows: Rows) -> Rows:
-        """Return the rows whose references can all be read; the others become bad rows."""
-        bad: dict[int, str] = {}
-        for role in ("source", "text", "pair"):
-            for i, text in enumerate(rows.columns.get(role, ())):
-                for kind, name in (part for part in _parts(text) if not isinstance(part, str)):
-                    try:
-                        self.number(kind, name)
-                    except BadFile as error:
-                        bad.setdefault(i, str(error))
-        return rows.without(dict(sorted(bad.items())))
+    def fault(self, text: str) -> str:
+        """Return why a reference of a text cannot be read; empty if all can."""
+        try:
+            for kind, name in (part for part in _parts(text) if not isinstance(part, str)):
+                self.number(kind, name)
+        except BadFile as error:
+            return str(error)
+        return ""
 
     # -- ids to tensors -----------------------------------------------------------------------------------------------
 

@@ -76,6 +76,18 @@ def open_media(task: Task, config: ModelConfig, augment: Augment | None = None) 
     return reader.media
 
 
+def readable(rows: Rows, media: MediaStore | None) -> Rows:
+    """Return the rows whose references to images and sounds can all be read; the others become bad rows."""
+    if media is None:
+        return rows
+    bad: dict[int, str] = {}
+    for role in ("source", "text", "pair"):
+        for i, text in enumerate(rows.columns.get(role, ())):
+            if why := media.fault(text):
+                bad.setdefault(i, why)
+    return rows.without(dict(sorted(bad.items())))
+
+
 class TokenTask:
     """Base of tasks whose loss is the cross-entropy over the vocabulary, which an output head can compute itself."""
 

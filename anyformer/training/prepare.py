@@ -49,7 +49,7 @@ from anyformer.run import (
     read_tensors,
     remove_leftovers,
 )
-from anyformer.tasks.base import Task, open_media
+from anyformer.tasks.base import Task, open_media, readable
 from anyformer.tasks.build import build_task
 from anyformer.tasks.classify import with_labels
 from anyformer.tasks.mixture import task_token
@@ -236,8 +236,9 @@ def fit_rows(recipe: Recipe, task: Task, found: Splits, console: Console) -> tup
     media = open_media(task, config)
 
     def fit(one: NamedSplit) -> Rows:
-        rows = found[one.name] if media is None else media.without_bad(found[one.name])
-        rows = task.filter_rows(rows, config, recipe.batches if one.split == "train" else None)
+        rows = task.filter_rows(
+            readable(found[one.name], media), config, recipe.batches if one.split == "train" else None
+        )
         return check_bad_rows(rows, recipe.data, one.key)
 
     fitting = _each({one.name: partial(fit, one) for one in splits(recipe.data) if one.name in found})

@@ -12,16 +12,23 @@ from pydantic.fields import FieldInfo
 from anyformer.config import (
     LM,
     Attention,
+    AudioSegment,
+    AxialRotary,
     Block,
     Convolution,
+    ConvStem,
     Experts,
+    FeatureSegment,
     FullyConnected,
     Gated,
     Graph,
+    ImageSegment,
     Latent,
     Learned,
+    LearnedGrid,
     Llama3Scaling,
     MaskedLM,
+    Media,
     ModelConfig,
     NoCompression,
     NoFeedForward,
@@ -36,6 +43,7 @@ from anyformer.config import (
     Projected,
     Recurrent,
     Rotary,
+    RotaryScheme,
     Scheme,
     SigmoidTopK,
     Sinusoidal,
@@ -48,6 +56,11 @@ from anyformer.config import (
 )
 
 S = TypeVar("S", bound=Spec)
+MEDIA = (
+    None,
+    Media(image=ImageSegment(image_height=8, patch=4, stem=ConvStem(), position=LearnedGrid()), types=False),
+    Media(audio=AudioSegment(mels=4), features=FeatureSegment(size=2)),
+)
 
 
 def _leaves(cls: type[Spec]) -> list[type[Spec]]:
@@ -66,6 +79,8 @@ def specs(cls: type[S], **fixed: st.SearchStrategy[Any]) -> st.SearchStrategy[S]
     """Specs of a class with every field drawn by its type; valid by themselves, not yet beside others."""
     if cls is Graph:  # its edges join nodes that are there
         fixed = {"nodes": st.integers(4, 9), "edges": st.lists(st.tuples(*[st.integers(0, 3)] * 2)).map(tuple)} | fixed
+    if cls is Tokens:  # segments fit the model's width
+        fixed = {"media": st.sampled_from(MEDIA)} | fixed
     fields = {name: fixed[name] if name in fixed else _field(cls, name) for name in cls.model_fields}
     return st.builds(cls, **fields)
 
@@ -128,7 +143,8 @@ inside = st.one_of(  # schemes that act inside attention; key widths are 4 and 8
     specs(Rotary, fraction=st.sampled_from([1.0, 1]), scaling=scalings),
     specs(Rotary, fraction=st.just(0.5), scaling=specs(NoScaling)),
     specs(T5Bias, buckets=st.sampled_from([4, 32]), max_distance=st.integers(17, 200)),
-    *(specs(c) for c in Scheme.__subclasses__() if c not in (Rotary, T5Bias) and not c.embeds()),
+    specs(AxialRotary, fraction=st.just(1.0), scaling=scalings),
+    *(specs(c) for c in Scheme.__subclasses__() if c not in (RotaryScheme, T5Bias) and not c.embeds()),
 )
 nothing = st.none()
 ids = nothing | st.integers(0, VOCAB - 1)

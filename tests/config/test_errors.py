@@ -146,7 +146,7 @@ KINDS = "did you mean 'rotary'?"
         ),
         (
             {"stack": "position = { kind = 'alibi', theta = 5.0 }"},
-            ["decoder.position.theta: unknown key for kind 'alibi'; these have it: rotary"],
+            ["decoder.position.theta: unknown key for kind 'alibi'; these have it: rotary, rotary_axes"],
         ),
         ({"stack": 'position = "learned"'}, ["decoder.position.length: is required"]),
         # several, with and without consequences

@@ -76,7 +76,7 @@ def test_overrides(assignments: list[str], expected: list[str]) -> None:
         ("decoder.dept=4", ["decoder.dept: unknown key; did you mean 'depth'?"]),
         (
             "decoder.position.theta=5e5",
-            ["decoder.position.theta: unknown key for kind 'learned'; these have it: rotary"],
+            ["decoder.position.theta: unknown key for kind 'learned'; these have it: rotary, rotary_axes"],
         ),
         ("decoder.blocks.2.placement=pre", [f"decoder.blocks: {LIST} '2'; known here: 0 to 1, or * for all"]),
         ("decoder.blocks.placement=pre", [f"decoder.blocks: {LIST} 'placement'; known here: 0 to 1, or * for all"]),

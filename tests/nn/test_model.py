@@ -122,12 +122,12 @@ WRONG = {
     "a new cache of an encoder": ("encoder", lambda m: m.new_cache(2, 4), "only a decoder has a cache"),
     "marks after cached tokens": (
         "decoder",
-        lambda m: [m(IDS, marks=ZEROS, cache=cache) for cache in [m.new_cache(2, 6)] * 2],
+        lambda m: [m(IDS, marks=ZEROS + 1, cache=cache) for cache in [m.new_cache(2, 6)] * 2],
         "only the first tokens that a cache reads may be marked",
     ),
     "a marked layout after cached tokens": (
         "decoder",
-        lambda m: [m(Inputs(IDS, Layout(ZEROS, marks=ZEROS)), cache=cache) for cache in [m.new_cache(2, 6)] * 2],
+        lambda m: [m(Inputs(IDS, Layout(ZEROS, marks=ZEROS + 1)), cache=cache) for cache in [m.new_cache(2, 6)] * 2],
         "only the first tokens that a cache reads may be marked",
     ),
     "a seer with a cache": (
