@@ -182,13 +182,7 @@ class Learned(Scheme):
 
 
 class RotaryScheme(Scheme):
-    """Rotary positions (RoPE, Su et al. 2021): rotate pairs of dimensions at position p by the angle p·θ_i.
-
-    The score of a query at m and a key at n then depends on m - n alone.
-
-    θ_i = theta^(-2i/k_rot); the pair is (x_i, x_{i + k_rot/2}), as in GPT-NeoX and Llama's published weights;
-    with `fraction` below one only the first part of the head is rotated.
-    """
+    """Base of rotary schemes: the angle of each pair of dimensions, and the rotation."""
 
     theta: Positive = 10_000.0  # base of the angles: θ_i = theta^(-2i/k)
     fraction: Fraction = 1.0  # part of each head that is rotated
@@ -260,7 +254,13 @@ class RotaryScheme(Scheme):
 
 
 class Rotary(RotaryScheme):
-    """Rotary positions of a text (RoPE): see `RotaryScheme`."""
+    """Rotary positions (RoPE, Su et al. 2021): rotate pairs of dimensions at position p by the angle p·θ_i.
+
+    The score of a query at m and a key at n then depends on m - n alone.
+
+    θ_i = theta^(-2i/k_rot); the pair is (x_i, x_{i + k_rot/2}), as in GPT-NeoX and Llama's published weights;
+    with `fraction` below one only the first part of the head is rotated.
+    """
 
     kind: Literal["rotary"] = "rotary"
 
