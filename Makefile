@@ -9,7 +9,7 @@ DOCS   := $(VENV)/.installed-docs
 PINS   := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo browser test test-gpu torture families lab-report reference docs docs-test bench lint format wheel clean
+.PHONY: help demo browser test test-system test-gpu torture families lab-report reference docs docs-test bench lint format wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | awk -F '\t' '{ printf "  make %-8s %s\n", $$1, $$2 }'
@@ -27,8 +27,11 @@ browser:  ## Debian's chromium for the tests of the page, where this is root on 
 
 # A file is one worker's: what all its tests share is made once. (Marks of groups do nothing with pytest 9.2 and xdist 3.8.)
 # Workers and many tests start Python: keep bytecode even where the environment turns that off.
-test: $(DEV)  ## all tests, on JOBS workers (2)
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(JOBS) --dist loadfile
+test: $(DEV)  ## laws, parts and commands, on JOBS workers (2)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(JOBS) --dist loadfile -m "not system"
+
+test-system: $(DEV)  ## tests with browsers, compilers, the wheel, several processes
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(JOBS) --dist loadfile -m system
 
 test-gpu: $(DEV)  ## the kernels and lengths that need a GPU, and what they measure
 	$(BIN)/pytest tests/gpu

@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 # Two workers on two cores: more threads only make them wait for each other. Set before torch is first imported, so
 # that tests without torch need not import it; subprocesses inherit it.
@@ -16,6 +17,37 @@ from hypothesis import settings
 settings.register_profile("default", derandomize=True, deadline=None, max_examples=25)
 settings.register_profile("thorough", derandomize=False, deadline=None, max_examples=500, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+# Files whose tests start browsers, compilers, other programs or several processes: `make test-system` runs them, and
+# `make test` everything else. A folder stands for all its files.
+SYSTEM = (
+    "benchmarks",
+    "explore",
+    "inspection/test_trained_models.py",
+    "interop/test_memory.py",
+    "interop/test_onnx.py",
+    "interop/test_pairs.py",
+    "lab/test_cells.py",
+    "lab/test_grid.py",
+    "nn/test_compile.py",
+    "new",
+    "test_stops.py",
+    "test_wheel.py",
+    "training/test_parallel.py",
+    "training/test_parallel_commands.py",
+    "training/test_resume.py",
+    "training/test_shapes.py",
+)
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of `SYSTEM`."""
+    paths = {HERE / name for name in SYSTEM}
+    for item in items:
+        if paths & {item.path, *item.path.parents}:
+            item.add_marker("system")
 
 
 gc.disable()  # during collection, which makes millions of objects and no garbage
