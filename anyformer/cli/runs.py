@@ -166,7 +166,10 @@ def _lines(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, s
 def predict_(
     run: Folder,
     file: Annotated[
-        str, typer.Argument(metavar="FILE|-", help="Input, one text per line; - reads standard input.")
+        str,
+        typer.Argument(
+            metavar="FILE|-", help="Input, one text per line; - reads standard input. Or one picture or sound."
+        ),
     ] = "-",
     out: Annotated[
         Path | None, typer.Option(help="File for the predictions, one per line. Default: standard output.")
@@ -177,6 +180,7 @@ def predict_(
     """Predict for each line of a file: a label, a number, a translation or a continuation."""
     from anyformer.cli.progress import counting
     from anyformer.config.spec import ConfigError, Fault
+    from anyformer.data.media_files import is_media_file
 
     if file != "-" and not Path(file).is_file():
         raise ConfigError([Fault(file, "is not a file")])
@@ -184,7 +188,10 @@ def predict_(
         what = "is a folder" if out.is_dir() else f"there is no folder {out.parent}"
         raise ConfigError([Fault(str(out), f"{what}: --out is the file for the predictions")])
     try:
-        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+        if is_media_file(file):
+            text = file
+        else:
+            text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError([Fault(file, f"is not UTF-8 at byte {error.start}: convert it to UTF-8")]) from None
     lines = text.removesuffix("\n").split("\n") if text else []

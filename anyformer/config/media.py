@@ -8,7 +8,9 @@ own way, and from there on all places are alike. Values in bins, such as actions
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from anyformer.config.spec import BY_KIND, Fault, Flag, Size, Spec
+from pydantic import Field
+
+from anyformer.config.spec import BY_KIND, Fault, Flag, Number, Positive, Size, Spec
 
 MediaKind = Literal["image", "audio", "features"]
 MEDIA_KINDS: tuple[MediaKind, ...] = ("image", "audio", "features")
@@ -140,3 +142,46 @@ class Media(Spec):
             yield Fault("", "has no kind: set `image`, `audio` or `features`, or leave `media` out")
         if self.image is not None:
             yield from (fault.under("image") for fault in self.image.faults(width))
+
+
+class NoResize(Spec):
+    """Files keep their size: one that differs from the model's is an error."""
+
+    kind: Literal["none"] = "none"
+
+
+class ExactSize(Spec):
+    """Resized to a height and a width, whatever the shape of the picture (ViT)."""
+
+    kind: Literal["exact"] = "exact"
+    height: Size  # height after resizing, in pixels
+    width: Size  # width after resizing, in pixels
+
+
+class ShortSide(Spec):
+    """Resized so that the shorter side has a length; the shape is kept (CLIP)."""
+
+    kind: Literal["short_side"] = "short_side"
+    length: Size  # of the shorter side, in pixels
+
+
+Resize = Annotated[NoResize | ExactSize | ShortSide, *BY_KIND]
+Resample = Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"]  # filters of Pillow, by number
+ByChannel = Annotated[tuple[Number, ...], Field(min_length=1)]
+
+
+class Pictures(Spec):
+    """From picture files to the values that a model reads: resize, crop, and (scale · byte - mean) / deviation."""
+
+    resize: Resize = NoResize()  # how files of another size are resized
+    resample: Resample = "bilinear"  # filter of Pillow
+    crop: Flag = False  # after resizing, cut out the centre in the model's size
+    scale: Positive = 1 / 255  # factor of the bytes 0 to 255
+    mean: ByChannel = (0.5,)  # of each channel, or one for all
+    deviation: Annotated[tuple[Positive, ...], Field(min_length=1)] = (0.5,)  # of each channel, or one for all
+
+    def faults(self, channels: int) -> Iterator[Fault]:
+        """Yield what does not fit images of so many channels."""
+        for name, values in (("mean", self.mean), ("deviation", self.deviation)):
+            if len(values) not in (1, channels):
+                yield Fault(name, f"has {len(values)} values, and an image has {channels} channels")

@@ -9,6 +9,7 @@ A store gives each reference a number n. In the ids of a text, all its places ha
 plans, packing and padding treat it like tokens. `attach` turns a batch of such ids into the tensors that a model reads.
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyformer.config import ConfigError, Fault, Media, MediaKind, ModelConfig, Tokens
+from anyformer.config import (
+    ConfigError,
+    Fault,
+    ImageSegment,
+    Media,
+    MediaKind,
+    ModelConfig,
+    Patches,
+    Pictures,
+    Tokens,
+)
+from anyformer.config.spec import visible
 from anyformer.conventions import PLAIN
 from anyformer.data.batch import Batch
 from anyformer.data.media_files import BadFile, is_media_file, read_features, read_image, read_sound
@@ -34,19 +46,24 @@ Augment = Callable[[MediaKind, np.ndarray, np.random.Generator], np.ndarray]
 class MediaStore:
     """Segments by number, decoded once and held in memory: pixels as bytes, sounds as log-mel frames."""
 
-    def __init__(self, spec: Media, in_decoder: bool, augment: Augment | None = None):
+    def __init__(self, spec: Media, in_decoder: bool, augment: Augment | None = None, pictures: Pictures | None = None):
         self.spec, self.in_decoder, self.augment = spec, in_decoder, augment
+        self.pictures = pictures or Pictures()
         self._numbers: dict[tuple[MediaKind, str], int] = {}
         self._kinds: list[MediaKind] = []
         self._values: list[np.ndarray] = []
 
     @classmethod
-    def of(cls, config: ModelConfig, augment: Augment | None = None) -> "MediaStore | None":
+    def of(
+        cls, config: ModelConfig, augment: Augment | None = None, pictures: Pictures | None = None
+    ) -> "MediaStore | None":
         """Return a store for the segments that a model reads; None for a model that reads tokens only."""
         read = config.source if config.encoder is not None else config.target
-        if not isinstance(read, Tokens) or read.media is None:
-            return None
-        return cls(read.media, config.encoder is None, augment)
+        if isinstance(read, Tokens) and read.media is not None:
+            return cls(read.media, config.encoder is None, augment, pictures)
+        if isinstance(read, Patches) and read.channels in (1, 3):
+            return cls(Media(image=whole_image(read)), False, augment, pictures)
+        return None
 
     # -- texts to ids -------------------------------------------------------------------------------------------------
 
@@ -79,7 +96,7 @@ class MediaStore:
         image, audio, features = self.spec.image, self.spec.audio, self.spec.features
         match kind:
             case "image" if image is not None:
-                return read_image(name, image)
+                return read_image(name, image, self.pictures)
             case "audio" if audio is not None:
                 return log_mel(read_sound(name, audio), audio)
             case "features" if features is not None:
@@ -161,7 +178,7 @@ class MediaStore:
         match kind:
             case "image":
                 assert self.spec.image is not None
-                made = {"images": torch.from_numpy(np.stack(values).astype(np.float32) / 127.5 - 1)}
+                made = {"images": self._values_of(np.stack(values))}
                 step = self.spec.image.places
             case "audio":
                 assert self.spec.audio is not None
@@ -177,6 +194,29 @@ class MediaStore:
         for i, run in enumerate(runs):
             at[run.row, run.start : run.stop] = i * step + np.arange(run.stop - run.start)
         return made | {f"{kind}_at": torch.from_numpy(at)}
+
+    def _values_of(self, pixels: np.ndarray) -> Tensor:
+        """Return the values that a model reads, [n, c, h, w], from bytes of the same shape."""
+        mean, deviation = (
+            np.array(x, dtype=np.float32)[:, None, None] for x in (self.pictures.mean, self.pictures.deviation)
+        )
+        scaled = pixels.astype(np.float32) * np.float32(self.pictures.scale)
+        return torch.from_numpy((scaled - mean) / deviation)
+
+    def images(self, texts: Sequence[str]) -> Tensor:
+        """Return the images that texts name, [n, c, h, w]: each is one path or reference."""
+        found, faults = list[np.ndarray](), list[Fault]()
+        for i, text in enumerate(texts, 1):
+            parts = _parts(text)
+            try:
+                if len(parts) != 1 or isinstance(parts[0], str):
+                    raise BadFile(f"{visible(text)} is not the path of a picture: the model reads one image")
+                found.append(self._values[self.number(*parts[0])])
+            except BadFile as error:
+                faults.append(Fault(f"text {i}", str(error)))
+        if faults:
+            raise ConfigError(faults)
+        return self._values_of(np.stack(found))
 
     def _marks(self, runs: "list[_Run]", shape: tuple[int, ...], marks: Tensor | None) -> Tensor | None:
         """Return marks that group the places of each segment whose places see each other."""
@@ -196,6 +236,15 @@ class _Run:
 
     def __init__(self, number: int, row: int, start: int, stop: int):
         self.number, self.row, self.start, self.stop = number, row, start, stop
+
+
+def whole_image(read: Patches) -> ImageSegment:
+    """Return a segment of the pixels that patches cut; it takes as few places of a row as possible."""
+    channels, height, width = read.shape
+    side = math.gcd(height, width)
+    return ImageSegment(
+        image_height=height, image_width=width, patch=side, channels=1 if channels == 1 else 3, both_ways=False
+    )
 
 
 def _parts(text: str) -> list[str | tuple[MediaKind, str]]:

@@ -7,11 +7,15 @@ name may be left out where the file has only one. Nothing is ever unpickled.
 import wave
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING, assert_never
 
 import numpy as np
 
-from anyformer.config import FeatureSegment, ImageSegment, Spectrogram
+from anyformer.config import ExactSize, FeatureSegment, ImageSegment, NoResize, Pictures, ShortSide, Spectrogram
 from anyformer.config.spec import visible
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as PillowImage
 
 ARRAYS = (".npz", ".npy")
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
@@ -23,9 +27,9 @@ class BadFile(ValueError):
     """A file that cannot be read, or does not fit the model; the message names it."""
 
 
-def read_image(name: str, spec: ImageSegment) -> np.ndarray:
-    """Return the pixels of an image, uint8 [channels, height, width]."""
-    pixels = _read_array(name) if _is_array(name) else _decode_picture(name, spec.channels)
+def read_image(name: str, spec: ImageSegment, pictures: Pictures) -> np.ndarray:
+    """Return the pixels of an image, uint8 [channels, height, width]; only picture files are resized and cropped."""
+    pixels = _read_array(name) if _is_array(name) else _decode_picture(name, spec, pictures)
     if pixels.ndim == 2:
         pixels = pixels[:, :, None]
     if pixels.ndim != 3 or pixels.dtype != np.uint8:
@@ -92,18 +96,42 @@ def _load_arrays(file: str) -> dict[str, np.ndarray]:
         raise BadFile(f"{visible(file)} is no readable array file ({first_line(error)})") from None
 
 
-def _decode_picture(name: str, channels: int) -> np.ndarray:
+def _decode_picture(name: str, spec: ImageSegment, pictures: Pictures) -> np.ndarray:
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
         raise BadFile(f"{visible(name)}: reading pictures needs Pillow: pip install 'anyformer[vision]'") from None
     try:
         with Image.open(name) as picture:
-            return np.asarray(picture.convert("L" if channels == 1 else "RGB"))
+            resized = _resize(picture.convert("L" if spec.channels == 1 else "RGB"), pictures)
+            return np.asarray(_crop(resized, *spec.size) if pictures.crop else resized)
     except FileNotFoundError:
         raise BadFile(f"{visible(name)} does not exist") from None
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
         raise BadFile(f"{visible(name)} is no readable picture ({first_line(error)})") from None
+
+
+def _resize(picture: "PillowImage", how: Pictures) -> "PillowImage":
+    from PIL.Image import Resampling
+
+    match how.resize:
+        case NoResize():
+            return picture
+        case ExactSize(height=height, width=width):
+            size = width, height
+        case ShortSide(length=length):
+            short, long = sorted(picture.size)
+            far = int(length * long / short)
+            size = (length, far) if picture.width <= picture.height else (far, length)
+        case _:
+            assert_never(how.resize)
+    return picture.resize(size, Resampling[how.resample.upper()])
+
+
+def _crop(picture: "PillowImage", height: int, width: int) -> "PillowImage":
+    """Cut out the centre; a smaller picture stays as it is."""
+    left, top = (picture.width - width) // 2, (picture.height - height) // 2
+    return picture if left < 0 or top < 0 else picture.crop((left, top, left + width, top + height))
 
 
 def _decode_wav(name: str, spec: Spectrogram) -> np.ndarray:

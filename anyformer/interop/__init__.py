@@ -8,6 +8,7 @@ hub                       Download public models by name: hf:owner/name
 language_codes            Language codes of multilingual translation models, in the order of their ids
 llama2c                   Read model and tokenizer files of llama2.c
 onnx                      Export to ONNX: export_onnx
+pictures                  Read and write the settings of picture files
 public_tokenizers         Read and write tokenizers of public folders
 same_model                Compare two configs by what their models compute
 transformers_fields       The config fields that `transformers` reads, as data

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from anyformer.config import LM, ConfigError, Embedder, Fault, ModelConfig, NoHead, Tokens
+from anyformer.config import LM, ConfigError, Embedder, Fault, ModelConfig, NoHead, Patches, Tokens
 from anyformer.config.spec import did_you_mean, visible
 from anyformer.inspection.count import count
 from anyformer.interop import (
+    pictures,
     public_tokenizers,
     sentence_transformers,
     weight_conversion,
@@ -24,6 +25,7 @@ from anyformer.interop.weight_files import StoredTensor, wrong
 from anyformer.nn.model import Transformer
 from anyformer.recipe import AnyTask as TaskSpec, Encoder, LanguageModel, Seq2Seq
 from anyformer.run import Run, write_folder
+from anyformer.tasks.base import open_media
 from anyformer.tasks.build import build_task
 
 GENERATION = "generation_config.json"
@@ -73,6 +75,7 @@ def from_hf(
         text, source = public_tokenizers.nothing(), None
     spec = _task(model.config, found)
     task = build_task(spec, text, source)
+    open_media(task, model.config)
     model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     return Run(model, task, spec, folder)
 
@@ -185,7 +188,9 @@ def _with_ends(data: dict[str, Any], generation: Path) -> dict[str, Any]:
 
 def _task(config: ModelConfig, found: PublicModel) -> TaskSpec:
     if config.shape == "encoder" or isinstance(config.head, Embedder):
-        return Encoder(labels=found.labels, multi_label=found.multi_label, max_length=found.longest)
+        read = config.last_input
+        seen = pictures.read(found.body, read.shape) if isinstance(read, Patches) else None
+        return Encoder(labels=found.labels, multi_label=found.multi_label, max_length=found.longest, pictures=seen)
     if config.shape == "encoder-decoder":
         return Seq2Seq(framed=True, start=config.special.start)
     return LanguageModel(framed=True)
@@ -221,6 +226,8 @@ def _fill(path: Path, family: Family, data: dict[str, Any], run: Run) -> None:
     weight_conversion.write(path / weight_files.WEIGHTS, family, run.model)
     if isinstance(run.config.last_input, Tokens):
         public_tokenizers.write(path, run)
+    if isinstance(run.config.last_input, Patches) and isinstance(run.spec, Encoder) and run.spec.pictures:
+        pictures.write(path, run.spec.pictures, "ViT", run.config.last_input.shape)
     if isinstance(run.config.head, Embedder) and sentence_transformers.fits(run.config.head):
         longest = run.spec.max_length if isinstance(run.spec, Encoder) else None
         sentence_transformers.write(path, run.config.head, run.config.width, longest)

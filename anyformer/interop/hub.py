@@ -14,7 +14,10 @@ from anyformer.interop.weight_files import INDEX, PICKLED, PICKLED_INDEX, WEIGHT
 
 PREFIX = "hf:"
 NAME = re.compile(r"(?P<name>[\w.-]+(/[\w.-]+)?)(@(?P<revision>[\w./-]+))?", re.ASCII)
-SETTINGS = ("config.json", "generation_config.json", "modules.json", "*sentence*.json", "*/config.json")
+SETTINGS = (
+    *("config.json", "generation_config.json", "modules.json", "*sentence*.json", "*/config.json"),
+    *("preprocessor_config.json", "processor_config.json"),
+)
 TOKENIZERS = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model")
 SAFE = (WEIGHTS, INDEX, "model-*.safetensors")
 PICKLES = (PICKLED, PICKLED_INDEX, "pytorch_model-*.bin")

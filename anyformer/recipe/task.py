@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self, assert_never
 
 from pydantic import Field, model_validator
 
-from anyformer.config import Classifier, ConfigError, Fault, ModelConfig, Shape, Spec, Tokens
+from anyformer.config import Classifier, ConfigError, Fault, ModelConfig, Pictures, Shape, Spec, Tokens
 from anyformer.config.spec import BY_KIND, Count, Flag, Fraction, Number, Positive, Size
 
 LARGEST_TARGET = 1e18  # largest value of a regression target: its square fits into fp32
@@ -163,12 +163,16 @@ class Tag(Spec):
 
 
 class Encoder(Spec):
-    """Predict with an imported encoder: a vector, a label, labels of the tokens, or the tokens at masks."""
+    """Predict with an imported encoder: a vector, a label, labels of the tokens, or the tokens at masks.
+
+    A model of patches reads picture files.
+    """
 
     kind: Literal["encoder"] = "encoder"
     labels: tuple[str, ...] = ()  # names, in the order of their ids
     multi_label: Flag = False  # any number of labels per text, each decided separately; else the most probable one
     max_length: Size | None = None  # longer texts are cut to this many tokens, special ones included; None: refused
+    pictures: Pictures | None = None  # how picture files are resized and scaled; None: unknown, so none are read
 
 
 DynamicTask = MaskedLanguageModel | SpanCorruption | PrefixLM  # examples are drawn from texts, new ones in each epoch

@@ -72,7 +72,7 @@ class Task(Protocol):
 def open_media(task: Task, config: ModelConfig, augment: Augment | None = None) -> MediaStore | None:
     """Let a task read images and sounds in texts, if its model does; return the store that it reads them with."""
     reader = task.source_tokenizer or task.tokenizer
-    reader.media = MediaStore.of(config, augment)
+    reader.media = MediaStore.of(config, augment, getattr(task.spec, "pictures", None))
     return reader.media
 
 

@@ -4,9 +4,10 @@ It predicts only: it has no data to be trained or measured on.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from anyformer.config import (
@@ -17,6 +18,7 @@ from anyformer.config import (
     MaskedLM,
     ModelConfig,
     NoHead,
+    Patches,
     TokenLabels,
     Tokens,
 )
@@ -26,7 +28,7 @@ from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Batches, Encoder
-from anyformer.tasks.base import Metrics, Progress, check_lengths
+from anyformer.tasks.base import MAX_INFERENCE_TOKENS, Metrics, Progress, check_lengths
 from anyformer.tasks.fill_mask import encode_with, filled
 from anyformer.tasks.sequence_level import Frame, as_json, read_rows, refuse_decoding_options
 
@@ -47,18 +49,34 @@ class Encoding:
         self, model: Transformer, texts: Sequence[str], *, progress: Progress | None = None, **options: Any
     ) -> list[str]:
         """Return, by the head: a label, or a JSON list of labels if any number may hold; a label for each token; the
-        text with its masked words; or a vector, as JSON."""
+        text with its masked words; or a vector, as JSON. For a model of patches, texts are paths of pictures."""
         refuse_decoding_options(options)
+        answer = self._answer(model.config)
+        if isinstance(model.config.last_input, Patches) and self.spec.pictures is not None:
+            return [answer(output, []) for output in self._read_pictures(model, texts, progress)]
         if not isinstance(model.config.last_input, Tokens):
             what = f"the model reads {model.config.last_input.kind}, not texts: call it in Python, run.model(images)"
+            if isinstance(model.config.last_input, Patches):
+                what += ", or import it again with its preprocessor_config.json, to predict from picture files"
             raise ConfigError([Fault("source", what)])
-        answer = self._answer(model.config)
         rows = [self._row(text, masked=isinstance(model.config.head, MaskedLM)) for text in texts]
         check_lengths(list(map(len, rows)), model.config, "encoder" if model.config.encoder else "decoder")
         out = [""] * len(texts)
         for i, output in read_rows(model, [Example(row, row) for row in rows], self.tokenizer, progress):
             out[i] = answer(output if output.dim() == 1 else output[: len(rows[i])], rows[i])
         return out
+
+    def _read_pictures(self, model: Transformer, names: Sequence[str], progress: Progress | None) -> Iterator[Tensor]:
+        """Yield the output of the head for each picture file."""
+        media, patches = self.tokenizer.media, model.config.last_input
+        assert media is not None
+        assert isinstance(patches, Patches)
+        images, size = media.images(names), max(1, MAX_INFERENCE_TOKENS // patches.length)
+        for batch in images.split(size):
+            with torch.no_grad():
+                yield from model(batch.to(next(model.parameters()).device)).float().cpu()
+            if progress:
+                progress(len(batch))
 
     def masked(self, text: str) -> list[int]:
         """Return the row of a text; the name of the mask in it becomes the mask token."""
