@@ -181,7 +181,7 @@ class Pictures(Spec):
     deviation: Annotated[tuple[Positive, ...], Field(min_length=1)] = (0.5,)  # of each channel, or one for all
 
     def faults(self, channels: int) -> Iterator[Fault]:
-        """Yield what does not fit images of so many channels."""
+        """Yield what does not fit images with this number of channels."""
         for name, values in (("mean", self.mean), ("deviation", self.deviation)):
             if len(values) not in (1, channels):
                 yield Fault(name, f"has {len(values)} values, and an image has {channels} channels")
