@@ -177,6 +177,7 @@ LAYOUTS = {
     "left": segments([0] * 10, [-1] * 7 + [0] * 3),
     "packed": segments([0] * 3 + [1] * 6 + [2], [5] * 5 + [6] * 4 + [-1]),
     "marked": make_layout(1, 10, CPU, marks=MARKS),
+    "grouped": make_layout(1, 10, CPU, marks=torch.tensor([[0, -1, -1, -1, 0, 1, -2, -2, -2, -1]])),
     "moved": make_layout(1, 10, CPU, positions=torch.arange(10)[None] + 7),
 }
 
