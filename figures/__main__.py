@@ -5,7 +5,18 @@ import sys
 
 from figures.style import FIGURES, save
 
-MODULES = ("blocks", "networks", "costs", "attention", "positions", "models", "training", "decoding", "tutorials")
+MODULES = (
+    "blocks",
+    "networks",
+    "costs",
+    "attention",
+    "positions",
+    "models",
+    "streams",
+    "training",
+    "decoding",
+    "tutorials",
+)
 
 
 def load() -> dict[str, object]:
