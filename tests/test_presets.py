@@ -108,6 +108,7 @@ def ff(config: ModelConfig) -> int:
         (partial(vit, depth=24, width=1024, heads=16), 304_351_232),
         (PRESETS["t5"], 60_506_624),
         (partial(t5, depth=12, width=768, heads=12), 222_903_552),
+        (PRESETS["whisper"], 37_184_640 + 12 * 384),  # and a bias of keys in each attention
         (PRESETS["bart"], 139_420_416),
         (partial(bart, depth=12, width=1024, heads=16), 406_291_456),
         (PRESETS["llama"], 6_738_415_616),

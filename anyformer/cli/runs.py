@@ -256,7 +256,7 @@ def import_(
         ignore_fields=ignore_field or (),
     )
     typer.echo(f"imported: {out}, {run.model.num_parameters():,} parameters, {run.tokenizer.size:,} tokens")
-    writes = run.config.decoder is not None
+    writes = run.config.decoder is not None and run.spec.kind != "transcribe"
     typer.echo(
         "next:     " + (f"anyformer generate {out} --prompt TEXT" if writes else f"anyformer predict {out} FILE")
     )

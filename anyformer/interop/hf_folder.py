@@ -8,13 +8,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from anyformer.config import LM, ConfigError, Embedder, Fault, ModelConfig, NoHead, Patches, Tokens
+from anyformer.config import LM, Audio, ConfigError, Embedder, Fault, ModelConfig, NoHead, Patches, Tokens
 from anyformer.config.spec import did_you_mean, visible
+from anyformer.data.tokenizer import TextTokenizer
 from anyformer.inspection.count import count
 from anyformer.interop import (
     pictures,
     public_tokenizers,
     sentence_transformers,
+    speech,
     weight_conversion,
     weight_files,
 )
@@ -23,7 +25,7 @@ from anyformer.interop.families import FAMILIES
 from anyformer.interop.family import Family, find_family
 from anyformer.interop.weight_files import StoredTensor, wrong
 from anyformer.nn.model import Transformer
-from anyformer.recipe import AnyTask as TaskSpec, Encoder, LanguageModel, Seq2Seq
+from anyformer.recipe import AnyTask as TaskSpec, Encoder, LanguageModel, Seq2Seq, Transcribe
 from anyformer.run import Run, write_folder
 from anyformer.tasks.base import open_media
 from anyformer.tasks.build import build_task
@@ -74,6 +76,8 @@ def from_hf(
     else:
         text, source = public_tokenizers.nothing(), None
     spec = _task(model.config, found)
+    if isinstance(model.config.source, Audio):
+        spec = _speech(found, text)
     task = build_task(spec, text, source)
     open_media(task, model.config)
     model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -196,6 +200,17 @@ def _task(config: ModelConfig, found: PublicModel) -> TaskSpec:
     return LanguageModel(framed=True)
 
 
+def _speech(found: PublicModel, text: TextTokenizer) -> Transcribe:
+    """Return the task of a speech model; its settings are in generation_config.json, or in config.json."""
+    path, settings = found.body / "config.json", weight_files.read_json(found.body / "config.json")
+    if (found.body / GENERATION).is_file():
+        path = found.body / GENERATION
+        settings |= weight_files.read_json(path)
+    if (file := found.body / speech.PREPROCESSOR).is_file():
+        speech.check_preprocessor(weight_files.read_json(file), found.model.config, file)
+    return speech.task(text, found.model.config, settings, path)
+
+
 def to_hf(run: Run, folder: str | Path, *, family: str | None = None) -> str:
     """Write a run as a public folder, and return the name of its family: `family`, or the first that fits.
 
@@ -222,7 +237,10 @@ def _fill(path: Path, family: Family, data: dict[str, Any], run: Run) -> None:
     weight_files.write_json(path / "config.json", {**data, "dtype": dtype})
     if isinstance(run.config.head, LM):
         ids = {key: id for key, id in data.items() if key.endswith("_token_id") and id is not None}
-        weight_files.write_json(path / GENERATION, ids)
+        more = speech.generation_settings(run.spec, run.tokenizer) if isinstance(run.spec, Transcribe) else {}
+        weight_files.write_json(path / GENERATION, ids | more)
+    if isinstance(run.config.source, Audio):
+        weight_files.write_json(path / speech.PREPROCESSOR, speech.preprocessor(run.config))
     weight_conversion.write(path / weight_files.WEIGHTS, family, run.model)
     if isinstance(run.config.last_input, Tokens):
         public_tokenizers.write(path, run)

@@ -8,7 +8,7 @@ decoders  GPT and other decoders with layer norms
 encoders  BERT and other encoders of text, ViT
 family    parts shared by several families
 llamas    Llama, Mistral, Qwen, Gemma, DeepSeek: RMS norms, rotary positions, gated feed-forwards
-pairs     encoder-decoders: the 2017 Transformer, T5, BART
+pairs     encoder-decoders: the 2017 Transformer, T5, BART, Whisper
 """
 
 from collections.abc import Callable
@@ -17,10 +17,10 @@ from anyformer.config import ModelConfig
 from anyformer.presets.decoders import bloom, gpt1, gpt2, gpt3, neox, palm
 from anyformer.presets.encoders import bert, bigbird, modernbert, roberta, vit
 from anyformer.presets.llamas import deepseek, gemma, gemma2, gemma3, llama, mistral, mixtral, qwen3
-from anyformer.presets.pairs import bart, t5, vaswani
+from anyformer.presets.pairs import bart, t5, vaswani, whisper
 
 _ALL: tuple[Callable[..., ModelConfig], ...] = (
-    *(vaswani, t5, bart),
+    *(vaswani, t5, bart, whisper),
     *(bert, roberta, bigbird, modernbert, vit),
     *(gpt1, gpt2, gpt3, neox, bloom, palm),
     *(llama, mistral, mixtral, qwen3, gemma, gemma2, gemma3, deepseek),
@@ -51,4 +51,5 @@ __all__ = [
     "t5",
     "vaswani",
     "vit",
+    "whisper",
 ]

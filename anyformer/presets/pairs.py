@@ -4,6 +4,7 @@ from typing import Literal
 
 from anyformer.config import (
     Attention,
+    Audio,
     Block,
     ConfigError,
     FanIn,
@@ -98,6 +99,49 @@ def bart(
     stack = Stack(depth=depth, blocks=(block,), position=Learned(length=length, offset=2))
     tokens = Tokens(vocab=vocab, norm=LayerNorm(), dropout=dropout, pad=1)
     return _pair(width, tokens, stack, head, Normal(), special_ids(vocab, pad=1, bos=0, eos=2, start=2))
+
+
+def whisper(
+    *,
+    depth: int = 4,
+    width: int = 384,
+    heads: int = 6,
+    kv_heads: int | None = None,
+    key_width: int | None = None,
+    ff: int | None = None,
+    vocab: int = 51_865,
+    mels: int = 80,
+    length: int = 448,
+    dropout: float = 0.0,
+    head: Head = NEXT_TOKEN,
+) -> ModelConfig:
+    """Whisper tiny, 37 M (Radford et al. 2022): an encoder of log-mel frames and a decoder of text, pre-norm.
+
+    Keys have a bias here and none as published: it is without effect, and left out in an export.
+    """
+    attention = biased(heads, kv_heads, key_width, dropout)
+    block = Block(mixer=attention, feedforward=Plain(width=ff, activation=Gelu(), dropout=dropout), dropout=dropout)
+    return ModelConfig(
+        width=width,
+        source=Audio(mels=mels, dropout=dropout),
+        target=Tokens(vocab=vocab, dropout=dropout),
+        encoder=Stack(
+            depth=depth,
+            blocks=(block,),
+            position=Sinusoidal(layout="halves", closed=True),
+            final_norm=LayerNorm(),
+        ),
+        decoder=Stack(
+            depth=depth,
+            blocks=(block.model_copy(update={"cross": attention}),),
+            position=Learned(length=length),
+            final_norm=LayerNorm(),
+        ),
+        head=head,
+        tie=tied(head),
+        special=special_ids(vocab, pad=50_257, bos=50_257, eos=50_257, start=50_258),
+        context=1500,
+    )
 
 
 def _pair(width: int, tokens: Tokens, encoder: Stack, head: Head, init: Init, special: Special) -> ModelConfig:

@@ -175,11 +175,21 @@ class Encoder(Spec):
     pictures: Pictures | None = None  # how picture files are resized and scaled; None: unknown, so none are read
 
 
+class Transcribe(Spec):
+    """Predict with an imported speech model, such as Whisper: the text of a WAV file."""
+
+    kind: Literal["transcribe"] = "transcribe"
+    # ids that an answer begins with, step by step: one, or the most probable of several, such as languages
+    opening: tuple[tuple[Count, ...], ...] = ()
+    suppress: tuple[Count, ...] = ()  # ids that no answer contains
+    suppress_first: tuple[Count, ...] = ()  # ids that are not the first after the opening
+
+
 DynamicTask = MaskedLanguageModel | SpanCorruption | PrefixLM  # examples are drawn from texts, new ones in each epoch
 # Tasks of a recipe, and tasks of a run, which may also be imported.
 Task = Annotated[Seq2Seq | Mixture | LanguageModel | DynamicTask | Classify | Regress | Embed | Tag, *BY_KIND]
 AnyTask = Annotated[
-    Seq2Seq | Mixture | LanguageModel | DynamicTask | Classify | Regress | Embed | Tag | Encoder, *BY_KIND
+    Seq2Seq | Mixture | LanguageModel | DynamicTask | Classify | Regress | Embed | Tag | Encoder | Transcribe, *BY_KIND
 ]
 
 
@@ -229,7 +239,7 @@ def measures(task: Task) -> tuple[Metric, ...]:
 def head_kind(task: AnyTask) -> str | None:
     """Return the kind of head that a model needs for a task; None if a task accepts several."""
     match task:
-        case Seq2Seq() | Mixture() | LanguageModel() | SpanCorruption() | PrefixLM():
+        case Seq2Seq() | Mixture() | LanguageModel() | SpanCorruption() | PrefixLM() | Transcribe():
             return "lm"
         case MaskedLanguageModel():
             return "masked_lm"
@@ -252,7 +262,7 @@ def model_shapes(task: AnyTask) -> tuple[Shape, ...]:
             return ("decoder",)
         case MaskedLanguageModel():
             return ("encoder",)
-        case SpanCorruption():
+        case SpanCorruption() | Transcribe():
             return ("encoder-decoder",)
         case Seq2Seq() | Mixture():
             return ("decoder", "encoder-decoder")

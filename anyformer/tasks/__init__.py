@@ -22,4 +22,5 @@ sequence_level      base of tasks with one prediction per text or pair (classify
 span_corruption     span corruption (T5)
 tag                 tagging of words, by a softmax or a CRF
 text_stream         incremental decoding of token ids to text
+transcribe          text of a WAV file by an imported speech model
 """

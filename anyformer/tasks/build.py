@@ -14,6 +14,7 @@ from anyformer.recipe import (
     Seq2Seq,
     SpanCorruption,
     Tag,
+    Transcribe,
 )
 from anyformer.tasks.base import Task
 from anyformer.tasks.classify import Classifying
@@ -27,6 +28,7 @@ from anyformer.tasks.regress import Regressing
 from anyformer.tasks.seq2seq import SequenceToSequence
 from anyformer.tasks.span_corruption import SpanCorrupting
 from anyformer.tasks.tag import Tagging
+from anyformer.tasks.transcribe import Transcribing
 
 
 def build_task(spec: AnyTask, tokenizer: TextTokenizer, source_tokenizer: TextTokenizer | None) -> Task:
@@ -54,3 +56,5 @@ def build_task(spec: AnyTask, tokenizer: TextTokenizer, source_tokenizer: TextTo
             return Tagging(spec, tokenizer)
         case Encoder():
             return Encoding(spec, tokenizer)
+        case Transcribe():
+            return Transcribing(spec, tokenizer)

@@ -10,7 +10,12 @@ from torch import Tensor
 import anyformer as af
 from anyformer.decoding.generate import generate
 from anyformer.run import Run
-from tests.interop import test_decoders as decoders, test_encoders as encoders, test_pairs as pairs
+from tests.interop import (
+    test_decoders as decoders,
+    test_encoders as encoders,
+    test_pairs as pairs,
+    test_whisper as speech,
+)
 from tests.interop.public import PublicModel, Ragged, again, furthest, ragged, tensors
 
 NEW = 8  # tokens that both write
@@ -42,6 +47,8 @@ def measure(public: PublicModel, folder: Path, *, writes: bool = True) -> Measur
             return _decoder(run, theirs, folder, writes)
         case "encoder":
             return _encoder(run, theirs, folder)
+        case "encoder-decoder" if public.config.model_type == "whisper":
+            return _speech(run, theirs, folder)
         case "encoder-decoder":
             return _pair(run, theirs, folder, writes)
 
@@ -111,6 +118,17 @@ def _pair(run: Run, theirs: hf.PreTrainedModel, folder: Path, writes: bool) -> M
     exported = _exported(run, theirs, folder, hf.AutoModelForSeq2SeqLM)
     far = furthest(pairs.logits(exported, source, read), expected, read.real)
     return Measured(furthest(mine, hidden, source.real), furthest(found, expected, read.real), same, _kept(folder), far)
+
+
+def _speech(run: Run, theirs: hf.PreTrainedModel, folder: Path) -> Measured:
+    sounds, read = speech.frames(), torch.arange(5, 16)[None].expand(3, -1)
+    real = torch.ones(3, dtype=torch.bool)
+    expected = theirs(sounds.mT, decoder_input_ids=read).logits
+    hidden = furthest(run.model.encode(sounds), theirs.get_encoder()(sounds.mT).last_hidden_state, real)
+    same = torch.equal(generate(run.model, sounds, max_new_tokens=NEW), speech.greedy(theirs, sounds))
+    exported = _exported(run, theirs, folder, hf.AutoModelForSpeechSeq2Seq)
+    far = furthest(exported(sounds.mT, decoder_input_ids=read).logits, expected, real)
+    return Measured(hidden, furthest(run.model(sounds, read), expected, real), same, _kept(folder), far)
 
 
 def _images(public: PublicModel, folder: Path) -> Measured:

@@ -17,6 +17,7 @@ from tests.interop.public import PublicModel
 from tests.interop.test_decoders import DECODERS
 from tests.interop.test_encoders import ENCODERS, LABELS, vit
 from tests.interop.test_pairs import PAIRS
+from tests.interop.test_whisper import WHISPERS
 
 PAGE = Path(__file__).parents[2] / "docs" / "interop.md"
 BEGIN, END = "<!-- made by make families -->\n", "<!-- end -->\n"
@@ -26,7 +27,7 @@ IMAGES = {"vit": vit("Model"), "vit-labels": vit("ForImageClassification", **LAB
 
 def measured() -> dict[str, list[Measured]]:
     found: dict[str, list[Measured]] = defaultdict(list)
-    every: dict[str, PublicModel] = {**DECODERS, **ENCODERS, **PAIRS, **IMAGES}
+    every: dict[str, PublicModel] = {**DECODERS, **ENCODERS, **PAIRS, **IMAGES, **WHISPERS}
     for i, (name, public) in enumerate(every.items(), 1):
         with tempfile.TemporaryDirectory() as folder:
             found[public.config.model_type].append(measure(public, Path(folder)))

@@ -107,6 +107,9 @@ EFFECTLESS = {
     *(("qwen3_moe", "intermediate_size"), ("qwen3_moe", "sliding_window"), ("falcon", "num_kv_heads")),
     *(("qwen2", "max_window_layers"), ("qwen3", "max_window_layers"), ("phi3", "original_max_position_embeddings")),
     ("vit", "pooler_act"),
+    ("whisper", "scale_embedding"),
+    *("suppress_tokens", "begin_suppress_tokens", "median_filter_width", "classifier_proj_size", "apply_spec_augment"),
+    *(f"mask_{axis}_{what}" for axis in ("time", "feature") for what in ("prob", "length", "min_masks")),
 }
 
 

@@ -39,6 +39,13 @@ def test_images_have_a_home() -> None:
     assert not differences(config, back(family, fields, config), "vit")
 
 
+def test_sounds_have_a_home() -> None:
+    config = presets.whisper(depth=2)
+    family, fields = find_family(FAMILIES.values(), config)
+    assert family.kind == "whisper"
+    assert not differences(config, back(family, fields, config), "whisper")
+
+
 def test_waves_in_halves_have_a_home() -> None:
     """A small Transformer with norms first and no biases of attention, whose absence is written as zeros."""
     block = {"mixer": {"heads": 2}, "feedforward": {"kind": "plain", "width": 24}}

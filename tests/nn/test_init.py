@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from anyformer.config import (
     LM,
     Attention,
+    Audio,
     Block,
     FactorisedTable,
     FanIn,
@@ -201,10 +202,14 @@ def tiny(name: str) -> ModelConfig:
 
 
 def run(model: Transformer) -> Tensor:
-    source = model.config.source
-    ids = torch.linspace(-1, 1, 216).view(2, 3, 6, 6) if isinstance(source, Patches) else tokens(0, 2, 6)
+    source, ids = model.config.source, tokens(0, 2, 6)
+    given = ids
+    if isinstance(source, Patches):
+        ids = torch.linspace(-1, 1, 216).view(2, 3, 6, 6)
+    elif isinstance(source, Audio):
+        given = torch.linspace(-1, 1, 12 * source.mels).view(2, 6, -1)
     with torch.no_grad():
-        return model.eval()(ids, ids) if model.config.shape == "encoder-decoder" else model.eval()(ids)
+        return model.eval()(given, ids) if model.config.shape == "encoder-decoder" else model.eval()(ids)
 
 
 presets = pytest.mark.parametrize("name", PRESETS)

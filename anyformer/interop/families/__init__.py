@@ -19,6 +19,7 @@ qwen3_moe   Qwen3-MoE
 roberta     RoBERTa and XLM-R
 t5          T5, T5 1.1 and mT5
 vit         ViT
+whisper     Whisper: speech to text
 """
 
 from anyformer.interop.families.albert import ALBERT
@@ -40,12 +41,13 @@ from anyformer.interop.families.qwen3_moe import QWEN3_MOE
 from anyformer.interop.families.roberta import ROBERTA, XLM_ROBERTA
 from anyformer.interop.families.t5 import MT5, T5
 from anyformer.interop.families.vit import VIT
+from anyformer.interop.families.whisper import WHISPER
 from anyformer.interop.family import Family
 
 _ALL: tuple[Family, ...] = (
     *(GPT2, LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, NEOX, OPT, BLOOM),
     *(QWEN3_MOE, FALCON, PHI3),
     *(BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, ELECTRA, ALBERT, MODERNBERT, VIT),
-    *(T5, MT5, BART, MBART, MARIAN, PEGASUS, M2M100),
+    *(T5, MT5, BART, MBART, MARIAN, PEGASUS, M2M100, WHISPER),
 )
 FAMILIES = {family.kind: family for family in _ALL}
