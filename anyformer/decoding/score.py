@@ -5,7 +5,7 @@ may have unequal lengths, and a row's result does not depend on the others. The 
 are seen by all of it. Everything is computed in at least fp32.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ from anyformer.config import LM, ConfigError, Fault, MaskedLM, Tokens
 from anyformer.conventions import PLAIN, SEEN
 from anyformer.decoding.check import integer_faults, parse_ids
 from anyformer.kernels.runtime import at_least_fp32
+from anyformer.media_batch import MediaBatch
 from anyformer.nn.eval_mode import evaluating
 from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import Transformer
@@ -33,11 +34,23 @@ class TopTokens(NamedTuple):
     probabilities: Tensor  # [n, k]
 
 
+ReadMedia = Callable[[Tensor, Tensor | None], tuple[Tensor, MediaBatch | None, Tensor | None]]
+"""Takes ids in which negative ones stand for images or sounds, and marks; returns ids without these, the segments, and
+marks."""
+
+
 def score(
-    model: Transformer, rows: Sequence[Ids], sources: Sequence[Ids] | None = None, seen: Sequence[int] | None = None
+    model: Transformer,
+    rows: Sequence[Ids],
+    sources: Sequence[Ids] | None = None,
+    seen: Sequence[int] | None = None,
+    read: ReadMedia | None = None,
 ) -> list[Tensor]:
-    """Return for each row the log-probability of every token but the first, given those before it: [len(row) - 1]."""
-    _check(model, rows, sources, seen)
+    """Return for each row the log-probability of every token but the first, given those before it: [len(row) - 1].
+
+    With `read`, rows or sources may have negative ids; as tokens to predict, their values mean nothing.
+    """
+    _check(model, rows, sources, seen, read)
     scores = [torch.empty(0)] * len(rows)
     order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
     with evaluating(model):
@@ -49,9 +62,9 @@ def score(
                 break  # rows are sorted: no other has a token to score
             inputs = [rows[i][:-1] or rows[i] for i in batch]
             batch_sources = None if sources is None else [sources[i] for i in batch]
-            logits = _logits(model, inputs, batch_sources, None if seen is None else [seen[i] for i in batch])
+            logits = _logits(model, inputs, batch_sources, None if seen is None else [seen[i] for i in batch], read)
             targets, _ = _padded([rows[i][1:] for i in batch], logits.device)
-            log_p = logits.log_softmax(dim=-1).gather(2, targets[..., None])[..., 0]
+            log_p = logits.log_softmax(dim=-1).gather(2, targets.clamp(min=0)[..., None])[..., 0]
             for i, row in zip(batch, log_p, strict=True):
                 scores[i] = row[: len(rows[i]) - 1].cpu()
     return scores
@@ -84,14 +97,15 @@ def top_tokens(
     k: int = 10,
     sources: Sequence[Ids] | None = None,
     seen: Sequence[int] | None = None,
+    read: ReadMedia | None = None,
 ) -> TopTokens:
     """Return the k most probable next tokens of each row."""
-    _check(model, rows, sources, seen)
+    _check(model, rows, sources, seen, read)
     if not len(rows):
         raise ConfigError([Fault("rows", "are empty: give at least one")])
     _check_k(k, _vocab(model))
     with evaluating(model):
-        logits = _logits(model, rows, sources, seen)
+        logits = _logits(model, rows, sources, seen, read)
         last = torch.tensor([len(row) - 1 for row in rows], device=logits.device)
         return _top_tokens(logits[torch.arange(len(rows), device=logits.device), last], k)
 
@@ -123,19 +137,30 @@ def _top_tokens(logits: Tensor, k: int) -> TopTokens:
 
 
 def _logits(
-    model: Transformer, rows: Sequence[Ids], sources: Sequence[Ids] | None, seen: Sequence[int] | None = None
+    model: Transformer,
+    rows: Sequence[Ids],
+    sources: Sequence[Ids] | None,
+    seen: Sequence[int] | None = None,
+    read: ReadMedia | None = None,
 ) -> Tensor:
     device = next(model.parameters()).device
     ids, layout = _padded(rows, device)
+    marks: Tensor | None = None
+    media: MediaBatch | None = None
     if seen is not None:
         counts = torch.tensor(seen, device=device)[:, None]
         marks = torch.where(torch.arange(ids.shape[1], device=device) < counts, SEEN, PLAIN)
+    if read is not None and sources is None:
+        ids, media, marks = read(ids, marks)
+    if marks is not None:
         plain = make_layout(len(ids), ids.shape[1], device) if layout is None else layout
-        layout = plain._replace(marks=marks)
+        layout = plain._replace(marks=marks.to(device))
     if sources is None:
-        return at_least_fp32(model(Inputs(ids, layout)))
+        return at_least_fp32(model(Inputs(ids, layout, media=media)))
     source, source_layout = _padded(sources, device)
-    return at_least_fp32(model(Inputs(source, source_layout), Inputs(ids, layout)))
+    if read is not None:
+        source, media, _ = read(source, None)
+    return at_least_fp32(model(Inputs(source, source_layout, media=media), Inputs(ids, layout)))
 
 
 def _padded(rows: Sequence[Ids], device: torch.device) -> tuple[Tensor, Layout | None]:
@@ -150,15 +175,23 @@ def _vocab(model: Transformer) -> int:
     return tokens.rows
 
 
-def _check(model: Transformer, rows: Sequence[Ids], sources: Sequence[Ids] | None, seen: Sequence[int] | None) -> None:
+def _check(
+    model: Transformer,
+    rows: Sequence[Ids],
+    sources: Sequence[Ids] | None,
+    seen: Sequence[int] | None,
+    read: ReadMedia | None,
+) -> None:
     if not isinstance(model.config.head, LM) or model.decoder is None:
         raise ValueError("scoring needs a decoder with an `lm` head")
     if (model.encoder is None) != (sources is None):
         raise ValueError(f"give `sources` to an encoder-decoder, and to no other; this is {model.config.shape}")
     if sources is not None and len(sources) != len(rows):
         raise ValueError(f"there are {len(sources)} sources and {len(rows)} rows: each row needs one")
+    if read is not None:  # the reader of segments has made these ids itself
+        rows, sources = ([[id for id in row if id >= 0] or [0] for row in x or []] for x in (rows, sources))
     _check_rows("row", rows, model.config.target)
-    if sources is not None:
+    if sources:
         _check_rows("source", sources, model.config.source)
     if seen is not None:
         if len(seen) != len(rows):

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from anyformer.config import ConfigError, Fault
 from anyformer.conventions import IGNORE
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.decoding.score import TopTokens, fill_mask, score as log_probabilities, sliding, top_tokens
+from anyformer.decoding.score import ReadMedia, TopTokens, fill_mask, score as log_probabilities, sliding, top_tokens
 from anyformer.nn.model import Transformer
 from anyformer.tasks.base import check_lengths
 from anyformer.tasks.generation import Writer
@@ -52,6 +52,8 @@ def score(
         raise ConfigError([Fault("stride", f"= {stride}: needs a window")])
     if window is not None and model.encoder is not None:
         raise ConfigError([Fault("window", f"= {window}: only a decoder without an encoder reads by windows")])
+    if window is not None and reader_of(task) is not None:
+        raise ConfigError([Fault("window", f"= {window}: a text with images or sounds is read at once")])
     if window is not None and task.marked:
         raise ConfigError([Fault("window", f"= {window}: a prefix that sees all of itself is read at once")])
     pieces = task.scored(texts, answers, model.config)
@@ -63,12 +65,18 @@ def score(
         sources = None if model.encoder is None else [piece.source or () for piece in pieces]
         check_lengths([] if sources is None else list(map(len, sources)), model.config, "encoder")
         seen = [sum(piece.marks or ()) for piece in pieces] if task.marked else None
-        found = log_probabilities(model, rows, sources, seen)
+        found = log_probabilities(model, rows, sources, seen, reader_of(task))
     scores = []
     for piece, each in zip(pieces, found, strict=True):
         asked = [(id, value) for id, value in zip(piece.labels, each.tolist(), strict=True) if id != IGNORE]
         scores.append(Score(tuple(id for id, _ in asked), tuple(value for _, value in asked)))
     return scores
+
+
+def reader_of(task: Writer) -> ReadMedia | None:
+    """Return what reads the images and sounds of a task's texts; None if its model reads tokens only."""
+    media = (task.source_tokenizer or task.tokenizer).media
+    return None if media is None else media.read
 
 
 class Alternative(NamedTuple):
@@ -97,7 +105,7 @@ def alternatives(
     row = row[:at]
     check_lengths([len(row)], model.config, "decoder")
     source, seen = None if model.encoder is None else [prompt], [len(prompt)] if task.marked else None
-    return _shown(top_tokens(model, [row], k, source, seen), 0, task.tokenizer)
+    return _shown(top_tokens(model, [row], k, source, seen, reader_of(task)), 0, task.tokenizer)
 
 
 class Masking(Protocol):

@@ -34,6 +34,7 @@ from anyformer.config import (
 )
 from anyformer.data.batch import Example, collate
 from anyformer.data.media import MediaStore
+from anyformer.decoding.score import score, top_tokens
 from anyformer.inspection.count import count
 from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import Transformer
@@ -225,6 +226,22 @@ def test_a_source_of_an_encoder_decoder():
     for i in range(2):
         one = store.attach(collate([(0,)], [examples[i]], 0, 0))
         close(together[i], model(*inputs_of(one, packed=False))[0], 1e-6)
+
+
+def test_scores_are_those_of_the_whole_stream():
+    """Log-probabilities of the tokens after an image, in a batch of unequal rows, and the most probable next one."""
+    config = model_of(Media(image=ImageSegment(image_height=8, patch=4)), "decoder")
+    model, store = build(config), store_of(config)
+    rows = encoded(store, ["<image:1> 3 4 5", "2 <image:2> 3"])
+    found = score(model, rows, read=store.read)
+    for row, each in zip(rows, found, strict=True):
+        logits = model.apply_head(read(model, store, [row]), make_layout(1, len(row), torch.device("cpu")))[0]
+        expected = logits.log_softmax(-1)
+        for i, id in enumerate(row[1:]):
+            if id >= 0:
+                close(each[i], expected[i, id], 1e-6)
+    top = top_tokens(model, rows[1:], 1, read=store.read)
+    assert int(top.ids[0, 0]) == int(logits[-1].argmax())
 
 
 def test_adapters_and_gradients():
