@@ -93,11 +93,14 @@ class Ranks:
         count = len(batch.labels)
         idle = self.rank >= count
         own = slice(0, 1) if idle else slice(self.rank, None, self.size)
-        cut: dict[str, Any] = {
-            name: x.unflatten(0, (count, -1))[own].flatten(0, 1)
-            for name, x in batch._asdict().items()
-            if isinstance(x, Tensor)
-        }
+
+        def rows(x: Tensor) -> Tensor:
+            return x.unflatten(0, (count, -1))[own].flatten(0, 1)
+
+        cut: dict[str, Any] = {name: rows(x) for name, x in batch._asdict().items() if isinstance(x, Tensor)}
+        if batch.media is not None:  # places are cut by rows; every process embeds all segments
+            at = {name: rows(x) for name, x in batch.media._asdict().items() if name.endswith("_at") and x is not None}
+            cut["media"] = batch.media._replace(**at)
         mine = batch._replace(**cut)
         if not idle:
             return mine

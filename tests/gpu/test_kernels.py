@@ -74,6 +74,9 @@ def laid_out(kind: str) -> Layout:
         return make_layout(2, T, CUDA)
     if kind == "marked":
         return make_layout(2, T, CUDA, marks=((torch.arange(T, device=CUDA) % 97) < 2).long()[None] * 2)
+    if kind == "grouped":  # images of 70 patches between texts of 27 tokens
+        index = torch.arange(T, device=CUDA)
+        return make_layout(2, T, CUDA, marks=torch.where(index % 97 < 70, -1 - index // 97, 0)[None])
     segments = torch.tensor(rows[kind], device=CUDA)
     if kind == "right":
         return Layout.right_padded(segments)
@@ -86,6 +89,8 @@ CASES: dict[str, tuple[str, Scheme, str, torch.dtype, dict[str, Any]]] = {
     "window, alibi, bf16": ("window", Alibi(), "plain", torch.bfloat16, {}),
     "bigbird, alibi, marks": ("bigbird", Alibi(), "marked", torch.float32, {}),
     "bigbird in blocks of 64, marks": ("bigbird, both ways", NoPosition(), "marked", torch.bfloat16, {}),
+    "causal, groups": ("causal", NoPosition(), "grouped", torch.bfloat16, {}),
+    "causal, groups, t5, fp32": ("causal", T5, "grouped", torch.float32, {}),
     "bigbird in blocks of 64": ("bigbird, both ways", NoPosition(), "plain", torch.bfloat16, {}),
     "causal, cap and sinks": ("causal", NoPosition(), "right", torch.float32, {"cap": 2.0, "sinks": True}),
     "window, cap and t5, bf16": ("window", T5, "plain", torch.bfloat16, {"cap": 2.0}),

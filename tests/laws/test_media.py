@@ -39,6 +39,7 @@ from anyformer.inspection.count import count
 from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import Transformer
 from anyformer.tasks.base import inputs_of
+from anyformer.training.parallel import Ranks
 from tests.strategies import build, close
 
 VOCAB, WIDTH = 11, 24
@@ -242,6 +243,18 @@ def test_scores_are_those_of_the_whole_stream():
                 close(each[i], expected[i, id], 1e-6)
     top = top_tokens(model, rows[1:], 1, read=store.read)
     assert int(top.ids[0, 0]) == int(logits[-1].argmax())
+
+
+def test_processes_share_a_batch():
+    """Each of two processes reads its own rows, with the segments that are in them."""
+    config = model_of(Media(image=ImageSegment(image_height=8, patch=4)), "decoder")
+    model, store = build(config), store_of(config)
+    rows = encoded(store, ["<image:1> 3", "2 <image:2>", "4 5"])
+    batch = store.attach(collate([(i,) for i in range(3)], [Example(row, row) for row in rows], 0, 0))
+    whole = model.decode(*inputs_of(batch, packed=False))
+    for rank in range(2):
+        own = Ranks(rank, 2).split(batch)
+        close(model.decode(*inputs_of(own, packed=False)), whole[rank::2], 1e-6)
 
 
 def test_adapters_and_gradients():
