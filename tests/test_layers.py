@@ -55,11 +55,12 @@ UNDER: dict[str, tuple[str, ...]] = {
     "run_inspection": ("run",),
     "training": ("run", "recipes"),
     "doctor": ("training",),  # prints what training chooses
+    "environments": ("run",),
     "interop": ("run",),
     "new": ("training",),
     "lab": ("training", "interop", "inspection"),
     "explore": ("lab", "run_inspection"),
-    "cli": ("explore", "doctor", "new"),
+    "cli": ("explore", "doctor", "new", "environments"),
     "__main__": ("cli",),
 }
 

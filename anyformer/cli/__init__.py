@@ -5,6 +5,7 @@ Importing it imports no torch, and neither do most verbs: a verb imports what it
 app               The program: help, exit codes, errors
 data              `data`: token shards of large corpora
 decoding_options  Options of all verbs that generate text
+env               `env`: demonstrations and rollouts
 explore           `explore`: the page in the browser
 generate          `generate`: text from a prompt
 inspect           `inspect`: attention maps in the terminal
@@ -18,5 +19,5 @@ tokenizers        `tokenizer`: training and showing
 """
 
 # each adds its verbs, in this order
-from anyformer.cli import models, new, runs, generate, tokenizers, data, inspect, explore, lab  # noqa: F401, I001
+from anyformer.cli import models, new, runs, generate, tokenizers, data, env, inspect, explore, lab  # noqa: F401, I001
 from anyformer.cli.app import app as app, main as main

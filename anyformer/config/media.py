@@ -122,6 +122,7 @@ class FeatureSegment(Spec):
     """Vectors of numbers, one place each: states of a trajectory, time series."""
 
     size: Size  # numbers of a vector
+    values: Size | None = None  # the numbers are integers below this, each with a vector of its own; None: any numbers
 
 
 class Media(Spec):

@@ -8,6 +8,7 @@ counter_rng              a counter-based random generator, for draws that depend
 dynamic_loader           loaders whose examples are drawn from texts, new ones in every epoch
 files                    find, unpack and decode files
 fingerprint              fingerprints of data files, by which a resumed training detects a change
+key_to_door              the environment key-to-door, and random walks in it
 lines                    large files line by line, with a progress bar
 loader                   loaders of batches by number: shuffled epochs, random crops, ordered parts
 media                    references to images, sounds and feature vectors in texts, and their tensors
@@ -25,5 +26,6 @@ tables                   columns of .tsv, .csv, .jsonl and .parquet files
 tokenizer                text to ids and back, on the `tokenizers` library
 tokenizer_files          the files of a tokenizer: tokenizer.json and GPT-2's pair
 tokenizer_trial          trial of an imported tokenizer in a child process, which may crash
+trajectories             recorded episodes in files: arrays or JSON lines
 vocabulary               train a vocabulary on texts
 """

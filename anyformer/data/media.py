@@ -32,7 +32,15 @@ from anyformer.config import (
 from anyformer.config.spec import visible
 from anyformer.conventions import PLAIN
 from anyformer.data.batch import Batch
-from anyformer.data.media_files import BadFile, is_media_file, read_features, read_image, read_sound
+from anyformer.data.media_files import (
+    BadFile,
+    fit_features,
+    fit_image,
+    is_media_file,
+    read_features,
+    read_image,
+    read_sound,
+)
 from anyformer.data.spectrogram import log_mel
 from anyformer.media_batch import MediaBatch
 
@@ -86,11 +94,24 @@ class MediaStore:
         """Return the number of a segment, which is read the first time. Raise `BadFile` if it cannot be read."""
         key = kind, name
         if key not in self._numbers:
-            value = self._read(kind, name)
-            self._numbers[key] = len(self._values)
-            self._kinds.append(kind)
-            self._values.append(value)
+            self._numbers[key] = self._append(kind, self._read(kind, name))
         return self._numbers[key]
+
+    def add(self, value: np.ndarray, name: str) -> int:
+        """Return the number of a new segment: an image [h, w, channels] if the model reads images, or a vector.
+
+        Raise `BadFile`, with its name, if it does not fit the model.
+        """
+        if self.spec.image is not None and value.ndim > 1:
+            return self._append("image", fit_image(value, self.spec.image, name))
+        if self.spec.features is not None:
+            return self._append("features", fit_features(value.ravel(), self.spec.features, name))
+        raise BadFile(f"{name}: {list(value.shape)} numbers, and this model reads {' and '.join(self.spec.kinds)}")
+
+    def _append(self, kind: MediaKind, value: np.ndarray) -> int:
+        self._kinds.append(kind)
+        self._values.append(value)
+        return len(self._values) - 1
 
     def _read(self, kind: MediaKind, name: str) -> np.ndarray:
         image, audio, features = self.spec.image, self.spec.audio, self.spec.features
@@ -190,7 +211,7 @@ class MediaStore:
                 sizes = torch.tensor([len(value) for value in values])
                 made = {"sounds": torch.from_numpy(frames), "frames": sizes}
             case "features":
-                made, step = {"features": torch.from_numpy(np.stack(values))}, 1
+                made, step = {"features": torch.from_numpy(np.stack(values).astype(np.float32))}, 1
         for i, run in enumerate(runs):
             at[run.row, run.start : run.stop] = i * step + np.arange(run.stop - run.start)
         return made | {f"{kind}_at": torch.from_numpy(at)}

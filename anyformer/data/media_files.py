@@ -4,7 +4,10 @@ A place in an array is written after `#`: `digits.npz#images/17` is the 18th ima
 name may be left out where the file has only one. Nothing is ever unpickled.
 """
 
+import lzma
 import wave
+import zipfile
+import zlib
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
@@ -29,7 +32,11 @@ class BadFile(ValueError):
 
 def read_image(name: str, spec: ImageSegment, pictures: Pictures) -> np.ndarray:
     """Return the pixels of an image, uint8 [channels, height, width]; only picture files are resized and cropped."""
-    pixels = _read_array(name) if _is_array(name) else _decode_picture(name, spec, pictures)
+    return fit_image(read_array(name) if is_array(name) else _decode_picture(name, spec, pictures), spec, name)
+
+
+def fit_image(pixels: np.ndarray, spec: ImageSegment, name: str) -> np.ndarray:
+    """Return pixels [height, width, channels] as [channels, height, width]; raise `BadFile` if they do not fit."""
     if pixels.ndim == 2:
         pixels = pixels[:, :, None]
     if pixels.ndim != 3 or pixels.dtype != np.uint8:
@@ -50,27 +57,39 @@ def read_sound(names: str, spec: Spectrogram) -> np.ndarray:
 
 def read_features(text: str, spec: FeatureSegment) -> np.ndarray:
     """Return a vector of numbers, float32 [size]: written out, or a row of an array."""
-    if _is_array(text):
-        values = _read_array(text).ravel().astype(np.float32)
-    else:
-        try:
-            values = np.array([float(word) for word in text.replace(",", " ").split()], dtype=np.float32)
-        except ValueError:
-            raise BadFile(f"{visible(text)} is not a list of numbers, and not a row of a .npz or .npy file") from None
+    return fit_features(read_numbers(text), spec, text)
+
+
+def read_numbers(text: str) -> np.ndarray:
+    """Return numbers [n] that are written out, or a row of an array."""
+    if is_array(text):
+        return read_array(text).ravel()
+    try:
+        return np.array([float(word) for word in text.replace(",", " ").split()], dtype=np.float32)
+    except ValueError:
+        raise BadFile(f"{visible(text)} is not a list of numbers, and not a row of a .npz or .npy file") from None
+
+
+def fit_features(values: np.ndarray, spec: FeatureSegment, name: str) -> np.ndarray:
+    """Return a vector as the model reads it, float32 or small integers; raise `BadFile` if it does not fit."""
     if len(values) != spec.size:
-        raise BadFile(f"{visible(text)} has {len(values)} numbers, and the model reads {spec.size}")
-    return values
+        raise BadFile(f"{visible(name)} has {len(values)} numbers, and the model reads {spec.size}")
+    if spec.values is None:
+        return values.astype(np.float32)
+    if not ((values >= 0) & (values < spec.values) & (values == np.floor(values))).all():
+        raise BadFile(f"{visible(name)} has other numbers than 0, 1, ..., {spec.values - 1}, which the model reads")
+    return values.astype(np.min_scalar_type(spec.values - 1))
 
 
-def _is_array(name: str) -> bool:
+def is_array(name: str) -> bool:
     return name.partition("#")[0].lower().endswith(ARRAYS)
 
 
-def _read_array(name: str) -> np.ndarray:
+def read_array(name: str) -> np.ndarray:
     """Return one entry of an array."""
     file, _, place = name.partition("#")
     key, _, number = place.rpartition("/")
-    arrays = _load_arrays(file)
+    arrays = load_arrays(file)
     if not key and len(arrays) != 1:
         raise BadFile(f"{visible(file)} has the arrays {', '.join(arrays)}: name one, as in {visible(file)}#NAME/0")
     array = arrays.get(key) if key else next(iter(arrays.values()))
@@ -83,7 +102,8 @@ def _read_array(name: str) -> np.ndarray:
 
 
 @lru_cache(maxsize=8)
-def _load_arrays(file: str) -> dict[str, np.ndarray]:
+def load_arrays(file: str) -> dict[str, np.ndarray]:
+    """Return all arrays of a `.npz` or `.npy` file; nothing is unpickled."""
     try:
         found = np.load(file, allow_pickle=False)
         if isinstance(found, np.ndarray):
@@ -92,7 +112,7 @@ def _load_arrays(file: str) -> dict[str, np.ndarray]:
             return {key: found[key] for key in found.files}
     except FileNotFoundError:
         raise BadFile(f"{visible(file)} does not exist") from None
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, lzma.LZMAError, zlib.error) as error:
         raise BadFile(f"{visible(file)} is no readable array file ({first_line(error)})") from None
 
 

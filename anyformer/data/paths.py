@@ -14,6 +14,7 @@ from anyformer.recipe import (
     Data,
     Digits,
     JoinedSources,
+    KeyToDoorWalks,
     MatchedLines,
     MixedSources,
     ParallelFiles,
@@ -21,6 +22,7 @@ from anyformer.recipe import (
     Source,
     TableFile,
     TextFile,
+    Trajectories,
     WrittenDates,
     splits,
 )
@@ -34,7 +36,7 @@ def named(data: Data) -> Iterator[tuple[str, str]]:
 
 def _named(source: Source, at: str) -> Iterator[tuple[str, str]]:
     match source:
-        case TextFile() | TableFile() | MatchedLines() | ConllFile() | ClassFolders() | Shards():
+        case TextFile() | TableFile() | MatchedLines() | ConllFile() | ClassFolders() | Shards() | Trajectories():
             yield f"{at}.path", source.path
         case ParallelFiles():
             yield f"{at}.source", source.source
@@ -45,7 +47,7 @@ def _named(source: Source, at: str) -> Iterator[tuple[str, str]]:
         case MixedSources(parts=mixed):
             for i, one in enumerate(mixed):
                 yield from _named(one.rows, f"{at}.parts.{i}.rows")
-        case Digits() | WrittenDates() | Additions():
+        case Digits() | WrittenDates() | Additions() | KeyToDoorWalks():
             return
         case _:
             assert_never(source)

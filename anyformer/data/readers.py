@@ -12,18 +12,20 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from anyformer.config.spec import ConfigError, Fault, did_you_mean, visible
-from anyformer.data import synthetic
+from anyformer.data import key_to_door, synthetic
 from anyformer.data.conll import sentences
 from anyformer.data.files import File, Parsed, locate, max_bytes, open_below, open_files
 from anyformer.data.paths import require_sets
 from anyformer.data.shards import Corpus, open_shards
 from anyformer.data.synthetic import Split
 from anyformer.data.tables import LISTS, read_table
+from anyformer.data.trajectories import Episode, read_episodes, to_columns
 from anyformer.recipe import (
     ClassFolders,
     ConllFile,
     Data,
     JoinedSources,
+    KeyToDoorWalks,
     MatchedLines,
     MixedSources,
     ParallelFiles,
@@ -32,6 +34,7 @@ from anyformer.recipe import (
     Source,
     TableFile,
     TextFile,
+    Trajectories,
     table_columns,
 )
 
@@ -39,7 +42,7 @@ MAX_BAD_ROWS_SHOWN = 5  # in an error message
 ROLES = ("source", "target", "text", "pair", "label", "words", "tags")
 GOLDEN = 2_654_435_769  # 2^32 ÷ golden ratio
 T = TypeVar("T")
-SplitFile = ParallelFiles | TableFile | MatchedLines | ConllFile | ClassFolders  # whose rows are split
+SplitFile = ParallelFiles | TableFile | MatchedLines | ConllFile | ClassFolders | Trajectories  # whose rows are split
 Encode = Callable[[list[str]], list[T]]  # texts → ids
 
 
@@ -183,6 +186,12 @@ def _read(source: Source, data: Data, split: Split, seed: int, by: str | None) -
             return tagged
         case ClassFolders():
             return _read_folders(source, data)
+        case Trajectories():
+            name, episodes = read_episodes(source.path, data)
+            return _episode_rows(name, _part(source, enumerate(episodes, 1)))
+        case KeyToDoorWalks(count=count):
+            walks = key_to_door.random_walks(count, split, seed)
+            return _episode_rows(f"{source.kind} ({split})", enumerate(walks, 1))
         case JoinedSources(parts=parts):
             return concatenate([_read_part(f"parts.{i}", part, data, split, seed, by) for i, part in enumerate(parts)])
         case MixedSources(parts=mixed):
@@ -338,6 +347,12 @@ def _matched_rows(pattern: re.Pattern[str], file: File, by: str | None) -> Parse
             yield number, row if by is None else {**row, "by": row[by]}
         else:
             yield number, f"does not match the pattern: {line[:40]!r}"
+
+
+def _episode_rows(name: str, episodes: Iterable[tuple[int, Episode | str]]) -> Rows:
+    """Return one row per episode."""
+    columns, lines, bad = to_columns(episodes)
+    return Rows(columns, name, lines, tuple(BadRow(name, line, why) for line, why in bad))
 
 
 # -- folders ----------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from anyformer.recipe import (
     Data,
     Digits,
     JoinedSources,
+    KeyToDoorWalks,
     MatchedLines,
     MixedSources,
     MixturePart,
@@ -23,6 +24,7 @@ from anyformer.recipe import (
     Source,
     TableFile,
     TextFile,
+    Trajectories,
     WrittenDates,
 )
 from anyformer.run import Run
@@ -60,7 +62,7 @@ def _row(run: Run, source: Source, data: Data) -> dict[str, str]:
         case MixedSources(parts=mixed):
             name = run.spec.name if isinstance(run.spec, MixturePart) else mixed[0].name
             return _row(run, next(part.rows for part in mixed if part.name == name), data)
-        case Shards() | ClassFolders():
+        case Shards() | ClassFolders() | Trajectories() | KeyToDoorWalks():
             return {}
         case Digits() | WrittenDates() | Additions():
             columns = generate(source.model_copy(update={"count": SAMPLE_ROWS}), "valid", 0)

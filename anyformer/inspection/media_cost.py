@@ -18,7 +18,8 @@ def media_cost(media: Media | None, d: int, b: int) -> Cost:
     if media.audio is not None:
         cost += audio_cost(media.audio, d, 0)
     if media.features is not None:
-        cost += linear(media.features.size, d, 0, True)
+        size, values = media.features.size, media.features.values
+        cost += linear(size, d, 0, True) if values is None else Cost(size * values * d)
     return cost
 
 

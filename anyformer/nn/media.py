@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from anyformer.config import (
     ConvStem,
+    FeatureSegment,
     ImageSegment,
     LearnedGrid,
     Media,
@@ -128,6 +129,28 @@ def _cut_off(x: Tensor, frames: Tensor | None) -> Tensor:
     return x * is_sound[:, None].to(x.dtype)
 
 
+class IntegerEmbedding(nn.Module):
+    """Vectors of integers [n, size] to [n, d]: the sum of a learned vector for each value at each index.
+
+    That is a linear layer over one-hot vectors of size · values elements, without these.
+    """
+
+    def __init__(self, size: int, values: int, width: int):
+        super().__init__()
+        self.values = values
+        self.table = nn.Embedding(size * values, width, _weight=torch.empty(size * values, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.long() + self.values * torch.arange(x.shape[1], device=x.device)
+        return self.table(rows).sum(dim=1)
+
+
+def _build_features(spec: FeatureSegment, width: int) -> nn.Linear | IntegerEmbedding:
+    if spec.values is None:
+        return nn.Linear(spec.size, width)
+    return IntegerEmbedding(spec.size, spec.values, width)
+
+
 class MediaEmbedding(nn.Module):
     """Puts the vectors of segments at their places among the embeddings of tokens."""
 
@@ -136,7 +159,7 @@ class MediaEmbedding(nn.Module):
         self.spec = spec
         self.image = ImageEmbedding(spec.image, width) if spec.image else None
         self.audio = SoundEmbedding(spec.audio, width) if spec.audio else None
-        self.features = nn.Linear(spec.features.size, width) if spec.features else None
+        self.features = _build_features(spec.features, width) if spec.features else None
         count = 1 + len(spec.kinds)
         self.types = nn.Embedding(count, width, _weight=torch.empty(count, width)) if spec.types else None
 
@@ -162,7 +185,8 @@ class MediaEmbedding(nn.Module):
             case "audio" if self.audio is not None and media.sounds is not None:
                 return self.audio(media.sounds, media.frames).flatten(0, 1)
             case "features" if self.features is not None and media.features is not None:
-                return self.features(media.features.to(self.features.weight.dtype))
+                x = media.features
+                return self.features(x.to(self.features.weight.dtype) if isinstance(self.features, nn.Linear) else x)
             case _:
                 return None
 

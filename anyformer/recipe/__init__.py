@@ -1,6 +1,7 @@
 """The grammar of training runs, without torch: the parts of a recipe, one module for each of its keys.
 
 batches    padded, packed, crops, ordered
+bins       numbers as tokens
 recipe     Recipe and the rules between its parts
 source_faults  which sources fit which task
 sources    data: files, shards, synthetic tasks
@@ -11,6 +12,7 @@ train      optimiser, learning-rate schedule, and all settings of the training l
 
 # Stars, so that a part which enters one of these files is public without a second edit.
 from anyformer.recipe.batches import *
+from anyformer.recipe.bins import *
 from anyformer.recipe.recipe import *
 from anyformer.recipe.sources import *
 from anyformer.recipe.task import *

@@ -13,6 +13,7 @@ from anyformer.recipe.sources import (
     ConllFile,
     Digits,
     JoinedSources,
+    KeyToDoorWalks,
     MatchedLines,
     MixedSources,
     ParallelFiles,
@@ -20,6 +21,7 @@ from anyformer.recipe.sources import (
     Source,
     TableFile,
     TextFile,
+    Trajectories,
     WrittenDates,
     single_columns,
     table_columns,
@@ -29,12 +31,14 @@ from anyformer.recipe.sources import (
 
 TEXT, LABELLED, PAIR = ("text",), ("text", "label"), ("source", "target")  # columns of sources that do not name them
 TAGGED = ("words", "tags")
+EPISODES = ("text", "observations", "actions", "rewards")
 NEEDS = {
     TEXT: "text: text, table, lines, conll, folders or shards",
     LABELLED: "labels: table, lines, folders, or text with a label",
     PAIR: "pairs: parallel, table or lines",
     ("text", "pair"): "pairs of texts: table or lines",
     TAGGED: "words with tags: conll or table",
+    EPISODES: "episodes: trajectories or key_to_door",
 }
 
 
@@ -59,7 +63,11 @@ def source_faults(source: Source, task: str, columns: tuple[str, ...]) -> Iterat
             yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
         case ClassFolders() if columns not in (TEXT, LABELLED):
             yield Fault("kind", f"= 'folders': the task {task} needs {needs}")
-        case MatchedLines() if columns == TAGGED:
+        case Trajectories() | KeyToDoorWalks() if columns != EPISODES:
+            yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
+        case TableFile() if columns == EPISODES:
+            yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
+        case MatchedLines() if columns in (TAGGED, EPISODES):
             yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
         case ConllFile() if columns not in (TAGGED, TEXT):
             yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
@@ -70,6 +78,8 @@ def source_faults(source: Source, task: str, columns: tuple[str, ...]) -> Iterat
         case TextFile() | ParallelFiles() | TableFile() | MatchedLines() | ConllFile() | ClassFolders() | Shards() if (
             source.start >= source.stop
         ):
+            yield Fault("start", f"= {source.start}: must be before stop = {source.stop}")
+        case Trajectories() if source.start >= source.stop:
             yield Fault("start", f"= {source.start}: must be before stop = {source.stop}")
         case ParallelFiles() | TableFile() | MatchedLines() if source.group is not None and source.split == "rows":
             yield Fault(

@@ -208,9 +208,35 @@ class Additions(Spec):
     digits: Annotated[int, Field(strict=True, ge=1, le=100)] = 3  # most digits of a number
 
 
+class Trajectories(Spec):
+    """Recorded episodes: a `.npz` file of arrays, or `.jsonl` with one episode per line (see docs/environments.md)."""
+
+    kind: Literal["trajectories"] = "trajectories"
+    path: str  # the file
+    start: Probability = 0.0  # beginning of the selected part, as a fraction of the episodes
+    stop: Fraction = 1.0  # end of the selected part, as a fraction
+    split: RowSplit = "spread"  # episodes of the part: spread evenly over the file, or contiguous ("rows")
+
+
+class KeyToDoorWalks(Spec):
+    """Random walks in the environment key-to-door: a reward at the end depends on an action at the beginning."""
+
+    kind: Literal["key_to_door"] = "key_to_door"
+    count: Size  # number of episodes
+
+
 Synthetic = SortDigits | CopyDigits | ReverseDigits | WrittenDates | Additions
 SingleSource = Annotated[
-    TextFile | ParallelFiles | TableFile | MatchedLines | ConllFile | ClassFolders | Synthetic, *BY_KIND
+    TextFile
+    | ParallelFiles
+    | TableFile
+    | MatchedLines
+    | ConllFile
+    | ClassFolders
+    | Trajectories
+    | KeyToDoorWalks
+    | Synthetic,
+    *BY_KIND,
 ]
 
 
@@ -242,6 +268,8 @@ AnySource = (
     | MatchedLines
     | ConllFile
     | ClassFolders
+    | Trajectories
+    | KeyToDoorWalks
     | JoinedSources
     | MixedSources
     | Shards

@@ -7,11 +7,13 @@ from pydantic import Field, model_validator
 
 from anyformer.config import Classifier, ConfigError, Fault, ModelConfig, Pictures, Shape, Spec, Tokens
 from anyformer.config.spec import BY_KIND, Count, Flag, Fraction, Number, Positive, Size
+from anyformer.recipe.bins import Bins
 
 LARGEST_TARGET = 1e18  # largest value of a regression target: its square fits into fp32
 
 Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 Target = Annotated[float, Field(strict=True, ge=-LARGEST_TARGET, le=LARGEST_TARGET)]
+ActionName = Annotated[str, Field(pattern=r"^\w[\w -]*$")]
 Deviation = Annotated[float, Field(strict=True, ge=1 / LARGEST_TARGET, le=LARGEST_TARGET)]
 
 
@@ -162,6 +164,45 @@ class Tag(Spec):
         return self
 
 
+class Actions(Spec):
+    """Predict the actions of an episode from its instruction, observations and earlier actions (behaviour cloning).
+
+    A row is `instruction observation action observation action ...`, with a loss on the actions only. With `returns`,
+    the sum of the rewards still to come is a token before each observation (decision transformer, Chen et al. 2021).
+    """
+
+    kind: Literal["actions"] = "actions"
+    actions: tuple[ActionName, ...] = ()  # names of the actions, in the order of their numbers
+    action_bins: Bins | None = None  # bins for each number of a continuous action; None: actions have names
+    action_size: Size = 1  # numbers of a continuous action
+    state_bins: Bins | None = None  # bins for each number of an observation; None: it is an image or a vector
+    returns: Bins | None = None  # bins of the return to go; None: rows have no returns
+    history: Size = 64  # most steps that the model reads; of longer episodes, at least the last half of this
+
+    @model_validator(mode="after")
+    def _check_actions(self) -> Self:
+        if bool(self.actions) == (self.action_bins is not None):
+            raise ConfigError([Fault("actions", "set the names of the actions, or action_bins, and not both")])
+        if repeated := [name for name in self.actions if self.actions.count(name) > 1]:
+            raise ConfigError([Fault("actions", f"'{repeated[0]}' occurs twice")])
+        if self.actions and self.action_size > 1:
+            raise ConfigError([Fault("action_size", f"= {self.action_size}: is for action_bins")])
+        return self
+
+    @property
+    def action_tokens(self) -> list[str]:
+        """Special tokens of the actions."""
+        if self.action_bins is not None:
+            return self.action_bins.tokens("action")
+        return [f"<{name}>" for name in self.actions]
+
+    @property
+    def special_tokens(self) -> list[str]:
+        """All special tokens of rows."""
+        states = [] if self.state_bins is None else self.state_bins.tokens("state")
+        return [*self.action_tokens, *states, *([] if self.returns is None else self.returns.tokens("return"))]
+
+
 class Encoder(Spec):
     """Predict with an imported encoder: a vector, a label, labels of the tokens, or the tokens at masks.
 
@@ -187,9 +228,20 @@ class Transcribe(Spec):
 
 DynamicTask = MaskedLanguageModel | SpanCorruption | PrefixLM  # examples are drawn from texts, new ones in each epoch
 # Tasks of a recipe, and tasks of a run, which may also be imported.
-Task = Annotated[Seq2Seq | Mixture | LanguageModel | DynamicTask | Classify | Regress | Embed | Tag, *BY_KIND]
+Task = Annotated[Seq2Seq | Mixture | LanguageModel | DynamicTask | Classify | Regress | Embed | Tag | Actions, *BY_KIND]
 AnyTask = Annotated[
-    Seq2Seq | Mixture | LanguageModel | DynamicTask | Classify | Regress | Embed | Tag | Encoder | Transcribe, *BY_KIND
+    Seq2Seq
+    | Mixture
+    | LanguageModel
+    | DynamicTask
+    | Classify
+    | Regress
+    | Embed
+    | Tag
+    | Actions
+    | Encoder
+    | Transcribe,
+    *BY_KIND,
 ]
 
 
@@ -206,6 +258,8 @@ def columns(task: Task) -> tuple[str, ...]:
             return ("text", "pair")
         case Tag():
             return ("words", "tags")
+        case Actions():
+            return ("text", "observations", "actions", "rewards")
         case _:
             assert_never(task)
 
@@ -222,7 +276,7 @@ def measures(task: Task) -> tuple[Metric, ...]:
             return ("loss", *dict.fromkeys(metric for part in parts for metric in part.metrics))
         case LanguageModel():
             return ("loss",)
-        case MaskedLanguageModel() | SpanCorruption() | PrefixLM():
+        case MaskedLanguageModel() | SpanCorruption() | PrefixLM() | Actions():
             return ("loss", "accuracy")
         case Classify():
             return ("loss", "accuracy", "macro_f1")
@@ -239,7 +293,7 @@ def measures(task: Task) -> tuple[Metric, ...]:
 def head_kind(task: AnyTask) -> str | None:
     """Return the kind of head that a model needs for a task; None if a task accepts several."""
     match task:
-        case Seq2Seq() | Mixture() | LanguageModel() | SpanCorruption() | PrefixLM() | Transcribe():
+        case Seq2Seq() | Mixture() | LanguageModel() | SpanCorruption() | PrefixLM() | Actions() | Transcribe():
             return "lm"
         case MaskedLanguageModel():
             return "masked_lm"
@@ -258,7 +312,7 @@ def head_kind(task: AnyTask) -> str | None:
 def model_shapes(task: AnyTask) -> tuple[Shape, ...]:
     """Return the shapes that a model may have for a task."""
     match task:
-        case LanguageModel() | PrefixLM():
+        case LanguageModel() | PrefixLM() | Actions():
             return ("decoder",)
         case MaskedLanguageModel():
             return ("encoder",)

@@ -1,5 +1,6 @@
 """Tasks: examples in token ids, loss, metrics and predictions. One module for each task, and what they share.
 
+actions             actions of episodes: behaviour cloning, decision transformer
 base                the protocol of tasks, the call of a model on a batch, checks of lengths
 build               the task that a spec describes
 classify            classification of texts or pairs, by one label or several

@@ -2,6 +2,7 @@
 
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.recipe import (
+    Actions,
     AnyTask,
     Classify,
     Embed,
@@ -16,6 +17,7 @@ from anyformer.recipe import (
     Tag,
     Transcribe,
 )
+from anyformer.tasks.actions import ActionPrediction
 from anyformer.tasks.base import Task
 from anyformer.tasks.classify import Classifying
 from anyformer.tasks.embed import Embedding
@@ -54,6 +56,8 @@ def build_task(spec: AnyTask, tokenizer: TextTokenizer, source_tokenizer: TextTo
             return Embedding(spec, tokenizer)
         case Tag():
             return Tagging(spec, tokenizer)
+        case Actions():
+            return ActionPrediction(spec, tokenizer)
         case Encoder():
             return Encoding(spec, tokenizer)
         case Transcribe():

@@ -19,6 +19,7 @@ from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.inspection.capacity import check_model, exceeding
 from anyformer.nn.model import Transformer
 from anyformer.recipe import (
+    Actions,
     AnyTask,
     AnyTokenizer,
     Classify,
@@ -330,7 +331,6 @@ def _complete_spec(spec: AnyTask, train: Rows) -> AnyTask:
 
 def _new_task(recipe: Recipe, spec: AnyTask, train: Rows) -> Task:
     """Return the task with tokenizers that are trained on the training data or read from a file."""
-
     inputs = (recipe.model.source, recipe.model.target)
     reads_media = any(isinstance(tokens, Tokens) and tokens.media is not None for tokens in inputs)
 
@@ -353,13 +353,15 @@ def _new_task(recipe: Recipe, spec: AnyTask, train: Rows) -> Task:
                     return trained.with_sentinels(sentinels)
                 case Mixture(parts=parts):
                     return trained.with_special([task_token(part.name) for part in parts])
+                case Actions():
+                    return trained.with_special(spec.special_tokens)
                 case _:
                     return trained
         except ConfigError as error:
             raise ConfigError(fault.under(name) for fault in error.faults) from None
 
     if recipe.source_tokenizer is None:
-        read = (name for name in columns(recipe.task) if name not in ("label", "tags"))
+        read = (name for name in columns(recipe.task) if name in ("source", "target", "text", "pair", "words"))
         return build_task(spec, make("tokenizer", recipe.tokenizer, *read), None)
     target, source = make("tokenizer", recipe.tokenizer, "target"), recipe.source_tokenizer
     return build_task(spec, target, make("source_tokenizer", source, "source"))
