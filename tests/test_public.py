@@ -102,6 +102,18 @@ VERBS = {
         "--on-bad-row",
     ],
     "data show": ["folder", "--check"],
+    "env": [],
+    "env record": ["environment", "--out", "--episodes", "--seed", "--policy", "--processes", "--force"],
+    "env rollout": [
+        "run",
+        "environments",
+        "--episodes",
+        "--seed",
+        "--parallel",
+        "--temperature",
+        "--target",
+        "--json",
+    ],
 }
 
 

@@ -119,10 +119,20 @@ class AudioSegment(Spectrogram):
 
 
 class FeatureSegment(Spec):
-    """Vectors of numbers, one place each: states of a trajectory, time series."""
+    """Vectors of numbers: states of a trajectory, time series."""
 
     size: Size  # numbers of a vector
     values: Size | None = None  # the numbers are integers below this, each with a vector of its own; None: any numbers
+    places: Size = 1  # places of a row that a vector takes, each with an equal part of its numbers; they see each other
+
+    @property
+    def both_ways(self) -> bool:
+        """Whether places of one vector attend to each other in both directions."""
+        return self.places > 1
+
+    def faults(self) -> Iterator[Fault]:
+        if self.size % self.places:
+            yield Fault("size", f"= {self.size}: must be a multiple of places = {self.places}")
 
 
 class Media(Spec):
@@ -143,6 +153,8 @@ class Media(Spec):
             yield Fault("", "has no kind: set `image`, `audio` or `features`, or leave `media` out")
         if self.image is not None:
             yield from (fault.under("image") for fault in self.image.faults(width))
+        if self.features is not None:
+            yield from (fault.under("features") for fault in self.features.faults())
 
 
 class NoResize(Spec):

@@ -136,7 +136,8 @@ class MediaStore:
                 assert self.spec.audio is not None
                 return self.spec.audio.places(len(self._values[number]))
             case "features":
-                return 1
+                assert self.spec.features is not None
+                return self.spec.features.places
 
     def fault(self, text: str) -> str:
         """Return why a reference of a text cannot be read; empty if all can."""
@@ -211,7 +212,9 @@ class MediaStore:
                 sizes = torch.tensor([len(value) for value in values])
                 made = {"sounds": torch.from_numpy(frames), "frames": sizes}
             case "features":
-                made, step = {"features": torch.from_numpy(np.stack(values).astype(np.float32))}, 1
+                assert self.spec.features is not None
+                made = {"features": torch.from_numpy(np.stack(values).astype(np.float32))}
+                step = self.spec.features.places
         for i, run in enumerate(runs):
             at[run.row, run.start : run.stop] = i * step + np.arange(run.stop - run.start)
         return made | {f"{kind}_at": torch.from_numpy(at)}

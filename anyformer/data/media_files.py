@@ -105,11 +105,9 @@ def read_array(name: str) -> np.ndarray:
 def load_arrays(file: str) -> dict[str, np.ndarray]:
     """Return all arrays of a `.npz` or `.npy` file; nothing is unpickled."""
     try:
-        found = np.load(file, allow_pickle=False)
-        if isinstance(found, np.ndarray):
-            return {"array": found}
-        with found:
-            return {key: found[key] for key in found.files}
+        with open(file, "rb") as raw:  # closed here also if it is no array file
+            found = np.load(raw, allow_pickle=False)
+            return {"array": found} if isinstance(found, np.ndarray) else {key: found[key] for key in found.files}
     except FileNotFoundError:
         raise BadFile(f"{visible(file)} does not exist") from None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, lzma.LZMAError, zlib.error) as error:

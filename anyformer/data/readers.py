@@ -190,8 +190,7 @@ def _read(source: Source, data: Data, split: Split, seed: int, by: str | None) -
             name, episodes = read_episodes(source.path, data)
             return _episode_rows(name, _part(source, enumerate(episodes, 1)))
         case KeyToDoorWalks(count=count):
-            walks = key_to_door.random_walks(count, split, seed)
-            return _episode_rows(f"{source.kind} ({split})", enumerate(walks, 1))
+            return _episode_rows(f"{source.kind} ({split})", enumerate(key_to_door.random_walks(count, split, seed), 1))
         case JoinedSources(parts=parts):
             return concatenate([_read_part(f"parts.{i}", part, data, split, seed, by) for i, part in enumerate(parts)])
         case MixedSources(parts=mixed):
@@ -350,7 +349,6 @@ def _matched_rows(pattern: re.Pattern[str], file: File, by: str | None) -> Parse
 
 
 def _episode_rows(name: str, episodes: Iterable[tuple[int, Episode | str]]) -> Rows:
-    """Return one row per episode."""
     columns, lines, bad = to_columns(episodes)
     return Rows(columns, name, lines, tuple(BadRow(name, line, why) for line, why in bad))
 

@@ -158,7 +158,9 @@ class _MiniGrid(_Gymnasium):
         return cell_numbers(observation["image"])
 
     def expert(self) -> Act | None:
-        return self._plan if hasattr(self._inner.unwrapped, "instrs") else None
+        from minigrid.envs.babyai.core.roomgrid_level import RoomGridLevel
+
+        return self._plan if isinstance(self._inner.unwrapped, RoomGridLevel) else None
 
     def _plan(self) -> int:
         if self._bot is None:

@@ -18,8 +18,10 @@ def media_cost(media: Media | None, d: int, b: int) -> Cost:
     if media.audio is not None:
         cost += audio_cost(media.audio, d, 0)
     if media.features is not None:
-        size, values = media.features.size, media.features.values
+        places, values = media.features.places, media.features.values
+        size = media.features.size // places
         cost += linear(size, d, 0, True) if values is None else Cost(size * values * d)
+        cost += Cost(places * d if places > 1 else 0)
     return cost
 
 

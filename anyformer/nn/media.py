@@ -145,10 +145,20 @@ class IntegerEmbedding(nn.Module):
         return self.table(rows).sum(dim=1)
 
 
-def _build_features(spec: FeatureSegment, width: int) -> nn.Linear | IntegerEmbedding:
-    if spec.values is None:
-        return nn.Linear(spec.size, width)
-    return IntegerEmbedding(spec.size, spec.values, width)
+class FeatureEmbedding(nn.Module):
+    """Vectors [n, size] to [n · places, d]: equal parts by the same weights, and a learned vector for each part."""
+
+    def __init__(self, spec: FeatureSegment, width: int):
+        super().__init__()
+        size, self.places = spec.size // spec.places, spec.places
+        self.embed = nn.Linear(size, width) if spec.values is None else IntegerEmbedding(size, spec.values, width)
+        many = spec.places > 1
+        self.parts = nn.Embedding(spec.places, width, _weight=torch.empty(spec.places, width)) if many else None
+
+    def forward(self, features: Tensor) -> Tensor:
+        x = features.reshape(len(features) * self.places, -1)  # [n · places, size / places]
+        x = self.embed(x.to(self.embed.weight.dtype) if isinstance(self.embed, nn.Linear) else x)
+        return x if self.parts is None else x + self.parts.weight.repeat(len(features), 1)
 
 
 class MediaEmbedding(nn.Module):
@@ -159,7 +169,7 @@ class MediaEmbedding(nn.Module):
         self.spec = spec
         self.image = ImageEmbedding(spec.image, width) if spec.image else None
         self.audio = SoundEmbedding(spec.audio, width) if spec.audio else None
-        self.features = _build_features(spec.features, width) if spec.features else None
+        self.features = FeatureEmbedding(spec.features, width) if spec.features else None
         count = 1 + len(spec.kinds)
         self.types = nn.Embedding(count, width, _weight=torch.empty(count, width)) if spec.types else None
 
@@ -185,8 +195,7 @@ class MediaEmbedding(nn.Module):
             case "audio" if self.audio is not None and media.sounds is not None:
                 return self.audio(media.sounds, media.frames).flatten(0, 1)
             case "features" if self.features is not None and media.features is not None:
-                x = media.features
-                return self.features(x.to(self.features.weight.dtype) if isinstance(self.features, nn.Linear) else x)
+                return self.features(media.features)
             case _:
                 return None
 

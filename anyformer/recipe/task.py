@@ -230,17 +230,7 @@ DynamicTask = MaskedLanguageModel | SpanCorruption | PrefixLM  # examples are dr
 # Tasks of a recipe, and tasks of a run, which may also be imported.
 Task = Annotated[Seq2Seq | Mixture | LanguageModel | DynamicTask | Classify | Regress | Embed | Tag | Actions, *BY_KIND]
 AnyTask = Annotated[
-    Seq2Seq
-    | Mixture
-    | LanguageModel
-    | DynamicTask
-    | Classify
-    | Regress
-    | Embed
-    | Tag
-    | Actions
-    | Encoder
-    | Transcribe,
+    Seq2Seq | Mixture | LanguageModel | DynamicTask | Classify | Regress | Embed | Tag | Actions | Encoder | Transcribe,
     *BY_KIND,
 ]
 

@@ -331,14 +331,13 @@ def _complete_spec(spec: AnyTask, train: Rows) -> AnyTask:
 
 def _new_task(recipe: Recipe, spec: AnyTask, train: Rows) -> Task:
     """Return the task with tokenizers that are trained on the training data or read from a file."""
-    inputs = (recipe.model.source, recipe.model.target)
-    reads_media = any(isinstance(tokens, Tokens) and tokens.media is not None for tokens in inputs)
+    both = recipe.model.source, recipe.model.target
+    reads_media = any(isinstance(one, Tokens) and one.media is not None for one in both)
 
     def texts(*names: str) -> Iterator[str]:
         for column in names:
             texts = train.columns[column]
-            if reads_media:
-                texts = [without_references(text) for text in texts]
+            texts = [without_references(text) for text in texts] if reads_media else texts
             yield from (words.replace("\n", " ") for words in texts) if column == "words" else texts
 
     def make(name: str, tokenizer: AnyTokenizer, *columns: str) -> TextTokenizer:

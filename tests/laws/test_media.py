@@ -54,7 +54,8 @@ IMAGES = st.builds(
     both_ways=st.booleans(),
 )
 SOUNDS = st.builds(AudioSegment, mels=st.just(3), strided=st.sampled_from([1, 2]), both_ways=st.booleans())
-MEDIA = st.builds(Media, image=IMAGES, audio=SOUNDS, features=st.just(FeatureSegment(size=2)), types=st.booleans())
+FEATURES = st.sampled_from([FeatureSegment(size=2), FeatureSegment(size=2, places=2), FeatureSegment(size=2, values=9)])
+MEDIA = st.builds(Media, image=IMAGES, audio=SOUNDS, features=FEATURES, types=st.booleans())
 POSITIONS = st.sampled_from([Rotary(), AxialRotary(), Learned(length=200)])
 
 

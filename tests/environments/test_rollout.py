@@ -1,0 +1,160 @@
+"""Laws of rollouts: a perfect policy succeeds always, a batch of environments acts as each alone, records are exact."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from anyformer.config import ConfigError, FeatureSegment, Media, ModelConfig, Tokens
+from anyformer.data.tokenizer import train_tokenizer
+from anyformer.environments.environment import make
+from anyformer.environments.record import record
+from anyformer.environments.rollout import Player, Policy, rollout, summarise
+from anyformer.nn.model import Transformer
+from anyformer.recipe import Actions, Bins, Bytes
+from anyformer.recipes import read_recipe
+from anyformer.run import Run
+from anyformer.tasks.actions import ActionPrediction, EncodedEpisode, Step
+from anyformer.tasks.base import open_media
+
+GOTO = "BabyAI-GoToLocal-v0"
+
+
+def small_run(spec: Actions, features: FeatureSegment | None, seed: int = 0) -> Run:
+    """Return a run with random weights."""
+    tokenizer = train_tokenizer(Bytes(), []).with_special(spec.special_tokens)
+    task = ActionPrediction(spec, tokenizer)
+    changes = ["model.width=16", "model.decoder.depth=2", "model.decoder.blocks.*.feedforward.width=32"]
+    model = read_recipe("key-to-door", changes).model
+    target = Tokens(vocab=tokenizer.size, media=None if features is None else Media(features=features))
+    config: ModelConfig = model.model_copy(update={"target": target})
+    torch.manual_seed(seed)
+    built = Transformer(config)
+    with torch.no_grad():
+        for parameter in built.parameters():
+            parameter.normal_(std=0.5)
+    open_media(task, config)
+    return Run(built.eval(), task, spec, Path())
+
+
+def key_to_door_run(history: int, **fields: Any) -> Run:
+    spec = Actions(actions=("up", "down", "left", "right"), history=history, **fields)
+    return small_run(spec, None if spec.state_bins else FeatureSegment(size=5, values=6))
+
+
+@pytest.mark.parametrize("history", [1, 4, 64])
+@pytest.mark.parametrize("fields", [{}, {"returns": Bins(count=2, low=0.0, high=1.0)}])
+def test_a_batch_of_environments_acts_as_each_alone(history: int, fields: dict[str, Any]):
+    run = key_to_door_run(history, **fields)
+    together = rollout(run, "key-to-door", 5, 10)
+    assert together == [rollout(run, "key-to-door", 1, 10 + i)[0] for i in range(5)]
+    assert together == rollout(run, "key-to-door", 5, 10, parallel=2)
+    drawn = rollout(run, "key-to-door", 5, 10, temperature=1.0)
+    assert drawn == rollout(run, "key-to-door", 5, 10, parallel=3, temperature=1.0)
+
+
+@pytest.mark.parametrize("history", [3, 8])
+def test_the_cache_changes_no_logits(history: int):
+    """Each action is the one that a call without a cache predicts from the row of training."""
+    run = key_to_door_run(history, state_bins=Bins(count=6, low=0.0, high=6.0))
+    assert isinstance(run.task, ActionPrediction)
+    player, policy = Player(make("key-to-door"), 3, 0.0), Policy(run.task, run.model)
+    step = 0
+    while not player.done:
+        policy.act([player], step)
+        step += 1
+    steps = [Step(run.task.encode_state(seen), ids) for seen, ids in zip(player.seen[:-1], player.actions, strict=True)]
+    for example in run.task.windows(EncodedEpisode([], steps)):
+        logits = run.model(torch.tensor([example.ids]))[0][:, run.task.action_ids]
+        for i, label in enumerate(example.labels):
+            if label >= 0:
+                assert run.task.action_ids[int(logits[i].argmax())] == label
+
+
+class Perfect(Policy):
+    """Acts as the expert of each environment."""
+
+    def act(self, players: Sequence[Player], step: int) -> None:
+        for player in players:
+            expert = player.environment.expert()
+            assert expert is not None
+            player.act([0], expert())
+
+
+@pytest.mark.parametrize("name", ["key-to-door", GOTO])
+def test_a_perfect_policy_succeeds_always(monkeypatch: pytest.MonkeyPatch, name: str):
+    if name == GOTO:
+        pytest.importorskip("minigrid")
+    monkeypatch.setattr("anyformer.environments.rollout.Policy", Perfect)
+    run = small_run(Actions(actions=make(name).actions), FeatureSegment(size=49))
+    report = summarise(name, rollout(run, name, 8, 100, parallel=3))
+    assert report.success == 1
+    low, high = report.success_interval
+    assert 0.6 < low < high <= 1 + 1e-9
+
+
+def test_recorded_episodes_are_those_of_the_seeds():
+    found = record("key-to-door", 6, 5, policy="random")
+    arrays = found.recording.arrays()
+    assert arrays["seeds"].tolist() == list(range(5, 11))
+    environment = make("key-to-door")
+    observation, _ = environment.reset(5)
+    for i in range(int(arrays["lengths"][0])):
+        assert np.array_equal(arrays["observations"][i], observation)
+        observation, reward, _, _ = environment.step(int(arrays["actions"][i]))
+        assert reward == arrays["rewards"][i]
+    expert = record("key-to-door", 6, 5)
+    assert expert.successes == expert.played == 6
+
+
+def test_processes_change_no_recording():
+    one, two = (record("key-to-door", 60, processes=n, policy="random").recording.arrays() for n in (1, 2))
+    assert all(np.array_equal(one[name], two[name]) for name in one)
+
+
+def test_babyai_demonstrations_succeed():
+    pytest.importorskip("minigrid")
+    found = record(GOTO, 4, 3)
+    arrays = found.recording.arrays()
+    assert arrays["observations"].shape[1:] == (49,)
+    assert arrays["observations"].max() < 198
+    assert (arrays["rewards"][arrays["lengths"].cumsum() - 1] > 0).all()
+    assert all(mission.startswith("go to") for mission in arrays["missions"].tolist())
+
+
+def test_continuous_actions_of_gymnasium():
+    pytest.importorskip("gymnasium")
+    name = "MountainCarContinuous-v0"
+    spec = Actions(action_bins=Bins(count=8, low=-1.0, high=1.0), history=4)
+    run = small_run(spec, FeatureSegment(size=2))
+    (result,) = rollout(run, name, 1, 0)
+    assert result.steps > 1
+    with pytest.raises(ConfigError, match="continuous actions, and the run has names"):
+        rollout(key_to_door_run(4), name, 1, 0)
+    with pytest.raises(ConfigError, match="has none"):
+        record(name, 1)
+
+
+@pytest.mark.parametrize(("name", "message"), [("BabyAI-GoToLocall-v0", "did you mean"), ("nothing", "nothing")])
+def test_unknown_environments(name: str, message: str):
+    pytest.importorskip("minigrid")
+    with pytest.raises(ConfigError, match=message):
+        make(name)
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(__import__("sys").modules, "gymnasium", None)
+    with pytest.raises(ConfigError, match=r"pip install 'anyformer\[env\]'"):
+        make(GOTO)
+
+
+def test_runs_that_do_not_fit():
+    with pytest.raises(ConfigError, match=r"has 4 actions .up, down, left, right., and the run has 2"):
+        rollout(small_run(Actions(actions=("a", "b")), FeatureSegment(size=5)), "key-to-door", 1, 0)
+    with pytest.raises(ConfigError, match="has 5 numbers, and the model reads 4"):
+        rollout(small_run(Actions(actions=("a", "b", "c", "d")), FeatureSegment(size=4)), "key-to-door", 1, 0)
+    with pytest.raises(ConfigError, match="has no returns"):
+        rollout(key_to_door_run(4), "key-to-door", 1, 0, target=1.0)
