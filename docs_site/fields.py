@@ -27,6 +27,7 @@ MODULES = {  # headings, in the order of the pages
     "adapter": "Adapters",
     "recipe": "Whole recipe",
     "task": "Tasks",
+    "bins": "Numbers as tokens",
     "sources": "Data sources",
     "tokenizer": "Tokenizers",
     "batches": "Batches",
