@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 # Parts of the messages of torch's CPU allocator and of the C++ library, in a plain RuntimeError.
 OUT_OF_MEMORY = ("DefaultCPUAllocator: can't allocate", "DefaultCPUAllocator: not enough memory", "std::bad_alloc")
 
+BUSY_LOAD = 1.5  # load average per core; a training of ours alone, a minute ago, makes 1
+
 # Dense FLOP/s of matmuls that accumulate in fp32, from the vendors' data sheets. A key is a part of the name that torch
 # reports; the first match counts. fp32 is without TF32, which torch does not use by default.
 PEAKS: Mapping[str, Mapping[str, float]] = {
@@ -50,6 +52,17 @@ def usable_cores() -> int:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on Linux
         return os.cpu_count() or 1
+
+
+def busy_advice(threads: int) -> str | None:
+    """Return a line of advice if other work keeps the cores busy, so that several threads would wait for each other."""
+    try:
+        load, cores = os.getloadavg()[0], os.cpu_count() or 1  # both of the whole machine
+    except (AttributeError, OSError):  # not on Windows
+        return None
+    if threads < 2 or load < BUSY_LOAD * cores:
+        return None
+    return f"this machine is busy (load {load:.1f} on {cores} cores): OMP_NUM_THREADS=1 may be faster"
 
 
 def usable_memory() -> int | None:

@@ -52,7 +52,7 @@ from anyformer.data.tokenizer import TextTokenizer
 from anyformer.hardware import default_device
 from anyformer.inspection.capacity import check_model
 from anyformer.nn.model import Transformer
-from anyformer.recipe import AnyTask as TaskSpec, Classify, Tag, TaskFile, head_kind, model_shapes
+from anyformer.recipe import AnyTask as TaskSpec, Classify, Recipe, Tag, TaskFile, head_kind, model_shapes
 from anyformer.tasks import generation, scoring
 from anyformer.tasks.base import Task, open_media
 from anyformer.tasks.build import build_task
@@ -194,6 +194,16 @@ def load(folder: str | Path, device: str | torch.device | None = None) -> Run:
     model.to(device or default_device())
     open_media(task, config)
     return Run(model.eval(), task, spec, folder)
+
+
+def unfinished(run: Run, folder: str | Path) -> str | None:
+    """Return a line about a run that was loaded from a checkpoint, as its training has not finished; else None."""
+    if run.folder == Path(folder):
+        return None
+    path = run.folder / RECIPE  # verified by its manifest, except in runs of earlier versions
+    recipe = io.load(Recipe, path if path.exists() else must_be_file(Path(folder) / RECIPE))
+    step = int(run.folder.name.removeprefix("step-"))
+    return f"training has not finished: this is its checkpoint at step {step:,} of {recipe.train.steps:,}"
 
 
 def _home(folder: Path) -> Path:

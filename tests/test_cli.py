@@ -231,7 +231,7 @@ def test_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(io, "dumps", stop)
     result = run("config", "show", "gpt2")
-    assert (result.exit_code, result.stdout, result.stderr) == (1, "", "interrupted: nothing is saved\n")
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "", "interrupted\n")
 
 
 def test_our_own_mistakes_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "정렬 排序"
     text = done("train", "sort", *SMALL, "--out", out)
     assert "step 4/4" in text
-    assert text.endswith(f"trained: {out}\n")
+    told = f"trained: {out}\nnext:    anyformer predict '{out}' FILE\n         anyformer evaluate '{out}'\n"
+    assert text.endswith(told)
     return out
 
 
@@ -84,6 +85,13 @@ def test_wrong_input(trained: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
     assert refused("evaluate", tmp_path / "none")[0].endswith("there is no such folder")
     assert refused("predict", trained, tmp_path / "none.txt") == [f"{tmp_path / 'none.txt'}: is not a file"]
+    (tmp_path / "new.fr").touch()
+    (line,) = refused("predict", trained, tmp_path / "newx.fr")
+    assert line.endswith(f"newx.fr: is not a file; did you mean '{tmp_path / 'new.fr'}'?")
+    (tmp_path / "captions.toml").touch()
+    for misspelt in ("captions.tml", "caption", "captions"):
+        (line,) = refused("train", tmp_path / misspelt)
+        assert line.endswith(f"is neither a recipe nor a file; did you mean '{tmp_path / 'captions.toml'}'?")
     copy = tmp_path / "copy"
     shutil.copytree(trained, copy)
     data = bytearray((copy / "model.safetensors").read_bytes())

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
 
 from anyformer.atomic_folder import seal
+from anyformer.cli import app
 from anyformer.config import ConfigError
 from anyformer.recipe import Characters
 from anyformer.run import MANIFEST, checkpoints, load, newest
@@ -105,6 +107,14 @@ def test_an_older_checkpoint_is_never_taken_silently(unfinished: Path) -> None:
     for other in checkpoints(unfinished):
         (other / MANIFEST).unlink()
     assert refused(lambda: load(unfinished)).count("has no manifest.json") == len(checkpoints(unfinished))
+
+
+def test_an_unfinished_run_says_so(finished: Path, unfinished: Path) -> None:
+    line = f"{unfinished}: training has not finished: this is its checkpoint at step 10 of 12\n"
+    for verb in (["predict"], ["inspect", "3 1"]):
+        result = CliRunner().invoke(app, [verb[0], str(unfinished), *verb[1:]], input="3 1\n")
+        assert (result.exit_code, result.stderr) == (0, line)
+    assert CliRunner().invoke(app, ["predict", str(finished)], input="3 1\n").stderr == ""
 
 
 def test_a_finished_run_without_its_manifest_is_not_taken_silently(finished: Path) -> None:

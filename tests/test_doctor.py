@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from anyformer.cli import app
 from anyformer.config import ConfigError, io
 from anyformer.doctor import CORE, EXTRAS, Device, Facts, Machine, Report, choose, choose_attention, doctor
+from anyformer.hardware import busy_advice
 from anyformer.recipes import read_recipe
 from anyformer.training import machine
 from anyformer.training.machine import Choice, choose_compile, choose_precision
@@ -147,3 +148,11 @@ def test_packages_are_those_of_pyproject() -> None:
     assert {extra: set(packages) for extra, packages in EXTRAS.items()} == {
         extra: names(requirements) for extra, requirements in project["optional-dependencies"].items()
     }
+
+
+def test_a_busy_machine_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    for load, threads, told in ((6.6, 2, True), (6.6, 1, False), (2.1, 2, False)):
+        monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0.0, 0.0))
+        line = "this machine is busy (load 6.6 on 2 cores): OMP_NUM_THREADS=1 may be faster"
+        assert busy_advice(threads) == (line if told else None)

@@ -51,8 +51,8 @@ class Verbs(TyperGroup):
                 return super().invoke(ctx)
         except KeyboardInterrupt:
             # commands that save something raise an error or exit by themselves
-            before = " before the first checkpoint" if ctx.invoked_subcommand == "train" else ""
-            print_once(f"interrupted{before}: nothing is saved", err=True)
+            lost = ctx.invoked_subcommand == "train"
+            print_once("interrupted" + (" before the first checkpoint: nothing is saved" if lost else ""), err=True)
             raise typer.Exit(1) from None
         except (ValueError, OSError, RuntimeError, MemoryError) as error:
             code, line = _exit_code(error)

@@ -184,7 +184,7 @@ def decoding(verb: Callable[..., None]) -> Callable[..., None]:
 def prepare(folder: Path, how: dict[str, Any]) -> tuple["Run", dict[str, Any]]:
     """Load the run, quantised if `--bits` is given, and return it with the options of `run.generate`."""
     from anyformer.config.spec import ConfigError, Fault
-    from anyformer.run import load
+    from anyformer.run import load, unfinished
 
     how = dict(how)
     bits = how.pop("bits", None)
@@ -193,6 +193,8 @@ def prepare(folder: Path, how: dict[str, Any]) -> tuple["Run", dict[str, Any]]:
     if "json_schema" in how:
         how["json_schema"] = _schema(how["json_schema"])
     run = load(folder)
+    if note := unfinished(run, folder):
+        typer.echo(f"{folder}: {note}", err=True)
     if "task" in how:
         run = run.part(how.pop("task"))
     if "draft" in how:

@@ -42,13 +42,15 @@ def inspect_(
     from rich.console import Console
 
     from anyformer.config.spec import ConfigError, Fault
-    from anyformer.run import load
+    from anyformer.run import load, unfinished
     from anyformer.run_inspection import read
 
     if out is not None and out.suffix.lower() not in (".png", ".svg"):
         raise ConfigError([Fault("--out", f"= {out}: must end in .png or .svg")])
     with _as_options():
         loaded = load(run)
+        if note := unfinished(loaded, run):
+            typer.echo(f"{run}: {note}", err=True)
         loaded = loaded if task is None else loaded.part(task)
         names, own = _chosen(loaded, stack, layer)
         try:

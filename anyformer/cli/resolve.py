@@ -26,7 +26,7 @@ def read(name: str, changes: "Iterable[str] | None" = None) -> "ModelConfig | Re
     """Return the model or the recipe of a name, with some changes."""
     from anyformer import recipes
     from anyformer.config import io
-    from anyformer.config.spec import ConfigError, Fault, close_to
+    from anyformer.config.spec import ConfigError, Fault, close_file, close_to
     from anyformer.presets import PRESETS
     from anyformer.recipes.from_run import config_of_run
 
@@ -40,7 +40,7 @@ def read(name: str, changes: "Iterable[str] | None" = None) -> "ModelConfig | Re
         return io.override(config_of_run(path), changes)
     if path.suffix.lower() not in io.SUFFIXES and not os.path.exists(path):
         known = [*PRESETS, *recipes.names()]
-        close = close_to(name, known)
+        close = close_to(name, known) or close_file(name, io.SUFFIXES)
         hint = f"did you mean '{close}'?" if close else f"known: {', '.join(known)}; files end in .toml or .json"
         raise ConfigError([Fault("", f"'{name}' is not a preset, a recipe, a run or a file; {hint}")])
     return load(path, changes)

@@ -1,16 +1,20 @@
 """`recipes`, `train`, `evaluate`, `predict`, `import`, `merge` and `export`."""
 
 import json
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from anyformer.cli.app import Json, app, print_once
 from anyformer.cli.decoding_options import UNKNOWN, as_options, decoding, prepare, unknown
+
+if TYPE_CHECKING:
+    from anyformer.run import Run
 
 Folder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 
@@ -74,7 +78,20 @@ def train_(
 
         with _errors_as_lines():
             run = train(recipe, out, changes or (), resume=resume, allow_changed_data=allow_changed_data)
-        print_once(f"trained: {run.folder}")
+        print_once(f"trained: {run.folder}\n" + _next_commands(run))
+
+
+def _next_commands(run: "Run") -> str:
+    """Return the commands that use a trained run: its answers, and its test metrics if the recipe has test data."""
+    from anyformer.config import io
+    from anyformer.recipe import Recipe
+
+    folder = shlex.quote(str(run.folder))
+    use = {"lm": f"generate {folder} --prompt TEXT", "mixture": f"predict {folder} FILE --task NAME"}
+    lines = [use.get(run.spec.kind, f"predict {folder} FILE")]
+    if io.load(Recipe, run.folder / "recipe.toml").data.test is not None:
+        lines.append(f"evaluate {folder}")
+    return "\n".join(f"{'next:' if i == 0 else '':<8} anyformer {line}" for i, line in enumerate(lines))
 
 
 def _plan(recipe: str, changes: list[str] | None, out: Path | None, resume: bool) -> None:
@@ -179,11 +196,12 @@ def predict_(
 ) -> None:
     """Predict for each line of a file: a label, a number, a translation or a continuation."""
     from anyformer.cli.progress import counting
-    from anyformer.config.spec import ConfigError, Fault
+    from anyformer.config.spec import ConfigError, Fault, close_file
     from anyformer.data.media_files import is_media_file
 
     if file != "-" and not Path(file).is_file():
-        raise ConfigError([Fault(file, "is not a file")])
+        close = close_file(file)
+        raise ConfigError([Fault(file, "is not a file" + (f"; did you mean '{close}'?" if close else ""))])
     if out is not None and (out.is_dir() or not out.parent.is_dir()):  # before hours of work
         what = "is a folder" if out.is_dir() else f"there is no folder {out.parent}"
         raise ConfigError([Fault(str(out), f"{what}: --out is the file for the predictions")])

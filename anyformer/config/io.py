@@ -22,7 +22,7 @@ import tomli_w
 from anyformer.config.overrides import DEEPEST, diff as diff, merge as merge, override as override
 from anyformer.config.parse import build as build, to_data as to_data
 from anyformer.config.schema import schema as schema
-from anyformer.config.spec import ConfigError, Fault, Spec, close_to, fields, kinds, member_for, members, visible
+from anyformer.config.spec import ConfigError, Fault, Spec, close_file, fields, kinds, member_for, members, visible
 
 S = TypeVar("S", bound=Spec)
 Format = Literal["toml", "json"]
@@ -106,8 +106,8 @@ def _read(path: Path) -> str:
     except UnicodeDecodeError as error:
         what = f"not UTF-8: byte 0x{error.object[error.start]:02x} at offset {error.start}"
     except FileNotFoundError:
-        close = close_to(path.stem, (near.stem for near in path.parent.glob(f"*{path.suffix}")))
-        what = "no such file" + (f"; did you mean '{path.with_stem(close)}'?" if close else "")
+        close = close_file(path, SUFFIXES)
+        what = "no such file" + (f"; did you mean '{close}'?" if close else "")
     except OSError as error:
         what = f"cannot be read: {error.strerror}"
     raise ConfigError([Fault(str(path), what)])

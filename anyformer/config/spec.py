@@ -127,6 +127,18 @@ def close_to(word: str, known: Iterable[str]) -> str | None:
     return next(iter(close_matches(word, sorted(known), 1)), None)
 
 
+def close_file(path: str | Path, suffixes: Iterable[str] = ("",)) -> str | None:
+    """Return the file beside a missing one whose name is most like it, among those with one of the suffixes."""
+    path, endings = Path(path), tuple(suffixes)
+    try:
+        there = [file.name for file in path.parent.iterdir() if file.name.lower().endswith(endings) and file.is_file()]
+    except (OSError, ValueError):  # ValueError: a name with a zero byte
+        return None
+    stems = {Path(name).stem: name for name in there}
+    close = close_to(path.name, there) or stems.get(close_to(path.stem, stems) or "")
+    return None if close is None else visible(str(path.with_name(close)))
+
+
 def close_matches(word: str, known: Iterable[str], n: int) -> list[str]:
     """The `n` known words that are most like this one; none for a word longer than `MAX_WORD` characters."""
     if len(word) > MAX_WORD:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from anyformer.config import ConfigError, Fault, io
-from anyformer.config.spec import did_you_mean
+from anyformer.config.spec import close_file, did_you_mean
 from anyformer.recipe import Recipe
 from anyformer.recipes.from_run import with_body, without_body
 
@@ -30,7 +30,9 @@ def read_recipe(name: str = DEFAULT, overrides: Iterable[str] = ()) -> Recipe:
         tables, remaining = with_body(_built_in(name), overrides)
         return io.override(io.build(Recipe, tables), remaining)
     if Path(name).suffix.lower() not in io.SUFFIXES:
-        raise ConfigError([Fault("", f"'{name}' is neither a recipe nor a file; {did_you_mean(name, names())}")])
+        close = close_file(name, io.SUFFIXES)
+        hint = f"did you mean '{close}'?" if close else did_you_mean(name, names())
+        raise ConfigError([Fault("", f"'{name}' is neither a recipe nor a file; {hint}")])
     tables = _with_base(Path(name))
     with io.faults_in(name):
         tables, remaining = with_body(tables, overrides)

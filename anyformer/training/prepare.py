@@ -16,6 +16,7 @@ from anyformer.data.loader import CropLoader, Cursor, Loader
 from anyformer.data.media import without_references
 from anyformer.data.readers import Rows, check_bad_rows, common_inputs, read
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
+from anyformer.hardware import busy_advice
 from anyformer.inspection.capacity import check_model, exceeding
 from anyformer.nn.model import Transformer
 from anyformer.recipe import (
@@ -147,6 +148,8 @@ def build(
     execution = choose_execution(recipe.train.precision, recipe.train.compile, padded=padded)
     device, precision = torch.device(execution.device.value), execution.precision.value
     compiled = execution.compile.value == "on"
+    if device.type == "cpu" and (advice := busy_advice(torch.get_num_threads())):
+        console.print(advice, highlight=False, markup=False, soft_wrap=True)
 
     def make() -> tuple[Transformer, Loader]:
         torch.manual_seed(recipe.seed)

@@ -29,6 +29,7 @@ from anyformer.run import (
     new_folder,
     read_tensors,
     seal,
+    unfinished,
     verify,
     weights_at,
     write_model,
@@ -140,11 +141,9 @@ def evaluate(folder: str | Path, overrides: Iterable[str] = (), split: str = "te
         values = {f"{name}.{key}": value for name, each in found.items() for key, value in each.values.items()}
         count, notes = sum(each.count for each in found.values()), {name: each.notes for name, each in found.items()}
         metrics = Metrics(metrics.task, count, values, {name: some for name, some in notes.items() if some})
-    if run.folder == Path(folder):
-        return metrics
-    step = int(run.folder.name.removeprefix("step-"))
-    unfinished = f"training has not finished: this is its checkpoint at step {step:,} of {recipe.train.steps:,}"
-    return replace(metrics, notes={**metrics.notes, "unfinished": unfinished})
+    if note := unfinished(run, folder):
+        return replace(metrics, notes={**metrics.notes, "unfinished": note})
+    return metrics
 
 
 def _measure(task: Task, run: Run, rows: Rows, recipe: Recipe, by: str | None) -> Metrics:
