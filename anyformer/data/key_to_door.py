@@ -13,8 +13,8 @@ import numpy as np
 from anyformer.data.trajectories import Episode
 from anyformer.recipe import Split
 
-SIDE = 5  # cells of a room's side
-STEPS = (12, 6, 12)  # in each room
+SIDE = 4  # cells of a room's side
+STEPS = (6, 4, 6)  # in each room
 ACTIONS = ("up", "down", "left", "right")
 MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))
 ABSENT = SIDE  # coordinates of an object that is not there

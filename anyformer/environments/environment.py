@@ -1,6 +1,7 @@
 """One interface to environments: Gymnasium's, BabyAI's with their expert, and key-to-door. Imports no torch."""
 
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -146,7 +147,8 @@ class _MiniGrid(_Gymnasium):
         self._bot: Any = None
 
     def reset(self, seed: int) -> tuple[np.ndarray, str]:
-        observation, _ = self._inner.reset(seed=seed)
+        with redirect_stdout(None):  # BabyAI prints the rooms that it rejects
+            observation, _ = self._inner.reset(seed=seed)
         self._last, self._bot = None, None
         return self._read(observation), str(observation["mission"])
 

@@ -42,7 +42,7 @@ def small_run(spec: Actions, features: FeatureSegment | None, seed: int = 0) -> 
 
 def key_to_door_run(history: int, **fields: Any) -> Run:
     spec = Actions(actions=("up", "down", "left", "right"), history=history, **fields)
-    return small_run(spec, None if spec.state_bins else FeatureSegment(size=5, values=6))
+    return small_run(spec, None if spec.state_bins else FeatureSegment(size=5, values=5))
 
 
 @pytest.mark.parametrize("history", [1, 4, 64])
