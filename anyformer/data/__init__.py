@@ -20,6 +20,7 @@ sentencepiece            SentencePiece models: reading the file, encoding, decod
 sentencepiece_tokenizer  text to ids by a SentencePiece model, as the slow tokenizers of `transformers` 4.x
 shard_writer             write shards: tokenise text of any size in parallel, resumably
 shards                   one long text as token ids, in memory or in shards
+sound_rows               rows of sounds whose file names have their labels, alone or joined
 spectrogram              log-mel spectrograms of sounds
 synthetic                synthetic tasks: sorting, copying, reversing, dates, additions
 tables                   columns of .tsv, .csv, .jsonl and .parquet files

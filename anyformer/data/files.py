@@ -260,3 +260,34 @@ def _mark(error: UnicodeError) -> tuple[str, int]:
 
 
 codecs.register_error("anyformer.mark", _mark)
+
+
+def class_files(source: ClassFolders, data: Data) -> list[Path]:
+    """Return the files of all classes in the order of their names, without hidden ones."""
+
+    def error(what: str) -> ConfigError:
+        return ConfigError([Fault("path", f"= {source.path!r}: {what}")])
+
+    try:
+        root = locate(source.path, data)
+        if not root.is_dir():
+            raise error(f"{visible(str(root))} is not a folder")
+        classes = [folder for folder in _visible(root) if folder.is_dir()]
+        if not classes:
+            raise error(f"no folder in {visible(str(root))}: each class is a folder, and each file in it a text")
+        members = []
+        for folder in classes:
+            inside = _visible(folder)
+            if not inside:
+                raise error(f"no file in {visible(str(folder))}: each file in a class folder is a text")
+            if deeper := [path for path in inside if path.is_dir()]:
+                raise error(f"{visible(str(deeper[0]))} is a folder inside a class folder, which may hold files only")
+            members += inside
+    except OSError as failure:
+        raise error(f"cannot be read ({failure.strerror})") from None
+    return members
+
+
+def _visible(folder: Path) -> list[Path]:
+    """Return the entries of a folder that are not hidden, by name."""
+    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))

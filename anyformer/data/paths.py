@@ -19,6 +19,7 @@ from anyformer.recipe import (
     MixedSources,
     ParallelFiles,
     Shards,
+    SoundFiles,
     Source,
     TableFile,
     TextFile,
@@ -36,7 +37,9 @@ def named(data: Data) -> Iterator[tuple[str, str]]:
 
 def _named(source: Source, at: str) -> Iterator[tuple[str, str]]:
     match source:
-        case TextFile() | TableFile() | MatchedLines() | ConllFile() | ClassFolders() | Shards() | Trajectories():
+        case TextFile() | TableFile() | MatchedLines() | ConllFile() | ClassFolders() | SoundFiles() | Shards():
+            yield f"{at}.path", source.path
+        case Trajectories():
             yield f"{at}.path", source.path
         case ParallelFiles():
             yield f"{at}.source", source.source

@@ -8,15 +8,15 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from anyformer.config.spec import ConfigError, Fault, did_you_mean, visible
 from anyformer.data import key_to_door, synthetic
 from anyformer.data.conll import sentences
-from anyformer.data.files import File, Parsed, locate, max_bytes, open_below, open_files
+from anyformer.data.files import File, Parsed, class_files, max_bytes, open_below, open_files
 from anyformer.data.paths import require_sets
 from anyformer.data.shards import Corpus, open_shards
+from anyformer.data.sound_rows import sound_columns
 from anyformer.data.synthetic import Split
 from anyformer.data.tables import LISTS, read_table
 from anyformer.data.trajectories import Episode, read_episodes, to_columns
@@ -31,6 +31,7 @@ from anyformer.recipe import (
     ParallelFiles,
     Shards,
     SingleSource,
+    SoundFiles,
     Source,
     TableFile,
     TextFile,
@@ -186,6 +187,9 @@ def _read(source: Source, data: Data, split: Split, seed: int, by: str | None) -
             return tagged
         case ClassFolders():
             return _read_folders(source, data)
+        case SoundFiles():
+            found = sound_columns(source, data, split, seed)
+            return Rows(found, visible(source.path), range(1, len(found["text"]) + 1))
         case Trajectories():
             name, episodes = read_episodes(source.path, data)
             return _episode_rows(name, _part(source, enumerate(episodes, 1)))
@@ -359,7 +363,7 @@ def _episode_rows(name: str, episodes: Iterable[tuple[int, Episode | str]]) -> R
 def _read_folders(source: ClassFolders, data: Data) -> Rows:
     """Return a row for each file, in the order of names; whitespace around a text is removed."""
     rows = []
-    for path in _part(source, _members(source, data)):
+    for path in _part(source, class_files(source, data)):
         file, label = open_below(source, path), path.parent.name
         text = file.text.replace("\r\n", "\n")
         flaws = ((number, why) for number, line in enumerate(text.split("\n"), 1) if (why := file.flaw(line)))
@@ -367,34 +371,3 @@ def _read_folders(source: ClassFolders, data: Data) -> Rows:
         rows.append(_collect(iter([row]), {"text": file, "label": file}))
     shown = visible(source.path)
     return concatenate(rows, shown) if rows else Rows({"text": [], "label": []}, shown, [])
-
-
-def _members(source: ClassFolders, data: Data) -> list[Path]:
-    """Return the files of all classes in the order of their names, without hidden ones."""
-
-    def error(what: str) -> ConfigError:
-        return ConfigError([Fault("path", f"= {source.path!r}: {what}")])
-
-    try:
-        root = locate(source.path, data)
-        if not root.is_dir():
-            raise error(f"{visible(str(root))} is not a folder")
-        classes = [folder for folder in _visible(root) if folder.is_dir()]
-        if not classes:
-            raise error(f"no folder in {visible(str(root))}: each class is a folder, and each file in it a text")
-        members = []
-        for folder in classes:
-            inside = _visible(folder)
-            if not inside:
-                raise error(f"no file in {visible(str(folder))}: each file in a class folder is a text")
-            if deeper := [path for path in inside if path.is_dir()]:
-                raise error(f"{visible(str(deeper[0]))} is a folder inside a class folder, which may hold files only")
-            members += inside
-    except OSError as failure:
-        raise error(f"cannot be read ({failure.strerror})") from None
-    return members
-
-
-def _visible(folder: Path) -> list[Path]:
-    """Return the entries of a folder that are not hidden, by name."""
-    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))

@@ -21,6 +21,7 @@ from anyformer.recipe import (
     ParallelFiles,
     Recipe,
     Shards,
+    SoundFiles,
     Source,
     TableFile,
     TextFile,
@@ -62,7 +63,7 @@ def _row(run: Run, source: Source, data: Data) -> dict[str, str]:
         case MixedSources(parts=mixed):
             name = run.spec.name if isinstance(run.spec, MixturePart) else mixed[0].name
             return _row(run, next(part.rows for part in mixed if part.name == name), data)
-        case Shards() | ClassFolders() | Trajectories() | KeyToDoorWalks():
+        case Shards() | ClassFolders() | SoundFiles() | Trajectories() | KeyToDoorWalks():
             return {}
         case Digits() | WrittenDates() | Additions():
             columns = generate(source.model_copy(update={"count": SAMPLE_ROWS}), "valid", 0)

@@ -18,6 +18,7 @@ from anyformer.recipe.sources import (
     MixedSources,
     ParallelFiles,
     Shards,
+    SoundFiles,
     Source,
     TableFile,
     TextFile,
@@ -63,6 +64,12 @@ def source_faults(source: Source, task: str, columns: tuple[str, ...]) -> Iterat
             yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
         case ClassFolders() if columns not in (TEXT, LABELLED):
             yield Fault("kind", f"= 'folders': the task {task} needs {needs}")
+        case SoundFiles() if columns not in (LABELLED, PAIR):
+            yield Fault("kind", f"= 'sounds': the task {task} needs {needs}")
+        case SoundFiles(count=int()) if source.shortest > source.longest:
+            yield Fault("shortest", f"= {source.shortest}: must be at most longest = {source.longest}")
+        case SoundFiles() if why := _pattern_fault(source.pattern, ("label",), None):
+            yield Fault("pattern", why)
         case Trajectories() | KeyToDoorWalks() if columns != EPISODES:
             yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
         case TableFile() if columns == EPISODES:

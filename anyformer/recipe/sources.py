@@ -156,6 +156,21 @@ class ClassFolders(Spec):
     split: RowSplit = "spread"  # rows of the part: spread evenly over the file, or contiguous ("rows")
 
 
+class SoundFiles(Spec):
+    """WAV files of a folder whose names have their labels, such as `7_jackson_32.wav`.
+
+    A row is one file; with `count`, a row is several files, drawn at random and joined to one sound, and their labels,
+    separated by spaces. Training rows depend on the seed.
+    """
+
+    kind: Literal["sounds"] = "sounds"
+    path: str  # the folder
+    pattern: str  # regular expression with a group `label`, matched with whole file names; other files are not read
+    count: Size | None = None  # number of joined rows; None: a row for each file
+    shortest: Length = 3  # fewest files of a joined row
+    longest: Length = 6  # most files of a joined row
+
+
 class Shards(Spec):
     """Tokenised text of any size: a folder written by `anyformer data prepare`. `start` and `stop` are fractions of its
     tokens."""
@@ -233,6 +248,7 @@ SingleSource = Annotated[
     | MatchedLines
     | ConllFile
     | ClassFolders
+    | SoundFiles
     | Trajectories
     | KeyToDoorWalks
     | Synthetic,
@@ -268,6 +284,7 @@ AnySource = (
     | MatchedLines
     | ConllFile
     | ClassFolders
+    | SoundFiles
     | Trajectories
     | KeyToDoorWalks
     | JoinedSources

@@ -22,7 +22,7 @@ class Seq2Seq(Spec):
 
     kind: Literal["seq2seq"] = "seq2seq"
     # what evaluation measures besides the loss
-    metrics: tuple[Literal["exact_match", "bleu", "chrf"], ...] = ("exact_match",)
+    metrics: tuple[Literal["exact_match", "bleu", "chrf", "word_error_rate"], ...] = ("exact_match",)
     # tokenisation of sacreBLEU
     bleu_tokenize: Literal["13a", "none", "char", "zh", "ko-mecab", "ja-mecab", "intl"] = "13a"
     max_source: Size | None = None  # most tokens of a source; longer rows are bad rows; None: no limit
@@ -254,7 +254,13 @@ def columns(task: Task) -> tuple[str, ...]:
             assert_never(task)
 
 
-Metric = Literal["loss", "exact_match", "bleu", "chrf", "accuracy", "macro_f1", "pearson", "spearman", "mrr", "span_f1"]
+# fmt: off
+Metric = Literal[
+    "loss", "exact_match", "bleu", "chrf", "word_error_rate", "accuracy", "macro_f1", "pearson", "spearman", "mrr",
+    "span_f1",
+]
+# fmt: on
+LOWER_IS_BETTER = ("loss", "word_error_rate")  # of other metrics the highest value is the best
 
 
 def measures(task: Task) -> tuple[Metric, ...]:

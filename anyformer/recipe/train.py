@@ -108,7 +108,9 @@ class Train(Spec):
     save_every: Size | None = None  # steps between two checkpoints; None: at the end only
     keep: Size = 2  # newest checkpoints kept, in addition to the best
     snapshots: Count | Literal["auto"] = "auto"  # steps whose weights `explore` shows; auto: 12, at most 256 MiB
-    best: Metric = "loss"  # selects the best checkpoint in validation: lowest loss, or highest value of another metric
+    best: Metric = (
+        "loss"  # selects the best checkpoint in validation: lowest loss or word_error_rate, highest value of others
+    )
     patience: Size | None = None  # evaluations without improvement before training stops; None: it never stops early
     max_bad_steps: Size = 10  # non-finite steps in a row before stopping
     init_from: str | None = None  # folder of a run whose weights training starts from; None: random weights

@@ -11,7 +11,7 @@ fill_mask           texts with special tokens written by name, such as masks and
 generation          text generation: prompts, decoding options, outputs as text
 imported_encoder    predictions of an imported encoder
 lm                  language modelling
-metrics             exact match, F1, spans, correlations, BLEU, chrF
+metrics             exact match, F1, spans, correlations, BLEU, chrF, word error rate
 mixture             several sequence-to-sequence tasks in one model
 mlm                 masked language modelling
 output_constraints  constraints on generated text: regex, JSON, choices, phrases

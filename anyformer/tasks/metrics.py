@@ -12,6 +12,22 @@ def exact_match(predicted: Sequence[str], true: Sequence[str]) -> float:
     return sum(a == b for a, b in zip(predicted, true, strict=True)) / len(true)
 
 
+def word_error_rate(predicted: Sequence[str], true: Sequence[str]) -> float:
+    """Return the words that must be replaced, inserted or deleted to turn predictions into targets, per target word."""
+    pairs = [(a.split(), b.split()) for a, b in zip(predicted, true, strict=True)]
+    return sum(_edits(a, b) for a, b in pairs) / max(1, sum(len(b) for _, b in pairs))
+
+
+def _edits(a: Sequence[str], b: Sequence[str]) -> int:
+    """Return the edit distance of two sequences (Levenshtein 1966)."""
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        before, row[0] = row[0], i
+        for j, y in enumerate(b, 1):
+            before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (x != y))
+    return row[-1]
+
+
 def f1(predicted: Tensor, true: Tensor) -> float | None:
     """Return F1 = 2 · hits / (predicted + true) of one label, bool [n]; None if it neither occurs nor was predicted."""
     hits, count = int((predicted & true).sum()), int(predicted.sum()) + int(true.sum())

@@ -25,7 +25,7 @@ from anyformer.tasks.base import (
     with_prefix,
 )
 from anyformer.tasks.generation import generate
-from anyformer.tasks.metrics import bleu, chrf, exact_match
+from anyformer.tasks.metrics import bleu, chrf, exact_match, word_error_rate
 
 
 class SequenceToSequence(TokenTask):
@@ -140,6 +140,8 @@ class SequenceToSequence(TokenTask):
                     values[metric], notes[metric] = bleu(predictions, targets, self.spec.bleu_tokenize)
                 case "chrf":
                     values[metric], notes[metric] = chrf(predictions, targets)
+                case "word_error_rate":
+                    values[metric] = word_error_rate(predictions, targets)
         return Metrics("seq2seq", len(targets), values, notes)
 
     def predict(

@@ -15,7 +15,7 @@ from anyformer.data.prefetch import ending
 from anyformer.data.readers import Rows
 from anyformer.inspection.count import count
 from anyformer.nn.model import Transformer
-from anyformer.recipe import Train
+from anyformer.recipe import LOWER_IS_BETTER, Train
 from anyformer.run import RECIPE, write_folder, write_model
 from anyformer.tasks.base import Metrics
 from anyformer.training.checkpoint import (
@@ -157,7 +157,7 @@ def _validate(job: Job, log: Log) -> None:
     metrics = evaluate(job, job.valid)
     log.evaluation(state.step, "valid", metrics.values)
     metric = job.recipe.train.best
-    value = metrics.values[metric] if metric == "loss" else -metrics.values[metric]
+    value = metrics.values[metric] if metric in LOWER_IS_BETTER else -metrics.values[metric]
     if math.isfinite(value) and (state.best is None or value < state.best):
         state.best, state.best_step, state.stale = value, state.step, 0
     else:

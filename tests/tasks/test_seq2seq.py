@@ -17,7 +17,7 @@ from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.recipe import Characters, Crops, Seq2Seq, Words
 from anyformer.run import Run
 from anyformer.tasks import generation
-from anyformer.tasks.metrics import bleu, chrf, exact_match
+from anyformer.tasks.metrics import bleu, chrf, exact_match, word_error_rate
 from anyformer.tasks.seq2seq import SequenceToSequence
 from tests.training.small import PADDED, Shape, pairs, run
 
@@ -115,6 +115,14 @@ def test_evaluation_is_a_plain_loop_over_tokens(trained: Run) -> None:
 
 def test_exact_match() -> None:
     assert exact_match(["a", "b ", "c", "D"], ["a", "b", "c", "d"]) == 0.5
+
+
+def test_word_error_rate() -> None:
+    """Replaced, missing and added words, per word of the targets; a best checkpoint has the lowest."""
+    assert word_error_rate(["1 2 3", "4"], ["1 2 3", "4"]) == 0
+    assert word_error_rate(["1 5 3", "", "7 8 9"], ["1 2 3", "4 4", "7 9"]) == pytest.approx(4 / 7)
+    assert word_error_rate(["a b c d"], ["b c d e"]) == 0.5
+    assert word_error_rate(["a b"], ["a"]) == 1.0
 
 
 def test_bleu_and_chrf_are_sacrebleus() -> None:
