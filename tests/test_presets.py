@@ -37,6 +37,7 @@ from anyformer.presets import (
     bart,
     bert,
     bigbird,
+    clip,
     deepseek,
     gemma,
     gemma2,
@@ -105,6 +106,7 @@ def ff(config: ModelConfig) -> int:
         (PRESETS["modernbert"], 149_014_272),
         (partial(modernbert, depth=28, width=1024, heads=16, ff=2624), 394_781_696),
         (PRESETS["vit"], 86_389_248),
+        (PRESETS["clip"], 151_277_313),
         (partial(vit, depth=24, width=1024, heads=16), 304_351_232),
         (PRESETS["t5"], 60_506_624),
         (partial(t5, depth=12, width=768, heads=12), 222_903_552),
@@ -226,6 +228,7 @@ def test_key_value_heads_keep_the_ratio(preset: Preset, ratio: int) -> None:
         (palm, 64, 256, 256),
         (modernbert, 64, 96, 16),
         (vit, 64, 256, 16),
+        (clip, 64, 256, 16),
     ],
 )
 def test_widths_follow_the_family(preset: Preset, width: int, expected: int, key_width: int) -> None:

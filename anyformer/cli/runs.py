@@ -191,6 +191,13 @@ def predict_(
     out: Annotated[
         Path | None, typer.Option(help="File for the predictions, one per line. Default: standard output.")
     ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A candidate label, for runs of the task embed: the nearest one is predicted; repeat the option for "
+            "each."
+        ),
+    ] = None,
     *,
     how: dict[str, Any],
 ) -> None:
@@ -216,7 +223,11 @@ def predict_(
     failed = None
     with as_options("line {}"):
         loaded, how = prepare(run, how)
-        with counting(len(lines), "texts") as progress:
+        if label:
+            if loaded.spec.kind != "embed":
+                raise ConfigError([Fault("--label", f"is for runs of the task embed, not {loaded.spec.kind}")])
+            how["labels"] = label
+        with counting(len(lines) + len(label or ()), "texts") as progress:
             if found := unknown(loaded, lines):
                 shown = ", ".join(map(str, found[:5])) + (", ..." if len(found) > 5 else "")
                 typer.echo(f"{len(found):,} of {len(lines):,} lines {UNKNOWN}: line {shown}", err=True)

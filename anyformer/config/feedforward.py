@@ -60,7 +60,13 @@ class Silu(Spec):
     kind: Literal["silu"] = "silu"
 
 
-Activation = Annotated[Identity | Relu | LeakyRelu | SquaredRelu | Sigmoid | Tanh | Gelu | Silu, *BY_KIND]
+class QuickGelu(Spec):
+    """x · sigmoid(1.702 x), an approximation of GELU (CLIP)."""
+
+    kind: Literal["quick_gelu"] = "quick_gelu"
+
+
+Activation = Annotated[Identity | Relu | LeakyRelu | SquaredRelu | Sigmoid | Tanh | Gelu | QuickGelu | Silu, *BY_KIND]
 
 # -- feed-forward ---------------------------------------------------------------------------------------------------
 

@@ -1,8 +1,11 @@
 """Where a model begins and ends: inputs, heads, initialisation, special ids. Imports no torch."""
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
+from pydantic import model_validator
+
+from anyformer.config.block import Stack
 from anyformer.config.feedforward import Activation, Gelu, Tanh
 from anyformer.config.media import Media, Spectrogram
 from anyformer.config.mixer import InvSqrtWidth, SqrtWidth, Times, Unscaled
@@ -220,10 +223,33 @@ class Embedder(Spec):
     kind: Literal["embedder"] = "embedder"
     pool: Pool = "mean"  # how the vectors of a row become one
     transform: HeadTransform = NoTransform()  # layer after pooling
+    projection: Size | None = None  # width of the vectors after a last linear layer without bias; None: no such layer
     normalize: Flag = False  # gives every vector length 1
+    # after normalize, vectors have a learned length: cosines are divided by a learned temperature, as in CLIP
+    learned_scale: Flag = False
+
+    @model_validator(mode="after")
+    def _check_scale(self) -> Self:
+        if self.learned_scale and not self.normalize:
+            raise ConfigError([Fault("learned_scale", "= True: scales cosines: set normalize = true")])
+        return self
+
+    def vector_width(self, width: int) -> int:
+        """Width of the vectors, given or derived."""
+        return self.projection or width
 
 
 Head = Annotated[NoHead | LM | MaskedLM | TokenLabels | Classifier | Embedder, *BY_KIND]
+
+
+class ImageTower(Spec):
+    """An encoder of images beside the model, of any width. Its vectors, after a linear layer without bias, are in
+    the same space as those of the model's head (CLIP, Radford et al. 2021)."""
+
+    width: Size  # d of the tower
+    source: Patches  # how an image is cut and embedded
+    encoder: Stack  # layers of the tower
+    pool: Pool = "first"  # how the vectors of an image become one
 
 
 class Normal(Spec):

@@ -14,7 +14,9 @@ from anyformer.config.feedforward import Experts
 from anyformer.config.inputs_heads import (
     LM,
     Audio,
+    Embedder,
     Head,
+    ImageTower,
     Init,
     Input,
     MaskedLM,
@@ -58,6 +60,7 @@ class ModelConfig(Spec):
     special: Special = Special()  # ids of special tokens
     # longest text in training, in tokens; bounds the length of generated texts; None: the positions do
     context: Size | None = None
+    image_tower: ImageTower | None = None  # rows that are an image are read by this encoder; None: no images
     adapter: LoRA | None = None  # LoRA; only its weights and those of a new head are trained; None: all weights are
 
     @property
@@ -87,12 +90,20 @@ class ModelConfig(Spec):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        found = [*_shape(self), *_stacks(self), *_inputs(self), *_vocabularies(self)]
+        found = [*_shape(self), *_stacks(self), *_inputs(self), *_vocabularies(self), *_tower(self)]
         if self.adapter and not found:
             found = [fault.under("adapter") for fault in misfits(self.adapter, self.stacks, self.width)]
         if found:
             raise ConfigError(found)
         return self
+
+
+def tower_config(config: ModelConfig) -> ModelConfig | None:
+    """Return the config of the image tower; None where there is none."""
+    if (tower := config.image_tower) is None or not isinstance(config.head, Embedder):
+        return None
+    out = Embedder(pool=tower.pool, projection=config.head.vector_width(config.width))
+    return ModelConfig(width=tower.width, source=tower.source, encoder=tower.encoder, head=out, init=config.init)
 
 
 def pattern_of(attention: Attention, side: Side) -> Pattern:
@@ -336,7 +347,6 @@ def _inputs(config: ModelConfig) -> Iterator[Fault]:
         if isinstance(tokens, Tokens) and tokens.media is not None:
             inner = tokens.inner_width(config.width)
             yield from (fault.under(f"{name}.media") for fault in tokens.media.faults(inner))
-    for name, tokens in (("source", config.source), ("target", config.target)):
         if isinstance(tokens, Tokens) and tokens.spelling.kind != "none" and config.encoder and config.decoder:
             yield Fault(f"{name}.spelling", f"= '{tokens.spelling.kind}': is for models of one stack; leave it out")
     read, stack = config.source, config.encoder
@@ -348,6 +358,20 @@ def _inputs(config: ModelConfig) -> Iterator[Fault]:
     for limit, name in stack.ends:
         if limit < read.length:
             yield Fault("encoder", f"has {limit} {name}: an image is {read.length} tokens")
+
+
+def _tower(config: ModelConfig) -> Iterator[Fault]:
+    if config.image_tower is None:
+        return
+    if not isinstance(config.head, Embedder):
+        yield Fault("image_tower", f"needs the head 'embedder', not '{config.head.kind}'")
+    read = config.target or config.source
+    if len(config.stacks) != 1 or not isinstance(read, Tokens) or read.media:
+        yield Fault("image_tower", "is for models of one stack that reads tokens, without `media`")
+    try:
+        tower_config(config)
+    except ConfigError as error:
+        yield from (fault.under("image_tower") for fault in error.faults)
 
 
 def _vocabularies(config: ModelConfig) -> Iterator[Fault]:

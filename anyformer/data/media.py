@@ -9,7 +9,6 @@ A store gives each reference a number n. In the ids of a text, all its places ha
 plans, packing and padding treat it like tokens. `attach` turns a batch of such ids into the tensors that a model reads.
 """
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -47,6 +46,7 @@ from anyformer.media_batch import MediaBatch
 REFERENCE = re.compile(r"<(image|audio|features):([^<>\n]+)>")
 WAYS: Mapping[str, MediaKind] = {".wav": "audio"}  # kind of a bare path by its suffix; all others are images
 
+Part = str | tuple[MediaKind, str]  # of a text: plain text, or the kind and the name of a reference
 Augment = Callable[[MediaKind, np.ndarray, np.random.Generator], np.ndarray]
 """Changes an image [c, h, w], uint8, or the frames of a sound [frames, mels], in training."""
 
@@ -54,9 +54,17 @@ Augment = Callable[[MediaKind, np.ndarray, np.random.Generator], np.ndarray]
 class MediaStore:
     """Segments by number, decoded once and held in memory: pixels as bytes, sounds as log-mel frames."""
 
-    def __init__(self, spec: Media, in_decoder: bool, augment: Augment | None = None, pictures: Pictures | None = None):
+    def __init__(
+        self,
+        spec: Media,
+        in_decoder: bool,
+        augment: Augment | None = None,
+        pictures: Pictures | None = None,
+        alone: bool = False,
+    ):
         self.spec, self.in_decoder, self.augment = spec, in_decoder, augment
         self.pictures = pictures or Pictures()
+        self.alone = alone  # a text with an image is that image, in one place, and nothing else
         self._numbers: dict[tuple[MediaKind, str], int] = {}
         self._kinds: list[MediaKind] = []
         self._values: list[np.ndarray] = []
@@ -69,25 +77,34 @@ class MediaStore:
         read = config.source if config.encoder is not None else config.target
         if isinstance(read, Tokens) and read.media is not None:
             return cls(read.media, config.encoder is None, augment, pictures)
-        if isinstance(read, Patches) and read.channels in (1, 3):
-            return cls(Media(image=whole_image(read)), False, augment, pictures)
+        patches = read if config.image_tower is None else config.image_tower.source
+        if isinstance(patches, Patches) and patches.channels in (1, 3):
+            return cls(Media(image=_segment(patches)), False, augment, pictures, alone=True)
         return None
 
     # -- texts to ids -------------------------------------------------------------------------------------------------
 
     def encode(self, texts: Sequence[str], encode: Callable[[Sequence[str]], list[list[int]]]) -> list[list[int]]:
         """Return the ids of texts; `encode` does so for the parts between references."""
-        parts = [_parts(text) for text in texts]
-        plain = iter(encode([part for row in parts for part in row if isinstance(part, str)]))
-        return [
-            [id for part in row for id in (next(plain) if isinstance(part, str) else self._ids(*part))] for row in parts
-        ]
-
-    def _ids(self, kind: MediaKind, name: str) -> list[int]:
         try:
-            number = self.number(kind, name)
+            parts = [self._split(text) for text in texts]
+            plain = iter(encode([part for row in parts for part in row if isinstance(part, str)]))
+            return [
+                [id for part in row for id in (next(plain) if isinstance(part, str) else self._ids(*part))]
+                for row in parts
+            ]
         except BadFile as error:
             raise ConfigError([Fault("", str(error))]) from None
+
+    def _split(self, text: str) -> "list[Part]":
+        """Return the texts and references of a text; raise `BadFile` for an image that must be alone and is not."""
+        parts = _parts(text)
+        if self.alone and len(parts) > 1:
+            raise BadFile(f"{visible(text)}: this model reads a text or one image, not both in one")
+        return parts
+
+    def _ids(self, kind: MediaKind, name: str) -> list[int]:
+        number = self.number(kind, name)
         return [-number - 1] * self.places(number)
 
     def number(self, kind: MediaKind, name: str) -> int:
@@ -131,7 +148,7 @@ class MediaStore:
         match self._kinds[number]:
             case "image":
                 assert self.spec.image is not None
-                return self.spec.image.places
+                return 1 if self.alone else self.spec.image.places
             case "audio":
                 assert self.spec.audio is not None
                 return self.spec.audio.places(len(self._values[number]))
@@ -142,7 +159,7 @@ class MediaStore:
     def fault(self, text: str) -> str:
         """Return why a reference of a text cannot be read; empty if all can."""
         try:
-            for kind, name in (part for part in _parts(text) if not isinstance(part, str)):
+            for kind, name in (part for part in self._split(text) if not isinstance(part, str)):
                 self.number(kind, name)
         except BadFile as error:
             return str(error)
@@ -199,9 +216,7 @@ class MediaStore:
         at = np.full(shape, -1, dtype=np.int64)
         match kind:
             case "image":
-                assert self.spec.image is not None
-                made = {"images": self._values_of(np.stack(values))}
-                step = self.spec.image.places
+                made, step = {"images": self._values_of(np.stack(values))}, self.places(runs[0].number)
             case "audio":
                 assert self.spec.audio is not None
                 longest = max(map(len, values))
@@ -262,21 +277,20 @@ class _Run:
         self.number, self.row, self.start, self.stop = number, row, start, stop
 
 
-def whole_image(read: Patches) -> ImageSegment:
-    """Return a segment of the pixels that patches cut; it takes as few places of a row as possible."""
+def _segment(read: Patches) -> ImageSegment:
+    """Return the images that patches are cut from."""
     channels, height, width = read.shape
-    side = math.gcd(height, width)
     return ImageSegment(
-        image_height=height, image_width=width, patch=side, channels=1 if channels == 1 else 3, both_ways=False
+        image_height=height, image_width=width, patch=read.patch, channels=1 if channels == 1 else 3, both_ways=False
     )
 
 
-def _parts(text: str) -> list[str | tuple[MediaKind, str]]:
+def _parts(text: str) -> list[Part]:
     """Return the texts and references of a text, in order; a bare path of a media file is a reference."""
     if is_media_file(text.strip()) and Path(text.strip().partition("#")[0]).exists():
         name = text.strip()
         return [(WAYS.get(Path(name).suffix.lower(), "image"), name)]
-    parts, at = list[str | tuple[MediaKind, str]](), 0
+    parts, at = list[Part](), 0
     for found in REFERENCE.finditer(text):
         parts += [text[at : found.start()].strip()] if text[at : found.start()].strip() else []
         kind: MediaKind = found[1]  # type: ignore[assignment]

@@ -53,6 +53,7 @@ from anyformer.config import (
     Position,
     PositionMixing,
     Projected,
+    QuickGelu,
     Recurrent,
     RMSNorm,
     Side,
@@ -318,7 +319,7 @@ def _network(spec: Network, d: int, f: int, rows: int) -> Cost:
 
 def _saves_input(activation: Activation) -> bool:
     """Return whether the backward pass needs the activation's input, not only its output."""
-    return isinstance(activation, (Gelu, Silu, LeakyRelu, SquaredRelu))
+    return isinstance(activation, (Gelu, QuickGelu, Silu, LeakyRelu, SquaredRelu))
 
 
 def head_cost(config: ModelConfig, b: int, t: int) -> Cost:
@@ -340,8 +341,10 @@ def head_cost(config: ModelConfig, b: int, t: int) -> Cost:
         case Classifier():
             labels = label_count(head)
             return _transform(head.transform, d, d, b) + linear(d, labels, b, True) + Cost(saved=b * labels)
-        case Embedder():
-            return _transform(head.transform, d, d, b) + Cost(saved=b * d)
+        case Embedder(projection=projection):
+            project = linear(d, projection, b, bias=False) if projection else Cost()
+            scale = Cost(int(head.learned_scale))
+            return _transform(head.transform, d, d, b) + project + scale + Cost(saved=b * head.vector_width(d))
         case _:
             assert_never(head)
 

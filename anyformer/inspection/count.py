@@ -17,12 +17,12 @@
 b, t, s, d, h, g, k, f, e, v as in `config/__init__.py`; `rows` is the number of vectors that a layer transforms.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import inf
 from typing import Any
 
 from anyformer.config import ConfigError, Fault, ModelConfig, Patches, Side
-from anyformer.config.model import learning
+from anyformer.config.model import learning, tower_config
 from anyformer.inspection.cost import Cost
 from anyformer.inspection.cost_rules import ADAPTERS, head_cost, side_costs
 
@@ -103,7 +103,7 @@ def count(
 
     The default length is 1024, or the number of positions if that is smaller. In an encoder-decoder `length` is the
     target's, and the default of `source_length`. The length of an image follows from its config. A stream is counted
-    with one image in each row.
+    with one image in each row, and so is a model with an image tower.
     """
     sizes = {"length": length, "batch": batch, "source_length": source_length, "bytes_per_value": bytes_per_value}
     wrong = [Fault(name, f"= {n}: must be at least 1") for name, n in sizes.items() if n is not None and n < 1]
@@ -128,11 +128,15 @@ def count(
     for side, stack in config.stacks.items():
         parts += side_costs(config, side, stack, batch, lengths[side], lengths["encoder"])
     parts.append(("head", 1, head_cost(config, batch, length)))
+    tower = tower_config(config)
     rows = [
         Row(name, layers, cost.parameters, cost.flops, cost.saved * bytes_per_value, cost.cached * bytes_per_value)
         for name, layers, cost in parts
         if cost != Cost() or name.endswith("embeddings")  # a shared table has a row even if it costs nothing
     ]
+    if tower is not None:
+        inner = count(tower, batch=batch, bytes_per_value=bytes_per_value)
+        rows += [replace(row, part=f"image {row.part}") for row in inner.rows]
     too_long = tuple(side for side, stack in config.stacks.items() if lengths[side] > (stack.limit or inf))
     parameters, *totals = (sum(getattr(row, name) for row in rows) for name in COLUMNS)
     trains_head = "head" in learning(config)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from anyformer.config import LM, Audio, ConfigError, Embedder, Fault, ModelConfig, NoHead, Patches, Tokens
+from anyformer.config import LM, Audio, ConfigError, Embedder, Fault, ModelConfig, NoHead, Patches, Pictures, Tokens
 from anyformer.config.spec import did_you_mean, visible
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.inspection.count import count
@@ -25,10 +25,11 @@ from anyformer.interop.families import FAMILIES
 from anyformer.interop.family import Family, find_family
 from anyformer.interop.weight_files import StoredTensor, wrong
 from anyformer.nn.model import Transformer
-from anyformer.recipe import AnyTask as TaskSpec, Encoder, LanguageModel, Seq2Seq, Transcribe
+from anyformer.recipe import AnyTask as TaskSpec, Embed, Encoder, LanguageModel, Seq2Seq, Transcribe
 from anyformer.run import Run, write_folder
 from anyformer.tasks.base import open_media
 from anyformer.tasks.build import build_task
+from anyformer.tasks.sequence_level import Frame
 
 GENERATION = "generation_config.json"
 MAX_EXCESS = 100  # times the values in the weights: a config that needs more parameters is not built
@@ -191,6 +192,8 @@ def _with_ends(data: dict[str, Any], generation: Path) -> dict[str, Any]:
 
 
 def _task(config: ModelConfig, found: PublicModel) -> TaskSpec:
+    if config.image_tower is not None:
+        return Embed(temperature="learned", pictures=pictures.read_clip(found.body, config.image_tower.source.shape))
     if config.shape == "encoder" or isinstance(config.head, Embedder):
         read = config.last_input
         seen = pictures.read(found.body, read.shape) if isinstance(read, Patches) else None
@@ -223,6 +226,8 @@ def to_hf(run: Run, folder: str | Path, *, family: str | None = None) -> str:
         raise ConfigError([Fault("family", f"= {family!r}: {did_you_mean(family, FAMILIES)}")])
     of_sentences = sentence_transformers.fits(run.config.head)
     config = run.config.model_copy(update={"head": NoHead()}) if of_sentences else run.config
+    if config.image_tower is not None:
+        _check_end_of_text(run)
     one, data = find_family([FAMILIES[family]] if family else FAMILIES.values(), config)
     if isinstance(run.spec, Encoder) and run.spec.labels:
         names = run.spec.labels
@@ -230,6 +235,17 @@ def to_hf(run: Run, folder: str | Path, *, family: str | None = None) -> str:
         data |= {"problem_type": MULTI_LABEL} if run.spec.multi_label else {}
     write_folder(folder, lambda path: _fill(path, one, data, run))
     return one.kind
+
+
+def _check_end_of_text(run: Run) -> None:
+    """Refuse a CLIP that `transformers` would pool elsewhere than at the last token of a text.
+
+    It pools at the first token `eos_token_id`; if that is 2, as in old configs, at the largest id of the text.
+    """
+    last, eos = Frame(run.tokenizer).after[-1:], run.config.special.eos
+    if last != ([run.config.vocab - 1] if eos == 2 else [eos]):
+        what = f"= {eos}: transformers would not pool at the last token, whose id is {last}"
+        raise ConfigError([Fault("special.eos", what)])
 
 
 def _fill(path: Path, family: Family, data: dict[str, Any], run: Run) -> None:
@@ -246,6 +262,8 @@ def _fill(path: Path, family: Family, data: dict[str, Any], run: Run) -> None:
         public_tokenizers.write(path, run)
     if isinstance(run.config.last_input, Patches) and isinstance(run.spec, Encoder) and run.spec.pictures:
         pictures.write(path, run.spec.pictures, "ViT", run.config.last_input.shape)
+    if run.config.image_tower is not None and isinstance(run.spec, Embed):
+        pictures.write(path, run.spec.pictures or Pictures(), "CLIP", run.config.image_tower.source.shape)
     if isinstance(run.config.head, Embedder) and sentence_transformers.fits(run.config.head):
         longest = run.spec.max_length if isinstance(run.spec, Encoder) else None
         sentence_transformers.write(path, run.config.head, run.config.width, longest)

@@ -115,6 +115,8 @@ def _inputs(model: Transformer) -> list[GraphInput]:
         assert config.source is not None
         assert config.target is not None
         return [*_read(config.source, "source"), *_read(config.target, "target")]
+    if config.image_tower is not None:
+        raise ConfigError([Fault("image_tower", "ONNX export reads tokens only: this model also reads images")])
     return _read(config.last_input)
 
 

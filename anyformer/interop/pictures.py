@@ -41,8 +41,18 @@ def read(folder: Path, shape: tuple[int, int, int]) -> Pictures | None:
     try:
         return _read(folder, *shape)
     except ConfigError as error:
-        warnings.warn(f"{error}; the model is imported, but it reads no picture files", stacklevel=3)
+        warnings.warn(f"{error}; these settings of picture files are left out", stacklevel=3)
         return None
+
+
+def read_clip(folder: Path, shape: tuple[int, int, int]) -> Pictures:
+    """Return the settings of a folder, or else, with a warning, those of the published CLIP models."""
+    if (found := read(folder, shape)) is not None:
+        return found
+    warnings.warn(f"{folder}: pictures are read with the settings of CLIP: {FILE} is missing", stacklevel=3)
+    settings = {"resize": ShortSide(length=min(shape[1:])), "resample": "bicubic", "crop": True}
+    colours = {"mean": tuple(CLIP_MEAN), "deviation": tuple(CLIP_DEVIATION)} if shape[0] == 3 else {}
+    return Pictures.model_validate({**settings, **colours})
 
 
 def _read(folder: Path, channels: int, height: int, width: int) -> Pictures | None:

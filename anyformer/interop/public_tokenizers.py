@@ -186,8 +186,10 @@ def write(folder: Path, run: Run) -> None:
     if run.tokenizer.reader is not None:
         what = "holds the nearest form of a SentencePiece model: on rare texts its ids differ from the run's"
         warnings.warn(f"{folder.name}/{FILE} {what}", stacklevel=2)
-    if inner.post_processor is None and not (isinstance(run.spec, LanguageModel) or run.config.encoder is None):
-        framed = isinstance(run.spec, Encoder | MaskedLanguageModel)
+    with_images = run.config.image_tower is not None
+    is_plain = isinstance(run.spec, LanguageModel) or (run.config.encoder is None and not with_images)
+    if inner.post_processor is None and not is_plain:
+        framed = with_images or isinstance(run.spec, Encoder | MaskedLanguageModel)
         before = [roles["bos"]] if framed and "bos" in roles else []
         _frame(inner, before, [roles["eos"]] if "eos" in roles else [])
     inner.save(str(folder / FILE))

@@ -19,6 +19,7 @@ from anyformer.config import (
     pattern_across,
     pattern_of,
     position_of,
+    tower_config,
 )
 from anyformer.config.parse import to_data
 from anyformer.interop.config_fields import plain_theta
@@ -48,6 +49,9 @@ def facts(config: ModelConfig) -> dict[str, Any]:
         found["source.image_width"] = found.get("source.image_width") or found["source.image_height"]
     if config.shape != "encoder-decoder":
         found.pop("special.start", None)
+    if (tower := tower_config(config)) is not None:
+        found = {key: value for key, value in found.items() if not key.startswith("image_tower.")}
+        found |= {f"image_tower.{key}": value for key, value in facts(tower).items()}
     for side, stack in config.stacks.items():
         whole = _flat(to_data(stack))
         if not stack.position.embeds():  # then it is in the layers

@@ -100,7 +100,9 @@ def _reading(body: Path) -> tuple[int | None, bool]:
 
 def fits(head: Any) -> bool:
     """Return whether a head is supported by sentence-transformers: pooling without weights."""
-    return isinstance(head, Embedder) and isinstance(head.transform, NoTransform)
+    if not isinstance(head, Embedder) or head.projection or head.learned_scale:
+        return False
+    return isinstance(head.transform, NoTransform)
 
 
 def write(folder: Path, head: Embedder, width: int, longest: int | None) -> None:

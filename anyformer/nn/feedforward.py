@@ -18,6 +18,7 @@ from anyformer.config import (
     Network,
     NoFeedForward,
     Plain,
+    QuickGelu,
     Relu,
     Sigmoid,
     SigmoidTopK,
@@ -53,6 +54,8 @@ def activation(spec: Activation) -> Callable[[Tensor], Tensor]:
             return F.tanh
         case Gelu(approximate=approximate):
             return partial(gelu, approximate=approximate)
+        case QuickGelu():
+            return lambda x: x * F.sigmoid(1.702 * x)
         case Silu():
             return F.silu
         case _:

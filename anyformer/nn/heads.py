@@ -4,6 +4,7 @@ Each is called with the hidden states, their layout, and the embedding table. On
 None if the input is not tokens.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple, assert_never
 
@@ -131,15 +132,15 @@ class TokenHead(nn.Module):
 
 
 class PooledHead(nn.Module):
-    """One vector per row through a transform and a last layer: [b, labels] or [b, d]."""
+    """One vector per row through a transform, a projection and a last layer: [b, labels] or [b, d]."""
 
-    def __init__(self, how: Pool, transform: nn.Module, last: nn.Module):
+    def __init__(self, how: Pool, transform: nn.Module, last: nn.Module, project: nn.Module | None = None):
         super().__init__()
         self.how: Pool = how
-        self.transform, self.last = transform, last
+        self.transform, self.project, self.last = transform, project or nn.Identity(), last
 
     def forward(self, x: Tensor, layout: Layout, table: Tensor | None) -> Tensor:
-        return self.last(self.transform(pool(x, layout, self.how)))
+        return self.last(self.project(self.transform(pool(x, layout, self.how))))
 
 
 class UnitLength(nn.Module):
@@ -147,6 +148,20 @@ class UnitLength(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.normalize(x, dim=-1)
+
+
+class LearnedLength(nn.Module):
+    """exp(s / 2) x / |x|, so that x · y = exp(s) cos(x, y). In training exp(s) is at most 100, as in CLIP."""
+
+    MAX, START = math.log(100), math.log(1 / 0.07)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.empty(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = self.log_scale.clamp(max=self.MAX) if self.training else self.log_scale
+        return F.normalize(x, dim=-1) * (scale / 2).exp()
 
 
 def pool(x: Tensor, layout: Layout, how: Pool) -> Tensor:
@@ -194,8 +209,9 @@ def build_head(spec: Head, width: int, tokens: Tokens | None, *, tied: bool) -> 
         case Classifier(dropout=dropout):
             classify = nn.Sequential(Dropout(dropout), nn.Linear(width, label_count(spec)))
             return PooledHead(spec.pool, build_transform(spec.transform, width, width), classify)
-        case Embedder(normalize=normalize):
-            last = UnitLength() if normalize else nn.Identity()
-            return PooledHead(spec.pool, build_transform(spec.transform, width, width), last)
+        case Embedder(normalize=normalize, projection=projection):
+            last = LearnedLength() if spec.learned_scale else UnitLength() if normalize else nn.Identity()
+            project = nn.Linear(width, projection, bias=False) if projection else None
+            return PooledHead(spec.pool, build_transform(spec.transform, width, width), last, project)
         case _:
             assert_never(spec)

@@ -14,7 +14,7 @@ from anyformer.nn.block import Sublayer
 from anyformer.nn.dense import DenseMixer, PositionMixer
 from anyformer.nn.experts import Mixture, SigmoidRouter, StackedLinear
 from anyformer.nn.feedforward import GatedFFN, PlainFFN
-from anyformer.nn.heads import TokenHead, VocabularyHead
+from anyformer.nn.heads import LearnedLength, TokenHead, VocabularyHead
 from anyformer.nn.linear import Linear
 from anyformer.nn.lora import LowRank
 from anyformer.nn.norm import OverBatch, RootMeanSquare
@@ -102,6 +102,8 @@ def _fill_constants(module: nn.Module) -> bool:
         case MultiHeadAttention():
             if module.sinks is not None:
                 module.sinks.zero_()
+        case LearnedLength():
+            module.log_scale.fill_(module.START)
         case TokenHead():
             if module.transitions is not None:
                 module.transitions.zero_()

@@ -9,12 +9,13 @@ from anyformer.attention.attend import Backend
 from anyformer.attention.layout import Layout, make_layout
 from anyformer.cache.kv_cache import Cache, CacheKind
 from anyformer.cache.segment_memory import MemoryUpdate, Past
-from anyformer.config import ModelConfig, Side, Tokens, encoder_init_layers
+from anyformer.config import ModelConfig, Side, Tokens, encoder_init_layers, tower_config
 from anyformer.config.adapter import adapted
 from anyformer.kernels.runtime import Runtime
+from anyformer.media_batch import MediaBatch
 from anyformer.nn.aux_outputs import AuxOutputs, tracked_modules
 from anyformer.nn.context import PassOptions, StateSink, Tap
-from anyformer.nn.heads import LossTarget, VocabularyHead, build_head
+from anyformer.nn.heads import LossTarget, PooledHead, VocabularyHead, build_head
 from anyformer.nn.init import initialise
 from anyformer.nn.inputs import AnyInput, Inputs, TokenInput, build_input
 from anyformer.nn.linear import adapt
@@ -70,6 +71,8 @@ class Transformer(nn.Module):
         self.encoder_init_widths = {i: mixer.state(config.width) for i, mixer in encoder_init_layers(config).items()}
         tokens = config.last_input if isinstance(config.last_input, Tokens) else None
         self.head = build_head(config.head, config.width, tokens, tied=tied_output)
+        tower = tower_config(config)
+        self.image_tower = None if tower is None else Transformer(tower)
         if config.adapter:
             adapt(self, config.adapter, adapted(config.adapter, config.stacks, config.width))
 
@@ -139,6 +142,9 @@ class Transformer(nn.Module):
             recompute: recompute the activations of each block in the backward pass, in place of storing them.
         """
         sides = self.read_sides(ids, target, before=past if cache is None else cache, **options)
+        media = None
+        if self.image_tower is not None:
+            sides, media = _without_media(sides)
         run = self._pass_options(taps, aux, recompute)
         memory, encoded = None if past is None else MemoryUpdate(past), None
         if self.encoder is not None:
@@ -151,6 +157,8 @@ class Transformer(nn.Module):
             layout = decoder_layout
             x = self._decode(inputs, layout, run, encoded, cache, memory)
         out = self.apply_head(x, layout, loss_target)
+        if media is not None:
+            out = self._with_images(out, media, run)
         out = out if taps is None else taps("head", out)
         return out if memory is None else (out, memory.past.after(layout, memory.memory_out))
 
@@ -298,6 +306,18 @@ class Transformer(nn.Module):
             options.aux.publish()
         return x
 
+    def _with_images(self, out: Tensor, media: MediaBatch, options: PassOptions) -> Tensor:
+        """Return vectors [b, d] in which the rows that are an image have the vector of the image tower."""
+        assert self.image_tower is not None
+        assert isinstance(self.head, PooledHead)
+        if media.images is None or media.image_at is None:
+            return out
+        _, taps, aux, recompute = _scoped(options, "image_tower")
+        self.image_tower.backend = self.backend
+        vectors = self.head.last(self.image_tower(media.images, taps=taps, aux=aux, recompute=recompute))
+        image = media.image_at.amax(dim=1)  # [b]
+        return torch.where((image >= 0)[:, None], vectors[image.clamp(min=0)].to(out.dtype), out)
+
     def _state_format(self) -> tuple[torch.device, torch.dtype]:
         """Device and data type of caches and segment memory: autocast's data type where it is on."""
         weight = next(self.parameters())
@@ -368,5 +388,13 @@ class Transformer(nn.Module):
         return shared.table.weight
 
 
-def _scoped(options: PassOptions, side: Side) -> PassOptions:
+def _without_media(
+    sides: dict[Side, tuple[Inputs, Layout]],
+) -> tuple[dict[Side, tuple[Inputs, Layout]], MediaBatch | None]:
+    """Return what the stack of tokens reads, and the images that a tower reads."""
+    ((side, (inputs, layout)),) = sides.items()
+    return {side: (inputs._replace(media=None), layout)}, inputs.media
+
+
+def _scoped(options: PassOptions, side: str) -> PassOptions:
     return options if options.taps is None else options._replace(taps=options.taps.scoped(side))

@@ -1,12 +1,14 @@
-"""Encoders. Imports no torch."""
+"""Encoders of texts and images. Imports no torch."""
 
 from anyformer.config import (
     Attention,
     BigBird,
     Block,
+    Embedder,
     Gated,
     Gelu,
     Head,
+    ImageTower,
     LayerNorm,
     Learned,
     ModelConfig,
@@ -16,6 +18,7 @@ from anyformer.config import (
     NoNorm,
     Patches,
     Plain,
+    QuickGelu,
     Rotary,
     Special,
     Stack,
@@ -25,6 +28,7 @@ from anyformer.config import (
 from anyformer.presets.family import GELU_TANH, POOLER, biased, given, special_ids, tied
 
 NO_HEAD = NoHead()
+CLIP_VECTORS = Embedder(pool="last", projection=512, normalize=True, learned_scale=True)
 
 
 def bert(
@@ -132,6 +136,46 @@ def modernbert(
     tokens = Tokens(vocab=vocab, norm=norm, dropout=dropout, pad=50_283 if vocab > 50_283 else None)
     ids = special_ids(vocab, pad=50_283, bos=50_281, eos=50_282)
     return ModelConfig(width=width, source=tokens, encoder=stack, head=head, tie=tied(head), special=ids)
+
+
+def clip(
+    *,
+    depth: int = 12,
+    width: int = 512,
+    heads: int = 8,
+    kv_heads: int | None = None,
+    key_width: int | None = None,
+    ff: int | None = None,
+    vocab: int = 49_408,
+    length: int = 77,
+    image: int = 224,
+    patch: int = 32,
+    channels: int = 3,
+    image_depth: int = 12,
+    image_width: int = 768,
+    image_heads: int = 12,
+    dropout: float = 0.0,
+    head: Head = CLIP_VECTORS,
+) -> ModelConfig:
+    """CLIP B/32, 151 M (Radford et al. 2021): a ViT and a causal text model with vectors in one space.
+
+    `depth`, `width`, `heads` and `ff` are those of the text model.
+    """
+    patches = Patches(image_height=image, patch=patch, channels=channels, bias=False, norm=LayerNorm(), dropout=dropout)
+
+    def stack(depth: int, length: int, attention: Attention, ff: int | None) -> Stack:
+        block = Block(mixer=attention, feedforward=Plain(width=ff, activation=QuickGelu()), dropout=dropout)
+        return Stack(depth=depth, blocks=(block,), position=Learned(length=length), final_norm=LayerNorm())
+
+    seeing = stack(image_depth, patches.length, biased(image_heads, None, None, dropout), None)
+    return ModelConfig(
+        width=width,
+        target=Tokens(vocab=vocab, dropout=dropout),
+        decoder=stack(depth, length, biased(heads, kv_heads, key_width, dropout), ff),
+        head=head,
+        image_tower=ImageTower(width=image_width, source=patches, encoder=seeing),
+        special=special_ids(vocab, pad=1, bos=49_406, eos=49_407),
+    )
 
 
 def vit(

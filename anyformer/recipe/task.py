@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self, assert_never
 
 from pydantic import Field, model_validator
 
-from anyformer.config import Classifier, ConfigError, Fault, ModelConfig, Pictures, Shape, Spec, Tokens
+from anyformer.config import Classifier, ConfigError, Embedder, Fault, ModelConfig, Pictures, Shape, Spec, Tokens
 from anyformer.config.spec import BY_KIND, Count, Flag, Fraction, Number, Positive, Size
 from anyformer.recipe.bins import Bins
 
@@ -148,7 +148,10 @@ class Embed(Spec):
     """
 
     kind: Literal["embed"] = "embed"
-    temperature: Positive = 0.05  # divisor of the cosines
+    # divisor of the cosines; learned: that of a head with learned_scale
+    temperature: Positive | Literal["learned"] = 0.05
+    # how picture files are resized and scaled; None: not resized, values from -1 to 1
+    pictures: Pictures | None = None
 
 
 class Tag(Spec):
@@ -332,6 +335,13 @@ def model_faults(task: Task, model: ModelConfig) -> Iterator[Fault]:
         yield Fault("model.head", f"= '{model.head.kind}': the task {name} needs '{head}'")
     elif isinstance(task, Regress) and isinstance(model.head, Classifier) and model.head.labels != 1:
         yield Fault("model.head.labels", f"= {model.head.labels}: the task regress predicts one number: set it to 1")
+    elif (
+        isinstance(task, Embed)
+        and isinstance(model.head, Embedder)
+        and (task.temperature == "learned") != model.head.learned_scale
+    ):
+        what = f"= {str(model.head.learned_scale).lower()}: task.temperature = {task.temperature!r}"
+        yield Fault("model.head.learned_scale", f"{what}; a learned temperature needs both")
     if model.shape not in shapes:
         needed = " or ".join(f"'{shape}'" for shape in shapes)
         yield Fault("model", f"has the shape '{model.shape}': the task {task.kind} needs {needed}")

@@ -7,10 +7,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from anyformer.config import ConfigError, Fault
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
+from anyformer.nn.model import Transformer
 from anyformer.recipe import Embed
-from anyformer.tasks.sequence_level import Encoded, SequenceLevelTask, as_json
+from anyformer.tasks.base import Progress
+from anyformer.tasks.sequence_level import Encoded, SequenceLevelTask, as_json, refuse_decoding_options
 
 MAX_QUERIES = 1024  # texts that are compared with all others at once
 
@@ -45,11 +48,14 @@ class Embedding(SequenceLevelTask):
 
     def loss(self, logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
         """Return the summed loss of vectors [2b, d], with one term per text."""
-        a, b = F.normalize(logits.float(), dim=-1).unflatten(0, (-1, 2)).unbind(1)
+        vectors, temperature = logits.float(), 1.0
+        if self.spec.temperature != "learned":  # with a learned one, the model scales its vectors
+            vectors, temperature = F.normalize(vectors, dim=-1), self.spec.temperature
+        a, b = vectors.unflatten(0, (-1, 2)).unbind(1)
         terms = (
-            F.cross_entropy(cosines / self.spec.temperature, own, reduction="sum")
+            F.cross_entropy(scores / temperature, own, reduction="sum")
             for pair in ((a, b), (b, a))
-            for cosines, own in compare(*pair, labels)
+            for scores, own in compare(*pair, labels)
         )
         return sum(terms, torch.zeros((), device=logits.device))
 
@@ -61,14 +67,29 @@ class Embedding(SequenceLevelTask):
         )
         return {"accuracy": float((ranks == 1).double().mean()), "mrr": float((1 / ranks.double()).mean())}, {}
 
+    def predict(
+        self, model: Transformer, texts: Sequence[str], *, progress: Progress | None = None, **options: Any
+    ) -> list[str]:
+        """Return the vector of each text as JSON; with `labels`, the label whose vector is nearest to it."""
+        labels = options.pop("labels", None)
+        if labels is None:
+            return super().predict(model, texts, progress=progress, **options)
+        if not labels or not all(label.strip() for label in labels):
+            raise ConfigError([Fault("labels", f"= {list(labels)}: must be texts, one or more")])
+        refuse_decoding_options(options)
+        outputs = dict(self._outputs(model, [*labels, *texts], progress))
+        known = F.normalize(torch.stack([outputs[i] for i in range(len(labels))]), dim=-1)
+        found = (outputs.get(i) for i in range(len(labels), len(labels) + len(texts)))
+        return ["" if vector is None else labels[int((known @ vector).argmax())] for vector in found]
+
     def _columns(self, texts: Sequence[str]) -> dict[str, list[str]]:
         return {"text": [text if text.strip() else "" for text in texts]}  # each text alone; a tab has no meaning
 
 
 def compare(a: Tensor, b: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the cosines of some of a [n, d] with all of b, and the indices of their own pairs.
+    """Yield a bᵀ for some of a [n, d] and all of b, and the indices of the pairs of these.
 
-    Cosines of rows that share a text are -inf, except for the pair itself.
+    Values of rows that share a text are -inf, except for the pair itself.
     """
     every = torch.arange(len(a), device=a.device)
     for own in every.split(MAX_QUERIES):

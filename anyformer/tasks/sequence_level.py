@@ -177,16 +177,24 @@ class SequenceLevelTask(ABC):
         A blank text has an empty prediction: in training it is a bad row, so no model has seen one.
         """
         refuse_decoding_options(options)
+        out = [""] * len(texts)
+        for i, logits in self._outputs(model, texts, progress):
+            out[i] = self.format_prediction(logits)
+        return out
+
+    def _outputs(
+        self, model: Transformer, texts: Sequence[str], progress: Progress | None
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Yield the number of each text that is not blank, and the output of the head."""
         rows = list(self._ids(_as_rows(self._columns(texts))))
         examples = {i: self._example(row, [0], model.config) for i, row in enumerate(rows) if [] not in row}
         lengths = [examples[i].length if i in examples else 0 for i in range(len(rows))]
         check_lengths(lengths, model.config, side_of(model.config))
-        out, numbers = [""] * len(texts), list(examples)
+        numbers = list(examples)
         if progress:
             progress(len(texts) - len(examples))
         for i, logits in read_rows(model, list(examples.values()), self.tokenizer, progress):
-            out[numbers[i]] = self.format_prediction(logits)
-        return out
+            yield numbers[i], logits
 
     def _columns(self, texts: Sequence[str]) -> dict[str, list[str]]:
         texts = [text if text.strip() else "" for text in texts]

@@ -237,7 +237,7 @@ def _logit_count(job: Job, batch: Batch) -> int:
     """Return the number of logits of a batch."""
     head, config = job.model.config.head, job.model.config
     if isinstance(head, Embedder):
-        return len(batch.ids) * config.width
+        return len(batch.ids) * head.vector_width(config.width)
     if isinstance(head, TokenLabels):
         labels = label_count(head)
         return batch.ids.numel() * labels * (labels + 1 if head.crf else 1)

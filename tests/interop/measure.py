@@ -11,6 +11,7 @@ import anyformer as af
 from anyformer.decoding.generate import generate
 from anyformer.run import Run
 from tests.interop import (
+    test_clip as clip,
     test_decoders as decoders,
     test_encoders as encoders,
     test_pairs as pairs,
@@ -40,6 +41,8 @@ def measure(public: PublicModel, folder: Path, *, writes: bool = True) -> Measur
     """`writes`: greedy ids, too."""
     if public.config.model_type == "vit":
         return _images(public, folder)
+    if public.config.model_type == "clip":
+        return _images_and_texts(public, folder)
     theirs = public.saved(folder / "there")
     run = af.from_hf(folder / "there", device="cpu")
     match run.config.shape:
@@ -143,6 +146,21 @@ def _images(public: PublicModel, folder: Path) -> Measured:
     far = furthest(encoders.vectors(exported, images)[1], expected, real)
     mine, found = run.model.encode(images), run.model(images)
     return Measured(furthest(mine, hidden, real), furthest(found, expected, real), None, _kept(folder), far)
+
+
+def _images_and_texts(public: PublicModel, folder: Path) -> Measured:
+    """Vectors of unit length in place of hidden states, and the logits of all pairs."""
+    theirs = clip.there(public, folder / "there")
+    run = af.from_hf(folder / "there", device="cpu")
+    texts, images = clip.rows(run), clip.pixels(theirs)
+    expected = theirs(texts.ids, images, attention_mask=texts.mask)
+    vectors, logits = clip.answers(run, texts, images)
+    hidden = float((vectors - torch.cat((expected.text_embeds, expected.image_embeds))).abs().max())
+    exported = _exported(run, theirs, folder, hf.CLIPModel)
+    exported.set_attn_implementation("eager")
+    again = exported(texts.ids, images, attention_mask=texts.mask).logits_per_image
+    far = float((again - expected.logits_per_image).abs().max())
+    return Measured(hidden, float((logits - expected.logits_per_image).abs().max()), None, _kept(folder), far)
 
 
 def _exported(run: Run, theirs: hf.PreTrainedModel, folder: Path, auto: Any) -> hf.PreTrainedModel:

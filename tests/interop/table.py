@@ -14,6 +14,7 @@ import torch
 from anyformer.interop.families import FAMILIES
 from tests.interop.measure import Measured, measure
 from tests.interop.public import PublicModel
+from tests.interop.test_clip import MODELS as CLIPS
 from tests.interop.test_decoders import DECODERS
 from tests.interop.test_encoders import ENCODERS, LABELS, vit
 from tests.interop.test_pairs import PAIRS
@@ -22,7 +23,7 @@ from tests.interop.test_whisper import WHISPERS
 PAGE = Path(__file__).parents[2] / "docs" / "interop.md"
 BEGIN, END = "<!-- made by make families -->\n", "<!-- end -->\n"
 HEADS = {"lm": "LM", "masked_lm": "masked LM", "token_labels": "token labels", "classifier": "labels", "body": "body"}
-IMAGES = {"vit": vit("Model"), "vit-labels": vit("ForImageClassification", **LABELS)}
+IMAGES = {"vit": vit("Model"), "vit-labels": vit("ForImageClassification", **LABELS), **CLIPS}
 
 
 def measured() -> dict[str, list[Measured]]:

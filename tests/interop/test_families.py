@@ -32,11 +32,12 @@ def test_presets(preset: str) -> None:
     assert not differences(config, back(family, fields, config), preset)
 
 
-def test_images_have_a_home() -> None:
-    config = presets.vit(depth=2)
+@pytest.mark.parametrize("kind", ["vit", "clip"])
+def test_images_have_a_home(kind: str) -> None:
+    config = presets.PRESETS[kind](depth=2)
     family, fields = find_family(FAMILIES.values(), config)
-    assert family.kind == "vit"
-    assert not differences(config, back(family, fields, config), "vit")
+    assert family.kind == kind
+    assert not differences(config, back(family, fields, config), kind)
 
 
 def test_sounds_have_a_home() -> None:

@@ -309,7 +309,7 @@ def test_any_config(kind: str, data: st.DataObject) -> None:
 
 
 def test_every_family_of_text_is_in_the_grid() -> None:
-    assert set(FAMILIES) - set(GRID) == {"vit", "whisper"}
+    assert set(FAMILIES) - set(GRID) == {"vit", "clip", "whisper"}
 
 
 def test_every_family_is_in_the_table() -> None:

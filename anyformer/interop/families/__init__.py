@@ -4,6 +4,7 @@ albert      ALBERT: BERT with shared layers and factorised embeddings
 bart        BART, mBART, Marian, Pegasus, M2M-100 and NLLB
 bert        BERT
 bloom       BLOOM: ALiBi
+clip        CLIP: images and texts
 distilbert  DistilBERT
 electra     ELECTRA
 falcon      Falcon: parallel blocks, multi-query attention
@@ -26,6 +27,7 @@ from anyformer.interop.families.albert import ALBERT
 from anyformer.interop.families.bart import BART, M2M100, MARIAN, MBART, PEGASUS
 from anyformer.interop.families.bert import BERT
 from anyformer.interop.families.bloom import BLOOM
+from anyformer.interop.families.clip import CLIP
 from anyformer.interop.families.distilbert import DISTILBERT
 from anyformer.interop.families.electra import ELECTRA
 from anyformer.interop.families.falcon import FALCON
@@ -47,7 +49,7 @@ from anyformer.interop.family import Family
 _ALL: tuple[Family, ...] = (
     *(GPT2, LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, NEOX, OPT, BLOOM),
     *(QWEN3_MOE, FALCON, PHI3),
-    *(BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, ELECTRA, ALBERT, MODERNBERT, VIT),
+    *(BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, ELECTRA, ALBERT, MODERNBERT, VIT, CLIP),
     *(T5, MT5, BART, MBART, MARIAN, PEGASUS, M2M100, WHISPER),
 )
 FAMILIES = {family.kind: family for family in _ALL}

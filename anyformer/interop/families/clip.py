@@ -1,0 +1,161 @@
+"""CLIP (Radford et al. 2021): a ViT and a causal text model, whose projected vectors are in one space."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from anyformer.config import (
+    Attention,
+    Block,
+    Embedder,
+    ImageTower,
+    LayerNorm,
+    Learned,
+    ModelConfig,
+    Patches,
+    Plain,
+    Projected,
+    Stack,
+    Tokens,
+    hidden_width,
+)
+from anyformer.interop.config_fields import Fields, name_of
+from anyformer.interop.family import Family, attention, expect
+from anyformer.interop.transformers_fields import fields_of
+from anyformer.interop.weight_rules import AnyRule, Reshaped, Rule
+
+
+def read(fields: Fields) -> ModelConfig:
+    fields.silent("logit_scale_init_value", "pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings")
+    text, seen = _table(fields, "text_config"), _table(fields, "vision_config")
+    for inner in (text, seen):
+        for field in ("is_encoder_decoder", "is_decoder", "add_cross_attention"):
+            inner.must(field, False)
+        inner.must("pruned_heads", {})
+        inner.silent("projection_dim", "tie_word_embeddings", "dropout")  # the outer one decides; the last is unused
+    seen.silent("pad_token_id", "bos_token_id", "eos_token_id")
+    width, vocab = text("hidden_size", 512), text("vocab_size", 49_408)
+    patches = Patches(
+        image_height=seen("image_size", 224),
+        patch=seen("patch_size", 32),
+        channels=seen("num_channels", 3),
+        bias=False,
+        norm=LayerNorm(eps=seen("layer_norm_eps", 1e-5)),
+    )
+    tower = ImageTower(
+        width=seen("hidden_size", 768), source=patches, encoder=_stack(seen, patches.length, heads=12, ff=3072)
+    )
+    found = ModelConfig(
+        width=width,
+        target=Tokens(vocab=vocab),
+        decoder=_stack(text, text("max_position_embeddings", 77), heads=8, ff=2048),
+        head=Embedder(pool="last", projection=fields("projection_dim", 512), normalize=True, learned_scale=True),
+        image_tower=tower,
+        special=text.special(vocab, pad=1, bos=49_406, eos=49_407),
+    )
+    text.close()
+    seen.close()
+    return found
+
+
+def _table(fields: Fields, name: str) -> Fields:
+    """Return the fields of one of the two models; those of an older table with another name come first."""
+    older = fields.maybe(f"{name}_dict", dict) or {}
+    inner = fields.table(name, (fields.maybe(name, dict) or {}) | older)
+    inner.known = fields_of("clip").fields
+    return inner
+
+
+def _stack(fields: Fields, length: int, heads: int, ff: int) -> Stack:
+    norm = LayerNorm(eps=fields("layer_norm_eps", 1e-5))
+    mixer = Attention(
+        heads=fields("num_attention_heads", heads),
+        bias=True,
+        output=Projected(bias=True),
+        dropout=fields("attention_dropout", 0.0),
+    )
+    feedforward = Plain(width=fields("intermediate_size", ff), activation=fields.activation("hidden_act", "quick_gelu"))
+    block = Block(mixer=mixer, feedforward=feedforward, norm=norm)
+    depth = fields.depth("num_hidden_layers", 12)
+    return Stack(depth=depth, blocks=(block,), position=Learned(length=length), final_norm=norm)
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    tower = expect(config.image_tower, ImageTower, "image_tower")
+    tokens, head = expect(config.target, Tokens, "target"), expect(config.head, Embedder, "head")
+    stack = expect(config.decoder, Stack, "decoder")
+    width = head.vector_width(config.width)
+    text = {
+        "vocab_size": tokens.rows,
+        "max_position_embeddings": expect(stack.position, Learned, "decoder.position").length,
+        "bos_token_id": config.special.bos,
+        "eos_token_id": config.special.eos,
+        "pad_token_id": config.special.pad,
+        **_layers(stack, config.width, "decoder"),
+    }
+    seen = {
+        "image_size": tower.source.image_height,
+        "patch_size": tower.source.patch,
+        "num_channels": tower.source.channels,
+        **_layers(tower.encoder, tower.width, "image_tower.encoder"),
+    }
+    both = {"projection_dim": width}
+    return {"text_config": text | both, "vision_config": seen | both, **both}
+
+
+def _layers(stack: Stack, width: int, path: str) -> dict[str, Any]:
+    block = stack.blocks[0]
+    mixer, feedforward = attention(block), expect(block.feedforward, Plain, f"{path}.blocks.0.feedforward")
+    return {
+        "hidden_size": width,
+        "num_hidden_layers": stack.depth,
+        "num_attention_heads": mixer.heads,
+        "intermediate_size": hidden_width(feedforward, width),
+        "hidden_act": name_of(feedforward.activation),
+        "layer_norm_eps": expect(block.norm, LayerNorm, f"{path}.blocks.0.norm").eps,
+        "attention_dropout": mixer.dropout,
+    }
+
+
+def rules(config: ModelConfig) -> Iterator[AnyRule]:
+    stack, tower = expect(config.decoder, Stack, "decoder"), expect(config.image_tower, ImageTower, "image_tower")
+    yield Rule("target.table", "text_model.embeddings.token_embedding")
+    yield Rule("decoder.embedder.tables.positions", "text_model.embeddings.position_embedding.weight")
+    yield from _layer_rules("decoder", "text_model", stack.depth)
+    yield Rule("decoder.final_norm", "text_model.final_layer_norm")
+    yield Rule("head.project", "text_projection")
+    yield Rule("head.last.log_scale", "logit_scale", conversion=Reshaped(ours=(), theirs=()))
+    ours, theirs, d, patches = "image_tower", "vision_model.embeddings", tower.width, tower.source
+    square = (d, patches.channels, patches.patch, patches.patch)
+    yield Rule(f"{ours}.source.class_token.weight", f"{theirs}.class_embedding", conversion=Reshaped((1, d), (d,)))
+    yield Rule(
+        f"{ours}.source.project.weight",
+        f"{theirs}.patch_embedding.weight",
+        conversion=Reshaped(ours=(d, patches.size), theirs=square),
+    )
+    yield Rule(f"{ours}.encoder.embedder.tables.positions", f"{theirs}.position_embedding.weight")
+    yield Rule(f"{ours}.source.norm", "vision_model.pre_layrnorm")
+    yield from _layer_rules(f"{ours}.encoder", "vision_model", tower.encoder.depth)
+    yield Rule(f"{ours}.encoder.final_norm", "vision_model.post_layernorm")
+    yield Rule(f"{ours}.head.project", "visual_projection")
+
+
+def _layer_rules(ours: str, theirs: str, depth: int) -> Iterator[Rule]:
+    for i in range(depth):
+        here, there = f"{ours}.blocks.{i}", f"{theirs}.encoder.layers.{i}"
+        yield Rule(f"{here}.mixer.norm_in", f"{there}.layer_norm1")
+        yield Rule(f"{here}.mixer.inner.qkv", *(f"{there}.self_attn.{part}_proj" for part in "qkv"))
+        yield Rule(f"{here}.mixer.inner.out", f"{there}.self_attn.out_proj")
+        yield Rule(f"{here}.feedforward.norm_in", f"{there}.layer_norm2")
+        yield Rule(f"{here}.feedforward.inner.up", f"{there}.mlp.fc1")
+        yield Rule(f"{here}.feedforward.inner.down", f"{there}.mlp.fc2")
+
+
+CLIP = Family(
+    kind="clip",
+    shape="decoder",
+    heads={"CLIPModel": "body"},
+    buffers=(r"(text|vision)_model\.embeddings\.position_ids",),
+    read=read,
+    write=write,
+    rules=rules,
+)
