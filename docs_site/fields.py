@@ -29,6 +29,8 @@ MODULES = {  # headings, in the order of the pages
     "task": "Tasks",
     "bins": "Numbers as tokens",
     "sources": "Data sources",
+    "synthetic": "Synthetic sources",
+    "augment": "Augmentation",
     "tokenizer": "Tokenizers",
     "batches": "Batches",
     "train": "Training",

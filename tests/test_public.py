@@ -101,6 +101,7 @@ VERBS = {
         "--workers",
         "--on-bad-row",
     ],
+    "data pack": ["folder", "--out", "--on-bad-file"],
     "data show": ["folder", "--check"],
     "env": [],
     "env record": ["environment", "--out", "--episodes", "--seed", "--policy", "--processes", "--force"],

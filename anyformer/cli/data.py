@@ -1,4 +1,4 @@
-"""`data`: data sets of the recipes, and token shards of corpora that are larger than memory."""
+"""`data`: data sets of the recipes, token shards of corpora that are larger than memory, and arrays of images."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from anyformer.recipe import Tokenizer
 
 data_app = typer.Typer(
-    no_args_is_help=True, help="List and fetch data sets; write token shards of large corpora, and show them."
+    no_args_is_help=True, help="List and fetch data sets; write token shards of large corpora, and arrays of images."
 )
 app.add_typer(data_app, name="data")
 
@@ -125,6 +125,34 @@ def data_prepare(
         typer.echo("interrupted: finished shards are kept; the same command continues", err=True)
         raise typer.Exit(3) from None
     _show(out, index)
+
+
+@data_app.command("pack")
+def data_pack(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Class folders of images (cat/1.png), or splits of them (train/cat/).")
+    ],
+    out: Annotated[Path, typer.Option(help="The .npz file.")],
+    on_bad_file: Annotated[
+        Literal["error", "skip"], typer.Option(help="Stop at a damaged image or one of another size, or leave it out.")
+    ] = "error",
+) -> None:
+    """Pack folders of images into one array file, for sources of the kind `arrays`. Nothing is resized."""
+    from anyformer.cli.progress import counting
+    from anyformer.config.spec import ConfigError, Fault
+    from anyformer.data.image_pack import find_images, pack_images
+
+    if out.suffix != ".npz" or not out.parent.is_dir():
+        what = "must end in .npz" if out.suffix != ".npz" else f"there is no folder {out.parent}"
+        raise ConfigError([Fault("out", f"= '{out}': {what}")])
+    found = find_images(folder)
+    with counting(sum(map(len, found.values())), "images") as progress:
+        arrays, bad = pack_images(found, out, on_bad_file == "skip", progress)
+    typer.echo(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
+    for name, array in arrays.items():
+        typer.echo(f"{name:<14} {array.dtype.name:<8} {list(array.shape)}")
+    for why in bad:
+        typer.echo(f"left out: {why}", err=True)
 
 
 @data_app.command("show")

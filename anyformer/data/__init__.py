@@ -1,5 +1,6 @@
 """Data: from files and synthetic tasks to batches of token ids. Imports nothing of nn.
 
+augment                  random changes of the images and sounds of a batch
 batch                    examples and batches, and the tensors that rows of examples become
 batch_plan               which examples each batch of an epoch holds: padded or packed rows
 chunks                   large files in chunks of some megabytes, and chunks in documents
@@ -8,14 +9,17 @@ counter_rng              a counter-based random generator, for draws that depend
 dynamic_loader           loaders whose examples are drawn from texts, new ones in every epoch
 files                    find, unpack and decode files
 fingerprint              fingerprints of data files, by which a resumed training detects a change
+image_pack               pack folders of images into one .npz file
 key_to_door              the environment key-to-door, and random walks in it
 lines                    large files line by line, with a progress bar
 loader                   loaders of batches by number: shuffled epochs, random crops, ordered parts
 media                    references to images, sounds and feature vectors in texts, and their tensors
 media_files              files of images, sounds and numbers, and arrays of them
+media_rows               rows of references: folders of images or sounds, arrays, columns of paths
 paths                    files that a recipe names, and data sets that are not on this machine
 prefetch                 batches read ahead in a forked process
 readers                  rows of every kind of source, with the bad ones reported together
+scenes                   pictures of coloured shapes, and sentences that describe them
 sentencepiece            SentencePiece models: reading the file, encoding, decoding
 sentencepiece_tokenizer  text to ids by a SentencePiece model, as the slow tokenizers of `transformers` 4.x
 shard_writer             write shards: tokenise text of any size in parallel, resumably

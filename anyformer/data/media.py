@@ -12,6 +12,7 @@ plans, packing and padding treat it like tokens. `attach` turns a batch of such 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ from anyformer.config import (
 )
 from anyformer.config.spec import visible
 from anyformer.conventions import PLAIN
+from anyformer.data.augment import Augmentation
 from anyformer.data.batch import Batch
 from anyformer.data.media_files import (
     BadFile,
@@ -47,8 +49,6 @@ REFERENCE = re.compile(r"<(image|audio|features):([^<>\n]+)>")
 WAYS: Mapping[str, MediaKind] = {".wav": "audio"}  # kind of a bare path by its suffix; all others are images
 
 Part = str | tuple[MediaKind, str]  # of a text: plain text, or the kind and the name of a reference
-Augment = Callable[[MediaKind, np.ndarray, np.random.Generator], np.ndarray]
-"""Changes an image [c, h, w], uint8, or the frames of a sound [frames, mels], in training."""
 
 
 class MediaStore:
@@ -58,7 +58,7 @@ class MediaStore:
         self,
         spec: Media,
         in_decoder: bool,
-        augment: Augment | None = None,
+        augment: Augmentation | None = None,
         pictures: Pictures | None = None,
         alone: bool = False,
     ):
@@ -68,10 +68,11 @@ class MediaStore:
         self._numbers: dict[tuple[MediaKind, str], int] = {}
         self._kinds: list[MediaKind] = []
         self._values: list[np.ndarray] = []
+        self._known: tuple[np.ndarray, np.ndarray] = np.zeros(0), np.zeros(0)  # see `_facts`
 
     @classmethod
     def of(
-        cls, config: ModelConfig, augment: Augment | None = None, pictures: Pictures | None = None
+        cls, config: ModelConfig, augment: Augmentation | None = None, pictures: Pictures | None = None
     ) -> "MediaStore | None":
         """Return a store for the segments that a model reads; None for a model that reads tokens only."""
         read = config.source if config.encoder is not None else config.target
@@ -184,63 +185,68 @@ class MediaStore:
         if raw.min(initial=0) >= 0:
             return ids, None, marks
         rng = None if seed is None else np.random.Generator(np.random.PCG64([*seed, 3]))
-        found = self._runs(raw)
+        found = self._find(raw)
         fields: dict[str, Tensor] = {}
         for kind in self.spec.kinds:
-            runs = [run for run in found if self._kinds[run.number] == kind]
-            if runs:
-                fields |= self._tensors(kind, runs, raw.shape, rng)
+            if len(numbers := found.numbers[found.kinds == kind]):
+                made, step = self._tensors(kind, numbers.tolist(), rng)
+                fields |= made | {f"{kind}_at": torch.from_numpy(found.at(kind, step))}
         media = MediaBatch(**{name: x.to(ids.device) for name, x in fields.items()})
         if self.in_decoder:
-            marks = self._marks(found, raw.shape, marks)
+            marks = self._marks(found, marks)
         return ids.clamp(min=0), media, marks
 
-    def _runs(self, ids: np.ndarray) -> "list[_Run]":
+    def _facts(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the number of places and the kind of all segments, which are kept until another one is read."""
+        if len(self._known[0]) < len(self._values):
+            self._known = np.array([self.places(n) for n in range(len(self._values))]), np.array(self._kinds)
+        return self._known
+
+    def _find(self, ids: np.ndarray) -> "_Found":
         """Return the segments of all rows, in order."""
-        out = list[_Run]()
-        for row, line in enumerate(ids):
-            edges = np.flatnonzero(np.diff(line, prepend=0, append=0))
-            for start, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-                if line[start] < 0:
-                    number = int(-line[start] - 1)
-                    size = self.places(number)  # the same segment may stand twice in succession
-                    out += [_Run(number, row, at, at + size) for at in range(start, stop, size)]
-        return out
+        columns = np.arange(ids.shape[1])
+        begins = np.diff(ids, axis=1, prepend=0) != 0
+        first = np.maximum.accumulate(np.where(begins, columns, 0), axis=1)  # of the run of equal ids
+        numbers = -ids - 1
+        sizes, kinds = self._facts()
+        # the same segment may stand twice in succession
+        offset = np.where(ids < 0, (columns - first) % sizes[np.maximum(numbers, 0)], -1)
+        starts = offset == 0
+        chosen = numbers[starts]
+        return _Found(chosen, kinds[chosen], offset, starts.cumsum().reshape(ids.shape) - 1)
 
     def _tensors(
-        self, kind: MediaKind, runs: "list[_Run]", shape: tuple[int, ...], rng: np.random.Generator | None
-    ) -> dict[str, Tensor]:
-        values = [self._values[run.number] for run in runs]
-        if rng is not None and self.augment is not None:
-            values = [self.augment(kind, value, rng) for value in values]
-        at = np.full(shape, -1, dtype=np.int64)
+        self, kind: MediaKind, numbers: list[int], rng: np.random.Generator | None
+    ) -> tuple[dict[str, Tensor], int]:
+        """Return the tensors of all segments of a kind, and the number of vectors that the model makes of each."""
+        values = [self._values[number] for number in numbers]
         match kind:
             case "image":
-                made, step = {"images": self._values_of(np.stack(values))}, self.places(runs[0].number)
+                stacked = np.stack(values)
+                if self.augment is not None and rng is not None:
+                    levels = self.augment.images(stacked, rng)
+                else:
+                    levels = torch.from_numpy(stacked).float()
+                return {"images": self._values_of(levels)}, self.places(numbers[0])
             case "audio":
                 assert self.spec.audio is not None
-                longest = max(map(len, values))
-                step = self.spec.audio.places(longest)
+                if self.augment is not None and rng is not None:
+                    values = self.augment.sounds(values, rng)
+                step = self.spec.audio.places(max(map(len, values)))
                 frames = np.zeros((len(values), step * self.spec.audio.stride, self.spec.audio.mels), dtype=np.float32)
                 for i, value in enumerate(values):
                     frames[i, : len(value)] = value
                 sizes = torch.tensor([len(value) for value in values])
-                made = {"sounds": torch.from_numpy(frames), "frames": sizes}
+                return {"sounds": torch.from_numpy(frames), "frames": sizes}, step
             case "features":
                 assert self.spec.features is not None
-                made = {"features": torch.from_numpy(np.stack(values).astype(np.float32))}
-                step = self.spec.features.places
-        for i, run in enumerate(runs):
-            at[run.row, run.start : run.stop] = i * step + np.arange(run.stop - run.start)
-        return made | {f"{kind}_at": torch.from_numpy(at)}
+                vectors = torch.from_numpy(np.stack(values).astype(np.float32))
+                return {"features": vectors}, self.spec.features.places
 
-    def _values_of(self, pixels: np.ndarray) -> Tensor:
-        """Return the values that a model reads, [n, c, h, w], from bytes of the same shape."""
-        mean, deviation = (
-            np.array(x, dtype=np.float32)[:, None, None] for x in (self.pictures.mean, self.pictures.deviation)
-        )
-        scaled = pixels.astype(np.float32) * np.float32(self.pictures.scale)
-        return torch.from_numpy((scaled - mean) / deviation)
+    def _values_of(self, levels: Tensor) -> Tensor:
+        """Return the values that a model reads, from levels of 0 to 255 of the same shape [n, c, h, w]; in place."""
+        mean, deviation = (torch.tensor(x)[:, None, None] for x in (self.pictures.mean, self.pictures.deviation))
+        return levels.mul_(self.pictures.scale).sub_(mean).div_(deviation)
 
     def images(self, texts: Sequence[str]) -> Tensor:
         """Return the images that texts name, [n, c, h, w]: each is one path or reference."""
@@ -255,26 +261,34 @@ class MediaStore:
                 faults.append(Fault(f"text {i}", str(error)))
         if faults:
             raise ConfigError(faults)
-        return self._values_of(np.stack(found))
+        return self._values_of(torch.from_numpy(np.stack(found)).float())
 
-    def _marks(self, runs: "list[_Run]", shape: tuple[int, ...], marks: Tensor | None) -> Tensor | None:
+    def _marks(self, found: "_Found", marks: Tensor | None) -> Tensor | None:
         """Return marks that group the places of each segment whose places see each other."""
         grouped = [kind for kind in self.spec.kinds if getattr(getattr(self.spec, kind), "both_ways", False)]
-        chosen = [(i, run) for i, run in enumerate(runs) if self._kinds[run.number] in grouped]
-        if not chosen:
+        is_grouped = np.isin(found.kinds, grouped)
+        if not is_grouped.any():
             return marks
-        new = np.zeros(shape, dtype=np.int64) if marks is None else marks.cpu().numpy().copy()
-        for i, run in chosen:
-            part = new[run.row, run.start : run.stop]
-            part[part == PLAIN] = -i - 1
+        new = np.zeros(found.offset.shape, dtype=np.int64) if marks is None else marks.cpu().numpy().copy()
+        inside = (found.offset >= 0) & is_grouped[np.maximum(found.segment, 0)] & (new == PLAIN)
+        new[inside] = -found.segment[inside] - 1
         return torch.from_numpy(new) if marks is None else torch.from_numpy(new).to(marks.device)
 
 
-class _Run:
-    """A segment in a batch: its number, its row, and its places."""
+class _Found(NamedTuple):
+    """The segments of a batch, row by row."""
 
-    def __init__(self, number: int, row: int, start: int, stop: int):
-        self.number, self.row, self.start, self.stop = number, row, start, stop
+    numbers: np.ndarray  # [n]: of each segment in the store
+    kinds: np.ndarray  # [n]
+    offset: np.ndarray  # [b, t]: of a place within its segment; -1 for tokens
+    segment: np.ndarray  # [b, t]: of the segment at a place; for tokens, of the last one before it
+
+    def at(self, kind: MediaKind, step: int) -> np.ndarray:
+        """Return the index of each place among the vectors of a kind, `step` for each segment; -1 elsewhere."""
+        is_kind = self.kinds == kind
+        order = is_kind.cumsum() - 1
+        index = np.maximum(self.segment, 0)
+        return np.where((self.offset >= 0) & is_kind[index], order[index] * step + self.offset, -1)
 
 
 def _segment(read: Patches) -> ImageSegment:
@@ -286,10 +300,15 @@ def _segment(read: Patches) -> ImageSegment:
 
 
 def _parts(text: str) -> list[Part]:
-    """Return the texts and references of a text, in order; a bare path of a media file is a reference."""
-    if is_media_file(text.strip()) and Path(text.strip().partition("#")[0]).exists():
-        name = text.strip()
-        return [(WAYS.get(Path(name).suffix.lower(), "image"), name)]
+    """Return the texts and references of a text, in order.
+
+    A bare path of a media file is a reference, too: alone, or separated from a text by a tab.
+    """
+    if not text.startswith("<"):
+        cells = [cell.strip() for cell in text.split("\t")]
+        if any(map(_is_path, cells)):
+            named = (part for cell in cells for part in ([_reference(cell)] if _is_path(cell) else _parts(cell)))
+            return [part for part in named if part]
     parts, at = list[Part](), 0
     for found in REFERENCE.finditer(text):
         parts += [text[at : found.start()].strip()] if text[at : found.start()].strip() else []
@@ -298,6 +317,15 @@ def _parts(text: str) -> list[Part]:
         at = found.end()
     rest = text[at:]
     return [*parts, rest.strip() if parts else rest] if rest.strip() or not parts else parts
+
+
+def _is_path(cell: str) -> bool:
+    """Return whether a cell is the path of a media file: one that exists, or one without spaces."""
+    return is_media_file(cell) and (len(cell.split()) == 1 or Path(cell.partition("#")[0]).exists())
+
+
+def _reference(path: str) -> tuple[MediaKind, str]:
+    return WAYS.get(Path(path).suffix.lower(), "image"), path
 
 
 def without_references(text: str) -> str:

@@ -5,17 +5,18 @@ name may be left out where the file has only one. Nothing is ever unpickled.
 """
 
 import lzma
+import os
 import wave
 import zipfile
 import zlib
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
 import numpy as np
 
 from anyformer.config import ExactSize, FeatureSegment, ImageSegment, NoResize, Pictures, ShortSide, Spectrogram
 from anyformer.config.spec import visible
+from anyformer.data import scenes
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PillowImage
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 ARRAYS = (".npz", ".npy")
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 SOUNDS = (".wav",)
+GREY_MODES = ("1", "L", "LA", "La")  # of Pillow
 BAD_WAV = (wave.Error, EOFError)
 
 
@@ -32,7 +34,11 @@ class BadFile(ValueError):
 
 def read_image(name: str, spec: ImageSegment, pictures: Pictures) -> np.ndarray:
     """Return the pixels of an image, uint8 [channels, height, width]; only picture files are resized and cropped."""
-    return fit_image(read_array(name) if is_array(name) else _decode_picture(name, spec, pictures), spec, name)
+    if name.startswith(scenes.PREFIX):
+        pixels = _draw_scene(name)
+    else:
+        pixels = read_array(name) if is_array(name) else _fit_picture(name, spec, pictures)
+    return fit_image(pixels, spec, name)
 
 
 def fit_image(pixels: np.ndarray, spec: ImageSegment, name: str) -> np.ndarray:
@@ -48,6 +54,13 @@ def fit_image(pixels: np.ndarray, spec: ImageSegment, name: str) -> np.ndarray:
     if channels != spec.channels:
         raise BadFile(f"{visible(name)} has {channels} channels, and the model reads {spec.channels}")
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def _draw_scene(name: str) -> np.ndarray:
+    try:
+        return scenes.draw(name)
+    except ValueError as error:
+        raise BadFile(f"{visible(name)} {error}") from None
 
 
 def read_sound(names: str, spec: Spectrogram) -> np.ndarray:
@@ -101,28 +114,40 @@ def read_array(name: str) -> np.ndarray:
     return entry
 
 
-@lru_cache(maxsize=8)
 def load_arrays(file: str) -> dict[str, np.ndarray]:
-    """Return all arrays of a `.npz` or `.npy` file; nothing is unpickled."""
+    """Return all arrays of a `.npz` or `.npy` file by name; they are held in memory as long as the file is the same."""
+    try:
+        changed = os.stat(file).st_mtime_ns
+    except OSError:
+        raise BadFile(f"{visible(file)} does not exist") from None
+    return _load_arrays(file, changed)
+
+
+@lru_cache(maxsize=8)
+def _load_arrays(file: str, changed: int) -> dict[str, np.ndarray]:
     try:
         with open(file, "rb") as raw:  # closed here also if it is no array file
             found = np.load(raw, allow_pickle=False)
             return {"array": found} if isinstance(found, np.ndarray) else {key: found[key] for key in found.files}
-    except FileNotFoundError:
-        raise BadFile(f"{visible(file)} does not exist") from None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, lzma.LZMAError, zlib.error) as error:
         raise BadFile(f"{visible(file)} is no readable array file ({first_line(error)})") from None
 
 
-def _decode_picture(name: str, spec: ImageSegment, pictures: Pictures) -> np.ndarray:
+def _fit_picture(name: str, spec: ImageSegment, pictures: Pictures) -> np.ndarray:
+    picture = _resize(open_picture(name, grey=spec.channels == 1), pictures)
+    return np.asarray(_crop(picture, *spec.size) if pictures.crop else picture)
+
+
+def open_picture(name: str, grey: bool | None = None) -> "PillowImage":
+    """Return a decoded picture in grey or in RGB; without an argument, in grey if its file is."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
         raise BadFile(f"{visible(name)}: reading pictures needs Pillow: pip install 'anyformer[vision]'") from None
     try:
         with Image.open(name) as picture:
-            resized = _resize(picture.convert("L" if spec.channels == 1 else "RGB"), pictures)
-            return np.asarray(_crop(resized, *spec.size) if pictures.crop else resized)
+            is_grey = picture.mode in GREY_MODES if grey is None else grey
+            return picture.convert("L" if is_grey else "RGB")
     except FileNotFoundError:
         raise BadFile(f"{visible(name)} does not exist") from None
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
@@ -190,4 +215,4 @@ def first_line(error: BaseException) -> str:
 
 def is_media_file(name: str) -> bool:
     """Return whether a path names an image, a sound or an array, by its suffix."""
-    return Path(name.partition("#")[0]).suffix.lower() in (*PICTURES, *SOUNDS, *ARRAYS)
+    return name.partition("#")[0].lower().endswith((*PICTURES, *SOUNDS, *ARRAYS))

@@ -9,6 +9,7 @@ from anyformer.datasets.registry import lookup
 from anyformer.datasets.storage import find
 from anyformer.recipe import (
     Additions,
+    ArrayFile,
     ClassFolders,
     ConllFile,
     Data,
@@ -18,9 +19,10 @@ from anyformer.recipe import (
     MatchedLines,
     MixedSources,
     ParallelFiles,
+    Scenes,
     Shards,
+    SingleSource,
     SoundFiles,
-    Source,
     TableFile,
     TextFile,
     Trajectories,
@@ -31,26 +33,32 @@ from anyformer.recipe import (
 
 def named(data: Data) -> Iterator[tuple[str, str]]:
     """Yield the keys of a recipe's data that name files or folders, and these names."""
+    for at, source in single_sources(data):
+        yield from _named(source, at)
+
+
+def single_sources(data: Data) -> Iterator[tuple[str, SingleSource | Shards]]:
+    """Yield the keys of a recipe's sources and these sources; each part of a joined or mixed one by itself."""
     for _, key, _, source in splits(data):
-        yield from _named(source, key)
+        match source:
+            case JoinedSources(parts=parts):
+                yield from ((f"{key}.parts.{i}", part) for i, part in enumerate(parts))
+            case MixedSources(parts=mixed):
+                yield from ((f"{key}.parts.{i}.rows", one.rows) for i, one in enumerate(mixed))
+            case _:
+                yield key, source
 
 
-def _named(source: Source, at: str) -> Iterator[tuple[str, str]]:
+def _named(source: SingleSource | Shards, at: str) -> Iterator[tuple[str, str]]:
     match source:
-        case TextFile() | TableFile() | MatchedLines() | ConllFile() | ClassFolders() | SoundFiles() | Shards():
+        case TextFile() | TableFile() | MatchedLines() | ConllFile() | ClassFolders() | ArrayFile():
             yield f"{at}.path", source.path
-        case Trajectories():
+        case Shards() | SoundFiles() | Trajectories():
             yield f"{at}.path", source.path
         case ParallelFiles():
             yield f"{at}.source", source.source
             yield f"{at}.target", source.target
-        case JoinedSources(parts=parts):
-            for i, part in enumerate(parts):
-                yield from _named(part, f"{at}.parts.{i}")
-        case MixedSources(parts=mixed):
-            for i, one in enumerate(mixed):
-                yield from _named(one.rows, f"{at}.parts.{i}.rows")
-        case Digits() | WrittenDates() | Additions() | KeyToDoorWalks():
+        case Digits() | WrittenDates() | Additions() | Scenes() | KeyToDoorWalks():
             return
         case _:
             assert_never(source)

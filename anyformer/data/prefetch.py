@@ -22,6 +22,7 @@ from torch import Tensor
 from anyformer.data.batch import Batch
 from anyformer.data.loader import Cursor, Loader
 from anyformer.data.vocabulary import one_thread
+from anyformer.media_batch import MediaBatch
 from anyformer.processes import end_with_parent
 
 MAX_PREFETCHED = 8  # batches that are prefetched
@@ -84,7 +85,7 @@ class PrefetchWorker:
 
     def __init__(self, loader: Loader, first: Batch, cursor: Cursor):
         context = get_context("fork")
-        room = 2 * sum(x.nbytes for x in first if isinstance(x, Tensor)) + mmap.PAGESIZE
+        room = 2 * sum(x.nbytes for x in _tensors(first).values()) + mmap.PAGESIZE
         slots = [memoryview(mmap.mmap(-1, room)) for _ in range(MAX_PREFETCHED)]
         free, (inbox, outbox) = context.Semaphore(MAX_PREFETCHED), context.Pipe(duplex=False)
         shared = Shared(slots, free, inbox, outbox)
@@ -111,7 +112,8 @@ class PrefetchWorker:
         slot = next(self._slots)
         here: dict[str, Any] = {name: torch.from_numpy(_found(x, slot)) for name, x in tensors.items()}
         self._shared.free.release()
-        return Batch(**here, **facts), after
+        media = {name.partition(".")[2]: here.pop(name) for name in tensors if name.startswith("media.")}
+        return Batch(**here, **facts, media=MediaBatch(**media) if media else None), after
 
 
 def _end(process: Any) -> None:
@@ -161,10 +163,16 @@ def _sendable(error: BaseException) -> Exception:
     return RuntimeError(where)
 
 
+def _tensors(batch: Batch) -> dict[str, Tensor]:
+    """Return all tensors of a batch by name; those of its segments as `media.NAME`."""
+    found = batch._asdict() | {f"media.{name}": x for name, x in (batch.media or MediaBatch())._asdict().items()}
+    return {name: x for name, x in found.items() if isinstance(x, Tensor)}
+
+
 def _put(batch: Batch, slot: memoryview) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return each tensor's offset in the slot and its type, or the tensor if it does not fit; and the other fields."""
-    arrays = {name: x.contiguous().numpy() for name, x in batch._asdict().items() if isinstance(x, Tensor)}
-    facts = {name: x for name, x in batch._asdict().items() if name not in arrays}
+    arrays = {name: x.contiguous().numpy() for name, x in _tensors(batch).items()}
+    facts = {name: x for name, x in batch._asdict().items() if name not in (*arrays, "media")}
     if sum(x.nbytes + ALIGNMENT for x in arrays.values()) > len(slot):
         return arrays, facts
     places, at = dict[str, Any](), 0

@@ -11,9 +11,10 @@ from hashlib import blake2b
 from typing import Any, NamedTuple, TypeVar
 
 from anyformer.config.spec import ConfigError, Fault, did_you_mean, visible
-from anyformer.data import key_to_door, synthetic
+from anyformer.data import key_to_door, scenes, synthetic
 from anyformer.data.conll import sentences
 from anyformer.data.files import File, Parsed, class_files, max_bytes, open_below, open_files
+from anyformer.data.media_rows import array_rows, folder_rows
 from anyformer.data.paths import require_sets
 from anyformer.data.shards import Corpus, open_shards
 from anyformer.data.sound_rows import sound_columns
@@ -21,6 +22,7 @@ from anyformer.data.synthetic import Split
 from anyformer.data.tables import LISTS, read_table
 from anyformer.data.trajectories import Episode, read_episodes, to_columns
 from anyformer.recipe import (
+    ArrayFile,
     ClassFolders,
     ConllFile,
     Data,
@@ -29,6 +31,7 @@ from anyformer.recipe import (
     MatchedLines,
     MixedSources,
     ParallelFiles,
+    Scenes,
     Shards,
     SingleSource,
     SoundFiles,
@@ -43,7 +46,8 @@ MAX_BAD_ROWS_SHOWN = 5  # in an error message
 ROLES = ("source", "target", "text", "pair", "label", "words", "tags")
 GOLDEN = 2_654_435_769  # 2^32 ÷ golden ratio
 T = TypeVar("T")
-SplitFile = ParallelFiles | TableFile | MatchedLines | ConllFile | ClassFolders | Trajectories  # whose rows are split
+# sources whose rows are split
+SplitFile = ParallelFiles | TableFile | MatchedLines | ConllFile | ClassFolders | ArrayFile | Trajectories
 Encode = Callable[[list[str]], list[T]]  # texts → ids
 
 
@@ -185,8 +189,17 @@ def _read(source: Source, data: Data, split: Split, seed: int, by: str | None) -
             tagged = _collect(_part(source, sentences(source, file)), {"words": file, "tags": file})
             tagged.columns["text"] = [words.replace("\n", " ") for words in tagged.columns["words"]]
             return tagged
-        case ClassFolders():
+        case ClassFolders(media=None):
             return _read_folders(source, data)
+        case ClassFolders():
+            folder = File(visible(source.path), "utf-8", "")
+            parsed = folder_rows(source, _part(source, class_files(source, data)))
+            return _collect(parsed, {"text": folder, "label": folder})
+        case ArrayFile():
+            file, entries = array_rows(source, data)
+            return _collect(_part(source, entries), {"text": file, "label": file})
+        case Scenes():
+            return Rows(scenes.generate(source, split, seed), f"scenes ({split})", range(1, source.count + 1))
         case SoundFiles():
             found = sound_columns(source, data, split, seed)
             return Rows(found, visible(source.path), range(1, len(found["text"]) + 1))

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from anyformer.config.spec import ConfigError, Fault, did_you_mean
-from anyformer.data.files import FLAW, File, Parsed, open_files, regular, unfit
+from anyformer.data.files import FLAW, File, Parsed, locate, open_files, regular, unfit
+from anyformer.data.media_rows import media_columns, with_references
 from anyformer.recipe import (
     ColumnName,
     ColumnNames,
@@ -29,6 +30,8 @@ LISTS = ("words", "tags")  # columns that may be lists of strings
 def read_table(source: TableFile, data: Data, columns: dict[str, ColumnNames]) -> tuple[File, Parsed]:
     """The rows of a table by role; `columns` names the column of each, or several that are joined."""
     file, rows = _read_single(source, data, single_columns(columns))
+    if media := media_columns(source, columns):
+        rows = with_references(rows, media, locate(source.path, data).parent)
     joined = {role: len(names) for role, names in columns.items() if isinstance(names, tuple)}
     return file, _joined(rows, joined, source.join) if joined else rows
 

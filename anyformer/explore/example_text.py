@@ -9,6 +9,7 @@ from anyformer.data.readers import read
 from anyformer.data.synthetic import generate
 from anyformer.recipe import (
     Additions,
+    ArrayFile,
     ClassFolders,
     ConllFile,
     Data,
@@ -20,6 +21,7 @@ from anyformer.recipe import (
     MixturePart,
     ParallelFiles,
     Recipe,
+    Scenes,
     Shards,
     SoundFiles,
     Source,
@@ -63,10 +65,12 @@ def _row(run: Run, source: Source, data: Data) -> dict[str, str]:
         case MixedSources(parts=mixed):
             name = run.spec.name if isinstance(run.spec, MixturePart) else mixed[0].name
             return _row(run, next(part.rows for part in mixed if part.name == name), data)
-        case Shards() | ClassFolders() | SoundFiles() | Trajectories() | KeyToDoorWalks():
+        case Shards() | ClassFolders(media=None) | SoundFiles() | Trajectories() | KeyToDoorWalks():
             return {}
         case Digits() | WrittenDates() | Additions():
             columns = generate(source.model_copy(update={"count": SAMPLE_ROWS}), "valid", 0)
+        case Scenes() | ClassFolders() | ArrayFile():
+            columns = read(source, data, "valid", 0).columns
         case ParallelFiles(source=name) | TextFile(path=name) | TableFile(path=name):
             columns = _file_columns(source, name, data)
         case ConllFile(path=name) | MatchedLines(path=name):

@@ -5,7 +5,7 @@ from typing import Self
 
 from pydantic import model_validator
 
-from anyformer.config import ConfigError, Fault, ModelConfig, Spec, TokenLabels
+from anyformer.config import ConfigError, Fault, ModelConfig, Spec, TokenLabels, Tokens
 from anyformer.config.spec import Count, did_you_mean
 from anyformer.datasets.registry import registry
 from anyformer.recipe.batches import Batches, Crops, Ordered, Packed
@@ -99,6 +99,10 @@ def _data_faults(recipe: Recipe) -> Iterator[Fault]:
         yield from (f.under(key) for f in source_faults(source, task.kind, columns(task)))
         if isinstance(task, Mixture) and isinstance(source, MixedSources):
             yield from (f.under(f"{key}.parts") for f in _mixture_faults(task, source, complete=name == "train"))
+    media = [tokens.media for tokens in (recipe.model.source, recipe.model.target) if isinstance(tokens, Tokens)]
+    for kind in ("image", "audio"):
+        if getattr(data.augment, kind, None) is not None and not any(getattr(one, kind, None) for one in media):
+            yield Fault(f"data.augment.{kind}", f"the model reads no {kind}: set `media` of its input")
     if isinstance(data.train, Shards) and isinstance(task, LanguageModel) and task.framed:
         yield Fault("task.framed", "= true: shards hold plain texts, each followed by <eos>; set it to false")
 

@@ -8,10 +8,10 @@ from anyformer.config import Fault
 from anyformer.config.spec import did_you_mean
 from anyformer.recipe.sources import (
     TABLE_FORMATS,
-    Additions,
+    ArrayFile,
     ClassFolders,
+    ColumnName,
     ConllFile,
-    Digits,
     JoinedSources,
     KeyToDoorWalks,
     MatchedLines,
@@ -23,16 +23,17 @@ from anyformer.recipe.sources import (
     TableFile,
     TextFile,
     Trajectories,
-    WrittenDates,
     single_columns,
     table_columns,
     table_format,
     unknown_format,
 )
+from anyformer.recipe.synthetic import Additions, Digits, Scenes, WrittenDates
 
 TEXT, LABELLED, PAIR = ("text",), ("text", "label"), ("source", "target")  # columns of sources that do not name them
 TAGGED = ("words", "tags")
 EPISODES = ("text", "observations", "actions", "rewards")
+MEDIA_ROLES = ("source", "text", "pair")  # columns that may refer to images and sounds
 NEEDS = {
     TEXT: "text: text, table, lines, conll, folders or shards",
     LABELLED: "labels: table, lines, folders, or text with a label",
@@ -62,8 +63,8 @@ def source_faults(source: Source, task: str, columns: tuple[str, ...]) -> Iterat
             yield Fault("label", f"= {label!r}: the task {task} reads no labels: leave it out")
         case TextFile(label=None) | Shards() if columns != TEXT:
             yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
-        case ClassFolders() if columns not in (TEXT, LABELLED):
-            yield Fault("kind", f"= 'folders': the task {task} needs {needs}")
+        case ClassFolders() | ArrayFile() if columns not in (TEXT, LABELLED):
+            yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
         case SoundFiles() if columns not in (LABELLED, PAIR):
             yield Fault("kind", f"= 'sounds': the task {task} needs {needs}")
         case SoundFiles(count=int()) if source.shortest > source.longest:
@@ -80,11 +81,18 @@ def source_faults(source: Source, task: str, columns: tuple[str, ...]) -> Iterat
             yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
         case ConllFile(word=int(word), tag=int(tag)) if word == tag:
             yield Fault("tag", f"= {tag}: is also the column of the word")
-        case ParallelFiles() | Digits() | WrittenDates() | Additions() if columns != PAIR:
+        case ParallelFiles() | Digits() | WrittenDates() | Additions() | Scenes() if columns != PAIR:
             yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
-        case TextFile() | ParallelFiles() | TableFile() | MatchedLines() | ConllFile() | ClassFolders() | Shards() if (
-            source.start >= source.stop
-        ):
+        case (
+            TextFile()
+            | ParallelFiles()
+            | TableFile()
+            | MatchedLines()
+            | ConllFile()
+            | ClassFolders()
+            | ArrayFile()
+            | Shards()
+        ) if source.start >= source.stop:
             yield Fault("start", f"= {source.start}: must be before stop = {source.stop}")
         case Trajectories() if source.start >= source.stop:
             yield Fault("start", f"= {source.start}: must be before stop = {source.stop}")
@@ -110,6 +118,11 @@ def source_faults(source: Source, task: str, columns: tuple[str, ...]) -> Iterat
             isinstance(c, tuple) for c in table_columns(source).values()
         ):
             yield Fault("join", f"= {source.join!r}: is for a list of columns, such as text = ['title', 'body']")
+        case TableFile() if unread := _unread_media(source):
+            yield from (
+                Fault(key, f"= {name!r}: no column of this name is read: name it in `text` or `source`, too")
+                for key, name in unread
+            )
         case TableFile() if numbered := _numbered_names(source):
             kind = "lines of JSON have names: give them, or set header = false for JSON lists"
             kind = "columns of Parquet have names: give them" if table_format(source) == "parquet" else kind
@@ -125,6 +138,13 @@ def _numbered_names(source: TableFile) -> list[tuple[str, int]]:
     if table_format(source) in ("tsv", "csv") or (table_format(source) == "jsonl" and not source.header):
         return []
     return [(key, name) for key, name in single_columns(table_columns(source)).items() if isinstance(name, int)]
+
+
+def _unread_media(source: TableFile) -> list[tuple[str, ColumnName]]:
+    """Return the columns with paths of images or sounds that are not read as a text."""
+    read = [*single_columns({k: v for k, v in table_columns(source).items() if k in MEDIA_ROLES}).values()]
+    named = {key: names for key in ("images", "sounds") if (names := getattr(source, key)) is not None}
+    return [(key, name) for key, name in single_columns(named).items() if name not in read]
 
 
 def _pattern_fault(pattern: str, groups: tuple[str, ...], label: str | None) -> str:

@@ -6,6 +6,8 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from anyformer.config import ConfigError, Fault, Spec
 from anyformer.config.spec import BY_KIND, Flag, Fraction, Probability, Size, shorten
+from anyformer.recipe.augment import Augment
+from anyformer.recipe.synthetic import Length, Scenes, Synthetic
 
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
@@ -16,7 +18,6 @@ Column = Annotated[int, Field(strict=True, ge=-(2**31), lt=2**31)]
 ColumnName = str | Annotated[int, Field(strict=True, ge=0, lt=2**31)]  # the name of a column, or its number from 0
 ColumnNames = ColumnName | Annotated[tuple[ColumnName, ...], Field(min_length=1)]  # several are joined to one text
 Label = Annotated[str, Field(min_length=1)]
-Length = Annotated[int, Field(strict=True, ge=1, le=10_000)]
 RowSplit = Literal["spread", "rows"]
 
 
@@ -71,6 +72,8 @@ class TableFile(Spec):
     words: ColumnName | None = None  # column of a sentence's words: a list, or a string separated by spaces
     tags: ColumnName | None = None  # column of the words' tags, in the same form
     join: str = " "  # text between joined columns; blank cells are left out
+    images: ColumnNames | None = None  # which of these columns hold paths of images, relative to the table's folder
+    sounds: ColumnNames | None = None  # which of these columns hold paths of sounds; a.wav+b.wav are joined to one
     format: Literal["tsv", "csv", "jsonl", "parquet"] | None = None  # the format; None: by the suffix
     header: Flag = True  # the first row names the columns
     encoding: Encoding = "utf-8"  # a Python codec: utf-8, latin-1, cp949, …
@@ -146,10 +149,11 @@ class MatchedLines(Spec):
 
 
 class ClassFolders(Spec):
-    """One folder per label with one file per text: `pos/001.txt`."""
+    """One folder per label with one file per text, image or sound: `pos/001.txt`, `cat/001.png`."""
 
     kind: Literal["folders"] = "folders"
     path: str  # the folder of the folders
+    media: Literal["image", "audio"] | None = None  # what each file is; None: a text
     encoding: Encoding = "utf-8"  # a Python codec: utf-8, latin-1, cp949, …
     start: Probability = 0.0  # beginning of the selected part, as a fraction
     stop: Fraction = 1.0  # end of the selected part, as a fraction
@@ -171,6 +175,20 @@ class SoundFiles(Spec):
     longest: Length = 6  # most files of a joined row
 
 
+class ArrayFile(Spec):
+    """Entries of an array in a `.npz` file, and their labels in another array of the same file. `anyformer data pack`
+    writes such files from folders of images."""
+
+    kind: Literal["arrays"] = "arrays"
+    path: str  # the file
+    array: str = "images"  # name of the array: uint8 [n, height, width] or [n, height, width, 3], or vectors [n, size]
+    labels: str = "labels"  # name of the array of labels [n]: strings or whole numbers
+    media: Literal["image", "features"] = "image"  # what each entry is
+    start: Probability = 0.0  # beginning of the selected part, as a fraction
+    stop: Fraction = 1.0  # end of the selected part, as a fraction
+    split: RowSplit = "spread"  # rows of the part: spread evenly over the file, or contiguous ("rows")
+
+
 class Shards(Spec):
     """Tokenised text of any size: a folder written by `anyformer data prepare`. `start` and `stop` are fractions of its
     tokens."""
@@ -179,48 +197,6 @@ class Shards(Spec):
     path: str  # the folder
     start: Probability = 0.0  # beginning of the selected part, as a fraction
     stop: Fraction = 1.0  # end of the selected part, as a fraction
-
-
-class Digits(Spec):
-    """Rows of digits."""
-
-    kind: str
-    count: Size  # number of rows
-    shortest: Length = 6  # fewest digits of a row
-    longest: Length = 11  # most digits of a row
-
-
-class SortDigits(Digits):
-    """3 1 2 -> 1 2 3"""
-
-    kind: Literal["sort"] = "sort"
-
-
-class CopyDigits(Digits):
-    """3 1 2 -> 3 1 2"""
-
-    kind: Literal["copy"] = "copy"
-
-
-class ReverseDigits(Digits):
-    """3 1 2 -> 2 1 3"""
-
-    kind: Literal["reverse"] = "reverse"
-
-
-class WrittenDates(Spec):
-    """tuesday, march 5 1996 -> 1996-03-05, in a dozen formats."""
-
-    kind: Literal["dates"] = "dates"
-    count: Size  # number of rows
-
-
-class Additions(Spec):
-    """17+25 -> 42, with numbers of up to `digits` digits, most significant first."""
-
-    kind: Literal["addition"] = "addition"
-    count: Size  # number of rows
-    digits: Annotated[int, Field(strict=True, ge=1, le=100)] = 3  # most digits of a number
 
 
 class Trajectories(Spec):
@@ -240,7 +216,6 @@ class KeyToDoorWalks(Spec):
     count: Size  # number of episodes
 
 
-Synthetic = SortDigits | CopyDigits | ReverseDigits | WrittenDates | Additions
 SingleSource = Annotated[
     TextFile
     | ParallelFiles
@@ -249,6 +224,8 @@ SingleSource = Annotated[
     | ConllFile
     | ClassFolders
     | SoundFiles
+    | ArrayFile
+    | Scenes
     | Trajectories
     | KeyToDoorWalks
     | Synthetic,
@@ -285,6 +262,8 @@ AnySource = (
     | ConllFile
     | ClassFolders
     | SoundFiles
+    | ArrayFile
+    | Scenes
     | Trajectories
     | KeyToDoorWalks
     | JoinedSources
@@ -342,6 +321,7 @@ class Data(Spec):
     sets: tuple[str, ...] = ()  # registered data sets (`anyformer data list`) with which paths begin
     # folder of relative paths; empty: the environment variable ANYFORMER_DATA, else the working directory
     root: str = ""
+    augment: Augment | None = None  # random changes of the images and sounds in training; None: none
     on_bad_row: Literal["error", "skip"] = "error"  # error: report unreadable rows and stop; skip: leave them out
 
 

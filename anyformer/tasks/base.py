@@ -11,15 +11,16 @@ from anyformer.attention.layout import Layout, make_layout
 from anyformer.cache.segment_memory import Past
 from anyformer.config import ConfigError, Fault, ModelConfig, Side
 from anyformer.conventions import PLAIN, SEEN
+from anyformer.data.augment import Augmentation
 from anyformer.data.batch import Batch, Example
 from anyformer.data.loader import Loader
-from anyformer.data.media import Augment, MediaStore
+from anyformer.data.media import MediaStore
 from anyformer.data.readers import MAX_BAD_ROWS_SHOWN, Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.kernels.cross_entropy import token_loss as token_loss
 from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import Transformer
-from anyformer.recipe import AnyTask, Batches
+from anyformer.recipe import AnyTask, Augment, Batches
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ class Task(Protocol):
 def open_media(task: Task, config: ModelConfig, augment: Augment | None = None) -> MediaStore | None:
     """Let a task read images and sounds in texts, if its model does; return the store that it reads them with."""
     reader = task.source_tokenizer or task.tokenizer
-    reader.media = MediaStore.of(config, augment, getattr(task.spec, "pictures", None))
+    changes = None if augment is None else Augmentation(augment)
+    reader.media = MediaStore.of(config, changes, getattr(task.spec, "pictures", None))
     return reader.media
 
 

@@ -237,7 +237,7 @@ def fit_rows(recipe: Recipe, task: Task, found: Splits, console: Console) -> tup
     """
     config = fit_config(recipe, task)
     _check_capacity(recipe, config)
-    media = open_media(task, config)
+    media = open_media(task, config, recipe.data.augment)
 
     def fit(one: NamedSplit) -> Rows:
         rows = task.filter_rows(

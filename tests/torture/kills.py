@@ -31,6 +31,7 @@ from anyformer.recipe import (
     MixedSources,
     Recipe,
     ReverseDigits,
+    Scenes,
     SortDigits,
     WrittenDates,
 )
@@ -79,7 +80,7 @@ def small(name: str) -> Recipe:
 
 def _few(recipe: Recipe) -> str:
     match recipe.data.train:
-        case SortDigits() | CopyDigits() | ReverseDigits() | WrittenDates() | Additions():
+        case SortDigits() | CopyDigits() | ReverseDigits() | WrittenDates() | Additions() | Scenes():
             return "data.train.count=600"
         case JoinedSources():
             return "data.train.parts.*.stop=0.05"
