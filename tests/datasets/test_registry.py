@@ -25,9 +25,11 @@ def test_every_recipe_names_its_data_sets(name: str) -> None:
     """Files are registered, or made by commands of a page: thousands of pictures are not fetched one by one."""
     data = recipes.read_recipe(name).data
     paths = [path for _, path in named(data)]
-    page = (ROOT / "docs" / "your-data.md").read_text(encoding="utf-8")
+    pages = "".join(
+        (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in ("your-data", "environments")
+    )
     assert {path.partition("/")[0] for path in paths if lookup(path)} == set(data.sets)
-    assert not [path for path in paths if lookup(path) is None and path.partition("/")[0] not in page]
+    assert not [path for path in paths if lookup(path) is None and path.partition("/")[0] not in pages]
 
 
 def test_every_data_set_is_used() -> None:
