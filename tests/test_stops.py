@@ -13,6 +13,8 @@ import pytest
 from anyformer.cli.app import main
 from anyformer.config import io
 from anyformer.lab.cells import Cell, measure_all
+from anyformer.lab.trial import trial
+from anyformer.recipes import read_recipe
 from anyformer.run import checkpoints, load
 from anyformer.training import loop, signals, train as training
 from anyformer.training.signals import Signals
@@ -196,5 +198,14 @@ def test_a_stopped_lab_is_one_line(tmp_path: Path) -> None:
     process.join(30)
     assert process.exitcode == 3
     assert (tmp_path / "err.txt").read_text() == (
+        "1 training of 100,000 steps; a line for each that is finished\n"
         "interrupted: finished results are kept; the same command measures the rest\n"
     )
+
+
+def test_a_signal_in_the_last_evaluation_stops_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It came after the last check of the training loop, and the next training began."""
+    monkeypatch.setattr("anyformer.training.loop._validate", lambda *_: interrupt())
+    recipe = read_recipe("sort", ["train.steps=1", "data.train.count=20", "data.valid.count=5"])
+    with pytest.raises(KeyboardInterrupt):
+        trial(recipe)

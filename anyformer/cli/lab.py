@@ -37,7 +37,7 @@ def lab(
 
     Without a name it lists the experiments. If it is stopped, the same command continues.
 
-    anyformer lab run sort model.*.position=sinusoidal,rotary,alibi --steps 400
+    anyformer lab run reverse 'model.*.position=none,sinusoidal,rotary' --steps 400
     """
     from anyformer.config import ConfigError, Fault
 
@@ -102,7 +102,7 @@ def _grid(words: list[str], jobs: int, out: Path | None, steps: int | None, seed
     from rich.console import Console
 
     from anyformer.config import ConfigError, Fault
-    from anyformer.lab.compare import cells, compare, markdown, report
+    from anyformer.lab.compare import cells, compare, markdown, report, verdict
     from anyformer.lab.grid import grid_of_recipe, load_grid, run_grid
 
     if not words:
@@ -114,7 +114,8 @@ def _grid(words: list[str], jobs: int, out: Path | None, steps: int | None, seed
         grid = grid_of_recipe(words[0], words[1:], steps, seeds or 3)
     folder = out or Path("runs") / "lab" / Path(words[0]).stem
     results = run_grid(grid, folder, jobs=jobs, console=Console(stderr=True))
-    typer.echo(markdown(cells(compare(results, grid.metric), grid.metric)))
+    lines = compare(results, grid.metric)
+    typer.echo(f"{markdown(cells(lines, grid.metric))}\n{verdict(lines, grid.metric)}")
     try:
         typer.echo(f"{folder / 'results.jsonl'}, {report(grid, results, folder)}")
     except ImportError as error:

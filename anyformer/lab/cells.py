@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import platform
 import signal
+import statistics
 import tempfile
 import threading
 import time
@@ -28,7 +29,9 @@ from anyformer.config import ConfigError, Fault
 from anyformer.hardware import usable_cores
 from anyformer.processes import end_with_parent, remove_abandoned
 from anyformer.run import writing
+from anyformer.training.plan import duration
 
+SECONDS_BETWEEN_LINES = 30.0  # where there is no terminal
 SCRATCH = "anyformer-lab-"  # prefix of the names of temporary folders
 
 Cell = Mapping[str, Any]
@@ -58,7 +61,7 @@ def measure_all(
     console = console or Console(quiet=True)
     done = {key(result.cell): result for result in read_results(path)}
     left = [cell for cell in cells if key(cell) not in done]
-    with _progress(console, len(cells), len(cells) - len(left)) as tell:
+    with _progress(console, len(cells), len(cells) - len(left), jobs) as tell:
         for result in _measured(measure, left, jobs, tell):
             append(path, result)
             done[key(result.cell)] = result
@@ -75,7 +78,7 @@ Tell = Callable[[Result | None, Sequence[Cell]], None]
 
 def _measured(measure: Measure, cells: Sequence[Cell], jobs: int, tell: Tell) -> Iterator[Result]:
     """Yield results as they are completed."""
-    threads = max(1, usable_cores() // jobs)
+    threads = max(1, min(torch.get_num_threads(), usable_cores() // jobs))  # OMP_NUM_THREADS may say fewer
     if jobs == 1 or len(cells) < 2:
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
@@ -186,8 +189,8 @@ def _cut_half_line(file: Any) -> None:
 
 
 @contextmanager
-def _progress(console: Console, total: int, done: int) -> Iterator[Tell]:
-    """Show a progress bar on a terminal, else print a line for each completed cell."""
+def _progress(console: Console, total: int, done: int, jobs: int) -> Iterator[Tell]:
+    """Print a line for each completed cell; also show a bar on a terminal, and elsewhere a line after silence."""
     bar = Progress(
         TextColumn("[bold]lab"),
         BarColumn(),
@@ -198,23 +201,36 @@ def _progress(console: Console, total: int, done: int) -> Iterator[Tell]:
         console=console,
         disable=not console.is_terminal,
     )
-    task, count = bar.add_task("", total=total, completed=done, note=""), done
+    task, now = bar.add_task("", total=total, completed=done, note=""), ""
+    seconds, began, over = list[float](), time.perf_counter(), threading.Event()
+
+    def show(text: str) -> None:
+        if seconds and (left := total - done - len(seconds)):
+            text += f"  about {duration(statistics.mean(seconds) * max(1, left / jobs))} left"
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def tell(result: Result | None, running: Sequence[Cell]) -> None:
-        nonlocal count
+        nonlocal now
+        now = "; ".join(map(in_words, running))
         if result is not None:
-            count += 1
+            seconds.append(result.seconds)
             bar.advance(task)
-            console.print(
-                f"{count}/{total}  {in_words(result.cell)}  {shown(result.found)}  {result.seconds:.0f} s",
-                highlight=False,
-                markup=False,
-                soft_wrap=True,
-            )
-        bar.update(task, note="; ".join(map(in_words, running)))
+            count = f"{done + len(seconds)}/{total}"
+            show(f"{count}  {in_words(result.cell)}  {shown(result.found)}  {result.seconds:.0f} s")
+        bar.update(task, note=now)
 
+    def show_signs_of_life() -> None:
+        while not over.wait(SECONDS_BETWEEN_LINES):
+            show(f"{done + len(seconds)}/{total}  {time.perf_counter() - began:.0f} s so far  now {now}")
+
+    thread = threading.Thread(target=show_signs_of_life, daemon=True)
     with bar:
-        yield tell
+        if not console.is_terminal and not console.quiet:
+            thread.start()
+        try:
+            yield tell
+        finally:
+            over.set()
 
 
 def in_words(cell: Cell) -> str:

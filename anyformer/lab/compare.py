@@ -66,6 +66,7 @@ def compare(results: Sequence[Result], metric: str) -> list[Line]:
     return lines
 
 
+SIGNIFICANT = 0.05  # p values below it
 HEADER = ("setting", "{metric}", "p", "parameters", "steps", "FLOPs", "seconds", "diverged")
 
 
@@ -73,7 +74,7 @@ def cells(lines: Sequence[Line], metric: str) -> list[tuple[str, ...]]:
     """Return a table with its header first."""
     rows = [tuple(word.format(metric=metric) for word in HEADER)]
     for line in lines:
-        p = "" if math.isnan(line.difference) else f"{line.difference:.3f}"
+        p = "" if math.isnan(line.difference) else _p(line.difference).removeprefix("p ").removeprefix("= ")
         found = str(line.summary) if line.values else "-"
         seeds = line.diverged + len(line.values)
         rows.append(
@@ -89,6 +90,31 @@ def cells(lines: Sequence[Line], metric: str) -> list[tuple[str, ...]]:
             )
         )
     return rows
+
+
+def verdict(lines: Sequence[Line], metric: str) -> str:
+    """Return the best setting, and from which others it differs significantly over the seeds, in a sentence."""
+    ranked = sorted((line for line in lines if line.values), key=lambda line: line.summary.mean)
+    if not ranked:
+        return "no verdict: every training diverged"
+    best, *others = ranked if metric == "loss" else ranked[::-1]
+    head = f"best: {best.name} ({metric} {best.summary})"
+    tests = {line.name: welch(best.values, line.values) for line in others}
+    if not tests:
+        return head
+    if all(map(math.isnan, tests.values())):
+        return f"{head}; with one seed each, a difference may be chance: use more seeds"
+    for words, found in (
+        ("significantly better than", {name: p for name, p in tests.items() if p < SIGNIFICANT}),
+        ("not significantly better than", {name: p for name, p in tests.items() if p >= SIGNIFICANT}),
+    ):
+        if found:
+            head += f"; {words} " + ", ".join(f"{name} ({_p(p)})" for name, p in found.items())
+    return head
+
+
+def _p(p: float) -> str:
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
@@ -113,16 +139,13 @@ def report(grid: Grid, results: Sequence[Result], out: Path) -> Path:
     save(figure, out / "figure.png")
     text = f"""# {out.name}
 
-`{grid.base}` varied by {", ".join(axis.name for axis in grid.axes)}; {len(grid.seeds)} seeds; each {_budget(grid)}.
+`{grid.base}` varied by {", ".join(axis.name for axis in grid.axes)}; {len(grid.seeds)} seeds; each {grid.length}.
 Mean ± standard deviation over seeds; p is Welch's test against the first setting. {results[0].machine}.
 
 {markdown(cells(lines, grid.metric))}
+{verdict(lines, grid.metric)}
+
 ![Validation {grid.metric} of each setting, and training loss by step](figure.png)
 """
     (out / "README.md").write_text(text, encoding="utf-8")
     return out / "README.md"
-
-
-def _budget(grid: Grid) -> str:
-    count = grid.budget.count
-    return f"{count:,.0f} {grid.budget.kind}" if count < 1e9 else f"{count:.3g} {grid.budget.kind}"

@@ -114,6 +114,12 @@ class Grid(Spec):
         names = [axis.name for axis in self.axes]
         return [{**dict(zip(names, values, strict=True)), "seed": seed} for values in varied for seed in self.seeds]
 
+    @property
+    def length(self) -> str:
+        """The budget of each training in words: "400 steps"."""
+        count = self.budget.count
+        return f"{count:,.0f} {self.budget.kind}" if count < 1e9 else f"{count:.3g} {self.budget.kind}"
+
     def recipe(self, cell: Cell) -> Recipe:
         """Return the recipe of a cell, without the budget."""
         changes = [change for axis in self.axes for change in axis.changes(cell[axis.name])]
@@ -133,12 +139,39 @@ class CellTraining:
 def run_grid(grid: Grid, out: str | Path, *, jobs: int = 1, console: Console | None = None) -> list[Result]:
     """Train all cells into `out/results.jsonl`; stored results are not trained again."""
     out, kept = Path(out), Path(out) / "grid.toml"
+    if kept.is_file() and (before := io.load(Grid, kept)) != grid:  # before the check, which may read all data
+        what = f"{_differences(before, grid)}: choose another folder with --out, or delete that one"
+        raise ConfigError([Fault(str(out), what)])
     check(grid)
-    if kept.is_file() and (changes := io.diff(io.load(Grid, kept), grid)):
-        raise ConfigError(Fault(str(out), f"holds another grid: {change}") for change in changes[:5])
     with locked(out):
         io.save(grid, kept)
+        if console is not None:
+            count = len(grid.cells())
+            text = f"{count} training{'s' if count > 1 else ''} of {grid.length}; a line for each that is finished"
+            console.print(text, highlight=False, markup=False, soft_wrap=True)
         return measure_all(CellTraining(grid), grid.cells(), out / "results.jsonl", jobs=jobs, console=console)
+
+
+def _differences(before: Grid, now: Grid) -> str:
+    """Return how the results of a folder differ from a grid: "holds results of 400 steps, not 200 steps"."""
+
+    def words(grid: Grid) -> dict[str, str]:
+        seeds = len(grid.seeds)
+        return {
+            "base": f"the recipe {grid.base}",
+            "axes": " and ".join(f"{axis.name}={','.join(map(_plain, axis.values))}" for axis in grid.axes),
+            "budget": grid.length,
+            "seeds": f"{seeds} seed{'s' if seeds > 1 else ''}",
+            "metric": f"the metric {grid.metric}",
+            "set": " ".join(grid.set) or "no other settings",
+        }
+
+    old, new = words(before), words(now)
+    names = [name for name in old if getattr(before, name) != getattr(now, name)]
+    if "budget" in names and "set" in names:
+        names.remove("set")  # the warm-up follows from the steps
+    found = [f"{old[name]}, not {new[name]}" if old[name] != new[name] else f"other {name}" for name in names]
+    return f"holds results of {'; of '.join(found)}"
 
 
 def check(grid: Grid) -> None:
@@ -218,7 +251,7 @@ def grid_of_recipe(base: str, assignments: Sequence[str], steps: int | None = No
             same += [f"{field}={text.partition('=')[2]}" for field in fields]
     if not axes:
         raise ConfigError(
-            [Fault("", "nothing varies: give a key several values, such as model.*.position=alibi,rotary")]
+            [Fault("", "nothing varies: give a key several values, such as 'model.*.position=alibi,rotary'")]
         )
     count, warmup = steps or recipe.train.steps, recipe.train.schedule.warmup
     if count < recipe.train.steps and not any("schedule" in text for text in same):

@@ -17,6 +17,7 @@ from anyformer.training.job import Job
 from anyformer.training.log import read_metrics
 from anyformer.training.loop import Diverged, fit
 from anyformer.training.prepare import prepare
+from anyformer.training.signals import Signals
 from anyformer.training.utilisation import flops_per_token
 
 CURVE_POINTS = 60
@@ -67,7 +68,8 @@ def trained(recipe: Recipe, begin: Callable[[Transformer], None] | None = None) 
             begin(job.model)
         diverged = False
         try:
-            fit(job)
+            with Signals(_interrupt):  # at once: a checkpoint in this folder would be of no use
+                fit(job)
         except Diverged:
             diverged = True
         rows = read_metrics(folder)
@@ -76,6 +78,10 @@ def trained(recipe: Recipe, begin: Callable[[Transformer], None] | None = None) 
         valid = {name.removeprefix("valid_"): value for name, value in last.items() if name != "step"}
         with ema_weights(job):
             yield Trial(job, _thinned(curve), valid, diverged)
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
 
 
 def trial(recipe: Recipe, begin: Callable[[Transformer], None] | None = None) -> dict[str, Any]:

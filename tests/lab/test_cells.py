@@ -4,10 +4,12 @@ import os
 import signal
 import threading
 import time
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from anyformer.config import ConfigError
 from anyformer.lab.cells import SCRATCH, Cell, measure_all, read_results
@@ -37,6 +39,18 @@ def square(cell: Cell) -> dict[str, Any]:
 def test_results_are_in_the_order_of_cells(tmp_path: Path) -> None:
     found = measure_all(square, CELLS, tmp_path / "results.jsonl")
     assert [(r["x"], r["seed"], r["square"]) for r in found] == [(c["x"], c["seed"], c["x"] ** 2) for c in CELLS]
+
+
+def test_long_silence_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anyformer.lab.cells.SECONDS_BETWEEN_LINES", 0.05)
+    console = Console(file=StringIO())
+    measure_all(lambda cell: time.sleep(0.2) or square(cell), CELLS[:2], tmp_path / "results.jsonl", console=console)
+    lines = console.file.getvalue().splitlines()
+    assert lines[0] == "0/2  0 s so far  now x=1 seed=0"
+    (first,) = (line for line in lines if line.startswith("1/2  x=1 seed=0  square 1"))
+    assert first.endswith(" left")
+    assert lines[-1].startswith("2/2  x=1 seed=1  square 1")
+    assert not lines[-1].endswith(" left")
 
 
 def test_side_by_side(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """Grids of one's own: all combinations under equal budgets, divergence told, wrong ones refused before any training."""
 
+import math
 import re
 from pathlib import Path
 
 import pytest
 
 from anyformer.config import ConfigError, io
-from anyformer.lab.compare import compare, report
+from anyformer.lab.compare import Line, compare, report, verdict
 from anyformer.lab.grid import (
     Axis,
     FlopBudget,
@@ -139,8 +140,35 @@ def test_a_grid_of_too_many_cells_is_refused_at_once() -> None:
 def test_another_grid_in_the_folder_is_refused(tmp_path: Path) -> None:
     one = Axis(name="depth", fields=("model.decoder.depth",), values=(1,))
     run_grid(grid(axes=(one,), seeds=(0,)), tmp_path)
-    with pytest.raises(ConfigError, match="holds another grid: seeds"):
-        run_grid(grid(axes=(one,), seeds=(0, 1)), tmp_path)
+    fix = ": choose another folder with --out, or delete that one$"
+    for changes, differs in (
+        ({"seeds": (0, 1)}, "1 seed, not 2 seeds"),
+        ({"seeds": (1,)}, "other seeds"),
+        ({"budget": Steps(count=30), "set": SMALL[1:]}, "20 steps, not 30 steps"),
+        ({"base": "dates", "axes": (Axis(name="width", fields=("model.width",), values=(8, 16)),)},
+         "the recipe sort, not the recipe dates; of depth=1, not width=8,16"),
+        ({"set": SMALL[:1]}, " ".join(SMALL) + ", not model.width=16"),
+    ):  # fmt: skip
+        other = grid(**{"axes": (one,), "seeds": (0,), **changes})
+        with pytest.raises(ConfigError, match=f"holds results of {re.escape(differs)}{fix}"):
+            run_grid(other, tmp_path)
+
+
+def line(name: str, *values: float) -> Line:
+    return Line({"position": name}, values, 0, math.nan, 400, 1.0, 1, 1.0)
+
+
+def test_the_verdict_names_the_best_setting_and_what_is_significant() -> None:
+    none, rotary, same = line("none", 0.5, 0.51, 0.52), line("rotary", 0.1, 0.11, 0.12), line("alibi", 0.1, 0.13, 0.12)
+    told = verdict([none, rotary, same], "loss")
+    assert told.startswith(
+        "best: position=rotary (loss 0.11 ± 0.01); significantly better than position=none (p < 0.001); "
+    )
+    assert "; not significantly better than position=alibi (p = 0." in told
+    assert verdict([none, rotary], "exact_match").startswith("best: position=none")
+    assert "may be chance: use more seeds" in verdict([line("a", 0.1), line("b", 0.2)], "loss")
+    assert verdict([line("a", 0.1)], "loss") == "best: position=a (loss 0.1)"
+    assert verdict([line("a")], "loss") == "no verdict: every training diverged"
 
 
 @pytest.mark.usefixtures("_few")
