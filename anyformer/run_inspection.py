@@ -1,6 +1,8 @@
 """Texts as model inputs: encode a text the way a run's model reads it, with the names of its tokens."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +12,7 @@ from torch import Tensor
 from anyformer.config import ConfigError, Fault, ModelConfig, Side, Tokens
 from anyformer.conventions import PLAIN
 from anyformer.data.batch import Example
+from anyformer.data.tokenizer import TextTokenizer
 from anyformer.decoding.generate import NonFiniteLogits, generate
 from anyformer.inspection import attention_maps as maps
 from anyformer.nn.model import Transformer
@@ -24,6 +27,8 @@ from anyformer.tasks.sequence_level import SequenceLevelTask
 from anyformer.tasks.span_corruption import SpanCorrupting
 from anyformer.tasks.tag import Tagging, split
 
+BYTE = re.compile("<0x([0-9A-F]{2})>")
+LEADS = ((4, 0xF0), (3, 0xE0), (2, 0xC0))  # bytes of a character in UTF-8, by its first byte
 MOST = 1024  # tokens of a text at most: every map of a layer has t·s elements per head
 
 
@@ -174,12 +179,27 @@ def _reading(run: Run, piece: Example) -> Reading:
         return torch.as_tensor(values, device=device).long()[None]
 
     last: Side = "decoder" if run.config.decoder else "encoder"
-    tokens: dict[Side, list[str]] = {last: [task.tokenizer.token(i) for i in piece.ids]}
+    tokens: dict[Side, list[str]] = {last: token_names(task.tokenizer, piece.ids)}
     inputs: tuple[Tensor, ...] = (tensor(list(piece.ids)),)
     if piece.source is not None:
         reader = task.source_tokenizer or task.tokenizer
-        tokens = {"encoder": [reader.token(i) for i in piece.source], **tokens}
+        tokens = {"encoder": token_names(reader, piece.source), **tokens}
         inputs = (tensor(list(piece.source)), *inputs)
     given = {"marks": piece.marks, "types": piece.types, "spelled": piece.spelled}
     options = {name: tensor(values) for name, values in given.items() if values is not None}
     return Reading(inputs, options, tokens)
+
+
+def token_names(tokenizer: TextTokenizer, ids: Sequence[int]) -> list[str]:
+    """Return tokens as `tokenizer.token` shows them; the bytes of a character are `한[1/3]`, `한[2/3]`, `한[3/3]`."""
+    names = [tokenizer.token(i) for i in ids]
+    for first, name in enumerate(names):
+        lead = BYTE.fullmatch(name)
+        size = 0 if lead is None else next((n for n, least in LEADS if int(lead[1], 16) >= least), 0)
+        parts = [BYTE.fullmatch(part) for part in names[first : first + size]]
+        raw = bytes(int(part[1], 16) for part in parts if part is not None)
+        with suppress(UnicodeDecodeError):
+            if size and len(raw) == size:
+                character = raw.decode("utf-8")
+                names[first : first + size] = [f"{character}[{n}/{size}]" for n in range(1, size + 1)]
+    return names

@@ -9,10 +9,11 @@ from rich.cells import cell_len
 
 import anyformer as af
 from anyformer.config import Learned
+from anyformer.data.tokenizer import train_tokenizer
 from anyformer.inspection import plot
-from anyformer.recipe import Classify, Embed, MaskedLanguageModel, Recipe, Regress, SpanCorruption
+from anyformer.recipe import Bytes, Classify, Embed, MaskedLanguageModel, Recipe, Regress, SpanCorruption
 from anyformer.run import Run
-from anyformer.run_inspection import MOST, read
+from anyformer.run_inspection import MOST, read, token_names
 from tests.test_cli import done, refused, run
 from tests.training import small
 
@@ -204,3 +205,10 @@ def test_maps_of_a_run_are_those_of_its_model(pair: Path) -> None:
     assert torch.equal(maps["encoder"], af.attention_maps(loaded.model, *found.inputs)["encoder"][:, :, [1]])
     with pytest.raises(ValueError, match="a run reads one text"):
         af.attention_maps(loaded, *found.inputs)
+
+
+def test_the_bytes_of_a_character_are_named_by_it() -> None:
+    tokenizer = train_tokenizer(Bytes(), ["a"])
+    ids = tokenizer.encode("a한é")
+    assert token_names(tokenizer, ids) == ["a", "한[1/3]", "한[2/3]", "한[3/3]", "é[1/2]", "é[2/2]"]
+    assert token_names(tokenizer, ids[2:5]) == ["<0x95>", "<0x9C>", "<0xC3>"]  # no whole character
