@@ -1,8 +1,12 @@
-"""Values with one meaning in every tensor of the package. Imports no torch."""
+"""Values with one meaning in every tensor of the package, and the category of notes. Imports no torch."""
 
 IGNORE = -100  # label: no loss at this token
 PADDING = -1  # segment: padding, or an empty slot of a cache
 PLAIN, SEEN, SEER = 0, 1, 2  # marks: see `docs/masks.md`; a SEER is SEEN as well; -1, -2, ... number groups
+
+
+class Note(UserWarning):
+    """Warning about something that is normal: commands print it as a note."""
 
 
 def next_power_of_two(n: int) -> int:

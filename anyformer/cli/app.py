@@ -18,6 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from anyformer import __version__
+from anyformer.conventions import Note
 
 # Errors caused by a path in the input, not by the machine.
 PATH_ERRORS = (
@@ -40,6 +41,10 @@ def print_once(text: str, err: bool = False) -> None:
         typer.echo(text, err=err)
 
 
+def _show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+    print_once(f"{'note' if issubclass(category, Note) else 'warning'}: {message}", err=True)
+
+
 class Verbs(TyperGroup):
     """Group of commands that prints warnings, wrong input, unusable paths, interruption and lack of memory as lines."""
 
@@ -47,7 +52,7 @@ class Verbs(TyperGroup):
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("always", category=UserWarning, module="anyformer")
-                warnings.showwarning = lambda message, *_, **__: print_once(f"warning: {message}", err=True)
+                warnings.showwarning = _show_warning
                 return super().invoke(ctx)
         except KeyboardInterrupt:
             # commands that save something raise an error or exit by themselves

@@ -27,7 +27,7 @@ Changes = Annotated[
     typer.Argument(
         metavar="KEY=VALUE",
         help="Changes, from left to right. An argument of the preset (depth, width, heads, vocab, ...) resizes the "
-        "whole model; any other key is a path in the config: decoder.depth=4, decoder.blocks.*.placement=post, "
+        "whole model; any other key is a path in the config: decoder.depth=4, 'decoder.blocks.*.placement=post', "
         "decoder.position=rotary, 'decoder.position={kind=\"rotary\", theta=5e5}'; none undoes an optional value. "
         "In a recipe paths begin at its top: model.decoder.depth=4.",
     ),

@@ -1,5 +1,6 @@
 """`new`: a recipe for one's own files."""
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -73,13 +74,17 @@ def new_(
     """
     import torch
 
-    from anyformer.config.spec import ConfigError, Fault
-    from anyformer.new.budget import TRIAL_STEPS, measure, steps_within
+    from anyformer.config.spec import ConfigError, Fault, close_file, visible
+    from anyformer.new.budget import TRIAL_STEPS, measure, over_minutes, steps_within
     from anyformer.new.draft import Request, draft, task_kind
 
     paths = [*(data or ()), *(more or ())]
     if not paths:
         raise ConfigError([Fault("--data", "is missing: name the file, or the two files, to learn from")])
+    if missing := [path for path in paths if not os.path.exists(os.path.expanduser(path))]:
+        hints = [f"; did you mean '{close}'?" if (close := close_file(path)) else "" for path in missing]
+        texts = [f"= '{visible(path)}': no file of this name{hint}" for path, hint in zip(missing, hints, strict=True)]
+        raise ConfigError(Fault("--data", text) for text in texts)
     out = Path(f"{_stem(paths[0])}.toml") if out is None else out
     if out.suffix.lower() != ".toml":
         raise ConfigError([Fault("--out", f"= '{out}': a recipe ends in .toml")])
@@ -110,6 +115,8 @@ def new_(
     steps, reason = steps_within(measured, minutes, made.facts)
     out.write_text(made.text(steps, reason), encoding="utf-8")
     _report(made, measured, steps, out)
+    if note := over_minutes(measured, minutes, steps):
+        typer.echo(f"note       {note}")
 
 
 def _stem(path: str) -> str:

@@ -30,9 +30,15 @@ def is_hub_name(source: str | Path) -> bool:
 
 
 def folder_name(source: str | Path) -> str:
-    """Return the name of a folder for the run: of a public name or a folder the last part, of a file its stem."""
+    """Return the name of a folder for the run: of a public name or a folder the last part, of a file its stem.
+
+    A folder that is called `model` has the name of the folder above it.
+    """
     path = Path(_parse(str(source))[0] if is_hub_name(source) else source)
-    return path.stem if path.is_file() else path.resolve().name
+    if path.is_file():
+        return path.stem
+    path = path.resolve()
+    return path.parent.name or path.name if path.name.lower() in ("model", "models") else path.name
 
 
 def download(source: str, allow_pickle: bool = False) -> Path:

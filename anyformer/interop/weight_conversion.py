@@ -13,6 +13,7 @@ from torch import Tensor
 
 from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.config.spec import visible
+from anyformer.conventions import Note
 from anyformer.interop import weight_files
 from anyformer.interop.family import BODY, Family
 from anyformer.interop.weight_files import StoredTensor, wrong
@@ -105,7 +106,7 @@ def _check(found: Fit, family: Family, stored: dict[str, StoredTensor], folder: 
         raise ConfigError([*faults[:MAX_FAULTS], *(more if len(faults) > MAX_FAULTS else [])])
     if found.unused:
         names = ", ".join(found.unused)
-        warnings.warn(f"{folder}: left out, as the head does not use them: {names}", stacklevel=4)
+        warnings.warn(f"{folder}: not needed for the task of its head: {names}", Note, stacklevel=4)
 
 
 def _check_spare(rule: Alias | Constant, stored: dict[str, StoredTensor]) -> None:

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from anyformer.new.models import Facts
 from anyformer.recipes import read_recipe
-from anyformer.training.plan import Plan, plan
+from anyformer.training.plan import Plan, duration, plan
 
 TRIAL_STEPS = 1000  # of the recipe that is measured
 MIN_STEPS = 50
@@ -44,3 +44,11 @@ def steps_within(measured: Plan, minutes: float | None, facts: Facts) -> tuple[i
         reason = "with fewer it would hardly learn"
     unit = 10 ** max(0, math.floor(math.log10(steps)) - 1)
     return int(steps // unit * unit), reason
+
+
+def over_minutes(measured: Plan, minutes: float | None, steps: int) -> str | None:
+    """Return a sentence if even the fewest steps take longer than the minutes that a user gave."""
+    if minutes is None or steps > MIN_STEPS or steps * measured.seconds <= 60 * minutes:
+        return None
+    what = f"{steps} steps, the fewest that make sense, take {duration(steps * measured.seconds)}"
+    return f"--minutes {minutes:g} cannot be kept: {what}; smaller batches.tokens or model.width are faster"

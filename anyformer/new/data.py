@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,7 @@ HELD_OUT = {"seq2seq": 300, "lm": 0}  # rows for validation, and as many for the
 USUAL_HELD_OUT = 1000
 LABELLED = r"(?P<label>\S+)[ \t]+(?P<text>.*)"
 MAX_BAD_ROWS = 0.05  # share of rows that cannot be read and are skipped; more of them are an error
+ICONV = {"latin-1": "latin1", "euc_jp": "euc-jp"}  # names of encodings that differ from Python's
 MIN_TEXT = 2000  # characters of a text that is split
 
 
@@ -99,12 +101,21 @@ def _by_name(paths: Sequence[str]) -> dict[Split, list[str]]:
 def _parallel(files: list[str]) -> tuple[Examined, ParallelFiles]:
     source, target = (examine(file, table=False) for file in files)
     if source.encoding != target.encoding:
-        what = f"{source.path} is {source.encoding} and {target.path} {target.encoding}: convert both to utf-8"
-        raise ConfigError([Fault("--data", what)])
+        what = f"{source.path} is {source.encoding} and {target.path} {target.encoding}: convert to UTF-8 with"
+        commands = [_iconv(one) for one in (source, target) if one.encoding != "utf-8"]
+        raise ConfigError([Fault("--data", f"{what} `{' && '.join(commands)}`")])
     columns = {"source": source.columns["text"], "target": target.columns["text"]}
     why = "two files, one row per line: source and target"
     both = Examined(source.path, "text", why, source.encoding, columns=columns, rows=source.rows)
     return both, ParallelFiles(source=files[0], target=files[1], encoding=source.encoding)
+
+
+def _iconv(one: Examined) -> str:
+    """Return the command that converts a text file to UTF-8, in a file of another name."""
+    path = Path(one.path)
+    made = shlex.quote(str(path.with_name(f"utf8-{path.name.removesuffix('.gz')}")))
+    name, convert = shlex.quote(one.path), f"iconv -f {ICONV.get(one.encoding, one.encoding)} -t utf-8"
+    return f"gunzip -c {name} | {convert} > {made}" if path.suffix == ".gz" else f"{convert} {name} > {made}"
 
 
 def _single(

@@ -50,6 +50,12 @@ def _labels(task: AnyTask) -> tuple[str, ...]:
     return task.labels if isinstance(task, Classify | Encoder | Tag) else ()
 
 
+def describe_new(first: str, new: list[str]) -> str:
+    """Return a line about the weights that a run to start from does not have, which is normal for a new head."""
+    what = "new head" if all(name.startswith("head.") for name in new) else "new parts"
+    return f"{what}, not in {first}, to be trained: {', '.join(new)}"
+
+
 def freeze(model: Transformer, patterns: Sequence[str], new: Sequence[str] = ()) -> None:
     """Exclude weights from training: those that a pattern names, as a weight or as a part with its weights.
 

@@ -9,9 +9,10 @@ import shutil
 from dataclasses import dataclass
 
 import torch
+from rich.console import Console
 
 from anyformer.config import ConfigError, Fault
-from anyformer.hardware import default_device
+from anyformer.hardware import busy_advice, default_device
 from anyformer.transforms.fp8 import is_supported
 
 COMPILERS = ("c++", "g++", "clang++", "cc", "gcc", "clang", "cl")
@@ -86,6 +87,12 @@ def choose_compile(setting: str, device: torch.device, padded: bool, fault: str 
     if fault is not None:
         return Choice("off", fault)
     return Choice("on", "for batches of one shape (crops, ordered, packed), but not for padded ones")
+
+
+def advise_if_busy(device: torch.device, console: Console) -> None:
+    """Print a line of advice if a CPU is so busy that one thread may be faster; the threads stay as they are."""
+    if device.type == "cpu" and (advice := busy_advice(torch.get_num_threads())):
+        console.print(advice, highlight=False, markup=False, soft_wrap=True)
 
 
 def compiler_fault() -> str | None:

@@ -16,7 +16,6 @@ from anyformer.data.loader import CropLoader, Cursor, Loader
 from anyformer.data.media import without_references
 from anyformer.data.readers import Rows, check_bad_rows, common_inputs, read
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
-from anyformer.hardware import busy_advice
 from anyformer.inspection.capacity import check_model, exceeding
 from anyformer.nn.model import Transformer
 from anyformer.recipe import (
@@ -59,9 +58,9 @@ from anyformer.tasks.regress import scaled
 from anyformer.tasks.tag import with_tags
 from anyformer.training.checkpoint import TrainState, read_state
 from anyformer.training.compiler import compile_options
-from anyformer.training.finetune import config_differences, copy_weights, freeze, lr_scale
+from anyformer.training.finetune import config_differences, copy_weights, describe_new, freeze, lr_scale
 from anyformer.training.job import Job
-from anyformer.training.machine import choose_execution
+from anyformer.training.machine import advise_if_busy, choose_execution
 from anyformer.training.optimisers import build_optimizer
 from anyformer.training.parallel import SINGLE, Ranks, shard_model
 from anyformer.training.resume import changed_data, find_checkpoint
@@ -70,8 +69,7 @@ from anyformer.transforms.fp8 import SIZE_MULTIPLE, learn_in_fp8
 from anyformer.transforms.quantise import round_base
 from anyformer.transforms.rounding import Bits
 
-MAX_LABELS = 10  # that a message lists
-MAX_DIFFERENCES = 10
+MAX_LABELS, MAX_DIFFERENCES = 10, 10  # that a message lists
 
 
 def prepare(
@@ -148,8 +146,7 @@ def build(
     execution = choose_execution(recipe.train.precision, recipe.train.compile, padded=padded)
     device, precision = torch.device(execution.device.value), execution.precision.value
     compiled = execution.compile.value == "on"
-    if device.type == "cpu" and (advice := busy_advice(torch.get_num_threads())):
-        console.print(advice, highlight=False, markup=False, soft_wrap=True)
+    advise_if_busy(device, console)
 
     def make() -> tuple[Transformer, Loader]:
         torch.manual_seed(recipe.seed)
@@ -167,7 +164,7 @@ def build(
         elif recipe.train.init_from is not None:
             first = recipe.train.init_from
             if new := [name for name in copy_weights(model, task.spec, load(first)) if ".lora." not in name]:
-                console.print(f"not in {first}, initialised: {', '.join(new)}", markup=False, soft_wrap=True)
+                console.print(describe_new(first, new), markup=False, soft_wrap=True)
         freeze(model, recipe.train.freeze, new)
         if bits:
             _round_base(model, bits)

@@ -204,4 +204,5 @@ def test_no_name(name: str) -> None:
 def test_the_folder_of_a_name() -> None:
     assert hub.folder_name("hf:one/small@v1") == "small"
     assert hub.folder_name("models/small/") == "small"
+    assert hub.folder_name("there/small/model") == "small"
     assert hub.folder_name(__file__) == "test_hub"

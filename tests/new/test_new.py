@@ -11,7 +11,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from anyformer.new.budget import MIN_LEARNING_STEPS, MIN_STEPS, steps_within
+from anyformer.new.budget import MIN_LEARNING_STEPS, MIN_STEPS, over_minutes, steps_within
 from anyformer.new.draft import TASKS
 from anyformer.recipes import read_recipe
 from anyformer.training import plan
@@ -295,8 +295,19 @@ def test_an_existing_recipe_is_kept() -> None:
     (line,) = refused("new", "classify", "--data", "few.csv")
     assert line == "few.toml: exists already: choose another --out, or add --force to overwrite it"
     assert Path("few.toml").read_text() == "# mine\n"
+    (line,) = refused("new", "classify", "--data", "fewx.csv", "--out", "few.toml")  # the input is checked first
+    assert line == "--data = 'fewx.csv': no file of this name; did you mean 'few.csv'?"
     new("classify", "--data", "few.csv", "--force")
     assert read_recipe("few.toml").task.kind == "classify"
+
+
+def test_files_of_two_encodings_are_refused_with_a_command() -> None:
+    Path("a b.fr").write_text("un été\n" * 30, encoding="latin-1")
+    Path("a.en").write_text("a summer’s day\n" * 30, encoding="utf-8")
+    (line,) = refused("new", "translate", "--data", "a b.fr", "a.en")
+    command = line.split("`")[1]
+    assert command == "iconv -f latin1 -t utf-8 'a b.fr' > 'utf8-a b.fr'"
+    assert line == f"--data: a b.fr is latin-1 and a.en utf-8: convert to UTF-8 with `{command}`"
 
 
 def test_help_names_every_task() -> None:
@@ -313,5 +324,10 @@ def test_steps_suffice_to_learn_unless_minutes_are_given() -> None:
     assert steps_within(measured, None, tuned)[0] == MIN_LEARNING_STEPS[True]
     assert steps_within(measured, 20.0, scratch) == (120, "at most 20 minutes here")
     assert steps_within(measured, 0.1, scratch) == (MIN_STEPS, "no fewer make sense")
+    told = over_minutes(measured, 0.1, MIN_STEPS)
+    assert told is not None
+    assert told.startswith("--minutes 0.1 cannot be kept: ")
+    assert f"{MIN_STEPS} steps, the fewest that make sense, take 8.3 min; " in told
+    assert over_minutes(measured, 20.0, 120) is over_minutes(measured, None, 1500) is None
     measured.seconds = 0.001
     assert steps_within(measured, None, scratch) == (40_000, "40 epochs")

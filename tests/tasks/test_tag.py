@@ -288,12 +288,12 @@ def test_a_new_head_on_an_old_body(tmp_path: Path) -> None:
     assert "head.transitions, head.linear.weight, head.linear.bias" in said(console)
     second = run(begun(recipe, tmp_path / "first"), tmp_path / "second")
     again = make(begun(recipe, tmp_path / "second"), tmp_path / "again", console=(console := quiet()))
-    assert ", initialised: " not in said(console)
+    assert ", to be trained: " not in said(console)
     assert torch.equal(again.model.head.transitions, second.model.head.transitions)
     other = [[(word, tag.lower()) for word, tag in row] for row in evens()]
     renamed = tagging(tmp_path, rows=other).model_copy(update={"model": model})
     make(begun(renamed, tmp_path / "second"), tmp_path / "renamed", console=(console := quiet()))
-    assert ", initialised: " in said(console)
+    assert ", to be trained: " in said(console)
 
 
 # -- bad input: one line each -----------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ def test_a_new_head_on_an_old_body(recipe: Recipe, tmp_path: Path) -> None:
     new = [name for name in own if name not in given]
     assert new == ["head.last.1.weight", "head.last.1.bias"]
     assert all(torch.equal(own[name], given[name]) for name in given)  # the pooler's, too
-    assert f"not in {tmp_path / 'first'}, initialised: {', '.join(new)}" in said(console)
+    assert f", not in {tmp_path / 'first'}, to be trained: {', '.join(new)}" in said(console)
     assert f"tokenizer: that of {tmp_path / 'first'}" in said(console)
     assert job.task.tokenizer.to_json() == first.tokenizer.to_json()
     fit(job)
@@ -80,7 +80,7 @@ def test_what_does_another_thing_is_new(recipe: Recipe, tmp_path: Path) -> None:
     foreign(recipe, tmp_path / "first", head=Embedder(pool="mean", transform=Transform(activation="gelu")))
     console = quiet()
     make(begun(recipe, tmp_path / "first"), tmp_path / "run", console=console)
-    assert ", initialised: " in said(console)
+    assert ", to be trained: " in said(console)
     assert "head.transform.linear.weight, head.transform.linear.bias, head.last.1.weight" in said(console)
 
 
@@ -93,7 +93,7 @@ def test_labels_decide_whether_a_head_is_new(recipe: Recipe, tmp_path: Path, ali
     job = make(begun(again, tmp_path / "first"), tmp_path / "run", console=console)
     last = "head.last.1.weight"
     assert torch.equal(values(job.model)[last], values(first.model)[last]) == alike
-    assert (", initialised: " in said(console)) == (not alike)
+    assert (", to be trained: " in said(console)) == (not alike)
     body = [name for name in values(first.model) if not name.startswith("head.last")]
     assert all(torch.equal(values(job.model)[name], values(first.model)[name]) for name in body)
 
@@ -229,7 +229,7 @@ def test_only_the_adapter_and_a_new_head_learn(tmp_path: Path) -> None:
     job = make(spec, tmp_path / "run", console=console)
     before, given = values(job.model), values(load(tmp_path / "first").model)
     assert all(torch.equal(before[name], given[name]) for name in given if not name.startswith("head."))
-    assert "first, initialised: head.last.1.weight, head.last.1.bias\n" in said(
+    assert "first, to be trained: head.last.1.weight, head.last.1.bias\n" in said(
         console
     )  # and not the adapter's, which are to be new
     held = [p for group in job.optimizer.param_groups for p in group["params"]]
