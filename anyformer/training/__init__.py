@@ -24,4 +24,5 @@ step                One step: forward, backward, clipping, update
 step_graphs         CUDA graphs of steps
 train               `train`, `evaluate` and `merge`
 utilisation         FLOPs per token and peak speed (MFU)
+weight_formats      Weights in fp8, and frozen weights of few bits
 """

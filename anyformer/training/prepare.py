@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from torch import nn
 
 from anyformer.config import Classifier, ConfigError, Fault, ModelConfig, Special, TokenLabels, Tokens, io
 from anyformer.config.spec import MAX_WORD, shorten
@@ -65,9 +64,7 @@ from anyformer.training.optimisers import build_optimizer
 from anyformer.training.parallel import SINGLE, Ranks, shard_model
 from anyformer.training.resume import changed_data, find_checkpoint
 from anyformer.training.snapshots import drop_snapshots
-from anyformer.transforms.fp8 import SIZE_MULTIPLE, learn_in_fp8
-from anyformer.transforms.quantise import round_base
-from anyformer.transforms.rounding import Bits
+from anyformer.training.weight_formats import convert_to_fp8, round_frozen
 
 MAX_LABELS, MAX_DIFFERENCES = 10, 10  # that a message lists
 
@@ -155,7 +152,7 @@ def build(
         with torch.device("cpu" if bits else device):  # weights that will be rounded are never on the device in fp32
             model = Transformer(config)
         if precision == "fp8":
-            _convert_to_fp8(model, console)
+            convert_to_fp8(model, console)
         new = list[str]()
         if checkpoint is not None:
             weights = read_tensors(checkpoint / "model.safetensors")
@@ -167,7 +164,7 @@ def build(
                 console.print(describe_new(first, new), markup=False, soft_wrap=True)
         freeze(model, recipe.train.freeze, new)
         if bits:
-            _round_base(model, bits)
+            round_frozen(model, bits)
             model.to(device)
         return model, task.loader(train, recipe.batches, recipe.seed, model)
 
@@ -194,28 +191,6 @@ def build(
         console=console,
         ranks=ranks,
     )
-
-
-def _convert_to_fp8(model: Transformer, console: Console) -> None:
-    """Multiply the weights of the blocks in fp8. Print how many layers stay in bf16; refuse fp8 if all of them do."""
-    stacks = nn.ModuleList(stack for stack in (model.encoder, model.decoder) if stack is not None)
-    converted, left = learn_in_fp8(stacks)
-    reason = f"{len(left)} with a size that is not a multiple of {SIZE_MULTIPLE}"
-    if not converted:
-        counts = f": there are {reason}" if left else ""
-        what = f"= 'fp8': no linear layer of the blocks can be converted{counts}; set 'bf16'"
-        raise ConfigError([Fault("train.precision", what)])
-    if left:
-        text = f"fp8: {len(converted)} linear layers of the blocks; in bf16 remain {reason}"
-        console.print(text, markup=False, soft_wrap=True)
-
-
-def _round_base(model: Transformer, bits: Bits) -> None:
-    """Round the frozen weights of the blocks; refuse weights that are not finite."""
-    try:
-        round_base(model, bits)
-    except ValueError as error:
-        raise ConfigError([Fault("train.base_bits", f"= {bits}: {error}")]) from None
 
 
 Splits = dict[str, Rows]  # "train", "valid", "test" or the names of test sets

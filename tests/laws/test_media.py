@@ -89,7 +89,9 @@ class Store(MediaStore):
                 assert self.spec.audio is not None
                 return rng.normal(size=(3 + int(name) % 6, self.spec.audio.mels)).astype(np.float32)
             case _:
-                return rng.normal(size=2).astype(np.float32)
+                assert self.spec.features is not None
+                values = self.spec.features.values
+                return (rng.integers(0, values, 2) if values else rng.normal(size=2)).astype(np.float32)
 
 
 PARTS = st.one_of(
