@@ -101,7 +101,8 @@ def _measured(measure: Measure, cells: Sequence[Cell], jobs: int, tell: Tell) ->
             while waiting or running:
                 while waiting and len(running) < jobs:  # few at a time, so that an interrupt is quick
                     cell = waiting.pop(0)
-                    running[pool.submit(_timed, measure, cell)] = cell
+                    with _interrupt_held_back():
+                        running[pool.submit(_timed, measure, cell)] = cell
                 tell(None, list(running.values()))
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     del running[future]
@@ -127,6 +128,16 @@ def _terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _interrupt_held_back() -> Iterator[None]:
+    """Delay Ctrl-C while workers are started. They inherit it, so that none prints a traceback of its imports."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _begin(threads: int, parent: int) -> None:

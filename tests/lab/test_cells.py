@@ -58,6 +58,17 @@ def test_side_by_side(tmp_path: Path) -> None:
     assert [r.cell for r in found] == CELLS
 
 
+def is_sigint_blocked(cell: Cell) -> dict[str, Any]:
+    return {"blocked": signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())}
+
+
+def test_workers_start_with_ctrl_c_blocked(tmp_path: Path) -> None:
+    """One that is still importing modules would print a traceback."""
+    found = measure_all(is_sigint_blocked, CELLS[:2], tmp_path / "results.jsonl", jobs=2)
+    assert all(result["blocked"] for result in found)
+    assert not is_sigint_blocked({})["blocked"]
+
+
 def sleeping(cell: Cell) -> dict[str, Any]:
     with scratch(SCRATCH), Signals():  # as a training has it
         Path(cell["folder"], str(os.getpid())).touch()
