@@ -31,6 +31,7 @@ from anyformer.training.signals import Signals
 from anyformer.training.train import train
 from tests.forking import forking
 from tests.training.killed import child
+from tests.training.pictured import pictured
 from tests.training.small import (
     CROPS,
     PACKED,
@@ -91,6 +92,7 @@ RECIPES = {
     "frozen, by layers": lambda folder: labelled(
         folder, Classify(), parities(), freeze=("source", "encoder.blocks.0"), layer_decay=0.5, **HARD
     ),
+    "images, augmented": lambda folder: pictured(folder, **HARD),
     "averaged": lambda folder: pairs("decoder", PADDED, average=3, keep=1, save_every=3, steps=12, evaluate_every=2),
     "unused parameters": lambda folder: with_types(pairs("encoder-decoder", PADDED, save_every=4)),
     "stops early": lambda folder: pairs("decoder", PADDED, patience=3, evaluate_every=1, optimizer=AdamW(lr=0.1)),
