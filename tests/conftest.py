@@ -20,7 +20,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
 # Files whose tests start browsers, compilers, other programs or several processes: `make test-system` runs them, and
-# `make test` everything else. A folder stands for all its files.
+# `make test` everything else. A folder means all its files.
 SYSTEM = (
     "benchmarks",
     "explore",

@@ -23,7 +23,8 @@ def env_record(
     episodes: Annotated[int, typer.Option(min=1, help="Episodes to record.")] = 1000,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the first episode; the next have the following ones.")] = 0,
     policy: Annotated[
-        Literal["expert", "random"], typer.Option(help="Who acts. Episodes in which the expert fails are left out.")
+        Literal["expert", "random"],
+        typer.Option(help="Source of actions. Episodes in which the expert fails are left out."),
     ] = "expert",
     processes: Annotated[int, typer.Option(min=1, help="Processes that play episodes.")] = 1,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
@@ -57,7 +58,7 @@ def env_rollout(
     parallel: Annotated[int, typer.Option(min=1, help="Episodes played at once.")] = 256,
     temperature: Annotated[float, typer.Option(min=0, help="0: the most probable action; above 0: sampled.")] = 0.0,
     target: Annotated[
-        float | None, typer.Option(help="Return to ask for, in runs with returns. Default: the highest bin.")
+        float | None, typer.Option(help="Return to aim at, in runs with returns. Default: the highest bin.")
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -34,7 +34,7 @@ Stem = Annotated[NoStem | ConvStem, *BY_KIND]
 
 
 class NoGrid(Spec):
-    """Patches have no positions of their own: those of the stack are all."""
+    """Patches have the positions of the stack only."""
 
     kind: Literal["none"] = "none"
 
@@ -108,7 +108,7 @@ class Spectrogram(Spec):
         return 2**self.strided
 
     def places(self, frames: int) -> int:
-        """Return how many places a sound of so many frames takes in a row."""
+        """Return how many places of a row a sound takes, from its number of frames."""
         return -(-frames // self.stride)
 
 
@@ -122,12 +122,12 @@ class FeatureSegment(Spec):
     """Vectors of numbers: states of a trajectory, time series."""
 
     size: Size  # numbers of a vector
-    values: Size | None = None  # the numbers are integers below this, each with a vector of its own; None: any numbers
+    values: Size | None = None  # the numbers are integers below this, each with its own vector; None: any numbers
     places: Size = 1  # places of a row that a vector takes, each with an equal part of its numbers; they see each other
 
     @property
     def both_ways(self) -> bool:
-        """Whether places of one vector attend to each other in both directions."""
+        """True if places of one vector attend to each other in both directions."""
         return self.places > 1
 
     def faults(self) -> Iterator[Fault]:

@@ -1,4 +1,4 @@
-"""References to images, sounds and feature vectors in texts, and what they stand for in a batch.
+"""References to images, sounds and feature vectors in texts, and their tensors in a batch.
 
     <image:cat.png> what is this?        an image, then a question
     <audio:seven.wav+one.wav>            two sounds, joined to one
@@ -180,7 +180,7 @@ class MediaStore:
     def read(
         self, ids: Tensor, marks: Tensor | None = None, seed: Sequence[int] | None = None
     ) -> tuple[Tensor, MediaBatch | None, Tensor | None]:
-        """Return ids [b, t] without references, the segments that these stand for, and marks of groups."""
+        """Return ids [b, t] without references, the segments that they name, and marks of groups."""
         raw = ids.cpu().numpy()
         if raw.min(initial=0) >= 0:
             return ids, None, marks
@@ -209,7 +209,7 @@ class MediaStore:
         first = np.maximum.accumulate(np.where(begins, columns, 0), axis=1)  # of the run of equal ids
         numbers = -ids - 1
         sizes, kinds = self._facts()
-        # the same segment may stand twice in succession
+        # the same segment may occur twice in succession
         offset = np.where(ids < 0, (columns - first) % sizes[np.maximum(numbers, 0)], -1)
         starts = offset == 0
         chosen = numbers[starts]

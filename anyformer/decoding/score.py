@@ -35,8 +35,7 @@ class TopTokens(NamedTuple):
 
 
 ReadMedia = Callable[[Tensor, Tensor | None], tuple[Tensor, MediaBatch | None, Tensor | None]]
-"""Takes ids in which negative ones stand for images or sounds, and marks; returns ids without these, the segments, and
-marks."""
+"""Takes ids, negative ones for places of images or sounds, and marks; returns ids, segments and marks."""
 
 
 def score(

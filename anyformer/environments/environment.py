@@ -17,7 +17,7 @@ Act = Callable[[], Any]
 
 
 class Moment(NamedTuple):
-    """What an environment returns for an action."""
+    """Result of an action in an environment."""
 
     observation: np.ndarray
     reward: float

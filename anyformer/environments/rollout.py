@@ -159,7 +159,7 @@ def rollout(
 ) -> list[Finished]:
     """Return the results of the episodes of consecutive seeds, in the order of these.
 
-    `target` is the return that a run with returns is asked for; None: the highest of its bins.
+    `target` is the return that a run with returns aims at; None: the highest of its bins.
     """
     task = run.task
     if not isinstance(task, ActionPrediction):

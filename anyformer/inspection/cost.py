@@ -1,4 +1,4 @@
-"""What a part of a model costs, and the cost of a linear layer."""
+"""Cost of a part of a model, and of a linear layer."""
 
 from dataclasses import dataclass
 
@@ -26,5 +26,5 @@ class Cost:
 
 
 def linear(inputs: int, outputs: int, rows: int, bias: bool) -> Cost:
-    """Return the cost of a linear layer for so many rows."""
+    """Return the cost of a linear layer for a number of rows."""
     return Cost((inputs + bias) * outputs, 2 * rows * inputs * outputs, saved=rows * inputs)

@@ -26,7 +26,7 @@ def media_cost(media: Media | None, d: int, b: int) -> Cost:
 
 
 def audio_cost(spec: Spectrogram, d: int, places: int) -> Cost:
-    """Return the cost of the convolutions of a spectrogram that becomes so many places."""
+    """Return the cost of the convolutions of a spectrogram, from its number of places."""
     cost = linear(3 * spec.mels, d, places * spec.stride, True)
     for i in range(spec.strided):
         cost += linear(3 * d, d, places * 2 ** (spec.strided - 1 - i), True)

@@ -31,7 +31,7 @@ class Bins(Spec):
         return min(max(int(min(max(share, 0.0), 1.0) * self.count), 0), self.count - 1)
 
     def centre(self, index: int) -> float:
-        """Return the number that a bin stands for."""
+        """Return the number at the centre of a bin."""
         return self.low + (index + 0.5) * (self.high - self.low) / self.count
 
     def tokens(self, name: str) -> list[str]:
