@@ -3,21 +3,24 @@
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from anyformer.config import ConfigError, Fault, ModelConfig, Side, Tokens
+from anyformer.config import ConfigError, Fault, Media, ModelConfig, Patches, Side, Tokens
 from anyformer.conventions import PLAIN
 from anyformer.data.batch import Example
+from anyformer.data.media import Segment, references_end
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.decoding.generate import NonFiniteLogits, generate
+from anyformer.decoding.generate import NonFiniteLogits, run_sampling
+from anyformer.decoding.request import Request
+from anyformer.decoding.strategy import Sampling
 from anyformer.inspection import attention_maps as maps
 from anyformer.nn.model import Transformer
 from anyformer.run import Run
-from anyformer.tasks.base import length_fault, with_prefix
+from anyformer.tasks.base import length_fault, media_of, read_media, with_prefix
 from anyformer.tasks.imported_encoder import Encoding
 from anyformer.tasks.lm import LanguageModelling
 from anyformer.tasks.mixture import MixedTasks
@@ -38,10 +41,19 @@ class Reading:
 
     inputs: tuple[Tensor, ...]
     options: dict[str, Any]
-    tokens: dict[Side, list[str]]  # tokens of each stack, as `tokenizer.token` shows them
+    tokens: dict[Side, list[str]]  # tokens of each stack, as `tokenizer.token` shows them, and labels of other places
+    segments: dict[Side, list[Segment]] = field(default_factory=dict)  # images, sounds and feature vectors
     notes: tuple[str, ...] = ()  # one line for each part that was cut off
     text: str = ""  # the part of the text that is read
     begins: int | None = None  # generative models: the number of tokens before the answer
+
+    def distinct_ids(self, side: Side) -> Tensor:
+        """Return the ids of a stack [1, t]; places of segments have distinct negative ids."""
+        given = self.inputs[list(self.tokens).index(side)]
+        ids = given.cpu().clone() if given.dim() == 2 else torch.zeros(1, len(self.tokens[side]), dtype=torch.long)
+        for one in self.segments.get(side, ()):
+            ids[0, one.start : one.stop] = -1 - torch.arange(one.start, one.stop)
+        return ids
 
 
 def read(run: Run, text: str, target: str | None = None) -> Reading:
@@ -50,10 +62,12 @@ def read(run: Run, text: str, target: str | None = None) -> Reading:
     Without a target, a sequence-to-sequence or span-corruption model generates one greedily.
     """
     config, notes = run.config, list[str]()
-    if wrong := [side for side in (config.source, config.target) if side is not None and not isinstance(side, Tokens)]:
-        raise ConfigError([Fault("run", f"its model reads {wrong[0].kind}, not texts: call it in Python")])
+    if why := unreadable(run):
+        raise ConfigError([Fault("run", why)])
     if not text.strip():
         raise ConfigError([Fault("text", "is blank: there is nothing to look into")])
+    if isinstance(config.source, Patches):
+        return _picture(run, config.source, text.strip())
     if isinstance(run.task, MixedTasks):
         run.task.part(None)  # raises, with the names of the tasks
     text = _cut("text", text, lambda part: _piece(run, part, None), config, notes)
@@ -72,6 +86,14 @@ def read(run: Run, text: str, target: str | None = None) -> Reading:
     return replace(found, notes=tuple(notes), text=text, begins=begins)
 
 
+def unreadable(run: Run) -> str:
+    """Return why a text cannot be given to a run's model; empty if it can. A model of patches takes a path."""
+    if isinstance(run.task, Encoding) and run.task.spec.pictures is not None and isinstance(run.config.source, Patches):
+        return ""
+    inputs = [side for side in (run.config.source, run.config.target) if side and not isinstance(side, Tokens)]
+    return f"its model reads {inputs[0].kind}, not texts: call it in Python" if inputs else ""
+
+
 def attention_maps(
     of: Run | Transformer, *inputs: str | Tensor, target: str | None = None, **options: Any
 ) -> dict[str, Tensor]:
@@ -84,6 +106,21 @@ def attention_maps(
     return maps.attention_maps(of.model.eval(), *found.inputs, **found.options, **options)
 
 
+def _picture(run: Run, patches: Patches, name: str) -> Reading:
+    """Return an image for a model of patches; the name is its path, or a reference."""
+    store, device = media_of(run.task), next(run.model.parameters()).device
+    assert store is not None
+    images = store.images([name]).to(device)
+    (ids,) = store.encode([name], lambda texts: [[] for _ in texts])
+    (whole,) = store.segments(ids)
+    _, height, width = patches.shape
+    before, grid = ["<class>"] * patches.class_token, (height // patches.patch, width // patches.patch)
+    segment = Segment("image", len(before), grid, whole.value)
+    return Reading(
+        (images,), {}, {"encoder": before + place_labels(segment, store.spec)}, {"encoder": [segment]}, text=name
+    )
+
+
 def _piece(run: Run, text: str, target: str | None) -> Example:
     """Return the example of a text and a target."""
     task, config = run.task, run.config
@@ -92,8 +129,9 @@ def _piece(run: Run, text: str, target: str | None) -> Example:
             (piece,) = task.scored([text], [target or ""], config)
             return piece
         case LanguageModelling():
-            before = [*task.begin, *task.tokenizer.encode(text)]
-            whole = before + task.tokenizer.encode(target or "")
+            first, rest = task.tokenizer.encode_batch([text, target or ""])
+            before = [*task.begin, *first]
+            whole = before + rest
             return with_prefix(Example(whole, whole), len(before)) if task.marked else Example(whole, whole)
     if target is not None:
         raise ConfigError([Fault("target", "is for models that write: this one reads once")])
@@ -122,8 +160,10 @@ def _cut(name: str, text: str, make: Callable[[str], Example], config: ModelConf
     why = _too_long(make(text), config)
     if not why:
         return text
-    fits, over = 0, len(text)
+    fits, over = references_end(text), len(text)
     try:
+        if fits and _too_long(make(text[:fits]), config):
+            raise ConfigError([Fault(name, f"{why}: shorten it")])
         while over - fits > 1:
             middle = (fits + over) // 2
             fits, over = (fits, middle) if _too_long(make(text[:middle]), config) else (middle, over)
@@ -158,10 +198,12 @@ def _answered(model: Transformer, task: SequenceToSequence | SpanCorrupting, pie
         return piece
     device = next(model.parameters()).device
     marks = None if piece.marks is None else torch.tensor([list(piece.marks)], device=device)
+    ids, media, marks = read_media(task, torch.tensor([prompt], device=device), marks)
     ends = {task.tokenizer.eos, config.special.eos, *config.special.stops} - {None}
     stop = [end for end in ends if end is not None]
     try:
-        said = generate(model, torch.tensor([prompt], device=device), max_new_tokens=room, stop=stop, marks=marks)
+        request = Request(ids, max_new_tokens=room, stop=stop, marks=marks, media=media)
+        said = run_sampling(model, request, Sampling())
     except NonFiniteLogits:
         raise FloatingPointError("the model's logits are not finite: it gives no answer") from None
     new = said[0, 1 if pair else len(prompt) :].tolist()
@@ -179,15 +221,44 @@ def _reading(run: Run, piece: Example) -> Reading:
         return torch.as_tensor(values, device=device).long()[None]
 
     last: Side = "decoder" if run.config.decoder else "encoder"
-    tokens: dict[Side, list[str]] = {last: token_names(task.tokenizer, piece.ids)}
-    inputs: tuple[Tensor, ...] = (tensor(list(piece.ids)),)
+    rows: dict[Side, tuple[TextTokenizer, list[int]]] = {last: (task.tokenizer, list(piece.ids))}
     if piece.source is not None:
-        reader = task.source_tokenizer or task.tokenizer
-        tokens = {"encoder": token_names(reader, piece.source), **tokens}
-        inputs = (tensor(list(piece.source)), *inputs)
+        if min(piece.ids) < 0:
+            raise ConfigError([Fault("target", "has a reference: the decoder of this model reads tokens only")])
+        rows = {"encoder": (task.source_tokenizer or task.tokenizer, list(piece.source)), **rows}
+    segments = {side: reader.media.segments(ids) for side, (reader, ids) in rows.items() if reader.media is not None}
+    tokens = {side: _labels(reader, ids, segments.get(side, [])) for side, (reader, ids) in rows.items()}
+    first, *rest = (tensor(ids) for _, ids in rows.values())
     given = {"marks": piece.marks, "types": piece.types, "spelled": piece.spelled}
-    options = {name: tensor(values) for name, values in given.items() if values is not None}
-    return Reading(inputs, options, tokens)
+    options: dict[str, Any] = {name: tensor(values) for name, values in given.items() if values is not None}
+    first, media, marks = read_media(task, first, options.get("marks"))
+    if media is not None:
+        options["source_media" if rest else "media"] = media
+    if marks is not None:
+        options["marks"] = marks
+    return Reading((first, *rest), options, tokens, segments)
+
+
+def _labels(reader: TextTokenizer, ids: list[int], segments: list[Segment]) -> list[str]:
+    labels = token_names(reader, [max(0, id) for id in ids])
+    for one in segments:
+        assert reader.media is not None
+        labels[one.start : one.stop] = place_labels(one, reader.media.spec)
+    return labels
+
+
+def place_labels(segment: Segment, spec: Media) -> list[str]:
+    """Return a label for each place of a segment: row and column of a patch, seconds of a sound, `f` of a vector."""
+    rows, columns = segment.grid
+    match segment.kind:
+        case "image":
+            return [f"▦ {row},{column}" for row in range(rows) for column in range(columns)]
+        case "audio":
+            assert spec.audio is not None
+            seconds = spec.audio.stride * spec.audio.hop / spec.audio.rate
+            return [f"{i * seconds:.2f} s" for i in range(columns)]
+        case "features":
+            return ["f"] * columns
 
 
 def token_names(tokenizer: TextTokenizer, ids: Sequence[int]) -> list[str]:

@@ -163,8 +163,9 @@ def _show(
         say(line)
     if max(len(rows), len(columns)) > SHOWN:
         say(f"(the first {SHOWN} of {len(rows):,} queries and {len(columns):,} keys)")
-    ids = None if sublayer == "cross" or len(columns) != reading.inputs[-1].shape[1] else reading.inputs[-1].cpu()
-    (called,) = head_statistics(shown[None, None], ids, cross=sublayer == "cross").names()
+    ids = reading.distinct_ids("encoder" if own.startswith("encoder") else "decoder")
+    same = None if sublayer == "cross" or len(columns) != ids.shape[1] else ids
+    (called,) = head_statistics(shown[None, None], same, cross=sublayer == "cross").names()
     names = (f"{i if head is None else head} {name}" for i, name in enumerate(called))
     say(f"\nheads of layer {number}: {', '.join(names)}")
     say("\nthe strongest links, query → key:")

@@ -9,6 +9,7 @@ A store gives each reference a number n. In the ids of a text, all its places ha
 plans, packing and padding treat it like tokens. `attach` turns a batch of such ids into the tensors that a model reads.
 """
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -35,6 +36,8 @@ from anyformer.data.augment import Augmentation
 from anyformer.data.batch import Batch
 from anyformer.data.media_files import (
     BadFile,
+    check_folders,
+    files_of,
     fit_features,
     fit_image,
     is_media_file,
@@ -51,6 +54,20 @@ WAYS: Mapping[str, MediaKind] = {".wav": "audio"}  # kind of a bare path by its 
 Part = str | tuple[MediaKind, str]  # of a text: plain text, or the kind and the name of a reference
 
 
+class Segment(NamedTuple):
+    """A segment of a row: its kind, its first place, rows and columns of its places, and its value."""
+
+    kind: MediaKind
+    start: int
+    grid: tuple[int, int]
+    value: np.ndarray  # pixels [c, h, w], uint8; log-mel frames of all places [frames, mels]; a vector [size]
+
+    @property
+    def stop(self) -> int:
+        rows, columns = self.grid
+        return self.start + rows * columns
+
+
 class MediaStore:
     """Segments by number, decoded once and held in memory: pixels as bytes, sounds as log-mel frames."""
 
@@ -65,6 +82,7 @@ class MediaStore:
         self.spec, self.in_decoder, self.augment = spec, in_decoder, augment
         self.pictures = pictures or Pictures()
         self.alone = alone  # a text with an image is that image, in one place, and nothing else
+        self.folders: Sequence[Path] | None = None  # files are read from these alone; None: from anywhere
         self._numbers: dict[tuple[MediaKind, str], int] = {}
         self._kinds: list[MediaKind] = []
         self._values: list[np.ndarray] = []
@@ -133,6 +151,8 @@ class MediaStore:
 
     def _read(self, kind: MediaKind, name: str) -> np.ndarray:
         image, audio, features = self.spec.image, self.spec.audio, self.spec.features
+        if self.folders is not None:
+            check_folders(files_of(kind, name), self.folders)
         match kind:
             case "image" if image is not None:
                 return read_image(name, image, self.pictures)
@@ -156,6 +176,23 @@ class MediaStore:
             case "features":
                 assert self.spec.features is not None
                 return self.spec.features.places
+
+    def segments(self, ids: Sequence[int]) -> list[Segment]:
+        """Return the segments of one row of ids, in order."""
+        found, at = list[Segment](), 0
+        while at < len(ids):
+            if (number := -ids[at] - 1) < 0:
+                at += 1
+                continue
+            kind, value, grid = self._kinds[number], self._values[number], (1, self.places(number))
+            if kind == "image" and self.spec.image is not None and not self.alone:
+                grid = self.spec.image.grid
+            if kind == "audio" and self.spec.audio is not None:  # the last place may end after the sound
+                after = grid[1] * self.spec.audio.stride - len(value)
+                value = np.pad(value, ((0, after), (0, 0)), constant_values=value.min())
+            found.append(Segment(kind, at, grid, value))
+            at = found[-1].stop
+        return found
 
     def fault(self, text: str) -> str:
         """Return why a reference of a text cannot be read; empty if all can."""
@@ -321,11 +358,24 @@ def _parts(text: str) -> list[Part]:
 
 def _is_path(cell: str) -> bool:
     """Return whether a cell is the path of a media file: one that exists, or one without spaces."""
-    return is_media_file(cell) and (len(cell.split()) == 1 or Path(cell.partition("#")[0]).exists())
+    return is_media_file(cell) and (len(cell.split()) == 1 or os.path.exists(cell.partition("#")[0]))
 
 
 def _reference(path: str) -> tuple[MediaKind, str]:
     return WAYS.get(Path(path).suffix.lower(), "image"), path
+
+
+def files_in(text: str) -> list[str]:
+    """Return the files that a text names."""
+    return [file for part in _parts(text) if not isinstance(part, str) for file in files_of(*part)]
+
+
+def references_end(text: str) -> int:
+    """Return where the last reference of a text ends; 0 if it has none."""
+    parts = _parts(text)
+    if all(isinstance(part, str) for part in parts):
+        return 0
+    return len(text.rstrip()) - len(parts[-1].rstrip()) if isinstance(parts[-1], str) else len(text)
 
 
 def without_references(text: str) -> str:

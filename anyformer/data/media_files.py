@@ -9,12 +9,23 @@ import os
 import wave
 import zipfile
 import zlib
+from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
 import numpy as np
 
-from anyformer.config import ExactSize, FeatureSegment, ImageSegment, NoResize, Pictures, ShortSide, Spectrogram
+from anyformer.config import (
+    ExactSize,
+    FeatureSegment,
+    ImageSegment,
+    MediaKind,
+    NoResize,
+    Pictures,
+    ShortSide,
+    Spectrogram,
+)
 from anyformer.config.spec import visible
 from anyformer.data import scenes
 
@@ -92,6 +103,26 @@ def fit_features(values: np.ndarray, spec: FeatureSegment, name: str) -> np.ndar
     if not ((values >= 0) & (values < spec.values) & (values == np.floor(values))).all():
         raise BadFile(f"{visible(name)} has other numbers than 0, 1, ..., {spec.values - 1}, which the model reads")
     return values.astype(np.min_scalar_type(spec.values - 1))
+
+
+def files_of(kind: MediaKind, name: str) -> list[str]:
+    """Return the files that a reference names."""
+    if kind == "audio":
+        names = name.split("+")
+    else:
+        names = [name] if is_array(name) or (kind == "image" and not name.startswith(scenes.PREFIX)) else []
+    return [one.partition("#")[0] if is_array(one) else one for one in names]
+
+
+def check_folders(files: Sequence[str], folders: Sequence[Path]) -> None:
+    """Raise `BadFile` for a file that is in none of some folders; a link is where it leads to."""
+    for file in files:
+        try:
+            path = Path(file).resolve()
+        except (OSError, ValueError, RuntimeError):  # a NUL in its name, or links in a circle
+            raise BadFile(f"{visible(file)} cannot be the name of a file") from None
+        if not any(path.is_relative_to(folder.resolve()) for folder in folders):
+            raise BadFile(f"{visible(file)} is outside of {folders[0]} and of the run's data: copy it there")
 
 
 def is_array(name: str) -> bool:

@@ -19,6 +19,7 @@ from anyformer.explore.requests import WriteRequest
 from anyformer.inspection.cache_growth import used_bytes
 from anyformer.nn.eval_mode import evaluating
 from anyformer.run import Run
+from anyformer.tasks.base import read_media
 from anyformer.tasks.generation import GenerationRequest, Writer
 from anyformer.tasks.lm import LanguageModelling
 from anyformer.tasks.seq2seq import SequenceToSequence
@@ -59,8 +60,8 @@ def _lines(run: Run, request: GenerationRequest, off: dict[str, list[int]]) -> I
     budget = min(request.budgets[0], MAX_NEW_TOKENS)
     with _evaluation_mode(run, off):
         ids = torch.tensor(request.prompts, device=device)
-        marks = torch.full_like(ids, SEEN) if request.task.marked else None
-        session = Session(model, Request(ids, max_new_tokens=budget, marks=marks))
+        ids, media, marks = read_media(request.task, ids, torch.full_like(ids, SEEN) if request.task.marked else None)
+        session = Session(model, Request(ids, max_new_tokens=budget, marks=marks, media=media))
     vocab = session.logits.shape[-1]
     processors = build(sampling, vocab=vocab, stop=request.stop_ids, device=device)
     seeds = None if sampling.temperature == 0 else request.seeds

@@ -187,7 +187,7 @@ def output_kind(run: Run) -> OutputKind:
 
 def initial_position(trace: Trace) -> int:
     """Return the position that is shown first: the first mask, or the last token."""
-    ids, mask = trace.reading.inputs[-1][0].tolist(), trace.run.tokenizer.mask
+    ids, mask = trace.reading.distinct_ids(last_side(trace.run))[0].tolist(), trace.run.tokenizer.mask
     if isinstance(trace.run.config.head, MaskedLM) and mask in ids:
         return ids.index(mask)
     return len(trace.reading.tokens[last_side(trace.run)]) - 1

@@ -2,10 +2,11 @@
 
 Every request about a text has run, text, target, off and step. The answers of all views:
 
-    runs     [{name, folder, shape, task, parameters, vocab, limit, writes, tokens, says, pair, example,
+    runs     [{name, folder, shape, task, parameters, vocab, limit, writes, tokens, says, pair, media, example,
              example_target, kinds: {kind: {layers, heads}}, live, step}]                         (`open_runs.py`)
     read     tokens by stack, notes, begins (number of tokens before the answer), at (initial position), answer,
-             probabilities; for a tagger tags, for an embedder vector                                (`prediction.py`)
+             probabilities; for a tagger tags, for an embedder vector                                (`prediction.py`);
+             pictures by stack: [{kind, start, grid, size, channels, pixels}]                          (`pictures.py`)
     write    NDJSON, a line for each token: text, token, p, top, cache; the last: done, text  (`generation_stream.py`)
     heads    of one layer: rows, columns, heads; for each head links [query, key, weight], the strongest key of each
              query, name, entropy, distance
@@ -25,14 +26,14 @@ Rows of maps are queries; in "bias" and "scores" a masked cell is -1e30. Errors 
 
 import math
 from base64 import b64encode
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from anyformer.attention.layout import make_layout
-from anyformer.config import ConfigError, Fault
+from anyformer.config import ConfigError, Fault, Side
 from anyformer.explore.requests import KindRequest, LayerRequest, MatrixRequest, NeuronRequest, NextRequest
 from anyformer.explore.trace import Trace, initial_position, last_side, predicts_tokens
 from anyformer.inspection.head_patterns import HeadStatistics, head_statistics
@@ -182,7 +183,8 @@ def logits_by_layer(trace: Trace, at: int) -> Tensor:
 
 
 def _statistics(trace: Trace, name: str, weights: Tensor) -> HeadStatistics:
-    cross, ids = name.endswith("cross"), trace.reading.inputs[0 if name.startswith("encoder") else -1].cpu()
+    cross, side = name.endswith("cross"), cast(Side, name.split(".")[0])
+    ids = trace.reading.distinct_ids(side)
     same = None if cross or weights.shape[-1] != ids.shape[1] else ids
     return head_statistics(weights[None, None], same, cross=cross)
 

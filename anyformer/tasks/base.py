@@ -18,6 +18,7 @@ from anyformer.data.media import MediaStore
 from anyformer.data.readers import MAX_BAD_ROWS_SHOWN, Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.kernels.cross_entropy import token_loss as token_loss
+from anyformer.media_batch import MediaBatch
 from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import Transformer
 from anyformer.recipe import AnyTask, Augment, Batches
@@ -76,6 +77,28 @@ def open_media(task: Task, config: ModelConfig, augment: Augment | None = None) 
     changes = None if augment is None else Augmentation(augment)
     reader.media = MediaStore.of(config, changes, getattr(task.spec, "pictures", None))
     return reader.media
+
+
+class ReadsTexts(Protocol):
+    """A task with the tokenizers of its texts."""
+
+    tokenizer: TextTokenizer
+    source_tokenizer: TextTokenizer | None
+
+
+def media_of(task: ReadsTexts) -> MediaStore | None:
+    """Return the store that a task reads images and sounds with, if its model reads any."""
+    return (task.source_tokenizer or task.tokenizer).media
+
+
+def read_media(
+    task: ReadsTexts, ids: Tensor, marks: Tensor | None = None
+) -> tuple[Tensor, MediaBatch | None, Tensor | None]:
+    """Return ids [b, t] without references, their segments, and marks of groups (see `MediaStore.read`)."""
+    if (store := media_of(task)) is None:
+        return ids, None, marks
+    ids, media, marks = store.read(ids, marks)
+    return ids, media, None if marks is None else marks.to(ids.device)
 
 
 def readable(rows: Rows, media: MediaStore | None) -> Rows:

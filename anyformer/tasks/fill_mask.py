@@ -30,7 +30,7 @@ def encode_with(tokenizer: TextTokenizer, text: str, special: Iterable[int]) -> 
             part = part.removesuffix(" ")
         if tokenizer.lead and i:
             part = part.removeprefix(" ")
-        out += tokenizer.encode(part)
+        out += tokenizer.encode_batch([part])[0]  # which reads references, too
     return out
 
 

@@ -20,7 +20,7 @@ from anyformer.decoding.request import Request
 from anyformer.decoding.sampling import row_seeds
 from anyformer.decoding.strategy import Beam, Contrastive, Sampling, Speculation, Strategy, strategy as make_strategy
 from anyformer.nn.model import Transformer
-from anyformer.tasks.base import MAX_INFERENCE_TOKENS, Progress
+from anyformer.tasks.base import MAX_INFERENCE_TOKENS, Progress, read_media
 from anyformer.tasks.output_constraints import OutputConstraints, TokenConstraints, tokenise
 from anyformer.tasks.text_stream import NONFINITE, AnswerText, IncrementalDecoder, StopStrings
 
@@ -300,11 +300,7 @@ class GenerationRequest:
         """Return what `decode` needs for some texts."""
         constraints = self.constraints_of(rows[0])
         ids, segments = pad_rows([self.prompts[i] for i in rows], next(self.model.parameters()).device)
-        marks, media = torch.full_like(ids, SEEN) if self.task.marked else None, None
-        store = (self.task.source_tokenizer or self.task.tokenizer).media
-        if store is not None:
-            ids, media, marks = store.read(ids, marks)
-            marks = None if marks is None else marks.to(ids.device)
+        ids, media, marks = read_media(self.task, ids, torch.full_like(ids, SEEN) if self.task.marked else None)
         request = Request(
             ids,
             max_new_tokens=[self.budgets[i] for i in rows],

@@ -35,7 +35,7 @@ from anyformer.run import (
     write_model,
     writing,
 )
-from anyformer.tasks.base import Metrics, Task, readable
+from anyformer.tasks.base import Metrics, Task, media_of, readable
 from anyformer.tasks.build import build_task
 from anyformer.training.checkpoint import checkpoint_path, gather_weights, regular_checkpoints
 from anyformer.training.ema import ema_weights
@@ -130,8 +130,7 @@ def evaluate(folder: str | Path, overrides: Iterable[str] = (), split: str = "te
     found: dict[str, Metrics] = {}
     for one in chosen:
         rows = read(one.source, recipe.data, one.split, recipe.seed, one.key, by)
-        media = (task.source_tokenizer or task.tokenizer).media
-        rows = task.filter_rows(readable(rows, media), run.config)
+        rows = task.filter_rows(readable(rows, media_of(task)), run.config)
         rows = check_bad_rows(rows, recipe.data, one.key)
         with advise_out_of_memory(partial(evaluate_advice, recipe)):
             metrics = found[one.name] = _measure(task, run, rows, recipe, by)
