@@ -1,10 +1,14 @@
-"""The text that the page shows first: an example of the run's own data if it is available."""
+"""The text that the page shows first: an example of the run's own data if it is available; and where that data is."""
 
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import assert_never
 
 from anyformer.config import ConfigError, io
 from anyformer.data.files import locate
+from anyformer.data.media import files_in, references_end
+from anyformer.data.media_files import PICTURES, SOUNDS
 from anyformer.data.readers import read
 from anyformer.data.synthetic import generate
 from anyformer.recipe import (
@@ -31,6 +35,7 @@ from anyformer.recipe import (
     WrittenDates,
 )
 from anyformer.run import Run
+from anyformer.tasks.base import media_of
 from anyformer.tasks.mlm import MaskedLanguageModelling
 from anyformer.tasks.sequence_level import SequenceLevelTask
 
@@ -44,17 +49,30 @@ SAMPLE_ROWS = 8  # the longest of these rows is shown
 def example(run: Run, folder: Path) -> tuple[str, str]:
     """Return a text, and the second text of a pair if the run reads pairs."""
     row: dict[str, str] = {}
+    folders = [Path.cwd()]
     try:
         data = io.load(Recipe, folder / "recipe.toml").data
         row = _row(run, data.valid or data.train, data)
+        folders += _folders(data.valid or data.train, data)
     except (ConfigError, OSError):  # no recipe, or its data is not on this machine
         pass
-    text = _shorten(row.get("source") or row.get("text") or "") or EXAMPLE
+    text = _shorten(row.get("source") or row.get("text") or "") or _any_file(run, folders) or EXAMPLE
     if isinstance(run.task, MaskedLanguageModelling) and len(words := text.split(" ")) > 1:
         words[len(words) // 2] = run.tokenizer.token(run.task.mask)
         text = " ".join(words)
     pairs = isinstance(run.task, SequenceLevelTask) and run.task.pairs
     return text, _shorten(row.get("pair", "")) or (SECOND if pairs else "")
+
+
+def _any_file(run: Run, folders: Sequence[Path]) -> str:
+    """Return the path of an image or sound, if the run reads such a file; those of its data first."""
+    store = media_of(run.task)
+    if store is None or run.config.image_tower is not None:
+        return ""
+    suffixes = (*(PICTURES if store.spec.image else ()), *(SOUNDS if store.spec.audio else ()))
+    here, *own = folders
+    files = chain(*(folder.rglob("*") for folder in own), sorted(here.iterdir()))
+    return str(next((path for path in files if path.suffix.lower() in suffixes), ""))
 
 
 def _row(run: Run, source: Source, data: Data) -> dict[str, str]:
@@ -91,9 +109,44 @@ def _file_columns(source: Source, name: str, data: Data) -> dict[str, list[str]]
 
 
 def _shorten(text: str) -> str:
-    """Return the longest of the first lines, cut at the end of a word."""
+    """Return the longest of the first lines, cut at the end of a word after the last reference."""
     lines = [line.strip() for line in text.splitlines()[:SAMPLE_ROWS]]
     first = max(lines, key=len, default="")
-    return (
-        first if len(first) <= MAX_CHARACTERS else first[:MAX_CHARACTERS].rpartition(" ")[0] or first[:MAX_CHARACTERS]
-    )
+    end = references_end(first)
+    rest = first[end:]
+    cut = rest if len(rest) <= MAX_CHARACTERS else rest[:MAX_CHARACTERS].rpartition(" ")[0] or rest[:MAX_CHARACTERS]
+    return first[:end] + cut
+
+
+def media_folders(run: Run, folder: Path) -> tuple[Path, ...]:
+    """Return where references of a text may lead: the working directory, the run's data, and the example's files."""
+    folders = [Path.cwd()]
+    try:
+        data = io.load(Recipe, folder / "recipe.toml").data
+        folders += [path for source in (data.train, data.valid) if source for path in _folders(source, data)]
+    except (ConfigError, OSError):  # as in `example`
+        pass
+    return (*folders, *(Path(file) for text in example(run, folder) for file in files_in(text)))
+
+
+def _folders(source: Source, data: Data) -> Iterator[Path]:
+    """Yield the folder of each file or folder that a source names."""
+    match source:
+        case JoinedSources(parts=parts):
+            yield from (path for part in parts for path in _folders(part, data))
+        case MixedSources(parts=mixed):
+            yield from (path for part in mixed for path in _folders(part.rows, data))
+        case Digits() | WrittenDates() | Additions() | Scenes() | KeyToDoorWalks() | Shards():
+            pass
+        case ParallelFiles(source=name) | TextFile(path=name) | TableFile(path=name) | ClassFolders(path=name):
+            yield _folder(locate(name, data))
+        case ConllFile(path=name) | MatchedLines(path=name) | SoundFiles(path=name):
+            yield _folder(locate(name, data))
+        case ArrayFile(path=name) | Trajectories(path=name):
+            yield _folder(locate(name, data))
+        case _:
+            assert_never(source)
+
+
+def _folder(path: Path) -> Path:
+    return path if path.is_dir() else path.parent

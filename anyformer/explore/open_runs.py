@@ -7,10 +7,10 @@ from pathlib import Path
 from threading import RLock
 from typing import Any
 
-from anyformer.config import ConfigError, Fault, Tokens
+from anyformer.config import ConfigError, Fault
 from anyformer.config.spec import did_you_mean
 from anyformer.explore import diagram, prediction, views
-from anyformer.explore.example_text import example
+from anyformer.explore.example_text import example, media_folders
 from anyformer.explore.generation_stream import write, writer_of
 from anyformer.explore.live_run import by_step, is_training, newest, rows_since, step_of
 from anyformer.explore.requests import (
@@ -27,6 +27,8 @@ from anyformer.explore.trace import Trace, attentions_of, output_kind, predicts_
 from anyformer.inspection.sublayers import attentions
 from anyformer.processes import is_locked
 from anyformer.run import MANIFEST, Run, load
+from anyformer.run_inspection import unreadable
+from anyformer.tasks.base import media_of
 from anyformer.tasks.mixture import MixedTasks
 from anyformer.tasks.sequence_level import SequenceLevelTask
 
@@ -52,6 +54,7 @@ class OpenRun:
     run: Run
     folder: Path
     part: str | None = None  # of a mixture
+    folders: tuple[Path, ...] | None = None  # images and sounds are read from these alone; None: from anywhere
 
     def at(self, step: int) -> Run:
         """Return the run at a step that has a snapshot or checkpoint."""
@@ -100,6 +103,7 @@ class OpenRun:
             "tokens": predicts_tokens(self.run),
             "says": output_kind(self.run),
             "pair": self.pair,
+            "media": media_of(self.run.task) is not None,
             "kinds": kinds,
             "example": text,
             "example_target": second,
@@ -168,11 +172,12 @@ class Workspace:
 
     def run_of(self, request: TextRequest) -> Run:
         one, key = self.opened(request.run), (request.run, request.step or 0)
-        if request.step is None:
-            return one.run
-        if key not in self.at_step:
+        if request.step is not None and key not in self.at_step:
             self.at_step = {key: one.at(request.step)}
-        return self.at_step[key]
+        run = one.run if request.step is None else self.at_step[key]
+        if (store := media_of(run.task)) is not None:
+            store.folders = one.folders
+        return run
 
     def opened(self, name: str) -> OpenRun:
         if name not in self.runs:
@@ -193,15 +198,15 @@ def open_runs(folders: Sequence[Path], wait: Callable[[Path], None] | None = Non
         while wait and _has_just_started(folder):
             wait(folder)
         run = _load(folder)
-        wrong = [side for side in (run.config.source, run.config.target) if side and not isinstance(side, Tokens)]
-        if wrong:
-            raise ConfigError([Fault(str(folder), f"its model reads {wrong[0].kind}, not texts: call it in Python")])
+        if why := unreadable(run):
+            raise ConfigError([Fault(str(folder), why)])
         parts = list(run.task.parts) if isinstance(run.task, MixedTasks) else [None]
         for part in parts:
             name = base = folder.resolve().name if part is None else f"{folder.resolve().name}:{part}"
             for n in range(2, len(folders) + 1):
                 name = f"{base}-{n}" if name in opened else name
-            opened[name] = OpenRun(name, run if part is None else run.part(part), folder, part)
+            own = run if part is None else run.part(part)
+            opened[name] = OpenRun(name, own, folder, part, media_folders(own, folder))
     return Workspace(opened)
 
 

@@ -7,6 +7,7 @@ import torch
 
 from anyformer.config import Classifier, ConfigError, Embedder, NoHead, TokenLabels
 from anyformer.explore.head_switches import disable_heads, parse_heads
+from anyformer.explore.pictures import pictures
 from anyformer.explore.requests import TextRequest
 from anyformer.explore.trace import Trace, initial_position, last_side
 from anyformer.run import Run
@@ -23,6 +24,7 @@ def read(trace: Trace, request: TextRequest) -> dict[str, Any]:
     reading = trace.reading
     return {
         "tokens": reading.tokens,
+        "pictures": {side: list(pictures(found)) for side, found in reading.segments.items()},
         "notes": list(reading.notes),
         "begins": reading.begins,
         "at": initial_position(trace),

@@ -3,7 +3,7 @@
 const ROW = 26; // pixels of a token's line, as in style.css
 const SHADES = [0.08, 0.2, 0.4, 0.65, 0.9]; // lines of like weight are one path, so that thousands stay fast
 
-async function showHeads(subject) {
+async function showHeads(subject, reading) {
   const { kind, layer } = chosen(subject.run);
   const found = await ask("heads", { ...subject.body, kind, layer });
   const off = (head) => subject.body.off.includes(`${kind}.${layer}.${head}`);
@@ -38,7 +38,11 @@ async function showHeads(subject) {
     drawing,
     right,
   );
-  const light = (end, index) => lit(box, over, links, shift, end, index);
+  const shot = await pictures(subject, reading);
+  const light = (end, index) => {
+    lit(box, over, links, shift, end, index);
+    if (end === 0) shot?.paint(index);
+  };
   for (const [column, end] of [
     [left, 0],
     [right, 1],
@@ -49,7 +53,15 @@ async function showHeads(subject) {
     }
   }
   light(0, pinned);
-  return make("div", {}, picker(subject, ["kind", "layer"]), chips(subject, found, off), explained("heads"), box);
+  return make(
+    "div",
+    {},
+    picker(subject, shot ? ["kind", "layer", "head"] : ["kind", "layer"]),
+    shot?.box,
+    chips(subject, found, off),
+    explained("heads"),
+    box,
+  );
 }
 
 function side(subject, end, tokens, current) {

@@ -2,7 +2,7 @@
 
 const zooms = new Map(); // where each pane looks, while the page is open
 
-async function showMatrix(subject) {
+async function showMatrix(subject, reading) {
   const { kind, layer, head } = chosen(subject.run),
     where = { ...subject.body, kind, layer, head };
   const found = await ask("matrix", { ...where, what: state.what });
@@ -26,17 +26,19 @@ async function showMatrix(subject) {
   const values = numbers(found.values, Float32Array);
   const mask =
     state.what === "weights" ? numbers((await ask("matrix", { ...where, what: "mask" })).values, Float32Array) : null;
+  const shot = await pictures(subject, reading);
   return make(
     "div",
     {},
     top,
+    shot?.box,
     explained(state.what === "weights" && found.normalizer === "relu" ? "matrix.relu" : `matrix.${state.what}`),
-    zoomable(subject, found, values, mask),
+    zoomable(subject, found, values, mask, (row) => shot?.paint(row)),
   );
 }
 
 /** The drawing with zoom, cursor, and a line with the value under the cursor. */
-function zoomable(subject, found, values, mask) {
+function zoomable(subject, found, values, mask, asks) {
   const [rows, columns] = found.shape,
     scale = colouring(state.what, values),
     grey = SCALES[theme()].hidden;
@@ -71,6 +73,7 @@ function zoomable(subject, found, values, mask) {
     intoSight(drawn);
     paint();
     tell(at);
+    asks(at.row);
   };
   const zoom = (factor, x, y) => {
     zoomBy(drawn, factor, x, y);

@@ -18,6 +18,7 @@ async function showNeuron(subject, reading) {
     tokenSpan(columns[key] ?? ""),
     make("sub", {}, String(key)),
   );
+  const shot = await pictures(subject, reading);
   const most = Math.max(...found.q.map(Math.abs), ...found.k.map(Math.abs)) || 1;
   const product = Math.max(...found.product.map(Math.abs)) || 1;
   const bars = make(
@@ -31,6 +32,7 @@ async function showNeuron(subject, reading) {
     "div",
     {},
     picker(subject, ["kind", "layer", "head"]),
+    shot?.box,
     explained("neuron"),
     pair,
     bars,

@@ -40,7 +40,8 @@ function ends(kind, tokens) {
 function chosen(run) {
   const kinds = Object.keys(run.kinds).filter((kind) => run.kinds[kind].layers.length);
   if (!kinds.length) throw new Refused(word("noAttention"));
-  const kind = kinds.includes(state.kind) ? state.kind : kinds.includes("decoder") ? "decoder" : kinds[0];
+  const first = run.media && kinds.includes("cross") ? "cross" : "decoder"; // attention over images, if there is any
+  const kind = kinds.includes(state.kind) ? state.kind : kinds.includes(first) ? first : kinds[0];
   const { layers, heads } = run.kinds[kind];
   const near = layers.reduce((best, layer) =>
     Math.abs(layer - state.layer) < Math.abs(best - state.layer) ? layer : best,

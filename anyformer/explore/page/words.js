@@ -56,6 +56,12 @@ const ENGLISH = {
   "about.matrix.scores": "The input of the softmax: q·k, scaled, plus the position bias.",
   "about.matrix.bias": "The bias that positions add to the scores.",
   "about.matrix.mask": "The keys (columns) that each query (row) may see: the highlighted cells.",
+  "about.pictures":
+    "Orange: the weight of the query on each patch or moment, relative to the largest. Click a place to make it the query.",
+  pictures: "Images and sounds",
+  "media.image": "Patches of the image",
+  "media.audio": "Moments of the sound",
+  notKeys: "In this attention the image or sound is not among the keys: choose another one.",
   "about.neuron":
     "A score is the sum of q × k over all dimensions: equal signs raise it, different signs lower it.",
   "about.next":
@@ -272,6 +278,12 @@ const KOREAN = {
   "about.matrix.scores": "소프트맥스의 입력입니다. q·k에 스케일을 곱하고 위치 편향을 더한 값입니다.",
   "about.matrix.bias": "위치에 따라 점수에 더하는 편향입니다.",
   "about.matrix.mask": "각 쿼리(행)가 볼 수 있는 키(열)입니다. 강조된 칸만 볼 수 있습니다.",
+  "about.pictures":
+    "주황색: 쿼리가 각 패치나 시점에 주는 가중치를 가장 큰 값에 견주어 나타냅니다. 한 곳을 클릭하면 그곳이 쿼리가 됩니다.",
+  pictures: "이미지와 소리",
+  "media.image": "이미지의 패치",
+  "media.audio": "소리의 시점",
+  notKeys: "이 어텐션의 키에는 이미지나 소리가 없습니다. 다른 어텐션을 선택하세요.",
   "about.neuron": "점수는 모든 차원의 q × k를 더한 값입니다. 부호가 같으면 점수가 오르고, 다르면 내려갑니다.",
   "about.next":
     "막대는 오른쪽의 온도, top-k, top-p를 적용한 분포이고, 옅은 막대는 모델의 원래 분포입니다. 위에서 토큰을 클릭하면 다른 위치를 봅니다.",
