@@ -7,7 +7,9 @@ import shlex
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from anyformer.cli import app
@@ -18,7 +20,7 @@ from tests.pages import Block, blocks, commands
 from tests.test_tutorials import PAGES, write_file
 
 STEPS = ("train.steps=4", "train.schedule.warmup=1", "train.evaluate_every=2")
-NOT_RUN = ("anyformer explore", "anyformer data fetch", "pip ", "unzip ", "cp ", "head ", "cd ")  # they only parse
+NOT_RUN = ("anyformer explore", "anyformer data fetch", "pip ", "git ", "unzip ", "cp ", "head ", "cd ")  # only parsed
 
 
 @pytest.fixture
@@ -37,6 +39,14 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reviews = "".join(f'"ab {n}, ba {n % 9}",{("negative", "positive")[n % 2]}\n' for n in range(600))
     Path("reviews.csv").write_text("review,opinion\n" + reviews, encoding="utf-8")
     sentences(Path("minilm"), bert("Model"), "mean", unit=True)
+    pixels = np.random.default_rng(0)
+    for split, first, count in (("train", 0, 12), ("test", 60_000, 3)):
+        for digit in range(10):
+            folder = Path("mnist-pngs", split, str(digit))
+            folder.mkdir(parents=True)
+            for n in range(count):
+                picture = Image.fromarray(pixels.integers(0, 256, (28, 28), dtype=np.uint8))
+                picture.save(folder / f"{first + n}.png")
 
 
 @pytest.mark.usefixtures("files")
