@@ -17,6 +17,7 @@ from anyformer.config import (
     Block,
     Convolution,
     ConvStem,
+    Embedder,
     Experts,
     FeatureSegment,
     FullyConnected,
@@ -79,6 +80,8 @@ def specs(cls: type[S], **fixed: st.SearchStrategy[Any]) -> st.SearchStrategy[S]
     """Specs of a class with every field drawn by its type; valid by themselves, not yet beside others."""
     if cls is Graph:  # its edges join nodes that are there
         fixed = {"nodes": st.integers(4, 9), "edges": st.lists(st.tuples(*[st.integers(0, 3)] * 2)).map(tuple)} | fixed
+    if cls is Embedder:  # a learned scale is one of cosines
+        fixed = {"normalize": st.just(True)} | fixed
     if cls is Tokens:  # segments fit the model's width
         fixed = {"media": st.sampled_from(MEDIA)} | fixed
     fields = {name: fixed[name] if name in fixed else _field(cls, name) for name in cls.model_fields}

@@ -132,7 +132,7 @@ KINDS = "did you mean 'rotary'?"
             {"root": "vocabulary_size = 9"},
             [
                 "vocabulary_size: unknown key; known here: "
-                "adapter, context, decoder, encoder, head, init, source, special, target, tie, width"
+                "adapter, context, decoder, encoder, head, image_tower, init, source, special, target, tie, width"
             ],
         ),
         ({"stack": 'position = "rotray"'}, [f"decoder.position.kind = 'rotray': unknown kind; {KINDS}"]),

@@ -81,7 +81,7 @@ def test_whole(folder: Path) -> None:
         ({"n_head": 3}, "heads = 3: must divide width = 8"),
         ({"n_head": "two"}, "n_head = 'two': must be of type int"),
         ({"n_head": True}, "n_head = True: must be of type int"),
-        ({"activation_function": "quick_gelu"}, "activation_function = 'quick_gelu'"),
+        ({"activation_function": "quick_silu"}, "activation_function = 'quick_silu'"),
         ({"add_cross_attention": True}, "add_cross_attention = True: only False is supported"),
         ({"quantization_config": {"bits": 4}}, "quantization_config = {'bits': 4}: is not supported"),
         ({"n_embd": 16}, "transformer.wte.weight has shape [33, 8], but config.json needs [33, 16]"),

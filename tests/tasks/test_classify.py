@@ -3,6 +3,7 @@
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -208,7 +209,8 @@ def test_padding_changes_no_logits(trained: tuple[Run, Rows]) -> None:
     assert isinstance(made.task, SequenceLevelTask)
     pieces = made.task.encode(rows, made.config)
     assert len({len(piece.ids) for piece in pieces}) > 2
-    together = dict(row_tasks.read_rows(made.model, pieces, pad=3))
+    other: Any = SimpleNamespace(pad=3, media=None)
+    together = dict(row_tasks.read_rows(made.model, pieces, other))
     alone = logits_of(made, rows)
     torch.testing.assert_close(torch.stack([together[i] for i in range(len(pieces))]), alone, rtol=1e-4, atol=1e-5)
 
