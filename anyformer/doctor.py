@@ -25,6 +25,8 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "spm": ("sentencepiece",),
     "eval": ("sacrebleu",),
     "plot": ("matplotlib",),
+    "vision": ("pillow",),
+    "env": ("gymnasium", "minigrid"),
     "parquet": ("pyarrow",),
     "log": ("tensorboard",),
     "docs": ("latex2mathml", "zensical"),

@@ -82,7 +82,9 @@ def test_a_batch_is_its_rows(
     for i, row in enumerate(rows):
         alone = beam_search(model, row[None], **how)
         close(found.scores[i], alone.scores[0])
-        assert answers(found, i) == answers(alone, 0)
+        for a, b in zip(answers(found, i), answers(alone, 0), strict=True):
+            if a != b:  # two answers of one score: either may be the better one by rounding
+                close(*(log_p(model, row, [answer]).sum() for answer in (a, b)))
 
 
 @given(seeds, stops, penalties)
