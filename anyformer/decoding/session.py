@@ -227,7 +227,7 @@ def _checked_prompts(model: Transformer, request: Request) -> tuple[tuple[int, i
     if model.encoder is not None and marks is not None:
         raise ValueError("only a decoder without an encoder reads marked prompts: leave `marks` out")
     if marks is not None or media is not None:
-        what = "is not for prompts with images or with tokens that all see: these are read at once"
+        what = "is not for prompts that see all of themselves, or that have images: these are read at once"
         options = (("chunk", request.chunk), ("reuse", request.reuse))
         if unused := [name for name, value in options if value is not None]:
             raise ConfigError(Fault(name, what) for name in unused)

@@ -22,7 +22,7 @@ from anyformer.data.paths import named
 from anyformer.data.readers import read
 from anyformer.datasets import storage
 from anyformer.datasets.download import fetch
-from anyformer.datasets.registry import registry
+from anyformer.datasets.registry import lookup, registry
 from tests.datasets.upstream import data_set, lay_out
 
 SCAN = "scan/tasks_test_simple.txt"
@@ -124,6 +124,8 @@ def test_one_fetch_from_a_mirror_serves_every_recipe(
         monkeypatch.setitem(registry(), one.name, one.model_copy(update={"files": tuple(files)}))
     for name in recipes.names():
         data = recipes.read_recipe(name).data
+        if any(lookup(path) is None for _, path in named(data)):
+            continue  # commands of a page make its files
         for one in data.sets:
             fetch(registry()[one], cache, str(tmp_path / "mirror"))
         for key, path in named(data):
