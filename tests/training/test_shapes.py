@@ -42,7 +42,8 @@ def test_all_but_padded_rows_are_compiled() -> None:
         assert (name in COMPILED) == (not isinstance(read_recipe(name).batches, Padded))
 
 
-@pytest.mark.parametrize("name", COMPILED)
+# Trajectories have as many observations as a batch has steps: one more compilation makes their number free.
+@pytest.mark.parametrize("name", [name for name in COMPILED if read_recipe(name).task.kind != "actions"])
 def test_nothing_is_compiled_after_the_first_batches(name: str, tmp_path: Path) -> None:
     recipe = read_recipe(name)
     changes = ["model.width=16"]
