@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from anyformer.cli import app
 from anyformer.recipes import read_recipe
-from tests.pages import ROOT, Block, blocks, commands
+from tests.pages import FENCE, ROOT, Block, blocks, commands
 
 PAGE = (ROOT / "docs" / "your-data.md").read_text(encoding="utf-8")
 SMALL = (
@@ -19,7 +19,13 @@ SMALL = (
     "train.schedule.warmup=1",
     "model.width=24",
 )
-SECTIONS = [block for block in blocks(PAGE) if block.language == "bash" and "hf:" not in block.body]
+# Other blocks that are not run need files from elsewhere.
+HERE = [
+    block
+    for block, found in zip(blocks(PAGE), FENCE.finditer(PAGE), strict=True)
+    if not found["skip"] or "test_your_data.py" in found["skip"]
+]
+SECTIONS = [block for block in HERE if block.language == "bash" and "hf:" not in block.body]
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +36,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
             patch.setenv("ANYFORMER_DATA", "")
-            for block in blocks(PAGE):
+            for block in HERE:
                 if block.language == "python":
                     exec(block.body, {})
     return made
