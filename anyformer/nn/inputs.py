@@ -29,7 +29,7 @@ from anyformer.config import (
 from anyformer.media_batch import MediaBatch
 from anyformer.nn.aux_outputs import AuxOutputs
 from anyformer.nn.dropout import Dropout
-from anyformer.nn.media import MediaEmbedding, SoundEmbedding, cut_patches
+from anyformer.nn.media import MediaEmbedding, SoundEmbedding, cut_patches, embedding
 from anyformer.nn.norm import build_norm, normed
 
 Embed = Callable[[Tensor], Tensor]
@@ -44,11 +44,6 @@ class Inputs(NamedTuple):
     types: Tensor | None = None  # int [b, t]: token types
     spelled: Tensor | None = None  # int [b, t, longest]: the bytes of each token's word, as byte + 1; 0 is padding
     media: MediaBatch | None = None  # images, sounds and feature vectors, and their places; ids are not read there
-
-
-def embedding(rows: int, width: int, pad: int | None = None) -> nn.Embedding:
-    """Return an uninitialised embedding: to draw values on the meta device, torch would import its compiler."""
-    return nn.Embedding(rows, width, padding_idx=pad, _weight=torch.empty(rows, width))
 
 
 class ByteWords(nn.Module):

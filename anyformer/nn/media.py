@@ -16,10 +16,16 @@ from anyformer.config import (
     MediaKind,
     NoGrid,
     NoStem,
+    Sinusoidal,
     SinusoidalGrid,
     Spectrogram,
 )
 from anyformer.media_batch import MediaBatch
+
+
+def embedding(rows: int, width: int, pad: int | None = None) -> nn.Embedding:
+    """Return an uninitialised embedding: to draw values on the meta device, torch would import its compiler."""
+    return nn.Embedding(rows, width, padding_idx=pad, _weight=torch.empty(rows, width))
 
 
 def cut_patches(images: Tensor, side: int) -> Tensor:
@@ -37,8 +43,8 @@ class ImageEmbedding(nn.Module):
         self.project = nn.Linear(inputs, width)
         rows, columns = spec.grid
         learned = isinstance(spec.position, LearnedGrid)
-        self.rows = nn.Embedding(rows, width, _weight=torch.empty(rows, width)) if learned else None
-        self.columns = nn.Embedding(columns, width, _weight=torch.empty(columns, width)) if learned else None
+        self.rows = embedding(rows, width) if learned else None
+        self.columns = embedding(columns, width) if learned else None
 
     def forward(self, images: Tensor) -> Tensor:
         images = images.to(self.project.weight.dtype)
@@ -68,9 +74,7 @@ class ImageEmbedding(nn.Module):
 
 def _waves(n: int, width: int, device: torch.device) -> Tensor:
     """Return sines and cosines of 0, ..., n - 1, [n, width]."""
-    frequencies = 10_000 ** -(torch.arange(0, width, 2, device=device, dtype=torch.float32) / width)
-    angles = torch.arange(n, device=device, dtype=torch.float32)[:, None] * frequencies
-    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
+    return Sinusoidal().embed(torch.zeros(n, width, device=device), torch.arange(n, device=device), {})
 
 
 class ChannelNorm(nn.LayerNorm):
@@ -138,7 +142,7 @@ class IntegerEmbedding(nn.Module):
     def __init__(self, size: int, values: int, width: int):
         super().__init__()
         self.values = values
-        self.table = nn.Embedding(size * values, width, _weight=torch.empty(size * values, width))
+        self.table = embedding(size * values, width)
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.long() + self.values * torch.arange(x.shape[1], device=x.device)
@@ -153,7 +157,7 @@ class FeatureEmbedding(nn.Module):
         size, self.places = spec.size // spec.places, spec.places
         self.embed = nn.Linear(size, width) if spec.values is None else IntegerEmbedding(size, spec.values, width)
         many = spec.places > 1
-        self.parts = nn.Embedding(spec.places, width, _weight=torch.empty(spec.places, width)) if many else None
+        self.parts = embedding(spec.places, width) if many else None
 
     def forward(self, features: Tensor) -> Tensor:
         x = features.reshape(len(features) * self.places, -1)  # [n · places, size / places]
@@ -171,7 +175,7 @@ class MediaEmbedding(nn.Module):
         self.audio = SoundEmbedding(spec.audio, width) if spec.audio else None
         self.features = FeatureEmbedding(spec.features, width) if spec.features else None
         count = 1 + len(spec.kinds)
-        self.types = nn.Embedding(count, width, _weight=torch.empty(count, width)) if spec.types else None
+        self.types = embedding(count, width) if spec.types else None
 
     def forward(self, x: Tensor, media: MediaBatch | None) -> Tensor:
         """[b, t, d] embeddings of tokens to those of the whole stream."""

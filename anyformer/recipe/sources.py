@@ -216,7 +216,7 @@ class KeyToDoorWalks(Spec):
     count: Size  # number of episodes
 
 
-SingleSource = Annotated[
+OneSource = (
     TextFile
     | ParallelFiles
     | TableFile
@@ -228,9 +228,9 @@ SingleSource = Annotated[
     | Scenes
     | Trajectories
     | KeyToDoorWalks
-    | Synthetic,
-    *BY_KIND,
-]
+    | Synthetic
+)
+SingleSource = Annotated[OneSource, *BY_KIND]
 
 
 class JoinedSources(Spec):
@@ -254,23 +254,7 @@ class MixedSources(Spec):
     parts: Annotated[tuple[MixedSource, ...], Field(min_length=1)]  # sources by the name of their part
 
 
-AnySource = (
-    TextFile
-    | ParallelFiles
-    | TableFile
-    | MatchedLines
-    | ConllFile
-    | ClassFolders
-    | SoundFiles
-    | ArrayFile
-    | Scenes
-    | Trajectories
-    | KeyToDoorWalks
-    | JoinedSources
-    | MixedSources
-    | Shards
-    | Synthetic
-)
+AnySource = OneSource | JoinedSources | MixedSources | Shards
 Source = Annotated[AnySource, *BY_KIND]
 
 

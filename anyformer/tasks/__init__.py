@@ -15,6 +15,7 @@ metrics             exact match, F1, spans, correlations, BLEU, chrF, word error
 mixture             several sequence-to-sequence tasks in one model
 mlm                 masked language modelling
 output_constraints  constraints on generated text: regex, JSON, choices, phrases
+predict_only        base of tasks of imported models that only predict
 prefix_lm           prefix language modelling
 regress             regression of texts or pairs
 scoring             log-probabilities of texts, and alternatives for a token

@@ -71,6 +71,12 @@ class Task(Protocol):
         """Return a prediction for each text; options are those of `generation.generate`."""
 
 
+def ending_ids(tokenizer: TextTokenizer, config: ModelConfig) -> list[int]:
+    """Return the ids that end a generated text: those of the tokenizer and of the model."""
+    ends = (tokenizer.eos, config.special.eos, *config.special.stops)
+    return list(dict.fromkeys(id for id in ends if id is not None))
+
+
 def open_media(task: Task, config: ModelConfig, augment: Augment | None = None) -> MediaStore | None:
     """Let a task read images and sounds in texts, if its model does; return the store that it reads them with."""
     reader = task.source_tokenizer or task.tokenizer

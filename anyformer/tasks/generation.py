@@ -20,7 +20,7 @@ from anyformer.decoding.request import Request
 from anyformer.decoding.sampling import row_seeds
 from anyformer.decoding.strategy import Beam, Contrastive, Sampling, Speculation, Strategy, strategy as make_strategy
 from anyformer.nn.model import Transformer
-from anyformer.tasks.base import MAX_INFERENCE_TOKENS, Progress, read_media
+from anyformer.tasks.base import MAX_INFERENCE_TOKENS, Progress, ending_ids, read_media
 from anyformer.tasks.output_constraints import OutputConstraints, TokenConstraints, tokenise
 from anyformer.tasks.text_stream import NONFINITE, AnswerText, IncrementalDecoder, StopStrings
 
@@ -149,8 +149,7 @@ class GenerationRequest:
         strategy = make_strategy(**rest, phrases=constraints.phrases or None)
         stop = (stop,) if isinstance(stop, str) else tuple(stop or ())
         if stop_ids is None:
-            ends = (task.tokenizer.eos, model.config.special.eos, *model.config.special.stops)
-            stop_ids = list(dict.fromkeys(id for id in ends if id is not None))
+            stop_ids = ending_ids(task.tokenizer, model.config)
         stop_ids, faults = parse_ids("stop_ids", stop_ids, _vocab(model))
         faults += _budget_faults(most, strategy) + _stop_faults(stop, strategy, constraints)
         if seed is not None and not isinstance(seed, int) and len(seed) != len(texts):

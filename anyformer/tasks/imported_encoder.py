@@ -23,22 +23,22 @@ from anyformer.config import (
     Tokens,
 )
 from anyformer.data.batch import Example
-from anyformer.data.loader import Loader
-from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
-from anyformer.recipe import Batches, Encoder
-from anyformer.tasks.base import MAX_INFERENCE_TOKENS, Metrics, Progress, check_lengths
+from anyformer.recipe import Encoder
+from anyformer.tasks.base import MAX_INFERENCE_TOKENS, Progress, check_lengths
 from anyformer.tasks.fill_mask import encode_with, filled
+from anyformer.tasks.predict_only import PredictOnly
 from anyformer.tasks.sequence_level import Frame, as_json, read_rows, refuse_decoding_options
 
 Answer = Callable[[Tensor, list[int]], str]
 
 
-class Encoding:
+class Encoding(PredictOnly):
     """Predictions of an imported encoder. Texts are between the special tokens of the tokenizer's file."""
 
-    source_tokenizer: TextTokenizer | None = None
+    spec: Encoder
+    imported = "encoder"
 
     def __init__(self, spec: Encoder, tokenizer: TextTokenizer):
         self.spec, self.tokenizer = spec, tokenizer
@@ -128,21 +128,3 @@ class Encoding:
     def _filled(self, logits: Tensor, row: list[int]) -> str:
         ids = row if self.tokenizer.mask is None else filled(row, self.tokenizer.mask, logits)
         return self.tokenizer.decode(ids[len(self.before) : len(ids) - len(self.after)])
-
-    # -- only for tasks that are trained ------------------------------------------------------------------------------
-
-    def filter_rows(self, rows: Rows, config: ModelConfig, batches: Batches | None = None) -> Rows:
-        raise _untrained()
-
-    def loader(self, rows: Rows, batches: Batches, seed: int, model: Transformer) -> Loader:
-        raise _untrained()
-
-    def evaluate(self, model: Transformer, rows: Rows, batches: Batches) -> Metrics:
-        raise _untrained()
-
-    def loss(self, logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
-        raise _untrained()
-
-
-def _untrained() -> ConfigError:
-    return ConfigError([Fault("task.kind", "= 'encoder': an imported encoder only predicts; choose a task with data")])

@@ -12,10 +12,8 @@ from torch import Tensor
 
 from anyformer.config import Audio, ConfigError, Fault, ModelConfig
 from anyformer.config.spec import visible
-from anyformer.data.loader import Loader
 from anyformer.data.media import REFERENCE
 from anyformer.data.media_files import BadFile, read_sound
-from anyformer.data.readers import Rows
 from anyformer.data.spectrogram import log_mel
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.decoding.decode import decode
@@ -23,16 +21,18 @@ from anyformer.decoding.logit_processors import History, ban
 from anyformer.decoding.request import Request
 from anyformer.decoding.strategy import strategy
 from anyformer.nn.model import Transformer
-from anyformer.recipe import Batches, Transcribe
-from anyformer.tasks.base import Metrics, Progress
+from anyformer.recipe import Transcribe
+from anyformer.tasks.base import Progress, ending_ids
+from anyformer.tasks.predict_only import PredictOnly
 
 SOUNDS_PER_BATCH = 8
 
 
-class Transcribing:
+class Transcribing(PredictOnly):
     """Transcriptions by an imported speech model. A text is the path of a WAV file, or a reference `<audio:a.wav>`."""
 
-    source_tokenizer: TextTokenizer | None = None
+    spec: Transcribe
+    imported = "speech model"
 
     def __init__(self, spec: Transcribe, tokenizer: TextTokenizer):
         self.spec, self.tokenizer = spec, tokenizer
@@ -51,7 +51,7 @@ class Transcribing:
             request = Request(
                 ids,
                 max_new_tokens=budget,
-                stop=self._stop(model.config),
+                stop=ending_ids(self.tokenizer, model.config),
                 processors=[Opening(self.spec, model.config.vocab, ids.device)],
             )
             for i, answer in zip(rows[at:], decode(model, request, how).tolist(), strict=False):
@@ -60,27 +60,9 @@ class Transcribing:
                 progress(len(frames))
         return out
 
-    def _stop(self, config: ModelConfig) -> list[int]:
-        ids = (self.tokenizer.eos, config.special.eos, *config.special.stops)
-        return list(dict.fromkeys(id for id in ids if id is not None))
-
     def _text(self, ids: list[int], stop: Sequence[int]) -> str:
         end = next((i for i, id in enumerate(ids) if id in stop), len(ids))
         return self.tokenizer.decode(ids[:end]).strip()
-
-    # -- only for tasks that are trained ------------------------------------------------------------------------------
-
-    def filter_rows(self, rows: Rows, config: ModelConfig, batches: Batches | None = None) -> Rows:
-        raise _untrained()
-
-    def loader(self, rows: Rows, batches: Batches, seed: int, model: Transformer) -> Loader:
-        raise _untrained()
-
-    def evaluate(self, model: Transformer, rows: Rows, batches: Batches) -> Metrics:
-        raise _untrained()
-
-    def loss(self, logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
-        raise _untrained()
 
 
 class Opening:
@@ -127,8 +109,3 @@ def _read(text: str, i: int, config: ModelConfig) -> np.ndarray:
         what = f"{visible(name)} has {seconds:.1f} seconds, and the model reads {longest:.0f}: cut it into parts"
         raise ConfigError([Fault(f"text {i + 1}", what)])
     return np.pad(samples, (0, length - len(samples)))
-
-
-def _untrained() -> ConfigError:
-    what = "= 'transcribe': an imported speech model only predicts; choose a task with data"
-    return ConfigError([Fault("task.kind", what)])
