@@ -11,7 +11,6 @@ from anyformer.data import key_to_door
 
 KEY_TO_DOOR = "key-to-door"
 MINIGRID = ("BabyAI-", "MiniGrid-")
-CELL = np.array([18, 3, 1])  # a cell's number: 6 colours of each of 11 kinds of objects, 3 states of each colour
 
 Act = Callable[[], Any]
 
@@ -138,7 +137,10 @@ class _Gymnasium:
 
 
 class _MiniGrid(_Gymnasium):
-    """MiniGrid and BabyAI: 7×7 cells in front of the agent, each a number, and an instruction; BabyAI has an expert."""
+    """MiniGrid and BabyAI: 7×7 cells in front of the agent, each its object, colour and state, and an instruction.
+
+    BabyAI has an expert.
+    """
 
     def __init__(self, inner: Any):
         super().__init__(inner)
@@ -157,7 +159,7 @@ class _MiniGrid(_Gymnasium):
         return super().step(action)
 
     def _read(self, observation: Any) -> np.ndarray:
-        return cell_numbers(observation["image"])
+        return np.asarray(observation["image"], dtype=np.uint8).ravel()
 
     def expert(self) -> Act | None:
         from minigrid.envs.babyai.core.roomgrid_level import RoomGridLevel
@@ -170,8 +172,3 @@ class _MiniGrid(_Gymnasium):
 
             self._bot = BabyAIBot(self._inner.unwrapped)
         return int(self._bot.replan(self._last))
-
-
-def cell_numbers(image: np.ndarray) -> np.ndarray:
-    """Return MiniGrid's cells [..., 7, 7, 3] as one number each, uint8 [..., 49]: kind · 18 + colour · 3 + state."""
-    return (image.astype(np.int64) @ CELL).reshape(*image.shape[:-3], -1).astype(np.uint8)

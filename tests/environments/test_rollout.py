@@ -89,7 +89,7 @@ def test_a_perfect_policy_succeeds_always(monkeypatch: pytest.MonkeyPatch, name:
     if name == GOTO:
         pytest.importorskip("minigrid")
     monkeypatch.setattr("anyformer.environments.rollout.Policy", Perfect)
-    run = small_run(Actions(actions=make(name).actions), FeatureSegment(size=49))
+    run = small_run(Actions(actions=make(name).actions), FeatureSegment(size=147))
     report = summarise(name, rollout(run, name, 8, 100, parallel=3))
     assert report.success == 1
     low, high = report.success_interval
@@ -119,8 +119,8 @@ def test_babyai_demonstrations_succeed():
     pytest.importorskip("minigrid")
     found = record(GOTO, 4, 3)
     arrays = found.recording.arrays()
-    assert arrays["observations"].shape[1:] == (49,)
-    assert arrays["observations"].max() < 198
+    assert arrays["observations"].shape[1:] == (7 * 7 * 3,)
+    assert arrays["observations"].max() < 11
     assert (arrays["rewards"][arrays["lengths"].cumsum() - 1] > 0).all()
     assert all(mission.startswith("go to") for mission in arrays["missions"].tolist())
 
