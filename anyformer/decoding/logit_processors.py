@@ -113,6 +113,17 @@ class Frequency:
         return logits - self.penalty * counts.to(logits.dtype)
 
 
+@dataclass(frozen=True, eq=False)
+class Bias:
+    """Add a value to the logits of some ids."""
+
+    ids: Tensor  # int [n]
+    values: Tensor  # [n]
+
+    def __call__(self, history: History, logits: Tensor) -> Tensor:
+        return logits.index_add(1, self.ids, self.values.to(logits.dtype).expand(len(logits), -1))
+
+
 @dataclass(frozen=True)
 class NoRepeat:
     """Ban tokens that would repeat an n-gram of the prompt and the answer."""
@@ -270,11 +281,16 @@ def build(
 ) -> tuple[Processor, ...]:
     """Return the processors of a spec that change something, in the order of `transformers`.
 
-    That is: penalties (repetition, presence, frequency), bans (n-grams, words, minimum length), forced tokens (mask,
-    prefix), then temperature, top-k, top-p, min-p, typical. Without `stop` ids a minimum length needs no processor.
+    That is: penalties (repetition, presence, frequency), bias, bans (n-grams, words, minimum length), forced tokens
+    (mask, prefix), then temperature, top-k, top-p, min-p, typical. Without `stop` ids a minimum length needs no
+    processor.
     """
     stop = tuple(stop)
-    named = [(f"banned.{i}", word) for i, word in enumerate(spec.banned)] + [("prefix", spec.prefix), ("stop", stop)]
+    named = [(f"banned.{i}", word) for i, word in enumerate(spec.banned)] + [
+        ("bias", tuple(id for id, _ in spec.bias)),
+        ("prefix", spec.prefix),
+        ("stop", stop),
+    ]
     wrong = [(path, id) for path, ids in named for id in ids if not 0 <= id < vocab]
     if wrong:
         raise ConfigError(Fault(path, f"= {id}: no such id; the vocabulary has {vocab}") for path, id in wrong)
@@ -285,6 +301,9 @@ def build(
         made.append(Presence(spec.presence_penalty))
     if spec.frequency_penalty:
         made.append(Frequency(spec.frequency_penalty))
+    if spec.bias:
+        ids, values = zip(*spec.bias, strict=True)
+        made.append(Bias(torch.tensor(ids, device=device), torch.tensor(values, device=device)))
     if spec.no_repeat_ngram is not None:
         made.append(NoRepeat(spec.no_repeat_ngram))
     if spec.banned:

@@ -28,6 +28,7 @@ class Processing(Spec):  # type: ignore[metaclass]  # derives from type(BaseMode
     repetition_penalty: Positive = 1.0
     presence_penalty: Number = 0.0  # subtracted from the logit of every generated token
     frequency_penalty: Number = 0.0  # subtracted once per occurrence
+    bias: tuple[tuple[Count, Number], ...] = ()  # added to the logits of these ids
     no_repeat_ngram: Size | None = None  # no n-gram of this length occurs twice; None: off
     banned: tuple[Ids, ...] = ()  # sequences of ids that never occur
     min_new_tokens: Count = 0  # fewest new tokens before a stop id

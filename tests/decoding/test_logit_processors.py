@@ -128,7 +128,9 @@ def test_the_order_of_all(case: Case, how: Sampling, constrained: bool):
     """What `generate` of `transformers` would make of the same options. Left out are rows that it empties on the
     way, from where it counts with NaN, and those in which a constraint overrules bans, which makes ties for top-p."""
     allowed = torch.arange(VOCAB).expand_as(case.logits) % 2 == 0
-    options = how.model_dump(exclude={"banned", "presence_penalty", "frequency_penalty", "prefix", "no_repeat_ngram"})
+    options = how.model_dump(
+        exclude={"banned", "bias", "presence_penalty", "frequency_penalty", "prefix", "no_repeat_ngram"}
+    )
     config = GenerationConfig(
         **{**options, "top_k": how.top_k or 0, "no_repeat_ngram_size": how.no_repeat_ngram or 0},
         do_sample=True,
@@ -170,6 +172,15 @@ def test_presence_and_frequency(case: Case, penalty: float):
             frequency[i, token] -= penalty * row[prompt:].count(token)
     torch.testing.assert_close(Presence(penalty)(*case[:2]), presence)
     torch.testing.assert_close(Frequency(penalty)(*case[:2]), frequency)
+
+
+@given(cases(), st.dictionaries(ids, st.integers(-100, 100).map(float), min_size=1))
+def test_bias(case: Case, biases: dict[int, float]):
+    expected = case.logits.clone()
+    for id, value in biases.items():
+        expected[:, id] += value
+    (bias,) = build(Sampling(bias=tuple(biases.items())), vocab=VOCAB)
+    torch.testing.assert_close(bias(*case[:2]), expected, equal_nan=True)
 
 
 @given(cases(), st.lists(ids, min_size=1, max_size=5))
