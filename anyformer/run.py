@@ -98,15 +98,15 @@ class Run:
 
     def generate(self, texts: Sequence[str], **options: Any) -> list[str]:
         """Return continuations or answers of texts, with all options of decoding: see `tasks/generation.py`."""
-        return generation.generate(self._writer(), self.model, texts, **options)
+        return generation.generate(self.writer(), self.model, texts, **options)
 
     def stream(self, text: str, **options: Any) -> Iterator[str]:
         """Yield the output for one text in pieces; joined, they are the result of `generate`."""
-        return generation.stream(self._writer(), self.model, text, **options)
+        return generation.stream(self.writer(), self.model, text, **options)
 
     def hypotheses(self, texts: Sequence[str], **options: Any) -> list[list[generation.Hypothesis]]:
         """Return the `n_best` hypotheses of a beam search for each text, with their scores."""
-        return generation.hypotheses(self._writer(), self.model, texts, **options)
+        return generation.hypotheses(self.writer(), self.model, texts, **options)
 
     def score(
         self,
@@ -117,7 +117,7 @@ class Run:
         stride: int | None = None,
     ) -> list[scoring.Score]:
         """Return the log-probability of each text, or of an answer to each; see `tasks/scoring.py` for windows."""
-        return scoring.score(self._writer(), self.model, texts, answers, window=window, stride=stride)
+        return scoring.score(self.writer(), self.model, texts, answers, window=window, stride=stride)
 
     def alternatives(
         self, text: str, k: int = 10, *, answer: str = "", at: int | None = None
@@ -130,7 +130,7 @@ class Run:
             if answer:
                 raise ConfigError([Fault("answer", "is for models that write: this one fills masks")])
             return scoring.fillings(self.task, self.model, text, k, at=at)
-        return scoring.alternatives(self._writer(), self.model, text, k, answer=answer, at=at)
+        return scoring.alternatives(self.writer(), self.model, text, k, answer=answer, at=at)
 
     def part(self, name: str) -> "Run":
         """Return one task of a mixture as a run with the same model."""
@@ -147,7 +147,8 @@ class Run:
         """Return the run with its adapter merged into the weights: see `transforms/merge.py`."""
         return replace(self, model=merge(self.model))
 
-    def _writer(self) -> generation.Writer:
+    def writer(self) -> generation.Writer:
+        """Return the task that generates text."""
         match self.task:
             case LanguageModelling() | SequenceToSequence() | SpanCorrupting():
                 return self.task
