@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from anyformer.nn.model import Transformer as Transformer
     from anyformer.run import load as load
     from anyformer.run_inspection import attention_maps as attention_maps
+    from anyformer.serve.engine import Engine as Engine
     from anyformer.training.train import train as train
     from anyformer.transforms.quantise import quantise as quantise
 
@@ -37,6 +38,7 @@ sys.meta_path.append(MovedModules())
 # name -> the module that holds it; a module holds itself
 _HOMES = {
     "ConfigError": "anyformer.config.spec",
+    "Engine": "anyformer.serve.engine",
     "ModelConfig": "anyformer.config.model",
     "Reuse": "anyformer.decoding.prefix_cache",
     "Transformer": "anyformer.nn.model",
@@ -56,6 +58,7 @@ _HOMES = {
 
 __all__ = [
     "ConfigError",
+    "Engine",
     "ModelConfig",
     "Reuse",
     "Transformer",

@@ -56,11 +56,12 @@ UNDER: dict[str, tuple[str, ...]] = {
     "training": ("run", "recipes"),
     "doctor": ("training",),  # prints what training chooses
     "environments": ("run",),
+    "serve": ("run",),
     "interop": ("run",),
     "new": ("training",),
     "lab": ("training", "interop", "inspection"),
     "explore": ("lab", "run_inspection"),
-    "cli": ("explore", "doctor", "new", "environments"),
+    "cli": ("explore", "doctor", "new", "environments", "serve"),
     "__main__": ("cli",),
 }
 

@@ -121,6 +121,7 @@ VERBS = {
 def test_names() -> None:
     assert sorted(af.__all__) == [
         "ConfigError",
+        "Engine",
         "ModelConfig",
         "Reuse",
         "Transformer",

@@ -1,0 +1,223 @@
+"""The engine: takes requests from asyncio, runs all models in one thread, and returns events."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from anyformer.config import LM, Tokens
+from anyformer.decoding.strategy import Beam
+from anyformer.nn.model import Transformer
+from anyformer.run import Run
+from anyformer.serve.admission import check_generation, limits_of
+from anyformer.serve.job import Job, Mailbox, Outbox, Server
+from anyformer.serve.request import (
+    Closing,
+    EncodeKind,
+    Event,
+    Failed,
+    Finished,
+    Generation,
+    Hypothesis,
+    Limits,
+    Model,
+    QueueFull,
+    UnknownModel,
+    Unsupported,
+)
+from anyformer.serve.serial import SerialServer
+from anyformer.serve.stats import Stats
+
+log = logging.getLogger(__name__)
+
+
+class Engine:
+    """Serves one run or several, by name.
+
+        async with af.Engine(run) as engine:
+            async for event in engine.submit(Generation(ids, max_new_tokens=20)):
+                ...
+
+    All models run in one thread, which the engine starts and ends. Its methods are for one event loop or several.
+    A bare model in place of a run reads and writes ids only.
+    """
+
+    def __init__(self, runs: Run | Transformer | Mapping[str, Run | Transformer], limits: Limits | None = None):
+        self.limits = limits or Limits()
+        named = runs if isinstance(runs, Mapping) else {_name(runs): runs}
+        self.models = {name: _describe(name, run) for name, run in named.items()}
+        self._bodies = {name: _model(run).eval() for name, run in named.items()}
+        self._servers: dict[str, Server] = {
+            name: SerialServer(self._bodies[name], _is_marked(run)) for name, run in named.items()
+        }
+        self._inbox: list[Callable[[], None]] = []
+        self._wake = threading.Condition()
+        self._open = self._drain = False
+        self._thread: threading.Thread | None = None
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread that runs the models."""
+        if self._thread is not None:
+            raise Closing("an engine is started once: make another")
+        self._open = self._drain = True
+        self._thread = threading.Thread(target=self._run, name="anyformer-engine", daemon=True)
+        self._thread.start()
+
+    async def close(self, drain: bool = True) -> None:
+        """Refuse new requests and end the thread: after all requests have finished, or with `drain=False` at once."""
+        with self._wake:
+            self._open, self._drain = False, self._drain and drain
+            self._wake.notify()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+
+    async def __aenter__(self) -> Self:
+        self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close(drain=kind is None)
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def submit(self, generation: Generation, model: str | None = None) -> "Answer":
+        """Queue a request for a sampled or greedy answer; return its events: each `Token`, at last `Finished`.
+
+        A request that cannot be answered raises here. Closing the iterator cancels the request.
+        """
+        if isinstance(generation.strategy, Beam):
+            raise Unsupported("beam search has no next token: use `search`")
+        return Answer(self._enqueue(generation, model, search=False))
+
+    async def search(self, generation: Generation, n_best: int = 1, model: str | None = None) -> list[Hypothesis]:
+        """Return the `n_best` hypotheses of a beam search, best first."""
+        if not isinstance(generation.strategy, Beam):
+            raise Unsupported("hypotheses are those of beam search: give beams")
+        if not 1 <= n_best <= generation.strategy.beams:
+            raise Unsupported(f"n_best = {n_best}: must be from 1 to the number of beams, {generation.strategy.beams}")
+        job = self._enqueue(generation, model, search=True)
+        try:
+            item = await job.mailbox[1].get()
+        finally:
+            job.cancelled = True  # no effect on a finished job
+        if isinstance(item, Finished):
+            raise Failed(item.message or "the search was cancelled")
+        assert isinstance(item, list)
+        return item[:n_best]
+
+    async def encode(self, kind: EncodeKind, texts: list[str], model: str | None = None, **options: Any) -> list[Any]:
+        """Return one item per text: a vector, labels, tags, a score, fillings of masks, or a number."""
+        raise Unsupported(f"{kind}: not served yet")
+
+    def stats(self) -> dict[str, Stats]:
+        """Return counters and gauges of each model."""
+        return {name: server.stats.copy() for name, server in self._servers.items()}
+
+    def _find(self, model: str | None) -> str:
+        if model is None and len(self.models) == 1:
+            return next(iter(self.models))
+        if model is None or model not in self.models:
+            what = "several models are served: name one" if model is None else f"model {model!r} is not served"
+            raise UnknownModel(f"{what}; known: {', '.join(self.models)}")
+        return model
+
+    def _enqueue(self, generation: Generation, model: str | None, search: bool) -> Job:
+        name = self._find(model)
+        check_generation(self.models[name], self._bodies[name], self.limits, generation)
+        server, mailbox = self._servers[name], _mailbox()
+        job = Job(generation, mailbox, search)
+        with self._wake:
+            if not self._open:
+                raise Closing("the engine is shutting down" if self._thread else "the engine has not been started")
+            if server.stats.waiting >= self.limits.queue:
+                raise QueueFull(f"{server.stats.waiting} requests wait already: try again later")
+            server.stats.waiting += 1
+            self._inbox.append(lambda: server.add(job))
+            self._wake.notify()
+        return job
+
+    # -- the thread that runs the models ------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        servers = list(self._servers.values())
+        outboxes = [Outbox(server.stats) for server in servers]
+        while True:
+            with self._wake:
+                busy = any(server.busy for server in servers)
+                while not busy and not self._inbox and self._open:
+                    self._wake.wait()
+                commands, self._inbox = self._inbox, []
+                if not self._drain or (not busy and not commands and not self._open):
+                    return
+            for command in commands:
+                command()
+            for server, out in zip(servers, outboxes, strict=True):
+                if server.busy:
+                    server.step(out)
+                    out.flush()
+
+
+class Answer:
+    """The events of one request, as an async iterator; closing it cancels the request."""
+
+    def __init__(self, job: Job):
+        self._job, self._over = job, False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        if self._over:
+            raise StopAsyncIteration
+        try:
+            item = await self._job.mailbox[1].get()
+        except asyncio.CancelledError:
+            await self.aclose()
+            raise
+        if isinstance(item, Exception):
+            raise item
+        assert not isinstance(item, list)
+        self._over = isinstance(item, Finished)
+        return item
+
+    async def aclose(self) -> None:
+        """Cancel the request, unless it has finished."""
+        self._over = self._job.cancelled = True
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+def _mailbox() -> Mailbox:
+    return asyncio.get_running_loop(), asyncio.Queue()
+
+
+def _name(run: Run | Transformer) -> str:
+    return run.folder.name if isinstance(run, Run) else "model"
+
+
+def _model(run: Run | Transformer) -> Transformer:
+    return run.model if isinstance(run, Run) else run
+
+
+def _is_marked(run: Run | Transformer) -> bool:
+    return isinstance(run, Run) and bool(getattr(run.task, "marked", False))
+
+
+def _describe(name: str, run: Run | Transformer) -> Model:
+    model, own = _model(run), run if isinstance(run, Run) else None
+    length, source = limits_of(model)
+    writes = isinstance(model.config.head, LM) and model.decoder is not None
+    target = model.config.target
+    vocabulary = target.rows if writes and isinstance(target, Tokens) else None
+    tokenizer = None if own is None else own.tokenizer
+    return Model(name, own, tokenizer, length, source, vocabulary, ("generate", "search") if writes else ())

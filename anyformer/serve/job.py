@@ -1,0 +1,89 @@
+"""A request inside the engine, and the delivery of its events to the event loops that wait for them."""
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Protocol
+
+from anyformer.serve.request import Event, Finished, Generation, Hypothesis, Token
+from anyformer.serve.stats import Stats
+
+Item = Event | list[Hypothesis] | Exception
+Mailbox = tuple[asyncio.AbstractEventLoop, "asyncio.Queue[Item]"]
+
+
+class Job:
+    """A generation request with its mailbox and times. `search` asks for hypotheses instead of tokens."""
+
+    def __init__(self, generation: Generation, mailbox: Mailbox, search: bool = False):
+        self.generation, self.mailbox, self.search = generation, mailbox, search
+        self.arrived, self.newest = time.perf_counter(), 0.0
+        self.started = self.cancelled = False  # a cancelled job is dropped at the next step
+
+
+class Outbox:
+    """Collects the events of a step and hands them over once per event loop."""
+
+    def __init__(self, stats: Stats):
+        self.stats = stats
+        self._items: defaultdict[asyncio.AbstractEventLoop, list[tuple[asyncio.Queue[Item], Item]]] = defaultdict(list)
+
+    def start(self, job: Job) -> None:
+        """Count a job that leaves the queue for the first time."""
+        if not job.started:
+            job.started = True
+            self.stats.waiting -= 1
+            self.stats.running += 1
+            self.stats.queue_time.add(time.perf_counter() - job.arrived)
+
+    def token(self, job: Job, token: Token) -> None:
+        now = time.perf_counter()
+        if job.newest:
+            self.stats.token_time.add(now - job.newest)
+        else:
+            self.stats.first_token_time.add(now - job.arrived)
+        job.newest = now
+        self.stats.generated_tokens += 1
+        self._put(job, token)
+
+    def finish(self, job: Job, end: Finished, found: Sequence[Hypothesis] | None = None) -> None:
+        """End a job; `found` are the hypotheses of a search."""
+        self.start(job)
+        stats = self.stats
+        stats.running -= 1
+        stats.finished[end.reason] += 1
+        stats.prompt_tokens += end.prompt_tokens
+        stats.cached_tokens += end.cached_tokens
+        stats.request_time.add(time.perf_counter() - job.arrived)
+        self._put(job, end if found is None else list(found))
+
+    def _put(self, job: Job, item: Item) -> None:
+        loop, queue = job.mailbox
+        self._items[loop].append((queue, item))
+
+    def flush(self) -> None:
+        for loop, items in self._items.items():
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_deliver, items)
+        self._items.clear()
+
+
+def _deliver(items: list[tuple["asyncio.Queue[Item]", Item]]) -> None:
+    for queue, item in items:
+        queue.put_nowait(item)
+
+
+class Server(Protocol):
+    """The part of the engine that answers the generation requests of one model, in the engine's thread."""
+
+    stats: Stats
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step has something to do."""
+
+    def add(self, job: Job) -> None: ...
+
+    def step(self, out: Outbox) -> None:
+        """Advance the requests by about one token each, and drop those that were cancelled."""

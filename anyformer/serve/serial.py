@@ -1,0 +1,73 @@
+"""Requests one after the other, for models whose state is not paged: recurrent layers, prompts that see themselves."""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from anyformer.conventions import SEEN
+from anyformer.decoding.beam_search import Hypotheses, NonFiniteSearch, run_beam_search
+from anyformer.decoding.generate import Picked, stream_sampling
+from anyformer.decoding.strategy import Beam
+from anyformer.nn.model import Transformer
+from anyformer.serve.admission import as_request
+from anyformer.serve.job import Job, Outbox
+from anyformer.serve.request import Finished, Hypothesis, Token
+from anyformer.serve.stats import Stats
+
+NOT_FINITE = "the model's logits are not finite"
+
+
+class SerialServer:
+    """Answers requests by `decoding`, the oldest first."""
+
+    def __init__(self, model: Transformer, marked: bool):
+        self.model, self.marked, self.stats = model, marked, Stats()
+        self._jobs: deque[Job] = deque()
+        self._tokens: Iterator[Picked] | None = None
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._jobs)
+
+    def add(self, job: Job) -> None:
+        self._jobs.append(job)
+
+    def step(self, out: Outbox) -> None:
+        job = self._jobs[0]
+        out.start(job)
+        end = Finished("cancelled", len(job.generation.ids)) if job.cancelled else self._advance(job, out)
+        if end is not None:
+            found = end if isinstance(end, list) else None
+            out.finish(job, Finished("stop", len(job.generation.ids)) if isinstance(end, list) else end, found)
+            self._jobs.popleft()
+            self._tokens = None
+
+    def _advance(self, job: Job, out: Outbox) -> Finished | list[Hypothesis] | None:
+        """Return the end of a job, if this step has reached it."""
+        generation, strategy, prompt = job.generation, job.generation.strategy, len(job.generation.ids)
+        request = as_request(generation, next(self.model.parameters()).device)
+        if self.marked:
+            request = replace(request, marks=torch.full_like(request.ids, SEEN))
+        if isinstance(strategy, Beam):
+            try:
+                return hypotheses(run_beam_search(self.model, request, strategy))
+            except NonFiniteSearch:
+                return Finished("error", prompt, message=NOT_FINITE)
+        if self._tokens is None:
+            self._tokens = stream_sampling(self.model, request, strategy)
+        picked = next(self._tokens, None)
+        if picked is None:
+            return Finished("length", prompt)
+        if not bool(picked[1]):
+            return Finished("error", prompt, message=NOT_FINITE)
+        out.token(job, Token(int(picked[0])))
+        return Finished("stop", prompt) if int(picked[0]) in generation.stop else None
+
+
+def hypotheses(found: Hypotheses) -> list[Hypothesis]:
+    """Return the n-best list of a single prompt."""
+    begin = found.ids.shape[2] - int(found.lengths.max())
+    rows = zip(*(x[0].tolist() for x in found), strict=True)
+    return [Hypothesis(tuple(ids[begin : begin + n]), score) for ids, score, n in rows if n]

@@ -1,0 +1,92 @@
+"""The engine's interface: events, cancellation, limits and errors."""
+
+import asyncio
+
+import pytest
+import torch
+
+import anyformer as af
+from anyformer.decoding.beam_search import beam_search
+from anyformer.decoding.strategy import Beam, Sampling
+from anyformer.serve.request import Closing, Finished, Generation, Limits, QueueFull, Token, TooLong, UnknownModel
+from tests.decoding.small_models import decoder, pair
+from tests.strategies import VOCAB
+
+
+async def answer(engine: af.Engine, generation: Generation) -> tuple[list[int], Finished]:
+    events = [event async for event in engine.submit(generation)]
+    end = events.pop()
+    assert isinstance(end, Finished)
+    return [event.id for event in events if isinstance(event, Token)], end
+
+
+@pytest.mark.parametrize("make", [decoder, pair])
+def test_answers_are_those_of_generate(make):
+    model, ids, stop = make(), (3, 4, 5), (7,)
+    whole = af.generate(model, torch.tensor([ids]), max_new_tokens=8, stop=stop)[0].tolist()
+    expected = whole[len(ids) :] if model.encoder is None else whole[1:]
+
+    async def run():
+        async with af.Engine(model) as engine:
+            return await answer(engine, Generation(ids, 8, stop=stop))
+
+    tokens, end = asyncio.run(run())
+    assert tokens == expected
+    assert end.reason == ("stop" if tokens[-1] in stop else "length")
+    assert end.prompt_tokens == len(ids)
+
+
+def test_search_returns_hypotheses():
+    model, ids = pair(), (3, 4, 5)
+    found = beam_search(model, torch.tensor([ids]), beams=3, n_best=2, max_new_tokens=5, stop=(7,))
+
+    async def run():
+        async with af.Engine(model) as engine:
+            return await engine.search(Generation(ids, 5, Beam(beams=3, n_best=2), stop=(7,)), n_best=2)
+
+    for n, hypothesis in enumerate(asyncio.run(run())):
+        assert hypothesis.ids == tuple(found.ids[0, n, 1 : 1 + int(found.lengths[0, n])].tolist())
+        assert hypothesis.score == pytest.approx(float(found.scores[0, n]), abs=1e-5)
+
+
+def test_closing_an_iterator_cancels_the_request():
+    async def run():
+        async with af.Engine(decoder()) as engine:
+            events = engine.submit(Generation((1, 2), 10_000))
+            await anext(events)
+            await events.aclose()
+            while engine.stats()["model"].running:
+                await asyncio.sleep(0.01)
+            return engine.stats()["model"]
+
+    stats = asyncio.run(run())
+    assert stats.finished == {"cancelled": 1}
+    assert stats.waiting == 0
+
+
+def test_refusals():
+    async def run():
+        engine = af.Engine(decoder(), Limits(queue=1, max_prompt=4))
+        with pytest.raises(Closing, match="not been started"):
+            engine.submit(Generation((1,), 1))
+        engine.start()
+        with pytest.raises(TooLong, match="prompt has 5 tokens"):
+            engine.submit(Generation((1,) * 5, 1))
+        with pytest.raises(UnknownModel, match="known: model"):
+            engine.submit(Generation((1,), 1), model="other")
+        with pytest.raises(af.ConfigError, match="seed"):
+            engine.submit(Generation((1,), 1, Sampling(), seed=3))
+        with pytest.raises(Exception, match=f"vocabulary has {VOCAB}"):
+            engine.submit(Generation((99,), 1))
+
+        def fill() -> None:
+            for _ in range(50):
+                engine.submit(Generation((1,), 10_000))
+
+        with pytest.raises(QueueFull):
+            fill()
+        await engine.close(drain=False)
+        with pytest.raises(Closing, match="shutting down"):
+            engine.submit(Generation((1,), 1))
+
+    asyncio.run(run())
