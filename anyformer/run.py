@@ -2,7 +2,7 @@
 
     config.json              the model
     task.json                the task
-    tokenizer.json           (and source_tokenizer.json where the source has its own)
+    tokenizer.json           with its chat template (and source_tokenizer.json where the source has its own)
     model.safetensors        the weights
     manifest.json            SHA-256 of each of these, written last: see `atomic_folder.py`
 
@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,8 @@ from anyformer.config import (
     io,
 )
 from anyformer.config.spec import visible
-from anyformer.data.tokenizer import TextTokenizer
+from anyformer.data.chat_template import ChatTemplate
+from anyformer.data.tokenizer import CHAT, FILE, TextTokenizer
 from anyformer.hardware import default_device
 from anyformer.inspection.capacity import check_model
 from anyformer.nn.model import Transformer
@@ -90,6 +92,11 @@ class Run:
     @property
     def tokenizer(self) -> TextTokenizer:
         return self.task.tokenizer
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """The chat template of the run's tokenizer, if it has one: see `data/chat_template.py`."""
+        return ChatTemplate.of(self.tokenizer, f"{visible(str(self.folder / FILE))}: {CHAT}")
 
     def predict(self, texts: Sequence[str], **options: Any) -> list[str]:
         """Return the task's answers: labels, numbers, translations or continuations, with the options of `generate`."""

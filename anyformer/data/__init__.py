@@ -3,6 +3,7 @@
 augment                  random changes of the images and sounds of a batch
 batch                    examples and batches, and the tensors that rows of examples become
 batch_plan               which examples each batch of an epoch holds: padded or packed rows
+chat_template            chat templates: conversations to text and to ids
 chunks                   large files in chunks of some megabytes, and chunks in documents
 conll                    sentences with one word per line and its tags in columns
 counter_rng              a counter-based random generator, for draws that depend on a number alone
@@ -28,6 +29,7 @@ sound_rows               rows of sounds whose file names have their labels, alon
 spectrogram              log-mel spectrograms of sounds
 synthetic                synthetic tasks: sorting, copying, reversing, dates, additions
 tables                   columns of .tsv, .csv, .jsonl and .parquet files
+template_sandbox         chat templates compiled and rendered by Jinja, with bounded work and output
 tokenizer                text to ids and back, on the `tokenizers` library
 tokenizer_files          the files of a tokenizer: tokenizer.json and GPT-2's pair
 tokenizer_trial          trial of an imported tokenizer in a child process, which may crash

@@ -12,18 +12,20 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from itertools import count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from anyformer import recipe
 from anyformer.config.spec import ConfigError, Fault, visible
 from anyformer.data.files import locate
 from anyformer.data.sentencepiece_tokenizer import PieceReader
 from anyformer.data.tokenizer_files import (
+    CHAT as CHAT,
     FILE as FILE,
     NAMED,
     PAIRS as PAIRS,
@@ -48,17 +50,24 @@ class TextTokenizer:
 
     Text never becomes a special id: `"<pad>"` in a text is five characters like any others. `roles` names the token of
     each role; a role that it does not name is missing. Without it the usual names are searched. A `reader` segments
-    texts in the place of the library's own model. With `media`, references to images and sounds in texts become
-    negative ids (see `data/media.py`).
+    texts in the place of the library's own model. `chat` are the chat templates by name (see `data/chat_template.py`).
+    With `media`, references to images and sounds in texts become negative ids (see `data/media.py`).
     """
 
     media: "MediaStore | None" = None
 
-    def __init__(self, inner: Tokenizer, roles: Mapping[str, str] | None = None, reader: PieceReader | None = None):
+    def __init__(
+        self,
+        inner: Tokenizer,
+        roles: Mapping[str, str] | None = None,
+        reader: PieceReader | None = None,
+        chat: Mapping[str, str] | None = None,
+    ):
         inner.no_padding()  # some public files switch these on
         inner.no_truncation()
         inner.encode_special_tokens = True  # that is, as plain text
         self._inner, self._roles, self._reader = inner, None if roles is None else dict(roles), reader
+        self.chat = dict(chat) if chat else None
         self._vocab = vocab = inner.get_vocab()
         self.size = max(vocab.values(), default=-1) + 1
         declared = {token.content: i for i, token in inner.get_added_tokens_decoder().items() if token.special}
@@ -101,7 +110,7 @@ class TextTokenizer:
     def to_json(self) -> str:
         """Return the text of a `tokenizer.json`; our own keys come before those of the library."""
         text = self._inner.to_str(pretty=True) + "\n"
-        ours = {NAMED: self._roles, READER: None if self._reader is None else self._reader.to_json()}
+        ours = {NAMED: self._roles, READER: None if self._reader is None else self._reader.to_json(), CHAT: self.chat}
         added = (
             f'\n  "{key}": {json.dumps(value, ensure_ascii=False)},' for key, value in ours.items() if value is not None
         )
@@ -115,11 +124,33 @@ class TextTokenizer:
         """The same with some more special tokens; those that are new have new ids."""
         inner = Tokenizer.from_str(self._inner.to_str())
         inner.add_special_tokens(list(names))
-        return type(self)(inner, self._roles, self._reader)
+        return type(self)(inner, self._roles, self._reader, self.chat)
 
     def with_reader(self, reader: PieceReader) -> Self:
         """Return the same vocabulary with another reader of texts."""
-        return type(self)(self._inner, self._roles, reader)
+        return type(self)(self._inner, self._roles, reader, self.chat)
+
+    def with_chat(self, chat: Mapping[str, str] | None) -> Self:
+        """Return the same with other chat templates."""
+        return type(self)(self._inner, self._roles, self._reader, chat)
+
+    def renamed(self, names: Mapping[str, str]) -> Self:
+        """Return a tokenizer in which tokens have second names: in a text these are read as tokens, the first are not.
+
+        A second name has a new id.
+        """
+        data = json.loads(self._inner.to_str())
+        flags: dict[str, dict[str, bool]] = {}
+        for token in data["added_tokens"]:
+            if token["content"] in names:
+                token["special"] = True
+                known = ("lstrip", "rstrip", "single_word", "normalized")
+                flags[token["content"]] = {key: token[key] for key in known}
+        inner = Tokenizer.from_str(json.dumps(data))
+        plain = {"normalized": False, "special": False}
+        inner.add_tokens([AddedToken(other, **(plain | flags.get(name, {}))) for name, other in names.items()])
+        reader = self._reader and replace(self._reader, added=(*self._reader.added, *names.values()))
+        return type(self)(inner, self._roles, reader)
 
     def special_id(self, name: str) -> int | None:
         """Return the id of a special token by its name."""

@@ -24,10 +24,10 @@ ROLES = {
 }
 
 FILE = "tokenizer.json"
-NAMED, READER = "roles", "sentencepiece"  # keys of our own files that the library does not know; they come first
+NAMED, READER, CHAT = "roles", "sentencepiece", "chat_template"  # keys of our own, which come first in a file
 PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))  # GPT-2's two files, under both their names
 
-Loaded = tuple[Tokenizer, dict[str, str] | None, PieceReader | None]
+Loaded = tuple[Tokenizer, dict[str, str] | None, PieceReader | None, dict[str, str] | None]
 
 
 def load_file(path: Path, foreign: bool) -> Loaded:
@@ -37,7 +37,7 @@ def load_file(path: Path, foreign: bool) -> Loaded:
         return parse(_read(file), file, foreign)
     for vocab, merges in PAIRS:
         if os.path.exists(path / vocab) and os.path.exists(path / merges):
-            return _byte_pairs(path / vocab, path / merges), None, None
+            return _byte_pairs(path / vocab, path / merges), None, None, None
     known = ", nor ".join(f"{vocab} with {merges}" for vocab, merges in PAIRS)
     more = "vocab.txt and SentencePiece .model files are read with a model, by anyformer import"
     raise wrong(path, f"holds no tokenizer: no {FILE}, nor {known} ({more})")
@@ -61,13 +61,16 @@ def parse(text: str, name: str | Path, foreign: bool = False) -> Loaded:
     """Parse the text of a `tokenizer.json`; a foreign one is tried in a child process first."""
     ours: dict[str, Any] = {}
     try:
-        while begin := re.match(rf'\s*{{\s*"({NAMED}|{READER})"\s*:\s*', text):
+        while begin := re.match(rf'\s*{{\s*"({NAMED}|{READER}|{CHAT})"\s*:\s*', text):
             ours[begin[1]], end = json.JSONDecoder().raw_decode(text, begin.end())
             text = "{" + text[end:].lstrip().removeprefix(",")
         reader = PieceReader.from_json(ours[READER]) if READER in ours else None
+        chat = ours.get(CHAT)
+        if chat is not None and not (isinstance(chat, dict) and all(isinstance(one, str) for one in chat.values())):
+            raise ValueError(f"{CHAT} must be a table of templates")
         if foreign:
             try_tokenizer(text, name)
-        return Tokenizer.from_str(text), ours.get(NAMED), reader
+        return Tokenizer.from_str(text), ours.get(NAMED), reader, chat
     except ConfigError:
         raise
     except BaseException as error:  # the library's own errors have no narrower type

@@ -18,7 +18,10 @@ SETTINGS = (
     *("config.json", "generation_config.json", "modules.json", "*sentence*.json", "*/config.json"),
     *("preprocessor_config.json", "processor_config.json"),
 )
-TOKENIZERS = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model")
+TOKENIZERS = (
+    *("tokenizer*", "chat_template*.jinja", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab*", "merges.txt", "*.model"),
+)
 SAFE = (WEIGHTS, INDEX, "model-*.safetensors")
 PICKLES = (PICKLED, PICKLED_INDEX, "pytorch_model-*.bin")
 BODIES = ("", "0_Transformer/")  # older sentence-transformers have the model in a folder

@@ -8,16 +8,19 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from anyformer.config import ModelConfig
+from anyformer.config.spec import visible
+from anyformer.data.chat_template import DEFAULT, ChatTemplate
 from anyformer.data.sentencepiece_tokenizer import Coded
-from anyformer.data.tokenizer import FILE, PAIRS, ROLES, TextTokenizer
+from anyformer.data.tokenizer import CHAT, FILE, PAIRS, ROLES, TextTokenizer
 from anyformer.interop import slow_tokenizers
 from anyformer.interop.family import Framing
 from anyformer.interop.tokenizer_settings import SETTINGS, SPECIAL, Settings
 from anyformer.interop.weight_files import write_json, wrong
 from anyformer.recipe import Encoder, LanguageModel, MaskedLanguageModel
-from anyformer.run import Run
+from anyformer.run import Run, must_be_file
 
 WORDPIECE = "vocab.txt"
+JINJA, JINJA_MORE = "chat_template.jinja", "chat_templates"  # a file, and a folder of files with other names
 # The keys of a role in their settings. BERT names the tokens before and after a text differently.
 NAMES = {
     "pad": ("pad_token",),
@@ -34,17 +37,44 @@ def read(path: Path, how: Framing, config: dict[str, Any]) -> TextTokenizer:
     """Read the tokenizer of a folder, or of a single file; of two, the one for the target."""
     folder = path if path.is_dir() else path.parent
     settings, reader = Settings(folder), None
+    chat: dict[str, str] | None = read_chat(folder, settings)
     if _is_json(path):
         loaded = TextTokenizer.load(path if path.is_file() else folder / FILE, foreign=True)
-        inner, reader = loaded.inner, loaded.reader
+        inner, reader, chat = loaded.inner, loaded.reader, chat or loaded.chat
     elif found := slow_tokenizers.find(path, config):
-        return _slow(path, *found, config)
+        return _checked(_slow(path, *found, config).with_chat(chat), folder)
     else:
         inner = _older(path, folder, settings)
     roles = _roles(inner, settings, config, folder)
     if inner.post_processor is None:
         _frame(inner, *([roles[role] for role in side if role in roles] for side in (how.before, how.after)))
-    return TextTokenizer(inner, roles, reader)
+    return _checked(TextTokenizer(inner, roles, reader, chat), folder)
+
+
+def _checked(text: TextTokenizer, folder: Path) -> TextTokenizer:
+    """Return a tokenizer whose chat templates compile; else raise a `ConfigError` that names their file."""
+    ChatTemplate.of(text, visible(str(folder / JINJA if (folder / JINJA).exists() else folder / SETTINGS)))
+    return text
+
+
+def read_chat(folder: Path, settings: Settings) -> dict[str, str]:
+    """Read the chat templates of a folder by name: .jinja files, or those in tokenizer_config.json."""
+    files = {DEFAULT: folder / JINJA} | {path.stem: path for path in sorted((folder / JINJA_MORE).glob("*.jinja"))}
+    try:
+        found = {name: must_be_file(path).read_bytes().decode() for name, path in files.items() if path.exists()}
+    except (OSError, UnicodeDecodeError) as error:
+        raise wrong(folder / JINJA, f"cannot be read: {error}") from None
+    if found or CHAT not in settings:
+        return found
+    if settings.holds(CHAT, str):
+        return {DEFAULT: settings(CHAT, str, "")}
+    for one in settings(CHAT, list, []):
+        match one:
+            case {"name": str(name), "template": str(text)}:
+                found[name] = text
+            case _:
+                raise settings.wrong(CHAT, "must be a template, or a list of tables with a name and a template")
+    return found
 
 
 def read_source(path: Path, config: dict[str, Any]) -> TextTokenizer | None:
@@ -194,8 +224,16 @@ def write(folder: Path, run: Run) -> None:
         _frame(inner, before, [roles["eos"]] if "eos" in roles else [])
     inner.save(str(folder / FILE))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    write_json(folder / SETTINGS, {**settings, **special, **limits})
+    write_json(folder / SETTINGS, {**settings, **special, **limits, **_write_chat(folder, run.tokenizer.chat or {})})
     write_json(folder / SPECIAL, special)
+
+
+def _write_chat(folder: Path, chat: dict[str, str]) -> dict[str, Any]:
+    """Write the one chat template as a file; return several as a field of tokenizer_config.json."""
+    if chat.keys() == {DEFAULT}:
+        (folder / JINJA).write_bytes(chat[DEFAULT].encode())
+        return {}
+    return {CHAT: [{"name": name, "template": text} for name, text in chat.items()]} if chat else {}
 
 
 def _write_marian(folder: Path, target: TextTokenizer, source: TextTokenizer) -> None:

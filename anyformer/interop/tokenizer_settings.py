@@ -43,6 +43,10 @@ class Settings:
             raise self.wrong(key, f"must be {NAMES[kind]}")
         return value
 
+    def holds(self, key: str, kind: type[Any]) -> bool:
+        """Return whether a key has a value of this type."""
+        return key in self._given and type(self._given[key][0]) is kind
+
     def token(self, key: str) -> str | None:
         """Return the text of a special token."""
         if key not in self._given:
