@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from anyformer.attention.layout import Layout
-from anyformer.cache.kv_cache import Cache
+from anyformer.cache.paged import AnyCache
 from anyformer.kernels.dependent_launch import repair_inductor
 from anyformer.kernels.runtime import supports_dependent_launch
 from anyformer.nn.inputs import Inputs
@@ -20,7 +20,7 @@ from anyformer.nn.model import Transformer
 
 
 def step(
-    model: Transformer, cache: Cache, new: Tensor, present: Tensor | None, bound: int | None = None
+    model: Transformer, cache: AnyCache, new: Tensor, present: Tensor | None, bound: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Read n more tokens [rows, n], where `present`; return hidden states [rows, n, d] and logits [rows, n, v].
 
@@ -30,7 +30,7 @@ def step(
     return hidden, logits(model, cache, hidden)
 
 
-def logits(model: Transformer, cache: Cache, hidden: Tensor) -> Tensor:
+def logits(model: Transformer, cache: AnyCache, hidden: Tensor) -> Tensor:
     return model.apply_head(hidden, Layout(cache.following[:, None].expand(hidden.shape[:2])))
 
 

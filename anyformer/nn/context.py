@@ -8,6 +8,7 @@ from torch import Tensor
 from anyformer.attention.layout import Layout
 from anyformer.attention.lowered import Relation
 from anyformer.cache.layer_cache import LayerCache
+from anyformer.cache.paged import PagedLayer
 from anyformer.cache.ring import SlotWriter
 from anyformer.cache.segment_memory import LayerMemory
 from anyformer.nn.aux_outputs import AuxOutputs
@@ -47,7 +48,7 @@ class PassOptions(NamedTuple):
 class CacheWriter(NamedTuple):
     """The cache of one layer, and the slots of the tokens at hand."""
 
-    layer: LayerCache
+    layer: LayerCache | PagedLayer
     write_at: SlotWriter
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from anyformer.attention.attend import Backend
 from anyformer.attention.layout import Layout, make_layout
 from anyformer.cache.kv_cache import Cache, CacheKind
+from anyformer.cache.paged import AnyCache
 from anyformer.cache.segment_memory import MemoryUpdate, Past
 from anyformer.config import ModelConfig, Side, Tokens, encoder_init_layers, tower_config
 from anyformer.config.adapter import adapted
@@ -19,15 +20,7 @@ from anyformer.nn.heads import LossTarget, PooledHead, VocabularyHead, build_hea
 from anyformer.nn.init import initialise
 from anyformer.nn.inputs import AnyInput, Inputs, TokenInput, build_input
 from anyformer.nn.linear import adapt
-from anyformer.nn.model_inputs import (
-    OWN,
-    SIDED,
-    SideOptions,
-    StackOptions,
-    check_options,
-    options_of,
-    read_inputs,
-)
+from anyformer.nn.model_inputs import OWN, SIDED, SideOptions, StackOptions, check_options, options_of, read_inputs
 from anyformer.nn.recurrent import last_states
 from anyformer.nn.stack import BlockStack, Encoded
 
@@ -35,7 +28,7 @@ from anyformer.nn.stack import BlockStack, Encoded
 class CallOptions(SideOptions, total=False):
     """Keywords of `Transformer.forward` besides `past`."""
 
-    cache: Cache | None
+    cache: AnyCache | None
     loss_target: LossTarget | None
     taps: Tap | None
     aux: AuxOutputs | None
@@ -116,7 +109,7 @@ class Transformer(nn.Module):
         ids: Tensor | Inputs,
         target: Tensor | Inputs | None = None,
         *,
-        cache: Cache | None = None,
+        cache: AnyCache | None = None,
         past: Past | None = None,
         loss_target: LossTarget | None = None,
         taps: Tap | None = None,
@@ -167,7 +160,7 @@ class Transformer(nn.Module):
         ids: Tensor | Inputs,
         target: Tensor | Inputs | None = None,
         *,
-        before: Cache | Past | None = None,
+        before: AnyCache | Past | None = None,
         **options: Unpack[SideOptions],
     ) -> dict[Side, tuple[Inputs, Layout]]:
         """Return what each stack reads in a call, with its layout; refuse arguments that this model cannot use."""
@@ -218,7 +211,7 @@ class Transformer(nn.Module):
         encoder_out: Tensor | None = None,
         *,
         source: Tensor | Layout | None = None,
-        cache: Cache | None = None,
+        cache: AnyCache | None = None,
         taps: Tap | None = None,
         aux: AuxOutputs | None = None,
         **options: Unpack[StackOptions],
@@ -289,7 +282,7 @@ class Transformer(nn.Module):
         layout: Layout,
         options: PassOptions,
         encoded: Encoded | None,
-        cache: Cache | None,
+        cache: AnyCache | None,
         memory: MemoryUpdate | None = None,
     ) -> Tensor:
         assert self.decoder is not None
@@ -323,7 +316,7 @@ class Transformer(nn.Module):
         weight = next(self.parameters())
         return weight.device, Runtime.of(weight, self.training).dtype
 
-    def _check_past(self, past: Past, cache: Cache | None) -> None:
+    def _check_past(self, past: Past, cache: AnyCache | None) -> None:
         assert self.decoder is not None
         if cache is not None:
             raise ValueError("a cache holds all earlier tokens: leave `past` out")
@@ -337,7 +330,7 @@ class Transformer(nn.Module):
         source: Tensor | Layout | None,
         inputs: Inputs,
         layout: Layout,
-        cache: Cache | None,
+        cache: AnyCache | None,
     ) -> Encoded | None:
         """Return the encoder's output as the decoder reads it, given or from the cache, and store it in the cache."""
         if encoder_out is None and source is not None:

@@ -10,7 +10,7 @@ from typing import TypedDict, cast
 from torch import Tensor
 
 from anyformer.attention.layout import Layout, make_layout
-from anyformer.cache.kv_cache import Cache
+from anyformer.cache.paged import AnyCache
 from anyformer.cache.segment_memory import Past
 from anyformer.config.spec import did_you_mean
 from anyformer.media_batch import MediaBatch
@@ -73,7 +73,7 @@ def options_of(side: str, options: SideOptions) -> StackOptions:
 
 
 def read_inputs(
-    module: AnyInput, given: Tensor | Inputs, options: StackOptions, before: Cache | Past | None = None
+    module: AnyInput, given: Tensor | Inputs, options: StackOptions, before: AnyCache | Past | None = None
 ) -> tuple[Inputs, Layout]:
     """Return the inputs of a side, and the layout of their tokens, which continue the cache or past `before`."""
     inputs, layout = _read(module, given, options, before)
@@ -84,7 +84,7 @@ def read_inputs(
 
 
 def _read(
-    module: AnyInput, given: Tensor | Inputs, options: StackOptions, before: Cache | Past | None
+    module: AnyInput, given: Tensor | Inputs, options: StackOptions, before: AnyCache | Past | None
 ) -> tuple[Inputs, Layout]:
     if isinstance(given, Inputs):
         if any(value is not None for value in options.values()):
@@ -102,7 +102,7 @@ def _read(
             return inputs, layout.checked(batch, length)
         facts = {"segments": segments, "positions": positions, "marks": marks}
         return inputs, make_layout(batch, length, inputs.ids.device, **facts)
-    if isinstance(before, Cache):
+    if not isinstance(before, Past):
         if layout is None:
             return inputs, before.make_layout(batch, length, segments, positions, marks)
         if layout.continues_cache:  # made by `Cache.next`

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anyformer.attention.layout import Layout, real, sees
+from anyformer.cache.layer_cache import LayerCache
 from anyformer.cache.ring import Slots
 from anyformer.config import Full, Recurrent
 from anyformer.conventions import PADDING
@@ -70,6 +71,7 @@ class RecurrentMixer(nn.Module):
         """Return state [b, h] and segment [b] of each row's newest real token before the tokens at hand."""
         assert ctx.cache is not None
         assert isinstance(ctx.cache.write_at, Slots)
+        assert isinstance(ctx.cache.layer, LayerCache)
         assert ctx.keys.segments is not None
         index = torch.arange(ctx.keys.segments.shape[1], device=ctx.keys.segments.device)
         known = real(ctx.keys.segments) & (index < ctx.cache.write_at.at[0])

@@ -12,7 +12,7 @@ from anyformer.attention.layout import Layout, Role
 from anyformer.attention.lower import lower
 from anyformer.attention.lowered import Relation
 from anyformer.attention.position_module import Positions
-from anyformer.cache.kv_cache import Cache
+from anyformer.cache.paged import AnyCache
 from anyformer.cache.ring import Step
 from anyformer.cache.segment_memory import LayerMemory, MemoryUpdate
 from anyformer.config import (
@@ -166,7 +166,7 @@ class BlockStack(nn.Module):
         options: PassOptions = DEFAULT_OPTIONS,
         *,
         encoded: Encoded | None = None,
-        cache: Cache | None = None,
+        cache: AnyCache | None = None,
         memory: MemoryUpdate | None = None,
         state_sinks: Mapping[int, StateSink] | None = None,
     ) -> Tensor:

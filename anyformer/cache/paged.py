@@ -1,0 +1,183 @@
+"""Paged KV cache: the tokens of all rows in pages of one pool, found by a table of pages for each row.
+
+Token i of a row is always in slot i % size of page i // size of its table, so key positions are 0, 1, 2, ... and masks,
+position schemes and windows need no special case. A page may be in several tables: equal beginnings are stored once.
+
+Page 0 belongs to no row. Padding of a batch is written there, as zeros, and tables are filled up with it. So the values
+that a mask hides are finite: 0 · NaN would be NaN.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from anyformer.attention.layout import Layout, real
+from anyformer.cache.kv_cache import Cache
+from anyformer.cache.layer_cache import LayerCache, Sizes
+from anyformer.cache.ring import SlotWriter, Step
+from anyformer.conventions import PADDING
+
+
+class PagedSlots(NamedTuple):
+    """Slots of new tokens in a pool, and the pages that their rows read."""
+
+    at: Tensor  # int [b, t]: slots of the pool; 0 for padding
+    is_token: Tensor  # bool [b, t]
+    table: Tensor  # int [b, pages]
+    size: int  # tokens of a page
+
+    @classmethod
+    def of(cls, table: Tensor, size: int, positions: Tensor, is_token: Tensor) -> "PagedSlots":
+        pages = table.gather(1, torch.where(is_token, positions // size, 0))
+        return cls(torch.where(is_token, pages * size + positions % size, 0), is_token, table, size)
+
+    def write(self, stored: Tensor, new: Tensor) -> Tensor:
+        """Write new [b, g, t, k] into a pool [1, g, slots, k]; return what the rows read [b, g, pages · size, k]."""
+        self.store(stored, new)
+        return self.read(stored)
+
+    def store(self, stored: Tensor, new: Tensor) -> None:
+        new = new.masked_fill(~self.is_token[:, None, :, None], 0)
+        stored[0].index_copy_(1, self.at.flatten(), new.transpose(0, 1).flatten(1, 2))
+
+    def read(self, stored: Tensor) -> Tensor:
+        pages = stored[0].unflatten(1, (-1, self.size))[:, self.table]  # [g, b, pages, size, k]
+        return pages.flatten(2, 3).transpose(0, 1)
+
+
+class Pool:
+    """Pages of all layers, and pages of their own for the keys and values of cross-attention."""
+
+    def __init__(
+        self,
+        sizes: Sequence[Sizes],
+        cross_sizes: Sequence[Sizes | None],
+        pages: tuple[int, int],  # for tokens, and for sources
+        page_size: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        int8: bool = False,
+    ):
+        own, source = (count * page_size for count in pages)
+        self.pages, self.source_pages, self.page_size = *pages, page_size
+        self.layers = [LayerCache(1, own, size, device, dtype, int8) for size in sizes]
+        self.cross = [None if size is None else LayerCache(1, source, size, device, dtype) for size in cross_sizes]
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy pages, each (from, to): a shared page is copied before one of its rows writes to it."""
+        if not pairs:
+            return
+        for x in self._tensors():
+            by_page = x[0].unflatten(1, (-1, self.page_size))
+            index = torch.tensor(pairs, device=x.device)
+            by_page.index_copy_(1, index[:, 1], by_page.index_select(1, index[:, 0]))
+
+    def clear(self, pages: Sequence[int]) -> None:
+        """Zero pages that may hold NaN."""
+        for x in self._tensors() if pages else ():
+            x[0].unflatten(1, (-1, self.page_size)).index_fill_(1, torch.tensor(pages, device=x.device), 0)
+
+    def clear_source(self, pages: Sequence[int]) -> None:
+        """Zero pages of sources that may hold NaN."""
+        for layer in self.cross if pages else ():
+            for x in () if layer is None else layer.own():
+                x[0].unflatten(1, (-1, self.page_size)).index_fill_(1, torch.tensor(pages, device=x.device), 0)
+
+    def _tensors(self) -> list[Tensor]:
+        return [x for layer in self.layers for x in layer.own()]
+
+    def nbytes(self) -> int:
+        return sum(x.nbytes for layer in (*self.layers, *self.cross) if layer is not None for x in layer.own())
+
+
+class Source(NamedTuple):
+    """Pages of the rows' sources, and how many tokens each source has."""
+
+    table: Tensor  # int [b, pages]
+    lengths: Tensor  # int [b]
+
+
+class PagedLayer(NamedTuple):
+    """One layer of a paged cache, with the interface of a `LayerCache`."""
+
+    own: LayerCache
+    across: LayerCache | None
+    source: PagedSlots | None
+
+    def append(self, k: Tensor, v: Tensor, writer: SlotWriter) -> tuple[Tensor, Tensor]:
+        return self.own.append(k, v, writer)
+
+    def keep_cross(self, k: Tensor, v: Tensor) -> None:
+        assert self.across is not None
+        assert self.source is not None
+        for store, new in ((self.across.keys, k), (self.across.values, v)):
+            self.source.store(store.numbers, new.to(store.numbers.dtype))
+
+    @property
+    def cross(self) -> tuple[Tensor, Tensor] | None:
+        if self.across is None or self.source is None:
+            return None
+        return self.source.read(self.across.keys.numbers), self.source.read(self.across.values.numbers)
+
+
+class PagedCache:
+    """Rows of a pool in one call of a model. `lengths` [b] tokens of each are in the pool already.
+
+    A table must have more slots than its row has tokens after the call. `new_sources`: the call writes the sources.
+    """
+
+    states: None = None  # recurrent encoder states are not paged
+
+    def __init__(
+        self, pool: Pool, table: Tensor, lengths: Tensor, source: Source | None = None, new_source: int | None = None
+    ):
+        self.pool, self.table, self.lengths = pool, table, lengths
+        self.following = lengths
+        self.source: Layout | None = None
+        slots: PagedSlots | None = None
+        if source is not None:
+            if new_source is None:
+                self.source = _keys(source.table.shape[1] * pool.page_size, source.lengths)
+            index = torch.arange(new_source or 1, device=table.device).expand(len(table), -1)
+            slots = PagedSlots.of(source.table, pool.page_size, index, index < source.lengths[:, None])
+        self.layers = [PagedLayer(own, across, slots) for own, across in zip(pool.layers, pool.cross, strict=True)]
+
+    def next(self, length: int, is_token: Tensor | None = None, position_bound: int | None = None) -> Layout:
+        """Return the layout of `length` new tokens that continue each row; padding is on the right."""
+        index = torch.arange(length, device=self.table.device)
+        positions = self.lengths[:, None] + index
+        segments = torch.zeros_like(positions)
+        if is_token is not None:
+            positions, segments = positions.where(is_token, 0), segments.masked_fill(~is_token, PADDING)
+        return Layout(positions, segments, position_bound=position_bound, continues_cache=True)
+
+    def take(self, new: Layout) -> dict[int | None, Step]:
+        """Return what all layers read, and where they write."""
+        assert new.segments is not None
+        is_token = real(new.segments)
+        keys = _keys(self.table.shape[1] * self.pool.page_size, self.lengths + is_token.sum(dim=1))
+        return {None: Step(keys, PagedSlots.of(self.table, self.pool.page_size, new.positions, is_token))}
+
+    def make_layout(
+        self, batch: int, length: int, segments: Tensor | None, positions: Tensor | None, marks: Tensor | None = None
+    ) -> Layout:
+        if segments is not None or positions is not None or marks is not None:
+            raise ValueError("the tokens of a paged cache continue its rows: leave segments, positions and marks out")
+        return self.next(length)
+
+    def keep_source(self, source: Layout, states: Tensor | None = None) -> None:
+        """The layers write the sources; their lengths are known."""
+        if states is not None:
+            raise ValueError("recurrent encoder states are not paged: use `new_cache`")
+
+
+AnyCache = Cache | PagedCache
+
+
+def _keys(slots: int, lengths: Tensor) -> Layout:
+    """Return the layout of the first `lengths` [b] of `slots` tokens; padding is at position 0, as everywhere."""
+    index = torch.arange(slots, device=lengths.device)
+    is_token = index < lengths[:, None]
+    return Layout(torch.where(is_token, index, 0), torch.where(is_token, 0, PADDING))
