@@ -94,6 +94,7 @@ LONG_SIGNATURES = (
     "cli.data.data_prepare",
     "cli.decoding_options._declared",
     "cli.new.new_",
+    "cli.serve.serve",
     "nn.model.Transformer.forward",
     "decoding.generate.generate",
     "decoding.beam_search.beam_search",

@@ -15,9 +15,10 @@ new               `new`: a recipe for one's own files
 progress          Progress bars of long jobs
 resolve           Names of presets, recipes, runs and files
 runs              `recipes`, `train`, `evaluate`, `predict`, `import`, `merge` and `export`
+serve             `serve`: runs over HTTP
 tokenizers        `tokenizer`: training and showing
 """
 
 # each adds its verbs, in this order
-from anyformer.cli import models, new, runs, generate, tokenizers, data, env, inspect, explore, lab  # noqa: F401, I001
+from anyformer.cli import models, new, runs, generate, tokenizers, data, env, inspect, explore, serve, lab  # noqa: F401, I001
 from anyformer.cli.app import app as app, main as main

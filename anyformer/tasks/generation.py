@@ -158,7 +158,7 @@ class GenerationRequest:
         if faults:
             raise ConfigError(faults)
         prompts = task.prompts(texts, model.config)
-        budgets = [_budget(task, model, len(ids), most, strategy) for ids in prompts]
+        budgets = [answer_budget(task, model, len(ids), most, strategy) for ids in prompts]
         alone = {_stands_alone(task, ids) for ids in prompts if ids}
         in_ids = {kind: tokenise(constraints, task.tokenizer, _vocab(model), stop_ids, kind) for kind in alone}
         for i, (ids, budget) in enumerate(zip(prompts, budgets, strict=True), 1):
@@ -359,7 +359,7 @@ def _stop_faults(stop: Sequence[str], strategy: Strategy, constraints: OutputCon
     return faults
 
 
-def _budget(task: Writer, model: Transformer, read: int, most: int | None, strategy: Strategy) -> int:
+def answer_budget(task: Writer, model: Transformer, read: int, most: int | None, strategy: Strategy) -> int:
     """Return the maximum number of tokens of an answer."""
     config = model.config
     assert config.decoder is not None

@@ -59,6 +59,11 @@ class Automaton:
         """The number of states so far."""
         return len(self._sets)
 
+    @property
+    def parts(self) -> int:
+        """The number of states of the nondeterministic automaton, which bounds the work per new state."""
+        return len(self._edges)
+
     def distances_to_end(self, first: int) -> Ints:
         """Return the bytes to a complete text from each state but the first ones; UNREACHABLE from BROKEN."""
         distances = [

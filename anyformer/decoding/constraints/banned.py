@@ -28,7 +28,7 @@ class BannedStrings:
     def __init__(self, strings: Sequence[bytes], lead: str):
         nodes = sorted({string[:end] for string in strings for end in range(len(string) + 1)}, key=len)
         numbers = {node: n for n, node in enumerate(nodes, ENDED + 1)}
-        self.size = len(nodes) + ENDED + 2
+        self.size = self.parts = len(nodes) + ENDED + 2
         self._rows: Ints = np.zeros((self.size, END + 1), dtype=np.int32)
         longer: dict[bytes, list[bytes]] = {node: [] for node in nodes}
         for node in nodes[1:]:

@@ -216,6 +216,8 @@ class ByteAutomaton(Protocol):
 
     @property
     def size(self) -> int: ...
+    @property
+    def parts(self) -> int: ...
     def symbols(self) -> set[int]: ...
     def step(self, states: Ints, symbols: Ints) -> Ints: ...
     def distances_to_end(self, first: int) -> Ints: ...
@@ -242,6 +244,11 @@ class TextConstraint(Constraint):
         self._row = torch.tensor([BROKEN, ENDED])  # of each state; -1 if not computed yet
         self._needed = torch.zeros(0, dtype=torch.int32)  # tokens to the end, for the states up to here
         self._made = 2
+
+    @property
+    def parts(self) -> int:
+        """The size of the automaton, which bounds the work per token."""
+        return self._automaton.parts
 
     def start(self) -> int:
         return self._automaton.start

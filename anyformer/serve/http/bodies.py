@@ -1,0 +1,155 @@
+"""Request bodies: fields, types and limits. Unknown fields are refused."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool
+
+MAX_INPUTS = 2048  # texts of a request
+MAX_CHOICES = 1000  # of a constraint
+MAX_PATTERN = 4096  # characters of a regular expression
+MAX_TOP = 20  # alternatives of a token
+
+Id = Annotated[int, Field(ge=0, lt=2**31)]
+Ids = Annotated[list[Id], Field(min_length=1)]
+Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]
+Flag = StrictBool
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class ModelBody(Body):
+    model: str | None = Field(None, description="Name of the model; not needed where one model is served.")
+
+
+class StreamOptions(Body):
+    include_usage: Flag = Field(False, description="Send the numbers of tokens in a last chunk.")
+
+
+class PlainText(Body):
+    type: Literal["text"]
+
+
+class JsonObject(Body):
+    type: Literal["json_object"]
+
+
+class NamedSchema(Body):
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    schema_: dict[str, Any] = Field(alias="schema", description="A JSON schema.")
+    description: str | None = None
+    strict: Flag | None = Field(None, description="Answers always follow the schema.")
+
+
+class JsonSchemaFormat(Body):
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+ResponseFormat = Annotated[PlainText | JsonObject | JsonSchemaFormat, Field(discriminator="type")]
+
+
+class StructuredOutputs(Body):
+    """What an answer must be; exactly one of the three."""
+
+    choice: Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)] | None = None
+    regex: Annotated[str, Field(max_length=MAX_PATTERN)] | None = None
+    json_: dict[str, Any] | None = Field(None, alias="json", description="A JSON schema.")
+
+
+class GenerationBody(ModelBody):
+    """Fields of both kinds of completion."""
+
+    n: int = Field(1, ge=1, le=16, description="Answers to each prompt.")
+    temperature: float = Field(1.0, ge=0, le=2, description="0 is greedy.")
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int | None = Field(None, ge=1, lt=2**31)
+    min_p: float = Field(0.0, ge=0, le=1)
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    repetition_penalty: float = Field(1.0, gt=0, le=10)
+    logit_bias: (
+        dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None
+    ) = Field(None, max_length=1024, description="Values added to logits, by token id.")
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63, description="Choice i of a prompt has the seed + i.")
+    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
+    ignore_eos: Flag = Field(False, description="Write max_tokens tokens, whatever they are.")
+    stream: Flag = False
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+
+class CompletionBody(GenerationBody):
+    prompt: str | Texts | Ids | Annotated[list[Ids], Field(min_length=1, max_length=MAX_INPUTS)]
+    max_tokens: int | None = Field(None, ge=0, lt=2**31, description="16 if not given.")
+    echo: Flag = False
+    logprobs: int | None = Field(None, ge=0, le=MAX_TOP)
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
+
+
+class Message(Body):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[TextPart], Field(min_length=1)]
+
+
+class ChatBody(GenerationBody):
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_INPUTS)]
+    max_tokens: int | None = Field(None, ge=1, lt=2**31)
+    max_completion_tokens: int | None = Field(None, ge=1, lt=2**31, description="The newer name of max_tokens.")
+    logprobs: Flag = False
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP)
+
+
+class InputBody(ModelBody):
+    input: str | Texts
+
+
+class EmbeddingBody(InputBody):
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = Field(None, ge=1, lt=2**31, description="Must be the model's own, if given.")
+
+
+class TranslateBody(InputBody):
+    beams: int = Field(4, ge=1, le=64, description="1 is greedy.")
+    n_best: int = Field(1, ge=1, le=64, description="Translations of each text; at most as many as beams.")
+    length_penalty: float = Field(1.0, ge=-10, le=10)
+    max_tokens: int | None = Field(None, ge=1, lt=2**31)
+
+
+class TagBody(ModelBody):
+    input: str | Texts | Annotated[list[Texts], Field(min_length=1, max_length=MAX_INPUTS)] = Field(
+        description="Texts, or lists of words."
+    )
+
+
+class FillMaskBody(InputBody):
+    top_k: int = Field(5, ge=1, le=100)
+
+
+class RerankBody(ModelBody):
+    query: str
+    documents: Texts
+    top_n: int | None = Field(None, ge=1, lt=2**31)
+    return_documents: Flag = True
+    label: str | None = Field(None, description="Of a classifier of pairs: the label whose probability is the score.")
+
+
+class ScoreBody(ModelBody):
+    text_1: str | Texts
+    text_2: str | Texts
+    label: str | None = Field(None, description="Of a classifier of pairs: the label whose probability is the score.")
+
+
+class TokenizeBody(ModelBody):
+    prompt: str
+    add_special_tokens: Flag = Field(True, description="As the model reads a prompt; false: the text's tokens alone.")
+
+
+class DetokenizeBody(ModelBody):
+    tokens: list[Id]

@@ -1,0 +1,17 @@
+"""Limits of the HTTP server; those of the engine are `anyformer.serve.request.Limits`."""
+
+from anyformer.config.spec import Positive, Size, Spec
+
+
+class HttpLimits(Spec):  # type: ignore[metaclass]  # derives from type(BaseModel), which mypy cannot follow
+    """Limits on what one request, or all at once, may take."""
+
+    body: Size = 2**22  # bytes of a request
+    requests: Size = 1024  # requests that are being answered
+    streams: Size = 256  # answers that are being streamed
+    texts: Size = 256  # texts or prompts of a request, times `n`
+    states: Size = 10_000  # of a constraint's automaton
+    compile_seconds: Positive = 2.0  # for a regular expression or a JSON schema
+    header_seconds: Positive = 10.0  # until the header of a request has arrived
+    body_seconds: Positive = 30.0  # until its body has arrived
+    write_seconds: Positive = 30.0  # for the client to take a piece of a response

@@ -1,0 +1,78 @@
+"""A server with tiny runs of every shape, in a thread of the test's process."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+
+from anyformer.data.tokenizer import train_tokenizer
+from anyformer.recipe import Bytes, LanguageModel
+from anyformer.run import Run
+from anyformer.serve.engine import Engine
+from anyformer.serve.http.app import make_app
+from anyformer.serve.http.limits import HttpLimits
+from anyformer.serve.http.server import bind
+from anyformer.serve.http.service import Service
+from anyformer.serve.request import Limits
+from tests.explore import made
+
+# A language model over bytes: every constraint can be written.
+made.RUNS.setdefault("bytes", (LanguageModel(), made.decoder(made.stack()), train_tokenizer(Bytes(), [])))
+NAMES = ("lm", "bytes", "pair", "cells", "embed", "classify", "entail", "several", "regress", "tag", "mlm")
+
+
+class Server:
+    """A running server and a client of it."""
+
+    def __init__(self, service: Service, address: str):
+        self.service, self.address = service, address
+        self.client = httpx.Client(base_url=address, timeout=60)
+
+    def run(self, name: str) -> Run:
+        run = self.service.engine.models[name].run
+        assert run is not None
+        return run
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return self.client.post(path, json=body)
+
+    def ok(self, path: str, **body: Any) -> Any:
+        """Return the JSON of a response that must be 200."""
+        found = self.post(path, **body)
+        assert found.status_code == 200, found.text
+        return found.json()
+
+    def refused(self, path: str, status: int = 400, **body: Any) -> dict[str, Any]:
+        """Return the error of a response with a status."""
+        found = self.post(path, **body)
+        assert found.status_code == status, found.text
+        error: dict[str, Any] = found.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        return error
+
+
+@contextmanager
+def serving(
+    names: tuple[str, ...] = NAMES, limits: HttpLimits | None = None, engine: Limits | None = None, **options: Any
+) -> Iterator[Server]:
+    """Serve some runs on a free port."""
+    runs = {name: made.made(name, Path("nowhere")) for name in names}
+    service = Service(Engine(runs, engine), limits, **options)
+    listening = bind("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(make_app(service), log_level="warning", ws="none"))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])))
+    thread.start()
+    one = Server(service, f"http://127.0.0.1:{listening.getsockname()[1]}")
+    try:
+        while not server.started and thread.is_alive():
+            threading.Event().wait(0.01)
+        yield one
+    finally:
+        one.client.close()
+        server.should_exit = True
+        thread.join()
