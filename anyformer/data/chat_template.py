@@ -18,6 +18,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from anyformer.config.spec import ConfigError, Fault, visible
+from anyformer.data.sentencepiece import SPACE
 from anyformer.data.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ DEFAULT = "default"  # of several templates, the one that is rendered
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 VARIABLES = ("bos", "eos", "unk", "sep", "pad", "mask")  # special tokens that a template reads as bos_token, …
 MAX_DEPTH = 20  # of lists and tables in a message
+MARK = "\ue000{:024}\ue001"
 MISSING = "chat templates need the package Jinja2: pip install 'anyformer[serve]'"
 
 
@@ -61,7 +63,7 @@ class ChatTemplate:
 
     def encode(self, messages: Messages, *, add_generation_prompt: bool = True) -> list[int]:
         """Return the ids of a conversation. The template's special tokens become ids, those of messages never."""
-        names, mark = self._names, f"\ue000{secrets.randbelow(10**24):024}\ue001"
+        names, mark = self._names, MARK.format(secrets.randbelow(10**24))
         marked = self._render([*_plain(messages, lambda text: names.mark(text, mark))], add_generation_prompt)
         return names.encode(marked.split(mark))
 
@@ -81,9 +83,9 @@ class ChatTemplate:
         try:
             return render(self.template, given | tokens)
         except TemplateRefusal as error:
-            raise ConfigError([Fault("messages", str(error))]) from None
+            raise ConfigError([Fault("messages", _shown(error))]) from None
         except Exception as error:
-            raise ConfigError([Fault(self.name, f"fails on this conversation: {visible(str(error))}")]) from None
+            raise ConfigError([Fault(self.name, f"fails on this conversation: {_shown(error)}")]) from None
 
     def _probe(self, *contents: str, system: bool = False) -> str:
         """Return the text of a small conversation, "" where the template refuses it."""
@@ -131,7 +133,15 @@ class _Names:
     def encode(self, pieces: list[str]) -> list[int]:
         """Return the ids of a text with a mark between the pieces: special tokens with a mark inside are plain text."""
         text, marks = "".join(pieces), [*accumulate(map(len, pieces[:-1]))]
-        return [self._ids.get(id, id) for id in self._tokenizer.encode("".join(self._replaced(text, marks)))]
+        ids = self._tokenizer.encode("".join(self._replaced(text, marks)))
+        if (
+            self._tokenizer.reader
+            and ids[1:]
+            and ids[1] in self._ids
+            and self._tokenizer.inner.id_to_token(ids[0]) == SPACE
+        ):
+            del ids[0]  # the reader's ▁ before a text, which slow tokenizers do not write before a special token
+        return [self._ids.get(id, id) for id in ids]
 
     def _replaced(self, text: str, marks: list[int]) -> Iterator[str]:
         done = at = 0
@@ -144,6 +154,10 @@ class _Names:
                 yield text[done:start] + self._name[found[0]]
                 done = at = end
         yield text[done:]
+
+
+def _shown(error: Exception) -> str:
+    return visible(re.sub("\ue000[0-9]{24}\ue001", "", str(error)))
 
 
 def _compile(text: str, name: str) -> "Template":
@@ -166,9 +180,8 @@ def _plain(messages: Any, change: Callable[[str], str]) -> Iterator[dict[str, An
     for i, message in enumerate(messages):
         role = message.get("role") if isinstance(message, Mapping) else None
         if role not in ROLES:
-            raise ConfigError(
-                [Fault(f"messages.{i}.role", f"= {visible(repr(role))}: must be one of {', '.join(ROLES)}")]
-            )
+            what = f"= {visible(repr(role))}: must be one of {', '.join(ROLES)}"
+            raise ConfigError([Fault(f"messages.{i}.role", what)])
         rest = {key: value for key, value in message.items() if key != "role"}
         yield {"role": str(role), **_plain_value(rest, change, f"messages.{i}", MAX_DEPTH)}
 

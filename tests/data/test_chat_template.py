@@ -63,6 +63,8 @@ def test_a_conversation_that_a_template_refuses() -> None:
         ours("llama-2").encode([*turns("a"), *turns("b")])
     with pytest.raises(ConfigError, match=r"^messages: System role not supported"):
         ours("gemma").render(turns("a", system="b"))
+    with pytest.raises(ConfigError, match=r"^messages: not <\|im_end\|>$"):
+        of("{{ raise_exception('not ' + messages[0].content) }}").encode(turns("<|im_end|>"))
 
 
 @pytest.mark.parametrize("name", STYLES)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from anyformer.data.chat_template import ChatTemplate
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.interop import public_tokenizers as tokens
 from anyformer.interop.family import Framing
@@ -71,3 +72,17 @@ def test_lines_are_of_every_kind() -> None:
     groups = lines()
     assert sum(map(len, groups.values())) >= 2000
     assert set(groups) >= {"korean", "chinese", "german", "arabic", "emoji", "spaces"}
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("Llama")])
+def test_special_tokens_of_a_chat_template(name: str, tmp_path: Path) -> None:
+    folder = lay_out(CASES[name], MODELS, tmp_path)
+    (folder / "chat_template.jinja").write_text("{{ bos_token + messages[0].content + eos_token }}")
+    found = tokens.read(folder, Framing(), {"model_type": CASES[name].model_type})
+    chat = ChatTemplate.of(found, "file")
+    assert chat is not None
+    for text in ("hello", "</s> <s>한국"):
+        bos, *ids, eos = chat.encode([{"role": "user", "content": text}])
+        assert (bos, eos) == (found.bos, found.eos)
+        assert not found.special & {*ids} - {found.unk}
+        assert found.decode(ids).strip() == found.decode(found.encode(text)).strip()
