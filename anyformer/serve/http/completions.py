@@ -5,11 +5,11 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
 from typing import Any
 
 from fastapi import FastAPI
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -276,7 +276,8 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._stack:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await unless_gone(Request(scope, receive), self._send_all(send))
+            with suppress(ClientDisconnect):
+                await unless_gone(Request(scope, receive), self._send_all(send))
 
     async def _send_all(self, send: Send) -> None:
         try:

@@ -95,12 +95,15 @@ async def translate(service: Service, run: ServedRun, body: TranslateBody) -> Re
         tokens += sum(len(hypothesis.ids) for hypothesis in found)
         return [{"text": run.tokenizer.decode(h.ids), "score": h.score} for h in found]
 
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one(ids)) for ids in prompts]
-    data = []
-    for i, task in enumerate(tasks):
-        found = task.result()
-        data.append({"index": i, "text": found[0]["text"] if found else "", "hypotheses": found})
+    tasks = [asyncio.create_task(one(ids)) for ids in prompts]
+    try:
+        every = await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:  # no effect on finished ones
+            task.cancel()
+    data = [
+        {"index": i, "text": found[0]["text"] if found else "", "hypotheses": found} for i, found in enumerate(every)
+    ]
     read = sum(map(len, prompts))
     return listed(run, data, {"prompt_tokens": read, "completion_tokens": tokens, "total_tokens": read + tokens})
 

@@ -1,0 +1,144 @@
+"""Keys, limits and headers: what every request passes first."""
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import pytest
+
+from anyformer.serve.http.limits import HttpLimits
+from anyformer.serve.request import Limits
+from tests.serve.http.served import Server, serving
+
+KEY = "k" * 32
+BODY = {"model": "lm", "prompt": "the", "max_tokens": 1}
+
+
+@pytest.fixture(scope="module")
+def strict() -> Iterator[Server]:
+    limits = HttpLimits(body=2000, texts=4, streams=1, body_seconds=0.5, states=200, compile_seconds=1.0)
+    with serving(("lm", "bytes"), limits, Limits(queue=2), keys=[KEY, "other" * 5]) as one:
+        one.client.headers["Authorization"] = f"Bearer {KEY}"
+        yield one
+
+
+def test_every_response_has_a_request_id(server: Server) -> None:
+    for path in ("/health", "/nothing", "/v1/models", "/v1/completions", "/"):
+        assert server.client.get(path).headers["x-request-id"]
+    assert server.client.get("/health", headers={"X-Request-Id": "mine-1"}).headers["x-request-id"] == "mine-1"
+    assert server.client.get("/health", headers={"X-Request-Id": "a b"}).headers["x-request-id"] != "a b"
+
+
+def test_paths_and_methods_that_are_not_there(server: Server) -> None:
+    for method, path, status in (("GET", "/v2", 404), ("GET", "/v1/completions", 405), ("POST", "/health", 405)):
+        found = server.client.request(method, path)
+        assert (found.status_code, found.json()["error"]["type"]) == (status, "invalid_request_error")
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"null", b"\xff", b'{"a":' * 5000, b"1" * 5000, b'{"prompt":"\\ud800"}']
+)
+def test_bodies_that_are_not_requests(server: Server, body: bytes) -> None:
+    found = server.client.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
+    assert found.status_code == 400
+    assert found.json()["error"]["message"]
+
+
+def test_other_sites_are_refused(server: Server) -> None:
+    for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}, {"Origin": "null"}):
+        assert server.client.get("/v1/models", headers=headers).status_code == 403
+    assert server.client.get("/v1/models", headers={"Origin": server.address}).status_code == 200
+
+
+def test_a_key_is_needed(strict: Server) -> None:
+    for headers in ({}, {"Authorization": KEY}, {"Authorization": f"Bearer {KEY}x"}, {"Authorization": "Bearer é"}):
+        raw = {name: value.encode("latin-1") for name, value in headers.items()}
+        found = httpx.post(f"{strict.address}/v1/completions", json=BODY, headers=raw)
+        assert (found.status_code, found.json()["error"]["type"]) == (401, "authentication_error")
+    assert httpx.get(f"{strict.address}/health").status_code == 200
+    assert httpx.get(f"{strict.address}/metrics").status_code == 401
+    other = httpx.post(
+        f"{strict.address}/v1/completions", json=BODY, headers={"Authorization": f"bearer {'other' * 5}"}
+    )
+    assert other.status_code == 200
+
+
+def chunks(size: int) -> Iterator[bytes]:
+    for _ in range(size // 100):
+        yield b" " * 100
+
+
+def test_large_bodies_are_refused(strict: Server) -> None:
+    whole = strict.client.post("/v1/completions", content=b" " * 3000)
+    chunked = strict.client.post("/v1/completions", content=chunks(3000))
+    assert whole.status_code == chunked.status_code == 413
+    assert whole.json()["error"]["code"] == "body_too_large"
+    assert strict.post("/v1/completions", **BODY).status_code == 200
+
+
+def test_slow_bodies_are_refused(strict: Server) -> None:
+    def slow() -> Iterator[bytes]:
+        yield b"{"
+        time.sleep(1)
+        yield b"}"
+
+    with suppress(httpx.WriteError):  # the server may close first
+        assert strict.client.post("/v1/completions", content=slow()).status_code == 408
+
+
+def test_many_texts_are_refused(strict: Server) -> None:
+    assert "limit" in strict.refused("/v1/completions", **{**BODY, "prompt": ["a"] * 5})["message"]
+    assert "limit" in strict.refused("/v1/completions", **{**BODY, "prompt": ["a", "b"], "n": 3})["message"]
+
+
+def test_many_streams_are_refused(strict: Server) -> None:
+    body = {"model": "bytes", "prompt": "the", "max_tokens": 1000, "stream": True, "ignore_eos": True}
+    with strict.client.stream("POST", "/v1/completions", json=body) as first:
+        assert first.status_code == 200
+        next(first.iter_lines())
+        assert strict.refused("/v1/completions", 429, **body)["type"] == "rate_limit_error"
+    until = time.monotonic() + 10
+    while strict.service.streams and time.monotonic() < until:  # closing the connection ends the answer
+        time.sleep(0.01)
+    assert strict.service.streams == 0
+
+
+def test_a_full_queue_is_429(strict: Server) -> None:
+    body = {"model": "bytes", "prompt": ["a"] * 4, "max_tokens": 200, "ignore_eos": True}
+    assert strict.refused("/v1/completions", 429, **body)["code"] == "queue_full"
+
+
+CONSTRAINTS: list[dict[str, Any]] = [
+    {"regex": "(a|b)*a(a|b){1000}"},
+    {"regex": "a{99999}"},
+    {"regex": "("},
+    {"regex": "((((a{50}){50}){50}){50})"},
+    {"json": {"type": "nonsense"}},
+    {"choice": []},
+    {"choice": ["a"], "regex": "a"},
+    {},
+]
+
+
+@pytest.mark.parametrize("rules", CONSTRAINTS)
+def test_constraints_that_are_refused(strict: Server, rules: dict[str, Any]) -> None:
+    begin = time.monotonic()
+    strict.refused("/v1/completions", model="bytes", prompt="a", structured_outputs=rules)
+    assert time.monotonic() - begin < 20
+
+
+def test_a_closed_connection_cancels_the_answer(server: Server) -> None:
+    host, port = server.address.removeprefix("http://").split(":")
+    body = b'{"model": "bytes", "prompt": "a", "max_tokens": 30000, "ignore_eos": true}'
+    with socket.create_connection((host, int(port))) as one:
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        one.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        time.sleep(0.5)
+        assert server.service.engine.stats()["bytes"].running == 1
+    until = time.monotonic() + 10
+    while server.service.engine.stats()["bytes"].running and time.monotonic() < until:
+        time.sleep(0.01)
+    assert server.service.engine.stats()["bytes"].running == 0
