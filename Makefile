@@ -9,7 +9,7 @@ DOCS   := $(VENV)/.installed-docs
 PINS   := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo browser test test-system test-gpu torture families lab-report reference docs docs-test bench lint format wheel clean
+.PHONY: help demo browser test test-system test-gpu torture fuzz-serve families lab-report reference docs docs-test bench lint format wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | awk -F '\t' '{ printf "  make %-8s %s\n", $$1, $$2 }'
@@ -38,6 +38,9 @@ test-gpu: $(DEV)  ## the kernels and lengths that need a GPU, and what they meas
 
 torture: $(DEV)  ## kill training, damage run folders, configs and data (about an hour); see tests/torture
 	$(BIN)/python -m tests.torture
+
+fuzz-serve: $(DEV)  ## 20,000 random requests to the HTTP server (about 10 minutes): no 5xx, nothing undeclared
+	$(BIN)/python -m tests.serve.http.fuzz --requests 20000
 
 families: $(DEV)  ## measure every public family against transformers; write transformers_fields.json and the table of docs/interop.md
 	$(BIN)/python -m tests.interop.make_transformers_fields

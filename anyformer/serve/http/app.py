@@ -20,6 +20,18 @@ from anyformer.serve.http.info import add_info
 from anyformer.serve.http.service import Service
 from anyformer.serve.request import ServingError
 
+# The bodies of requests to models of one kind.
+KINDS = {
+    "CompletionBody": "completions",
+    "ChatBody": "chat",
+    "EmbeddingBody": "embeddings",
+    "InputBody": "classify",
+    "TagBody": "tag",
+    "FillMaskBody": "fill-mask",
+    "ScoreBody": "score",
+    "RerankBody": "rerank",
+    "TranslateBody": "translate",
+}
 STATUSES = {
     400: "Wrong input.",
     401: "The key is missing or wrong.",
@@ -72,6 +84,11 @@ def make_app(service: Service) -> FastAPI:
         for path in found["paths"].values():
             for operation in path.values():
                 operation["responses"].pop("422", None)  # wrong input is 400
+        for body, schema in found["components"]["schemas"].items():
+            if (model := schema["properties"].get("model")) and "anyOf" in model:  # of a request
+                kind = KINDS.get(body)
+                able = [name for name, run in service.runs.items() if kind is None or kind in run.kinds]
+                model["anyOf"][0]["enum"] = able or list(service.runs)
         return found
 
     app.openapi = openapi  # type: ignore[method-assign]

@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import pickle
+import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections import OrderedDict
@@ -120,7 +121,7 @@ class Compiler:
         process, self._process = self._process, None
         if process is not None and process.returncode is None:
             with suppress(ProcessLookupError):
-                process.kill()
+                os.kill(process.pid, signal.SIGKILL)  # `Process.kill` would reap it before asyncio does
             await process.wait()
 
 
@@ -178,4 +179,6 @@ def _write(results: BinaryIO, value: Any) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.stdin.buffer, sys.stdout.buffer)
+    from anyformer.serve.http import compiler  # pickled classes are those of the module, not of `__main__`
+
+    compiler.main(sys.stdin.buffer, sys.stdout.buffer)

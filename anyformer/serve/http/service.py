@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
 from anyformer.config import ModelConfig, Tokens
+from anyformer.data.chat_template import ChatTemplate
 from anyformer.data.media import REFERENCE
 from anyformer.data.media_files import is_media_file
 from anyformer.data.tokenizer import TextTokenizer
@@ -27,14 +28,6 @@ from anyformer.tasks.base import ending_ids, media_of
 from anyformer.tasks.generation import Writer
 
 T = TypeVar("T")
-
-
-class ChatTemplate(Protocol):
-    """A template that turns a conversation into a prompt."""
-
-    def encode(self, messages: list[dict[str, str]]) -> list[int]: ...
-    @property
-    def end_of_turn(self) -> int | None: ...
 
 
 class ServedRun:
@@ -81,8 +74,7 @@ class ServedRun:
 
     @property
     def chat(self) -> ChatTemplate | None:
-        found: ChatTemplate | None = getattr(self.run, "chat_template", None)
-        return found
+        return self.run.chat_template
 
     def chat_ids(self, messages: list[dict[str, str]]) -> list[int]:
         """Return the prompt of a conversation."""

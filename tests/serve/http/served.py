@@ -22,8 +22,12 @@ from anyformer.serve.request import Limits
 from tests.explore import made
 
 # A language model over bytes: every constraint can be written.
-made.RUNS.setdefault("bytes", (LanguageModel(), made.decoder(made.stack()), train_tokenizer(Bytes(), [])))
-NAMES = ("lm", "bytes", "pair", "cells", "embed", "classify", "entail", "several", "regress", "tag", "mlm")
+TEMPLATE = """{% for m in messages %}<bos>{{ m.role }}: {{ m.content }}<eos>{% endfor %}\
+{% if add_generation_prompt %}<bos>assistant: {% endif %}"""
+BYTES = train_tokenizer(Bytes(), [])
+made.RUNS.setdefault("bytes", (LanguageModel(), made.decoder(made.stack()), BYTES))
+made.RUNS.setdefault("chat", (LanguageModel(), made.decoder(made.stack()), BYTES.with_chat({"default": TEMPLATE})))
+NAMES = ("chat", "lm", "bytes", "pair", "cells", "embed", "classify", "entail", "several", "regress", "tag", "mlm")
 
 
 class Server:

@@ -1,5 +1,6 @@
 """Keys, limits and headers: what every request passes first."""
 
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -111,23 +112,34 @@ def test_a_full_queue_is_429(strict: Server) -> None:
     assert strict.refused("/v1/completions", 429, **body)["code"] == "queue_full"
 
 
-CONSTRAINTS: list[dict[str, Any]] = [
-    {"regex": "(a|b)*a(a|b){1000}"},
-    {"regex": "a{99999}"},
-    {"regex": "("},
-    {"regex": "((((a{50}){50}){50}){50})"},
-    {"json": {"type": "nonsense"}},
-    {"choice": []},
-    {"choice": ["a"], "regex": "a"},
-    {},
+CONSTRAINTS: list[tuple[dict[str, Any], str]] = [
+    ({"regex": "(a|b)*a(a|b){1000}"}, "states"),
+    ({"regex": "a{99999}"}, "states|compiled in"),
+    ({"regex": "("}, "parenthesis|group|\\)"),
+    ({"regex": "((((a{50}){50}){50}){50})"}, "large|compiled in"),
+    ({"json": {"type": "nonsense"}}, "type"),
+    ({"choice": []}, "choice"),
+    ({"choice": ["a"], "regex": "a"}, "give one"),
+    ({}, "give one"),
 ]
 
 
-@pytest.mark.parametrize("rules", CONSTRAINTS)
-def test_constraints_that_are_refused(strict: Server, rules: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("rules", "why"), CONSTRAINTS)
+def test_constraints_that_are_refused(strict: Server, rules: dict[str, Any], why: str) -> None:
     begin = time.monotonic()
-    strict.refused("/v1/completions", model="bytes", prompt="a", structured_outputs=rules)
+    error = strict.refused("/v1/completions", model="bytes", prompt="a", structured_outputs=rules)
+    assert re.search(why, error["message"])
     assert time.monotonic() - begin < 20
+
+
+def test_a_constraint_that_takes_too_long_is_refused(strict: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strict.service.compiler, "_seconds", 1e-4)
+    rules = {"regex": "[ab]{1,20}"}
+    error = strict.refused("/v1/completions", model="bytes", prompt="a", structured_outputs=rules)
+    assert error["code"] == "constraint_too_complex"
+    monkeypatch.undo()
+    found = strict.ok("/v1/completions", model="bytes", prompt="a", structured_outputs=rules)
+    assert re.fullmatch("[ab]{1,20}", found["choices"][0]["text"])
 
 
 def test_a_closed_connection_cancels_the_answer(server: Server) -> None:
