@@ -99,7 +99,8 @@ def test_many_streams_are_refused(strict: Server) -> None:
     body = {"model": "bytes", "prompt": "the", "max_tokens": 1000, "stream": True, "ignore_eos": True}
     with strict.client.stream("POST", "/v1/completions", json=body) as first:
         assert first.status_code == 200
-        next(first.iter_lines())
+        lines = first.iter_lines()  # kept: a generator that ends closes the connection
+        next(lines)
         assert strict.refused("/v1/completions", 429, **body)["type"] == "rate_limit_error"
     until = time.monotonic() + 10
     while strict.service.streams and time.monotonic() < until:  # closing the connection ends the answer
