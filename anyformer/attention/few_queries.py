@@ -20,7 +20,9 @@ FULL_GRID = 256  # programs of several warps that fill a GPU
 def few_queries(q: Tensor, k: Tensor, v: Tensor, lowered: FewQueries, scale: float) -> Tensor:
     """Return attention of few queries [b, h, t, k], as `attend` defines it; the kernel has no backward pass."""
     mask = lowered.mask if lowered.bias is None else None  # a bias is -inf where masked
-    mean = _read_cache(q.to(k.dtype), k, v.to(k.dtype), mask, lowered.bias, scale).to(q.dtype).transpose(1, 2)
+    table, size = (None, 1) if lowered.pages is None else lowered.pages
+    mean = _read_cache(q.to(k.dtype), k, v.to(k.dtype), mask, lowered.bias, table, size, scale)
+    mean = mean.to(q.dtype).transpose(1, 2)
     return mean if lowered.has_key is None else mean * lowered.has_key
 
 
@@ -32,15 +34,15 @@ class Tile(NamedTuple):
     warps: int
 
 
-def tile_of(q: Tensor, v: Tensor, parts: int) -> Tile:
+def tile_of(q: Tensor, v: Tensor, slots: int, parts: int) -> Tile:
     """Return the tile for a problem.
 
     One query: a reduction by one warp, or by four if the grid is small and there are many keys. Several queries:
     `tl.dot`, which needs at least 16 rows.
     """
-    (_, h, t, width), (b, g, s, k_v) = q.shape, v.shape
+    (b, h, t, width), (_, g, _, k_v) = q.shape, v.shape
     rows, widest = h // g * t, max(16, next_power_of_two(max(width, k_v)))
-    slots = max(16, next_power_of_two(_ceil_div(s, parts)))
+    slots = max(16, next_power_of_two(_ceil_div(slots, parts)))
     if rows == 1:
         warps = 4 if slots > KEYS_PER_TILE and b * g * parts < 2 * FULL_GRID else 1
         return Tile(1, min(warps * ELEMENTS_PER_WARP // widest, slots), warps)
@@ -48,58 +50,85 @@ def tile_of(q: Tensor, v: Tensor, parts: int) -> Tile:
     return Tile(max(16, min(64, next_power_of_two(rows))), min(keys, slots), 4)
 
 
-def count_parts(q: Tensor, k: Tensor) -> int:
+def count_parts(rows: int, groups: int, slots: int) -> int:
     """Return how many programs share the keys of a group: several if the rows alone do not fill a GPU."""
-    return max(1, min(FULL_GRID // (k.shape[0] * k.shape[1]), k.shape[2] // MIN_KEYS_PER_PROGRAM))
+    return max(1, min(FULL_GRID // (rows * groups), slots // MIN_KEYS_PER_PROGRAM))
 
 
 @torch.library.custom_op("anyformer::read_cache", mutates_args=())
-def _read_cache(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, scale: float) -> Tensor:
-    """Return the means of the values [b, t, h, k_v]."""
-    out = _like(q, k, v, mask, bias, scale)
-    if (n := count_parts(q, k)) == 1:
-        launch(q, k, v, mask, bias, scale, out[None], None)
-        return out
-    parts = out.new_empty(n, *out.shape, dtype=torch.float32)
-    weights = parts.new_empty(parts.shape[:-1])
-    launch(q, k, v, mask, bias, scale, parts, weights)
-    join(parts, weights, out)
-    return out
-
-
-@_read_cache.register_fake
-def _like(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, scale: float) -> Tensor:
-    return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[-1])
-
-
-def launch(
+def _read_cache(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     mask: Tensor | None,
     bias: Tensor | None,
+    table: Tensor | None,
+    size: int,
     scale: float,
-    out: Tensor,
-    weights: Tensor | None,
-) -> None:
+) -> Tensor:
+    """Return the means of the values [b, t, h, k_v]; with a table of pages, keys and values are pools of them."""
+    out = _like(q, k, v, mask, bias, table, size, scale)
+    slots = k.shape[2] if table is None else table.shape[1] * size
+    problem = Problem(q, k, v, mask, bias, table, size, slots, scale)
+    if (n := count_parts(len(q), k.shape[1], slots)) == 1:
+        launch(problem, out[None], None)
+        return out
+    parts = out.new_empty(n, *out.shape, dtype=torch.float32)
+    weights = parts.new_empty(parts.shape[:-1])
+    launch(problem, parts, weights)
+    join(parts, weights, out)
+    return out
+
+
+@_read_cache.register_fake
+def _like(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    table: Tensor | None,
+    size: int,
+    scale: float,
+) -> Tensor:
+    return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[-1])
+
+
+class Problem(NamedTuple):
+    """What the kernel reads."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None
+    bias: Tensor | None
+    table: Tensor | None  # int [b, pages]
+    size: int  # tokens of a page
+    slots: int  # keys of a row, visible or not
+    scale: float
+
+
+def launch(problem: Problem, out: Tensor, weights: Tensor | None) -> None:
     """Write the mean of each part of the keys to `out` [n, b, t, h, k_v].
 
     With `weights` [n, b, t, h], also write log2 of the sum of each part's softmax weights.
     """
     from anyformer.kernels.triton_kernels import read_cache
 
-    (b, h, t, width), (_, g, s, k_v), parts = q.shape, v.shape, len(out)
+    q, k, v, mask, bias, table, size, s, scale = problem
+    (b, h, t, width), (_, g, _, k_v), parts = q.shape, v.shape, len(out)
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     early = supports_dependent_launch(q.device)
-    rows, keys, warps = tile_of(q, v, parts)
+    rows, keys, warps = tile_of(q, v, s, parts)
     span = _ceil_div(_ceil_div(s, parts), keys) * keys
     read_cache[(b * g, parts, _ceil_div(h // g * t, rows))](
         q, k, v, q if mask is None else mask.view(torch.uint8), q if bias is None else bias,
-        out, out if weights is None else weights, scale,
+        q if table is None else table, out, out if weights is None else weights, scale,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
         *_strides(mask, (0, 2, 3)), *_strides(bias, (0, 1, 2, 3)), b * t * h,
-        g, h // g, t, s, span, width, k_v,
-        MASKED=mask is not None, BIASED=bias is not None, WHOLE=weights is None, EARLY=early, ROWS=rows, KEYS=keys,
+        0 if table is None else table.stride(0), g, h // g, t, s, span, width, k_v,
+        PAGE=0 if table is None else size, MASKED=mask is not None, BIASED=bias is not None, WHOLE=weights is None,
+        EARLY=early, ROWS=rows, KEYS=keys,
         K=max(16, next_power_of_two(width)), V=max(16, next_power_of_two(k_v)),
         num_warps=warps, **({"launch_pdl": True} if early else {}),
     )  # fmt: skip

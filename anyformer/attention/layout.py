@@ -24,6 +24,13 @@ from anyformer.conventions import PADDING, PLAIN, SEEN, SEER
 Role = Literal["self", "cached", "cross"]  # keys: the same tokens; a cache that holds them too; another sequence
 
 
+class Pages(NamedTuple):
+    """Where a paged cache holds the keys of each row: token i in slot i % size of page table[row, i // size]."""
+
+    table: Tensor  # int [b, pages]
+    size: int  # tokens of a page
+
+
 class Layout(NamedTuple):
     """Position, segment and mark of every token of a batch."""
 
@@ -37,6 +44,7 @@ class Layout(NamedTuple):
     documents: int | None = None  # at most this many in all rows, each contiguous, padding on the right; None: unknown
     continues_cache: bool = False  # its tokens follow, in order, those that a cache holds
     coordinates: Tensor | None = None  # int [b, t, 3]: time, row and column, where there are images
+    pages: Pages | None = None  # of keys in a paged cache that a kernel can read there; None: others, or a copy of them
 
     @classmethod
     def right_padded(cls, segments: Tensor) -> "Layout":

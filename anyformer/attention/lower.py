@@ -41,7 +41,8 @@ def lower(
             lowered = lower_documents(pattern, q, k, dense)
         case "decode":
             form = dense()
-            lowered = FewQueries(form.mask, form.bias, form.has_key)
+            pages = k.pages if role == "cached" and needs.latent is None else None
+            lowered = FewQueries(form.mask, form.bias, form.has_key, pages)
         case "eager":
             lowered = dense()._replace(kernel="eager")
         case "sdpa":

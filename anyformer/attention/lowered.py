@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
+from anyformer.attention.layout import Pages
 from anyformer.config import NoPosition, Pattern, Rotation, Scheme
 
 Kernel = Literal["eager", "sdpa", "flex", "varlen", "decode"]
@@ -34,6 +35,7 @@ class FewQueries(NamedTuple):
     mask: Tensor | None = None
     bias: Tensor | None = None
     has_key: Tensor | None = None
+    pages: Pages | None = None  # keys and values are pools [1, g, slots, k], read by these; None: they are [b, g, s, k]
 
 
 class Blocks(NamedTuple):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from anyformer.attention.layout import Layout, real
+from anyformer.attention.layout import Layout, Pages, real
 from anyformer.cache.kv_cache import Cache
 from anyformer.cache.layer_cache import LayerCache, Sizes
 from anyformer.cache.ring import SlotWriter, Step
@@ -27,6 +27,7 @@ class PagedSlots(NamedTuple):
     is_token: Tensor  # bool [b, t]
     table: Tensor  # int [b, pages]
     size: int  # tokens of a page
+    gathers: bool = True  # return copies of the rows' pages; otherwise the pool, for a kernel that reads pages
 
     @classmethod
     def of(cls, table: Tensor, size: int, positions: Tensor, is_token: Tensor) -> "PagedSlots":
@@ -36,7 +37,7 @@ class PagedSlots(NamedTuple):
     def write(self, stored: Tensor, new: Tensor) -> Tensor:
         """Write new [b, g, t, k] into a pool [1, g, slots, k]; return what the rows read [b, g, pages · size, k]."""
         self.store(stored, new)
-        return self.read(stored)
+        return self.read(stored) if self.gathers else stored
 
     def store(self, stored: Tensor, new: Tensor) -> None:
         new = new.masked_fill(~self.is_token[:, None, :, None], 0)
@@ -61,7 +62,7 @@ class Pool:
         int8: bool = False,
     ):
         own, source = (count * page_size for count in pages)
-        self.pages, self.source_pages, self.page_size = *pages, page_size
+        self.pages, self.source_pages, self.page_size, self.int8 = *pages, page_size, int8
         self.layers = [LayerCache(1, own, size, device, dtype, int8) for size in sizes]
         self.cross = [None if size is None else LayerCache(1, source, size, device, dtype) for size in cross_sizes]
 
@@ -158,6 +159,7 @@ class PagedCache:
         assert new.segments is not None
         is_token = real(new.segments)
         keys = _keys(self.table.shape[1] * self.pool.page_size, self.lengths + is_token.sum(dim=1))
+        keys = keys._replace(pages=None if self.pool.int8 else Pages(self.table, self.pool.page_size))
         return {None: Step(keys, PagedSlots.of(self.table, self.pool.page_size, new.positions, is_token))}
 
     def make_layout(

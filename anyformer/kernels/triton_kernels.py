@@ -90,16 +90,17 @@ def slope(y, ACT: tl.constexpr):
 
 @triton.jit
 def read_cache(
-    q, k, v, mask, bias, out, weight, scale,
+    q, k, v, mask, bias, table, out, weight, scale,
     q_b, q_h, q_t, k_b, k_g, k_s, v_b, v_g, v_s, mask_b, mask_t, mask_s, bias_b, bias_h, bias_t, bias_s, out_n,
-    groups, shared, t, s, span, key_width, value_width,
-    MASKED: tl.constexpr, BIASED: tl.constexpr, WHOLE: tl.constexpr, EARLY: tl.constexpr,
+    table_b, groups, shared, t, s, span, key_width, value_width,
+    PAGE: tl.constexpr, MASKED: tl.constexpr, BIASED: tl.constexpr, WHOLE: tl.constexpr, EARLY: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
     """Attention of few queries to many keys: a program reads `span` keys of one group, for all heads that share them.
 
     It writes the weighted means of its values [n, b, t, h, k_v] and log2 of the sum of their weights [n, b, t, h].
-    The latter are omitted if one part covers all keys (WHOLE).
+    The latter are omitted if one part covers all keys (WHOLE). With pages of PAGE tokens, keys and values are pools,
+    and `table` has the pages of each row; 0: each row has its own.
     """
     if EARLY:
         gdc_wait()
@@ -121,10 +122,16 @@ def read_cache(
             visible = mask + b * mask_b + token[:, None] * mask_t + slot[None] * mask_s
             seen = seen & (tl.load(visible, mask=seen, other=0) != 0)
         if tl.max(tl.max(seen.to(tl.int32), 1), 0) > 0:  # empty slots are not read
+            if PAGE:
+                page = tl.load(table + b * table_b + slot // PAGE, mask=slot < s, other=0).to(tl.int64)
+                at_key = k + g * k_g + (page * PAGE + slot % PAGE) * k_s
+                at_value = v + g * v_g + (page * PAGE + slot % PAGE) * v_s
+            else:
+                at_key, at_value = k + b * k_b + g * k_g + slot * k_s, v + b * v_b + g * v_g + slot * v_s
             there = (slot < s)[None] & (x < key_width)[:, None]
-            keys = tl.load(k + b * k_b + g * k_g + slot[None] * k_s + x[:, None], mask=there, other=0.0)
+            keys = tl.load(at_key[None] + x[:, None], mask=there, other=0.0)
             inside = (slot < s)[:, None] & (y < value_width)[None]
-            values = tl.load(v + b * v_b + g * v_g + slot[:, None] * v_s + y[None], mask=inside, other=0.0)
+            values = tl.load(at_value[:, None] + y[None], mask=inside, other=0.0)
             scores = product(asked, keys, ROWS) * scale
             if BIASED:
                 added = bias + b * bias_b + head[:, None] * bias_h + token[:, None] * bias_t + slot[None] * bias_s

@@ -6,9 +6,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from anyformer.attention.layout import Layout
-from anyformer.attention.lowered import Relation
+from anyformer.attention.lowered import FewQueries, Relation
 from anyformer.cache.layer_cache import LayerCache
-from anyformer.cache.paged import PagedLayer
+from anyformer.cache.paged import PagedLayer, PagedSlots
 from anyformer.cache.ring import SlotWriter
 from anyformer.cache.segment_memory import LayerMemory
 from anyformer.nn.aux_outputs import AuxOutputs
@@ -51,9 +51,13 @@ class CacheWriter(NamedTuple):
     layer: LayerCache | PagedLayer
     write_at: SlotWriter
 
-    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store new keys and values [b, g, t, k]; return all that can be read [b, g, s, k]."""
-        return self.layer.append(k, v, self.write_at)
+    def append(self, k: Tensor, v: Tensor, by_page: bool = False) -> tuple[Tensor, Tensor]:
+        """Store new keys and values [b, g, t, k]; return all that can be read [b, g, s, k], or their pools."""
+        writer = self.write_at
+        if by_page:
+            assert isinstance(writer, PagedSlots)
+            writer = writer._replace(gathers=False)
+        return self.layer.append(k, v, writer)
 
 
 class StateSink:
@@ -83,8 +87,14 @@ class Context(NamedTuple):
         return self if self.taps is None else self._replace(taps=self.taps.scoped(scope))
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store new keys and values [b, g, t, k] in the cache, if any; return all that can be read [b, g, s, k]."""
-        return (k, v) if self.cache is None else self.cache.append(k, v)
+        """Store new keys and values [b, g, t, k] in the cache, if any; return all that can be read [b, g, s, k].
+
+        If the kernel reads pages, return the pools of these [1, g, slots, k].
+        """
+        if self.cache is None:
+            return k, v
+        lowered = None if self.relation is None else self.relation.lowered
+        return self.cache.append(k, v, by_page=isinstance(lowered, FewQueries) and lowered.pages is not None)
 
     def with_memory(self, x: Tensor) -> Tensor:
         """Return the tokens of the segment memory, then new ones [b, t, d]."""

@@ -138,6 +138,7 @@ class BlockStack(nn.Module):
             q, k = layout, steps.get(plan.reach, steps[None]).keys
             if plan.level:
                 q = k = levels[plan.level]
+            k = k._replace(pages=None) if tapped else k  # taps read keys and values by row
             positions = cast(Positions, self.schemes[plan.scheme])
             role: Role = "cached" if cached else "self"
             absorbs = cached and not tapped and plan.needs.absorbs(q.positions.shape[1])

@@ -18,6 +18,7 @@ from anyformer.attention.lowered import FewQueries, densify
 from anyformer.attention.scores import Scoring
 from anyformer.config import Causal, NoPosition
 from anyformer.kernels.runtime import Runtime
+from tests.attention.paging import fill_up, to_pages
 
 INTERPRETED = find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
 HERE = Runtime("cuda", torch.bfloat16, training=False)
@@ -83,3 +84,11 @@ def test_as_eager(rows: int, heads: int, groups: int, t: int, s: int, widths: tu
     eager, scoring = densify(lowered)._replace(kernel="eager"), Scoring(0.3)
     exact = attend(*(x.double() for x in (q, k, v)), eager, scoring)
     torch.testing.assert_close(attend(q, k, v, lowered, scoring).double(), exact, atol=1e-5, rtol=1e-5)
+    if kind != "none":
+        keys, values, pages = to_pages(k, v, 16)
+        filled = lowered._replace(
+            mask=None if lowered.mask is None else fill_up(lowered.mask, pages, False),
+            bias=None if lowered.bias is None else fill_up(lowered.bias, pages, -torch.inf),
+            pages=pages,
+        )
+        torch.testing.assert_close(attend(q, keys, values, filled, scoring).double(), exact, atol=1e-5, rtol=1e-5)

@@ -36,6 +36,7 @@ from anyformer.config import (
 from anyformer.config.position import Scheme
 from anyformer.kernels.runtime import Runtime
 from anyformer.nn.model import Transformer
+from tests.attention.paging import fill_up, to_pages
 
 CUDA = torch.device("cuda")
 T, HEADS, GROUPS, WIDTH = 600, 4, 2, 32  # no multiple of a block of 128
@@ -228,6 +229,15 @@ def test_decode_equals_eager(shape: str, kind: str, measured: Callable[..., None
         for run in (attend, torch.compile(attend)) if shape == "one row" else (attend,):
             ours = run(*(x.to(dtype) for x in tensors), few, scoring)
             compare({"out": ours}, exact, torch.bfloat16, measured)
+        if kind != "full":
+            q, keys, values = (x.to(dtype) for x in tensors)
+            keys, values, pages = to_pages(keys, values, 16)
+            paged = few._replace(
+                mask=None if few.mask is None else fill_up(few.mask, pages, False),
+                bias=None if few.bias is None else fill_up(few.bias, pages, -torch.inf),
+                pages=pages,
+            )
+            compare({"out": attend(q, keys, values, paged, scoring)}, exact, torch.bfloat16, measured)
 
 
 # -- whole models -----------------------------------------------------------------------------------------------------
