@@ -8,7 +8,7 @@ prompt is searched as if it were alone, whatever the rest of the batch does.
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, Unpack
+from typing import NamedTuple, Protocol, Unpack
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch.nn.functional import one_hot
 from anyformer.decoding.constraints.constraint import Constraint, check_fit
 from anyformer.decoding.constraints.phrases import Phrases
 from anyformer.decoding.generate import NonFiniteLogits, steps_between_checks
-from anyformer.decoding.logit_processors import Processor, build, process
+from anyformer.decoding.logit_processors import History, Processor, build, process
 from anyformer.decoding.request import Request, RequestOptions, check_request
 from anyformer.decoding.session import Read, Session
 from anyformer.decoding.step import compiled
@@ -116,7 +116,7 @@ def run_beam_search(model: Transformer, request: Request, strategy: Beam) -> Hyp
             if new % interval == 0 and not bool(search.running.any()):
                 break
             session.run_step(move, key)
-        best = _n_best(search, session.prompt_ids.to(session.ids.dtype), strategy.n_best, session.fill_id(stop))
+        best = best_hypotheses(search, session.prompt_ids.to(session.ids.dtype), strategy.n_best, session.fill_id(stop))
         failed = search.failed.nonzero()[:, 0].tolist()
         session.close()
     if failed:
@@ -216,10 +216,21 @@ def choose_top(search: Search, logits: Tensor) -> None:
     search.update(_candidates(flat.gather(1, best), scores, search))
 
 
+class SearchInput(Protocol):
+    """The part of a session that `Rules` reads."""
+
+    logits: Tensor  # of the next token [rows, v]
+
+    @property
+    def ids(self) -> Tensor: ...
+    @property
+    def history(self) -> History: ...
+
+
 class Rules:
     """Everything that changes log-probabilities: processors, automata, the diversity of groups."""
 
-    def __init__(self, session: Session, request: Request, strategy: Beam):
+    def __init__(self, session: SearchInput, request: Request, strategy: Beam):
         vocab, stop, constraint = session.logits.shape[-1], request.stop_ids, request.constraint
         self.budgets = request.budgets
         own = build(strategy, vocab=vocab, stop=stop, device=session.ids.device)
@@ -244,7 +255,7 @@ class Rules:
         self.new += 1
         self.states = [a.advance(state[rows], added) for a, state in zip(self.automata, self.states, strict=True)]
 
-    def choose(self, search: Search, session: Session, logits: Tensor) -> None:
+    def choose(self, search: Search, session: SearchInput, logits: Tensor) -> None:
         """Choose the next token of each beam from logits [b * w, v]."""
         width, groups, left = search.width, search.strategy.groups, search.budgets - search.step - 1
         log_p = at_least_fp32(logits).log_softmax(dim=-1)
@@ -330,7 +341,7 @@ def _allocated(scores: Tensor, search: Search, phrases: Phrases, states: Tensor,
     return _candidates(index.gather(1, order), values.gather(1, order), search)
 
 
-def _n_best(finished: Search, prompts: Tensor, n_best: int, fill: int) -> Hypotheses:
+def best_hypotheses(finished: Search, prompts: Tensor, n_best: int, fill: int) -> Hypotheses:
     """Return the best hypotheses of all groups, without duplicates."""
     batch, longest = len(prompts), finished.ids.shape[2]
     scores, lengths = finished.scores.view(batch, -1), finished.lengths.view(batch, -1)

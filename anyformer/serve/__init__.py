@@ -1,11 +1,17 @@
-"""Serving: continuous batching of requests for all model shapes, without HTTP.
+"""Serving: continuous batching of requests for all model shapes.
 
-admission  checks of a request before it enters the queue
-engine     `Engine`: requests from asyncio to the thread that runs the models, and events back
-http       the HTTP server (extra `serve`)
-job        a request inside the engine, and the delivery of its events
-pool       pages of a model: which models have a paged cache, sizes and number of pages
-request    interface: requests, events, limits and errors
-serial     requests one after the other, for models whose state is not paged
-stats      counters, gauges and histograms of one model
+admission     checks of a request before it enters the queue
+beams         beam search of one request, whose rows share pages
+engine        `Engine`: requests from asyncio to the thread that runs the models, and events back
+http          the HTTP server (extra `serve`)
+job           a request inside the engine, and the delivery of its events
+paged_server  continuous batching over a paged KV cache: prefill, decode steps, preemption
+pages         pages on the host: reference counts, and beginnings of texts by hash
+pool          pages of a model: which models have a paged cache, sizes and number of pages
+request       interface: requests, events, limits and errors
+runner        calls of a model on rows of its pool, replayed as CUDA graphs on a GPU
+sampler       choice of the next tokens of many requests
+sequence      state of a request that is being answered
+serial        requests one after the other, for models whose state is not paged
+stats         counters, gauges and histograms of one model
 """

@@ -13,6 +13,8 @@ from anyformer.nn.model import Transformer
 from anyformer.run import Run
 from anyformer.serve.admission import check_generation, limits_of
 from anyformer.serve.job import Job, Mailbox, Outbox, Server
+from anyformer.serve.paged_server import PagedServer
+from anyformer.serve.pool import why_not_paged
 from anyformer.serve.request import (
     Closing,
     EncodeKind,
@@ -49,13 +51,17 @@ class Engine:
         named = runs if isinstance(runs, Mapping) else {_name(runs): runs}
         self.models = {name: _describe(name, run) for name, run in named.items()}
         self._bodies = {name: _model(run).eval() for name, run in named.items()}
-        self._servers: dict[str, Server] = {
-            name: SerialServer(self._bodies[name], _is_marked(run)) for name, run in named.items()
-        }
+        self._servers = {name: self._server(name, _is_marked(run)) for name, run in named.items()}
         self._inbox: list[Callable[[], None]] = []
         self._wake = threading.Condition()
         self._open = self._drain = False
         self._thread: threading.Thread | None = None
+
+    def _server(self, name: str, marked: bool) -> Server:
+        model = self._bodies[name]
+        if marked or why_not_paged(model) is not None:
+            return SerialServer(model, marked)
+        return PagedServer(model, self.limits, {})
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -131,6 +137,7 @@ class Engine:
         name = self._find(model)
         check_generation(self.models[name], self._bodies[name], self.limits, generation)
         server, mailbox = self._servers[name], _mailbox()
+        server.check(generation)
         job = Job(generation, mailbox, search)
         with self._wake:
             if not self._open:
@@ -159,7 +166,11 @@ class Engine:
                 command()
             for server, out in zip(servers, outboxes, strict=True):
                 if server.busy:
-                    server.step(out)
+                    try:
+                        server.step(out)
+                    except Exception as error:
+                        log.exception("a step failed; its requests end with an error")
+                        server.fail(out, f"internal error: {type(error).__name__}")
                     out.flush()
 
 

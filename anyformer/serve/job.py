@@ -83,7 +83,13 @@ class Server(Protocol):
     def busy(self) -> bool:
         """Whether a step has something to do."""
 
+    def check(self, generation: Generation) -> None:
+        """Raise the error of a request that it cannot answer; called by the thread of the caller."""
+
     def add(self, job: Job) -> None: ...
 
     def step(self, out: Outbox) -> None:
         """Advance the requests by about one token each, and drop those that were cancelled."""
+
+    def fail(self, out: Outbox, message: str) -> None:
+        """End all requests after an exception."""

@@ -7,13 +7,14 @@ from dataclasses import replace
 import torch
 
 from anyformer.conventions import SEEN
-from anyformer.decoding.beam_search import Hypotheses, NonFiniteSearch, run_beam_search
+from anyformer.decoding.beam_search import NonFiniteSearch, run_beam_search
 from anyformer.decoding.generate import Picked, stream_sampling
 from anyformer.decoding.strategy import Beam
 from anyformer.nn.model import Transformer
 from anyformer.serve.admission import as_request
+from anyformer.serve.beams import hypotheses
 from anyformer.serve.job import Job, Outbox
-from anyformer.serve.request import Finished, Hypothesis, Token
+from anyformer.serve.request import Finished, Generation, Hypothesis, Token, Unsupported
 from anyformer.serve.stats import Stats
 
 NOT_FINITE = "the model's logits are not finite"
@@ -31,6 +32,10 @@ class SerialServer:
     def busy(self) -> bool:
         return bool(self._jobs)
 
+    def check(self, generation: Generation) -> None:
+        if generation.top is not None or generation.prompt_logprobs:
+            raise Unsupported("log-probabilities are for models whose state is paged: this one has other layers")
+
     def add(self, job: Job) -> None:
         self._jobs.append(job)
 
@@ -43,6 +48,12 @@ class SerialServer:
             out.finish(job, Finished("stop", len(job.generation.ids)) if isinstance(end, list) else end, found)
             self._jobs.popleft()
             self._tokens = None
+
+    def fail(self, out: Outbox, message: str) -> None:
+        for job in self._jobs:
+            out.finish(job, Finished("error", len(job.generation.ids), message=message))
+        self._jobs.clear()
+        self._tokens = None
 
     def _advance(self, job: Job, out: Outbox) -> Finished | list[Hypothesis] | None:
         """Return the end of a job, if this step has reached it."""
@@ -64,10 +75,3 @@ class SerialServer:
             return Finished("error", prompt, message=NOT_FINITE)
         out.token(job, Token(int(picked[0])))
         return Finished("stop", prompt) if int(picked[0]) in generation.stop else None
-
-
-def hypotheses(found: Hypotheses) -> list[Hypothesis]:
-    """Return the n-best list of a single prompt."""
-    begin = found.ids.shape[2] - int(found.lengths.max())
-    rows = zip(*(x[0].tolist() for x in found), strict=True)
-    return [Hypothesis(tuple(ids[begin : begin + n]), score) for ids, score, n in rows if n]

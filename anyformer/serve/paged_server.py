@@ -1,0 +1,322 @@
+"""Continuous batching over a paged KV cache: requests join and leave at every step.
+
+A step reads one batch of prompts (prefill), at most `prefill_tokens` in chunks of at most `chunk`, and one more token
+of every running request. Where pages run out, the newest request gives its pages back and is read again later.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence as List
+
+import torch
+from torch import Tensor
+
+from anyformer.decoding.strategy import Beam
+from anyformer.nn.model import Transformer
+from anyformer.serve.beams import Beams
+from anyformer.serve.job import Job, Outbox
+from anyformer.serve.pages import Pages, count_pages_for
+from anyformer.serve.pool import count_pages, new_pool
+from anyformer.serve.request import Generation, Limits, Reason, Token, TooLong
+from anyformer.serve.runner import Row, Runner, next_logits
+from anyformer.serve.sampler import choose, score
+from anyformer.serve.sequence import Sequence
+from anyformer.serve.stats import Stats
+
+NOT_FINITE = "the model's logits are not finite"
+SCORED_ROWS = 64  # prompt tokens whose logits are in memory at once
+
+
+class PagedServer:
+    """Answers the requests of one model, and of the same model with adapters by name."""
+
+    def __init__(self, body: Transformer, limits: Limits, adapters: Mapping[str, Transformer]):
+        assert body.decoder is not None
+        self.models: dict[str | None, Transformer] = {None: body}
+        self.models.update(adapters)
+        self.limits, self.stats = limits, Stats()
+        self.device = next(body.parameters()).device
+        self.start = body.config.special.start if body.encoder is not None else None
+        own, across = count_pages(body, limits)
+        self.pages, self.source_pages = Pages(own, limits.page_size), Pages(across, limits.page_size)
+        self.pool = new_pool(body, (own, across), limits.page_size, limits.int8)
+        limit = min((end for end, _ in body.decoder.ends), default=self.pages.total * limits.page_size)
+        widest = min(limit // limits.page_size + 2, own), max(across, 1)
+        self.runner = Runner(self.pool, limits, self.device, widest)
+        self.waiting: deque[Sequence] = deque()
+        self.prefilling: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.stats.pages = self.pages.total
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting or self.prefilling or self.running)
+
+    def check(self, generation: Generation) -> None:
+        """Raise `TooLong` if a request would not fit into an empty pool."""
+        read, size, strategy = len(generation.ids), self.pages.size, generation.strategy
+        rows = strategy.beams if isinstance(strategy, Beam) else 1
+        needed = rows * count_pages_for((1 if self.start is not None else read) + generation.max_new_tokens, size)
+        across = count_pages_for(read, size) if self.start is not None else 0
+        for count, total in ((needed, self.pages.total), (across, self.source_pages.total)):
+            if count > total:
+                raise TooLong(f"the request needs {count} pages of the KV cache, which has {total}")
+
+    def add(self, job: Job) -> None:
+        self.waiting.append(Sequence(job, self.start, self.device))
+
+    @torch.no_grad()
+    def step(self, out: Outbox) -> None:
+        for sequence in [s for s in (*self.waiting, *self.prefilling, *self.running) if s.job.cancelled]:
+            self._finish(sequence, out, "cancelled")
+        batch = self._next_prefill(out)
+        for part in _by_model(batch):
+            self._prefill(part, out)
+        ready = self._reserve()
+        for part in _by_model(ready):
+            self._decode(part, out)
+        self.stats.pages_used = self.pages.used
+
+    # -- prefill ------------------------------------------------------------------------------------------------------
+
+    def _next_prefill(self, out: Outbox) -> list[Sequence]:
+        """Return the requests whose prompts are read in this step; waiting ones join while rows and pages last."""
+        while self.waiting and self._admit(self.waiting[0]):
+            sequence = self.waiting.popleft()
+            self.prefilling.append(sequence)
+            out.start(sequence.job)
+        batch: list[Sequence] = []
+        longest = 0
+        for sequence in self.prefilling:
+            length = max(len(sequence.part(self.limits.chunk)), 0 if sequence.has_source else len(sequence.source))
+            longest = max(longest, length)
+            full = self.limits.reproducible or longest * (len(batch) + 1) > self.limits.prefill_tokens
+            if batch and full:
+                break
+            batch.append(sequence)
+        return batch
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """Take rows and pages for a waiting request, as far as its prompt needs them."""
+        used = sum(s.rows for s in (*self.prefilling, *self.running))
+        if used + sequence.rows > self.limits.max_rows:
+            return False
+        known = self._known_pages(sequence)
+        self.pages.share(known)
+        tokens = sequence.length + 1
+        if self.limits.reproducible:  # never preempted: read again, its tokens would be rounded differently
+            tokens = len(sequence.prompt) + sequence.generation.max_new_tokens
+        new = self.pages.take(count_pages_for(tokens, self.pages.size) - len(known))
+        source = self.source_pages.take(count_pages_for(len(sequence.source), self.pages.size))
+        if new is None or source is None:
+            self.pages.release([*known, *(new or ())])
+            self.source_pages.release(source or ())
+            return False
+        sequence.tables, sequence.source_pages = [[*known, *new]], source
+        sequence.read = len(known) * self.pages.size
+        if not sequence.answer:
+            sequence.cached = min(sequence.read, len(sequence.prompt))
+        return True
+
+    def _known_pages(self, sequence: Sequence) -> list[int]:
+        """Return the pages of its beginning that are in the cache. The last token is always read, for its logits."""
+        if not self.limits.reuse or sequence.source or sequence.generation.prompt_logprobs:
+            return []
+        most = (sequence.length - 1) // self.pages.size
+        known = self.pages.find(key for key, _ in zip(sequence.keys(self.pages.size), range(most), strict=False))
+        if self.limits.reproducible:  # chunks begin where they would without reuse
+            whole = len(known) * self.pages.size // self.limits.chunk * self.limits.chunk
+            known = known[: whole // self.pages.size]
+        return known
+
+    def _prefill(self, sequences: List[Sequence], out: Outbox) -> None:
+        parts = {new: [s for s in sequences if s.has_source != new] for new in (True, False)}
+        for with_sources, part in parts.items():
+            if part:
+                self._read_prompts(part, with_sources, out)
+
+    def _read_prompts(self, sequences: List[Sequence], with_sources: bool, out: Outbox) -> None:
+        model = self.models[sequences[0].generation.adapter]
+        rows = [_row(s, s.tables[0], s.part(self.limits.chunk)) for s in sequences]
+        hidden = self.runner.prefill(model, rows, with_sources)
+        complete: list[tuple[Sequence, Tensor]] = []
+        for i, (sequence, row) in enumerate(zip(sequences, rows, strict=True)):
+            before, sequence.read = sequence.read, sequence.read + len(row.new)
+            sequence.has_source = True
+            if sequence.generation.prompt_logprobs and not sequence.answer:
+                self._score_prompt(sequence, model, hidden[i, : len(row.new)], before)
+            if sequence.read == sequence.length:
+                complete.append((sequence, hidden[i, len(row.new) - 1]))
+                self._remember(sequence)
+        if complete:
+            found = next_logits(model, torch.stack([last for _, last in complete]))
+            for sequence, _ in complete:
+                self.prefilling.remove(sequence)
+                self.running.append(sequence)
+            self._choose([sequence for sequence, _ in complete], found, out)
+
+    def _score_prompt(self, sequence: Sequence, model: Transformer, hidden: Tensor, before: int) -> None:
+        """Store the log-probabilities of the tokens that follow hidden states [t, d] from position `before` on."""
+        targets = list(sequence.prompt[before + 1 : before + 1 + len(hidden)])
+        for at in range(0, len(targets), SCORED_ROWS):
+            ids = targets[at : at + SCORED_ROWS]
+            logits = next_logits(model, hidden[at : at + len(ids)])
+            sequence.prompt_scores += score(logits, ids, sequence.generation.top or 0)
+
+    # -- decoding -----------------------------------------------------------------------------------------------------
+
+    def _reserve(self) -> list[Sequence]:
+        """Give each running request a page for its next token, the oldest first; return those that have one."""
+        ready: list[Sequence] = []
+        for sequence in sorted(self.running, key=lambda s: s.order):
+            if sequence not in self.running:  # preempted for an older one
+                continue
+            while not self._extend(sequence):
+                newest = max((*self.prefilling, *self.running), key=lambda s: s.order)
+                self._preempt(newest)
+                if newest is sequence:
+                    break
+            else:
+                ready.append(sequence)
+        return ready
+
+    def _extend(self, sequence: Sequence) -> bool:
+        """Make the page of the next token of each row writable: present, and used by no other row."""
+        at = sequence.read // self.pages.size
+        copies: list[tuple[int, int]] = []
+        for table in sequence.tables:
+            if at < len(table) and not self.pages.is_shared(table[at]):
+                continue
+            new = self.pages.take(1)
+            if new is None:
+                self.pool.copy(copies)
+                return False
+            if at < len(table):
+                copies.append((table[at], new[0]))
+                self.pages.release([table[at]])
+                table[at] = new[0]
+            else:
+                table += new
+        self.pool.copy(copies)
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take the pages of a request; it waits, first in the queue, and is read again."""
+        started = sequence in self.running
+        (self.running if started else self.prefilling).remove(sequence)
+        self._release(sequence, clean=started)
+        sequence.read, sequence.has_source, sequence.beams = 0, not sequence.source, None
+        sequence.prompt_scores = sequence.prompt_scores if sequence.answer else []
+        self.waiting.appendleft(sequence)
+        self.stats.preemptions += 1
+
+    def _decode(self, sequences: List[Sequence], out: Outbox) -> None:
+        model = self.models[sequences[0].generation.adapter]
+        rows = []
+        for s in sequences:
+            new = [[s.answer[-1]]] if s.beams is None else [[int(id)] for id in s.beams.ids[:, -1]]
+            rows += [_row(s, table, ids) for table, ids in zip(s.tables, new, strict=True)]
+        logits = self.runner.decode(model, rows)
+        for sequence in sequences:
+            sequence.read += 1
+        self._choose(sequences, logits, out)
+
+    def _choose(self, sequences: List[Sequence], logits: Tensor, out: Outbox) -> None:
+        """Choose the next tokens from logits of all rows, [rows, v]."""
+        counts = [len(s.tables) for s in sequences]
+        single = [s for s in sequences if not s.job.search]
+        parts = logits.split(counts) if len(single) < len(sequences) else ()
+        for sequence, part in zip(sequences, parts, strict=bool(parts)):
+            if sequence.job.search:
+                self._search(sequence, part, out)
+        if parts:
+            rows = [part for s, part in zip(sequences, parts, strict=True) if not s.job.search]
+            logits = torch.cat(rows) if rows else logits
+        if single:
+            self._sample(single, logits, out)
+
+    def _sample(self, sequences: List[Sequence], logits: Tensor, out: Outbox) -> None:
+        over = [i for i, s in enumerate(sequences) if s.left == 0]  # only their prompts are scored
+        for i in over:
+            self._finish(sequences[i], out, "length")
+        if over:
+            keep = [i for i in range(len(sequences)) if i not in over]
+            sequences, logits = [sequences[i] for i in keep], logits[keep]
+        if not sequences:
+            return
+        chosen = choose(sequences, logits)
+        ids, ok = chosen.ids.tolist(), chosen.ok.tolist()
+        for i, (sequence, id) in enumerate(zip(sequences, ids, strict=True)):
+            if not ok[i]:
+                self._finish(sequence, out, "error", NOT_FINITE)
+                continue
+            top, constraint = sequence.generation.top, sequence.generation.constraint
+            sequence.answer.append(id)
+            if constraint is not None and sequence.state is not None:
+                sequence.state = constraint.advance(sequence.state, chosen.ids[i : i + 1])
+            out.token(sequence.job, Token(id) if top is None else score(logits[i : i + 1], [id], top)[0])
+            if id in sequence.generation.stop or sequence.left == 0:
+                self._finish(sequence, out, "stop" if id in sequence.generation.stop else "length")
+
+    def _search(self, sequence: Sequence, logits: Tensor, out: Outbox) -> None:
+        """Advance a beam search; its rows then share the pages of those that they continue."""
+        if sequence.beams is None:
+            sequence.beams = Beams(sequence.generation, sequence.prompt, logits)
+        else:
+            sequence.beams.choose(logits)
+        if sequence.beams.is_over:
+            self._finish(sequence, out, "stop")
+            return
+        parents = sequence.beams.advance()
+        old = sequence.tables
+        sequence.tables = [list(old[min(parent, len(old) - 1)]) for parent in parents]
+        for table in sequence.tables:
+            self.pages.share(table)
+        for table in old:
+            self.pages.release(table)
+
+    # -- ends ---------------------------------------------------------------------------------------------------------
+
+    def _finish(self, sequence: Sequence, out: Outbox, reason: Reason, message: str = "") -> None:
+        queues: tuple[deque[Sequence] | list[Sequence], ...] = (self.waiting, self.prefilling, self.running)
+        for queue in queues:
+            if sequence in queue:
+                queue.remove(sequence)
+        found = None
+        if reason == "stop" and sequence.beams is not None:
+            found = sequence.beams.found()
+            reason, message = ("stop", "") if found is not None else ("error", NOT_FINITE)
+        if reason in ("stop", "length") and sequence.beams is None:
+            self._remember(sequence)
+        self._release(sequence, clean=reason in ("stop", "length"))
+        out.finish(sequence.job, sequence.end(reason, message), found)
+
+    def fail(self, out: Outbox, message: str) -> None:
+        for sequence in (*self.waiting, *self.prefilling, *self.running):
+            self._finish(sequence, out, "error", message)
+
+    def _release(self, sequence: Sequence, clean: bool) -> None:
+        pages = [page for table in sequence.tables for page in self.pages.release(table, clean)]
+        self.pool.clear(pages)
+        self.pool.clear_source(self.source_pages.release(sequence.source_pages, clean))
+        sequence.tables, sequence.source_pages = [], []
+
+    def _remember(self, sequence: Sequence) -> None:
+        """Keep the full pages of a request for others that begin alike."""
+        if not self.limits.reuse or sequence.source:
+            return
+        tokens = min(sequence.read, len(sequence.prompt)) if self.limits.reproducible else sequence.read
+        full = tokens // self.pages.size
+        keys = [key for key, _ in zip(sequence.keys(self.pages.size), range(full), strict=False)]
+        self.pages.remember(sequence.tables[0][:full], keys)
+
+
+def _row(sequence: Sequence, table: list[int], new: list[int]) -> Row:
+    return Row(table, sequence.read, new, sequence.source_pages, sequence.source)
+
+
+def _by_model(sequences: Iterable[Sequence]) -> list[list[Sequence]]:
+    """Group requests by adapter: each has weights of its own."""
+    groups: dict[str | None, list[Sequence]] = {}
+    for sequence in sequences:
+        groups.setdefault(sequence.generation.adapter, []).append(sequence)
+    return list(groups.values())

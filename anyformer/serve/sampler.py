@@ -1,0 +1,103 @@
+"""Choice of the next tokens of many requests: those with equal options are processed together."""
+
+from collections import defaultdict
+from collections.abc import Sequence as List
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from anyformer.decoding.logit_processors import (
+    History,
+    MinP,
+    Processor,
+    Temperature,
+    TopK,
+    TopP,
+    Typical,
+    build,
+    process,
+)
+from anyformer.decoding.sampling import Choice, greedy, sample
+from anyformer.decoding.strategy import Sampling
+from anyformer.kernels.runtime import at_least_fp32
+from anyformer.serve.request import Token
+from anyformer.serve.sequence import Sequence
+
+WITHOUT_HISTORY = (Temperature, TopK, TopP, MinP, Typical)
+
+
+class Options(NamedTuple):
+    """Options that requests share if they are processed together."""
+
+    sampling: Sampling
+    stop: tuple[int, ...]
+    constrained: bool
+
+
+@lru_cache(maxsize=256)
+def _processors(options: Options, vocab: int, device: torch.device) -> tuple[Processor, ...]:
+    return build(options.sampling, vocab=vocab, stop=options.stop, device=device)
+
+
+def choose(sequences: List[Sequence], logits: Tensor) -> Choice:
+    """Return the next token of each request from logits [n, v]."""
+    groups: defaultdict[Options, list[int]] = defaultdict(list)
+    for i, sequence in enumerate(sequences):
+        generation = sequence.generation
+        assert isinstance(generation.strategy, Sampling)
+        groups[Options(generation.strategy, generation.stop, generation.constraint is not None)].append(i)
+    if len(groups) == 1:
+        return _choose(next(iter(groups)), sequences, logits)
+    ids = torch.zeros(len(logits), dtype=torch.long, device=logits.device)
+    ok = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
+    for options, rows in groups.items():
+        index = torch.tensor(rows, device=logits.device)
+        chosen = _choose(options, [sequences[i] for i in rows], logits[index])
+        ids[index], ok[index] = chosen.ids, chosen.ok
+    return Choice(ids, ok)
+
+
+def _choose(options: Options, sequences: List[Sequence], logits: Tensor) -> Choice:
+    vocab, device = logits.shape[-1], logits.device
+    logits = at_least_fp32(logits)
+    processors = _processors(options, vocab, device)
+    if options.constrained:  # the mask has its place between the others
+        allowed = torch.cat([_allowed(sequence) for sequence in sequences])
+        processors = build(options.sampling, vocab=vocab, stop=options.stop, allowed=lambda _: allowed, device=device)
+    if processors:
+        needed = not all(isinstance(processor, WITHOUT_HISTORY) for processor in processors)
+        logits = process(processors, history(sequences if needed else (), device), logits)
+    if options.sampling.temperature == 0:
+        return greedy(logits)
+    seeds = torch.cat([sequence.seed for sequence in sequences if sequence.seed is not None])
+    steps = torch.tensor([len(sequence.answer) for sequence in sequences], device=device)
+    return sample(logits, seeds, steps)
+
+
+def _allowed(sequence: Sequence) -> Tensor:
+    constraint, state = sequence.generation.constraint, sequence.state
+    assert constraint is not None
+    assert state is not None
+    return constraint.allowed_within(state, torch.full_like(state, sequence.left))
+
+
+def history(sequences: List[Sequence], device: torch.device) -> History:
+    """Return prompts and answers, padded on the right."""
+    longest = max((sequence.length for sequence in sequences), default=0)
+    rows = [sequence.ids + [0] * (longest - sequence.length) for sequence in sequences]
+    lengths = torch.tensor([[sequence.length, len(sequence.prompt)] for sequence in sequences], device=device)
+    index = torch.arange(longest, device=device)
+    lengths = lengths.view(-1, 2)
+    ids = torch.tensor(rows, dtype=torch.long, device=device).view(len(rows), longest)
+    return History(ids, index < lengths[:, :1], (index >= lengths[:, 1:]).expand(len(rows), -1))
+
+
+def score(logits: Tensor, ids: List[int], top: int) -> list[Token]:
+    """Return the log-probability of one token per row of [n, v], and of the `top` most probable ones."""
+    log_p = at_least_fp32(logits).log_softmax(dim=-1)
+    own = log_p.gather(1, torch.tensor(ids, device=logits.device)[:, None])[:, 0].tolist()
+    best = log_p.topk(top)
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [Token(id, value, tuple(zip(*row, strict=True))) for id, value, row in zip(ids, own, pairs, strict=True)]

@@ -1,0 +1,71 @@
+"""The state of a request that is being answered: its tokens, its pages, and how far it was read."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from anyformer.decoding.generate import seeds_of
+from anyformer.decoding.strategy import Beam
+from anyformer.serve.job import Job
+from anyformer.serve.pages import chain
+from anyformer.serve.request import Finished, Reason, Token
+
+if TYPE_CHECKING:
+    from anyformer.serve.beams import Beams
+
+
+class Sequence:
+    """One request. It has one row, or one per beam, all with the same number of tokens in the cache."""
+
+    def __init__(self, job: Job, start: int | None, device: torch.device):
+        generation = job.generation
+        self.job, self.generation, self.order = job, generation, job.arrived
+        pair = start is not None
+        self.source: tuple[int, ...] = generation.ids if pair else ()
+        self.prompt: tuple[int, ...] = (start,) if start is not None else generation.ids  # as the decoder reads it
+        self.answer: list[int] = []
+        self.tables: list[list[int]] = []  # pages of each row
+        self.source_pages: list[int] = []
+        self.read = 0  # tokens of each row in the cache
+        self.has_source = not pair  # whether the cache holds the source
+        self.cached = 0  # tokens of the prompt that earlier requests had read
+        self.prompt_scores: list[Token] = []
+        self.beams: Beams | None = None
+        self.seed: Tensor | None = None
+        if not isinstance(generation.strategy, Beam) and generation.strategy.temperature:
+            self.seed = seeds_of(generation.seed, 1, device)
+        constraint = generation.constraint
+        self.state = None if constraint is None else torch.tensor([constraint.start()], device=device)
+
+    @property
+    def ids(self) -> list[int]:
+        """What the decoder reads: the prompt and the answer so far."""
+        return [*self.prompt, *self.answer]
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt) + len(self.answer)
+
+    @property
+    def rows(self) -> int:
+        """Rows that it takes while it decodes."""
+        strategy = self.generation.strategy
+        return strategy.beams if isinstance(strategy, Beam) else 1
+
+    @property
+    def left(self) -> int:
+        """Tokens of the budget that are left."""
+        return self.generation.max_new_tokens - len(self.answer)
+
+    def keys(self, size: int) -> Iterator[bytes]:
+        """Yield the hashes of its full pages."""
+        return chain(self.ids, size, self.generation.adapter or "")
+
+    def part(self, chunk: int) -> list[int]:
+        """Return the tokens that the next prefill call reads."""
+        return self.ids[self.read : self.read + chunk]
+
+    def end(self, reason: Reason, message: str = "") -> Finished:
+        return Finished(reason, len(self.generation.ids), self.cached, tuple(self.prompt_scores), message)
