@@ -9,7 +9,7 @@ DOCS   := $(VENV)/.installed-docs
 PINS   := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo browser test test-system test-gpu torture fuzz-serve families lab-report reference docs docs-test bench lint format wheel clean
+.PHONY: help demo browser test test-system test-gpu torture fuzz-serve torture-serve families lab-report reference docs docs-test bench lint format wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | awk -F '\t' '{ printf "  make %-8s %s\n", $$1, $$2 }'
@@ -41,6 +41,9 @@ torture: $(DEV)  ## kill training, damage run folders, configs and data (about a
 
 fuzz-serve: $(DEV)  ## 20,000 random requests to the HTTP server (about 10 minutes): no 5xx, nothing undeclared
 	$(BIN)/python -m tests.serve.http.fuzz --requests 20000
+
+torture-serve: $(DEV)  ## 30 minutes of mixed requests from 32 clients, some cancelled or malformed
+	$(BIN)/python -m tests.serve.http.torture --minutes 30
 
 families: $(DEV)  ## measure every public family against transformers; write transformers_fields.json and the table of docs/interop.md
 	$(BIN)/python -m tests.interop.make_transformers_fields
