@@ -4,6 +4,7 @@ checkpoint          State of a run, and checkpoints: written atomically, verifie
 compiler            Options of torch.compile
 ema                 Exponential moving average of the weights
 finetune            Weights from another run, frozen weights, layer-wise learning rates
+first_rows          First rows of a batch as text
 job                 The built objects of one run: model, optimiser, loader, state
 log                 Progress bar, metrics.jsonl, TensorBoard, loss curve
 loop                The loop: steps, evaluations, snapshots, checkpoints

@@ -13,7 +13,6 @@ from rich.console import Console
 from torch import Tensor
 
 from anyformer.config import Classifier, Embedder, TokenLabels, label_count
-from anyformer.conventions import IGNORE, PADDING
 from anyformer.data.batch import Batch
 from anyformer.data.loader import CropLoader, EpochLoader, OrderedLoader
 from anyformer.data.readers import Rows
@@ -21,9 +20,8 @@ from anyformer.data.tokenizer import TextTokenizer
 from anyformer.inspection.count import Table, count
 from anyformer.recipe import Recipe, columns
 from anyformer.tasks.base import Task
-from anyformer.tasks.sequence_level import SequenceLevelTask
-from anyformer.tasks.tag import Tagging
 from anyformer.training.checkpoint import START
+from anyformer.training.first_rows import ExampleSummary, first_rows
 from anyformer.training.job import Job
 from anyformer.training.out_of_memory import BUILD_ADVICE, advise_out_of_memory, train_advice
 from anyformer.training.prepare import build, fit_rows, make_task, read_rows
@@ -35,7 +33,6 @@ MIN_TIMED_STEPS = 3
 MIN_TIMED_SECONDS = 0.5
 MAX_COUNTED_ROWS = 10_000  # of each split, whose unknown tokens are counted
 TEXT_COLUMNS = ("text", "pair", "source", "target", "words")  # that a tokenizer reads
-MAX_EXAMPLES = 3  # rows of the first batch
 LINE_WIDTH = 100  # of an example
 
 
@@ -54,15 +51,6 @@ class Memory:
     @property
     def total(self) -> int:
         return self.weights + self.gradients + self.optimizer + self.average + self.activations + self.loss
-
-
-@dataclass(frozen=True)
-class ExampleSummary:
-    """A row of a batch as text."""
-
-    source: str | None  # input of the encoder, if there is a decoder, too
-    inputs: str
-    labels: str
 
 
 @dataclass(frozen=True)
@@ -138,7 +126,7 @@ def _measure(job: Job, train: Rows) -> Plan:
         memory=_memory(job, table, largest),
         seconds=per_slot * per_step,
         peak_share=share,
-        examples=tuple(_examples(job, batches[0])),
+        examples=tuple(first_rows(job, batches[0])),
     )
 
 
@@ -252,49 +240,6 @@ def _checkpointed_bytes(job: Job, table: Table, batch: Batch) -> int:
         for stack, x in zip(config.stacks.values(), inputs, strict=True)
     )
     return layer_inputs + sum(row.activation_bytes // row.layers for row in table.rows)
-
-
-# -- the first rows ---------------------------------------------------------------------------------------------------
-
-
-def _examples(job: Job, batch: Batch) -> Iterator[ExampleSummary]:
-    task, target = job.task, job.task.tokenizer
-    source = task.source_tokenizer or target
-    texts = len(batch.ids) // len(batch.labels)  # of an example: two, if the texts of a pair are encoded apart
-    for i in range(min(MAX_EXAMPLES, len(batch.labels))):
-        segments = None if batch.segments is None else batch.segments[i]
-        if segments is not None and bool((segments == PADDING).all()):
-            return  # rows that fill up the batch
-        encoder_input = None
-        if batch.source is not None:
-            encoder_input = spell(
-                source, batch.source[i], None if batch.source_segments is None else batch.source_segments[i]
-            )
-        ids = batch.labels[i]
-        labels = (
-            task.format_label(ids) if isinstance(task, SequenceLevelTask | Tagging) else spell(target, ids, segments)
-        )
-        rows = slice(texts * i, texts * (i + 1))
-        row_segments = [None] * texts if batch.segments is None else batch.segments[rows]
-        inputs = (spell(target, *row) for row in zip(batch.ids[rows], row_segments, strict=True))
-        yield ExampleSummary(encoder_input, " | ".join(inputs), labels)
-
-
-def spell(tokenizer: TextTokenizer, ids: Tensor, segments: Tensor | None) -> str:
-    """Return a row as text, without padding: special tokens by name, ¦ between packed texts, … for missing labels."""
-    names = tokenizer.special
-    words: list[str] = []
-    pieces = ids.tolist(), [0] * len(ids) if segments is None else segments.tolist()
-    for segment, members in itertools.groupby(zip(*pieces, strict=True), key=lambda pair: pair[1]):
-        if segment == PADDING:
-            continue
-        words += ["¦"] if words else []
-        for named, run in itertools.groupby((i for i, _ in members), key=lambda i: i in names or i == IGNORE):
-            if not named:
-                words.append(tokenizer.decode(run).replace("\n", "⏎").strip(" "))
-            else:
-                words += dict.fromkeys("…" if i == IGNORE else tokenizer.token(i) for i in run)
-    return " ".join(filter(None, words))
 
 
 # -- rendering --------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import torch
 
 from anyformer.config.spec import ConfigError
 from anyformer.recipe import Batches, Classify, Data, Packed, ParallelFiles, Recipe, Regress
+from anyformer.recipes import read_recipe
 from anyformer.training.out_of_memory import OutOfMemory, advise_out_of_memory
 from anyformer.training.plan import Plan, plan
 from anyformer.training.train import evaluate, train
@@ -90,6 +91,15 @@ def test_rows_are_told_as_the_model_sees_them(tmp_path: Path) -> None:
         ["큰 집 <sep> 大 房子 ¦ 나는 학생 <sep> 我 是 学生"],
     )
     assert "\ninput      나는 학생 <sep> 我 是 学生\n" in seen("decoder", PADDED).render()
+
+
+def test_pictures_and_observations_have_names() -> None:
+    scenes = read_recipe("captions-shapes", ["data.train.count=8", "data.valid.count=2", "batches.tokens=200"])
+    assert {row.source for row in plan(scenes, quiet()).examples} == {"<image> <eos>"}
+    walks = read_recipe("key-to-door", ["data.train.count=8", "data.valid.count=2", "batches.tokens=256"])
+    first = plan(walks, quiet()).examples[0].inputs.split()
+    assert first[:2] == ["<return-0>", "<features>"]
+    assert first[2] in {"<up>", "<down>", "<left>", "<right>"}
 
 
 def test_bad_rows_are_told(tmp_path: Path) -> None:
