@@ -87,9 +87,10 @@ class _KeyToDoor:
         return self._towards_object
 
     def _towards_object(self) -> int:
-        (row, column), (to_row, to_column) = self._inner.agent, self._inner.thing
-        if to_row == key_to_door.ABSENT:
-            return 0
+        inner = self._inner
+        (row, column), (to_row, to_column) = inner.agent, inner.thing or inner.agent
+        if to_row < row and not inner.is_open((row - 1, column)):  # beside the passage of the first room
+            return 3 if column < 3 else 2
         return (0 if to_row < row else 1) if to_row != row else (2 if to_column < column else 3)
 
 

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from anyformer.config import ConfigError, FeatureSegment, Media, ModelConfig, Tokens
+from anyformer.data import key_to_door
+from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import train_tokenizer
 from anyformer.environments.environment import make
 from anyformer.environments.record import record
@@ -28,6 +30,7 @@ def small_run(spec: Actions, features: FeatureSegment | None, seed: int = 0) -> 
     tokenizer = train_tokenizer(Bytes(), []).with_special(spec.special_tokens)
     task = ActionPrediction(spec, tokenizer)
     changes = ["model.width=16", "model.decoder.depth=2", "model.decoder.blocks.*.feedforward.width=32"]
+    changes.append("model.decoder.position=rotary")
     model = read_recipe("key-to-door", changes).model
     target = Tokens(vocab=tokenizer.size, media=None if features is None else Media(features=features))
     config: ModelConfig = model.model_copy(update={"target": target})
@@ -42,24 +45,24 @@ def small_run(spec: Actions, features: FeatureSegment | None, seed: int = 0) -> 
 
 def key_to_door_run(history: int, **fields: Any) -> Run:
     spec = Actions(actions=("up", "down", "left", "right"), history=history, **fields)
-    return small_run(spec, None if spec.state_bins else FeatureSegment(size=5, values=5))
+    return small_run(spec, None if spec.state_bins else FeatureSegment(size=25, values=4))
 
 
 @pytest.mark.parametrize("history", [1, 4, 64])
 @pytest.mark.parametrize("fields", [{}, {"returns": Bins(count=2, low=0.0, high=1.0)}])
 def test_a_batch_of_environments_acts_as_each_alone(history: int, fields: dict[str, Any]):
     run = key_to_door_run(history, **fields)
-    together = rollout(run, "key-to-door", 5, 10)
-    assert together == [rollout(run, "key-to-door", 1, 10 + i)[0] for i in range(5)]
-    assert together == rollout(run, "key-to-door", 5, 10, parallel=2)
-    drawn = rollout(run, "key-to-door", 5, 10, temperature=1.0)
-    assert drawn == rollout(run, "key-to-door", 5, 10, parallel=3, temperature=1.0)
+    together = rollout(run, "key-to-door", 3, 10)
+    assert together == [rollout(run, "key-to-door", 1, 10 + i)[0] for i in range(3)]
+    assert together == rollout(run, "key-to-door", 3, 10, parallel=2)
+    drawn = rollout(run, "key-to-door", 3, 10, temperature=1.0)
+    assert drawn == rollout(run, "key-to-door", 3, 10, parallel=2, temperature=1.0)
 
 
 @pytest.mark.parametrize("history", [3, 8])
 def test_the_cache_changes_no_logits(history: int):
     """Each action is the one that a call without a cache predicts from the row of training."""
-    run = key_to_door_run(history, state_bins=Bins(count=6, low=0.0, high=6.0))
+    run = key_to_door_run(history, state_bins=Bins(count=4, low=0.0, high=4.0))
     assert isinstance(run.task, ActionPrediction)
     player, policy = Player(make("key-to-door"), 3, 0.0), Policy(run.task, run.model)
     step = 0
@@ -72,6 +75,49 @@ def test_the_cache_changes_no_logits(history: int):
         for i, label in enumerate(example.labels):
             if label >= 0:
                 assert run.task.action_ids[int(logits[i].argmax())] == label
+
+
+def test_rollouts_read_the_rows_of_training():
+    """A recorded success, played again with the return 1 as target, has the row that training reads."""
+    run = key_to_door_run(sum(key_to_door.STEPS), returns=Bins(count=2, low=0.0, high=1.0))
+    task, environment = run.task, make("key-to-door")
+    assert isinstance(task, ActionPrediction)
+    expert, player = environment.expert(), Player(environment, 7, 1.0)
+    assert expert is not None
+    while not player.done:
+        action = expert()
+        player.act(task.encode_action(str(action)), action)
+    assert player.success
+    seen = [f"<features:{' '.join(map(str, x.tolist()))}>" for x in player.seen[:-1]]
+    actions = [str(task.decode_action(ids)) for ids in player.actions]
+    rewards = ["0"] * (len(actions) - 1) + ["1"]
+    columns = {"text": [""], "observations": ["\n".join(seen)], "actions": ["\n".join(actions)]}
+    (episode,) = task.encode(Rows(columns | {"rewards": ["\n".join(rewards)]}, "", range(1)))
+    assert isinstance(episode, EncodedEpisode)
+    (example,) = task.windows(episode)
+    store = task.tokenizer.media
+    assert store is not None
+    trained = store.segments(example.ids)
+    ids = Policy(task, run.model)._context(player, 0, len(actions) - 1, store)
+    assert [max(id, -1) for id in ids] == [max(id, -1) for id in example.ids]
+    assert all(np.array_equal(a.value, b.value) for a, b in zip(trained, store.segments(ids), strict=True))
+
+
+def test_only_the_key_opens_the_door():
+    with_key, without = key_to_door.KeyToDoor(), key_to_door.KeyToDoor()
+    with_key.reset(3), without.reset(3)
+    with_key.has_key = True
+    for _ in range(sum(key_to_door.STEPS[:2])):
+        (a, _, _), (b, _, _) = with_key.step(1), without.step(1)
+    assert np.array_equal(a, b)  # nothing shows the key
+    with_key.step(0), without.step(0)
+    assert with_key.step(0)[1:] == (1.0, True)
+    assert without.step(0)[1:] == (0.0, False)
+
+
+def test_few_random_walks_succeed():
+    walks = list(key_to_door.random_walks(3000, "valid", 0))
+    assert 0.02 < np.mean([walk.rewards[-1] == "1" for walk in walks]) < 0.04
 
 
 class Perfect(Policy):
@@ -153,8 +199,8 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch):
 
 def test_runs_that_do_not_fit():
     with pytest.raises(ConfigError, match=r"has 4 actions .up, down, left, right., and the run has 2"):
-        rollout(small_run(Actions(actions=("a", "b")), FeatureSegment(size=5)), "key-to-door", 1, 0)
-    with pytest.raises(ConfigError, match="has 5 numbers, and the model reads 4"):
+        rollout(small_run(Actions(actions=("a", "b")), FeatureSegment(size=25)), "key-to-door", 1, 0)
+    with pytest.raises(ConfigError, match="has 25 numbers, and the model reads 4"):
         rollout(small_run(Actions(actions=("a", "b", "c", "d")), FeatureSegment(size=4)), "key-to-door", 1, 0)
     with pytest.raises(ConfigError, match="has no returns"):
         rollout(key_to_door_run(4), "key-to-door", 1, 0, target=1.0)
