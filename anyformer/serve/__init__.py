@@ -1,7 +1,9 @@
 """Serving: continuous batching of requests for all model shapes.
 
+adapters      LoRA adapters that share the weights of one body
 admission     checks of a request before it enters the queue
 beams         beam search of one request, whose rows share pages
+encoders      texts to vectors, labels, tags, numbers and fillings of masks, in batches across requests
 engine        `Engine`: requests from asyncio to the thread that runs the models, and events back
 http          the HTTP server (extra `serve`)
 job           a request inside the engine, and the delivery of its events

@@ -11,7 +11,9 @@ from anyformer.config import LM, Tokens
 from anyformer.decoding.strategy import Beam
 from anyformer.nn.model import Transformer
 from anyformer.run import Run
+from anyformer.serve.adapters import share_body
 from anyformer.serve.admission import check_generation, limits_of
+from anyformer.serve.encoders import EncodeServer, Scoring, TextJob, encode_kinds
 from anyformer.serve.job import Job, Mailbox, Outbox, Server
 from anyformer.serve.paged_server import PagedServer
 from anyformer.serve.pool import why_not_paged
@@ -46,22 +48,40 @@ class Engine:
     A bare model in place of a run reads and writes ids only.
     """
 
-    def __init__(self, runs: Run | Transformer | Mapping[str, Run | Transformer], limits: Limits | None = None):
+    def __init__(
+        self,
+        runs: Run | Transformer | Mapping[str, Run | Transformer],
+        limits: Limits | None = None,
+        adapters: Mapping[str, Mapping[str, Run | Transformer]] | None = None,
+    ):
+        """`adapters`: for the name of a model, runs with LoRA adapters of its weights, by name."""
         self.limits = limits or Limits()
         named = runs if isinstance(runs, Mapping) else {_name(runs): runs}
-        self.models = {name: _describe(name, run) for name, run in named.items()}
+        adapters = adapters or {}
+        if unknown := [name for name in adapters if name not in named]:
+            raise UnknownModel(f"adapters of {unknown[0]!r}: no such model; known: {', '.join(named)}")
+        self.models = {name: _describe(name, run, tuple(adapters.get(name, ()))) for name, run in named.items()}
         self._bodies = {name: _model(run).eval() for name, run in named.items()}
-        self._servers = {name: self._server(name, _is_marked(run)) for name, run in named.items()}
+        self._servers = {name: self._server(name, run, adapters.get(name, {})) for name, run in named.items()}
+        self._encoders = {
+            name: EncodeServer(run, self.limits.encode_tokens, self._servers[name].stats)
+            for name, run in named.items()
+            if isinstance(run, Run)
+        }
         self._inbox: list[Callable[[], None]] = []
         self._wake = threading.Condition()
         self._open = self._drain = False
         self._thread: threading.Thread | None = None
 
-    def _server(self, name: str, marked: bool) -> Server:
-        model = self._bodies[name]
-        if marked or why_not_paged(model) is not None:
-            return SerialServer(model, marked)
-        return PagedServer(model, self.limits, {})
+    def _server(self, name: str, run: Run | Transformer, adapters: Mapping[str, Run | Transformer]) -> Server:
+        body, marked = self._bodies[name], _is_marked(run)
+        models = {key: share_body(key, body, _model(adapted)) for key, adapted in adapters.items()}
+        why = "its prompts see all of themselves" if marked else why_not_paged(body)
+        if why is None:
+            return PagedServer(body, self.limits, models)
+        if models:
+            raise Unsupported(f"{name}: adapters need a paged cache, and {why}")
+        return SerialServer(body, marked)
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -119,7 +139,21 @@ class Engine:
 
     async def encode(self, kind: EncodeKind, texts: list[str], model: str | None = None, **options: Any) -> list[Any]:
         """Return one item per text: a vector, labels, tags, a score, fillings of masks, or a number."""
-        raise Unsupported(f"{kind}: not served yet")
+        name = self._find(model)
+        if kind not in self.models[name].kinds:
+            able = ", ".join(self.models[name].kinds) or "nothing"
+            raise Unsupported(f"{name} cannot {kind}; it can {able}")
+        if not texts:
+            return []
+        server, future = self._encoders[name], asyncio.get_running_loop().create_future()
+        if kind == "score":
+            job: TextJob | Scoring = Scoring(lambda: server.run.score(texts, **options), future)
+        else:
+            examples, items = await asyncio.to_thread(server.prepare, kind, texts, **options)
+            job = TextJob(examples, items, future)
+        self._send(lambda: server.add(job))
+        found: list[Any] = await future
+        return found
 
     def stats(self) -> dict[str, Stats]:
         """Return counters and gauges of each model."""
@@ -139,31 +173,39 @@ class Engine:
         server, mailbox = self._servers[name], _mailbox()
         server.check(generation)
         job = Job(generation, mailbox, search)
+        self._send(lambda: server.add(job), server.stats)
+        return job
+
+    def _send(self, command: Callable[[], None], queue: Stats | None = None) -> None:
+        """Let the engine's thread call a function, and count a request of a queue."""
         with self._wake:
             if not self._open:
                 raise Closing("the engine is shutting down" if self._thread else "the engine has not been started")
-            if server.stats.waiting >= self.limits.queue:
-                raise QueueFull(f"{server.stats.waiting} requests wait already: try again later")
-            server.stats.waiting += 1
-            self._inbox.append(lambda: server.add(job))
+            if queue is not None:
+                if queue.waiting >= self.limits.queue:
+                    raise QueueFull(f"{queue.waiting} requests wait already: try again later")
+                queue.waiting += 1
+            self._inbox.append(command)
             self._wake.notify()
-        return job
 
     # -- the thread that runs the models ------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        servers = list(self._servers.values())
+        servers, encoders = list(self._servers.values()), list(self._encoders.values())
         outboxes = [Outbox(server.stats) for server in servers]
         while True:
             with self._wake:
-                busy = any(server.busy for server in servers)
+                busy = any(server.busy for server in servers) or any(encoder.busy for encoder in encoders)
                 while not busy and not self._inbox and self._open:
                     self._wake.wait()
                 commands, self._inbox = self._inbox, []
                 if not self._drain or (not busy and not commands and not self._open):
-                    return
+                    break
             for command in commands:
                 command()
+            for encoder in encoders:
+                if encoder.busy:
+                    encoder.step()
             for server, out in zip(servers, outboxes, strict=True):
                 if server.busy:
                     try:
@@ -172,6 +214,11 @@ class Engine:
                         log.exception("a step failed; its requests end with an error")
                         server.fail(out, f"internal error: {type(error).__name__}")
                     out.flush()
+        for server, out in zip(servers, outboxes, strict=True):
+            server.fail(out, "the engine was shut down")
+            out.flush()
+        for encoder in encoders:
+            encoder.fail("the engine was shut down")
 
 
 class Answer:
@@ -224,11 +271,14 @@ def _is_marked(run: Run | Transformer) -> bool:
     return isinstance(run, Run) and bool(getattr(run.task, "marked", False))
 
 
-def _describe(name: str, run: Run | Transformer) -> Model:
+def _describe(name: str, run: Run | Transformer, adapters: tuple[str, ...]) -> Model:
     model, own = _model(run), run if isinstance(run, Run) else None
     length, source = limits_of(model)
     writes = isinstance(model.config.head, LM) and model.decoder is not None
     target = model.config.target
     vocabulary = target.rows if writes and isinstance(target, Tokens) else None
     tokenizer = None if own is None else own.tokenizer
-    return Model(name, own, tokenizer, length, source, vocabulary, ("generate", "search") if writes else ())
+    kinds: tuple[str, ...] = ("generate", "search") if writes else ()
+    if own is not None:
+        kinds += encode_kinds(own) + (("score",) if writes else ())
+    return Model(name, own, tokenizer, length, source, vocabulary, kinds, adapters)

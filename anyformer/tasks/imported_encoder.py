@@ -59,12 +59,17 @@ class Encoding(PredictOnly):
             if isinstance(model.config.last_input, Patches):
                 what += ", or import it again with its preprocessor_config.json, to predict from picture files"
             raise ConfigError([Fault("source", what)])
-        rows = [self._row(text, masked=isinstance(model.config.head, MaskedLM)) for text in texts]
-        check_lengths(list(map(len, rows)), model.config, "encoder" if model.config.encoder else "decoder")
-        out = [""] * len(texts)
-        for i, output in read_rows(model, [Example(row, row) for row in rows], self.tokenizer, progress):
-            out[i] = answer(output if output.dim() == 1 else output[: len(rows[i])], rows[i])
+        examples, out = list(self.examples(texts, model.config).values()), [""] * len(texts)
+        for i, output in read_rows(model, examples, self.tokenizer, progress):
+            row = list(examples[i].ids)
+            out[i] = answer(output if output.dim() == 1 else output[: len(row)], row)
         return out
+
+    def examples(self, texts: Sequence[str], config: ModelConfig) -> dict[int, Example]:
+        """Return the examples of texts, by their numbers."""
+        rows = [self._row(text, masked=isinstance(config.head, MaskedLM)) for text in texts]
+        check_lengths(list(map(len, rows)), config, "encoder" if config.encoder else "decoder")
+        return {i: Example(row, row) for i, row in enumerate(rows)}
 
     def _read_pictures(self, model: Transformer, names: Sequence[str], progress: Progress | None) -> Iterator[Tensor]:
         """Yield the output of the head for each picture file."""
@@ -107,7 +112,7 @@ class Encoding(PredictOnly):
                 return lambda logits, row: self.spec.labels[int(logits.argmax())]
             case TokenLabels(crf=False):
                 return lambda logits, row: " ".join(
-                    self.spec.labels[i] for i in self._text_only(logits).argmax(-1).tolist()
+                    self.spec.labels[i] for i in self.text_only(logits).argmax(-1).tolist()
                 )
             case MaskedLM():
                 return self._filled
@@ -121,7 +126,7 @@ class Encoding(PredictOnly):
         positive = (logits > 0).nonzero()[:, 0].tolist()
         return json.dumps([self.spec.labels[i] for i in positive], ensure_ascii=False)
 
-    def _text_only(self, outputs: Tensor) -> Tensor:
+    def text_only(self, outputs: Tensor) -> Tensor:
         """Return the outputs at tokens of the text, without the special tokens around it."""
         return outputs[len(self.before) : len(outputs) - len(self.after)]
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from anyformer.config import ConfigError, Fault
+from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.conventions import IGNORE
 from anyformer.data.batch import Example, ExampleTable, Ragged
 from anyformer.data.counter_rng import CounterRNG, below, lowest, unit
@@ -64,6 +64,17 @@ class MaskedLanguageModelling(TokenTask, DynamicExampleTask):
     ) -> list[str]:
         """Return the texts with a token in place of each mask, written by its name; a blank text is unchanged."""
         refuse_decoding_options(options)
+        found = self.examples(texts, model.config)
+        numbers, examples, out = list(found), list(found.values()), [""] * len(texts)
+        if progress:
+            progress(len(texts) - len(examples))
+        for i, logits in read_rows(model, examples, self.tokenizer, progress):
+            ids = filled(examples[i].ids, self.mask, logits)
+            out[numbers[i]] = self.tokenizer.decode(ids[len(self.frame.before) : len(ids) - len(self.frame.after)])
+        return out
+
+    def examples(self, texts: Sequence[str], config: ModelConfig) -> dict[int, Example]:
+        """Return the examples of texts that are not blank, by the number of the text."""
         name = self.tokenizer.token(self.mask)
         if faults := [
             Fault(f"text {i}", f"has no {name}: write it where a token is to be predicted")
@@ -72,15 +83,8 @@ class MaskedLanguageModelling(TokenTask, DynamicExampleTask):
         ]:
             raise ConfigError(faults)
         rows = {i: self.masked(text) for i, text in enumerate(texts) if text.strip()}
-        check_lengths([len(rows.get(i, ())) for i in range(len(texts))], model.config, "encoder")
-        out, numbers = [""] * len(texts), list(rows)
-        if progress:
-            progress(len(texts) - len(rows))
-        examples = [Example(row, row) for row in rows.values()]
-        for i, logits in read_rows(model, examples, self.tokenizer, progress):
-            ids = filled(examples[i].ids, self.mask, logits)
-            out[numbers[i]] = self.tokenizer.decode(ids[len(self.frame.before) : len(ids) - len(self.frame.after)])
-        return out
+        check_lengths([len(rows.get(i, ())) for i in range(len(texts))], config, "encoder")
+        return {i: Example(row, row) for i, row in rows.items()}
 
     def masked(self, text: str) -> list[int]:
         """Return the row of a text; the name of the mask in it becomes the mask token."""

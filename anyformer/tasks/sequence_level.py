@@ -186,15 +186,19 @@ class SequenceLevelTask(ABC):
         self, model: Transformer, texts: Sequence[str], progress: Progress | None
     ) -> Iterator[tuple[int, Tensor]]:
         """Yield the number of each text that is not blank, and the output of the head."""
-        rows = list(self._ids(_as_rows(self._columns(texts))))
-        examples = {i: self._example(row, [0], model.config) for i, row in enumerate(rows) if [] not in row}
-        lengths = [examples[i].length if i in examples else 0 for i in range(len(rows))]
-        check_lengths(lengths, model.config, side_of(model.config))
+        examples = self.examples(texts, model.config)
         numbers = list(examples)
         if progress:
             progress(len(texts) - len(examples))
         for i, logits in read_rows(model, list(examples.values()), self.tokenizer, progress):
             yield numbers[i], logits
+
+    def examples(self, texts: Sequence[str], config: ModelConfig) -> dict[int, Example]:
+        """Return the examples of texts that are not blank, by the number of the text."""
+        rows = list(self._ids(_as_rows(self._columns(texts))))
+        examples = {i: self._example(row, [0], config) for i, row in enumerate(rows) if [] not in row}
+        check_lengths([examples[i].length if i in examples else 0 for i in range(len(rows))], config, side_of(config))
+        return examples
 
     def _columns(self, texts: Sequence[str]) -> dict[str, list[str]]:
         texts = [text if text.strip() else "" for text in texts]

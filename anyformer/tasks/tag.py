@@ -148,6 +148,18 @@ class Tagging:
         """Return the index of the first token of each word."""
         return [at for at, label in enumerate(example.labels) if label != IGNORE]
 
+    def examples(self, texts: Sequence[str], config: ModelConfig) -> dict[int, Example]:
+        """Return the examples of texts that are not blank, by the number of the text."""
+        sentences = [split(text) for text in texts]
+        rows = self._ids(sentences)
+        wrong = ((i, _word_fault(words, ids)) for i, (words, ids) in enumerate(zip(sentences, rows, strict=True), 1))
+        if faults := [Fault(f"text {i}", why) for i, why in wrong if why]:
+            raise ConfigError(faults)
+        numbers = [i for i, words in enumerate(sentences) if words]
+        found = {i: self._example(sentences[i], rows[i], [0] * len(rows[i]), config) for i in numbers}
+        check_lengths([len(found[i].ids) if i in found else 0 for i in range(len(texts))], config, side_of(config))
+        return found
+
     def evaluate(self, model: Transformer, rows: Rows, batches: Batches) -> Metrics:
         """Measure the accuracy of words, and precision, recall and F1 of spans."""
         total, best = 0.0, dict[int, list[str]]()
@@ -170,16 +182,8 @@ class Tagging:
         """Return the tags of the words of each text. Words and tags are separated by tabs if the text has any, else by
         spaces. A blank text has no tags."""
         refuse_decoding_options(options)
-        sentences = [split(text) for text in texts]
-        rows = self._ids(sentences)
-        wrong = ((i, _word_fault(words, ids)) for i, (words, ids) in enumerate(zip(sentences, rows, strict=True), 1))
-        if faults := [Fault(f"text {i}", why) for i, why in wrong if why]:
-            raise ConfigError(faults)
-        numbers = [i for i, words in enumerate(sentences) if words]
-        examples = [self._example(sentences[i], rows[i], [0] * len(rows[i]), model.config) for i in numbers]
-        lengths = dict(zip(numbers, (len(example.ids) for example in examples), strict=True))
-        check_lengths([lengths.get(i, 0) for i in range(len(texts))], model.config, side_of(model.config))
-        out = [""] * len(texts)
+        found = self.examples(texts, model.config)
+        numbers, examples, out = list(found), list(found.values()), [""] * len(texts)
         if progress:
             progress(len(texts) - len(numbers))
         for batch, logits in self._read(model, examples):

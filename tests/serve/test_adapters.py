@@ -1,0 +1,60 @@
+"""Several models by name, and LoRA adapters on one body: each request is answered by its own weights."""
+
+import asyncio
+import copy
+
+import pytest
+import torch
+
+import anyformer as af
+from anyformer.config import LoRA
+from anyformer.serve.request import Generation, Limits, Token, UnknownModel
+from tests.decoding.small_models import decoder
+
+
+def adapted(body: af.Transformer, seed: int) -> af.Transformer:
+    """The body with random adapters."""
+    config = body.config.model_copy(update={"adapter": LoRA(rank=2)})
+    model = af.Transformer(config).to(next(body.parameters()).dtype)
+    model.load_state_dict(body.state_dict(), strict=False)
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".lora." in name:
+                parameter.normal_()
+    return model.eval()
+
+
+def expected(model: af.Transformer, ids: tuple[int, ...]) -> list[int]:
+    return af.generate(model, torch.tensor([ids]), max_new_tokens=6)[0, len(ids) :].tolist()
+
+
+async def answers(engine: af.Engine, requests: list[tuple[Generation, str]]) -> list[list[int]]:
+    async def one(generation: Generation, model: str) -> list[int]:
+        return [event.id async for event in engine.submit(generation, model) if isinstance(event, Token)]
+
+    async with engine:
+        return await asyncio.gather(*(one(*request) for request in requests))
+
+
+def test_models_and_adapters_by_name():
+    body, other, ids = decoder(1), decoder(2), tuple(range(1, 9))
+    first, second = adapted(body, 3), adapted(body, 4)
+    wanted = [expected(model, ids) for model in (body, first, second, other)]
+    engine = af.Engine(
+        {"one": body, "two": other}, Limits(page_size=2), {"one": {"a": copy.deepcopy(first), "b": second}}
+    )
+    assert engine.models["one"].adapters == ("a", "b")
+    requests = [(Generation(ids, 6, adapter=name), "one") for name in (None, "a", "b")] + [(Generation(ids, 6), "two")]
+    assert asyncio.run(answers(engine, requests * 3)) == wanted * 3
+    assert second.table(second.target).data_ptr() == body.table(body.target).data_ptr(), "the body is in memory once"
+
+
+def test_wrong_adapters_are_refused():
+    body = decoder(1)
+    with pytest.raises(af.ConfigError, match="adapts other weights"):
+        af.Engine({"m": body}, adapters={"m": {"a": adapted(decoder(2), 0)}})
+    with pytest.raises(af.ConfigError, match="has no LoRA adapter"):
+        af.Engine({"m": body}, adapters={"m": {"a": decoder(1)}})
+    with pytest.raises(UnknownModel, match="known: m"):
+        af.Engine({"m": body}, adapters={"n": {}})
