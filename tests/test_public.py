@@ -121,6 +121,7 @@ VERBS = {
     "data show": ["folder", "--check"],
     "env": [],
     "env record": ["environment", "--out", "--episodes", "--seed", "--policy", "--processes", "--force"],
+    "env film": ["run", "environment", "--out", "--seed"],
     "env rollout": [
         "run",
         "environments",

@@ -89,3 +89,23 @@ def env_rollout(
         typer.echo(f"{report.environment}: {report.episodes} episodes, {report.mean_steps:.1f} steps")
         typer.echo(f"  success  {report.success:.1%}  (95 %: {low:.1%} to {high:.1%})")
         typer.echo(f"  return   {report.mean_return:.3f}  (95 %: {least:.3f} to {most:.3f})")
+
+
+@env_app.command("film")
+def env_film(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    environment: Annotated[
+        str, typer.Argument(metavar="ENVIRONMENT", help="A name of MiniGrid or BabyAI: BabyAI-GoToLocal-v0.")
+    ],
+    out: Annotated[Path, typer.Option(help="The .gif file to write.")],
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the episode.")] = 1_000_000,
+) -> None:
+    """Let a run play one episode, and write it as an animated picture."""
+    from anyformer.config.spec import ConfigError, Fault
+    from anyformer.environments.film import film
+    from anyformer.run import load
+
+    if out.suffix.lower() != ".gif":
+        raise ConfigError([Fault("out", f"= '{out}': must end with .gif")])
+    result = film(load(run), environment, seed, out)
+    typer.echo(f"{out}: {'success' if result.success else 'failure'} after {result.steps} steps")

@@ -11,6 +11,7 @@ from anyformer.data import key_to_door
 
 KEY_TO_DOOR = "key-to-door"
 MINIGRID = ("BabyAI-", "MiniGrid-")
+TILE = 24  # pixels of a cell in a picture
 
 Act = Callable[[], Any]
 
@@ -35,6 +36,9 @@ class Environment(Protocol):
 
     def step(self, action: Any) -> Moment:
         """Take an action: its number, or the numbers of a continuous one."""
+
+    def picture(self) -> np.ndarray | None:
+        """Return a picture of the environment as it is, uint8 [h, w, 3]; None if it has none."""
 
     def random_action(self, rng: np.random.Generator) -> Any:
         """Return a random action."""
@@ -79,6 +83,9 @@ class _KeyToDoor:
     def step(self, action: Any) -> Moment:
         observation, reward, done = self._inner.step(action)
         return Moment(observation, reward, done, reward > 0)
+
+    def picture(self) -> None:
+        return None
 
     def random_action(self, rng: np.random.Generator) -> int:
         return int(rng.integers(len(self.actions)))
@@ -128,6 +135,9 @@ class _Gymnasium:
             raise ConfigError([Fault("environment", "has observations that are not one array")])
         return found.reshape(1) if found.ndim == 0 else found if found.dtype == np.uint8 else found.astype(np.float32)
 
+    def picture(self) -> np.ndarray | None:
+        return None
+
     def random_action(self, rng: np.random.Generator) -> Any:
         if self.actions:
             return int(rng.integers(len(self.actions)))
@@ -161,6 +171,9 @@ class _MiniGrid(_Gymnasium):
 
     def _read(self, observation: Any) -> np.ndarray:
         return np.asarray(observation["image"], dtype=np.uint8).ravel()
+
+    def picture(self) -> np.ndarray:
+        return np.asarray(self._inner.unwrapped.get_frame(highlight=True, tile_size=TILE))
 
     def expert(self) -> Act | None:
         from minigrid.envs.babyai.core.roomgrid_level import RoomGridLevel

@@ -161,14 +161,7 @@ def rollout(
 
     `target` is the return that a run with returns aims at; None: the highest of its bins.
     """
-    task = run.task
-    if not isinstance(task, ActionPrediction):
-        raise ConfigError([Fault("task.kind", f"= '{run.spec.kind}': rollouts need a run of the task actions")])
-    check_actions(task, name, make(name))
-    if target is None:
-        target = 0.0 if task.spec.returns is None else task.spec.returns.high
-    elif task.spec.returns is None:
-        raise ConfigError([Fault("target", f"= {target:g}: this run has no returns: leave it out")])
+    task, target = check_run(run, name, make(name), target)
     policy, results = Policy(task, run.model, temperature), list[Finished]()
     environments = [make(name) for _ in range(min(parallel, episodes))]
     for first in range(seed, seed + episodes, parallel):
@@ -188,7 +181,20 @@ def rollout(
     return results
 
 
-def check_actions(task: ActionPrediction, name: str, environment: Environment) -> None:
+def check_run(run: Run, name: str, environment: Environment, target: float | None) -> tuple[ActionPrediction, float]:
+    """Return the task of a run and the return it aims at; refuse a run that cannot act in the environment."""
+    task = run.task
+    if not isinstance(task, ActionPrediction):
+        raise ConfigError([Fault("task.kind", f"= '{run.spec.kind}': rollouts need a run of the task actions")])
+    _check_actions(task, name, environment)
+    if target is None:
+        return task, 0.0 if task.spec.returns is None else task.spec.returns.high
+    if task.spec.returns is None:
+        raise ConfigError([Fault("target", f"= {target:g}: this run has no returns: leave it out")])
+    return task, target
+
+
+def _check_actions(task: ActionPrediction, name: str, environment: Environment) -> None:
     """Refuse a run whose actions are not those of the environment."""
     own, its = task.spec.actions, environment.actions
     if bool(own) != bool(its):

@@ -13,6 +13,7 @@ from anyformer.data import key_to_door
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import train_tokenizer
 from anyformer.environments.environment import make
+from anyformer.environments.film import film
 from anyformer.environments.record import record
 from anyformer.environments.rollout import Player, Policy, rollout, summarise
 from anyformer.nn.model import Transformer
@@ -204,3 +205,15 @@ def test_runs_that_do_not_fit():
         rollout(small_run(Actions(actions=("a", "b", "c", "d")), FeatureSegment(size=4)), "key-to-door", 1, 0)
     with pytest.raises(ConfigError, match="has no returns"):
         rollout(key_to_door_run(4), "key-to-door", 1, 0, target=1.0)
+
+
+def test_a_film_shows_every_step(tmp_path: Path):
+    pytest.importorskip("minigrid")
+    image = pytest.importorskip("PIL.Image")
+    run = small_run(Actions(actions=make(GOTO).actions), FeatureSegment(size=147))
+    result = film(run, GOTO, 3, tmp_path / "a.gif")
+    with image.open(tmp_path / "a.gif") as made:
+        assert made.n_frames <= result.steps + 1  # equal frames are joined
+    assert result == rollout(run, GOTO, 1, 3)[0]
+    with pytest.raises(ConfigError, match="has no pictures"):
+        film(key_to_door_run(4), "key-to-door", 1, tmp_path / "b.gif")
