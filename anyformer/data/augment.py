@@ -1,15 +1,16 @@
-"""Random changes of the images and sounds of a batch, by one random generator per batch."""
+"""Random changes of the images and sounds of a batch, by one random generator per batch.
+
+Those of images are only drawn here: `MediaBatch.decode` applies them, on the device of the model.
+"""
 
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from anyformer.recipe import AudioAugment, Augment, ImageAugment
 
-GREY = 128  # level of an erased square: the middle of the range that a model reads
 DECIBELS = 40.0  # per unit of a log-mel frame: frames are log10 of a power, divided by 4
 LUMA = (0.299, 0.587, 0.114)  # share of red, green and blue in the brightness
 
@@ -20,18 +21,18 @@ class Augmentation:
     def __init__(self, spec: Augment):
         self.spec = spec
 
-    def images(self, images: np.ndarray, rng: np.random.Generator) -> Tensor:
-        """Return changed images with levels from 0 to 255, float32 [n, c, h, w], from uint8."""
+    def images(self, shape: tuple[int, ...], rng: np.random.Generator) -> dict[str, Tensor]:
+        """Return the changes of images of a shape, [n, c, h, w], as fields of `MediaBatch`."""
         spec = self.spec.image
         if spec is None:
-            return torch.from_numpy(images).float()
+            return {}
         turned = spec.rotate or spec.scale or spec.shear
-        changed = _warp(images, spec, rng) if turned else torch.from_numpy(_move(images, spec, rng)).float()
+        changes = {"warps": _warps(shape, spec, rng)} if turned else {"moves": _moves(shape, spec, rng)}
         if spec.brightness or spec.contrast or spec.saturation:
-            changed = _recolour(changed, spec, rng)
+            changes["colours"] = _colours(shape, spec, rng)
         if spec.erase:
-            _erase(changed.numpy(), spec.erase, rng)
-        return changed
+            changes["erased"] = _squares(shape, spec.erase, rng)
+        return {name: torch.from_numpy(x) for name, x in changes.items()}
 
     def sounds(self, sounds: Sequence[np.ndarray], rng: np.random.Generator) -> list[np.ndarray]:
         """Return changed log-mel frames, each [frames, mels]."""
@@ -39,63 +40,51 @@ class Augmentation:
         return list(sounds) if spec is None else [_change_sound(frames, spec, rng) for frames in sounds]
 
 
-def _move(images: np.ndarray, spec: ImageAugment, rng: np.random.Generator) -> np.ndarray:
+def _moves(shape: tuple[int, ...], spec: ImageAugment, rng: np.random.Generator) -> np.ndarray:
     """Shift by whole pixels, and mirror."""
-    n, _, height, width = images.shape
-    moved = np.zeros_like(images)
-    down, right = rng.integers(-spec.shift, spec.shift + 1, (2, n)).tolist()
-    for i, (y, x, mirror) in enumerate(zip(down, right, _mirrored(spec, n, rng).tolist(), strict=True)):
-        image = images[i, :, :, ::-1] if mirror else images[i]
-        part = image[:, max(-y, 0) : max(height - y, 0), max(-x, 0) : max(width - x, 0)]
-        moved[i, :, max(y, 0) : max(height + y, 0), max(x, 0) : max(width + x, 0)] = part
-    return moved
+    n, width = shape[0], shape[3]
+    down, right = rng.integers(-spec.shift, spec.shift + 1, (2, n))
+    mirrored = _mirrored(spec, n, rng)
+    columns = np.where(mirrored, (np.full(n, -1), width - 1 + right), (np.ones(n), -right))
+    return np.stack([(np.ones(n), -down), columns]).transpose(2, 0, 1).astype(np.int64)
 
 
 def _mirrored(spec: ImageAugment, n: int, rng: np.random.Generator) -> np.ndarray:
     return np.asarray(rng.random(n) < 0.5) & spec.flip
 
 
-def _warp(images: np.ndarray, spec: ImageAugment, rng: np.random.Generator) -> Tensor:
-    """Shift, mirror, turn, scale and shear in one bilinear interpolation."""
-    n, _, height, width = images.shape
+def _warps(shape: tuple[int, ...], spec: ImageAugment, rng: np.random.Generator) -> np.ndarray:
+    """Shift, mirror, turn, scale and shear: maps from a pixel of the result to its origin."""
+    n, _, height, width = shape
     angle = np.deg2rad(rng.uniform(-spec.rotate, spec.rotate, n))
     size = 1 + rng.uniform(-spec.scale, spec.scale, n)
     shear = rng.uniform(-spec.shear, spec.shear, n)
     right, down = (rng.uniform(-spec.shift, spec.shift, n) * 2 / side for side in (width, height))
     side = np.where(_mirrored(spec, n, rng), -1.0, 1.0)
     cos, sin = np.cos(angle) / size, np.sin(angle) / size
-    # from a pixel of the result to its origin, both in [-1, 1]: [n, h, w, (x, y)]
-    columns, rows = ((np.arange(size) * 2 + 1) / size - 1 for size in (width, height))
-    to_x = np.array([side * cos, side * (shear * cos - sin), right], dtype=np.float32)[:, :, None, None]
-    to_y = np.array([sin, shear * sin + cos, down], dtype=np.float32)[:, :, None, None]
-    x, y = columns.astype(np.float32), rows.astype(np.float32)[:, None]
-    grid = np.stack([to[0] * x + to[1] * y + to[2] for to in (to_x, to_y)], axis=-1)
-    return F.grid_sample(torch.from_numpy(images).float(), torch.from_numpy(grid), align_corners=False)
+    maps = (side * cos, side * (shear * cos - sin), right), (sin, shear * sin + cos, down)
+    return np.array(maps, dtype=np.float32).transpose(2, 0, 1)
 
 
-def _recolour(images: Tensor, spec: ImageAugment, rng: np.random.Generator) -> Tensor:
-    """Change brightness b, contrast c and saturation s of each image: one matrix per image.
+def _colours(shape: tuple[int, ...], spec: ImageAugment, rng: np.random.Generator) -> np.ndarray:
+    """Change brightness b, contrast c and saturation s of each image.
 
     x becomes c · b · (s · x + (1 - s) · grey(x)) + (1 - c) · mean, where mean is that of b · x.
     """
-    n, channels = images.shape[:2]
-    b, c, s = (
-        torch.from_numpy(1 + rng.uniform(-most, most, n)).float()[:, None, None]
-        for most in (spec.brightness, spec.contrast, spec.saturation)
-    )
-    grey = torch.tensor(LUMA).expand(3, 3) if channels == 3 else torch.ones(1, 1)
-    matrix = c * b * (s * torch.eye(channels) + (1 - s) * grey)
-    offset = (1 - c) * b * images.mean((1, 2, 3))[:, None, None]
-    changed = torch.baddbmm(offset.expand(n, channels, 1), matrix, images.flatten(2))
-    return changed.clamp_(0, 255).view(images.shape)
+    n, channels = shape[:2]
+    most = (spec.brightness, spec.contrast, spec.saturation)
+    b, c, s = (1 + rng.uniform(-one, one, n)[:, None, None] for one in most)
+    grey = np.tile(LUMA, (3, 1)) if channels == 3 else np.ones((1, 1))
+    matrix = c * b * (s * np.eye(channels) + (1 - s) * grey)
+    offset = np.broadcast_to((1 - c) * b, (n, channels, 1))
+    return np.concatenate([matrix, offset], axis=2).astype(np.float32)
 
 
-def _erase(images: np.ndarray, side: int, rng: np.random.Generator) -> None:
-    """Set a square of each image to grey; a part of it may lie outside."""
-    n, _, height, width = images.shape
-    tops, lefts = (rng.integers(-(side // 2), size - side // 2, n).tolist() for size in (height, width))
-    for image, top, left in zip(images, tops, lefts, strict=True):
-        image[:, max(top, 0) : top + side, max(left, 0) : left + side] = GREY
+def _squares(shape: tuple[int, ...], side: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw a square of each image; a part of it may lie outside."""
+    n, _, height, width = shape
+    first = np.stack([rng.integers(-(side // 2), size - side // 2, n) for size in (height, width)], axis=1)
+    return np.stack([first, first + side], axis=2)
 
 
 def _change_sound(frames: np.ndarray, spec: AudioAugment, rng: np.random.Generator) -> np.ndarray:

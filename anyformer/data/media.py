@@ -206,9 +206,12 @@ class MediaStore:
     # -- ids to tensors -----------------------------------------------------------------------------------------------
 
     def attach(self, batch: Batch, seed: Sequence[int] | None = None) -> Batch:
-        """Return a batch with its segments as tensors; with a seed they are augmented, depending on it alone."""
+        """Return a batch with its segments as tensors; with a seed they are augmented, depending on it alone.
+
+        `MediaBatch.decode` turns the images, which are bytes, into those that a model reads.
+        """
         ids = batch.ids if batch.source is None else batch.source
-        changed, media, marks = self.read(ids, batch.marks, seed)
+        changed, media, marks = self._read_segments(ids, batch.marks, seed)
         if media is None:
             return batch
         batch = batch._replace(ids=changed) if batch.source is None else batch._replace(source=changed)
@@ -218,6 +221,12 @@ class MediaStore:
         self, ids: Tensor, marks: Tensor | None = None, seed: Sequence[int] | None = None
     ) -> tuple[Tensor, MediaBatch | None, Tensor | None]:
         """Return ids [b, t] without references, the segments that they name, and marks of groups."""
+        ids, media, marks = self._read_segments(ids, marks, seed)
+        return ids, None if media is None else media.decode(), marks
+
+    def _read_segments(
+        self, ids: Tensor, marks: Tensor | None, seed: Sequence[int] | None
+    ) -> tuple[Tensor, MediaBatch | None, Tensor | None]:
         raw = ids.cpu().numpy()
         if raw.min(initial=0) >= 0:
             return ids, None, marks
@@ -259,12 +268,10 @@ class MediaStore:
         values = [self._values[number] for number in numbers]
         match kind:
             case "image":
-                stacked = np.stack(values)
+                fields = self._bytes(values)
                 if self.augment is not None and rng is not None:
-                    levels = self.augment.images(stacked, rng)
-                else:
-                    levels = torch.from_numpy(stacked).float()
-                return {"images": self._values_of(levels)}, self.places(numbers[0])
+                    fields |= self.augment.images(tuple(fields["images"].shape), rng)
+                return fields, self.places(numbers[0])
             case "audio":
                 assert self.spec.audio is not None
                 if self.augment is not None and rng is not None:
@@ -280,10 +287,14 @@ class MediaStore:
                 vectors = torch.from_numpy(np.stack(values).astype(np.float32))
                 return {"features": vectors}, self.spec.features.places
 
-    def _values_of(self, levels: Tensor) -> Tensor:
-        """Return the values that a model reads, from levels of 0 to 255 of the same shape [n, c, h, w]; in place."""
-        mean, deviation = (torch.tensor(x)[:, None, None] for x in (self.pictures.mean, self.pictures.deviation))
-        return levels.mul_(self.pictures.scale).sub_(mean).div_(deviation)
+    def _bytes(self, values: Sequence[np.ndarray]) -> dict[str, Tensor]:
+        """Return images as fields of `MediaBatch` that it can decode."""
+        images = torch.from_numpy(np.stack(values))
+        levels = [
+            torch.tensor(x).expand(images.shape[1])
+            for x in (self.pictures.scale, self.pictures.mean, self.pictures.deviation)
+        ]
+        return {"images": images, "levels": torch.stack(levels)[:, :, None, None]}
 
     def images(self, texts: Sequence[str]) -> Tensor:
         """Return the images that texts name, [n, c, h, w]: each is one path or reference."""
@@ -298,7 +309,9 @@ class MediaStore:
                 faults.append(Fault(f"text {i}", str(error)))
         if faults:
             raise ConfigError(faults)
-        return self._values_of(torch.from_numpy(np.stack(found)).float())
+        images = MediaBatch(**self._bytes(found)).decode().images
+        assert images is not None
+        return images
 
     def _marks(self, found: "_Found", marks: Tensor | None) -> Tensor | None:
         """Return marks that group the places of each segment whose places see each other."""

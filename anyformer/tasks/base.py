@@ -157,10 +157,10 @@ def bad_row_notes(rows: Rows) -> dict[str, Any]:
 
 def inputs_of(batch: Batch, packed: bool) -> tuple[Inputs, ...]:
     """Return a model's arguments for a batch whose rows are padded on the right, or packed: `model(*inputs)`."""
-    layout = _layout(batch, batch.segments, packed)
+    layout, media = _layout(batch, batch.segments, packed), None if batch.media is None else batch.media.decode()
     if batch.source is None:
-        return (Inputs(batch.ids, layout, batch.types, batch.spelled, batch.media),)
-    source = Inputs(batch.source, _layout(batch, batch.source_segments, packed), media=batch.media)
+        return (Inputs(batch.ids, layout, batch.types, batch.spelled, media),)
+    source = Inputs(batch.source, _layout(batch, batch.source_segments, packed), media=media)
     return source, Inputs(batch.ids, layout)
 
 
