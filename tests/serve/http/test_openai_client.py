@@ -5,7 +5,6 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -14,9 +13,6 @@ from anyformer.decoding.score import score
 from tests.serve.http.served import Server
 
 openai = pytest.importorskip("openai", reason="needs the package openai")
-
-
-LOGPROBS = find_spec("anyformer.serve.sampler") is not None
 
 
 @pytest.fixture
@@ -119,7 +115,6 @@ def test_errors(client: "openai.OpenAI") -> None:
         client.chat.completions.create(model="lm", messages=[{"role": "user", "content": "a"}])
 
 
-@pytest.mark.skipif(not LOGPROBS, reason="the engine has no log-probabilities yet")
 def test_log_likelihoods_are_those_of_score(client: "openai.OpenAI", server: Server) -> None:
     """`score` of a text is the sum of its echoed log-probabilities."""
     run = server.run("lm")
@@ -137,7 +132,6 @@ def test_log_likelihoods_are_those_of_score(client: "openai.OpenAI", server: Ser
         assert all(len(best) == 2 for best in logprobs.top_logprobs[1:])
 
 
-@pytest.mark.skipif(not LOGPROBS, reason="the engine has no log-probabilities yet")
 def test_logprobs_of_answers(client: "openai.OpenAI", server: Server) -> None:
     run = server.run("lm")
     found = client.completions.create(model="lm", prompt="the fox", max_tokens=9, temperature=0, logprobs=3).choices[0]
