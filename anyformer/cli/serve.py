@@ -31,7 +31,7 @@ def serve(
     max_streams: Annotated[int, typer.Option(min=1, help="Answers that are streamed; others get 429.")] = 256,
     max_prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of a prompt; others get 400.")] = None,
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Largest max_tokens of a request.")] = None,
-    max_body_bytes: Annotated[int, typer.Option(min=1, help="Bytes of a request; others get 413.")] = 2**22,
+    max_body_bytes: Annotated[int, typer.Option(min=1, help="Bytes of a request; others get 413.")] = 2**21,
     pages: Annotated[int | None, typer.Option(min=1, help="Pages of the KV cache; by default by free memory.")] = None,
     reproducible: Annotated[
         bool, typer.Option("--reproducible", help="Make results bit-equal for any other requests; slower.")

@@ -2,21 +2,35 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, model_validator
 
 MAX_INPUTS = 2048  # texts of a request
 MAX_CHOICES = 1000  # of a constraint
 MAX_PATTERN = 4096  # characters of a regular expression
 MAX_TOP = 20  # alternatives of a token
+MAX_KEYS = 1024  # of a table
 
+# Lists end at their first fault: a list of a million faults would take seconds to report.
 Id = Annotated[int, Field(ge=0, lt=2**31)]
-Ids = Annotated[list[Id], Field(min_length=1)]
-Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]
+Ids = Annotated[list[Id], Field(min_length=1, fail_fast=True)]
+Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
 Flag = StrictBool
+
+
+def _few(value: Any) -> Any:
+    """Refuse a table with many keys before each of them is checked."""
+    if isinstance(value, dict) and len(value) > MAX_KEYS:
+        raise ValueError(f"has {len(value):,} fields, and the limit is {MAX_KEYS:,}")
+    return value
 
 
 class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_fields(cls, value: Any) -> Any:
+        return _few(value)
 
 
 class ModelBody(Body):
@@ -53,9 +67,13 @@ ResponseFormat = Annotated[PlainText | JsonObject | JsonSchemaFormat, Field(disc
 class StructuredOutputs(Body):
     """What an answer must be; exactly one of the three."""
 
-    choice: Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)] | None = None
+    choice: Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)] | None = None
     regex: Annotated[str, Field(max_length=MAX_PATTERN)] | None = None
     json_: dict[str, Any] | None = Field(None, alias="json", description="A JSON schema.")
+
+
+BiasId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+BiasValue = Annotated[float, Field(ge=-100, le=100)]
 
 
 class GenerationBody(ModelBody):
@@ -69,11 +87,11 @@ class GenerationBody(ModelBody):
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     repetition_penalty: float = Field(1.0, gt=0, le=10)
-    logit_bias: (
-        dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None
-    ) = Field(None, max_length=1024, description="Values added to logits, by token id.")
+    logit_bias: Annotated[dict[BiasId, BiasValue] | None, BeforeValidator(_few)] = Field(
+        None, max_length=MAX_KEYS, description="Values added to logits, by token id."
+    )
     seed: int | None = Field(None, ge=-(2**63), lt=2**63, description="Choice i of a prompt has the seed + i.")
-    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
+    stop: str | Annotated[list[str], Field(max_length=16, fail_fast=True)] | None = None
     ignore_eos: Flag = Field(False, description="Write max_tokens tokens, whatever they are.")
     stream: Flag = False
     stream_options: StreamOptions | None = None
@@ -82,7 +100,7 @@ class GenerationBody(ModelBody):
 
 
 class CompletionBody(GenerationBody):
-    prompt: str | Texts | Ids | Annotated[list[Ids], Field(min_length=1, max_length=MAX_INPUTS)]
+    prompt: str | Texts | Ids | Annotated[list[Ids], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
     max_tokens: int | None = Field(None, ge=0, lt=2**31, description="16 if not given.")
     echo: Flag = False
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP)
@@ -95,11 +113,11 @@ class TextPart(Body):
 
 class Message(Body):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
 
 
 class ChatBody(GenerationBody):
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_INPUTS)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
     max_tokens: int | None = Field(None, ge=1, lt=2**31)
     max_completion_tokens: int | None = Field(None, ge=1, lt=2**31, description="The newer name of max_tokens.")
     logprobs: Flag = False
@@ -123,7 +141,7 @@ class TranslateBody(InputBody):
 
 
 class TagBody(ModelBody):
-    input: str | Texts | Annotated[list[Texts], Field(min_length=1, max_length=MAX_INPUTS)] = Field(
+    input: str | Texts | Annotated[list[Texts], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)] = Field(
         description="Texts, or lists of words."
     )
 
@@ -152,4 +170,4 @@ class TokenizeBody(ModelBody):
 
 
 class DetokenizeBody(ModelBody):
-    tokens: list[Id]
+    tokens: Annotated[list[Id], Field(fail_fast=True)]

@@ -6,7 +6,7 @@ from anyformer.config.spec import Positive, Size, Spec
 class HttpLimits(Spec):  # type: ignore[metaclass]  # derives from type(BaseModel), which mypy cannot follow
     """Limits on what one request, or all at once, may take."""
 
-    body: Size = 2**22  # bytes of a request
+    body: Size = 2**21  # bytes of a request
     requests: Size = 1024  # requests that are being answered
     streams: Size = 256  # answers that are being streamed
     texts: Size = 256  # texts or prompts of a request, times `n`

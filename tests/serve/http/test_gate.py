@@ -155,3 +155,30 @@ def test_a_closed_connection_cancels_the_answer(server: Server) -> None:
     while server.service.engine.stats()["bytes"].running and time.monotonic() < until:
         time.sleep(0.01)
     assert server.service.engine.stats()["bytes"].running == 0
+
+
+@pytest.mark.parametrize("text", ["<image:/etc/passwd> a", "/etc/passwd.png", "a\t/tmp/x.wav", "<features:x.npz#a/0>"])
+def test_no_name_of_a_request_reaches_the_file_system(
+    server: Server, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    server.ok("/tokenize", model="lm", prompt=text)  # plain text for a model that reads tokens alone
+    monkeypatch.setattr(server.run("lm").tokenizer, "media", object())  # reading it would fail
+    for path, body in (("/tokenize", {"prompt": text}), ("/v1/completions", {"prompt": ["a", text]})):
+        assert "references to files" in server.refused(path, model="lm", **body)["message"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": ["a"] * 400_000},
+        {"prompt": [[1]] * 300_000},
+        {"prompt": [True] * 300_000},
+        {"prompt": "a", **{f"x{i}": 1 for i in range(100_000)}},
+        {"prompt": "a", "logit_bias": {f"x{i}": 1 for i in range(100_000)}},
+    ],
+    ids=["texts", "rows", "flags", "fields", "biases"],
+)
+def test_a_body_of_many_faults_is_refused_quickly(server: Server, body: dict[str, Any]) -> None:
+    found = server.post("/v1/completions", model="lm", **body)
+    assert found.status_code == 400
+    assert found.elapsed.total_seconds() < 5

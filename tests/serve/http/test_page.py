@@ -67,6 +67,10 @@ def test_a_completion_is_streamed(page: Any, server: Server) -> None:
     page.click("button.go")
     page.wait_for_selector("#status.done")
     assert page.text_content("#out") == server.run("lm").generate(["the fox"], max_new_tokens=12)[0]
+    assert page.locator("#out .token").count() == 12
+    page.hover("#out .token >> nth=1")
+    assert page.locator("#tip tr").count() == 5
+    assert "%" in page.inner_text("#tip")
 
 
 def test_a_conversation(page: Any) -> None:
