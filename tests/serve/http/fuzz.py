@@ -25,7 +25,7 @@ def fuzz(requests: int, seed: int, workers: int = 2) -> int:
     with tempfile.TemporaryDirectory() as folder, started(*written(Path(folder), NAMES)) as (process, address):
         operations = sum(map(len, httpx.get(f"{address}/openapi.json").json()["paths"].values()))
         while sent < requests:
-            examples = max(1, min(200, (requests - sent) // operations + 1))
+            examples = max(1, min(50, (requests - sent) // operations + 1))
             phases = "fuzzing" if sent or requests < COVERAGE else "coverage,fuzzing"
             options = ["--max-examples", examples, "--seed", seed, "--workers", workers, "--phases", phases]
             command = [sys.executable, "-m", "schemathesis.cli", "run", f"{address}/openapi.json", *map(str, options)]

@@ -1,16 +1,13 @@
 """A server with tiny runs of every shape, in a thread of the test's process."""
 
 import asyncio
-import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import uvicorn
 
 from anyformer.data.tokenizer import train_tokenizer
@@ -31,40 +28,6 @@ BYTES = train_tokenizer(Bytes(), [])
 made.RUNS.setdefault("bytes", (LanguageModel(), made.decoder(made.stack()), BYTES))
 made.RUNS.setdefault("chat", (LanguageModel(), made.decoder(made.stack()), BYTES.with_chat({"default": TEMPLATE})))
 NAMES = ("chat", "lm", "bytes", "pair", "cells", "embed", "classify", "entail", "several", "regress", "tag", "mlm")
-
-
-KINDS = {"embed": "embed", "classify": "classify", "entail": "classify", "several": "classify", "tag": "tag"}
-KINDS |= {"regress": "number", "mlm": "fill_mask"}
-
-
-class EncodingEngine(Engine):
-    """The engine, with encoders that read one text after the other by their tasks."""
-
-    def __init__(self, runs: Mapping[str, Run], limits: Limits | None = None):
-        super().__init__(runs, limits)
-        for name, kind in KINDS.items():
-            if name in self.models:
-                self.models[name] = replace(self.models[name], kinds=(kind,))
-
-    async def encode(self, kind: str, texts: list[str], model: str | None = None, **options: Any) -> list[Any]:
-        run = self.models[model or ""].run
-        assert run is not None
-        return [self._item(kind, run, text, **options) for text in texts]
-
-    def _item(self, kind: str, run: Run, text: str, k: int = 5) -> Any:
-        match kind:
-            case "embed":
-                return np.array(json.loads(run.predict([text])[0]), dtype=np.float32)
-            case "number":
-                return float(run.predict([text])[0])
-            case "tag":
-                words = text.split("\t" if "\t" in text else " ")
-                return list(zip(words, run.predict([text])[0].split(), [None] * len(words), strict=True))
-            case "classify":
-                best = run.predict([text])[0]
-                return [(label, 0.9 if label in best.split(",") else 0.1) for label in run.spec.labels]
-            case _:
-                return [[(one.id, one.token, one.probability) for one in run.alternatives(text, k)]]
 
 
 class Server:
@@ -103,7 +66,7 @@ def serving(
 ) -> Iterator[Server]:
     """Serve some runs on a free port."""
     runs = {name: made.made(name, Path("nowhere")) for name in names}
-    service = Service(EncodingEngine(runs, engine), limits, **options)
+    service = Service(Engine(runs, engine), limits, **options)
     listening = bind("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(make_app(service), log_level="warning", ws="none"))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])))
