@@ -23,6 +23,7 @@ from anyformer.serve.sequence import Sequence
 from anyformer.serve.stats import Stats
 
 NOT_FINITE = "the model's logits are not finite"
+REPRODUCIBLE_TOKENS = 4096  # of prompt and answer in a reproducible engine without limits of its own
 SCORED_ROWS = 64  # prompt tokens whose logits are in memory at once
 
 
@@ -39,9 +40,9 @@ class PagedServer:
         own, across = count_pages(body, limits)
         self.pages, self.source_pages = Pages(own, limits.page_size), Pages(across, limits.page_size)
         self.pool = new_pool(body, (own, across), limits.page_size, limits.int8)
-        limit = min((end for end, _ in body.decoder.ends), default=self.pages.total * limits.page_size)
-        widest = min(limit // limits.page_size + 2, own), max(across, 1)
-        self.runner = Runner(self.pool, limits, self.device, widest)
+        self.longest = _longest(body, limits, self.pages.total * limits.page_size)
+        widest = [self.longest[0] // limits.page_size + 1, count_pages_for(self.longest[1], limits.page_size)]
+        self.runner = Runner(self.pool, limits, self.device, (widest[0], max(widest[1], 1)))
         self.waiting: deque[Sequence] = deque()
         self.prefilling: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -54,9 +55,11 @@ class PagedServer:
     def check(self, generation: Generation) -> None:
         """Raise `TooLong` if a request would not fit into an empty pool."""
         read, size, strategy = len(generation.ids), self.pages.size, generation.strategy
-        rows = strategy.beams if isinstance(strategy, Beam) else 1
-        needed = rows * count_pages_for((1 if self.start is not None else read) + generation.max_new_tokens, size)
-        across = count_pages_for(read, size) if self.start is not None else 0
+        pair, rows = self.start is not None, strategy.beams if isinstance(strategy, Beam) else 1
+        tokens = (1 if pair else read) + generation.max_new_tokens
+        if tokens > self.longest[0] or (pair and read > self.longest[1]):
+            raise TooLong(f"{tokens} tokens of prompt and answer: a reproducible engine has {self.longest[0]} at most")
+        needed, across = rows * count_pages_for(tokens, size), count_pages_for(read, size) if pair else 0
         for count, total in ((needed, self.pages.total), (across, self.source_pages.total)):
             if count > total:
                 raise TooLong(f"the request needs {count} pages of the KV cache, which has {total}")
@@ -168,7 +171,7 @@ class PagedServer:
         """Give each running request a page for its next token, the oldest first; return those that have one."""
         ready: list[Sequence] = []
         for sequence in sorted(self.running, key=lambda s: s.order):
-            if sequence not in self.running:  # preempted for an older one
+            if not sequence.tables:  # preempted for an older one
                 continue
             while not self._extend(sequence):
                 newest = max((*self.prefilling, *self.running), key=lambda s: s.order)
@@ -308,6 +311,14 @@ class PagedServer:
         full = tokens // self.pages.size
         keys = [key for key, _ in zip(sequence.keys(self.pages.size), range(full), strict=False)]
         self.pages.remember(sequence.tables[0][:full], keys)
+
+
+def _longest(body: Transformer, limits: Limits, pool: int) -> tuple[int, int]:
+    """Return the most tokens that a row of the decoder and a source may have; fixed shapes are of this size."""
+    if not limits.reproducible:
+        return pool, pool
+    prompt, new = (limit or REPRODUCIBLE_TOKENS // 2 for limit in (limits.max_prompt, limits.max_new_tokens))
+    return (1 + new if body.encoder else prompt + new), prompt
 
 
 def _row(sequence: Sequence, table: list[int], new: list[int]) -> Row:

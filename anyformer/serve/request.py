@@ -28,7 +28,8 @@ class Limits(Spec):  # type: ignore[metaclass]  # derives from type(BaseModel), 
     max_beams: Size = 16
     encode_tokens: Size = 8192  # of a batch of texts that are encoded together
     reuse: Flag = True  # skip the beginning of a prompt that earlier requests have read
-    reproducible: Flag = False  # same tensor shapes in every call: results are bit-equal for any other requests
+    # same tensor shapes in every call, by max_rows, max_prompt and max_new_tokens: bit-equal for any other requests
+    reproducible: Flag = False
     int8: Flag = False  # store keys and values as 8-bit integers
 
 
