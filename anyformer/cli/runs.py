@@ -78,7 +78,22 @@ def train_(
 
         with _errors_as_lines():
             run = train(recipe, out, changes or (), resume=resume, allow_changed_data=allow_changed_data)
-        print_once(f"trained: {run.folder}\n" + _next_commands(run))
+        longer = _longer_command(run, recipe, changes or [], out)
+        print_once(f"trained: {run.folder}\n" + _next_commands(run) + longer)
+
+
+def _longer_command(run: "Run", recipe: str, changes: list[str], out: Path | None) -> str:
+    """Return a line with the command that trains twice as long, if the run was still improving; else nothing."""
+    from anyformer.config import io
+    from anyformer.recipe import Recipe
+    from anyformer.training.log import is_improving
+
+    train = io.load(Recipe, run.folder / "recipe.toml").train
+    if not is_improving(run.folder, train.best):
+        return ""
+    kept = [change for change in changes if not change.startswith("train.steps=")]
+    words = [recipe, *kept, f"train.steps={2 * train.steps}", *(["--out", str(out)] if out else []), "--resume"]
+    return f"\nlonger:  anyformer train {shlex.join(words)}   (validation {train.best} was still improving)"
 
 
 def _next_commands(run: "Run") -> str:
@@ -198,6 +213,10 @@ def predict_(
             "each."
         ),
     ] = None,
+    scores: Annotated[
+        bool,
+        typer.Option("--scores", help="For classes: print label, probability and text of each line, with tabs."),
+    ] = False,
     *,
     how: dict[str, Any],
 ) -> None:
@@ -227,6 +246,10 @@ def predict_(
             if loaded.spec.kind != "embed":
                 raise ConfigError([Fault("--label", f"is for runs of the task embed, not {loaded.spec.kind}")])
             how["labels"] = label
+        if scores:
+            if loaded.spec.kind != "classify":
+                raise ConfigError([Fault("--scores", f"is for runs of the task classify, not {loaded.spec.kind}")])
+            how["scores"] = True
         with counting(len(lines) + len(label or ()), "texts") as progress:
             if found := unknown(loaded, lines):
                 shown = ", ".join(map(str, found[:5])) + (", ..." if len(found) > 5 else "")
@@ -235,6 +258,8 @@ def predict_(
                 answers = loaded.predict(lines, progress=progress, **how)
             except FloatingPointError as error:  # with the predictions for the other lines
                 failed, answers = str(error), [answer or "" for answer in getattr(error, "answers", ())]
+    if scores:
+        answers = [f"{answer}\t{line}" for answer, line in zip(answers, lines, strict=True)]
     said = "".join(f"{answer}\n" for answer in answers)
     if out is None:
         typer.echo(said, nl=False)

@@ -10,9 +10,11 @@ from anyformer.config import ConfigError, Fault
 from anyformer.config.spec import MAX_WORD as MAX_LABEL, did_you_mean, shorten
 from anyformer.conventions import IGNORE
 from anyformer.data.tokenizer import TextTokenizer
+from anyformer.nn.model import Transformer
 from anyformer.recipe import Classify
+from anyformer.tasks.base import Progress
 from anyformer.tasks.metrics import f1
-from anyformer.tasks.sequence_level import SequenceLevelTask
+from anyformer.tasks.sequence_level import SequenceLevelTask, refuse_decoding_options
 
 
 class Classifying(SequenceLevelTask):
@@ -42,6 +44,30 @@ class Classifying(SequenceLevelTask):
         if self.spec.separator is None:
             return self.spec.labels[int(logits.argmax())]
         return self.spec.separator.join(self.spec.labels[i] for i in (logits > 0).nonzero()[:, 0].tolist())
+
+    def predict(
+        self,
+        model: Transformer,
+        texts: Sequence[str],
+        *,
+        progress: Progress | None = None,
+        scores: bool = False,
+        **options: Any,
+    ) -> list[str]:
+        """Return the label of each text; with `scores`, a tab and its probability follow."""
+        if not scores:
+            return super().predict(model, texts, progress=progress, **options)
+        refuse_decoding_options(options)
+        out = ["\t"] * len(texts)
+        for i, logits in self._outputs(model, texts, progress):
+            out[i] = f"{self.format_prediction(logits)}\t{self._format_scores(logits)}"
+        return out
+
+    def _format_scores(self, logits: Tensor) -> str:
+        """Return the probability of the label; with a `separator`, those of all predicted labels."""
+        if self.spec.separator is None:
+            return f"{float(logits.softmax(-1).max()):.4f}"
+        return self.spec.separator.join(f"{p:.4f}" for p in logits[logits > 0].sigmoid().tolist())
 
     def format_label(self, label: Tensor) -> str:
         return self.spec.labels[int(label)] if self.spec.separator is None else self.format_prediction(label)

@@ -6,6 +6,8 @@ Where the package tensorboard is installed, the metrics also go to the folder `t
 import json
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -15,12 +17,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from anyformer.atomic_folder import must_be_file, writing
 from anyformer.config import ConfigError, Fault
+from anyformer.recipe import LOWER_IS_BETTER
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-SPEED_WINDOW = 50  # steps over which speed is measured
+SPEED_SECONDS = 10  # time over which speed is measured
 SECONDS_BETWEEN_LINES = 5  # where there is no terminal
+CLEAR_GAIN = 0.02  # relative improvement of a metric in the last quarter of training
 
 
 class Log:
@@ -32,9 +36,9 @@ class Log:
         """`at_peak`: tokens per second at an MFU of 1, if it is known."""
         self.folder, self.path = folder, folder / "metrics.jsonl"
         self.steps, self.first, self.console, self.every, self.at_peak = steps, start, console, every, at_peak
-        self.began = self.shown = time.perf_counter()
-        self.recent: deque[tuple[float, int]] = deque([(self.began, 0)], maxlen=SPEED_WINDOW)  # time, and tokens so far
-        self.tokens = 0
+        self.shown = time.perf_counter()
+        self.recent = deque([(self.shown, start, 0)])  # time, step, and tokens so far
+        self.tokens, self.evaluation_seconds = 0, 0.0
         self.board: SummaryWriter | None = None
         self.bar = Progress(
             TextColumn("[bold]training"),
@@ -44,6 +48,7 @@ class Log:
             TimeRemainingColumn(),
             console=console,
             disable=not console.is_terminal,
+            speed_estimate_period=SPEED_SECONDS,
         )
         self.task = self.bar.add_task("", total=steps, completed=start, note="")
 
@@ -80,8 +85,10 @@ class Log:
         """Log a step: on the bar, and every `every` steps in metrics.jsonl."""
         now = time.perf_counter()
         self.tokens += tokens
-        since, before = self.recent[0]
-        self.recent.append((now, self.tokens))
+        self.recent.append((now, step, self.tokens))
+        while len(self.recent) > 2 and now - self.recent[1][0] > SPEED_SECONDS:
+            self.recent.popleft()
+        since, first, before = self.recent[0]
         rate = (self.tokens - before) / (now - since)
         share = None if self.at_peak is None else rate / self.at_peak
         speed = f"{rate:,.0f} tokens/s" + ("" if share is None else f", {share:.1%} of the peak")
@@ -91,15 +98,25 @@ class Log:
             self.write(step, loss=loss, lr=lr, grad_norm=norm, tokens_per_second=round(rate), **utilisation)
         if not self.console.is_terminal and (now - self.shown > SECONDS_BETWEEN_LINES or step == self.steps):
             self.shown = now
-            left = (self.steps - step) * (now - self.began) / max(1, step - self.first)
+            left = (self.steps - step) * (now - since) / (step - first)
             self.print(f"step {step}/{self.steps}  loss {loss:.3f}  {speed}  {left:.0f} s left")
+
+    @contextmanager
+    def evaluating(self, step: int) -> Iterator[None]:
+        """Show that an evaluation runs, as a line if it is the last one or takes long, and leave its time out."""
+        began = time.perf_counter()
+        self.bar.update(self.task, note="evaluating …")
+        long = self.evaluation_seconds > SECONDS_BETWEEN_LINES
+        if not self.console.is_terminal and (long or step == self.steps):
+            self.print(f"step {step}/{self.steps}  evaluating …")
+        yield
+        now = time.perf_counter()
+        self.evaluation_seconds = now - began
+        self.recent = deque([(now, step, self.tokens)])
 
     def evaluation(self, step: int, name: str, values: dict[str, float]) -> None:
         self.write(step, **{f"{name}_{key}": value for key, value in values.items()})
         self.print(f"step {step}  {name}: " + "  ".join(f"{key} {value:.4g}" for key, value in values.items()))
-        self.recent = deque(
-            [(time.perf_counter(), self.tokens)], maxlen=SPEED_WINDOW
-        )  # without the time of the evaluation
 
     def print(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -125,6 +142,10 @@ class SilentLog(Log):
 
     def step(self, step: int, loss: float, lr: float, norm: float, tokens: int) -> None:
         pass
+
+    @contextmanager
+    def evaluating(self, step: int) -> Iterator[None]:
+        yield
 
     def evaluation(self, step: int, name: str, values: dict[str, float]) -> None:
         pass
@@ -161,6 +182,16 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
             raise ConfigError([Fault(f"{path}:{number}", what)]) from None
         rows.append(row)
     return rows
+
+
+def is_improving(folder: Path, metric: str) -> bool:
+    """Return whether a finished run would gain from more steps: its validation metric improved clearly to the end."""
+    points = [(row["step"], row[key]) for row in read_metrics(folder) if (key := f"valid_{metric}") in row]
+    values = [-value if metric in LOWER_IS_BETTER else value for _, value in points]
+    earlier = [value for (step, _), value in zip(points, values, strict=True) if step <= 0.75 * points[-1][0]]
+    if not earlier or values[-1] < max(values):
+        return False
+    return values[-1] - max(earlier) > CLEAR_GAIN * abs(max(earlier))
 
 
 def draw_curve(folder: Path) -> Path | None:

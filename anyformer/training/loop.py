@@ -154,7 +154,8 @@ def _validate(job: Job, log: Log) -> None:
     """Evaluate on the validation data, and note whether this is the best step."""
     state = job.state
     assert job.valid is not None
-    metrics = evaluate(job, job.valid)
+    with log.evaluating(state.step):
+        metrics = evaluate(job, job.valid)
     log.evaluation(state.step, "valid", metrics.values)
     metric = job.recipe.train.best
     value = metrics.values[metric] if metric in LOWER_IS_BETTER else -metrics.values[metric]

@@ -19,7 +19,7 @@ from anyformer.data.loader import Cursor
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.recipe import Classify, Regress, Words
-from anyformer.run import Run, load
+from anyformer.run import Run, load, write_folder, write_model
 from anyformer.tasks import sequence_level as row_tasks
 from anyformer.tasks.classify import Classifying
 from anyformer.tasks.metrics import f1, pearson, spearman
@@ -27,6 +27,7 @@ from anyformer.tasks.regress import Regressing, scaled
 from anyformer.tasks.sequence_level import Frame, SequenceLevelTask
 from anyformer.training.loop import fit
 from anyformer.training.train import evaluate
+from tests.test_cli import done, refused
 from tests.training.small import PADDED, distances, labelled, make, parities, run
 
 TAGS = [(text, f"{label}, long" if len(text) > 5 else label if label == "odd" else "") for text, label in parities()]
@@ -82,6 +83,29 @@ def logits_of(run: Run, rows: Rows) -> Tensor:
         types = None if piece.types is None else torch.tensor([list(piece.types)])
         found.append(run.model(torch.tensor([list(piece.ids)]), types=types)[0])
     return torch.stack(found)
+
+
+def test_probabilities_of_labels(trained: tuple[Run, Rows], tmp_path: Path) -> None:
+    run, rows = trained
+    texts = texts_of(rows)[:3]
+    lines = "".join(f"{text}\n" for text in (*texts, ""))
+    (tmp_path / "in.txt").write_text(lines, encoding="utf-8")
+    write_folder(
+        folder := tmp_path / "run", lambda to: write_model(to, run.model.state_dict(), run.config, run.spec, run.task)
+    )
+    if not isinstance(run.spec, Classify):
+        (line,) = refused("predict", folder, tmp_path / "in.txt", "--scores")
+        assert line == "--scores: is for runs of the task classify, not regress"
+        return
+    shown = done("predict", folder, tmp_path / "in.txt", "--scores").split("\n")
+    assert [line.split("\t", 2)[0] for line in shown[:3]] == run.predict(texts)
+    assert [line.split("\t", 2)[2] for line in shown[:3]] == texts
+    assert shown[3:] == ["\t\t", ""]
+    logits = logits_of(run, rows)[:3]
+    for line, row in zip(shown, logits, strict=False):
+        found = [float(p) for p in line.split("\t")[1].split(",") if p]
+        expected = row.softmax(-1).max()[None] if run.spec.separator is None else row.sigmoid()[row > 0]
+        assert torch.tensor(found).tolist() == pytest.approx(expected.tolist(), abs=1e-3)
 
 
 # -- what is read -----------------------------------------------------------------------------------------------------

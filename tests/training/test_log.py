@@ -16,7 +16,7 @@ from anyformer.data.batch import Batch
 from anyformer.hardware import PEAKS, peak_flops, stated_flops
 from anyformer.inspection.count import count
 from anyformer.training import log as module
-from anyformer.training.log import Log
+from anyformer.training.log import Log, is_improving
 from anyformer.training.loop import fit
 from anyformer.training.utilisation import flops_per_token, peak_tokens_per_second
 from tests.training.small import make, model, pairs, quiet, said
@@ -52,8 +52,8 @@ def test_speed_is_that_of_the_last_steps(tmp_path: Path, clock: Clock) -> None:
         for step in range(2, 101):
             clock.now += 1
             log.step(step, 1.0, 0.1, 1.0, 50)
-        clock.now += 1000
-        log.evaluation(100, "valid", {"loss": 1.0})
+        with log.evaluating(100):
+            clock.now += 1000
         clock.now += 2
         log.step(101, 1.0, 0.1, 1.0, 50)
     speeds = [row["tokens_per_second"] for row in rows(tmp_path) if "tokens_per_second" in row]
@@ -61,6 +61,46 @@ def test_speed_is_that_of_the_last_steps(tmp_path: Path, clock: Clock) -> None:
     assert speeds[99] == 50
     assert speeds[100] == 25  # an evaluation is no training
     assert not (tmp_path / "tensorboard").exists()
+
+
+def test_the_rest_of_the_time_is_that_of_the_last_seconds(tmp_path: Path, clock: Clock) -> None:
+    with Log(tmp_path, 1000, 0, console := quiet(), 1000) as log:
+        for step in range(1, 101):
+            clock.now += 10 if step <= 50 else 1  # another program ends
+            log.step(step, 1.0, 0.1, 1.0, 50)
+    assert said(console).splitlines()[-1].endswith("50 tokens/s  902 s left")
+
+
+def test_the_last_evaluation_is_announced(tmp_path: Path, clock: Clock) -> None:
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=200)
+    for console, expected in ((terminal, 2), (quiet(), 1)):  # a short one only on the bar
+        with Log(tmp_path, 2, 0, console, 1) as log:
+            for step in (1, 2):
+                clock.now += 1
+                log.step(step, 1.0, 0.1, 1.0, 50)
+                with log.evaluating(step):
+                    log.bar.refresh()
+        assert said(console).count("evaluating …") >= expected
+    assert said(console).splitlines()[-1] == "step 2/2  evaluating …"
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "expected"),
+    [
+        ("loss", [4.4, 3.8, 3.7], True),
+        ("bleu", [3.5, 10.5, 11.4], True),
+        ("loss", [2.0, 1.0, 0.999], False),  # hardly
+        ("loss", [2.0, 1.0, 1.1], False),  # worse
+        ("accuracy", [0.98, 0.99, 0.99], False),
+        ("loss", [4.4], False),  # nothing to compare it with
+        ("loss", [], False),
+    ],
+)
+def test_a_run_that_still_improves(tmp_path: Path, metric: str, values: list[float], expected: bool) -> None:
+    with Log(tmp_path, 300, 0, quiet(), 1) as log:
+        for step, value in zip((100, 200, 300), values, strict=False):
+            log.evaluation(step, "valid", {metric: value})
+    assert is_improving(tmp_path, metric) is expected
 
 
 def test_the_share_of_the_peak(tmp_path: Path, clock: Clock) -> None:
