@@ -63,7 +63,11 @@ def new_(
     lora: Annotated[bool, typer.Option("--lora", help="With --from: train LoRA adapters, not all weights.")] = False,
     minutes: Annotated[
         float | None,
-        typer.Option(min=0.01, help="Longest time of the training here. Default: 5, or as long as it takes to learn."),
+        typer.Option(
+            min=0.01,
+            help="Time of the training, if this machine stays as fast as now; it sets the number of steps. "
+            "Default: 5, or as long as it takes to learn.",
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The recipe. Default: the name of the data with .toml.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the recipe if it exists.")] = False,
@@ -75,7 +79,7 @@ def new_(
     import torch
 
     from anyformer.config.spec import ConfigError, Fault, close_file, visible
-    from anyformer.new.budget import TRIAL_STEPS, measure, over_minutes, steps_within
+    from anyformer.new.budget import TRIAL_STEPS, measure, minutes_note, steps_within
     from anyformer.new.draft import Request, draft, task_kind
 
     paths = [*(data or ()), *(more or ())]
@@ -111,11 +115,12 @@ def new_(
         torch.cuda.is_available(),
     )
     made = draft(request)
+    typer.echo("building tokenizer and model, and timing a few steps", err=True)
     measured = measure(made.text(TRIAL_STEPS))
     steps, reason = steps_within(measured, minutes, made.facts)
     out.write_text(made.text(steps, reason), encoding="utf-8")
     _report(made, measured, steps, out)
-    if note := over_minutes(measured, minutes, steps):
+    if note := minutes_note(measured, minutes, steps, made.facts):
         typer.echo(f"note       {note}")
 
 

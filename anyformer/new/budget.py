@@ -30,7 +30,7 @@ def steps_within(measured: Plan, minutes: float | None, facts: Facts) -> tuple[i
     They take the given minutes; without these, 5 minutes, or longer if a model would not learn in that time. They are
     never more than the epochs of the task.
     """
-    most = facts.epochs * measured.recipe.train.steps / measured.epochs
+    most = _steps_of_epochs(measured, facts)
     affordable = 60 * (minutes or DEFAULT_MINUTES) / measured.seconds
     needed = MIN_STEPS if minutes else MIN_LEARNING_STEPS[facts.first is not None]
     steps = max(MIN_STEPS, min(most, max(affordable, needed)))
@@ -46,9 +46,19 @@ def steps_within(measured: Plan, minutes: float | None, facts: Facts) -> tuple[i
     return int(steps // unit * unit), reason
 
 
-def over_minutes(measured: Plan, minutes: float | None, steps: int) -> str | None:
-    """Return a sentence if even the fewest steps take longer than the minutes that a user gave."""
-    if minutes is None or steps > MIN_STEPS or steps * measured.seconds <= 60 * minutes:
+def _steps_of_epochs(measured: Plan, facts: Facts) -> float:
+    return facts.epochs * measured.recipe.train.steps / measured.epochs
+
+
+def minutes_note(measured: Plan, minutes: float | None, steps: int, facts: Facts) -> str | None:
+    """Return a sentence if the minutes that a user gave are too few to learn, or fewer than any training takes."""
+    if minutes is None:
         return None
-    what = f"{steps} steps, the fewest that make sense, take {duration(steps * measured.seconds)}"
-    return f"--minutes {minutes:g} cannot be kept: {what}; smaller batches.tokens or model.width are faster"
+    if steps <= MIN_STEPS and steps * measured.seconds > 60 * minutes:
+        what = f"{steps} steps, the fewest that make sense, take {duration(steps * measured.seconds)}"
+        return f"--minutes {minutes:g} cannot be kept: {what}; smaller batches.tokens or model.width are faster"
+    needed = MIN_LEARNING_STEPS[facts.first is not None]
+    if steps >= min(needed, 0.9 * _steps_of_epochs(measured, facts)):  # 0.9: steps are rounded down
+        return None
+    enough = f"{needed:,} need about {duration(needed * measured.seconds)}"
+    return f"{steps:,} steps are too few to learn well; expect poor results; {enough}: --minutes sets the time"

@@ -144,6 +144,8 @@ def _single(
             raise ConfigError([Fault(path, what)])
     chosen = choose_columns(one, roles, given, numeric=numeric)
     reasons += [(role, f"column '{column.name}'", column.why) for role, column in _in_order(chosen, roles)]
+    if ignored := [name for name in one.columns if name not in {column.name for column in chosen.values()}]:
+        reasons.append(("ignored", ", ".join(f"'{name}'" for name in ignored), "columns that the task does not read"))
     form = None if suffix_of(path) == one.format else one.format
     columns: Any = {role: column.name for role, column in chosen.items()}
     source = TableFile(path=path, format=form, header=one.header, encoding=one.encoding, **columns)

@@ -11,7 +11,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from anyformer.new.budget import MIN_LEARNING_STEPS, MIN_STEPS, over_minutes, steps_within
+from anyformer.new.budget import MIN_LEARNING_STEPS, MIN_STEPS, minutes_note, steps_within
 from anyformer.new.draft import TASKS
 from anyformer.recipes import read_recipe
 from anyformer.training import plan
@@ -324,10 +324,30 @@ def test_steps_suffice_to_learn_unless_minutes_are_given() -> None:
     assert steps_within(measured, None, tuned)[0] == MIN_LEARNING_STEPS[True]
     assert steps_within(measured, 20.0, scratch) == (120, "at most 20 minutes here")
     assert steps_within(measured, 0.1, scratch) == (MIN_STEPS, "no fewer make sense")
-    told = over_minutes(measured, 0.1, MIN_STEPS)
+    told = minutes_note(measured, 0.1, MIN_STEPS, scratch)
     assert told is not None
     assert told.startswith("--minutes 0.1 cannot be kept: ")
     assert f"{MIN_STEPS} steps, the fewest that make sense, take 8.3 min; " in told
-    assert over_minutes(measured, 20.0, 120) is over_minutes(measured, None, 1500) is None
     measured.seconds = 0.001
     assert steps_within(measured, None, scratch) == (40_000, "40 epochs")
+
+
+def test_too_few_minutes_are_noted() -> None:
+    measured = Mock(seconds=1.0, epochs=1.0)
+    measured.recipe.train.steps = 1000
+    scratch, tuned = Mock(epochs=40, first=None), Mock(epochs=4, first=("run", None))
+    assert minutes_note(measured, 10.0, 600, scratch) == (
+        "600 steps are too few to learn well; expect poor results; 1,500 need about 25 min: --minutes sets the time"
+    )
+    assert minutes_note(measured, None, 600, scratch) is minutes_note(measured, 10.0, 600, tuned) is None
+    measured.epochs = 70.0
+    assert minutes_note(measured, 60.0, 570, scratch) is None  # all 40 epochs
+
+
+def test_columns_that_are_not_read_are_named() -> None:
+    write_tsv(Path("reviews.tsv"), rows("en"), "utf-8")
+    assert "ignored    'other note'" in new("classify", "--data", "reviews.tsv", "--text", "opinion")
+    columns = ("--source", "opinion", "--target", "other note")
+    assert "ignored    'verdict'" in new("translate", "--data", "reviews.tsv", *columns, "--force")
+    write_csv(Path("two.csv"), rows("en"), "utf-8")
+    assert "ignored" not in new("classify", "--data", "two.csv")
