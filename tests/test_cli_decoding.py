@@ -91,6 +91,17 @@ def test_the_best_answers_with_their_scores(folder: Path) -> None:
         assert text == one.text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
 
 
+@pytest.mark.parametrize("way", [{}, {"lookup": 2}])
+def test_an_answer_that_is_cut_off_is_noted(folder: Path, way: dict[str, Any]) -> None:
+    cut = invoke("generate", folder, "--prompt", "dog", "--max-new-tokens", "3", *flags(way))
+    assert cut.stderr == "stopped at the limit of 3 tokens: --max-new-tokens sets it\n"
+    stopped = invoke("generate", folder, "--prompt", "dog", "--max-new-tokens", "1", "--stop", cut.stdout[:1])
+    assert (stopped.stdout, stopped.stderr) == ("\n", "")
+    limits = list[int]()
+    assert "".join(af.load(folder).stream("dog", max_new_tokens=3, at_limit=limits.append)) + "\n" == cut.stdout
+    assert limits == [3]
+
+
 def test_fewer_bits_and_a_draft(folder: Path, tmp_path: Path) -> None:
     plain = done("generate", folder, "--prompt", "dog")
     assert done("generate", folder, "--prompt", "dog", "--draft", folder) == plain

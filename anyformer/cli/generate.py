@@ -43,20 +43,23 @@ def generate_(
             raise ConfigError([Fault("--prompt", "is blank: type a text")])
         if unknown(loaded, [prompt]):
             typer.echo(f"--prompt: {UNKNOWN.replace('have', 'has', 1)}", err=True)
+        cut = set[int]()
         try:
             if n_best is not None:
                 (hypotheses,) = loaded.hypotheses([prompt], n_best=n_best, **how)
                 for text, score in hypotheses:
                     typer.echo(f"{score:.4f}\t{one_line(text)}")
             elif samples == 1 and sys.stdout.isatty() and not how.keys() & SELECTED_BY:
-                for piece in loaded.stream(prompt, **how):
+                for piece in loaded.stream(prompt, at_limit=cut.add, **how):
                     typer.echo(piece, nl=False)
                 typer.echo()
             else:
-                typer.echo(f"\n{SEPARATOR}\n".join(loaded.generate([prompt] * samples, **how)))
+                typer.echo(f"\n{SEPARATOR}\n".join(loaded.generate([prompt] * samples, at_limit=cut.add, **how)))
         except FloatingPointError as error:
             typer.echo(str(error), err=True)
             raise typer.Exit(1) from None
+        if cut:
+            typer.echo(f"stopped at the limit of {max(cut):,} tokens: --max-new-tokens sets it", err=True)
 
 
 def one_line(text: str) -> str:

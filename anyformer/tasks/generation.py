@@ -82,10 +82,11 @@ def generate(
 ) -> list[str]:
     """Continue or answer each text, up to <eos>, a `stop` string, its budget or the last position.
 
-    max_new_tokens: the budget. stop: strings that end an answer and are not part of it. stop_ids: ids that replace
-    <eos>. seed: one from which each text's seed is derived, or one per text. cache, chunk, compile, reuse: see
-    `decoding.request.Request`. The strategy and its options: see `decoding.strategy`. Constraints on answers: see
-    `OutputConstraints`; an answer meets them, or it is an error. A text's answer does not depend on the other texts.
+    max_new_tokens: the budget. at_limit: called with the budget of each answer that it cuts off. stop: strings that
+    end an answer and are not part of it. stop_ids: ids that replace <eos>. seed: one from which each text's
+    seed is derived, or one per text. cache, chunk, compile, reuse: see `decoding.request.Request`. The strategy and
+    its options: see `decoding.strategy`. Constraints on answers: see `OutputConstraints`; an answer meets them, or it
+    is an error. A text's answer does not depend on the other texts.
     """
     request = GenerationRequest.of(task, model, texts, options)
     if isinstance(request.strategy, Beam):
@@ -135,13 +136,15 @@ class GenerationRequest:
     constraints: OutputConstraints
     token_constraints: dict[bool, TokenConstraints]  # the same in ids, for answers that stand alone and for others
     settings: dict[str, Any]  # those of SETTINGS
+    at_limit: Callable[[int], None] | None  # called with the budget of an answer that it cut off, not by beam search
 
     @classmethod
     def of(cls, task: Writer, model: Transformer, texts: Sequence[str], options: dict[str, Any]) -> "GenerationRequest":
         if isinstance(texts, str):
             raise ConfigError([Fault("texts", "must be a list of texts, not one")])
         constraints, rest = OutputConstraints.split(options)
-        most, stop, stop_ids = (rest.pop(name, None) for name in ("max_new_tokens", "stop", "stop_ids"))
+        names = ("max_new_tokens", "stop", "stop_ids", "at_limit")
+        most, stop, stop_ids, at_limit = (rest.pop(name, None) for name in names)
         settings = {name: rest.pop(name) for name in SETTINGS if rest.get(name) is not None}
         seed = rest.get("seed")
         if rest.get("draft") is not None:
@@ -166,7 +169,9 @@ class GenerationRequest:
                 what = f"has {budget} tokens at most, and the prefix {constraints.prefix!r} has {len(prefix)}"
                 raise ConfigError([Fault(f"text {i}", f"its answer {what}")])
         seeds = _seeds(seed, len(texts))
-        return cls(task, model, prompts, budgets, stop, stop_ids, seeds, strategy, constraints, in_ids, settings)
+        return cls(
+            task, model, prompts, budgets, stop, stop_ids, seeds, strategy, constraints, in_ids, settings, at_limit
+        )
 
     def batches(self) -> Iterator[list[int]]:
         """Yield indices of texts to decode together: of similar length, and with the same token constraints."""
@@ -208,6 +213,7 @@ class GenerationRequest:
             for i, text, ids in zip(rows, texts, pending, strict=True):
                 text.push(ids)
                 out[i] = None if text.nonfinite else text.whole()
+                self._note_limit(i, text)
                 if constraint is not None and not text.nonfinite and not constraint.accepts(text.ids):
                     raise self._unmet(i)
             if progress:
@@ -247,6 +253,11 @@ class GenerationRequest:
             raise self._unmet(0)
         if piece := text.rest():
             yield piece
+        self._note_limit(0, text)
+
+    def _note_limit(self, i: int, text: AnswerText) -> None:
+        if self.at_limit is not None and text.limited:
+            self.at_limit(self.budgets[i])
 
     def answer_text(self, i: int) -> AnswerText:
         before = self.prompts[i] if self.task.continues else []

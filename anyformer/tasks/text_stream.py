@@ -77,6 +77,7 @@ class AnswerText:
         self.budget, self.stop_ids, self.text, self.stops = budget, stop_ids, text, stops
         self.ids: list[int] = []
         self.ended, self.nonfinite = budget == 0, False
+        self._cut = False  # the last token that the budget allows is not a stop id
         self._pieces: list[str] = []
 
     def push(self, ids: Sequence[int]) -> str:
@@ -87,6 +88,7 @@ class AnswerText:
                 break
             self.nonfinite = id == NONFINITE
             self.budget -= 1
+            self._cut = self.budget == 0 and not self.nonfinite and id not in self.stop_ids
             self.ended = self.nonfinite or id in self.stop_ids or self.budget == 0
             new += [] if self.nonfinite or id in self.stop_ids else [id]
         self.ids += new
@@ -94,6 +96,11 @@ class AnswerText:
         self.ended |= self.stops.found
         self._pieces.append(piece)
         return piece
+
+    @property
+    def limited(self) -> bool:
+        """True if the budget ended the answer."""
+        return self._cut and not self.stops.found
 
     def rest(self) -> str:
         """Return what was held back."""
