@@ -102,7 +102,7 @@ def _grid(words: list[str], jobs: int, out: Path | None, steps: int | None, seed
     from rich.console import Console
 
     from anyformer.config import ConfigError, Fault
-    from anyformer.lab.compare import cells, compare, markdown, report, verdict
+    from anyformer.lab.compare import aligned, cells, compare, report, verdict
     from anyformer.lab.grid import grid_of_recipe, load_grid, run_grid
 
     if not words:
@@ -115,7 +115,7 @@ def _grid(words: list[str], jobs: int, out: Path | None, steps: int | None, seed
     folder = out or Path("runs") / "lab" / Path(words[0]).stem
     results = run_grid(grid, folder, jobs=jobs, console=Console(stderr=True))
     lines = compare(results, grid.metric)
-    typer.echo(f"{markdown(cells(lines, grid.metric))}\n{verdict(lines, grid.metric)}")
+    typer.echo(f"{aligned(cells(lines, grid.metric))}\n{verdict(lines, grid.metric)}")
     try:
         typer.echo(f"{folder / 'results.jsonl'}, {report(grid, results, folder)}")
     except ImportError as error:

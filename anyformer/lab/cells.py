@@ -228,6 +228,8 @@ def _progress(console: Console, total: int, done: int, jobs: int) -> Iterator[Te
             bar.advance(task)
             count = f"{done + len(seconds)}/{total}"
             show(f"{count}  {in_words(result.cell)}  {shown(result.found)}  {result.seconds:.0f} s")
+        elif not seconds and not console.is_terminal:  # the first cells, at once
+            show(f"{done}/{total}  now {now}")
         bar.update(task, note=now)
 
     def show_signs_of_life() -> None:
@@ -249,6 +251,6 @@ def in_words(cell: Cell) -> str:
 
 
 def shown(found: Mapping[str, Any]) -> str:
-    """Return the first plain numbers of a result."""
-    plain = {name: value for name, value in found.items() if isinstance(value, int | float)}
-    return "  ".join(f"{name} {value:.4g}" for name, value in list(plain.items())[:5])
+    """Return the first plain numbers of a result, and the names of its true flags."""
+    plain = {name: value for name, value in found.items() if isinstance(value, int | float) and value is not False}
+    return "  ".join(name if value is True else f"{name} {value:.4g}" for name, value in list(plain.items())[:4])

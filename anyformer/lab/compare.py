@@ -2,15 +2,18 @@
 
 import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+
+from rich.cells import cell_len
 
 from anyformer.lab.cells import Result
 from anyformer.lab.figures import bars, curves, legend, panels, save
 from anyformer.lab.grid import Grid
 from anyformer.lab.stats import Summary, summary, welch
+from anyformer.recipe import LOWER_IS_BETTER, Metric
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,7 @@ class Line:
     flops: float
     parameters: int
     seconds: float
+    others: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # further metrics of the task
 
     @property
     def name(self) -> str:
@@ -48,7 +52,9 @@ def compare(results: Sequence[Result], metric: str) -> list[Line]:
     """Return a line for each setting; the first is the baseline."""
     lines, baseline = list[Line](), tuple[float, ...]()
     for number, (varied, some) in enumerate(settings(results).items()):
-        values = tuple(float(r.found[metric]) for r in some if not r.found["diverged"])
+        complete = [r.found for r in some if not r.found["diverged"]]
+        values = tuple(float(found[metric]) for found in complete)
+        known = [name for name in get_args(Metric) if name != metric and complete and name in complete[0]]
         if number == 0:
             baseline = values
         lines.append(
@@ -61,18 +67,21 @@ def compare(results: Sequence[Result], metric: str) -> list[Line]:
                 flops=summary([r.found["flops"] for r in some]).mean,
                 parameters=some[0].found["parameters"],
                 seconds=summary([r.seconds for r in some]).mean,
+                others={name: tuple(float(found[name]) for found in complete) for name in known},
             )
         )
     return lines
 
 
 SIGNIFICANT = 0.05  # p values below it
-HEADER = ("setting", "{metric}", "p", "parameters", "steps", "FLOPs", "seconds", "diverged")
 
 
 def cells(lines: Sequence[Line], metric: str) -> list[tuple[str, ...]]:
     """Return a table with its header first."""
-    rows = [tuple(word.format(metric=metric) for word in HEADER)]
+    others = list(dict.fromkeys(name for line in lines for name in line.others))
+    diverged = any(line.diverged for line in lines)
+    header = ("setting", metric, "p vs first row", *others, "parameters", "steps", "FLOPs", "seconds")
+    rows = [(*header, "diverged") if diverged else header]
     for line in lines:
         p = "" if math.isnan(line.difference) else _p(line.difference).removeprefix("p ").removeprefix("= ")
         found = str(line.summary) if line.values else "-"
@@ -82,11 +91,12 @@ def cells(lines: Sequence[Line], metric: str) -> list[tuple[str, ...]]:
                 line.name,
                 found,
                 p,
+                *(str(summary(line.others[name])) if line.others.get(name) else "-" for name in others),
                 f"{line.parameters:,}",
                 f"{line.steps:,.0f}",
                 f"{line.flops:.2e}",
                 f"{line.seconds:,.0f}",
-                f"{line.diverged} of {seeds}" if line.diverged else "",
+                *([f"{line.diverged} of {seeds}" if line.diverged else ""] if diverged else []),
             )
         )
     return rows
@@ -97,7 +107,7 @@ def verdict(lines: Sequence[Line], metric: str) -> str:
     ranked = sorted((line for line in lines if line.values), key=lambda line: line.summary.mean)
     if not ranked:
         return "no verdict: every training diverged"
-    best, *others = ranked if metric == "loss" else ranked[::-1]
+    best, *others = ranked if metric in LOWER_IS_BETTER else ranked[::-1]
     head = f"best: {best.name} ({metric} {best.summary})"
     tests = {line.name: welch(best.values, line.values) for line in others}
     if not tests:
@@ -122,6 +132,13 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
     head, *rest = rows
     lines = [head, ["---"] * len(head), *rest]
     return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows as a table for a terminal, with columns of equal width."""
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    padded = ([cell + " " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)] for row in rows)
+    return "".join(f"| {' | '.join(row)} |\n" for row in padded)
 
 
 def report(grid: Grid, results: Sequence[Result], out: Path) -> Path:

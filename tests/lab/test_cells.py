@@ -46,7 +46,7 @@ def test_long_silence_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     console = Console(file=StringIO())
     measure_all(lambda cell: time.sleep(0.2) or square(cell), CELLS[:2], tmp_path / "results.jsonl", console=console)
     lines = console.file.getvalue().splitlines()
-    assert lines[0] == "0/2  0 s so far  now x=1 seed=0"
+    assert lines[:2] == ["0/2  now x=1 seed=0", "0/2  0 s so far  now x=1 seed=0"]
     (first,) = (line for line in lines if line.startswith("1/2  x=1 seed=0  square 1"))
     assert first.endswith(" left")
     assert lines[-1].startswith("2/2  x=1 seed=1  square 1")

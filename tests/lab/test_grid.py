@@ -1,5 +1,6 @@
 """Grids of one's own: all combinations under equal budgets, divergence told, wrong ones refused before any training."""
 
+import dataclasses
 import math
 import re
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from anyformer.config import ConfigError, io
-from anyformer.lab.compare import Line, compare, report, verdict
+from anyformer.lab.compare import Line, aligned, cells, compare, report, verdict
 from anyformer.lab.grid import (
     Axis,
     FlopBudget,
@@ -169,6 +170,19 @@ def test_the_verdict_names_the_best_setting_and_what_is_significant() -> None:
     assert "may be chance: use more seeds" in verdict([line("a", 0.1), line("b", 0.2)], "loss")
     assert verdict([line("a", 0.1)], "loss") == "best: position=a (loss 0.1)"
     assert verdict([line("a")], "loss") == "no verdict: every training diverged"
+
+
+def test_the_table_is_aligned_and_has_the_metrics_of_the_task() -> None:
+    lines = [
+        dataclasses.replace(line("없음", 0.5, 0.6), others={"exact_match": (0.2, 0.3)}),
+        dataclasses.replace(line("rotary", 0.1), others={"exact_match": (0.9,)}, difference=0.01),
+    ]
+    header, first, second = aligned(cells(lines, "loss")).splitlines()
+    assert header.split(" | ")[2:4] == ["p vs first row", "exact_match "]
+    assert [row.index("|", 2) for row in (header, second)] == [len("| position=rotary ")] * 2
+    assert len(header) == len(second) == len(first) + 2  # Korean letters are twice as wide
+    assert "0.25 ± 0.071" in first
+    assert "diverged" not in header
 
 
 @pytest.mark.usefixtures("_few")
