@@ -60,8 +60,9 @@ def test_an_encoder_decoder(pair: Path, tmp_path: Path) -> None:
     assert tokens == ["encoder  0 3  1 1  2 2  3 <eos>", "decoder  0 <bos>  1 2  2 1  3 3"]
     assert shown[0] == "decoder.0.cross: the mean of 2 heads; a row for each query, weights in percent"
     maps = af.attention_maps(af.load(pair), "3 1 2", target="2 1 3")["cross"][-1, 0]  # [h, t, s]
-    for row, line in zip(maps.mean(dim=0), shown[3:], strict=True):
+    for row, line in zip(maps.mean(dim=0), shown[3:-1], strict=True):
         assert [int(n) for n in line.split()[2:]] == [round(100 * float(w)) for w in row]
+    assert shown[-1].startswith("a row: how much the token at its left (the query) reads of each token above")
     assert heads[0].startswith("heads of layer 0: 0 ")
     assert len(links) == 11
     assert float(links[1].split()[0]) == pytest.approx(float(maps.max()), abs=0.005)
@@ -90,7 +91,7 @@ def test_a_decoder_and_wide_tokens(korean: Path, tmp_path: Path) -> None:
     """Every line of the map takes the same cells, whatever the characters take."""
     tokens, shown, *_ = blocks(done("inspect", korean, "나는 学", "--out", tmp_path / "map.png"))
     assert tokens == ["decoder  0 나  1 는  2 ▁  3 学"]
-    assert {cell_len(line) for line in shown[2:]} == {cell_len(shown[1])}
+    assert {cell_len(line) for line in shown[2:-1]} == {cell_len(shown[1])}
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -161,6 +161,7 @@ def _show(
     say(f"\n{own}: {whose}; a row for each query, weights in percent")
     for line in map_lines(shown.mean(dim=0), rows[:SHOWN], columns[:SHOWN], console.width):
         say(line)
+    say("a row: how much the token at its left (the query) reads of each token above (the keys); its sum is 100")
     if max(len(rows), len(columns)) > SHOWN:
         say(f"(the first {SHOWN} of {len(rows):,} queries and {len(columns):,} keys)")
     ids = reading.distinct_ids("encoder" if own.startswith("encoder") else "decoder")

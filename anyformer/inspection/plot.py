@@ -33,6 +33,7 @@ CJK_FONTS = (
     "Arial Unicode MS",
 )
 
+PAGE_INCHES = 8.0  # width of a row of heads
 MAX_INCHES, MAX_LABELS = 30.0, 80  # size of a figure, and labels along an axis
 
 
@@ -76,17 +77,23 @@ def plot_map(weights: Tensor, rows: list[str], columns: list[str], path: str | P
     """
     panels = weights[(None,) * (4 - weights.dim())].detach().cpu().float()
     layers, heads = panels.shape[:2]
-    least, each = (3.0, 0.28) if layers == 1 else (1.6, 0.12)
-    size = max(least, min(each * len(columns), MAX_INCHES / heads))
-    tall = max(least, min(each * len(rows), MAX_INCHES / layers))
-    with _drawing(path, size * heads + 0.8, tall * layers + 0.6, layers, heads) as axes:
+    least, each = (2.4, 0.2) if layers == 1 else (1.6, 0.12)
+    down, across = layers, heads
+    if layers == 1:  # the heads of one layer, in rows of a page's width
+        down = -(-heads // max(1, int(PAGE_INCHES / max(least, each * len(columns)))))
+        across = -(-heads // down)
+    size = max(least, min(each * len(columns), MAX_INCHES / across))
+    tall = max(least, min(each * len(rows), MAX_INCHES / down))
+    with _drawing(path, size * across + 0.8, tall * down + 0.6, down, across) as axes:
+        for axis in axes.flat[layers * heads :]:
+            axis.set_axis_off()
         for layer, head in ((i, j) for i in range(layers) for j in range(heads)):
-            axis = axes[layer][head]
+            axis = axes.flat[layer * heads + head]
             image = axis.imshow(panels[layer, head].numpy(), vmin=0, vmax=1, cmap="viridis", aspect="auto")
             _ticks(axis, rows, columns, 8 if layers == 1 else 5)
             name = f"head {head}" if layers == 1 else f"layer {layer}, head {head}"
             axis.set_title(name if layers * heads > 1 else "", fontsize=9)
-            axis.set_xlabel("key" if layer == layers - 1 else "")
+            axis.set_xlabel("key" if layer * heads + head >= (down - 1) * across else "")
         axes[0][0].set_ylabel("query")
         axes[0][0].figure.suptitle(title, parse_math=False)
         axes[0][0].figure.colorbar(image, ax=axes.ravel().tolist(), label="weight")

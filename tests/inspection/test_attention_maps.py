@@ -260,6 +260,13 @@ def test_plot_map_writes_a_png(tmp_path: Path, shape: tuple[int, ...]):
     assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
+def test_many_heads_fit_on_a_page(tmp_path: Path):
+    image = pytest.importorskip("matplotlib.image")
+    path = plot_map(torch.rand(12, 9, 9), list("abcdefghi"), list("abcdefghi"), tmp_path / "map.png")
+    height, width, _ = image.imread(path).shape
+    assert width < 9 * 130 < height  # in inches at 130 dots: four rows of three
+
+
 def test_the_output_bias_is_part_of_a_sublayers_output():
     """`out`, which enters the residual stream, includes the bias of the projection; `heads` is before it."""
     block = Block(mixer=Attention(heads=2, output=Projected(bias=True)), feedforward=NoFeedForward())
