@@ -228,7 +228,7 @@ def _home(folder: Path) -> Path:
         what = "; ".join(map(str, damaged))
         warnings.warn(f"a newer checkpoint is damaged: {what}; {state} is loaded instead", stacklevel=3)
     elif (folder / "model.safetensors").exists():
-        warnings.warn(f"{folder}: has no manifest.json, so {state} is loaded, not its model.safetensors", stacklevel=3)
+        warnings.warn(f"{folder}: training has not finished: {state} is loaded", stacklevel=3)
     return state
 
 

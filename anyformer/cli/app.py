@@ -52,6 +52,7 @@ class Verbs(TyperGroup):
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("always", category=UserWarning, module="anyformer")
+                warnings.filterwarnings("ignore", ".*training has not finished")  # commands print this with the step
                 warnings.showwarning = _show_warning
                 return super().invoke(ctx)
         except KeyboardInterrupt:

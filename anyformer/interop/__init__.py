@@ -23,6 +23,7 @@ weight_files              Read and write .safetensors and .bin files tensor by t
 weight_rules              Rules that map public weights to ours, in both directions
 """
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +55,10 @@ def import_model(
     if out.exists():
         raise ConfigError([Fault(visible(str(out)), "exists already; choose another --out")])
     source = hub.download(str(source), allow_pickle) if hub.is_hub_name(source) else Path(source)
+    if source.is_dir() and not (source / "config.json").exists() and (files := llama2c.find(source)):
+        model_file, its_tokenizer = map(shlex.quote, map(str, files))
+        what = f"holds files of llama2.c: anyformer import {model_file} --tokenizer {its_tokenizer}"
+        raise ConfigError([Fault(visible(str(source)), what)])
     if source.is_dir() and ctranslate2.is_folder(source):
         _refuse(family, ignore_fields, allow_pickle, "CTranslate2's model.bin")
         with new_folder(out) as temporary:

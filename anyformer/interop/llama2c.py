@@ -43,6 +43,13 @@ def read(path: str | Path, tokenizer: str | Path) -> tuple[Transformer, TextToke
     return model.eval(), found
 
 
+def find(folder: Path) -> tuple[Path, Path] | None:
+    """Return the model and the tokenizer in a folder of llama2.c, by their names; None for another folder."""
+    tokenizers = sorted(folder.glob("tok*.bin"))
+    models = sorted({*folder.glob("*.bin")} - {*tokenizers, folder / "pytorch_model.bin"})
+    return (models[0], tokenizers[0]) if models and tokenizers else None
+
+
 # -- the model --------------------------------------------------------------------------------------------------------
 
 

@@ -106,7 +106,8 @@ def _check(found: Fit, family: Family, stored: dict[str, StoredTensor], folder: 
         raise ConfigError([*faults[:MAX_FAULTS], *(more if len(faults) > MAX_FAULTS else [])])
     if found.unused:
         names = ", ".join(found.unused)
-        warnings.warn(f"{folder}: not needed for the task of its head: {names}", Note, stacklevel=4)
+        what = "weights that its task does not use are left out, which changes no result"
+        warnings.warn(f"{folder}: {what}: {names}", Note, stacklevel=4)
 
 
 def _check_spare(rule: Alias | Constant, stored: dict[str, StoredTensor]) -> None:

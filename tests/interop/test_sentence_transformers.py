@@ -69,7 +69,7 @@ BODIES = {
     "distilbert": distilbert("Model"),
     "qwen3": PublicModel(hf.Qwen3Model, llama("Qwen3", head_dim=6).config, ("$A", "</s>")),
 }
-POOLER = pytest.mark.filterwarnings("ignore:.*not needed for the task of its head:UserWarning")
+POOLER = pytest.mark.filterwarnings("ignore:.*weights that its task does not use:UserWarning")
 
 
 @POOLER
