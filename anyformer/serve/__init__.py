@@ -10,6 +10,7 @@ job           a request inside the engine, and the delivery of its events
 paged_server  continuous batching over a paged KV cache: prefill, decode steps, preemption
 pages         pages on the host: reference counts, and beginnings of texts by hash
 pool          pages of a model: which models have a paged cache, sizes and number of pages
+readback      tokens that the host reads one step after they were chosen
 request       interface: requests, events, limits and errors
 runner        calls of a model on rows of its pool, replayed as CUDA graphs on a GPU
 sampler       choice of the next tokens of many requests

@@ -16,6 +16,7 @@ from anyformer.serve.beams import Beams
 from anyformer.serve.job import Job, Outbox
 from anyformer.serve.pages import Pages, count_pages_for
 from anyformer.serve.pool import count_pages, new_pool
+from anyformer.serve.readback import Readback, can_wait
 from anyformer.serve.request import Generation, Limits, Reason, Token, TooLong
 from anyformer.serve.runner import Row, Runner, next_logits
 from anyformer.serve.sampler import choose, score
@@ -23,7 +24,7 @@ from anyformer.serve.sequence import Sequence
 from anyformer.serve.stats import Stats
 
 NOT_FINITE = "the model's logits are not finite"
-REPRODUCIBLE_TOKENS = 4096  # of prompt and answer in a reproducible engine without limits of its own
+REPRODUCIBLE_TOKENS = 4096  # of prompt and answer in a reproducible engine that sets no such limits
 SCORED_ROWS = 64  # prompt tokens whose logits are in memory at once
 
 
@@ -47,10 +48,12 @@ class PagedServer:
         self.prefilling: list[Sequence] = []
         self.running: list[Sequence] = []
         self.stats.pages = self.pages.total
+        self.overlaps = self.device.type == "cuda"  # whether tokens are read one step late
+        self._pending: Readback | None = None
 
     @property
     def busy(self) -> bool:
-        return bool(self.waiting or self.prefilling or self.running)
+        return bool(self.waiting or self.prefilling or self.running or self._pending)
 
     def check(self, generation: Generation) -> None:
         """Raise `TooLong` if a request would not fit into an empty pool."""
@@ -65,7 +68,9 @@ class PagedServer:
                 raise TooLong(f"the request needs {count} pages of the KV cache, which has {total}")
 
     def add(self, job: Job) -> None:
-        self.waiting.append(Sequence(job, self.start, self.device))
+        sequence = Sequence(job, self.start, self.device)
+        sequence.can_wait = can_wait(sequence)
+        self.waiting.append(sequence)
 
     @torch.no_grad()
     def step(self, out: Outbox) -> None:
@@ -74,9 +79,13 @@ class PagedServer:
         batch = self._next_prefill(out)
         for part in _by_model(batch):
             self._prefill(part, out)
-        ready = self._reserve()
-        for part in _by_model(ready):
-            self._decode(part, out)
+        groups = _by_model(self._reserve(out))
+        if self.overlaps and len(groups) == 1 and all(s.can_wait for s in groups[0]):
+            self._decode_ahead(groups[0], out)
+        else:
+            self._settle(out)
+            for part in groups:
+                self._decode([s for s in part if s.tables], out)
         self.stats.pages_used = self.pages.used
 
     # -- prefill ------------------------------------------------------------------------------------------------------
@@ -167,20 +176,21 @@ class PagedServer:
 
     # -- decoding -----------------------------------------------------------------------------------------------------
 
-    def _reserve(self) -> list[Sequence]:
+    def _reserve(self, out: Outbox) -> list[Sequence]:
         """Give each running request a page for its next token, the oldest first; return those that have one."""
         ready: list[Sequence] = []
         for sequence in sorted(self.running, key=lambda s: s.order):
-            if not sequence.tables:  # preempted for an older one
-                continue
-            while not self._extend(sequence):
+            while sequence.tables and not self._extend(sequence):
+                if self._pending is not None:  # requests that end with it free pages
+                    self._settle(out)
+                    continue
                 newest = max((*self.prefilling, *self.running), key=lambda s: s.order)
                 self._preempt(newest)
                 if newest is sequence:
                     break
             else:
                 ready.append(sequence)
-        return ready
+        return [sequence for sequence in ready if sequence.tables]
 
     def _extend(self, sequence: Sequence) -> bool:
         """Make the page of the next token of each row writable: present, and used by no other row."""
@@ -212,7 +222,37 @@ class PagedServer:
         self.waiting.appendleft(sequence)
         self.stats.preemptions += 1
 
+    def _decode_ahead(self, sequences: List[Sequence], out: Outbox) -> None:
+        """Run a step on tokens that may be known to the device only; then read those of the step before."""
+        before = self._pending
+        sequences = [s for s in sequences if s.left > 0]
+        self._pending = None
+        if sequences:
+            model = self.models[sequences[0].generation.adapter]
+            rows = [_row(s, s.tables[0], s.answer[-1:]) for s in sequences]
+            newest = None if before is None else before.newest(sequences, self.device)
+            chosen = choose(sequences, self.runner.decode(model, rows, newest))
+            for sequence in sequences:
+                sequence.read += 1
+        if before is not None:
+            self._take(before, out)
+        if sequences:
+            self._pending = Readback(sequences, chosen)
+
+    def _settle(self, out: Outbox) -> None:
+        """Read the tokens of the last step."""
+        if self._pending is not None:
+            before, self._pending = self._pending, None
+            self._take(before, out)
+
+    def _take(self, before: Readback, out: Outbox) -> None:
+        for sequence, id, ok in zip(before.sequences, *before.wait(), strict=True):
+            if sequence.tables:  # otherwise it was cancelled
+                self._append(sequence, id, bool(ok), out)
+
     def _decode(self, sequences: List[Sequence], out: Outbox) -> None:
+        if not sequences:
+            return
         model = self.models[sequences[0].generation.adapter]
         rows = []
         for s in sequences:
@@ -249,16 +289,21 @@ class PagedServer:
         chosen = choose(sequences, logits)
         ids, ok = chosen.ids.tolist(), chosen.ok.tolist()
         for i, (sequence, id) in enumerate(zip(sequences, ids, strict=True)):
-            if not ok[i]:
-                self._finish(sequence, out, "error", NOT_FINITE)
-                continue
             top, constraint = sequence.generation.top, sequence.generation.constraint
-            sequence.answer.append(id)
             if constraint is not None and sequence.state is not None:
                 sequence.state = constraint.advance(sequence.state, chosen.ids[i : i + 1])
-            out.token(sequence.job, Token(id) if top is None else score(logits[i : i + 1], [id], top)[0])
-            if id in sequence.generation.stop or sequence.left == 0:
-                self._finish(sequence, out, "stop" if id in sequence.generation.stop else "length")
+            token = None if top is None or not ok[i] else score(logits[i : i + 1], [id], top)[0]
+            self._append(sequence, id, ok[i], out, token)
+
+    def _append(self, sequence: Sequence, id: int, ok: bool, out: Outbox, token: Token | None = None) -> None:
+        """Add a token to an answer, and end the answer if it is the last."""
+        if not ok:
+            self._finish(sequence, out, "error", NOT_FINITE)
+            return
+        sequence.answer.append(id)
+        out.token(sequence.job, token or Token(id))
+        if id in sequence.generation.stop or len(sequence.answer) == sequence.generation.max_new_tokens:
+            self._finish(sequence, out, "stop" if id in sequence.generation.stop else "length")
 
     def _search(self, sequence: Sequence, logits: Tensor, out: Outbox) -> None:
         """Advance a beam search; its rows then share the pages of those that they continue."""
@@ -294,6 +339,7 @@ class PagedServer:
         out.finish(sequence.job, sequence.end(reason, message), found)
 
     def fail(self, out: Outbox, message: str) -> None:
+        self._pending = None
         for sequence in (*self.waiting, *self.prefilling, *self.running):
             self._finish(sequence, out, "error", message)
 

@@ -64,8 +64,11 @@ class Runner:
         with use_prepacked(self._prepacked, inputs.ids.numel()):
             return model.decode(Inputs(inputs.ids, new), encoder_out, source=layout, cache=cache)
 
-    def decode(self, model: Transformer, rows: Sequence[Row]) -> Tensor:
-        """Read one token of each row; return the logits of the next one [rows, v]."""
+    def decode(self, model: Transformer, rows: Sequence[Row], newest: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """Read one token of each row; return the logits of the next one [rows, v].
+
+        `newest`: tokens [rows, 1] that replace those of the rows, and where.
+        """
         count, width, across = len(rows), self._width(rows), self._source_width(rows)
         captures = self.device.type == "cuda"
         if captures or self.limits.reproducible:
@@ -73,6 +76,8 @@ class Runner:
             width = min(next_power_of_two(width), self.max_pages[0])
             across = min(next_power_of_two(across), self.max_pages[1])
         inputs = self._inputs(rows, count, 1, width, across)
+        if newest is not None:
+            inputs.ids[: len(rows)] = torch.where(newest[1], newest[0], inputs.ids[: len(rows)])
         if not captures:
             with use_prepacked(self._prepacked, count):
                 return self._step(model, inputs)[: len(rows)]

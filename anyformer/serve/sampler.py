@@ -72,7 +72,7 @@ def _choose(options: Options, sequences: List[Sequence], logits: Tensor) -> Choi
     if options.sampling.temperature == 0:
         return greedy(logits)
     seeds = torch.cat([sequence.seed for sequence in sequences if sequence.seed is not None])
-    steps = torch.tensor([len(sequence.answer) for sequence in sequences], device=device)
+    steps = torch.tensor([len(sequence.answer) + sequence.unread for sequence in sequences], device=device)
     return sample(logits, seeds, steps)
 
 

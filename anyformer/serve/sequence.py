@@ -26,6 +26,8 @@ class Sequence:
         self.source: tuple[int, ...] = generation.ids if pair else ()
         self.prompt: tuple[int, ...] = (start,) if start is not None else generation.ids  # as the decoder reads it
         self.answer: list[int] = []
+        self.unread = 0  # tokens of the answer that are chosen, and not known to the host
+        self.can_wait = False  # whether a step may be run before the newest token is known
         self.tables: list[list[int]] = []  # pages of each row
         self.source_pages: list[int] = []
         self.read = 0  # tokens of each row in the cache
@@ -57,7 +59,7 @@ class Sequence:
     @property
     def left(self) -> int:
         """Tokens of the budget that are left."""
-        return self.generation.max_new_tokens - len(self.answer)
+        return self.generation.max_new_tokens - len(self.answer) - self.unread
 
     def keys(self, size: int) -> Iterator[bytes]:
         """Yield the hashes of its full pages."""

@@ -78,10 +78,12 @@ def alone(model: af.Transformer, generation: Generation):
     return answer[: ends[0] + 1] if ends else answer
 
 
-async def busy(model: af.Transformer, requests: list[Generation], limits: Limits) -> tuple[list, Stats]:
-    """All requests at about the same time, in random order of arrival."""
+async def busy(model: af.Transformer, requests: list[Generation], limits: Limits, late: bool) -> tuple[list, Stats]:
+    """All requests at about the same time, in random order of arrival. `late`: tokens are read one step late."""
     rng = random.Random(0)
-    async with af.Engine(model, limits) as engine:
+    engine = af.Engine(model, limits)
+    engine._servers["model"].overlaps = late
+    async with engine:
 
         async def one(generation: Generation):
             await asyncio.sleep(rng.random() * 0.2)
@@ -102,12 +104,14 @@ async def busy(model: af.Transformer, requests: list[Generation], limits: Limits
         return answers, stats
 
 
-def check(name: str, count: int, limits: Limits) -> Stats:
+def check(name: str, count: int, limits: Limits, late: bool = False) -> Stats:
     model, rng = build(name), random.Random(name)
     requests = [draw(rng) for _ in range(count)]
+    if late:  # those whose next token the host need not know
+        requests = [one for one in requests if one.constraint is None and isinstance(one.strategy, Sampling)]
     if model.encoder is not None:  # short sources, so that pages of answers run out first
         requests = [replace(request, ids=request.ids[-6:]) for request in requests]
-    answers, stats = asyncio.run(busy(model, requests, limits))
+    answers, stats = asyncio.run(busy(model, requests, limits, late))
     for request, answer in zip(requests, answers, strict=True):
         expected = alone(model, request)
         if isinstance(request.strategy, Beam):
@@ -121,6 +125,11 @@ def check(name: str, count: int, limits: Limits) -> Stats:
 @pytest.mark.parametrize("name", MODELS)
 def test_answers_do_not_depend_on_other_requests(name: str):
     check(name, 16, PAIR if build(name).encoder else BUSY)
+
+
+@pytest.mark.parametrize("name", ["llama", "marian"])
+def test_tokens_that_are_read_one_step_late(name: str):
+    check(name, 30, PAIR if build(name).encoder else BUSY.model_copy(update={"pages": 24}), late=True)
 
 
 @pytest.mark.system
