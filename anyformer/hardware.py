@@ -55,14 +55,17 @@ def usable_cores() -> int:
 
 
 def busy_advice(threads: int) -> str | None:
-    """Return a line of advice if other work keeps the cores busy, so that several threads would wait for each other."""
+    """Return a line if other work keeps the cores busy, so that several threads wait for each other."""
     try:
         load, cores = os.getloadavg()[0], os.cpu_count() or 1  # both of the whole machine
     except (AttributeError, OSError):  # not on Windows
         return None
     if threads < 2 or load < BUSY_LOAD * cores:
         return None
-    return f"this machine is busy (load {load:.1f} on {cores} cores): OMP_NUM_THREADS=1 may be faster"
+    text = f"this machine is busy (load {load:.1f} on {cores} cores)"
+    if os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive":
+        return f"{text}: training takes longer than on an idle one"
+    return f"{text}: start Python with OMP_WAIT_POLICY=passive, so that threads do not spin while they wait"
 
 
 def usable_memory() -> int | None:

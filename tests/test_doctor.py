@@ -1,7 +1,10 @@
 """The report of a machine: its choices are those of training, and this machine can be reported."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -154,5 +157,21 @@ def test_a_busy_machine_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     for load, threads, told in ((6.6, 2, True), (6.6, 1, False), (2.1, 2, False)):
         monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0.0, 0.0))
-        line = "this machine is busy (load 6.6 on 2 cores): OMP_NUM_THREADS=1 may be faster"
-        assert busy_advice(threads) == (line if told else None)
+        for policy, advice in (("", "start Python with OMP_WAIT_POLICY=passive"), ("PASSIVE", "training takes longer")):
+            monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+            line = busy_advice(threads)
+            assert (line or "").startswith(f"this machine is busy (load 6.6 on 2 cores): {advice}") is told
+
+
+def test_idle_threads_of_the_program_sleep() -> None:
+    """The policy is set before torch loads OpenMP, and not over the user's own."""
+    code = (
+        "import os, sys; from anyformer.cli import main; module = sys.modules[main.__module__]; "
+        "module.app = lambda **_: print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules); main()"
+    )
+    for given, expected in (({}, "passive"), ({"OMP_WAIT_POLICY": "active"}, "active")):
+        environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"} | given
+        result = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+        )
+        assert result.stdout == f"{expected} False\n"

@@ -108,6 +108,8 @@ A model is a preset or a .toml or .json file, changed by KEY=VALUE. A recipe des
 def main() -> None:
     """Run the program. SIGTERM ends it as Ctrl-C does."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # before torch is loaded: idle threads sleep, as spinning ones would take the cores from other programs and from us
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # torch creates many permanent objects, and searching them for garbage is slow, most of all at exit
     gc.set_threshold(100_000)
     atexit.register(gc.freeze)

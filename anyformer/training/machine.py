@@ -90,7 +90,7 @@ def choose_compile(setting: str, device: torch.device, padded: bool, fault: str 
 
 
 def advise_if_busy(device: torch.device, console: Console) -> None:
-    """Print a line of advice if a CPU is so busy that one thread may be faster; the threads stay as they are."""
+    """Print a line if a CPU is so busy that training takes longer; the number of threads stays as it is."""
     if device.type == "cpu" and (advice := busy_advice(torch.get_num_threads())):
         console.print(advice, highlight=False, markup=False, soft_wrap=True)
 
