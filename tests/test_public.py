@@ -54,7 +54,7 @@ VERBS = {
     "recipes": [],
     "train": ["[recipe]", "[changes]", "--out", "--resume", "--allow-changed-data", "--dry-run"],
     "evaluate": ["run", "[changes]", "--split", "--by", "--json"],
-    "predict": ["run", "[file]", "--out", "--label", *DECODING],
+    "predict": ["run", "[file]", "--out", "--label", "--scores", *DECODING],
     "generate": ["run", "--prompt", "--samples", "--n-best", *DECODING],
     "inspect": ["run", "text", "--target", "--stack", "--layer", "--head", "--task", "--out"],
     "explore": ["runs", "--port", "--no-browser"],
