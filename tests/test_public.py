@@ -65,6 +65,7 @@ VERBS = {
         "--api-key-file",
         "--allow-anyone",
         "--device",
+        "--adapter",
         "--max-rows",
         "--max-queue",
         "--max-streams",

@@ -21,10 +21,17 @@ def serve(
     port: Annotated[int, typer.Option(help="Port; 0: any free port.")] = PORT,
     api_key_file: Annotated[Path | None, typer.Option(help="File with keys, one per line; requests need one.")] = None,
     allow_anyone: Annotated[
-        bool, typer.Option("--allow-anyone", help="Answer everyone who can reach the host, without keys.")
+        bool,
+        typer.Option("--allow-anyone", help="Accept requests without keys from any machine that can reach the host."),
     ] = False,
     device: Annotated[
         str | None, typer.Option(help="Device of the models; by default a GPU where there is one.")
+    ] = None,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODEL=RUN", help="LoRA run over a served model's weights; its name is a model. Repeatable."
+        ),
     ] = None,
     max_rows: Annotated[int, typer.Option(min=1, help="Answers that are written together.")] = 256,
     max_queue: Annotated[int, typer.Option(min=1, help="Requests that wait; others get 429.")] = 1024,
@@ -60,8 +67,14 @@ def serve(
     if not is_loopback(host) and not keys and not allow_anyone:
         what = "can be reached from other machines: give --api-key-file, or --allow-anyone to answer without keys"
         raise ConfigError([Fault("--host", f"= {host}: {what}")])
-    names = [folder.resolve().name for folder in runs]
-    if doubled := [name for name in names if names.count(name) > 1]:
+    names, adapters = [folder.resolve().name for folder in runs], dict[str, dict[str, Path]]()
+    for given in adapter or ():
+        model, _, folder = given.partition("=")
+        if model not in names or not folder:
+            raise ConfigError([Fault("--adapter", f"= {given}: must be MODEL=RUN, with a model of {', '.join(names)}")])
+        adapters.setdefault(model, {})[Path(folder).resolve().name] = Path(folder)
+    known = [*names, *(name for some in adapters.values() for name in some)]
+    if doubled := [name for name in known if known.count(name) > 1]:
         raise ConfigError([Fault("RUN", f"two runs are called {doubled[0]}: rename one of the folders")])
     listening = bind(host, port)
     loaded = {name: load(folder, device) for name, folder in zip(names, runs, strict=True)}
@@ -74,11 +87,15 @@ def serve(
         reproducible=reproducible,
     )
     service = Service(
-        Engine(loaded, limits),
+        Engine(
+            loaded,
+            limits,
+            {model: {name: load(run, device) for name, run in some.items()} for model, some in adapters.items()},
+        ),
         HttpLimits(body=max_body_bytes, streams=max_streams),
         keys,
         local=is_loopback(host),
     )
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{listening.getsockname()[1]}/"
-    run_server(service, listening, lambda: typer.echo(f"{address}  {', '.join(names)}  (Ctrl-C ends it)"))
+    run_server(service, listening, lambda: typer.echo(f"{address}  {', '.join(known)}  (Ctrl-C ends it)"))

@@ -45,7 +45,7 @@ class Choice:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string ended the text."""
+        """True after a stop string has ended the text."""
         return self._stops.found
 
     def push(self, token: Token) -> tuple[str, tuple[Spelled, ...]]:
@@ -62,7 +62,7 @@ class Choice:
         return text, self._release(text)
 
     def finish(self) -> tuple[str, tuple[Spelled, ...]]:
-        """Return what was held back."""
+        """Return the text and tokens that were held back."""
         text = "" if self.stopped else self._stops.push(self._decoder.rest()) + self._stops.rest()
         tokens = self._release(text)
         return text, tokens if self.stopped else (*tokens, *self._pending)
@@ -94,7 +94,7 @@ class Answers:
     async def __aenter__(self) -> "Answers":
         async with AsyncExitStack() as stack:
             for choice in self.choices:
-                answer = self._service.engine.submit(choice.generation, choice.run.name)
+                answer = self._service.engine.submit(choice.generation, choice.run.model.name)
                 stack.push_async_callback(answer.aclose)
                 self._events.append(answer)
             self._stack = stack.pop_all()

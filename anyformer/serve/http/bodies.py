@@ -65,7 +65,7 @@ ResponseFormat = Annotated[PlainText | JsonObject | JsonSchemaFormat, Field(disc
 
 
 class StructuredOutputs(Body):
-    """What an answer must be; exactly one of the three."""
+    """Constraint on an answer: exactly one of the three."""
 
     choice: Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)] | None = None
     regex: Annotated[str, Field(max_length=MAX_PATTERN)] | None = None

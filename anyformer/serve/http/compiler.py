@@ -1,4 +1,4 @@
-"""Compilation of constraints in a process of its own, with a deadline.
+"""Compilation of constraints in a separate process, with a deadline.
 
 A regular expression or schema of a few bytes can take minutes to compile. The process is killed at the deadline, and
 the next request starts another one. It reads pickled jobs from its standard input and writes pickled results; both
@@ -29,11 +29,11 @@ HEADER = 8  # bytes of the length before each message
 
 
 class Rules(NamedTuple):
-    """What a constraint is compiled from, besides the model."""
+    """Source of a constraint, besides the model."""
 
     kind: str  # a field of `OutputConstraints`
     value: str | tuple[str, ...]  # for `json_schema`: its JSON
-    alone: bool  # the answer is a text of its own
+    alone: bool  # the answer is a text, not the continuation of one
 
     def constraints(self) -> OutputConstraints:
         value: Any = (

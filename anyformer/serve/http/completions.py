@@ -145,6 +145,7 @@ async def text_choices(service: Service, run: ServedRun, body: CompletionBody) -
                 constraint,
                 body.logprobs,
                 scored,
+                run.adapter,
             )
             choices.append(Choice(run, generation, _stops(body), body.echo))
     return choices
@@ -162,7 +163,8 @@ async def chat_choices(service: Service, run: ServedRun, body: ChatBody) -> list
     constraint = await service.constraint(run, body, alone=True)
     top = (body.top_logprobs or 0) if body.logprobs else None
     generations = [
-        Generation(tuple(ids), most, _sampling(run, body), stop, _seed(body, i), constraint, top) for i in range(body.n)
+        Generation(tuple(ids), most, _sampling(run, body), stop, _seed(body, i), constraint, top, adapter=run.adapter)
+        for i in range(body.n)
     ]
     return [Choice(run, generation, _stops(body), echo=False) for generation in generations]
 

@@ -90,8 +90,8 @@ async def translate(service: Service, run: ServedRun, body: TranslateBody) -> Re
         if not ids:
             return []  # a blank text
         budget = answer_budget(run.writer, run.run.model, len(ids), body.max_tokens, strategy)
-        generation = Generation(tuple(ids), budget, strategy, run.vocabulary.stop)
-        found = await service.engine.search(generation, body.n_best, run.name)
+        generation = Generation(tuple(ids), budget, strategy, run.vocabulary.stop, adapter=run.adapter)
+        found = await service.engine.search(generation, body.n_best, run.model.name)
         tokens += sum(len(hypothesis.ids) for hypothesis in found)
         return [{"text": run.tokenizer.decode(h.ids), "score": h.score} for h in found]
 
@@ -204,7 +204,7 @@ def add_encoders(app: FastAPI, service: Service) -> None:
         if len(left) == 1:
             left = left * len(right)
         if len(left) != len(right):
-            raise ApiError(400, f"text_1 has {len(left)} texts and text_2 {len(right)}: give one, or as many")
+            raise ApiError(400, f"text_1 has {len(left)} texts and text_2 {len(right)}: give one, or equal numbers")
         pairs = list(zip(left, right, strict=True))
         scores = await unless_gone(request, pair_scores(service, run, pairs, body.label))
         data = [{"index": i, "score": value} for i, value in enumerate(scores)]

@@ -1,4 +1,4 @@
-"""Response bodies, for /openapi.json and for those who read it."""
+"""Response bodies, as /openapi.json describes them."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""What all endpoints share: the engine, its models as HTTP sees them, limits and counters."""
+"""State that all endpoints share: the engine, its models with their texts, limits and counters."""
 
 import asyncio
 import json
@@ -31,10 +31,11 @@ T = TypeVar("T")
 
 
 class ServedRun:
-    """One model with what its texts need; computed once."""
+    """One model, or a LoRA adapter of one, with what its texts need; computed once."""
 
-    def __init__(self, model: Model, run: Run):
-        self.model, self.run, self.name = model, run, model.name
+    def __init__(self, model: Model, run: Run, adapter: str | None = None):
+        self.model, self.run, self.adapter = model, run, adapter
+        self.name = adapter or model.name  # in requests
 
     @property
     def config(self) -> ModelConfig:
@@ -50,18 +51,18 @@ class ServedRun:
 
     @property
     def answers_sources(self) -> bool:
-        """Whether it is an encoder–decoder, which answers a source."""
+        """True for an encoder–decoder, which answers a source."""
         return self.config.encoder is not None
 
     @property
     def several_labels(self) -> bool:
-        """Whether a text may have any number of labels."""
+        """True if a text may have any number of labels."""
         spec = self.run.spec
         return bool(getattr(spec, "separator", None) or getattr(spec, "multi_label", False))
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """What this server offers for the model, in names of its endpoints."""
+        """The endpoints that the model can answer, by name."""
         able, found = set(self.model.kinds), list[str]()
         if "generate" in able:
             found += ["completions"] + ["chat"] * (self.chat is not None)
@@ -137,7 +138,12 @@ class Service:
         self.active = self.streams = 0
         self.responses: Counter[tuple[str, int]] = Counter()  # by path and status
         self.compiler = Compiler(self.limits.compile_seconds, self.limits.states)
-        self.runs = {name: ServedRun(m, m.run) for name, m in engine.models.items() if m.run is not None}
+        self.runs: dict[str, ServedRun] = {}
+        for model in engine.models.values():
+            for adapter in (None, *model.adapters):
+                assert model.run is not None
+                one = ServedRun(model, model.run, adapter)
+                self.runs[one.name] = one
 
     def find(self, name: str | None, *kinds: str) -> ServedRun:
         """Return a model by name; one of some kinds, if given."""
@@ -158,7 +164,7 @@ class Service:
     async def encode(self, kind: EncodeKind, texts: list[str], run: ServedRun, **options: Any) -> list[Any]:
         if len(texts) > self.limits.texts:
             raise ApiError(400, f"there are {len(texts)} texts, and the limit is {self.limits.texts}", param="input")
-        return await self.engine.encode(kind, texts, run.name, **options)
+        return await self.engine.encode(kind, texts, run.model.name, **options)
 
     async def constraint(self, run: ServedRun, body: GenerationBody, alone: bool) -> Constraint | None:
         """Return the constraint of a request's format or structured output."""

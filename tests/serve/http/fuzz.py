@@ -20,7 +20,7 @@ COVERAGE = 1200  # requests that schemathesis sends beside the random ones, abou
 
 
 def fuzz(requests: int, seed: int, workers: int = 2) -> int:
-    """Send at least so many requests, in rounds; return how many were sent. Raise if a check fails."""
+    """Send at least `requests` requests in rounds and return their number. Raise if a check fails."""
     sent = 0
     with tempfile.TemporaryDirectory() as folder, started(*written(Path(folder), NAMES)) as (process, address):
         operations = sum(map(len, httpx.get(f"{address}/openapi.json").json()["paths"].values()))

@@ -1,4 +1,4 @@
-"""`anyformer serve` as a process of its own."""
+"""Start `anyformer serve` as a separate process."""
 
 import re
 import subprocess

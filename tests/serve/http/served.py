@@ -66,7 +66,13 @@ def serving(
 ) -> Iterator[Server]:
     """Serve some runs on a free port."""
     runs = {name: made.made(name, Path("nowhere")) for name in names}
-    service = Service(Engine(runs, engine), limits, **options)
+    with serving_engine(Engine(runs, engine), limits, **options) as server:
+        yield server
+
+
+@contextmanager
+def serving_engine(engine: Engine, limits: HttpLimits | None = None, **options: Any) -> Iterator[Server]:
+    service = Service(engine, limits, **options)
     listening = bind("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(make_app(service), log_level="warning", ws="none"))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])))

@@ -119,7 +119,7 @@ def memory(process: int) -> int:
 
 
 async def torture(minutes: float, clients: int = 32) -> dict[str, Any]:
-    """Run the load; return what was seen. Raise `AssertionError` on any fault."""
+    """Run the load; return statuses and memory growth. Raise `AssertionError` on any fault."""
     with tempfile.TemporaryDirectory() as folder, started(*written(Path(folder), NAMES)) as (process, address):
         begin = time.monotonic()
         load = Load(address, begin + 60 * minutes)
