@@ -31,6 +31,7 @@ class PagedSlots(NamedTuple):
 
     @classmethod
     def of(cls, table: Tensor, size: int, positions: Tensor, is_token: Tensor) -> "PagedSlots":
+        positions = positions.expand_as(is_token)
         pages = table.gather(1, torch.where(is_token, positions // size, 0))
         return cls(torch.where(is_token, pages * size + positions % size, 0), is_token, table, size)
 
@@ -46,6 +47,17 @@ class PagedSlots(NamedTuple):
     def read(self, stored: Tensor) -> Tensor:
         pages = stored[0].unflatten(1, (-1, self.size))[:, self.table]  # [g, b, pages, size, k]
         return pages.flatten(2, 3).transpose(0, 1)
+
+
+class FreshSlots(NamedTuple):
+    """Slots of the first tokens of rows, which read nothing but themselves."""
+
+    slots: PagedSlots
+
+    def write(self, stored: Tensor, new: Tensor) -> Tensor:
+        """Write new [b, g, t, k] into a pool, and return it."""
+        self.slots.store(stored, new)
+        return new
 
 
 class Pool:
@@ -126,15 +138,22 @@ class PagedLayer(NamedTuple):
 class PagedCache:
     """Rows of a pool in one call of a model. `lengths` [b] tokens of each are in the pool already.
 
-    A table must have more slots than its row has tokens after the call. `new_sources`: the call writes the sources.
+    A table must have more slots than its row has tokens after the call. `new_source`: the call writes sources, of so
+    many tokens. `fresh`: no row has tokens yet, so that new ones read only each other, without a mask.
     """
 
     states: None = None  # recurrent encoder states are not paged
 
     def __init__(
-        self, pool: Pool, table: Tensor, lengths: Tensor, source: Source | None = None, new_source: int | None = None
+        self,
+        pool: Pool,
+        table: Tensor,
+        lengths: Tensor,
+        source: Source | None = None,
+        new_source: int | None = None,
+        fresh: bool = False,
     ):
-        self.pool, self.table, self.lengths = pool, table, lengths
+        self.pool, self.table, self.lengths, self.fresh = pool, table, lengths, fresh
         self.following = lengths
         self.source: Layout | None = None
         slots: PagedSlots | None = None
@@ -152,12 +171,18 @@ class PagedCache:
         segments = torch.zeros_like(positions)
         if is_token is not None:
             positions, segments = positions.where(is_token, 0), segments.masked_fill(~is_token, PADDING)
+        if self.fresh:
+            return Layout.right_padded(segments)._replace(continues_cache=True)
         return Layout(positions, segments, position_bound=position_bound, continues_cache=True)
 
     def take(self, new: Layout) -> dict[int | None, Step]:
         """Return what all layers read, and where they write."""
         assert new.segments is not None
         is_token = real(new.segments)
+        if self.fresh:
+            return {
+                None: Step(new, FreshSlots(PagedSlots.of(self.table, self.pool.page_size, new.positions, is_token)))
+            }
         keys = _keys(self.table.shape[1] * self.pool.page_size, self.lengths + is_token.sum(dim=1))
         keys = keys._replace(pages=None if self.pool.int8 else Pages(self.table, self.pool.page_size))
         return {None: Step(keys, PagedSlots.of(self.table, self.pool.page_size, new.positions, is_token))}

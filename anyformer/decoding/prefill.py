@@ -93,7 +93,7 @@ def can_capture(
     `prompt` is the length of what the decoder reads of them, `segmented` whether that is padded.
     """
     rows, length = sizes
-    if rows * length > MAX_CAPTURED_TOKENS or not buffers.keep("repeats", lambda: not _synchronises(model)):
+    if rows * length > MAX_CAPTURED_TOKENS or not buffers.keep("repeats", lambda: not synchronises(model)):
         return False
     if segmented and buffers.prompts.rings:  # rings check on the host that tokens are in order
         return False
@@ -105,7 +105,7 @@ def can_capture(
     )
 
 
-def _synchronises(model: Transformer) -> bool:
+def synchronises(model: Transformer) -> bool:
     """Return whether a module reads sizes from the device."""
     stacks = [stack for stack in (model.encoder, model.decoder) if stack is not None]
     return any(stack.pooling is not None for stack in stacks) or any(

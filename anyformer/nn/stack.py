@@ -138,9 +138,9 @@ class BlockStack(nn.Module):
             q, k = layout, steps.get(plan.reach, steps[None]).keys
             if plan.level:
                 q = k = levels[plan.level]
+            role: Role = "cached" if cached and k is not layout else "self"
             k = k._replace(pages=None) if tapped else k  # taps read keys and values by row
             positions = cast(Positions, self.schemes[plan.scheme])
-            role: Role = "cached" if cached else "self"
             absorbs = cached and not tapped and plan.needs.absorbs(q.positions.shape[1])
             needs = plan.needs.absorbed() if absorbs else plan.needs
             relation = lower(plan.pattern, q, k, role, positions, needs, site, backend)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from anyformer.decoding.sampling import Choice
 from anyformer.decoding.strategy import Sampling
-from anyformer.serve.sequence import Sequence
+from anyformer.serve.sequence import Sequence, on_device
 
 
 class Readback:
@@ -29,8 +29,7 @@ class Readback:
 
     def newest(self, sequences: List[Sequence], device: torch.device) -> tuple[Tensor, Tensor]:
         """Return the newest token of each request [n, 1], where the host does not know it, and where that is."""
-        index = torch.tensor([self.index.get(id(sequence), -1) for sequence in sequences])
-        index = index if device.type == "cpu" else index.pin_memory().to(device, non_blocking=True)
+        index = on_device([self.index.get(id(sequence), -1) for sequence in sequences], device)
         return self.ids[index.clamp(min=0)][:, None], (index >= 0)[:, None]
 
     def wait(self) -> tuple[list[int], list[int]]:

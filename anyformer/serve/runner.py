@@ -10,11 +10,13 @@ from anyformer.attention.layout import Layout, make_layout
 from anyformer.attention.padding import pad_rows
 from anyformer.cache.paged import PagedCache, Pool, Source
 from anyformer.conventions import next_power_of_two
+from anyformer.decoding.prefill import synchronises
 from anyformer.kernels.cuda_graph import CudaGraph, without_autocast_cache
 from anyformer.kernels.prepacked import PrepackedWeights, use_prepacked
 from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import Transformer
 from anyformer.serve.request import Limits
+from anyformer.serve.sequence import on_device
 
 
 class Row(NamedTuple):
@@ -59,7 +61,8 @@ class Runner:
             ids, segments = pad_rows([row.source for row in rows], self.device)
             layout = make_layout(len(ids), ids.shape[1], self.device, segments=segments)
             encoder_out, new_source = model.encode(Inputs(ids, layout)), ids.shape[1]
-        cache = PagedCache(self.pool, inputs.table, inputs.lengths, inputs.source, new_source)
+        fresh = not any(row.read for row in rows)
+        cache = PagedCache(self.pool, inputs.table, inputs.lengths, inputs.source, new_source, fresh)
         new = cache.next(size, _present(inputs), max(row.read + size for row in rows))
         with use_prepacked(self._prepacked, inputs.ids.numel()):
             return model.decode(Inputs(inputs.ids, new), encoder_out, source=layout, cache=cache)
@@ -70,7 +73,7 @@ class Runner:
         `newest`: tokens [rows, 1] that replace those of the rows, and where.
         """
         count, width, across = len(rows), self._width(rows), self._source_width(rows)
-        captures = self.device.type == "cuda"
+        captures = self.device.type == "cuda" and not synchronises(model)
         if captures or self.limits.reproducible:
             count = self.limits.max_rows if self.limits.reproducible else next_power_of_two(count)
             width = min(next_power_of_two(width), self.max_pages[0])
@@ -117,8 +120,7 @@ class Runner:
         return RowTensors(self._tensor(ids), counts, lengths, self._tensor(tables), source)
 
     def _tensor(self, values: list[list[int]]) -> Tensor:
-        x = torch.tensor(values, dtype=torch.long)
-        return x if self.device.type == "cpu" else x.pin_memory().to(self.device, non_blocking=True)
+        return on_device(values, self.device)
 
 
 def next_logits(model: Transformer, hidden: Tensor) -> Tensor:

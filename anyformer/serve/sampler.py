@@ -23,7 +23,7 @@ from anyformer.decoding.sampling import Choice, greedy, sample
 from anyformer.decoding.strategy import Sampling
 from anyformer.kernels.runtime import at_least_fp32
 from anyformer.serve.request import Token
-from anyformer.serve.sequence import Sequence
+from anyformer.serve.sequence import Sequence, on_device
 
 WITHOUT_HISTORY = (Temperature, TopK, TopP, MinP, Typical)
 
@@ -53,7 +53,7 @@ def choose(sequences: List[Sequence], logits: Tensor) -> Choice:
     ids = torch.zeros(len(logits), dtype=torch.long, device=logits.device)
     ok = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
     for options, rows in groups.items():
-        index = torch.tensor(rows, device=logits.device)
+        index = on_device(rows, logits.device)
         chosen = _choose(options, [sequences[i] for i in rows], logits[index])
         ids[index], ok[index] = chosen.ids, chosen.ok
     return Choice(ids, ok)
@@ -72,7 +72,7 @@ def _choose(options: Options, sequences: List[Sequence], logits: Tensor) -> Choi
     if options.sampling.temperature == 0:
         return greedy(logits)
     seeds = torch.cat([sequence.seed for sequence in sequences if sequence.seed is not None])
-    steps = torch.tensor([len(sequence.answer) + sequence.unread for sequence in sequences], device=device)
+    steps = on_device([len(sequence.answer) + sequence.unread for sequence in sequences], device)
     return sample(logits, seeds, steps)
 
 

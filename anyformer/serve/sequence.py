@@ -1,7 +1,7 @@
 """The state of a request that is being answered: its tokens, its pages, and how far it was read."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,6 +14,12 @@ from anyformer.serve.request import Finished, Reason, Token
 
 if TYPE_CHECKING:
     from anyformer.serve.beams import Beams
+
+
+def on_device(values: Any, device: torch.device) -> Tensor:
+    """Return integers as a tensor, copied to a device without waiting for it."""
+    x = torch.tensor(values, dtype=torch.long)
+    return x if device.type == "cpu" else x.pin_memory().to(device, non_blocking=True)
 
 
 class Sequence:

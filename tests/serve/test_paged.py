@@ -60,7 +60,8 @@ def test_pages_equal_a_static_cache(
     done, first = torch.zeros(rows, dtype=torch.long), True
     for a, b in pairwise(borders):
         present = torch.arange(a, b) < torch.tensor(lengths)[:, None]
-        cache = PagedCache(pool, table, done.clone(), source, 5 if first and source else None)
+        fresh = first and data.draw(st.booleans())
+        cache = PagedCache(pool, table, done.clone(), source, 5 if first and source else None, fresh)
         layout = cache.next(b - a, present, longest)
         hidden = model.decode(Inputs(given[:, a:b], layout), **(seen if first else {}), cache=cache)
         first = False
