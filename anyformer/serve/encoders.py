@@ -84,6 +84,11 @@ class EncodeServer:
     def busy(self) -> bool:
         return bool(self._jobs or self._scoring)
 
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._jobs) + len(self._scoring)
+
     def add(self, job: TextJob | Scoring) -> None:
         if isinstance(job, Scoring):
             self._scoring.append(job)
@@ -111,6 +116,8 @@ class EncodeServer:
             self._read(batch)
 
     def _score(self, job: Scoring) -> None:
+        if job.future.cancelled():
+            return
         try:
             _set(job.future, job.compute())
         except Exception as error:

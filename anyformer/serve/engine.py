@@ -146,6 +146,8 @@ class Engine:
         if not texts:
             return []
         server, future = self._encoders[name], asyncio.get_running_loop().create_future()
+        if server.waiting >= self.limits.queue:
+            raise QueueFull(f"{server.waiting} requests wait already: try again later")
         if kind == "score":
             job: TextJob | Scoring = Scoring(lambda: server.run.score(texts, **options), future)
         else:
@@ -184,7 +186,7 @@ class Engine:
             if queue is not None:
                 if queue.waiting >= self.limits.queue:
                     raise QueueFull(f"{queue.waiting} requests wait already: try again later")
-                queue.waiting += 1
+                queue.submitted += 1
             self._inbox.append(command)
             self._wake.notify()
 

@@ -33,7 +33,7 @@ class Outbox:
         """Count a job that leaves the queue for the first time."""
         if not job.started:
             job.started = True
-            self.stats.waiting -= 1
+            self.stats.started += 1
             self.stats.running += 1
             self.stats.queue_time.add(time.perf_counter() - job.arrived)
 

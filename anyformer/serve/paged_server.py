@@ -117,7 +117,9 @@ class PagedServer:
         tokens = sequence.length + 1
         if self.limits.reproducible:  # never preempted: read again, its tokens would be rounded differently
             tokens = len(sequence.prompt) + sequence.generation.max_new_tokens
-        new = self.pages.take(count_pages_for(tokens, self.pages.size) - len(known))
+        needed = count_pages_for(tokens, self.pages.size) - len(known)
+        margin = 0 if self.limits.reproducible else used  # each row that decodes soon needs a page
+        new = self.pages.take(needed) if needed + margin <= self.pages.available else None
         source = self.source_pages.take(count_pages_for(len(sequence.source), self.pages.size))
         if new is None or source is None:
             self.pages.release([*known, *(new or ())])

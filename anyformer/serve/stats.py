@@ -26,7 +26,8 @@ class Stats:
     """State of one model. Times are in seconds."""
 
     running: int = 0  # requests that are being answered
-    waiting: int = 0  # requests in the queue
+    submitted: int = 0  # requests, counted by their callers
+    started: int = 0  # requests that have left the queue
     pages: int = 0  # of the KV cache
     pages_used: int = 0  # by running requests; pages that are kept for reuse are free
     prompt_tokens: int = 0
@@ -40,5 +41,15 @@ class Stats:
     token_time: Histogram = field(default_factory=Histogram)  # between two tokens of an answer
     request_time: Histogram = field(default_factory=Histogram)
 
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return self.submitted - self.started
+
     def copy(self) -> "Stats":
-        return deepcopy(self)
+        """Return a copy, while the engine's thread may be counting."""
+        while True:
+            try:
+                return deepcopy(self)
+            except RuntimeError:  # a reason to finish was added meanwhile
+                continue

@@ -65,7 +65,7 @@ def draw(rng: random.Random) -> Generation:
             beam = Beam(beams=rng.choice([2, 3]), n_best=2, length_penalty=rng.choice([0.0, 1.0]))
             return Generation(ids, new, beam, STOP, constraint=trie if rng.random() < 0.3 else None)
         case _:
-            return Generation(ids, new, Sampling(), rng.choice([STOP, ()]))
+            return Generation(ids, new + 12, Sampling(), rng.choice([STOP, (), ()]))
 
 
 def alone(model: af.Transformer, generation: Generation):
