@@ -6,8 +6,8 @@ room. This is the credit task of the decision transformer (Chen et al. 2021, aft
 
 The rooms, the places where agent and key begin, 15 steps in the first and the last room and the view of 5 × 5 cells
 around the agent are those of Hung et al. 2019, from whom the task descends; there the second room has apples and lasts
-90 steps. Chen et al. publish no sizes, but 3.1 % of their random walks succeed, and 2.9 % of walks in these rooms. This
-module has its own choice of three things: 3 steps in the second room, cells as integers instead of colours, and an
+90 steps. Chen et al. publish no sizes. Of random walks in these rooms 2.9 % succeed. This module has its own choice of
+three things: 3 steps in the second room, cells as integers instead of colours, and an
 episode that ends at the door.
 """
 
