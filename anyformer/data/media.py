@@ -36,12 +36,12 @@ from anyformer.data.augment import Augmentation
 from anyformer.data.batch import Batch
 from anyformer.data.media_files import (
     BadFile,
+    FeatureReader,
     check_folders,
     files_of,
     fit_features,
     fit_image,
     is_media_file,
-    read_features,
     read_image,
     read_sound,
 )
@@ -83,6 +83,7 @@ class MediaStore:
         self.pictures = pictures or Pictures()
         self.alone = alone  # a text with an image is that image, in one place, and nothing else
         self.folders: Sequence[Path] | None = None  # files are read from these alone; None: from anywhere
+        self._features = None if spec.features is None else FeatureReader(spec.features)
         self._numbers: dict[tuple[MediaKind, str], int] = {}
         self._kinds: list[MediaKind] = []
         self._values: list[np.ndarray] = []
@@ -150,7 +151,7 @@ class MediaStore:
         return len(self._values) - 1
 
     def _read(self, kind: MediaKind, name: str) -> np.ndarray:
-        image, audio, features = self.spec.image, self.spec.audio, self.spec.features
+        image, audio = self.spec.image, self.spec.audio
         if self.folders is not None:
             check_folders(files_of(kind, name), self.folders)
         match kind:
@@ -158,8 +159,8 @@ class MediaStore:
                 return read_image(name, image, self.pictures)
             case "audio" if audio is not None:
                 return log_mel(read_sound(name, audio), audio)
-            case "features" if features is not None:
-                return read_features(name, features)
+            case "features" if self._features is not None:
+                return self._features.read(name)
             case _:
                 kinds = " and ".join(self.spec.kinds)
                 raise BadFile(f"<{kind}:{name}>: this model reads {kinds} segments, not {kind}")

@@ -10,6 +10,7 @@ import wave
 import zipfile
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
@@ -79,9 +80,30 @@ def read_sound(names: str, spec: Spectrogram) -> np.ndarray:
     return np.concatenate([_decode_wav(name, spec) for name in names.split("+")])
 
 
-def read_features(text: str, spec: FeatureSegment) -> np.ndarray:
-    """Return a vector of numbers, float32 [size]: written out, or a row of an array."""
-    return fit_features(read_numbers(text), spec, text)
+class FeatureReader:
+    """Feature vectors by reference: an array is checked and converted once, not for each of its rows."""
+
+    def __init__(self, spec: FeatureSegment):
+        self.spec = spec
+        self._tables: dict[str, np.ndarray] = {}
+
+    def read(self, text: str) -> np.ndarray:
+        """Return a vector of numbers [size]: written out, or a row of an array."""
+        array, _, row = text.rpartition("/")
+        if array not in self._tables:
+            self._tables[array] = self._read_table(array)
+        table = self._tables[array]
+        if row.isdecimal() and int(row) < len(table):
+            return table[int(row)]
+        return fit_features(read_numbers(text), self.spec, text)
+
+    def _read_table(self, name: str) -> np.ndarray:
+        """Return all rows of an array; none if there is a fault, which is then reported for each row."""
+        file, _, key = name.partition("#")
+        with suppress(BadFile):
+            if key and is_array(file) and (array := find_array(file, key)).size:
+                return fit_features(array.reshape(len(array), -1), self.spec, name)
+        return np.zeros((0, self.spec.size))
 
 
 def read_numbers(text: str) -> np.ndarray:
@@ -95,12 +117,13 @@ def read_numbers(text: str) -> np.ndarray:
 
 
 def fit_features(values: np.ndarray, spec: FeatureSegment, name: str) -> np.ndarray:
-    """Return a vector as the model reads it, float32 or small integers; raise `BadFile` if it does not fit."""
-    if len(values) != spec.size:
-        raise BadFile(f"{visible(name)} has {len(values)} numbers, and the model reads {spec.size}")
+    """Return vectors [..., size] as the model reads them, float32 or small integers; raise `BadFile` if one differs."""
+    if values.shape[-1] != spec.size:
+        raise BadFile(f"{visible(name)} has {values.shape[-1]} numbers, and the model reads {spec.size}")
     if spec.values is None:
         return values.astype(np.float32)
-    if not ((values >= 0) & (values < spec.values) & (values == np.floor(values))).all():
+    is_whole = values.dtype.kind in "ui" or bool((values == np.floor(values)).all())
+    if not is_whole or values.min() < 0 or values.max() >= spec.values:
         raise BadFile(f"{visible(name)} has other numbers than 0, 1, ..., {spec.values - 1}, which the model reads")
     return values.astype(np.min_scalar_type(spec.values - 1))
 
@@ -133,16 +156,22 @@ def read_array(name: str) -> np.ndarray:
     """Return one entry of an array."""
     file, _, place = name.partition("#")
     key, _, number = place.rpartition("/")
+    array = find_array(file, key)
+    if not number.isdecimal() or int(number) >= len(array):
+        raise BadFile(f"{visible(name)}: the array has {len(array)} entries, counted from 0")
+    entry: np.ndarray = array[int(number)]
+    return entry
+
+
+def find_array(file: str, key: str) -> np.ndarray:
+    """Return an array of a file by its name, which may be empty if there is only one."""
     arrays = load_arrays(file)
     if not key and len(arrays) != 1:
         raise BadFile(f"{visible(file)} has the arrays {', '.join(arrays)}: name one, as in {visible(file)}#NAME/0")
     array = arrays.get(key) if key else next(iter(arrays.values()))
     if array is None:
         raise BadFile(f"{visible(file)} has no array {key!r}, but {', '.join(arrays)}")
-    if not number.isdecimal() or int(number) >= len(array):
-        raise BadFile(f"{visible(name)}: the array has {len(array)} entries, counted from 0")
-    entry: np.ndarray = array[int(number)]
-    return entry
+    return array
 
 
 def load_arrays(file: str) -> dict[str, np.ndarray]:

@@ -48,8 +48,8 @@ Action = int | list[float]
 class Step(NamedTuple):
     """The ids of one step: what is read, and the action that follows."""
 
-    read: list[int]
-    action: list[int]
+    read: tuple[int, ...]  # tuples of numbers, unlike lists, are not traversed by the garbage collector
+    action: tuple[int, ...]
 
 
 class EncodedEpisode(NamedTuple):
@@ -98,7 +98,10 @@ class ActionPrediction(TokenTask):
                 yield EncodedEpisode(
                     mission,
                     [
-                        Step([*self.encode_return(to_go), *self._encode_observation(seen)], self.encode_action(action))
+                        Step(
+                            (*self.encode_return(to_go), *self._encode_observation(seen)),
+                            tuple(self.encode_action(action)),
+                        )
                         for to_go, seen, action in zip(returns, observations, actions, strict=True)
                     ],
                 )

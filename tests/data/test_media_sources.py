@@ -1,37 +1,28 @@
-"""Sources of images and sounds: folders, tables, arrays, scenes; damaged files; packing; augmentation."""
+"""Sources of images and sounds: folders, tables, arrays, scenes; damaged files; packing."""
 
-import math
 import wave
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings, strategies as st
 
-from anyformer.config import AudioSegment, ConfigError, ImageSegment, Media, Pictures
+from anyformer.config import AudioSegment, ConfigError, FeatureSegment, ImageSegment, Media, Pictures
 from anyformer.data import scenes
-from anyformer.data.augment import Augmentation
-from anyformer.data.batch import Batch
 from anyformer.data.fingerprint import fingerprint
 from anyformer.data.image_pack import find_images, pack_images
 from anyformer.data.media import MediaStore
-from anyformer.data.media_files import BadFile, read_image
+from anyformer.data.media_files import BadFile, FeatureReader, fit_features, read_image
 from anyformer.data.readers import Rows, read
-from anyformer.media_batch import GREY, MediaBatch
 from anyformer.recipe import (
     ArrayFile,
-    AudioAugment,
-    Augment,
     ClassFolders,
     Data,
-    ImageAugment,
     Scenes,
     Source,
     TableFile,
 )
-from anyformer.recipes import read_recipe
-from anyformer.tasks.base import inputs_of, readable
+from anyformer.tasks.base import readable
 
 PIL = pytest.importorskip("PIL.Image")
 SPEC = Media(image=ImageSegment(image_height=4, patch=2, channels=3), audio=AudioSegment(mels=3))
@@ -224,145 +215,39 @@ def test_a_wrong_scene_is_refused():
         read_image("scene:48 huge red circle 3 3", SPEC.image, Pictures())
 
 
-# -- augmentation -----------------------------------------------------------------------------------------------------
-
-CHANGES = st.builds(
-    ImageAugment,
-    shift=st.integers(0, 5),
-    flip=st.booleans(),
-    rotate=st.sampled_from([0.0, 20.0]),
-    erase=st.integers(0, 3),
-    shear=st.sampled_from([0.0, 0.2]),
-    brightness=st.sampled_from([0.0, 0.4]),
-    contrast=st.sampled_from([0.0, 0.4]),
-    saturation=st.sampled_from([0.0, 0.4]),
-)
+# -- feature vectors --------------------------------------------------------------------------------------------------
 
 
-LEVELS = torch.tensor([1.0, 0.0, 1.0])[:, None, None, None]  # of images that stay levels from 0 to 255
+@pytest.mark.parametrize("values", [None, 5])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.float64])
+def test_rows_of_an_array_are_read_as_one_by_one(tmp_path: Path, values: int | None, dtype: type):
+    file, spec = str(tmp_path / "a.npz"), FeatureSegment(size=6, values=values)
+    array = np.random.default_rng(0).integers(0, 5, (4, 2, 3)).astype(dtype)
+    np.savez(file, x=array)
+    for i, row in enumerate(array):
+        found, expected = FeatureReader(spec).read(f"{file}#x/{i}"), fit_features(row.ravel(), spec, "")
+        assert np.array_equal(found, expected)
+        assert found.dtype == expected.dtype
 
 
-def drawn(spec: ImageAugment, images: np.ndarray, seed: int) -> MediaBatch:
-    changes = Augmentation(Augment(image=spec)).images(images.shape, np.random.default_rng(seed))
-    return MediaBatch(images=torch.from_numpy(images), levels=LEVELS.expand(-1, images.shape[1], 1, 1), **changes)
-
-
-def augmented(spec: ImageAugment, images: np.ndarray, seed: int) -> torch.Tensor:
-    found = drawn(spec, images, seed).decode().images
-    assert found is not None
-    return found
-
-
-@given(CHANGES, st.sampled_from([1, 3]), st.integers(0, 9))
-def test_augmentation_is_a_function_of_its_generator(spec: ImageAugment, channels: int, seed: int):
-    images = np.random.default_rng(0).integers(0, 256, (3, channels, 4, 4), dtype=np.uint8)
-    before = images.copy()
-    a, b = (augmented(spec, images, seed) for _ in range(2))
-    assert a.equal(b)
-    assert np.array_equal(images, before)
-    assert 0 <= float(a.min()) <= float(a.max()) <= 255.001
-
-
-@given(CHANGES, st.sampled_from([1, 3]), st.integers(0, 9))
-def test_images_are_changed_pixel_by_pixel_as_the_formulas_say(spec: ImageAugment, channels: int, seed: int):
-    images = np.random.default_rng(seed).integers(0, 256, (2, channels, 4, 6), dtype=np.uint8)
-    one = drawn(spec, images, seed)
-    expected = np.stack([reference(image, one, i) for i, image in enumerate(images)])
-    np.testing.assert_allclose(augmented(spec, images, seed), expected, atol=1e-2)
-
-
-def reference(image: np.ndarray, changes: MediaBatch, n: int) -> np.ndarray:
-    """Change an image, [c, h, w], by loops over its pixels."""
-    channels, height, width = image.shape
-    changed = np.zeros(image.shape)
-
-    def pixel(y: int, x: int) -> np.ndarray:
-        return image[:, y, x].astype(float) if 0 <= y < height and 0 <= x < width else np.zeros(channels)
-
-    for y, x in np.ndindex(height, width):
-        if changes.moves is not None:
-            (down, top), (right, left) = changes.moves[n].tolist()
-            changed[:, y, x] = pixel(down * y + top, right * x + left)
-        elif changes.warps is not None:
-            centre = np.array([(2 * x + 1) / width - 1, (2 * y + 1) / height - 1, 1])
-            from_x, from_y = (((changes.warps[n].numpy() @ centre + 1) * (width, height)) - 1) / 2
-            top, left = math.floor(from_y), math.floor(from_x)
-            for v, u in np.ndindex(2, 2):
-                share = (1 - abs(from_y - top - v)) * (1 - abs(from_x - left - u))
-                changed[:, y, x] += share * pixel(top + v, left + u)
-    if changes.colours is not None:
-        colours, mean = changes.colours[n].numpy(), changed.mean()
-        for y, x in np.ndindex(height, width):
-            changed[:, y, x] = (colours @ [*changed[:, y, x], mean]).clip(0, 255)
-    if changes.erased is not None:
-        (top, bottom), (left, right) = changes.erased[n].tolist()
-        for y, x in np.ndindex(height, width):
-            if top <= y < bottom and left <= x < right:
-                changed[:, y, x] = GREY
-    return changed
-
-
-@given(st.integers(0, 9))
-def test_no_change_is_the_identity(seed: int):
-    images = np.random.default_rng(seed).integers(0, 256, (3, 3, 4, 6), dtype=np.uint8)
-    assert np.array_equal(augmented(ImageAugment(), images, seed), images)
-    for spec in (ImageAugment(rotate=1e-9), ImageAugment(brightness=1e-9)):
-        np.testing.assert_allclose(augmented(spec, images, seed), images, atol=1e-2)
-
-
-@given(st.integers(0, 9), st.integers(0, 9), st.booleans())
-def test_shifts_and_mirrors_copy_whole_pixels(seed: int, shift: int, flip: bool):
-    """Every level of an image is found in the original at the shifted place; all others are black."""
-    images = np.random.default_rng(seed).integers(1, 256, (8, 3, 5, 7), dtype=np.uint8)
-    rng = np.random.default_rng(seed)
-    down, right = rng.integers(-shift, shift + 1, (2, 8)).tolist()
-    mirrored = (rng.random(8) < 0.5) & flip
-    for i, changed in enumerate(augmented(ImageAugment(shift=shift, flip=flip), images, seed).numpy()):
-        image = images[i, :, :, ::-1] if mirrored[i] else images[i]
-        around = np.pad(image, ((0, 0), (shift, shift), (shift, shift)))
-        top, left = shift - down[i], shift - right[i]
-        assert np.array_equal(changed, around[:, top : top + 5, left : left + 7])
-
-
-@given(st.integers(0, 9), st.integers(1, 30))
-def test_masks_of_sounds(seed: int, count: int):
-    frames = np.random.default_rng(seed).normal(size=(count, 8)).astype(np.float32)
-    spec = AudioAugment(time_masks=1, time_width=4, mel_masks=1, mel_width=2)
-    (changed,) = Augmentation(Augment(audio=spec)).sounds([frames], np.random.default_rng(seed))
-    differs = changed != frames
-    assert (differs.all(axis=1).sum() <= 4) or count <= 4 or differs.mean() < 1
-    assert changed.shape == frames.shape
-
-
-def test_augmentation_needs_a_model_that_reads_the_kind():
-    with pytest.raises(ConfigError, match=r"data.augment.audio: the model reads no audio"):
-        read_recipe("captions-shapes", ["data.augment={audio={gain=3.0}}"])
-
-
-def test_only_training_is_augmented(tmp_path: Path):
-    """With a seed, a store augments, the same for the same seed; without one it does not."""
-    picture(tmp_path / "a.png")
-    store = MediaStore(SPEC, False, Augmentation(Augment(image=ImageAugment(shift=1, flip=True, brightness=0.5))))
-    (ids,) = store.encode([f"<image:{tmp_path / 'a.png'}>"], lambda texts: [])
-
-    def images(seed: tuple[int, ...] | None) -> torch.Tensor:
-        media = store.read(torch.tensor([ids]), seed=seed)[1]
-        assert media is not None
-        assert media.images is not None
-        return media.images
-
-    assert images(None).equal(images(None))
-    assert images((0, 1, 2)).equal(images((0, 1, 2)))
-    assert not images((0, 1, 2)).equal(images((0, 1, 3)))
-    assert not images((0, 1, 2)).equal(images(None))
-    batch = store.attach(Batch(torch.tensor([ids]), torch.zeros(1, 1), None), (0, 1, 2))
-    assert batch.media is not None
-    assert batch.media.images is not None
-    assert batch.media.images.dtype == torch.uint8
-    (inputs,) = inputs_of(batch, packed=False)
-    assert inputs.media is not None
-    assert inputs.media.images is not None
-    assert inputs.media.images.equal(images((0, 1, 2)))
+def test_a_bad_row_of_an_array_is_named_and_others_are_read(tmp_path: Path):
+    file = str(tmp_path / "a.npz")
+    for bad in (5.0, -1.0, 0.5, np.nan):
+        np.savez(file, x=np.array([[0.0, 1.0, 2.0], [0.0, 1.0, bad]]), y=np.zeros((2, 4)), none=np.zeros((0, 3)))
+        reader = FeatureReader(FeatureSegment(size=3, values=5))
+        assert reader.read(f"{file}#x/0").tolist() == [0, 1, 2]
+        with pytest.raises(BadFile, match=r"a\.npz#x/1 has other numbers than 0, 1, ..., 4"):
+            reader.read(f"{file}#x/1")
+    for name, why in {
+        "x/2": "the array has 2 entries",
+        "y/1": r"a\.npz#y/1 has 4 numbers, and the model reads 3",
+        "none/0": "the array has 0 entries",
+        "z/0": "has no array 'z'",
+        "0": "has the arrays x, y, none: name one",
+    }.items():
+        with pytest.raises(BadFile, match=why):
+            reader.read(f"{file}#{name}")
+    assert reader.read("0 1, 4").tolist() == [0, 1, 4]
 
 
 def test_bare_paths_are_references(tmp_path: Path):

@@ -96,7 +96,7 @@ def test_lines_of_json_are_the_same_episodes(tmp_path: Path):
     task = task_of(state_bins=Bins(count=2, low=0.0, high=1.0), returns=Bins(count=2, low=0.0, high=1.0))
     (found,) = task.encode(rows_of(tmp_path / "a.jsonl"))
     assert isinstance(found, EncodedEpisode)
-    assert [step.action for step in found.steps] == [[task.action_ids[1]], [task.action_ids[0]]]
+    assert [step.action for step in found.steps] == [(task.action_ids[1],), (task.action_ids[0],)]
     assert [len(step.read) for step in found.steps] == [3, 3]
     assert found.steps[0].read[0] == found.steps[1].read[0] == task.encode_return(1.0)[0]
 
