@@ -323,7 +323,7 @@ async def _event(send: Send, data: str) -> None:
 def add_completions(app: FastAPI, service: Service) -> None:
     """Add the endpoints of both kinds of completion."""
     events: dict[int | str, dict[str, Any]] = {
-        200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "The answers."}
+        200: {"content": {"text/event-stream": {}}, "description": "The answers; with `stream`, as events."}
     }
 
     async def answer(request: Request, choices: Sequence[Choice], form: Format) -> Response:

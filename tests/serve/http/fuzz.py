@@ -22,12 +22,26 @@ COVERAGE = 1200  # requests that schemathesis sends beside the random ones, abou
 def fuzz(requests: int, seed: int, workers: int = 2) -> int:
     """Send at least `requests` requests in rounds and return their number. Raise if a check fails."""
     sent = 0
-    with tempfile.TemporaryDirectory() as folder, started(*written(Path(folder), NAMES)) as (process, address):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        started(*written(Path(folder), NAMES), "--max-new-tokens", "64") as (process, address),
+    ):
         operations = sum(map(len, httpx.get(f"{address}/openapi.json").json()["paths"].values()))
         while sent < requests:
             examples = max(1, min(50, (requests - sent) // operations + 1))
             phases = "fuzzing" if sent or requests < COVERAGE else "coverage,fuzzing"
-            options = ["--max-examples", examples, "--seed", seed, "--workers", workers, "--phases", phases]
+            options = [
+                "--max-examples",
+                examples,
+                "--seed",
+                seed,
+                "--workers",
+                workers,
+                "--phases",
+                phases,
+                "--request-timeout",
+                120,
+            ]
             command = [sys.executable, "-m", "schemathesis.cli", "run", f"{address}/openapi.json", *map(str, options)]
             command += ["--checks", CHECKS, "--no-color", "--warnings", "off", "--continue-on-failure"]
             done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
