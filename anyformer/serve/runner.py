@@ -1,8 +1,10 @@
 """Calls of a model on rows of its pool: prefill of prompts and sources, and decode steps, replayed on a GPU."""
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,8 +31,21 @@ class Row(NamedTuple):
     source: tuple[int, ...]
 
 
+class Shape(NamedTuple):
+    """Sizes of a call: rows, tokens of each, and pages of the tables."""
+
+    rows: int
+    tokens: int
+    pages: int
+    source_pages: int  # 0 without an encoder
+
+    @property
+    def columns(self) -> int:
+        return self.tokens + 3 + self.pages + self.source_pages
+
+
 class RowTensors(NamedTuple):
-    """The tensors of a call, padded to its number of rows, tokens and pages."""
+    """The tensors of a call, padded to its number of rows, tokens and pages: columns of one tensor."""
 
     ids: Tensor  # int [b, t]
     counts: Tensor  # int [b]: tokens of each row; 0 for a row that fills the batch up
@@ -38,8 +53,13 @@ class RowTensors(NamedTuple):
     table: Tensor  # int [b, pages]
     source: Source | None
 
-    def tensors(self) -> list[Tensor]:
-        return [self.ids, self.counts, self.lengths, self.table, *(self.source or ())]
+    @classmethod
+    def of(cls, columns: Tensor, shape: Shape) -> "RowTensors":
+        ids, counts, lengths, sources, table, across = columns.split(
+            (shape.tokens, 1, 1, 1, shape.pages, shape.source_pages), dim=1
+        )
+        source = Source(across, sources[:, 0]) if shape.source_pages else None
+        return cls(ids, counts[:, 0], lengths[:, 0], table, source)
 
 
 class Runner:
@@ -55,7 +75,8 @@ class Runner:
         """Read tokens of each row, and its source; return hidden states [b, t, d]."""
         fixed = self.limits.reproducible
         size = self.limits.chunk if fixed else max(len(row.new) for row in rows)
-        inputs = self._inputs(rows, len(rows), size, self._width(rows), self._source_width(rows))
+        shape = Shape(len(rows), size, self._width(rows), self._source_width(rows))
+        inputs = RowTensors.of(self._columns(rows, shape), shape)
         encoder_out = layout = new_source = None
         if with_sources:
             ids, segments = pad_rows([row.source for row in rows], self.device)
@@ -78,17 +99,19 @@ class Runner:
             count = self.limits.max_rows if self.limits.reproducible else next_power_of_two(count)
             width = min(next_power_of_two(width), self.max_pages[0])
             across = min(next_power_of_two(across), self.max_pages[1])
-        inputs = self._inputs(rows, count, 1, width, across)
+        shape = Shape(count, 1, width, across)
+        columns = self._columns(rows, shape)
         if newest is not None:
-            inputs.ids[: len(rows)] = torch.where(newest[1], newest[0], inputs.ids[: len(rows)])
+            columns[: len(rows), :1] = torch.where(newest[1], newest[0], columns[: len(rows), :1])
         if not captures:
             with use_prepacked(self._prepacked, count):
-                return self._step(model, inputs)[: len(rows)]
-        key = id(model), count, width, across
+                return self._step(model, RowTensors.of(columns, shape))[: len(rows)]
+        key = id(model), shape
         if key not in self._graphs:
-            self._graphs[key] = _Replay(inputs, lambda fixed: self._step(model, fixed))
+            fixed = torch.empty_like(columns)
+            self._graphs[key] = _Replay(fixed, partial(self._step, model, RowTensors.of(fixed, shape)))
         self._memory = self._memory or torch.cuda.graph_pool_handle()
-        return self._graphs[key](inputs, self._memory)[: len(rows)]
+        return self._graphs[key](columns, self._memory)[: len(rows)]
 
     def _step(self, model: Transformer, inputs: RowTensors) -> Tensor:
         cache = PagedCache(self.pool, inputs.table, inputs.lengths, inputs.source)
@@ -102,25 +125,23 @@ class Runner:
         return max((row.read + len(row.new)) // self.pool.page_size + 1 for row in rows)
 
     def _source_width(self, rows: Sequence[Row]) -> int:
-        if not self.pool.source_pages or self.limits.reproducible:
-            return self.max_pages[1]
-        return max(len(row.source_pages) for row in rows)
+        if not self.pool.source_pages:
+            return 0
+        return self.max_pages[1] if self.limits.reproducible else max(len(row.source_pages) for row in rows)
 
-    def _inputs(self, rows: Sequence[Row], count: int, length: int, width: int, across: int) -> RowTensors:
-        empty = [Row([], 0, [], [], ())] * (count - len(rows))
-        filled = [*rows, *empty]
-        ids = [row.new + [0] * (length - len(row.new)) for row in filled]
-        numbers = [[len(row.new), row.read, len(row.source)] for row in filled]
-        tables = [row.table[:width] + [0] * (width - len(row.table)) for row in filled]
-        counts, lengths, sources = self._tensor(numbers).unbind(1)
-        source = None
-        if self.pool.source_pages:
-            across_tables = [row.source_pages + [0] * (across - len(row.source_pages)) for row in filled]
-            source = Source(self._tensor(across_tables), sources)
-        return RowTensors(self._tensor(ids), counts, lengths, self._tensor(tables), source)
-
-    def _tensor(self, values: list[list[int]]) -> Tensor:
-        return on_device(values, self.device)
+    def _columns(self, rows: Sequence[Row], shape: Shape) -> Tensor:
+        """Return all integers of a call in one tensor, [rows, columns]: one copy to the device."""
+        out = np.zeros((shape.rows, shape.columns), dtype=np.int64)
+        first = shape.tokens
+        tables = out[:, first + 3 :]
+        for i, row in enumerate(rows):
+            new, table, source_pages = row.new, row.table[: shape.pages], row.source_pages
+            out[i, : len(new)] = new
+            out[i, first : first + 3] = len(new), row.read, len(row.source)
+            tables[i, : len(table)] = table
+            if source_pages:
+                tables[i, shape.pages : shape.pages + len(source_pages)] = source_pages
+        return on_device(out, self.device)
 
 
 def next_logits(model: Transformer, hidden: Tensor) -> Tensor:
@@ -135,22 +156,18 @@ def _present(inputs: RowTensors) -> Tensor:
 class _Replay:
     """A step of fixed shape: run once as it is, so that everything is compiled, then captured and replayed."""
 
-    def __init__(self, inputs: RowTensors, function: Callable[[RowTensors], Tensor]):
-        source = None if inputs.source is None else Source(*(x.clone() for x in inputs.source))
-        ids, counts, lengths, table = (x.clone() for x in inputs[:4])
-        self._fixed = RowTensors(ids, counts, lengths, table, source)
-        self._function, self._warm = function, False
+    def __init__(self, columns: Tensor, function: Callable[[], Tensor]):
+        self._columns, self._function, self._warm = columns, function, False  # the function reads these columns
         self._graph: CudaGraph | None = None
 
-    def __call__(self, inputs: RowTensors, memory: Any) -> Tensor:
-        for own, given in zip(self._fixed.tensors(), inputs.tensors(), strict=True):
-            own.copy_(given)
+    def __call__(self, columns: Tensor, memory: Any) -> Tensor:
+        self._columns.copy_(columns)
         with without_autocast_cache():
             if not self._warm:
                 self._warm = True
-                return self._function(self._fixed)
+                return self._function()
             if self._graph is None:
-                self._graph = CudaGraph(lambda: self._function(self._fixed), memory)
+                self._graph = CudaGraph(self._function, memory)
         self._graph.replay()
         out: Tensor = self._graph.out
         return out

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 def on_device(values: Any, device: torch.device) -> Tensor:
     """Return integers as a tensor, copied to a device without waiting for it."""
-    x = torch.tensor(values, dtype=torch.long)
+    x = torch.from_numpy(np.asarray(values, dtype=np.int64))
     return x if device.type == "cpu" else x.pin_memory().to(device, non_blocking=True)
 
 
