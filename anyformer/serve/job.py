@@ -11,6 +11,7 @@ from anyformer.serve.stats import Stats
 
 Item = Event | list[Hypothesis] | Exception
 Mailbox = tuple[asyncio.AbstractEventLoop, "asyncio.Queue[Item]"]
+PATIENCE = 0.02  # seconds between two deliveries of tokens
 
 
 class Job:
@@ -23,11 +24,17 @@ class Job:
 
 
 class Outbox:
-    """Collects the events of a step and hands them over once per event loop."""
+    """Collects events and hands them over to the event loops that wait for them.
+
+    First tokens and ends are handed over after their step, other tokens every `PATIENCE` seconds: to wake a waiting
+    task for each token of hundreds of requests would take more time than a step.
+    """
 
     def __init__(self, stats: Stats):
         self.stats = stats
-        self._items: defaultdict[asyncio.AbstractEventLoop, list[tuple[asyncio.Queue[Item], Item]]] = defaultdict(list)
+        self._items: dict[Job, list[Item]] = {}
+        self._urgent: set[Job] = set()
+        self._due = 0.0
 
     def start(self, job: Job) -> None:
         """Count a job that leaves the queue for the first time."""
@@ -43,9 +50,10 @@ class Outbox:
             self.stats.token_time.add(now - job.newest)
         else:
             self.stats.first_token_time.add(now - job.arrived)
+            self._urgent.add(job)
         job.newest = now
         self.stats.generated_tokens += 1
-        self._put(job, token)
+        self._items.setdefault(job, []).append(token)
 
     def finish(self, job: Job, end: Finished, found: Sequence[Hypothesis] | None = None) -> None:
         """End a job; `found` are the hypotheses of a search."""
@@ -56,22 +64,30 @@ class Outbox:
         stats.prompt_tokens += end.prompt_tokens
         stats.cached_tokens += end.cached_tokens
         stats.request_time.add(time.perf_counter() - job.arrived)
-        self._put(job, end if found is None else list(found))
-
-    def _put(self, job: Job, item: Item) -> None:
-        loop, queue = job.mailbox
-        self._items[loop].append((queue, item))
+        self._items.setdefault(job, []).append(end if found is None else list(found))
+        self._urgent.add(job)
 
     def flush(self) -> None:
-        for loop, items in self._items.items():
+        """Hand over what is due, at the end of a step."""
+        now = time.perf_counter()
+        if now >= self._due:
+            due, self._items, self._due = self._items, {}, now + PATIENCE
+        else:
+            due = {job: self._items.pop(job) for job in self._urgent}
+        self._urgent.clear()
+        loops: defaultdict[asyncio.AbstractEventLoop, list[tuple[asyncio.Queue[Item], list[Item]]]] = defaultdict(list)
+        for job, items in due.items():
+            loop, queue = job.mailbox
+            loops[loop].append((queue, items))
+        for loop, each in loops.items():
             if not loop.is_closed():
-                loop.call_soon_threadsafe(_deliver, items)
-        self._items.clear()
+                loop.call_soon_threadsafe(_deliver, each)
 
 
-def _deliver(items: list[tuple["asyncio.Queue[Item]", Item]]) -> None:
-    for queue, item in items:
-        queue.put_nowait(item)
+def _deliver(each: list[tuple["asyncio.Queue[Item]", list[Item]]]) -> None:
+    for queue, items in each:
+        for item in items:
+            queue.put_nowait(item)
 
 
 class Server(Protocol):

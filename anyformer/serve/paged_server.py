@@ -231,9 +231,9 @@ class PagedServer:
         self._pending = None
         if sequences:
             model = self.models[sequences[0].generation.adapter]
-            rows = [_row(s, s.tables[0], s.answer[-1:]) for s in sequences]
-            newest = None if before is None else before.newest(sequences, self.device)
-            chosen = choose(sequences, self.runner.decode(model, rows, newest))
+            newest = [s.answer[-1] if before is None else before.newest(s) for s in sequences]
+            rows = [_row(s, s.tables[0], [id]) for s, id in zip(sequences, newest, strict=True)]
+            chosen = choose(sequences, self.runner.decode(model, rows, None if before is None else before.ids))
             for sequence in sequences:
                 sequence.read += 1
         if before is not None:

@@ -3,11 +3,10 @@
 from collections.abc import Sequence as List
 
 import torch
-from torch import Tensor
 
 from anyformer.decoding.sampling import Choice
 from anyformer.decoding.strategy import Sampling
-from anyformer.serve.sequence import Sequence, on_device
+from anyformer.serve.sequence import Sequence
 
 
 class Readback:
@@ -27,10 +26,10 @@ class Readback:
         for sequence in sequences:
             sequence.unread = 1
 
-    def newest(self, sequences: List[Sequence], device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return the newest token of each request [n, 1], where the host does not know it, and where that is."""
-        index = on_device([self.index.get(id(sequence), -1) for sequence in sequences], device)
-        return self.ids[index.clamp(min=0)][:, None], (index >= 0)[:, None]
+    def newest(self, sequence: Sequence) -> int:
+        """Return the newest token of a request, or -i - 1 if it is ids[i], which the host does not know."""
+        i = self.index.get(id(sequence))
+        return sequence.answer[-1] if i is None else -i - 1
 
     def wait(self) -> tuple[list[int], list[int]]:
         """Return the ids, and whether their logits were finite."""

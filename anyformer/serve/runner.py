@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from anyformer.attention.layout import Layout, make_layout
 from anyformer.attention.padding import pad_rows
@@ -19,6 +20,9 @@ from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import Transformer
 from anyformer.serve.request import Limits
 from anyformer.serve.sequence import on_device
+
+# cuDNN makes a plan for each new shape, which takes longer than the attention of a prompt; shapes of prompts vary
+WITHOUT_PLANS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class Row(NamedTuple):
@@ -81,17 +85,18 @@ class Runner:
         if with_sources:
             ids, segments = pad_rows([row.source for row in rows], self.device)
             layout = make_layout(len(ids), ids.shape[1], self.device, segments=segments)
-            encoder_out, new_source = model.encode(Inputs(ids, layout)), ids.shape[1]
+            with sdpa_kernel(WITHOUT_PLANS):
+                encoder_out, new_source = model.encode(Inputs(ids, layout)), ids.shape[1]
         fresh = not any(row.read for row in rows)
         cache = PagedCache(self.pool, inputs.table, inputs.lengths, inputs.source, new_source, fresh)
         new = cache.next(size, _present(inputs), max(row.read + size for row in rows))
-        with use_prepacked(self._prepacked, inputs.ids.numel()):
+        with use_prepacked(self._prepacked, inputs.ids.numel()), sdpa_kernel(WITHOUT_PLANS):
             return model.decode(Inputs(inputs.ids, new), encoder_out, source=layout, cache=cache)
 
-    def decode(self, model: Transformer, rows: Sequence[Row], newest: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    def decode(self, model: Transformer, rows: Sequence[Row], newest: Tensor | None = None) -> Tensor:
         """Read one token of each row; return the logits of the next one [rows, v].
 
-        `newest`: tokens [rows, 1] that replace those of the rows, and where.
+        An id of -i - 1 is newest[i], which is known to the device only.
         """
         count, width, across = len(rows), self._width(rows), self._source_width(rows)
         captures = self.device.type == "cuda" and not synchronises(model)
@@ -102,7 +107,8 @@ class Runner:
         shape = Shape(count, 1, width, across)
         columns = self._columns(rows, shape)
         if newest is not None:
-            columns[: len(rows), :1] = torch.where(newest[1], newest[0], columns[: len(rows), :1])
+            ids = columns[:, 0]
+            ids.copy_(torch.where(ids < 0, newest[(-ids - 1).clamp(min=0)], ids))
         if not captures:
             with use_prepacked(self._prepacked, count):
                 return self._step(model, RowTensors.of(columns, shape))[: len(rows)]
