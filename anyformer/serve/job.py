@@ -68,7 +68,7 @@ class Outbox:
         self._urgent.add(job)
 
     def flush(self) -> None:
-        """Hand over what is due, at the end of a step."""
+        """Hand over all that is due, at the end of a step."""
         now = time.perf_counter()
         if now >= self._due:
             due, self._items, self._due = self._items, {}, now + PATIENCE
