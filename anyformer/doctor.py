@@ -21,7 +21,7 @@ from anyformer.training.machine import Choice, choose_execution, find_compiler
 
 CORE = ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "typer", "rich", "tomli-w")
 EXTRAS: dict[str, tuple[str, ...]] = {
-    "hf": ("huggingface_hub", "transformers"),
+    "hf": ("huggingface_hub", "jinja2", "transformers"),
     "spm": ("sentencepiece",),
     "eval": ("sacrebleu",),
     "plot": ("matplotlib",),
