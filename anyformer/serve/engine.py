@@ -4,11 +4,12 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
 from anyformer.config import LM, Tokens
-from anyformer.decoding.strategy import Beam
+from anyformer.decoding.strategy import Beam, Sampling
 from anyformer.nn.model import Transformer
 from anyformer.run import Run
 from anyformer.serve.adapters import share_body
@@ -28,6 +29,7 @@ from anyformer.serve.request import (
     Limits,
     Model,
     QueueFull,
+    Token,
     UnknownModel,
     Unsupported,
 )
@@ -127,6 +129,9 @@ class Engine:
             raise Unsupported("hypotheses are those of beam search: give beams")
         if not 1 <= n_best <= generation.strategy.beams:
             raise Unsupported(f"n_best = {n_best}: must be from 1 to the number of beams, {generation.strategy.beams}")
+        penalty = generation.strategy.length_penalty
+        if generation.strategy == Beam(beams=1, length_penalty=penalty):
+            return [await self._greedy(generation, penalty, model)]
         job = self._enqueue(generation, model, search=True)
         try:
             item = await job.mailbox[1].get()
@@ -136,6 +141,17 @@ class Engine:
             raise Failed(item.message or "the search was cancelled")
         assert isinstance(item, list)
         return item[:n_best]
+
+    async def _greedy(self, generation: Generation, penalty: float, model: str | None) -> Hypothesis:
+        """Return the hypothesis of a search with one beam: the greedy answer, which is decoded faster."""
+        ids, total = list[int](), 0.0
+        async for event in self.submit(replace(generation, strategy=Sampling(), top=0), model):
+            if isinstance(event, Token):
+                ids.append(event.id)
+                total += event.logprob or 0.0
+            elif event.reason in ("error", "cancelled"):
+                raise Failed(event.message or "the search was cancelled")
+        return Hypothesis(tuple(ids), total / max(len(ids), 1) ** penalty)
 
     async def encode(self, kind: EncodeKind, texts: list[str], model: str | None = None, **options: Any) -> list[Any]:
         """Return one item per text: a vector, labels, tags, a score, fillings of masks, or a number."""

@@ -290,12 +290,12 @@ class PagedServer:
             return
         chosen = choose(sequences, logits)
         ids, ok = chosen.ids.tolist(), chosen.ok.tolist()
+        tokens = _score_all(sequences, logits, ids, ok)
         for i, (sequence, id) in enumerate(zip(sequences, ids, strict=True)):
-            top, constraint = sequence.generation.top, sequence.generation.constraint
+            constraint = sequence.generation.constraint
             if constraint is not None and sequence.state is not None:
                 sequence.state = constraint.advance(sequence.state, chosen.ids[i : i + 1])
-            token = None if top is None or not ok[i] else score(logits[i : i + 1], [id], top)[0]
-            self._append(sequence, id, ok[i], out, token)
+            self._append(sequence, id, ok[i], out, tokens.get(i))
 
     def _append(self, sequence: Sequence, id: int, ok: bool, out: Outbox, token: Token | None = None) -> None:
         """Add a token to an answer, and end the answer if it is the last."""
@@ -367,6 +367,18 @@ def _longest(body: Transformer, limits: Limits, pool: int) -> tuple[int, int]:
         return pool, pool
     prompt, new = (limit or REPRODUCIBLE_TOKENS // 2 for limit in (limits.max_prompt, limits.max_new_tokens))
     return (1 + new if body.encoder else prompt + new), prompt
+
+
+def _score_all(sequences: List[Sequence], logits: Tensor, ids: list[int], ok: list[bool]) -> dict[int, Token]:
+    """Return the tokens, by row, of the requests that want log-probabilities; those of equal `top` in one call."""
+    groups: dict[int, list[int]] = {}
+    for i, sequence in enumerate(sequences):
+        if sequence.generation.top is not None and ok[i]:
+            groups.setdefault(sequence.generation.top, []).append(i)
+    found: dict[int, Token] = {}
+    for top, rows in groups.items():
+        found.update(zip(rows, score(logits[rows], [ids[i] for i in rows], top), strict=True))
+    return found
 
 
 def _row(sequence: Sequence, table: list[int], new: list[int]) -> Row:

@@ -49,6 +49,22 @@ def test_search_returns_hypotheses():
         assert hypothesis.score == pytest.approx(float(found.scores[0, n]), abs=1e-5)
 
 
+@pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0])
+def test_a_search_with_one_beam_is_greedy(penalty: float):
+    model = pair()
+    sources = [(3, 4, 5), (6,), (2, 7, 7, 2, 5, 3), (9, 8)]
+
+    async def run():
+        async with af.Engine(model) as engine:
+            strategy = Beam(beams=1, length_penalty=penalty)
+            return await asyncio.gather(*(engine.search(Generation(ids, 6, strategy, stop=(7, 2))) for ids in sources))
+
+    for ids, (hypothesis,) in zip(sources, asyncio.run(run()), strict=True):
+        found = beam_search(model, torch.tensor([ids]), beams=1, length_penalty=penalty, max_new_tokens=6, stop=(7, 2))
+        assert hypothesis.ids == tuple(found.ids[0, 0, 1 : 1 + int(found.lengths[0, 0])].tolist())
+        assert hypothesis.score == pytest.approx(float(found.scores[0, 0]), abs=1e-5)
+
+
 def test_closing_an_iterator_cancels_the_request():
     async def run():
         async with af.Engine(decoder()) as engine:
