@@ -112,6 +112,7 @@ Number = Annotated[float, Field(strict=True)]
 Positive = Annotated[float, Field(strict=True, gt=0)]
 Fraction = Annotated[float, Field(strict=True, gt=0, le=1)]
 Probability = Annotated[float, Field(strict=True, ge=0, lt=1)]
+LengthPenalty = Annotated[float, Field(strict=True, ge=-5, le=5)]  # beyond, scores of long outputs overflow in fp32
 Flag = Annotated[bool, Field(strict=True)]
 
 

@@ -8,10 +8,14 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from anyformer.config.spec import ConfigError, Count, Fault, Fraction, Number, Positive, Size, Spec, did_you_mean
+from anyformer.config.spec import ConfigError, Count, Fault, Fraction, LengthPenalty, Size, Spec, did_you_mean
 from anyformer.nn.model import Transformer
 
 Ids = Annotated[tuple[Count, ...], Field(min_length=1)]
+
+# Within these bounds no finite logit becomes NaN or Inf in fp32, whatever the other options are.
+Divisor = Annotated[float, Field(strict=True, ge=1e-3, le=1000)]
+Addend = Annotated[float, Field(strict=True, ge=-1e30, le=1e30)]
 
 EarlyStopping = Literal["first", "heuristic", "never"]
 """When a beam search ends that has `beams` finished hypotheses (in `transformers`: True, False, "never").
@@ -25,10 +29,10 @@ class Processing(Spec):  # type: ignore[metaclass]  # derives from type(BaseMode
     """Changes to the logits that every strategy supports. The defaults change nothing."""
 
     # divides positive logits of tokens in prompt and output, multiplies negative ones; 1: off
-    repetition_penalty: Positive = 1.0
-    presence_penalty: Number = 0.0  # subtracted from the logit of every generated token
-    frequency_penalty: Number = 0.0  # subtracted once per occurrence
-    bias: tuple[tuple[Count, Number], ...] = ()  # added to the logits of these ids
+    repetition_penalty: Divisor = 1.0
+    presence_penalty: Addend = 0.0  # subtracted from the logit of every generated token
+    frequency_penalty: Addend = 0.0  # subtracted once per occurrence
+    bias: tuple[tuple[Count, Addend], ...] = ()  # added to the logits of these ids
     no_repeat_ngram: Size | None = None  # no n-gram of this length occurs twice; None: off
     banned: tuple[Ids, ...] = ()  # sequences of ids that never occur
     min_new_tokens: Count = 0  # fewest new tokens before a stop id
@@ -60,10 +64,10 @@ class Beam(Processing):
 
     beams: Size  # partial outputs that are extended in parallel
     n_best: Size = 1  # hypotheses that are returned
-    length_penalty: Number = 1.0  # power of the length that divides a log-probability; above 0 favours long outputs
+    length_penalty: LengthPenalty = 1.0  # power of the length that divides a score; above 0 favours long outputs
     early_stopping: EarlyStopping = "heuristic"  # when a search with `beams` finished hypotheses ends
     groups: Size = 1  # groups of beams for diverse beam search; 1: off
-    diversity_penalty: Number = 0.0  # subtracted from a logit once per beam of earlier groups that chose it
+    diversity_penalty: Addend = 0.0  # subtracted from a logit once per beam of earlier groups that chose it
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self, assert_never
 from pydantic import Field, model_validator
 
 from anyformer.config import Classifier, ConfigError, Embedder, Fault, ModelConfig, Pictures, Shape, Spec, Tokens
-from anyformer.config.spec import BY_KIND, Count, Flag, Fraction, Number, Positive, Size
+from anyformer.config.spec import BY_KIND, Count, Flag, Fraction, LengthPenalty, Positive, Size
 from anyformer.recipe.bins import Bins
 
 LARGEST_TARGET = 1e18  # largest value of a regression target: its square fits into fp32
@@ -28,7 +28,7 @@ class Seq2Seq(Spec):
     max_source: Size | None = None  # most tokens of a source; longer rows are bad rows; None: no limit
     max_target: Size | None = None  # most tokens of a target; longer rows are bad rows; None: no limit
     beams: Size = 1  # beams of every evaluation and of `predict`; 1: greedy
-    length_penalty: Number = 1.0  # of the beam search: above 0 favours long outputs
+    length_penalty: LengthPenalty = 1.0  # of the beam search: above 0 favours long outputs
     framed: Flag = False  # add the special tokens that the tokenizer's file puts around texts
     start: Count | None = None  # id of the first token of an encoder–decoder's target; None: <bos>
     prefix: Flag = False  # in a decoder-only model, the source attends to itself in both directions

@@ -182,6 +182,10 @@ WRONG = {
         lambda: beam_search(decoder(), IDS, beams=4, groups=3, diversity_penalty=1.0),
         "groups = 3: must divide beams = 4",
     ),
+    "scores that overflow": (
+        lambda: beam_search(decoder(), IDS, length_penalty=-10.0),
+        "length_penalty = -10.0: must be at least -5",
+    ),
     "equal groups": (lambda: beam_search(decoder(), IDS, groups=2), "diversity_penalty = 0.0: must be above 0"),
     "one group": (lambda: beam_search(decoder(), IDS, diversity_penalty=0.5), "diversity_penalty = 0.5: needs groups"),
     "no room for phrases": (

@@ -81,6 +81,28 @@ def test_no_row_is_emptied(name: str, case: Case):
     assert not processor(case.history, torch.full_like(case.logits, -INF)).isnan().any()
 
 
+EXTREMES = st.sampled_from([-1e30, -2.0, 0.0, 5e-324, 2.0, 1e30])
+
+
+@given(case=cases(), data=st.data())
+def test_every_valid_option_leaves_a_distribution(case: Case, data: st.DataObject):
+    """Whatever the options, finite logits stay finite at their maximum, also if every id has been seen."""
+    how = Sampling(
+        temperature=data.draw(st.sampled_from([5e-324, 1e-3, 1.1e-3, 1.0, 1e308])),
+        top_k=data.draw(st.sampled_from([None, 1, 2**62])),
+        top_p=data.draw(st.sampled_from([None, 5e-324, 0.5])),
+        min_p=data.draw(st.sampled_from([None, 5e-324, 1.0])),
+        typical_p=data.draw(st.sampled_from([None, 5e-324, 0.5])),
+        repetition_penalty=data.draw(st.sampled_from([1e-3, 1.0, 6.5, 1e3])),
+        presence_penalty=data.draw(EXTREMES),
+        frequency_penalty=data.draw(EXTREMES),
+        bias=tuple((id, data.draw(EXTREMES)) for id in range(VOCAB)),
+    )
+    out = process(build(how, vocab=VOCAB), case.history, 1e3 * case.logits)
+    assert sample(out, torch.arange(len(out)), torch.arange(len(out))).ok.all()
+    assert not out.isnan().any()
+
+
 @pytest.mark.parametrize("name", list(GREEDY_FOR_BANS))
 def test_a_row_that_would_be_emptied_is_left_alone(name: str):
     """That row, and no other."""
@@ -209,7 +231,10 @@ WRONG = {
     "min-p of more than all": ({"temperature": 1.0, "min_p": 1.5}, "min_p = 1.5: must be at most 1"),
     "typical of nothing": ({"temperature": 1.0, "typical_p": 0.0}, "typical_p = 0.0: must be greater than 0"),
     "top-k of the likeliest": ({"top_k": 5}, "top_k = 5: needs a temperature above 0"),
-    "a penalty of 0": ({"repetition_penalty": 0.0}, "repetition_penalty = 0.0: must be greater than 0"),
+    "a penalty of 0": ({"repetition_penalty": 0.0}, "repetition_penalty = 0.0: must be at least 0.001"),
+    "a penalty that overflows": ({"repetition_penalty": 5e-324}, "repetition_penalty = 5e-324: must be at least 0.001"),
+    "an endless penalty": ({"frequency_penalty": 1e308}, r"frequency_penalty = 1e\+308: must be at most 1e\+30"),
+    "a bias beyond fp32": ({"bias": ((1, 1e39),)}, r"bias.0.1 = 1e\+39: must be at most 1e\+30"),
     "no number": ({"presence_penalty": math.nan}, "presence_penalty = nan: must be a finite number"),
     "n-grams of nothing": ({"no_repeat_ngram": 0}, "no_repeat_ngram = 0: must be at least 1"),
     "an empty word": ({"banned": ((1,), ())}, r"banned.1 = \(\): .*at least 1 item"),

@@ -86,7 +86,7 @@ class GenerationBody(ModelBody):
     min_p: float = Field(0.0, ge=0, le=1)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
-    repetition_penalty: float = Field(1.0, gt=0, le=10)
+    repetition_penalty: float = Field(1.0, ge=0.001, le=10)
     logit_bias: Annotated[dict[BiasId, BiasValue] | None, BeforeValidator(_few)] = Field(
         None, max_length=MAX_KEYS, description="Values added to logits, by token id."
     )
@@ -136,7 +136,7 @@ class EmbeddingBody(InputBody):
 class TranslateBody(InputBody):
     beams: int = Field(4, ge=1, le=64, description="1 is greedy.")
     n_best: int = Field(1, ge=1, le=64, description="Translations of each text; at most as many as beams.")
-    length_penalty: float = Field(1.0, ge=-10, le=10)
+    length_penalty: float = Field(1.0, ge=-5, le=5)
     max_tokens: int | None = Field(None, ge=1, lt=2**31)
 
 

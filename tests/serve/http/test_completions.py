@@ -108,6 +108,7 @@ def test_bias_and_penalties(server: Server) -> None:
         ({"temprature": 1}, "temprature"),
         ({"temperature": -1}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
+        ({"repetition_penalty": 5e-324}, "repetition_penalty"),
         ({"n": 0}, "n"),
         ({"stop": ""}, "stop"),
         ({"logit_bias": {"99999": 1.0}}, "logit_bias"),

@@ -99,6 +99,7 @@ def test_translations_of_blank_texts(server: Server) -> None:
     assert (found[0]["text"], found[0]["hypotheses"]) == ("", [])
     assert found[1]["hypotheses"]
     server.refused("/v1/translate", model="pair", input="fox", beams=2, n_best=3)
+    server.refused("/v1/translate", model="pair", input="fox", length_penalty=-10)  # scores would overflow
     server.refused("/v1/translate", model="lm", input="fox")
 
 
