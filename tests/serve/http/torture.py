@@ -24,6 +24,7 @@ from tests.serve.http.process import started, written
 
 NAMES = ("chat", "bytes", "lm", "pair", "embed", "classify", "tag", "mlm")
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog"]
+PAGES = 512  # so few that all of them are soon in use: the system provides their memory when they are first written
 MALFORMED = (b"", b"{", b"[1]", b'{"prompt": 1}', b'{"model": "lm", "prompt": "a", "nothing": 1}', b"\xff" * 100)
 
 
@@ -120,7 +121,10 @@ def memory(process: int) -> int:
 
 async def torture(minutes: float, clients: int = 32) -> dict[str, Any]:
     """Run the load; return statuses and memory growth. Raise `AssertionError` on any fault."""
-    with tempfile.TemporaryDirectory() as folder, started(*written(Path(folder), NAMES)) as (process, address):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        started(*written(Path(folder), NAMES), "--pages", str(PAGES)) as (process, address),
+    ):
         begin = time.monotonic()
         load = Load(address, begin + 60 * minutes)
         running = asyncio.gather(*(load.client(i) for i in range(clients)))
