@@ -64,7 +64,8 @@ class Beam(Processing):
 
     beams: Size  # partial outputs that are extended in parallel
     n_best: Size = 1  # hypotheses that are returned
-    length_penalty: LengthPenalty = 1.0  # power of the length that divides a score; above 0 favours long outputs
+    # power of the length that divides a log-probability; above 0 favours long outputs
+    length_penalty: LengthPenalty = 1.0
     early_stopping: EarlyStopping = "heuristic"  # when a search with `beams` finished hypotheses ends
     groups: Size = 1  # groups of beams for diverse beam search; 1: off
     diversity_penalty: Addend = 0.0  # subtracted from a logit once per beam of earlier groups that chose it
