@@ -161,7 +161,7 @@ def test_a_full_disk_at_the_end_leaves_no_finished_run(tmp_path: Path, monkeypat
     with pytest.raises(ConfigError, match="No space left on device"):
         finish(job)
     monkeypatch.undo()
-    with pytest.warns(UserWarning, match="has no manifest"):
+    with pytest.warns(UserWarning, match="training has not finished"):
         assert load(out).folder == checkpoints(out)[-1]  # not the half of it that is there
     run(spec, out, resume=True)
     assert load(out).folder == out
