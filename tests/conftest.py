@@ -2,9 +2,11 @@
 
 import gc
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 # Two workers on two cores: more threads only make them wait for each other. Set before torch is first imported, so
 # that tests without torch need not import it; subprocesses inherit it.
@@ -18,6 +20,8 @@ settings.register_profile("default", derandomize=True, deadline=None, max_exampl
 settings.register_profile("thorough", derandomize=False, deadline=None, max_examples=500, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 # Files whose tests start browsers, compilers, other programs or several processes: `make test-system` runs them, and
 # `make test` everything else. A folder means all its files.
@@ -73,3 +77,15 @@ def _unplugged() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", os.fstat)
         yield
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """One browser for all tests of a worker: a second one cannot be started beside it."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need the package playwright")
+    if CHROMIUM is None:
+        pytest.skip("the browser tests need Chromium")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()

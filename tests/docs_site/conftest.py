@@ -8,8 +8,6 @@ from threading import Thread
 
 import pytest
 
-from tests.explore.conftest import chromium as chromium
-
 SITE = Path(__file__).parent.parent.parent / "site"
 
 

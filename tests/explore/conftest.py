@@ -1,6 +1,5 @@
 """A server with runs of all shapes and a Chromium, shared by all tests; the fixture `page` opens a tab."""
 
-import shutil
 from collections.abc import Iterator
 from threading import Thread
 from typing import Any
@@ -14,8 +13,6 @@ from anyformer.explore.server import Server
 from anyformer.recipe import Characters, LanguageModel
 from tests.explore import made
 from tests.explore.tab import HOSTILE, SHAPES, Opener, Page, growing
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 @pytest.fixture(scope="session")
@@ -31,17 +28,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield one
         one.shutdown()
         thread.join()
-
-
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need the package playwright")
-    if CHROMIUM is None:
-        pytest.skip("the browser tests need Chromium")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

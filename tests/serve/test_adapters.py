@@ -9,6 +9,7 @@ import torch
 import anyformer as af
 from anyformer.config import LoRA
 from anyformer.serve.request import Generation, Limits, Token, UnknownModel
+from tests import loop
 from tests.decoding.small_models import decoder
 
 
@@ -46,7 +47,7 @@ def test_models_and_adapters_by_name():
     )
     assert engine.models["one"].adapters == ("a", "b")
     requests = [(Generation(ids, 6, adapter=name), "one") for name in (None, "a", "b")] + [(Generation(ids, 6), "two")]
-    assert asyncio.run(answers(engine, requests * 3)) == wanted * 3
+    assert loop.run(answers(engine, requests * 3)) == wanted * 3
     assert second.table(second.target).data_ptr() == body.table(body.target).data_ptr(), "the body is in memory once"
 
 

@@ -8,6 +8,7 @@ import pytest
 
 import anyformer as af
 from anyformer.serve.request import Limits, Unsupported
+from tests import loop
 from tests.explore import made
 
 TEXTS = ["the cat sat", "a dog", "the mat is on the dog and the cat sat on it", "cat"]
@@ -21,14 +22,14 @@ async def encode(name: str, kind: str, texts: list[str], **options):
 
 
 def test_vectors():
-    run, found = asyncio.run(encode("embed", "embed", TEXTS))
+    run, found = loop.run(encode("embed", "embed", TEXTS))
     for vector, expected in zip(found, map(json.loads, run.predict(TEXTS)), strict=True):
         assert vector.tolist() == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("name", ["classify", "several"])
 def test_labels(name: str):
-    run, found = asyncio.run(encode(name, "classify", TEXTS))
+    run, found = loop.run(encode(name, "classify", TEXTS))
     for item, expected in zip(found, run.predict(TEXTS), strict=True):
         if name == "classify":
             assert max(item, key=lambda pair: pair[1])[0] == expected
@@ -39,13 +40,13 @@ def test_labels(name: str):
 
 def test_numbers():
     pairs = [f"{a}\t{b}" for a in TEXTS[:2] for b in TEXTS[:2]]
-    run, found = asyncio.run(encode("regress", "number", pairs if made.RUNS["regress"][0].pairs else TEXTS))
+    run, found = loop.run(encode("regress", "number", pairs if made.RUNS["regress"][0].pairs else TEXTS))
     expected = run.predict(pairs if run.spec.pairs else TEXTS)
     assert found == pytest.approx(list(map(float, expected)), rel=1e-4)
 
 
 def test_tags():
-    run, found = asyncio.run(encode("tag", "tag", TEXTS))
+    run, found = loop.run(encode("tag", "tag", TEXTS))
     for text, item, expected in zip(TEXTS, found, run.predict(TEXTS), strict=True):
         assert [word for word, _, _ in item] == text.split()
         assert " ".join(tag for _, tag, _ in item) == expected
@@ -53,7 +54,7 @@ def test_tags():
 
 def test_masks():
     texts = [text.replace("cat", "<mask>") for text in TEXTS if "cat" in text]
-    run, found = asyncio.run(encode("mlm", "fill_mask", texts, k=3))
+    run, found = loop.run(encode("mlm", "fill_mask", texts, k=3))
     for text, item in zip(texts, found, strict=True):
         expected = run.alternatives(text, 3)
         assert [id for id, _, _ in item[0]] == [one.id for one in expected]
@@ -61,11 +62,11 @@ def test_masks():
 
 
 def test_scores():
-    run, found = asyncio.run(encode("lm", "score", TEXTS))
+    run, found = loop.run(encode("lm", "score", TEXTS))
     for item, expected in zip(found, run.score(TEXTS), strict=True):
         assert item.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
 
 
 def test_a_kind_that_a_model_does_not_have():
     with pytest.raises(Unsupported, match="cannot embed"):
-        asyncio.run(encode("classify", "embed", TEXTS))
+        loop.run(encode("classify", "embed", TEXTS))

@@ -9,6 +9,7 @@ import anyformer as af
 from anyformer.decoding.beam_search import beam_search
 from anyformer.decoding.strategy import Beam, Sampling
 from anyformer.serve.request import Closing, Finished, Generation, Limits, QueueFull, Token, TooLong, UnknownModel
+from tests import loop
 from tests.decoding.small_models import decoder, pair
 from tests.strategies import VOCAB
 
@@ -30,7 +31,7 @@ def test_answers_are_those_of_generate(make):
         async with af.Engine(model) as engine:
             return await answer(engine, Generation(ids, 8, stop=stop))
 
-    tokens, end = asyncio.run(run())
+    tokens, end = loop.run(run())
     assert tokens == expected
     assert end.reason == ("stop" if tokens[-1] in stop else "length")
     assert end.prompt_tokens == len(ids)
@@ -44,7 +45,7 @@ def test_search_returns_hypotheses():
         async with af.Engine(model) as engine:
             return await engine.search(Generation(ids, 5, Beam(beams=3, n_best=2), stop=(7,)), n_best=2)
 
-    for n, hypothesis in enumerate(asyncio.run(run())):
+    for n, hypothesis in enumerate(loop.run(run())):
         assert hypothesis.ids == tuple(found.ids[0, n, 1 : 1 + int(found.lengths[0, n])].tolist())
         assert hypothesis.score == pytest.approx(float(found.scores[0, n]), abs=1e-5)
 
@@ -59,7 +60,7 @@ def test_a_search_with_one_beam_is_greedy(penalty: float):
             strategy = Beam(beams=1, length_penalty=penalty)
             return await asyncio.gather(*(engine.search(Generation(ids, 6, strategy, stop=(7, 2))) for ids in sources))
 
-    for ids, (hypothesis,) in zip(sources, asyncio.run(run()), strict=True):
+    for ids, (hypothesis,) in zip(sources, loop.run(run()), strict=True):
         found = beam_search(model, torch.tensor([ids]), beams=1, length_penalty=penalty, max_new_tokens=6, stop=(7, 2))
         assert hypothesis.ids == tuple(found.ids[0, 0, 1 : 1 + int(found.lengths[0, 0])].tolist())
         assert hypothesis.score == pytest.approx(float(found.scores[0, 0]), abs=1e-5)
@@ -75,7 +76,7 @@ def test_closing_an_iterator_cancels_the_request():
                 await asyncio.sleep(0.01)
             return engine.stats()["model"]
 
-    stats = asyncio.run(run())
+    stats = loop.run(run())
     assert stats.finished == {"cancelled": 1}
     assert stats.waiting == 0
 
@@ -105,4 +106,4 @@ def test_refusals():
         with pytest.raises(Closing, match="shutting down"):
             engine.submit(Generation((1,), 1))
 
-    asyncio.run(run())
+    loop.run(run())

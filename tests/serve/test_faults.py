@@ -8,6 +8,7 @@ import torch
 import anyformer as af
 from anyformer.decoding.score import score
 from anyformer.serve.request import Finished, Generation, Limits, Token
+from tests import loop
 from tests.decoding.small_models import decoder
 
 LIMITS = Limits(page_size=2, chunk=3, prefill_tokens=6)
@@ -25,7 +26,7 @@ def test_log_probabilities_are_those_of_score():
             await events(engine, Generation(ids, 2))  # its pages are not used: all of the prompt is scored
             return await events(engine, Generation(ids, 4, top=2, prompt_logprobs=True))
 
-    *tokens, end = asyncio.run(run())
+    *tokens, end = loop.run(run())
     answer = [token.id for token in tokens]
     expected = score(model, [[*ids, *answer]])[0].tolist()
     assert [token.logprob for token in (*end.prompt_logprobs, *tokens)] == pytest.approx(expected, abs=1e-5)
@@ -40,7 +41,7 @@ def test_a_prompt_is_scored_without_an_answer():
         async with af.Engine(decoder(), LIMITS) as engine:
             return await events(engine, Generation((3, 1, 4), 0, prompt_logprobs=True))
 
-    (end,) = asyncio.run(run())
+    (end,) = loop.run(run())
     assert end.reason == "length"
     assert len(end.prompt_logprobs) == 2
 
@@ -60,7 +61,7 @@ def test_a_poisoned_request_fails_alone():
             found = await asyncio.gather(*(events(engine, one) for one in (bad, good, good, bad) * 4))
             return [*found, await events(engine, good)]
 
-    for *tokens, end in asyncio.run(run()):
+    for *tokens, end in loop.run(run()):
         assert isinstance(end, Finished)
         if end.reason == "error":
             assert not tokens
@@ -80,6 +81,6 @@ def test_cancelled_requests_leave_no_pages():
                 await asyncio.sleep(0.01)
             return engine.stats()["model"], engine._servers["model"].pages.used
 
-    stats, used = asyncio.run(run())
+    stats, used = loop.run(run())
     assert stats.finished == {"cancelled": 12}
     assert used == 0

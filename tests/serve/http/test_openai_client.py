@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from anyformer.decoding.score import score
+from tests import loop
 from tests.serve.http.served import Server
 
 openai = pytest.importorskip("openai", reason="needs the package openai")
@@ -53,7 +54,7 @@ def test_async(server: Server) -> None:
             return [*(one.choices[0].text for one in whole), text]
 
     expected = server.run("lm").generate(["the", "fox", "a", "the"], max_new_tokens=6)
-    assert asyncio.run(ask()) == expected
+    assert loop.run(ask()) == expected
 
 
 MESSAGES = [

@@ -1,7 +1,6 @@
 """The page at / in a browser: each panel, streaming, token probabilities, light and dark, 400 pixels."""
 
 import os
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,25 +9,13 @@ import pytest
 from tests.serve.http.served import Server
 
 pytestmark = pytest.mark.system
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
-    if CHROMIUM is None:
-        pytest.skip("needs Chromium")
-    with playwright.sync_playwright() as started:
-        one = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield one
-        one.close()
 
 
 @pytest.fixture(params=[(1100, "light"), (400, "dark")], ids=["wide", "narrow"])
-def page(browser: Any, server: Server, request: pytest.FixtureRequest) -> Iterator[Any]:
+def page(chromium: Any, server: Server, request: pytest.FixtureRequest) -> Iterator[Any]:
     """A tab; at the end it must have no errors and no requests to other hosts."""
     width, scheme = request.param
-    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    context = chromium.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
     tab = context.new_page()
     errors, hosts = [], set()
     tab.on("pageerror", lambda error: errors.append(str(error)))
