@@ -95,7 +95,7 @@ def _like(
 
 
 class Problem(NamedTuple):
-    """What the kernel reads."""
+    """The inputs of the kernel."""
 
     q: Tensor
     k: Tensor

@@ -61,7 +61,7 @@ class FreshSlots(NamedTuple):
 
 
 class Pool:
-    """Pages of all layers, and pages of their own for the keys and values of cross-attention."""
+    """Pages of all layers, and separate pages for the keys and values of cross-attention."""
 
     def __init__(
         self,
@@ -82,27 +82,29 @@ class Pool:
         """Copy pages, each (from, to): a shared page is copied before one of its rows writes to it."""
         if not pairs:
             return
-        for x in self._tensors():
+        for x in _tensors(self.layers):
             by_page = x[0].unflatten(1, (-1, self.page_size))
             index = torch.tensor(pairs, device=x.device)
             by_page.index_copy_(1, index[:, 1], by_page.index_select(1, index[:, 0]))
 
     def clear(self, pages: Sequence[int]) -> None:
         """Zero pages that may hold NaN."""
-        for x in self._tensors() if pages else ():
-            x[0].unflatten(1, (-1, self.page_size)).index_fill_(1, torch.tensor(pages, device=x.device), 0)
+        self._zero(self.layers, pages)
 
     def clear_source(self, pages: Sequence[int]) -> None:
         """Zero pages of sources that may hold NaN."""
-        for layer in self.cross if pages else ():
-            for x in () if layer is None else layer.own():
-                x[0].unflatten(1, (-1, self.page_size)).index_fill_(1, torch.tensor(pages, device=x.device), 0)
+        self._zero(self.cross, pages)
 
-    def _tensors(self) -> list[Tensor]:
-        return [x for layer in self.layers for x in layer.own()]
+    def _zero(self, layers: Sequence[LayerCache | None], pages: Sequence[int]) -> None:
+        for x in _tensors(layers) if pages else ():
+            x[0].unflatten(1, (-1, self.page_size)).index_fill_(1, torch.tensor(pages, device=x.device), 0)
 
     def nbytes(self) -> int:
-        return sum(x.nbytes for layer in (*self.layers, *self.cross) if layer is not None for x in layer.own())
+        return sum(x.nbytes for x in _tensors((*self.layers, *self.cross)))
+
+
+def _tensors(layers: Sequence[LayerCache | None]) -> list[Tensor]:
+    return [x for layer in layers if layer is not None for x in layer.own()]
 
 
 class Source(NamedTuple):
@@ -179,13 +181,12 @@ class PagedCache:
         """Return what all layers read, and where they write."""
         assert new.segments is not None
         is_token = real(new.segments)
+        slots = PagedSlots.of(self.table, self.pool.page_size, new.positions, is_token)
         if self.fresh:
-            return {
-                None: Step(new, FreshSlots(PagedSlots.of(self.table, self.pool.page_size, new.positions, is_token)))
-            }
+            return {None: Step(new, FreshSlots(slots))}
         keys = _keys(self.table.shape[1] * self.pool.page_size, self.lengths + is_token.sum(dim=1))
         keys = keys._replace(pages=None if self.pool.int8 else Pages(self.table, self.pool.page_size))
-        return {None: Step(keys, PagedSlots.of(self.table, self.pool.page_size, new.positions, is_token))}
+        return {None: Step(keys, slots)}
 
     def make_layout(
         self, batch: int, length: int, segments: Tensor | None, positions: Tensor | None, marks: Tensor | None = None
