@@ -43,7 +43,7 @@ class Layout(NamedTuple):
     position_bound: int | None = None  # all positions are below it; None: unknown
     documents: int | None = None  # at most this many in all rows, each contiguous, padding on the right; None: unknown
     continues_cache: bool = False  # its tokens follow, in order, those that a cache holds
-    coordinates: Tensor | None = None  # int [b, t, 3]: time, row and column, where there are images
+    coordinates: Tensor | None = None  # int [b, t, 3]: time, row and column, if a scheme reads them
     pages: Pages | None = None  # of keys in a paged cache that a kernel can read there; None: others, or a copy of them
 
     @classmethod

@@ -171,21 +171,19 @@ class Transformer(nn.Module):
                 raise ValueError(f"past: not for {shape} model, which takes {allowed}")
             if target is None:
                 raise ValueError("this is an encoder-decoder: call it with (source, target)")
-            source = read_inputs(self.source, ids, options_of("source_", options))
             return {
-                "encoder": source,
-                "decoder": read_inputs(self.target, target, options_of("target_", options), before),
+                "encoder": read_inputs(*self._side("encoder"), ids, options_of("source_", options)),
+                "decoder": read_inputs(*self._side("decoder"), target, options_of("target_", options), before),
             }
         shape, allowed = "an encoder-only" if self.encoder else "a decoder-only", ", ".join((*OWN, "past"))
         check_options(options, OWN, allowed, shape)
         if target is not None:
             raise ValueError(f"target: not for {shape} model, which takes {allowed}")
         if self.target is not None:
-            return {"decoder": read_inputs(self.target, ids, options, before)}
+            return {"decoder": read_inputs(*self._side("decoder"), ids, options, before)}
         if before is not None:
             raise ValueError("an encoder reads its whole input at once: leave `cache` and `past` out")
-        assert self.source is not None
-        return {"encoder": read_inputs(self.source, ids, options)}
+        return {"encoder": read_inputs(*self._side("encoder"), ids, options)}
 
     def encode(
         self,
@@ -202,7 +200,7 @@ class Transformer(nn.Module):
         check_options(options, OWN, ", ".join(OWN), "an encoder")
         if self.encoder is None or self.source is None:
             raise ValueError("this model has no encoder: use decode for its hidden states")
-        inputs, layout = read_inputs(self.source, ids, options)
+        inputs, layout = read_inputs(*self._side("encoder"), ids, options)
         return self._encode(inputs, layout, self._pass_options(taps, aux))
 
     def decode(
@@ -224,7 +222,7 @@ class Transformer(nn.Module):
         check_options(options, OWN, ", ".join(OWN), "a decoder")
         if self.decoder is None or self.target is None:
             raise ValueError("this model has no decoder: use encode for its hidden states")
-        inputs, layout = read_inputs(self.target, ids, options, cache)
+        inputs, layout = read_inputs(*self._side("decoder"), ids, options, cache)
         encoded = self._encoded(encoder_out, source, inputs, layout, cache)
         return self._decode(inputs, layout, self._pass_options(taps, aux), encoded, cache)
 
@@ -363,10 +361,14 @@ class Transformer(nn.Module):
             initial = dict(zip(self.encoder_init_widths, parts, strict=True))
         return Encoded(encoder_out, source_layout, initial)
 
-    def _embed(self, side: Side, inputs: Inputs, layout: Layout, options: PassOptions) -> Tensor:
+    def _side(self, side: Side) -> tuple[AnyInput, BlockStack]:
         module, stack = (self.source, self.encoder) if side == "encoder" else (self.target, self.decoder)
         assert module is not None
         assert stack is not None
+        return module, stack
+
+    def _embed(self, side: Side, inputs: Inputs, layout: Layout, options: PassOptions) -> Tensor:
+        module, stack = self._side(side)
         module.check(inputs)
         x = module(inputs, self.table(module), lambda x: stack.embed(x, layout), layout, options.aux)
         return x if options.taps is None else options.taps("embed", x)

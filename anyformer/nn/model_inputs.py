@@ -15,6 +15,7 @@ from anyformer.cache.segment_memory import Past
 from anyformer.config.spec import did_you_mean
 from anyformer.media_batch import MediaBatch
 from anyformer.nn.inputs import AnyInput, Inputs, TokenInput
+from anyformer.nn.stack import BlockStack
 
 
 class StackOptions(TypedDict, total=False):
@@ -73,13 +74,22 @@ def options_of(side: str, options: SideOptions) -> StackOptions:
 
 
 def read_inputs(
-    module: AnyInput, given: Tensor | Inputs, options: StackOptions, before: AnyCache | Past | None = None
+    module: AnyInput,
+    stack: BlockStack,
+    given: Tensor | Inputs,
+    options: StackOptions,
+    before: AnyCache | Past | None = None,
 ) -> tuple[Inputs, Layout]:
-    """Return the inputs of a side, and the layout of their tokens, which continue the cache or past `before`."""
+    """Return the inputs of a side, and the layout of their tokens, which continue the cache or past `before`.
+
+    The layout has coordinates only if a position scheme of the stack reads them.
+    """
     inputs, layout = _read(module, given, options, before)
     if inputs.media is None or not isinstance(module, TokenInput) or module.media is None:
         return inputs, layout
     module.media.check(inputs.media, tuple(inputs.ids.shape))
+    if not stack.reads_coordinates:
+        return inputs, layout
     return inputs, layout._replace(coordinates=module.media.coordinates(inputs.media, layout.positions))
 
 

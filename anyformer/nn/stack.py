@@ -93,6 +93,7 @@ class BlockStack(nn.Module):
             plan = Plan(pattern_of(mixer, side), mixer.rotary_width(width), which, mixer.reach, level, needs)
             plan_of_layer.append(plans.setdefault(plan, len(plans)))
         self.schemes = nn.ModuleList(Positions(scheme, width, heads) for scheme, heads, _ in schemes)
+        self.reads_coordinates = any(scheme.reads_coordinates() for scheme, _, _ in schemes)
         self.plans, self.plan_of_layer = tuple(plans), tuple(plan_of_layer)
         crosses = (block.cross for block in layers)
         across = [cross and (pattern_across(cross), Requirements.of(cross, width)) for cross in crosses]

@@ -120,7 +120,7 @@ def test_a_layout_is_as_good_as_its_tensors():
     model(ids, segments=segments, positions=positions, cache=one)
     model(Inputs(ids, Layout(positions, segments)), cache=two)
     assert facts(one) == facts(two)
-    _, layout = read_inputs(model.target, Inputs(ids[:, :1], Layout(torch.tensor([[7]]))), {}, one)
+    _, layout = read_inputs(model.target, model.decoder, Inputs(ids[:, :1], Layout(torch.tensor([[7]]))), {}, one)
     assert layout.segments.tolist() == [[0], [0]]
 
 

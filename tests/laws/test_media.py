@@ -213,6 +213,20 @@ def test_axial_rotary_knows_rows_and_columns():
     assert coordinates[0].tolist() == [[0, 0, 0], [0, 0, 1], [0, 1, 0], [0, 1, 1]]
 
 
+@pytest.mark.parametrize("shape", ["encoder", "decoder", "encoder-decoder"])
+@pytest.mark.parametrize("position", [Rotary(), AxialRotary(), Learned(length=20)], ids=lambda position: position.kind)
+def test_coordinates_are_computed_only_where_they_are_read(shape: str, position: Position):
+    media = Media(image=ImageSegment(image_height=8, patch=4))
+    model = build(model_of(media, shape, position))
+    store = store_of(model.config)
+    ids, segments, _ = store.read(torch.tensor(encoded(store, ["1 <image:2>"])))
+    target, keyword = (ids[:, :1], "source_media") if shape == "encoder-decoder" else (None, "media")
+    layouts = {side: layout for side, (_, layout) in model.read_sides(ids, target, **{keyword: segments}).items()}
+    read = [side for side, layout in layouts.items() if layout.coordinates is not None]
+    first = next(iter(layouts))  # the target of the encoder-decoder has no image
+    assert read == ([first] if isinstance(position, AxialRotary) else [])
+
+
 @settings(max_examples=20)
 @given(MEDIA, st.sampled_from(["encoder", "decoder", "encoder-decoder"]))
 def test_count_is_the_number_of_parameters(media: Media, shape: str):
