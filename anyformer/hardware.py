@@ -7,10 +7,11 @@ import contextlib
 import os
 import statistics
 import time
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from anyformer.gpu_table import find_gpu
 
 if TYPE_CHECKING:
     import torch
@@ -19,24 +20,6 @@ if TYPE_CHECKING:
 OUT_OF_MEMORY = ("DefaultCPUAllocator: can't allocate", "DefaultCPUAllocator: not enough memory", "std::bad_alloc")
 
 BUSY_LOAD = 1.5  # load average per core; a training of ours alone, a minute ago, makes 1
-
-# Dense FLOP/s of matmuls that accumulate in fp32, from the vendors' data sheets. A key is a part of the name that torch
-# reports; the first match counts. fp32 is without TF32, which torch does not use by default.
-PEAKS: Mapping[str, Mapping[str, float]] = {
-    "H100 PCIe": {"bf16": 756e12, "fp16": 756e12, "fp32": 51e12},
-    "H100 NVL": {"bf16": 835e12, "fp16": 835e12, "fp32": 60e12},
-    "H100": {"bf16": 989e12, "fp16": 989e12, "fp32": 67e12},
-    "H200 NVL": {"bf16": 835e12, "fp16": 835e12, "fp32": 60e12},
-    "H200": {"bf16": 989e12, "fp16": 989e12, "fp32": 67e12},
-    "GH200": {"bf16": 989e12, "fp16": 989e12, "fp32": 67e12},
-    "A100": {"bf16": 312e12, "fp16": 312e12, "fp32": 19.5e12},
-    "L40S": {"bf16": 362e12, "fp16": 362e12, "fp32": 91.6e12},
-    "L4": {"bf16": 121e12, "fp16": 121e12, "fp32": 30.3e12},
-    "RTX 4090": {"bf16": 165e12, "fp16": 165e12, "fp32": 82.6e12},
-    "RTX 3090": {"bf16": 71e12, "fp16": 71e12, "fp32": 35.6e12},
-    "V100": {"fp16": 125e12, "fp32": 15.7e12},
-    "T4": {"fp16": 65e12, "fp32": 8.1e12},
-}
 
 
 def default_device() -> str:
@@ -80,15 +63,9 @@ def usable_memory() -> int | None:
 
 
 def stated_flops(label: str, precision: str) -> float | None:
-    """Return the peak FLOP/s of a device by its data sheet; None if it is not in the table.
-
-    MIG slices and laptop GPUs share a name with a larger GPU and are left out.
-    """
-    words = f" {label.replace('-', ' ')} "
-    if " MIG " in words or " Laptop " in words:
-        return None
-    peaks: Mapping[str, float] = next((peaks for name, peaks in PEAKS.items() if f" {name} " in words), {})
-    return peaks.get(precision)
+    """Return the peak FLOP/s of a device by its data sheet; None if it is not in the table."""
+    gpu = find_gpu(label)
+    return None if gpu is None else gpu.flops.get(precision)
 
 
 @cache

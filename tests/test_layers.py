@@ -38,7 +38,8 @@ UNDER: dict[str, tuple[str, ...]] = {
     "datasets": ("config", "processes"),
     "recipe": ("presets", "datasets"),
     "recipes": ("recipe", "atomic_folder"),
-    "hardware": (),
+    "gpu_table": (),
+    "hardware": ("gpu_table",),
     "media_batch": ("config",),
     "kernels": ("conventions",),  # tensors in, tensors out
     "attention": ("kernels", "config"),
@@ -51,6 +52,7 @@ UNDER: dict[str, tuple[str, ...]] = {
     "inspection": ("transforms", "hardware"),
     "tasks": ("decoding", "data"),
     "atomic_folder": ("config", "processes"),
+    "forecast": ("inspection", "recipe"),
     "run": ("tasks", "atomic_folder", "inspection"),
     "run_inspection": ("run",),
     "training": ("run", "recipes"),
@@ -61,7 +63,7 @@ UNDER: dict[str, tuple[str, ...]] = {
     "new": ("training",),
     "lab": ("training", "interop", "inspection"),
     "explore": ("lab", "run_inspection"),
-    "cli": ("explore", "doctor", "new", "environments", "serve"),
+    "cli": ("explore", "doctor", "new", "environments", "serve", "forecast"),
     "__main__": ("cli",),
 }
 
@@ -77,6 +79,8 @@ TORCHLESS = (
     "cli",
     "inspection.count",
     "inspection.memory",
+    "gpu_table",
+    "forecast",
     "data.shard_writer",
     "processes",
     "data.readers",

@@ -13,7 +13,8 @@ from rich.console import Console
 
 from anyformer.config import ModelConfig
 from anyformer.data.batch import Batch
-from anyformer.hardware import PEAKS, peak_flops, stated_flops
+from anyformer.gpu_table import GPUS
+from anyformer.hardware import peak_flops, stated_flops
 from anyformer.inspection.count import count
 from anyformer.training import log as module
 from anyformer.training.log import Log, is_improving
@@ -143,8 +144,8 @@ def test_stated_peaks(label: str, precision: str, expected: float | None) -> Non
 
 
 def test_every_name_in_the_table_is_found() -> None:
-    for name, peaks in PEAKS.items():
-        assert {precision: stated_flops(f"NVIDIA {name}", precision) for precision in peaks} == peaks
+    for gpu in GPUS.values():
+        assert {precision: stated_flops(f"NVIDIA {gpu.label}", precision) for precision in gpu.flops} == gpu.flops
 
 
 def test_an_unknown_device_is_measured() -> None:

@@ -1,0 +1,239 @@
+"""Work of a training step on one GPU, from the config alone, and the time that it takes. Imports no torch.
+
+    time = matmul FLOPs / (MATMUL_SHARE · peak) + attention FLOPs / (ATTENTION_SHARE · peak)
+         + bytes / (BANDWIDTH_SHARE · bandwidth) + kernels · KERNEL_SECONDS
+
+Nothing overlaps within a GPU, so a matmul with short rows or columns reaches a smaller share of the peak: its bytes
+count beside its FLOPs.
+
+    matmul        those of `count`; the backward pass has twice those of the forward pass
+    attention     pairs of queries and keys that a kernel computes; the backward pass has 2.5 times as many FLOPs
+    bytes         inputs, weights and outputs of matmuls and attention; norms and residual sums, whose stream is fp32;
+                  activation functions, rotations and logits; weights cast to half precision, and their gradients
+    update        of AdamW with clipping: 40 bytes for each weight
+
+b, t, s, d, h, g, k, f, v as in `config/__init__.py`.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from anyformer.config import (
+    LM,
+    Attention,
+    Block,
+    Causal,
+    Experts,
+    Gated,
+    MaskedLM,
+    ModelConfig,
+    NoFeedForward,
+    Rotary,
+    Side,
+    Stack,
+    Tokens,
+    hidden_width,
+    pattern_across,
+    pattern_of,
+    position_of,
+)
+from anyformer.config.adapter import matrices
+from anyformer.gpu_table import GPU
+from anyformer.inspection.cost_rules import block_costs, head_cost, pairs, pooled
+from anyformer.inspection.count import count
+from anyformer.inspection.memory import MASKED_SHARE
+
+FP32 = 4  # bytes
+UPDATE_BYTES = 40  # of a weight: AdamW reads four values and writes three, clipping reads two and writes one
+MATMUL_SHARE = 0.72  # of the peak that a large matmul reaches: its power limits a GPU before its units do
+ATTENTION_SHARE = 0.45  # of the peak that fused attention reaches, forward and backward together
+BANDWIDTH_SHARE = 0.8  # of the memory bandwidth that a copy reaches
+KERNEL_SECONDS = 3e-6  # until a kernel of a captured step runs at full speed, and after it does
+ATTENTION_BACKWARD = 2.5  # times the FLOPs of its forward pass: five matmuls in place of two
+KERNELS = 5, 10  # of a sublayer: forward, backward
+EAGER_PASSES = 2.0  # times the elementwise bytes and kernels of a compiled step
+
+
+@dataclass(frozen=True)
+class Work:
+    """FLOPs, bytes and kernels of a part of a step."""
+
+    matmul: float = 0.0
+    attention: float = 0.0
+    moved: float = 0.0
+    kernels: float = 0.0
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(
+            self.matmul + other.matmul,
+            self.attention + other.attention,
+            self.moved + other.moved,
+            self.kernels + other.kernels,
+        )
+
+    def __mul__(self, factor: float) -> "Work":
+        return Work(self.matmul * factor, self.attention * factor, self.moved * factor, self.kernels * factor)
+
+    def seconds(self, gpu: GPU, precision: str) -> float:
+        peak = gpu.flops[precision]
+        compute = self.matmul / (MATMUL_SHARE * peak) + self.attention / (ATTENTION_SHARE * peak)
+        return compute + self.moved / (BANDWIDTH_SHARE * gpu.bandwidth) + self.kernels * KERNEL_SECONDS
+
+
+class Rows(NamedTuple):
+    """Sizes of a micro-batch on one GPU."""
+
+    batch: int
+    length: int  # of the target, or of the only side
+    source_length: int  # of the encoder
+    labelled: float = 1.0  # share of positions with a label
+
+
+class StepWork(NamedTuple):
+    """Work of a step: of each micro-batch, and of the update."""
+
+    blocks: Work  # forward pass of all layers, which checkpointing repeats
+    forward: Work  # the layers and all else
+    backward: Work
+    weights: int  # bytes moved for casts and gradients are in the passes; the update has its own
+    trained: int
+
+    def update(self, shards: int = 1) -> Work:
+        """Return the work of the optimiser on the weights of one of `shards` processes."""
+        return Work(moved=UPDATE_BYTES * self.trained / shards)
+
+
+def step_work(config: ModelConfig, rows: Rows, *, size: int = 2, compiled: bool = True) -> StepWork:
+    """Return the work of a micro-batch; `size` is the bytes of a value that is no weight."""
+    lengths: dict[Side, int] = {"encoder": rows.source_length, "decoder": rows.length}
+    if config.shape == "encoder":
+        lengths["encoder"] = rows.length
+    passes = 1.0 if compiled else EAGER_PASSES
+    blocks = backward = Work()
+    for side, stack in config.stacks.items():
+        for group in stack.distinct():
+            t = pooled(lengths[side], stack, group.level)
+            one = _Layer(config, side, stack, group.block, rows.batch, t, lengths["encoder"], size)
+            ahead, back = one.forward(passes), one.backward(passes)
+            blocks, backward = blocks + ahead * group.times, backward + back * group.times
+    table = count(config, rows.length, batch=rows.batch,
+                  source_length=rows.source_length if config.shape == "encoder-decoder" else None)  # fmt: skip
+    head, head_back = _head(config, rows, size)
+    embedded = Work(moved=3 * FP32 * config.width * rows.batch * sum(lengths[side] for side in config.stacks))
+    cast = Work(moved=(FP32 + size) * table.parameters * (size < FP32))
+    gradients = Work(moved=(FP32 + 2 * size) * table.trained)
+    forward = blocks + head + embedded + cast
+    return StepWork(blocks, forward, backward + head_back + embedded + gradients, table.parameters, table.trained)
+
+
+class _Layer(NamedTuple):
+    """One layer, whose side has t tokens in each of b rows; the encoder has s."""
+
+    config: ModelConfig
+    side: Side
+    stack: Stack
+    block: Block
+    b: int
+    t: int
+    s: int
+    size: int
+
+    def forward(self, passes: float) -> Work:
+        d, size, rows = self.config.width, self.size, self.b * self.t
+        costs = dict(block_costs(self.block, d, self.b, self.t, self.s, self.side == "decoder"))
+        branches = len(costs) - 1  # all but the norms
+        attention, kept = self._attention()
+        matmul = sum(cost.flops for cost in costs.values()) - kept
+        stream = rows * d * branches * 2 * (FP32 + size)  # read and written; the branch read, the norm written
+        inner, gates = self._hidden()
+        elementwise = stream + rows * inner * (2 + gates) * size + self._rotated()
+        moved = passes * elementwise + self._matmul_bytes() + self._attention_bytes()
+        return Work(matmul, attention, moved, passes * branches * KERNELS[0])
+
+    def backward(self, passes: float) -> Work:
+        ahead = self.forward(passes)
+        d, size, rows = self.config.width, self.size, self.b * self.t
+        branches = ahead.kernels / KERNELS[0] / passes
+        inner, gates = self._hidden()
+        stream = rows * d * branches * (2 * FP32 + 3 * size)
+        elementwise = stream + rows * inner * (3 + 2 * gates) * size + self._rotated()
+        moved = passes * elementwise + 2 * self._matmul_bytes() + 3 * self._attention_bytes()
+        return Work(2 * ahead.matmul, ATTENTION_BACKWARD * ahead.attention, moved, passes * branches * KERNELS[1])
+
+    def _attentions(self) -> list[tuple[Attention, int, bool]]:
+        """Return each attention of the layer with the number of its keys, and whether it reads the encoder."""
+        both = ((self.block.mixer, self.t, False), (self.block.cross, self.s, True))
+        return [(a, keys, across) for a, keys, across in both if isinstance(a, Attention)]
+
+    def _attention(self) -> tuple[float, float]:
+        """Return the FLOPs that attention kernels compute, and those that `count` has for them."""
+        computed = counted = 0.0
+        for a, keys, across in self._attentions():
+            pattern = pattern_across(a) if across else pattern_of(a, self.side)
+            flops = 2.0 * self.b * a.heads * pairs(pattern, self.t, keys) * sum(a.widths(self.config.width))
+            counted += flops
+            computed += flops / 2 if isinstance(pattern, Causal) else flops  # kernels skip what no query sees
+        return computed, counted
+
+    def _attention_bytes(self) -> float:
+        """Return the bytes of queries, keys, values and outputs."""
+        values = 0
+        for a, keys, _ in self._attentions():
+            values += self.b * (self.t * a.heads + keys * a.groups) * sum(a.widths(self.config.width))
+        return float(values * self.size)
+
+    def _matmul_bytes(self) -> float:
+        """Return the bytes of inputs, weights and outputs of the linear layers."""
+        total, d, rows = 0, self.config.width, self.b * self.t
+        for _, inputs, outputs, across in matrices(self.block, d):
+            total += (self.b * self.s if across else rows) * (inputs + outputs) + inputs * outputs
+        if isinstance(experts := self.block.feedforward, Experts):
+            inner, gates = self._hidden()
+            total += rows * (2 * d * experts.top_k + inner * (2 + gates))
+            total += experts.count * d * hidden_width(experts.expert, d) * (2 + gates)
+        return float(total * self.size)
+
+    def _hidden(self) -> tuple[int, int]:
+        """Return the hidden values of the feed-forward for each token, and 1 if it has a gate."""
+        spec = self.block.feedforward
+        if isinstance(spec, NoFeedForward):
+            return 0, 0
+        if isinstance(spec, Experts):
+            inner = hidden_width(spec.expert, self.config.width) * (spec.top_k + spec.shared)
+            return inner, int(isinstance(spec.expert, Gated))
+        return hidden_width(spec, self.config.width), int(isinstance(spec, Gated))
+
+    def _rotated(self) -> float:
+        """Return the bytes of rotating queries and keys."""
+        mixer = self.block.mixer
+        if not isinstance(mixer, Attention) or not isinstance(position_of(mixer, self.stack), Rotary):
+            return 0.0
+        return 2.0 * self.b * self.t * (mixer.heads + mixer.groups) * mixer.widths(self.config.width)[0] * self.size
+
+
+def _head(config: ModelConfig, rows: Rows, size: int) -> tuple[Work, Work]:
+    """Return the work of the head and its loss, forward and backward."""
+    last = rows.batch * rows.length
+    if not isinstance(config.head, LM | MaskedLM):
+        flops = float(head_cost(config, rows.batch, rows.length).flops)
+        return Work(flops, kernels=KERNELS[0]), Work(2 * flops, kernels=KERNELS[1])
+    read = config.last_input
+    assert isinstance(read, Tokens)
+    labelled = last * rows.labelled
+    flops = head_cost(config, 1, last).flops * rows.labelled
+    d, v = read.table_width(config.width), read.rows
+    matmul = size * (labelled * (d + v) + d * v)
+    logits = size * labelled * v  # read for the normaliser; read and written as a gradient
+    forward = Work(flops, moved=matmul + logits, kernels=KERNELS[0])
+    return forward, Work(2 * flops, moved=2 * matmul + 2 * logits, kernels=KERNELS[1])
+
+
+def labelled_share(config: ModelConfig) -> float:
+    """Return the share of positions with a label: 15 % for a masked LM, else all."""
+    return MASKED_SHARE if isinstance(config.head, MaskedLM) else 1.0
+
+
+def single_gpu_seconds(work: StepWork, gpu: GPU, precision: str, accumulate: int = 1, recompute: bool = False) -> float:
+    """Return the seconds of a step on one GPU."""
+    micro = work.forward + work.backward + (work.blocks if recompute else Work())
+    return (micro * accumulate + work.update()).seconds(gpu, precision)
