@@ -55,7 +55,8 @@ UNDER: dict[str, tuple[str, ...]] = {
     "forecast": ("inspection", "recipe"),
     "run": ("tasks", "atomic_folder", "inspection"),
     "run_inspection": ("run",),
-    "training": ("run", "recipes"),
+    "parallel": ("nn", "recipe"),  # splits the modules of nn
+    "training": ("run", "recipes", "parallel"),
     "doctor": ("training",),  # prints what training chooses
     "environments": ("run",),
     "serve": ("run",),

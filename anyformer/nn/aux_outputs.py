@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
+Reduce = Callable[[Tensor], Tensor]  # the sum of a tensor over all processes that read parts of the same batch
+
 
 class TrackedModule(nn.Module):
     """Module with buffers that training updates without a gradient: running statistics, a router's bias."""
@@ -80,7 +82,7 @@ class AuxOutputs:
     because torch's wrappers (FSDP) copy those on the way to a block.
     """
 
-    def __init__(self, reduce: Callable[[Tensor], Tensor] = identity) -> None:
+    def __init__(self, reduce: Reduce = identity) -> None:
         self.reduce = reduce
         self.losses: list[Tensor] = []  # weighted terms to be added to the loss per token: this process's part
         self.statistics: dict[TrackedModule, Tensor] = {}

@@ -121,7 +121,9 @@ class Train(Spec):
 
 
 class Processes(Spec):
-    """How a model is divided among processes (`torchrun`): "none" replicates it (DDP); "full" shards every weight,
-    gradient and optimiser state (FSDP)."""
+    """How a model is divided among processes (`torchrun`). Their number is a multiple of context · tensor; the quotient
+    is the number of processes that read different examples (data parallelism)."""
 
     shard: Literal["none", "full"] = "none"  # none: every process has the whole model (DDP); full: a part of it (FSDP)
+    tensor: Size = 1  # number of processes among which heads, feed-forwards, experts and vocabularies are split
+    context: Size = 1  # number of processes among which the tokens of each example are split

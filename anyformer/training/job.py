@@ -48,7 +48,7 @@ class Job:
     def objective(self) -> Objective:
         """The training loss, before compilation."""
         train = self.recipe.train
-        return Objective(self.model, self.task, train.label_smoothing, train.checkpoint_activations)
+        return Objective(self.model, self.task, train.label_smoothing, train.checkpoint_activations, self.ranks.reduce)
 
     @cached_property
     def reader(self) -> Loader:

@@ -9,12 +9,11 @@ from anyformer.cache.segment_memory import Past
 from anyformer.conventions import IGNORE
 from anyformer.data.batch import Batch, to_device
 from anyformer.kernels.private import allow_dynamic_size
-from anyformer.nn.aux_outputs import AuxOutputs
+from anyformer.nn.aux_outputs import AuxOutputs, Reduce, identity
 from anyformer.nn.heads import LossTarget, VocabularyHead
 from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import CallOptions, Transformer
 from anyformer.tasks.base import Task, TokenTask, inputs_of
-from anyformer.training.parallel import sum_over_processes
 
 MAX_SPARSE_SHARE = 0.75  # of tokens with a label: up to here the head is applied to labelled tokens only
 SIZES_PER_POWER = 8  # label counts are rounded up to 1/8 of a power of two, so that few shapes are compiled
@@ -26,16 +25,24 @@ class Objective(nn.Module):
     `forward` returns the summed loss of a batch, the auxiliary losses per token, and the segment memory after it.
     """
 
-    def __init__(self, model: Transformer, task: Task | TokenTask, smoothing: float, recompute: bool = False):
+    def __init__(
+        self,
+        model: Transformer,
+        task: Task | TokenTask,
+        smoothing: float,
+        recompute: bool = False,
+        reduce: Reduce = identity,
+    ):
+        """`reduce` sums statistics of a batch over the processes that each read a part of it."""
         super().__init__()
-        self.model, self.smoothing, self.recompute = model, smoothing, recompute
+        self.model, self.smoothing, self.recompute, self.reduce = model, smoothing, recompute, reduce
         self.fused = isinstance(task, TokenTask) and isinstance(model.head, VocabularyHead)  # the head has the loss
         self.loss = torch.compiler.disable(task.loss)  # other losses may loop over words or pairs
 
     def forward(
         self, inputs: tuple[Tensor | Inputs, ...], target: LossTarget, memory: Past | None
     ) -> tuple[Tensor, Tensor, Past | None]:
-        aux, memory_after = AuxOutputs(sum_over_processes), None
+        aux, memory_after = AuxOutputs(self.reduce), None
         options: CallOptions = {"aux": aux, "recompute": self.recompute}
         if self.fused:
             options["loss_target"] = target

@@ -10,8 +10,9 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -27,7 +28,10 @@ from torch.nn.parallel import DistributedDataParallel
 from anyformer.config import ConfigError, Fault
 from anyformer.conventions import IGNORE, PADDING
 from anyformer.data.batch import Batch
+from anyformer.nn.aux_outputs import Reduce, identity
 from anyformer.nn.model import Transformer
+from anyformer.parallel.mesh import Axis, ProcessMesh, build_mesh
+from anyformer.recipe import Processes
 
 T = TypeVar("T")
 
@@ -41,6 +45,32 @@ class Ranks:
     rank: int = 0
     size: int = 1
     group: Any = None  # on CPUs, whatever the device of the model
+    mesh: ProcessMesh | None = None  # None: all processes differ along `data` only
+
+    def arranged(self, spec: Processes) -> "Ranks":
+        """Return these ranks with the mesh of a recipe. All processes call it."""
+        device_type = "cuda" if torch.cuda.is_available() else "cpu"
+        return replace(self, mesh=build_mesh(spec, self.rank, self.size, device_type))
+
+    @property
+    def data(self) -> Axis:
+        """This process among those that read different examples."""
+        return Axis(self.rank, self.size) if self.mesh is None else self.mesh.data
+
+    @property
+    def context(self) -> Axis:
+        """This process among those that read different tokens of the same examples."""
+        return Axis() if self.mesh is None else self.mesh.context
+
+    @property
+    def tensor(self) -> Axis:
+        """This process among those that read the same tokens with different parts of the weights."""
+        return Axis() if self.mesh is None else self.mesh.tensor
+
+    @property
+    def shares(self) -> Axis:
+        """This process among those whose losses and gradients add up: along data and context."""
+        return Axis(self.rank, self.size) if self.mesh is None else self.mesh.shares
 
     @property
     def is_first(self) -> bool:
@@ -79,20 +109,27 @@ class Ranks:
         return bool(count)
 
     def sum(self, x: Tensor) -> Tensor:
-        if self.size > 1:
-            dist.all_reduce(x)
+        """Sum x in place over the processes along data and context."""
+        if self.shares.size > 1:
+            dist.all_reduce(x, group=self.shares.group)
         return x
+
+    @property
+    def reduce(self) -> Reduce:
+        """The differentiable sum of a tensor over the processes along data and context."""
+        return identity if self.shares.size == 1 else partial(sum_over_processes, group=self.shares.group)
 
     def split(self, batch: Batch) -> Batch:
         """Return this process's examples of a batch, each with all its rows.
 
         A process without examples reads the first one without labels, because it must join the collective calls.
         """
-        if self.size == 1:
+        rank, size, _ = self.data
+        if size == 1:
             return batch
         count = len(batch.labels)
-        idle = self.rank >= count
-        own = slice(0, 1) if idle else slice(self.rank, None, self.size)
+        idle = rank >= count
+        own = slice(0, 1) if idle else slice(rank, None, size)
 
         def rows(x: Tensor) -> Tensor:
             return x.unflatten(0, (count, -1))[own].flatten(0, 1)
@@ -114,10 +151,11 @@ class Ranks:
     def seed(self, seed: int, step: int) -> None:
         """Seed torch's generator by step and rank: dropout masks differ between processes, and resuming needs no state.
 
-        A single process keeps its generator, whose state is in the checkpoint.
+        Processes that read the same tokens (along `tensor`) have the same seed. A single process keeps its generator,
+        whose state is in the checkpoint.
         """
         if self.size > 1:
-            mixed = np.random.SeedSequence([seed, step, self.rank]).generate_state(1, np.uint64)
+            mixed = np.random.SeedSequence([seed, step, self.shares.rank]).generate_state(1, np.uint64)
             torch.manual_seed(int(mixed[0]))
 
 
@@ -188,17 +226,17 @@ def shard_model(model: Transformer, device: torch.device, compiled: bool, option
     fully_shard(model, mesh=mesh)
 
 
-def sum_over_processes(x: Tensor) -> Tensor:
-    """Return the differentiable sum of x over all processes, each of which reads a part of the batch."""
+def sum_over_processes(x: Tensor, group: Any = None) -> Tensor:
+    """Return the differentiable sum of x over a group of processes (None: all), each with a part of the batch."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return x
-    return all_reduce(x) if x.requires_grad else _summed(x)
+    return all_reduce(x, group=group or dist.group.WORLD) if x.requires_grad else _summed(x, group)
 
 
 @torch.no_grad()
-def _summed(x: Tensor) -> Tensor:
+def _summed(x: Tensor, group: Any) -> Tensor:
     x = x.clone()
-    dist.all_reduce(x)
+    dist.all_reduce(x, group=group)
     return x
 
 

@@ -79,6 +79,10 @@ def prepare(
     allow_changed_data: bool = False,
 ) -> Job:
     """Build a training run in the folder `out`. Data that changed since a checkpoint is refused unless allowed."""
+    if recipe.parallel.tensor > 1 or recipe.parallel.context > 1:
+        raise ConfigError(
+            [Fault("parallel", "tensor and context parallelism are not implemented yet: leave them at 1")]
+        )
     memory = recipe.model.decoder.memory if recipe.model.decoder else 0
     if memory and ranks.size > 1:
         what = f"= {memory}: the memory of a batch is held by one process; train without torchrun"

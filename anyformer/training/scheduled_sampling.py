@@ -12,10 +12,9 @@ from torch import Tensor
 
 from anyformer.conventions import IGNORE
 from anyformer.data.batch import Batch
-from anyformer.nn.aux_outputs import AuxOutputs
+from anyformer.nn.aux_outputs import AuxOutputs, Reduce, identity
 from anyformer.recipe import OwnTokens
 from anyformer.tasks.base import inputs_of
-from anyformer.training.parallel import sum_over_processes
 
 
 def own_token_share(spec: OwnTokens, step: int) -> float:
@@ -23,14 +22,16 @@ def own_token_share(spec: OwnTokens, step: int) -> float:
     return spec.share * min(1.0, step / spec.rise) if spec.rise else spec.share
 
 
-def mix_own_tokens(model: Any, batch: Batch, packed: bool, spec: OwnTokens, step: int) -> Batch:
+def mix_own_tokens(
+    model: Any, batch: Batch, packed: bool, spec: OwnTokens, step: int, reduce: Reduce = identity
+) -> Batch:
     """Return the batch as the decoder reads it at a step. Draws come from torch's generator, as those of dropout."""
     share = own_token_share(spec, step)
     replaced = _targets(batch) & (torch.rand(batch.ids.shape, device=batch.ids.device) < share)
     mixed = batch
     with torch.no_grad():
         for _ in range(spec.passes):
-            aux = AuxOutputs(sum_over_processes)
+            aux = AuxOutputs(reduce)
             predicted = model(*inputs_of(mixed, packed), aux=aux).argmax(-1)
             ids = torch.where(replaced[:, 1:], predicted[:, :-1], batch.ids[:, 1:])
             mixed = mixed._replace(ids=torch.cat([batch.ids[:, :1], ids], dim=1))

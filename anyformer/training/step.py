@@ -61,7 +61,9 @@ class TrainingStep:
         if spec is None:
             return batch
         with job.autocast():
-            return mix_own_tokens(job.model, batch.to(job.device), self.packed, spec, job.state.step + 1)
+            return mix_own_tokens(
+                job.model, batch.to(job.device), self.packed, spec, job.state.step + 1, job.ranks.reduce
+            )
 
     def _update(self, inputs: list[StepInputs], counts: Tensor) -> Tensor:
         """Return the summed loss and the gradient norm. `counts`: labels of all batches together, then of each."""
@@ -76,7 +78,7 @@ class TrainingStep:
                     collect(job.model)
                 # A sum over the tokens of all batches and processes, divided once: never a mean of means. DDP and FSDP
                 # average gradients over processes, hence the factor. Auxiliary losses are per token, as the loss.
-                job.scaler.scale((loss + auxiliary * counts[number]) * job.ranks.size / counts[0]).backward()
+                job.scaler.scale((loss + auxiliary * counts[number]) * job.ranks.shares.size / counts[0]).backward()
             total += loss.detach()
         total = job.ranks.sum(total)
         return torch.stack([total, self._apply_gradients(total).detach().float()])

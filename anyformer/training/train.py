@@ -72,6 +72,7 @@ def train(
             spec = ranks.on_each(
                 lambda: read_recipe(recipe, changes) if isinstance(recipe, str) else io.override(recipe, changes)
             )
+            ranks = ranks.arranged(spec.parallel)
             with _locked(folder, ranks):
                 with advise_out_of_memory(lambda: BUILD_ADVICE):
                     output = console or Console(quiet=not ranks.is_first)

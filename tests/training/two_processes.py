@@ -23,8 +23,8 @@ SMOOTH = Adam(lr=1e-2, eps=1e-2)  # a large eps: rounding of tiny gradients does
 class Rank:
     """A process with what torchrun tells it, which acts; what it says and complains of is in two files."""
 
-    def __init__(self, folder: Path, rank: int, port: int, act: Callable[..., None], *args: Any):
-        here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    def __init__(self, folder: Path, rank: int, count: int, port: int, act: Callable[..., None], *args: Any):
+        here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
         self.files = [folder / f"{name}-{rank}" for name in ("out", "complaints")]
         env = here | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         self.process = forking().Process(target=enter, args=(env, self.files, act, *args))
@@ -42,12 +42,12 @@ def command(*words: str | Path) -> None:
     cli.main()
 
 
-def spawn(folder: Path, act: Callable[..., None], *args: Any) -> list[Rank]:
-    """Two processes, as torchrun starts them."""
+def spawn(folder: Path, act: Callable[..., None], *args: Any, count: int = 2) -> list[Rank]:
+    """Processes, as torchrun starts them."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    return [Rank(folder, rank, port, act, *args) for rank in range(2)]
+    return [Rank(folder, rank, count, port, act, *args) for rank in range(count)]
 
 
 def ends(ranks: list[Rank]) -> tuple[list[int | None], list[str], list[str]]:

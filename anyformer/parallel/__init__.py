@@ -1,0 +1,4 @@
+"""Models split among processes, from outside the model code.
+
+mesh  Arrangement of all processes along the axes data, context and tensor
+"""
