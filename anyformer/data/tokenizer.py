@@ -18,7 +18,7 @@ from itertools import count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Tokenizer, models
 
 from anyformer import recipe
 from anyformer.config.spec import ConfigError, Fault, visible
@@ -66,6 +66,7 @@ class TextTokenizer:
         inner.no_padding()  # some public files switch these on
         inner.no_truncation()
         inner.encode_special_tokens = True  # that is, as plain text
+        _forget_texts(inner)
         self._inner, self._roles, self._reader = inner, None if roles is None else dict(roles), reader
         self.chat = dict(chat) if chat else None
         self._vocab = vocab = inner.get_vocab()
@@ -375,3 +376,12 @@ def _told() -> Iterator[None]:
         if not isinstance(error, Exception) and not panicked(error):
             raise
         raise ConfigError([Fault("", f"the tokenizer cannot read this text: {first_line(error)}")]) from None
+
+
+def _forget_texts(inner: Tokenizer) -> None:
+    """Switch off the library's cache of 10,000 words where a word is a whole text: it would keep 1 kB of each text."""
+    model, splitter = inner.model, inner.pre_tokenizer
+    whole = splitter is None or len(splitter.pre_tokenize_str("a b, c")) == 1
+    if whole and isinstance(model, models.BPE | models.Unigram):
+        model._resize_cache(0)
+        model._clear_cache()

@@ -1,5 +1,6 @@
 """Tokenizers: text comes back, tokens have bytes, and the same texts train the same tokenizer."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -8,12 +9,43 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
-from tokenizers import decoders
+from tokenizers import Tokenizer, decoders, models, normalizers
 
 from anyformer import recipe
 from anyformer.config import ConfigError
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from tests.data.tokenizer_cases import ANY_TEXT, LOSSLESS, ROOT, SEEN_TEXT, SPECS, TEXTS, made, of, table_of, words
+
+
+class MallocInfo(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    names = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+    _fields_ = tuple((name, ctypes.c_size_t) for name in names)
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="counts bytes in use by glibc's mallinfo2")
+@pytest.mark.parametrize("kind", ["bytes", "chars", "whole"])
+def test_texts_are_not_kept(kind: str) -> None:
+    """A tokenizer that does not split a text into words must not cache it: a server would keep 10,000 prompts."""
+    if kind == "whole":  # as SentencePiece's BPE is converted: spaces are letters of one long word
+        vocab = {"<unk>": 0, **{letter: i for i, letter in enumerate("▁abcdefghij0123456789", 1)}}
+        inner = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>"))
+        inner.normalizer = normalizers.Replace(" ", "▁")
+        tokenizer = TextTokenizer(inner)
+    else:
+        tokenizer = TextTokenizer.from_json(made(kind).to_json())
+    count, used = 2000, ctypes.CDLL(None).mallinfo2
+    used.restype = MallocInfo
+    tokenizer.encode("abc def")
+    before = used().uordblks
+    for i in range(count):
+        tokenizer.encode(f"abc def {i} ghi jab cde {i} fgh")
+    assert (used().uordblks - before) / count < 100  # bytes; a cached text takes more than 1,000
+
 
 # -- text comes back --------------------------------------------------------------------------------------------------
 
