@@ -120,7 +120,7 @@ class _Response:
         if message["type"] == "http.response.start":
             self.begun, self.status = True, message["status"]
             more = [(b"x-request-id", self.id.encode()), (b"x-content-type-options", b"nosniff")]
-            if message["status"] in (408, 413):  # the rest of the body is not read
+            if message["status"] == 408:  # the rest of the body is not awaited
                 more.append((b"connection", b"close"))
             message = {**message, "headers": [*message.get("headers", ()), *more]}
         try:

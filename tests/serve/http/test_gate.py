@@ -1,10 +1,12 @@
 """Keys, limits and headers: what every request passes first."""
 
+import json
 import re
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
+from http.client import HTTPConnection
 from typing import Any
 
 import httpx
@@ -78,6 +80,17 @@ def test_large_bodies_are_refused(strict: Server) -> None:
     assert whole.status_code == chunked.status_code == 413
     assert whole.json()["error"]["code"] == "body_too_large"
     assert strict.post("/v1/completions", **BODY).status_code == 200
+
+
+def test_the_response_to_a_large_body_is_not_lost(strict: Server) -> None:
+    """A connection that is closed before a body has been read is reset, and its response may never arrive."""
+    host, key = strict.address.removeprefix("http://"), {"Authorization": f"Bearer {KEY}"}
+    with closing(HTTPConnection(host, timeout=60)) as connection:
+        for body, status in ((b" " * 8_000_000, 413), (json.dumps(BODY).encode(), 200)) * 5:  # on one connection
+            connection.request("POST", "/v1/completions", body, key | {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            response.read()
+            assert response.status == status
 
 
 def test_slow_bodies_are_refused(strict: Server) -> None:
