@@ -11,7 +11,7 @@ half of `history`. Rollouts read the same rows (`window_start`), hence what a mo
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ import torch
 from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.config.spec import did_you_mean
 from anyformer.conventions import IGNORE
-from anyformer.data.batch import Example
+from anyformer.data.batch import ExampleTable, Ragged
 from anyformer.data.loader import ExampleLoader, Loader, longest_first
 from anyformer.data.media import REFERENCE, MediaStore
 from anyformer.data.media_files import BadFile, read_numbers
@@ -45,18 +45,29 @@ Action = int | list[float]
 """The number of an action, or the numbers of a continuous one."""
 
 
-class Step(NamedTuple):
-    """The ids of one step: what is read, and the action that follows."""
-
-    read: tuple[int, ...]  # tuples of numbers, unlike lists, are not traversed by the garbage collector
-    action: tuple[int, ...]
-
-
 class EncodedEpisode(NamedTuple):
-    """The ids of an episode."""
+    """The ids of an episode: the instruction, and all steps in one array."""
 
-    mission: list[int]
-    steps: list[Step]
+    mission: np.ndarray  # int32 [m]
+    ids: np.ndarray  # int32 [n]: for each step what is read, then the action
+    bounds: list[int]  # where each step begins in `ids`, and n
+    action_size: int  # tokens of an action
+
+    @classmethod
+    def of(cls, mission: Sequence[int], steps: Iterable[Sequence[int]], action_size: int) -> "EncodedEpisode":
+        """Return an episode whose steps end with their action."""
+        ids, bounds = list[int](), [0]
+        for step in steps:
+            ids += step
+            bounds.append(len(ids))
+        return cls(np.array(mission, dtype=np.int32), np.array(ids, dtype=np.int32), bounds, action_size)
+
+
+class Window(NamedTuple):
+    """A row of training: some steps of an episode after its instruction."""
+
+    ids: np.ndarray
+    labels: np.ndarray
 
 
 def window_start(step: int, history: int) -> int:
@@ -65,6 +76,15 @@ def window_start(step: int, history: int) -> int:
         return 0
     stride = history - history // 2
     return ((step - history) // stride + 1) * stride
+
+
+def window_spans(steps: int, history: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the steps of each row of an episode: the first, the first whose action has a label, and the end."""
+    labelled = 0
+    for start in range(0, window_start(steps - 1, history) + 1, history - history // 2):
+        stop = min(start + history, steps)
+        yield start, labelled, stop
+        labelled = stop
 
 
 class ActionPrediction(TokenTask):
@@ -95,16 +115,11 @@ class ActionPrediction(TokenTask):
             try:
                 numbers = np.array(rewards, dtype=np.float64)
                 returns = numbers[::-1].cumsum()[::-1].tolist()
-                yield EncodedEpisode(
-                    mission,
-                    [
-                        Step(
-                            (*self.encode_return(to_go), *self._encode_observation(seen)),
-                            tuple(self.encode_action(action)),
-                        )
-                        for to_go, seen, action in zip(returns, observations, actions, strict=True)
-                    ],
+                steps = (
+                    [*self.encode_return(to_go), *self._encode_observation(seen), *self.encode_action(action)]
+                    for to_go, seen, action in zip(returns, observations, actions, strict=True)
                 )
+                yield EncodedEpisode.of(mission, steps, self.spec.action_size)
             except (BadFile, ValueError) as error:
                 yield str(error)
 
@@ -163,18 +178,19 @@ class ActionPrediction(TokenTask):
             return [bins.centre(i) for i in indices]
         return indices[0]
 
-    def windows(self, episode: EncodedEpisode) -> Iterator[Example]:
+    def windows(self, episode: EncodedEpisode) -> Iterator[Window]:
         """Yield the rows of an episode; each action has a label in one of them."""
-        history, count = self.spec.history, len(episode.steps)
-        starts = list(dict.fromkeys(window_start(step, history) for step in range(count)))
-        for start in starts:
-            ids, is_label = list(episode.mission), [False] * len(episode.mission)
-            for i in range(start, min(start + history, count)):
-                read, action = episode.steps[i]
-                ids += [*read, *action]
-                is_label += [False] * len(read) + [window_start(i, history) == start] * len(action)
-            labels = [id if wanted else IGNORE for id, wanted in zip(ids, is_label, strict=True)]
-            yield Example(ids[:-1], labels[1:])
+        mission, ids, bounds, action_size = episode
+        unlabelled = np.full(len(mission), IGNORE, dtype=np.int32)
+        actions = np.full(len(ids), IGNORE, dtype=np.int32)
+        for i in range(1, action_size + 1):
+            at = np.array(bounds[1:]) - i
+            actions[at] = ids[at]
+        for start, labelled, stop in window_spans(len(bounds) - 1, self.spec.history):
+            labels = actions[bounds[start] : bounds[stop]].copy()
+            labels[: bounds[labelled] - bounds[start]] = IGNORE
+            row = np.concatenate((mission, ids[bounds[start] : bounds[stop]]))
+            yield Window(row[:-1], np.concatenate((unlabelled, labels))[1:])
 
     # -- the protocol of tasks ----------------------------------------------------------------------------------------
 
@@ -186,15 +202,18 @@ class ActionPrediction(TokenTask):
     def _fault(self, episode: EncodedEpisode | str, config: ModelConfig, batches: Batches | None) -> str:
         if isinstance(episode, str):
             return episode
-        length = max(len(example.ids) for example in self.windows(episode))
+        mission, _, bounds, _ = episode
+        spans = window_spans(len(bounds) - 1, self.spec.history)
+        length = len(mission) + max(bounds[stop] - bounds[start] for start, _, stop in spans) - 1
         if why := length_fault(length, config, "decoder"):
             return why
         assert not isinstance(batches, Crops | Ordered)
         limit = None if batches is None else batches.length if isinstance(batches, Packed) else batches.tokens
         return f"{self.spec.history} steps have {length} tokens, more than {limit}" if limit and length > limit else ""
 
-    def _examples(self, rows: Rows) -> list[Example]:
-        return [example for episode in rows.ids["text"] for example in self.windows(episode)]
+    def _examples(self, rows: Rows) -> ExampleTable:
+        windows = [window for episode in rows.ids["text"] for window in self.windows(episode)]
+        return ExampleTable(Ragged.of([window.ids for window in windows]), Ragged.of([one.labels for one in windows]))
 
     def loader(self, rows: Rows, batches: Batches, seed: int, model: Transformer) -> Loader:
         assert not isinstance(batches, Crops | Ordered)

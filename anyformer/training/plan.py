@@ -30,6 +30,7 @@ from anyformer.training.utilisation import peak_tokens_per_second
 SAMPLED_BATCHES = 50  # for their size and padding
 MIN_TIMED_STEPS = 3
 MIN_TIMED_SECONDS = 2.0
+LONG_STEP_SECONDS = 20.0  # a step that takes longer is timed once, also the first one
 MAX_COUNTED_ROWS = 10_000  # of each split, whose unknown tokens are counted
 TEXT_COLUMNS = ("text", "pair", "source", "target", "words")  # that a tokenizer reads
 LINE_WIDTH = 100  # of an example
@@ -186,7 +187,10 @@ def _time(job: Job, batches: list[Batch]) -> float:
     for batch in itertools.cycle(batches):
         start = time.perf_counter()
         take_step([batch])[1].read()
-        times.append((time.perf_counter() - start) / batch.slots)
+        seconds = time.perf_counter() - start
+        times.append(seconds / batch.slots)
+        if seconds > LONG_STEP_SECONDS and not job.compiled:
+            return times[-1]
         if len(times) == warmup:
             began = time.perf_counter()
         if len(times) >= warmup + MIN_TIMED_STEPS and time.perf_counter() - began > MIN_TIMED_SECONDS:

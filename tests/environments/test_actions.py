@@ -14,7 +14,7 @@ from anyformer.data.readers import Rows, read
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.data.trajectories import Recording
 from anyformer.recipe import Actions, Bins, Bytes, Data, Trajectories
-from anyformer.tasks.actions import ActionPrediction, EncodedEpisode, Step, window_start
+from anyformer.tasks.actions import ActionPrediction, EncodedEpisode, window_start
 
 NAMES = ("left", "right", "forward")
 
@@ -49,10 +49,10 @@ def test_numbers_outside_of_bins_are_clipped():
 def test_each_action_is_learnt_once_after_half_of_the_history(history: int, steps: int):
     task = task_of(history=history)
     left = task.action_ids[0]
-    episode = EncodedEpisode([1, 2], [Step([1000 + i], [left]) for i in range(steps)])
+    episode = EncodedEpisode.of([1, 2], [[1000 + i, left] for i in range(steps)], 1)
     learnt = []
     for example in task.windows(episode):
-        assert example.ids[:2] == [1, 2]
+        assert example.ids[:2].tolist() == [1, 2]
         assert len(example.ids) <= 2 + 2 * history
         for i, label in enumerate(example.labels):
             if label != IGNORE:
@@ -96,9 +96,9 @@ def test_lines_of_json_are_the_same_episodes(tmp_path: Path):
     task = task_of(state_bins=Bins(count=2, low=0.0, high=1.0), returns=Bins(count=2, low=0.0, high=1.0))
     (found,) = task.encode(rows_of(tmp_path / "a.jsonl"))
     assert isinstance(found, EncodedEpisode)
-    assert [step.action for step in found.steps] == [(task.action_ids[1],), (task.action_ids[0],)]
-    assert [len(step.read) for step in found.steps] == [3, 3]
-    assert found.steps[0].read[0] == found.steps[1].read[0] == task.encode_return(1.0)[0]
+    assert found.bounds == [0, 4, 8]
+    assert found.ids[[3, 7]].tolist() == [task.action_ids[1], task.action_ids[0]]
+    assert found.ids[[0, 4]].tolist() == task.encode_return(1.0) * 2
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from anyformer.nn.model import Transformer
 from anyformer.recipe import Actions, Bins, Bytes
 from anyformer.recipes import read_recipe
 from anyformer.run import Run
-from anyformer.tasks.actions import ActionPrediction, EncodedEpisode, Step
+from anyformer.tasks.actions import ActionPrediction, EncodedEpisode
 from anyformer.tasks.base import open_media
 
 GOTO = "BabyAI-GoToLocal-v0"
@@ -70,9 +70,9 @@ def test_the_cache_changes_no_logits(history: int):
     while not player.done:
         policy.act([player], step)
         step += 1
-    steps = [Step(run.task.encode_state(seen), ids) for seen, ids in zip(player.seen[:-1], player.actions, strict=True)]
-    for example in run.task.windows(EncodedEpisode([], steps)):
-        logits = run.model(torch.tensor([example.ids]))[0][:, run.task.action_ids]
+    steps = [[*run.task.encode_state(seen), *ids] for seen, ids in zip(player.seen[:-1], player.actions, strict=True)]
+    for example in run.task.windows(EncodedEpisode.of([], steps, 1)):
+        logits = run.model(torch.from_numpy(example.ids[None]).long())[0][:, run.task.action_ids]
         for i, label in enumerate(example.labels):
             if label >= 0:
                 assert run.task.action_ids[int(logits[i].argmax())] == label
@@ -98,7 +98,7 @@ def test_rollouts_read_the_rows_of_training():
     (example,) = task.windows(episode)
     store = task.tokenizer.media
     assert store is not None
-    trained = store.segments(example.ids)
+    trained = store.segments(example.ids.tolist())
     ids = Policy(task, run.model)._context(player, 0, len(actions) - 1, store)
     assert [max(id, -1) for id in ids] == [max(id, -1) for id in example.ids]
     assert all(np.array_equal(a.value, b.value) for a, b in zip(trained, store.segments(ids), strict=True))

@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from anyformer.config.spec import ConfigError
+from anyformer.data.batch import Batch
 from anyformer.recipe import Batches, Classify, Data, Packed, ParallelFiles, Recipe, Regress
 from anyformer.recipes import read_recipe
 from anyformer.training.out_of_memory import OutOfMemory, advise_out_of_memory
 from anyformer.training.plan import Plan, plan
+from anyformer.training.step import TrainingStep
 from anyformer.training.train import evaluate, train
 from tests.training.jobs import changed_loss
 from tests.training.small import CROPS, PACKED, PADDED, distances, labelled, make, pairs, parities, quiet, run, text
@@ -54,6 +56,21 @@ def test_every_kind_of_training(kind: str, tmp_path: Path, monkeypatch: pytest.M
     assert [line.split()[0] for line in lines[:7]] == [
         "data", "tokenizer", "model", "batches", "training", "memory", "time",
     ]  # fmt: skip
+
+
+def test_a_long_step_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large batch on a CPU takes minutes: one step says as much as four."""
+    taken = []
+
+    class Counted(TrainingStep):
+        def __call__(self, batches: list[Batch]) -> Any:
+            taken.append(len(batches))
+            return super().__call__(batches)
+
+    monkeypatch.setattr("anyformer.training.plan.TrainingStep", Counted)
+    monkeypatch.setattr("anyformer.training.plan.LONG_STEP_SECONDS", 0.0)
+    assert plan(pairs("decoder", PADDED), quiet()).seconds > 0
+    assert taken == [1]
 
 
 def test_labels_are_told_in_words(tmp_path: Path) -> None:
