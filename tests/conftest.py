@@ -38,6 +38,8 @@ SYSTEM = (
     "new",
     "test_stops.py",
     "test_wheel.py",
+    "training/test_context_parallel.py",
+    "training/test_context_runs.py",
     "training/test_parallel.py",
     "training/test_parallel_commands.py",
     "training/test_resume.py",

@@ -55,7 +55,7 @@ UNDER: dict[str, tuple[str, ...]] = {
     "forecast": ("inspection", "recipe"),
     "run": ("tasks", "atomic_folder", "inspection"),
     "run_inspection": ("run",),
-    "parallel": ("nn", "recipe"),  # splits the modules of nn
+    "parallel": ("nn", "data"),  # splits the modules of nn, and batches
     "training": ("run", "recipes", "parallel"),
     "doctor": ("training",),  # prints what training chooses
     "environments": ("run",),

@@ -127,7 +127,7 @@ def _no_decode(q: Layout, role: Role, needs: Requirements, at: Runtime) -> str |
         return "it needs CUDA and Triton"
     if at.dtype not in HALF:
         return f"it needs half precision, not {at.dtype}"
-    if role == "self" or q.positions.shape[1] > MAX_QUERIES:
+    if role in ("self", "part") or q.positions.shape[1] > MAX_QUERIES:
         return f"it takes up to {MAX_QUERIES} queries, of a cache or of an encoder's output"
     if torch.is_grad_enabled():
         return "it has no backward pass"
@@ -170,7 +170,7 @@ def _no_varlen(
     if needs.dropout and at.training:
         return "it has no dropout on weights"
     known = all(side.ordered and side.documents is not None and side.segments is not None for side in (q, k))
-    if not known or role == "cached" or (role == "self" and q is not k):
+    if not known or role in ("cached", "part") or (role == "self" and q is not k):
         return "the layout does not know its documents"
     if role == "cross" and not isinstance(pattern, Full):
         return "in cross-attention it takes the full pattern only"

@@ -13,7 +13,7 @@ decoding share one code path. A padding token attends to padding, so no query of
 that make a mask unnecessary are Python values, set when the layout is made: nothing here reads a tensor on the host.
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +21,8 @@ from torch import Tensor
 from anyformer.config import Pattern
 from anyformer.conventions import PADDING, PLAIN, SEEN, SEER
 
-Role = Literal["self", "cached", "cross"]  # keys: the same tokens; a cache that holds them too; another sequence
+# keys: the same tokens; a cache that holds them too; another sequence; whole rows, of which the queries are a part
+Role = Literal["self", "cached", "cross", "part"]
 
 
 class Pages(NamedTuple):
@@ -29,6 +30,17 @@ class Pages(NamedTuple):
 
     table: Tensor  # int [b, pages]
     size: int  # tokens of a page
+
+
+class WholeRows(Protocol):
+    """The rows of a batch of which each process holds a part (context parallelism)."""
+
+    @property
+    def layout(self) -> "Layout":
+        """The layout of whole rows."""
+
+    def gather(self, x: Tensor, dim: int) -> Tensor:
+        """Return x, whose axis `dim` is the tokens of this process, for whole rows, in the order of `layout`."""
 
 
 class Layout(NamedTuple):
@@ -45,6 +57,7 @@ class Layout(NamedTuple):
     continues_cache: bool = False  # its tokens follow, in order, those that a cache holds
     coordinates: Tensor | None = None  # int [b, t, 3]: time, row and column, if a scheme reads them
     pages: Pages | None = None  # of keys in a paged cache that a kernel can read there; None: others, or a copy of them
+    whole: WholeRows | None = None  # the rows that these tokens are a part of; None: these are whole rows
 
     @classmethod
     def right_padded(cls, segments: Tensor) -> "Layout":

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from anyformer.attention.layout import Pages
+from anyformer.attention.layout import Pages, WholeRows
 from anyformer.config import NoPosition, Pattern, Rotation, Scheme
 
 Kernel = Literal["eager", "sdpa", "flex", "varlen", "decode"]
@@ -92,7 +92,12 @@ class Relation(NamedTuple):
     scheme: Scheme = NoPosition()
     rotation: Rotation | None = None  # of the new tokens: keys in a cache are rotated already
     absorbs: bool = False  # latent attention reads the cached vectors themselves, as a single head
+    whole: WholeRows | None = None  # the rows of the keys, of which a process computes a part; None: it computes all
 
     def rotate(self, x: Tensor) -> Tensor:
         """Return queries or keys [b, h, t, k] rotated to their positions; x itself if the scheme rotates nothing."""
         return x if self.rotation is None else self.scheme.rotate(x, self.rotation)
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Return the keys or values [b, g, t, k] of whole rows; x itself if they are whole already."""
+        return x if self.whole is None else self.whole.gather(x, 2)

@@ -47,6 +47,7 @@ class MultiHeadAttention(nn.Module):
         q, k, v = (self._project_cross if self.cross else self.latent or self._project)(x, ctx)
         relation = ctx.cross if self.cross else ctx.relation
         assert relation is not None
+        k, v = relation.gather(k), relation.gather(v)
         scoring, dropout = self.scoring, self.dropout if self.training else 0.0
         out = attend(q, k, v, relation.lowered, scoring, dropout)
         if self.latent and relation.absorbs:

@@ -101,7 +101,10 @@ class Context(NamedTuple):
         return x if self.memory is None else self.memory.append(x)
 
     def with_history(self, x: Tensor) -> Tensor:
-        """Return all earlier tokens, from the cache or the segment memory, then new ones [b, t, d]: [b, s, d]."""
+        """Return all tokens that new ones [b, t, d] can read, [b, s, d]: earlier ones, from the cache or the segment
+        memory, then new ones; or whole rows, if these are a part of them."""
+        if self.layout.whole is not None:
+            return self.layout.whole.gather(x, 1)
         x = self.with_memory(x)
         return self.append(x[:, None], x[:, None, :, :0])[0][:, 0]
 

@@ -128,7 +128,11 @@ class TokenHead(nn.Module):
 
     def forward(self, x: Tensor, layout: Layout, table: Tensor | None) -> Tensor:
         logits = self.linear(self.dropout(self.transform(x)))
-        return logits if self.transitions is None else logits[..., None, :] + self.transitions
+        if self.transitions is None:
+            return logits
+        if layout.whole is not None:  # a CRF scores whole rows
+            logits = layout.whole.gather(logits, 1)
+        return logits[..., None, :] + self.transitions
 
 
 class PooledHead(nn.Module):
@@ -166,6 +170,8 @@ class LearnedLength(nn.Module):
 
 def pool(x: Tensor, layout: Layout, how: Pool) -> Tensor:
     """Pool [b, t, d] to [b, d] over all tokens of a row that are not padding; a row of padding only gives zeros."""
+    if layout.whole is not None:
+        x, layout = layout.whole.gather(x, 1), layout.whole.layout
     b, t = x.shape[:2]
     segments = torch.zeros(b, t, dtype=torch.long, device=x.device) if layout.segments is None else layout.segments
     is_real = real(segments)

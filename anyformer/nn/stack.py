@@ -139,17 +139,17 @@ class BlockStack(nn.Module):
             q, k = layout, steps.get(plan.reach, steps[None]).keys
             if plan.level:
                 q = k = levels[plan.level]
-            role: Role = "cached" if cached and k is not layout else "self"
+            role: Role = "part" if q.whole is not None else "cached" if cached and k is not layout else "self"
             k = k._replace(pages=None) if tapped else k  # taps read keys and values by row
             positions = cast(Positions, self.schemes[plan.scheme])
             absorbs = cached and not tapped and plan.needs.absorbs(q.positions.shape[1])
             needs = plan.needs.absorbed() if absorbs else plan.needs
             relation = lower(plan.pattern, q, k, role, positions, needs, site, backend)
-            new = q if cached else k  # a cache holds rotated keys
+            new = q if cached or q.whole is not None else k  # keys in a cache or of other processes are rotated already
             by_axis = new.coordinates is not None and positions.scheme.reads_coordinates()
             where = new.coordinates if by_axis and new.coordinates is not None else new.positions
             rotation = positions.prepare(where, plan.rotary_width)
-            made.append(relation._replace(rotation=rotation, absorbs=absorbs))
+            made.append(relation._replace(rotation=rotation, absorbs=absorbs, whole=q.whole))
         return made
 
     def crossings(self, q: Layout, source: Layout, site: Runtime, backend: str) -> list[Relation]:
@@ -158,7 +158,9 @@ class BlockStack(nn.Module):
         for pattern, needs in self.cross_plans:
             if pattern.limit is not None and not torch.compiler.is_compiling():
                 self._check(source, pattern.limit, f"positions of the '{pattern.kind}' pattern")
-            made.append(lower(pattern, q, source, "cross", self.no_position, needs, site, backend))
+            keys = source if source.whole is None else source.whole.layout
+            relation = lower(pattern, q, keys, "cross", self.no_position, needs, site, backend)
+            made.append(relation._replace(whole=source.whole))
         return made
 
     def forward(
@@ -174,6 +176,7 @@ class BlockStack(nn.Module):
     ) -> Tensor:
         """[b, t, d] to [b, t, d]; `state_sinks` receive the states of recurrent layers, by layer."""
         keys = layout if memory is None else memory.past.keys(layout)
+        keys = keys if layout.whole is None else layout.whole.layout
         steps: dict[int | None, Step] = {None: Step(keys)} if cache is None else cache.take(layout)
         site = Runtime.of(x, self.training)
         funnel = Funnel(self.pooling, layout, x.shape[0])

@@ -1,4 +1,5 @@
 """Models split among processes, from outside the model code.
 
-mesh  Arrangement of all processes along the axes data, context and tensor
+context  Rows whose tokens are split among processes, which gather keys and values (context parallelism)
+mesh     Arrangement of all processes along the axes data, context and tensor
 """

@@ -5,7 +5,7 @@ from typing import Self
 
 from pydantic import model_validator
 
-from anyformer.config import ConfigError, Fault, ModelConfig, Spec, TokenLabels, Tokens
+from anyformer.config import ConfigError, Fault, ModelConfig, Recurrent, Spec, TokenLabels, Tokens
 from anyformer.config.spec import Count, did_you_mean
 from anyformer.datasets.registry import registry
 from anyformer.recipe.batches import Batches, Crops, Ordered, Packed
@@ -47,7 +47,7 @@ class Recipe(Spec):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        rules = (_batch_faults, _data_faults, _tokenizer_faults, _train_faults)
+        rules = (_batch_faults, _data_faults, _tokenizer_faults, _train_faults, _context_faults)
         faults = [*model_faults(self.task, self.model), *(fault for rule in rules for fault in rule(self))]
         if faults:
             raise ConfigError(faults)
@@ -156,6 +156,34 @@ def _train_faults(recipe: Recipe) -> Iterator[Fault]:
         yield Fault("train.best", f"= '{train.best}': the metrics of the task are {', '.join(known)}")
     if train.patience and (train.evaluate_every is None or recipe.data.valid is None):
         yield Fault("train.patience", f"= {train.patience}: needs data.valid and train.evaluate_every")
+
+
+def _context_faults(recipe: Recipe) -> Iterator[Fault]:
+    """Yield what cannot be trained on a part of each row (context parallelism)."""
+    model, train = recipe.model, recipe.train
+    if recipe.parallel.context == 1:
+        return
+    for name, source in (("source", model.source), ("target", model.target)):
+        if source is not None and not isinstance(source, Tokens):
+            yield _context_fault(recipe, f"model.{name} = '{source.kind}' is read as a whole")
+    for side, stack in model.stacks.items():
+        for name, blocks in (("prefix", stack.prefix), ("blocks", stack.blocks)):
+            for i, block in enumerate(blocks):
+                if isinstance(block.mixer, Recurrent):
+                    what = f"model.{side}.{name}.{i}.mixer = 'recurrent' reads one token after the other"
+                    yield _context_fault(recipe, what)
+        if stack.memory:
+            yield _context_fault(recipe, f"model.{side}.memory = {stack.memory} stores whole rows")
+        if stack.pooling:
+            yield _context_fault(recipe, f"model.{side}.pooling pools tokens that different processes hold")
+    if train.own_tokens:
+        yield _context_fault(recipe, "train.own_tokens replaces tokens in whole rows")
+    if train.compile == "on":
+        yield _context_fault(recipe, "train.compile = 'on' cannot compile the exchange of keys: use 'auto'")
+
+
+def _context_fault(recipe: Recipe, what: str) -> Fault:
+    return Fault("parallel.context", f"= {recipe.parallel.context}: {what}")
 
 
 def _can_smooth_labels(recipe: Recipe) -> bool:

@@ -15,6 +15,7 @@ from anyformer.data.prefetch import PrefetchLoader, can_fork
 from anyformer.data.readers import Rows
 from anyformer.nn.aux_outputs import TrackedModule
 from anyformer.nn.model import Transformer
+from anyformer.parallel.context import ContextGroup
 from anyformer.recipe import Recipe
 from anyformer.tasks.base import Task
 from anyformer.training.checkpoint import TrainState
@@ -48,7 +49,9 @@ class Job:
     def objective(self) -> Objective:
         """The training loss, before compilation."""
         train = self.recipe.train
-        return Objective(self.model, self.task, train.label_smoothing, train.checkpoint_activations, self.ranks.reduce)
+        context = None if self.ranks.context.size == 1 else ContextGroup(*self.ranks.context)
+        recompute = train.checkpoint_activations
+        return Objective(self.model, self.task, train.label_smoothing, recompute, self.ranks.reduce, context)
 
     @cached_property
     def reader(self) -> Loader:

@@ -1,5 +1,6 @@
 """The training loss as one module: model and loss compile together, so logits never leave the graph."""
 
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from anyformer.nn.aux_outputs import AuxOutputs, Reduce, identity
 from anyformer.nn.heads import LossTarget, VocabularyHead
 from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import CallOptions, Transformer
+from anyformer.parallel.context import ContextGroup
 from anyformer.tasks.base import Task, TokenTask, inputs_of
 
 MAX_SPARSE_SHARE = 0.75  # of tokens with a label: up to here the head is applied to labelled tokens only
@@ -32,10 +34,15 @@ class Objective(nn.Module):
         smoothing: float,
         recompute: bool = False,
         reduce: Reduce = identity,
+        context: ContextGroup | None = None,
     ):
-        """`reduce` sums statistics of a batch over the processes that each read a part of it."""
+        """`reduce` sums statistics of a batch over the processes that each read a part of it.
+
+        `context` are the processes that hold parts of the same rows; None: this one holds whole rows.
+        """
         super().__init__()
-        self.model, self.smoothing, self.recompute, self.reduce = model, smoothing, recompute, reduce
+        self.model, self.smoothing, self.recompute = model, smoothing, recompute
+        self.reduce, self.context = reduce, context
         self.fused = isinstance(task, TokenTask) and isinstance(model.head, VocabularyHead)  # the head has the loss
         self.loss = torch.compiler.disable(task.loss)  # other losses may loop over words or pairs
 
@@ -46,16 +53,22 @@ class Objective(nn.Module):
         options: CallOptions = {"aux": aux, "recompute": self.recompute}
         if self.fused:
             options["loss_target"] = target
-        if memory is None:
-            out = self.model(*inputs, **options)
-        else:
-            out, memory_after = self.model(*inputs, **options, past=memory)
+        with nullcontext() if self.context is None else self.context.saving_own_parts():
+            if memory is None:
+                out = self.model(*inputs, **options)
+            else:
+                out, memory_after = self.model(*inputs, **options, past=memory)
         loss = out if self.fused else self.loss(out, target.labels, self.smoothing)
         return loss, sum(aux.losses, torch.zeros_like(loss)), memory_after
 
     def select_labels(self, batch: Batch) -> "StepInputs":
-        """Return a batch without its example numbers, and with only the labelled positions where these are few."""
+        """Return a batch without its example numbers, and with only the labelled positions where these are few.
+
+        Under context parallelism the labels are those of this process.
+        """
         batch = batch._replace(examples=())
+        if self.context is not None:
+            batch = self.context.share(batch, self.model)
         if self.fused and (labelled := labelled_positions(batch.labels, batch.tokens_in_ids)) is not None:
             positions, labels = labelled
             return StepInputs(batch._replace(labels=labels), positions)
@@ -67,7 +80,10 @@ class Objective(nn.Module):
         if positions is not None:  # their number differs between batches: compile for any
             allow_dynamic_size(positions, 0)
             allow_dynamic_size(labels, 1)
-        return inputs_of(inputs.batch, packed), LossTarget(labels, self.smoothing, positions)
+        sides = inputs_of(inputs.batch, packed)
+        if self.context is not None:
+            sides = tuple(self.context.split(side) for side in sides)
+        return sides, LossTarget(labels, self.smoothing, positions)
 
 
 class StepInputs(NamedTuple):

@@ -79,10 +79,8 @@ def prepare(
     allow_changed_data: bool = False,
 ) -> Job:
     """Build a training run in the folder `out`. Data that changed since a checkpoint is refused unless allowed."""
-    if recipe.parallel.tensor > 1 or recipe.parallel.context > 1:
-        raise ConfigError(
-            [Fault("parallel", "tensor and context parallelism are not implemented yet: leave them at 1")]
-        )
+    if recipe.parallel.tensor > 1:
+        raise ConfigError([Fault("parallel.tensor", "is not implemented yet: leave it at 1")])
     memory = recipe.model.decoder.memory if recipe.model.decoder else 0
     if memory and ranks.size > 1:
         what = f"= {memory}: the memory of a batch is held by one process; train without torchrun"
@@ -144,7 +142,8 @@ def build(
 ) -> Job:
     """Build model (with the weights of a checkpoint), optimiser and loader at the first step; nothing is written."""
     padded = isinstance(recipe.batches, Padded)
-    execution = choose_execution(recipe.train.precision, recipe.train.compile, padded=padded)
+    compile = "off" if recipe.parallel.context > 1 else recipe.train.compile  # the exchange of keys is not compiled
+    execution = choose_execution(recipe.train.precision, compile, padded=padded)
     device, precision = torch.device(execution.device.value), execution.precision.value
     compiled = execution.compile.value == "on"
     advise_if_busy(device, console)

@@ -20,6 +20,8 @@ CHANGEABLE = (
     "data.root",
     "data.sets",
     "parallel.shard",
+    "parallel.tensor",
+    "parallel.context",
 )  # settings that may differ when a run is resumed
 
 
