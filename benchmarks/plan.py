@@ -12,7 +12,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,9 +24,11 @@ from torch.profiler import ProfilerActivity, profile
 from anyformer import presets
 from anyformer.config import Classifier, MaskedLM, ModelConfig, Patches, Tokens, io
 from anyformer.conventions import IGNORE
-from anyformer.forecast.work import Rows, labelled_share, single_gpu_seconds, step_work
+from anyformer.forecast.estimate import forecast
+from anyformer.forecast.split import Split
+from anyformer.forecast.workload import Workload
 from anyformer.gpu_table import GPUS, find_gpu
-from anyformer.inspection.memory import training_memory
+from anyformer.inspection.memory import MASKED_SHARE
 from anyformer.nn.heads import LossTarget
 from anyformer.nn.model import Transformer
 from anyformer.tasks.base import TokenTask
@@ -55,16 +56,15 @@ class Case(NamedTuple):
         return not isinstance(self.config.source, Patches)
 
     @property
-    def rows(self) -> Rows:
-        return Rows(self.batch, self.length, self.length, labelled_share(self.config))
+    def workload(self) -> Workload:
+        source = self.length if self.config.shape == "encoder-decoder" else None
+        return Workload(self.config, self.batch, self.length, source, compiled=self.compiled)
 
     def forecast(self) -> dict[str, float]:
         """Return the forecast of a step: bytes, and seconds."""
         gpu = (find_gpu(torch.cuda.get_device_name()) if DEVICE == "cuda" else None) or GPUS["h200"]
-        memory = training_memory(self.config, self.length, batch=self.batch, compiled=self.compiled)
-        work = step_work(self.config, self.rows, compiled=self.compiled)
-        parts = asdict(work.forward + work.backward)
-        return {"bytes": memory.peak, "seconds": single_gpu_seconds(work, gpu, "bf16"), **parts}
+        one = forecast(self.workload, gpu, Split(rows=self.batch))
+        return {"bytes": one.memory, "seconds": one.seconds, "mfu": one.mfu}
 
 
 def cases(tiny: bool) -> dict[str, Case]:
@@ -146,7 +146,7 @@ def make_batch(case: Case) -> tuple[tuple[Tensor, ...], LossTarget]:
     ids = torch.randint(4, config.last_input.vocab, (case.batch, case.length))
     labels = ids.roll(1, dims=1)
     if isinstance(config.head, MaskedLM):
-        labels = torch.where(torch.rand(ids.shape) < case.rows.labelled, labels, IGNORE)
+        labels = torch.where(torch.rand(ids.shape) < MASKED_SHARE, labels, IGNORE)
     inputs = (ids.to(DEVICE),) * len(config.stacks)
     positions, some = labelled_positions(labels, labels.numel()) or (None, labels)
     return inputs, LossTarget(some.to(DEVICE), 0.0, None if positions is None else positions.to(DEVICE))

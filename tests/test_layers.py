@@ -99,6 +99,7 @@ LONG_SIGNATURES = (
     "cli.data.data_prepare",
     "cli.decoding_options._declared",
     "cli.new.new_",
+    "cli.plan.plan",
     "cli.serve.serve",
     "nn.model.Transformer.forward",
     "decoding.generate.generate",

@@ -12,6 +12,7 @@ inspect           `inspect`: attention maps in the terminal
 lab               `lab`: experiments and grids
 models            `presets`, `count`, `doctor` and `config`
 new               `new`: a recipe for one's own files
+plan              `plan`: memory, time and price of a training run on GPUs
 progress          Progress bars of long jobs
 resolve           Names of presets, recipes, runs and files
 runs              `recipes`, `train`, `evaluate`, `predict`, `import`, `merge` and `export`
@@ -20,5 +21,5 @@ tokenizers        `tokenizer`: training and showing
 """
 
 # each adds its verbs, in this order
-from anyformer.cli import models, new, runs, generate, tokenizers, data, env, inspect, explore, serve, lab  # noqa: F401, I001
+from anyformer.cli import models, plan, new, runs, generate, tokenizers, data, env, inspect, explore, serve, lab  # noqa: F401, I001
 from anyformer.cli.app import app as app, main as main

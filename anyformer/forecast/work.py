@@ -81,69 +81,73 @@ class Work:
 
 
 class Rows(NamedTuple):
-    """Sizes of a micro-batch on one GPU."""
+    """Rows of a micro-batch."""
 
     batch: int
-    length: int  # of the target, or of the only side
-    source_length: int  # of the encoder
-    labelled: float = 1.0  # share of positions with a label
+    length: int  # tokens of the target, or of the only side
+    source_length: int | None = None  # tokens of the source, in an encoder-decoder
+    context: int = 1  # GPUs that share the tokens of each row
+
+    def lengths(self) -> dict[Side, int]:
+        """Return the tokens of whole rows by side."""
+        return {"encoder": self.source_length or self.length, "decoder": self.length}
 
 
 class StepWork(NamedTuple):
-    """Work of a step: of each micro-batch, and of the update."""
+    """Work of a step on one GPU: of each micro-batch, and of the update."""
 
     blocks: Work  # forward pass of all layers, which checkpointing repeats
     forward: Work  # the layers and all else
     backward: Work
-    weights: int  # bytes moved for casts and gradients are in the passes; the update has its own
-    trained: int
+    trained: int  # weights
 
     def update(self, shards: int = 1) -> Work:
-        """Return the work of the optimiser on the weights of one of `shards` processes."""
+        """Return the work of the optimiser on one of `shards` equal parts of the weights."""
         return Work(moved=UPDATE_BYTES * self.trained / shards)
 
 
 def step_work(config: ModelConfig, rows: Rows, *, size: int = 2, compiled: bool = True) -> StepWork:
-    """Return the work of a micro-batch; `size` is the bytes of a value that is no weight."""
-    lengths: dict[Side, int] = {"encoder": rows.source_length, "decoder": rows.length}
-    if config.shape == "encoder":
-        lengths["encoder"] = rows.length
-    passes = 1.0 if compiled else EAGER_PASSES
+    """Return the work of a micro-batch on one GPU; `size` is the bytes of a value that is no weight."""
+    lengths, passes = rows.lengths(), 1.0 if compiled else EAGER_PASSES
     blocks = backward = Work()
     for side, stack in config.stacks.items():
         for group in stack.distinct():
             t = pooled(lengths[side], stack, group.level)
-            one = _Layer(config, side, stack, group.block, rows.batch, t, lengths["encoder"], size)
-            ahead, back = one.forward(passes), one.backward(passes)
-            blocks, backward = blocks + ahead * group.times, backward + back * group.times
-    table = count(config, rows.length, batch=rows.batch,
-                  source_length=rows.source_length if config.shape == "encoder-decoder" else None)  # fmt: skip
-    head, head_back = _head(config, rows, size)
-    embedded = Work(moved=3 * FP32 * config.width * rows.batch * sum(lengths[side] for side in config.stacks))
+            one = _Layer(config, side, stack, group.block, rows, t, lengths["encoder"], size)
+            blocks, backward = blocks + one.forward(passes) * group.times, backward + one.backward(passes) * group.times
+    table = count(config, rows.length, source_length=rows.source_length)
+    tokens = rows.batch * sum(lengths[side] for side in config.stacks) / rows.context
+    embedded = Work(moved=3 * FP32 * config.width * tokens)
     cast = Work(moved=(FP32 + size) * table.parameters * (size < FP32))
     gradients = Work(moved=(FP32 + 2 * size) * table.trained)
+    head, head_back = _head(config, rows, size)
     forward = blocks + head + embedded + cast
-    return StepWork(blocks, forward, backward + head_back + embedded + gradients, table.parameters, table.trained)
+    return StepWork(blocks, forward, backward + head_back + embedded + gradients, table.trained)
 
 
 class _Layer(NamedTuple):
-    """One layer, whose side has t tokens in each of b rows; the encoder has s."""
+    """One layer, whose side has t tokens in whole rows; the encoder has s."""
 
     config: ModelConfig
     side: Side
     stack: Stack
     block: Block
-    b: int
+    rows: Rows
     t: int
     s: int
     size: int
 
+    @property
+    def tokens(self) -> float:
+        """Tokens on this GPU."""
+        return self.rows.batch * self.t / self.rows.context
+
     def forward(self, passes: float) -> Work:
-        d, size, rows = self.config.width, self.size, self.b * self.t
-        costs = dict(block_costs(self.block, d, self.b, self.t, self.s, self.side == "decoder"))
+        d, size, rows = self.config.width, self.size, self.tokens
+        costs = dict(block_costs(self.block, d, self.rows.batch, self.t, self.s, self.side == "decoder"))
         branches = len(costs) - 1  # all but the norms
-        attention, kept = self._attention()
-        matmul = sum(cost.flops for cost in costs.values()) - kept
+        attention, counted = self._attention()
+        matmul = sum(cost.flops for cost in costs.values()) / self.rows.context - counted
         stream = rows * d * branches * 2 * (FP32 + size)  # read and written; the branch read, the norm written
         inner, gates = self._hidden()
         elementwise = stream + rows * inner * (2 + gates) * size + self._rotated()
@@ -152,7 +156,7 @@ class _Layer(NamedTuple):
 
     def backward(self, passes: float) -> Work:
         ahead = self.forward(passes)
-        d, size, rows = self.config.width, self.size, self.b * self.t
+        d, size, rows = self.config.width, self.size, self.tokens
         branches = ahead.kernels / KERNELS[0] / passes
         inner, gates = self._hidden()
         stream = rows * d * branches * (2 * FP32 + 3 * size)
@@ -170,28 +174,31 @@ class _Layer(NamedTuple):
         computed = counted = 0.0
         for a, keys, across in self._attentions():
             pattern = pattern_across(a) if across else pattern_of(a, self.side)
-            flops = 2.0 * self.b * a.heads * pairs(pattern, self.t, keys) * sum(a.widths(self.config.width))
+            flops = 2.0 * self.rows.batch * a.heads * pairs(pattern, self.t, keys) * sum(a.widths(self.config.width))
+            flops /= self.rows.context
             counted += flops
             computed += flops / 2 if isinstance(pattern, Causal) else flops  # kernels skip what no query sees
         return computed, counted
 
     def _attention_bytes(self) -> float:
         """Return the bytes of queries, keys, values and outputs."""
-        values = 0
+        values = 0.0
         for a, keys, _ in self._attentions():
-            values += self.b * (self.t * a.heads + keys * a.groups) * sum(a.widths(self.config.width))
-        return float(values * self.size)
+            own = self.tokens * a.heads + self.rows.batch * keys * a.groups
+            values += own * sum(a.widths(self.config.width))
+        return values * self.size
 
     def _matmul_bytes(self) -> float:
         """Return the bytes of inputs, weights and outputs of the linear layers."""
-        total, d, rows = 0, self.config.width, self.b * self.t
+        total, d, rows = 0.0, self.config.width, self.tokens
+        source_rows = self.rows.batch * self.s / self.rows.context
         for _, inputs, outputs, across in matrices(self.block, d):
-            total += (self.b * self.s if across else rows) * (inputs + outputs) + inputs * outputs
+            total += (source_rows if across else rows) * (inputs + outputs) + inputs * outputs
         if isinstance(experts := self.block.feedforward, Experts):
             inner, gates = self._hidden()
             total += rows * (2 * d * experts.top_k + inner * (2 + gates))
             total += experts.count * d * hidden_width(experts.expert, d) * (2 + gates)
-        return float(total * self.size)
+        return total * self.size
 
     def _hidden(self) -> tuple[int, int]:
         """Return the hidden values of the feed-forward for each token, and 1 if it has a gate."""
@@ -208,32 +215,20 @@ class _Layer(NamedTuple):
         mixer = self.block.mixer
         if not isinstance(mixer, Attention) or not isinstance(position_of(mixer, self.stack), Rotary):
             return 0.0
-        return 2.0 * self.b * self.t * (mixer.heads + mixer.groups) * mixer.widths(self.config.width)[0] * self.size
+        return 2.0 * self.tokens * (mixer.heads + mixer.groups) * mixer.widths(self.config.width)[0] * self.size
 
 
 def _head(config: ModelConfig, rows: Rows, size: int) -> tuple[Work, Work]:
     """Return the work of the head and its loss, forward and backward."""
-    last = rows.batch * rows.length
     if not isinstance(config.head, LM | MaskedLM):
-        flops = float(head_cost(config, rows.batch, rows.length).flops)
+        flops = head_cost(config, rows.batch, rows.length).flops / rows.context
         return Work(flops, kernels=KERNELS[0]), Work(2 * flops, kernels=KERNELS[1])
     read = config.last_input
     assert isinstance(read, Tokens)
-    labelled = last * rows.labelled
-    flops = head_cost(config, 1, last).flops * rows.labelled
-    d, v = read.table_width(config.width), read.rows
+    share = (MASKED_SHARE if isinstance(config.head, MaskedLM) else 1.0) / rows.context  # of the tokens have a label
+    labelled, d, v = rows.batch * rows.length * share, read.table_width(config.width), read.rows
+    flops = head_cost(config, rows.batch, rows.length).flops * share
     matmul = size * (labelled * (d + v) + d * v)
     logits = size * labelled * v  # read for the normaliser; read and written as a gradient
     forward = Work(flops, moved=matmul + logits, kernels=KERNELS[0])
     return forward, Work(2 * flops, moved=2 * matmul + 2 * logits, kernels=KERNELS[1])
-
-
-def labelled_share(config: ModelConfig) -> float:
-    """Return the share of positions with a label: 15 % for a masked LM, else all."""
-    return MASKED_SHARE if isinstance(config.head, MaskedLM) else 1.0
-
-
-def single_gpu_seconds(work: StepWork, gpu: GPU, precision: str, accumulate: int = 1, recompute: bool = False) -> float:
-    """Return the seconds of a step on one GPU."""
-    micro = work.forward + work.backward + (work.blocks if recompute else Work())
-    return (micro * accumulate + work.update()).seconds(gpu, precision)

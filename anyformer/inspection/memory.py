@@ -9,6 +9,7 @@
     passing       the largest transient allocation while all of the above exist: the logits of the loss, or the
                   gradients within a layer; with `recompute` also the activations of one layer
     gradients     of all weights, after the backward pass of the first layer, when no activations are left
+    ending        all else that exists then: the gradients within the first layer, and its input
 
 The peak is at the loss or in the backward pass of the last layer; with many weights and few tokens it is at the end of
 the backward pass. Left out: biases on scores between all tokens, attention weights that no kernel avoids storing (ReLU
@@ -59,6 +60,7 @@ class Memory:
     activations: int
     passing: int
     gradients: int
+    ending: int
     peak: int
     precision: Precision
     compiled: bool
@@ -116,10 +118,10 @@ def training_memory(
     passing = max(head.passing, head.after + in_layer + recompute * max(n for n, _ in layers))
     weights, gradients = FP32 * table.parameters, FP32 * table.trained
     casts = 0 if precision == "fp32" else mode.size * _multiplied(config, batch, lengths, table.parameters)
-    fixed = weights + 2 * gradients
-    first = sides[0].outside + layers[0][0]
-    peak = max(fixed + casts + activations + passing, fixed + gradients + head.twice + in_layer + first)
-    return Memory(weights, 2 * gradients, casts, activations, passing, gradients, peak, precision, compiled, recompute)
+    fixed, ending = weights + 2 * gradients, head.twice + in_layer + sides[0].outside + layers[0][0]
+    peak = max(fixed + casts + activations + passing, fixed + gradients + ending)
+    parts = weights, 2 * gradients, casts, activations, passing, gradients, ending
+    return Memory(*parts, peak, precision, compiled, recompute)
 
 
 def _blocks(config: ModelConfig) -> Iterator[tuple[Side, Block]]:
