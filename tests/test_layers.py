@@ -102,6 +102,7 @@ LONG_SIGNATURES = (
     "cli.plan.plan",
     "cli.serve.serve",
     "nn.model.Transformer.forward",
+    "inspection.memory.training_memory",
     "decoding.generate.generate",
     "decoding.beam_search.beam_search",
     "decoding.contrastive.contrastive_search",

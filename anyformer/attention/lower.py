@@ -30,7 +30,11 @@ def lower(
     choice = choose(backend, pattern, q, k, role, positions.scheme, needs, runtime)
 
     def dense() -> Dense:
-        return lower_dense(pattern, q, k, role, positions.bias(q.positions, k.positions, causal))
+        form = lower_dense(pattern, q, k, role, positions.bias(q.positions, k.positions, causal))
+        if role != "part" or form.mask is None:
+            return form
+        # torch would convert a boolean mask in every layer and save each copy: here it is larger than most activations
+        return form._replace(mask=None, bias=torch.where(form.mask, 0.0, -torch.inf).to(runtime.dtype))
 
     lowered: Lowered
     match choice.kernel:

@@ -8,6 +8,9 @@
                   are rotated because the values are a view of it
     passing       the largest transient allocation while all of the above exist: the logits of the loss, or the
                   gradients within a layer; with `recompute` also the activations of one layer
+    masks         with `context`, which splits rows among processes: between the tokens of one process and whole rows,
+                  once for each kind of pattern that is not full. Beyond MAX_MASK_PAIRS `flex` stores none on a GPU.
+                  Keys and values of whole rows are not saved: the backward pass gathers them again
     gradients     of all weights, after the backward pass of the first layer, when no activations are left
     ending        all else that exists then: the gradients within the first layer, and its input
 
@@ -25,6 +28,7 @@ from anyformer.config import (
     Attention,
     Block,
     Experts,
+    Full,
     Gated,
     LayerNorm,
     MaskedLM,
@@ -39,6 +43,7 @@ from anyformer.config import (
     Stack,
     Tokens,
     hidden_width,
+    pattern_of,
     position_of,
 )
 from anyformer.inspection.cost_rules import block_costs, head_cost, pooled, side_costs
@@ -47,6 +52,7 @@ from anyformer.inspection.count import BYTES, count, human
 Precision = Literal["fp32", "bf16"]
 FP32, MASK = 4, 1  # bytes
 MAX_LOGIT_BYTES = 2**33  # bytes of logits that the loss computes at a time in half precision
+MAX_MASK_PAIRS = 2**20  # queries × keys, from which `flex` takes the place of a dense mask
 MASKED_SHARE = 0.15  # of the tokens, which a masked LM predicts
 
 
@@ -92,15 +98,19 @@ def training_memory(
     compiled: bool = True,
     recompute: bool = False,
     asked: float | None = None,
+    context: int = 1,
 ) -> Memory:
     """Return the peak memory of a step with AdamW on a GPU, for `batch` rows of `length` tokens (as in `count`).
 
     Weights are fp32; with `precision` "bf16" matmuls are bf16. `recompute` is `train.checkpoint_activations`. `asked`
-    is the share of tokens that have a label: by default 15 % for a masked LM, else all.
+    is the share of tokens that have a label: by default 15 % for a masked LM, else all. `context` is
+    `parallel.context`, and the result is of one of these processes.
     """
     table = count(config, length, batch=batch, source_length=source_length)
     mode = _Mode(2 if precision == "bf16" else FP32, compiled)
     lengths: dict[Side, int] = {"encoder": table.source_length or table.length, "decoder": table.length}
+    masks = _mask_bytes(config, lengths, context, mode)
+    lengths = {side: -(-n // (2 * context)) * 2 if context > 1 else n for side, n in lengths.items()}
     last = list(config.stacks)[-1]
     sides = [_SideMemory.of(config, side, stack, batch, lengths[side], lengths["encoder"], mode)
              for side, stack in config.stacks.items()]  # fmt: skip
@@ -112,6 +122,7 @@ def training_memory(
     activations = (
         sum(side.outside for side in sides)
         + head.saved
+        + masks
         + (inputs if recompute else sum(n * count for n, count in layers))
     )
     in_layer = max(_layer_gradients(block, config.width, batch, lengths[side], mode) for side, block in _blocks(config))
@@ -122,6 +133,15 @@ def training_memory(
     peak = max(fixed + casts + activations + passing, fixed + gradients + ending)
     parts = weights, 2 * gradients, casts, activations, passing, gradients, ending
     return Memory(*parts, peak, precision, compiled, recompute)
+
+
+def _mask_bytes(config: ModelConfig, lengths: dict[Side, int], context: int, mode: _Mode) -> int:
+    """Return the bytes of the masks between the tokens of one process and whole rows."""
+    pairs = {side: n * -(-n // context) for side, n in lengths.items()}
+    mixers = {(side, block.mixer) for side, block in _blocks(config) if isinstance(block.mixer, Attention)}
+    patterns = {(side, pattern_of(mixer, side)) for side, mixer in mixers}
+    masked = [side for side, pattern in patterns if not isinstance(pattern, Full) and pairs[side] < MAX_MASK_PAIRS]
+    return mode.size * sum(pairs[side] for side in masked) if context > 1 else 0
 
 
 def _blocks(config: ModelConfig) -> Iterator[tuple[Side, Block]]:

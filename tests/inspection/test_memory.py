@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from anyformer import presets
+from anyformer.attention.choose import FLEX_MIN_PAIRS
 from anyformer.config import MaskedLM, ModelConfig, NoHead, io
-from anyformer.inspection.memory import MAX_LOGIT_BYTES, Memory, Precision, training_memory
+from anyformer.inspection.memory import MAX_LOGIT_BYTES, MAX_MASK_PAIRS, Memory, Precision, training_memory
 from anyformer.kernels import cross_entropy as loss
 from anyformer.nn import dropout
 from anyformer.nn.aux_outputs import AuxOutputs
@@ -103,6 +104,14 @@ def test_the_peak_on_a_gpu_is_predicted(key: str):
     config, length, batch = WORK[key]
     estimate = training_memory(config, length, batch=batch)
     assert MEASURED[key]["memory"]["ours"] == pytest.approx(estimate.peak, rel=0.1)
+
+
+def test_masks_are_stored_up_to_where_flex_begins():
+    assert MAX_MASK_PAIRS == FLEX_MIN_PAIRS
+    config = presets.gpt2()
+    short, long = (training_memory(config, n, context=2).activations for n in (1024, 2048))
+    assert short == training_memory(config, 512).activations + 2 * 512 * 1024
+    assert long == training_memory(config, 1024).activations
 
 
 def sums(memory: Memory) -> int:

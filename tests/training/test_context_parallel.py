@@ -1,9 +1,10 @@
 """Processes that hold parts of the same rows compute what one process does. Each of them runs `main` once."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 from anyformer.config import (
     LM,
     Attention,
+    AxialRotary,
     BatchNorm,
     Block,
     Classifier,
@@ -20,8 +22,10 @@ from anyformer.config import (
     Experts,
     FullyConnected,
     Gated,
+    ImageSegment,
     Latent,
     MaskedLM,
+    Media,
     Mixer,
     ModelConfig,
     NoPosition,
@@ -37,18 +41,23 @@ from anyformer.config import (
 )
 from anyformer.conventions import IGNORE, PADDING
 from anyformer.data.batch import Batch
-from anyformer.nn.aux_outputs import identity
+from anyformer.inspection.memory import training_memory
+from anyformer.media_batch import MediaBatch
+from anyformer.nn.aux_outputs import AuxOutputs, identity
+from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import Transformer
-from anyformer.parallel.context import ContextGroup
+from anyformer.parallel.context import ContextGroup, OwnPart
 from anyformer.tasks import crf
 from anyformer.tasks.base import TokenTask, token_loss
 from anyformer.training.objective import Objective
 from anyformer.training.parallel import join, sum_over_processes
+from tests.inspection.test_memory import B, T, V, small
 from tests.strategies import ACROSS, ANCHORED, ANCHORED_BOTH_WAYS, BACKWARD, BOTH_WAYS, LENGTH, POSITIONS
 from tests.training.two_processes import ends, spawn
 
 WIDTH, VOCAB, ROWS, SOURCE = 16, 13, 3, 18
 COUNTS = (2, 4)
+SAVING = ("gpt2", "vaswani", "bert", "llama")
 TOKENS = Tokens(vocab=VOCAB)
 
 
@@ -146,6 +155,7 @@ def cases() -> Iterator[tuple[str, Case]]:
     for name, mixer in mixers().items():
         scheme = Rotary() if isinstance(mixer, Attention) else NoPosition()
         yield name, Case(decoder(mixer, position=scheme), batch("packed"), packed=True)
+    yield from pictures()
     network = Gated(width=8)
     routers = {"softmax": SoftmaxTopK(), "sigmoid": SigmoidTopK(rate=0.1)}
     for name, router in routers.items():
@@ -160,6 +170,19 @@ def cases() -> Iterator[tuple[str, Case]]:
     tags = tags._replace(labels=tags.labels.where(tags.labels == IGNORE, tags.labels % 3))
     yield "tags", Case(encoder(head=TokenLabels(labels=3)), tags)
     yield "CRF", Case(encoder(head=TokenLabels(labels=3, crf=True)), tags)
+
+
+def pictures() -> Iterator[tuple[str, Case]]:
+    """Patches that see each other, cut in two by the end of a chunk."""
+    media, at = Media(image=ImageSegment(image_height=8, patch=4, channels=1)), torch.full((ROWS, LENGTH), -1)
+    at[0, 4:8], at[2, 1:5] = torch.arange(4), torch.arange(4, 8)
+    segment, marks = MediaBatch(torch.randn(2, 1, 8, 8), at), -(at >= 0).long()
+    tokens, read = Tokens(vocab=VOCAB, media=media), batch("full", LENGTH - 3)
+    cut = segment._replace(image_at=at[:, : LENGTH - 3])
+    one = decoder(position=AxialRotary()).model_copy(update={"target": tokens})
+    yield "pictures", Case(one, read._replace(media=cut, marks=marks[:, : LENGTH - 3]))
+    two = pair().model_copy(update={"source": tokens, "tie": "none"})
+    yield "pictures in the source", Case(two, batch("full", source=LENGTH, media=segment))
 
 
 def few_labels(full: Batch) -> Batch:
@@ -219,18 +242,66 @@ def main(folder: Path, size: int) -> None:
             one, parts = learn(case, None), learn(case, context)
             assert one.keys() == parts.keys()
             errors[name] = max(float((one[key] - parts[key]).abs().max()) for key in one)
-        if ranks.is_first:
-            (folder / f"{size}.json").write_text(json.dumps(errors))
+        found = {"errors": errors, "saved": {name: saved(name, context) for name in SAVING}}
+        (folder / f"{ranks.rank}.json").write_text(json.dumps(found))
+
+
+def saved(name: str, context: ContextGroup) -> int:
+    """Return the bytes that autograd saves for rows as many times as long as there are processes."""
+    model, sizes = Transformer(small(name, 0.0)).train(), dict[int, int]()
+    weights = {p.data_ptr() for p in model.parameters()}
+    ids = torch.randint(2, V, (B, T * context.size))
+    sides = 2 if model.config.shape == "encoder-decoder" else 1
+    hooks = torch.autograd.graph.saved_tensors_hooks
+
+    class Noting(hooks):
+        """Notes what the hooks of the context save: only the innermost hooks are called."""
+
+        def __init__(self, pack: Callable[[Tensor], Tensor | OwnPart], unpack: Callable[[Any], Tensor]):
+            super().__init__(lambda x: self.note(pack(x)), unpack)
+
+        def note(self, found: Tensor | OwnPart) -> Tensor | OwnPart:
+            x = found.x if isinstance(found, OwnPart) else found
+            storage = x.untyped_storage()
+            if storage.data_ptr() not in weights and x.dtype is not torch.int64:
+                sizes[storage.data_ptr()] = storage.nbytes()
+            return found
+
+    with mock.patch("torch.autograd.graph.saved_tensors_hooks", Noting), context.saving_own_parts():
+        out = model(*[context.split(Inputs(ids))] * sides, aux=AuxOutputs())
+    assert out.requires_grad
+    return sum(sizes.values())
+
+
+@pytest.mark.parametrize("size", COUNTS)
+def test_each_process_holds_other_tokens_and_as_many_visible_pairs(size: int) -> None:
+    rows = torch.arange(6 * size)
+    parts = [ContextGroup(rank, size).own(rows, 0) for rank in range(size)]
+    assert torch.equal(torch.cat(parts).sort().values, rows)
+    assert len({int((part + 1).sum()) for part in parts}) == 1  # a causal query sees the keys up to it
+
+
+Found = dict[str, dict[str, float]]
 
 
 @pytest.fixture(scope="module", params=COUNTS)
-def errors(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
+    """By process."""
     folder, size = tmp_path_factory.mktemp("context"), request.param
     codes, _, complaints = ends(spawn(folder, main, folder, size, count=size))
     assert codes == [0] * size, "\n".join(complaints)
-    found: dict[str, float] = json.loads((folder / f"{size}.json").read_text())
-    return found
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
 
 
-def test_loss_and_gradients_are_those_of_one_process(errors: dict[str, float]) -> None:
-    assert {name: error for name, error in errors.items() if not error < 1e-5} == {}
+def test_loss_and_gradients_are_those_of_one_process(found: list[Found]) -> None:
+    for own in found:
+        assert {name: error for name, error in own["errors"].items() if not error < 1e-5} == {}
+
+
+@pytest.mark.parametrize("name", SAVING)
+def test_saved_bytes_of_each_process_are_predicted(found: list[Found], name: str) -> None:
+    """At as many times the length of one process, whose keys and values no process saves."""
+    size = len(found)
+    estimate = training_memory(small(name, 0.0), T * size, batch=B, precision="fp32", compiled=False, context=size)
+    for own in found:
+        assert own["saved"][name] == pytest.approx(estimate.activations, rel=0.1)
