@@ -32,10 +32,32 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_images_have_alternative_text(page: Path) -> None:
-    """Says what the picture shows, for those who do not see it: at least a few words."""
+    """Says what the picture shows, for those who do not see it: a few words, or as many Chinese ones."""
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
-    short = [alt for alt in re.findall(r"!\[([^\]]*)\]\(", text) if len(alt.split()) < 4]
+    short = [alt for alt in re.findall(r"!\[([^\]]*)\]\(", text) if len(alt.split()) < 4 and len(alt) < 20]
     assert not short
+
+
+@pytest.mark.parametrize("page", ["docs/ko/README.md", "README.zh.md"])
+def test_translated_readme_shows_the_same(page: str) -> None:
+    """The commands, code and outputs of README.md, in their order, and links to the same pages; it may have more."""
+    translated = iter(shown(ROOT / page))
+    for block in shown(ROOT / "README.md"):
+        assert block in translated, f"{page} lacks this block of README.md: {block}"
+    assert pages_linked(ROOT / "README.md") <= pages_linked(ROOT / page)
+
+
+def shown(page: Path) -> list[list[str]]:
+    """Return the lines of each block of a language, without comments."""
+    found = (block for block in blocks(page.read_text(encoding="utf-8")) if block.language)
+    return [[re.sub(r"\s+#.*", "", line) for line in block.body.splitlines()] for block in found]
+
+
+def pages_linked(page: Path) -> set[Path]:
+    """Return the pages of docs/ that a page links to, besides itself and the translations."""
+    links = re.findall(r"\]\(([^):\s#]+\.md)", page.read_text(encoding="utf-8"))
+    targets = {(page.parent / link).resolve().relative_to(ROOT) for link in links}
+    return {target for target in targets if target.parts[0] == "docs" and target.parts[1] != "ko"}
 
 
 # -- the reader itself ----------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ class EncodedEpisode(NamedTuple):
     """The ids of an episode: the instruction, and all steps in one array."""
 
     mission: np.ndarray  # int32 [m]
-    ids: np.ndarray  # int32 [n]: for each step what is read, then the action
+    ids: np.ndarray  # int32 [n]: the inputs of each step, then its action
     bounds: list[int]  # where each step begins in `ids`, and n
     action_size: int  # tokens of an action
 
