@@ -247,7 +247,7 @@ def main(folder: Path, size: int) -> None:
 
 
 def saved(name: str, context: ContextGroup) -> int:
-    """Return the bytes that autograd saves for rows as many times as long as there are processes."""
+    """Return the bytes that autograd saves for rows whose length grows with the number of processes."""
     model, sizes = Transformer(small(name, 0.0)).train(), dict[int, int]()
     weights = {p.data_ptr() for p in model.parameters()}
     ids = torch.randint(2, V, (B, T * context.size))
@@ -300,7 +300,7 @@ def test_loss_and_gradients_are_those_of_one_process(found: list[Found]) -> None
 
 @pytest.mark.parametrize("name", SAVING)
 def test_saved_bytes_of_each_process_are_predicted(found: list[Found], name: str) -> None:
-    """At as many times the length of one process, whose keys and values no process saves."""
+    """At 2 and 4 times the length of one process: no process saves the keys and values of whole rows."""
     size = len(found)
     estimate = training_memory(small(name, 0.0), T * size, batch=B, precision="fp32", compiled=False, context=size)
     for own in found:
