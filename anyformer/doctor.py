@@ -28,6 +28,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "vision": ("pillow",),
     "env": ("gymnasium", "minigrid"),
     "parquet": ("pyarrow",),
+    "ray": ("ray",),
     "serve": ("fastapi", "jinja2", "uvicorn"),
     "log": ("tensorboard",),
     "docs": ("latex2mathml", "zensical"),

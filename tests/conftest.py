@@ -34,6 +34,7 @@ SYSTEM = (
     "interop/test_pairs.py",
     "lab/test_cells.py",
     "lab/test_grid.py",
+    "lab/test_workers.py",
     "nn/test_compile.py",
     "new",
     "test_stops.py",

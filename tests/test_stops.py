@@ -12,7 +12,7 @@ import pytest
 
 from anyformer.cli.app import main
 from anyformer.config import io
-from anyformer.lab.cells import Cell, measure_all
+from anyformer.lab.cells import Cell, Local, measure_all
 from anyformer.lab.trial import trial
 from anyformer.recipes import read_recipe
 from anyformer.run import checkpoints, load
@@ -154,7 +154,8 @@ def sleeping(cell: Cell) -> dict[str, Any]:
 
 
 def measuring(pids: Path) -> None:
-    measure_all(sleeping, [{"folder": str(pids), "x": x} for x in (1, 2)], pids.parent / "results.jsonl", jobs=2)
+    cells = [{"folder": str(pids), "x": x} for x in (1, 2)]
+    measure_all(sleeping, cells, pids.parent / "results.jsonl", engine=Local(2))
 
 
 def alive(pid: int) -> bool:

@@ -1,12 +1,18 @@
 """`lab`: experiments and grids."""
 
+import os
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from anyformer.cli.app import app
+
+if TYPE_CHECKING:
+    from anyformer.config import ConfigError
+    from anyformer.lab.cells import Engine
+    from anyformer.lab.grid import Grid
 
 
 @app.command()
@@ -14,8 +20,8 @@ def lab(
     what: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NAME... | all | run RECIPE KEY=A,B,C... | run GRID.toml [KEY=VALUE...]]",
-            help="Experiments, a recipe with the settings to compare, or a grid in a file.",
+            metavar="[NAME... | all | run RECIPE KEY=A,B,C... | run GRID.toml [KEY=VALUE...] | cell GRID.toml [ID...]]",
+            help="Experiments, a recipe with the settings to compare, a grid in a file, or cells of a grid.",
         ),
     ] = None,
     size: Annotated[
@@ -24,7 +30,13 @@ def lab(
             help="Size of the experiment: smallest, for a CPU, or for a GPU. `anyformer lab` lists the minutes."
         ),
     ] = "cpu",
-    jobs: Annotated[int, typer.Option(min=1, help="Measurements in parallel; they share the cores.")] = 1,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Measurements in parallel; they share the cores. Default: 1; with ray, all that fit.",
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the results. Default: runs/lab/...")] = None,
     steps: Annotated[
         int | None, typer.Option(min=1, help="With run RECIPE: steps of each training. Default: the recipe's.")
@@ -32,29 +44,77 @@ def lab(
     seeds: Annotated[
         int | None, typer.Option(min=1, help="With run RECIPE: trainings of each setting. Default: 3.")
     ] = None,
+    wait: Annotated[
+        bool,
+        typer.Option("--wait", help="With cell: wait for a cell that another worker trains. Default: skip it."),
+    ] = False,
+    engine: Annotated[
+        Literal["local", "ray"], typer.Option(help="Where to measure: processes of this machine, or a Ray cluster.")
+    ] = "local",
+    address: Annotated[
+        str | None,
+        typer.Option(help="With ray: a running cluster, HOST:PORT or auto. Default: $RAY_ADDRESS, or a new one here."),
+    ] = None,
+    cpus: Annotated[int | None, typer.Option(min=1, help="With ray: cores of each measurement. Default: 1.")] = None,
+    gpus: Annotated[
+        float | None,
+        typer.Option(min=0, help="With ray: GPUs of each measurement, such as 0.25. Default: 0."),
+    ] = None,
+    retries: Annotated[
+        int | None, typer.Option(min=0, help="With ray: retries of a measurement whose worker died. Default: 3.")
+    ] = None,
 ) -> None:
     """Test claims about Transformers by experiment, or compare your own settings on your data.
 
     Without a name it lists the experiments. If it is stopped, the same command continues.
 
     anyformer lab run reverse 'model.*.position=none,sinusoidal,rotary' --steps 400
-    """
-    from anyformer.config import ConfigError, Fault
 
+    On several machines: `anyformer lab cell GRID.toml ID` trains one cell, `anyformer lab cell GRID.toml` lists all.
+    """
     if not what:
         return _list()
-    if (steps or seeds) and not (what[0] == "run" and len(what) > 1 and not _is_grid(what[1])):
-        raise ConfigError([Fault("", "--steps and --seeds belong to `lab run RECIPE KEY=A,B,C`")])
     from anyformer.training.loop import Interrupted
 
+    verb, words = what[0], what[1:]
+    if (steps or seeds) and (verb not in ("run", "cell") or not words or _is_grid(words[0])):
+        raise _wrong("--steps and --seeds belong to `lab run RECIPE KEY=A,B,C`")
+    if wait and verb != "cell":
+        raise _wrong("--wait belongs to `lab cell GRID ID`")
+    chosen = _engine(engine, jobs, {"address": address, "cpus": cpus, "gpus": gpus, "retries": retries})
+    if verb == "cell" and (engine != "local" or jobs):
+        raise _wrong("`lab cell` trains in this process, one cell after another: omit --engine and --jobs")
     try:
-        if what[0] == "run":
-            _grid(what[1:], jobs, out, steps, seeds)
+        if verb == "cell":
+            numbers = [int(word) for word in words if word.isdecimal()]
+            _cells(*_grid([word for word in words if not word.isdecimal()], out, steps, seeds), numbers, wait)
+        elif verb == "run":
+            _compare(*_grid(words, out, steps, seeds), chosen)
         else:
-            _experiments(what, size, jobs, out)
+            _experiments(what, size, chosen, out)
     except (KeyboardInterrupt, Interrupted):
         typer.echo("interrupted: finished results are kept; the same command measures the rest", err=True)
         raise typer.Exit(3) from None
+
+
+def _wrong(message: str) -> "ConfigError":
+    from anyformer.config import ConfigError, Fault
+
+    return ConfigError([Fault("", message)])
+
+
+def _engine(name: str, jobs: int | None, ray: dict[str, Any]) -> "Engine":
+    """Return an engine. `ray` has the options of a Ray cluster, None where not given."""
+    given = {option: value for option, value in ray.items() if value is not None}
+    if name == "ray":
+        from anyformer.lab.ray_engine import RayEngine
+
+        return RayEngine(**{"jobs": jobs, "address": os.environ.get("RAY_ADDRESS") or None, **given})
+    if given:
+        raise _wrong(f"--{next(iter(given))} belongs to --engine ray")
+    from anyformer.lab.cells import Local
+
+    return Local(jobs or 1)
 
 
 def _list() -> None:
@@ -71,7 +131,7 @@ def _list() -> None:
     typer.echo("anyformer lab NAME runs one; anyformer lab run GRID.toml compares settings of your own.")
 
 
-def _experiments(names: list[str], size: Literal["quick", "cpu", "gpu"], jobs: int, out: Path | None) -> None:
+def _experiments(names: list[str], size: Literal["quick", "cpu", "gpu"], engine: "Engine", out: Path | None) -> None:
     from rich.console import Console
 
     from anyformer.lab import experiment, figures
@@ -82,7 +142,7 @@ def _experiments(names: list[str], size: Literal["quick", "cpu", "gpu"], jobs: i
     for claim in chosen:
         typer.echo(f"{claim.number}. {claim.claim}")
         path = folder / f"{claim.name}.jsonl"
-        results = claim.run(size, path, jobs=jobs, console=Console(stderr=True))
+        results = claim.run(size, path, engine=engine, console=Console(stderr=True))
         typer.echo(markdown(claim.table(results)))
         typer.echo(f"{claim.judge(results)}")
         try:
@@ -98,25 +158,50 @@ def _is_grid(name: str) -> bool:
     return path.is_file() and bool(re.search(r'^\W*axes"?\W', path.read_text("utf-8", errors="replace"), re.MULTILINE))
 
 
-def _grid(words: list[str], jobs: int, out: Path | None, steps: int | None, seeds: int | None) -> None:
-    from rich.console import Console
-
-    from anyformer.config import ConfigError, Fault
-    from anyformer.lab.compare import aligned, cells, compare, report, verdict
-    from anyformer.lab.grid import grid_of_recipe, load_grid, run_grid
+def _grid(words: list[str], out: Path | None, steps: int | None, seeds: int | None) -> "tuple[Grid, Path]":
+    """Return a grid and the folder of its results."""
+    from anyformer.lab.grid import grid_of_recipe, load_grid
 
     if not words:
-        what = "compare what? anyformer lab run RECIPE KEY=A,B,C, or anyformer lab run GRID.toml"
-        raise ConfigError([Fault("", what)])
-    if _is_grid(words[0]):
-        grid = load_grid(words[0], words[1:])
-    else:
-        grid = grid_of_recipe(words[0], words[1:], steps, seeds or 3)
+        raise _wrong("compare what? anyformer lab run RECIPE KEY=A,B,C, or anyformer lab run GRID.toml")
     folder = out or Path("runs") / "lab" / Path(words[0]).stem
-    results = run_grid(grid, folder, jobs=jobs, console=Console(stderr=True))
+    if _is_grid(words[0]):
+        return load_grid(words[0], words[1:]), folder
+    return grid_of_recipe(words[0], words[1:], steps, seeds or 3), folder
+
+
+def _compare(grid: "Grid", folder: Path, engine: "Engine") -> None:
+    """Train all cells of a grid and print the comparison."""
+    from rich.console import Console
+
+    from anyformer.lab.compare import aligned, cells, compare, report, verdict
+    from anyformer.lab.grid import run_grid
+
+    results = run_grid(grid, folder, engine=engine, console=Console(stderr=True))
     lines = compare(results, grid.metric)
     typer.echo(f"{aligned(cells(lines, grid.metric))}\n{verdict(lines, grid.metric)}")
     try:
         typer.echo(f"{folder / 'results.jsonl'}, {report(grid, results, folder)}")
     except ImportError as error:
         typer.echo(f"{folder / 'results.jsonl'}; {error}")
+
+
+def _cells(grid: "Grid", folder: Path, numbers: list[int], wait: bool) -> None:
+    """Train some cells of a grid, or list all."""
+    from anyformer.lab.cells import in_words, shown
+    from anyformer.lab.claims import Claimed
+    from anyformer.lab.grid import cell_states, run_cell
+
+    if not numbers:
+        for number, (cell, state) in enumerate(zip(grid.cells(), cell_states(grid, folder), strict=True)):
+            typer.echo(f"{number:4}  {in_words(cell)}  {state}")
+    skipped = False
+    for number in numbers:
+        try:
+            result = run_cell(grid, folder, number, wait=wait)
+            typer.echo(f"{number}  {in_words(result.cell)}  {shown(result.found)}  {result.seconds:.0f} s")
+        except Claimed as error:
+            typer.echo(f"{number}  skipped: {error}", err=True)
+            skipped = True
+    if skipped:
+        raise typer.Exit(1)

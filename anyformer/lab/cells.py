@@ -8,11 +8,13 @@ import json
 import multiprocessing
 import os
 import platform
+import secrets
 import signal
 import statistics
 import tempfile
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
@@ -51,20 +53,42 @@ class Result:
         return self.found[name] if name in self.found else self.cell[name]
 
 
+Notify = Callable[[Result | None, Sequence[Cell]], None]
+
+
+class Engine(ABC):
+    """Where cells are measured."""
+
+    @abstractmethod
+    def run(self, measure: Measure, cells: Sequence[Cell], notify: Notify) -> Iterator[Result]:
+        """Yield results as they are completed. Call `notify` with each, and with the cells in work."""
+
+
+@dataclass(frozen=True)
+class Local(Engine):
+    """Processes of this machine, which share its cores."""
+
+    jobs: int = 1  # measurements in parallel
+
+    def run(self, measure: Measure, cells: Sequence[Cell], notify: Notify) -> Iterator[Result]:
+        return _measured(measure, cells, self.jobs, notify)
+
+
 def measure_all(
-    measure: Measure, cells: Sequence[Cell], path: Path, *, jobs: int = 1, console: Console | None = None
+    measure: Measure, cells: Sequence[Cell], path: Path, *, engine: Engine | None = None, console: Console | None = None
 ) -> list[Result]:
     """Return the results of all cells in order; stored results are read from the file.
 
-    `measure` must be picklable. The CPU cores are divided among the jobs.
+    `measure` must be picklable. The default engine is `Local`, with one measurement at a time.
     """
     console = console or Console(quiet=True)
     done = {key(result.cell): result for result in read_results(path)}
     left = [cell for cell in cells if key(cell) not in done]
-    with _progress(console, len(cells), len(cells) - len(left), jobs) as tell:
-        for result in _measured(measure, left, jobs, tell):
-            append(path, result)
-            done[key(result.cell)] = result
+    if left:
+        with _progress(console, len(cells), len(cells) - len(left)) as notify:
+            for result in (engine or Local()).run(measure, left, notify):
+                append(path, result)
+                done[key(result.cell)] = result
     return [done[key(cell)] for cell in cells]
 
 
@@ -73,27 +97,23 @@ def key(cell: Cell) -> str:
     return json.dumps(cell, sort_keys=True, ensure_ascii=False)
 
 
-Tell = Callable[[Result | None, Sequence[Cell]], None]
-
-
-def _measured(measure: Measure, cells: Sequence[Cell], jobs: int, tell: Tell) -> Iterator[Result]:
-    """Yield results as they are completed."""
+def _measured(measure: Measure, cells: Sequence[Cell], jobs: int, notify: Notify) -> Iterator[Result]:
     threads = max(1, min(torch.get_num_threads(), usable_cores() // jobs))  # OMP_NUM_THREADS may say fewer
     if jobs == 1 or len(cells) < 2:
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
             for cell in cells:
-                tell(None, [cell])
-                result = _timed(measure, cell)
-                tell(result, [])
+                notify(None, [cell])
+                result = timed(measure, cell)
+                notify(result, [])
                 yield result
         finally:
             torch.set_num_threads(before)
         return
     context, given = multiprocessing.get_context("spawn"), (threads, os.getpid())
     with (
-        _terminable(),
+        terminable(),
         ProcessPoolExecutor(min(jobs, len(cells)), context, initializer=_begin, initargs=given) as pool,
     ):
         waiting, running = list(cells), dict[Future[Result], Cell]()
@@ -102,12 +122,12 @@ def _measured(measure: Measure, cells: Sequence[Cell], jobs: int, tell: Tell) ->
                 while waiting and len(running) < jobs:  # few at a time, so that an interrupt is quick
                     cell = waiting.pop(0)
                     with _interrupt_held_back():
-                        running[pool.submit(_timed, measure, cell)] = cell
-                tell(None, list(running.values()))
+                        running[pool.submit(timed, measure, cell)] = cell
+                notify(None, list(running.values()))
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     del running[future]
                     result = future.result()
-                    tell(result, list(running.values()))
+                    notify(result, list(running.values()))
                     yield result
         except BaseException:
             for process in multiprocessing.active_children():
@@ -118,7 +138,7 @@ def _measured(measure: Measure, cells: Sequence[Cell], jobs: int, tell: Tell) ->
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
+def terminable() -> Iterator[None]:
     """Treat SIGTERM as Ctrl-C, so that worker processes are stopped as well."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread receives signals
@@ -147,7 +167,8 @@ def _begin(threads: int, parent: int) -> None:
     torch.set_num_threads(threads)
 
 
-def _timed(measure: Measure, cell: Cell) -> Result:
+def timed(measure: Measure, cell: Cell) -> Result:
+    """Measure a cell in this process."""
     began = time.perf_counter()
     found = measure(cell)
     return Result(dict(cell), found, round(time.perf_counter() - began, 2), machine())
@@ -179,6 +200,22 @@ def read_results(path: Path) -> list[Result]:
     return found
 
 
+def read_result(path: Path) -> Result | None:
+    """Return the result of one cell that `write_result` stored; None if there is none."""
+    return next(iter(read_results(path)), None)
+
+
+def write_result(path: Path, result: Result) -> None:
+    """Store the result of one cell atomically as a separate file: several machines may write to one folder."""
+    temporary = path.with_name(f".anyformer-{secrets.token_hex(8)}.tmp")
+    try:
+        append(temporary, result)
+        with writing(path):
+            temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def append(path: Path, result: Result) -> None:
     """Append a result and flush it to disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -200,7 +237,7 @@ def _cut_half_line(file: Any) -> None:
 
 
 @contextmanager
-def _progress(console: Console, total: int, done: int, jobs: int) -> Iterator[Tell]:
+def _progress(console: Console, total: int, done: int) -> Iterator[Notify]:
     """Print a line for each completed cell; also show a bar on a terminal, and elsewhere a line after silence."""
     bar = Progress(
         TextColumn("[bold]lab"),
@@ -213,16 +250,16 @@ def _progress(console: Console, total: int, done: int, jobs: int) -> Iterator[Te
         disable=not console.is_terminal,
     )
     task, now = bar.add_task("", total=total, completed=done, note=""), ""
-    seconds, began, over = list[float](), time.perf_counter(), threading.Event()
+    seconds, began, over, jobs = list[float](), time.perf_counter(), threading.Event(), 1
 
     def show(text: str) -> None:
         if seconds and (left := total - done - len(seconds)):
             text += f"  about {duration(statistics.mean(seconds) * max(1, left / jobs))} left"
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def tell(result: Result | None, running: Sequence[Cell]) -> None:
-        nonlocal now
-        now = "; ".join(map(in_words, running))
+    def notify(result: Result | None, running: Sequence[Cell]) -> None:
+        nonlocal now, jobs
+        now, jobs = "; ".join(map(in_words, running)), max(jobs, len(running))
         if result is not None:
             seconds.append(result.seconds)
             bar.advance(task)
@@ -241,7 +278,7 @@ def _progress(console: Console, total: int, done: int, jobs: int) -> Iterator[Te
         if not console.is_terminal and not console.quiet:
             thread.start()
         try:
-            yield tell
+            yield notify
         finally:
             over.set()
 

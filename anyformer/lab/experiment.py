@@ -11,7 +11,7 @@ from rich.console import Console
 
 from anyformer.config import ConfigError, Fault
 from anyformer.config.spec import did_you_mean
-from anyformer.lab.cells import Cell, Result, measure_all
+from anyformer.lab.cells import Cell, Engine, Result, measure_all
 from anyformer.processes import LOCK, locked
 
 Size = Literal["quick", "cpu", "gpu"]
@@ -73,10 +73,12 @@ class Experiment(ABC):
     def draw(self, results: Sequence[Result]) -> Any:
         """Return a figure made by `lab/figures.py`."""
 
-    def run(self, size: Size, path: Path, *, jobs: int = 1, console: Console | None = None) -> list[Result]:
+    def run(
+        self, size: Size, path: Path, *, engine: Engine | None = None, console: Console | None = None
+    ) -> list[Result]:
         """Measure the cells without a stored result. Other experiments may run at the same time."""
         with locked(path.parent, f"{LOCK}-{self.name}"):
-            return measure_all(self.measure, self.cells(size), path, jobs=jobs, console=console)
+            return measure_all(self.measure, self.cells(size), path, engine=engine, console=console)
 
 
 # By the number of their claim. A file of `experiments/` has one class, called `Claim`.

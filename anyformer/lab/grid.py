@@ -13,7 +13,7 @@ budget = { kind = "steps", count = 300 }
 import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -23,7 +23,19 @@ from rich.console import Console
 from anyformer.config import ConfigError, Fault, Spec, io
 from anyformer.config.overrides import assignment
 from anyformer.config.spec import BY_KIND, MAX_WORD, Count, Positive, Size, shorten
-from anyformer.lab.cells import Cell, Result, measure_all
+from anyformer.lab.cells import (
+    Cell,
+    Engine,
+    Result,
+    append,
+    key,
+    measure_all,
+    read_result,
+    read_results,
+    timed,
+    write_result,
+)
+from anyformer.lab.claims import WHOLE, claimed, holder
 from anyformer.lab.trial import trial
 from anyformer.processes import locked
 from anyformer.recipe import Metric, Recipe, measures
@@ -35,6 +47,9 @@ MIN_STEPS = 20  # fewer steps show nothing
 SAMPLE_BATCHES = 20  # batches from which tokens and FLOPs of a step are estimated
 
 MAX_CELLS = 10_000  # of a grid
+
+RESULTS = "results.jsonl"  # file of a grid's folder
+CELLS = "cells"  # folder of a grid's folder: claims, and results of single cells
 
 
 def _plain_value(value: object) -> object:
@@ -136,20 +151,85 @@ class CellTraining:
         return trial(apply_budget(self.grid.recipe(cell), self.grid.budget))
 
 
-def run_grid(grid: Grid, out: str | Path, *, jobs: int = 1, console: Console | None = None) -> list[Result]:
-    """Train all cells into `out/results.jsonl`; stored results are not trained again."""
-    out, kept = Path(out), Path(out) / "grid.toml"
-    if kept.is_file() and (before := io.load(Grid, kept)) != grid:  # before the check, which may read all data
-        what = f"{_differences(before, grid)}: choose another folder with --out, or delete that one"
-        raise ConfigError([Fault(str(out), what)])
-    check(grid)
-    with locked(out):
-        io.save(grid, kept)
+def run_grid(
+    grid: Grid, out: str | Path, *, engine: Engine | None = None, console: Console | None = None
+) -> list[Result]:
+    """Train all cells into `out/results.jsonl`; stored results, those of `run_cell` too, are not trained again."""
+    out = Path(out)
+    _must_match(grid, out)  # before the check, which may read all data
+    check(grid, grid.cells())
+    with locked(out), claimed(out / CELLS, WHOLE):
+        io.save(grid, out / "grid.toml")
+        _gather(grid, out)
         if console is not None:
             count = len(grid.cells())
             text = f"{count} training{'s' if count > 1 else ''} of {grid.length}; a line for each that is finished"
             console.print(text, highlight=False, markup=False, soft_wrap=True)
-        return measure_all(CellTraining(grid), grid.cells(), out / "results.jsonl", jobs=jobs, console=console)
+        return measure_all(CellTraining(grid), grid.cells(), out / RESULTS, engine=engine, console=console)
+
+
+def run_cell(grid: Grid, out: str | Path, number: int, *, wait: bool = False) -> Result:
+    """Train the cell with a number into `out/cells/NUMBER.json`, unless its result is stored; return the result.
+
+    Workers on several machines may call this for one folder: a cell is trained by one at a time. Where another worker
+    trains it now, `wait` until that ends, or raise `Claimed`. `run_grid` collects the results.
+    """
+    out, cells = Path(out), grid.cells()
+    if not 0 <= number < len(cells):
+        raise ConfigError([Fault("", f"there is no cell {number}: the grid has the cells 0 to {len(cells) - 1}")])
+    _must_match(grid, out)
+    if found := stored_results(grid, out, [number]).get(number):
+        return found
+    check(grid, [cells[number]])
+    with claimed(out / CELLS, str(number), wait):
+        if not (out / "grid.toml").is_file():
+            io.save(grid, out / "grid.toml")
+        _must_match(grid, out)
+        if found := stored_results(grid, out, [number]).get(number):  # by another worker, since the check above
+            return found
+        result = timed(CellTraining(grid), cells[number])
+        write_result(_cell_file(out, number), result)
+    return result
+
+
+def stored_results(grid: Grid, out: Path, numbers: Iterable[int]) -> dict[int, Result]:
+    """Return the stored results of cells by their numbers."""
+    cells = grid.cells()
+    wanted = {key(cells[number]): number for number in numbers}
+    single = {number: found for number in wanted.values() if (found := read_result(_cell_file(out, number)))}
+    common = {wanted[key(result.cell)]: result for result in read_results(out / RESULTS) if key(result.cell) in wanted}
+    return common | single
+
+
+def cell_states(grid: Grid, out: Path) -> list[str]:
+    """Return the state of each cell: "done", the worker that trains it, or nothing."""
+    _must_match(grid, out)
+    numbers = range(len(grid.cells()))
+    done = stored_results(grid, out, numbers)
+    return ["done" if number in done else holder(out / CELLS, str(number)) or "" for number in numbers]
+
+
+def _gather(grid: Grid, out: Path) -> None:
+    """Move the results of single cells to the common file."""
+    common = {key(result.cell) for result in read_results(out / RESULTS)}
+    for number in range(len(grid.cells())):
+        path = _cell_file(out, number)
+        if result := read_result(path):
+            if key(result.cell) not in common:
+                append(out / RESULTS, result)
+            path.unlink(missing_ok=True)
+
+
+def _cell_file(out: Path, number: int) -> Path:
+    return out / CELLS / f"{number}.json"
+
+
+def _must_match(grid: Grid, out: Path) -> None:
+    """Raise if a folder has results of another grid."""
+    kept = out / "grid.toml"
+    if kept.is_file() and (before := io.load(Grid, kept)) != grid:
+        what = f"{_differences(before, grid)}: choose another folder with --out, or delete that one"
+        raise ConfigError([Fault(str(out), what)])
 
 
 def _differences(before: Grid, now: Grid) -> str:
@@ -174,9 +254,9 @@ def _differences(before: Grid, now: Grid) -> str:
     return f"holds results of {'; of '.join(found)}"
 
 
-def check(grid: Grid) -> None:
-    """Check the recipe of every cell, before the first is trained."""
-    one_each = {json.dumps({k: v for k, v in cell.items() if k != "seed"}): cell for cell in grid.cells()}
+def check(grid: Grid, cells: Sequence[Cell]) -> None:
+    """Check the recipes of cells, before the first is trained."""
+    one_each = {json.dumps({k: v for k, v in cell.items() if k != "seed"}): cell for cell in cells}
     for cell in one_each.values():
         setting = " ".join(f"{name}={value}" for name, value in cell.items() if name != "seed")
         try:

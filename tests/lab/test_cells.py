@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from anyformer.config import ConfigError
-from anyformer.lab.cells import SCRATCH, Cell, measure_all, read_results
+from anyformer.lab.cells import SCRATCH, Cell, Local, measure_all, read_results
 from anyformer.processes import scratch
 from anyformer.training.signals import Signals
 
@@ -54,7 +54,7 @@ def test_long_silence_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_side_by_side(tmp_path: Path) -> None:
-    found = measure_all(square, CELLS, tmp_path / "results.jsonl", jobs=2)
+    found = measure_all(square, CELLS, tmp_path / "results.jsonl", engine=Local(2))
     assert [r.cell for r in found] == CELLS
 
 
@@ -64,7 +64,7 @@ def is_sigint_blocked(cell: Cell) -> dict[str, Any]:
 
 def test_workers_start_with_ctrl_c_blocked(tmp_path: Path) -> None:
     """One that is still importing modules would print a traceback."""
-    found = measure_all(is_sigint_blocked, CELLS[:2], tmp_path / "results.jsonl", jobs=2)
+    found = measure_all(is_sigint_blocked, CELLS[:2], tmp_path / "results.jsonl", engine=Local(2))
     assert all(result["blocked"] for result in found)
     assert not is_sigint_blocked({})["blocked"]
 
@@ -96,7 +96,7 @@ def test_whoever_is_told_to_end_ends_the_processes_it_started(
 
     threading.Thread(target=end).start()
     with pytest.raises(KeyboardInterrupt):
-        measure_all(sleeping, cells, tmp_path / "results" / "results.jsonl", jobs=2)
+        measure_all(sleeping, cells, tmp_path / "results" / "results.jsonl", engine=Local(2))
     for process in map(int, (path.name for path in pids.iterdir())):
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)

@@ -1,0 +1,55 @@
+"""Ray clusters (extra `ray`): connect to one, or start one on this machine that ends with its context.
+
+Nothing is uploaded: workers import the packages of their own machine, and Ray sends no usage statistics. A cluster of
+this machine accepts only processes that know its token.
+"""
+
+import importlib
+import os
+import secrets
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from anyformer.config.spec import ConfigError, Fault
+from anyformer.hardware import usable_cores
+from anyformer.processes import scratch
+
+OBJECT_STORE_BYTES = 256 * 2**20  # memory of a cluster of this machine for arguments and results
+MAX_HOME_LENGTH = 30  # characters: Ray's sockets lie below, and the path of a socket has at most 107
+
+
+@contextmanager
+def ray_cluster(address: str | None, cpus: int = 0) -> Iterator[Any]:
+    """Yield the module `ray`, connected to the cluster at an address, or to a new one on this machine.
+
+    A new cluster has the GPUs of this machine, and its cores or `cpus`, if these are more.
+    """
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # else `uv run` uploads the working directory
+    if address is None and "ray" not in sys.modules:  # Ray reads these when it is imported
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # the ports of a cluster are open to the network
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    try:
+        ray: Any = importlib.import_module("ray")
+    except ImportError:
+        raise ConfigError([Fault("--engine", "= ray needs the package ray: pip install 'anyformer[ray]'")]) from None
+    given: dict[str, Any] = {"address": address}
+    with ExitStack() as stack:
+        if address is None:
+            given = {"address": "local", "num_cpus": max(usable_cores(), cpus), "include_dashboard": False}
+            given["object_store_memory"] = OBJECT_STORE_BYTES
+            if len(tempfile.gettempdir()) < MAX_HOME_LENGTH:
+                given["_temp_dir"] = str(stack.enter_context(scratch("anyformer-ray-")) / "ray")
+        stack.callback(ray.shutdown)
+        try:
+            ray.init(**given, log_to_driver=False, logging_level="ERROR")
+        except (ConnectionError, RuntimeError, ImportError) as error:
+            raise ConfigError([Fault("--address", f"= '{given['address']}': {_first_line(error)}")]) from None
+        yield ray
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
