@@ -1,5 +1,6 @@
 """Training: from a recipe to a run folder, in a loop that can be stopped at any step and resumed with the same bits.
 
+background_writer   A thread that writes one checkpoint at a time
 checkpoint          State of a run, and checkpoints: written atomically, verified, restored
 compiler            Options of torch.compile
 ema                 Exponential moving average of the weights
@@ -17,6 +18,7 @@ pending_scalars     Loss and gradient norm, read while the next step runs
 plan                Dry run: data, memory and time before training
 prepare             From a recipe to a job: data, tokenizer, model, checkpoint
 resume              Checkpoint to resume from, and changed data
+saving              Checkpoints written by a thread while training continues
 schedule            Learning-rate schedules
 scheduled_sampling  Scheduled sampling: the decoder reads some of its own tokens
 signals             SIGINT and SIGTERM as requests to stop

@@ -18,6 +18,7 @@ from anyformer.nn.model import Transformer
 from anyformer.parallel.context import ContextGroup
 from anyformer.recipe import Recipe
 from anyformer.tasks.base import Task
+from anyformer.training.background_writer import BackgroundWriter
 from anyformer.training.checkpoint import TrainState
 from anyformer.training.objective import Objective
 from anyformer.training.parallel import SINGLE, Ranks
@@ -44,6 +45,7 @@ class Job:
     console: Console
     ranks: Ranks = SINGLE
     data: Fingerprints = field(default_factory=dict)
+    writer: BackgroundWriter = field(default_factory=BackgroundWriter)  # of checkpoints
 
     @cached_property
     def objective(self) -> Objective:

@@ -3,12 +3,10 @@
 import math
 from collections import deque
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch.distributed.fsdp import FSDPModule
 
-from anyformer.config import io
 from anyformer.data.batch import Batch
 from anyformer.data.loader import Cursor, Loader
 from anyformer.data.prefetch import ending
@@ -16,22 +14,13 @@ from anyformer.data.readers import Rows
 from anyformer.inspection.count import count
 from anyformer.nn.model import Transformer
 from anyformer.recipe import LOWER_IS_BETTER, Train
-from anyformer.run import RECIPE, write_folder, write_model
 from anyformer.tasks.base import Metrics
-from anyformer.training.checkpoint import (
-    TrainState,
-    checkpoint_path,
-    environment,
-    gather_state,
-    gather_weights,
-    prune,
-    regular_checkpoints,
-    write_state,
-)
+from anyformer.training.checkpoint import TrainState, checkpoint_path, gather_weights
 from anyformer.training.ema import ema_weights
 from anyformer.training.job import Job
 from anyformer.training.log import Log, SilentLog
 from anyformer.training.pending_scalars import PendingScalars
+from anyformer.training.saving import finish_saves, save
 from anyformer.training.schedule import lr_factor
 from anyformer.training.signals import Signals
 from anyformer.training.snapshots import drop_snapshots, snapshot_steps, write_snapshot
@@ -62,7 +51,7 @@ def fit(job: Job) -> TrainState:
     """Train to the last step, with evaluations and checkpoints on the way."""
     spec, state = job.recipe.train, job.state
     take_step, pending, signals = TrainingStep(job), deque[PendingStep](), Signals()
-    with signals, _open_log(job) as log, ending(job.reader):
+    with signals, _open_log(job) as log, ending(job.reader), job.writer:
         log.drop_after(state.step)
         job.ranks.on_first(lambda: drop_snapshots(job.out, after=state.step))
         snapshots = snapshot_steps(spec, 4 * count(job.model.config).parameters)  # saved in fp32
@@ -91,14 +80,18 @@ def fit(job: Job) -> TrainState:
                 finish_steps(left=0)
                 _validate(job, log)
             # read once: a signal after the save counts for the next step
-            stop, interrupted = _should_stop(job), job.ranks.any(signals.received)
+            stop, interrupted = _should_stop(job), job.ranks.any(signals.received or job.writer.failed)
+            if interrupted:
+                job.ranks.on_first(job.writer.check)
             if interrupted or stop or _is_save_step(spec, state):
                 finish_steps(left=0)
                 save(job)
             if interrupted and not last:
+                finish_saves(job)
                 raise Interrupted(f"interrupted at step {number} and saved: continue with --resume")
             if stop:
                 log.print(f"stopped at step {number}: no improvement in {state.stale} evaluations")
+        finish_saves(job)
     return state
 
 
@@ -184,28 +177,6 @@ def _gathered_model(job: Job) -> Transformer:
         copy.load_state_dict(weights, assign=True)
         copy.to(job.device)
     return copy
-
-
-def save(job: Job) -> Path:
-    """Write a checkpoint of the current step atomically, and remove old ones."""
-    path = checkpoint_path(job.out, job.state.step)
-    if job.ranks.on_first(path.exists):
-        return path
-    weights, tensors = gather_weights(job.model), gather_state(job.state, job.model, job.optimizer)
-
-    def fill(folder: Path) -> None:
-        write_model(folder, weights, job.model.config, job.task.spec, job.task)
-        io.save(job.recipe, folder / RECIPE)
-        write_state(folder, job.state, tensors, environment(job.model, job.ranks), job.scaler.state_dict(), job.data)
-
-    def write() -> None:
-        write_folder(path, fill)
-        spec, best = job.recipe.train, checkpoint_path(job.out, job.state.best_step)
-        averaged_at_the_end = regular_checkpoints(job.out, spec.save_every, job.state.step)[-spec.average :]
-        prune(job.out, spec.keep, [best, *averaged_at_the_end])
-
-    job.ranks.on_first(write)
-    return path
 
 
 def _open_log(job: Job) -> Log:

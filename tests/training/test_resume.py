@@ -26,7 +26,8 @@ from anyformer.recipe import (
     SpanCorruption,
 )
 from anyformer.training.checkpoint import checkpoint_path, checkpoints
-from anyformer.training.loop import Interrupted, fit, save
+from anyformer.training.loop import Interrupted, fit
+from anyformer.training.saving import finish_saves, save
 from anyformer.training.signals import Signals
 from anyformer.training.train import train
 from tests.forking import forking
@@ -254,6 +255,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
         if step == 3:
             job.state.best, job.state.best_step = 0.1, 3
         save(job)
+    finish_saves(job)
     assert checkpoints(tmp_path / "run") == [checkpoint_path(tmp_path / "run", step) for step in (3, 6, 7)]
 
 

@@ -1,6 +1,8 @@
 """The end of a run: the best checkpoint, averages, and what is left when the disk is full."""
 
 import errno
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,10 @@ from torch import Tensor
 from anyformer.config import ConfigError
 from anyformer.nn.model import Transformer
 from anyformer.run import load
-from anyformer.training.checkpoint import checkpoints
+from anyformer.training.checkpoint import checkpoint_path, checkpoints, write_state
 from anyformer.training.ema import update_ema
-from anyformer.training.loop import fit, save
+from anyformer.training.loop import fit
+from anyformer.training.saving import save
 from anyformer.training.train import finish
 from tests.training.jobs import assert_equal, parameters, set_losses
 from tests.training.small import PACKED, PADDED, Watched, make, model, pairs, run
@@ -127,7 +130,7 @@ def full_after(write: Callable[..., Any]) -> Callable[..., None]:
 
 
 @pytest.fixture(
-    params=["safetensors.torch.save_file", "anyformer.training.loop.write_state", "anyformer.atomic_folder._sync"]
+    params=["safetensors.torch.save_file", "anyformer.training.saving.write_state", "anyformer.atomic_folder._sync"]
 )
 def place(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -138,6 +141,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path, place: str, mo
     job = make(spec, out)
 
     def fill_the_disk() -> None:
+        job.writer.wait()  # for the checkpoint of step 4
         module, _, name = place.rpartition(".")
         import importlib
 
@@ -172,6 +176,74 @@ def test_a_full_disk_for_metrics_is_one_clear_error(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("anyformer.training.log.json.dumps", full)
     with pytest.raises(ConfigError, match=r"metrics\.jsonl: cannot be written: No space left on device"):
         fit(job)
+
+
+# -- asynchronous saves -----------------------------------------------------------------------------------------------
+
+
+class SlowDisk:
+    """Writes of checkpoints that last until they are released, counted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.released, self.begun, self.running, self.most = threading.Event(), 0, 0, 0
+        monkeypatch.setattr("anyformer.training.saving.write_state", self.write)
+
+    def write(self, *args: Any) -> None:
+        self.begun, self.running = self.begun + 1, self.running + 1
+        self.most = max(self.most, self.running)
+        assert self.released.wait(timeout=60)
+        write_state(*args)
+        self.running -= 1
+
+
+def test_steps_continue_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint holds the step at which it was begun; the next save waits for it."""
+    out, disk = tmp_path / "run", SlowDisk(monkeypatch)
+    spec = pairs(steps=8, save_every=3, keep=3, valid=None, ema=0.9)
+    job = make(spec, out)
+
+    def release() -> None:  # at step 5
+        assert disk.begun == 1
+        assert checkpoints(out) == []
+        disk.released.set()
+
+    job.loader = Watched(job.loader, 5, release)
+    fit(job)
+    assert (disk.begun, disk.most) == (3, 1)
+    monkeypatch.undo()
+    run(spec, tmp_path / "straight")
+    for step in (3, 6, 8):
+        for file in ("model.safetensors", "state.safetensors"):
+            one, other = (checkpoint_path(folder, step) / file for folder in (out, tmp_path / "straight"))
+            assert one.read_bytes() == other.read_bytes()
+
+
+def test_an_error_of_the_writer_ends_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make(pairs(steps=100, save_every=2, valid=None), tmp_path / "run")
+    monkeypatch.setattr("anyformer.training.saving.write_state", full)
+
+    def join() -> None:
+        while not job.writer.failed:
+            time.sleep(0.001)
+
+    job.loader = Watched(job.loader, 3, join)
+    with pytest.raises(ConfigError, match="step-000000002: cannot be written: No space left on device"):
+        fit(job)
+    assert job.state.step == 3
+    assert checkpoints(tmp_path / "run") == []
+
+
+def test_another_error_waits_for_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, job = SlowDisk(monkeypatch), make(pairs(steps=100, save_every=2, valid=None), tmp_path / "run")
+
+    def fail() -> None:
+        threading.Timer(0.1, disk.released.set).start()
+        raise ZeroDivisionError
+
+    job.loader = Watched(job.loader, 3, fail)
+    with pytest.raises(ZeroDivisionError):
+        fit(job)
+    assert checkpoints(tmp_path / "run") == [checkpoint_path(tmp_path / "run", 2)]
 
 
 @pytest.mark.parametrize("batches", [PADDED, PACKED])
