@@ -1,4 +1,4 @@
-"""Processes beside each other: locks on folders, temporary folders, workers that end with their parent.
+"""Processes beside each other: locks on folders, temporary folders, restarts, workers that end with their parent.
 
 Imports no torch.
 """
@@ -165,6 +165,38 @@ def remove_abandoned(home: Path, pattern: str) -> None:
                     shutil.rmtree(folder, ignore_errors=True)
             finally:
                 os.close(handle)
+
+
+# -- restarts by torchrun ---------------------------------------------------------------------------------------------
+
+
+def restart_count() -> int:
+    """Return how often torchrun has restarted the processes of this run."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def record_failure(reason: str, exit_code: int | None = None) -> None:
+    """Write why this process ends to the file that torchrun reports.
+
+    An `exit_code` means that another attempt would end in the same way: restarted processes exit with it at once.
+    """
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        extra = {"timestamp": str(int(time.time())), "final_exit_code": exit_code}
+        with suppress(OSError):
+            Path(path).write_text(json.dumps({"message": {"message": reason, "extraInfo": extra}}), encoding="utf-8")
+
+
+def final_failure() -> tuple[str, int] | None:
+    """Return reason and exit code of an earlier attempt, if torchrun restarted it although it cannot succeed."""
+    path, count = os.environ.get("TORCHELASTIC_ERROR_FILE"), restart_count()
+    if not path or not count:
+        return None
+    before = Path(path).parents[1].with_name(f"attempt_{count - 1}")  # torchrun: LOGS/attempt_N/LOCAL_RANK/error.json
+    for file in sorted(before.glob(f"*/{Path(path).name}")):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            message = json.loads(file.read_bytes())["message"]
+            return str(message["message"]), int(message["extraInfo"]["final_exit_code"])
+    return None
 
 
 # -- workers ----------------------------------------------------------------------------------------------------------

@@ -65,6 +65,10 @@ class Verbs(TyperGroup):
             if code is None:
                 raise
         print_once(line, err=True)  # after the block above: no traceback keeps tensors alive
+        if code == 2:
+            from anyformer.processes import record_failure
+
+            record_failure(line, exit_code=code)
         raise typer.Exit(code)
 
 

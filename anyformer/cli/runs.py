@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand
 
 from anyformer.cli.app import Json, app, print_once
 from anyformer.cli.decoding_options import UNKNOWN, as_options, decoding, prepare, unknown
@@ -16,6 +17,7 @@ from anyformer.cli.decoding_options import UNKNOWN, as_options, decoding, prepar
 if TYPE_CHECKING:
     from anyformer.run import Run
 
+AUTO = ("--resume", "auto")
 Folder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 
 
@@ -41,7 +43,15 @@ def _recipes(incomplete: str) -> list[str]:
     return [name for name in names() if name.startswith(incomplete)]
 
 
-@app.command("train")
+class TrainCommand(TyperCommand):
+    """Command that takes `--resume auto`, as elastic launchers spell it, for `--resume`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        after = ["", *args]
+        return super().parse_args(ctx, [word for word, last in zip(args, after, strict=False) if (last, word) != AUTO])
+
+
+@app.command("train", cls=TrainCommand)
 def train_(
     recipe: Annotated[
         str,
@@ -52,7 +62,12 @@ def train_(
         typer.Argument(metavar="KEY=VALUE", help="Settings to change: train.steps=200, model.decoder.depth=4."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/RECIPE.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in that folder.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Continue the run in that folder, or start it if there is none; also `--resume auto`."
+        ),
+    ] = False,
     allow_changed_data: Annotated[
         bool,
         typer.Option(
@@ -71,6 +86,7 @@ def train_(
     if dry_run:
         _plan(recipe, changes, out, resume or allow_changed_data)
         return
+    _refuse_useless_restart()
     from anyformer.training.signals import Signals
 
     with Signals(lambda: print_once("stopping after this step; a second signal stops at once", err=True)):
@@ -80,6 +96,17 @@ def train_(
             run = train(recipe, out, changes or (), resume=resume, allow_changed_data=allow_changed_data)
         longer = _longer_command(run, recipe, changes or [], out)
         print_once(f"trained: {run.folder}\n" + _next_commands(run) + longer)
+
+
+def _refuse_useless_restart() -> None:
+    """Exit at once if torchrun restarted a training that cannot succeed, such as one with wrong input."""
+    from anyformer.processes import final_failure, record_failure, restart_count
+
+    if failure := final_failure():
+        reason, code = failure
+        print_once(f"restart {restart_count()}: not tried again, as it would fail again: {reason}", err=True)
+        record_failure(reason, code)
+        raise typer.Exit(code)
 
 
 def _longer_command(run: "Run", recipe: str, changes: list[str], out: Path | None) -> str:
@@ -123,8 +150,10 @@ def _plan(recipe: str, changes: list[str] | None, out: Path | None, resume: bool
 @contextmanager
 def _errors_as_lines() -> Iterator[None]:
     """Print the errors of a training as one line each, and exit with their codes."""
+    from anyformer.processes import record_failure
     from anyformer.training.loop import Diverged, Interrupted
     from anyformer.training.out_of_memory import OutOfMemory
+    from anyformer.training.parallel import LostProcess
 
     try:
         yield
@@ -133,8 +162,10 @@ def _errors_as_lines() -> Iterator[None]:
         raise typer.Exit(3) from None
     except (Diverged, FloatingPointError) as error:
         print_once(str(error), err=True)
+        record_failure(str(error), exit_code=1)
         raise typer.Exit(1) from None
-    except OutOfMemory as error:  # any process may raise it
+    except (OutOfMemory, LostProcess) as error:  # any process may raise it
+        record_failure(str(error))
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None
 

@@ -127,3 +127,6 @@ class Processes(Spec):
     shard: Literal["none", "full"] = "none"  # none: every process has the whole model (DDP); full: a part of it (FSDP)
     tensor: Size = 1  # number of processes among which heads, feed-forwards, experts and vocabularies are split
     context: Size = 1  # number of processes among which the tokens of each example are split
+    # seconds that a step, an evaluation, a checkpoint or the start may take; then the process ends, and torchrun can
+    # restart the run; None: no limit
+    timeout: Positive | None = None

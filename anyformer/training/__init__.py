@@ -27,5 +27,6 @@ step                One step: forward, backward, clipping, update
 step_graphs         CUDA graphs of steps
 train               `train`, `evaluate` and `merge`
 utilisation         FLOPs per token and peak speed (MFU)
+watchdog            Time limit of every phase, for processes that hang
 weight_formats      Weights in fp8, and frozen weights of few bits
 """

@@ -65,11 +65,14 @@ def environment(model: nn.Module, ranks: Ranks) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "processes": ranks.size,
         "shard": "full" if isinstance(model, FSDPModule) else "none",
+        "tensor": ranks.tensor.size,
+        "context": ranks.context.size,
     }
 
 
 def environment_changes(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Return why the bits of a resumed run may differ."""
+    then = {"tensor": 1, "context": 1, **then}  # which earlier versions did not store
     return [f"{name} was {then.get(name)}, is {value}" for name, value in now.items() if then.get(name) != value]
 
 

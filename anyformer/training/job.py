@@ -22,6 +22,7 @@ from anyformer.training.background_writer import BackgroundWriter
 from anyformer.training.checkpoint import TrainState
 from anyformer.training.objective import Objective
 from anyformer.training.parallel import SINGLE, Ranks
+from anyformer.training.watchdog import Watchdog
 
 MAX_STEPS_IN_FLIGHT = 4  # on a GPU: hides occasional CPU work, such as writing a line of metrics
 
@@ -46,6 +47,7 @@ class Job:
     ranks: Ranks = SINGLE
     data: Fingerprints = field(default_factory=dict)
     writer: BackgroundWriter = field(default_factory=BackgroundWriter)  # of checkpoints
+    watchdog: Watchdog = field(default_factory=Watchdog)
 
     @cached_property
     def objective(self) -> Objective:

@@ -68,6 +68,7 @@ def fit(job: Job) -> TrainState:
             if state.step in snapshots and (problem := write_snapshot(job.out, state, job.model, job.task, job.ranks)):
                 log.print(problem)
             number = state.step + 1
+            job.watchdog.enter(f"step {number}")
             lr = spec.optimizer.lr * lr_factor(spec.schedule, number, spec.steps)
             set_learning_rate(job, lr)
             batches, cursor = read_batches(job.reader, state, spec.accumulate)
@@ -91,6 +92,7 @@ def fit(job: Job) -> TrainState:
                 raise Interrupted(f"interrupted at step {number} and saved: continue with --resume")
             if stop:
                 log.print(f"stopped at step {number}: no improvement in {state.stale} evaluations")
+        job.watchdog.enter(f"the checkpoint of step {state.step}")
         finish_saves(job)
     return state
 
@@ -147,6 +149,7 @@ def _validate(job: Job, log: Log) -> None:
     """Evaluate on the validation data, and note whether this is the best step."""
     state = job.state
     assert job.valid is not None
+    job.watchdog.enter(f"the evaluation of step {state.step}")
     with log.evaluating(state.step):
         metrics = evaluate(job, job.valid)
     log.evaluation(state.step, "valid", metrics.values)

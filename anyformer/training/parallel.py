@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.nn.functional import all_reduce
+from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -31,6 +32,7 @@ from anyformer.data.batch import Batch
 from anyformer.nn.aux_outputs import Reduce, identity
 from anyformer.nn.model import Transformer
 from anyformer.parallel.mesh import Axis, ProcessMesh, build_mesh
+from anyformer.processes import restart_count
 from anyformer.recipe import Processes
 
 T = TypeVar("T")
@@ -81,7 +83,7 @@ class Ranks:
         """Call a function on the first process. Return its result, or raise its `ConfigError`, on all."""
         if self.size == 1:
             return work()
-        outcome: list[Any] = [_attempt(work) if self.is_first else None]
+        outcome: list[Any] = [attempt(work) if self.is_first else None]
         dist.broadcast_object_list(outcome, src=0, group=self.group)
         result, error = outcome[0]
         if error is not None:
@@ -92,7 +94,7 @@ class Ranks:
         """Call a function on each process. Return its own result, or raise the first `ConfigError` of any on all."""
         if self.size == 1:
             return work()
-        result, own_error = _attempt(work)
+        result, own_error = attempt(work)
         errors: list[ConfigError | None] = [None] * self.size
         dist.all_gather_object(errors, own_error, group=self.group)
         for error in errors:
@@ -162,11 +164,16 @@ class Ranks:
 SINGLE = Ranks()
 
 
-def _attempt(work: Callable[[], T]) -> tuple[T | None, ConfigError | None]:
+def attempt(work: Callable[[], T]) -> tuple[T | None, ConfigError | None]:
+    """Return the result of a function, or its `ConfigError`."""
     try:
         return work(), None
     except ConfigError as error:
         return None, error
+
+
+class LostProcess(RuntimeError):
+    """A collective operation failed because another process has ended."""
 
 
 @contextmanager
@@ -179,10 +186,11 @@ def join(agreed: tuple[type[Exception], ...]) -> Iterator[Ranks]:
     if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield SINGLE
         return
-    if own := not dist.is_initialized():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-    ranks = Ranks(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=MAX_WAIT))
+    own = not dist.is_initialized()
     try:
+        if own:
+            _init_process_group()
+        ranks = Ranks(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=MAX_WAIT))
         ranks.on_each(_take_device)
         yield ranks
     except BaseException as error:
@@ -191,9 +199,22 @@ def join(agreed: tuple[type[Exception], ...]) -> Iterator[Ranks]:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if own and isinstance(error, agreed):  # else it would wait for the other processes
             dist.destroy_process_group()
+        if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/" in str(error)):
+            why = str(error).strip().partition("\n")[0]
+            raise LostProcess(f"rank {os.environ['RANK']}: lost the connection to another process: {why}") from error
         raise
     if own:
         dist.destroy_process_group()
+
+
+def _init_process_group() -> None:
+    """Initialise the group. Keys have a prefix: torchrun keeps its store, with the addresses of ended processes."""
+    store, rank, size = next(rendezvous("env://"))
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    own = dist.PrefixStore(  # type: ignore[attr-defined]
+        f"attempt {restart_count()} of {size} processes", store
+    )
+    dist.init_process_group(backend, store=own, rank=rank, world_size=size)
 
 
 def _take_device() -> None:

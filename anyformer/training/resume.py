@@ -22,6 +22,7 @@ CHANGEABLE = (
     "parallel.shard",
     "parallel.tensor",
     "parallel.context",
+    "parallel.timeout",
 )  # settings that may differ when a run is resumed
 
 

@@ -28,6 +28,7 @@ def save(job: Job) -> Path:
 
     The previous save ends first: at most one is in flight.
     """
+    job.watchdog.enter(f"the checkpoint of step {job.state.step}")
     path = checkpoint_path(job.out, job.state.step)
 
     def is_saved() -> bool:

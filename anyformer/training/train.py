@@ -15,7 +15,7 @@ from torch import Tensor
 from anyformer.config import ConfigError, Fault, io
 from anyformer.data.readers import Rows, check_bad_rows, read
 from anyformer.nn.model import Transformer
-from anyformer.processes import locked
+from anyformer.processes import locked, restart_count
 from anyformer.recipe import AnyTask, Classify, NamedSources, Recipe, Regress, Tag, splits
 from anyformer.recipes import DEFAULT, read_recipe
 from anyformer.run import (
@@ -43,9 +43,10 @@ from anyformer.training.job import Job
 from anyformer.training.log import draw_curve, read_metrics
 from anyformer.training.loop import Diverged, Interrupted, fit
 from anyformer.training.out_of_memory import BUILD_ADVICE, advise_out_of_memory, evaluate_advice, train_advice
-from anyformer.training.parallel import Ranks, join
+from anyformer.training.parallel import Ranks, attempt, join
 from anyformer.training.prepare import prepare
 from anyformer.training.signals import Signals
+from anyformer.training.watchdog import Watchdog
 
 
 def train(
@@ -68,17 +69,25 @@ def train(
     name, changes = recipe if isinstance(recipe, str) else "run", list(overrides)
     folder = Path(out) if out is not None else Path("runs") / Path(name).stem
     try:
-        with join(agreed=(ConfigError, Interrupted, Diverged)) as ranks, Signals():
-            spec = ranks.on_each(
-                lambda: read_recipe(recipe, changes) if isinstance(recipe, str) else io.override(recipe, changes)
-            )
+        found, fault = attempt(
+            lambda: read_recipe(recipe, changes) if isinstance(recipe, str) else io.override(recipe, changes)
+        )
+        with (
+            Watchdog(found.parallel.timeout if found else None) as watchdog,
+            join(agreed=(ConfigError, Interrupted, Diverged)) as ranks,
+            Signals(),
+        ):
+            spec = ranks.on_each(lambda: _or_raise(found, fault))
             ranks = ranks.arranged(spec.parallel)
+            watchdog.enter("the preparation of data and model")
             with _locked(folder, ranks):
                 with advise_out_of_memory(lambda: BUILD_ADVICE):
                     output = console or Console(quiet=not ranks.is_first)
                     job = prepare(spec, folder, resume, output, ranks, allow_changed_data=allow_changed_data)
+                    job.watchdog = watchdog
                 with advise_out_of_memory(partial(train_advice, job)):
                     fit(job)
+                    watchdog.enter("the end: the run folder is written")
                     return finish(job)
     except KeyboardInterrupt:
         if saved := checkpoints(folder):
@@ -86,11 +95,18 @@ def train(
         raise
 
 
+def _or_raise(recipe: Recipe | None, fault: ConfigError | None) -> Recipe:
+    if fault is not None:
+        raise fault
+    assert recipe is not None
+    return recipe
+
+
 @contextmanager
 def _locked(folder: Path, ranks: Ranks) -> Iterator[None]:
-    """Lock the run's folder; the first process does it for all."""
+    """Lock the run's folder; the first process does it for all. A restart waits for the processes that it replaces."""
     with ExitStack() as stack:
-        ranks.on_first(lambda: stack.enter_context(locked(folder)))
+        ranks.on_first(lambda: stack.enter_context(locked(folder, wait=restart_count() > 0)))
         yield
 
 

@@ -1,6 +1,7 @@
 """Long checks that the test command does not run: `make torture`, or `python -m tests.torture PART [--help]`.
 
 kills      SIGKILL of training, over and over: every checkpoint is complete, the end has the same bits
+restarts   SIGKILL and SIGSTOP of single ranks under torchrun: restarted without a person, the end has the same bits
 folders    damaged run folders: a clear error, or the same results
 configs    mutated configs and recipes: a clear error, or a model that is built
 data       damaged data files: a clear error, or rows

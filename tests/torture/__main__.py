@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-PARTS = ("kills", "folders", "configs", "data")
+PARTS = ("kills", "restarts", "folders", "configs", "data")
 
 
 def main() -> None:
