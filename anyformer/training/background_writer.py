@@ -14,7 +14,7 @@ class BackgroundWriter:
 
     @property
     def failed(self) -> bool:
-        """Whether the last work ended with an error, which has not been raised yet."""
+        """True after work that ended with an error, until the error is raised."""
         return self._error is not None
 
     def start(self, work: Callable[[], None]) -> None:

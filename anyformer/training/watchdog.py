@@ -6,17 +6,16 @@ import threading
 from pathlib import Path
 from typing import Self
 
-import anyformer
 from anyformer.processes import record_failure
 
-PACKAGE = Path(anyformer.__file__).parent
+PACKAGE = Path(__file__).parents[1]
 TICKS = 20  # per limit
 
 
 class Watchdog:
     """Context in which a thread ends this process once a phase takes longer than `limit` seconds; None: no limit.
 
-    Time is counted in ticks of the thread, so that a process that is stopped and continued (Ctrl-Z, `fg`) goes on.
+    Time is counted in ticks of the thread, so that stopping the process (Ctrl-Z, `fg`) does not end it.
     """
 
     def __init__(self, limit: float | None = None) -> None:

@@ -106,7 +106,7 @@ class Torchrun:
 
 
 def disturb(run: Torchrun, signals: Sequence[signal.Signals], chance: random.Random) -> Iterator[str]:
-    """Send each signal to a random rank at a random moment, and wait for the restart. Yield what was done."""
+    """Send each signal to a random rank at a random moment, and wait for the restart. Yield a line for each."""
     ranks = list[int]()
 
     def restarted() -> bool:
@@ -151,12 +151,12 @@ def main() -> None:
     parser.add_argument("--hangs", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("changes", nargs="*", help="settings to change: parallel.shard=full")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     console = Console()
     columns = (TextColumn("restarts"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with tempfile.TemporaryDirectory() as folder, Progress(*columns, console=console) as bar:
-        total = bar.add_task("", total=asked.kills + asked.hangs)
-        for what in check(Path(folder), asked.kills, asked.hangs, asked.seed, asked.changes):
+        total = bar.add_task("", total=options.kills + options.hangs)
+        for what in check(Path(folder), options.kills, options.hangs, options.seed, options.changes):
             console.print(what)
             bar.advance(total)
-    console.print(f"{asked.kills} kills and {asked.hangs} hangs of single ranks, the same bits at the end")
+    console.print(f"{options.kills} kills and {options.hangs} hangs of single ranks, the same bits at the end")
