@@ -8,7 +8,7 @@ Communication, and how much of it overlaps with computation:
     DDP       gradients are summed once a step, beside the last backward pass
     tensor    activations are summed after each sublayer, forward and backward; nothing runs meanwhile
     context   keys and values are gathered in the forward pass and again in the backward pass, where their gradients are
-              scattered; nothing runs meanwhile
+              scattered; nothing runs meanwhile, and nothing is compiled
 
 Several processes launch kernels one by one, without a CUDA graph: a pass takes at least `LAUNCH_SECONDS` per kernel.
 """
@@ -72,14 +72,15 @@ class Forecast:
 def forecast(work: Workload, gpu: GPU, split: Split, messages: Messages = FSDP_MESSAGES) -> Forecast:
     """Return the forecast of a step for one split."""
     rows = Rows(split.rows, work.length, work.source_length, split.context)
-    one = _step_work(work.config, rows, split.tensor, work.size, work.compiled)
+    compiled = work.compiled and split.context == 1  # as in `training/prepare.py`
+    one = _step_work(work.config, rows, split.tensor, work.size, compiled)
     ahead = _pass_seconds(one.forward, gpu, work, split)
     back = _pass_seconds(one.backward + (one.blocks if split.recompute else Work()), gpu, work, split)
     compute = split.accumulate * (ahead + back) + one.update(split.shards).seconds(gpu, work.precision)
     hidden, shown = _weight_messages(work, gpu, split, (ahead, back), messages)
     shown += split.accumulate * _activation_messages(work, gpu, split, rows)
     seconds = compute + shown
-    memory = step_memory(work.config, rows, split, work.half, work.compiled)
+    memory = step_memory(work.config, rows, split, work.half, compiled)
     if work.averaged:
         memory += FP32 * part_weights(work.config, split.tensor).total / split.shards
     mfu = work.flops / seconds / split.gpus / gpu.flops[work.precision]
