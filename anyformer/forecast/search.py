@@ -2,12 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from itertools import product
 
-from anyformer.config import ModelConfig, Patches
 from anyformer.forecast.estimate import FSDP_MESSAGES, Forecast, Messages, forecast
-from anyformer.forecast.split import Split, tensor_fault
+from anyformer.forecast.split import Split, context_fault, tensor_fault
 from anyformer.forecast.workload import Workload
 from anyformer.gpu_table import GPU
 
@@ -56,23 +54,19 @@ def _forecasts(work: Workload, gpu: GPU, gpus: int, messages: Messages) -> Itera
 
 def _meshes(work: Workload, gpu: GPU, gpus: int) -> Iterator[tuple[int, int, bool]]:
     """Yield the sizes along `tensor` and `context`, and whether weights are sharded."""
-    for tensor in (n for n in _powers(min(gpus, gpu.node)) if not _fault(work.config, n)):
+    for tensor in (n for n in _powers(min(gpus, gpu.node)) if n == 1 or not tensor_fault(work.config, n)):
         for context in _powers(gpus // tensor):
             if gpus % (tensor * context) == 0 and _divides(work, context):
                 yield from ((tensor, context, sharded) for sharded in (False, True) if gpus > tensor or not sharded)
 
 
-@cache
-def _fault(config: ModelConfig, n: int) -> str:
-    return tensor_fault(config, n) if n > 1 else ""
-
-
 def _divides(work: Workload, context: int) -> bool:
     """Return whether all rows can be split into `context` parts, each of two chunks."""
-    if context == 1 or isinstance(work.config.source, Patches):
-        return context == 1
+    if context == 1:
+        return True
     lengths = (work.length, work.source_length or work.length)
-    return all(n % (2 * context) == 0 and n // context >= MIN_CONTEXT_TOKENS for n in lengths)
+    long = all(n % (2 * context) == 0 and n // context >= MIN_CONTEXT_TOKENS for n in lengths)
+    return long and not context_fault(work.config)
 
 
 def _powers(limit: int) -> list[int]:

@@ -25,6 +25,7 @@ from anyformer.config import (
     Experts,
     ModelConfig,
     NoFeedForward,
+    Recurrent,
     Special,
     Stack,
     Tokens,
@@ -85,6 +86,16 @@ def tensor_fault(config: ModelConfig, n: int) -> str:
             if hidden_width(one, config.width) % n:
                 return f"{n} does not divide a feed-forward of {hidden_width(one, config.width)}"
     return ""
+
+
+def context_fault(config: ModelConfig) -> str:
+    """Return why the tokens of rows cannot be split along `context`; empty if they can."""
+    if any(isinstance(block.mixer, Recurrent) for block in _blocks(config)):
+        return "a recurrent mixer reads one token after the other"
+    if any(stack.pooling or stack.memory for stack in config.stacks.values()):
+        return "pooling and segment memory need whole rows"
+    inputs = (config.source, config.target)
+    return "" if all(isinstance(one, Tokens | None) for one in inputs) else "only rows of tokens can be split"
 
 
 @cache
@@ -179,12 +190,13 @@ def _part_memory(
     """Return the memory of one of n parts along `tensor`, without messages and shards."""
     return training_memory(
         tensor_part(config, n),
-        rows.length // rows.context,
+        rows.length,
         batch=rows.batch,
-        source_length=None if rows.source_length is None else rows.source_length // rows.context,
+        source_length=rows.source_length,
         precision=precision,
         compiled=compiled,
         recompute=recompute,
+        context=rows.context,
     )
 
 

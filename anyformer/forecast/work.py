@@ -45,9 +45,9 @@ from anyformer.inspection.memory import MASKED_SHARE
 
 FP32 = 4  # bytes
 UPDATE_BYTES = 40  # of a weight: AdamW reads four values and writes three, clipping reads two and writes one
-MATMUL_SHARE = 0.72  # of the peak that a large matmul reaches: its power limits a GPU before its units do
+MATMUL_SHARE = 0.75  # of the peak that a large matmul reaches: its power limits a GPU before its units do
 ATTENTION_SHARE = 0.45  # of the peak that fused attention reaches, forward and backward together
-BANDWIDTH_SHARE = 0.8  # of the memory bandwidth that a copy reaches
+BANDWIDTH_SHARE = 0.85  # of the memory bandwidth that a copy reaches
 KERNEL_SECONDS = 3e-6  # until a kernel of a captured step runs at full speed, and after it does
 ATTENTION_BACKWARD = 2.5  # times the FLOPs of its forward pass: five matmuls in place of two
 KERNELS = 5, 10  # of a sublayer: forward, backward

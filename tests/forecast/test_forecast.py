@@ -10,7 +10,7 @@ from anyformer.config import ConfigError, ModelConfig, io
 from anyformer.forecast.estimate import Forecast, Messages, forecast
 from anyformer.forecast.network import Group
 from anyformer.forecast.search import NoSplit, best_split
-from anyformer.forecast.split import Split, part_weights, step_memory, tensor_fault, tensor_part
+from anyformer.forecast.split import Split, context_fault, part_weights, step_memory, tensor_fault, tensor_part
 from anyformer.forecast.work import Rows, step_work
 from anyformer.forecast.workload import Sizes, Workload, model_workload, recipe_workload
 from anyformer.gpu_table import GPUS, find_gpu
@@ -208,3 +208,10 @@ def test_the_table_of_gpus() -> None:
         assert gpu.flops["fp32"] < gpu.flops["fp16"] < 1e16
         assert gpu.network < gpu.link < gpu.bandwidth < 1e13
         assert 1e10 < gpu.memory < 1e12
+
+
+def test_rows_that_cannot_be_split_along_context() -> None:
+    assert context_fault(LLAMA) == ""
+    assert "recurrent" in context_fault(io.override(MODELS["gpt2"], ["decoder.blocks.*.mixer=recurrent"]))
+    assert "tokens" in context_fault(presets.vit(depth=1))
+    assert "memory" in context_fault(io.override(LLAMA, ["decoder.memory=8"]))
