@@ -67,9 +67,10 @@ class Objective(nn.Module):
         Under context parallelism the labels are those of this process.
         """
         batch = batch._replace(examples=())
+        tokens = batch.tokens_in_ids if self.fused else 0
         if self.context is not None:
-            batch = self.context.share(batch, self.model)
-        if self.fused and (labelled := labelled_positions(batch.labels, batch.tokens_in_ids)) is not None:
+            batch, tokens = self.context.share(batch, self.model), tokens // self.context.size
+        if self.fused and (labelled := labelled_positions(batch.labels, tokens)) is not None:
             positions, labels = labelled
             return StepInputs(batch._replace(labels=labels), positions)
         return StepInputs(batch, None)
