@@ -11,15 +11,20 @@ import torch
 from torch import Tensor, distributed as dist
 from torch.nn import functional as F
 
+from anyformer.attention.flex import find_blocks
+from anyformer.attention.layout import Layout, sees
 from anyformer.config import (
     LM,
     Attention,
     AxialRotary,
     BatchNorm,
+    BigBird,
     Block,
+    Causal,
     Classifier,
     Convolution,
     Experts,
+    Full,
     FullyConnected,
     Gated,
     ImageSegment,
@@ -29,6 +34,7 @@ from anyformer.config import (
     Mixer,
     ModelConfig,
     NoPosition,
+    Pattern,
     Plain,
     PositionMixing,
     RMSNorm,
@@ -38,6 +44,7 @@ from anyformer.config import (
     Stack,
     TokenLabels,
     Tokens,
+    Window,
 )
 from anyformer.conventions import IGNORE, PADDING
 from anyformer.data.batch import Batch
@@ -279,6 +286,22 @@ def test_each_process_holds_other_tokens_and_as_many_visible_pairs(size: int) ->
     parts = [ContextGroup(rank, size).own(rows, 0) for rank in range(size)]
     assert torch.equal(torch.cat(parts).sort().values, rows)
     assert len({int((part + 1).sum()) for part in parts}) == 1  # a causal query sees the keys up to it
+
+
+@pytest.mark.parametrize("pattern", [Causal(), Window(before=200, after=0), BigBird(block=64), Full()])
+@pytest.mark.parametrize("size", COUNTS)
+def test_blocks_of_a_part_hold_all_visible_pairs(pattern: Pattern, size: int) -> None:
+    """For `flex`, which runs on GPUs."""
+    packed = torch.arange(4).repeat_interleave(256)[None]
+    for rank in range(size):
+        q = ContextGroup(rank, size).split(Inputs(packed, Layout.packed_rows(packed, documents=4))).layout
+        assert q is not None
+        assert q.whole is not None
+        k, tile = q.whole.layout, pattern.tile
+        listed, full = find_blocks(pattern, q, k)
+        seen = sees(pattern, q, k).unflatten(2, (-1, tile)).unflatten(1, (-1, tile))  # [b, blocks, tile, blocks, tile]
+        assert not (seen.any(4).any(2) & ~listed).any()
+        assert not (full & ~seen.all(4).all(2)).any()
 
 
 Found = dict[str, dict[str, float]]
