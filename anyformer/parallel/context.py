@@ -122,7 +122,8 @@ class ContextGroup:
 
     def _pack(self, x: Tensor) -> Tensor | OwnPart:
         for whole, own in self.gathered.items():
-            if x.data_ptr() == whole.data_ptr() and x.shape == whole.shape and x.stride() == whole.stride():
+            # the shape first: a DTensor has no address
+            if x.shape == whole.shape and x.stride() == whole.stride() and x.data_ptr() == whole.data_ptr():
                 return own
         return x
 
