@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.attention.attend import attend, mix, weigh
+from anyformer.attention.lowered import Lowered
 from anyformer.attention.scores import Scoring
 from anyformer.config import Attention, Latent, NoNorm, Projected, factor
 from anyformer.nn.context import Context
@@ -48,8 +49,8 @@ class MultiHeadAttention(nn.Module):
         relation = ctx.cross if self.cross else ctx.relation
         assert relation is not None
         k, v = relation.gather(k), relation.gather(v)
-        scoring, dropout = self.scoring, self.dropout if self.training else 0.0
-        out = attend(q, k, v, relation.lowered, scoring, dropout)
+        scoring = self.scoring
+        out = self.attend(q, k, v, relation.lowered, scoring)
         if self.latent and relation.absorbs:
             out = self.latent.values(out)
         if ctx.is_tapped("weights"):  # recomputed on demand; the kernel's result stays unless a tap replaces them
@@ -58,6 +59,10 @@ class MultiHeadAttention(nn.Module):
                 out = mix(changed, v)
         out = ctx.tap("heads", out)
         return self.out(out.transpose(1, 2).flatten(2))  # [b, h, t, k_v] -> [b, t, h·k_v]
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, lowered: Lowered, scoring: Scoring) -> Tensor:
+        """[b, h, t, k] queries, [b, g, s, k] keys and [b, g, s, k_v] values to [b, h, t, k_v]."""
+        return attend(q, k, v, lowered, scoring, self.dropout if self.training else 0.0)
 
     def _project(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
         parts = self.qkv.split(ctx.with_memory(x))

@@ -121,7 +121,7 @@ class StackedLinear(nn.Module):
         self.format: ExpertFormat | None = None  # None: plain
 
     def forward(self, x: Tensor, rows: ExpertRows) -> tuple[Tensor, ...]:
-        x = x.to(Runtime.of(x, self.training).dtype)  # under autocast, like a linear layer
+        x = self.cast(x)
         if self.format is None:
             y = expert_matmul(x, self.rows().to(x.dtype), rows)
         else:
@@ -129,6 +129,10 @@ class StackedLinear(nn.Module):
         if self.bias is not None:
             y = y + self.bias[rows.experts].to(y.dtype)
         return y.split(self.parts, dim=-1)
+
+    def cast(self, x: Tensor) -> Tensor:
+        """Return x in the data type of autocast where it is on, like the input of a linear layer."""
+        return x.to(Runtime.of(x, self.training).dtype)
 
     def rows(self) -> Tensor:
         """Return the parameter, [n, out, in]."""
@@ -229,18 +233,22 @@ class Mixture(nn.Module):
         weights = self._tapped_weights(choice, x, ctx)
         if self.training and ctx.aux is not None:
             self._note(choice, x, ctx)
-        y = self._read(rows, choice.experts).unflatten(0, (-1, choice.experts.shape[1]))  # [m, k, d]
-        out = (y * weights[..., None].to(y.dtype)).sum(dim=1).view(x.shape)
+        out = self.combine(rows, choice.experts, weights).view(x.shape)
         return out if self.shared is None else out + self.shared(x, ctx.scoped("shared"))
 
-    def _read(self, rows: Tensor, experts: Tensor) -> Tensor:
-        """Return the outputs of the chosen experts for each token, [m·k, d]."""
-        k, flat = experts.shape[1], experts.flatten()
-        order = flat.argsort(stable=True)
-        lengths = flat.new_zeros(self.up.count).scatter_add(0, flat, torch.ones_like(flat))
-        of_experts = ExpertRows(flat[order], lengths)
+    def combine(self, rows: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+        """Return the weighted sum [m, d] of the outputs of k chosen experts for rows [m, d]."""
+        k = experts.shape[1]
         # each row is read once, so gradients are summed in a fixed order, also on a GPU
-        h = self.up(rows.repeat_interleave(k, dim=0).index_select(0, order), of_experts)
+        y = self.read(rows.repeat_interleave(k, dim=0), experts.flatten()).unflatten(0, (-1, k))  # [m, k, d]
+        return (y * weights[..., None].to(y.dtype)).sum(dim=1)
+
+    def read(self, rows: Tensor, experts: Tensor) -> Tensor:
+        """Return the output [r, d] of one expert for each of the rows [r, d]."""
+        order = experts.argsort(stable=True)
+        lengths = experts.new_zeros(self.up.count).scatter_add(0, experts, torch.ones_like(experts))
+        of_experts = ExpertRows(experts[order], lengths)
+        h = self.up(rows.index_select(0, order), of_experts)
         h = self.act(h[0]) * h[1] if len(h) == 2 else self.act(h[0])
         (y,) = self.down(self.dropout(h), of_experts)
         return torch.empty_like(y).index_copy(0, order, y)

@@ -138,7 +138,7 @@ class TokenInput(nn.Module):
     ) -> Tensor:
         """[b, t] ids to [b, t, d]"""
         assert table is not None
-        x = F.embedding(inputs.ids, table, padding_idx=self.pad) * self.scale
+        x = self.look_up(inputs.ids, table) * self.scale
         if self.project is not None and self.early:
             x = self.project(x)
         if self.spelling is not None:
@@ -152,6 +152,10 @@ class TokenInput(nn.Module):
             x = x + (self.types.weight[0] if inputs.types is None else self.types(inputs.types))
         x = self.dropout(normed(self.norm, x, layout, aux))
         return x if self.project is None or self.early else self.project(x)
+
+    def look_up(self, ids: Tensor, table: Tensor) -> Tensor:
+        """Return the rows of the table, [b, t, e]."""
+        return F.embedding(ids, table, padding_idx=self.pad)
 
 
 class FeatureInput(nn.Module):

@@ -13,13 +13,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.nn.functional import all_reduce
 from torch.distributed.rendezvous import rendezvous
@@ -31,12 +31,16 @@ from anyformer.conventions import IGNORE, PADDING
 from anyformer.data.batch import Batch
 from anyformer.nn.aux_outputs import Reduce, identity
 from anyformer.nn.model import Transformer
+from anyformer.parallel.collectives import mesh_of
 from anyformer.parallel.mesh import Axis, ProcessMesh, build_mesh
+from anyformer.parallel.tensor import split_model
 from anyformer.processes import restart_count
 from anyformer.recipe import Processes
 
 T = TypeVar("T")
 
+ShardKind = Literal["none", "full"]  # `parallel.shard` of a recipe
+CompilePart = Callable[[nn.Module], object]
 MAX_WAIT = timedelta(days=1)  # for the first process, while it evaluates or writes
 
 
@@ -229,20 +233,42 @@ def _take_device() -> None:
 # -- sharded and replicated models -------------------------------------------------------------------------------------
 
 
-def shard_model(model: Transformer, device: torch.device, compiled: bool, options: dict[str, Any] | None) -> None:
+def divide_model(
+    model: Transformer, ranks: Ranks, shard: ShardKind, device: torch.device, compile_part: CompilePart | None
+) -> None:
+    """Split a model along `tensor`, then shard it along data and context, as a recipe says. None: no compilation.
+
+    DDP cannot hold weights that are split: beside a split FSDP2 replicates the model, with one shard of each weight.
+    """
+    mesh = ranks.mesh
+    if ranks.tensor.size > 1:
+        assert mesh is not None
+        split_model(model, mesh.weights["tensor"])
+    if ranks.shares.size > 1 and (shard == "full" or ranks.tensor.size > 1):
+        shard_model(model, _shard_mesh(ranks, shard, device), compile_part)
+
+
+def _shard_mesh(ranks: Ranks, shard: ShardKind, device: torch.device) -> DeviceMesh:
+    """Return the axes along which weights are sharded; with a first axis of copies if these have one shard."""
+    if ranks.mesh is None:
+        return init_device_mesh(device.type, (ranks.size,))
+    return ranks.mesh.weights["shards"] if shard == "full" else ranks.mesh.weights["copies", "shards"]
+
+
+def shard_model(model: Transformer, mesh: DeviceMesh, compile_part: CompilePart | None) -> None:
     """Leave each process a part of every weight, and so of gradients and optimiser state (FSDP2).
 
     Blocks are gathered when they run, the rest for the whole pass. Precision is left to autocast: FSDP's own casts
     would also change the context beside the activations, such as rotary angles. Each gathered unit is compiled by
     itself, because gathering cannot be compiled.
     """
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for stack in (model.encoder, model.decoder):
         for block in stack.blocks if stack is not None else ():  # a block that several layers share occurs once
             # torch before 2.13 accepts no container, even one with a `forward`: its parts form one group
             parts = list(block.children()) if isinstance(block, nn.ModuleDict) else [block]
-            for part in parts if compiled else ():
-                part.compile(options=options)
+            if compile_part is not None:
+                for part in parts:
+                    compile_part(part)
             fully_shard(parts, mesh=mesh)
     fully_shard(model, mesh=mesh)
 
@@ -263,12 +289,30 @@ def _summed(x: Tensor, group: Any) -> Tensor:
 
 def replicate(run: Any, ranks: Ranks) -> Any:
     """Return a module of which each process has all weights: gradients are averaged during the backward pass (DDP)."""
-    return run if ranks.size == 1 else DistributedDataParallel(run)
+    return run if ranks.shares.size == 1 else DistributedDataParallel(run)
 
 
 def sync_gradients(run: Any, last: bool) -> AbstractContextManager[None]:
     """Return the context of a micro-batch: DDP averages gradients in the last one of a step only."""
     return run.no_sync() if isinstance(run, DistributedDataParallel) and not last else nullcontext()
+
+
+def clip_gradients(model: nn.Module, limit: float) -> Tensor:
+    """Scale all gradients down to a norm of at most `limit`. Return their norm before, over all processes.
+
+    Weights on different meshes (split or whole, sharded or not) are different kinds of tensors to torch: each kind has
+    a norm, and the norm of these norms is that of all gradients.
+    """
+    kinds: dict[DeviceMesh | None, list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            kinds.setdefault(mesh_of(parameter), []).append(parameter)
+    gradients = [[p.grad for p in some if p.grad is not None] for some in kinds.values()]
+    norms = [full_tensor(nn.utils.get_total_norm(some)) for some in gradients]
+    norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    for some in kinds.values():
+        nn.utils.clip_grads_with_norm_(some, limit, norm)
+    return norm
 
 
 def full_tensor(x: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ from anyformer.training.finetune import config_differences, copy_weights, descri
 from anyformer.training.job import Job
 from anyformer.training.machine import advise_if_busy, choose_execution
 from anyformer.training.optimisers import build_optimizer
-from anyformer.training.parallel import SINGLE, Ranks, shard_model
+from anyformer.training.parallel import SINGLE, Ranks, divide_model
 from anyformer.training.resume import changed_data, find_checkpoint
 from anyformer.training.snapshots import drop_snapshots
 from anyformer.training.weight_formats import convert_to_fp8, round_frozen
@@ -172,8 +172,9 @@ def build(
         return model, task.loader(train, recipe.batches, recipe.seed, model)
 
     model, loader = ranks.on_each(make)
-    if ranks.size > 1 and recipe.parallel.shard == "full":
-        shard_model(model, device, compiled, compile_options(model.config, precision == "fp8"))
+    options = compile_options(model.config, precision == "fp8")
+    compile_part = (lambda part: part.compile(options=options)) if compiled else None
+    divide_model(model, ranks, recipe.parallel.shard, device, compile_part)
     optimizer = build_optimizer(
         recipe.train.optimizer, model, lambda name: lr_scale(name, model.config, recipe.train.layer_decay)
     )
