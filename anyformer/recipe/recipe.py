@@ -47,7 +47,7 @@ class Recipe(Spec):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        rules = (_batch_faults, _data_faults, _tokenizer_faults, _train_faults, _context_faults)
+        rules = (_batch_faults, _data_faults, _tokenizer_faults, _train_faults, _tensor_faults, _context_faults)
         faults = [*model_faults(self.task, self.model), *(fault for rule in rules for fault in rule(self))]
         if faults:
             raise ConfigError(faults)
@@ -156,6 +156,22 @@ def _train_faults(recipe: Recipe) -> Iterator[Fault]:
         yield Fault("train.best", f"= '{train.best}': the metrics of the task are {', '.join(known)}")
     if train.patience and (train.evaluate_every is None or recipe.data.valid is None):
         yield Fault("train.patience", f"= {train.patience}: needs data.valid and train.evaluate_every")
+
+
+def _tensor_faults(recipe: Recipe) -> Iterator[Fault]:
+    """Yield what cannot be trained with weights that are split among processes (tensor parallelism).
+
+    Sizes that cannot be split are found later, when the vocabulary is known.
+    """
+    size, train = recipe.parallel.tensor, recipe.train
+    if size == 1:
+        return
+    if train.precision in ("fp16", "fp8"):
+        what = "loss scaling" if train.precision == "fp16" else "matmuls in fp8"
+        yield Fault("train.precision", f"= '{train.precision}': parallel.tensor = {size} has no {what}; use 'bf16'")
+    if train.base_bits is not None:
+        what = f"rounded weights cannot be split: set parallel.tensor = 1, not {size}, or leave base_bits out"
+        yield Fault("train.base_bits", f"= {train.base_bits}: {what}")
 
 
 def _context_faults(recipe: Recipe) -> Iterator[Fault]:

@@ -26,6 +26,7 @@ from anyformer.config import ConfigError, Fault
 from anyformer.config.spec import visible
 from anyformer.data.fingerprint import Fingerprints
 from anyformer.data.loader import Cursor
+from anyformer.parallel.tensor import in_model_order, in_split_order
 from anyformer.run import REQUIRED, STATE, checkpoints, read_json, read_tensors, remove, verify, write_tensors
 from anyformer.training.parallel import Ranks, full_tensor, shard_like
 
@@ -81,10 +82,11 @@ def gather_state(state: TrainState, model: nn.Module, optimizer: torch.optim.Opt
 
     The random generators are those of the first process: with several, each process reseeds its own at every step.
     """
-    tensors = {f"ema.{name}": full_tensor(x) for name, x in state.ema.items()}
+    tensors = {f"ema.{name}": x for name, x in gather_ema(state, model).items()}
     gathered: Any = get_optimizer_state_dict(model, optimizer, options=FULL)
     for name, values in gathered.get("state", {}).items():
-        tensors |= {f"optimizer.{key}.{name}": torch.as_tensor(x) for key, x in values.items()}
+        own = {key: in_model_order(model, name, torch.as_tensor(x)) for key, x in values.items()}
+        tensors |= {f"optimizer.{key}.{name}": x for key, x in own.items()}
     if (memory := state.segment_memory) is not None:
         tensors |= {"past.positions": memory.positions, "past.segments": memory.segments}
         tensors |= {f"past.layers.{i}": layer for i, layer in enumerate(memory.layers)}
@@ -174,7 +176,8 @@ def _restore(tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.opti
     wrong = [name for name, x in both if name not in parameters or x.shape != parameters[name].shape]
     if wrong := wrong or sorted(parameters.keys() - ema.keys() if ema else ()):
         raise ValueError(f"{wrong[0]} is missing or has another shape")
-    ema = {name: shard_like(x, parameters[name]) for name, x in ema.items()}
+    ema = {name: shard_like(in_split_order(model, name, x), parameters[name]) for name, x in ema.items()}
+    saved = {n: {key: in_split_order(model, n, x) for key, x in values.items()} for n, values in saved.items()}
     merged: Any = {"state": saved, "param_groups": get_optimizer_state_dict(model, optimizer)["param_groups"]}
     set_optimizer_state_dict(model, optimizer, merged, options=FULL)
     torch.set_rng_state(tensors["generator.cpu"])
@@ -227,6 +230,11 @@ def prune(out: Path, keep: int, also: Iterable[Path]) -> None:
 
 
 def gather_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return all weights on the CPU. Of a sharded model all processes call it, and the first has them all."""
+    """Return all weights on the CPU. Of a divided model all processes call it, and the first has them all."""
     state: Any = get_model_state_dict(model, options=FULL)
-    return dict(state)
+    return {name: in_model_order(model, name, x) for name, x in state.items()}
+
+
+def gather_ema(state: TrainState, model: nn.Module) -> dict[str, Tensor]:
+    """Return the moving average of the weights, if there is one. All processes call it, and each has all."""
+    return {name: in_model_order(model, name, full_tensor(x)) for name, x in state.ema.items()}

@@ -13,6 +13,7 @@ from anyformer.data.prefetch import ending
 from anyformer.data.readers import Rows
 from anyformer.inspection.count import count
 from anyformer.nn.model import Transformer
+from anyformer.parallel.tensor import SplitTransformer
 from anyformer.recipe import LOWER_IS_BETTER, Train
 from anyformer.tasks.base import Metrics
 from anyformer.training.checkpoint import TrainState, checkpoint_path, gather_weights
@@ -170,8 +171,8 @@ def evaluate(job: Job, rows: Rows) -> Metrics:
 
 
 def _gathered_model(job: Job) -> Transformer:
-    """Return the model; of a sharded one, a copy with all weights on the first process."""
-    if not isinstance(job.model, FSDPModule):
+    """Return the model; of a sharded or split one, a copy with all weights on the first process."""
+    if not isinstance(job.model, FSDPModule | SplitTransformer):
         return job.model
     weights = gather_weights(job.model)
     with torch.device("meta"):

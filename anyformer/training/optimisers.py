@@ -8,8 +8,10 @@ from typing import Any, assert_never
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer as TorchOptimizer
 
+from anyformer.parallel.collectives import mesh_of
 from anyformer.recipe import Adam, AdamW, Optimizer
 
 
@@ -30,9 +32,12 @@ def build_optimizer(
 
 
 def _groups(model: nn.Module, lr_scale: Callable[[str], float], decays: tuple[float, float]) -> list[dict[str, Any]]:
-    """Group the weights by scale and decay: matrices decay; biases and norm scales, which are vectors, do not."""
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    """Group the weights by scale and decay: matrices decay; biases and norm scales, which are vectors, do not.
+
+    A group has weights of one mesh of processes, or of none: torch updates its weights together.
+    """
+    groups: dict[tuple[float, float, DeviceMesh | None], list[nn.Parameter]] = {}
     for name, p in model.named_parameters():
         if p.requires_grad:
-            groups.setdefault((lr_scale(name), decays[p.dim() < 2]), []).append(p)
-    return [{"params": ps, "weight_decay": decay, "lr_scale": scale} for (scale, decay), ps in groups.items()]
+            groups.setdefault((lr_scale(name), decays[p.dim() < 2], mesh_of(p)), []).append(p)
+    return [{"params": ps, "weight_decay": decay, "lr_scale": scale} for (scale, decay, _), ps in groups.items()]

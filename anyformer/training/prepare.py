@@ -17,6 +17,7 @@ from anyformer.data.readers import Rows, check_bad_rows, common_inputs, read
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.inspection.capacity import check_model, exceeding
 from anyformer.nn.model import Transformer
+from anyformer.parallel.tensor import split_faults
 from anyformer.recipe import (
     Actions,
     AnyTask,
@@ -79,8 +80,6 @@ def prepare(
     allow_changed_data: bool = False,
 ) -> Job:
     """Build a training run in the folder `out`. Data that changed since a checkpoint is refused unless allowed."""
-    if recipe.parallel.tensor > 1:
-        raise ConfigError([Fault("parallel.tensor", "is not implemented yet: leave it at 1")])
     memory = recipe.model.decoder.memory if recipe.model.decoder else 0
     if memory and ranks.size > 1:
         what = f"= {memory}: the memory of a batch is held by one process; train without torchrun"
@@ -212,6 +211,8 @@ def fit_rows(recipe: Recipe, task: Task, found: Splits, console: Console) -> tup
     Test rows are checked, too, so that their faults are found before training, and are not returned.
     """
     config = fit_config(recipe, task)
+    if recipe.parallel.tensor > 1 and (faults := list(split_faults(config, recipe.parallel.tensor))):
+        raise ConfigError(fault.under("model") for fault in faults)
     _check_capacity(recipe, config)
     media = open_media(task, config, recipe.data.augment)
 
@@ -248,7 +249,7 @@ def _each(work: dict[str, Callable[[], Rows]]) -> Splits:
 def _check_capacity(recipe: Recipe, config: ModelConfig) -> None:
     """Refuse a model or a batch that does not fit into the memory of the device."""
     limit = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
-    check_model(config, "model", training=recipe.parallel.shard == "none", limit=limit)
+    check_model(config, "model", training=recipe.parallel.shard == "none" and recipe.parallel.tensor == 1, limit=limit)
     if isinstance(batches := recipe.batches, Crops | Ordered):
         tokens = batches.rows * batches.length
         what = f"= {batches.rows}: {tokens:,} tokens in a batch"

@@ -10,8 +10,8 @@ from anyformer.nn.model import Transformer
 from anyformer.recipe import Train
 from anyformer.run import SNAPSHOTS, remove, remove_leftovers, snapshots, write_folder, write_model
 from anyformer.tasks.base import Task
-from anyformer.training.checkpoint import TrainState, gather_weights
-from anyformer.training.parallel import Ranks, full_tensor
+from anyformer.training.checkpoint import TrainState, gather_ema, gather_weights
+from anyformer.training.parallel import Ranks
 
 AUTO_COUNT = 12
 MAX_AUTO_BYTES = 2**28  # of all snapshots of a run together: training waits while they are written
@@ -39,7 +39,7 @@ def write_snapshot(out: Path, state: TrainState, model: Transformer, task: Task,
 
     Return why it failed, or an empty string: training continues without a snapshot.
     """
-    tensors = gather_weights(model) | {name: full_tensor(x) for name, x in state.ema.items()}
+    tensors = gather_weights(model) | gather_ema(state, model)
     path = out / SNAPSHOTS / f"step-{state.step:09d}"
 
     def write() -> str:

@@ -10,13 +10,14 @@ from torch.distributed.fsdp import FSDPModule
 from anyformer.data.batch import Batch, to_device
 from anyformer.nn.aux_outputs import collect, discard
 from anyformer.nn.experts import Mixture
+from anyformer.parallel.tensor import sum_whole_gradients
 from anyformer.recipe import Packed
 from anyformer.tasks.base import past_of
 from anyformer.training.compiler import compile_options
 from anyformer.training.ema import update_ema
 from anyformer.training.job import Job
 from anyformer.training.objective import StepInputs
-from anyformer.training.parallel import full_tensor, replicate, sync_gradients
+from anyformer.training.parallel import clip_gradients, replicate, sync_gradients
 from anyformer.training.pending_scalars import PendingScalars
 from anyformer.training.scheduled_sampling import mix_own_tokens
 from anyformer.training.step_graphs import StepGraphs
@@ -86,9 +87,9 @@ class TrainingStep:
     def _apply_gradients(self, total: Tensor) -> Tensor:
         """Clip the gradients and update the weights, if loss and gradients are finite. Return the gradient norm."""
         job, decay = self.job, self.job.recipe.train.ema
+        sum_whole_gradients(job.model)
         job.scaler.unscale_(job.optimizer)
-        limit = job.recipe.train.clip or math.inf
-        norm = full_tensor(torch.nn.utils.clip_grad_norm_(job.model.parameters(), limit))
+        norm = clip_gradients(job.model, job.recipe.train.clip or math.inf)
         finite = norm.isfinite() & total.isfinite()
         if job.steps_in_flight:  # without reading `finite` on the CPU
             capturing = torch.cuda.is_current_stream_capturing()
