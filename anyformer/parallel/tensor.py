@@ -290,13 +290,15 @@ def _block_faults(block: Block, width: int, size: int) -> Iterator[Fault]:
         if isinstance(mixer, Attention):
             for field, heads in (("heads", mixer.heads), ("kv_heads", mixer.groups)):
                 if heads % size and (field == "heads" or mixer.heads % size == 0):
-                    fix = f"lower parallel.tensor to a divisor of {heads}"
-                    yield Fault(f"{name}.{field}", f"= {heads}: {_must_divide(size)}; {fix}, or change the heads")
+                    fix = "lower parallel.tensor, or change the heads"
+                    yield Fault(f"{name}.{field}", f"= {heads}: {_must_divide(size)}; {fix}")
     match block.feedforward:
         case Experts(count=count) as experts:
             hidden = experts.shared * hidden_width(experts.expert, width)
             if count % size:
-                yield Fault("feedforward.count", f"= {count}: {_must_divide(size)}, which splits by expert")
+                yield Fault(
+                    "feedforward.count", f"= {count}: {_must_divide(size)}; set it to {-(-count // size) * size}"
+                )
             if hidden % size:
                 what = f"= {experts.shared}: the shared network is {hidden} wide, and this {_must_divide(size)}"
                 yield Fault("feedforward.shared", what)

@@ -2,22 +2,26 @@
 
 import copy
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from anyformer.config import ModelConfig
+from anyformer.config import ConfigError, ModelConfig, io
 from anyformer.nn.aux_outputs import AuxOutputs
 from anyformer.nn.heads import LossTarget, VocabularyHead
 from anyformer.nn.model import Transformer
-from anyformer.parallel.tensor import in_model_order, sum_whole_gradients
+from anyformer.parallel.split_modules import SplitDropout
+from anyformer.parallel.tensor import SplitTransformer, in_model_order, split_faults, sum_whole_gradients
 from anyformer.recipe import Processes
 from anyformer.training.parallel import Ranks, clip_gradients, divide_model, join
+from tests.training.small import pairs
 from tests.training.two_processes import ends, spawn
 
 VOCAB, WIDTH, ROWS, LENGTH = 24, 16, 4, 10
@@ -184,6 +188,50 @@ def compare(name: str, case: Case, spec: Processes, ranks: Ranks) -> None:
         close(name, buffer, other, one)
 
 
+def drop(ranks: Ranks) -> None:
+    """Dropout everywhere: processes agree on activations that all have, and draw their own masks for their parts."""
+    expert = {**EXPERTS, "expert": {**PLAIN, "dropout": 0.5}}
+    layers = [block({"dropout": 0.5}, feedforward=each, dropout=0.5) for each in (expert, {**PLAIN, "dropout": 0.5})]
+    config = decoder(layers, adapter={"rank": 2, "dropout": 0.5}, target={**TOKENS, "dropout": 0.5})
+    torch.manual_seed(1)
+    model = Transformer(config).train()
+    divide_model(model, ranks, "none", CPU, None)
+    masks = list[Tensor]()
+    for module in model.modules():
+        if isinstance(module, SplitDropout):
+            module.register_forward_hook(lambda _, args, out: masks.append((out == 0) & (args[0] != 0)))
+    ranks.seed(7, 1)
+    loss_of(model, Case(config, packed=True), slice(None)).backward()
+    whole = {n: p.grad for n, p in model.named_parameters() if p.grad is not None and not isinstance(p, DTensor)}
+    assert isinstance(model, SplitTransformer)
+    copies = [grad for name, grad in whole.items() if not model.whole_weights[name]]
+    assert copies
+    same(torch.cat([torch.get_rng_state().float(), *(grad.flatten() for grad in copies)]))
+    drawn = masks[-1].float()  # of a feed-forward, which has as many elements in each process
+    others = [torch.empty_like(drawn) for _ in range(ranks.size)]
+    dist.all_gather(others, drawn)
+    assert not torch.equal(others[0], others[1])
+
+
+def same(x: Tensor) -> None:
+    """In all processes."""
+    first = x.clone()
+    dist.broadcast(first, 0)
+    assert torch.equal(x, first)
+
+
+def never_all_logits(ranks: Ranks) -> None:
+    """No tensor that the loss makes has the size of all logits."""
+    torch.manual_seed(1)
+    config = decoder(tie="output", target={**TOKENS, "vocab": 4096})
+    model = Transformer(config).train()
+    divide_model(model, ranks, "none", CPU, None)
+    sizes = list[int]()
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):
+        loss_of(model, Case(config), slice(None)).backward()
+    assert max(sizes) <= 4096 // ranks.tensor.size * max(ROWS * LENGTH, WIDTH)
+
+
 def close(name: str, what: str, ours: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5, msg=lambda message: f"{name}: {what}\n{message}")
 
@@ -195,6 +243,9 @@ def main(folder: Path, layouts: list[Processes], chosen: list[str]) -> None:
     with join(agreed=()) as ranks:
         for spec in layouts:
             arranged = ranks.arranged(spec)
+            if spec.tensor == ranks.size:
+                drop(arranged)
+                never_all_logits(arranged)
             for name in chosen:
                 try:
                     compare(name, found[name], spec, arranged)
@@ -230,3 +281,38 @@ def test_split_and_sharded_or_replicated(tmp_path: Path) -> None:
 @pytest.mark.system
 def test_all_split_and_sharded_or_replicated(tmp_path: Path) -> None:
     run(tmp_path, 4, TWO_BY_TWO, [*dict(cases()), *dict(grouped())])
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_sizes_that_cannot_be_split_are_named_with_a_fix() -> None:
+    odd = {**EXPERTS, "count": 6, "shared": 3}
+    blocks = [block({"heads": 8, "kv_heads": 2}, feedforward={"kind": "gated", "width": 10}), block(feedforward=odd)]
+    config = ModelConfig(
+        width=WIDTH,
+        source={**TOKENS, "vocab": 30},
+        target=TOKENS,
+        encoder={"depth": 1, "blocks": block({"heads": 2})},
+        decoder={"depth": 2, "blocks": [{**each, "cross": {"heads": 4}} for each in blocks]},
+        head="lm",
+    )
+    of_four, heads = "must be a multiple of parallel.tensor = 4", "lower parallel.tensor, or change the heads"
+    assert [str(fault) for fault in split_faults(config, 4)] == [
+        f"encoder.blocks.0.mixer.heads = 2: {of_four}; {heads}",
+        f"decoder.blocks.0.mixer.kv_heads = 2: {of_four}; {heads}",
+        f"decoder.blocks.0.feedforward.width = 10: {of_four}; set it to 12",
+        f"decoder.blocks.1.feedforward.count = 6: {of_four}; set it to 8",
+        f"source.vocab = 30: {of_four}; set it to 32, and the last rows are unused",
+    ]
+    assert not list(split_faults(config, 1))
+
+
+def test_settings_without_a_split_form_are_refused() -> None:
+    recipe = pairs(steps=2)
+    for change, message in {
+        "train.precision=fp16": "train.precision = 'fp16': parallel.tensor = 2 has no loss scaling; use 'bf16'",
+        "train.precision=fp8": "train.precision = 'fp8': parallel.tensor = 2 has no matmuls in fp8; use 'bf16'",
+    }.items():
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            io.override(recipe, ["parallel.tensor=2", change])
