@@ -65,7 +65,7 @@ def environment(model: nn.Module, ranks: Ranks) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "threads": torch.get_num_threads(),
         "processes": ranks.size,
-        "shard": "full" if isinstance(model, FSDPModule) else "none",
+        "shard": "full" if isinstance(model, FSDPModule) and ranks.has_shards else "none",
         "tensor": ranks.tensor.size,
         "context": ranks.context.size,
     }

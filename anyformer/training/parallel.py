@@ -83,6 +83,11 @@ class Ranks:
         """Whether this is the process that writes and prints."""
         return self.rank == 0
 
+    @property
+    def has_shards(self) -> bool:
+        """Whether FSDP2 gives each process a shard of the weights; else, beside a split model, a copy of them."""
+        return self.mesh is None or self.mesh.weights["shards"].size() > 1
+
     def on_first(self, work: Callable[[], T]) -> T:
         """Call a function on the first process. Return its result, or raise its `ConfigError`, on all."""
         if self.size == 1:

@@ -207,7 +207,7 @@ def drop(ranks: Ranks) -> None:
     copies = [grad for name, grad in whole.items() if not model.whole_weights[name]]
     assert copies
     same(torch.cat([torch.get_rng_state().float(), *(grad.flatten() for grad in copies)]))
-    drawn = masks[-1].float()  # of a feed-forward, which has as many elements in each process
+    drawn = masks[-1].float()  # of a feed-forward: its parts have the same size
     others = [torch.empty_like(drawn) for _ in range(ranks.size)]
     dist.all_gather(others, drawn)
     assert not torch.equal(others[0], others[1])
@@ -283,7 +283,7 @@ def test_all_split_and_sharded_or_replicated(tmp_path: Path) -> None:
     run(tmp_path, 4, TWO_BY_TWO, [*dict(cases()), *dict(grouped())])
 
 
-# -- what is refused --------------------------------------------------------------------------------------------------
+# -- refused models --------------------------------------------------------------------------------------------------
 
 
 def test_sizes_that_cannot_be_split_are_named_with_a_fix() -> None:
