@@ -51,7 +51,7 @@ def translated(family: Family, config: ModelConfig, stored: dict[str, StoredTens
         tensor_rules, key=lambda rule: -sum(map(math.prod, rule.shapes))
     ):  # the largest first, while most memory is free
         parts = [stored[name].read().to(dtype) for name in rule.theirs]
-        nonfinite += [name for name, x in zip(rule.theirs, parts, strict=True) if not bool(x.isfinite().all())]
+        nonfinite += [name for name, x in zip(rule.theirs, parts, strict=True) if not _is_finite(x)]
         found[rule.ours] = rule.conversion.join(parts).contiguous()
     for spare_rule in spare:
         _check_spare(spare_rule, stored)
@@ -59,6 +59,11 @@ def translated(family: Family, config: ModelConfig, stored: dict[str, StoredTens
         what = f"{visible(nonfinite[0])}{f' and {len(nonfinite) - 1} others' if len(nonfinite) > 1 else ''}"
         warnings.warn(f"{stored[nonfinite[0]].file}: {what}: some values are not finite", stacklevel=3)
     return found
+
+
+def _is_finite(x: Tensor) -> bool:
+    """Check the extremes, which are NaN if a value is: no temporaries, which leave holes between the weights."""
+    return not x.numel() or all(math.isfinite(extreme) for extreme in x.aminmax())
 
 
 class Fit(NamedTuple):

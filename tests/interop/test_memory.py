@@ -9,7 +9,7 @@ import torch
 from anyformer import presets
 
 ROOT = Path(__file__).parents[2]
-BOUND = 1.25
+BOUND = 1.1
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of a process is read from /proc")
