@@ -92,7 +92,7 @@ def cases(tiny: bool) -> dict[str, Case]:
         "transformer-base": case(presets.vaswani, 384, 64, vocab=32_768),
         "llama-360m-8k": case(presets.llama, 1, 8192, **medium),
         "llama-1.2b": case(presets.llama, 4, 2048, **billion),
-        "t5-base": case(presets.t5, 24, 512, depth=12, width=768, heads=12),
+        "t5-6-layers": case(presets.t5, 48, 512, depth=6, width=768, heads=12),
         "vit-base": case(vit, 128, 197),
     }
 

@@ -46,12 +46,12 @@ from anyformer.inspection.memory import MASKED_SHARE
 FP32 = 4  # bytes
 UPDATE_BYTES = 40  # of a weight: AdamW reads four values and writes three, clipping reads two and writes one
 MATMUL_SHARE = 0.75  # of the peak that a large matmul reaches: its power limits a GPU before its units do
-ATTENTION_SHARE = 0.45  # of the peak that fused attention reaches, forward and backward together
+ATTENTION_SHARE = 0.4  # of the peak that fused attention reaches, forward and backward together
 BANDWIDTH_SHARE = 0.85  # of the memory bandwidth that a copy reaches
-KERNEL_SECONDS = 3e-6  # until a kernel of a captured step runs at full speed, and after it does
+KERNEL_SECONDS = 1e-6  # between two kernels of a captured step
 ATTENTION_BACKWARD = 2.5  # times the FLOPs of its forward pass: five matmuls in place of two
-KERNELS = 5, 10  # of a sublayer: forward, backward
-EAGER_PASSES = 2.0  # times the elementwise bytes and kernels of a compiled step
+KERNELS = 10, 22  # of a sublayer: forward, backward
+EAGER_PASSES = 2.5  # times the elementwise bytes of a compiled step
 
 
 @dataclass(frozen=True)
@@ -152,17 +152,17 @@ class _Layer(NamedTuple):
         inner, gates = self._hidden()
         elementwise = stream + rows * inner * (2 + gates) * size + self._rotated()
         moved = passes * elementwise + self._matmul_bytes() + self._attention_bytes()
-        return Work(matmul, attention, moved, passes * branches * KERNELS[0])
+        return Work(matmul, attention, moved, branches * KERNELS[0])
 
     def backward(self, passes: float) -> Work:
         ahead = self.forward(passes)
         d, size, rows = self.config.width, self.size, self.tokens
-        branches = ahead.kernels / KERNELS[0] / passes
+        branches = ahead.kernels / KERNELS[0]
         inner, gates = self._hidden()
         stream = rows * d * branches * (2 * FP32 + 3 * size)
         elementwise = stream + rows * inner * (3 + 2 * gates) * size + self._rotated()
         moved = passes * elementwise + 2 * self._matmul_bytes() + 3 * self._attention_bytes()
-        return Work(2 * ahead.matmul, ATTENTION_BACKWARD * ahead.attention, moved, passes * branches * KERNELS[1])
+        return Work(2 * ahead.matmul, ATTENTION_BACKWARD * ahead.attention, moved, branches * KERNELS[1])
 
     def _attentions(self) -> list[tuple[Attention, int, bool]]:
         """Return each attention of the layer with the number of its keys, and whether it reads the encoder."""

@@ -1,9 +1,15 @@
 """The steps that `benchmarks.plan` measures, and the forecasts beside them."""
 
+import json
+
 import pytest
 import torch
 
+from anyformer.forecast.estimate import forecast
+from anyformer.forecast.split import Split
+from anyformer.gpu_table import GPUS
 from benchmarks import plan
+from benchmarks.sheet import RESULTS
 
 CASES = plan.cases(tiny=True)
 
@@ -32,3 +38,14 @@ def test_the_large_cases_fit_side_by_side() -> None:
     large = plan.cases(tiny=False)
     assert large.keys() == CASES.keys()
     assert sum(case.forecast()["bytes"] for case in large.values()) < 115 * 2**30
+
+
+def test_forecasts_are_close_to_measurements() -> None:
+    """On an H200: within 15 % of the peak memory, and within 25 % of the time of a step."""
+    measured = json.loads((RESULTS / "plan.json").read_text(encoding="utf-8"))
+    large = plan.cases(tiny=False)
+    assert measured.keys() - large.keys() == {"machine"}
+    for name in measured.keys() & large.keys():
+        told, found = forecast(large[name].workload, GPUS["h200"], Split(rows=large[name].batch)), measured[name]
+        assert told.memory == pytest.approx(found["bytes"], rel=0.15), name
+        assert told.seconds == pytest.approx(found["seconds"], rel=0.25), name
