@@ -7,6 +7,7 @@ this machine accepts only processes that know its token.
 import importlib
 import os
 import secrets
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from anyformer.hardware import usable_cores
 from anyformer.processes import scratch
 
 OBJECT_STORE_BYTES = 256 * 2**20  # memory of a cluster of this machine for arguments and results
+SECONDS_TO_CONNECT = 10.0
 MAX_HOME_LENGTH = 30  # characters: Ray's sockets lie below, and the path of a socket has at most 107
 
 
@@ -43,12 +45,25 @@ def ray_cluster(address: str | None, cpus: int = 0) -> Iterator[Any]:
             given["object_store_memory"] = OBJECT_STORE_BYTES
             if len(tempfile.gettempdir()) < MAX_HOME_LENGTH:
                 given["_temp_dir"] = str(stack.enter_context(scratch("anyformer-ray-")) / "ray")
+        else:
+            _must_answer(address)
         stack.callback(ray.shutdown)
         try:
             ray.init(**given, log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, RuntimeError, ImportError) as error:
             raise ConfigError([Fault("--address", f"= '{given['address']}': {_first_line(error)}")]) from None
         yield ray
+
+
+def _must_answer(address: str) -> None:
+    """Raise if nothing listens at HOST:PORT: Ray would try for minutes."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not port.isdecimal():
+        return  # auto, or a name that Ray resolves
+    try:
+        socket.create_connection((host, int(port)), SECONDS_TO_CONNECT).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError([Fault("--address", f"= '{address}': no Ray cluster answers there ({error})")]) from None
 
 
 def _first_line(error: Exception) -> str:

@@ -164,6 +164,12 @@ def test_without_ray_one_line_says_how_to_install_it(monkeypatch: pytest.MonkeyP
         next(RayEngine().run(grids.CellTraining(GRID), GRID.cells(), lambda *_: None))
 
 
+def test_an_address_where_nothing_listens_is_one_line() -> None:
+    pytest.importorskip("ray", reason="needs Ray: pip install 'anyformer[ray]'")
+    with pytest.raises(ConfigError, match=r"^--address = '127\.0\.0\.1:1': no Ray cluster answers there \(.*\)$"):
+        next(RayEngine(address="127.0.0.1:1").run(grids.CellTraining(GRID), GRID.cells(), lambda *_: None))
+
+
 def test_options_that_would_have_no_effect_are_refused(file: Path) -> None:
     for options, message in (
         (["run", file, "--gpus", "0.5"], "--gpus belongs to --engine ray"),
