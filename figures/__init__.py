@@ -11,6 +11,7 @@ attention   scaled dot products, heads, masks, sparse patterns, graphs, long seq
 positions   position schemes
 models      shapes, tokenizers
 training    targets, loss, schedules, fine-tuning
+processes   which part of weights and batch each process holds
 decoding    KV cache, sampling, beam search
 tutorials   results of the tutorials
 readme_animation  the animated picture at the top of the README

@@ -14,6 +14,7 @@ MODULES = (
     "models",
     "streams",
     "training",
+    "processes",
     "decoding",
     "tutorials",
 )

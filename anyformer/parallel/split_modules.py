@@ -113,7 +113,8 @@ class SplitAttention(MultiHeadAttention):
 
     @property
     def scoring(self) -> Scoring:
-        return super().scoring._replace(sinks=None if self.sinks is None else local(self.sinks))
+        # not by `super()`: torch.compile cannot trace a property of a base class
+        return Scoring(self.scale, self.normalizer, self.cap, None if self.sinks is None else local(self.sinks))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, lowered: Lowered, scoring: Scoring) -> Tensor:
         if not (self.training and self.dropout):

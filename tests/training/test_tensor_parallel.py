@@ -236,6 +236,31 @@ def close(name: str, what: str, ours: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5, msg=lambda message: f"{name}: {what}\n{message}")
 
 
+def compiled(ranks: Ranks) -> None:
+    """The whole loss as one graph."""
+    case = dict(cases())["norms of queries and keys, sinks"]
+    torch.manual_seed(1)
+    whole = Transformer(case.config).train()
+    split = copy.deepcopy(whole)
+    expected = loss_of(whole, case, slice(None))
+    expected.backward()
+    divide_model(split, ranks, "none", CPU, None)
+    run = torch.compile(loss_of, backend="aot_eager", fullgraph=True)
+    loss = run(split, case, slice(None))
+    loss.backward()
+    sum_whole_gradients(split)
+    close("compiled", "loss", loss.detach(), expected.detach())
+    ours = gradients(split)
+    for parameter, grad in gradients(whole).items():
+        close("compiled", parameter, ours[parameter], grad)
+
+
+def compile_main() -> None:
+    torch.set_num_threads(1)
+    with join(agreed=()) as ranks:
+        compiled(ranks.arranged(Processes(tensor=2)))
+
+
 def main(folder: Path, layouts: list[Processes], chosen: list[str]) -> None:
     torch.set_num_threads(1)
     found = dict(cases()) | dict(grouped())
@@ -263,6 +288,12 @@ def run(folder: Path, count: int, layouts: list[Processes], chosen: list[str]) -
 
 def test_two_processes_with_a_part_each(tmp_path: Path) -> None:
     run(tmp_path, 2, [Processes(tensor=2)], [*dict(cases()), *dict(grouped())])
+
+
+@pytest.mark.system
+def test_a_split_model_compiles_as_one_graph(tmp_path: Path) -> None:
+    codes, _, complaints = ends(spawn(tmp_path, compile_main))
+    assert codes == [0, 0], "\n".join(complaints)
 
 
 @pytest.mark.system
