@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 
 from anyformer import presets
 from anyformer.config import ModelConfig
-from anyformer.forecast.estimate import Forecast, Messages, forecast
+from anyformer.forecast.estimate import Engine, Forecast, forecast
 from anyformer.forecast.search import NoSplit, best_split
 from anyformer.forecast.split import Split
 from anyformer.forecast.workload import Workload
 from anyformer.gpu_table import GPUS
 
-HALF_GATHER = Messages(gather=2)  # these engines gather weights in bf16
+OTHER = Engine(gather_bytes=2, builds_whole=False)  # weights are gathered in bf16
 MPT = "https://github.com/mosaicml/llm-foundry/tree/main/scripts/train/benchmarking"
-TITAN_A100 = "https://github.com/pytorch/torchtitan/blob/main/docs/performance.md"  # in 2024
+TITAN_A100 = "https://github.com/pytorch/torchtitan/blob/041336434916bdc0f88c1f89fda176fd3c2092e4/docs/performance.md"
 TITAN_H100 = "https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3_h100_202412_torchtitan.md"
 LLAMA_3 = "https://arxiv.org/abs/2407.21783"  # table 4: 430 and 400 TFLOP/s, at 6 FLOPs for each weight and token
 MEGATRON = "https://arxiv.org/abs/2104.04473"  # section 5.1: 300 B tokens in 34 days
@@ -38,8 +38,8 @@ class Run(NamedTuple):
     def forecast(self) -> Forecast | NoSplit:
         work = Workload(self.config, self.rows, self.length)
         if self.split is None:
-            return best_split(work, GPUS[self.gpu], self.gpus, HALF_GATHER)
-        return forecast(work, GPUS[self.gpu], self.split, HALF_GATHER)
+            return best_split(work, GPUS[self.gpu], self.gpus, OTHER)
+        return forecast(work, GPUS[self.gpu], self.split, OTHER)
 
 
 def mpt(depth: int, width: int, heads: int, length: int) -> ModelConfig:
@@ -59,7 +59,7 @@ def fsdp(gpus: int, rows: int, accumulate: int = 1, recompute: bool = False, ten
 
 L8, L70, L405 = llama3(32, 4096, 32, 14336), llama3(80, 8192, 64, 28672), llama3(126, 16384, 128, 53248)
 M1, M7 = mpt(24, 2048, 16, 2048), mpt(32, 4096, 32, 2048)
-M13, M30, M70 = mpt(40, 5120, 40, 2048), mpt(48, 7168, 56, 2048), mpt(64, 8192, 64, 2048)
+M13, M30, M70 = mpt(40, 5120, 40, 2048), mpt(48, 7168, 56, 2048), mpt(80, 8192, 64, 2048)
 
 
 def runs() -> list[Run]:
@@ -80,7 +80,6 @@ def runs() -> list[Run]:
         run("Llama 3 8B", L8, "a100-80gb", 8192, 2_904, TITAN_A100, **fsdp(64, 1)),
         run("Llama 3 70B", L70, "a100-80gb", 8192, 331, TITAN_A100, **fsdp(64, 1, 1, True)),
         run("Llama 3 8B", L8, "h100", 8192, 6_514, TITAN_H100, **fsdp(128, 2)),
-        run("Llama 3.1 405B", L405, "h100", 8192, 109, TITAN_A100, **fsdp(128, 2, 1, True, 8)),
         run("GPT-3 175B", mpt(96, 12288, 96, 2048), "a100-80gb", 2048, 100, MEGATRON, gpus=1024, rows=1536, split=None),
         run("Llama 3 405B", L405, "h100", 8192, 177, LLAMA_3, gpus=8192, rows=2048, split=None),
         run("Llama 3 405B", L405, "h100", 8192, 165, LLAMA_3, gpus=16384, rows=2048, split=None),

@@ -28,18 +28,18 @@ LAUNCH_SECONDS = 8e-6  # of the CPU, for a kernel of compiled code
 SHARD_KERNELS = 10  # of FSDP, for each layer in a pass
 BUCKET_BYTES = 25e6  # gradients that DDP sends at a time
 SPARE_SHARE, SPARE_BYTES = 0.05, 1e9  # memory for fragments, and for the libraries of a process
-GATHER_BYTES = REDUCE_BYTES = FP32  # of a weight that FSDP gathers, and of its gradient
 SECONDS_PER_DAY = 86_400
 
 
-class Messages(NamedTuple):
-    """Bytes per weight that FSDP sends; other engines gather in half precision."""
+class Engine(NamedTuple):
+    """Properties of a training engine; those of others serve the comparison with published runs."""
 
-    gather: int = GATHER_BYTES
-    reduce: int = REDUCE_BYTES
+    gather_bytes: int = FP32  # of a weight, in FSDP's messages
+    reduce_bytes: int = FP32  # of a gradient
+    builds_whole: bool = True  # each process builds the whole model on its GPU before it keeps a part
 
 
-FSDP_MESSAGES = Messages()
+OURS = Engine()
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Forecast:
         return 24 * self.days(tokens) * self.split.gpus * rate
 
 
-def forecast(work: Workload, gpu: GPU, split: Split, messages: Messages = FSDP_MESSAGES) -> Forecast:
+def forecast(work: Workload, gpu: GPU, split: Split, engine: Engine = OURS) -> Forecast:
     """Return the forecast of a step for one split."""
     rows = Rows(split.rows, work.length, work.source_length, split.context)
     compiled = work.compiled and split.context == 1  # as in `training/prepare.py`
@@ -77,12 +77,14 @@ def forecast(work: Workload, gpu: GPU, split: Split, messages: Messages = FSDP_M
     ahead = _pass_seconds(one.forward, gpu, work, split)
     back = _pass_seconds(one.backward + (one.blocks if split.recompute else Work()), gpu, work, split)
     compute = split.accumulate * (ahead + back) + one.update(split.shards).seconds(gpu, work.precision)
-    hidden, shown = _weight_messages(work, gpu, split, (ahead, back), messages)
+    hidden, shown = _weight_messages(work, gpu, split, (ahead, back), engine)
     shown += split.accumulate * _activation_messages(work, gpu, split, rows)
     seconds = compute + shown
     memory = step_memory(work.config, rows, split, work.half, compiled)
     if work.averaged:
         memory += FP32 * part_weights(work.config, split.tensor).total / split.shards
+    if engine.builds_whole:
+        memory = max(memory, FP32 * part_weights(work.config, 1).total)
     mfu = work.flops / seconds / split.gpus / gpu.flops[work.precision]
     return Forecast(split, memory, compute, hidden, shown, work.step_tokens / seconds, mfu)
 
@@ -101,7 +103,7 @@ def _pass_seconds(work: Work, gpu: GPU, run: Workload, split: Split) -> float:
 
 
 def _weight_messages(
-    work: Workload, gpu: GPU, split: Split, passes: tuple[float, float], messages: Messages
+    work: Workload, gpu: GPU, split: Split, passes: tuple[float, float], engine: Engine
 ) -> tuple[float, float]:
     """Return the seconds of communication of weights and gradients: during the passes, and beyond them."""
     weights = part_weights(work.config, split.tensor)
@@ -115,10 +117,10 @@ def _weight_messages(
         shown = max(last, total - back)
         return total - shown, shown
     units = weights.count + 1  # and all that is outside the layers
-    gather = group.gather(messages.gather * weights.total, units)
-    reduce = group.gather(messages.reduce * weights.trained, units)
+    gather = group.gather(engine.gather_bytes * weights.total, units)
+    reduce = group.gather(engine.reduce_bytes * weights.trained, units)
     both = max(weights.largest, weights.total - weights.layers)  # the first gathered, and the last reduced
-    ends = group.gather(messages.gather * both) + group.gather(messages.reduce * both)
+    ends = group.gather(engine.gather_bytes * both) + group.gather(engine.reduce_bytes * both)
     shown = split.accumulate * min(
         2 * gather + reduce, ends + max(0.0, gather - ahead) + max(0, gather + reduce - back)
     )

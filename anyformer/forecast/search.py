@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from anyformer.forecast.estimate import FSDP_MESSAGES, Forecast, Messages, forecast
+from anyformer.forecast.estimate import OURS, Engine, Forecast, forecast
 from anyformer.forecast.split import Split, context_fault, tensor_fault
 from anyformer.forecast.workload import Workload
 from anyformer.gpu_table import GPU
@@ -21,9 +21,9 @@ class NoSplit:
     reason: str
 
 
-def best_split(work: Workload, gpu: GPU, gpus: int, messages: Messages = FSDP_MESSAGES) -> Forecast | NoSplit:
+def best_split(work: Workload, gpu: GPU, gpus: int, engine: Engine = OURS) -> Forecast | NoSplit:
     """Return the forecast of the fastest split that fits into memory."""
-    found = list(_forecasts(work, gpu, gpus, messages))
+    found = list(_forecasts(work, gpu, gpus, engine))
     fitting = [one for one in found if one.fits(gpu)]
     if fitting:
         # the simplest of those whose forecasts differ by less than their error
@@ -40,14 +40,14 @@ def _complexity(split: Split) -> tuple[int, bool, bool, int]:
     return split.context * split.tensor, split.recompute, split.sharded, split.accumulate
 
 
-def _forecasts(work: Workload, gpu: GPU, gpus: int, messages: Messages) -> Iterator[Forecast]:
+def _forecasts(work: Workload, gpu: GPU, gpus: int, engine: Engine) -> Iterator[Forecast]:
     """Yield the forecasts of all splits that fit, and of the smallest micro-batches that do not."""
     for (tensor, context, sharded), recompute in product(_meshes(work, gpu, gpus), (False, True)):
         data = gpus // (tensor * context)
         own = work.rows // data
         for rows in (n for n in range(1, own + 1) if own % n == 0 and work.rows % data == 0):
             split = Split(data, context, tensor, sharded, rows, own // rows, recompute)
-            yield (one := forecast(work, gpu, split, messages))
+            yield (one := forecast(work, gpu, split, engine))
             if not one.fits(gpu):
                 break  # and neither do more rows
 

@@ -12,6 +12,7 @@ Memory beside that of `training_memory`, which is of one GPU:
                    the layers are gathered. Without recomputation the backward pass keeps the weights in half precision
     shard = none   DDP has a second copy of the gradients for its messages
     accumulate     gradients exist during all but the first pass
+    tensor         the loss is not fused: LOGIT_BYTES for each logit of a GPU's part of the vocabulary
     context        keys and values of whole rows, of one layer
 """
 
@@ -20,9 +21,11 @@ from dataclasses import dataclass
 from functools import cache
 
 from anyformer.config import (
+    LM,
     Attention,
     Block,
     Experts,
+    MaskedLM,
     ModelConfig,
     NoFeedForward,
     Recurrent,
@@ -35,8 +38,9 @@ from anyformer.config.feedforward import FeedForward
 from anyformer.forecast.work import FP32, Rows
 from anyformer.inspection.cost_rules import block_costs
 from anyformer.inspection.count import count
-from anyformer.inspection.memory import Memory, Precision, training_memory
+from anyformer.inspection.memory import MASKED_SHARE, Memory, Precision, training_memory
 
+LOGIT_BYTES = 16  # the logits in half precision and in fp32, their exponentials and a gradient
 GATHERED_LAYERS = 2  # the one that runs and the next
 
 
@@ -85,6 +89,11 @@ def tensor_fault(config: ModelConfig, n: int) -> str:
             one = spec.expert if isinstance(spec, Experts) else spec
             if hidden_width(one, config.width) % n:
                 return f"{n} does not divide a feed-forward of {hidden_width(one, config.width)}"
+            if isinstance(spec, Experts) and spec.count % n:
+                return f"{n} does not divide {spec.count} experts"
+    for tokens in (config.source, config.target):
+        if isinstance(tokens, Tokens) and tokens.rows % n:
+            return f"{n} does not divide a vocabulary of {tokens.rows}"
     return ""
 
 
@@ -179,8 +188,11 @@ def step_memory(config: ModelConfig, rows: Rows, split: Split, precision: Precis
     if split.accumulate > 1:
         fixed, gradients = fixed + gradients, 0.0
     size = FP32 if precision == "fp32" else 2
-    gathered = size * max((values for values, _ in gathered_values(config, rows, n)), default=0.0)
-    return gathered + max(fixed + casts + part.activations + part.passing, fixed + gradients + part.ending)
+    more = size * max((values for values, _ in gathered_values(config, rows, n)), default=0.0)
+    if n > 1 and isinstance(config.head, LM | MaskedLM) and isinstance(config.last_input, Tokens):
+        share = MASKED_SHARE if isinstance(config.head, MaskedLM) else 1.0
+        more += LOGIT_BYTES * share * rows.batch * rows.length / rows.context * config.last_input.rows / n
+    return more + max(fixed + casts + part.activations + part.passing, fixed + gradients + part.ending)
 
 
 @cache

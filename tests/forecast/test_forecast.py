@@ -7,7 +7,7 @@ from hypothesis import given, settings as budget, strategies as st
 
 from anyformer import presets
 from anyformer.config import ConfigError, ModelConfig, io
-from anyformer.forecast.estimate import Forecast, Messages, forecast
+from anyformer.forecast.estimate import Engine, Forecast, forecast
 from anyformer.forecast.network import Group
 from anyformer.forecast.search import NoSplit, best_split
 from anyformer.forecast.split import Split, context_fault, part_weights, step_memory, tensor_fault, tensor_part
@@ -91,6 +91,8 @@ def test_a_model_that_cannot_be_split_along_tensor() -> None:
     mixed = io.override(LLAMA, ["decoder.blocks.*.mixer=none", "decoder.position=none"])
     assert "mixer 'none'" in tensor_fault(mixed, 2)
     assert tensor_fault(LLAMA, 4) == ""
+    assert "a vocabulary of 50257" in tensor_fault(presets.gpt2(), 2)
+    assert "3 experts" in tensor_fault(presets.mixtral(depth=1, experts=3), 2)
 
 
 @budget(max_examples=30, deadline=None)
@@ -127,7 +129,7 @@ def test_messages_that_hide_behind_computation() -> None:
     assert hidden.communication < 0.2 * hidden.hidden + 1e-3
     assert shown.communication > hidden.communication
     assert shown.compute == hidden.compute
-    total = (one.hidden + one.communication for one in (forecast(work, slow, split, Messages(2, 4)), shown))
+    total = (one.hidden + one.communication for one in (forecast(work, slow, split, Engine(gather_bytes=2)), shown))
     assert next(total) < next(total)
 
 
@@ -163,6 +165,14 @@ def test_a_large_model_needs_several_gpus() -> None:
     assert "GiB" in one.reason
     assert isinstance(eight, Forecast)
     assert eight.split.sharded
+
+
+def test_every_process_builds_the_whole_model() -> None:
+    """So a model whose weights exceed a GPU cannot be trained on any number of them; other engines can."""
+    work = Workload(presets.llama(depth=80, width=8192, heads=64, kv_heads=8, ff=28672), 512, 4096)
+    ours, other = (best_split(work, H100, 256, Engine(builds_whole=whole)) for whole in (True, False))
+    assert isinstance(ours, NoSplit)
+    assert isinstance(other, Forecast)
 
 
 def test_more_gpus_than_rows() -> None:

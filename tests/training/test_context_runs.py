@@ -1,4 +1,4 @@
-"""Runs of four processes, two for the parts of each row and two for other rows or weights, equal those of one."""
+"""Runs of four processes, two for the parts of each row and two for different rows, equal those of one process."""
 
 import subprocess
 import sys
@@ -8,13 +8,11 @@ from unittest import mock
 import pytest
 
 from anyformer.config import ConfigError, io
-from anyformer.recipe import Recipe
 from anyformer.run import checkpoints, load
 from anyformer.training.parallel import join
 from anyformer.training.train import train
 from tests.training.small import pairs, quiet
 from tests.training.test_parallel import HALF, SHARDS, facts, first_half, recipes
-from tests.training.test_tensor_runs import recipes as tensor_recipes
 from tests.training.two_processes import SMOOTH, assert_alike, ends, spawn
 
 ROOT = Path(__file__).parents[2]
@@ -30,13 +28,6 @@ def main(folder: Path) -> None:
             out = folder / "resumed" / shard
             ranks.on_first(lambda out=out: first_half(folder / "one" / NAMES[0], out))  # type: ignore[misc]
             train(recipes(folder)[NAMES[0]], out, split, resume=True, console=quiet())
-            for name, recipe in splittable().items():
-                train(recipe, folder / f"tensor {shard}" / name, [*split, "parallel.tensor=2"], console=quiet())
-
-
-def splittable() -> dict[str, Recipe]:
-    """Recipes whose vocabulary divides; without the model's own tokens, which need whole rows."""
-    return {name: io.override(recipe, ["train.own_tokens=none"]) for name, recipe in tensor_recipes().items()}
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +37,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with mock.patch("anyformer.training.train.draw_curve", return_value=None):
         for name in NAMES:
             train(recipes(folder)[name], folder / "one" / name, console=quiet())
-        for name, recipe in splittable().items():
-            train(recipe, folder / "one tensor" / name, console=quiet())
     codes, _, complaints = ends(spawn(folder, main, folder, count=4))
     assert codes == [0] * 4, "\n".join(complaints)
     return folder
@@ -59,12 +48,6 @@ def test_four_processes_are_one(folder: Path, shard: str, name: str) -> None:
     assert_alike(folder / "one" / name, folder / shard / name)
     tokens = {facts(folder / how / name)["state"]["tokens"] for how in ("one", shard)}
     assert len(tokens) == 1
-
-
-@pytest.mark.parametrize("shard", SHARDS)
-def test_rows_and_weights_are_split(folder: Path, shard: str) -> None:
-    for name in splittable():
-        assert_alike(folder / "one tensor" / name, folder / f"tensor {shard}" / name)
 
 
 @pytest.mark.parametrize("shard", SHARDS)
