@@ -6,8 +6,10 @@ not depend on the number of processes, except for rounding and dropout masks.
 """
 
 import os
+import secrets
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -34,7 +36,6 @@ from anyformer.nn.model import Transformer
 from anyformer.parallel.collectives import mesh_of
 from anyformer.parallel.mesh import Axis, ProcessMesh, build_mesh
 from anyformer.parallel.tensor import split_model
-from anyformer.processes import restart_count
 from anyformer.recipe import Processes
 
 T = TypeVar("T")
@@ -42,6 +43,7 @@ T = TypeVar("T")
 ShardKind = Literal["none", "full"]  # `parallel.shard` of a recipe
 CompilePart = Callable[[nn.Module], object]
 MAX_WAIT = timedelta(days=1)  # for the first process, while it evaluates or writes
+JOIN_INTERVAL = 0.01  # seconds between two looks for processes that start
 
 
 @dataclass(frozen=True)
@@ -217,13 +219,35 @@ def join(agreed: tuple[type[Exception], ...]) -> Iterator[Ranks]:
 
 
 def _init_process_group() -> None:
-    """Initialise the group. Keys have a prefix: torchrun keeps its store, with the addresses of ended processes."""
     store, rank, size = next(rendezvous("env://"))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    own = dist.PrefixStore(  # type: ignore[attr-defined]
-        f"attempt {restart_count()} of {size} processes", store
-    )
-    dist.init_process_group(backend, store=own, rank=rank, world_size=size)
+    dist.init_process_group(backend, store=_own_store(store, rank, size), rank=rank, world_size=size)
+
+
+def _own_store(store: Any, rank: int, size: int) -> Any:
+    """Return the part of a store that only the processes of this attempt use.
+
+    torchrun keeps its store when it restarts processes, with the addresses of the ended ones, and each node counts
+    restarts by itself. So each process writes a new token, and the first one answers all that it reads until every
+    process has answered in turn.
+    """
+    token = secrets.token_hex(8)
+    if rank == 0:
+        absent, until = set(range(1, size)), time.monotonic() + store.timeout.total_seconds()
+        while absent:
+            for other in tuple(absent):
+                if store.check([f"token of {other}"]):
+                    store.set(f"attempt of {store.get(f'token of {other}').decode()}", token)
+                if store.check([f"{other} in {token}"]):
+                    absent.discard(other)
+            if time.monotonic() > until:
+                raise LostProcess(f"rank 0: {len(absent)} of {size} processes did not start")
+            time.sleep(JOIN_INTERVAL)
+    else:
+        store.set(f"token of {rank}", token)
+        token = store.get(f"attempt of {token}").decode()  # waits for it
+        store.set(f"{rank} in {token}", "")
+    return dist.PrefixStore(token, store)  # type: ignore[attr-defined]
 
 
 def _take_device() -> None:
