@@ -17,10 +17,13 @@ from anyformer.training.train import train
 from tests.training.small import PACKED, pairs, quiet, said
 from tests.training.two_processes import SMOOTH, assert_alike, ends, spawn
 
+pytestmark = pytest.mark.system
 LAYOUTS = {
     "one process": (1, []),
     "2 DDP": (2, []),
     "2 FSDP2": (2, ["parallel.shard=full"]),
+    "2 tensor": (2, ["parallel.tensor=2"]),
+    "2 × 2": (4, ["parallel.tensor=2", "parallel.shard=full"]),
     "2 context": (2, ["parallel.context=2"]),
 }
 SAVED, END = 2, 4  # steps
