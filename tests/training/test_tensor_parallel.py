@@ -134,11 +134,16 @@ def inputs(case: Case, rows: slice) -> tuple[tuple[Tensor, ...], dict[str, Tenso
 
 def loss_of(model: Transformer, case: Case, rows: slice, ranks: Ranks | None = None) -> Tensor:
     """The summed loss of some rows with the auxiliary loss, as training has it; over the whole batch they add up."""
-    arguments, options = inputs(case, rows)
+    return objective(model, case.smoothing, *inputs(case, rows), ranks)
+
+
+def objective(
+    model: Transformer, smoothing: float, arguments: tuple[Tensor, ...], options: dict[str, Any], ranks: Ranks | None
+) -> Tensor:
     aux = AuxOutputs() if ranks is None else AuxOutputs(ranks.reduce)
     if isinstance(model.head, VocabularyHead):
         labels = torch.where(arguments[-1] % 7 == 0, -100, arguments[-1].roll(-1, 1))
-        options["loss_target"] = LossTarget(labels, case.smoothing)  # type: ignore[assignment]
+        options["loss_target"] = LossTarget(labels, smoothing)
         loss = model(*arguments, **options, aux=aux)
     else:
         out = model(*arguments, **options, aux=aux)
@@ -245,8 +250,8 @@ def compiled(ranks: Ranks) -> None:
     expected = loss_of(whole, case, slice(None))
     expected.backward()
     divide_model(split, ranks, "none", CPU, None)
-    run = torch.compile(loss_of, backend="aot_eager", fullgraph=True)
-    loss = run(split, case, slice(None))
+    run = torch.compile(objective, backend="aot_eager", fullgraph=True)
+    loss = run(split, case.smoothing, *inputs(case, slice(None)), None)
     loss.backward()
     sum_whole_gradients(split)
     close("compiled", "loss", loss.detach(), expected.detach())
@@ -309,8 +314,10 @@ def test_split_and_sharded_or_replicated(tmp_path: Path) -> None:
 
 
 @pytest.mark.system
-def test_all_split_and_sharded_or_replicated(tmp_path: Path) -> None:
-    run(tmp_path, 4, TWO_BY_TWO, [*dict(cases()), *dict(grouped())])
+@pytest.mark.parametrize("spec", TWO_BY_TWO, ids=lambda spec: spec.shard)
+@pytest.mark.parametrize("third", range(3))
+def test_all_split_and_sharded_or_replicated(spec: Processes, third: int, tmp_path: Path) -> None:
+    run(tmp_path, 4, [spec], [*dict(cases()), *dict(grouped())][third::3])
 
 
 # -- refused models --------------------------------------------------------------------------------------------------
