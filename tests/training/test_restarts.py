@@ -3,15 +3,18 @@
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from typer.testing import CliRunner
 
 from anyformer.cli import app
 from anyformer.config import io
 from anyformer.processes import final_failure, record_failure
 from anyformer.run import checkpoints
+from anyformer.training.parallel import _own_store
 from tests.torture.restarts import ROOT, check
 from tests.training.small import pairs
 
@@ -73,6 +76,17 @@ def test_wrong_input_is_reported_again_without_training(attempt: Attempts, tmp_p
         assert again.exit_code == first.exit_code == 2
         assert again.stderr == f"restart {number}: not tried again, as it would fail again: {first.stderr}"
     assert not (tmp_path / "run").exists()
+
+
+def test_each_attempt_has_its_own_part_of_a_store() -> None:
+    """torchrun keeps the keys of ended processes; an attempt may have another number of processes."""
+    store, kept = dist.HashStore(), list[str]()
+    for size in (3, 3, 2, 4):
+        with ThreadPoolExecutor(size) as pool:
+            parts = [*pool.map(lambda rank: _own_store(store, rank, size), range(size))]  # noqa: B023  called at once
+        parts[0].set("address", str(len(kept)))
+        kept.append(parts[-1].get("address").decode())
+    assert kept == ["0", "1", "2", "3"]
 
 
 @pytest.mark.parametrize("words", [["--resume"], ["--resume", "auto"]])
