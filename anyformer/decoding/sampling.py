@@ -54,9 +54,9 @@ def widest(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def row_seeds(seed: int, rows: int, device: torch.device | str = "cpu") -> Tensor:
-    """Derive a seed for each row, int64 [rows], from one; the rows of two seeds are independent."""
-    row = torch.arange(rows, device=device)
+def row_seeds(seed: int, rows: int, device: torch.device | str = "cpu", first: int = 0) -> Tensor:
+    """Derive a seed for each row from `first` on, int64 [rows], from one; the rows of two seeds are independent."""
+    row = torch.arange(first, first + rows, device=device)
     words = torch.full_like(row, seed & WORD), torch.full_like(row, seed >> 32 & WORD), row
     return (fold(STARTS[0], *words) >> 1 << 32) | fold(STARTS[1], *words)
 

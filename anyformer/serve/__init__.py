@@ -7,6 +7,7 @@ encoders      texts to vectors, labels, tags, numbers and fillings of masks, in 
 engine        `Engine`: requests from asyncio to the thread that runs the models, and events back
 http          the HTTP server (extra `serve`)
 job           a request inside the engine, and the delivery of its events
+offline       continuous batching of many texts in the caller's thread
 paged_server  continuous batching over a paged KV cache: prefill, decode steps, preemption
 pages         pages on the host: reference counts, and beginnings of texts by hash
 pool          pages of a model: which models have a paged cache, sizes and number of pages

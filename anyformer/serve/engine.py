@@ -134,7 +134,7 @@ class Engine:
             return [await self._greedy(generation, penalty, model)]
         job = self._enqueue(generation, model, search=True)
         try:
-            item = await job.mailbox[1].get()
+            item = await job.receive()
         finally:
             job.cancelled = True  # no effect on a finished job
         if isinstance(item, Finished):
@@ -252,7 +252,7 @@ class Answer:
         if self._over:
             raise StopAsyncIteration
         try:
-            item = await self._job.mailbox[1].get()
+            item = await self._job.receive()
         except asyncio.CancelledError:
             await self.aclose()
             raise

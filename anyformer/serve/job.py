@@ -15,12 +15,20 @@ PATIENCE = 0.02  # seconds between two deliveries of tokens
 
 
 class Job:
-    """A generation request with its mailbox and times. `search` asks for hypotheses instead of tokens."""
+    """A generation request with its mailbox and times. With `search`, the result is hypotheses instead of tokens.
 
-    def __init__(self, generation: Generation, mailbox: Mailbox, search: bool = False):
+    A job without a mailbox is for an outbox that collects the events itself.
+    """
+
+    def __init__(self, generation: Generation, mailbox: Mailbox | None = None, search: bool = False):
         self.generation, self.mailbox, self.search = generation, mailbox, search
         self.arrived, self.newest = time.perf_counter(), 0.0
         self.started = self.cancelled = False  # a cancelled job is dropped at the next step
+
+    async def receive(self) -> Item:
+        """Return the next item of the mailbox."""
+        assert self.mailbox is not None
+        return await self.mailbox[1].get()
 
 
 class Outbox:
@@ -77,6 +85,7 @@ class Outbox:
         self._urgent.clear()
         loops: defaultdict[asyncio.AbstractEventLoop, list[tuple[asyncio.Queue[Item], list[Item]]]] = defaultdict(list)
         for job, items in due.items():
+            assert job.mailbox is not None
             loop, queue = job.mailbox
             loops[loop].append((queue, items))
         for loop, each in loops.items():

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from torch import Tensor
+
 from anyformer.config.spec import Flag, Fraction, Size, Spec
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.decoding.constraints.constraint import Constraint
@@ -39,7 +41,7 @@ class Generation:
 
     max_new_tokens: the budget; 0 only scores the prompt.
     stop: ids that end the answer.
-    seed: of sampling; None: random.
+    seed: of sampling, or a tensor [1] of one that was derived from another; None: random.
     constraint: an automaton that the answer meets.
     top: log-probabilities. None: none; 0: of the tokens of the answer; n: also of the n most probable tokens.
     prompt_logprobs: also return the log-probabilities of the prompt's tokens.
@@ -50,7 +52,7 @@ class Generation:
     max_new_tokens: int
     strategy: Sampling | Beam = field(default_factory=Sampling)
     stop: tuple[int, ...] = ()
-    seed: int | None = None
+    seed: int | Tensor | None = None
     constraint: Constraint | None = None
     top: int | None = None
     prompt_logprobs: bool = False

@@ -9,6 +9,7 @@ dynamic_examples    base of tasks whose examples are drawn from texts (mlm, span
 embed               sentence embeddings by contrastive learning (InfoNCE)
 fill_mask           texts with special tokens written by name, such as masks and sentinels
 generation          text generation: prompts, decoding options, outputs as text
+generation_checks   checks of budgets and stop strings
 imported_encoder    predictions of an imported encoder
 lm                  language modelling
 metrics             exact match, F1, spans, correlations, BLEU, chrF, word error rate

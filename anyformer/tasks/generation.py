@@ -13,7 +13,7 @@ from anyformer.conventions import SEEN
 from anyformer.data.batch import Example
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.decoding.beam_search import Hypotheses, NonFiniteSearch, run_beam_search
-from anyformer.decoding.check import integer_faults, parse_ids
+from anyformer.decoding.check import parse_ids
 from anyformer.decoding.decode import decode
 from anyformer.decoding.generate import NonFiniteLogits, stream_sampling
 from anyformer.decoding.request import Request
@@ -21,6 +21,7 @@ from anyformer.decoding.sampling import row_seeds
 from anyformer.decoding.strategy import Beam, Contrastive, Sampling, Speculation, Strategy, strategy as make_strategy
 from anyformer.nn.model import Transformer
 from anyformer.tasks.base import MAX_INFERENCE_TOKENS, Progress, ending_ids, read_media
+from anyformer.tasks.generation_checks import budget_faults, stop_faults
 from anyformer.tasks.output_constraints import OutputConstraints, TokenConstraints, tokenise
 from anyformer.tasks.text_stream import NONFINITE, AnswerText, IncrementalDecoder, StopStrings
 
@@ -47,6 +48,13 @@ class Writer(Protocol):
         """Return the texts, or answers to them, as training examples."""
 
 
+class SamplingBackend(Protocol):
+    """Another loop than that of `decoding` for sampled and greedy answers, such as that of the serving engine."""
+
+    def decode(self, request: "GenerationRequest") -> "Iterator[list[FinishedAnswer]]":
+        """Yield what `request.decoded()` does, in any order."""
+
+
 class DraftRun(Protocol):
     """A run whose smaller model drafts tokens."""
 
@@ -54,6 +62,13 @@ class DraftRun(Protocol):
     def model(self) -> Transformer: ...
     @property
     def task(self) -> Any: ...
+
+
+class FinishedAnswer(NamedTuple):
+    """The number of a text, from 0, and its answer."""
+
+    number: int
+    text: AnswerText
 
 
 class Hypothesis(NamedTuple):
@@ -84,9 +99,10 @@ def generate(
 
     max_new_tokens: the budget. at_limit: called with the budget of each answer that it cuts off. stop: strings that
     end an answer and are not part of it. stop_ids: ids that replace <eos>. seed: one from which each text's
-    seed is derived, or one per text. cache, chunk, compile, reuse: see `decoding.request.Request`. The strategy and
-    its options: see `decoding.strategy`. Constraints on answers: see `OutputConstraints`; an answer meets them, or it
-    is an error. A text's answer does not depend on the other texts.
+    seed is derived, one per text, or a tensor of derived ones. cache, chunk, compile, reuse: see
+    `decoding.request.Request`. backend: a `SamplingBackend`. The strategy and its options: see `decoding.strategy`.
+    Constraints on answers: see `OutputConstraints`; an answer meets them, or it is an error. A text's answer does not
+    depend on the other texts.
     """
     request = GenerationRequest.of(task, model, texts, options)
     if isinstance(request.strategy, Beam):
@@ -137,14 +153,15 @@ class GenerationRequest:
     token_constraints: dict[bool, TokenConstraints]  # the same in ids, for answers that stand alone and for others
     settings: dict[str, Any]  # those of SETTINGS
     at_limit: Callable[[int], None] | None  # called with the budget of an answer that it cut off, not by beam search
+    backend: SamplingBackend | None = None
 
     @classmethod
     def of(cls, task: Writer, model: Transformer, texts: Sequence[str], options: dict[str, Any]) -> "GenerationRequest":
         if isinstance(texts, str):
             raise ConfigError([Fault("texts", "must be a list of texts, not one")])
         constraints, rest = OutputConstraints.split(options)
-        names = ("max_new_tokens", "stop", "stop_ids", "at_limit")
-        most, stop, stop_ids, at_limit = (rest.pop(name, None) for name in names)
+        names = ("max_new_tokens", "stop", "stop_ids", "at_limit", "backend")
+        most, stop, stop_ids, at_limit, backend = (rest.pop(name, None) for name in names)
         settings = {name: rest.pop(name) for name in SETTINGS if rest.get(name) is not None}
         seed = rest.get("seed")
         if rest.get("draft") is not None:
@@ -154,7 +171,7 @@ class GenerationRequest:
         if stop_ids is None:
             stop_ids = ending_ids(task.tokenizer, model.config)
         stop_ids, faults = parse_ids("stop_ids", stop_ids, _vocab(model))
-        faults += _budget_faults(most, strategy) + _stop_faults(stop, strategy, constraints)
+        faults += budget_faults(most, strategy) + stop_faults(stop, strategy, constraints)
         if seed is not None and not isinstance(seed, int) and len(seed) != len(texts):
             what = f"there are {len(seed)}, and {len(texts)} texts: give one for all, or one for each"
             faults.append(Fault("seed", what))
@@ -169,9 +186,8 @@ class GenerationRequest:
                 what = f"has {budget} tokens at most, and the prefix {constraints.prefix!r} has {len(prefix)}"
                 raise ConfigError([Fault(f"text {i}", f"its answer {what}")])
         seeds = _seeds(seed, len(texts))
-        return cls(
-            task, model, prompts, budgets, stop, stop_ids, seeds, strategy, constraints, in_ids, settings, at_limit
-        )
+        limits = (budgets, stop, stop_ids)
+        return cls(task, model, prompts, *limits, seeds, strategy, constraints, in_ids, settings, at_limit, backend)
 
     def batches(self) -> Iterator[list[int]]:
         """Yield indices of texts to decode together: of similar length, and with the same token constraints."""
@@ -197,8 +213,20 @@ class GenerationRequest:
 
     def answers(self, progress: Progress | None) -> list[str]:
         out: list[str | None] = ["" for _ in self.prompts]
+        for finished in self.decoded() if self.backend is None else self.backend.decode(self):
+            for i, text in finished:
+                constraint = self.constraints_of(i).constraint
+                out[i] = None if text.nonfinite else text.whole()
+                self._note_limit(i, text)
+                if constraint is not None and not text.nonfinite and not constraint.accepts(text.ids):
+                    raise self._unmet(i)
+            if progress:
+                progress(len(finished))
+        return _finite(out)
+
+    def decoded(self) -> Iterator[list[FinishedAnswer]]:
+        """Yield the answers to all texts that have a prompt, batch by batch."""
         for rows in self.batches():
-            constraint = self.constraints_of(rows[0]).constraint
             texts = [self.answer_text(i) for i in rows]
             pending: list[list[int]] = [[] for _ in rows]
             for new in self.tokens(rows, patience=1 if self.stop else None):
@@ -210,15 +238,9 @@ class GenerationRequest:
                         pending[i] = []
                     if all(text.ended for text in texts):
                         break
-            for i, text, ids in zip(rows, texts, pending, strict=True):
+            for text, ids in zip(texts, pending, strict=True):
                 text.push(ids)
-                out[i] = None if text.nonfinite else text.whole()
-                self._note_limit(i, text)
-                if constraint is not None and not text.nonfinite and not constraint.accepts(text.ids):
-                    raise self._unmet(i)
-            if progress:
-                progress(len(rows))
-        return _finite(out)
+            yield list(map(FinishedAnswer, rows, texts))
 
     def hypotheses(self, progress: Progress | None) -> list[list[Hypothesis]]:
         out: list[list[Hypothesis] | None] = [[] for _ in self.prompts]
@@ -351,25 +373,6 @@ def _draft_model(task: Writer, draft: DraftRun) -> Transformer:
     return draft.model
 
 
-def _budget_faults(most: int | None, strategy: Strategy) -> list[Fault]:
-    if most is None or (wrong := integer_faults("max_new_tokens", most, 0)):
-        return [] if most is None else wrong
-    least = strategy.min_new_tokens
-    what = f"= {least}: is more than max_new_tokens = {most}"
-    return [Fault("min_new_tokens", what)] if least > most else []
-
-
-def _stop_faults(stop: Sequence[str], strategy: Strategy, constraints: OutputConstraints) -> list[Fault]:
-    faults = []
-    if "" in stop:
-        faults.append(Fault("stop", "an empty string occurs everywhere: leave it out"))
-    if stop and isinstance(strategy, Beam):
-        faults.append(Fault("stop", "is not for beam search, whose hypotheses end by ids alone"))
-    if stop and constraints.formats:
-        faults.append(Fault("stop", f"would cut off what {constraints.formats[0]} requires: leave it out"))
-    return faults
-
-
 def answer_budget(task: Writer, model: Transformer, read: int, most: int | None, strategy: Strategy) -> int:
     """Return the maximum number of tokens of an answer."""
     config = model.config
@@ -389,7 +392,9 @@ def _vocab(model: Transformer) -> int:
     return target.rows
 
 
-def _seeds(seed: int | Sequence[int] | None, texts: int) -> Tensor | None:
+def _seeds(seed: int | Sequence[int] | Tensor | None, texts: int) -> Tensor | None:
+    if isinstance(seed, Tensor):
+        return seed
     if seed is None or isinstance(seed, int):
         return None if seed is None else row_seeds(seed, texts)
     return torch.cat([row_seeds(one, 1) for one in seed]) if seed else row_seeds(0, 0)
