@@ -26,6 +26,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 # Files whose tests start browsers, compilers, other programs or several processes: `make test-system` runs them, and
 # `make test` everything else. A folder means all its files.
 SYSTEM = (
+    "batch/test_kills.py",
     "benchmarks",
     "explore",
     "inspection/test_trained_models.py",

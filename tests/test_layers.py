@@ -65,7 +65,8 @@ UNDER: dict[str, tuple[str, ...]] = {
     "ray_cluster": ("hardware", "processes"),
     "lab": ("ray_cluster", "training", "interop", "inspection"),
     "explore": ("lab", "run_inspection"),
-    "cli": ("explore", "doctor", "new", "environments", "serve", "forecast"),
+    "batch": ("serve", "ray_cluster"),
+    "cli": ("explore", "doctor", "new", "environments", "batch", "forecast"),
     "__main__": ("cli",),
 }
 
@@ -102,6 +103,7 @@ LONG_SIGNATURES = (
     "cli.lab.lab",
     "cli.new.new_",
     "cli.plan.plan",
+    "cli.predict.predict_",
     "cli.serve.serve",
     "nn.model.Transformer.forward",
     "inspection.memory.training_memory",

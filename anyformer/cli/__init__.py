@@ -13,13 +13,15 @@ lab               `lab`: experiments and grids
 models            `presets`, `count`, `doctor` and `config`
 new               `new`: a recipe for one's own files
 plan              `plan`: memory, time and price of a training run on GPUs
+predict           `predict`: predictions for the lines of files
 progress          Progress bars of long jobs
 resolve           Names of presets, recipes, runs and files
-runs              `recipes`, `train`, `evaluate`, `predict`, `import`, `merge` and `export`
+runs              `recipes`, `train`, `evaluate`, `import`, `merge` and `export`
 serve             `serve`: runs over HTTP
 tokenizers        `tokenizer`: training and showing
 """
 
 # each adds its verbs, in this order
-from anyformer.cli import models, plan, new, runs, generate, tokenizers, data, env, inspect, explore, serve, lab  # noqa: F401, I001
+from anyformer.cli import models, plan, new, runs, predict, generate, tokenizers, data, env  # noqa: F401, I001
+from anyformer.cli import inspect, explore, serve, lab  # noqa: F401
 from anyformer.cli.app import app as app, main as main

@@ -181,41 +181,29 @@ def decoding(verb: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def prepare(folder: Path, how: dict[str, Any]) -> tuple["Run", dict[str, Any]]:
-    """Load the run, quantised if `--bits` is given, and return it with the options of `run.generate`."""
-    from anyformer.config.spec import ConfigError, Fault
-    from anyformer.run import load, unfinished
+def parse(how: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a command as those of `run.generate`, and `bits`, `task` and `draft`."""
+    return {**how, "json_schema": _schema(how["json_schema"])} if "json_schema" in how else how
 
-    how = dict(how)
-    bits = how.pop("bits", None)
-    if bits not in (None, 8, 4):
-        raise ConfigError([Fault("--bits", f"= {bits}: must be 8 or 4")])
-    if "json_schema" in how:
-        how["json_schema"] = _schema(how["json_schema"])
-    run = load(folder)
+
+def prepare(folder: Path, how: dict[str, Any]) -> tuple["Run", dict[str, Any]]:
+    """Load the run as the options say, and return it with the options of `run.generate`."""
+    from anyformer.batch.predictor import open_run
+
+    run, how = open_run(folder, parse(how))
+    note_unfinished(run, folder)
+    return run, how
+
+
+def note_unfinished(run: "Run", folder: Path) -> None:
+    """Print a line about a run whose training has not finished."""
+    from anyformer.run import unfinished
+
     if note := unfinished(run, folder):
         typer.echo(f"{folder}: {note}", err=True)
-    if "task" in how:
-        run = run.part(how.pop("task"))
-    if "draft" in how:
-        how["draft"] = load(how["draft"])
-    return run if bits is None else run.quantise(bits), how
 
 
 UNKNOWN = "have parts that are not in the vocabulary, which the model reads as <unk>"
-
-
-def unknown(run: "Run", texts: list[str]) -> list[int]:
-    """Return the numbers, from 1, of the texts that hold unknown tokens."""
-    tokenizer = run.task.source_tokenizer or run.task.tokenizer
-    if tokenizer.unk is None:
-        return []
-    from anyformer.tasks.fill_mask import split_at
-
-    special = [i for i in (tokenizer.mask, *tokenizer.sentinels) if i is not None]  # known by their names
-    if special:
-        texts = ["".join(split_at(tokenizer, text, special)[::2]) for text in texts]
-    return [i for i, ids in enumerate(tokenizer.encode_batch(texts), 1) if tokenizer.unk in ids]
 
 
 def _schema(text: str) -> Any:

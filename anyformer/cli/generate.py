@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from anyformer.cli.app import app
-from anyformer.cli.decoding_options import BEAM, SAMPLING, UNKNOWN, as_options, decoding, prepare, unknown
+from anyformer.cli.decoding_options import BEAM, SAMPLING, UNKNOWN, as_options, decoding, prepare
 from anyformer.cli.runs import Folder
 
 SEPARATOR = "---"  # between two samples
@@ -29,6 +29,7 @@ def generate_(
     how: dict[str, Any],
 ) -> None:
     """Generate from a prompt; streams when stdout is a terminal."""
+    from anyformer.batch.predictor import texts_with_unknown
     from anyformer.config.spec import ConfigError, Fault
     from anyformer.decoding.strategy import SELECTED_BY
 
@@ -41,7 +42,7 @@ def generate_(
         loaded, how = prepare(run, how)
         if not prompt.strip() and not getattr(loaded.task, "continues", False):
             raise ConfigError([Fault("--prompt", "is blank: type a text")])
-        if unknown(loaded, [prompt]):
+        if texts_with_unknown(loaded, [prompt]):
             typer.echo(f"--prompt: {UNKNOWN.replace('have', 'has', 1)}", err=True)
         cut = set[int]()
         try:

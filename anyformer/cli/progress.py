@@ -20,7 +20,7 @@ def counting(total: int, what: str) -> Iterator[Callable[[int], None]]:
         done, now = done + more, time.perf_counter()
         if show is None and done < total:  # a job of one part needs no bar, nor the time to import it
             show = stack.enter_context(_bar(total, what))
-        if show is not None and not show(done) and now - shown > SECONDS_BETWEEN_LINES:
+        if show is not None and not show(done) and done and now - shown > SECONDS_BETWEEN_LINES:
             shown = now
             left = (total - done) * (now - began) / done
             line = f"{done:,} of {total:,} {what}  {done / (now - began):.1f} a second  {left:.0f} s left"
@@ -28,6 +28,36 @@ def counting(total: int, what: str) -> Iterator[Callable[[int], None]]:
 
     with ExitStack() as stack:
         yield advance
+
+
+@contextmanager
+def counting_lines(size: int | None, done: int = 0) -> Iterator[Callable[[int, int], None]]:
+    """Show the progress of lines on stderr: lines done, lines per second, and the time left if the `size` is known.
+
+    Yield a function that is called with the number of lines, and of input bytes, just finished. Of the `size` in
+    bytes, `done` were finished before.
+    """
+    lines = read = 0
+    began = shown = time.perf_counter()
+    terminal = sys.stderr.isatty()
+
+    def advance(more: int, more_bytes: int) -> None:
+        nonlocal lines, read, shown
+        lines, read, now = lines + more, read + more_bytes, time.perf_counter()
+        if now - shown < (1.0 if terminal else SECONDS_BETWEEN_LINES):
+            return
+        shown = now
+        line = f"{lines:,} lines  {lines / (now - began):.1f} lines/s"
+        if size and read:
+            left = (size - done - read) * (now - began) / read
+            line += f"  {100 * (done + read) / size:.0f} %  {max(left, 0):.0f} s left"
+        print(f"\r\x1b[K{line}" if terminal else line, end="" if terminal else "\n", file=sys.stderr, flush=True)
+
+    try:
+        yield advance
+    finally:
+        if terminal and shown > began:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 @contextmanager

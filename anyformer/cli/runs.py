@@ -1,8 +1,7 @@
-"""`recipes`, `train`, `evaluate`, `predict`, `import`, `merge` and `export`."""
+"""`recipes`, `train`, `evaluate`, `import`, `merge` and `export`."""
 
 import json
 import shlex
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,6 @@ import typer
 from typer.core import TyperCommand
 
 from anyformer.cli.app import Json, app, print_once
-from anyformer.cli.decoding_options import UNKNOWN, as_options, decoding, prepare, unknown
 
 if TYPE_CHECKING:
     from anyformer.run import Run
@@ -222,83 +220,6 @@ def _lines(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, s
                 yield name, f"{value:,}"
             case _:
                 yield name, str(value)
-
-
-@app.command("predict")
-@decoding
-def predict_(
-    run: Folder,
-    file: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE|-", help="Input, one text per line; - reads standard input. Or one picture or sound."
-        ),
-    ] = "-",
-    out: Annotated[
-        Path | None, typer.Option(help="File for the predictions, one per line. Default: standard output.")
-    ] = None,
-    label: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A candidate label, for runs of the task embed: the nearest one is predicted; repeat the option for "
-            "each."
-        ),
-    ] = None,
-    scores: Annotated[
-        bool,
-        typer.Option("--scores", help="For classes: print label, probability and text of each line, with tabs."),
-    ] = False,
-    *,
-    how: dict[str, Any],
-) -> None:
-    """Predict for each line of a file: a label, a number, a translation or a continuation."""
-    from anyformer.cli.progress import counting
-    from anyformer.config.spec import ConfigError, Fault, close_file
-    from anyformer.data.media_files import is_media_file
-
-    if file != "-" and not Path(file).is_file():
-        close = close_file(file)
-        raise ConfigError([Fault(file, "is not a file" + (f"; did you mean '{close}'?" if close else ""))])
-    if out is not None and (out.is_dir() or not out.parent.is_dir()):  # before hours of work
-        what = "is a folder" if out.is_dir() else f"there is no folder {out.parent}"
-        raise ConfigError([Fault(str(out), f"{what}: --out is the file for the predictions")])
-    try:
-        if is_media_file(file):
-            text = file
-        else:
-            text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError([Fault(file, f"is not UTF-8 at byte {error.start}: convert it to UTF-8")]) from None
-    lines = text.removesuffix("\n").split("\n") if text else []
-    failed = None
-    with as_options("line {}"):
-        loaded, how = prepare(run, how)
-        if label:
-            if loaded.spec.kind != "embed":
-                raise ConfigError([Fault("--label", f"is for runs of the task embed, not {loaded.spec.kind}")])
-            how["labels"] = label
-        if scores:
-            if loaded.spec.kind != "classify":
-                raise ConfigError([Fault("--scores", f"is for runs of the task classify, not {loaded.spec.kind}")])
-            how["scores"] = True
-        with counting(len(lines) + len(label or ()), "texts") as progress:
-            if found := unknown(loaded, lines):
-                shown = ", ".join(map(str, found[:5])) + (", ..." if len(found) > 5 else "")
-                typer.echo(f"{len(found):,} of {len(lines):,} lines {UNKNOWN}: line {shown}", err=True)
-            try:
-                answers = loaded.predict(lines, progress=progress, **how)
-            except FloatingPointError as error:  # with the predictions for the other lines
-                failed, answers = str(error), [answer or "" for answer in getattr(error, "answers", ())]
-    if scores:
-        answers = [f"{answer}\t{line}" for answer, line in zip(answers, lines, strict=True)]
-    said = "".join(f"{answer}\n" for answer in answers)
-    if out is None:
-        typer.echo(said, nl=False)
-    else:
-        out.write_text(said, encoding="utf-8")
-    if failed is not None:
-        typer.echo(failed.replace("text", "line", 1), err=True)
-        raise typer.Exit(1)
 
 
 @app.command("import")

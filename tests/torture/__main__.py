@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-PARTS = ("kills", "restarts", "folders", "configs", "data")
+PARTS = ("kills", "restarts", "folders", "configs", "data", "predictions")
 
 
 def main() -> None:

@@ -1,0 +1,81 @@
+"""Shards on the workers of a Ray cluster (extra `ray`). Workers read the run's folder; texts are sent by Ray."""
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from anyformer import __version__
+from anyformer.batch.predictor import Predicted, Predictor
+from anyformer.batch.shards import ShardText, predict_shard
+from anyformer.config import ConfigError, Fault
+from anyformer.ray_cluster import ray_cluster
+
+RETRIES = 3  # of a shard whose worker died
+SHARDS_PER_WORKER = 2  # one is predicted while the next one waits, so that no worker does
+
+
+@dataclass(frozen=True)
+class RayWorkers:
+    """Workers that each load the run once."""
+
+    predictor: Predictor
+    jobs: int | None = None  # number of workers; None: as many as the cluster has room for
+    address: str | None = None  # of a running cluster; None: one on this machine
+    gpus: float = 0.0  # GPUs of each worker: a fraction lets several share one
+
+    def predict(self, shards: Iterable[ShardText]) -> Iterator[tuple[int, Predicted]]:
+        with ray_cluster(self.address, self.jobs or 1) as ray:
+            options = {"num_cpus": 1, "num_gpus": self.gpus, "max_restarts": RETRIES, "max_task_retries": RETRIES}
+            make = ray.remote(**options)(_Worker)
+            actors = [make.remote(self.predictor, os.getcwd(), __version__) for _ in range(self._count(ray))]
+            running: dict[Any, tuple[int, Any]] = {}
+            waiting = enumerate(shards)
+            free = actors * SHARDS_PER_WORKER
+            while True:
+                while free and (following := next(waiting, None)) is not None:
+                    actor, (i, shard) = free.pop(0), following
+                    running[actor.predict.remote(shard)] = i, actor
+                if not running:
+                    return
+                (ready,), _ = ray.wait(list(running), num_returns=1)
+                i, actor = running.pop(ready)
+                free.append(actor)
+                yield i, self._get(ray, ready)
+
+    def _count(self, ray: Any) -> int:
+        there = ray.cluster_resources()
+        room = there.get("GPU", 0.0) / self.gpus if self.gpus else there.get("CPU", 1.0)
+        if self.gpus and room < 1 and self.address is None:
+            raise ConfigError([Fault("--gpus", f"= {self.gpus:g}: this machine has {there.get('GPU', 0.0):g} GPUs")])
+        return self.jobs or max(1, int(room))
+
+    def _get(self, ray: Any, ready: Any) -> Predicted:
+        try:
+            found: Predicted = ray.get(ready)
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from None
+        except ray.exceptions.RayError as error:
+            why = f"a worker died {RETRIES + 1} times, without memory or killed; finished shards are kept"
+            raise ConfigError([Fault("--engine", f"= ray: {why} ({type(error).__name__})")]) from None
+        return found
+
+
+class _Worker:
+    """Predicts shards in a process of the cluster, in the folder of the driver if it is there."""
+
+    def __init__(self, predictor: Predictor, folder: str, version: str):
+        if version != __version__:
+            what = f"has anyformer {__version__}, not {version}: install the same version on all machines"
+            raise ConfigError([Fault(os.uname().nodename, what)])
+        if Path(folder).is_dir():
+            os.chdir(folder)
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        torch.set_num_threads(1)
+        self._predictor = predictor
+
+    def predict(self, shard: ShardText) -> Predicted:
+        return predict_shard(self._predictor, shard)
