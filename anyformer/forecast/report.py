@@ -90,7 +90,7 @@ class Plan:
             *map(_seconds, (row.compute, row.communication, row.seconds)),
             f"{row.tokens_per_second:,.0f}",
             f"{row.mfu:.0%}",
-            f"{days:.{0 if days >= 100 else 1 if days >= 1 else 3}f}",
+            f"{days:.{0 if days >= 100 else 1}f}" if days >= 1 else f"{days:.2g}",
             *([] if self.rate is None else [f"{row.price(self.tokens, self.rate):,.0f}"]),
         ]
 
@@ -153,7 +153,7 @@ class Plan:
 def settings(row: Forecast, work: Workload) -> list[str]:
     """Return the changes of a recipe that make a split. Its batches are those of all GPUs."""
     split = row.split
-    rows = split.rows * split.data
+    rows = work.rows // split.accumulate
     return [
         f"batches.rows={rows}" if work.batched_by == "rows" else f"batches.tokens={rows * work.row_tokens}",
         *([f"train.accumulate={split.accumulate}"] if split.accumulate > 1 else []),

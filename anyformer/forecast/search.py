@@ -44,8 +44,11 @@ def _forecasts(work: Workload, gpu: GPU, gpus: int, engine: Engine) -> Iterator[
     """Yield the forecasts of all splits that fit, and of the smallest micro-batches that do not."""
     for (tensor, context, sharded), recompute in product(_meshes(work, gpu, gpus), (False, True)):
         data = gpus // (tensor * context)
-        own = work.rows // data
-        for rows in (n for n in range(1, own + 1) if own % n == 0 and work.rows % data == 0):
+        if data > work.rows:
+            continue
+        own = -(-work.rows // data)  # of the processes with the most rows
+        uneven = work.rows % data > 0
+        for rows in [own] if uneven else [n for n in range(1, own + 1) if own % n == 0]:
             split = Split(data, context, tensor, sharded, rows, own // rows, recompute)
             yield (one := forecast(work, gpu, split, engine))
             if not one.fits(gpu):

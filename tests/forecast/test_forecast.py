@@ -154,7 +154,8 @@ def test_the_best_split_fits_and_uses_all_gpus(gpus: int, rows: int) -> None:
         return
     split = found.split
     assert split.gpus == gpus
-    assert split.data * split.rows * split.accumulate == rows
+    processed = split.data * split.rows * split.accumulate
+    assert processed == rows or (split.accumulate == 1 and processed - rows < split.data)
     assert found.fits(H100)
 
 
