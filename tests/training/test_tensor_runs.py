@@ -42,6 +42,10 @@ def recipes() -> dict[str, Recipe]:
     }
 
 
+def in_bf16() -> Recipe:
+    return io.override(recipes()["packed, shared"], ["train.precision=bf16", "train.evaluate_every=4"])
+
+
 def with_dropout() -> Recipe:
     return io.override(pairs(steps=END, valid=None, save_every=HALF, dropout=0.3), [VOCAB])
 
@@ -64,6 +68,7 @@ def split(folder: Path) -> None:
         for name, recipe in recipes().items():
             train(divided(recipe), folder / "split" / name, console=quiet())
         train(divided(with_dropout()), folder / "dropout", console=quiet())
+        train(divided(in_bf16()), folder / "split" / "bf16", console=quiet())
         for before, after, recipe in (
             ("one/padded, tied", "resumed", recipes()["padded, tied"]),
             ("split/padded, tied", "resumed split", recipes()["padded, tied"]),
@@ -109,6 +114,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with mock.patch("anyformer.training.train.draw_curve", return_value=None):
         for name, recipe in recipes().items():
             train(recipe, folder / "one" / name, console=quiet())
+        train(in_bf16(), folder / "one" / "bf16", console=quiet())
     return folder
 
 
@@ -118,6 +124,7 @@ def test_two_processes_train_as_one(folder: Path, tmp_path: Path) -> None:
     for name in recipes():
         assert_alike(folder / "one" / name, folder / "split" / name)
         assert load(folder / "split" / name).predict(["1 2 3"])
+    assert_alike(folder / "one" / "bf16", folder / "split" / "bf16", tolerance=2e-2)
     assert_alike(folder / "one" / "padded, tied", folder / "resumed")
     assert_same_run(folder / "split" / "padded, tied", folder / "resumed split")
     assert_same_run(folder / "dropout", folder / "dropout resumed")
