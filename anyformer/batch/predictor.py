@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from anyformer.serve.offline import OfflineEngine
     from anyformer.tasks.base import Progress
 
-WINDOW = 1024  # texts that are predicted together
+WINDOW = 1024  # texts that are answered together
+ENCODER_WINDOW = 4096  # texts that are read together by models that do not write: more of them have similar lengths
 MEDIA_WINDOW = 64  # the same for texts that name pictures and sounds, which are in memory meanwhile
 
 
@@ -88,7 +89,7 @@ class Predictor:
 
         media = media_of(self.run.task) is not None or not isinstance(self.run.config.last_input, Tokens)
         media = media or not isinstance(self.run.config.source or self.run.config.last_input, Tokens)
-        return MEDIA_WINDOW if media else WINDOW
+        return MEDIA_WINDOW if media else ENCODER_WINDOW if self._engine is None else WINDOW
 
     @cached_property
     def _engine(self) -> "OfflineEngine | None":

@@ -42,7 +42,8 @@ def input_of(name: str) -> list[str]:
 
 @pytest.mark.parametrize("name", made.RUNS)
 def test_windows_are_answered_like_all_texts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predictor_module, "WINDOW", 8)
+    for size in ("WINDOW", "ENCODER_WINDOW"):
+        monkeypatch.setattr(predictor_module, size, 8)
     run, given = made.made(name, Path("nowhere")), input_of(name)
     how = {"max_new_tokens": 6} if run.spec.kind in ("lm", "prefix_lm") else {}
     if how:
