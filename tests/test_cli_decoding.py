@@ -209,6 +209,17 @@ def test_help_has_a_panel_for_each_way() -> None:
             assert panel in text
 
 
+def test_progress_of_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", -1.0)
+    with progress.counting_lines(100) as advance:
+        advance.skip(50)
+        advance(3, 0)
+        advance(0, 25)
+    first, second = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"3 lines  [\d.]+ lines/s", first)
+    assert re.fullmatch(r"3 lines  [\d.]+ lines/s  75 %  0 s left", second)
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_progress(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool) -> None:
     """A bar that goes again, or plain lines."""

@@ -95,12 +95,10 @@ def predict_files(
 def _predict_file(predictor: Predictor, file: Path, output: "_Output", workers: Workers, advance: Advance) -> Notes:
     shards, sha256 = plan(file)
     if (known := output.finished(sha256)) is not None:
-        advance(known.lines, shards[-1].offset + shards[-1].size if shards else 0)
+        advance.skip(sum(shard.size for shard in shards))
         return known
     missing = [shard for shard in shards if not output.part(shard).exists()]
-    for shard in shards:
-        if shard not in missing:
-            advance(shard.lines, shard.size)
+    advance.skip(sum(shard.size for shard in shards) - sum(shard.size for shard in missing))
     taken: list[list[str]] = []  # lines of the shards that workers have, by index
 
     def read() -> Iterator[ShardText]:

@@ -9,8 +9,15 @@ from anyformer.batch.predictor import Predicted, Predictor
 
 MAX_NAMED = 10  # lines that a note names
 
-Advance = Callable[[int, int], None]
-"""Called with the number of lines, and of input bytes, that have been processed."""
+
+class Advance(Protocol):
+    """Counts the progress of a job."""
+
+    def __call__(self, lines: int, size: int) -> None:
+        """Count lines, and bytes of the input, that have been processed."""
+
+    def skip(self, size: int) -> None:
+        """Count bytes of the input that an earlier run has processed."""
 
 
 @dataclass

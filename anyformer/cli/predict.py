@@ -116,7 +116,8 @@ def _predict_file(predictor: "Predictor", name: str, out: Path | None) -> "Notes
             notes = partial.notes
             if notes.lines:
                 typer.echo(f"{out}: continues after line {notes.lines:,}", err=True)
-        advance = stack.enter_context(counting_lines(size, reader.bytes))
+        advance = stack.enter_context(counting_lines(size))
+        advance.skip(reader.bytes)
         predict_stream(predictor, reader, sink, notes, advance)
     return notes
 

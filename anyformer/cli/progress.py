@@ -30,34 +30,49 @@ def counting(total: int, what: str) -> Iterator[Callable[[int], None]]:
         yield advance
 
 
-@contextmanager
-def counting_lines(size: int | None, done: int = 0) -> Iterator[Callable[[int, int], None]]:
-    """Show the progress of lines on stderr: lines done, lines per second, and the time left if the `size` is known.
+class LineCounter:
+    """Counts lines, and shows on stderr how many a second, and the time left if the `size` of the input is known."""
 
-    Yield a function that is called with the number of lines, and of input bytes, just finished. Of the `size` in
-    bytes, `done` were finished before.
-    """
-    lines = read = 0
-    began = shown = time.perf_counter()
-    terminal = sys.stderr.isatty()
+    def __init__(self, size: int | None):
+        self._size, self._lines, self._read, self._skipped = size, 0, 0, 0
+        self._began = self._shown = time.perf_counter()
+        self._terminal = sys.stderr.isatty()
 
-    def advance(more: int, more_bytes: int) -> None:
-        nonlocal lines, read, shown
-        lines, read, now = lines + more, read + more_bytes, time.perf_counter()
-        if now - shown < (1.0 if terminal else SECONDS_BETWEEN_LINES):
+    def skip(self, size: int) -> None:
+        """Count bytes that an earlier run has processed."""
+        self._skipped += size
+
+    def __call__(self, lines: int, size: int) -> None:
+        """Count lines, and bytes of the input, that have been processed."""
+        self._lines, self._read, now = self._lines + lines, self._read + size, time.perf_counter()
+        if now - self._shown < (1.0 if self._terminal else SECONDS_BETWEEN_LINES):
             return
-        shown = now
-        line = f"{lines:,} lines  {lines / (now - began):.1f} lines/s"
-        if size and read:
-            left = (size - done - read) * (now - began) / read
-            line += f"  {100 * (done + read) / size:.0f} %  {max(left, 0):.0f} s left"
-        print(f"\r\x1b[K{line}" if terminal else line, end="" if terminal else "\n", file=sys.stderr, flush=True)
+        self._shown = now
+        line = f"{self._lines:,} lines  {self._lines / (now - self._began):.1f} lines/s"
+        if self._size and self._read:
+            done = self._skipped + self._read
+            seconds = max(0, self._size - done) * (now - self._began) / self._read
+            line += f"  {100 * done / self._size:.0f} %  {seconds:.0f} s left"
+        self._print(line)
 
+    def _print(self, line: str) -> None:
+        start, end = ("\r\x1b[K", "") if self._terminal else ("", "\n")
+        print(f"{start}{line}", end=end, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Clear the line of a terminal."""
+        if self._terminal and self._shown > self._began:
+            self._print("")
+
+
+@contextmanager
+def counting_lines(size: int | None) -> Iterator[LineCounter]:
+    """Show the progress of lines on stderr. `size` is that of the input in bytes, if it is known."""
+    counter = LineCounter(size)
     try:
-        yield advance
+        yield counter
     finally:
-        if terminal and shown > began:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        counter.close()
 
 
 @contextmanager
