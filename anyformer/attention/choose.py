@@ -108,6 +108,12 @@ def without_mask(pattern: Pattern, q: Layout, k: Layout, role: Role) -> Dense | 
     return None
 
 
+def sees_whole_rows(pattern: Pattern, q: Layout, k: Layout, scheme: Scheme) -> bool:
+    """Return whether the newest token of each row, its only query, sees all keys of the row."""
+    plain = q.marks is None and k.marks is None and not biases(scheme)
+    return plain and isinstance(pattern, Causal | Full) and q.positions.shape[1] == 1
+
+
 def biases(scheme: Scheme) -> bool:
     """Return whether a scheme adds to the scores."""
     return type(scheme).bias is not Scheme.bias or type(scheme).score is not Scheme.score

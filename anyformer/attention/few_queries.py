@@ -15,15 +15,50 @@ MIN_KEYS_PER_PROGRAM = 64
 KEYS_PER_TILE = 128  # for heads of at most 64 elements; wider heads take MIN_KEYS_PER_PROGRAM
 ELEMENTS_PER_WARP = 2048  # of the keys that a warp loads at once for a single query
 FULL_GRID = 256  # programs of several warps that fill a GPU
+PAGED_GRID = 1024  # the same for rows of pages, whose lengths differ
+MIN_PAGED_KEYS = 256  # of a row, read by one program
 
 
 def few_queries(q: Tensor, k: Tensor, v: Tensor, lowered: FewQueries, scale: float) -> Tensor:
     """Return attention of few queries [b, h, t, k], as `attend` defines it; the kernel has no backward pass."""
+    if lowered.reads_whole_rows:
+        return _read_rows(q, k, v, lowered, scale)
     mask = lowered.mask if lowered.bias is None else None  # a bias is -inf where masked
-    table, size = (None, 1) if lowered.pages is None else lowered.pages
+    table, size = (None, 1) if lowered.pages is None else lowered.pages[:2]
     mean = _read_cache(q.to(k.dtype), k, v.to(k.dtype), mask, lowered.bias, table, size, scale)
     mean = mean.to(q.dtype).transpose(1, 2)
     return mean if lowered.has_key is None else mean * lowered.has_key
+
+
+def _read_rows(q: Tensor, k: Tensor, v: Tensor, lowered: FewQueries, scale: float) -> Tensor:
+    """Return attention of one query per row [b, h, 1, k] to all its keys, in pages of pools."""
+    from anyformer.kernels.triton_paged import read_pages
+
+    assert lowered.pages is not None
+    (table, size, lengths), dtype = lowered.pages, q.dtype
+    q = q.to(k.dtype)
+    q = q if q.stride(-1) == 1 else q.contiguous()
+    (b, h, _, width), (_, g, _, k_v) = q.shape, v.shape
+    slots = table.shape[1] * size
+    parts = max(1, min(PAGED_GRID // (b * g), slots // MIN_PAGED_KEYS))
+    out = q.new_empty(b, 1, h, k_v)
+    to, weights = out[None], out
+    if parts > 1:
+        to = out.new_empty(parts, *out.shape, dtype=torch.float32)
+        weights = to.new_empty(to.shape[:-1])
+    shared, widest = h // g, max(16, next_power_of_two(max(width, k_v)))
+    rows = 1 if shared == 1 else max(16, next_power_of_two(shared))
+    keys = max(16, min(64 if rows > 1 else ELEMENTS_PER_WARP // widest, next_power_of_two(slots)))
+    span = _ceil_div(_ceil_div(slots, parts), keys) * keys
+    read_pages[(b * g, parts)](
+        q, k, v, table, lengths.contiguous(), to, weights, scale, *q.stride()[:2], *k.stride()[1:3], *v.stride()[1:3],
+        table.stride(0), b * h, g, shared, span, width, k_v,
+        PAGE=size, WHOLE=parts == 1, ROWS=rows, KEYS=keys, STAGES=3 if rows > 1 else 1,
+        K=max(16, next_power_of_two(width)), V=max(16, next_power_of_two(k_v)), num_warps=4 if rows > 1 else 1,
+    )  # fmt: skip
+    if parts > 1:
+        join(to, weights, out)
+    return out.to(dtype).transpose(1, 2)
 
 
 class Tile(NamedTuple):

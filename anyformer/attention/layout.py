@@ -30,6 +30,7 @@ class Pages(NamedTuple):
 
     table: Tensor  # int [b, pages]
     size: int  # tokens of a page
+    lengths: Tensor  # int [b]: tokens of each row
 
 
 class WholeRows(Protocol):

@@ -5,7 +5,7 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from anyformer.attention.choose import Requirements, choose, without_mask
+from anyformer.attention.choose import Requirements, choose, sees_whole_rows, without_mask
 from anyformer.attention.flex import lower_blocks
 from anyformer.attention.layout import Layout, Role, sees
 from anyformer.attention.lowered import Dense, FewQueries, Lowered, Relation
@@ -44,9 +44,12 @@ def lower(
         case "varlen":
             lowered = lower_documents(pattern, q, k, dense)
         case "decode":
-            form = dense()
-            pages = k.pages if role == "cached" and needs.latent is None else None
-            lowered = FewQueries(form.mask, form.bias, form.has_key, pages)
+            pages = k.pages if needs.latent is None else None
+            if pages is not None and sees_whole_rows(pattern, q, k, positions.scheme):
+                lowered = FewQueries(pages=pages)
+            else:
+                form = dense()
+                lowered = FewQueries(form.mask, form.bias, form.has_key, pages)
         case "eager":
             lowered = dense()._replace(kernel="eager")
         case "sdpa":

@@ -14,6 +14,9 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from anyformer.attention.layout import Pages, WholeRows
 from anyformer.config import NoPosition, Pattern, Rotation, Scheme
+from anyformer.config.position import RotaryScheme
+from anyformer.kernels.paged import rotate_heads
+from anyformer.kernels.runtime import runs_fused
 
 Kernel = Literal["eager", "sdpa", "flex", "varlen", "decode"]
 Index = Tensor  # a scalar tensor: flex calls its functions for one row, head, query and key at a time
@@ -36,6 +39,11 @@ class FewQueries(NamedTuple):
     bias: Tensor | None = None
     has_key: Tensor | None = None
     pages: Pages | None = None  # keys and values are pools [1, g, slots, k], read by these; None: they are [b, g, s, k]
+
+    @property
+    def reads_whole_rows(self) -> bool:
+        """Whether each row has one query, which sees all keys in its pages."""
+        return self.pages is not None and self.mask is None and self.bias is None
 
 
 class Blocks(NamedTuple):
@@ -96,7 +104,11 @@ class Relation(NamedTuple):
 
     def rotate(self, x: Tensor) -> Tensor:
         """Return queries or keys [b, h, t, k] rotated to their positions; x itself if the scheme rotates nothing."""
-        return x if self.rotation is None else self.scheme.rotate(x, self.rotation)
+        if self.rotation is None:
+            return x
+        if runs_fused(x) and isinstance(self.scheme, RotaryScheme) and self.rotation.cos.shape[-1] == x.shape[-1]:
+            return rotate_heads(x, *self.rotation)
+        return self.scheme.rotate(x, self.rotation)
 
     def gather(self, x: Tensor) -> Tensor:
         """Return the keys or values [b, g, t, k] of whole rows; x itself if they are whole already."""

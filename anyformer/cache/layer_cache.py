@@ -80,6 +80,12 @@ class LayerCache:
         old = self.cross or (None, None)
         self.cross = copy_into(old[0], k), copy_into(old[1], v)
 
+    def read_cross(self, by_page: bool = False) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of cross-attention; a paged cache may return the pools of their pages."""
+        assert self.cross is not None
+        assert not by_page
+        return self.cross
+
     def own(self) -> tuple[Tensor, ...]:
         """Return the tensors of self-attention."""
         return *self.keys.tensors(), *self.values.tensors()

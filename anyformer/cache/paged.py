@@ -18,6 +18,8 @@ from anyformer.cache.kv_cache import Cache
 from anyformer.cache.layer_cache import LayerCache, Sizes
 from anyformer.cache.ring import SlotWriter, Step
 from anyformer.conventions import PADDING
+from anyformer.kernels.paged import write_pages
+from anyformer.kernels.runtime import runs_fused
 
 
 class PagedSlots(NamedTuple):
@@ -122,6 +124,10 @@ class PagedLayer(NamedTuple):
     source: PagedSlots | None
 
     def append(self, k: Tensor, v: Tensor, writer: SlotWriter) -> tuple[Tensor, Tensor]:
+        pools = self.own.keys.numbers, self.own.values.numbers
+        if isinstance(writer, PagedSlots) and not writer.gathers and runs_fused(k):
+            write_pages(pools, (k, v), writer.at, writer.is_token)
+            return pools
         return self.own.append(k, v, writer)
 
     def keep_cross(self, k: Tensor, v: Tensor) -> None:
@@ -130,11 +136,11 @@ class PagedLayer(NamedTuple):
         for store, new in ((self.across.keys, k), (self.across.values, v)):
             self.source.store(store.numbers, new.to(store.numbers.dtype))
 
-    @property
-    def cross(self) -> tuple[Tensor, Tensor] | None:
-        if self.across is None or self.source is None:
-            return None
-        return self.source.read(self.across.keys.numbers), self.source.read(self.across.values.numbers)
+    def read_cross(self, by_page: bool = False) -> tuple[Tensor, Tensor]:
+        assert self.across is not None
+        assert self.source is not None
+        pools = self.across.keys.numbers, self.across.values.numbers
+        return pools if by_page else (self.source.read(pools[0]), self.source.read(pools[1]))
 
 
 class PagedCache:
@@ -161,7 +167,7 @@ class PagedCache:
         slots: PagedSlots | None = None
         if source is not None:
             if new_source is None:
-                self.source = _keys(source.table.shape[1] * pool.page_size, source.lengths)
+                self.source = _keys(source.table, pool.page_size, source.lengths)
             index = torch.arange(new_source or 1, device=table.device).expand(len(table), -1)
             slots = PagedSlots.of(source.table, pool.page_size, index, index < source.lengths[:, None])
         self.layers = [PagedLayer(own, across, slots) for own, across in zip(pool.layers, pool.cross, strict=True)]
@@ -184,9 +190,8 @@ class PagedCache:
         slots = PagedSlots.of(self.table, self.pool.page_size, new.positions, is_token)
         if self.fresh:
             return {None: Step(new, FreshSlots(slots))}
-        keys = _keys(self.table.shape[1] * self.pool.page_size, self.lengths + is_token.sum(dim=1))
-        keys = keys._replace(pages=None if self.pool.int8 else Pages(self.table, self.pool.page_size))
-        return {None: Step(keys, slots)}
+        keys = _keys(self.table, self.pool.page_size, self.lengths + is_token.sum(dim=1))
+        return {None: Step(keys._replace(pages=None) if self.pool.int8 else keys, slots)}
 
     def make_layout(
         self, batch: int, length: int, segments: Tensor | None, positions: Tensor | None, marks: Tensor | None = None
@@ -204,8 +209,9 @@ class PagedCache:
 AnyCache = Cache | PagedCache
 
 
-def _keys(slots: int, lengths: Tensor) -> Layout:
-    """Return the layout of the first `lengths` [b] of `slots` tokens; padding is at position 0, as everywhere."""
-    index = torch.arange(slots, device=lengths.device)
+def _keys(table: Tensor, size: int, lengths: Tensor) -> Layout:
+    """Return the layout of rows of `lengths` [b] tokens in pages; padding is at position 0, as everywhere."""
+    index = torch.arange(table.shape[1] * size, device=lengths.device)
     is_token = index < lengths[:, None]
-    return Layout(torch.where(is_token, index, 0), torch.where(is_token, 0, PADDING))
+    positions, segments = torch.where(is_token, index, 0), torch.where(is_token, 0, PADDING)
+    return Layout(positions, segments, pages=Pages(table, size, lengths))

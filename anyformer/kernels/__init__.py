@@ -6,9 +6,11 @@ dependent_launch  Programmatic dependent launch (PDL) in compiled steps
 fused_activation  Linear layer and activation as one op, in compiled half-precision training
 gelu              A faster GELU where torch's erf or tanh dominates
 matmul            Linear layers on few rows, as in decode steps
+paged             New tokens of a paged KV cache, and rotated heads, each by one kernel
 prepacked         Weights in the memory layout of the CPU kernels, kept while a model decodes
 private           Private functions of torch, looked up lazily, each with a public fallback
 reorder_rows      Reorder the rows of a cache within groups, in place, by one kernel
 runtime           Device, data type and mode of a layer, which decide the kernels that can run
 triton_kernels    Triton kernels, imported where they run
+triton_paged      Triton kernels of a paged KV cache
 """

@@ -23,6 +23,11 @@ def in_compiled_half_step(x: Tensor) -> bool:
     return usual and Runtime.of(x, training=True).dtype in HALF
 
 
+def runs_fused(x: Tensor) -> bool:
+    """Whether x is read on CUDA without gradients and without the compiler: kernels then replace several of torch's."""
+    return HAS_TRITON and x.is_cuda and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+
+
 def autocast_dtype(device: str) -> torch.dtype | None:
     """Return the data type of autocast on a kind of device, or None if autocast is off; meta has none."""
     return torch.get_autocast_dtype(device) if device != "meta" and torch.is_autocast_enabled(device) else None

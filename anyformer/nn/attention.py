@@ -80,9 +80,7 @@ class MultiHeadAttention(nn.Module):
     def _project_cross(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
         q = ctx.tap("q", self.q_norm(split_heads(self.q(x), self.heads)))
         if ctx.encoder_out is None:
-            assert ctx.cache is not None
-            assert ctx.cache.layer.cross is not None
-            return q, *ctx.cache.layer.cross
+            return q, *ctx.read_cross()
         k, v = (split_heads(part, self.groups) for part in self.kv.split(ctx.encoder_out))
         k, v = ctx.tap("k", self.k_norm(k)), ctx.tap("v", v)
         if ctx.cache is not None:

@@ -93,8 +93,12 @@ class Context(NamedTuple):
         """
         if self.cache is None:
             return k, v
-        lowered = None if self.relation is None else self.relation.lowered
-        return self.cache.append(k, v, by_page=isinstance(lowered, FewQueries) and lowered.pages is not None)
+        return self.cache.append(k, v, by_page=_reads_pages(self.relation))
+
+    def read_cross(self) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of cross-attention from the cache [b, g, s, k], or the pools of their pages."""
+        assert self.cache is not None
+        return self.cache.layer.read_cross(_reads_pages(self.cross))
 
     def with_memory(self, x: Tensor) -> Tensor:
         """Return the tokens of the segment memory, then new ones [b, t, d]."""
@@ -113,3 +117,8 @@ class Context(NamedTuple):
 
     def tap(self, name: str, x: Tensor) -> Tensor:
         return x if self.taps is None else self.taps(name, x)
+
+
+def _reads_pages(relation: Relation | None) -> bool:
+    lowered = None if relation is None else relation.lowered
+    return isinstance(lowered, FewQueries) and lowered.pages is not None

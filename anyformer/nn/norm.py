@@ -4,10 +4,11 @@ from typing import Any, assert_never
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from anyformer.attention.layout import Layout, real
 from anyformer.config import BatchNorm, LayerNorm, NoNorm, Norm, RMSNorm
-from anyformer.kernels.runtime import at_least_fp32, in_compiled_half_step
+from anyformer.kernels.runtime import at_least_fp32, in_compiled_half_step, runs_fused
 from anyformer.nn.aux_outputs import AuxOutputs, TrackedModule, identity
 
 
@@ -30,6 +31,10 @@ class RootMeanSquare(nn.Module):
         weight = self.weight + self.offset if self.offset else self.weight
         if _narrows(self, x):
             return _normed(x, weight, None, self.eps, False)
+        if runs_fused(x) and weight.dtype is x.dtype:  # one kernel
+            if self.cast_first:
+                return F.rms_norm(x, weight.shape, None, self.eps) * weight
+            return F.rms_norm(x, weight.shape, weight, self.eps)
         y = at_least_fp32(x)
         mean = y.square().sum(-1, keepdim=True) * (1 / y.shape[-1])  # `mean` itself takes three times as long on a CPU
         y = y * torch.rsqrt(mean + self.eps)

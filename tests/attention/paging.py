@@ -18,7 +18,7 @@ def to_pages(k: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor, Pages]:
         pool = x.new_zeros(1 + rows * count, x.shape[1], size, x.shape[3])
         pool[table.flatten()] = padded.transpose(1, 2).flatten(0, 1)
         pools.append(pool.transpose(0, 1).flatten(1, 2)[None])
-    return pools[0], pools[1], Pages(table, size)
+    return pools[0], pools[1], Pages(table, size, torch.full((rows,), k.shape[2], device=k.device))
 
 
 def fill_up(x: Tensor, pages: Pages, value: float) -> Tensor:

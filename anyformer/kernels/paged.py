@@ -1,0 +1,32 @@
+"""Kernels of decode steps over a paged KV cache; see `attention/few_queries.py` for reading it."""
+
+from torch import Tensor
+
+from anyformer.conventions import next_power_of_two
+
+
+def write_pages(pools: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], slots: Tensor, is_token: Tensor) -> None:
+    """Write new keys and values [b, g, t, k] to their slots [b, t] of pools [1, g, slots, k]; padding as zeros."""
+    from anyformer.kernels.triton_paged import write_pages as kernel
+
+    (keys, values), (k, v) = pools, (x if x.stride(-1) == 1 else x.contiguous() for x in new)
+    (b, g, t, width), k_v = k.shape, v.shape[-1]
+    kernel[(b * t,)](
+        k, v, keys, values, slots.contiguous(), is_token.contiguous(), t, g, *k.stride()[:3], *v.stride()[:3],
+        keys.stride(1), values.stride(1), width, k_v,
+        G=next_power_of_two(g), K=next_power_of_two(width), V=next_power_of_two(k_v),
+    )  # fmt: skip
+
+
+def rotate_heads(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return heads [b, h, t, k] rotated by angles [b or 1, 1, t, k], as `RotaryScheme.rotate` does."""
+    from anyformer.kernels.triton_paged import rotate_heads as kernel
+
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    b, h, t, width = x.shape
+    out = x.new_empty(b, t, h, width)
+    kernel[(b * t,)](
+        x, cos, sin, out, h, t, width // 2, *x.stride()[:3], 0 if len(cos) == 1 else cos.stride(0), cos.stride(2),
+        H=next_power_of_two(h), HALF=next_power_of_two(width // 2),
+    )  # fmt: skip
+    return out.transpose(1, 2)
