@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from anyformer.config import LM, Tokens
 from anyformer.decoding.strategy import Beam, Sampling
@@ -15,7 +15,7 @@ from anyformer.run import Run
 from anyformer.serve.adapters import share_body
 from anyformer.serve.admission import check_generation, limits_of
 from anyformer.serve.encoders import EncodeServer, Scoring, TextJob, encode_kinds
-from anyformer.serve.job import Job, Mailbox, Outbox, Server
+from anyformer.serve.job import Item, Job, Mailbox, Outbox, Server
 from anyformer.serve.paged_server import PagedServer
 from anyformer.serve.pool import why_not_paged
 from anyformer.serve.request import (
@@ -119,9 +119,20 @@ class Engine:
 
         A request that cannot be answered raises here. Closing the iterator cancels the request.
         """
-        if isinstance(generation.strategy, Beam):
-            raise Unsupported("beam search has no next token: use `search`")
-        return Answer(self._enqueue(generation, model, search=False))
+        return Answer(self._enqueue(_sampled(generation), model))
+
+    async def complete(self, generation: Generation, model: str | None = None) -> tuple[list[Token], Finished]:
+        """Return all tokens of a sampled or greedy answer at its end: faster than one by one."""
+        job = self._enqueue(_sampled(generation), model, streams=False)
+        try:
+            items = await job.receive()
+        finally:
+            job.cancelled = True  # no effect on a finished job
+        end = items.pop()
+        if isinstance(end, Exception):
+            raise end
+        assert isinstance(end, Finished)
+        return cast(list[Token], items), end
 
     async def search(self, generation: Generation, n_best: int = 1, model: str | None = None) -> list[Hypothesis]:
         """Return the `n_best` hypotheses of a beam search, best first."""
@@ -132,9 +143,9 @@ class Engine:
         penalty = generation.strategy.length_penalty
         if generation.strategy == Beam(beams=1, length_penalty=penalty):
             return [await self._greedy(generation, penalty, model)]
-        job = self._enqueue(generation, model, search=True)
+        job = self._enqueue(generation, model)
         try:
-            item = await job.receive()
+            item = (await job.receive())[-1]
         finally:
             job.cancelled = True  # no effect on a finished job
         if isinstance(item, Finished):
@@ -144,23 +155,26 @@ class Engine:
 
     async def _greedy(self, generation: Generation, penalty: float, model: str | None) -> Hypothesis:
         """Return the hypothesis of a search with one beam: the greedy answer, which is decoded faster."""
-        ids, total = list[int](), 0.0
-        async for event in self.submit(replace(generation, strategy=Sampling(), top=0), model):
-            if isinstance(event, Token):
-                ids.append(event.id)
-                total += event.logprob or 0.0
-            elif event.reason in ("error", "cancelled"):
-                raise Failed(event.message or "the search was cancelled")
-        return Hypothesis(tuple(ids), total / max(len(ids), 1) ** penalty)
+        tokens, end = await self.complete(replace(generation, strategy=Sampling(), top=0), model)
+        if end.reason in ("error", "cancelled"):
+            raise Failed(end.message or "the search was cancelled")
+        total = sum(token.logprob or 0.0 for token in tokens)
+        return Hypothesis(tuple(token.id for token in tokens), total / max(len(tokens), 1) ** penalty)
 
     async def encode(self, kind: EncodeKind, texts: list[str], model: str | None = None, **options: Any) -> list[Any]:
         """Return one item per text: a vector, labels, tags, a score, fillings of masks, or a number."""
-        name = self._find(model)
+        return (await self.encode_counted(kind, texts, model, **options))[0]
+
+    async def encode_counted(
+        self, kind: EncodeKind, texts: list[str], model: str | None = None, **options: Any
+    ) -> tuple[list[Any], int]:
+        """Do the same, and return how many tokens the model read; 0 for scores."""
+        name, tokens = self._find(model), 0
         if kind not in self.models[name].kinds:
             able = ", ".join(self.models[name].kinds) or "nothing"
             raise Unsupported(f"{name} cannot {kind}; it can {able}")
         if not texts:
-            return []
+            return [], 0
         server, future = self._encoders[name], asyncio.get_running_loop().create_future()
         if server.waiting >= self.limits.queue:
             raise QueueFull(f"{server.waiting} requests wait already: try again later")
@@ -168,10 +182,9 @@ class Engine:
             job: TextJob | Scoring = Scoring(lambda: server.run.score(texts, **options), future)
         else:
             examples, items = await asyncio.to_thread(server.prepare, kind, texts, **options)
-            job = TextJob(examples, items, future)
+            job, tokens = TextJob(examples, items, future), sum(example.length for example in examples)
         self._send(lambda: server.add(job))
-        found: list[Any] = await future
-        return found
+        return await future, tokens
 
     def stats(self) -> dict[str, Stats]:
         """Return counters and gauges of each model."""
@@ -185,12 +198,12 @@ class Engine:
             raise UnknownModel(f"{what}; known: {', '.join(self.models)}")
         return model
 
-    def _enqueue(self, generation: Generation, model: str | None, search: bool) -> Job:
+    def _enqueue(self, generation: Generation, model: str | None, streams: bool = True) -> Job:
         name = self._find(model)
         check_generation(self.models[name], self._bodies[name], self.limits, generation)
         server, mailbox = self._servers[name], _mailbox()
         server.check(generation)
-        job = Job(generation, mailbox, search)
+        job = Job(generation, mailbox, isinstance(generation.strategy, Beam), streams)
         self._send(lambda: server.add(job), server.stats)
         return job
 
@@ -244,6 +257,7 @@ class Answer:
 
     def __init__(self, job: Job):
         self._job, self._over = job, False
+        self._items: list[Item] = []  # delivered, the next one last
 
     def __aiter__(self) -> Self:
         return self
@@ -251,11 +265,13 @@ class Answer:
     async def __anext__(self) -> Event:
         if self._over:
             raise StopAsyncIteration
-        try:
-            item = await self._job.receive()
-        except asyncio.CancelledError:
-            await self.aclose()
-            raise
+        if not self._items:
+            try:
+                self._items = (await self._job.receive())[::-1]
+            except asyncio.CancelledError:
+                await self.aclose()
+                raise
+        item = self._items.pop()
         if isinstance(item, Exception):
             raise item
         assert not isinstance(item, list)
@@ -271,6 +287,12 @@ class Answer:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+
+def _sampled(generation: Generation) -> Generation:
+    if isinstance(generation.strategy, Beam):
+        raise Unsupported("beam search has no next token: use `search`")
+    return generation
 
 
 def _mailbox() -> Mailbox:

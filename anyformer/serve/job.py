@@ -10,23 +10,27 @@ from anyformer.serve.request import Event, Finished, Generation, Hypothesis, Tok
 from anyformer.serve.stats import Stats
 
 Item = Event | list[Hypothesis] | Exception
-Mailbox = tuple[asyncio.AbstractEventLoop, "asyncio.Queue[Item]"]
+Mailbox = tuple[asyncio.AbstractEventLoop, "asyncio.Queue[list[Item]]"]
 PATIENCE = 0.02  # seconds between two deliveries of tokens
 
 
 class Job:
     """A generation request with its mailbox and times. With `search`, the result is hypotheses instead of tokens.
 
-    A job without a mailbox is for an outbox that collects the events itself.
+    Without `streams`, all events are delivered at the end. A job without a mailbox is for an outbox that collects the
+    events itself.
     """
 
-    def __init__(self, generation: Generation, mailbox: Mailbox | None = None, search: bool = False):
-        self.generation, self.mailbox, self.search = generation, mailbox, search
+    def __init__(
+        self, generation: Generation, mailbox: Mailbox | None = None, search: bool = False, streams: bool = True
+    ):
+        self.generation, self.mailbox, self.search, self.streams = generation, mailbox, search, streams
+        self.events: list[Item] = []  # not delivered yet
         self.arrived, self.newest = time.perf_counter(), 0.0
         self.started = self.cancelled = False  # a cancelled job is dropped at the next step
 
-    async def receive(self) -> Item:
-        """Return the next item of the mailbox."""
+    async def receive(self) -> list[Item]:
+        """Return the next events of the mailbox, at least one."""
         assert self.mailbox is not None
         return await self.mailbox[1].get()
 
@@ -40,7 +44,7 @@ class Outbox:
 
     def __init__(self, stats: Stats):
         self.stats = stats
-        self._items: dict[Job, list[Item]] = {}
+        self._waiting: set[Job] = set()  # jobs with events to deliver
         self._urgent: set[Job] = set()
         self._due = 0.0
 
@@ -58,10 +62,13 @@ class Outbox:
             self.stats.token_time.add(now - job.newest)
         else:
             self.stats.first_token_time.add(now - job.arrived)
-            self._urgent.add(job)
+            if job.streams:
+                self._urgent.add(job)
         job.newest = now
         self.stats.generated_tokens += 1
-        self._items.setdefault(job, []).append(token)
+        job.events.append(token)
+        if job.streams:
+            self._waiting.add(job)
 
     def finish(self, job: Job, end: Finished, found: Sequence[Hypothesis] | None = None) -> None:
         """End a job; `found` are the hypotheses of a search."""
@@ -72,31 +79,33 @@ class Outbox:
         stats.prompt_tokens += end.prompt_tokens
         stats.cached_tokens += end.cached_tokens
         stats.request_time.add(time.perf_counter() - job.arrived)
-        self._items.setdefault(job, []).append(end if found is None else list(found))
+        job.events.append(end if found is None else list(found))
         self._urgent.add(job)
 
     def flush(self) -> None:
         """Hand over all that is due, at the end of a step."""
         now = time.perf_counter()
+        due = self._urgent
         if now >= self._due:
-            due, self._items, self._due = self._items, {}, now + PATIENCE
-        else:
-            due = {job: self._items.pop(job) for job in self._urgent}
-        self._urgent.clear()
-        loops: defaultdict[asyncio.AbstractEventLoop, list[tuple[asyncio.Queue[Item], list[Item]]]] = defaultdict(list)
-        for job, items in due.items():
+            due, self._due = due | self._waiting, now + PATIENCE
+        self._waiting, self._urgent = self._waiting - due, set()
+        loops: defaultdict[asyncio.AbstractEventLoop, list[Delivery]] = defaultdict(list)
+        for job in due:
             assert job.mailbox is not None
             loop, queue = job.mailbox
-            loops[loop].append((queue, items))
+            loops[loop].append((queue, job.events))
+            job.events = []
         for loop, each in loops.items():
             if not loop.is_closed():
                 loop.call_soon_threadsafe(_deliver, each)
 
 
-def _deliver(each: list[tuple["asyncio.Queue[Item]", list[Item]]]) -> None:
+Delivery = tuple["asyncio.Queue[list[Item]]", list[Item]]
+
+
+def _deliver(each: list[Delivery]) -> None:
     for queue, items in each:
-        for item in items:
-            queue.put_nowait(item)
+        queue.put_nowait(items)
 
 
 class Server(Protocol):

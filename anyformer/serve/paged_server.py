@@ -16,11 +16,11 @@ from anyformer.serve.beams import Beams
 from anyformer.serve.job import Job, Outbox
 from anyformer.serve.pages import Pages, count_pages_for
 from anyformer.serve.pool import count_pages, new_pool
-from anyformer.serve.readback import Readback, can_wait
+from anyformer.serve.readback import Unread, can_wait
 from anyformer.serve.request import Generation, Limits, Reason, Token, TooLong
 from anyformer.serve.runner import Row, Runner, next_logits
-from anyformer.serve.sampler import choose, score
-from anyformer.serve.sequence import Sequence
+from anyformer.serve.sampler import choose, is_greedy, score
+from anyformer.serve.sequence import Sequence, on_device
 from anyformer.serve.stats import Stats
 
 NOT_FINITE = "the model's logits are not finite"
@@ -49,11 +49,11 @@ class PagedServer:
         self.running: list[Sequence] = []
         self.stats.pages = self.pages.total
         self.overlaps = self.device.type == "cuda"  # whether tokens are read one step late
-        self._pending: Readback | None = None
+        self._unread = Unread()
 
     @property
     def busy(self) -> bool:
-        return bool(self.waiting or self.prefilling or self.running or self._pending)
+        return bool(self.waiting or self.prefilling or self.running or self._unread.parts)
 
     def check(self, generation: Generation) -> None:
         """Raise `TooLong` if a request would not fit into an empty pool."""
@@ -92,24 +92,28 @@ class PagedServer:
 
     def _next_prefill(self, out: Outbox) -> list[Sequence]:
         """Return the requests whose prompts are read in this step; waiting ones join while rows and pages last."""
-        while self.waiting and self._admit(self.waiting[0]):
+        used = sum(s.rows for s in (*self.prefilling, *self.running)) if self.waiting else 0
+        while self.waiting and self._admit(self.waiting[0], used):
             sequence = self.waiting.popleft()
+            used += sequence.rows
             self.prefilling.append(sequence)
             out.start(sequence.job)
+        if not self.prefilling or self.limits.reproducible:
+            return self.prefilling[:1]
+        chunk = self.limits.chunk
+        first = self.prefilling[0].next_size(chunk)
         batch: list[Sequence] = []
         longest = 0
-        for sequence in self.prefilling:
-            length = max(len(sequence.part(self.limits.chunk)), 0 if sequence.has_source else len(sequence.source))
-            longest = max(longest, length)
-            full = self.limits.reproducible or longest * (len(batch) + 1) > self.limits.prefill_tokens
-            if batch and full:
+        # the oldest, and those of similar length, so that little is padded
+        for sequence in sorted(self.prefilling, key=lambda s: abs(s.next_size(chunk) - first)):
+            longest = max(longest, sequence.next_size(chunk))
+            if batch and longest * (len(batch) + 1) > self.limits.prefill_tokens:
                 break
             batch.append(sequence)
         return batch
 
-    def _admit(self, sequence: Sequence) -> bool:
-        """Take rows and pages for a waiting request, as far as its prompt needs them."""
-        used = sum(s.rows for s in (*self.prefilling, *self.running))
+    def _admit(self, sequence: Sequence, used: int) -> bool:
+        """Take rows, of which some are used, and pages for a waiting request, as far as its prompt needs them."""
         if used + sequence.rows > self.limits.max_rows:
             return False
         known = self._known_pages(sequence)
@@ -152,21 +156,27 @@ class PagedServer:
         model = self.models[sequences[0].generation.adapter]
         rows = [_row(s, s.tables[0], s.part(self.limits.chunk)) for s in sequences]
         hidden = self.runner.prefill(model, rows, with_sources)
-        complete: list[tuple[Sequence, Tensor]] = []
+        complete: list[int] = []
         for i, (sequence, row) in enumerate(zip(sequences, rows, strict=True)):
             before, sequence.read = sequence.read, sequence.read + len(row.new)
             sequence.has_source = True
             if sequence.generation.prompt_logprobs and not sequence.answer:
                 self._score_prompt(sequence, model, hidden[i, : len(row.new)], before)
             if sequence.read == sequence.length:
-                complete.append((sequence, hidden[i, len(row.new) - 1]))
+                complete.append(i)
                 self._remember(sequence)
-        if complete:
-            found = next_logits(model, torch.stack([last for _, last in complete]))
-            for sequence, _ in complete:
-                self.prefilling.remove(sequence)
-                self.running.append(sequence)
-            self._choose([sequence for sequence, _ in complete], found, out)
+        if not complete:
+            return
+        at, last = on_device([(i, len(rows[i].new) - 1) for i in complete], self.device).unbind(1)
+        found = next_logits(model, hidden[at, last])
+        ready = [sequences[i] for i in complete]
+        for sequence in ready:
+            self.prefilling.remove(sequence)
+            self.running.append(sequence)
+        if self.overlaps and all(sequence.can_wait for sequence in ready):
+            self._unread.add(ready, torch.stack(choose(ready, found)))
+        else:
+            self._choose(ready, found, out)
 
     def _score_prompt(self, sequence: Sequence, model: Transformer, hidden: Tensor, before: int) -> None:
         """Store the log-probabilities of the tokens that follow hidden states [t, d] from position `before` on."""
@@ -183,7 +193,7 @@ class PagedServer:
         ready: list[Sequence] = []
         for sequence in sorted(self.running, key=lambda s: s.order):
             while sequence.tables and not self._extend(sequence):
-                if self._pending is not None:  # requests that end with it free pages
+                if self._unread.parts:  # requests that end with them free pages
                     self._settle(out)
                     continue
                 newest = max((*self.prefilling, *self.running), key=lambda s: s.order)
@@ -226,31 +236,26 @@ class PagedServer:
 
     def _decode_ahead(self, sequences: List[Sequence], out: Outbox) -> None:
         """Run a step on tokens that may be known to the device only; then read those of the step before."""
-        before = self._pending
         sequences = [s for s in sequences if s.left > 0]
-        self._pending = None
         if sequences:
             model = self.models[sequences[0].generation.adapter]
-            newest = [s.answer[-1] if before is None else before.newest(s) for s in sequences]
+            newest, ids = self._unread.newest(sequences)
             rows = [_row(s, s.tables[0], [id]) for s, id in zip(sequences, newest, strict=True)]
-            chosen = choose(sequences, self.runner.decode(model, rows, None if before is None else before.ids))
+            plain = is_greedy(sequences)
+            found = self.runner.decode(model, rows, ids, plain)
+            chosen = found.clone() if plain else torch.stack(choose(sequences, found))
             for sequence in sequences:
                 sequence.read += 1
-        if before is not None:
-            self._take(before, out)
+        self._settle(out)
         if sequences:
-            self._pending = Readback(sequences, chosen)
+            self._unread.add(sequences, chosen)
 
     def _settle(self, out: Outbox) -> None:
-        """Read the tokens of the last step."""
-        if self._pending is not None:
-            before, self._pending = self._pending, None
-            self._take(before, out)
-
-    def _take(self, before: Readback, out: Outbox) -> None:
-        for sequence, id, ok in zip(before.sequences, *before.wait(), strict=True):
-            if sequence.tables:  # otherwise it was cancelled
-                self._append(sequence, id, bool(ok), out)
+        """Read the tokens that are known to the device only."""
+        for part in self._unread.pop():
+            for sequence, id, ok in zip(part.sequences, *part.wait(), strict=True):
+                if sequence.tables:  # otherwise it was cancelled
+                    self._append(sequence, id, bool(ok), out)
 
     def _decode(self, sequences: List[Sequence], out: Outbox) -> None:
         if not sequences:
@@ -341,7 +346,7 @@ class PagedServer:
         out.finish(sequence.job, sequence.end(reason, message), found)
 
     def fail(self, out: Outbox, message: str) -> None:
-        self._pending = None
+        self._unread.pop()
         for sequence in (*self.waiting, *self.prefilling, *self.running):
             self._finish(sequence, out, "error", message)
 

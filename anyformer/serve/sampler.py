@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Sequence as List
 from functools import lru_cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,17 +22,9 @@ from anyformer.decoding.sampling import Choice, greedy, sample
 from anyformer.decoding.strategy import Sampling
 from anyformer.kernels.runtime import at_least_fp32
 from anyformer.serve.request import Token
-from anyformer.serve.sequence import Sequence, on_device
+from anyformer.serve.sequence import Options, Sequence, on_device
 
 WITHOUT_HISTORY = (Temperature, TopK, TopP, MinP, Typical)
-
-
-class Options(NamedTuple):
-    """Options that requests share if they are processed together."""
-
-    sampling: Sampling
-    stop: tuple[int, ...]
-    constrained: bool
 
 
 @lru_cache(maxsize=256)
@@ -41,15 +32,22 @@ def _processors(options: Options, vocab: int, device: torch.device) -> tuple[Pro
     return build(options.sampling, vocab=vocab, stop=options.stop, device=device)
 
 
+def is_greedy(sequences: List[Sequence]) -> bool:
+    """Return whether the next token of each request is the most probable one, without any processing."""
+    first = sequences[0].options
+    same = first is not None and all(sequence.options is first for sequence in sequences)
+    return same and first is not None and first.sampling == Sampling() and not first.constrained
+
+
 def choose(sequences: List[Sequence], logits: Tensor) -> Choice:
     """Return the next token of each request from logits [n, v]."""
+    first = sequences[0].options
+    if first is not None and all(sequence.options is first for sequence in sequences):
+        return _choose(first, sequences, logits)
     groups: defaultdict[Options, list[int]] = defaultdict(list)
     for i, sequence in enumerate(sequences):
-        generation = sequence.generation
-        assert isinstance(generation.strategy, Sampling)
-        groups[Options(generation.strategy, generation.stop, generation.constraint is not None)].append(i)
-    if len(groups) == 1:
-        return _choose(next(iter(groups)), sequences, logits)
+        assert sequence.options is not None
+        groups[sequence.options].append(i)
     ids = torch.zeros(len(logits), dtype=torch.long, device=logits.device)
     ok = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
     for options, rows in groups.items():
@@ -71,8 +69,8 @@ def _choose(options: Options, sequences: List[Sequence], logits: Tensor) -> Choi
         logits = process(processors, history(sequences if needed else (), device), logits)
     if options.sampling.temperature == 0:
         return greedy(logits)
-    seeds = torch.cat([sequence.seed for sequence in sequences if sequence.seed is not None])
-    steps = on_device([len(sequence.answer) + sequence.unread for sequence in sequences], device)
+    counts = [(sequence.seed, len(sequence.answer) + sequence.unread) for sequence in sequences]
+    seeds, steps = on_device(counts, device).unbind(1)
     return sample(logits, seeds, steps)
 
 

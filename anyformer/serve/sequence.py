@@ -1,14 +1,15 @@
 """The state of a request that is being answered: its tokens, its pages, and how far it was read."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from anyformer.decoding.generate import seeds_of
-from anyformer.decoding.strategy import Beam
+from anyformer.decoding.strategy import Beam, Sampling
 from anyformer.serve.job import Job
 from anyformer.serve.pages import chain
 from anyformer.serve.request import Finished, Reason, Token
@@ -21,6 +22,20 @@ def on_device(values: Any, device: torch.device) -> Tensor:
     """Return integers as a tensor, copied to a device without waiting for it."""
     x = torch.from_numpy(np.asarray(values, dtype=np.int64))
     return x if device.type == "cpu" else x.pin_memory().to(device, non_blocking=True)
+
+
+class Options(NamedTuple):
+    """Options that requests share if they are processed together."""
+
+    sampling: Sampling
+    stop: tuple[int, ...]
+    constrained: bool
+
+
+@lru_cache(maxsize=256)
+def _one(options: Options) -> Options:
+    """Return the same object for equal options: to compare objects takes no time."""
+    return options
 
 
 class Sequence:
@@ -42,9 +57,13 @@ class Sequence:
         self.cached = 0  # tokens of the prompt that earlier requests had read
         self.prompt_scores: list[Token] = []
         self.beams: Beams | None = None
-        self.seed: Tensor | None = None
-        if not isinstance(generation.strategy, Beam) and generation.strategy.temperature:
-            self.seed = seeds_of(generation.seed, 1, device)
+        self.seed = 0
+        self.options: Options | None = None  # None in a beam search
+        if not isinstance(generation.strategy, Beam):
+            constrained = generation.constraint is not None
+            self.options = _one(Options(generation.strategy, generation.stop, constrained))
+            if generation.strategy.temperature:
+                self.seed = int(seeds_of(generation.seed, 1, torch.device("cpu")))
         constraint = generation.constraint
         self.state = None if constraint is None else torch.tensor([constraint.start()], device=device)
 
@@ -71,6 +90,10 @@ class Sequence:
     def keys(self, size: int) -> Iterator[bytes]:
         """Yield the hashes of its full pages."""
         return chain(self.ids, size, self.generation.adapter or "")
+
+    def next_size(self, chunk: int) -> int:
+        """Return how many tokens of the prompt, or of the source, the next prefill call reads."""
+        return max(min(chunk, self.length - self.read), 0 if self.has_source else len(self.source))
 
     def part(self, chunk: int) -> list[int]:
         """Return the tokens that the next prefill call reads."""

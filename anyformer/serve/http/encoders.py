@@ -138,18 +138,17 @@ def add_encoders(app: FastAPI, service: Service) -> None:
         """Return a vector of each text."""
         run, texts = service.find(body.model, "embed"), as_list(body.input)
         run.check_texts(texts, "input")
-        vectors = await unless_gone(request, service.encode("embed", texts, run))
+        vectors, count = await unless_gone(request, service.encode_counted("embed", texts, run))
         size = len(vectors[0])
         if body.dimensions not in (None, size):
             what = f"= {body.dimensions}: the vectors of {run.name} have {size} values and cannot be shortened"
             raise ApiError(400, f"dimensions {what}", param="dimensions")
         data = []
         for i, vector in enumerate(vectors):
-            value: Any = [float(x) for x in vector]
-            if body.encoding_format == "base64":
-                value = base64.b64encode(np.asarray(vector, dtype="<f4").tobytes()).decode()
+            vector = np.asarray(vector, dtype="<f4")
+            in_bytes = body.encoding_format == "base64"
+            value: Any = base64.b64encode(vector.tobytes()).decode() if in_bytes else vector.tolist()
             data.append({"object": "embedding", "index": i, "embedding": value})
-        count = sum(map(len, await asyncio.to_thread(run.tokenizer.encode_batch, texts)))
         return listed(run, data, {"prompt_tokens": count, "completion_tokens": 0, "total_tokens": count})
 
     @app.post("/v1/classify", response_model=replies.Classifications, tags=["Encoders"])

@@ -162,9 +162,15 @@ class Service:
         return run
 
     async def encode(self, kind: EncodeKind, texts: list[str], run: ServedRun, **options: Any) -> list[Any]:
+        return (await self.encode_counted(kind, texts, run, **options))[0]
+
+    async def encode_counted(
+        self, kind: EncodeKind, texts: list[str], run: ServedRun, **options: Any
+    ) -> tuple[list[Any], int]:
+        """Return one item per text, and how many tokens the model read."""
         if len(texts) > self.limits.texts:
             raise ApiError(400, f"there are {len(texts)} texts, and the limit is {self.limits.texts}", param="input")
-        return await self.engine.encode(kind, texts, run.model.name, **options)
+        return await self.engine.encode_counted(kind, texts, run.model.name, **options)
 
     async def constraint(self, run: ServedRun, body: GenerationBody, alone: bool) -> Constraint | None:
         """Return the constraint of a request's format or structured output."""

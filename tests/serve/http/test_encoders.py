@@ -23,7 +23,8 @@ def test_embeddings(server: Server) -> None:
     np.testing.assert_allclose([one["embedding"] for one in plain["data"]], expected, atol=1e-6)
     read = [np.frombuffer(base64.b64decode(one["embedding"]), dtype="<f4") for one in packed["data"]]
     np.testing.assert_allclose(read, expected, atol=1e-6)
-    assert plain["usage"]["prompt_tokens"] == sum(len(server.run("embed").tokenizer.encode(text)) for text in TEXTS)
+    run = server.run("embed")
+    assert plain["usage"]["prompt_tokens"] == sum(e.length for e in run.task.examples(TEXTS, run.config).values())
     size = expected.shape[1]
     server.ok("/v1/embeddings", model="embed", input="fox", dimensions=size)
     assert "dimensions" in server.refused("/v1/embeddings", model="embed", input="fox", dimensions=size - 1)["message"]
