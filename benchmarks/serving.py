@@ -5,9 +5,10 @@ python -m benchmarks.serving --rows cpu                                         
 python -m benchmarks.serving --tiny                                                all rows at sizes of a smoke test
 
 llama   a Llama of 1.2 B parameters, 256 requests at once, prompts and outputs of 100 to 1,024 tokens drawn uniformly;
-        time to the first token with 32 clients that send their next request after an answer; `transformers` beside it
+        time to the first token with 32 clients that send their next request after an answer; continuous batching of
+        `transformers` beside it, with 64 of the prompts and 128 tokens for each
 base    Transformer-base, greedy, sources and answers of 32 tokens, 32 texts per request
-minilm  an encoder of the size of MiniLM-L6, texts of 32 tokens, 64 texts per request
+minilm  an encoder of the size of MiniLM-L6, texts of 32 tokens, 64 texts per request; over HTTP also, in base64
 cpu     Transformer-base, 16 clients, beside `generate` of one request at a time and CTranslate2
 
 Weights are random, and no answer ends before its length.
@@ -16,8 +17,12 @@ Weights are random, and no answer ends before its length.
 import argparse
 import asyncio
 import json
+import os
 import random
+import subprocess
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
@@ -66,6 +71,12 @@ async def clients(count: int, work: list[Callable[[], Awaitable[Any]]]) -> list[
     return results
 
 
+def since_start() -> float:
+    """Return the seconds since this process was started (Linux)."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
 def quantile(values: list[float], q: float) -> float:
     return sorted(values)[min(len(values) - 1, int(q * len(values)))]
 
@@ -93,7 +104,6 @@ async def llama(device: str, tiny: bool) -> Results:
         sizes = {"depth": 2, "width": 64, "heads": 4, "kv_heads": 2, "ff": 128, "vocab": 512}
     config = presets.llama(**sizes).model_copy(update={"tie": "output"})
     low, high, count = (4, 16, 12) if tiny else (100, 1024, 256)
-    began = time.perf_counter()
     model, out = build(config, device), Results()
     warm, requests, timed = (draw(count, low, high, sizes["vocab"], seed) for seed in (1, 0, 2))
     limits = {} if tiny else {"page_size": 64, "prefill_tokens": 8192, "chunk": 1024}
@@ -101,10 +111,17 @@ async def llama(device: str, tiny: bool) -> Results:
     for name, reproducible in (("llama", False), ("llama_reproducible", True)):
         async with af.Engine(model, Limits(**limits, reproducible=reproducible)) as engine:
             await answer(engine, warm[0])
-            out.setdefault("llama_start_s", time.perf_counter() - began)
+            out.setdefault("llama_start_s", since_start())
             out |= {f"{name}_{key}": value for key, value in (await _load(engine, warm, requests, timed)).items()}
     if device == "cuda" and not tiny:
-        out["llama_transformers_tokens_per_s"] = _transformers(config, requests)
+        few = [Generation(one.ids, max_new_tokens=128) for one in requests[:64]]
+        async with af.Engine(model, Limits(**limits, reuse=False)) as engine:
+            await asyncio.gather(*(answer(engine, one) for one in few))
+            begin = time.perf_counter()
+            await asyncio.gather(*(answer(engine, one) for one in few))
+            out["llama_64_of_128_tokens_per_s"] = 64 * 128 / (time.perf_counter() - begin)
+        print(json.dumps(out), flush=True)
+        out["transformers_64_of_128_tokens_per_s"] = _transformers(config, few)
     return out
 
 
@@ -139,7 +156,7 @@ def _transformers(config: ModelConfig, requests: list[Generation]) -> float:
             manager.add_request(list(one.ids), max_new_tokens=one.max_new_tokens)
         tokens = 0
         for _ in requests:
-            found = manager.get_result(timeout=300)
+            found = manager.get_result(timeout=20)
             tokens += 0 if found is None else len(found.generated_tokens)
         seconds = time.perf_counter() - begin
         manager.stop(block=True)
@@ -161,10 +178,11 @@ async def base(device: str, tiny: bool) -> Results:
     model, vocab = translator(device, tiny)
     texts, rounds = (4, 2) if tiny else (32, 24)
     requests = draw(texts * rounds, 32, 32, vocab)
-    async with af.Engine(model, Limits(max_rows=256 if not tiny else 8, page_size=32)) as engine:
+    limits = Limits(max_rows=8 if tiny else 256, page_size=32, prefill_tokens=8192)
+    async with af.Engine(model, limits) as engine:
 
         async def one(part: int) -> None:
-            await asyncio.gather(*(answer(engine, g) for g in requests[part * texts : (part + 1) * texts]))
+            await asyncio.gather(*(engine.complete(g) for g in requests[part * texts : (part + 1) * texts]))
 
         work = [lambda part=part: one(part) for part in range(rounds)]  # type: ignore[misc]
         await clients(8, work)
@@ -188,7 +206,35 @@ async def minilm(device: str, tiny: bool) -> Results:
         await clients(8, work)
         begin = time.perf_counter()
         await clients(8, work)
-        return {"minilm_texts_per_s": per * rounds / (time.perf_counter() - begin)}
+        out = {"minilm_texts_per_s": per * rounds / (time.perf_counter() - begin)}
+    if find_spec("uvicorn"):
+        bodies = [json.dumps({"input": texts, "encoding_format": "base64"}) for texts in batches]
+        engine = af.Engine(run, Limits(encode_tokens=16384))
+        out["minilm_http_texts_per_s"] = per * rounds / await asyncio.to_thread(_http, engine, "/v1/embeddings", bodies)
+    return out
+
+
+def _http(engine: af.Engine, path: str, bodies: list[str]) -> float:
+    """Return the seconds in which 8 clients in another process get answers to all bodies over HTTP."""
+    import uvicorn
+
+    from anyformer.serve.http.app import make_app
+    from anyformer.serve.http.server import bind
+    from anyformer.serve.http.service import Service
+
+    listening = bind("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(make_app(Service(engine)), log_level="warning", ws="none"))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])))
+    thread.start()
+    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
+        file.write("\n".join(bodies))
+        file.flush()
+        port = str(listening.getsockname()[1])
+        command = [sys.executable, "-m", "benchmarks.http_client", port, path, file.name, "8"]
+        seconds = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    server.should_exit = True
+    thread.join()
+    return seconds
 
 
 async def cpu(device: str, tiny: bool) -> Results:
