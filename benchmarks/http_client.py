@@ -1,4 +1,4 @@
-"""Clients of a server in a process of their own: python -m benchmarks.http_client PORT PATH FILE CLIENTS
+"""Clients of a server in a separate process: python -m benchmarks.http_client PORT PATH FILE CLIENTS
 
 Each line of the file is the JSON body of a request. They are sent twice; the seconds of the second time are printed.
 """

@@ -42,7 +42,7 @@ class FewQueries(NamedTuple):
 
     @property
     def reads_whole_rows(self) -> bool:
-        """Whether each row has one query, which sees all keys in its pages."""
+        """True if each row has one query, which sees all keys in its pages."""
         return self.pages is not None and self.mask is None and self.bias is None
 
 

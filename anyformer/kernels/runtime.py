@@ -24,7 +24,7 @@ def in_compiled_half_step(x: Tensor) -> bool:
 
 
 def runs_fused(x: Tensor) -> bool:
-    """Whether x is read on CUDA without gradients and without the compiler: kernels then replace several of torch's."""
+    """Return whether kernels replace several of torch's: on CUDA, without gradients and outside of the compiler."""
     return HAS_TRITON and x.is_cuda and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
