@@ -203,6 +203,8 @@ def test_steps_continue_while_a_checkpoint_is_written(tmp_path: Path, monkeypatc
     job = make(spec, out)
 
     def release() -> None:  # at step 5
+        while disk.begun == 0:  # the thread that writes may not have run yet
+            time.sleep(0.001)
         assert disk.begun == 1
         assert checkpoints(out) == []
         disk.released.set()
