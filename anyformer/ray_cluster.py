@@ -12,8 +12,10 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
+from anyformer import __version__
 from anyformer.config.spec import ConfigError, Fault
 from anyformer.hardware import usable_cores
 from anyformer.processes import scratch
@@ -53,6 +55,19 @@ def ray_cluster(address: str | None, cpus: int = 0) -> Iterator[Any]:
         except (ConnectionError, RuntimeError, ImportError) as error:
             raise ConfigError([Fault("--address", f"= '{given['address']}': {_first_line(error)}")]) from None
         yield ray
+
+
+def prepare_worker(folder: str, threads: int, version: str) -> None:
+    """Prepare a process of the cluster: in the folder of the driver, if it is there, and with its version."""
+    import torch
+
+    if version != __version__:
+        what = f"has anyformer {__version__}, not {version}: install the same version on all machines"
+        raise ConfigError([Fault(os.uname().nodename, what)])
+    if Path(folder).is_dir():
+        os.chdir(folder)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    torch.set_num_threads(threads)
 
 
 def _must_answer(address: str) -> None:

@@ -3,16 +3,13 @@
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-import torch
 
 from anyformer import __version__
 from anyformer.batch.predictor import Predicted, Predictor
 from anyformer.batch.shards import ShardText, predict_shard
 from anyformer.config import ConfigError, Fault
-from anyformer.ray_cluster import ray_cluster
+from anyformer.ray_cluster import prepare_worker, ray_cluster
 
 RETRIES = 3  # of a shard whose worker died
 SHARDS_PER_WORKER = 2  # one is predicted while the next one waits, so that no worker does
@@ -65,16 +62,10 @@ class RayWorkers:
 
 
 class _Worker:
-    """Predicts shards in a process of the cluster, in the folder of the driver if it is there."""
+    """Predicts shards in a process of the cluster."""
 
     def __init__(self, predictor: Predictor, folder: str, version: str):
-        if version != __version__:
-            what = f"has anyformer {__version__}, not {version}: install the same version on all machines"
-            raise ConfigError([Fault(os.uname().nodename, what)])
-        if Path(folder).is_dir():
-            os.chdir(folder)
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"
-        torch.set_num_threads(1)
+        prepare_worker(folder, 1, version)
         self._predictor = predictor
 
     def predict(self, shard: ShardText) -> Predicted:

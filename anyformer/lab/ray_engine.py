@@ -4,15 +4,12 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-import torch
 
 from anyformer import __version__
 from anyformer.config import ConfigError, Fault
 from anyformer.lab.cells import Cell, Engine, Measure, Notify, Result, in_words, terminable, timed
-from anyformer.ray_cluster import ray_cluster
+from anyformer.ray_cluster import prepare_worker, ray_cluster
 
 
 @dataclass(frozen=True)
@@ -72,12 +69,6 @@ class RayEngine(Engine):
 
 
 def _measure(measure: Measure, cell: Cell, folder: str, threads: int, version: str) -> Result:
-    """Measure a cell in a worker, in the folder of the driver if it is shared."""
-    if version != __version__:
-        what = f"has anyformer {__version__}, not {version}: install the same version on all machines"
-        raise ConfigError([Fault(os.uname().nodename, what)])
-    if Path(folder).is_dir():
-        os.chdir(folder)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    torch.set_num_threads(threads)
+    """Measure a cell in a worker."""
+    prepare_worker(folder, threads, version)
     return timed(measure, cell)
