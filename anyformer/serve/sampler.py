@@ -34,16 +34,20 @@ def _processors(options: Options, vocab: int, device: torch.device) -> tuple[Pro
 
 def is_greedy(sequences: List[Sequence]) -> bool:
     """Return whether the next token of each request is the most probable one, without any processing."""
+    options = _shared_options(sequences)
+    return options is not None and options.sampling == Sampling() and not options.constrained
+
+
+def _shared_options(sequences: List[Sequence]) -> Options | None:
+    """Return the options of all requests; None if they differ."""
     first = sequences[0].options
-    same = first is not None and all(sequence.options is first for sequence in sequences)
-    return same and first is not None and first.sampling == Sampling() and not first.constrained
+    return first if all(sequence.options is first for sequence in sequences) else None
 
 
 def choose(sequences: List[Sequence], logits: Tensor) -> Choice:
     """Return the next token of each request from logits [n, v]."""
-    first = sequences[0].options
-    if first is not None and all(sequence.options is first for sequence in sequences):
-        return _choose(first, sequences, logits)
+    if (shared := _shared_options(sequences)) is not None:
+        return _choose(shared, sequences, logits)
     groups: defaultdict[Options, list[int]] = defaultdict(list)
     for i, sequence in enumerate(sequences):
         assert sequence.options is not None
