@@ -38,7 +38,7 @@ from anyformer.training.step_graphs import StepGraphs
 from benchmarks.sheet import DEVICE, Sheet, clear, finish
 from benchmarks.side_by_side import alone, join, side_by_side
 
-WARM, ROUNDS, EACH = 4, 9, 3  # steps before the clock, and timed rounds of so many steps
+WARM, ROUNDS, EACH = 4, 9, 3  # steps before the clock, timed rounds, and steps of each
 KERNELS_KEPT = 30  # of the longest, in the results
 TINY = {"depth": 2, "width": 64, "heads": 2, "kv_heads": None, "ff": None}
 
@@ -52,7 +52,7 @@ class Case(NamedTuple):
 
     @property
     def compiled(self) -> bool:
-        """Whether training compiles and captures the step."""
+        """True if training compiles and captures the step."""
         return not isinstance(self.config.source, Patches)
 
     @property
@@ -197,11 +197,13 @@ def profiled(step: Callable[[], Tensor]) -> dict[str, Any]:
 
 def line(name: str, row: dict[str, Any]) -> str:
     """Return the forecast beside the measurement."""
-    told, found = row["forecast"], row["measured"]
-    text = f"{name:<18} step {told['seconds'] * 1e3:7.1f} ms forecast, {found['seconds'] * 1e3:7.1f} ms measured"
-    text += f" ({told['seconds'] / found['seconds'] - 1:+6.1%}); memory {told['bytes'] / 2**30:5.1f} GiB forecast"
+    expected, found = row["forecast"], row["measured"]
+    text = f"{name:<18} step {expected['seconds'] * 1e3:7.1f} ms forecast, {found['seconds'] * 1e3:7.1f} ms measured"
+    text += (
+        f" ({expected['seconds'] / found['seconds'] - 1:+6.1%}); memory {expected['bytes'] / 2**30:5.1f} GiB forecast"
+    )
     if "bytes" in found:
-        text += f", {found['bytes'] / 2**30:5.1f} GiB measured ({told['bytes'] / found['bytes'] - 1:+6.1%})"
+        text += f", {found['bytes'] / 2**30:5.1f} GiB measured ({expected['bytes'] / found['bytes'] - 1:+6.1%})"
     return text
 
 

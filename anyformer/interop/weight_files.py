@@ -68,7 +68,7 @@ class FileTensor:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def read(self) -> Tensor:
-        try:  # memory of its own, outside the heap: once freed, it leaves no hole between the weights that stay
+        try:  # separate memory, outside the heap: once freed, it leaves no hole between the weights that stay
             buffer = mmap.mmap(-1, max(self.size, 1), access=mmap.ACCESS_COPY)
         except OSError:
             raise wrong(self.file, f"needs {self.size / 2**30:,.1f} GiB of memory for one tensor") from None

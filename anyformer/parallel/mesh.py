@@ -36,7 +36,7 @@ class ProcessMesh:
     tensor: Axis
     shares: Axis  # data and context together: each process adds its share to the loss and to the gradients
     axes: DeviceMesh  # (data, context, tensor)
-    weights: DeviceMesh  # (copies, shards, tensor): a weight has so many copies, each in so many shards
+    weights: DeviceMesh  # (copies, shards, tensor): numbers of copies of a weight, and of the shards of each
 
 
 def build_mesh(spec: Processes, rank: int, size: int, device_type: str) -> ProcessMesh | None:

@@ -87,7 +87,7 @@ class Ranks:
 
     @property
     def has_shards(self) -> bool:
-        """Whether FSDP2 gives each process a shard of the weights; else, beside a split model, a copy of them."""
+        """True if FSDP2 gives each process a shard of the weights; else, beside a split model, a copy of them."""
         return self.mesh is None or self.mesh.weights["shards"].size() > 1
 
     def on_first(self, work: Callable[[], T]) -> T:
