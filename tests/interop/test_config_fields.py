@@ -204,6 +204,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "rope_parameters.truncate",
     ),
     ("falcon", {"alibi": True}, "alibi"),
+    ("mpnet", {"relative_attention_num_buckets": 16}, "relative_attention_num_buckets"),
 ]
 
 
@@ -214,6 +215,10 @@ def test_a_field_that_would_make_another_model_is_refused(kind: str, fields: dic
 
 def test_pruned_heads_are_refused() -> None:
     assert "pruned_heads: must be empty" in refusal("bert", {"pruned_heads": {"0": [1]}})
+
+
+def test_mpnet_counts_positions_from_a_fixed_id() -> None:
+    assert "pad_token_id = 0: positions count from the token after padding" in refusal("mpnet", {"pad_token_id": 0})
 
 
 def test_all_faults_of_a_file_are_told_at_once() -> None:

@@ -55,6 +55,11 @@ def roberta(head: str, title: str = "Roberta", **settings: Any) -> PublicModel:
     return bert(head, title, type_vocab_size=1, layer_norm_eps=1e-5, **ids, **settings)
 
 
+def mpnet(head: str, **settings: Any) -> PublicModel:
+    ids = {"bos_token_id": BOS, "eos_token_id": EOS, "max_position_embeddings": LENGTH + 2}
+    return bert(head, "MPNet", layer_norm_eps=1e-5, **ids, **settings)
+
+
 def distilbert(head: str, **settings: Any) -> PublicModel:
     sizes = {"dim": WIDTH, "n_layers": 2, "n_heads": 5, "hidden_dim": 40, "max_position_embeddings": LENGTH}
     name = "DistilBertModel" if head == "Model" else f"DistilBertFor{head}"
@@ -78,6 +83,12 @@ ENCODERS = {
     "roberta-classifier": roberta("SequenceClassification", **LABELS),
     "xlm-roberta": roberta("MaskedLM", "XLMRoberta"),
     "xlm-roberta-tagger": roberta("TokenClassification", "XLMRoberta", **LABELS),
+    "camembert": roberta("MaskedLM", "Camembert"),
+    "camembert-classifier": roberta("SequenceClassification", "Camembert", **LABELS),
+    "mpnet": mpnet("MaskedLM"),
+    "mpnet-pooler": mpnet("Model", hidden_act="relu"),
+    "mpnet-classifier": mpnet("SequenceClassification", **LABELS),
+    "mpnet-tagger": mpnet("TokenClassification", **LABELS),
     "distilbert": distilbert("MaskedLM"),
     "distilbert-body": distilbert("Model", activation="relu"),
     "distilbert-classifier": distilbert("SequenceClassification", **LABELS),

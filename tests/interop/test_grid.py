@@ -17,7 +17,7 @@ from anyformer.interop.families import FAMILIES
 from tests.interop.measure import measure
 from tests.interop.public import LENGTH, PublicModel
 from tests.interop.test_decoders import bloom, falcon, gpt2, llama, moe, neox, opt
-from tests.interop.test_encoders import LABELS, bert, distilbert, modern, roberta
+from tests.interop.test_encoders import LABELS, bert, distilbert, modern, mpnet, roberta
 from tests.interop.test_pairs import bart, t5
 
 PROMISE = 1e-4
@@ -240,6 +240,8 @@ GRID: dict[str, tuple[Callable[..., PublicModel], Fields]] = {
     "bert": (bert, BERT),
     "roberta": (roberta, ROBERTA),
     "xlm-roberta": (roberta, ROBERTA),
+    "camembert": (roberta, ROBERTA),
+    "mpnet": (mpnet, ROBERTA),
     "distilbert": (
         distilbert,
         {
@@ -271,6 +273,7 @@ TITLES = {
     "gemma2": "Gemma2",
     "gemma3_text": "Gemma3Text",
     "xlm-roberta": "XLMRoberta",
+    "camembert": "Camembert",
     "albert": "Albert",
     "electra": "Electra",
     "mbart": "MBart",

@@ -79,8 +79,7 @@ def read_body(
     feedforward = Plain(width=fields("intermediate_size", defaults.ff), activation=act)
     block = Block(mixer=mixer, feedforward=feedforward, norm=norm, placement="post", dropout=drop)
     length = Learned(length=fields("max_position_embeddings", defaults.length))
-    if not (types := fields("type_vocab_size", 2)):
-        fields.refuse("type_vocab_size", "= 0: must be at least 1")
+    types = fields("type_vocab_size", 2) if uses(fields, "type_vocab_size") else 0
     tokens = Tokens(
         vocab=fields("vocab_size", defaults.vocab),
         table=table or FullTable(),
@@ -101,8 +100,10 @@ def read_body(
 
 def read_head(defaults: Defaults, fields: Fields, masked_lm: MaskedLM, dropout: float) -> Head:
     """Return the head: masked LM, labels of tokens or texts, pooler, or none."""
-    given_drop = fields.nullable("classifier_dropout", dropout if defaults.classifier is None else defaults.classifier)
-    drop = dropout if given_drop is None else given_drop
+    drop = dropout if defaults.classifier is None else defaults.classifier
+    if uses(fields, "classifier_dropout") or uses(fields, "classifier_dropout_prob"):
+        given = fields.nullable("classifier_dropout", drop)
+        drop = dropout if given is None else given
     match fields.head:
         case "masked_lm":
             return masked_lm
@@ -113,6 +114,11 @@ def read_head(defaults: Defaults, fields: Fields, masked_lm: MaskedLM, dropout: 
         case _:
             pooled = defaults.pooler is not None and fields.has(f"{defaults.pooler}.weight")
             return Embedder(pool="first", transform=POOLER) if pooled else NoHead()
+
+
+def uses(fields: Fields, name: str) -> bool:
+    """Return whether the family has a field: variants lack some of BERT's."""
+    return fields.known is None or name in fields.known
 
 
 def write(config: ModelConfig) -> dict[str, Any]:

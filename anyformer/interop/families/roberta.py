@@ -1,4 +1,7 @@
-"""RoBERTa (Liu et al. 2019) and XLM-R (Conneau et al. 2020): BERT with positions that start after pad_token_id."""
+"""RoBERTa (Liu et al. 2019), XLM-R (Conneau et al. 2020) and CamemBERT (Martin et al. 2020).
+
+Each is BERT with positions that start after pad_token_id.
+"""
 
 from collections.abc import Iterator
 from functools import partial
@@ -64,3 +67,4 @@ def _family(kind: str, title: str, vocab: int) -> Family:
 
 ROBERTA = _family("roberta", "Roberta", 50_265)
 XLM_ROBERTA = _family("xlm-roberta", "XLMRoberta", 30_522)
+CAMEMBERT = _family("camembert", "Camembert", 30_522)
