@@ -83,6 +83,38 @@ class Grouped:
         return self.heads // self.groups
 
 
+@dataclass(frozen=True, eq=False)
+class Reordered:
+    """Concatenated rows in another order: row i of ours is row `order[i]` of theirs."""
+
+    sizes: tuple[int, ...]  # rows of each of theirs
+    order: Tensor  # int [rows]
+
+    @classmethod
+    def parts(cls, *orders: Tensor) -> "Reordered":
+        """Return the conversion that reorders each of several tensors by itself."""
+        sizes = tuple(len(order) for order in orders)
+        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        return cls(sizes, torch.cat([order + start for order, start in zip(orders, starts, strict=True)]))
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(parts))[self.order]
+
+    def part(self, whole: Tensor) -> list[Tensor]:
+        return list(whole[self.order.argsort().to(whole.device)].split(self.sizes))
+
+
+def pairs_to_halves(heads: int, width: int, rotated: int, first: int = 0) -> Tensor:
+    """Return the order of the rows of some heads in which rotary pairs (2i, 2i + 1) become (i, i + rotated/2).
+
+    Only `rotated` rows of each head are rotated, from row `first` on.
+    """
+    rows = torch.arange(width)
+    turned = rows[first : first + rotated].unflatten(0, (-1, 2)).mT.flatten()
+    each = torch.cat((rows[:first], turned, rows[first + rotated :]))
+    return (each + width * torch.arange(heads)[:, None]).flatten()
+
+
 @dataclass(frozen=True)
 class Reshaped:
     """The same values in another shape."""

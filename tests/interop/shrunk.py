@@ -91,7 +91,7 @@ def shrink(config: dict[str, Any]) -> dict[str, Any]:
         small.update((name, value) for name in names if config.get(name) is not None)
 
     heads, groups = _heads(config)
-    partial = {"rotary_pct", "partial_rotary_factor"} & config.keys()
+    partial = {"rotary_pct", "partial_rotary_factor", "rotary_dim"} & config.keys()
     key = WIDE_KEY if partial else KEY
     width = heads * (key + (2 if "head_dim" in config or "d_kv" in config else 0))
     depth = _depth(config)
@@ -108,7 +108,8 @@ def shrink(config: dict[str, Any]) -> dict[str, Any]:
     put(4, "num_experts", "num_local_experts")
     put(min(2, config.get("num_experts_per_tok") or 2), "num_experts_per_tok")
     put(VOCAB + BIG_IDS, "vocab_size", "decoder_vocab_size")
-    put(KEY, "sliding_window", "sliding_window_size")
+    put(KEY, "sliding_window", "sliding_window_size", "window_size")
+    put(WIDE_KEY // 4, "rotary_dim")
     put(2 * KEY, "local_attention")
     put(16, "image_size")
     put(4, "patch_size")
@@ -118,8 +119,11 @@ def shrink(config: dict[str, Any]) -> dict[str, Any]:
         put(width if config.get(name) == narrow else 12, name)
     if scalar := config.get("query_pre_attn_scalar"):
         small["query_pre_attn_scalar"] = max(1, scalar * key // config["head_dim"])
-    if "layer_types" in config:
-        small["layer_types"] = config["layer_types"][:depth]
+    for name in ("layer_types", "attention_layers"):
+        if name in config:
+            small[name] = config[name][:depth]
+    if "attention_types" in config:  # of GPT-Neo: the same in short
+        small["attention_types"] = [[[kind], 1] for kind in small["attention_layers"]]
     for name in ("max_position_embeddings", "n_positions", "n_ctx", "original_max_position_embeddings"):
         put(_length(config.get(name) or 0), name)
     for name in ("rope_scaling", "rope_parameters"):
@@ -140,7 +144,9 @@ def _heads(config: dict[str, Any]) -> tuple[int, int]:
 
 
 def _depth(config: dict[str, Any]) -> int:
-    if kinds := config.get("layer_types"):  # up to the first layer of the second kind, and one more
+    if kinds := config.get("layer_types") or config.get(
+        "attention_layers"
+    ):  # up to the first layer of the second kind, and one more
         return min(next((i for i, kind in enumerate(kinds) if kind != kinds[0]), 1) + 2, len(kinds))
     return 4 if "global_attn_every_n_layers" in config else 2
 

@@ -16,6 +16,7 @@ from tests.interop.make_transformers_fields import made, names
 
 CLASSES = {kind: hf.CONFIG_MAPPING[kind] for kind in FAMILIES}
 ALIASES = [(kind, *pair) for kind, config in CLASSES.items() for pair in config.attribute_map.items()]
+ALIASES.remove(("gpt_neo", "num_hidden_layers", "num_layers"))  # attention_types has to change with it
 # names that the code of a config class reads beside its fields
 ALIASES += [("bloom", "n_embed", "hidden_size"), ("falcon", "n_embed", "hidden_size")]
 
@@ -105,11 +106,12 @@ EFFECTLESS = {
     *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels"),
     *("summary_first_dropout", "summary_last_dropout"),
     *(("modernbert", "cls_token_id"), ("modernbert", "sep_token_id"), ("phi3", "embd_pdrop")),
-    *((kind, "classifier_dropout") for kind in ("gpt_neox", "t5", "mt5", "bart", "mbart")),
+    *((kind, "classifier_dropout") for kind in ("gpt_neo", "gpt_neox", "t5", "mt5", "bart", "mbart")),
     *(("gpt_neox", "is_decoder"), ("mt5", "tie_word_embeddings"), ("bloom", "pretraining_tp")),
     # of layers or variants that the default model does not have
     *(("qwen3_moe", "intermediate_size"), ("qwen3_moe", "sliding_window"), ("falcon", "num_kv_heads")),
     *(("qwen2", "max_window_layers"), ("qwen3", "max_window_layers"), ("phi3", "original_max_position_embeddings")),
+    *(("smollm3", "use_sliding_window"), ("smollm3", "sliding_window")),  # only together
     ("vit", "pooler_act"),
     ("whisper", "scale_embedding"),
     *("suppress_tokens", "begin_suppress_tokens", "median_filter_width", "classifier_proj_size", "apply_spec_augment"),
@@ -205,6 +207,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("falcon", {"alibi": True}, "alibi"),
     ("mpnet", {"relative_attention_num_buckets": 16}, "relative_attention_num_buckets"),
+    ("phi", {"head_dim": 3}, "head_dim"),
+    ("gpt_neo", {"attention_layers": ["global"] * 24}, "attention_layers"),
 ]
 
 

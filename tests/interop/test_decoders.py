@@ -87,6 +87,21 @@ def moe(**settings: Any) -> PublicModel:
     return llama("Qwen3Moe", **{**sizes, **settings})
 
 
+def phi(**settings: Any) -> PublicModel:
+    return llama("Phi", **{"num_attention_heads": 3, "num_key_value_heads": 1, **settings})
+
+
+def gptj(**settings: Any) -> PublicModel:
+    sizes = {"n_embd": 36, "n_layer": 2, "n_head": 3, "n_positions": LENGTH, "rotary_dim": 4, **IDS}
+    return PublicModel(hf.GPTJForCausalLM, hf.GPTJConfig(**{**sizes, **settings}))
+
+
+def gpt_neo(**settings: Any) -> PublicModel:
+    sizes = {"hidden_size": WIDTH, "num_layers": 3, "num_heads": 5, "max_position_embeddings": LENGTH, **IDS}
+    kinds = {"attention_types": [[["global", "local"], 1], [["local"], 1]], "window_size": 8}
+    return PublicModel(hf.GPTNeoForCausalLM, hf.GPTNeoConfig(**{**sizes, **kinds, **settings}))
+
+
 def rope(**parameters: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_theta": 5e4, **parameters}}
 
@@ -153,10 +168,27 @@ DECODERS = {
     "falcon-in-turn": falcon(multi_query=False, parallel_attn=False, bias=True),
     "phi3": llama("Phi3"),
     "phi3-partial": llama("Phi3", num_attention_heads=3, sliding_window=8, **rope(partial_rotary_factor=0.5)),
+    "phi": phi(),
+    "phi-normed": phi(
+        qk_layernorm=True, tie_word_embeddings=True, hidden_act="relu", **rope(partial_rotary_factor=1.0)
+    ),
+    "gptj": gptj(),
+    "gptj-tied": gptj(tie_word_embeddings=True, rotary_dim=12, n_inner=17, activation_function="relu"),
+    "gpt-neo": gpt_neo(),
+    "gpt-neo-far": gpt_neo(attention_types=[[["global"], 3]], tie_word_embeddings=False, intermediate_size=17),
+    "starcoder2": llama("Starcoder2"),
+    "starcoder2-window": llama("Starcoder2", sliding_window=8, use_bias=False, tie_word_embeddings=False, **rope()),
+    "smollm3": llama("SmolLM3", no_rope_layer_interval=2),
+    "smollm3-windows": llama(
+        "SmolLM3", no_rope_layers=[0, 1, 1], use_sliding_window=True, sliding_window=8, mlp_bias=True
+    ),
     "qwen3-windows": llama(
         "Qwen3", head_dim=8, use_sliding_window=True, sliding_window=5, max_window_layers=2, attention_bias=True
     ),
 }
+
+
+SHARED = ("falcon", "phi3", "smollm3")  # some of their models belong to GPT-NeoX or Llama, too
 
 
 @torch.no_grad()
@@ -177,7 +209,7 @@ def test_there_and_back(name: str, tmp_path: Path) -> None:
         assert furthest(found, logits(theirs, batch), batch.real) <= TOLERANCE
     greedy(run.model, theirs)
     kind = public.config.model_type
-    kin = kind if kind in ("falcon", "phi3") else None  # some are a GPT-NeoX or Llama, too
+    kin = kind if kind in SHARED else None
     exported = again(run, tmp_path / "back", hf.AutoModelForCausalLM, kin)
     assert tensors(tmp_path / "back") == tensors(tmp_path / "there")
     batch = ragged(44, 40, 17)

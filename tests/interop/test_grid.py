@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from anyformer.interop.families import FAMILIES
 from tests.interop.measure import measure
 from tests.interop.public import LENGTH, PublicModel
-from tests.interop.test_decoders import bloom, falcon, gpt2, llama, moe, neox, opt
+from tests.interop.test_decoders import bloom, falcon, gpt2, gpt_neo, gptj, llama, moe, neox, opt, phi
 from tests.interop.test_encoders import LABELS, bert, distilbert, modern, mpnet, roberta
 from tests.interop.test_pairs import bart, t5
 
@@ -91,6 +91,16 @@ PHI: Fields = LLAMA | {
         part=st.sampled_from([0.5, 1.0]),
     ),
     "sliding_window": st.none() | windows,
+}
+PHI1: Fields = {
+    "grouped": st.sampled_from([(1, 1), (2, 1), (3, 3), (3, 1)]),
+    "num_hidden_layers": depths,
+    "intermediate_size": st.sampled_from([1, 40]),
+    "hidden_act": activations,
+    "layer_norm_eps": eps,
+    "qk_layernorm": flags,
+    "tie_word_embeddings": flags,
+    "rope_parameters": PHI["rope_parameters"],
 }
 NEOX: Fields = {
     "num_attention_heads": st.sampled_from([1, 2, 3, 6]),
@@ -237,6 +247,53 @@ GRID: dict[str, tuple[Callable[..., PublicModel], Fields]] = {
             "rope_parameters": ropes(),
         },
     ),
+    "phi": (phi, PHI1),
+    "gptj": (
+        gptj,
+        {
+            "n_head": st.sampled_from([1, 2, 3]),
+            "n_layer": depths,
+            "n_inner": st.sampled_from([None, 1, 17]),
+            "rotary_dim": st.sampled_from([2, 6, 12]),
+            "activation_function": activations,
+            "layer_norm_epsilon": eps,
+            "tie_word_embeddings": flags,
+        },
+    ),
+    "gpt_neo": (
+        gpt_neo,
+        {
+            "num_heads": st.sampled_from([1, 3, 5]),
+            "attention_types": st.sampled_from(
+                [[[["local"], 3]], [[["global", "local", "local"], 1]], [[["global"], 2], [["local"], 1]]]
+            ),
+            "window_size": windows,
+            "intermediate_size": st.sampled_from([None, 1, 17]),
+            "activation_function": activations,
+            "layer_norm_epsilon": eps,
+            "tie_word_embeddings": flags,
+        },
+    ),
+    "starcoder2": (
+        llama,
+        {key: draw for key, draw in LLAMA.items() if key != "rms_norm_eps"}
+        | HEAD
+        | {"norm_epsilon": eps, "use_bias": flags, "hidden_act": activations, "sliding_window": st.none() | windows},
+    ),
+    "smollm3": (
+        llama,
+        LLAMA
+        | HEAD
+        | {
+            "num_hidden_layers": st.just(3),
+            "no_rope_layers": st.lists(st.integers(0, 1), min_size=3, max_size=3),
+            "use_sliding_window": flags,
+            "sliding_window": windows,
+            "attention_bias": flags,
+            "mlp_bias": flags,
+            "hidden_act": activations,
+        },
+    ),
     "bert": (bert, BERT),
     "roberta": (roberta, ROBERTA),
     "xlm-roberta": (roberta, ROBERTA),
@@ -269,6 +326,8 @@ TITLES = {
     "qwen2": "Qwen2",
     "qwen3": "Qwen3",
     "phi3": "Phi3",
+    "starcoder2": "Starcoder2",
+    "smollm3": "SmolLM3",
     "gemma": "Gemma",
     "gemma2": "Gemma2",
     "gemma3_text": "Gemma3Text",

@@ -15,6 +15,8 @@ from tests.interop.shrunk import PAGE, PROMISE, entries, outcome, sentence, shri
 ENTRIES = entries()
 LOADED = [name for name, entry in ENTRIES.items() if not entry.refused]
 REFUSED = [name for name, entry in ENTRIES.items() if entry.refused]
+UNPUBLISHED = {"clip", "whisper", "starcoder2", "smollm3"}  # no config.json of theirs was found in a repository
+LISTS = {"layer_types", "attention_layers", "attention_types", "rope_scaling", "rope_parameters"}  # one entry per layer
 UNNAMED = [name for name, entry in ENTRIES.items() if "model_type" not in entry.config]
 
 
@@ -53,7 +55,7 @@ def test_loads_with_the_family_that_it_does_not_name(name: str, tmp_path: Path) 
 
 
 def test_every_family_has_a_published_config() -> None:
-    assert {ENTRIES[name].family for name in LOADED} == set(FAMILIES) - {"clip", "whisper"}
+    assert {ENTRIES[name].family for name in LOADED} == set(FAMILIES) - UNPUBLISHED
 
 
 def test_sources_are_named() -> None:
@@ -71,7 +73,7 @@ def test_only_sizes_and_ids_are_changed() -> None:
         small = shrink(entry.config)
         assert small.keys() == entry.config.keys()
         changed = {field for field in small if small[field] != entry.config[field]}
-        for field in changed - {"layer_types", "rope_scaling", "rope_parameters"}:
+        for field in changed - LISTS:
             assert all(type(i) is int for i in _flat(small[field])), field
 
 

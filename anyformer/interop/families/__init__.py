@@ -10,15 +10,20 @@ electra     ELECTRA
 falcon      Falcon: parallel blocks, multi-query attention
 gemma       Gemma 1, 2 and 3
 gpt2        GPT-2
+gpt_neo     GPT-Neo: local windows
+gptj        GPT-J
 llama       Llama, Mistral, Qwen2 and Qwen3
 mixtral     Mixtral: Mistral with experts
 modernbert  ModernBERT
 mpnet       MPNet: RoBERTa with T5's bias
 neox        GPT-NeoX and Pythia
 opt         OPT
+phi         Phi-1 and Phi-2
 phi3        Phi-3 and Phi-4
 qwen3_moe   Qwen3-MoE
 roberta     RoBERTa, XLM-R and CamemBERT
+smollm3     SmolLM3: layers without positions
+starcoder2  StarCoder2
 t5          T5, T5 1.1 and mT5
 vit         ViT
 whisper     Whisper: speech to text
@@ -34,15 +39,20 @@ from anyformer.interop.families.electra import ELECTRA
 from anyformer.interop.families.falcon import FALCON
 from anyformer.interop.families.gemma import GEMMA, GEMMA2, GEMMA3
 from anyformer.interop.families.gpt2 import GPT2
+from anyformer.interop.families.gpt_neo import GPT_NEO
+from anyformer.interop.families.gptj import GPTJ
 from anyformer.interop.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from anyformer.interop.families.mixtral import MIXTRAL
 from anyformer.interop.families.modernbert import MODERNBERT
 from anyformer.interop.families.mpnet import MPNET
 from anyformer.interop.families.neox import NEOX
 from anyformer.interop.families.opt import OPT
+from anyformer.interop.families.phi import PHI
 from anyformer.interop.families.phi3 import PHI3
 from anyformer.interop.families.qwen3_moe import QWEN3_MOE
 from anyformer.interop.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
+from anyformer.interop.families.smollm3 import SMOLLM3
+from anyformer.interop.families.starcoder2 import STARCODER2
 from anyformer.interop.families.t5 import MT5, T5
 from anyformer.interop.families.vit import VIT
 from anyformer.interop.families.whisper import WHISPER
@@ -50,7 +60,7 @@ from anyformer.interop.family import Family
 
 _ALL: tuple[Family, ...] = (
     *(GPT2, LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, NEOX, OPT, BLOOM),
-    *(QWEN3_MOE, FALCON, PHI3),
+    *(QWEN3_MOE, FALCON, PHI3, PHI, GPTJ, GPT_NEO, STARCODER2, SMOLLM3),
     *(BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, MPNET, DISTILBERT, ELECTRA, ALBERT, MODERNBERT),
     *(VIT, CLIP),
     *(T5, MT5, BART, MBART, MARIAN, PEGASUS, M2M100, WHISPER),

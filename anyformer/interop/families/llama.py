@@ -39,6 +39,7 @@ class Defaults:
     depth: int = 32
     ff: int = 11_008
     vocab: int = 32_000
+    heads: int = 32
     kv_heads: int | None = None  # None: heads
     key_width: int | None = None  # None: d / heads
     length: int = 2048
@@ -54,12 +55,13 @@ class Defaults:
     qk_norm: bool = False
     window: int | None = None  # where the field is left out; 0: none; None: there is no such field
     window_by_layer: bool = False  # only some layers have it
+    tied: bool = False
 
 
 def read(defaults: Defaults, fields: Fields) -> ModelConfig:
     fields.must("pretraining_tp", 1)
     depth, width = fields.depth("num_hidden_layers", defaults.depth), fields("hidden_size", defaults.width)
-    heads = fields("num_attention_heads", 32)
+    heads = fields("num_attention_heads", defaults.heads)
     norm = RMSNorm(eps=fields("rms_norm_eps", defaults.eps))
     bias = fields("attention_bias", False) if defaults.biases else defaults.qkv_bias
     mixer = Attention(
@@ -78,7 +80,7 @@ def read(defaults: Defaults, fields: Fields) -> ModelConfig:
     )
     block = Block(mixer=mixer, feedforward=feedforward, norm=norm)
     prefix, blocks = tile_layers(_windowed(defaults, fields, mixer, block, depth))
-    tied, vocab = fields("tie_word_embeddings", False), fields("vocab_size", defaults.vocab)
+    tied, vocab = fields("tie_word_embeddings", defaults.tied), fields("vocab_size", defaults.vocab)
     position = fields.rotary(defaults.theta, defaults.fraction)
     return ModelConfig(
         width=width,
