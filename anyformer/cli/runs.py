@@ -228,14 +228,15 @@ def import_(
         str,
         typer.Argument(
             metavar="DIR|FILE|hf:OWNER/NAME",
-            help="Folder with a config.json and weights, a .bin file of llama2.c, or a public model by name, "
-            "with @REVISION if it is not the newest.",
+            help="Folder with a config.json and weights, a .bin file of llama2.c, a .pt file of nanoGPT, minGPT or "
+            "nanochat, or a public model by name, with @REVISION if it is not the newest.",
         ),
     ],
     out: Annotated[Path | None, typer.Option(help="Folder of the new run. Default: runs/NAME.")] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="Its tokenizer, if that is not in the folder.")] = None,
     allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Also read pytorch_model.bin, restricted to weights.")
+        bool,
+        typer.Option("--allow-pickle", help="Also read pytorch_model.bin and .pt files: weights and plain data alone."),
     ] = False,
     family: Annotated[
         str | None, typer.Option(help="Family of the model, if model_type in config.json is missing or unknown.")

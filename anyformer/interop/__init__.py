@@ -8,8 +8,11 @@ hf_folder                 Read and write folders of `transformers`: from_hf, to_
 hub                       Download public models by name: hf:owner/name
 language_codes            Language codes of multilingual translation models, in the order of their ids
 llama2c                   Read model and tokenizer files of llama2.c
+nanochat                  Read checkpoints of nanochat
+nanogpt                   Read checkpoints of nanoGPT and minGPT
 onnx                      Export to ONNX: export_onnx
 pictures                  Read and write the settings of picture files
+plain_pickle              Read pickle files that hold plain data
 public_tokenizers         Read and write tokenizers of public folders
 same_model                Compare two configs by what their models compute
 transformers_fields       The config fields that `transformers` reads, as data
@@ -30,9 +33,12 @@ from pathlib import Path
 
 from anyformer.config import ConfigError, Fault
 from anyformer.config.spec import visible
-from anyformer.interop import ctranslate2, hub, llama2c
+from anyformer.data.tokenizer import TextTokenizer
+from anyformer.interop import ctranslate2, hub, llama2c, nanochat, nanogpt
 from anyformer.interop.hf_folder import from_hf
-from anyformer.recipe import LanguageModel
+from anyformer.interop.weight_files import load_pickle, wrong
+from anyformer.nn.model import Transformer
+from anyformer.recipe import AnyTask as TaskSpec, LanguageModel
 from anyformer.run import Run, load, new_folder, write_model, writing
 from anyformer.tasks.build import build_task
 
@@ -49,7 +55,7 @@ def import_model(
     """Write a model of another program as a run, with its tokenizer.
 
     `source` is a folder for `from_hf`, one of CTranslate2 (Whisper only), the name of a public model
-    (`hf:owner/name`), or a .bin file of llama2.c.
+    (`hf:owner/name`), a .bin file of llama2.c, or a .pt file of nanoGPT, minGPT or nanochat.
     """
     out = Path(out)
     if out.exists():
@@ -59,13 +65,14 @@ def import_model(
         model_file, its_tokenizer = map(shlex.quote, map(str, files))
         what = f"holds files of llama2.c: anyformer import {model_file} --tokenizer {its_tokenizer}"
         raise ConfigError([Fault(visible(str(source)), what)])
+    if source.is_dir() and not (source / "config.json").exists() and (source / nanogpt.FILE).exists():
+        command = f"anyformer import {shlex.quote(str(source / nanogpt.FILE))} --allow-pickle"
+        raise wrong(source, f"holds a checkpoint of nanoGPT: {command}")
     if source.is_dir() and ctranslate2.is_folder(source):
-        _refuse(family, ignore_fields, allow_pickle, "CTranslate2's model.bin")
+        _refuse(family, ignore_fields, "CTranslate2's model.bin", allow_pickle)
         with new_folder(out) as temporary:
             found = ctranslate2.read(source, tokenizer)
-            task = build_task(found.spec, found.tokenizer, None)
-            with writing(out):
-                write_model(temporary, found.model.state_dict(), found.model.config, found.spec, task)
+            _write(temporary, out, found.model, found.tokenizer, found.spec)
         return load(out)
     if source.is_dir():
         with new_folder(out) as temporary:
@@ -75,21 +82,46 @@ def import_model(
             with writing(out):
                 write_model(temporary, run.model.state_dict(), run.config, run.spec, run.task)
         return replace(run, folder=out)
-    if source.suffix.lower() != ".bin":
-        what = "is of no kind that is read: give a folder with a config.json, hf:owner/name, or llama2.c's .bin"
-        raise ConfigError([Fault(visible(str(source)), what)])
-    _refuse(family, ignore_fields, allow_pickle, "llama2.c's .bin")
+    suffix = source.suffix.lower()
+    if suffix not in (".bin", ".pt"):
+        kinds = "a folder with a config.json, hf:owner/name, llama2.c's .bin, or a .pt of nanoGPT, minGPT or nanochat"
+        raise wrong(source, f"is of no kind that is read: give {kinds}")
+    if suffix == ".pt":
+        _refuse(family, ignore_fields, ".pt files")
+        with new_folder(out) as temporary:
+            checkpoint = _read_checkpoint(source, tokenizer, allow_pickle)
+            _write(temporary, out, checkpoint.model, checkpoint.tokenizer, LanguageModel(framed=True))
+        return load(out)
+    _refuse(family, ignore_fields, "llama2.c's .bin", allow_pickle)
     if tokenizer is None:
         raise ConfigError([Fault("--tokenizer", "is missing: a llama2.c model comes with a tokenizer, a .bin, too")])
-    spec = LanguageModel(framed=True)
     with new_folder(out) as temporary:
         model, text = llama2c.read(source, tokenizer)
-        with writing(out):
-            write_model(temporary, model.state_dict(), model.config, spec, build_task(spec, text, None))
+        _write(temporary, out, model, text, LanguageModel(framed=True))
     return load(out)
 
 
-def _refuse(family: str | None, ignore_fields: Sequence[str], allow_pickle: bool, format: str) -> None:
+def _write(folder: Path, out: Path, model: Transformer, tokenizer: TextTokenizer, spec: TaskSpec) -> None:
+    """Write a model that has one tokenizer into a new folder, which becomes `out`."""
+    with writing(out):
+        write_model(folder, model.state_dict(), model.config, spec, build_task(spec, tokenizer, None))
+
+
+def _read_checkpoint(path: Path, tokenizer: str | Path | None, allow_pickle: bool) -> nanogpt.Checkpoint:
+    """Read a .pt file by its layout."""
+    if not allow_pickle:
+        raise wrong(path, "is a pickle, which can run code: --allow-pickle reads its weights and plain data alone")
+    content = load_pickle(path)
+    if nanogpt.is_nanogpt(content):
+        return nanogpt.read_nanogpt(path, content, tokenizer)
+    if nanogpt.is_mingpt(content):
+        return nanogpt.read_mingpt(path, content, tokenizer)
+    if nanochat.is_nanochat(content):
+        return nanochat.read_nanochat(path, content, tokenizer)
+    raise wrong(path, "is not a checkpoint of nanoGPT (with model_args), minGPT or nanochat")
+
+
+def _refuse(family: str | None, ignore_fields: Sequence[str], format: str, allow_pickle: bool = False) -> None:
     """Refuse the options of folders of `transformers` for another format."""
     for option, given in (("--family", family), ("--ignore-field", ignore_fields), ("--allow-pickle", allow_pickle)):
         if given:

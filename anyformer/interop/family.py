@@ -48,20 +48,32 @@ class Framing(NamedTuple):
 PLAIN = Framing()
 
 
-@dataclass(frozen=True)
-class Family:
-    """A family of public models: one `model_type`."""
+@dataclass(frozen=True, kw_only=True)
+class WeightNames:
+    """The names of a program's weights, and the rules that convert them to ours."""
 
     kind: str
+    rules: Callable[[ModelConfig], Iterable[AnyRule]]
+    buffers: tuple[str, ...] = ()  # patterns of tensors without information
+    unused: tuple[str, ...] = ()  # patterns of tensors that no head uses: skipped with a warning
+
+    def tensor_rules(self, config: ModelConfig, whole: bool = True) -> list[TensorRule]:
+        """Return the rules of a model, tensor by tensor."""
+        with torch.device("meta"):
+            model = Transformer(config)
+        return tensor_rules((rule for rule in self.rules(config) if isinstance(rule, Rule)), model, whole)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family(WeightNames):
+    """A family of public models: one `model_type`."""
+
     shape: Shape
     heads: Mapping[str, str]  # class name to kind of head or "body"; the first of a kind is written
     read: Callable[[Fields], ModelConfig]
     write: Callable[[ModelConfig], dict[str, Any]]
-    rules: Callable[[ModelConfig], Iterable[AnyRule]]
     text: Framing = PLAIN
     prefix: str = ""  # of the body's weights in a model with a head
-    buffers: tuple[str, ...] = ()  # patterns of tensors without information
-    unused: tuple[str, ...] = ()  # patterns of tensors that no head uses: skipped with a warning
     older: tuple[tuple[str, str], ...] = ()  # patterns in tensor names of older files, and their replacements
 
     def config(self, fields: Fields, classes: Any) -> ModelConfig:
@@ -115,12 +127,6 @@ class Family:
         if faults := [*differences(config, back, self.kind), *fields.faults()]:
             raise ConfigError(faults)
         return found
-
-    def tensor_rules(self, config: ModelConfig, whole: bool = True) -> list[TensorRule]:
-        """Return the rules of a model, tensor by tensor."""
-        with torch.device("meta"):
-            model = Transformer(config)
-        return tensor_rules((rule for rule in self.rules(config) if isinstance(rule, Rule)), model, whole)
 
     def _names(self, config: ModelConfig) -> list[str]:
         """Return the public tensor names of a model, which may not belong to this family."""

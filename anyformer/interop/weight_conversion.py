@@ -15,7 +15,7 @@ from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.config.spec import visible
 from anyformer.conventions import Note
 from anyformer.interop import weight_files
-from anyformer.interop.family import BODY, Family
+from anyformer.interop.family import BODY, Family, WeightNames
 from anyformer.interop.weight_files import StoredTensor, wrong
 from anyformer.interop.weight_rules import Alias, Constant, TensorRule
 from anyformer.nn.model import Transformer
@@ -37,7 +37,9 @@ def named(family: Family, stored: dict[str, StoredTensor]) -> dict[str, StoredTe
     return found
 
 
-def translated(family: Family, config: ModelConfig, stored: dict[str, StoredTensor], folder: Path) -> dict[str, Tensor]:
+def translated(
+    family: WeightNames, config: ModelConfig, stored: dict[str, StoredTensor], folder: Path
+) -> dict[str, Tensor]:
     """Return the state dict of our model, in the widest precision of the stored tensors."""
     fitted = fit(family, config, stored)
     _check(fitted, family, stored, folder)
@@ -77,7 +79,7 @@ class Fit(NamedTuple):
     left: list[str]  # unknown
 
 
-def fit(family: Family, config: ModelConfig, stored: dict[str, StoredTensor]) -> Fit:
+def fit(family: WeightNames, config: ModelConfig, stored: dict[str, StoredTensor]) -> Fit:
     """Compare names and shapes, reading no values."""
     tensor_rules = family.tensor_rules(config)
     spare = [rule for rule in family.rules(config) if isinstance(rule, (Alias, Constant))]
@@ -95,11 +97,11 @@ def fit(family: Family, config: ModelConfig, stored: dict[str, StoredTensor]) ->
     )
 
 
-def _check(found: Fit, family: Family, stored: dict[str, StoredTensor], folder: Path) -> None:
+def _check(found: Fit, family: WeightNames, stored: dict[str, StoredTensor], folder: Path) -> None:
     """Refuse tensors that are missing, misshapen or unknown; warn of those that no head uses."""
     faults = []
     for name, shape in found.misshapen.items():
-        what = f"{name} has shape {list(stored[name].shape)}, but config.json needs {list(shape)}"
+        what = f"{name} has shape {list(stored[name].shape)}, but the config needs {list(shape)}"
         faults.append(Fault(visible(str(stored[name].file)), what))
     for name, shape in found.missing.items():
         faults.append(Fault(visible(str(folder)), f"has no weight {name}, of shape {list(shape)}"))

@@ -188,19 +188,27 @@ def _span(path: Path, name: str, entry: Any, base: int) -> FileTensor:
 
 
 def _unpickle(path: Path) -> dict[str, StoredTensor]:
-    """Read a .bin file as tensors and nothing else. Files older than torch 1.6 are no zip archives, and not mapped."""
+    """Read a .bin file as tensors and nothing else."""
+    found = load_pickle(path)
+    if not isinstance(found, dict) or not all(isinstance(x, Tensor) for x in found.values()):
+        raise wrong(path, "is not a table of tensors")
+    return {str(name): PickledTensor(path, x) for name, x in found.items()}
+
+
+def load_pickle(path: Path) -> Any:
+    """Read tensors, numbers and strings that torch.save wrote, and nothing else; tensors stay on disk where possible.
+
+    Files older than torch 1.6 are no zip archives, and not mapped.
+    """
     must_be_file(path)
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
         name = re.search(r"GLOBAL ([\w.]+)", str(error))
         what = f"{name[1]}, which is code" if name else "something else than tensors, or is damaged"
         raise wrong(path, f"is not read: it holds {what}; convert it to .safetensors where it was made") from None
     except Exception as error:  # zip, end-of-file and runtime errors alike
         raise wrong(path, f"cannot be read: {visible(str(error)).partition(chr(10))[0]}") from None
-    if not isinstance(found, dict) or not all(isinstance(x, Tensor) for x in found.values()):
-        raise wrong(path, "is not a table of tensors")
-    return {str(name): PickledTensor(path, x) for name, x in found.items()}
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------

@@ -84,9 +84,9 @@ def test_whole(folder: Path) -> None:
         ({"activation_function": "quick_silu"}, "activation_function = 'quick_silu'"),
         ({"add_cross_attention": True}, "add_cross_attention = True: only False is supported"),
         ({"quantization_config": {"bits": 4}}, "quantization_config = {'bits': 4}: is not supported"),
-        ({"n_embd": 16}, "transformer.wte.weight has shape [33, 8], but config.json needs [33, 16]"),
+        ({"n_embd": 16}, "transformer.wte.weight has shape [33, 8], but the config needs [33, 16]"),
         ({"n_layer": 2}, "has no weight transformer.h.1.ln_1.weight, of shape [8]"),
-        ({"vocab_size": 31}, "but config.json needs [31, 8]"),
+        ({"vocab_size": 31}, "but the config needs [31, 8]"),
     ],
 )
 def test_config(folder: Path, changes: dict[str, Any], said: str) -> None:

@@ -141,7 +141,7 @@ def test_contradictions_name_tensors_with_both_shapes(folder: Path) -> None:
         af.from_hf(folder)
     lines = str(error.value).splitlines()
     file = folder / "model.safetensors"
-    assert lines[0] == f"{file}: {WTE} has shape [33, 8], but config.json needs [33, 16]"
+    assert lines[0] == f"{file}: {WTE} has shape [33, 8], but the config needs [33, 16]"
     assert len(lines) == 6
     assert lines[5].endswith("more weights do not fit the config")
     assert all(line.startswith(str(folder)) for line in lines)
