@@ -34,6 +34,7 @@ MODULES = {  # headings, in the order of the pages
     "tokenizer": "Tokenizers",
     "batches": "Batches",
     "train": "Training",
+    "optimizer": "Optimisers",
     "strategy": "Strategies",
     "grid": "Grids",
 }

@@ -49,7 +49,7 @@ UNDER: dict[str, tuple[str, ...]] = {
     "processes": ("config.spec",),
     "data": ("recipe", "processes", "hardware", "conventions", "media_batch"),  # knows nothing of nn
     "decoding": ("transforms",),  # speaks ids, never text
-    "inspection": ("transforms", "hardware"),
+    "inspection": ("transforms", "hardware", "recipe"),
     "tasks": ("decoding", "data"),
     "atomic_folder": ("config", "processes"),
     "forecast": ("inspection", "recipe"),

@@ -75,11 +75,13 @@ def count_(
     """Count parameters, FLOPs, activation and cache memory, part by part, and the peak of a training step on a GPU."""
     from anyformer.cli.resolve import model_of, read
     from anyformer.inspection.count import count
-    from anyformer.inspection.memory import training_memory
+    from anyformer.inspection.memory import ADAMW, training_memory
+    from anyformer.recipe import Recipe
 
-    config = model_of(read(model, changes))
+    given = read(model, changes)
+    config, optimizer = model_of(given), given.train.optimizer if isinstance(given, Recipe) else ADAMW
     table = count(config, length, batch=batch, source_length=source_length)
-    training = training_memory(config, length, batch=batch, source_length=source_length)
+    training = training_memory(config, length, batch=batch, source_length=source_length, optimizer=optimizer)
     result = {**table.to_dict(), "training": training.to_dict()}
     typer.echo(json.dumps(result) if as_json else f"{table}\n{training}")
 

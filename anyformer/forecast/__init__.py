@@ -5,6 +5,7 @@ network   Time of collective operations among GPUs
 report    Table and figure of forecasts for several numbers of GPUs
 search    The fastest split that fits into memory
 split     The part of a model and of a step on each GPU, and its memory
+update    Work and messages of the optimiser
 work      FLOPs and bytes of a step, from the config alone, and their time on one GPU
 workload  The training run that is forecast, of a recipe or of a model alone
 """

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from anyformer.config import ModelConfig
 from anyformer.forecast.network import Group
 from anyformer.forecast.split import Split, gathered_values, part_weights, step_memory, tensor_part
+from anyformer.forecast.update import update_messages, update_work
 from anyformer.forecast.work import FP32, Rows, StepWork, Work, step_work
 from anyformer.forecast.workload import Workload
 from anyformer.gpu_table import GPU
@@ -76,11 +77,13 @@ def forecast(work: Workload, gpu: GPU, split: Split, engine: Engine = OURS) -> F
     one = _step_work(work.config, rows, split.tensor, work.size, compiled)
     ahead = _pass_seconds(one.forward, gpu, work, split)
     back = _pass_seconds(one.backward + (one.blocks if split.recompute else Work()), gpu, work, split)
-    compute = split.accumulate * (ahead + back) + one.update(split.shards).seconds(gpu, work.precision)
+    compute = split.accumulate * (ahead + back)
+    compute += update_work(work.config, work.optimizer, split).seconds(gpu, work.precision)
     hidden, shown = _weight_messages(work, gpu, split, (ahead, back), engine)
     shown += split.accumulate * _activation_messages(work, gpu, split, rows)
+    shown += update_messages(work.config, work.optimizer, split, gpu)
     seconds = compute + shown
-    memory = step_memory(work.config, rows, split, work.half, compiled)
+    memory = step_memory(work.config, rows, split, work.half, compiled, work.optimizer)
     if work.averaged:
         memory += FP32 * part_weights(work.config, split.tensor).total / split.shards
     if engine.builds_whole:

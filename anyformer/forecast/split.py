@@ -38,7 +38,8 @@ from anyformer.config.feedforward import FeedForward
 from anyformer.forecast.work import FP32, Rows
 from anyformer.inspection.cost_rules import block_costs
 from anyformer.inspection.count import count
-from anyformer.inspection.memory import MASKED_SHARE, Memory, Precision, training_memory
+from anyformer.inspection.memory import ADAMW, MASKED_SHARE, Memory, Precision, training_memory
+from anyformer.recipe import Optimizer
 
 LOGIT_BYTES = 16  # the logits in half precision and in fp32, their exponentials and a gradient
 GATHERED_LAYERS = 2  # the one that runs and the next
@@ -172,10 +173,17 @@ def part_weights(config: ModelConfig, n: int) -> Weights:
     return Weights(table.parameters, table.trained, layers, max(sizes), number)
 
 
-def step_memory(config: ModelConfig, rows: Rows, split: Split, precision: Precision, compiled: bool) -> float:
+def step_memory(
+    config: ModelConfig,
+    rows: Rows,
+    split: Split,
+    precision: Precision,
+    compiled: bool,
+    optimizer: Optimizer = ADAMW,
+) -> float:
     """Return the peak bytes of a training step on each GPU."""
     n, shards = split.tensor, split.shards
-    part = _part_memory(config, rows, n, precision, compiled, split.recompute)
+    part = _part_memory(config, rows, n, precision, compiled, split.recompute, optimizer)
     weights = part_weights(config, n)
     fixed, gradients, casts = (part.weights + part.optimizer) / shards, part.gradients / shards, float(part.casts)
     if shards > 1:
@@ -197,7 +205,13 @@ def step_memory(config: ModelConfig, rows: Rows, split: Split, precision: Precis
 
 @cache
 def _part_memory(
-    config: ModelConfig, rows: Rows, n: int, precision: Precision, compiled: bool, recompute: bool
+    config: ModelConfig,
+    rows: Rows,
+    n: int,
+    precision: Precision,
+    compiled: bool,
+    recompute: bool,
+    optimizer: Optimizer,
 ) -> Memory:
     """Return the memory of one of n parts along `tensor`, without messages and shards."""
     return training_memory(
@@ -209,6 +223,7 @@ def _part_memory(
         compiled=compiled,
         recompute=recompute,
         context=rows.context,
+        optimizer=optimizer,
     )
 
 

@@ -10,7 +10,7 @@ count beside its FLOPs.
     attention     pairs of queries and keys that a kernel computes; the backward pass has 2.5 times as many FLOPs
     bytes         inputs, weights and outputs of matmuls and attention; norms and residual sums, whose stream is fp32;
                   activation functions, rotations and logits; weights cast to half precision, and their gradients
-    update        of AdamW with clipping: 40 bytes for each weight
+The update of the weights is in `update.py`.
 
 b, t, s, d, h, g, k, f, v as in `config/__init__.py`.
 """
@@ -44,7 +44,6 @@ from anyformer.inspection.count import count
 from anyformer.inspection.memory import MASKED_SHARE
 
 FP32 = 4  # bytes
-UPDATE_BYTES = 40  # of a weight: AdamW reads four values and writes three, clipping reads two and writes one
 MATMUL_SHARE = 0.75  # of the peak that a large matmul reaches: its power limits a GPU before its units do
 ATTENTION_SHARE = 0.4  # of the peak that fused attention reaches, forward and backward together
 BANDWIDTH_SHARE = 0.85  # of the memory bandwidth that a copy reaches
@@ -94,16 +93,11 @@ class Rows(NamedTuple):
 
 
 class StepWork(NamedTuple):
-    """Work of a step on one GPU: of each micro-batch, and of the update."""
+    """Work of a micro-batch on one GPU."""
 
     blocks: Work  # forward pass of all layers, which checkpointing repeats
     forward: Work  # the layers and all else
     backward: Work
-    trained: int  # weights
-
-    def update(self, shards: int = 1) -> Work:
-        """Return the work of the optimiser on one of `shards` equal parts of the weights."""
-        return Work(moved=UPDATE_BYTES * self.trained / shards)
 
 
 def step_work(config: ModelConfig, rows: Rows, *, size: int = 2, compiled: bool = True) -> StepWork:
@@ -122,7 +116,7 @@ def step_work(config: ModelConfig, rows: Rows, *, size: int = 2, compiled: bool 
     gradients = Work(moved=(FP32 + 2 * size) * table.trained)
     head, head_back = _head(config, rows, size)
     forward = blocks + head + embedded + cast
-    return StepWork(blocks, forward, backward + head_back + embedded + gradients, table.trained)
+    return StepWork(blocks, forward, backward + head_back + embedded + gradients)
 
 
 class _Layer(NamedTuple):

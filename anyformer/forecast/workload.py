@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple
 from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.gpu_table import GPU
 from anyformer.inspection.count import count
-from anyformer.inspection.memory import FP32, Precision
-from anyformer.recipe import Crops, Ordered, Packed, Padded, Recipe
+from anyformer.inspection.memory import ADAMW, FP32, Precision
+from anyformer.recipe import Crops, Optimizer, Ordered, Packed, Padded, Recipe
 
 STEP_TOKENS = 2**19  # of a model without a recipe
 TOKENS_PER_WEIGHT = 20  # of a model without a recipe (Hoffmann et al. 2022)
@@ -25,6 +25,7 @@ class Workload:
     precision: Literal["fp32", "fp16", "bf16"] = "bf16"
     compiled: bool = True
     averaged: bool = False  # with a moving average of the weights
+    optimizer: Optimizer = ADAMW
     batched_by: Literal["rows", "tokens"] = "rows"  # what the recipe limits in a batch
 
     @property
@@ -88,6 +89,7 @@ def recipe_workload(recipe: Recipe, model: ModelConfig, sizes: Sizes, gpu: GPU) 
         precision=_precision(train.precision, gpu),
         compiled=train.compile == "on" or (train.compile == "auto" and not isinstance(batches, Padded)),
         averaged=train.ema is not None,
+        optimizer=train.optimizer,
         batched_by="tokens" if isinstance(batches, Padded | Packed) else "rows",
     )
     return work, float(train.steps * work.step_tokens)

@@ -15,6 +15,7 @@ head_patterns    Statistics of attention heads, and names such as "previous toke
 logit_lens       The logit lens: output of the head after each layer
 media_cost       Cost of the embeddings of images, sounds and feature vectors
 memory           Peak memory of a training step, from the config alone
+optimizer_cost   Memory and FLOPs of an optimiser, from the config alone
 patching         Replace or change activations by name (activation patching)
 plot             Figures by matplotlib (the `plot` extra)
 position_curves  Effect of positions on attention scores, by distance

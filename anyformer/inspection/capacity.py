@@ -5,20 +5,26 @@ from collections.abc import Iterator
 from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.hardware import usable_memory
 from anyformer.inspection.count import BYTES, count, human
-
-ADAM_VALUES = 3  # for each trained weight: its gradient and two moments
+from anyformer.inspection.optimizer_cost import state_values
+from anyformer.recipe.optimizer import Optimizer
 
 
 def check_model(
-    config: ModelConfig, at: str = "", *, training: bool = False, bytes_per_value: int = 4, limit: int | None = None
+    config: ModelConfig,
+    at: str = "",
+    *,
+    training: Optimizer | None = None,
+    bytes_per_value: int = 4,
+    limit: int | None = None,
 ) -> None:
     """Refuse a model whose weights do not fit into memory, with both figures.
 
-    `at` is where the config was read from. `training` adds gradients and the optimizer's state. `limit` is the memory
-    in bytes, by default this machine's.
+    `at` is where the config was read from. `training` adds gradients and the state of this optimiser. `limit` is the
+    memory in bytes, by default this machine's.
     """
     table = count(config)
-    needed = bytes_per_value * (table.parameters + ADAM_VALUES * table.trained * training)
+    values = 0 if training is None else table.trained + state_values(config, training)
+    needed = bytes_per_value * (table.parameters + values)
     if faults := list(exceeding(needed, f"{table.parameters:,} parameters", limit)):
         raise ConfigError(fault.under(at) for fault in faults)
 

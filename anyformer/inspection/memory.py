@@ -1,6 +1,7 @@
 """Peak memory of a training step, estimated from the config alone. Imports no torch.
 
-    weights       in fp32; AdamW stores two more values for each (`optimizer`)
+    weights       in fp32
+    optimizer     its state in fp32: of AdamW two values for each weight (`optimizer_cost.py`)
     casts         copies of the weights in half precision, which the backward pass reads
     activations   tensors saved for the backward pass: those of `count`, and the ones it leaves out. The residual stream
                   is fp32 in any precision, so norms save it in fp32 unless compiled; dropout masks, one byte per value;
@@ -48,12 +49,15 @@ from anyformer.config import (
 )
 from anyformer.inspection.cost_rules import block_costs, head_cost, pooled, side_costs
 from anyformer.inspection.count import BYTES, count, human
+from anyformer.inspection.optimizer_cost import state_values
+from anyformer.recipe.optimizer import AdamW, Optimizer
 
 Precision = Literal["fp32", "bf16"]
 FP32, MASK = 4, 1  # bytes
 MAX_LOGIT_BYTES = 2**33  # bytes of logits that the loss computes at a time in half precision
 MAX_MASK_PAIRS = 2**20  # queries × keys, from which `flex` takes the place of a dense mask
 MASKED_SHARE = 0.15  # of the tokens, which a masked LM predicts
+ADAMW = AdamW(lr=1e-3)  # its state does not depend on the settings
 
 
 @dataclass(frozen=True)
@@ -99,12 +103,13 @@ def training_memory(
     recompute: bool = False,
     asked: float | None = None,
     context: int = 1,
+    optimizer: Optimizer = ADAMW,
 ) -> Memory:
-    """Return the peak memory of a step with AdamW on a GPU, for `batch` rows of `length` tokens (as in `count`).
+    """Return the peak memory of a training step on a GPU, for `batch` rows of `length` tokens (as in `count`).
 
     Weights are fp32; with `precision` "bf16" matmuls are bf16. `recompute` is `train.checkpoint_activations`. `asked`
     is the share of tokens that have a label: by default 15 % for a masked LM, else all. `context` is
-    `parallel.context`, and the result is of one of these processes.
+    `parallel.context`, and the result is of one of these processes. `optimizer` is `train.optimizer` of a recipe.
     """
     table = count(config, length, batch=batch, source_length=source_length)
     mode = _Mode(2 if precision == "bf16" else FP32, compiled)
@@ -129,9 +134,10 @@ def training_memory(
     passing = max(head.passing, head.after + in_layer + recompute * max(n for n, _ in layers))
     weights, gradients = FP32 * table.parameters, FP32 * table.trained
     casts = 0 if precision == "fp32" else mode.size * _multiplied(config, batch, lengths, table.parameters)
-    fixed, ending = weights + 2 * gradients, head.twice + in_layer + sides[0].outside + layers[0][0]
+    state = FP32 * state_values(config, optimizer)
+    fixed, ending = weights + state, head.twice + in_layer + sides[0].outside + layers[0][0]
     peak = max(fixed + casts + activations + passing, fixed + gradients + ending)
-    parts = weights, 2 * gradients, casts, activations, passing, gradients, ending
+    parts = weights, state, casts, activations, passing, gradients, ending
     return Memory(*parts, peak, precision, compiled, recompute)
 
 

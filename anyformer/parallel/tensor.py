@@ -237,15 +237,15 @@ def split_model(model: Transformer, mesh: DeviceMesh) -> None:
 
 
 def in_model_order(model: nn.Module, name: str, x: Tensor) -> Tensor:
-    """Return a whole weight of a split model, or a tensor like it, with its rows as in checkpoints."""
+    """Return a whole weight of a split model, or a tensor with its rows, in the order of checkpoints."""
     order = model.row_orders.get(name) if isinstance(model, SplitTransformer) else None
-    return x if order is None or x.dim() == 0 else x[order.argsort().to(x.device)]
+    return x if order is None or x.shape[:1] != order.shape else x[order.argsort().to(x.device)]
 
 
 def in_split_order(model: nn.Module, name: str, x: Tensor) -> Tensor:
     """Return a tensor of a checkpoint with its rows in the order of a split model."""
     order = model.row_orders.get(name) if isinstance(model, SplitTransformer) else None
-    return x if order is None or x.dim() == 0 else x[order.to(x.device)]
+    return x if order is None or x.shape[:1] != order.shape else x[order.to(x.device)]
 
 
 @torch.no_grad()

@@ -3,19 +3,21 @@
 augment    random changes of images and sounds in training
 batches    padded, packed, crops, ordered
 bins       numbers as tokens
+optimizer  optimisers and their settings
 recipe     Recipe and the rules between its parts
 source_faults  which sources fit which task
 sources    data: files, shards, synthetic tasks
 synthetic  synthetic sources: digits, dates, additions, scenes
 task       tasks, with the columns they read, their metrics and the models they need
 tokenizer  tokenizers: trained on the data, read from a file, or taken from a run or from shards
-train      optimiser, learning-rate schedule, and all settings of the training loop
+train      learning-rate schedule, and all other settings of the training loop
 """
 
 # Stars, so that a part which enters one of these files is public without a second edit.
 from anyformer.recipe.augment import *
 from anyformer.recipe.batches import *
 from anyformer.recipe.bins import *
+from anyformer.recipe.optimizer import *
 from anyformer.recipe.recipe import *
 from anyformer.recipe.sources import *
 from anyformer.recipe.synthetic import *

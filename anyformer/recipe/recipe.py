@@ -9,6 +9,7 @@ from anyformer.config import ConfigError, Fault, ModelConfig, Recurrent, Spec, T
 from anyformer.config.spec import Count, did_you_mean
 from anyformer.datasets.registry import registry
 from anyformer.recipe.batches import Batches, Crops, Ordered, Packed
+from anyformer.recipe.optimizer import Adafactor
 from anyformer.recipe.source_faults import source_faults
 from anyformer.recipe.sources import Data, MixedSources, Shards, splits
 from anyformer.recipe.task import (
@@ -154,6 +155,10 @@ def _train_faults(recipe: Recipe) -> Iterator[Fault]:
         yield Fault("train.average", f"= {train.average}: needs checkpoints to average: set train.save_every")
     if train.best not in (known := measures(task)):
         yield Fault("train.best", f"= '{train.best}': the metrics of the task are {', '.join(known)}")
+    for name, divided in (("shard", recipe.parallel.shard == "full"), ("tensor", recipe.parallel.tensor > 1)):
+        if divided and isinstance(train.optimizer, Adafactor):
+            what = f"needs whole weights, and parallel.{name} = {getattr(recipe.parallel, name)!r} divides them"
+            yield Fault("train.optimizer.kind", f"= 'adafactor': {what}; use 'muon', which also stores less than AdamW")
     if train.patience and (train.evaluate_every is None or recipe.data.valid is None):
         yield Fault("train.patience", f"= {train.patience}: needs data.valid and train.evaluate_every")
 

@@ -1,4 +1,4 @@
-"""Training settings: optimiser, learning-rate schedule, scheduled sampling, the loop, processes. Imports no torch."""
+"""Training settings: learning-rate schedule, scheduled sampling, the loop, processes. Imports no torch."""
 
 from typing import Annotated, Literal
 
@@ -6,32 +6,8 @@ from pydantic import Field
 
 from anyformer.config import Spec
 from anyformer.config.spec import BY_KIND, Count, Flag, Fraction, Positive, Probability, Size
+from anyformer.recipe.optimizer import Optimizer
 from anyformer.recipe.task import Metric
-
-
-class AdamW(Spec):
-    """Adam with decoupled weight decay on matrices (Loshchilov & Hutter 2019)."""
-
-    kind: Literal["adamw"] = "adamw"
-    lr: Positive  # peak learning rate
-    # decay of the moving averages of the gradient and of its square
-    betas: tuple[Probability, Probability] = (0.9, 0.95)
-    eps: Positive = 1e-8  # added to the denominator of an update
-    # decay of matrices per step, times the learning rate; norms and biases have none
-    weight_decay: Annotated[float, Field(strict=True, ge=0)] = 0.1
-
-
-class Adam(Spec):
-    """Adam with the settings of the 2017 Transformer (Kingma & Ba 2015)."""
-
-    kind: Literal["adam"] = "adam"
-    lr: Positive  # peak learning rate
-    # decay of the moving averages of the gradient and of its square
-    betas: tuple[Probability, Probability] = (0.9, 0.98)
-    eps: Positive = 1e-9  # added to the denominator of an update
-
-
-Optimizer = Annotated[AdamW | Adam, *BY_KIND]
 
 
 class Constant(Spec):

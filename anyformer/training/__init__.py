@@ -6,10 +6,12 @@ compiler            Options of torch.compile
 ema                 Exponential moving average of the weights
 finetune            Weights from another run, frozen weights, layer-wise learning rates
 first_rows          First rows of a batch as text
+hidden_matrices     Linear layers and experts of the blocks, for Muon and width transfer
 job                 The built objects of one run: model, optimiser, loader, state
 log                 Progress bar, metrics.jsonl, TensorBoard, loss curve
 loop                The loop: steps, evaluations, snapshots, checkpoints
 machine             Choice of device, precision and compilation
+muon                Muon: orthogonal updates of hidden matrices
 objective           Model and loss as one module, compiled together
 optimisers          Optimisers from their specs
 out_of_memory       Out-of-memory errors with advice

@@ -172,18 +172,29 @@ def _restore(tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.opti
             saved.setdefault(parameter, {})[key] = x
         elif kind == "ema":
             ema[rest] = x
-    both = [*ema.items(), *((name, x) for name, values in saved.items() for x in values.values() if x.dim())]
-    wrong = [name for name, x in both if name not in parameters or x.shape != parameters[name].shape]
+    wrong = [name for name, x in ema.items() if name not in parameters or x.shape != parameters[name].shape]
+    states = ((name, x) for name, values in saved.items() for x in values.values())
+    wrong += [name for name, x in states if name not in parameters or not _is_state_of(x, parameters[name])]
     if wrong := wrong or sorted(parameters.keys() - ema.keys() if ema else ()):
         raise ValueError(f"{wrong[0]} is missing or has another shape")
     ema = {name: shard_like(in_split_order(model, name, x), parameters[name]) for name, x in ema.items()}
     saved = {n: {key: in_split_order(model, n, x) for key, x in values.items()} for n, values in saved.items()}
-    merged: Any = {"state": saved, "param_groups": get_optimizer_state_dict(model, optimizer)["param_groups"]}
-    set_optimizer_state_dict(model, optimizer, merged, options=FULL)
+    if not (isinstance(optimizer, torch.optim.SGD) and not optimizer.defaults["momentum"]):  # which has no state
+        merged: Any = {"state": saved, "param_groups": get_optimizer_state_dict(model, optimizer)["param_groups"]}
+        set_optimizer_state_dict(model, optimizer, merged, options=FULL)
     torch.set_rng_state(tensors["generator.cpu"])
     if torch.cuda.is_available() and "generator.cuda" in tensors:
         torch.cuda.set_rng_state(tensors["generator.cuda"])
     return ema
+
+
+def _is_state_of(x: Tensor, parameter: Tensor) -> bool:
+    """Return whether a state has the shape of its weight; a step is a scalar, and factors have sides of 1."""
+    return x.dim() == 0 or (x.dim() == parameter.dim() and all(map(_is_side, x.shape, parameter.shape)))
+
+
+def _is_side(size: int, whole: int) -> bool:
+    return size in (1, whole)
 
 
 def _read_segment_memory(tensors: dict[str, Tensor], device: torch.device) -> Past | None:

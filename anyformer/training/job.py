@@ -66,12 +66,13 @@ class Job:
     def steps_in_flight(self) -> int:
         """How many steps may be started before the loss of the first is read.
 
-        It is 0 where the next step depends on that loss: running statistics, segment memory, fp16's loss scale and
-        several processes.
+        It is 0 where the next step depends on that loss: running statistics, segment memory, fp16's loss scale,
+        several processes, and an optimiser whose kernel cannot skip a step (`adafactor`).
         """
         tracked = any(isinstance(module, TrackedModule) for module in self.model.modules())
         memory = self.model.decoder is not None and self.model.decoder.segment_memory
-        independent = self.ranks.size == 1 and not self.scaler.is_enabled() and not tracked and not memory
+        can_skip = bool(self.optimizer.defaults.get("fused"))
+        independent = self.ranks.size == 1 and not self.scaler.is_enabled() and not tracked and not memory and can_skip
         return MAX_STEPS_IN_FLIGHT if self.device.type == "cuda" and independent else 0
 
     def autocast(self) -> AbstractContextManager[Any]:

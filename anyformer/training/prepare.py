@@ -59,6 +59,7 @@ from anyformer.tasks.tag import with_tags
 from anyformer.training.checkpoint import TrainState, read_state
 from anyformer.training.compiler import compile_options
 from anyformer.training.finetune import config_differences, copy_weights, describe_new, freeze, lr_scale
+from anyformer.training.hidden_matrices import hidden_matrices
 from anyformer.training.job import Job
 from anyformer.training.machine import advise_if_busy, choose_execution
 from anyformer.training.optimisers import build_optimizer
@@ -173,9 +174,10 @@ def build(
     model, loader = ranks.on_each(make)
     options = compile_options(model.config, precision == "fp8")
     compile_part = (lambda part: part.compile(options=options)) if compiled else None
+    matrices = hidden_matrices(model)  # before they are split
     divide_model(model, ranks, recipe.parallel.shard, device, compile_part)
     optimizer = build_optimizer(
-        recipe.train.optimizer, model, lambda name: lr_scale(name, model.config, recipe.train.layer_decay)
+        recipe.train.optimizer, model, lambda name: lr_scale(name, model.config, recipe.train.layer_decay), matrices
     )
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
     return Job(
@@ -249,7 +251,8 @@ def _each(work: dict[str, Callable[[], Rows]]) -> Splits:
 def _check_capacity(recipe: Recipe, config: ModelConfig) -> None:
     """Refuse a model or a batch that does not fit into the memory of the device."""
     limit = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
-    check_model(config, "model", training=recipe.parallel.shard == "none" and recipe.parallel.tensor == 1, limit=limit)
+    whole = recipe.parallel.shard == "none" and recipe.parallel.tensor == 1
+    check_model(config, "model", training=recipe.train.optimizer if whole else None, limit=limit)
     if isinstance(batches := recipe.batches, Crops | Ordered):
         tokens = batches.rows * batches.length
         what = f"= {batches.rows}: {tokens:,} tokens in a batch"

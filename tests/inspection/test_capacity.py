@@ -24,7 +24,7 @@ from anyformer.config import (
 from anyformer.hardware import usable_memory
 from anyformer.inspection.capacity import check_model
 from anyformer.inspection.count import count
-from anyformer.inspection.memory import training_memory
+from anyformer.inspection.memory import ADAMW, training_memory
 from anyformer.presets import PRESETS, gpt2, gpt3
 from anyformer.run import load
 from anyformer.training.train import train
@@ -103,8 +103,8 @@ def test_a_limit_refuses_what_exceeds_it_and_nothing_else() -> None:
     config = gpt2()
     weights = 4 * count(config).parameters
     check_model(config, limit=weights)
-    check_model(config, limit=4 * weights, training=True)
-    for limit, training in ((weights - 1, False), (4 * weights - 1, True)):
+    check_model(config, limit=4 * weights, training=ADAMW)
+    for limit, training in ((weights - 1, None), (4 * weights - 1, ADAMW)):
         with pytest.raises(ConfigError, match="124,439,808 parameters need at least"):
             check_model(config, limit=limit, training=training)
 
