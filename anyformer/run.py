@@ -58,6 +58,7 @@ from anyformer.recipe import AnyTask as TaskSpec, Classify, Recipe, Tag, TaskFil
 from anyformer.tasks import generation, scoring
 from anyformer.tasks.base import Task, open_media
 from anyformer.tasks.build import build_task
+from anyformer.tasks.chat import Conversation, Conversing
 from anyformer.tasks.imported_encoder import Encoding
 from anyformer.tasks.lm import LanguageModelling
 from anyformer.tasks.mixture import MixedTasks
@@ -139,6 +140,14 @@ class Run:
             return scoring.fillings(self.task, self.model, text, k, at=at)
         return scoring.alternatives(self.writer(), self.model, text, k, answer=answer, at=at)
 
+    def chat(self, system: str | None = None) -> Conversation:
+        """Return a new conversation with a model whose tokenizer has a chat template, after a system message."""
+        self.writer()
+        if self.chat_template is None or self.config.encoder is not None:
+            what = "is no chat model: its tokenizer has no chat template; `anyformer generate` continues texts"
+            raise ConfigError([Fault(visible(str(self.folder)), what)])
+        return Conversation(self.chat_template, self.model, system)
+
     def part(self, name: str) -> "Run":
         """Return one task of a mixture as a run with the same model."""
         if not isinstance(self.task, MixedTasks):
@@ -157,7 +166,7 @@ class Run:
     def writer(self) -> generation.Writer:
         """Return the task that generates text."""
         match self.task:
-            case LanguageModelling() | SequenceToSequence() | SpanCorrupting():
+            case LanguageModelling() | SequenceToSequence() | SpanCorrupting() | Conversing():
                 return self.task
             case MixedTasks():
                 return self.task.part(None)

@@ -3,6 +3,7 @@
 Importing it imports no torch, and neither do most verbs: a verb imports what it needs when it runs.
 
 app               The program: help, exit codes, errors
+chat              `chat`: a conversation with a chat model
 data              `data`: token shards of large corpora
 decoding_options  Options of all verbs that generate text
 env               `env`: demonstrations and rollouts
@@ -22,6 +23,6 @@ tokenizers        `tokenizer`: training and showing
 """
 
 # each adds its verbs, in this order
-from anyformer.cli import models, plan, new, runs, predict, generate, tokenizers, data, env  # noqa: F401, I001
+from anyformer.cli import models, plan, new, runs, predict, generate, chat, tokenizers, data, env  # noqa: F401, I001
 from anyformer.cli import inspect, explore, serve, lab  # noqa: F401
 from anyformer.cli.app import app as app, main as main

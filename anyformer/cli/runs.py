@@ -127,7 +127,11 @@ def _next_commands(run: "Run") -> str:
     from anyformer.recipe import Recipe
 
     folder = shlex.quote(str(run.folder))
-    use = {"lm": f"generate {folder} --prompt TEXT", "mixture": f"predict {folder} FILE --task NAME"}
+    use = {
+        "lm": f"generate {folder} --prompt TEXT",
+        "chat": f"chat {folder}",
+        "mixture": f"predict {folder} FILE --task NAME",
+    }
     lines = [use.get(run.spec.kind, f"predict {folder} FILE")]
     if io.load(Recipe, run.folder / "recipe.toml").data.test is not None:
         lines.append(f"evaluate {folder}")
@@ -264,9 +268,9 @@ def import_(
     )
     typer.echo(f"imported: {out}, {run.model.num_parameters():,} parameters, {run.tokenizer.size:,} tokens")
     writes = run.config.decoder is not None and run.spec.kind != "transcribe"
-    typer.echo(
-        "next:     " + (f"anyformer generate {out} --prompt TEXT" if writes else f"anyformer predict {out} FILE")
-    )
+    use = f"generate {out} --prompt TEXT" if writes else f"predict {out} FILE"
+    chats = writes and run.config.encoder is None and run.chat_template is not None
+    typer.echo(f"next:     anyformer {f'chat {out}' if chats else use}")
 
 
 @app.command("merge")

@@ -6,6 +6,7 @@ batch_plan               which examples each batch of an epoch holds: padded or 
 chat_template            chat templates: conversations to text and to ids
 chunks                   large files in chunks of some megabytes, and chunks in documents
 conll                    sentences with one word per line and its tags in columns
+conversations            conversations in rows, and chat templates by name
 counter_rng              a counter-based random generator, for draws that depend on a number alone
 dynamic_loader           loaders whose examples are drawn from texts, new ones in every epoch
 files                    find, unpack and decode files

@@ -67,6 +67,30 @@ class ChatTemplate:
         marked = self._render([*_plain(messages, lambda text: names.mark(text, mark))], add_generation_prompt)
         return names.encode(marked.split(mark))
 
+    def encode_answers(self, messages: Messages) -> tuple[list[int], list[range]]:
+        """Return the ids of a conversation, and where each message of the assistant is in them, with its end.
+
+        A message begins where the prompt ends that a model would read before it.
+        """
+        ids = self.encode(messages, add_generation_prompt=False)
+        text = self.render(messages, add_generation_prompt=False)
+        answers = []
+        for i, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            if i == 0:
+                raise ConfigError([Fault("messages.0.role", "= 'assistant': a conversation begins with another role")])
+            if not text.startswith(self.render(messages[:i])):
+                what = "the template does not write it after the prompt of the messages before it"
+                raise ConfigError([Fault(f"messages.{i}", what)])
+            start = _common(ids, self.encode(messages[:i]))
+            if self.end_of_turn is not None and self.end_of_turn in ids[start:]:
+                stop = ids.index(self.end_of_turn, start) + 1
+            else:
+                stop = _common(ids, self.encode(messages[: i + 1], add_generation_prompt=False))
+            answers.append(range(start, stop))
+        return ids, answers
+
     @cached_property
     def end_of_turn(self) -> int | None:
         """The id of the special token that ends a message of the assistant, where the template writes one."""
@@ -154,6 +178,11 @@ class _Names:
                 yield text[done:start] + self._name[found[0]]
                 done = at = end
         yield text[done:]
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return how many first elements are equal."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _shown(error: Exception) -> str:

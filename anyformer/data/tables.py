@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from anyformer.config.spec import ConfigError, Fault, did_you_mean
+from anyformer.data.conversations import MESSAGES, alternate
 from anyformer.data.files import FLAW, File, Parsed, locate, open_files, regular, unfit
 from anyformer.data.media_rows import media_columns, with_references
 from anyformer.recipe import (
@@ -37,12 +38,15 @@ def read_table(source: TableFile, data: Data, columns: dict[str, ColumnNames]) -
 
 
 def _joined(rows: Parsed, joined: dict[str, int], between: str) -> Parsed:
-    """Yield rows with columns that are joined from others, without blank cells."""
+    """Yield rows with columns that are joined from others, without blank cells; messages become a conversation."""
     for number, row in rows:
         if not isinstance(row, str):
             for role, count in joined.items():
                 cells = [row.pop(f"{role}.{i}") for i in range(count)]
-                row[role] = between.join(cell for cell in cells if cell.strip())
+                if role == MESSAGES:
+                    row[role] = alternate(cells)
+                else:
+                    row[role] = between.join(cell for cell in cells if cell.strip())
         yield number, row
 
 
@@ -246,10 +250,13 @@ def spelt(value: Any, path: str, role: str) -> tuple[str, str]:
         if any(not isinstance(word, str) or "\n" in word for word in value):
             return "", f"the field {path!r} is {_shown(value)}: must be a list of strings, each of one line"
         value = "\n".join(value)
+    elif isinstance(value, list) and role == MESSAGES:
+        value = json.dumps(value, ensure_ascii=False)
     elif isinstance(value, str):
         value = _cell(value, role)
     if not isinstance(value, str):
-        kind = "a list of strings" if role in LISTS else "a string or a number"
+        kinds = {MESSAGES: "a list of messages", **dict.fromkeys(LISTS, "a list of strings")}
+        kind = kinds.get(role, "a string or a number")
         return "", f"the field {path!r} is {_shown(value)}: must be {kind}"
     found = FLAW.search(value)
     return value, unfit(found[0]) if found else ""

@@ -14,6 +14,7 @@ from anyformer.recipe.source_faults import source_faults
 from anyformer.recipe.sources import Data, MixedSources, Shards, splits
 from anyformer.recipe.task import (
     Actions,
+    Chat,
     Classify,
     Embed,
     LanguageModel,
@@ -77,6 +78,8 @@ def _unfit_batches(recipe: Recipe) -> str:
             return "the task tag reads sentences: use 'padded' or 'packed'"
         case Tag() if kind == "packed" and isinstance(head, TokenLabels) and head.crf:
             return "a CRF reads one sentence per row: use 'padded', or model.head.crf = false"
+        case Chat() if kind not in ("padded", "packed"):
+            return "the task chat reads conversations: use 'padded' or 'packed'"
         case Actions() if kind not in ("padded", "packed"):
             return "the task actions reads episodes: use 'padded' or 'packed'"
         case Seq2Seq() | Mixture() if kind in ("crops", "ordered"):

@@ -33,6 +33,7 @@ from anyformer.recipe.synthetic import Additions, Digits, Scenes, WrittenDates
 TEXT, LABELLED, PAIR = ("text",), ("text", "label"), ("source", "target")  # columns of sources that do not name them
 TAGGED = ("words", "tags")
 EPISODES = ("text", "observations", "actions", "rewards")
+CONVERSATIONS = ("messages",)
 MEDIA_ROLES = ("source", "text", "pair")  # columns that may refer to images and sounds
 NEEDS = {
     TEXT: "text: text, table, lines, conll, folders or shards",
@@ -41,6 +42,7 @@ NEEDS = {
     ("text", "pair"): "pairs of texts: table or lines",
     TAGGED: "words with tags: conll or table",
     EPISODES: "episodes: trajectories or key_to_door",
+    CONVERSATIONS: "conversations: a table with the column `messages`",
 }
 
 
@@ -75,7 +77,7 @@ def source_faults(source: Source, task: str, columns: tuple[str, ...]) -> Iterat
             yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
         case TableFile() if columns == EPISODES:
             yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
-        case MatchedLines() if columns in (TAGGED, EPISODES):
+        case MatchedLines() if columns in (TAGGED, EPISODES, CONVERSATIONS):
             yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
         case ConllFile() if columns not in (TAGGED, TEXT):
             yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
@@ -109,13 +111,13 @@ def source_faults(source: Source, task: str, columns: tuple[str, ...]) -> Iterat
         case MatchedLines(group=str(group)) if group not in (named := re.compile(source.pattern).groupindex):
             yield Fault("group", f"= {group!r}: the pattern has no group of this name; {did_you_mean(group, named)}")
         case TableFile() if any(getattr(source, name) is None for name in columns):
-            if columns == TEXT:
-                yield Fault("text", f"is required: the column that the task {task} reads")
+            if len(columns) == 1:
+                yield Fault(columns[0], f"is required: the column that the task {task} reads")
             else:
                 *first, last = (f"`{name}`" for name in columns)
                 yield Fault("", f"the task {task} needs the columns {', '.join(first)} and {last}")
         case TableFile() if source.join != " " and not any(
-            isinstance(c, tuple) for c in table_columns(source).values()
+            isinstance(c, tuple) for role, c in table_columns(source).items() if role != "messages"
         ):
             yield Fault("join", f"= {source.join!r}: is for a list of columns, such as text = ['title', 'body']")
         case TableFile() if unread := _unread_media(source):

@@ -71,6 +71,8 @@ class TableFile(Spec):
     label: ColumnName | None = None  # column of the label
     words: ColumnName | None = None  # column of a sentence's words: a list, or a string separated by spaces
     tags: ColumnName | None = None  # column of the words' tags, in the same form
+    # column of conversations, or a list of columns: a message of the user, one of the assistant, and so on
+    messages: ColumnNames | None = None
     join: str = " "  # text between joined columns; blank cells are left out
     images: ColumnNames | None = None  # which of these columns hold paths of images, relative to the table's folder
     sounds: ColumnNames | None = None  # which of these columns hold paths of sounds; a.wav+b.wav are joined to one
@@ -85,7 +87,7 @@ class TableFile(Spec):
 
 def table_columns(source: TableFile) -> dict[str, ColumnNames]:
     """Return the columns that a table names, by what they are read as."""
-    roles = ("source", "target", "text", "pair", "label", "words", "tags", "group")
+    roles = ("source", "target", "text", "pair", "label", "words", "tags", "messages", "group")
     return {role: name for role in roles if (name := getattr(source, role)) is not None}
 
 

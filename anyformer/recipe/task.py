@@ -70,6 +70,15 @@ class LanguageModel(Spec):
     framed: Flag = False  # add the special tokens that the tokenizer's file puts before texts
 
 
+class Chat(Spec):
+    """Answer conversations: predict each message of the assistant, with its end, after the messages before it."""
+
+    kind: Literal["chat"] = "chat"
+    # how conversations are written: chatml adds its special tokens to the tokenizer, plain uses <bos>, <sep> and <eos>;
+    # None: the chat template of the tokenizer
+    template: Literal["chatml", "plain"] | None = None
+
+
 class PrefixLM(Spec):
     """Continue a text from a random position; the tokens before it attend in both directions (Liu et al. 2018)."""
 
@@ -231,11 +240,9 @@ class Transcribe(Spec):
 
 DynamicTask = MaskedLanguageModel | SpanCorruption | PrefixLM  # examples are drawn from texts, new ones in each epoch
 # Tasks of a recipe, and tasks of a run, which may also be imported.
-Task = Annotated[Seq2Seq | Mixture | LanguageModel | DynamicTask | Classify | Regress | Embed | Tag | Actions, *BY_KIND]
-AnyTask = Annotated[
-    Seq2Seq | Mixture | LanguageModel | DynamicTask | Classify | Regress | Embed | Tag | Actions | Encoder | Transcribe,
-    *BY_KIND,
-]
+OneTask = Seq2Seq | Mixture | LanguageModel | Chat | DynamicTask | Classify | Regress | Embed | Tag | Actions
+Task = Annotated[OneTask, *BY_KIND]
+AnyTask = Annotated[OneTask | Encoder | Transcribe, *BY_KIND]
 
 
 def columns(task: Task) -> tuple[str, ...]:
@@ -245,6 +252,8 @@ def columns(task: Task) -> tuple[str, ...]:
             return ("source", "target")
         case LanguageModel() | MaskedLanguageModel() | SpanCorruption() | PrefixLM():
             return ("text",)
+        case Chat():
+            return ("messages",)
         case Classify(pairs=pairs) | Regress(pairs=pairs):
             return ("text", "pair", "label") if pairs else ("text", "label")
         case Embed():
@@ -275,7 +284,7 @@ def measures(task: Task) -> tuple[Metric, ...]:
             return ("loss", *dict.fromkeys(metric for part in parts for metric in part.metrics))
         case LanguageModel():
             return ("loss",)
-        case MaskedLanguageModel() | SpanCorruption() | PrefixLM() | Actions():
+        case Chat() | MaskedLanguageModel() | SpanCorruption() | PrefixLM() | Actions():
             return ("loss", "accuracy")
         case Classify():
             return ("loss", "accuracy", "macro_f1")
@@ -292,7 +301,9 @@ def measures(task: Task) -> tuple[Metric, ...]:
 def head_kind(task: AnyTask) -> str | None:
     """Return the kind of head that a model needs for a task; None if a task accepts several."""
     match task:
-        case Seq2Seq() | Mixture() | LanguageModel() | SpanCorruption() | PrefixLM() | Actions() | Transcribe():
+        case Seq2Seq() | Mixture() | LanguageModel() | Chat() | SpanCorruption() | PrefixLM() | Actions():
+            return "lm"
+        case Transcribe():
             return "lm"
         case MaskedLanguageModel():
             return "masked_lm"
@@ -311,7 +322,7 @@ def head_kind(task: AnyTask) -> str | None:
 def model_shapes(task: AnyTask) -> tuple[Shape, ...]:
     """Return the shapes that a model may have for a task."""
     match task:
-        case LanguageModel() | PrefixLM() | Actions():
+        case LanguageModel() | Chat() | PrefixLM() | Actions():
             return ("decoder",)
         case MaskedLanguageModel():
             return ("encoder",)

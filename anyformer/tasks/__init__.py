@@ -3,6 +3,7 @@
 actions             actions of episodes: behaviour cloning, decision transformer
 base                the protocol of tasks, the call of a model on a batch, checks of lengths
 build               the task that a spec describes
+chat                conversations: loss on the assistant's messages, and answers to the next one
 classify            classification of texts or pairs, by one label or several
 crf                 linear-chain conditional random fields: loss and Viterbi decoding
 dynamic_examples    base of tasks whose examples are drawn from texts (mlm, spans, prefix_lm)

@@ -4,6 +4,7 @@ from anyformer.data.tokenizer import TextTokenizer
 from anyformer.recipe import (
     Actions,
     AnyTask,
+    Chat,
     Classify,
     Embed,
     Encoder,
@@ -19,6 +20,7 @@ from anyformer.recipe import (
 )
 from anyformer.tasks.actions import ActionPrediction
 from anyformer.tasks.base import Task
+from anyformer.tasks.chat import Conversing
 from anyformer.tasks.classify import Classifying
 from anyformer.tasks.embed import Embedding
 from anyformer.tasks.imported_encoder import Encoding
@@ -42,6 +44,8 @@ def build_task(spec: AnyTask, tokenizer: TextTokenizer, source_tokenizer: TextTo
             return MixedTasks(spec, tokenizer, source_tokenizer)
         case LanguageModel():
             return LanguageModelling(spec, tokenizer)
+        case Chat():
+            return Conversing(spec, tokenizer)
         case MaskedLanguageModel():
             return MaskedLanguageModelling(spec, tokenizer)
         case SpanCorruption():

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from anyformer.config import Classifier, Embedder, TokenLabels, label_count
 from anyformer.data.batch import Batch
+from anyformer.data.conversations import texts_of
 from anyformer.data.loader import CropLoader, EpochLoader, OrderedLoader
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
@@ -23,7 +24,7 @@ from anyformer.training.checkpoint import START
 from anyformer.training.first_rows import ExampleSummary, first_rows
 from anyformer.training.job import Job
 from anyformer.training.out_of_memory import BUILD_ADVICE, advise_out_of_memory, train_advice
-from anyformer.training.prepare import build, fit_rows, make_task, read_rows
+from anyformer.training.prepare import TEXT_COLUMNS, build, fit_rows, make_task, read_rows
 from anyformer.training.step import TrainingStep
 from anyformer.training.utilisation import peak_tokens_per_second
 
@@ -32,7 +33,6 @@ MIN_TIMED_STEPS = 3
 MIN_TIMED_SECONDS = 2.0
 LONG_STEP_SECONDS = 20.0  # a step that takes longer is timed once, also the first one
 MAX_COUNTED_ROWS = 10_000  # of each split, whose unknown tokens are counted
-TEXT_COLUMNS = ("text", "pair", "source", "target", "words")  # that a tokenizer reads
 LINE_WIDTH = 100  # of an example
 
 
@@ -142,8 +142,9 @@ def _unknown(task: Task, rows: Rows) -> dict[str, float]:
     shares = {}
     for side, tokenizer in _sides(task).items():
         names = [side] if side else [name for name in TEXT_COLUMNS if name in rows.columns]
-        texts = [text for name in names for text in rows.columns.get(name, [])[:MAX_COUNTED_ROWS]]
-        ids = [id for row in tokenizer.encode_batch([text.replace("\n", " ") for text in texts]) for id in row]
+        cells = ((name, cell) for name in names for cell in rows.columns.get(name, [])[:MAX_COUNTED_ROWS])
+        texts = [text.replace("\n", " ") for name, cell in cells for text in texts_of(name, cell)]
+        ids = [id for row in tokenizer.encode_batch(texts) for id in row]
         if tokenizer.unk is not None and ids:
             shares[side] = ids.count(tokenizer.unk) / len(ids)
     return shares
@@ -251,7 +252,8 @@ def _checkpointed_bytes(job: Job, table: Table, batch: Batch) -> int:
 def _lines(plan: Plan) -> Iterator[str]:
     spec, memory = plan.recipe, plan.memory
     rows, target, source = plan.batch
-    thing = "pair" if {"source", "pair"} & {*columns(spec.task)} else "text"
+    roles = {*columns(spec.task)}
+    thing = "pair" if {"source", "pair"} & roles else "conversation" if "messages" in roles else "text"
     bad = f", {plan.bad:,} bad rows skipped" if plan.bad else ""
     valid = "" if plan.valid is None else f"; for validation {_plural(plan.valid, thing)}"
     yield f"data       {_plural(plan.rows, thing)}{bad}, {plan.tokens:,} tokens{valid}"

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from anyformer.config import Classifier, ConfigError, Fault, ModelConfig, Special, TokenLabels, Tokens, io
 from anyformer.config.spec import MAX_WORD, shorten
+from anyformer.data.conversations import texts_of, with_template
 from anyformer.data.fingerprint import fingerprint
 from anyformer.data.loader import CropLoader, Cursor, Loader
 from anyformer.data.media import without_references
@@ -22,6 +23,7 @@ from anyformer.recipe import (
     Actions,
     AnyTask,
     AnyTokenizer,
+    Chat,
     Classify,
     Crops,
     DataTokenizer,
@@ -52,6 +54,7 @@ from anyformer.run import (
 )
 from anyformer.tasks.base import Task, open_media, readable
 from anyformer.tasks.build import build_task
+from anyformer.tasks.chat import Conversing
 from anyformer.tasks.classify import with_labels
 from anyformer.tasks.mixture import task_token
 from anyformer.tasks.regress import scaled
@@ -69,6 +72,7 @@ from anyformer.training.snapshots import drop_snapshots
 from anyformer.training.weight_formats import convert_to_fp8, round_frozen
 
 MAX_LABELS, MAX_DIFFERENCES = 10, 10  # that a message lists
+TEXT_COLUMNS = ("text", "pair", "source", "target", "words", "messages")  # that a tokenizer reads
 
 
 def prepare(
@@ -276,7 +280,10 @@ def make_task(recipe: Recipe, train: Rows, console: Console) -> Task:
     same = (before.tokenizer, before.source_tokenizer) == (recipe.tokenizer, recipe.source_tokenizer)
     if same or isinstance(recipe.tokenizer, RunTokenizer):
         console.print(f"tokenizer: that of {first}", markup=False, soft_wrap=True)
-        task = build_task(spec, other.task.tokenizer, other.task.source_tokenizer)
+        tokenizer = other.task.tokenizer
+        if isinstance(spec, Chat) and spec.template is not None:
+            tokenizer = with_template(tokenizer, spec.template)
+        task = build_task(spec, tokenizer, other.task.source_tokenizer)
     else:
         task = _new_task(recipe, spec, train)
     faults = []
@@ -296,7 +303,9 @@ def _load_first(first: str) -> Run:
 
 
 def _vocabularies(task: Task) -> list[str]:
-    return [tokenizer.to_json() for tokenizer in (task.tokenizer, task.source_tokenizer) if tokenizer is not None]
+    """Return the tokenizers of a task as JSON, without chat templates: weights do not depend on these."""
+    both = (task.tokenizer, task.source_tokenizer)
+    return [tokenizer.with_chat(None).to_json() for tokenizer in both if tokenizer is not None]
 
 
 def _complete_spec(spec: AnyTask, train: Rows) -> AnyTask:
@@ -319,9 +328,8 @@ def _new_task(recipe: Recipe, spec: AnyTask, train: Rows) -> Task:
 
     def texts(*names: str) -> Iterator[str]:
         for column in names:
-            texts = train.columns[column]
-            texts = [without_references(text) for text in texts] if reads_media else texts
-            yield from (words.replace("\n", " ") for words in texts) if column == "words" else texts
+            for cell in train.columns[column]:
+                yield from texts_of(column, without_references(cell) if reads_media else cell)
 
     def make(name: str, tokenizer: AnyTokenizer, *columns: str) -> TextTokenizer:
         assert not isinstance(tokenizer, RunTokenizer)
@@ -337,13 +345,15 @@ def _new_task(recipe: Recipe, spec: AnyTask, train: Rows) -> Task:
                     return trained.with_special([task_token(part.name) for part in parts])
                 case Actions():
                     return trained.with_special(spec.special_tokens)
+                case Chat(template=str(template)):
+                    return with_template(trained, template)
                 case _:
                     return trained
         except ConfigError as error:
             raise ConfigError(fault.under(name) for fault in error.faults) from None
 
     if recipe.source_tokenizer is None:
-        read = (name for name in columns(recipe.task) if name in ("source", "target", "text", "pair", "words"))
+        read = (name for name in columns(recipe.task) if name in TEXT_COLUMNS)
         return build_task(spec, make("tokenizer", recipe.tokenizer, *read), None)
     target, source = make("tokenizer", recipe.tokenizer, "target"), recipe.source_tokenizer
     return build_task(spec, target, make("source_tokenizer", source, "source"))
@@ -379,5 +389,6 @@ def fit_config(recipe: Recipe, task: Task) -> ModelConfig:
         raise ConfigError(faults)
     start = task.spec.start if isinstance(task.spec, Seq2Seq | SpanCorruption) else None
     start = target.bos if start is None else start
-    changes["special"] = Special(pad=target.pad, bos=target.bos, eos=target.eos, start=start)
+    stops = tuple(task.stops) if isinstance(task, Conversing) else ()
+    changes["special"] = Special(pad=target.pad, bos=target.bos, eos=target.eos, start=start, stops=stops)
     return model.model_copy(update=changes)

@@ -1,0 +1,201 @@
+"""The task chat: answers in conversations, with a loss on the messages of the assistant only."""
+
+import math
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from anyformer.config import ConfigError, Fault, ModelConfig
+from anyformer.conventions import IGNORE
+from anyformer.data.batch import Example
+from anyformer.data.chat_template import ChatTemplate
+from anyformer.data.conversations import MESSAGES, parse_messages
+from anyformer.data.loader import ExampleLoader, Loader, longest_first
+from anyformer.data.readers import Rows
+from anyformer.data.tokenizer import CHAT, FILE, TextTokenizer
+from anyformer.decoding.prefix_cache import Reuse
+from anyformer.decoding.strategy import SELECTED_BY
+from anyformer.nn.model import Transformer
+from anyformer.recipe import Batches, Chat, Crops, Ordered, Padded
+from anyformer.tasks.base import (
+    MAX_INFERENCE_TOKENS,
+    Metrics,
+    Progress,
+    TokenTask,
+    bad_row_notes,
+    call,
+    check_lengths,
+    ending_ids,
+    length_fault,
+    token_loss,
+)
+from anyformer.tasks.generation import generate, stream
+
+NEW_TOKENS = 512  # of an answer, by default
+
+
+class ChatWriter:
+    """The writer of a chat model: a text is the user's next message after some others."""
+
+    source_tokenizer: TextTokenizer | None = None
+    continues = False
+    marked = False
+
+    def __init__(self, template: ChatTemplate, before: Sequence[dict[str, str]] = ()):
+        self.template, self.tokenizer, self.before = template, template.tokenizer, tuple(before)
+
+    def prompts(self, texts: Sequence[str], config: ModelConfig) -> list[list[int]]:
+        """Return the prompts of conversations with these texts at the end; an empty one for a blank text."""
+        asked = [[*self.before, {"role": "user", "content": text}] for text in texts]
+        prompts = [self.template.encode(messages) for messages in asked]
+        check_lengths(list(map(len, prompts)), config, "decoder")
+        return [ids if text.strip() else [] for ids, text in zip(prompts, texts, strict=True)]
+
+    def default_budget(self, read: int, config: ModelConfig) -> int:
+        return NEW_TOKENS
+
+    def scored(self, texts: Sequence[str], answers: Sequence[str] | None, config: ModelConfig) -> list[Example]:
+        """Return each answer, with its end, after its text."""
+        if answers is None:
+            raise ConfigError([Fault("answers", "are missing: a chat model scores an answer to each text")])
+        examples = []
+        for number, (text, answer) in enumerate(zip(texts, answers, strict=True), 1):
+            asked = [*self.before, {"role": "user", "content": text}, {"role": "assistant", "content": answer}]
+            ids, spans = self.template.encode_answers(asked)
+            if not spans[-1]:
+                raise ConfigError([Fault(f"answer {number}", "has no tokens")])
+            examples.append(_example(ids, spans[-1:]))
+        return examples
+
+
+class Conversing(ChatWriter, TokenTask):
+    """Conversations: only the messages of the assistant have labels, each with the token that ends it."""
+
+    def __init__(self, spec: Chat, tokenizer: TextTokenizer):
+        template = ChatTemplate.of(tokenizer, f"{FILE}: {CHAT}")
+        if template is None:
+            what = "has no chat template, which the task chat needs: set task.template, such as 'chatml'"
+            raise ConfigError([Fault("tokenizer", what)])
+        super().__init__(template)
+        self.spec = spec
+
+    @property
+    def stops(self) -> list[int]:
+        """The token that ends a message, if it is not <eos>."""
+        end = self.template.end_of_turn
+        return [] if end in (None, self.tokenizer.eos) else [end]
+
+    def encode(self, cells: Sequence[str]) -> list[Example | str]:
+        """Return the example of each conversation, or why there is none."""
+        return [self._encode(cell) for cell in cells]
+
+    def _encode(self, cell: str) -> Example | str:
+        try:
+            ids, answers = self.template.encode_answers(parse_messages(cell))
+        except ConfigError as error:
+            return str(error.faults[0])
+        except ValueError as error:
+            return str(error)
+        return _example(ids, answers) if any(answers) else "has no message of the assistant"
+
+    def filter_rows(self, rows: Rows, config: ModelConfig, batches: Batches | None = None) -> Rows:
+        rows = rows.with_ids({MESSAGES: self.encode})
+        bad = {i: why for i, one in enumerate(rows.ids[MESSAGES]) if (why := _row_fault(one, config, batches))}
+        return rows.without(bad)
+
+    def examples(self, rows: Rows) -> list[Example]:
+        """Return the examples of rows that `filter_rows` has returned."""
+        return [one for one in rows.encoded(MESSAGES, self.encode) if isinstance(one, Example)]
+
+    def loader(self, rows: Rows, batches: Batches, seed: int, model: Transformer) -> Loader:
+        assert not isinstance(batches, (Crops, Ordered))
+        return ExampleLoader(self.examples(rows), batches, seed, pad=self.tokenizer.pad or 0, source_pad=0)
+
+    def evaluate(self, model: Transformer, rows: Rows, batches: Batches) -> Metrics:
+        """Measure loss and accuracy of the tokens of the assistant, each after the true ones before it."""
+        device, pad = next(model.parameters()).device, self.tokenizer.pad or 0
+        total, correct, count = 0.0, 0, 0
+        with torch.no_grad():
+            for batch in longest_first(self.examples(rows), MAX_INFERENCE_TOKENS, pad, pad):
+                moved = batch.to(device)
+                logits = call(model, moved, packed=False)
+                total += float(token_loss(logits, moved.labels))
+                correct += int(((logits.argmax(dim=-1) == moved.labels) & (moved.labels != IGNORE)).sum())
+                count += batch.target_count
+        loss = total / count
+        values = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "accuracy": correct / count}
+        return Metrics("chat", count, values, {"conversations": len(rows), **bad_row_notes(rows)})
+
+    def predict(
+        self, model: Transformer, texts: Sequence[str], *, progress: Progress | None = None, **options: Any
+    ) -> list[str]:
+        """Return an answer to each text as the first message of a user; a blank text has an empty one."""
+        return generate(self, model, texts, progress=progress, **options)
+
+
+class Conversation:
+    """A conversation with a chat model: the `messages` so far, and answers to the next one."""
+
+    def __init__(self, template: ChatTemplate, model: Transformer, system: str | None = None):
+        self.template, self.model = template, model
+        self._system = [] if system is None else [{"role": "system", "content": system}]
+        self.messages: list[dict[str, str]] = list(self._system)
+        self._reuse = Reuse(texts=1)
+
+    def reply(self, text: str, **options: Any) -> Generator[str]:
+        """Yield the answer to a message in pieces, with the options of `tasks.generation.generate`.
+
+        The message and its answer become part of the conversation: if the iteration ends early, what was yielded.
+        Wrong options raise at the call.
+        """
+        if not text.strip():
+            raise ConfigError([Fault("text 1", "is blank: type a message")])
+        writer, stops = ChatWriter(self.template, self.messages), ending_ids(self.template.tokenizer, self.model.config)
+        end = self.template.end_of_turn
+        options = {"stop_ids": list(dict.fromkeys([*stops, *([] if end is None else [end])])), **options}
+        if options.keys() & SELECTED_BY:  # strategies that find whole answers
+            return self._record(text, iter(generate(writer, self.model, [text], **options)))
+        return self._record(text, stream(writer, self.model, text, reuse=self._reuse, **options))
+
+    def _record(self, text: str, pieces: Iterator[str]) -> Generator[str]:
+        answer = list[str]()
+        try:
+            for piece in pieces:
+                answer.append(piece)
+                yield piece
+        finally:
+            if isinstance(pieces, Generator):
+                pieces.close()
+            asked = {"role": "user", "content": text}
+            self.messages += [asked, {"role": "assistant", "content": "".join(answer)}]
+
+    def undo(self) -> bool:
+        """Forget the last message and its answer; return whether there was one."""
+        if len(self.messages) == len(self._system):
+            return False
+        del self.messages[-2:]
+        return True
+
+    def clear(self) -> None:
+        """Forget all messages but that of the system."""
+        self.messages = list(self._system)
+
+
+def _example(ids: list[int], answers: Sequence[range]) -> Example:
+    """Return the example of a conversation whose tokens at some places have labels, up to the last of these."""
+    labelled = {place for answer in answers for place in answer}
+    length = max(labelled)
+    return Example(ids[:length], [ids[i] if i in labelled else IGNORE for i in range(1, length + 1)])
+
+
+def _row_fault(example: Example | str, config: ModelConfig, batches: Batches | None) -> str:
+    """Return why a conversation cannot be read; empty if it can."""
+    if isinstance(example, str):
+        return example
+    if why := length_fault(example.length, config, "decoder"):
+        return why
+    if batches is None:
+        return ""
+    row = batches.tokens if isinstance(batches, Padded) else batches.length
+    return f"has {example.length} tokens, and a {batches.kind} row holds {row}" if example.length > row else ""
