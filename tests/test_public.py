@@ -67,6 +67,7 @@ VERBS = {
         *DECODING,
     ],
     "generate": ["run", "--prompt", "--samples", "--n-best", *DECODING],
+    "chat": ["run", "--system", *DECODING],
     "plan": [
         "model",
         "[changes]",
