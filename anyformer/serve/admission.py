@@ -1,6 +1,7 @@
 """Checks of a request before it enters the queue, so that its caller gets the error at once."""
 
 import torch
+from torch import Tensor
 
 from anyformer.config import LM, Tokens
 from anyformer.decoding.check import parse_ids
@@ -9,6 +10,8 @@ from anyformer.decoding.request import Request, check_request
 from anyformer.decoding.strategy import Beam
 from anyformer.nn.model import Transformer
 from anyformer.serve.request import Generation, Limits, Model, TooLong, UnknownModel, Unsupported
+
+ANY_IDS = torch.zeros(1, 1, dtype=torch.long)  # of a request that is checked: ids are checked without a tensor
 
 
 def limits_of(model: Transformer) -> tuple[int | None, int | None]:
@@ -30,8 +33,8 @@ def check_generation(info: Model, model: Transformer, limits: Limits, generation
     if generation.adapter is not None and generation.adapter not in info.adapters:
         known = f"known: {', '.join(info.adapters)}" if info.adapters else "the model is served without any"
         raise UnknownModel(f"adapter {generation.adapter!r}: not served with {info.name}; {known}")
-    request, strategy = as_request(generation), generation.strategy
-    check_request(model, request, strategy)
+    strategy = generation.strategy
+    check_request(model, _request(generation, ANY_IDS), strategy)
     if generation.constraint is not None:
         assert info.vocabulary is not None
         check_fit(generation.constraint, info.vocabulary, generation.stop)
@@ -51,8 +54,12 @@ def check_generation(info: Model, model: Transformer, limits: Limits, generation
 
 def as_request(generation: Generation, device: torch.device | None = None) -> Request:
     """Return the request of `decoding` that asks for the same."""
+    return _request(generation, torch.tensor([generation.ids], dtype=torch.long, device=device))
+
+
+def _request(generation: Generation, ids: Tensor) -> Request:
     return Request(
-        torch.tensor([generation.ids], dtype=torch.long, device=device),
+        ids,
         max_new_tokens=generation.max_new_tokens,
         stop=generation.stop,
         seed=generation.seed,

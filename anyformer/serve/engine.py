@@ -15,11 +15,12 @@ from anyformer.run import Run
 from anyformer.serve.adapters import share_body
 from anyformer.serve.admission import check_generation, limits_of
 from anyformer.serve.encoders import EncodeServer, Scoring, TextJob, encode_kinds
-from anyformer.serve.job import Item, Job, Mailbox, Outbox, Server
+from anyformer.serve.job import Item, Job, Mailbox, Outbox, Server, TokenIds
 from anyformer.serve.paged_server import PagedServer
 from anyformer.serve.pool import why_not_paged
 from anyformer.serve.request import (
     Closing,
+    Completion,
     EncodeKind,
     Event,
     Failed,
@@ -121,18 +122,19 @@ class Engine:
         """
         return Answer(self._enqueue(_sampled(generation), model))
 
-    async def complete(self, generation: Generation, model: str | None = None) -> tuple[list[Token], Finished]:
-        """Return all tokens of a sampled or greedy answer at its end: faster than one by one."""
+    async def complete(self, generation: Generation, model: str | None = None) -> Completion:
+        """Return a sampled or greedy answer at its end: faster than token by token."""
         job = self._enqueue(_sampled(generation), model, streams=False)
         try:
-            items = await job.receive()
+            *items, end = await job.receive()
         finally:
             job.cancelled = True  # no effect on a finished job
-        end = items.pop()
         if isinstance(end, Exception):
             raise end
         assert isinstance(end, Finished)
-        return cast(list[Token], items), end
+        tokens = [item for item in items if isinstance(item, Token)]
+        ids = [id for item in items for id in (item if isinstance(item, TokenIds) else (cast(Token, item).id,))]
+        return Completion(ids, end, tokens if generation.top is not None else [])
 
     async def search(self, generation: Generation, n_best: int = 1, model: str | None = None) -> list[Hypothesis]:
         """Return the `n_best` hypotheses of a beam search, best first."""
@@ -151,15 +153,15 @@ class Engine:
         if isinstance(item, Finished):
             raise Failed(item.message or "the search was cancelled")
         assert isinstance(item, list)
-        return item[:n_best]
+        return cast(list[Hypothesis], item[:n_best])
 
     async def _greedy(self, generation: Generation, penalty: float, model: str | None) -> Hypothesis:
         """Return the hypothesis of a search with one beam: the greedy answer, which is decoded faster."""
-        tokens, end = await self.complete(replace(generation, strategy=Sampling(), top=0), model)
+        ids, end, tokens = await self.complete(replace(generation, strategy=Sampling(), top=0), model)
         if end.reason in ("error", "cancelled"):
             raise Failed(end.message or "the search was cancelled")
         total = sum(token.logprob or 0.0 for token in tokens)
-        return Hypothesis(tuple(token.id for token in tokens), total / max(len(tokens), 1) ** penalty)
+        return Hypothesis(tuple(ids), total / max(len(ids), 1) ** penalty)
 
     async def encode(self, kind: EncodeKind, texts: list[str], model: str | None = None, **options: Any) -> list[Any]:
         """Return one item per text: a vector, labels, tags, a score, fillings of masks, or a number."""
@@ -257,7 +259,7 @@ class Answer:
 
     def __init__(self, job: Job):
         self._job, self._over = job, False
-        self._items: list[Item] = []  # delivered, the next one last
+        self._items: list[Event | Exception] = []  # delivered, the next one last
 
     def __aiter__(self) -> Self:
         return self
@@ -267,14 +269,13 @@ class Answer:
             raise StopAsyncIteration
         if not self._items:
             try:
-                self._items = (await self._job.receive())[::-1]
+                self._items = _events(await self._job.receive())[::-1]
             except asyncio.CancelledError:
                 await self.aclose()
                 raise
         item = self._items.pop()
         if isinstance(item, Exception):
             raise item
-        assert not isinstance(item, list)
         self._over = isinstance(item, Finished)
         return item
 
@@ -287,6 +288,18 @@ class Answer:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+
+def _events(items: list[Item]) -> list[Event | Exception]:
+    """Return tokens one by one."""
+    found: list[Event | Exception] = []
+    for item in items:
+        if isinstance(item, TokenIds):
+            found.extend(map(Token, item))
+        else:
+            assert not isinstance(item, list)
+            found.append(item)
+    return found
 
 
 def _sampled(generation: Generation) -> Generation:

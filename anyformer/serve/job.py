@@ -9,7 +9,12 @@ from typing import Protocol
 from anyformer.serve.request import Event, Finished, Generation, Hypothesis, Token
 from anyformer.serve.stats import Stats
 
-Item = Event | list[Hypothesis] | Exception
+
+class TokenIds(list[int]):
+    """Tokens without log-probabilities: one object of Python for many of them."""
+
+
+Item = Event | TokenIds | list[Hypothesis] | Exception
 Mailbox = tuple[asyncio.AbstractEventLoop, "asyncio.Queue[list[Item]]"]
 PATIENCE = 0.02  # seconds between two deliveries of tokens
 
@@ -46,7 +51,7 @@ class Outbox:
         self.stats = stats
         self._waiting: set[Job] = set()  # jobs with events to deliver
         self._urgent: set[Job] = set()
-        self._due = 0.0
+        self._due = self._newest = 0.0  # when other tokens are due, and when the newest one came
 
     def start(self, job: Job) -> None:
         """Count a job that leaves the queue for the first time."""
@@ -64,11 +69,29 @@ class Outbox:
             self.stats.first_token_time.add(now - job.arrived)
             if job.streams:
                 self._urgent.add(job)
-        job.newest = now
+        job.newest = self._newest = now
         self.stats.generated_tokens += 1
         job.events.append(token)
         if job.streams:
             self._waiting.add(job)
+
+    def count_step(self, tokens: int) -> None:
+        """Count tokens of one step, whose answers all had a token in the step before; `tokens` adds them later."""
+        now = time.perf_counter()
+        self.stats.token_time.add(now - self._newest, tokens)
+        self.stats.generated_tokens += tokens
+        self._newest = now
+
+    def tokens(self, job: Job, ids: list[int]) -> None:
+        """Add tokens of several steps, which `count_step` has counted."""
+        job.newest = self._newest
+        job.events.append(TokenIds(ids))
+        if job.streams:
+            self._waiting.add(job)
+
+    def is_due(self) -> bool:
+        """Return whether `flush` hands over tokens that are neither first nor last."""
+        return time.perf_counter() >= self._due
 
     def finish(self, job: Job, end: Finished, found: Sequence[Hypothesis] | None = None) -> None:
         """End a job; `found` are the hypotheses of a search."""

@@ -6,7 +6,6 @@ from anyformer.decoding.strategy import Sampling
 from anyformer.nn.model import Transformer
 from anyformer.serve.job import Job, Outbox
 from anyformer.serve.paged_server import PagedServer
-from anyformer.serve.pages import Pages
 from anyformer.serve.pool import why_not_paged
 from anyformer.serve.request import Finished, Generation, Hypothesis, Limits, Token, TooLong
 from anyformer.serve.stats import Stats
@@ -57,8 +56,7 @@ class OfflineEngine:
     def _jobs(self, request: GenerationRequest) -> dict[int, Job] | None:
         """Return a job for each text that has a prompt, the longest first; None if one needs too many pages."""
         server = self._server = self._server or PagedServer(self.model, self.limits, {})
-        server.pages = Pages(server.pages.total + 1, server.pages.size)  # beginnings of earlier texts are forgotten
-        server.source_pages = Pages(server.source_pages.total + 1, server.source_pages.size)
+        server.pages.forget()  # beginnings of earlier texts
         jobs: dict[int, Job] = {}
         for i in sorted(range(len(request.prompts)), key=lambda i: -len(request.prompts[i])):
             if not request.prompts[i]:
@@ -103,10 +101,19 @@ class _Collector(Outbox):
         job.started = True
 
     def token(self, job: Job, token: Token) -> None:
-        self._ids[job].append(token.id)
+        self.tokens(job, [token.id])
+
+    def count_step(self, tokens: int) -> None:
+        pass
+
+    def tokens(self, job: Job, ids: list[int]) -> None:
+        self._ids[job] += ids
         if self._stop:
             text = self._push(job)
             job.cancelled = text.ended
+
+    def is_due(self) -> bool:
+        return bool(self._stop)
 
     def finish(self, job: Job, end: Finished, found: Sequence[Hypothesis] | None = None) -> None:
         if end.reason == "error":

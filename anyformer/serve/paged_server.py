@@ -6,6 +6,8 @@ of every running request. Where pages run out, the newest request gives its page
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence as List
+from itertools import chain
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -13,14 +15,16 @@ from torch import Tensor
 from anyformer.decoding.strategy import Beam
 from anyformer.nn.model import Transformer
 from anyformer.serve.beams import Beams
+from anyformer.serve.decode_batch import DecodeBatch
 from anyformer.serve.job import Job, Outbox
-from anyformer.serve.pages import Pages, count_pages_for
-from anyformer.serve.pool import count_pages, new_pool
-from anyformer.serve.readback import Unread, can_wait
+from anyformer.serve.pages import count_pages_for
+from anyformer.serve.readback import Readback
 from anyformer.serve.request import Generation, Limits, Reason, Token, TooLong
-from anyformer.serve.runner import Row, Runner, next_logits
-from anyformer.serve.sampler import choose, is_greedy, score
+from anyformer.serve.rows import Row, StepRows
+from anyformer.serve.runner import Runner, next_logits
+from anyformer.serve.sampler import choose, score
 from anyformer.serve.sequence import Sequence, on_device
+from anyformer.serve.sequence_pages import SequencePages
 from anyformer.serve.stats import Stats
 
 NOT_FINITE = "the model's logits are not finite"
@@ -38,22 +42,22 @@ class PagedServer:
         self.limits, self.stats = limits, Stats()
         self.device = next(body.parameters()).device
         self.start = body.config.special.start if body.encoder is not None else None
-        own, across = count_pages(body, limits)
-        self.pages, self.source_pages = Pages(own, limits.page_size), Pages(across, limits.page_size)
-        self.pool = new_pool(body, (own, across), limits.page_size, limits.int8)
-        self.longest = _longest(body, limits, self.pages.total * limits.page_size)
+        self.pages = SequencePages(body, limits)
+        self.longest = _longest(body, limits, self.pages.own.total * limits.page_size)
         widest = [self.longest[0] // limits.page_size + 1, count_pages_for(self.longest[1], limits.page_size)]
-        self.runner = Runner(self.pool, limits, self.device, (widest[0], max(widest[1], 1)))
+        self.runner = Runner(self.pages.pool, limits, self.device, (widest[0], max(widest[1], 1)))
         self.waiting: deque[Sequence] = deque()
         self.prefilling: list[Sequence] = []
-        self.running: list[Sequence] = []
-        self.stats.pages = self.pages.total
+        self.running: dict[Sequence, None] = {}  # in order of their first tokens
+        self.stats.pages = self.pages.own.total
         self.overlaps = self.device.type == "cuda"  # whether tokens are read one step late
-        self._unread = Unread()
+        self._batch = DecodeBatch()  # running requests that decode a step ahead
+        self._joining: list[Sequence] = []  # running requests that do not yet
+        self._first: list[tuple[list[Sequence], Readback]] = []  # first tokens that the host has not read
 
     @property
     def busy(self) -> bool:
-        return bool(self.waiting or self.prefilling or self.running or self._unread.parts)
+        return bool(self.waiting or self.prefilling or self.running)
 
     def check(self, generation: Generation) -> None:
         """Raise `TooLong` if a request would not fit into an empty pool."""
@@ -63,37 +67,38 @@ class PagedServer:
         if tokens > self.longest[0] or (pair and read > self.longest[1]):
             raise TooLong(f"{tokens} tokens of prompt and answer: a reproducible engine has {self.longest[0]} at most")
         needed, across = rows * count_pages_for(tokens, size), count_pages_for(read, size) if pair else 0
-        for count, total in ((needed, self.pages.total), (across, self.source_pages.total)):
+        for count, total in ((needed, self.pages.own.total), (across, self.pages.source.total)):
             if count > total:
                 raise TooLong(f"the request needs {count} pages of the KV cache, which has {total}")
 
     def add(self, job: Job) -> None:
-        sequence = Sequence(job, self.start, self.device)
-        sequence.can_wait = can_wait(sequence)
-        self.waiting.append(sequence)
+        self.waiting.append(Sequence(job, self.start, self.device))
 
     @torch.no_grad()
     def step(self, out: Outbox) -> None:
-        for sequence in [s for s in (*self.waiting, *self.prefilling, *self.running) if s.job.cancelled]:
-            self._finish(sequence, out, "cancelled")
-        batch = self._next_prefill(out)
-        for part in _by_model(batch):
+        if self._cancelled():
+            self._fall_back(out)
+            for sequence in self._cancelled():  # some may have ended
+                self._finish(sequence, out, "cancelled")
+        for part in _by_model(self._next_prefill(out)):
             self._prefill(part, out)
-        groups = _by_model(self._reserve(out))
-        if self.overlaps and len(groups) == 1 and all(s.can_wait for s in groups[0]):
-            self._decode_ahead(groups[0], out)
-        else:
-            self._settle(out)
-            for part in groups:
+        if not (self._runs_ahead() and self._decode_ahead(out)):
+            self._fall_back(out)
+            for part in _by_model(self._reserve()):
                 self._decode([s for s in part if s.tables], out)
-        self.stats.pages_used = self.pages.used
+        self.stats.pages_used = self.pages.own.used
+
+    def _cancelled(self) -> list[Sequence]:
+        return list(filter(attrgetter("job.cancelled"), chain(self.waiting, self.prefilling, self.running)))
 
     # -- prefill ------------------------------------------------------------------------------------------------------
 
     def _next_prefill(self, out: Outbox) -> list[Sequence]:
         """Return the requests whose prompts are read in this step; waiting ones join while rows and pages last."""
         used = sum(s.rows for s in (*self.prefilling, *self.running)) if self.waiting else 0
-        while self.waiting and self._admit(self.waiting[0], used):
+        while self.waiting and used + self.waiting[0].rows <= self.limits.max_rows:
+            if not self.pages.admit(self.waiting[0], used):
+                break
             sequence = self.waiting.popleft()
             used += sequence.rows
             self.prefilling.append(sequence)
@@ -111,40 +116,6 @@ class PagedServer:
                 break
             batch.append(sequence)
         return batch
-
-    def _admit(self, sequence: Sequence, used: int) -> bool:
-        """Take rows, of which some are used, and pages for a waiting request, as far as its prompt needs them."""
-        if used + sequence.rows > self.limits.max_rows:
-            return False
-        known = self._known_pages(sequence)
-        self.pages.share(known)
-        tokens = sequence.length + 1
-        if self.limits.reproducible:  # never preempted: read again, its tokens would be rounded differently
-            tokens = len(sequence.prompt) + sequence.generation.max_new_tokens
-        needed = count_pages_for(tokens, self.pages.size) - len(known)
-        margin = 0 if self.limits.reproducible else used  # each row that decodes soon needs a page
-        new = self.pages.take(needed) if needed + margin <= self.pages.available else None
-        source = self.source_pages.take(count_pages_for(len(sequence.source), self.pages.size))
-        if new is None or source is None:
-            self.pages.release([*known, *(new or ())])
-            self.source_pages.release(source or ())
-            return False
-        sequence.tables, sequence.source_pages = [[*known, *new]], source
-        sequence.read = len(known) * self.pages.size
-        if not sequence.answer:
-            sequence.cached = min(sequence.read, len(sequence.prompt))
-        return True
-
-    def _known_pages(self, sequence: Sequence) -> list[int]:
-        """Return the pages of its beginning that are in the cache. The last token is always read, for its logits."""
-        if not self.limits.reuse or sequence.source or sequence.generation.prompt_logprobs:
-            return []
-        most = (sequence.length - 1) // self.pages.size
-        known = self.pages.find(key for key, _ in zip(sequence.keys(self.pages.size), range(most), strict=False))
-        if self.limits.reproducible:  # chunks begin where they would without reuse
-            whole = len(known) * self.pages.size // self.limits.chunk * self.limits.chunk
-            known = known[: whole // self.pages.size]
-        return known
 
     def _prefill(self, sequences: List[Sequence], out: Outbox) -> None:
         parts = {new: [s for s in sequences if s.has_source != new] for new in (True, False)}
@@ -164,17 +135,21 @@ class PagedServer:
                 self._score_prompt(sequence, model, hidden[i, : len(row.new)], before)
             if sequence.read == sequence.length:
                 complete.append(i)
-                self._remember(sequence)
+                self.pages.remember(sequence)
         if not complete:
             return
         at, last = on_device([(i, len(rows[i].new) - 1) for i in complete], self.device).unbind(1)
         found = next_logits(model, hidden[at, last])
         ready = [sequences[i] for i in complete]
-        for sequence in ready:
-            self.prefilling.remove(sequence)
-            self.running.append(sequence)
+        started = set(ready)
+        self.prefilling = [sequence for sequence in self.prefilling if sequence not in started]
+        self.running.update(dict.fromkeys(ready))
+        self._joining += ready
         if self.overlaps and all(sequence.can_wait for sequence in ready):
-            self._unread.add(ready, torch.stack(choose(ready, found)))
+            both = torch.stack(choose(ready, found))
+            begin = self._unread
+            self.runner.newest[begin : begin + len(ready)] = both[0]
+            self._first.append((ready, Readback(both)))
         else:
             self._choose(ready, found, out)
 
@@ -188,14 +163,11 @@ class PagedServer:
 
     # -- decoding -----------------------------------------------------------------------------------------------------
 
-    def _reserve(self, out: Outbox) -> list[Sequence]:
+    def _reserve(self) -> list[Sequence]:
         """Give each running request a page for its next token, the oldest first; return those that have one."""
         ready: list[Sequence] = []
         for sequence in sorted(self.running, key=lambda s: s.order):
-            while sequence.tables and not self._extend(sequence):
-                if self._unread.parts:  # requests that end with them free pages
-                    self._settle(out)
-                    continue
+            while sequence.tables and not self.pages.extend(sequence, sequence.read):
                 newest = max((*self.prefilling, *self.running), key=lambda s: s.order)
                 self._preempt(newest)
                 if newest is sequence:
@@ -204,58 +176,86 @@ class PagedServer:
                 ready.append(sequence)
         return [sequence for sequence in ready if sequence.tables]
 
-    def _extend(self, sequence: Sequence) -> bool:
-        """Make the page of the next token of each row writable: present, and used by no other row."""
-        at = sequence.read // self.pages.size
-        copies: list[tuple[int, int]] = []
-        for table in sequence.tables:
-            if at < len(table) and not self.pages.is_shared(table[at]):
-                continue
-            new = self.pages.take(1)
-            if new is None:
-                self.pool.copy(copies)
-                return False
-            if at < len(table):
-                copies.append((table[at], new[0]))
-                self.pages.release([table[at]])
-                table[at] = new[0]
-            else:
-                table += new
-        self.pool.copy(copies)
-        return True
-
     def _preempt(self, sequence: Sequence) -> None:
         """Take the pages of a request; it waits, first in the queue, and is read again."""
         started = sequence in self.running
-        (self.running if started else self.prefilling).remove(sequence)
-        self._release(sequence, clean=started)
+        self._remove(sequence)
+        self.pages.release(sequence, clean=started)
         sequence.read, sequence.has_source, sequence.beams = 0, not sequence.source, None
         sequence.prompt_scores = sequence.prompt_scores if sequence.answer else []
         self.waiting.appendleft(sequence)
         self.stats.preemptions += 1
 
-    def _decode_ahead(self, sequences: List[Sequence], out: Outbox) -> None:
-        """Run a step on tokens that may be known to the device only; then read those of the step before."""
-        sequences = [s for s in sequences if s.left > 0]
-        if sequences:
-            model = self.models[sequences[0].generation.adapter]
-            newest, ids = self._unread.newest(sequences)
-            rows = [_row(s, s.tables[0], [id]) for s, id in zip(sequences, newest, strict=True)]
-            plain = is_greedy(sequences)
-            found = self.runner.decode(model, rows, ids, plain)
-            chosen = found.clone() if plain else torch.stack(choose(sequences, found))
-            for sequence in sequences:
-                sequence.read += 1
-        self._settle(out)
-        if sequences:
-            self._unread.add(sequences, chosen)
+    # -- decoding a step ahead ----------------------------------------------------------------------------------------
 
-    def _settle(self, out: Outbox) -> None:
+    def _runs_ahead(self) -> bool:
+        """Return whether the host need not know the newest tokens of the running requests before the next step."""
+        if not self._joining:  # no request has been added to the batch
+            return bool(self._batch or self._first)
+        adapter = self._joining[0].generation.adapter
+        return self.overlaps and all(s.can_wait and s.generation.adapter == adapter for s in self.running)
+
+    @property
+    def _unread(self) -> int:
+        """How many tokens are known to the device only, those of the last decode step first."""
+        step = self._batch.unread
+        return (0 if step is None else len(step.sequences)) + sum(len(sequences) for sequences, _ in self._first)
+
+    def _decode_ahead(self, out: Outbox) -> bool:
+        """Run a step on tokens that may be known to the device only; then read those of the step before.
+
+        Return False if a row has no page for its token.
+        """
+        batch = self._batch
+        begin = 0 if batch.unread is None else len(batch.unread.sequences)
+        batch.drop_ended()
+        if self._joining:
+            first = [sequence for sequences, _ in self._first for sequence in sequences]
+            batch.join(self._joining, {sequence: begin + i for i, sequence in enumerate(first)})
+            self._joining = []
+        if not batch.extend(self.pages):
+            return False
+        step = None
+        if batch:
+            model = self.models[batch.sequences[0].generation.adapter]
+            found = self.runner.decode(model, batch.rows, batch.greedy)
+            if not batch.greedy:
+                found = torch.stack(choose(batch.sequences, found[: len(batch)], batch.chosen))
+                self.runner.newest[: len(batch)] = found[0]
+            step = batch.advance(found)
+        self._read_tokens(out)
+        batch.unread = step
+        return True
+
+    def _read_tokens(self, out: Outbox) -> None:
         """Read the tokens that are known to the device only."""
-        for part in self._unread.pop():
-            for sequence, id, ok in zip(part.sequences, *part.wait(), strict=True):
-                if sequence.tables:  # otherwise it was cancelled
-                    self._append(sequence, id, bool(ok), out)
+        batch, first = self._batch, self._first
+        step, batch.unread, self._first = batch.unread, None, []
+        if step is not None:
+            ids, ok, ends = step.read()
+            if not ok.all():
+                batch.store(out)
+                for i in (step.live & ~ok).nonzero()[0]:
+                    self._finish(step.sequences[i], out, "error", NOT_FINITE)
+            out.count_step(int((step.live & ok).sum()))
+            batch.keep_tokens(step, ids)
+            if ends.any() or (batch.streams and out.is_due()):
+                batch.store(out)
+            for i in ends.nonzero()[0]:
+                self._finish_answer(step.sequences[i], out)
+        for sequences, chosen in first:
+            for sequence, id, valid in zip(sequences, *(x.tolist() for x in chosen.wait()), strict=True):
+                self._append(sequence, id, valid, out)
+
+    def _fall_back(self, out: Outbox) -> None:
+        """Read all tokens, and let the host decode row by row until requests can run ahead again."""
+        if self._batch or self._first or self._batch.unread is not None:
+            self._read_tokens(out)
+            self._batch.store(out)
+            self._batch.clear()
+        self._joining = list(self.running)
+
+    # -- decoding with all tokens known -------------------------------------------------------------------------------
 
     def _decode(self, sequences: List[Sequence], out: Outbox) -> None:
         if not sequences:
@@ -265,7 +265,7 @@ class PagedServer:
         for s in sequences:
             new = [[s.answer[-1]]] if s.beams is None else [[int(id)] for id in s.beams.ids[:, -1]]
             rows += [_row(s, table, ids) for table, ids in zip(s.tables, new, strict=True)]
-        logits = self.runner.decode(model, rows)
+        logits = self.runner.decode(model, StepRows(rows))[: len(rows)]
         for sequence in sequences:
             sequence.read += 1
         self._choose(sequences, logits, out)
@@ -309,8 +309,8 @@ class PagedServer:
             return
         sequence.answer.append(id)
         out.token(sequence.job, token or Token(id))
-        if id in sequence.generation.stop or len(sequence.answer) == sequence.generation.max_new_tokens:
-            self._finish(sequence, out, "stop" if id in sequence.generation.stop else "length")
+        if id in sequence.generation.stop or sequence.left == 0:
+            self._finish_answer(sequence, out)
 
     def _search(self, sequence: Sequence, logits: Tensor, out: Outbox) -> None:
         """Advance a beam search; its rows then share the pages of those that they continue."""
@@ -321,49 +321,44 @@ class PagedServer:
         if sequence.beams.is_over:
             self._finish(sequence, out, "stop")
             return
-        parents = sequence.beams.advance()
-        old = sequence.tables
-        sequence.tables = [list(old[min(parent, len(old) - 1)]) for parent in parents]
-        for table in sequence.tables:
-            self.pages.share(table)
-        for table in old:
-            self.pages.release(table)
+        self.pages.continue_rows(sequence, sequence.beams.advance())
 
     # -- ends ---------------------------------------------------------------------------------------------------------
 
+    def _finish_answer(self, sequence: Sequence, out: Outbox) -> None:
+        """End an answer that has its last token."""
+        self._finish(sequence, out, "stop" if sequence.answer[-1] in sequence.generation.stop else "length")
+
     def _finish(self, sequence: Sequence, out: Outbox, reason: Reason, message: str = "") -> None:
-        queues: tuple[deque[Sequence] | list[Sequence], ...] = (self.waiting, self.prefilling, self.running)
-        for queue in queues:
-            if sequence in queue:
-                queue.remove(sequence)
+        self._remove(sequence)
+        self._batch.end(sequence)
         found = None
         if reason == "stop" and sequence.beams is not None:
             found = sequence.beams.found()
             reason, message = ("stop", "") if found is not None else ("error", NOT_FINITE)
         if reason in ("stop", "length") and sequence.beams is None:
-            self._remember(sequence)
-        self._release(sequence, clean=reason in ("stop", "length"))
+            self.pages.remember(sequence)
+        self.pages.release(sequence, clean=reason in ("stop", "length"))
+        if not sequence.job.streams:
+            out.tokens(sequence.job, sequence.answer[len(sequence.job.events) :])
         out.finish(sequence.job, sequence.end(reason, message), found)
 
+    def _remove(self, sequence: Sequence) -> None:
+        """Take a request out of its queue."""
+        if sequence in self.running:
+            del self.running[sequence]
+            if sequence in self._joining:
+                self._joining.remove(sequence)
+        elif sequence in self.prefilling:
+            self.prefilling.remove(sequence)
+        else:
+            self.waiting.remove(sequence)
+
     def fail(self, out: Outbox, message: str) -> None:
-        self._unread.pop()
+        self._batch.clear()
+        self._joining, self._first = [], []
         for sequence in (*self.waiting, *self.prefilling, *self.running):
             self._finish(sequence, out, "error", message)
-
-    def _release(self, sequence: Sequence, clean: bool) -> None:
-        pages = [page for table in sequence.tables for page in self.pages.release(table, clean)]
-        self.pool.clear(pages)
-        self.pool.clear_source(self.source_pages.release(sequence.source_pages, clean))
-        sequence.tables, sequence.source_pages = [], []
-
-    def _remember(self, sequence: Sequence) -> None:
-        """Keep the full pages of a request for others that begin alike."""
-        if not self.limits.reuse or sequence.source:
-            return
-        tokens = min(sequence.read, len(sequence.prompt)) if self.limits.reproducible else sequence.read
-        full = tokens // self.pages.size
-        keys = [key for key, _ in zip(sequence.keys(self.pages.size), range(full), strict=False)]
-        self.pages.remember(sequence.tables[0][:full], keys)
 
 
 def _longest(body: Transformer, limits: Limits, pool: int) -> tuple[int, int]:

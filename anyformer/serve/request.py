@@ -80,6 +80,14 @@ class Finished(NamedTuple):
 Event = Token | Finished
 
 
+class Completion(NamedTuple):
+    """An answer at its end."""
+
+    ids: list[int]
+    end: Finished
+    tokens: list[Token]  # with log-probabilities, if they are requested
+
+
 class Hypothesis(NamedTuple):
     """An answer of beam search, and the sum of its log-probabilities / its number of tokens ^ length_penalty."""
 

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence as List
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,10 +45,15 @@ def _shared_options(sequences: List[Sequence]) -> Options | None:
     return first if all(sequence.options is first for sequence in sequences) else None
 
 
-def choose(sequences: List[Sequence], logits: Tensor) -> Choice:
-    """Return the next token of each request from logits [n, v]."""
+def choose(sequences: List[Sequence], logits: Tensor, steps: np.ndarray | None = None) -> Choice:
+    """Return the next token of each request from logits [n, v].
+
+    `steps`: how many tokens of each answer are chosen, int [n]; None: as many as are known.
+    """
+    if steps is None:
+        steps = np.fromiter((len(sequence.answer) for sequence in sequences), np.int64, len(sequences))
     if (shared := _shared_options(sequences)) is not None:
-        return _choose(shared, sequences, logits)
+        return _choose(shared, sequences, logits, steps)
     groups: defaultdict[Options, list[int]] = defaultdict(list)
     for i, sequence in enumerate(sequences):
         assert sequence.options is not None
@@ -56,12 +62,12 @@ def choose(sequences: List[Sequence], logits: Tensor) -> Choice:
     ok = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
     for options, rows in groups.items():
         index = on_device(rows, logits.device)
-        chosen = _choose(options, [sequences[i] for i in rows], logits[index])
+        chosen = _choose(options, [sequences[i] for i in rows], logits[index], steps[rows])
         ids[index], ok[index] = chosen.ids, chosen.ok
     return Choice(ids, ok)
 
 
-def _choose(options: Options, sequences: List[Sequence], logits: Tensor) -> Choice:
+def _choose(options: Options, sequences: List[Sequence], logits: Tensor, steps: np.ndarray) -> Choice:
     vocab, device = logits.shape[-1], logits.device
     logits = at_least_fp32(logits)
     processors = _processors(options, vocab, device)
@@ -73,9 +79,8 @@ def _choose(options: Options, sequences: List[Sequence], logits: Tensor) -> Choi
         logits = process(processors, history(sequences if needed else (), device), logits)
     if options.sampling.temperature == 0:
         return greedy(logits)
-    counts = [(sequence.seed, len(sequence.answer) + sequence.unread) for sequence in sequences]
-    seeds, steps = on_device(counts, device).unbind(1)
-    return sample(logits, seeds, steps)
+    seeds = np.fromiter((sequence.seed for sequence in sequences), np.int64, len(sequences))
+    return sample(logits, *on_device(np.stack((seeds, steps)), device))
 
 
 def _allowed(sequence: Sequence) -> Tensor:

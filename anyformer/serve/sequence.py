@@ -12,6 +12,7 @@ from anyformer.decoding.generate import seeds_of
 from anyformer.decoding.strategy import Beam, Sampling
 from anyformer.serve.job import Job
 from anyformer.serve.pages import chain
+from anyformer.serve.readback import can_wait
 from anyformer.serve.request import Finished, Reason, Token
 
 if TYPE_CHECKING:
@@ -48,8 +49,7 @@ class Sequence:
         self.source: tuple[int, ...] = generation.ids if pair else ()
         self.prompt: tuple[int, ...] = (start,) if start is not None else generation.ids  # as the decoder reads it
         self.answer: list[int] = []
-        self.unread = 0  # tokens of the answer that are chosen, and not known to the host
-        self.can_wait = False  # whether a step may be run before the newest token is known
+        self.can_wait = can_wait(generation)  # whether a step may be run before the newest token is known
         self.tables: list[list[int]] = []  # pages of each row
         self.source_pages: list[int] = []
         self.read = 0  # tokens of each row in the cache
@@ -57,12 +57,13 @@ class Sequence:
         self.cached = 0  # tokens of the prompt that earlier requests had read
         self.prompt_scores: list[Token] = []
         self.beams: Beams | None = None
+        strategy = generation.strategy
+        self.rows = strategy.beams if isinstance(strategy, Beam) else 1  # that it takes while it decodes
         self.seed = 0
         self.options: Options | None = None  # None in a beam search
-        if not isinstance(generation.strategy, Beam):
-            constrained = generation.constraint is not None
-            self.options = _one(Options(generation.strategy, generation.stop, constrained))
-            if generation.strategy.temperature:
+        if not isinstance(strategy, Beam):
+            self.options = _one(Options(strategy, generation.stop, generation.constraint is not None))
+            if strategy.temperature:
                 self.seed = int(seeds_of(generation.seed, 1, torch.device("cpu")))
         constraint = generation.constraint
         self.state = None if constraint is None else torch.tensor([constraint.start()], device=device)
@@ -77,15 +78,9 @@ class Sequence:
         return len(self.prompt) + len(self.answer)
 
     @property
-    def rows(self) -> int:
-        """Rows that it takes while it decodes."""
-        strategy = self.generation.strategy
-        return strategy.beams if isinstance(strategy, Beam) else 1
-
-    @property
     def left(self) -> int:
         """Tokens of the budget that are left."""
-        return self.generation.max_new_tokens - len(self.answer) - self.unread
+        return self.generation.max_new_tokens - len(self.answer)
 
     def keys(self, size: int) -> Iterator[bytes]:
         """Yield the hashes of its full pages."""

@@ -16,9 +16,9 @@ class Histogram:
     counts: list[int] = field(default_factory=lambda: [0] * (len(SECONDS) + 1))
     total: float = 0.0
 
-    def add(self, seconds: float) -> None:
-        self.counts[bisect_left(self.bounds, seconds)] += 1
-        self.total += seconds
+    def add(self, seconds: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, seconds)] += times
+        self.total += times * seconds
 
 
 @dataclass

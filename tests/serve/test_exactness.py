@@ -99,8 +99,8 @@ async def busy(model: af.Transformer, requests: list[Generation], limits: Limits
         answers = await asyncio.wait_for(asyncio.gather(*map(one, requests)), 120)
         stats = engine.stats()["model"]
         server = engine._servers["model"]
-        assert server.pages.used == 0, "no page leaks"
-        assert server.source_pages.used == 0
+        assert server.pages.own.used == 0, "no page leaks"
+        assert server.pages.source.used == 0
         assert (stats.running, stats.waiting) == (0, 0)
         return answers, stats
 

@@ -46,7 +46,8 @@ def test_a_prompt_is_scored_without_an_answer():
     assert len(end.prompt_logprobs) == 2
 
 
-def test_a_poisoned_request_fails_alone():
+@pytest.mark.parametrize("late", [False, True], ids=["read at once", "read late"])
+def test_a_poisoned_request_fails_alone(late: bool):
     """NaN in one embedding: requests with that token fail, before, beside and after others, whose pages stay finite."""
     model, poison, ids = decoder(), 7, (1, 2, 3, 4, 5)
     stop = tuple(range(6, 11))
@@ -55,7 +56,9 @@ def test_a_poisoned_request_fails_alone():
         model.target.table.weight[poison] = float("nan")
 
     async def run():
-        async with af.Engine(model, LIMITS.model_copy(update={"pages": 16})) as engine:
+        engine = af.Engine(model, LIMITS.model_copy(update={"pages": 16}))
+        engine._servers["model"].overlaps = late
+        async with engine:
             bad = Generation((1, 2, poison, 3, 4, 5), 3, stop=stop)
             good = Generation(ids, 5, stop=stop)
             found = await asyncio.gather(*(events(engine, one) for one in (bad, good, good, bad) * 4))
@@ -70,16 +73,41 @@ def test_a_poisoned_request_fails_alone():
             assert [token.id for token in tokens if isinstance(token, Token)] == whole
 
 
-def test_cancelled_requests_leave_no_pages():
+def test_a_token_that_poisons_its_own_answer():
+    """The embedding of a generated token is NaN: its answer ends there, and others do not."""
+    model, ids = decoder(), [(i, 2, 3) for i in range(1, 6)]
+    whole = [af.generate(model, torch.tensor([one]), max_new_tokens=8)[0, 3:].tolist() for one in ids]
+    poison = next(id for answer in whole for id in answer[:-1] if id > 5)  # in no prompt
+    with torch.no_grad():
+        model.target.table.weight[poison] = float("nan")
+
     async def run():
-        async with af.Engine(decoder(), LIMITS) as engine:
+        engine = af.Engine(model, LIMITS)
+        engine._servers["model"].overlaps = True
+        async with engine:
+            found = await asyncio.gather(*(events(engine, Generation(one, 8)) for one in ids))
+            return found, await asyncio.gather(*(engine.complete(Generation(one, 8)) for one in ids))
+
+    streamed, completed = loop.run(run())
+    for expected, (*tokens, end), completion in zip(whole, streamed, completed, strict=True):
+        known = expected[: expected.index(poison) + 1] if poison in expected[:-1] else expected
+        assert [token.id for token in tokens] == completion.ids == known
+        assert end.reason == completion.end.reason == ("error" if poison in expected[:-1] else "length")
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["read at once", "read late"])
+def test_cancelled_requests_leave_no_pages(late: bool):
+    async def run():
+        engine = af.Engine(decoder(), LIMITS)
+        engine._servers["model"].overlaps = late
+        async with engine:
             answers = [engine.submit(Generation((1, 2, 3, n % 9), 500)) for n in range(12)]
             await asyncio.gather(*(anext(answer) for answer in answers[:6]))
             for answer in answers:
                 await answer.aclose()
             while engine.stats()["model"].running or engine.stats()["model"].waiting:
                 await asyncio.sleep(0.01)
-            return engine.stats()["model"], engine._servers["model"].pages.used
+            return engine.stats()["model"], engine._servers["model"].pages.own.used
 
     stats, used = loop.run(run())
     assert stats.finished == {"cancelled": 12}
