@@ -33,6 +33,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "log": ("tensorboard",),
     "docs": ("latex2mathml", "zensical"),
     "export": ("onnx", "onnxscript", "onnxruntime"),
+    "gguf": ("gguf", "jinja2"),
     "dev": (
         "build",
         "hatchling",

@@ -232,8 +232,8 @@ def import_(
         str,
         typer.Argument(
             metavar="DIR|FILE|hf:OWNER/NAME",
-            help="Folder with a config.json and weights, a .bin file of llama2.c, a .pt file of nanoGPT, minGPT or "
-            "nanochat, or a public model by name, with @REVISION if it is not the newest.",
+            help="Folder with a config.json and weights, a .gguf file of llama.cpp, a .bin file of llama2.c, a .pt "
+            "file of nanoGPT, minGPT or nanochat, or a public model by name, with @REVISION if it is not the newest.",
         ),
     ],
     out: Annotated[Path | None, typer.Option(help="Folder of the new run. Default: runs/NAME.")] = None,

@@ -4,6 +4,12 @@ config_fields             Read the fields of a public config.json
 ctranslate2               Read Whisper models in CTranslate2's format
 families                  One file for each public model family
 family                    The class `Family`, and the search for a family that supports a model
+gguf_architectures        Architectures of GGUF files as families: metadata and names of tensors
+gguf_file                 Read the header and the tensors of GGUF files
+gguf_import               Read models in GGUF files
+gguf_rope                 Rotary positions of GGUF files
+gguf_tensors              Order and offset of the weights in GGUF files
+gguf_tokenizers           Read the tokenizers of GGUF files
 hf_folder                 Read and write folders of `transformers`: from_hf, to_hf
 hub                       Download public models by name: hf:owner/name
 language_codes            Language codes of multilingual translation models, in the order of their ids
@@ -34,7 +40,7 @@ from pathlib import Path
 from anyformer.config import ConfigError, Fault
 from anyformer.config.spec import visible
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.interop import ctranslate2, hub, llama2c, nanochat, nanogpt
+from anyformer.interop import ctranslate2, gguf_import, hub, llama2c, nanochat, nanogpt
 from anyformer.interop.hf_folder import from_hf
 from anyformer.interop.weight_files import load_pickle, wrong
 from anyformer.nn.model import Transformer
@@ -55,7 +61,7 @@ def import_model(
     """Write a model of another program as a run, with its tokenizer.
 
     `source` is a folder for `from_hf`, one of CTranslate2 (Whisper only), the name of a public model
-    (`hf:owner/name`), a .bin file of llama2.c, or a .pt file of nanoGPT, minGPT or nanochat.
+    (`hf:owner/name`), a .gguf file, a .bin file of llama2.c, or a .pt file of nanoGPT, minGPT or nanochat.
     """
     out = Path(out)
     if out.exists():
@@ -83,8 +89,15 @@ def import_model(
                 write_model(temporary, run.model.state_dict(), run.config, run.spec, run.task)
         return replace(run, folder=out)
     suffix = source.suffix.lower()
+    if suffix == ".gguf":
+        _refuse(family, ignore_fields, "GGUF files", allow_pickle)
+        with new_folder(out) as temporary:
+            imported = gguf_import.read(source, tokenizer)
+            _write(temporary, out, imported.model, imported.tokenizer, imported.spec)
+        return load(out)
     if suffix not in (".bin", ".pt"):
-        kinds = "a folder with a config.json, hf:owner/name, llama2.c's .bin, or a .pt of nanoGPT, minGPT or nanochat"
+        single = "a .gguf, llama2.c's .bin, or a .pt of nanoGPT, minGPT or nanochat"
+        kinds = f"a folder with a config.json, hf:owner/name, {single}"
         raise wrong(source, f"is of no kind that is read: give {kinds}")
     if suffix == ".pt":
         _refuse(family, ignore_fields, ".pt files")

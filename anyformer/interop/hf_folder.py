@@ -106,21 +106,16 @@ def read_model(
             raise ConfigError([Fault(what, f"= '{one.kind}': it is not read as a model of sentences")])
     elif classes is None:
         classes = [_class_of(one, data, path, stored)]
-    fields, config = _config(one, data, path, stored, classes)
+    fields, config = read_config(one, data, path, stored, classes)
     if fields.ignored:
         names = ", ".join(fields.ignored)
         warnings.warn(f"{path}: ignored fields that {one.kind} does not use: {names}", stacklevel=2)
     config = config.model_copy(update={"head": sentence.head}) if sentence else config
-    state = weight_conversion.translated(one, config, stored, folder)
-    with torch.device("meta"):
-        model = Transformer(config)
-    model.load_state_dict(state, assign=True)
+    model = weight_conversion.build(one, config, stored, folder)
     labels = fields.labels() if fields.head in ("classifier", "token_labels") else ()
     limits = (sentence.longest if sentence else None, *(stack.limit for stack in config.stacks.values()))
     longest = min((n for n in limits if n is not None), default=None) if sentence else None
-    return PublicModel(
-        model.eval(), one, labels, fields.multi_label, longest, bool(sentence and sentence.lower), folder
-    )
+    return PublicModel(model, one, labels, fields.multi_label, longest, bool(sentence and sentence.lower), folder)
 
 
 def _without(data: dict[str, Any], names: Iterable[str], path: Path) -> dict[str, Any]:
@@ -156,7 +151,7 @@ def _family(data: dict[str, Any], named: str | None, path: Path) -> Family:
     return FAMILIES[named or str(kind)]
 
 
-def _config(
+def read_config(
     family: Family, data: dict[str, Any], path: Path, stored: dict[str, StoredTensor], classes: Any
 ) -> tuple[Fields, ModelConfig]:
     """Read config.json, and refuse a model that is far too large for its weights before anything of it is built."""
@@ -173,7 +168,7 @@ def _class_of(family: Family, data: dict[str, Any], path: Path, stored: dict[str
     """Return the class that the weights fit best, for a config.json without `architectures`."""
     fits = {}
     for name in family.heads:
-        _, config = _config(family, data, path, stored, [name])
+        _, config = read_config(family, data, path, stored, [name])
         fit = weight_conversion.fit(family, config, stored)
         fits[name] = (len(fit.missing), len(fit.unused) + len(fit.left))
     best = min(fits, key=lambda name: fits[name])

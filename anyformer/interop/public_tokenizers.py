@@ -47,7 +47,7 @@ def read(path: Path, how: Framing, config: dict[str, Any]) -> TextTokenizer:
         inner = _older(path, folder, settings)
     roles = _roles(inner, settings, config, folder)
     if inner.post_processor is None:
-        _frame(inner, *([roles[role] for role in side if role in roles] for side in (how.before, how.after)))
+        frame(inner, *([roles[role] for role in side if role in roles] for side in (how.before, how.after)))
     return _checked(TextTokenizer(inner, roles, reader, chat), folder)
 
 
@@ -109,7 +109,7 @@ def nothing() -> TextTokenizer:
 def _slow(path: Path, name: str, model: Path, config: dict[str, Any]) -> TextTokenizer:
     found = slow_tokenizers.read(path, name, model, config)
     folder = path if path.is_dir() else path.parent
-    _frame(found.inner, found.layout.before, found.layout.after, found.layout.pair)
+    frame(found.inner, found.layout.before, found.layout.after, found.layout.pair)
     return TextTokenizer(found.inner, _roles(found.inner, found.settings, config, folder), found.reader)
 
 
@@ -142,12 +142,18 @@ def _wordpiece(path: Path, settings: Settings) -> Tokenizer:
             "is no vocabulary of word pieces: "
             + (f"it has no {unknown}" if unknown not in vocab else "a token is there twice"),
         )
-    inner = Tokenizer(models.WordPiece(vocab, unk_token=unknown))
     lowercase = settings("do_lower_case", bool, True)
+    strips, chinese = settings("strip_accents", bool, lowercase), settings("tokenize_chinese_chars", bool, True)
+    return word_pieces(vocab, unknown, lowercase, strips, chinese)
+
+
+def word_pieces(
+    vocab: dict[str, int], unknown: str, lowercase: bool, strip_accents: bool, chinese: bool = True
+) -> Tokenizer:
+    """Return BERT's tokenizer of a vocabulary; with `chinese`, each Chinese character is a word."""
+    inner = Tokenizer(models.WordPiece(vocab, unk_token=unknown))
     inner.normalizer = normalizers.BertNormalizer(
-        lowercase=lowercase,
-        strip_accents=settings("strip_accents", bool, lowercase),
-        handle_chinese_chars=settings("tokenize_chinese_chars", bool, True),
+        lowercase=lowercase, strip_accents=strip_accents, handle_chinese_chars=chinese
     )
     inner.pre_tokenizer, inner.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
     inner.add_special_tokens([name for names in ROLES.values() for name in names if name in vocab])
@@ -175,7 +181,7 @@ def _roles(inner: Tokenizer, settings: Settings, config: dict[str, Any], folder:
     return found
 
 
-def _frame(inner: Tokenizer, before: list[str], after: list[str], pair: list[str] | None = None) -> None:
+def frame(inner: Tokenizer, before: list[str], after: list[str], pair: list[str] | None = None) -> None:
     """Add special tokens around a text, and around two where a template is given."""
     if before or after:
         known = [(token, inner.token_to_id(token)) for token in dict.fromkeys((*before, *after))]
@@ -221,7 +227,7 @@ def write(folder: Path, run: Run) -> None:
     if inner.post_processor is None and not is_plain:
         framed = with_images or isinstance(run.spec, Encoder | MaskedLanguageModel)
         before = [roles["bos"]] if framed and "bos" in roles else []
-        _frame(inner, before, [roles["eos"]] if "eos" in roles else [])
+        frame(inner, before, [roles["eos"]] if "eos" in roles else [])
     inner.save(str(folder / FILE))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     write_json(folder / SETTINGS, {**settings, **special, **limits, **_write_chat(folder, run.tokenizer.chat or {})})

@@ -37,6 +37,15 @@ def named(family: Family, stored: dict[str, StoredTensor]) -> dict[str, StoredTe
     return found
 
 
+def build(family: Family, config: ModelConfig, stored: dict[str, StoredTensor], source: Path) -> Transformer:
+    """Return the model with the weights of a folder or file, in eval mode."""
+    state = translated(family, config, stored, source)
+    with torch.device("meta"):
+        model = Transformer(config)
+    model.load_state_dict(state, assign=True)
+    return model.eval()
+
+
 def translated(
     family: WeightNames, config: ModelConfig, stored: dict[str, StoredTensor], folder: Path
 ) -> dict[str, Tensor]:

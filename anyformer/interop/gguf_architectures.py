@@ -1,0 +1,169 @@
+"""Architectures of GGUF files: their metadata as the config.json of a family, and back; the names of their tensors.
+
+The rules of the family do the rest (`families/`). Keys of metadata are without the architecture's name before them.
+Their meaning is that of llama.cpp's src/models.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from anyformer.interop import gguf_rope
+from anyformer.interop.config_fields import Fields
+from anyformer.interop.gguf_file import GgufFile
+from anyformer.interop.gguf_tensors import Change, Flipped, PublicTensor, RotaryPairs, Same
+from anyformer.interop.weight_files import StoredTensor
+
+Data = dict[str, Any]
+PER_LAYER = ("feed_forward_length", "attention.head_count", "attention.head_count_kv")  # a number, or one a layer
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One `general.architecture`."""
+
+    name: str
+    family: str
+    model: str  # class of the model in config.json
+    keys: Mapping[str, str]  # key of metadata to field of config.json
+    modules: Mapping[str, str]  # name in a file to public name, without weight or bias; {} is the layer
+    read: Callable[[Fields, Data, GgufFile], Data]  # further fields of config.json
+    change: Callable[[str, Data], Change] = lambda name, config: Same()  # of a tensor, by its name in a file
+
+    def config(self, file: GgufFile) -> Data:
+        """Return the config.json of a file; raise `ConfigError` for a key that is not supported."""
+        before = f"{self.name}."
+        given = {key.removeprefix(before): v for key, v in file.metadata.items() if key.startswith(before)}
+        given |= {key: _uniform(given[key]) for key in PER_LAYER if key in given}
+        fields = Fields({}, file.path).table(self.name, given)
+        found: Data = {}
+        for key, name in self.keys.items():
+            value = fields.maybe(key, float if key.endswith(("epsilon", "softcapping")) else int)
+            found |= {} if value is None else {name: value}
+        fields.silent("vocab_size")  # the table has as many rows
+        if (table := file.tensors.get("token_embd.weight")) is not None:
+            found["vocab_size"] = table.shape[0]
+        found |= self.read(fields, found, file)
+        fields.finish()
+        return {"model_type": self.family, "architectures": [self.model], **found}
+
+    def stored(self, file: GgufFile, config: Data) -> dict[str, StoredTensor]:
+        """Return the tensors of a file in their public form, by public names; unknown ones under their own."""
+        tensors = {name: x for name, x in file.tensors.items() if name not in gguf_rope.TENSORS}
+        return {self.public_name(name): PublicTensor(x, self.change(name, config)) for name, x in tensors.items()}
+
+    def public_name(self, name: str) -> str:
+        """Return the public name of a tensor."""
+        layer = re.match(r"blk\.(\d+)\.", name)
+        module, _, end = (f"blk.{{}}.{name[layer.end() :]}" if layer else name).rpartition(".")
+        if module not in self.modules:
+            return name
+        return f"{self.modules[module].format(layer[1] if layer else '')}.{end}"
+
+
+def _uniform(value: Any) -> Any:
+    """Return the one number of all layers."""
+    return value[0] if isinstance(value, list) and value and len(set(value)) == 1 else value
+
+
+def _is_tied(file: GgufFile) -> bool:
+    """Return whether the table of the head is that of the input, which some files hold twice."""
+    table, head = file.tensors.get("token_embd.weight"), file.tensors.get("output.weight")
+    if table is None or head is None:
+        return True
+    return (table.kind, table.shape) == (head.kind, head.shape) and bool((table.data() == head.data()).all())
+
+
+def _has(file: GgufFile, name: str) -> bool:
+    return f"blk.0.{name}" in file.tensors
+
+
+# -- Llama, Qwen2, Qwen3, Phi-3 ---------------------------------------------------------------------------------------
+
+LLAMA_KEYS = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+}
+LLAMA_MODULES = {
+    "token_embd": "model.embed_tokens",
+    "blk.{}.attn_norm": "model.layers.{}.input_layernorm",
+    "blk.{}.attn_q": "model.layers.{}.self_attn.q_proj",
+    "blk.{}.attn_k": "model.layers.{}.self_attn.k_proj",
+    "blk.{}.attn_v": "model.layers.{}.self_attn.v_proj",
+    "blk.{}.attn_q_norm": "model.layers.{}.self_attn.q_norm",
+    "blk.{}.attn_k_norm": "model.layers.{}.self_attn.k_norm",
+    "blk.{}.attn_output": "model.layers.{}.self_attn.o_proj",
+    "blk.{}.ffn_norm": "model.layers.{}.post_attention_layernorm",
+    "blk.{}.ffn_gate": "model.layers.{}.mlp.gate_proj",
+    "blk.{}.ffn_up": "model.layers.{}.mlp.up_proj",
+    "blk.{}.ffn_down": "model.layers.{}.mlp.down_proj",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+
+
+def _read_llama(fields: Fields, config: Data, file: GgufFile) -> Data:
+    fields.must("expert_count", 0)
+    fields.must("expert_used_count", 0)
+    biases = {"attention_bias": _has(file, "attn_q.bias"), "mlp_bias": _has(file, "ffn_up.bias")}
+    return {**biases, "tie_word_embeddings": _is_tied(file), **gguf_rope.read(fields, config, file)}
+
+
+def _read_qwen(fields: Fields, config: Data, file: GgufFile) -> Data:
+    return {"tie_word_embeddings": _is_tied(file), **gguf_rope.read(fields, config, file)}
+
+
+def _change_llama(name: str, config: Data) -> Change:
+    if found := re.fullmatch(r"blk\.\d+\.attn_([qk])\.(weight|bias)", name):
+        both = config.get("num_attention_heads"), config.get("num_key_value_heads")
+        return RotaryPairs(both[found[1] == "k"] or both[0] or 1)
+    return Same()
+
+
+LLAMA = Architecture("llama", "llama", "LlamaForCausalLM", LLAMA_KEYS, LLAMA_MODULES, _read_llama, change=_change_llama)
+QWEN2 = Architecture("qwen2", "qwen2", "Qwen2ForCausalLM", LLAMA_KEYS, LLAMA_MODULES, _read_qwen)
+QWEN3 = Architecture("qwen3", "qwen3", "Qwen3ForCausalLM", LLAMA_KEYS, LLAMA_MODULES, _read_qwen)
+
+# -- GPT-2 ------------------------------------------------------------------------------------------------------------
+
+GPT2_KEYS = {
+    "context_length": "n_positions",
+    "embedding_length": "n_embd",
+    "block_count": "n_layer",
+    "feed_forward_length": "n_inner",
+    "attention.head_count": "n_head",
+    "attention.layer_norm_epsilon": "layer_norm_epsilon",
+}
+GPT2_MODULES = {
+    "token_embd": "transformer.wte",
+    "position_embd": "transformer.wpe",
+    "blk.{}.attn_norm": "transformer.h.{}.ln_1",
+    "blk.{}.attn_qkv": "transformer.h.{}.attn.c_attn",
+    "blk.{}.attn_output": "transformer.h.{}.attn.c_proj",
+    "blk.{}.ffn_norm": "transformer.h.{}.ln_2",
+    "blk.{}.ffn_up": "transformer.h.{}.mlp.c_fc",
+    "blk.{}.ffn_down": "transformer.h.{}.mlp.c_proj",
+    "output_norm": "transformer.ln_f",
+    "output": "lm_head",
+}
+
+
+def _read_gpt2(fields: Fields, config: Data, file: GgufFile) -> Data:
+    fields.must("attention.head_count_kv", config.get("n_head"))
+    return {"tie_word_embeddings": _is_tied(file)}
+
+
+def _change_gpt2(name: str, config: Data) -> Change:
+    return Flipped() if re.fullmatch(r"blk\.\d+\.(attn_qkv|attn_output|ffn_up|ffn_down)\.weight", name) else Same()
+
+
+GPT2 = Architecture("gpt2", "gpt2", "GPT2LMHeadModel", GPT2_KEYS, GPT2_MODULES, _read_gpt2, change=_change_gpt2)
+
+ARCHITECTURES = {one.name: one for one in (LLAMA, QWEN2, QWEN3, GPT2)}

@@ -1,0 +1,62 @@
+"""Rotary positions of GGUF files: metadata `rope.*`, and Llama 3's factors, which are a tensor."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyformer.interop.config_fields import Fields, shown
+from anyformer.interop.gguf_file import GgufFile
+from anyformer.interop.weight_files import wrong
+
+FACTORS = "rope_freqs.weight"  # k/2 divisors of the frequencies
+TENSORS = (FACTORS,)
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}  # as published
+
+
+def read(fields: Fields, config: dict[str, Any], file: GgufFile) -> dict[str, Any]:
+    """Return the fields of config.json about rotary positions and the width of heads."""
+    heads = config.get("num_attention_heads", 1)
+    width = config.get("head_dim") or config.get("hidden_size", heads) // heads
+    fields.must("attention.value_length", width)
+    fields.must("rope.dimension_count", width)
+    theta = fields("rope.freq_base", 10_000.0)
+    found = {"rope_theta": theta, **_scaling(fields)}
+    if (factors := file.tensors.get(FACTORS)) is not None:
+        found |= _llama3(factors.read(), theta, width, file)
+    return {"head_dim": width, "rope_parameters": found}
+
+
+def _scaling(fields: Fields) -> dict[str, Any]:
+    kind, old = fields("rope.scaling.type", "linear"), fields("rope.scale_linear", 0.0)
+    factor = fields("rope.scaling.factor", old) or 1.0  # 0 means none
+    fields.silent("rope.scaling.finetuned")
+    if kind == "none" or (kind == "linear" and factor == 1):
+        fields.silent("rope.scaling.original_context_length")
+        return {"rope_type": "default"}
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": factor}
+    if kind == "yarn":
+        original = fields.maybe("rope.scaling.original_context_length", int)
+        return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+    fields.refuse("rope.scaling.type", f"= {shown(kind)}: must be none, linear or yarn")
+    return {}
+
+
+def _llama3(factors: Tensor, theta: float, width: int, file: GgufFile) -> dict[str, Any]:
+    """Return the scaling that has these factors, if it is one of the published ones."""
+    scaling = {"rope_type": "llama3", "factor": round(float(factors.max()), 3), **LLAMA3}
+    expected = llama3_factors(scaling, theta, width)
+    if factors.shape != expected.shape or not torch.allclose(factors, expected, rtol=1e-4):
+        raise wrong(file.path, f"{FACTORS}: these factors are not those of a published Llama 3 model")
+    return scaling
+
+
+def llama3_factors(scaling: dict[str, Any], theta: float, width: int) -> Tensor:
+    """Return the divisors of the frequencies, [k/2]: 1 for fast waves, `factor` for slow ones, between them both."""
+    frequencies = theta ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    turns = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    keep = ((turns - low) / (high - low)).clamp(0, 1)
+    return (1 / (keep + (1 - keep) / scaling["factor"])).float()
