@@ -53,7 +53,7 @@ VERBS = {
     "doctor": ["--json"],
     "recipes": [],
     "train": ["[recipe]", "[changes]", "--out", "--resume", "--allow-changed-data", "--dry-run"],
-    "evaluate": ["run", "[changes]", "--split", "--by", "--json"],
+    "evaluate": ["run", "[changes]", "--split", "--by", "--tasks", "--limit", "--json"],
     "predict": [
         "run",
         "[files]",
