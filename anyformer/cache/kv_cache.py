@@ -276,19 +276,19 @@ class Cache:
         state = self._state()
         if self.marks is not None:
             state.append(self.marks)
+        source: list[Tensor] = []  # a source of as many tokens as there are slots is full from the start
         if group_size is None:
-            state += [x for layer in self.layers for x in layer.cross or ()]
+            source += [x for layer in self.layers for x in layer.cross or ()]
             if self.states is not None:
-                state.append(self.states)
+                source.append(self.states)
             if self.source is not None:
-                state += [x for x in self.source[:3] if x is not None and x.shape[0] == rows.shape[0]]
+                source += [x for x in self.source[:3] if x is not None and x.shape[0] == rows.shape[0]]
         else:
             for x in [x for x in state if can_reorder_in_groups(x, group_size)]:
                 full = x.shape[2] == self.slots  # otherwise a ring, filled in another order, or a recurrent state
                 reorder_in_groups(x, rows, self.length if full else self.everywhere, group_size)
             state = [x for x in state if not can_reorder_in_groups(x, group_size)]
-        for x in state:
-            x = x[:, :, : self.taken] if self._can_skip_empty(x) else x
+        for x in (*(x[:, :, : self.taken] if self._can_skip_empty(x) else x for x in state), *source):
             x.copy_(x.index_select(0, rows))
 
     def _can_skip_empty(self, x: Tensor) -> bool:

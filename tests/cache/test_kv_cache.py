@@ -144,11 +144,11 @@ def test_truncate_takes_lengths_that_exist(length: int):
         empty().truncate(length)
 
 
-@pytest.mark.parametrize("kind", ["auto", "static", "int8"])
-def test_reorder_takes_everything_along(kind: str):
+@pytest.mark.parametrize(("kind", "slots"), [("auto", 6), ("static", 6), ("int8", 6), ("auto", 5)])
+def test_reorder_takes_everything_along(kind: str, slots: int):
     """All that belongs to a row: keys, values, what cross-attention keeps, positions, segments; in place."""
     model = build(config(encoder=True))
-    cache, ids, source = model.new_cache(3, 6, kind=kind), tokens(0, 3, 4), tokens(1, 3, 5)
+    cache, ids, source = model.new_cache(3, slots, kind=kind), tokens(0, 3, 4), tokens(1, 3, 5)
     assert len(cache.rings) == (kind != "static")
     segments, empty_slots = torch.tensor([[0] * 5, [0, 0, -1, -1, -1], [-1, 0, 0, 0, 0]]), torch.full((3, 4), 0)
     empty_slots[1, 0] = -1
