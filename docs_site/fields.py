@@ -17,6 +17,7 @@ MODULES = {  # headings, in the order of the pages
     "model": "Model",
     "block": "Stacks and blocks",
     "mixer": "Mixers",
+    "state_mixer": "Mixers with a matrix state",
     "feedforward": "Feed-forwards and activations",
     "norm": "Norms",
     "position": "Positions",

@@ -67,6 +67,7 @@ from anyformer.config import (
 )
 from anyformer.config.spec import members
 from anyformer.nn.model import Transformer
+from tests.state_mixers import STATE_MIXERS
 
 WIDTH, VOCAB, LENGTH = 8, 11, 24
 HERE = Layout(torch.zeros(1, 1, dtype=torch.long))  # for layers that do not look at it
@@ -117,7 +118,8 @@ ACROSS: tuple[Pattern, ...] = (Window(before=2, after=1), Dilated(before=1, afte
 
 # What stands in a block in place of self-attention, and the laws that are not for all of them:
 FIXED = ("dense", "positions")  # a weight for each position: moving all tokens along changes what they read
-ORDERED = ("recurrent", "convolution", *FIXED)  # they know the order of tokens, whether positions tell it or not
+# they know the order of tokens, whether positions tell it or not
+ORDERED = ("recurrent", "convolution", *STATE_MIXERS, *FIXED)
 MIXERS = ("attention", "none", *ORDERED)
 
 
@@ -205,6 +207,7 @@ def others(draw: st.DrawFn, kinds: tuple[str, ...], encoder: bool):
     made = {
         "none": st.just(NoMixer()),
         "recurrent": recurrents(encoder),
+        **STATE_MIXERS,
         "convolution": st.builds(Convolution, width=st.integers(1, 4), dilation=st.integers(1, 3), **free),
         "dense": st.builds(FullyConnected, length=st.just(LENGTH), **free),
         "positions": st.builds(PositionMixing, length=st.just(LENGTH), **free),

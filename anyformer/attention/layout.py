@@ -144,17 +144,25 @@ def segment_positions(segments: Tensor, last: Tensor | None = None, following: T
 
     A first run of segment `last` [b] continues from position `following` [b]: a cache holds the tokens before it.
     """
-    is_real = real(segments)
-    index = torch.arange(segments.shape[1], device=segments.device)[None]
-    newest = torch.where(is_real, index, -1).cummax(dim=1).values  # the real token at or before each index
-    newest = torch.cat((torch.full_like(newest[:, :1], -1), newest[:, :-1]), dim=1)  # strictly before it
-    first = PADDING if last is None else last[:, None]
-    new = is_real & (segments != torch.where(newest < 0, first, segments.gather(1, newest.clamp(min=0))))
+    is_real, new = real(segments), segment_starts(segments, last)
     rank = is_real.cumsum(dim=1) - 1  # padding does not count
     count = rank - torch.where(new, rank, 0).cummax(dim=1).values
     if following is not None:
         count = torch.where(new.cumsum(dim=1) == 0, following[:, None] + rank, count)
     return torch.where(is_real, count, 0)
+
+
+def segment_starts(segments: Tensor, last: Tensor | None = None) -> Tensor:
+    """Return which real tokens are in another segment than the real token before them, bool [b, t].
+
+    Before the first one there is a token of segment `last` [b], or none.
+    """
+    is_real = real(segments)
+    index = torch.arange(segments.shape[1], device=segments.device)[None]
+    newest = torch.where(is_real, index, -1).cummax(dim=1).values  # the real token at or before each index
+    newest = torch.cat((torch.full_like(newest[:, :1], -1), newest[:, :-1]), dim=1)  # strictly before it
+    first = PADDING if last is None else last[:, None]
+    return is_real & (segments != torch.where(newest < 0, first, segments.gather(1, newest.clamp(min=0))))
 
 
 def sees(pattern: Pattern, q: Layout, k: Layout) -> Tensor:

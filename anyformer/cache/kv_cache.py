@@ -13,6 +13,7 @@ from torch import Tensor
 from anyformer.attention.layout import Layout, check, real, segment_positions
 from anyformer.cache.layer_cache import LayerCache, Sizes, copy_into
 from anyformer.cache.ring import Ring, Slots, Step
+from anyformer.cache.states import StateCache, StateSizes
 from anyformer.conventions import PADDING, SEEN, SEER
 from anyformer.kernels.private import zero_all
 from anyformer.kernels.reorder_rows import can_reorder_in_groups, reorder_in_groups
@@ -28,7 +29,7 @@ class Cache:
         self,
         batch: int,
         slots: int,
-        sizes: tuple[Sizes, ...],
+        sizes: tuple[Sizes | StateSizes, ...],
         device: torch.device,
         dtype: torch.dtype,
         kind: CacheKind = "auto",
@@ -41,8 +42,11 @@ class Cache:
         reaches = {size.reach for size in sizes if size.reach is not None and kind != "static"}
         rings = [Ring(batch, reach, slack, device) for reach in sorted(reaches)]
         self.rings = {ring.reach: ring for ring in rings if ring.slots < slots}  # only if smaller than all slots
-        self.layers = [
-            LayerCache(batch, self._slots_of(size, slots), size, device, dtype, kind == "int8") for size in sizes
+        self.layers: list[LayerCache | StateCache] = [
+            StateCache(batch, size, device, dtype, slack)
+            if isinstance(size, StateSizes)
+            else LayerCache(batch, self._slots_of(size, slots), size, device, dtype, kind == "int8")
+            for size in sizes
         ]
         self.slots, self.sizes, self.taken = slots, sizes, 0
         self.length = torch.zeros((), dtype=torch.long, device=device)  # `taken` as a tensor
@@ -179,6 +183,8 @@ class Cache:
     def reset(self) -> None:
         """Empty the cache at the same addresses; the source stays until another replaces it."""
         zero_all([x for layer in self.layers for x in layer.own()])  # NaN in an unused slot would spread
+        for state in self._recurrent():
+            state.reset()
         for x in (self.length, self.positions, self.segment, self.following):
             x.zero_()
         self.segments.fill_(PADDING)
@@ -206,14 +212,10 @@ class Cache:
         self.taken = other.taken
 
     def truncate(self, length: int) -> None:
-        """Remove all but the first `length` slots; a ring can remove at most `slack` tokens."""
+        """Remove all but the first `length` slots; a ring or a recurrent state can remove at most `slack` tokens."""
         if not 0 <= length <= self.slots:
             raise ValueError(f"length = {length}: must be from 0 to {self.slots}")
-        left = real(self.segments[:, :length]).sum(dim=1)
-        for ring in self.rings.values():
-            ring.check(left)
-        for ring in self.rings.values():
-            ring.truncate(left)
+        self._remove(real(self.segments[:, :length]).sum(dim=1))
         self.length.clamp_(max=length)
         self.taken = min(self.taken, length)
         self.segments[:, length:] = PADDING
@@ -225,18 +227,32 @@ class Cache:
         self._update_newest(self.positions, self.segments)
 
     def forget(self, n: Tensor) -> None:
-        """Remove the newest `n` [b] real tokens of each row; a ring can remove at most `slack`.
+        """Remove the newest `n` [b] real tokens of each row; a ring or a recurrent state can remove at most `slack`.
 
         If rows differ in `n`, slots are left empty.
         """
         is_real = real(self.segments)
         left = is_real.sum(dim=1) - n
+        self._remove(left)
+        self.segments.masked_fill_(is_real & (is_real.cumsum(dim=1) > left[:, None]), PADDING)
+        self._recompute_newest()
+
+    def _recurrent(self) -> list[StateCache]:
+        """Return the layers that store a state rather than tokens."""
+        return [layer for layer in self.layers if isinstance(layer, StateCache)]
+
+    def _remove(self, left: Tensor) -> None:
+        """Remove all but the first `left` [b] real tokens of each row, in layers that do not store tokens by slot."""
+        if states := self._recurrent():
+            removed = (real(self.segments).sum(dim=1) - left).clamp(min=0)
+            for state in states:
+                state.check(removed)
         for ring in self.rings.values():
             ring.check(left)
         for ring in self.rings.values():
             ring.truncate(left)
-        self.segments.masked_fill_(is_real & (is_real.cumsum(dim=1) > left[:, None]), PADDING)
-        self._recompute_newest()
+        for state in states:
+            state.forget(removed)
 
     def compact(self, first: int) -> Tensor:
         """Close the gaps between real tokens from slot `first` on, which frees the slots after them.
@@ -248,7 +264,7 @@ class Cache:
         for facts in self._facts():
             facts.copy_(facts.gather(1, order))
         for layer in self.layers:
-            for x in (*layer.keys.tensors(), *layer.values.tensors()):
+            for x in layer.own() if isinstance(layer, LayerCache) else ():
                 if x.shape[2] == self.slots:  # a ring has fewer, and no gaps
                     x.copy_(x.gather(2, order[:, None, :, None].expand_as(x)))
         newest = torch.where(real(self.segments), index + 1, first).amax()

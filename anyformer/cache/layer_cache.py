@@ -57,23 +57,11 @@ class Int8Store(ExactStore):
         return self.numbers, self.scales
 
 
-class LayerCache:
-    """Keys and values of one layer; layers that share weights have one cache each."""
+class CrossStore:
+    """Keys and values of cross-attention, written once."""
 
-    def __init__(
-        self, batch: int, slots: int, sizes: Sizes, device: torch.device, dtype: torch.dtype, int8: bool = False
-    ):
-        self.keys, self.values = (
-            (Int8Store if int8 and sizes.quantisable and width else ExactStore)(
-                batch, sizes.groups, slots, width, device, dtype
-            )
-            for width in (sizes.key_width, sizes.value_width)
-        )
-        self.cross: tuple[Tensor, Tensor] | None = None  # keys and values of cross-attention, written once
-
-    def append(self, k: Tensor, v: Tensor, writer: SlotWriter) -> tuple[Tensor, Tensor]:
-        """Store new keys and values [b, g, t, k] in their slots and return all that can be read [b, g, s, k]."""
-        return self.keys.write(k, writer), self.values.write(v, writer)
+    def __init__(self) -> None:
+        self.cross: tuple[Tensor, Tensor] | None = None
 
     def keep_cross(self, k: Tensor, v: Tensor) -> None:
         """Store the keys and values of cross-attention."""
@@ -85,6 +73,25 @@ class LayerCache:
         assert self.cross is not None
         assert not by_page
         return self.cross
+
+
+class LayerCache(CrossStore):
+    """Keys and values of one layer; layers that share weights have one cache each."""
+
+    def __init__(
+        self, batch: int, slots: int, sizes: Sizes, device: torch.device, dtype: torch.dtype, int8: bool = False
+    ):
+        super().__init__()
+        self.keys, self.values = (
+            (Int8Store if int8 and sizes.quantisable and width else ExactStore)(
+                batch, sizes.groups, slots, width, device, dtype
+            )
+            for width in (sizes.key_width, sizes.value_width)
+        )
+
+    def append(self, k: Tensor, v: Tensor, writer: SlotWriter) -> tuple[Tensor, Tensor]:
+        """Store new keys and values [b, g, t, k] in their slots and return all that can be read [b, g, s, k]."""
+        return self.keys.write(k, writer), self.values.write(v, writer)
 
     def own(self) -> tuple[Tensor, ...]:
         """Return the tensors of self-attention."""

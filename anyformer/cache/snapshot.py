@@ -8,24 +8,30 @@ from torch import Tensor
 from anyformer.attention.layout import real
 from anyformer.cache.kv_cache import Cache
 from anyformer.cache.layer_cache import LayerCache
+from anyformer.cache.states import StateCache, StateSizes
 
 
 class Snapshot(NamedTuple):
     """First tokens of one text: for each layer, what it stores of the newest of them, in order."""
 
     length: int
-    layers: tuple[tuple[Tensor, ...], ...]  # [g, tokens, k]; fewer tokens than `length` if a ring has overwritten some
+    # [g, tokens, k]; fewer tokens than `length` if a ring has overwritten some. Of a recurrent layer: state and inputs
+    layers: tuple[tuple[Tensor, ...], ...]
 
     def fits(self, cache: Cache, length: int) -> int:
         """Return how many of its first `length` tokens a row of the cache can continue from.
 
-        That is all of them, or none if the cache stores another data type or a ring has overwritten tokens that a layer
-        needs.
+        That is all of them, or none if the cache stores another data type, a ring has overwritten tokens that a layer
+        needs, or a layer has the state after other tokens.
         """
         length = min(length, self.length)
         if self.form != tuple(tuple(x.dtype for x in _stored(layer)) for layer in cache.layers):
             return 0
         for size, stored in zip(cache.sizes, self.layers, strict=True):
+            if isinstance(size, StateSizes):
+                if length < self.length:
+                    return 0
+                continue
             lost = self.length - (stored[0].shape[1] if stored else self.length)
             needed = 0 if size.reach not in cache.rings else max(0, length - size.reach)
             if lost > needed:
@@ -46,6 +52,9 @@ def snapshot(cache: Cache, row: int) -> Snapshot:
     slots = real(cache.segments[row]).nonzero()[:, 0]
     layers = []
     for size, layer in zip(cache.sizes, cache.layers, strict=True):
+        if isinstance(layer, StateCache):
+            layers.append(tuple(x[row].clone() for x in _stored(layer)))
+            continue
         at = slots
         if size.reach in cache.rings:
             ring = cache.rings[size.reach]
@@ -59,6 +68,11 @@ def adopt(cache: Cache, row: int, known: Snapshot, length: int) -> None:
     """Write the first `length` tokens of a snapshot that `fits` to an empty row, as if it had read them."""
     index = torch.arange(length, device=cache.length.device)
     for size, layer, stored in zip(cache.sizes, cache.layers, known.layers, strict=True):
+        if isinstance(layer, StateCache):
+            for mine, theirs in zip(_stored(layer), stored, strict=True):
+                mine[row].copy_(theirs)
+            layer.segments[row], layer.runs[row], layer.removable[row] = 0, 0, 0
+            continue
         first = known.length - (stored[0].shape[1] if stored else known.length)
         begin, at = first, index
         if size.reach in cache.rings:
@@ -78,5 +92,8 @@ def adopt(cache: Cache, row: int, known: Snapshot, length: int) -> None:
     cache.following[row] = length
 
 
-def _stored(layer: LayerCache) -> tuple[Tensor, ...]:
-    return *layer.keys.tensors(), *layer.values.tensors()
+def _stored(layer: LayerCache | StateCache) -> tuple[Tensor, ...]:
+    """Return what a layer stores of tokens [b, g, slots, k]; of a recurrent layer the newest state and inputs."""
+    if isinstance(layer, StateCache):
+        return layer.states[:, -1], layer.inputs[:, layer.slack :]
+    return layer.own()

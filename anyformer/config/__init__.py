@@ -21,6 +21,8 @@ position      position schemes, each with its mathematics
 rotary_scaling  changes of rotary angles for longer texts
 schema        the JSON schema of a spec, for completion and checks in editors
 spec          the base of all specs, and errors with paths and suggestions
+stack_rules   rules of a stack as a whole: segment memory and pooling
+state_mixer   mixers with a matrix state: linear attention, the gated delta rule
 """
 
 # Stars, so that a part which enters one of these files is public without a second edit.
@@ -36,3 +38,4 @@ from anyformer.config.norm import *
 from anyformer.config.pattern import *
 from anyformer.config.position import *
 from anyformer.config.spec import ConfigError as ConfigError, Fault as Fault, Spec as Spec
+from anyformer.config.state_mixer import *

@@ -6,8 +6,9 @@ from typing import Literal, NamedTuple
 
 from anyformer.config.block import Block, Side, Stack
 from anyformer.config.feedforward import Experts, Gated, Network, NoFeedForward, hidden_width
-from anyformer.config.mixer import Attention, Latent, Projected, Recurrent
+from anyformer.config.mixer import Attention, Latent, Mixer, Projected, Recurrent
 from anyformer.config.spec import Fault, Positive, Probability, Size, Spec, close_to
+from anyformer.config.state_mixer import ChannelDecay, GatedDelta, LinearAttention
 
 
 class LoRA(Spec):
@@ -50,6 +51,7 @@ def matrices(block: Block, width: int) -> Iterator[Matrix]:
         yield from _attention(mixer, width, "mixer.inner", cross=False)
     if isinstance(mixer, Recurrent) and (mixer.both_ways or mixer.hidden(width) != width):
         yield Matrix("mixer.inner.out", mixer.hidden(width) * (2 if mixer.both_ways else 1), width)
+    yield from _state_mixer(mixer, width, "mixer.inner")
     if block.cross:
         yield from _attention(block.cross, width, "cross.inner", cross=True)
     if isinstance(feedforward, Experts) and feedforward.shared:
@@ -75,6 +77,22 @@ def _attention(a: Attention, d: int, at: str, cross: bool) -> Iterator[Matrix]:
         yield Matrix(f"{at}.qkv", d, h * k + both)
     if isinstance(a.output, Projected):
         yield Matrix(f"{at}.out", h * k_v, d)
+
+
+def _state_mixer(mixer: Mixer, d: int, at: str) -> Iterator[Matrix]:
+    match mixer:
+        case LinearAttention(heads=h):
+            k, k_v = mixer.widths(d)
+            yield Matrix(f"{at}.qkv", d, h * (2 * k + k_v * (1 + mixer.gate)))
+            if isinstance(mixer.decay, ChannelDecay):
+                yield Matrix(f"{at}.decay_down", d, mixer.decay.rank)
+                yield Matrix(f"{at}.decay_up", mixer.decay.rank, h * k)
+            yield Matrix(f"{at}.out", h * k_v, d)
+        case GatedDelta(heads=h):
+            k, k_v = mixer.widths(d)
+            yield Matrix(f"{at}.qkvz", d, 2 * (mixer.groups * k + h * k_v))
+            yield Matrix(f"{at}.rates", d, 2 * h)
+            yield Matrix(f"{at}.out", h * k_v, d)
 
 
 def _network(spec: Network, d: int, f: int, at: str) -> Iterator[Matrix]:

@@ -2,12 +2,11 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
-
 from anyformer.config.norm import NoNorm, RMSNorm, TokenNorm
 from anyformer.config.pattern import Pattern
 from anyformer.config.position import Position
 from anyformer.config.spec import BY_KIND, Count, Flag, Number, Positive, Probability, Size, Spec, by_kind
+from anyformer.config.state_mixer import GatedDelta, Heads, LinearAttention
 
 
 class Unscaled(Spec):
@@ -96,10 +95,6 @@ class Latent(Spec):
 
 
 Compression = Annotated[NoCompression | Latent, *BY_KIND]
-
-
-MAX_HEADS = 65_536
-Heads = Annotated[int, Field(strict=True, ge=1, le=MAX_HEADS)]
 
 
 class Attention(Spec):
@@ -208,5 +203,6 @@ class NoMixer(Spec):
 
 
 Mixer = Annotated[
-    Attention | Recurrent | Convolution | FullyConnected | PositionMixing | NoMixer, *by_kind("attention")
+    Attention | LinearAttention | GatedDelta | Recurrent | Convolution | FullyConnected | PositionMixing | NoMixer,
+    *by_kind("attention"),
 ]

@@ -41,6 +41,8 @@ from anyformer.config.norm import NoNorm
 from anyformer.config.pattern import Causal, Full, Pattern
 from anyformer.config.position import Position
 from anyformer.config.spec import ConfigError, Fault, Size, Spec
+from anyformer.config.stack_rules import stack_faults
+from anyformer.config.state_mixer import StateMixer
 
 Shape = Literal["encoder-decoder", "encoder", "decoder"]
 
@@ -174,45 +176,12 @@ def _stacks(config: ModelConfig) -> Iterator[Fault]:
             yield Fault(
                 f"{side}.depth", f"= {stack.depth}: must be at least the {len(stack.prefix)} blocks of `prefix`"
             )
-        yield from (f.under(side) for f in (*_memory(stack, side, config), *_pooling(stack, side)))
+        yield from (f.under(side) for f in stack_faults(stack, side, bool(config.encoder)))
         yield from (f.under(f"{side}.position") for f in _position(stack, config.width))
         for name in ("prefix", "blocks"):
             for i, block in enumerate(getattr(stack, name)):
                 yield from (f.under(f"{side}.{name}.{i}") for f in _block(block, side, stack, config))
     yield from _handover(config)
-
-
-def _memory(stack: Stack, side: Side, config: ModelConfig) -> Iterator[Fault]:
-    """Yield faults of `memory`: positions must be unlimited, and all layers must keep tokens."""
-    if not stack.memory:
-        return
-    mixers = [block.mixer for block in (*stack.prefix, *stack.blocks)]
-    ends, what = stack.ends, f"= {stack.memory}:"
-    if side == "encoder" or config.encoder:
-        yield Fault("memory", f"{what} only a decoder without an encoder reads a text in segments; leave it out")
-    elif stack.position.embeds():
-        within = "rotary, alibi or t5"
-        yield Fault("memory", f"{what} {stack.position.kind} positions are absolute; choose one of distances: {within}")
-    elif ends:
-        yield Fault(
-            "memory", f"{what} positions go on from segment to segment, and there are {ends[0][0]} {ends[0][1]}"
-        )
-    elif any(isinstance(mixer, Recurrent) for mixer in mixers):
-        yield Fault("memory", f"{what} it keeps tokens for attention, and a recurrent layer has a state; leave one out")
-    elif all(isinstance(mixer, NoMixer) for mixer in mixers):
-        yield Fault("memory", f"{what} no layer reads other tokens")
-
-
-def _pooling(stack: Stack, side: Side) -> Iterator[Fault]:
-    pooling = stack.pooling
-    if not pooling:
-        return
-    if side == "decoder":
-        yield Fault("pooling", "a window would show tokens what comes after them: only an encoder pools")
-    if len(pooling.stages) < 2:
-        yield Fault("pooling.stages", f"= {list(pooling.stages)}: pooling is between stages, so there are two or more")
-    if (layers := sum(pooling.stages) + pooling.tail) != stack.depth:
-        yield Fault("depth", f"= {stack.depth}: the stages and the tail of `pooling` are {layers} layers")
 
 
 def _handover(config: ModelConfig) -> Iterator[Fault]:
@@ -283,6 +252,8 @@ def _mixer(mixer: Mixer, side: Side, config: ModelConfig) -> Iterator[Fault]:
                 yield Fault("position", f"{own.kind} positions act on the embeddings: set them on the stack")
             elif own and _divides(mixer, config.width):
                 yield from (f.under("position") for f in _turned(own, mixer, config.width))
+        case StateMixer():
+            yield from mixer.faults(config.width)
         case Recurrent():
             if mixer.both_ways and side == "decoder":
                 yield Fault("both_ways", "= True: a decoder reads in one direction; only an encoder reads both ways")

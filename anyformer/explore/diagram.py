@@ -5,6 +5,7 @@ from itertools import groupby
 from typing import Any, assert_never
 
 from anyformer.cache.kv_cache import Cache
+from anyformer.cache.states import StateCache
 from anyformer.config import (
     Attention,
     Block,
@@ -14,7 +15,9 @@ from anyformer.config import (
     Fault,
     FullyConnected,
     Gated,
+    GatedDelta,
     Latent,
+    LinearAttention,
     Mixer,
     ModelConfig,
     NoFeedForward,
@@ -116,7 +119,10 @@ def cache(trace: Trace) -> dict[str, Any]:
 
 def _cache_layers(cache: Cache, tokens: int) -> Iterator[dict[str, Any]]:
     for i, layer in enumerate(cache.layers):
-        tensors = [x for x in (*layer.keys.tensors(), *layer.values.tensors()) if x.numel()]
+        if isinstance(layer, StateCache):  # as one slot, which every token overwrites
+            yield {"layer": i, "bytes": layer.states.nbytes + layer.inputs.nbytes, "slots": 1}
+            continue
+        tensors = [x for x in layer.own() if x.numel()]
         slots = min((x.shape[2] for x in tensors), default=0)
         size = sum(x[:, :, :1].nbytes for x in tensors)
         yield {"layer": i, "bytes": size, "slots": None if slots == tokens else slots}
@@ -198,6 +204,10 @@ def describe(part: Mixer | FeedForward, name: str = "mixer") -> str:
             if groups < heads:
                 return f"{'multi' if groups == 1 else 'grouped'}-query {attention}, {heads} heads"
             return f"multi-head {attention}, {heads} heads"
+        case LinearAttention(heads=heads):
+            return f"linear attention, {heads} heads"
+        case GatedDelta(heads=heads):
+            return f"gated delta rule, {heads} heads"
         case Recurrent(cell=cell):
             return cell.upper()
         case Convolution(width=width):

@@ -31,6 +31,7 @@ from anyformer.config import (
     Recurrent,
     Special,
     Stack,
+    StateMixer,
     Tokens,
     hidden_width,
 )
@@ -100,7 +101,7 @@ def tensor_fault(config: ModelConfig, n: int) -> str:
 
 def context_fault(config: ModelConfig) -> str:
     """Return why the tokens of rows cannot be split along `context`; empty if they can."""
-    if any(isinstance(block.mixer, Recurrent) for block in _blocks(config)):
+    if any(isinstance(block.mixer, Recurrent | StateMixer) for block in _blocks(config)):
         return "a recurrent mixer reads one token after the other"
     if any(stack.pooling or stack.memory for stack in config.stacks.values()):
         return "pooling and segment memory need whole rows"

@@ -8,7 +8,7 @@ attention_maps   Attention weights of all layers and heads
 attribution      Gradient × input: the contribution of each input token to an output
 cache_growth     Bytes of the KV cache after each decoded token
 capacity         Refuse models that do not fit into memory, before allocating them
-cost             The cost of a part, and of a linear layer
+cost             The cost of a part, of a linear layer and of a norm
 cost_rules       Parameters, FLOPs, activations and cache of each part of a model
 count            Parameters, FLOPs, activations and cache of a model, from its config alone
 head_patterns    Statistics of attention heads, and names such as "previous token" or "induction"
@@ -21,6 +21,7 @@ plot             Figures by matplotlib (the `plot` extra)
 position_curves  Effect of positions on attention scores, by distance
 scalar_outputs   Scalar functions of a model's output: a logit, a log-probability, a loss
 score_terms      Split attention scores into content and position terms
+state_costs      Cost of mixers with a matrix state
 sublayers        Look up the attention layers of a model by name
 taps             Record activations by name, and the list of these names
 terminal_maps    Attention maps in the terminal

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from anyformer.cache.kv_cache import Cache, CacheKind
+from anyformer.cache.states import StateCache
 from anyformer.nn.model import Transformer
 
 
@@ -33,6 +34,9 @@ def used_bytes(cache: Cache) -> int:
     total = 0 if cache.states is None else cache.states.nbytes
     for layer in cache.layers:
         total += sum(x.nbytes for x in layer.cross or ())
-        for x in (*layer.keys.tensors(), *layer.values.tensors()):  # [b, g, slots, k]
+        if isinstance(layer, StateCache):
+            total += layer.states.nbytes + layer.inputs.nbytes
+            continue
+        for x in layer.own():  # [b, g, slots, k]
             total += x[:, :, : cache.taken].nbytes
     return total

@@ -13,7 +13,6 @@ from anyformer.config import (
     Activation,
     Attention,
     Audio,
-    BatchNorm,
     Block,
     ByteSpelling,
     Classifier,
@@ -27,13 +26,14 @@ from anyformer.config import (
     FullTable,
     FullyConnected,
     Gated,
+    GatedDelta,
     Gelu,
     HeadTransform,
     Input,
     Latent,
-    LayerNorm,
     Layers,
     LeakyRelu,
+    LinearAttention,
     LoRA,
     MaskedLM,
     Mixer,
@@ -44,7 +44,6 @@ from anyformer.config import (
     NoHead,
     NoMixer,
     NoNorm,
-    Norm,
     NoSpelling,
     NoTransform,
     Parallel,
@@ -55,7 +54,6 @@ from anyformer.config import (
     Projected,
     QuickGelu,
     Recurrent,
-    RMSNorm,
     Side,
     Silu,
     SoftmaxTopK,
@@ -73,10 +71,12 @@ from anyformer.config import (
     position_of,
 )
 from anyformer.config.adapter import matrices, within
-from anyformer.inspection.cost import Cost, linear
+from anyformer.inspection.cost import Cost, linear, norm_cost
 from anyformer.inspection.media_cost import audio_cost, media_cost
+from anyformer.inspection.state_costs import state_mixer_cost
 
 ADAPTERS = "adapters"
+PARTS = {"linear_attention": "linear attention", "gated_delta": "gated delta rule"}
 MAX_BLOCKS = 16_384  # along one side of a sparse pattern: counting them takes about a second
 
 
@@ -102,7 +102,7 @@ def side_costs(
         costs[ADAPTERS] = stack.depth, _adapters(config.adapter, side, stack, d, b, t, s)
     for part, (count, total) in costs.items():
         yield f"{side} {part}", count, total
-    yield f"{side} final norm", 1, _norm(stack.final_norm, d, b * t)
+    yield f"{side} final norm", 1, norm_cost(stack.final_norm, d, b * t)
     if side == "decoder" and (states := sum(mixer.state(d) for mixer in encoder_init_layers(config).values())):
         yield "encoder states", 1, Cost(cached=b * s * states)
     if "cross-attention" in costs:
@@ -139,12 +139,12 @@ def _input(read: Input, d: int, b: int, t: int, own_table: bool) -> Cost:
         case Tokens():
             return _embeddings(read, d, b * t, own_table) + media_cost(read.media, read.inner_width(d), b)
         case Features(size=size, bias=bias):
-            return linear(size, d, b * t, bias) + _norm(read.norm, d, b * t)
+            return linear(size, d, b * t, bias) + norm_cost(read.norm, d, b * t)
         case Audio():
-            return audio_cost(read, d, b * t) + _norm(read.norm, d, b * t)
+            return audio_cost(read, d, b * t) + norm_cost(read.norm, d, b * t)
         case Patches(size=size, bias=bias):
             first = int(read.class_token)
-            return linear(size, d, b * (t - first), bias) + Cost(d * first) + _norm(read.norm, d, b * t)
+            return linear(size, d, b * (t - first), bias) + Cost(d * first) + norm_cost(read.norm, d, b * t)
         case _:
             assert_never(read)
 
@@ -152,7 +152,7 @@ def _input(read: Input, d: int, b: int, t: int, own_table: bool) -> Cost:
 def _embeddings(tokens: Tokens, d: int, rows: int, own_table: bool) -> Cost:
     inner = tokens.inner_width(d)
     table = tokens.rows * tokens.table_width(d) * own_table
-    cost = Cost(table + tokens.types * inner) + _norm(tokens.norm, inner, rows)
+    cost = Cost(table + tokens.types * inner) + norm_cost(tokens.norm, inner, rows)
     cost += _spelling(tokens.spelling, inner, rows)
     match tokens.table:
         case FullTable():
@@ -205,7 +205,7 @@ def block_costs(block: Block, d: int, b: int, t: int, s: int, caching: bool) -> 
     shared_input = parallel and (before < n or isinstance(block.norm, NoNorm))
     for i, (part, cost) in enumerate(branches):
         yield part, cost if i and shared_input else cost + Cost(saved=b * t * d)
-    norm = _norm(block.norm, d, b * t)
+    norm = norm_cost(block.norm, d, b * t)
     inputs = (min(before, 1) if parallel else before) + after
     yield "norms", Cost((before + after) * norm.parameters, saved=inputs * norm.saved)
 
@@ -215,6 +215,8 @@ def _mixer(mixer: Mixer, d: int, b: int, t: int, caching: bool) -> Iterator[tupl
         case Attention():
             pattern = pattern_of(mixer, "decoder" if caching else "encoder")
             yield "self-attention", _attention(mixer, pattern, d, b, t, t, caching)
+        case LinearAttention() | GatedDelta():
+            yield PARTS[mixer.kind], state_mixer_cost(mixer, d, b, t, caching)
         case Recurrent():
             yield "recurrence", _recurrence(mixer, d, b, t, caching)
         case Convolution(width=k, bias=bias):
@@ -274,13 +276,13 @@ def _projections(a: Attention, d: int, queries: int, keys: int) -> tuple[Cost, i
         case NoCompression():
             both = g * k * (a.projections == "separate") + g * k_v * (a.projections != "shared_qkv")
             cost = linear(d, h * k, queries, a.bias) + linear(d, both, keys, a.bias)
-            norms = _norm(a.qk_norm, k, queries * h) + _norm(a.qk_norm, k, keys * g)
+            norms = norm_cost(a.qk_norm, k, queries * h) + norm_cost(a.qk_norm, k, keys * g)
             return replace(cost, saved=0) + norms, g * (k + k_v)
         case Latent(rank=r, rotary_width=rotary, query_rank=rank, norm=norm):
             cost = replace(linear(d, (rank or h * k) + r + rotary, queries, a.bias), saved=0)
-            cost += _norm(norm, r, queries) + linear(r, h * (k - rotary + k_v), queries, bias=False)
+            cost += norm_cost(norm, r, queries) + linear(r, h * (k - rotary + k_v), queries, bias=False)
             if rank:
-                cost += _norm(norm, rank, queries) + linear(rank, h * k, queries, bias=False)
+                cost += norm_cost(norm, rank, queries) + linear(rank, h * k, queries, bias=False)
             return cost, r + rotary
         case _:
             assert_never(a.compress)
@@ -353,18 +355,4 @@ def _transform(spec: HeadTransform, d: int, to: int, rows: int) -> Cost:
     if isinstance(spec, NoTransform):
         return Cost() if to == d else linear(d, to, rows, bias=False)
     activation = Cost(saved=rows * to * _saves_input(spec.activation))
-    return linear(d, to, rows, spec.bias) + activation + _norm(spec.norm, to, rows)
-
-
-def _norm(spec: Norm, width: int, rows: int) -> Cost:
-    match spec:
-        case NoNorm():
-            return Cost()
-        case LayerNorm(bias=bias):
-            return Cost(width * (1 + bias), saved=rows * width)
-        case BatchNorm():
-            return Cost(2 * width, saved=rows * width)
-        case RMSNorm():
-            return Cost(width, saved=rows * width)
-        case _:
-            assert_never(spec)
+    return linear(d, to, rows, spec.bias) + activation + norm_cost(spec.norm, to, rows)

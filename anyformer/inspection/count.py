@@ -12,7 +12,7 @@
                   norm or rotation
     KV cache      of a decoder after `length` tokens, as `new_cache` allocates it, with the source's keys and values in
                   an encoder-decoder. A causal window stores no more than it sees, latent attention the compressed
-                  vectors
+                  vectors, linear attention and the like one state
 
 b, t, s, d, h, g, k, f, e, v as in `config/__init__.py`; `rows` is the number of vectors that a layer transforms.
 """
@@ -28,6 +28,7 @@ from anyformer.inspection.cost_rules import ADAPTERS, head_cost, side_costs
 
 COLUMNS = ("parameters", "flops", "activation_bytes", "cache_bytes")
 FLOPS = ("", "k", "M", "G", "T", "P", "E")
+STATE_BYTES = 4  # recurrent states are fp32 at least
 BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -77,6 +78,10 @@ class Table:
         trained = [share] if self.trained < self.parameters else []
         refusal = [f"too long for the {side}: its positions end before" for side in self.too_long]
         return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1], note, *trained, *refusal])
+
+
+def _cached(cost: Cost, bytes_per_value: int) -> int:
+    return cost.cached * bytes_per_value + cost.states * max(bytes_per_value, STATE_BYTES)
 
 
 def _format(row: Row | Table) -> list[str]:
@@ -130,7 +135,7 @@ def count(
     parts.append(("head", 1, head_cost(config, batch, length)))
     tower = tower_config(config)
     rows = [
-        Row(name, layers, cost.parameters, cost.flops, cost.saved * bytes_per_value, cost.cached * bytes_per_value)
+        Row(name, layers, cost.parameters, cost.flops, cost.saved * bytes_per_value, _cached(cost, bytes_per_value))
         for name, layers, cost in parts
         if cost != Cost() or name.endswith("embeddings")  # a shared table has a row even if it costs nothing
     ]

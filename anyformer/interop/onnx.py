@@ -35,6 +35,7 @@ from anyformer.config import (
     NoHead,
     Patches,
     Recurrent,
+    StateMixer,
     TokenLabels,
     Tokens,
 )
@@ -89,8 +90,8 @@ def _obstacles(config: ModelConfig) -> Iterator[Fault]:
     for side, stack in config.stacks.items():
         for name, blocks in (("prefix", stack.prefix), ("blocks", stack.blocks)):
             for i, block in enumerate(blocks):
-                if isinstance(block.mixer, Recurrent):
-                    what = "= 'recurrent': a recurrence over any length cannot be exported as one graph"
+                if isinstance(block.mixer, Recurrent | StateMixer):
+                    what = f"= '{block.mixer.kind}': a recurrence over any length cannot be exported as one graph"
                     yield Fault(f"{side}.{name}.{i}.mixer.kind", what)
 
 

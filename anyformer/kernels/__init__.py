@@ -1,10 +1,12 @@
 """Functions of tensors with a faster implementation than torch's own, each with its reference.
 
+chunked_recurrence  Linear recurrences over matrix states, in matmuls over chunks of tokens
 cross_entropy     Cross-entropy of hidden states and an output table, without keeping the logits
 cuda_graph        CUDA graph capture and replay
 dependent_launch  Programmatic dependent launch (PDL) in compiled steps
 fused_activation  Linear layer and activation as one op, in compiled half-precision training
 gelu              A faster GELU where torch's erf or tanh dominates
+linear_recurrence   Linear recurrences over matrix states, token by token
 matmul            Linear layers on few rows, as in decode steps
 paged             New tokens of a paged KV cache, and rotated heads, each by one kernel
 prepacked         Weights in the memory layout of the CPU kernels, kept while a model decodes

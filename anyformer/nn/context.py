@@ -11,6 +11,7 @@ from anyformer.cache.layer_cache import LayerCache
 from anyformer.cache.paged import PagedLayer, PagedSlots
 from anyformer.cache.ring import SlotWriter
 from anyformer.cache.segment_memory import LayerMemory
+from anyformer.cache.states import StateCache
 from anyformer.nn.aux_outputs import AuxOutputs
 
 TapFunction = Callable[[str, Tensor], Tensor]
@@ -48,11 +49,12 @@ class PassOptions(NamedTuple):
 class CacheWriter(NamedTuple):
     """The cache of one layer, and the slots of the tokens at hand."""
 
-    layer: LayerCache | PagedLayer
+    layer: LayerCache | StateCache | PagedLayer
     write_at: SlotWriter
 
     def append(self, k: Tensor, v: Tensor, by_page: bool = False) -> tuple[Tensor, Tensor]:
         """Store new keys and values [b, g, t, k]; return all that can be read [b, g, s, k], or their pools."""
+        assert not isinstance(self.layer, StateCache), "a recurrent mixer writes its state itself"
         writer = self.write_at
         if by_page:
             assert isinstance(writer, PagedSlots)

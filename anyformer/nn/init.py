@@ -20,6 +20,9 @@ from anyformer.nn.lora import LowRank
 from anyformer.nn.norm import OverBatch, RootMeanSquare
 from anyformer.nn.recurrent import RecurrentMixer
 from anyformer.nn.stack import BlockStack
+from anyformer.nn.state_mixers.gated_delta import GatedDeltaMixer
+from anyformer.nn.state_mixers.linear_attention import LinearAttentionMixer
+from anyformer.nn.state_mixers.short_convolution import ShortConvolution
 
 
 @torch.no_grad()
@@ -88,7 +91,7 @@ def _fill_table(module: nn.Module, init: Init, width: int) -> bool:
 
 
 def _fill_constants(module: nn.Module) -> bool:
-    """Initialise a module whose weights start at 0 or 1; return whether it is one."""
+    """Initialise a module whose weights have their own rule, mostly 0 or 1; return whether it is one."""
     match module:
         case RootMeanSquare():
             module.weight.fill_(1 - module.offset)
@@ -97,7 +100,7 @@ def _fill_constants(module: nn.Module) -> bool:
             _zero_biases(module)
             if isinstance(module, OverBatch):
                 module.reset()
-        case SigmoidRouter():
+        case SigmoidRouter() | ShortConvolution() | GatedDeltaMixer():
             module.reset()
         case MultiHeadAttention():
             if module.sinks is not None:
@@ -134,6 +137,8 @@ def _residual_outputs(stack: BlockStack) -> Iterator[Tensor]:
             continue
         match module:
             case MultiHeadAttention() | RecurrentMixer() if isinstance(module.out, Linear):
+                yield module.out.rows()
+            case LinearAttentionMixer() | GatedDeltaMixer():
                 yield module.out.rows()
             case PlainFFN() | GatedFFN() | Mixture():
                 yield module.down.rows()

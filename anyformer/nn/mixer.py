@@ -5,11 +5,14 @@ from typing import assert_never
 from torch import nn
 
 from anyformer.cache.layer_cache import Sizes
+from anyformer.cache.states import StateSizes
 from anyformer.config import (
     Attention,
     Convolution,
     FullyConnected,
+    GatedDelta,
     Latent,
+    LinearAttention,
     Mixer,
     NoMixer,
     PositionMixing,
@@ -19,6 +22,8 @@ from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.convolution import ConvolutionMixer
 from anyformer.nn.dense import DenseMixer, PositionMixer
 from anyformer.nn.recurrent import RecurrentMixer
+from anyformer.nn.state_mixers.gated_delta import GatedDeltaMixer
+from anyformer.nn.state_mixers.linear_attention import SUM_COLUMNS, LinearAttentionMixer
 
 
 def build_mixer(spec: Mixer, width: int) -> nn.Module | None:
@@ -26,6 +31,10 @@ def build_mixer(spec: Mixer, width: int) -> nn.Module | None:
     match spec:
         case Attention():
             return MultiHeadAttention(spec, width)
+        case LinearAttention():
+            return LinearAttentionMixer(spec, width)
+        case GatedDelta():
+            return GatedDeltaMixer(spec, width)
         case Recurrent():
             return RecurrentMixer(spec, width)
         case Convolution():
@@ -40,13 +49,20 @@ def build_mixer(spec: Mixer, width: int) -> nn.Module | None:
             assert_never(spec)
 
 
-def cache_sizes(spec: Mixer, width: int) -> Sizes:
-    """Return what one layer stores per token in a cache, as groups of keys and values."""
+def cache_sizes(spec: Mixer, width: int) -> Sizes | StateSizes:
+    """Return what one layer stores in a cache: keys and values of each token, or one state for each row."""
     match spec:
         case Attention():
             if isinstance(spec.compress, Latent):
                 return Sizes(1, spec.compress.rank, spec.compress.rotary_width, spec.reach, quantisable=True)
             return Sizes(spec.groups, *spec.widths(width), spec.reach, quantisable=True)
+        case LinearAttention(heads=h, convolution=conv):
+            k, v = spec.widths(width)
+            channels, tail = (h * (2 * k + v), conv - 1) if conv else (0, 0)
+            return StateSizes(h, k, v + SUM_COLUMNS * (spec.normalizer == "sum"), channels, tail)
+        case GatedDelta(heads=h):
+            k, v = spec.widths(width)
+            return StateSizes(h, k, v, 2 * spec.groups * k + h * v, spec.convolution - 1)
         case Recurrent():
             return Sizes(1, spec.hidden(width), spec.state(width) - spec.hidden(width))  # h, and c
         case Convolution():

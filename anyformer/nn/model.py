@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from anyformer.attention.attend import Backend
 from anyformer.attention.layout import Layout, make_layout
 from anyformer.cache.kv_cache import Cache, CacheKind
+from anyformer.cache.layer_cache import Sizes
 from anyformer.cache.paged import AnyCache
 from anyformer.cache.segment_memory import MemoryUpdate, Past
 from anyformer.config import ModelConfig, Side, Tokens, encoder_init_layers, tower_config
@@ -252,7 +253,7 @@ class Transformer(nn.Module):
         """
         if self.decoder is None or not self.decoder.segment_memory:
             raise ValueError("this model has no memory: set `decoder.memory` to the number of tokens to store")
-        widths = [self.config.width if size.groups else 0 for size in self.decoder.sizes]
+        widths = [self.config.width if isinstance(size, Sizes) and size.groups else 0 for size in self.decoder.sizes]
         return Past.empty(batch, self.decoder.segment_memory, widths, *self._state_format())
 
     # -- parts of a call --------------------------------------------------------------------------------------------

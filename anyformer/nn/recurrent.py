@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from anyformer.attention.layout import Layout, real, sees
+from anyformer.attention.layout import Layout, real, sees, segment_starts
 from anyformer.cache.layer_cache import LayerCache
 from anyformer.cache.ring import Slots
 from anyformer.config import Full, Recurrent
@@ -133,12 +133,7 @@ def _starts(layout: Layout, x: Tensor, last: Tensor | None) -> Tensor:
     index = torch.arange(x.shape[1], device=x.device)
     if layout.segments is None:
         return (index == 0)[None]
-    segments = layout.segments.expand(x.shape[:2])
-    newest = torch.where(real(segments), index, -1).cummax(dim=1).values
-    newest = F.pad(newest, (1, -1), value=-1)  # the real token strictly before each index
-    first = torch.full_like(segments[:, 0], PADDING) if last is None else last
-    before = torch.where(newest < 0, first[:, None], segments.gather(1, newest.clamp(min=0)))
-    return real(segments) & (segments != before)
+    return segment_starts(layout.segments.expand(x.shape[:2]), last)
 
 
 def _backwards(layout: Layout) -> Tensor:

@@ -5,7 +5,7 @@ from typing import Self
 
 from pydantic import model_validator
 
-from anyformer.config import ConfigError, Fault, ModelConfig, Recurrent, Spec, TokenLabels, Tokens
+from anyformer.config import ConfigError, Fault, ModelConfig, Recurrent, Spec, StateMixer, TokenLabels, Tokens
 from anyformer.config.spec import Count, did_you_mean
 from anyformer.datasets.registry import registry
 from anyformer.recipe.batches import Batches, Crops, Ordered, Packed
@@ -193,8 +193,8 @@ def _context_faults(recipe: Recipe) -> Iterator[Fault]:
     for side, stack in model.stacks.items():
         for name, blocks in (("prefix", stack.prefix), ("blocks", stack.blocks)):
             for i, block in enumerate(blocks):
-                if isinstance(block.mixer, Recurrent):
-                    what = f"model.{side}.{name}.{i}.mixer = 'recurrent' reads one token after the other"
+                if isinstance(block.mixer, Recurrent | StateMixer):
+                    what = f"model.{side}.{name}.{i}.mixer = '{block.mixer.kind}' reads one token after the other"
                     yield _context_fault(recipe, what)
         if stack.memory:
             yield _context_fault(recipe, f"model.{side}.memory = {stack.memory} stores whole rows")

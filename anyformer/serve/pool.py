@@ -30,13 +30,13 @@ def new_pool(model: Transformer, pages: tuple[int, int], page_size: int, int8: b
     assert model.decoder is not None
     weight = next(model.parameters())
     dtype = Runtime.of(weight, training=False).dtype
-    return Pool(model.decoder.sizes, _cross_sizes(model), pages, page_size, weight.device, dtype, int8)
+    return Pool(_own_sizes(model), _cross_sizes(model), pages, page_size, weight.device, dtype, int8)
 
 
 def count_pages(model: Transformer, limits: Limits) -> tuple[int, int]:
     """Return the number of pages for tokens and for sources by limits; 0 for sources without an encoder."""
     assert model.decoder is not None
-    sides = (model.decoder.sizes, [size for size in _cross_sizes(model) if size is not None])
+    sides = (_own_sizes(model), [size for size in _cross_sizes(model) if size is not None])
     weight = next(model.parameters())
     wide = Runtime.of(weight, training=False).dtype.itemsize
     own, cross = (
@@ -52,6 +52,11 @@ def count_pages(model: Transformer, limits: Limits) -> tuple[int, int]:
     else:
         pages = CPU_POOL_TOKENS // limits.page_size
     return pages + 1, pages + 1 if cross else 0
+
+
+def _own_sizes(model: Transformer) -> list[Sizes]:
+    assert model.decoder is not None
+    return [size for size in model.decoder.sizes if isinstance(size, Sizes)]  # all of a model that is paged
 
 
 def _cross_sizes(model: Transformer) -> list[Sizes | None]:

@@ -22,11 +22,13 @@ from anyformer.config import (
     FeatureSegment,
     FullyConnected,
     Gated,
+    GatedDelta,
     Graph,
     ImageSegment,
     Latent,
     Learned,
     LearnedGrid,
+    LinearAttention,
     Llama3Scaling,
     MaskedLM,
     Media,
@@ -176,6 +178,8 @@ def attentions(draw: st.DrawFn, cross: bool = False) -> Attention:
 others = st.one_of(  # mixers that fit an encoder and a decoder alike
     specs(NoMixer),
     specs(Recurrent, both_ways=st.just(False), begin=st.just("zero")),
+    specs(LinearAttention, heads=st.just(2), features=st.just("elu")),
+    specs(GatedDelta, heads=st.just(4), key_heads=st.sampled_from([None, 2])),
     *(specs(kind, causal=st.sampled_from([None, True])) for kind in (Convolution, FullyConnected, PositionMixing)),
 )
 

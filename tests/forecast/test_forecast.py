@@ -223,6 +223,7 @@ def test_the_table_of_gpus() -> None:
 
 def test_rows_that_cannot_be_split_along_context() -> None:
     assert context_fault(LLAMA) == ""
-    assert "recurrent" in context_fault(io.override(MODELS["gpt2"], ["decoder.blocks.*.mixer=recurrent"]))
+    for mixer in ("recurrent", "{kind='linear_attention', heads=4}"):
+        assert "recurrent" in context_fault(io.override(MODELS["gpt2"], [f"decoder.blocks.*.mixer={mixer}"]))
     assert "tokens" in context_fault(presets.vit(depth=1))
     assert "memory" in context_fault(io.override(LLAMA, ["decoder.memory=8"]))

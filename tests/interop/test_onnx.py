@@ -272,16 +272,17 @@ def test_the_extra_is_named(small: af.Transformer, tmp_path: Path, monkeypatch: 
     wrong(small, tmp_path / "new" / "a.onnx", "onnxscript", "pip install 'anyformer[export]'")
 
 
-def test_recurrent_layers_are_refused_by_their_field(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mixer", [{"kind": "recurrent"}, {"kind": "gated_delta", "heads": 2}])
+def test_recurrent_layers_are_refused_by_their_field(tmp_path: Path, mixer: dict[str, object]) -> None:
     config = af.ModelConfig.model_validate(
         {
             "width": 8,
             "target": {"vocab": VOCAB},
-            "decoder": {"depth": 2, "blocks": [{"mixer": {"heads": 2}}, {"mixer": "recurrent"}]},
+            "decoder": {"depth": 2, "blocks": [{"mixer": {"heads": 2}}, {"mixer": mixer}]},
             "head": "lm",
         }
     )
-    wrong(af.Transformer(config), tmp_path / "a.onnx", "decoder.blocks.1.mixer.kind = 'recurrent'")
+    wrong(af.Transformer(config), tmp_path / "a.onnx", f"decoder.blocks.1.mixer.kind = '{mixer['kind']}'")
 
 
 def test_quantised_models_are_refused(small: af.Transformer, tmp_path: Path) -> None:

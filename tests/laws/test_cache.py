@@ -175,7 +175,7 @@ def test_packed_documents_in_a_cache(config: ModelConfig, seed: int, first: int,
     model, a, b = build(config, seed), tokens(seed, 2, first), tokens(seed + 1, 2, second)
     if config.encoder:  # both segments read the same source: packing of pairs is tested elsewhere
         return
-    cache, _, whole = start(model, seed, 2, first + second)
+    cache, _, whole = start(model, seed, 2, first + second, slack=1)
     model.decode(a, cache=cache)
     close(model.decode(b[:, :1], segments=torch.ones(2, 1, dtype=torch.long), cache=cache), whole(b[:, :1]))
     cache.truncate(first)

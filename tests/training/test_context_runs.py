@@ -78,6 +78,10 @@ def test_torchrun_trains_evaluates_and_resumes(tmp_path: Path) -> None:
         ("model.encoder.depth=2 model.encoder.pooling={stages=[1,1]}", "model.encoder.pooling"),
         ("model.decoder.memory=4", "model.decoder.memory = 4"),
         ("model.decoder.blocks.0.mixer=recurrent", "model.decoder.blocks.0.mixer = 'recurrent'"),
+        (
+            "model.decoder.blocks.0.mixer={kind='gated_delta',heads=2}",
+            "model.decoder.blocks.0.mixer = 'gated_delta' reads one token after the other",
+        ),
         ("train.own_tokens={share=0.5}", "train.own_tokens"),
         ("train.compile=on", "train.compile = 'on'"),
     ],

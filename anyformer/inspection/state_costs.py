@@ -1,0 +1,55 @@
+"""Cost of mixers with a matrix state: linear attention, the gated delta rule. Imports no torch.
+
+FLOPs are those of the recurrence by its definition, 2·k·v for each matmul of a token with a state: one writes and one
+reads, and the delta rule reads once more before. The chunked form, which trains, computes more, by a factor that does
+not depend on the length.
+"""
+
+from dataclasses import replace
+
+from anyformer.config import ChannelDecay, GatedDelta, LinearAttention
+from anyformer.inspection.cost import Cost, linear, norm_cost
+
+SUM_COLUMNS = 8  # of a state with a normalizer: as `nn/state_mixers/linear_attention.py` stores it
+
+
+def state_mixer_cost(mixer: LinearAttention | GatedDelta, d: int, b: int, t: int, caching: bool) -> Cost:
+    """Return the cost of reading t tokens in each of b rows; the input of the mixer is counted elsewhere."""
+    cost = _linear_attention(mixer, d, b, t) if isinstance(mixer, LinearAttention) else _gated_delta(mixer, d, b, t)
+    return cost if caching else replace(cost, cached=0, states=0)
+
+
+def _linear_attention(spec: LinearAttention, d: int, b: int, t: int) -> Cost:
+    h, (k, k_v), rows = spec.heads, spec.widths(d), b * t
+    columns = k_v + SUM_COLUMNS * (spec.normalizer == "sum")
+    cost = _again(d, h * (2 * k + k_v * (1 + spec.gate)), rows)
+    if isinstance(spec.decay, ChannelDecay):
+        cost += _again(d, spec.decay.rank, rows) + linear(spec.decay.rank, h * k, rows, bias=True)
+        cost += Cost(saved=rows * h * k)
+    if spec.convolution:
+        cost += _convolution(h * (2 * k + k_v), spec.convolution, b, t)
+    cost += Cost(saved=rows * h * (2 * k + columns + 2 * k_v * spec.gate)) + norm_cost(spec.norm, k_v, rows * h)
+    return cost + _recurrence(h, k, columns, b, t, matmuls=2) + linear(h * k_v, d, rows, bias=False)
+
+
+def _gated_delta(spec: GatedDelta, d: int, b: int, t: int) -> Cost:
+    h, g, (k, k_v), rows = spec.heads, spec.groups, spec.widths(d), b * t
+    channels = 2 * g * k + h * k_v
+    cost = _again(d, channels + h * k_v, rows) + _again(d, 2 * h, rows)
+    cost += _convolution(channels, spec.convolution, b, t) + Cost(2 * h, saved=2 * rows * h)
+    cost += Cost(saved=rows * (channels + 2 * h * k_v)) + norm_cost(spec.norm, k_v, rows * h)
+    return cost + _recurrence(h, k, k_v, b, t, matmuls=3) + linear(h * k_v, d, rows, bias=False)
+
+
+def _again(inputs: int, outputs: int, rows: int) -> Cost:
+    """Return the cost of a linear layer whose input is saved already."""
+    return replace(linear(inputs, outputs, rows, bias=False), saved=0)
+
+
+def _convolution(channels: int, width: int, b: int, t: int, bias: bool = False) -> Cost:
+    """Return the cost of a short convolution, elementwise: no FLOPs by the rule; its input, and that of SiLU."""
+    return Cost(channels * (width + bias), saved=2 * b * t * channels, cached=b * (width - 1) * channels)
+
+
+def _recurrence(h: int, k: int, v: int, b: int, t: int, matmuls: int) -> Cost:
+    return Cost(flops=2 * matmuls * b * t * h * k * v, saved=b * t * h * v, states=b * h * k * v)

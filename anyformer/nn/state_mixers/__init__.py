@@ -1,0 +1,7 @@
+"""Mixers with a matrix state: linear recurrences with short convolutions and gates.
+
+gated_delta        gated DeltaNet
+linear_attention   linear attention, plain and gated
+short_convolution  causal convolution of each channel over a few tokens
+state_rows         rows of a call as a recurrence reads them: segments, padding and the cache
+"""

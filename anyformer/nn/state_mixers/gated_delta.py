@@ -1,0 +1,67 @@
+"""Gated DeltaNet (Yang, Kautz & Hatamizadeh 2024), as in Qwen3-Next: a decay and the delta rule in one state."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from anyformer.config import GatedDelta
+from anyformer.kernels.linear_recurrence import Recurrence
+from anyformer.kernels.runtime import at_least_fp32
+from anyformer.nn.context import Context
+from anyformer.nn.linear import Linear, split_heads
+from anyformer.nn.norm import build_norm
+from anyformer.nn.state_mixers.short_convolution import ShortConvolution
+from anyformer.nn.state_mixers.state_rows import StateRows
+
+EPS = 1e-6  # under the root of a norm of q and k
+MAX_DECAY_RATE = 16.0  # A at initialisation is uniform below it
+TIME_STEPS = (1e-3, 1e-1)  # softplus(b) at initialisation is log-uniform between them
+
+
+class GatedDeltaMixer(nn.Module):
+    """out(norm(o) · silu(z)), o_t = S_tᵀ q_t / sqrt(k) for each head."""
+
+    def __init__(self, spec: GatedDelta, width: int):
+        super().__init__()
+        h, g, (k, k_v) = spec.heads, spec.groups, spec.widths(width)
+        self.heads, self.groups, self.scale = h, g, k**-0.5
+        self.widths = (g * k, g * k, h * k_v)
+        self.qkvz = Linear(width, (*self.widths, h * k_v), bias=False)
+        self.rates = Linear(width, (h, h), bias=False)  # of the delta rule, and of the decay
+        self.conv = ShortConvolution(sum(self.widths), spec.convolution)
+        self.log_a, self.dt_bias = nn.Parameter(torch.empty(h)), nn.Parameter(torch.empty(h))
+        self.norm = build_norm(spec.norm, k_v)
+        self.out = Linear(h * k_v, width, bias=False)
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        rows = StateRows(x, ctx)
+        mixed, z = self.qkvz(x).tensor_split([sum(self.widths)], dim=-1)
+        q, k, v = rows.convolve(rows.align(mixed), self.conv).split(self.widths, dim=-1)
+        q, k, v = split_heads(q, self.groups), split_heads(k, self.groups), split_heads(v, self.heads)
+        rate, step = (at_least_fp32(part) for part in self.rates.split(x))  # [b, t, h]
+        rate = ctx.tap("rate", rate.sigmoid())
+        log_decay = ctx.tap("log_decay", -at_least_fp32(self.log_a).exp() * F.softplus(step + self.dt_bias))
+        rate, log_decay = rows.align(rate).transpose(1, 2), rows.align(log_decay).transpose(1, 2)
+        out = rows.run(Recurrence(_unit(q) * self.scale, _unit(k), v, log_decay, rate))
+        out = self.norm(ctx.tap("heads", out)).transpose(1, 2).flatten(2)  # [b, h, t, v] -> [b, t, h·v]
+        return self.out(out * F.silu(z))
+
+    def reset(self) -> None:
+        """Draw A and the bias of the time step as in the paper."""
+        reset_decay(self.log_a, self.dt_bias, (0.0, MAX_DECAY_RATE))
+
+
+def _unit(x: Tensor) -> Tensor:
+    """Return vectors of norm 1."""
+    wide = at_least_fp32(x)
+    return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + EPS)).to(x.dtype)
+
+
+def reset_decay(log_a: Tensor, dt_bias: Tensor, rates: tuple[float, float]) -> None:
+    """Draw A uniformly between `rates`, and the bias such that softplus(b) is log-uniform in `TIME_STEPS`."""
+    log_a.uniform_(*rates).clamp_(min=1e-4).log_()
+    low, high = map(math.log, TIME_STEPS)
+    step = dt_bias.uniform_(low, high).exp()
+    dt_bias.copy_(step + torch.log(-torch.expm1(-step)))  # the inverse of softplus
