@@ -6,7 +6,7 @@ python -m benchmarks.serving --tiny                                             
 
 llama   a Llama of 1.2 B parameters, 256 requests at once, prompts and outputs of 100 to 1,024 tokens drawn uniformly;
         time to the first token with 32 clients that send their next request after an answer; continuous batching of
-        `transformers` beside it, with 64 of the prompts and 128 tokens for each
+        `transformers` beside it, with 32 of the prompts and outputs of 100 to 256 tokens (`serving_peer.py`)
 base    Transformer-base, greedy, sources and answers of 32 tokens, 32 texts per request
 minilm  an encoder of the size of MiniLM-L6, texts of 32 tokens, 64 texts per request; over HTTP also, in base64
 cpu     Transformer-base, 16 clients, beside `generate` of one request at a time and CTranslate2
@@ -25,6 +25,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ from anyformer.recipe import Bytes, Embed
 from anyformer.run import Run
 from anyformer.serve.request import Generation, Limits, Token
 from anyformer.tasks.embed import Embedding
+from benchmarks import serving_peer
 
 Results = dict[str, float]
 
@@ -104,25 +106,37 @@ async def llama(device: str, tiny: bool) -> Results:
         sizes = {"depth": 2, "width": 64, "heads": 4, "kv_heads": 2, "ff": 128, "vocab": 512}
     config = presets.llama(**sizes).model_copy(update={"tie": "output"})
     low, high, count = (4, 16, 12) if tiny else (100, 1024, 256)
-    model, out = build(config, device), Results()
+    out = Results(llama_start_imports_s=since_start())
+    model = build(config, device)
+    if device == "cuda":
+        torch.cuda.synchronize()
+    out["llama_start_weights_s"] = since_start()
     warm, requests, timed = (draw(count, low, high, sizes["vocab"], seed) for seed in (1, 0, 2))
     limits = {} if tiny else {"page_size": 64, "prefill_tokens": 8192, "chunk": 1024}
     limits |= {"max_rows": 8 if tiny else 256, "max_prompt": high, "max_new_tokens": high}
     for name, reproducible in (("llama", False), ("llama_reproducible", True)):
         async with af.Engine(model, Limits(**limits, reproducible=reproducible)) as engine:
-            await answer(engine, warm[0])
-            out.setdefault("llama_start_s", since_start())
+            first, whole, _ = await answer(engine, warm[0])
+            if not reproducible:
+                out["llama_start_s"] = since_start()
+                out["llama_start_first_token_s"] = out["llama_start_s"] - whole + first
             out |= {f"{name}_{key}": value for key, value in (await _load(engine, warm, requests, timed)).items()}
-    if device == "cuda" and not tiny:
-        few = [Generation(one.ids, max_new_tokens=128) for one in requests[:64]]
-        async with af.Engine(model, Limits(**limits, reuse=False)) as engine:
-            await asyncio.gather(*(answer(engine, one) for one in few))
-            begin = time.perf_counter()
-            await asyncio.gather(*(answer(engine, one) for one in few))
-            out["llama_64_of_128_tokens_per_s"] = 64 * 128 / (time.perf_counter() - begin)
-        print(json.dumps(out), flush=True)
-        out["transformers_64_of_128_tokens_per_s"] = _transformers(config, few)
-    return out
+    few = draw(4, 4, 8, sizes["vocab"], 3) if tiny else draw(32, 100, 256, sizes["vocab"], 3)
+    few = [replace(short, ids=long.ids) for short, long in zip(few, requests, strict=False)]
+    async with af.Engine(model, Limits(**limits, reuse=False)) as engine:
+        await asyncio.gather(*(answer(engine, one) for one in few))
+        begin = time.perf_counter()
+        done = await asyncio.gather(*(answer(engine, one) for one in few))
+        out[f"llama_{len(few)}_tokens_per_s"] = sum(tokens for *_, tokens in done) / (time.perf_counter() - begin)
+    if tiny:
+        return out
+    del model, engine  # the other program needs memory
+    if device == "cuda":
+        torch.cuda.empty_cache()
+    print(json.dumps(out), flush=True)
+    from anyformer.interop.families import FAMILIES  # here: the start is measured without it
+
+    return out | serving_peer.measure(FAMILIES["llama"].fields(config), few, device)
 
 
 async def _load(
@@ -136,34 +150,6 @@ async def _load(
     served = await clients(32, [lambda one=one: answer(engine, one) for one in timed[: 4 * 32]])  # type: ignore[misc]
     firsts = [first for first, *_ in served]
     return {"tokens_per_s": speed, "ttft_p50_s": quantile(firsts, 0.5), "ttft_p99_s": quantile(firsts, 0.99)}
-
-
-def _transformers(config: ModelConfig, requests: list[Generation]) -> float:
-    """Return the output tokens per second of the continuous batching of `transformers`, with our weights."""
-    import transformers
-
-    from benchmarks.training import public
-
-    model = public(config, "llama", transformers.LlamaForCausalLM, torch.bfloat16).to("cuda").eval()
-    model.set_attn_implementation("paged|sdpa")
-    options = transformers.GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=1024)
-
-    def run() -> float:
-        manager = model.init_continuous_batching(generation_config=options)
-        manager.start()
-        begin = time.perf_counter()
-        for one in requests:
-            manager.add_request(list(one.ids), max_new_tokens=one.max_new_tokens)
-        tokens = 0
-        for _ in requests:
-            found = manager.get_result(timeout=20)
-            tokens += 0 if found is None else len(found.generated_tokens)
-        seconds = time.perf_counter() - begin
-        manager.stop(block=True)
-        return tokens / seconds
-
-    run()
-    return run()
 
 
 def translator(device: str, tiny: bool) -> tuple[af.Transformer, int]:

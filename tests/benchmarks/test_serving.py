@@ -2,8 +2,12 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-from benchmarks import serving_host
-from benchmarks.serving import main
+import pytest
+
+from anyformer import presets
+from anyformer.interop.families import FAMILIES
+from benchmarks import serving_host, serving_peer
+from benchmarks.serving import draw, main
 
 
 def test_all_rows() -> None:
@@ -19,3 +23,13 @@ def test_host_time() -> None:
     assert set(found) == {
         f"{kind}_us_per_{what}" for kind in ("complete", "stream") for what in ("request", "row_and_step")
     }
+
+
+@pytest.mark.system
+def test_continuous_batching_of_transformers() -> None:
+    config = presets.llama(depth=1, width=16, heads=2, kv_heads=1, ff=16, vocab=64).model_copy(update={"tie": "output"})
+    fields, requests = FAMILIES["llama"].fields(config), draw(4, 3, 9, 64)
+    found = serving_peer.measure(fields, requests, "cpu")
+    assert found["transformers_share_of_tokens"] == 1
+    assert found["transformers_tokens_per_s"] > 0
+    assert serving_peer.measure(fields, requests, "cpu", limit=0.1) == {}, "killed before its first token"
