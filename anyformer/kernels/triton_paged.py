@@ -54,7 +54,7 @@ def read_pages(
         tl.store(weight + place, tl.where(empty, -1e30, most + tl.log2(share)), mask=here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["t"])  # one compilation for prompts and steps
 def write_pages(
     k, v, keys, values, slots, is_token, t, groups, k_b, k_g, k_t, v_b, v_g, v_t, keys_g, values_g,
     key_width, value_width, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
@@ -71,7 +71,7 @@ def write_pages(
     tl.store(values + g * values_g + slot * value_width + y, new.to(values.dtype.element_ty), mask=within)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["t"])  # one compilation for prompts and steps
 def rotate_heads(
     x, cos, sin, out, heads, t, width, x_b, x_h, x_t, angle_b, angle_t, H: tl.constexpr, HALF: tl.constexpr
 ):  # fmt: skip

@@ -25,6 +25,20 @@ from anyformer.nn.state_mixers.linear_attention import LinearAttentionMixer
 from anyformer.nn.state_mixers.short_convolution import ShortConvolution
 
 
+def allocate(model: nn.Module, device: torch.device | str) -> None:
+    """Replace all weights and buffers of the meta device by uninitialised ones.
+
+    `model.to_empty` does the same, and imports sympy for it: half a second of every start.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase):  # has a list of its weights
+            module.to_empty(device=device, recurse=False)
+            continue
+        for name, old in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+            new = torch.empty(old.shape, dtype=old.dtype, device=device)
+            setattr(module, name, nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new)
+
+
 @torch.no_grad()
 def initialise(model: nn.Module, init: Init, width: int) -> None:
     """Initialise all weights of a model that is not on the meta device."""

@@ -18,7 +18,7 @@ from anyformer.media_batch import MediaBatch
 from anyformer.nn.aux_outputs import AuxOutputs, tracked_modules
 from anyformer.nn.context import PassOptions, StateSink, Tap
 from anyformer.nn.heads import LossTarget, PooledHead, VocabularyHead, build_head
-from anyformer.nn.init import initialise
+from anyformer.nn.init import allocate, initialise
 from anyformer.nn.inputs import AnyInput, Inputs, TokenInput, build_input
 from anyformer.nn.linear import adapt
 from anyformer.nn.model_inputs import OWN, SIDED, SideOptions, StackOptions, check_options, options_of, read_inputs
@@ -76,7 +76,7 @@ class Transformer(nn.Module):
 
     def materialise(self, device: torch.device | str = "cpu") -> Self:
         """Allocate the weights of a model built on the meta device, and initialise them."""
-        self.to_empty(device=device)
+        allocate(self, device)
         initialise(self, self.config.init, self.config.width)
         return self
 
