@@ -101,7 +101,7 @@ VERBS = {
         "--pages",
         "--reproducible",
     ],
-    "import": ["source", "--out", "--tokenizer", "--allow-pickle", "--family", "--ignore-field"],
+    "import": ["source", "--out", "--tokenizer", "--allow-pickle", "--family", "--ignore-field", "--base"],
     "merge": ["run", "--out"],
     "new": [
         "task",

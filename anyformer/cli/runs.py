@@ -271,8 +271,9 @@ def import_(
         str,
         typer.Argument(
             metavar="DIR|FILE|hf:OWNER/NAME",
-            help="Folder with a config.json and weights, a .gguf file of llama.cpp, a .bin file of llama2.c, a .pt "
-            "file of nanoGPT, minGPT or nanochat, or a public model by name, with @REVISION if it is not the newest.",
+            help="Folder with a config.json and weights, a folder of PEFT with a LoRA adapter, a .gguf file of "
+            "llama.cpp, a .bin file of llama2.c, a .pt file of nanoGPT, minGPT or nanochat, or a public model by name, with "
+            "@REVISION if it is not the newest.",
         ),
     ],
     out: Annotated[Path | None, typer.Option(help="Folder of the new run. Default: runs/NAME.")] = None,
@@ -291,6 +292,12 @@ def import_(
             help="Ignore this field of config.json (repeatable). The imported model may then differ.",
         ),
     ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR|hf:OWNER/NAME", help="Model of a PEFT adapter: a run, a folder or a name. Default: its own."
+        ),
+    ] = None,
 ) -> None:
     """Import a model of another program as a run."""
     from anyformer.interop import import_model
@@ -304,6 +311,7 @@ def import_(
         allow_pickle=allow_pickle,
         family=family,
         ignore_fields=ignore_field or (),
+        base=base,
     )
     typer.echo(f"imported: {out}, {run.model.num_parameters():,} parameters, {run.tokenizer.size:,} tokens")
     writes = run.config.decoder is not None and run.spec.kind != "transcribe"
@@ -331,7 +339,10 @@ def export_(
         Path | None, typer.Argument(metavar="DIR|FILE", help="Folder to write, or file for ONNX; or give --out.")
     ] = None,
     to: Annotated[
-        Literal["hf", "onnx"], typer.Option("--format", help="hf: for transformers; onnx: for ONNX Runtime.")
+        Literal["hf", "peft", "onnx"],
+        typer.Option(
+            "--format", help="hf: for transformers; peft: its LoRA adapter alone, for PEFT; onnx: for ONNX Runtime."
+        ),
     ] = "hf",
     family: Annotated[str | None, typer.Option(help="Family of public models, if several fit.")] = None,
     to_path: Annotated[Path | None, typer.Option("--out", help="The same as DIR|FILE.")] = None,
@@ -340,6 +351,7 @@ def export_(
     from anyformer.config.spec import ConfigError, Fault
     from anyformer.interop.hf_folder import to_hf
     from anyformer.interop.onnx import export_onnx
+    from anyformer.interop.peft import export_peft
     from anyformer.run import load
 
     if (out is None) == (to_path is None):
@@ -350,6 +362,9 @@ def export_(
         if family is not None:
             raise ConfigError([Fault("--family", "is for --format hf: ONNX has no families")])
         typer.echo(f"exported: {export_onnx(load(run, device='cpu'), out)}, as onnx")
+        return
+    if to == "peft":
+        typer.echo(f"exported: {out}, an adapter of {export_peft(load(run, device='cpu'), out, family=family)}")
         return
     name = to_hf(load(run, device="cpu"), out, family=family)
     typer.echo(f"exported: {out}, as {name}")

@@ -17,6 +17,7 @@ llama2c                   Read model and tokenizer files of llama2.c
 nanochat                  Read checkpoints of nanochat
 nanogpt                   Read checkpoints of nanoGPT and minGPT
 onnx                      Export to ONNX: export_onnx
+peft                      Folders of PEFT: LoRA adapters
 pictures                  Read and write the settings of picture files
 plain_pickle              Read pickle files that hold plain data
 public_tokenizers         Read and write tokenizers of public folders
@@ -40,9 +41,9 @@ from pathlib import Path
 from anyformer.config import ConfigError, Fault
 from anyformer.config.spec import visible
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.interop import ctranslate2, gguf_import, hub, llama2c, nanochat, nanogpt
+from anyformer.interop import ctranslate2, gguf_import, hub, llama2c, nanochat, nanogpt, peft
 from anyformer.interop.hf_folder import from_hf
-from anyformer.interop.weight_files import load_pickle, wrong
+from anyformer.interop.weight_files import load_pickle, read_json, wrong
 from anyformer.nn.model import Transformer
 from anyformer.recipe import AnyTask as TaskSpec, LanguageModel
 from anyformer.run import Run, load, new_folder, write_model, writing
@@ -57,16 +58,26 @@ def import_model(
     allow_pickle: bool = False,
     family: str | None = None,
     ignore_fields: Sequence[str] = (),
+    base: str | Path | None = None,
 ) -> Run:
     """Write a model of another program as a run, with its tokenizer.
 
-    `source` is a folder for `from_hf`, one of CTranslate2 (Whisper only), the name of a public model
-    (`hf:owner/name`), a .gguf file, a .bin file of llama2.c, or a .pt file of nanoGPT, minGPT or nanochat.
+    `source` is a folder for `from_hf`, one of PEFT with a LoRA adapter of the model `base` (a run, a public folder or
+    name), one of CTranslate2 (Whisper only), the name of a public model (`hf:owner/name`), a .gguf file, a .bin file of
+    llama2.c, or a .pt file of nanoGPT, minGPT or nanochat.
     """
     out = Path(out)
     if out.exists():
         raise ConfigError([Fault(visible(str(out)), "exists already; choose another --out")])
     source = hub.download(str(source), allow_pickle) if hub.is_hub_name(source) else Path(source)
+    if source.is_dir() and peft.is_folder(source):
+        with new_folder(out) as temporary:
+            run = _read_adapter(source, base, tokenizer, family, allow_pickle)
+            with writing(out):
+                write_model(temporary, run.model.state_dict(), run.config, run.spec, run.task)
+        return replace(run, folder=out)
+    if base is not None:
+        raise ConfigError([Fault("--base", "is for adapters of PEFT: a folder with an adapter_config.json")])
     if source.is_dir() and not (source / "config.json").exists() and (files := llama2c.find(source)):
         model_file, its_tokenizer = map(shlex.quote, map(str, files))
         what = f"holds files of llama2.c: anyformer import {model_file} --tokenizer {its_tokenizer}"
@@ -118,6 +129,26 @@ def _write(folder: Path, out: Path, model: Transformer, tokenizer: TextTokenizer
     """Write a model that has one tokenizer into a new folder, which becomes `out`."""
     with writing(out):
         write_model(folder, model.state_dict(), model.config, spec, build_task(spec, tokenizer, None))
+
+
+def _read_adapter(
+    folder: Path, base: str | Path | None, tokenizer: str | Path | None, family: str | None, allow_pickle: bool
+) -> Run:
+    """Return the base model with the adapter of a folder of PEFT."""
+    name = peft.base_of(folder)
+    if base is None and (name is None or not Path(name).is_dir()):
+        trained = f"the adapter was trained on {visible(name)}: " if name else ""
+        what = f"is missing: {trained}give that model as a folder, a run, or hf:owner/name"
+        raise ConfigError([Fault("--base", what)])
+    place = str(base if base is not None else name)
+    path = hub.download(place, allow_pickle) if hub.is_hub_name(place) else Path(place)
+    if (path / "task.json").exists():
+        run = load(path)
+    else:
+        run = from_hf(path, tokenizer=tokenizer, allow_pickle=allow_pickle, family=family)
+        family = family or read_json(path / "config.json").get("model_type")
+    model = peft.read(folder, run.model.cpu(), family=family, allow_pickle=allow_pickle)
+    return replace(run, model=model)
 
 
 def _read_checkpoint(path: Path, tokenizer: str | Path | None, allow_pickle: bool) -> nanogpt.Checkpoint:

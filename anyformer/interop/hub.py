@@ -9,21 +9,29 @@ from pathlib import Path
 
 from anyformer.config import ConfigError, Fault
 from anyformer.config.spec import visible
+from anyformer.interop import peft
 from anyformer.interop.slow_tokenizers import SOURCE, TARGET
 from anyformer.interop.weight_files import INDEX, PICKLED, PICKLED_INDEX, WEIGHTS
 
 PREFIX = "hf:"
 NAME = re.compile(r"(?P<name>[\w.-]+(/[\w.-]+)?)(@(?P<revision>[\w./-]+))?", re.ASCII)
 SETTINGS = (
-    *("config.json", "generation_config.json", "modules.json", "*sentence*.json", "*/config.json"),
+    *(
+        "config.json",
+        "adapter_config.json",
+        "generation_config.json",
+        "modules.json",
+        "*sentence*.json",
+        "*/config.json",
+    ),
     *("preprocessor_config.json", "processor_config.json"),
 )
 TOKENIZERS = (
     *("tokenizer*", "chat_template*.jinja", "special_tokens_map.json", "added_tokens.json"),
     *("vocab*", "merges.txt", "*.model"),
 )
-SAFE = (WEIGHTS, INDEX, "model-*.safetensors")
-PICKLES = (PICKLED, PICKLED_INDEX, "pytorch_model-*.bin")
+SAFE = (WEIGHTS, INDEX, "model-*.safetensors", peft.WEIGHTS)
+PICKLES = (PICKLED, PICKLED_INDEX, "pytorch_model-*.bin", peft.PICKLED)
 BODIES = ("", "0_Transformer/")  # older sentence-transformers have the model in a folder
 
 
@@ -91,4 +99,5 @@ def _parse(source: str) -> tuple[str, str | None]:
 
 
 def _has_weights(folder: Path) -> bool:
-    return any((folder / body / file).exists() for body in BODIES for file in (WEIGHTS, INDEX, PICKLED, PICKLED_INDEX))
+    names = (WEIGHTS, INDEX, PICKLED, PICKLED_INDEX, peft.WEIGHTS, peft.PICKLED)
+    return any((folder / body / file).exists() for body in BODIES for file in names)

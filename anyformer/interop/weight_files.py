@@ -107,11 +107,24 @@ def stored(folder: Path, allow_pickle: bool = False) -> dict[str, StoredTensor]:
     pickled = next((folder / name for name in (PICKLED, PICKLED_INDEX) if (folder / name).exists()), None)
     if pickled is None:
         raise wrong(folder, f"holds no weights: no {WEIGHTS}, nor {INDEX}")
+    if pickled.name == PICKLED:
+        return stored_in(pickled, allow_pickle)
+    _check_allowed(pickled, allow_pickle)
+    return _sharded(pickled, _unpickle)
+
+
+def stored_in(path: Path, allow_pickle: bool = False) -> dict[str, StoredTensor]:
+    """Return the tensors of one file by name: .safetensors, or a pickle where that is allowed."""
+    if path.suffix == ".safetensors":
+        return _header(path)
+    _check_allowed(path, allow_pickle)
+    return _unpickle(path)
+
+
+def _check_allowed(path: Path, allow_pickle: bool) -> None:
     if not allow_pickle:
-        raise wrong(
-            pickled, "is a pickle, which can run code: convert it to .safetensors, or allow it (--allow-pickle)"
-        )
-    return _unpickle(pickled) if pickled.name == PICKLED else _sharded(pickled, _unpickle)
+        what = "is a pickle, which can run code: convert it to .safetensors, or allow it (--allow-pickle)"
+        raise wrong(path, what)
 
 
 def _sharded(index: Path, open_: Callable[[Path], dict[str, StoredTensor]]) -> dict[str, StoredTensor]:
