@@ -31,6 +31,7 @@ from anyformer.config import (
     ChannelDecay,
     GatedDelta,
     LinearAttention,
+    Mamba2,
     Mixer,
     NoFeedForward,
     NoPosition,
@@ -49,7 +50,7 @@ CPU_LENGTHS = (256, 512, 1024, 2048)
 
 
 def mixers(width: int) -> dict[str, Mixer]:
-    """Return the mixers by name, with heads of 128 channels, or two heads."""
+    """Return the mixers by name, with heads of 128 channels, or two heads; Mamba-2 has heads of 64 channels."""
     heads = max(2, width // 128)
     return {
         ATTENTION: Attention(heads=heads),
@@ -58,6 +59,7 @@ def mixers(width: int) -> dict[str, Mixer]:
             heads=heads, features="none", normalizer="none", decay=ChannelDecay(), norm=RMSNorm(), gate=True
         ),
         "gated delta": GatedDelta(heads=heads),
+        "Mamba-2": Mamba2(heads=4 * heads),
     }
 
 

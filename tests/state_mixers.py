@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from anyformer.config import ChannelDecay, GatedDelta, LayerNorm, LinearAttention, NoDecay, NoNorm, RMSNorm
+from anyformer.config import ChannelDecay, GatedDelta, LayerNorm, LinearAttention, Mamba2, NoDecay, NoNorm, RMSNorm
 
 
 @st.composite
@@ -35,7 +35,21 @@ def gated_deltas(draw: st.DrawFn) -> GatedDelta:
     )
 
 
-STATE_MIXERS: dict[str, st.SearchStrategy[LinearAttention | GatedDelta]] = {
+@st.composite
+def mamba2s(draw: st.DrawFn) -> Mamba2:
+    heads = draw(st.sampled_from([1, 2, 4]))
+    return Mamba2(
+        heads=heads,
+        head_width=draw(st.sampled_from([None, 3])),
+        state=draw(st.sampled_from([2, 5])),
+        groups=draw(st.sampled_from([1, heads])),
+        convolution=draw(st.integers(1, 4)),
+        norm=draw(st.sampled_from([NoNorm(), RMSNorm()])),
+    )
+
+
+STATE_MIXERS: dict[str, st.SearchStrategy[LinearAttention | GatedDelta | Mamba2]] = {
     "linear_attention": linear_attentions(),
     "gated_delta": gated_deltas(),
+    "mamba2": mamba2s(),
 }

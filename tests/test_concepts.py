@@ -13,7 +13,7 @@ from tests.pages import ROOT, blocks, check_outputs
 # One page per idea. A page that is missing here, or there, fails.
 IDEAS = {
     "linear", "layer-norm", "other-norms", "dropout", "residual", "norm-placement", "feed-forward", "activations",
-    "gated-feed-forward", "experts", "other-mixers", "costs", "embeddings", "tying",
+    "gated-feed-forward", "experts", "other-mixers", "linear-attention", "costs", "embeddings", "tying",
     "scaled-dot-product", "three-attentions", "multi-head", "grouped-query", "masks", "sparse-patterns", "graph",
     "long-sequences", "no-positions", "sinusoidal", "learned-positions", "t5-bias", "alibi", "rotary",
     "three-shapes", "bert-and-gpt", "shifted-targets", "cross-entropy", "warm-up", "pretraining", "lora", "tokenizers",

@@ -22,7 +22,7 @@ rotary_scaling  changes of rotary angles for longer texts
 schema        the JSON schema of a spec, for completion and checks in editors
 spec          the base of all specs, and errors with paths and suggestions
 stack_rules   rules of a stack as a whole: segment memory and pooling
-state_mixer   mixers with a matrix state: linear attention, the gated delta rule
+state_mixer   mixers with a matrix state: linear attention, the gated delta rule, Mamba-2
 """
 
 # Stars, so that a part which enters one of these files is public without a second edit.

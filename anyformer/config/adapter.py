@@ -8,7 +8,7 @@ from anyformer.config.block import Block, Side, Stack
 from anyformer.config.feedforward import Experts, Gated, Network, NoFeedForward, hidden_width
 from anyformer.config.mixer import Attention, Latent, Mixer, Projected, Recurrent
 from anyformer.config.spec import Fault, Positive, Probability, Size, Spec, close_to
-from anyformer.config.state_mixer import ChannelDecay, GatedDelta, LinearAttention
+from anyformer.config.state_mixer import ChannelDecay, GatedDelta, LinearAttention, Mamba2
 
 
 class LoRA(Spec):
@@ -93,6 +93,10 @@ def _state_mixer(mixer: Mixer, d: int, at: str) -> Iterator[Matrix]:
             yield Matrix(f"{at}.qkvz", d, 2 * (mixer.groups * k + h * k_v))
             yield Matrix(f"{at}.rates", d, 2 * h)
             yield Matrix(f"{at}.out", h * k_v, d)
+        case Mamba2(heads=h, groups=g, state=n):
+            inner = mixer.inner_width(d)
+            yield Matrix(f"{at}.inputs", d, 2 * (inner + g * n) + h)
+            yield Matrix(f"{at}.out", inner, d)
 
 
 def _network(spec: Network, d: int, f: int, at: str) -> Iterator[Matrix]:

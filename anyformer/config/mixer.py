@@ -6,7 +6,7 @@ from anyformer.config.norm import NoNorm, RMSNorm, TokenNorm
 from anyformer.config.pattern import Pattern
 from anyformer.config.position import Position
 from anyformer.config.spec import BY_KIND, Count, Flag, Number, Positive, Probability, Size, Spec, by_kind
-from anyformer.config.state_mixer import GatedDelta, Heads, LinearAttention
+from anyformer.config.state_mixer import GatedDelta, Heads, LinearAttention, Mamba2
 
 
 class Unscaled(Spec):
@@ -203,6 +203,14 @@ class NoMixer(Spec):
 
 
 Mixer = Annotated[
-    Attention | LinearAttention | GatedDelta | Recurrent | Convolution | FullyConnected | PositionMixing | NoMixer,
+    Attention
+    | LinearAttention
+    | GatedDelta
+    | Mamba2
+    | Recurrent
+    | Convolution
+    | FullyConnected
+    | PositionMixing
+    | NoMixer,
     *by_kind("attention"),
 ]

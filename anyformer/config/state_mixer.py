@@ -102,3 +102,29 @@ class GatedDelta(StateMixer):
             yield Fault("heads", f"= {self.heads}: must divide width = {width}, or give key_width")
         if self.heads % self.groups:
             yield Fault("key_heads", f"= {self.key_heads}: must divide heads = {self.heads}")
+
+
+class Mamba2(StateMixer):
+    """Mamba-2 (Dao & Gu 2024): S_t = exp(-A Δ_t) S_{t-1} + B_t (Δ_t x_t)ᵀ, o_t = S_tᵀ C_t + D x_t.
+
+    x, B and C are short convolutions of projections of the input, Δ_t = softplus(x W + b) is a number per head. The
+    heads are gated, then normed together.
+    """
+
+    kind: Literal["mamba2"] = "mamba2"
+    heads: Heads  # number of heads, each with a state
+    head_width: Size | None = None  # width of a head's x; None: 2 d / heads
+    state: Size = 128  # width of B and C: the state of a head is state × head_width
+    groups: Heads = 1  # number of B and C; each serves heads / groups heads
+    convolution: Size = 4  # tokens of the short causal convolution of x, B and C; 1: none before the token itself
+    norm: TokenNorm = RMSNorm()  # of all heads together, after the gate
+
+    def inner_width(self, width: int) -> int:
+        """Width of all heads together, given or derived."""
+        return self.heads * (self.head_width or 2 * width // self.heads)
+
+    def faults(self, width: int) -> Iterator[Fault]:
+        if not self.head_width and 2 * width % self.heads:
+            yield Fault("heads", f"= {self.heads}: must divide 2 · width = {2 * width}, or give head_width")
+        if self.heads % self.groups:
+            yield Fault("groups", f"= {self.groups}: must divide heads = {self.heads}")

@@ -18,6 +18,7 @@ from anyformer.config import (
     GatedDelta,
     Latent,
     LinearAttention,
+    Mamba2,
     Mixer,
     ModelConfig,
     NoFeedForward,
@@ -208,6 +209,8 @@ def describe(part: Mixer | FeedForward, name: str = "mixer") -> str:
             return f"linear attention, {heads} heads"
         case GatedDelta(heads=heads):
             return f"gated delta rule, {heads} heads"
+        case Mamba2(heads=heads):
+            return f"Mamba-2, {heads} heads"
         case Recurrent(cell=cell):
             return cell.upper()
         case Convolution(width=width):

@@ -35,6 +35,7 @@ from anyformer.config import (
     LeakyRelu,
     LinearAttention,
     LoRA,
+    Mamba2,
     MaskedLM,
     Mixer,
     ModelConfig,
@@ -76,7 +77,7 @@ from anyformer.inspection.media_cost import audio_cost, media_cost
 from anyformer.inspection.state_costs import state_mixer_cost
 
 ADAPTERS = "adapters"
-PARTS = {"linear_attention": "linear attention", "gated_delta": "gated delta rule"}
+PARTS = {"linear_attention": "linear attention", "gated_delta": "gated delta rule", "mamba2": "Mamba-2"}
 MAX_BLOCKS = 16_384  # along one side of a sparse pattern: counting them takes about a second
 
 
@@ -215,7 +216,7 @@ def _mixer(mixer: Mixer, d: int, b: int, t: int, caching: bool) -> Iterator[tupl
         case Attention():
             pattern = pattern_of(mixer, "decoder" if caching else "encoder")
             yield "self-attention", _attention(mixer, pattern, d, b, t, t, caching)
-        case LinearAttention() | GatedDelta():
+        case LinearAttention() | GatedDelta() | Mamba2():
             yield PARTS[mixer.kind], state_mixer_cost(mixer, d, b, t, caching)
         case Recurrent():
             yield "recurrence", _recurrence(mixer, d, b, t, caching)

@@ -1,4 +1,4 @@
-"""Cost of mixers with a matrix state: linear attention, the gated delta rule. Imports no torch.
+"""Cost of mixers with a matrix state: linear attention, the gated delta rule, Mamba-2. Imports no torch.
 
 FLOPs are those of the recurrence by its definition, 2·k·v for each matmul of a token with a state: one writes and one
 reads, and the delta rule reads once more before. The chunked form, which trains, computes more, by a factor that does
@@ -6,16 +6,25 @@ not depend on the length.
 """
 
 from dataclasses import replace
+from typing import assert_never
 
-from anyformer.config import ChannelDecay, GatedDelta, LinearAttention
+from anyformer.config import ChannelDecay, GatedDelta, LinearAttention, Mamba2
 from anyformer.inspection.cost import Cost, linear, norm_cost
 
 SUM_COLUMNS = 8  # of a state with a normalizer: as `nn/state_mixers/linear_attention.py` stores it
 
 
-def state_mixer_cost(mixer: LinearAttention | GatedDelta, d: int, b: int, t: int, caching: bool) -> Cost:
+def state_mixer_cost(mixer: LinearAttention | GatedDelta | Mamba2, d: int, b: int, t: int, caching: bool) -> Cost:
     """Return the cost of reading t tokens in each of b rows; the input of the mixer is counted elsewhere."""
-    cost = _linear_attention(mixer, d, b, t) if isinstance(mixer, LinearAttention) else _gated_delta(mixer, d, b, t)
+    match mixer:
+        case LinearAttention():
+            cost = _linear_attention(mixer, d, b, t)
+        case GatedDelta():
+            cost = _gated_delta(mixer, d, b, t)
+        case Mamba2():
+            cost = _mamba2(mixer, d, b, t)
+        case _:
+            assert_never(mixer)
     return cost if caching else replace(cost, cached=0, states=0)
 
 
@@ -39,6 +48,14 @@ def _gated_delta(spec: GatedDelta, d: int, b: int, t: int) -> Cost:
     cost += _convolution(channels, spec.convolution, b, t) + Cost(2 * h, saved=2 * rows * h)
     cost += Cost(saved=rows * (channels + 2 * h * k_v)) + norm_cost(spec.norm, k_v, rows * h)
     return cost + _recurrence(h, k, k_v, b, t, matmuls=3) + linear(h * k_v, d, rows, bias=False)
+
+
+def _mamba2(spec: Mamba2, d: int, b: int, t: int) -> Cost:
+    h, n, inner, rows = spec.heads, spec.state, spec.inner_width(d), b * t
+    channels = inner + 2 * spec.groups * n
+    cost = _again(d, inner + channels + h, rows) + _convolution(channels, spec.convolution, b, t, bias=True)
+    cost += Cost(3 * h, saved=rows * (2 * h + channels + 2 * inner)) + norm_cost(spec.norm, inner, rows)
+    return cost + _recurrence(h, n, inner // h, b, t, matmuls=2) + linear(inner, d, rows, bias=False)
 
 
 def _again(inputs: int, outputs: int, rows: int) -> Cost:

@@ -24,5 +24,5 @@ norm          norms: layer, RMS, batch
 pooling       token pooling between stages of an encoder (Funnel-Transformer)
 recurrent     RNN, LSTM or GRU in place of self-attention
 stack         stack of blocks with its position schemes and final norm
-state_mixers  linear attention, gated DeltaNet
+state_mixers  linear attention, gated DeltaNet, Mamba-2
 """

@@ -22,6 +22,7 @@ from anyformer.nn.recurrent import RecurrentMixer
 from anyformer.nn.stack import BlockStack
 from anyformer.nn.state_mixers.gated_delta import GatedDeltaMixer
 from anyformer.nn.state_mixers.linear_attention import LinearAttentionMixer
+from anyformer.nn.state_mixers.mamba2 import Mamba2Mixer
 from anyformer.nn.state_mixers.short_convolution import ShortConvolution
 
 
@@ -114,7 +115,7 @@ def _fill_constants(module: nn.Module) -> bool:
             _zero_biases(module)
             if isinstance(module, OverBatch):
                 module.reset()
-        case SigmoidRouter() | ShortConvolution() | GatedDeltaMixer():
+        case SigmoidRouter() | ShortConvolution() | GatedDeltaMixer() | Mamba2Mixer():
             module.reset()
         case MultiHeadAttention():
             if module.sinks is not None:
@@ -152,7 +153,7 @@ def _residual_outputs(stack: BlockStack) -> Iterator[Tensor]:
         match module:
             case MultiHeadAttention() | RecurrentMixer() if isinstance(module.out, Linear):
                 yield module.out.rows()
-            case LinearAttentionMixer() | GatedDeltaMixer():
+            case LinearAttentionMixer() | GatedDeltaMixer() | Mamba2Mixer():
                 yield module.out.rows()
             case PlainFFN() | GatedFFN() | Mixture():
                 yield module.down.rows()

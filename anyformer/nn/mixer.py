@@ -13,6 +13,7 @@ from anyformer.config import (
     GatedDelta,
     Latent,
     LinearAttention,
+    Mamba2,
     Mixer,
     NoMixer,
     PositionMixing,
@@ -24,6 +25,7 @@ from anyformer.nn.dense import DenseMixer, PositionMixer
 from anyformer.nn.recurrent import RecurrentMixer
 from anyformer.nn.state_mixers.gated_delta import GatedDeltaMixer
 from anyformer.nn.state_mixers.linear_attention import SUM_COLUMNS, LinearAttentionMixer
+from anyformer.nn.state_mixers.mamba2 import Mamba2Mixer
 
 
 def build_mixer(spec: Mixer, width: int) -> nn.Module | None:
@@ -35,6 +37,8 @@ def build_mixer(spec: Mixer, width: int) -> nn.Module | None:
             return LinearAttentionMixer(spec, width)
         case GatedDelta():
             return GatedDeltaMixer(spec, width)
+        case Mamba2():
+            return Mamba2Mixer(spec, width)
         case Recurrent():
             return RecurrentMixer(spec, width)
         case Convolution():
@@ -63,6 +67,9 @@ def cache_sizes(spec: Mixer, width: int) -> Sizes | StateSizes:
         case GatedDelta(heads=h):
             k, v = spec.widths(width)
             return StateSizes(h, k, v, 2 * spec.groups * k + h * v, spec.convolution - 1)
+        case Mamba2(heads=h, groups=g, state=n):
+            inner = spec.inner_width(width)
+            return StateSizes(h, n, inner // h, inner + 2 * g * n, spec.convolution - 1)
         case Recurrent():
             return Sizes(1, spec.hidden(width), spec.state(width) - spec.hidden(width))  # h, and c
         case Convolution():

@@ -30,6 +30,7 @@ from anyformer.config import (
     LearnedGrid,
     LinearAttention,
     Llama3Scaling,
+    Mamba2,
     MaskedLM,
     Media,
     ModelConfig,
@@ -179,6 +180,7 @@ others = st.one_of(  # mixers that fit an encoder and a decoder alike
     specs(NoMixer),
     specs(Recurrent, both_ways=st.just(False), begin=st.just("zero")),
     specs(LinearAttention, heads=st.just(2), features=st.just("elu")),
+    specs(Mamba2, heads=st.just(4), groups=st.sampled_from([1, 2])),
     specs(GatedDelta, heads=st.just(4), key_heads=st.sampled_from([None, 2])),
     *(specs(kind, causal=st.sampled_from([None, True])) for kind in (Convolution, FullyConnected, PositionMixing)),
 )

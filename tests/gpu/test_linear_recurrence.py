@@ -5,7 +5,18 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from anyformer.config import LM, Attention, Block, GatedDelta, LinearAttention, ModelConfig, Rotary, Stack, Tokens
+from anyformer.config import (
+    LM,
+    Attention,
+    Block,
+    GatedDelta,
+    LinearAttention,
+    Mamba2,
+    ModelConfig,
+    Rotary,
+    Stack,
+    Tokens,
+)
 from anyformer.decoding.generate import generate
 from anyformer.kernels.chunked_recurrence import recur_in_chunks
 from anyformer.kernels.linear_recurrence import recur
@@ -32,6 +43,7 @@ MIXERS = {
         heads=4, features="none", normalizer="none", decay={"kind": "channel"}, gate=True, norm="rms", convolution=4
     ),
     "delta": GatedDelta(heads=4),
+    "mamba2": Mamba2(heads=8, state=32),
 }
 
 

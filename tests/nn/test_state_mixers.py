@@ -15,6 +15,7 @@ from anyformer.config import (
     ConfigError,
     GatedDelta,
     LinearAttention,
+    Mamba2,
     Mixer,
     ModelConfig,
     RMSNorm,
@@ -30,7 +31,9 @@ from anyformer.inspection.count import count
 from anyformer.inspection.taps import run_with_taps
 from anyformer.nn.context import Context
 from anyformer.nn.model import Transformer
-from anyformer.nn.state_mixers.gated_delta import TIME_STEPS, GatedDeltaMixer
+from anyformer.nn.state_mixers.decay_init import TIME_STEPS
+from anyformer.nn.state_mixers.gated_delta import GatedDeltaMixer
+from anyformer.nn.state_mixers.mamba2 import Mamba2Mixer
 from anyformer.serve.pool import why_not_paged
 from anyformer.transforms.quantise import quantise
 from tests.strategies import build, close, tokens
@@ -38,7 +41,12 @@ from tests.strategies import build, close, tokens
 GATED = LinearAttention(
     heads=2, features="none", normalizer="none", decay=ChannelDecay(rank=3), convolution=3, norm=RMSNorm(), gate=True
 )
-MIXERS: dict[str, Mixer] = {"plain": LinearAttention(heads=2), "gated": GATED, "delta": GatedDelta(heads=2)}
+MIXERS: dict[str, Mixer] = {
+    "plain": LinearAttention(heads=2),
+    "gated": GATED,
+    "delta": GatedDelta(heads=2),
+    "mamba2": Mamba2(heads=2, state=5),
+}
 
 
 def config(*mixers: Mixer, **rest: Any) -> ModelConfig:
@@ -109,13 +117,47 @@ def test_gated_delta_equals_qwen3_next(heads: int, key_heads: int | None, length
     close(found[mask > 0], public(x, attention_mask=mask)[mask > 0], 1e-4)
 
 
-def test_initialisation_is_that_of_the_paper():
+@pytest.mark.parametrize(("groups", "length"), [(1, 5), (2, 140)])
+def test_mamba2_equals_transformers(groups: int, length: int):
+    modeling = pytest.importorskip("transformers.models.mamba2.modeling_mamba2")
+    public_config = modeling.Mamba2Config(
+        hidden_size=8,
+        num_heads=4,
+        head_dim=4,
+        state_size=6,
+        n_groups=groups,
+        conv_kernel=4,
+        expand=2,
+        num_hidden_layers=1,
+        chunk_size=16,
+        layer_norm_epsilon=1e-6,
+    )
     torch.manual_seed(0)
-    mixer = Transformer(config(GatedDelta(heads=8))).decoder.blocks[0]["mixer"].inner
-    steps = torch.nn.functional.softplus(mixer.dt_bias)
-    assert ((steps >= 0.99 * TIME_STEPS[0]) & (steps <= 1.01 * TIME_STEPS[1])).all()
-    assert ((mixer.log_a.exp() > 0) & (mixer.log_a.exp() <= 16)).all()
-    assert mixer.log_a.unique().numel() == 8
+    public, own = modeling.Mamba2Mixer(public_config, 0), Mamba2Mixer(Mamba2(heads=4, state=6, groups=groups), 8)
+    with torch.no_grad():
+        for parameter in public.parameters():
+            parameter.normal_(std=0.4)
+        own.inputs.weight.copy_(public.in_proj.weight)
+        own.conv.weight.copy_(public.conv1d.weight[:, 0])
+        own.conv.bias.copy_(public.conv1d.bias)
+        own.log_a.copy_(public.A_log)
+        own.dt_bias.copy_(public.dt_bias)
+        own.skip.copy_(public.D)
+        own.norm.weight.copy_(public.norm.weight)
+        own.out.weight.copy_(public.out_proj.weight)
+    x = torch.randn(2, length, 8)
+    close(own(x, in_context(make_layout(2, length, x.device))), public(x), 1e-4)
+
+
+def test_initialisation_is_that_of_the_papers():
+    torch.manual_seed(0)
+    for spec, least in ((GatedDelta(heads=8), 0.0), (Mamba2(heads=8), 1.0)):
+        mixer = Transformer(config(spec)).decoder.blocks[0]["mixer"].inner
+        steps = torch.nn.functional.softplus(mixer.dt_bias)
+        assert ((steps >= 0.99 * TIME_STEPS[0]) & (steps <= 1.01 * TIME_STEPS[1])).all()
+        assert ((mixer.log_a.exp() > 0.99 * least) & (mixer.log_a.exp() <= 16.01)).all()
+        assert mixer.log_a.unique().numel() == 8
+    assert (mixer.skip == 1).all()
 
 
 # -- caches -----------------------------------------------------------------------------------------------------------
@@ -212,6 +254,8 @@ REFUSED = {
     r"decoder.position: of kind 'rotary': no layer takes it": lambda: config(GATED, position=Rotary()),
     "heads = 3: must divide width = 8": lambda: config(LinearAttention(heads=3)),
     "key_heads = 4: must divide heads = 2": lambda: config(GatedDelta(heads=2, key_heads=4)),
+    "groups = 4: must divide heads = 2": lambda: config(Mamba2(heads=2, groups=4)),
+    "heads = 3: must divide 2 · width = 16": lambda: config(Mamba2(heads=3)),
     "normalizer = 'sum': weights of any sign": lambda: config(LinearAttention(heads=2, features="none")),
     "a recurrent layer has a state": lambda: config(GATED, Attention(heads=2), memory=3),
 }

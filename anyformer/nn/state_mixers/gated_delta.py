@@ -1,7 +1,5 @@
 """Gated DeltaNet (Yang, Kautz & Hatamizadeh 2024), as in Qwen3-Next: a decay and the delta rule in one state."""
 
-import math
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -12,12 +10,12 @@ from anyformer.kernels.runtime import at_least_fp32
 from anyformer.nn.context import Context
 from anyformer.nn.linear import Linear, split_heads
 from anyformer.nn.norm import build_norm
+from anyformer.nn.state_mixers.decay_init import reset_decay
 from anyformer.nn.state_mixers.short_convolution import ShortConvolution
 from anyformer.nn.state_mixers.state_rows import StateRows
 
 EPS = 1e-6  # under the root of a norm of q and k
-MAX_DECAY_RATE = 16.0  # A at initialisation is uniform below it
-TIME_STEPS = (1e-3, 1e-1)  # softplus(b) at initialisation is log-uniform between them
+DECAY_RATES = (0.0, 16.0)  # A at initialisation is uniform between them
 
 
 class GatedDeltaMixer(nn.Module):
@@ -50,18 +48,10 @@ class GatedDeltaMixer(nn.Module):
 
     def reset(self) -> None:
         """Draw A and the bias of the time step as in the paper."""
-        reset_decay(self.log_a, self.dt_bias, (0.0, MAX_DECAY_RATE))
+        reset_decay(self.log_a, self.dt_bias, DECAY_RATES)
 
 
 def _unit(x: Tensor) -> Tensor:
     """Return vectors of norm 1."""
     wide = at_least_fp32(x)
     return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + EPS)).to(x.dtype)
-
-
-def reset_decay(log_a: Tensor, dt_bias: Tensor, rates: tuple[float, float]) -> None:
-    """Draw A uniformly between `rates`, and the bias such that softplus(b) is log-uniform in `TIME_STEPS`."""
-    log_a.uniform_(*rates).clamp_(min=1e-4).log_()
-    low, high = map(math.log, TIME_STEPS)
-    step = dt_bias.uniform_(low, high).exp()
-    dt_bias.copy_(step + torch.log(-torch.expm1(-step)))  # the inverse of softplus

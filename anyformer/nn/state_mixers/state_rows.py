@@ -66,7 +66,11 @@ class StateRows:
             x = _without_padding(x, real(self.segments))
             x = x._replace(runs=self.runs if self.cache is None else self.runs - self.cache.runs[:, -1:])
         out = self.recur(x)[0] if self.cache is None else self._run_cached(x, self.cache)
-        return out if self.order is None else _take(out.transpose(1, 2), self.order.argsort(dim=1)).transpose(1, 2)
+        return self.restore(out)
+
+    def restore(self, x: Tensor) -> Tensor:
+        """Return aligned x [b, h, t, v] in the order of the call."""
+        return x if self.order is None else _take(x.transpose(1, 2), self.order.argsort(dim=1)).transpose(1, 2)
 
     def _run_cached(self, x: Recurrence, cache: StateCache) -> Tensor:
         """Read chunks up to the first token whose state is stored, then one token after the other."""
