@@ -9,6 +9,7 @@ MODULES = (
     "blocks",
     "networks",
     "costs",
+    "recurrences",
     "attention",
     "positions",
     "models",
