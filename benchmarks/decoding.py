@@ -19,14 +19,14 @@ from anyformer.kernels.cross_entropy import token_loss
 from anyformer.nn.model import Transformer
 from anyformer.transforms.quantise import quantise
 from benchmarks.ctranslate import ctranslate
-from benchmarks.sheet import DEVICE, Way
+from benchmarks.sheet import DEVICE, Way, same
 from benchmarks.training import begun, public, said, vaswani
 
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
 
 
-def built(config: ModelConfig) -> Transformer:
-    return begun(config).to(DTYPE).eval()
+def built(config: ModelConfig, dtype: torch.dtype = DTYPE) -> Transformer:
+    return begun(config).to(dtype).eval()
 
 
 @torch.no_grad()
@@ -121,3 +121,18 @@ def llama(
         "ours, 8 bits": ours(config, ids, new, bits=8),
         "transformers": theirs(config, "llama", transformers.LlamaForCausalLM, ids, new, cache_implementation="static"),
     }
+
+
+def llama_ids_in_fp32(
+    depth: int, width: int, heads: int, kv_heads: int, ff: int, vocab: int, rows: int, prompt: int, new: int
+) -> float:
+    """Return the fraction of greedy ids on which `transformers` and ours agree in fp32, both eager."""
+    ids = torch.randint(5, vocab, (rows, prompt), device=DEVICE)
+    made = presets.llama(depth=depth, width=width, heads=heads, kv_heads=kv_heads, ff=ff, vocab=vocab)
+    config = made.model_copy(update={"tie": "output"})
+    own = generate(built(config, torch.float32), ids, max_new_tokens=new)[:, -new:]
+    peer = public(config, "llama", transformers.LlamaForCausalLM, torch.float32).to(DEVICE).eval()
+    peer.config.use_cache = True
+    options = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None, "min_new_tokens": new}
+    found = peer.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, **options)[:, -new:]
+    return same({"ours": own, "transformers": found})["transformers"]

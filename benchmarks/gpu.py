@@ -117,6 +117,16 @@ def decode_1b_b64(sheet: Sheet, tiny: bool) -> None:
     sheet.measure("decode_1b_b64", work, "tokens/s", ways, warm=2, rounds=5)
 
 
+def decode_1b_fp32(sheet: Sheet, tiny: bool) -> None:
+    """Greedy ids of both sides in fp32, where near ties of logits do not break by rounding to bf16."""
+    torch.set_float32_matmul_precision("highest")
+    sizes = (2, 64, 4, 2, 128, 512) if tiny else BILLION
+    found = {rows: decoding.llama_ids_in_fp32(*sizes, rows, 8, 16 if tiny else 256) for rows in (1, 64)}
+    torch.set_float32_matmul_precision("high")
+    note = ", ".join(f"{rows} rows {share:.4f}" for rows, share in found.items())
+    sheet.put("decode_1b_fp32", 100 * min(found.values()), None, "% same ids", note=note, same=found)
+
+
 def decode_base_b64_greedy(sheet: Sheet, tiny: bool) -> None:
     work, ways = decoding.base(*(2, 64, 2, 128, 512, 4, 8, 16) if tiny else (6, 512, 8, 2048, 32768, 64, 32, 64), 1)
     sheet.measure("decode_base_b64_greedy", work, "tokens/s", ways, warm=2, rounds=7)
@@ -134,7 +144,7 @@ LANES = (  # rows of a lane run one after the other, so that large ones fit into
     (train_gpt2, train_gpt2_fp8, train_wide_fp8),
     (train_multi30k, idle_multi30k),
     (bigbird_16k, memory),
-    (decode_1b_b1, decode_1b_b64),
+    (decode_1b_b1, decode_1b_b64, decode_1b_fp32),
     (decode_base_b64_greedy, decode_base_b64_beam4, window_64k),
 )
 ROWS: dict[str, Row] = {row.__name__: row for lane in LANES for row in lane}

@@ -71,6 +71,10 @@ ROWS: dict[str, dict[str, Row]] = {
             "1 × 65,536 tokens, 12 heads of 64, bf16", "window of 1,024, FlexAttention",
             "other work: all earlier tokens", "ours",
         ),
+        "decode_1b_fp32": Row(
+            f"greedy ids, {LLAMA}", "agreement with transformers, fp32, both eager, the lower of 1 and 64 rows",
+            kind="alone",
+        ),
         "idle_shakespeare": Row("training step of `shakespeare-gpu`", "time with no kernel running", kind="alone"),
         "idle_multi30k": Row("training step of `multi30k-en-de`", "time with no kernel running", kind="alone"),
         "memory": Row("peak memory of a training step", "measured ÷ predicted, worst of 8 cases", kind="alone"),
