@@ -51,9 +51,10 @@ VERBS = {
     "presets": [],
     "count": ["model", "[changes]", "--length", "--source-length", "--batch", "--json"],
     "doctor": ["--json"],
+    "compare": ["runs", "--split", "--out", "--json"],
     "recipes": [],
     "train": ["[recipe]", "[changes]", "--out", "--resume", "--allow-changed-data", "--dry-run"],
-    "evaluate": ["run", "[changes]", "--split", "--by", "--tasks", "--limit", "--json"],
+    "evaluate": ["run", "[changes]", "--split", "--by", "--json"],
     "predict": [
         "run",
         "[files]",

@@ -4,6 +4,7 @@ Importing it imports no torch, and neither do most verbs: a verb imports what it
 
 app               The program: help, exit codes, errors
 chat              `chat`: a conversation with a chat model
+compare           `compare`: runs beside each other
 data              `data`: token shards of large corpora
 decoding_options  Options of all verbs that generate text
 env               `env`: demonstrations and rollouts
@@ -24,5 +25,5 @@ tokenizers        `tokenizer`: training and showing
 
 # each adds its verbs, in this order
 from anyformer.cli import models, plan, new, runs, predict, generate, chat, tokenizers, data, env  # noqa: F401, I001
-from anyformer.cli import inspect, explore, serve, lab  # noqa: F401
+from anyformer.cli import inspect, explore, compare, serve, lab  # noqa: F401
 from anyformer.cli.app import app as app, main as main

@@ -15,10 +15,10 @@ def exact_match(predicted: Sequence[str], true: Sequence[str]) -> float:
 def word_error_rate(predicted: Sequence[str], true: Sequence[str]) -> float:
     """Return the words that must be replaced, inserted or deleted to turn predictions into targets, per target word."""
     pairs = [(a.split(), b.split()) for a, b in zip(predicted, true, strict=True)]
-    return sum(_edits(a, b) for a, b in pairs) / max(1, sum(len(b) for _, b in pairs))
+    return sum(edit_distance(a, b) for a, b in pairs) / max(1, sum(len(b) for _, b in pairs))
 
 
-def _edits(a: Sequence[str], b: Sequence[str]) -> int:
+def edit_distance(a: Sequence[str], b: Sequence[str]) -> int:
     """Return the edit distance of two sequences (Levenshtein 1966)."""
     row = list(range(len(b) + 1))
     for i, x in enumerate(a, 1):
@@ -94,9 +94,12 @@ def _ranks(x: Tensor) -> Tensor:
 
 def bleu(predicted: Sequence[str], true: Sequence[str], tokenize: str) -> tuple[float, dict[str, Any]]:
     """Return corpus BLEU with its signature and a 95 % bootstrap interval."""
-    sacrebleu = _sacrebleu()
-    metric = sacrebleu.BLEU(tokenize=tokenize)
-    return _score(metric, predicted, true)
+    return _score(bleu_metric(tokenize), predicted, true)
+
+
+def bleu_metric(tokenize: str) -> Any:
+    """Return sacrebleu's BLEU."""
+    return _sacrebleu().BLEU(tokenize=tokenize)
 
 
 def chrf(predicted: Sequence[str], true: Sequence[str]) -> tuple[float, dict[str, Any]]:

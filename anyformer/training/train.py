@@ -16,7 +16,7 @@ from anyformer.config import ConfigError, Fault, io
 from anyformer.data.readers import Rows, check_bad_rows, read
 from anyformer.nn.model import Transformer
 from anyformer.processes import locked, restart_count
-from anyformer.recipe import AnyTask, Classify, NamedSources, Recipe, Regress, Tag, splits
+from anyformer.recipe import AnyTask, Classify, NamedSources, NamedSplit, Recipe, Regress, Tag, splits
 from anyformer.recipes import DEFAULT, read_recipe
 from anyformer.run import (
     MANIFEST,
@@ -123,8 +123,7 @@ def evaluate(folder: str | Path, overrides: Iterable[str] = (), split: str = "te
     Of an unfinished run the newest checkpoint is evaluated; the note `unfinished` gives its step.
     """
     run = load(folder)
-    path = run.folder / RECIPE  # verified by its manifest, except in runs of earlier versions that are unfinished
-    path = path if path.exists() else must_be_file(Path(folder) / RECIPE)
+    path = recipe_path(run, folder)
     before = io.load(Recipe, path)
     recipe = io.override(before, overrides)
     if fixed := [name for name in FIXED if getattr(recipe, name) != getattr(before, name)]:
@@ -139,13 +138,8 @@ def evaluate(folder: str | Path, overrides: Iterable[str] = (), split: str = "te
             raise ConfigError([Fault("task", "was fixed in training and cannot be changed")])
         spec = run.spec  # with the labels or the range of the training rows
     task = build_task(spec, run.tokenizer, run.task.source_tokenizer)
-    known = splits(recipe.data)
-    chosen = [one for one in known if split in (one.name, one.split)]
-    if not chosen:
-        names = [*(one.name for one in known), *(["test"] if isinstance(recipe.data.test, NamedSources) else [])]
-        raise ConfigError([Fault(f"data.{split}", f"is not in {path}; it has {', '.join(names)}")])
     found: dict[str, Metrics] = {}
-    for one in chosen:
+    for one in split_sources(recipe, split, path):
         rows = read(one.source, recipe.data, one.split, recipe.seed, one.key, by)
         rows = task.filter_rows(readable(rows, media_of(task)), run.config)
         rows = check_bad_rows(rows, recipe.data, one.key)
@@ -160,6 +154,21 @@ def evaluate(folder: str | Path, overrides: Iterable[str] = (), split: str = "te
     if note := unfinished(run, folder):
         return replace(metrics, notes={**metrics.notes, "unfinished": note})
     return metrics
+
+
+def recipe_path(run: Run, folder: str | Path) -> Path:
+    """Return the recipe of a run: verified by its manifest, except in unfinished runs of earlier versions."""
+    path = run.folder / RECIPE
+    return path if path.exists() else must_be_file(Path(folder) / RECIPE)
+
+
+def split_sources(recipe: Recipe, split: str, path: Path) -> list[NamedSplit]:
+    """Return the sources of a split, which may be the name of a test set; "test" is all of them."""
+    known = splits(recipe.data)
+    if chosen := [one for one in known if split in (one.name, one.split)]:
+        return chosen
+    names = [*(one.name for one in known), *(["test"] if isinstance(recipe.data.test, NamedSources) else [])]
+    raise ConfigError([Fault(f"data.{split}", f"is not in {path}; it has {', '.join(names)}")])
 
 
 def _measure(task: Task, run: Run, rows: Rows, recipe: Recipe, by: str | None) -> Metrics:
