@@ -20,22 +20,26 @@ class SequencePages:
     def forget(self) -> None:
         """Forget all pages and the beginnings of texts in them; no request may have any."""
         self.own, self.source = (Pages(count, self.size) for count in self._counts)
+        self._promised: dict[Sequence, int] = {}  # pages that the other beams of a request may need
 
     def admit(self, sequence: Sequence, used: int) -> bool:
         """Take pages for a waiting request, as far as its prompt needs them. `used`: rows that other requests have."""
         known = self._find(sequence)
         self.own.share(known)
-        tokens = sequence.length + 1
+        tokens, margin = sequence.length + 1, used  # each row that decodes soon needs a page
         if self.limits.reproducible:  # never preempted: read again, its tokens would be rounded differently
             tokens = len(sequence.prompt) + sequence.generation.max_new_tokens
+            beams = (sequence.rows - 1) * count_pages_for(tokens, self.size)
+            margin = sum(self._promised.values()) + beams
         needed = count_pages_for(tokens, self.size) - len(known)
-        margin = 0 if self.limits.reproducible else used  # each row that decodes soon needs a page
         new = self.own.take(needed) if needed + margin <= self.own.available else None
         source = self.source.take(count_pages_for(len(sequence.source), self.size))
         if new is None or source is None:
             self.own.release([*known, *(new or ())])
             self.source.release(source or ())
             return False
+        if self.limits.reproducible:
+            self._promised[sequence] = beams
         sequence.tables, sequence.source_pages = [[*known, *new]], source
         sequence.read = len(known) * self.size
         if not sequence.answer:
@@ -87,6 +91,7 @@ class SequencePages:
         pages = [page for table in sequence.tables for page in self.own.release(table, clean)]
         self.pool.clear(pages)
         self.pool.clear_source(self.source.release(sequence.source_pages, clean))
+        self._promised.pop(sequence, None)
         sequence.tables, sequence.source_pages = [], []
 
     def remember(self, sequence: Sequence) -> None:

@@ -16,7 +16,8 @@ async def main():
         await engine.complete(Generation((3, 4, 5), 3))
 
 asyncio.run(main())
-print(*(name for name in ("sympy", "torch._dynamo", "torch._inductor", "transformers", "fastapi") if name in sys.modules))
+unneeded = ("sympy", "torch._dynamo", "torch._inductor", "transformers", "fastapi")
+print(*(name for name in unneeded if name in sys.modules))
 """
 
 
