@@ -170,7 +170,8 @@ def attentions(draw: st.DrawFn, pattern: Pattern | None = None, position: Positi
         projections=shared,
         bias=draw(st.booleans()),
         output=draw(st.sampled_from([Projected(), Projected(bias=True)] + ([NoOutput()] if fits else []))),
-        qk_norm=draw(st.sampled_from([NoNorm(), RMSNorm(), LayerNorm()])),
+        qk_norm=(qk_norm := draw(st.sampled_from([NoNorm(), RMSNorm(), LayerNorm()]))),
+        qk_norm_over="head" if qk_norm == NoNorm() else draw(st.sampled_from(["head", "each_head", "projection"])),
         scale=draw(st.sampled_from([InvSqrtKey(), InvSqrtWidth(), Unscaled(), Times(value=0.3)])),
         cap=draw(st.sampled_from([None, None, 1.5])),
         normalizer=normalizer,
@@ -186,7 +187,8 @@ def latents(draw: st.DrawFn, pattern: Pattern | None = None, position: Position 
     direct = draw(attentions(pattern, position))
     norm = draw(st.sampled_from([NoNorm(), RMSNorm(), LayerNorm()]))
     compress = Latent(rank=3, rotary_width=4, query_rank=draw(st.sampled_from([None, 5])), norm=norm)
-    update = {"compress": compress, "key_width": 8, "kv_heads": None, "projections": "separate", "qk_norm": NoNorm()}
+    update = {"compress": compress, "key_width": 8, "kv_heads": None, "projections": "separate"}
+    update |= {"qk_norm": NoNorm(), "qk_norm_over": "head"}
     return direct.model_copy(update=update | {"output": Projected(bias=draw(st.booleans()))})
 
 

@@ -1,11 +1,12 @@
 """Mixers: what lets tokens read each other. Imports no torch."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from anyformer.config.norm import NoNorm, RMSNorm, TokenNorm
 from anyformer.config.pattern import Pattern
 from anyformer.config.position import Position
-from anyformer.config.spec import BY_KIND, Count, Flag, Number, Positive, Probability, Size, Spec, by_kind
+from anyformer.config.spec import BY_KIND, Count, Fault, Flag, Number, Positive, Probability, Size, Spec, by_kind
 from anyformer.config.state_mixer import GatedDelta, Heads, LinearAttention, Mamba2
 
 
@@ -97,6 +98,9 @@ class Latent(Spec):
 Compression = Annotated[NoCompression | Latent, *BY_KIND]
 
 
+HeadNormOver = Literal["head", "each_head", "projection"]
+
+
 class Attention(Spec):
     """softmax(Q Kᵀ · scale + mask + bias) V in h heads, each a projection of the whole embedding."""
 
@@ -110,7 +114,10 @@ class Attention(Spec):
     compress: Compression = NoCompression()  # latent: keys and values from one short vector per token (MLA)
     bias: Flag = False  # biases of the query, key and value projections
     output: Output = Projected()  # the output projection W_O, or none
-    qk_norm: TokenNorm = NoNorm()  # norm of each head's queries and keys, before positions
+    qk_norm: TokenNorm = NoNorm()  # norm of queries and keys, before positions
+    # vectors of qk_norm: each head, with one γ for all heads (head) or one for each (each_head: StableLM 2, Cohere),
+    # or all heads at once (projection: OLMo 2)
+    qk_norm_over: HeadNormOver = "head"
     scale: Scale = InvSqrtKey()  # factor of the scores
     cap: Positive | None = None  # scores become cap · tanh(scores / cap), before positions add to them (Gemma 2)
     normalizer: Literal["softmax", "relu"] = "softmax"  # relu: relu(scores) / number of visible keys
@@ -132,6 +139,14 @@ class Attention(Spec):
     def rotary_width(self, width: int) -> int:
         """Return how much of each query and key a position scheme may rotate."""
         return self.compress.rotary_width if isinstance(self.compress, Latent) else self.widths(width)[0]
+
+    def faults(self) -> Iterator[Fault]:
+        """Yield settings that do not fit together, whatever the width of the model."""
+        if self.sinks and self.normalizer != "softmax":
+            what = f"a sink takes its share of a softmax, and the normalizer is '{self.normalizer}'"
+            yield Fault("sinks", f"= True: {what}")
+        if self.qk_norm_over != "head" and isinstance(self.qk_norm, NoNorm):
+            yield Fault("qk_norm_over", f"= '{self.qk_norm_over}': there is no norm; set qk_norm, or leave this out")
 
     @property
     def reach(self) -> int | None:

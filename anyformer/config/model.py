@@ -293,8 +293,7 @@ def _sizes(a: Attention, width: int) -> Iterator[Fault]:
         yield Fault("projections", f"= '{a.projections}': needs kv_heads = heads = {a.heads}, not {a.groups}")
     if a.projections == "shared_qkv" and key != value:
         yield Fault("projections", f"= 'shared_qkv': needs value_width = key_width = {key}, not {value}")
-    if a.sinks and a.normalizer != "softmax":
-        yield Fault("sinks", f"= True: a sink takes its share of a softmax, and the normalizer is '{a.normalizer}'")
+    yield from a.faults()
     if isinstance(a.compress, Latent):
         yield from _latent(a, a.compress, key)
 

@@ -277,7 +277,10 @@ def _projections(a: Attention, d: int, queries: int, keys: int) -> tuple[Cost, i
         case NoCompression():
             both = g * k * (a.projections == "separate") + g * k_v * (a.projections != "shared_qkv")
             cost = linear(d, h * k, queries, a.bias) + linear(d, both, keys, a.bias)
-            norms = norm_cost(a.qk_norm, k, queries * h) + norm_cost(a.qk_norm, k, keys * g)
+            if a.qk_norm_over == "head":
+                norms = norm_cost(a.qk_norm, k, queries * h) + norm_cost(a.qk_norm, k, keys * g)
+            else:
+                norms = norm_cost(a.qk_norm, h * k, queries) + norm_cost(a.qk_norm, g * k, keys)
             return replace(cost, saved=0) + norms, g * (k + k_v)
         case Latent(rank=r, rotary_width=rotary, query_rank=rank, norm=norm):
             cost = replace(linear(d, (rank or h * k) + r + rotary, queries, a.bias), saved=0)

@@ -10,7 +10,7 @@ from anyformer.config import Attention, Latent, NoNorm, Projected, factor
 from anyformer.nn.context import Context
 from anyformer.nn.latent import LatentProjection
 from anyformer.nn.linear import Linear, split_heads
-from anyformer.nn.norm import build_norm
+from anyformer.nn.norm import build_head_norm
 
 
 class MultiHeadAttention(nn.Module):
@@ -37,8 +37,8 @@ class MultiHeadAttention(nn.Module):
             self.qkv = Linear(width, rows[spec.projections], bias=spec.bias)
             # the parts of the projection that are query, key and value
             self.serves = {"separate": (0, 1, 2), "shared_qk": (0, 0, 1), "shared_qkv": (0, 0, 0)}[spec.projections]
-        self.q_norm, self.k_norm = build_norm(spec.qk_norm, k), build_norm(spec.qk_norm, k)
-        self.norms = not isinstance(spec.qk_norm, NoNorm)
+        self.q_norm, self.k_norm = (build_head_norm(spec.qk_norm, spec.qk_norm_over, n, k) for n in (h, g))
+        self.norms, self.whole_norms = not isinstance(spec.qk_norm, NoNorm), spec.qk_norm_over == "projection"
         output = spec.output
         self.out = Linear(h * k_v, width, output.bias) if isinstance(output, Projected) else nn.Identity()
         self.scale, self.normalizer, self.dropout = factor(spec.scale, width, k), spec.normalizer, spec.dropout
@@ -67,9 +67,8 @@ class MultiHeadAttention(nn.Module):
     def _project(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
         parts = self.qkv.split(ctx.with_memory(x))
         q, k, v = (parts[i] for i in self.serves)
-        q, k, v = split_heads(q, self.heads), split_heads(k, self.groups), split_heads(v, self.groups)
-        if self.norms:
-            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = self._normed_heads(self.q_norm, q, self.heads), self._normed_heads(self.k_norm, k, self.groups)
+        v = split_heads(v, self.groups)
         assert ctx.relation is not None
         q, k = ctx.relation.rotate(q), ctx.relation.rotate(k)
         if ctx.memory is not None:
@@ -78,14 +77,21 @@ class MultiHeadAttention(nn.Module):
         return q, *ctx.append(k, v)
 
     def _project_cross(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
-        q = ctx.tap("q", self.q_norm(split_heads(self.q(x), self.heads)))
+        q = ctx.tap("q", self._normed_heads(self.q_norm, self.q(x), self.heads))
         if ctx.encoder_out is None:
             return q, *ctx.read_cross()
-        k, v = (split_heads(part, self.groups) for part in self.kv.split(ctx.encoder_out))
-        k, v = ctx.tap("k", self.k_norm(k)), ctx.tap("v", v)
+        k, v = self.kv.split(ctx.encoder_out)
+        k = ctx.tap("k", self._normed_heads(self.k_norm, k, self.groups))
+        v = ctx.tap("v", split_heads(v, self.groups))
         if ctx.cache is not None:
             ctx.cache.layer.keep_cross(k, v)
         return q, k, v
+
+    def _normed_heads(self, norm: nn.Module, x: Tensor, heads: int) -> Tensor:
+        """[b, t, h·k] -> [b, h, t, k], normed before or after"""
+        if not self.norms:
+            return split_heads(x, heads)
+        return split_heads(norm(x), heads) if self.whole_norms else norm(split_heads(x, heads))
 
     @property
     def scoring(self) -> Scoring:

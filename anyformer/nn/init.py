@@ -17,7 +17,7 @@ from anyformer.nn.feedforward import GatedFFN, PlainFFN
 from anyformer.nn.heads import LearnedLength, TokenHead, VocabularyHead
 from anyformer.nn.linear import Linear
 from anyformer.nn.lora import LowRank
-from anyformer.nn.norm import OverBatch, RootMeanSquare
+from anyformer.nn.norm import HeadNorm, OverBatch, RootMeanSquare
 from anyformer.nn.recurrent import RecurrentMixer
 from anyformer.nn.stack import BlockStack
 from anyformer.nn.state_mixers.gated_delta import GatedDeltaMixer
@@ -108,8 +108,9 @@ def _fill_table(module: nn.Module, init: Init, width: int) -> bool:
 def _fill_constants(module: nn.Module) -> bool:
     """Initialise a module whose weights have their own rule, mostly 0 or 1; return whether it is one."""
     match module:
-        case RootMeanSquare():
+        case RootMeanSquare() | HeadNorm():
             module.weight.fill_(1 - module.offset)
+            _zero_biases(module)
         case nn.LayerNorm() | OverBatch():
             module.weight.fill_(1)
             _zero_biases(module)

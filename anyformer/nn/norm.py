@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anyformer.attention.layout import Layout, real
-from anyformer.config import BatchNorm, LayerNorm, NoNorm, Norm, RMSNorm
+from anyformer.config import BatchNorm, HeadNormOver, LayerNorm, NoNorm, Norm, RMSNorm, TokenNorm
 from anyformer.kernels.runtime import at_least_fp32, in_compiled_half_step, runs_fused
 from anyformer.nn.aux_outputs import AuxOutputs, TrackedModule, identity
 
@@ -43,6 +43,32 @@ class RootMeanSquare(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, eps={self.eps}, offset={self.offset}"
+
+
+class HeadNorm(nn.Module):
+    """A norm of each head's vector, centred or not, with γ and β of its own for every head; computed in fp32."""
+
+    def __init__(self, spec: LayerNorm | RMSNorm, heads: int, width: int):
+        super().__init__()
+        self.heads, self.eps, self.centred = heads, spec.eps, isinstance(spec, LayerNorm)
+        self.offset = spec.offset if isinstance(spec, RMSNorm) else 0.0
+        self.cast_first = isinstance(spec, RMSNorm) and spec.cast == "before_scale"
+        self.weight = nn.Parameter(torch.empty(heads * width))
+        self.bias = nn.Parameter(torch.empty(heads * width)) if isinstance(spec, LayerNorm) and spec.bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = at_least_fp32(x)  # [b, h, t, k]
+        if self.centred:
+            y = y - y.mean(-1, keepdim=True)
+        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)
+        weight = (self.weight + self.offset).unflatten(0, (self.heads, 1, -1))
+        if self.cast_first:
+            return y.to(x.dtype) * weight
+        y = y * at_least_fp32(weight)
+        return (y if self.bias is None else y + self.bias.unflatten(0, (self.heads, 1, -1))).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.heads} heads, {self.weight.shape[0]}, eps={self.eps}"
 
 
 class OverBatch(TrackedModule):
@@ -178,3 +204,10 @@ def build_norm(spec: Norm, width: int) -> nn.Module:
             return OverBatch(width, eps, momentum)
         case _:
             assert_never(spec)
+
+
+def build_head_norm(spec: TokenNorm, over: HeadNormOver, heads: int, width: int) -> nn.Module:
+    """Return the module of a norm of queries or keys, of heads of this width."""
+    if over == "head" or isinstance(spec, NoNorm):
+        return build_norm(spec, width)
+    return HeadNorm(spec, heads, width) if over == "each_head" else build_norm(spec, heads * width)

@@ -171,8 +171,10 @@ def attentions(draw: st.DrawFn, cross: bool = False) -> Attention:
     output = NoOutput() if whole and draw(st.booleans()) else spec.output
     update = {"heads": heads, "kv_heads": groups, "key_width": key_width, "value_width": value_width, "output": output}
     update["sinks"] = spec.sinks and spec.normalizer == "softmax"
+    update["qk_norm_over"] = "head" if isinstance(spec.qk_norm, NoNorm) else spec.qk_norm_over
     if not cross and spec.projections == "separate" and key_width == 8 and draw(st.booleans()):
-        update |= {"compress": draw(specs(Latent, rotary_width=st.just(4))), "kv_heads": None, "qk_norm": NoNorm()}
+        update |= {"compress": draw(specs(Latent, rotary_width=st.just(4))), "kv_heads": None}
+        update |= {"qk_norm": NoNorm(), "qk_norm_over": "head"}
     return spec.model_copy(update=update)
 
 

@@ -82,6 +82,8 @@ def test_a_block_is_four_and_eight_squares() -> None:
         ({"bias": True, "output": Projected(bias=True)}, 4 * D * D, 4 * D),
         ({"qk_norm": RMSNorm()}, 4 * D * D, 2 * 16),
         ({"qk_norm": LayerNorm()}, 4 * D * D, 4 * 16),
+        ({"qk_norm": RMSNorm(), "qk_norm_over": "projection", "kv_heads": 1}, 2 * D * D + 2 * D * 16, D + 16),
+        ({"qk_norm": LayerNorm(), "qk_norm_over": "each_head"}, 4 * D * D, 4 * D),
     ],
 )
 def test_attention_of_any_shape(attention: dict[str, object], matrices: int, biases: int) -> None:

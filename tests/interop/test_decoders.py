@@ -182,6 +182,30 @@ DECODERS = {
     "smollm3-windows": llama(
         "SmolLM3", no_rope_layers=[0, 1, 1], use_sliding_window=True, sliding_window=8, mlp_bias=True
     ),
+    "olmo2": llama("Olmo2"),
+    "olmo2-biases": llama("Olmo2", attention_bias=True, tie_word_embeddings=True, num_key_value_heads=1, **rope()),
+    "olmo3": llama("Olmo3", sliding_window=8, num_hidden_layers=5),
+    "olmo3-yarn": llama(
+        "Olmo3",
+        sliding_window=5,
+        layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+        rope_parameters={
+            "full_attention": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e5, **ORIGINAL},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5e3},
+        },
+    ),
+    "stablelm": llama("StableLm", num_attention_heads=3),
+    "stablelm-normed": llama(
+        "StableLm",
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        qk_layernorm=True,
+        use_parallel_residual=True,
+        use_qkv_bias=True,
+        tie_word_embeddings=True,
+    ),
+    "cohere": llama("Cohere"),
+    "cohere-normed": llama("Cohere", use_qk_norm=True, logit_scale=1.0, attention_bias=True, tie_word_embeddings=False),
     "qwen3-windows": llama(
         "Qwen3", head_dim=8, use_sliding_window=True, sliding_window=5, max_window_layers=2, attention_bias=True
     ),

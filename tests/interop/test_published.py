@@ -15,7 +15,13 @@ from tests.interop.shrunk import PAGE, PROMISE, entries, outcome, sentence, shri
 ENTRIES = entries()
 LOADED = [name for name, entry in ENTRIES.items() if not entry.refused]
 REFUSED = [name for name, entry in ENTRIES.items() if entry.refused]
-UNPUBLISHED = {"clip", "whisper", "starcoder2", "smollm3"}  # no config.json of theirs was found in a repository
+UNPUBLISHED = {
+    "clip",
+    "whisper",
+    "starcoder2",
+    "smollm3",
+    "olmo2",
+}  # no config.json of theirs was found in a repository
 LISTS = {"layer_types", "attention_layers", "attention_types", "rope_scaling", "rope_parameters"}  # one entry per layer
 UNNAMED = [name for name, entry in ENTRIES.items() if "model_type" not in entry.config]
 

@@ -75,11 +75,11 @@ def by_head(module: MultiHeadAttention, spec: Attention, x: Tensor, encoder_out:
         query = key_value = module.qkv
         first = {"separate": h * k, "shared_qk": 0, "shared_qkv": 0}[spec.projections]  # where the keys begin
     values = first if spec.projections == "shared_qkv" else first + g * k
-    heads = []
+    heads, queries = [], normed(module.q_norm, spec, linear(query, x, slice(0, h * k)), k)
+    keys = normed(module.k_norm, spec, linear(key_value, encoder_out, slice(first, first + g * k)), k)
     for i in range(h):
         j = i // (h // g)
-        q = module.q_norm(linear(query, x, slice(i * k, (i + 1) * k)))
-        key = module.k_norm(linear(key_value, encoder_out, slice(first + j * k, first + (j + 1) * k)))
+        q, key = queries[i], keys[j]
         v = linear(key_value, encoder_out, slice(values + j * k_v, values + (j + 1) * k_v))
         sink = None if module.sinks is None else module.sinks[i : i + 1]
         scoring = Scoring(module.scale, spec.normalizer, spec.cap, sink)
@@ -87,6 +87,20 @@ def by_head(module: MultiHeadAttention, spec: Attention, x: Tensor, encoder_out:
         heads.append(one[:, 0])
     together = torch.cat(heads, dim=-1)
     return together if isinstance(spec.output, NoOutput) else module.out(together)
+
+
+def normed(norm: nn.Module, spec: Attention, x: Tensor, width: int) -> tuple[Tensor, ...]:
+    """Queries or keys, head by head: normed with one γ, with a γ for each, or before they are split."""
+    if spec.qk_norm_over == "projection":
+        return norm(x).split(width, dim=-1)
+    parts = x.split(width, dim=-1)
+    if spec.qk_norm_over == "head":
+        return tuple(map(norm, parts))
+    gammas = norm.weight.split(width)
+    if isinstance(spec.qk_norm, RMSNorm):
+        return tuple(F.rms_norm(one, (width,), gamma, 1e-6) for one, gamma in zip(parts, gammas, strict=True))
+    both = zip(parts, gammas, norm.bias.split(width), strict=True)
+    return tuple(F.layer_norm(one, (width,), gamma, beta, 1e-5) for one, gamma, beta in both)
 
 
 @given(attentions(), seeds, st.integers(1, 5))

@@ -345,6 +345,14 @@ def test_sizes_that_cannot_be_split_are_named_with_a_fix() -> None:
     assert not list(split_faults(config, 1))
 
 
+@pytest.mark.parametrize("over", ["each_head", "projection"])
+def test_norms_that_are_not_alike_for_all_heads_cannot_be_split(over: str) -> None:
+    config = decoder(block({"qk_norm": "rms", "qk_norm_over": over}))
+    (fault,) = split_faults(config, 2)
+    assert str(fault).startswith(f"decoder.blocks.0.mixer.qk_norm_over = '{over}': ")
+    assert not list(split_faults(config, 1))
+
+
 def test_settings_without_a_split_form_are_refused() -> None:
     recipe = pairs(steps=2)
     for change, message in {

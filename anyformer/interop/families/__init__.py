@@ -5,6 +5,7 @@ bart        BART, mBART, Marian, Pegasus, M2M-100 and NLLB
 bert        BERT
 bloom       BLOOM: ALiBi
 clip        CLIP: images and texts
+cohere      Command R
 distilbert  DistilBERT
 electra     ELECTRA
 falcon      Falcon: parallel blocks, multi-query attention
@@ -17,12 +18,14 @@ mixtral     Mixtral: Mistral with experts
 modernbert  ModernBERT
 mpnet       MPNet: RoBERTa with T5's bias
 neox        GPT-NeoX and Pythia
+olmo        OLMo 2 and 3: norms after sublayers
 opt         OPT
 phi         Phi-1 and Phi-2
 phi3        Phi-3 and Phi-4
 qwen3_moe   Qwen3-MoE
 roberta     RoBERTa, XLM-R and CamemBERT
 smollm3     SmolLM3: layers without positions
+stablelm    StableLM 3B and 2
 starcoder2  StarCoder2
 t5          T5, T5 1.1 and mT5
 vit         ViT
@@ -34,6 +37,7 @@ from anyformer.interop.families.bart import BART, M2M100, MARIAN, MBART, PEGASUS
 from anyformer.interop.families.bert import BERT
 from anyformer.interop.families.bloom import BLOOM
 from anyformer.interop.families.clip import CLIP
+from anyformer.interop.families.cohere import COHERE
 from anyformer.interop.families.distilbert import DISTILBERT
 from anyformer.interop.families.electra import ELECTRA
 from anyformer.interop.families.falcon import FALCON
@@ -46,12 +50,14 @@ from anyformer.interop.families.mixtral import MIXTRAL
 from anyformer.interop.families.modernbert import MODERNBERT
 from anyformer.interop.families.mpnet import MPNET
 from anyformer.interop.families.neox import NEOX
+from anyformer.interop.families.olmo import OLMO2, OLMO3
 from anyformer.interop.families.opt import OPT
 from anyformer.interop.families.phi import PHI
 from anyformer.interop.families.phi3 import PHI3
 from anyformer.interop.families.qwen3_moe import QWEN3_MOE
 from anyformer.interop.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from anyformer.interop.families.smollm3 import SMOLLM3
+from anyformer.interop.families.stablelm import STABLELM
 from anyformer.interop.families.starcoder2 import STARCODER2
 from anyformer.interop.families.t5 import MT5, T5
 from anyformer.interop.families.vit import VIT
@@ -61,6 +67,7 @@ from anyformer.interop.family import Family
 _ALL: tuple[Family, ...] = (
     *(GPT2, LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, NEOX, OPT, BLOOM),
     *(QWEN3_MOE, FALCON, PHI3, PHI, GPTJ, GPT_NEO, STARCODER2, SMOLLM3),
+    *(OLMO2, OLMO3, STABLELM, COHERE),
     *(BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, MPNET, DISTILBERT, ELECTRA, ALBERT, MODERNBERT),
     *(VIT, CLIP),
     *(T5, MT5, BART, MBART, MARIAN, PEGASUS, M2M100, WHISPER),

@@ -176,8 +176,7 @@ def rules(version: int, config: ModelConfig) -> Iterator[AnyRule]:
         yield from llama.attention_rules(f"{ours}.mixer", theirs)
         yield Rule(f"{ours}.mixer.norm_branch", f"{theirs}.post_attention_layernorm")
         yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.pre_feedforward_layernorm")
-        yield Rule(f"{ours}.feedforward.inner.gate_up", f"{theirs}.mlp.gate_proj", f"{theirs}.mlp.up_proj")
-        yield Rule(f"{ours}.feedforward.inner.down", f"{theirs}.mlp.down_proj")
+        yield from llama.gated_rules(f"{ours}.feedforward.inner", f"{theirs}.mlp")
         yield Rule(f"{ours}.feedforward.norm_branch", f"{theirs}.post_feedforward_layernorm")
     yield from llama.end_rules(config)
 

@@ -58,7 +58,8 @@ class Defaults:
     tied: bool = False
 
 
-def read(defaults: Defaults, fields: Fields) -> ModelConfig:
+def read(defaults: Defaults, fields: Fields, position: Rotary | None = None) -> ModelConfig:
+    """Return the model; `position` replaces rotary positions that the fields give in another form."""
     fields.must("pretraining_tp", 1)
     depth, width = fields.depth("num_hidden_layers", defaults.depth), fields("hidden_size", defaults.width)
     heads = fields("num_attention_heads", defaults.heads)
@@ -81,7 +82,7 @@ def read(defaults: Defaults, fields: Fields) -> ModelConfig:
     block = Block(mixer=mixer, feedforward=feedforward, norm=norm)
     prefix, blocks = tile_layers(_windowed(defaults, fields, mixer, block, depth))
     tied, vocab = fields("tie_word_embeddings", defaults.tied), fields("vocab_size", defaults.vocab)
-    position = fields.rotary(defaults.theta, defaults.fraction)
+    position = position or fields.rotary(defaults.theta, defaults.fraction)
     return ModelConfig(
         width=width,
         target=Tokens(vocab=vocab),
@@ -152,8 +153,7 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
         ours, theirs = f"decoder.blocks.{i}", f"model.layers.{i}"
         yield from attention_rules(f"{ours}.mixer", theirs)
         yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.post_attention_layernorm")
-        yield Rule(f"{ours}.feedforward.inner.gate_up", f"{theirs}.mlp.gate_proj", f"{theirs}.mlp.up_proj")
-        yield Rule(f"{ours}.feedforward.inner.down", f"{theirs}.mlp.down_proj")
+        yield from gated_rules(f"{ours}.feedforward.inner", f"{theirs}.mlp")
     yield from end_rules(config)
 
 
@@ -163,6 +163,11 @@ def attention_rules(ours: str, theirs: str) -> Iterator[Rule]:
     yield Rule(f"{ours}.inner.out", f"{theirs}.self_attn.o_proj")
     yield Rule(f"{ours}.inner.q_norm", f"{theirs}.self_attn.q_norm")
     yield Rule(f"{ours}.inner.k_norm", f"{theirs}.self_attn.k_norm")
+
+
+def gated_rules(ours: str, theirs: str) -> Iterator[Rule]:
+    yield Rule(f"{ours}.gate_up", f"{theirs}.gate_proj", f"{theirs}.up_proj")
+    yield Rule(f"{ours}.down", f"{theirs}.down_proj")
 
 
 def end_rules(config: ModelConfig) -> Iterator[AnyRule]:

@@ -83,8 +83,7 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
 
 def _network(ours: str, theirs: str, network: FeedForward, width: int) -> Iterator[Rule]:
     if not isinstance(network, Experts):
-        yield Rule(f"{ours}.gate_up", f"{theirs}.gate_proj", f"{theirs}.up_proj")
-        yield Rule(f"{ours}.down", f"{theirs}.down_proj")
+        yield from llama.gated_rules(ours, theirs)
         return
     inner, each = hidden_width(network.expert, width), [f"{theirs}.experts.{n}" for n in range(network.count)]
     yield Rule(f"{ours}.router.linear", f"{theirs}.gate")
