@@ -63,13 +63,14 @@ UNDER: dict[str, tuple[str, ...]] = {
     "environments": ("run",),
     "serve": ("run",),
     "interop": ("run",),
+    "evaluation": ("run",),
     "new": ("training",),
     "ray_cluster": ("hardware", "processes"),
     "lab": ("ray_cluster", "training", "interop", "inspection"),
     "comparison": ("lab",),
     "explore": ("lab", "run_inspection"),
     "batch": ("serve", "ray_cluster"),
-    "cli": ("explore", "comparison", "doctor", "new", "environments", "batch", "forecast"),
+    "cli": ("explore", "comparison", "doctor", "new", "environments", "batch", "forecast", "evaluation"),
     "__main__": ("cli",),
 }
 

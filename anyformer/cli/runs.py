@@ -14,6 +14,7 @@ from anyformer.cli.app import Json, app, print_once
 
 if TYPE_CHECKING:
     from anyformer.run import Run
+    from anyformer.tasks.base import Metrics
 
 AUTO = ("--resume", "auto")
 Folder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
@@ -185,24 +186,62 @@ def evaluate_(
     by: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Also report the metrics for each value of this column.")
     ] = None,
+    tasks: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Evaluate a language model on this task file (.yaml); may be repeated."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first rows of each task file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Evaluate a run on the data of its recipe. With --json the last line is one JSON object."""
+    """Evaluate a run on the data of its recipe, or on task files. With --json the last line is one JSON object."""
+    if tasks:
+        if changes or by or split != "test":
+            from anyformer.config.spec import ConfigError, Fault
+
+            raise ConfigError([Fault("--tasks", "replaces the recipe's data: leave out KEY=VALUE, --split and --by")])
+        _evaluate_files(run, tasks, limit, as_json)
+        return
+    if limit is not None:
+        from anyformer.config.spec import ConfigError, Fault
+
+        raise ConfigError([Fault("--limit", "is for --tasks")])
     from anyformer.training.train import evaluate
 
     with _errors_as_lines():
         metrics = evaluate(run, changes or (), split, by)
+    _print_metrics(metrics, {"split": split}, as_json)
+
+
+def _evaluate_files(folder: Path, files: list[Path], limit: int | None, as_json: bool) -> None:
+    """Print the metrics of each task file."""
+    from anyformer.cli.decoding_options import note_unfinished
+    from anyformer.cli.progress import counting
+    from anyformer.evaluation import evaluate_file
+    from anyformer.evaluation.task_file import request_count
+    from anyformer.run import load
+
+    counts = [request_count(file, limit) for file in files]  # so that a wrong file is an error before the first result
+    run = load(folder)
+    note_unfinished(run, folder)
+    for file, count in zip(files, counts, strict=True):
+        with counting(count, "log-likelihoods") as progress:
+            metrics = evaluate_file(run, file, limit=limit, progress=progress)
+        _print_metrics(metrics, {}, as_json)
+
+
+def _print_metrics(metrics: "Metrics", more: dict[str, str], as_json: bool) -> None:
+    """Print metrics as lines, or as one JSON object."""
     if as_json:
         result = {
             "task": metrics.task,
-            "split": split,
+            **more,
             "n": metrics.count,
             "metrics": metrics.values,
             "notes": metrics.notes,
         }
         typer.echo(json.dumps(result, ensure_ascii=False))
         return
-    head = {"task": metrics.task, "split": split, "n": metrics.count, **metrics.values}
+    head = {"task": metrics.task, **more, "n": metrics.count, **metrics.values}
     lines = [*_lines(head), *_lines(metrics.notes)]  # not merged: both have a "bleu", its value and its signature
     width = max(16, *(len(name) for name, _ in lines))
     for name, text in lines:

@@ -38,6 +38,13 @@ ReadMedia = Callable[[Tensor, Tensor | None], tuple[Tensor, MediaBatch | None, T
 """Takes ids, negative ones for places of images or sounds, and marks; returns ids, segments and marks."""
 
 
+class TokenScores(NamedTuple):
+    """The tokens of a row but the first."""
+
+    logprobs: Tensor  # [t - 1]
+    top: Tensor  # bool [t - 1]: it is the most probable token; of equals, the one with the lowest id
+
+
 def score(
     model: Transformer,
     rows: Sequence[Ids],
@@ -49,8 +56,19 @@ def score(
 
     With `read`, rows or sources may have negative ids; as tokens to predict, their values mean nothing.
     """
+    return [each.logprobs for each in token_scores(model, rows, sources, seen, read)]
+
+
+def token_scores(
+    model: Transformer,
+    rows: Sequence[Ids],
+    sources: Sequence[Ids] | None = None,
+    seen: Sequence[int] | None = None,
+    read: ReadMedia | None = None,
+) -> list[TokenScores]:
+    """Return what `score` does, and for each token whether greedy decoding would choose it."""
     _check(model, rows, sources, seen, read)
-    scores = [torch.empty(0)] * len(rows)
+    scores = [TokenScores(torch.empty(0), torch.empty(0, dtype=torch.bool))] * len(rows)
     order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
     with evaluating(model):
         while order:
@@ -63,9 +81,11 @@ def score(
             batch_sources = None if sources is None else [sources[i] for i in batch]
             logits = _logits(model, inputs, batch_sources, None if seen is None else [seen[i] for i in batch], read)
             targets, _ = _padded([rows[i][1:] for i in batch], logits.device)
+            top = logits.argmax(dim=-1) == targets
             log_p = logits.log_softmax(dim=-1).gather(2, targets.clamp(min=0)[..., None])[..., 0]
-            for i, row in zip(batch, log_p, strict=True):
-                scores[i] = row[: len(rows[i]) - 1].cpu()
+            for i, values, best in zip(batch, log_p.cpu(), top.cpu(), strict=True):
+                n = len(rows[i]) - 1
+                scores[i] = TokenScores(values[:n].clone(), best[:n].clone())
     return scores
 
 
