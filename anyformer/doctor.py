@@ -48,6 +48,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
         "ruff",
         "schemathesis",
         "seqeval",
+        "xllamacpp",
     ),
 }
 

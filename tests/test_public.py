@@ -135,7 +135,7 @@ VERBS = {
         "--gpus",
         "--retries",
     ],
-    "export": ["run", "[out]", "--format", "--family", "--out"],
+    "export": ["run", "[out]", "--format", "--family", "--dtype", "--out"],
     "config": [],
     "config schema": ["[of]"],
     "config show": ["model", "[changes]", "--format"],

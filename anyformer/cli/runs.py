@@ -336,19 +336,27 @@ def merge_(
 def export_(
     run: Folder,
     out: Annotated[
-        Path | None, typer.Argument(metavar="DIR|FILE", help="Folder to write, or file for ONNX; or give --out.")
+        Path | None,
+        typer.Argument(metavar="DIR|FILE", help="Folder to write, or file for ONNX and GGUF; or give --out."),
     ] = None,
     to: Annotated[
-        Literal["hf", "peft", "onnx"],
+        Literal["hf", "peft", "onnx", "gguf"],
         typer.Option(
-            "--format", help="hf: for transformers; peft: its LoRA adapter alone, for PEFT; onnx: for ONNX Runtime."
+            "--format",
+            help="hf: for transformers; peft: its LoRA adapter alone, for PEFT; onnx: for ONNX Runtime; "
+            "gguf: for llama.cpp.",
         ),
     ] = "hf",
     family: Annotated[str | None, typer.Option(help="Family of public models, if several fit.")] = None,
+    dtype: Annotated[
+        Literal["f32", "f16", "q8_0"] | None,
+        typer.Option(help="Type of the weights in a GGUF file; q8_0: 8 bits. Default: f32."),
+    ] = None,
     to_path: Annotated[Path | None, typer.Option("--out", help="The same as DIR|FILE.")] = None,
 ) -> None:
     """Export a run for other programs. An error names the parts that they do not support."""
     from anyformer.config.spec import ConfigError, Fault
+    from anyformer.interop.gguf_export import to_gguf
     from anyformer.interop.hf_folder import to_hf
     from anyformer.interop.onnx import export_onnx
     from anyformer.interop.peft import export_peft
@@ -358,9 +366,15 @@ def export_(
         raise ConfigError([Fault("--out", "give the folder or file to write once, as DIR|FILE or by --out")])
     out = out or to_path
     assert out is not None
+    if to in ("onnx", "gguf") and family is not None:
+        raise ConfigError([Fault("--family", f"is for --format hf: {to.upper()} has no families")])
+    if to != "gguf" and dtype is not None:
+        raise ConfigError([Fault("--dtype", "is for --format gguf")])
+    if to == "gguf":
+        name = to_gguf(load(run, device="cpu"), out, dtype=dtype or "f32")
+        typer.echo(f"exported: {out}, as gguf, {name} in {dtype or 'f32'}")
+        return
     if to == "onnx":
-        if family is not None:
-            raise ConfigError([Fault("--family", "is for --format hf: ONNX has no families")])
         typer.echo(f"exported: {export_onnx(load(run, device='cpu'), out)}, as onnx")
         return
     if to == "peft":

@@ -5,11 +5,13 @@ ctranslate2               Read Whisper models in CTranslate2's format
 families                  One file for each public model family
 family                    The class `Family`, and the search for a family that supports a model
 gguf_architectures        Architectures of GGUF files as families: metadata and names of tensors
-gguf_file                 Read the header and the tensors of GGUF files
+gguf_export               Write runs as GGUF files: to_gguf
+gguf_file                 Headers and tensors of GGUF files, read and written
 gguf_import               Read models in GGUF files
 gguf_rope                 Rotary positions of GGUF files
 gguf_tensors              Order and offset of the weights in GGUF files
 gguf_tokenizers           Read the tokenizers of GGUF files
+gguf_vocabulary           Write tokenizers as metadata of GGUF files
 hf_folder                 Read and write folders of `transformers`: from_hf, to_hf
 hub                       Download public models by name: hf:owner/name
 language_codes            Language codes of multilingual translation models, in the order of their ids

@@ -29,6 +29,7 @@ class Architecture:
     keys: Mapping[str, str]  # key of metadata to field of config.json
     modules: Mapping[str, str]  # name in a file to public name, without weight or bias; {} is the layer
     read: Callable[[Fields, Data, GgufFile], Data]  # further fields of config.json
+    write: Callable[[Data], Data]  # further metadata
     change: Callable[[str, Data], Change] = lambda name, config: Same()  # of a tensor, by its name in a file
 
     def config(self, file: GgufFile) -> Data:
@@ -48,6 +49,12 @@ class Architecture:
         fields.finish()
         return {"model_type": self.family, "architectures": [self.model], **found}
 
+    def metadata(self, config: Data) -> Data:
+        """Return the metadata of a config.json, with whole keys. What they cannot express is left out."""
+        found = {key: config[name] for key, name in self.keys.items() if config.get(name) is not None}
+        found |= {"vocab_size": config["vocab_size"], **self.write(config)}
+        return {"general.architecture": self.name} | {f"{self.name}.{key}": value for key, value in found.items()}
+
     def stored(self, file: GgufFile, config: Data) -> dict[str, StoredTensor]:
         """Return the tensors of a file in their public form, by public names; unknown ones under their own."""
         tensors = {name: x for name, x in file.tensors.items() if name not in gguf_rope.TENSORS}
@@ -60,6 +67,13 @@ class Architecture:
         if module not in self.modules:
             return name
         return f"{self.modules[module].format(layer[1] if layer else '')}.{end}"
+
+    def file_name(self, name: str) -> str:
+        """Return the name in a file of a tensor, by its public name."""
+        layer = re.search(r"\.(\d+)\.", name)
+        module, _, end = re.sub(r"\.\d+\.", ".{}.", name, count=1).rpartition(".")
+        (found,) = (ours for ours, theirs in self.modules.items() if theirs == module)
+        return f"{found.format(layer[1] if layer else '')}.{end}"
 
 
 def _uniform(value: Any) -> Any:
@@ -127,9 +141,14 @@ def _change_llama(name: str, config: Data) -> Change:
     return Same()
 
 
-LLAMA = Architecture("llama", "llama", "LlamaForCausalLM", LLAMA_KEYS, LLAMA_MODULES, _read_llama, change=_change_llama)
-QWEN2 = Architecture("qwen2", "qwen2", "Qwen2ForCausalLM", LLAMA_KEYS, LLAMA_MODULES, _read_qwen)
-QWEN3 = Architecture("qwen3", "qwen3", "Qwen3ForCausalLM", LLAMA_KEYS, LLAMA_MODULES, _read_qwen)
+def _llama(name: str, title: str, read: Callable[[Fields, Data, GgufFile], Data], **more: Any) -> Architecture:
+    return Architecture(
+        name, name, f"{title}ForCausalLM", LLAMA_KEYS, LLAMA_MODULES, read=read, write=gguf_rope.write, **more
+    )
+
+
+LLAMA = _llama("llama", "Llama", _read_llama, change=_change_llama)
+QWEN2, QWEN3 = _llama("qwen2", "Qwen2", _read_qwen), _llama("qwen3", "Qwen3", _read_qwen)
 
 # -- GPT-2 ------------------------------------------------------------------------------------------------------------
 
@@ -164,6 +183,15 @@ def _change_gpt2(name: str, config: Data) -> Change:
     return Flipped() if re.fullmatch(r"blk\.\d+\.(attn_qkv|attn_output|ffn_up|ffn_down)\.weight", name) else Same()
 
 
-GPT2 = Architecture("gpt2", "gpt2", "GPT2LMHeadModel", GPT2_KEYS, GPT2_MODULES, _read_gpt2, change=_change_gpt2)
+GPT2 = Architecture(
+    "gpt2",
+    "gpt2",
+    "GPT2LMHeadModel",
+    GPT2_KEYS,
+    GPT2_MODULES,
+    read=_read_gpt2,
+    write=lambda config: {},
+    change=_change_gpt2,
+)
 
-ARCHITECTURES = {one.name: one for one in (LLAMA, QWEN2, QWEN3, GPT2)}
+ARCHITECTURES = {one.name: one for one in (GPT2, LLAMA, QWEN2, QWEN3)}

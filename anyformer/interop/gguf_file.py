@@ -1,4 +1,4 @@
-"""GGUF files (ggml): metadata, tokenizer and tensors of a model in one file. Read and write their bytes.
+"""GGUF files (ggml): metadata, tokenizer and tensors of a model in one file. Their bytes, read and written.
 
 magic "GGUF", version (uint32), number of tensors, number of metadata entries (uint64); little-endian
 entry      key, type (uint32), value; a string is its length (uint64) and UTF-8; an array is a type, a length, values
@@ -11,6 +11,7 @@ The package `gguf` converts quantised values. Its own reader needs 6 s for the h
 import math
 import mmap
 import struct
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 MAX_ENTRIES, MAX_RANK, MAX_DEPTH = 100_000, 4, 4  # of metadata, of tensors, of arrays in arrays
 MAX_VALUES = 1 << 48  # of a tensor
-ALIGNMENT = "general.alignment"
+ALIGNMENT, DEFAULT_ALIGNMENT = "general.alignment", 32
 # Types of metadata by number: struct's letter, or a string, or an array.
 LETTERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
@@ -165,7 +166,7 @@ def _parse(path: Path, data: mmap.mmap) -> GgufFile:
         what = f"is one of {metadata['split.count']} parts: join them with llama-gguf-split --merge"
         raise wrong(path, what)
     infos = [_info(cursor) for _ in range(tensors)]
-    alignment = metadata.get(ALIGNMENT, 32)
+    alignment = metadata.get(ALIGNMENT, DEFAULT_ALIGNMENT)
     if type(alignment) is not int or not 0 < alignment <= 1 << 20:
         raise wrong(path, f"{ALIGNMENT} = {alignment}: must be from 1 to {1 << 20:,}")
     base = -(-cursor.at // alignment) * alignment
@@ -198,3 +199,81 @@ def _tensor(path: Path, name: str, shape: tuple[int, ...], number: int, start: i
     if not shape or shape[-1] % block or math.prod(shape) > MAX_VALUES:
         raise wrong(path, f"is damaged: {visible(name)} of {kind.name} has the shape {list(shape)}")
     return GgufTensor(path, kind, shape, start, math.prod(shape) // block * block_bytes)
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+LARGEST = {"F32": math.inf, "F16": 65_504.0, "Q8_0": 127 * 65_504.0}
+
+
+def encode(x: Tensor, kind: str) -> "np.ndarray[Any, np.dtype[np.uint8]]":
+    """Return the bytes of a tensor, in a shape whose last dimension is bytes: F32, F16 or Q8_0.
+
+    Q8_0 is 32 values as int8 with one scale in half precision; a block whose scale would be 0 is all zeros.
+    """
+    from gguf import GGMLQuantizationType, quants
+
+    values = x.detach().cpu().float().contiguous().numpy()
+    if kind == "F32":
+        return values.view(np.uint8)
+    if kind == "F16":
+        return values.astype(np.float16).view(np.uint8)
+    assert kind == "Q8_0", kind
+    blocks = values.reshape(-1, 32)
+    smallest = 127 * 2.0**-25  # below it, half precision has no scale
+    flushed = np.where(np.abs(blocks).max(axis=1, keepdims=True) <= smallest, np.float32(0), blocks)
+    return quants.quantize(flushed.reshape(values.shape), GGMLQuantizationType.Q8_0)
+
+
+def write(
+    path: Path,
+    metadata: dict[str, Any],
+    kinds: dict[str, tuple[str, tuple[int, ...]]],
+    tensors: Iterable[tuple[str, Tensor]],
+) -> None:
+    """Write a file from a stream of tensors, in the order of `kinds`: the type and the shape of each."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    header = [MAGIC, struct.pack("<IQQ", VERSIONS[-1], len(kinds), len(metadata))]
+    header += [_string(key) + b"".join(_packed(value)) for key, value in metadata.items()]
+    offset = 0
+    for name, (kind, shape) in kinds.items():
+        number = GGMLQuantizationType[kind]
+        block, size = GGML_QUANT_SIZES[number]
+        sizes = struct.pack(f"<I{len(shape)}Q", len(shape), *shape[::-1])
+        header.append(_string(name) + sizes + struct.pack("<IQ", number, offset))
+        offset += _padded(math.prod(shape) // block * size)
+    text = b"".join(header)
+    with path.open("wb") as file:
+        file.write(text.ljust(_padded(len(text)), b"\0"))
+        for (name, x), (expected, (kind, shape)) in zip(tensors, kinds.items(), strict=True):
+            assert (name, tuple(x.shape)) == (expected, shape), name
+            if x.numel() and float(x.abs().max()) > LARGEST[kind]:
+                raise wrong(path.name, f"{name} has values above {LARGEST[kind]:,g}, the largest of {kind}")
+            data = encode(x, kind).tobytes()
+            file.write(data.ljust(_padded(len(data)), b"\0"))
+
+
+def _padded(size: int) -> int:
+    return -(-size // DEFAULT_ALIGNMENT) * DEFAULT_ALIGNMENT
+
+
+def _string(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def _packed(value: Any) -> Iterator[bytes]:
+    """Yield the type and the bytes of a value: integers as uint32, in lists as int32; floats in single precision."""
+    if isinstance(value, list):
+        inner = {int: 5, float: 6, str: STRING}[type(value[0]) if value else str]
+        yield struct.pack("<IIQ", ARRAY, inner, len(value))
+        yield (
+            b"".join(map(_string, value)) if inner == STRING else struct.pack(f"<{len(value)}{LETTERS[inner]}", *value)
+        )
+    elif isinstance(value, str):
+        yield struct.pack("<I", STRING) + _string(value)
+    else:
+        kind = {bool: 7, int: 4, float: 6}[type(value)]
+        yield struct.pack(f"<I{LETTERS[kind]}", kind, value)

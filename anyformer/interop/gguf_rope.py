@@ -28,6 +28,23 @@ def read(fields: Fields, config: dict[str, Any], file: GgufFile) -> dict[str, An
     return {"head_dim": width, "rope_parameters": found}
 
 
+def write(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the metadata about rotary positions and the width of heads; Llama 3's factors are in `factors`."""
+    width, rope = config["head_dim"], config["rope_parameters"]
+    found = {"attention.value_length": width, "rope.dimension_count": width, "rope.freq_base": rope["rope_theta"]}
+    if rope["rope_type"] in ("linear", "yarn"):
+        found |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": rope["factor"]}
+    if rope["rope_type"] == "yarn":
+        found["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
+    return found
+
+
+def factors(config: dict[str, Any]) -> Tensor | None:
+    """Return Llama 3's factors, if a config.json has its scaling."""
+    rope = config.get("rope_parameters", {})
+    return llama3_factors(rope, rope["rope_theta"], config["head_dim"]) if rope.get("rope_type") == "llama3" else None
+
+
 def _scaling(fields: Fields) -> dict[str, Any]:
     kind, old = fields("rope.scaling.type", "linear"), fields("rope.scale_linear", 0.0)
     factor = fields("rope.scaling.factor", old) or 1.0  # 0 means none
