@@ -14,6 +14,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections import OrderedDict
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple
 
 from anyformer.config.spec import ConfigError, Fault
@@ -50,33 +51,69 @@ class Vocabulary(NamedTuple):
     stop: tuple[int, ...]
 
 
+Key = tuple[str, Vocabulary, Rules]
+
+
+@dataclass(eq=False)
+class Compilation:
+    """A constraint that is being compiled, or waits for it: for all requests that need it."""
+
+    task: "asyncio.Task[None]"
+    requests: int = 0
+    started: bool = False
+
+
 class Compiler:
-    """Compiles constraints, one at a time, and keeps the latest."""
+    """Compiles constraints, one at a time, and keeps the latest.
+
+    A compilation that has begun is completed even if its request is cancelled: the process serves all requests.
+    """
 
     def __init__(self, seconds: float, states: int):
         self._seconds, self._states = seconds, states
         self._process: Process | None = None
-        self._lock, self._waiting = asyncio.Lock(), 0
-        self._kept: OrderedDict[tuple[str, Vocabulary, Rules], Constraint] = OrderedDict()
+        self._lock, self._closing = asyncio.Lock(), False
+        self._pending: dict[Key, Compilation] = {}
+        self._kept: OrderedDict[Key, Constraint] = OrderedDict()
         self._sent: set[Vocabulary] = set()  # tokenizers that the process has
 
     async def compile(self, model: str, vocabulary: Vocabulary, rules: Rules) -> Constraint:
         """Return the constraint. Raise an `ApiError` if it is wrong, too large, or not compiled in time."""
         key = model, vocabulary, rules
         if key not in self._kept:
-            if self._waiting >= MAX_WAITING:
-                raise ApiError(429, f"{MAX_WAITING} constraints are waiting to be compiled: try again later")
-            self._waiting += 1
+            pending = self._pending.get(key) or self._add(key)
+            pending.requests += 1
             try:
-                async with self._lock:
-                    if key not in self._kept:
-                        self._kept[key] = await self._ask(vocabulary, rules)
+                await asyncio.shield(pending.task)
             finally:
-                self._waiting -= 1
-            while len(self._kept) > MAX_KEPT:
-                self._kept.popitem(last=False)
+                pending.requests -= 1
+                if not pending.requests and not pending.started:
+                    pending.task.cancel()
         self._kept.move_to_end(key)
         return self._kept[key]
+
+    def _add(self, key: Key) -> Compilation:
+        if len(self._pending) >= MAX_WAITING:
+            raise ApiError(429, f"{MAX_WAITING} constraints are waiting to be compiled: try again later")
+        pending = self._pending[key] = Compilation(asyncio.create_task(self._compile(key)))
+
+        def done(task: "asyncio.Task[None]") -> None:
+            del self._pending[key]
+            if not task.cancelled():
+                task.exception()  # retrieved, also if no request waits for it
+
+        pending.task.add_done_callback(done)
+        return pending
+
+    async def _compile(self, key: Key) -> None:
+        _, vocabulary, rules = key
+        async with self._lock:
+            self._pending[key].started = True
+            if self._closing:
+                raise ApiError(503, "the server is shutting down")
+            self._kept[key] = await self._ask(vocabulary, rules)
+        while len(self._kept) > MAX_KEPT:
+            self._kept.popitem(last=False)
 
     async def _ask(self, vocabulary: Vocabulary, rules: Rules) -> Constraint:
         try:
@@ -85,16 +122,15 @@ class Compiler:
                 await _send(process, (_key(vocabulary), rules, self._states))
                 done, result = await _receive(process)
         except TimeoutError:
-            await self.close()
+            await self._kill()
             what = f"could not be compiled in {self._seconds:g} s: use a simpler one"
             raise ApiError(400, f"{rules.kind}: {what}", param=rules.kind, code="constraint_too_complex") from None
         except (OSError, EOFError, asyncio.IncompleteReadError):
-            await self.close()
+            await self._kill()
+            if self._closing:
+                raise ApiError(503, "the server is shutting down") from None
             what = "needs too much memory to compile: use a simpler one"
             raise ApiError(400, f"{rules.kind}: {what}", param=rules.kind, code="constraint_too_complex") from None
-        except asyncio.CancelledError:
-            await self.close()  # its answer would be read as that of the next job
-            raise
         if not done:
             raise ConfigError([Fault(*fault) for fault in result])
         return result
@@ -117,7 +153,11 @@ class Compiler:
         return self._process
 
     async def close(self) -> None:
-        """Kill the process."""
+        """End all compilations and the process."""
+        self._closing = True
+        await self._kill()
+
+    async def _kill(self) -> None:
         process, self._process = self._process, None
         if process is not None and process.returncode is None:
             with suppress(ProcessLookupError):
