@@ -27,15 +27,14 @@ class PagedSlots(NamedTuple):
 
     at: Tensor  # int [b, t]: slots of the pool; 0 for padding
     is_token: Tensor  # bool [b, t]
-    table: Tensor  # int [b, pages]
-    size: int  # tokens of a page
+    pages: Pages
     gathers: bool = True  # return copies of the rows' pages; otherwise the pool, for a kernel that reads pages
 
     @classmethod
-    def of(cls, table: Tensor, size: int, positions: Tensor, is_token: Tensor) -> "PagedSlots":
-        positions = positions.expand_as(is_token)
-        pages = table.gather(1, torch.where(is_token, positions // size, 0))
-        return cls(torch.where(is_token, pages * size + positions % size, 0), is_token, table, size)
+    def of(cls, pages: Pages, positions: Tensor, is_token: Tensor) -> "PagedSlots":
+        positions, size = positions.expand_as(is_token), pages.size
+        page = pages.table.gather(1, torch.where(is_token, positions // size, 0))
+        return cls(torch.where(is_token, page * size + positions % size, 0), is_token, pages)
 
     def write(self, stored: Tensor, new: Tensor) -> Tensor:
         """Write new [b, g, t, k] into a pool [1, g, slots, k]; return what the rows read [b, g, pages · size, k]."""
@@ -47,7 +46,7 @@ class PagedSlots(NamedTuple):
         stored[0].index_copy_(1, self.at.flatten(), new.transpose(0, 1).flatten(1, 2))
 
     def read(self, stored: Tensor) -> Tensor:
-        pages = stored[0].unflatten(1, (-1, self.size))[:, self.table]  # [g, b, pages, size, k]
+        pages = stored[0].unflatten(1, (-1, self.pages.size))[:, self.pages.table]  # [g, b, pages, size, k]
         return pages.flatten(2, 3).transpose(0, 1)
 
 
@@ -166,10 +165,11 @@ class PagedCache:
         self.source: Layout | None = None
         slots: PagedSlots | None = None
         if source is not None:
+            pages = Pages(source.table, pool.page_size, source.lengths)
             if new_source is None:
-                self.source = _keys(source.table, pool.page_size, source.lengths)
+                self.source = _keys(pages)
             index = torch.arange(new_source or 1, device=table.device).expand(len(table), -1)
-            slots = PagedSlots.of(source.table, pool.page_size, index, index < source.lengths[:, None])
+            slots = PagedSlots.of(pages, index, index < source.lengths[:, None])
         self.layers = [PagedLayer(own, across, slots) for own, across in zip(pool.layers, pool.cross, strict=True)]
 
     def next(self, length: int, is_token: Tensor | None = None, position_bound: int | None = None) -> Layout:
@@ -187,10 +187,11 @@ class PagedCache:
         """Return what all layers read, and where they write."""
         assert new.segments is not None
         is_token = real(new.segments)
-        slots = PagedSlots.of(self.table, self.pool.page_size, new.positions, is_token)
+        pages = Pages(self.table, self.pool.page_size, self.lengths + is_token.sum(dim=1))
+        slots = PagedSlots.of(pages, new.positions, is_token)
         if self.fresh:
             return {None: Step(new, FreshSlots(slots))}
-        keys = _keys(self.table, self.pool.page_size, self.lengths + is_token.sum(dim=1))
+        keys = _keys(pages)
         return {None: Step(keys._replace(pages=None) if self.pool.int8 else keys, slots)}
 
     def make_layout(
@@ -209,9 +210,9 @@ class PagedCache:
 AnyCache = Cache | PagedCache
 
 
-def _keys(table: Tensor, size: int, lengths: Tensor) -> Layout:
-    """Return the layout of rows of `lengths` [b] tokens in pages; padding is at position 0, as everywhere."""
-    index = torch.arange(table.shape[1] * size, device=lengths.device)
-    is_token = index < lengths[:, None]
+def _keys(pages: Pages) -> Layout:
+    """Return the layout of the tokens in pages; padding is at position 0, as everywhere."""
+    index = torch.arange(pages.table.shape[1] * pages.size, device=pages.lengths.device)
+    is_token = index < pages.lengths[:, None]
     positions, segments = torch.where(is_token, index, 0), torch.where(is_token, 0, PADDING)
-    return Layout(positions, segments, pages=Pages(table, size, lengths))
+    return Layout(positions, segments, pages=pages)

@@ -49,7 +49,7 @@ def test_new_tokens(rows: int, groups: int, t: int, widths: tuple[int, int]):
     size, table = 4, torch.tensor([[5, 2, 1], [3, 4, 6], [7, 8, 9]])[:rows]
     is_token = torch.arange(t) < torch.tensor([t, t - 1, 1])[:rows, None]
     positions = torch.tensor([3, 0, 6])[:rows, None] + torch.arange(t)
-    slots = PagedSlots.of(table, size, positions, is_token)
+    slots = PagedSlots.of(Pages(table, size, is_token.sum(dim=1)), positions, is_token)
     k, v = (draw(rows, t, groups, width).transpose(1, 2) for width in widths)
     expected, found = ([draw(1, groups, 40, width) for width in widths] for _ in range(2))
     for pool, new in zip(expected, (k, v), strict=True):

@@ -47,7 +47,7 @@ def test_new_tokens_and_rotations():
     table = (1 + torch.randperm(10, device="cuda")).view(rows, 2)
     is_token = torch.arange(t, device="cuda") < torch.tensor([4, 3, 1, 0, 2], device="cuda")[:, None]
     positions = torch.tensor([0, 14, 20, 3, 15], device="cuda")[:, None] + torch.arange(t, device="cuda")
-    slots = PagedSlots.of(table, size, positions, is_token)
+    slots = PagedSlots.of(Pages(table, size, is_token.sum(dim=1)), positions, is_token)
     k, v = (torch.randn(rows, t, groups, width, **HALF).transpose(1, 2) for _ in range(2))
     pools = [torch.zeros(1, groups, 11 * size, width, **HALF) for _ in range(4)]
     slots.store(pools[0], k)
