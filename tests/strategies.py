@@ -176,6 +176,7 @@ def attentions(draw: st.DrawFn, pattern: Pattern | None = None, position: Positi
         cap=draw(st.sampled_from([None, None, 1.5])),
         normalizer=normalizer,
         sinks=normalizer == "softmax" and draw(st.booleans()),
+        gate=draw(st.sampled_from(["none", "none", "head", "element"])),
         pattern=draw(st.sampled_from([None, None, *ACROSS])) if cross else pattern,
         position=position,
     )
@@ -260,6 +261,9 @@ def stacks(
     made = blocks(patterns, own, cross, mixers, encoder)
     layers, prefix = (tuple(draw(st.lists(made, min_size=low, max_size=high))) for low, high in ((1, 2), (0, 1)))
     depth = draw(st.integers(1, 3))
+    pooling = draw(poolings(depth)) if pools and depth > 1 and draw(st.booleans()) else None
+    if pooling is None and draw(st.booleans()):
+        layers, prefix = (_with_first_values(some, (*prefix, *layers)) for some in (layers, prefix))
     return Stack(
         depth=depth,
         blocks=layers,
@@ -267,7 +271,25 @@ def stacks(
         share=draw(st.booleans()),
         position=_taken(draw(st.sampled_from(positions)), (*prefix, *layers)),
         final_norm=draw(norms),
-        pooling=draw(poolings(depth)) if pools and depth > 1 and draw(st.booleans()) else None,
+        pooling=pooling,
+        embedding_skip=pooling is None and draw(st.booleans()),
+        unet_skips=pooling is None and depth > 1 and draw(st.booleans()),
+    )
+
+
+def _with_first_values(layers: tuple[Block, ...], every: tuple[Block, ...]) -> tuple[Block, ...]:
+    """Layers with a value residual, where their values have the sizes of the first that can have one."""
+
+    def sizes(mixer: object) -> tuple[int, int] | None:
+        direct = isinstance(mixer, Attention) and not isinstance(mixer.compress, Latent)
+        return (mixer.groups, mixer.widths(WIDTH)[1]) if direct else None
+
+    first = next((found for block in every if (found := sizes(block.mixer))), None)
+    return tuple(
+        block.model_copy(update={"mixer": block.mixer.model_copy(update={"value_residual": True})})
+        if first is not None and sizes(block.mixer) == first
+        else block
+        for block in layers
     )
 
 
@@ -295,13 +317,14 @@ def handing_over(draw: st.DrawFn, encoder: Stack, decoder: Stack) -> tuple[Stack
         cell.model_copy(update={"begin": "encoder"}),
     )
 
-    def filled(stack: Stack, depth: int, mixer: Recurrent, **other: None) -> Stack:
+    def filled(stack: Stack, depth: int, mixer: Recurrent, **without: None) -> Stack:
         parts = {
-            name: tuple(block.model_copy(update={"mixer": mixer, **other}) for block in getattr(stack, name))
+            name: tuple(block.model_copy(update={"mixer": mixer, **without}) for block in getattr(stack, name))
             for name in ("blocks", "prefix")
         }
         position = _taken(stack.position, parts["blocks"])
-        return stack.model_copy(update={**parts, "depth": depth, "position": position, "pooling": None})
+        other = {"position": position, "pooling": None, "unet_skips": stack.unet_skips and depth > 1}
+        return stack.model_copy(update={**parts, "depth": depth, **other})
 
     depth = min(encoder.depth, decoder.depth)
     return filled(encoder, encoder.depth, give), filled(decoder, depth, take, **({} if across else {"cross": None}))

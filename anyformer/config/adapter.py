@@ -75,6 +75,8 @@ def _attention(a: Attention, d: int, at: str, cross: bool) -> Iterator[Matrix]:
     else:
         both = g * k * (a.projections == "separate") + g * k_v * (a.projections != "shared_qkv")
         yield Matrix(f"{at}.qkv", d, h * k + both)
+    if gates := a.gate_size(d):
+        yield Matrix(f"{at}.gate", d, gates)
     if isinstance(a.output, Projected):
         yield Matrix(f"{at}.out", h * k_v, d)
 

@@ -94,6 +94,10 @@ class Stack(Spec):
     dropout: Probability = 0.0  # on the output (T5)
     memory: Count = 0  # tokens before a segment that it still reads, without gradients (Transformer-XL 2019)
     pooling: Pooling | None = None  # shorter sequences in deeper layers; None: every layer reads all tokens
+    # a layer reads a x + b x₀: x₀ is the embedding, a and b are learned and begin with 1 and 0
+    embedding_skip: Flag = False
+    # the output of layer i, times a learned weight, is added to the input of the i-th layer from the end
+    unet_skips: Flag = False
 
     def unrolled(self) -> tuple[Block, ...]:
         """Return the block of each layer."""

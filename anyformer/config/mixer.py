@@ -114,6 +114,9 @@ class Attention(Spec):
     compress: Compression = NoCompression()  # latent: keys and values from one short vector per token (MLA)
     bias: Flag = False  # biases of the query, key and value projections
     output: Output = Projected()  # the output projection W_O, or none
+    # sigmoid gate of each head's output, from the token itself: one number per head, or one per element (Qwen3-Next)
+    gate: Literal["none", "head", "element"] = "none"
+    value_residual: Flag = False  # mixes in the values of the first layer that has it, with learned weights (ResFormer)
     qk_norm: TokenNorm = NoNorm()  # norm of queries and keys, before positions
     # vectors of qk_norm: each head, with one γ for all heads (head) or one for each (each_head: StableLM 2, Cohere),
     # or all heads at once (projection: OLMo 2)
@@ -147,6 +150,10 @@ class Attention(Spec):
             yield Fault("sinks", f"= True: {what}")
         if self.qk_norm_over != "head" and isinstance(self.qk_norm, NoNorm):
             yield Fault("qk_norm_over", f"= '{self.qk_norm_over}': there is no norm; set qk_norm, or leave this out")
+
+    def gate_size(self, width: int) -> int:
+        """Return the number of gates of a token: none, one for each head, or one for each element of the heads."""
+        return {"none": 0, "head": self.heads, "element": self.heads * self.widths(width)[1]}[self.gate]
 
     @property
     def reach(self) -> int | None:

@@ -41,7 +41,7 @@ from anyformer.config.norm import NoNorm
 from anyformer.config.pattern import Causal, Full, Pattern
 from anyformer.config.position import Position
 from anyformer.config.spec import ConfigError, Fault, Size, Spec
-from anyformer.config.stack_rules import stack_faults
+from anyformer.config.stack_rules import skip_faults, stack_faults
 from anyformer.config.state_mixer import StateMixer
 
 Shape = Literal["encoder-decoder", "encoder", "decoder"]
@@ -173,10 +173,10 @@ def _stacks(config: ModelConfig) -> Iterator[Fault]:
             yield Fault(f"{side}.blocks", "must hold at least one block")
             continue
         if stack.depth < len(stack.prefix):
-            yield Fault(
-                f"{side}.depth", f"= {stack.depth}: must be at least the {len(stack.prefix)} blocks of `prefix`"
-            )
-        yield from (f.under(side) for f in stack_faults(stack, side, bool(config.encoder)))
+            what = f"= {stack.depth}: must be at least the {len(stack.prefix)} blocks of `prefix`"
+            yield Fault(f"{side}.depth", what)
+        own = (*stack_faults(stack, side, bool(config.encoder)), *skip_faults(stack, config.width))
+        yield from (f.under(side) for f in own)
         yield from (f.under(f"{side}.position") for f in _position(stack, config.width))
         for name in ("prefix", "blocks"):
             for i, block in enumerate(getattr(stack, name)):

@@ -1,9 +1,9 @@
-"""Rules of a stack as a whole: segment memory and pooling. Imports no torch."""
+"""Rules of a stack as a whole: segment memory, pooling and skip connections. Imports no torch."""
 
 from collections.abc import Iterator
 
 from anyformer.config.block import Side, Stack
-from anyformer.config.mixer import NoMixer, Recurrent
+from anyformer.config.mixer import Attention, Latent, NoMixer, Recurrent
 from anyformer.config.spec import Fault
 from anyformer.config.state_mixer import StateMixer
 
@@ -45,3 +45,29 @@ def _pooling(stack: Stack, side: Side) -> Iterator[Fault]:
         yield Fault("pooling.stages", f"= {list(pooling.stages)}: pooling is between stages, so there are two or more")
     if (layers := sum(pooling.stages) + pooling.tail) != stack.depth:
         yield Fault("depth", f"= {stack.depth}: the stages and the tail of `pooling` are {layers} layers")
+
+
+def skip_faults(stack: Stack, width: int) -> Iterator[Fault]:
+    """Yield faults of connections that skip layers: of outputs, embeddings and values."""
+    for name in ("embedding_skip", "unet_skips"):
+        if getattr(stack, name) and stack.pooling:
+            yield Fault(name, "= True: layers of a pooled stack read sequences of other lengths: leave pooling out")
+    if stack.unet_skips and stack.depth < 2:
+        yield Fault("unet_skips", f"= True: needs two layers or more, and depth = {stack.depth}")
+    sizes = set[tuple[int, int]]()
+    for name, blocks in (("prefix", stack.prefix), ("blocks", stack.blocks)):
+        for i, block in enumerate(blocks):
+            path, mixer = f"{name}.{i}.mixer.value_residual", block.mixer
+            if block.cross and block.cross.value_residual:
+                yield Fault(f"{name}.{i}.cross.value_residual", "= True: values across are those of the encoder")
+            if not isinstance(mixer, Attention) or not mixer.value_residual:
+                continue
+            if stack.pooling:
+                yield Fault(path, "= True: layers of a pooled stack have values of other lengths: leave pooling out")
+            elif isinstance(mixer.compress, Latent):
+                yield Fault(path, "= True: latent attention stores no values: leave compress out")
+            else:
+                sizes.add((mixer.groups, mixer.widths(width)[1]))
+            if len(sizes) > 1:
+                yield Fault(path, "= True: all layers that have it need the same kv_heads and value_width")
+                return

@@ -104,6 +104,9 @@ def side_costs(
     for part, (count, total) in costs.items():
         yield f"{side} {part}", count, total
     yield f"{side} final norm", 1, norm_cost(stack.final_norm, d, b * t)
+    if skips := 2 * stack.depth * stack.embedding_skip + stack.depth // 2 * stack.unet_skips:
+        # outputs of layers before they are mixed with the embedding
+        yield f"{side} skip connections", 1, Cost(skips, saved=b * t * d * (stack.depth - 1) * stack.embedding_skip)
     if side == "decoder" and (states := sum(mixer.state(d) for mixer in encoder_init_layers(config).values())):
         yield "encoder states", 1, Cost(cached=b * s * states)
     if "cross-attention" in costs:
@@ -241,6 +244,10 @@ def _attention(a: Attention, pattern: Pattern, d: int, b: int, t: int, s: int, c
         cost += replace(linear(h * k_v, d, b * t, a.output.bias), saved=0)
     cost += Cost(saved=b * (t * h * (k + k_v) + s * g * (k + k_v)))  # q and the heads' outputs; k and v
     cost += Cost(h * a.sinks)
+    if gates := a.gate_size(d):
+        cost += replace(linear(d, gates, b * t, bias=False), saved=b * t * (gates + h * k_v))  # and the gated heads
+    if a.value_residual:
+        cost += Cost(2, saved=b * t * g * k_v)  # values before they are mixed
     return cost + Cost(
         flops=2 * b * h * pairs(pattern, t, s) * (k + k_v), cached=b * _slots(s, a.reach) * each * caching
     )

@@ -88,14 +88,27 @@ Budget = Annotated[Steps | TokenBudget | FlopBudget, *BY_KIND]
 
 
 class Axis(Spec):
-    """An axis of a grid: fields of the recipe that take each of the values together."""
+    """An axis of a grid: fields of the recipe that take each of the values together, or settings by name."""
 
     name: Annotated[str, Field(min_length=1)]  # name of the axis in tables and figures
-    fields: Annotated[tuple[str, ...], Field(min_length=1)]  # dotted paths in the recipe
-    values: Annotated[tuple[Value, ...], Field(min_length=1)]  # values that the fields take
+    fields: tuple[str, ...] = ()  # dotted paths in the recipe
+    values: Annotated[tuple[Value, ...], Field(min_length=1)]  # values that the fields take, or names of `settings`
+    # in place of fields: the overrides for each value, such as [[], ["model.tie=output", "train.ema=0.99"]]
+    settings: tuple[tuple[str, ...], ...] = ()
+
+    @model_validator(mode="after")
+    def _check_settings(self) -> Self:
+        if bool(self.fields) == bool(self.settings):
+            raise ConfigError([Fault("fields", "set the fields that take the values, or settings, and not both")])
+        if self.settings and len(self.settings) != len(self.values):
+            what = f"are {len(self.settings)}, and there are {len(self.values)} values: each needs one"
+            raise ConfigError([Fault("settings", what)])
+        return self
 
     def changes(self, value: Value) -> list[str]:
         """Return the overrides of the recipe for a value."""
+        if self.settings:
+            return list(self.settings[self.values.index(value)])
         return [f"{field}={_toml(value)}" for field in self.fields]
 
 

@@ -14,11 +14,12 @@ from anyformer.nn.norm import build_head_norm
 
 
 class MultiHeadAttention(nn.Module):
-    """out(concat_i softmax(q_i k_iᵀ · scale + mask + bias) v_i), each head a projection of the whole input.
+    """out(concat_i g_i · softmax(q_i k_iᵀ · scale + mask + bias) v_i), each head a projection of the whole input.
 
     Self-attention projects its input to q, k and v in one matmul; cross-attention projects its input to q and the
     encoder's output to k and v. With fewer key/value heads (g < h) each serves h/g query heads.
-    Latent attention computes all three from a compressed vector (`latent.py`).
+    Latent attention computes all three from a compressed vector (`latent.py`). The gate is g_i = σ(x W_i), or 1 (Qiu et
+    al. 2025). With a value residual v_i is a v_i + b v_i', where v' are values of the first layer (Zhou et al. 2024).
     """
 
     def __init__(self, spec: Attention, width: int, *, cross: bool = False):
@@ -39,6 +40,10 @@ class MultiHeadAttention(nn.Module):
             self.serves = {"separate": (0, 1, 2), "shared_qk": (0, 0, 1), "shared_qkv": (0, 0, 0)}[spec.projections]
         self.q_norm, self.k_norm = (build_head_norm(spec.qk_norm, spec.qk_norm_over, n, k) for n in (h, g))
         self.norms, self.whole_norms = not isinstance(spec.qk_norm, NoNorm), spec.qk_norm_over == "projection"
+        gates = spec.gate_size(width)
+        self.gate = Linear(width, gates, bias=False) if gates else None
+        # weights of a layer's own values and of the first layer's
+        self.value_mix = nn.Parameter(torch.empty(2)) if spec.value_residual else None
         output = spec.output
         self.out = Linear(h * k_v, width, output.bias) if isinstance(output, Projected) else nn.Identity()
         self.scale, self.normalizer, self.dropout = factor(spec.scale, width, k), spec.normalizer, spec.dropout
@@ -58,6 +63,9 @@ class MultiHeadAttention(nn.Module):
             if (changed := ctx.tap("weights", weights)) is not weights:
                 out = mix(changed, v)
         out = ctx.tap("heads", out)
+        if self.gate is not None:
+            gate = split_heads(self.gate(x), self.heads).sigmoid()  # [b, h, t, 1] or [b, h, t, k_v]
+            out = out * ctx.tap("gate", gate)
         return self.out(out.transpose(1, 2).flatten(2))  # [b, h, t, k_v] -> [b, t, h·k_v]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, lowered: Lowered, scoring: Scoring) -> Tensor:
@@ -71,6 +79,10 @@ class MultiHeadAttention(nn.Module):
         v = split_heads(v, self.groups)
         assert ctx.relation is not None
         q, k = ctx.relation.rotate(q), ctx.relation.rotate(k)
+        if self.value_mix is not None:
+            assert ctx.first_values is not None
+            own, first = self.value_mix.to(v.dtype).unbind()
+            v = own * v + first * ctx.first_values.of(v)
         if ctx.memory is not None:
             q = q[:, :, -x.shape[1] :]  # tokens of the segment memory are keys only
         q, k, v = ctx.tap("q", q), ctx.tap("k", k), ctx.tap("v", v)

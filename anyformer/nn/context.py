@@ -68,6 +68,18 @@ class StateSink:
     states: Tensor | None = None
 
 
+class FirstValues:
+    """The values of the first layer with a value residual, for the tokens at hand [b, g, t, k_v]."""
+
+    values: Tensor | None = None
+
+    def of(self, values: Tensor) -> Tensor:
+        """Return the first layer's values; those given, if this is the first layer."""
+        if self.values is None:
+            self.values = values
+        return self.values
+
+
 class Context(NamedTuple):
     """Everything that a sublayer may need besides its input."""
 
@@ -80,6 +92,7 @@ class Context(NamedTuple):
     memory: LayerMemory | None = None  # segment memory (Transformer-XL)
     initial_state: Tensor | None = None  # of a recurrent layer, for a segment that starts at each token, [b, t, h]
     state_sink: StateSink | None = None
+    first_values: FirstValues | None = None
     taps: Tap | None = None
     aux: AuxOutputs | None = None
     backend: str = "auto"

@@ -19,7 +19,7 @@ from anyformer.nn.linear import Linear
 from anyformer.nn.lora import LowRank
 from anyformer.nn.norm import HeadNorm, OverBatch, RootMeanSquare
 from anyformer.nn.recurrent import RecurrentMixer
-from anyformer.nn.stack import BlockStack
+from anyformer.nn.stack import BlockStack, SkipConnections
 from anyformer.nn.state_mixers.gated_delta import GatedDeltaMixer
 from anyformer.nn.state_mixers.linear_attention import LinearAttentionMixer
 from anyformer.nn.state_mixers.mamba2 import Mamba2Mixer
@@ -121,6 +121,10 @@ def _fill_constants(module: nn.Module) -> bool:
         case MultiHeadAttention():
             if module.sinks is not None:
                 module.sinks.zero_()
+            if module.value_mix is not None:
+                module.value_mix.fill_(0.5)
+        case SkipConnections():
+            module.reset()
         case LearnedLength():
             module.log_scale.fill_(module.START)
         case TokenHead():

@@ -34,7 +34,7 @@ from anyformer.config import (
 from anyformer.kernels.runtime import Runtime
 from anyformer.nn.aux_outputs import AuxOutputs, TrackedModule
 from anyformer.nn.block import build_block
-from anyformer.nn.context import CacheWriter, Context, PassOptions, StateSink
+from anyformer.nn.context import CacheWriter, Context, FirstValues, PassOptions, StateSink
 from anyformer.nn.dropout import Dropout
 from anyformer.nn.mixer import cache_sizes
 from anyformer.nn.norm import build_norm, normed
@@ -63,6 +63,42 @@ class Encoded(NamedTuple):
     initial_states: Mapping[int, Tensor]  # of recurrent decoder layers that start from the encoder's: [b, t, h]
 
 
+class Skipped:
+    """What later layers read of a pass: its first input, and the outputs of layers."""
+
+    def __init__(self, first: Tensor):
+        self.first, self.outputs = first, list[Tensor]()
+
+
+class SkipConnections(nn.Module):
+    """Input of a layer: a x + b x₀ with learned a and b, after x + c y with the output y of an early layer.
+
+    The last layer reads the output of the first, the last but one that of the second, and so on.
+    """
+
+    def __init__(self, spec: Stack):
+        super().__init__()
+        self.depth = spec.depth
+        per_layer = spec.depth if spec.embedding_skip else 0
+        self.own = nn.Parameter(torch.empty(per_layer)) if spec.embedding_skip else None
+        self.embedding = nn.Parameter(torch.empty(per_layer)) if spec.embedding_skip else None
+        self.unet = nn.Parameter(torch.empty(spec.depth // 2)) if spec.unet_skips else None
+
+    def reset(self) -> None:
+        """Begin with the input itself, and with whole outputs of early layers."""
+        for weights, value in ((self.own, 1.0), (self.embedding, 0.0), (self.unet, 1.0)):
+            if weights is not None:
+                weights.fill_(value)
+
+    def forward(self, layer: int, x: Tensor, skipped: Skipped) -> Tensor:
+        early = self.depth - 1 - layer
+        if self.unet is not None and early < len(self.unet):
+            x = x + self.unet[early].to(x.dtype) * skipped.outputs[early]
+        if self.own is not None and self.embedding is not None:
+            x = self.own[layer].to(x.dtype) * x + self.embedding[layer].to(x.dtype) * skipped.first
+        return x
+
+
 class BlockStack(nn.Module):
     """Encoder or decoder. Layers are counted by application: with shared weights a module runs several times."""
 
@@ -76,6 +112,7 @@ class BlockStack(nn.Module):
         self.ends = spec.ends
         self.sizes = tuple(cache_sizes(block.mixer, width) for block in layers)
         self.segment_memory, self.pooling, self.levels = spec.memory, spec.pooling, spec.levels
+        self.skips = SkipConnections(spec) if spec.embedding_skip or spec.unet_skips else None
 
         schemes: dict[tuple[Scheme, int, int | None], int] = {}
         plans: dict[Plan, int] = {}
@@ -183,10 +220,13 @@ class BlockStack(nn.Module):
         backend, taps, aux, recompute = options
         relations = self.relations(layout, steps, cache is not None, site, backend, funnel.layouts, taps is not None)
         crossings = [] if encoded is None else self.crossings(layout, encoded.layout, site, backend)
+        first_values, skipped = FirstValues(), None if self.skips is None else Skipped(x)
         for i, run in enumerate(self.runs):
             plan, across, level = self.plan_of_layer[i], self.cross_plan_of_layer[i], self.levels[i]
             keys, write_at = steps.get(self.sizes[i].reach, steps[None])
             x = funnel.to(level, x)
+            if self.skips is not None and skipped is not None:
+                x = self.skips(i, x, skipped)
             ctx = Context(
                 funnel.layouts[level],
                 funnel.layouts[level] if level else keys,
@@ -197,6 +237,7 @@ class BlockStack(nn.Module):
                 None if memory is None else LayerMemory(memory.past.layers[i]),
                 None if encoded is None else encoded.initial_states.get(i),
                 None if state_sinks is None else state_sinks.get(i),
+                first_values,
                 taps if taps is None else taps.scoped(str(i)),
                 aux,
                 backend,
@@ -211,6 +252,8 @@ class BlockStack(nn.Module):
             if memory is not None:
                 memory.memory_out.append(new)
             x = ctx.tap("out", x)
+            if skipped is not None:
+                skipped.outputs.append(x)
         x = funnel.to(0, x)
         x = self.dropout(normed(self.final_norm, x, layout, aux))
         return x if taps is None else taps("final", x)

@@ -108,6 +108,8 @@ class Heads(ParallelStyle):
         plan: dict[str, ParallelStyle] = {"q": Columns(), "kv": Columns()} if module.cross else {"qkv": Columns()}
         if module.latent is not None:
             plan = {"latent": Compressed()}
+        if module.gate is not None:
+            plan["gate"] = Columns()
         if isinstance(module.out, Linear):
             plan["out"] = Rows()
         else:
@@ -207,7 +209,7 @@ def split_model(model: Transformer, mesh: DeviceMesh) -> None:
             case MultiHeadAttention():
                 plan[name] = Heads()
                 norms = ("q_norm", "k_norm") if module.latent is None else ("latent.norm", "latent.query_norm")
-                partial += [f"{name}.{norm}" for norm in norms]
+                partial += [f"{name}.{part}" for part in (*norms, "value_mix")]
             case PlainFFN() | GatedFFN() if not name.endswith(".shared"):
                 plan[name] = Hidden()
             case Mixture():

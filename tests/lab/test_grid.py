@@ -16,6 +16,7 @@ from anyformer.lab.grid import (
     Steps,
     TokenBudget,
     apply_budget,
+    check,
     grid_of_recipe,
     load_grid,
     run_grid,
@@ -228,3 +229,22 @@ def test_recipe_with_lists_of_values_is_a_grid() -> None:
 def test_a_recipe_without_a_list_of_values_is_refused() -> None:
     with pytest.raises(ConfigError, match="nothing varies: give a key several values"):
         grid_of_recipe("sort", ["model.width=32"])
+
+
+def test_settings_by_name() -> None:
+    """An axis of settings changes several fields by one name; it has fields or settings, and one setting per value."""
+    axis = Axis(name="part", values=("base", "ema"), settings=((), ("train.ema=0.9", "model.tie=none")))
+    grid = Grid(base="sort", axes=(axis,), seeds=(0,), budget=Steps(count=20))
+    base, other = map(grid.recipe, grid.cells())
+    assert base == read_recipe("sort", ["seed=0"])
+    assert other == read_recipe("sort", ["train.ema=0.9", "model.tie=none", "seed=0"])
+    with pytest.raises(ConfigError, match="are 1, and there are 2 values: each needs one"):
+        Axis(name="part", values=("a", "b"), settings=((),))
+    with pytest.raises(ConfigError, match="set the fields that take the values, or settings"):
+        Axis(name="part", values=("a", "b"))
+
+
+def test_grids_of_benchmarks_are_valid() -> None:
+    for path in (Path(__file__).parents[2] / "benchmarks" / "grids").glob("*.toml"):
+        grid = load_grid(path)
+        check(grid, grid.cells())

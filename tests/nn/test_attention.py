@@ -84,6 +84,9 @@ def by_head(module: MultiHeadAttention, spec: Attention, x: Tensor, encoder_out:
         sink = None if module.sinks is None else module.sinks[i : i + 1]
         scoring = Scoring(module.scale, spec.normalizer, spec.cap, sink)
         one = attend(q[:, None], key[:, None], v[:, None], every_key(spec).lowered, scoring)
+        if module.gate is not None:
+            size = module.gate.out_features // h
+            one = one * linear(module.gate, x, slice(i * size, (i + 1) * size)).sigmoid()[:, None]
         heads.append(one[:, 0])
     together = torch.cat(heads, dim=-1)
     return together if isinstance(spec.output, NoOutput) else module.out(together)
