@@ -26,7 +26,8 @@ from anyformer.tasks.lm import LanguageModelling
 from anyformer.tasks.mixture import MixedTasks
 from anyformer.tasks.mlm import MaskedLanguageModelling
 from anyformer.tasks.seq2seq import SequenceToSequence
-from anyformer.tasks.sequence_level import SequenceLevelTask
+from anyformer.tasks.sequence_level import SequenceLevelTask, for_shape
+from anyformer.tasks.span import SpanAnswering
 from anyformer.tasks.span_corruption import SpanCorrupting
 from anyformer.tasks.tag import Tagging, split
 
@@ -138,8 +139,8 @@ def _piece(run: Run, text: str, target: str | None) -> Example:
     match task:
         case MaskedLanguageModelling() | Encoding():
             row = task.masked(text)
-            return Example(row, row)
-        case SequenceLevelTask() | Tagging():
+            return for_shape(Example(row, row), config)
+        case SequenceLevelTask() | Tagging() | SpanAnswering():
             return task.read(text, config)
         case _:
             raise ConfigError([Fault("task.kind", f"= '{run.spec.kind}': its texts cannot be looked into")])

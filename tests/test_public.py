@@ -61,6 +61,7 @@ VERBS = {
         "--out",
         "--label",
         "--scores",
+        "--n-best",
         "--engine",
         "--jobs",
         "--address",

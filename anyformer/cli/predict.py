@@ -46,8 +46,12 @@ def predict_(
     ] = None,
     scores: Annotated[
         bool,
-        typer.Option("--scores", help="For classes: print label, probability and text of each line, with tabs."),
+        typer.Option("--scores", help="For classes and answers: print each with its probability, with tabs."),
     ] = False,
+    n_best: Annotated[
+        int | None,
+        typer.Option(min=1, help="For runs of the task span: print a JSON list of the best answers, this many."),
+    ] = None,
     engine: Annotated[
         Literal["local", "ray"], typer.Option(help="Where to predict: in this process, or on a Ray cluster.")
     ] = "local",
@@ -73,9 +77,9 @@ def predict_(
     names = files or ["-"]
     _check_paths(names, out, engine, {"jobs": jobs, "address": address, "gpus": gpus})
     with as_options("line {}"):
-        given = {**parse(how), "labels": label or None, "scores": scores or None}
+        given = {**parse(how), "labels": label or None, "scores": scores or None, "n_best": n_best}
         predictor = Predictor(run, device="cpu" if engine == "ray" else None, **given)
-        _check_options(predictor, label, scores)
+        _check_options(predictor, label, scores, n_best)
         note_unfinished(predictor.run, run)
         try:
             if engine == "ray" or len(names) > 1:
@@ -173,14 +177,16 @@ def _print_notes(before: str, notes: "Notes") -> None:
         typer.echo(f"{before}{where}: the model's logits are not finite", err=True)
 
 
-def _check_options(predictor: "Predictor", label: list[str] | None, scores: bool) -> None:
+def _check_options(predictor: "Predictor", label: list[str] | None, scores: bool, n_best: int | None) -> None:
     from anyformer.config.spec import ConfigError, Fault
 
     kind = predictor.run.spec.kind
     if label and kind != "embed":
         raise ConfigError([Fault("--label", f"is for runs of the task embed, not {kind}")])
-    if scores and kind != "classify":
-        raise ConfigError([Fault("--scores", f"is for runs of the task classify, not {kind}")])
+    if scores and kind not in ("classify", "span"):
+        raise ConfigError([Fault("--scores", f"is for runs of the tasks classify and span, not {kind}")])
+    if n_best is not None and kind != "span":
+        raise ConfigError([Fault("--n-best", f"is for runs of the task span, not {kind}")])
 
 
 def _check_paths(names: list[str], out: Path | None, engine: str, ray: dict[str, Any]) -> None:

@@ -208,6 +208,16 @@ class Classifier(Spec):
     pool: Pool = "first"  # how the vectors of a row become one
     transform: HeadTransform = NoTransform()  # layer before the logits
     dropout: Probability = 0.0  # on the input of the head
+    bias: Flag = True  # a bias per label
+
+
+class SpanBounds(Spec):
+    """Logits [b, t, 2] of each token as the first and as the last of a span: answers to questions (Rajpurkar et al.
+    2016, Devlin et al. 2019)."""
+
+    kind: Literal["span"] = "span"
+    transform: HeadTransform = NoTransform()  # layer before the logits
+    dropout: Probability = 0.0  # on the input of the head
 
 
 def label_count(head: TokenLabels | Classifier) -> int:
@@ -239,7 +249,7 @@ class Embedder(Spec):
         return self.projection or width
 
 
-Head = Annotated[NoHead | LM | MaskedLM | TokenLabels | Classifier | Embedder, *BY_KIND]
+Head = Annotated[NoHead | LM | MaskedLM | TokenLabels | SpanBounds | Classifier | Embedder, *BY_KIND]
 
 
 class ImageTower(Spec):

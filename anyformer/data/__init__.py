@@ -28,6 +28,7 @@ shard_writer             write shards: tokenise text of any size in parallel, re
 shards                   one long text as token ids, in memory or in shards
 sound_rows               rows of sounds whose file names have their labels, alone or joined
 spectrogram              log-mel spectrograms of sounds
+squad                    questions with texts and answers, in the formats of SQuAD
 synthetic                synthetic tasks: sorting, copying, reversing, dates, additions
 tables                   columns of .tsv, .csv, .jsonl and .parquet files
 template_sandbox         chat templates compiled and rendered by Jinja, with bounded work and output

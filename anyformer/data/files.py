@@ -16,7 +16,7 @@ from anyformer.config.spec import LARGEST, ConfigError, Fault, close_to, did_you
 from anyformer.datasets.registry import lookup, registry
 from anyformer.datasets.storage import find
 from anyformer.hardware import usable_memory
-from anyformer.recipe import ClassFolders, ConllFile, Data, MatchedLines, ParallelFiles, TableFile, TextFile
+from anyformer.recipe import ClassFolders, ConllFile, Data, MatchedLines, ParallelFiles, SquadFile, TableFile, TextFile
 
 
 class File(NamedTuple):
@@ -57,7 +57,7 @@ def unfit(character: str) -> str:
 
 
 def open_files(
-    source: TextFile | ParallelFiles | TableFile | MatchedLines | ConllFile, data: Data, *keys: str
+    source: TextFile | ParallelFiles | TableFile | MatchedLines | ConllFile | SquadFile, data: Data, *keys: str
 ) -> dict[str, File]:
     """The files that some fields of a source name, by field."""
     faults, files = list(unknown(source.encoding)), {}

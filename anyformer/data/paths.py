@@ -23,6 +23,7 @@ from anyformer.recipe import (
     Shards,
     SingleSource,
     SoundFiles,
+    SquadFile,
     TableFile,
     TextFile,
     Trajectories,
@@ -51,7 +52,7 @@ def single_sources(data: Data) -> Iterator[tuple[str, SingleSource | Shards]]:
 
 def _named(source: SingleSource | Shards, at: str) -> Iterator[tuple[str, str]]:
     match source:
-        case TextFile() | TableFile() | MatchedLines() | ConllFile() | ClassFolders() | ArrayFile():
+        case TextFile() | TableFile() | MatchedLines() | ConllFile() | SquadFile() | ClassFolders() | ArrayFile():
             yield f"{at}.path", source.path
         case Shards() | SoundFiles() | Trajectories():
             yield f"{at}.path", source.path

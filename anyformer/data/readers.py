@@ -18,6 +18,7 @@ from anyformer.data.media_rows import array_rows, folder_rows
 from anyformer.data.paths import require_sets
 from anyformer.data.shards import Corpus, open_shards
 from anyformer.data.sound_rows import sound_columns
+from anyformer.data.squad import questions
 from anyformer.data.synthetic import Split
 from anyformer.data.tables import LISTS, read_table
 from anyformer.data.trajectories import Episode, read_episodes, to_columns
@@ -36,6 +37,7 @@ from anyformer.recipe import (
     SingleSource,
     SoundFiles,
     Source,
+    SquadFile,
     TableFile,
     TextFile,
     Trajectories,
@@ -47,7 +49,7 @@ ROLES = ("source", "target", "text", "pair", "label", "words", "tags")  # of gro
 GOLDEN = 2_654_435_769  # 2^32 ÷ golden ratio
 T = TypeVar("T")
 # sources whose rows are split
-SplitFile = ParallelFiles | TableFile | MatchedLines | ConllFile | ClassFolders | ArrayFile | Trajectories
+SplitFile = ParallelFiles | TableFile | MatchedLines | ConllFile | SquadFile | ClassFolders | ArrayFile | Trajectories
 Encode = Callable[[list[str]], list[T]]  # texts → ids
 
 
@@ -141,7 +143,7 @@ def common_inputs(rows: Rows, others: Rows, columns: Iterable[str]) -> int:
     """Return how many rows have the inputs of another row: all columns but targets, labels and tags; 0 for shards."""
     if rows.stream or others.stream:
         return 0
-    names = [name for name in columns if name not in ("target", "label", "tags")]
+    names = [name for name in columns if name not in ("target", "label", "tags", "answers")]
     inputs, known = (zip(*(some.columns[name] for name in names), strict=True) for some in (rows, others))
     return sum(map(set(known).__contains__, inputs))
 
@@ -189,6 +191,9 @@ def _read(source: Source, data: Data, split: Split, seed: int, by: str | None) -
             tagged = _collect(_part(source, sentences(source, file)), {"words": file, "tags": file})
             tagged.columns["text"] = [words.replace("\n", " ") for words in tagged.columns["words"]]
             return tagged
+        case SquadFile():
+            file = open_files(source, data, "path")["path"]
+            return _collect(_part(source, questions(source, file)), dict.fromkeys(("text", "pair", "answers"), file))
         case ClassFolders(media=None):
             return _read_folders(source, data)
         case ClassFolders():

@@ -218,6 +218,18 @@ class TextTokenizer:
         ids: list[int] = self._inner.encode(text, add_special_tokens=False).ids
         return ids
 
+    def encode_with_offsets(self, text: str) -> list[tuple[int, int, int]]:
+        """Return the ids of a text, each with its first character and the one after its last.
+
+        A tokenizer of SentencePiece that has no `tokenizer.json` has no offsets, and is refused.
+        """
+        if self._reader is not None:
+            raise ConfigError([Fault("tokenizer", "has no offsets: a SentencePiece model needs a tokenizer.json")])
+        with _told():
+            found = self._inner.encode(checked(text), add_special_tokens=False)
+        pairs = zip(found.ids, found.offsets, strict=True)
+        return [(spelt, start, end) for id, (start, end) in pairs for spelt in self._plain([id])]
+
     def encode_words(self, sentences: Sequence[Sequence[str]]) -> list[list[list[int]]]:
         """Return the ids of each word of sentences, as in a text with a space before every word but the first."""
         space = "" if self.encode("a a") == 2 * self.encode("a") else " "  # what words have before them is theirs

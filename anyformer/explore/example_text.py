@@ -29,6 +29,7 @@ from anyformer.recipe import (
     Shards,
     SoundFiles,
     Source,
+    SquadFile,
     TableFile,
     TextFile,
     Trajectories,
@@ -38,6 +39,7 @@ from anyformer.run import Run
 from anyformer.tasks.base import media_of
 from anyformer.tasks.mlm import MaskedLanguageModelling
 from anyformer.tasks.sequence_level import SequenceLevelTask
+from anyformer.tasks.span import SpanAnswering
 
 EXAMPLE = "The quick brown fox jumps over the lazy dog."
 SECOND = "A fox jumps."
@@ -60,7 +62,7 @@ def example(run: Run, folder: Path) -> tuple[str, str]:
     if isinstance(run.task, MaskedLanguageModelling) and len(words := text.split(" ")) > 1:
         words[len(words) // 2] = run.tokenizer.token(run.task.mask)
         text = " ".join(words)
-    pairs = isinstance(run.task, SequenceLevelTask) and run.task.pairs
+    pairs = isinstance(run.task, SpanAnswering) or (isinstance(run.task, SequenceLevelTask) and run.task.pairs)
     return text, _shorten(row.get("pair", "")) or (SECOND if pairs else "")
 
 
@@ -91,7 +93,7 @@ def _row(run: Run, source: Source, data: Data) -> dict[str, str]:
             columns = read(source, data, "valid", 0).columns
         case ParallelFiles(source=name) | TextFile(path=name) | TableFile(path=name):
             columns = _file_columns(source, name, data)
-        case ConllFile(path=name) | MatchedLines(path=name):
+        case ConllFile(path=name) | MatchedLines(path=name) | SquadFile(path=name):
             columns = _file_columns(source, name, data)
         case _:
             assert_never(source)
@@ -140,7 +142,7 @@ def _folders(source: Source, data: Data) -> Iterator[Path]:
             pass
         case ParallelFiles(source=name) | TextFile(path=name) | TableFile(path=name) | ClassFolders(path=name):
             yield _folder(locate(name, data))
-        case ConllFile(path=name) | MatchedLines(path=name) | SoundFiles(path=name):
+        case ConllFile(path=name) | MatchedLines(path=name) | SoundFiles(path=name) | SquadFile(path=name):
             yield _folder(locate(name, data))
         case ArrayFile(path=name) | Trajectories(path=name):
             yield _folder(locate(name, data))

@@ -21,6 +21,7 @@ from anyformer.config import (
     MaskedLM,
     NoHead,
     Side,
+    SpanBounds,
     TokenLabels,
     position_of,
 )
@@ -167,11 +168,11 @@ def predicts_tokens(run: Run) -> bool:
     return isinstance(run.config.head, LM | MaskedLM)
 
 
-OutputKind = Literal["tokens", "masked", "labels", "number", "tags", "vector"]
+OutputKind = Literal["tokens", "masked", "labels", "number", "tags", "answer", "vector"]
 
 
 def output_kind(run: Run) -> OutputKind:
-    """Return what a run predicts: the next token, masked tokens, labels, a number, a tag of each word, a vector."""
+    """Return what a run predicts: the next token, masked tokens, labels, a number, tags, an answer, a vector."""
     match run.config.head:
         case LM():
             return "tokens"
@@ -181,6 +182,8 @@ def output_kind(run: Run) -> OutputKind:
             return "number" if isinstance(run.task, Regressing) else "labels"
         case TokenLabels():
             return "tags"
+        case SpanBounds():
+            return "answer"
         case Embedder() | NoHead():
             return "vector"
 

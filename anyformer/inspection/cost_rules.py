@@ -59,6 +59,7 @@ from anyformer.config import (
     Silu,
     SoftmaxTopK,
     Span,
+    SpanBounds,
     Spelling,
     SquaredRelu,
     Stack,
@@ -351,9 +352,11 @@ def head_cost(config: ModelConfig, b: int, t: int) -> Cost:
             rows = labels + 1 if crf else 1  # of scores per token
             logits = linear(d, labels, b * t, True) + Cost(crf * rows * labels, saved=b * t * rows * labels)
             return _transform(head.transform, d, d, b * t) + logits
+        case SpanBounds():
+            return _transform(head.transform, d, d, b * t) + linear(d, 2, b * t, True) + Cost(saved=b * t * 2)
         case Classifier():
             labels = label_count(head)
-            return _transform(head.transform, d, d, b) + linear(d, labels, b, True) + Cost(saved=b * labels)
+            return _transform(head.transform, d, d, b) + linear(d, labels, b, head.bias) + Cost(saved=b * labels)
         case Embedder(projection=projection):
             project = linear(d, projection, b, bias=False) if projection else Cost()
             scale = Cost(int(head.learned_scale))

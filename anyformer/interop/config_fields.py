@@ -252,15 +252,15 @@ class Fields:
                 found["stops"] = tuple(ids[1:])
         return Special(**found)
 
-    def labels(self) -> tuple[str, ...]:
-        """Return the names of the labels, by number."""
+    def labels(self, usual: int = 2) -> tuple[str, ...]:
+        """Return the names of the labels, by number; `usual` many if the file does not say."""
         if self.head == "classifier":
             self.must("problem_type", "single_label_classification", MULTI_LABEL)
         named, count = self.maybe("id2label", dict), self.maybe("num_labels", int)
         if named is None:
-            if (count or 2) > MAX_LABELS:
+            if (count or usual) > MAX_LABELS:
                 raise ConfigError([self.fault("num_labels", f"= {count}: must be at most {MAX_LABELS:,}")])
-            return tuple(f"LABEL_{i}" for i in range(count or 2))
+            return tuple(f"LABEL_{i}" for i in range(count or usual))
         if count is not None and count != len(named):
             what = f"= {count}: id2label names {len(named)} labels{self._hint('num_labels')}"
             raise ConfigError([self.fault("num_labels", what)])

@@ -8,7 +8,22 @@ from typing import Any, NamedTuple
 
 import torch
 
-from anyformer.config import LM, Audio, ConfigError, Embedder, Fault, ModelConfig, NoHead, Patches, Pictures, Tokens
+from anyformer.config import (
+    LM,
+    Audio,
+    Classifier,
+    ConfigError,
+    Embedder,
+    Fault,
+    ModelConfig,
+    NoHead,
+    Patches,
+    Pictures,
+    SpanBounds,
+    TokenLabels,
+    Tokens,
+    label_count,
+)
 from anyformer.config.spec import did_you_mean, visible
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.inspection.count import count
@@ -25,7 +40,17 @@ from anyformer.interop.families import FAMILIES
 from anyformer.interop.family import Family, find_family
 from anyformer.interop.weight_files import StoredTensor, wrong
 from anyformer.nn.model import Transformer
-from anyformer.recipe import AnyTask as TaskSpec, Embed, Encoder, LanguageModel, Seq2Seq, Transcribe
+from anyformer.recipe import (
+    AnyTask as TaskSpec,
+    Classify,
+    Embed,
+    Encoder,
+    LanguageModel,
+    QuestionAnswering,
+    Seq2Seq,
+    Tag,
+    Transcribe,
+)
 from anyformer.run import Run, write_folder
 from anyformer.tasks.base import open_media
 from anyformer.tasks.build import build_task
@@ -112,7 +137,8 @@ def read_model(
         warnings.warn(f"{path}: ignored fields that {one.kind} does not use: {names}", stacklevel=2)
     config = config.model_copy(update={"head": sentence.head}) if sentence else config
     model = weight_conversion.build(one, config, stored, folder)
-    labels = fields.labels() if fields.head in ("classifier", "token_labels") else ()
+    head = config.head
+    labels = fields.labels(label_count(head)) if isinstance(head, Classifier | TokenLabels) else ()
     limits = (sentence.longest if sentence else None, *(stack.limit for stack in config.stacks.values()))
     longest = min((n for n in limits if n is not None), default=None) if sentence else None
     return PublicModel(model, one, labels, fields.multi_label, longest, bool(sentence and sentence.lower), folder)
@@ -189,10 +215,18 @@ def _with_ends(data: dict[str, Any], generation: Path) -> dict[str, Any]:
 def _task(config: ModelConfig, found: PublicModel) -> TaskSpec:
     if config.image_tower is not None:
         return Embed(temperature="learned", pictures=pictures.read_clip(found.body, config.image_tower.source.shape))
-    if config.shape == "encoder" or isinstance(config.head, Embedder):
+    if isinstance(config.head, SpanBounds):
+        return QuestionAnswering()
+    if config.shape == "encoder" or not isinstance(config.head, LM):
         read = config.last_input
         seen = pictures.read(found.body, read.shape) if isinstance(read, Patches) else None
-        return Encoder(labels=found.labels, multi_label=found.multi_label, max_length=found.longest, pictures=seen)
+        return Encoder(
+            labels=found.labels,
+            multi_label=found.multi_label,
+            max_length=found.longest,
+            pictures=seen,
+            framed=config.shape == "encoder" or isinstance(config.head, Embedder),
+        )
     if config.shape == "encoder-decoder":
         return Seq2Seq(framed=True, start=config.special.start)
     return LanguageModel(framed=True)
@@ -224,10 +258,12 @@ def to_hf(run: Run, folder: str | Path, *, family: str | None = None) -> str:
     if config.image_tower is not None:
         _check_end_of_text(run)
     one, data = find_family([FAMILIES[family]] if family else FAMILIES.values(), config)
-    if isinstance(run.spec, Encoder) and run.spec.labels:
+    if isinstance(run.spec, Encoder | Classify | Tag) and run.spec.labels:
         names = run.spec.labels
+        several = isinstance(run.spec, Classify) and run.spec.separator is not None
+        several = several or (isinstance(run.spec, Encoder) and run.spec.multi_label)
         data |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
-        data |= {"problem_type": MULTI_LABEL} if run.spec.multi_label else {}
+        data |= {"problem_type": MULTI_LABEL} if several else {}
     write_folder(folder, lambda path: _fill(path, one, data, run))
     return one.kind
 

@@ -20,7 +20,8 @@ from anyformer.interop.weight_files import StoredTensor, wrong
 from anyformer.interop.weight_rules import Alias, Constant, TensorRule
 from anyformer.nn.model import Transformer
 
-HEADS = ("lm_head.", "cls.", "classifier.")  # prefixes of weights that belong to a head
+# prefixes of weights that belong to a head
+HEADS = ("lm_head.", "cls.", "classifier.", "score.", "qa_outputs.", "classification_head.")
 MAX_FAULTS = 5  # similar faults listed in an error
 
 
@@ -154,11 +155,12 @@ def write(path: Path, family: Family, model: Transformer) -> None:
             parts = rule.conversion.part(state[rule.ours])
             yield from zip((name.removeprefix(prefix) for name in rule.theirs), parts, strict=True)
         for constant in constants:
-            yield constant.theirs, constant.value.to(dtype)
+            yield constant.theirs.removeprefix(prefix), constant.value.to(dtype)
 
     shapes: weight_files.Shapes = {
         name.removeprefix(prefix): (state[rule.ours].dtype, shape)
         for rule in tensor_rules
         for name, shape in zip(rule.theirs, rule.shapes, strict=True)
     }
-    weight_files.write(path, shapes | {constant.theirs: (dtype, constant.shape) for constant in constants}, tensors())
+    shapes |= {constant.theirs.removeprefix(prefix): (dtype, constant.shape) for constant in constants}
+    weight_files.write(path, shapes, tensors())

@@ -23,6 +23,7 @@ from anyformer.config import (
     NoHead,
     NoTransform,
     Pool,
+    SpanBounds,
     TokenLabels,
     Tokens,
     Transform,
@@ -135,6 +136,25 @@ class TokenHead(nn.Module):
         return logits[..., None, :] + self.transitions
 
 
+class SpanHead(nn.Module):
+    """Logits of each token as the first and as the last of a span, [b, t, 2]; those of padding are the least number.
+
+    So a softmax over the tokens of a row is one over its real tokens.
+    """
+
+    def __init__(self, transform: nn.Module, width: int, dropout: float):
+        super().__init__()
+        self.transform, self.dropout, self.linear = transform, Dropout(dropout), nn.Linear(width, 2)
+
+    def forward(self, x: Tensor, layout: Layout, table: Tensor | None) -> Tensor:
+        logits = self.linear(self.dropout(self.transform(x)))
+        if layout.whole is not None:  # the softmax is over whole rows
+            logits, layout = layout.whole.gather(logits, 1), layout.whole.layout
+        if layout.segments is None:
+            return logits
+        return logits.masked_fill(~real(layout.segments)[..., None], torch.finfo(logits.dtype).min)
+
+
 class PooledHead(nn.Module):
     """One vector per row through a transform, a projection and a last layer: [b, labels] or [b, d]."""
 
@@ -212,8 +232,10 @@ def build_head(spec: Head, width: int, tokens: Tokens | None, *, tied: bool) -> 
             return VocabularyHead(build_transform(transform, width, e), e, tokens, tied=tied, bias=bias)
         case TokenLabels(dropout=dropout, crf=crf):
             return TokenHead(build_transform(spec.transform, width, width), width, label_count(spec), dropout, crf)
+        case SpanBounds(dropout=dropout):
+            return SpanHead(build_transform(spec.transform, width, width), width, dropout)
         case Classifier(dropout=dropout):
-            classify = nn.Sequential(Dropout(dropout), nn.Linear(width, label_count(spec)))
+            classify = nn.Sequential(Dropout(dropout), nn.Linear(width, label_count(spec), bias=spec.bias))
             return PooledHead(spec.pool, build_transform(spec.transform, width, width), classify)
         case Embedder(normalize=normalize, projection=projection):
             last = LearnedLength() if spec.learned_scale else UnitLength() if normalize else nn.Identity()

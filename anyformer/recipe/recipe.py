@@ -21,6 +21,7 @@ from anyformer.recipe.task import (
     MaskedLanguageModel,
     Mixture,
     PrefixLM,
+    QuestionAnswering,
     Regress,
     Seq2Seq,
     SpanCorruption,
@@ -72,7 +73,7 @@ def _unfit_batches(recipe: Recipe) -> str:
     """Return why the task or the model cannot be trained on this kind of batches; empty if it can."""
     kind, head, decoder = recipe.batches.kind, recipe.model.head, recipe.model.decoder
     match recipe.task:
-        case Classify() | Regress() | Embed() if kind != "padded":
+        case Classify() | Regress() | Embed() | QuestionAnswering() if kind != "padded":
             return f"the task {recipe.task.kind} has one output per row: use 'padded'"
         case Tag() if kind not in ("padded", "packed"):
             return "the task tag reads sentences: use 'padded' or 'packed'"

@@ -20,6 +20,7 @@ from anyformer.recipe.sources import (
     Shards,
     SoundFiles,
     Source,
+    SquadFile,
     TableFile,
     TextFile,
     Trajectories,
@@ -34,6 +35,7 @@ TEXT, LABELLED, PAIR = ("text",), ("text", "label"), ("source", "target")  # col
 TAGGED = ("words", "tags")
 EPISODES = ("text", "observations", "actions", "rewards")
 CONVERSATIONS = ("messages",)
+ANSWERED = ("text", "pair", "answers")
 MEDIA_ROLES = ("source", "text", "pair")  # columns that may refer to images and sounds
 NEEDS = {
     TEXT: "text: text, table, lines, conll, folders or shards",
@@ -41,6 +43,7 @@ NEEDS = {
     PAIR: "pairs: parallel, table or lines",
     ("text", "pair"): "pairs of texts: table or lines",
     TAGGED: "words with tags: conll or table",
+    ANSWERED: "questions with answers: squad",
     EPISODES: "episodes: trajectories or key_to_door",
     CONVERSATIONS: "conversations: a table with the column `messages`",
 }
@@ -75,9 +78,11 @@ def source_faults(source: Source, task: str, columns: tuple[str, ...]) -> Iterat
             yield Fault("pattern", why)
         case Trajectories() | KeyToDoorWalks() if columns != EPISODES:
             yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
-        case TableFile() if columns == EPISODES:
+        case SquadFile() if columns != ANSWERED:
             yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
-        case MatchedLines() if columns in (TAGGED, EPISODES, CONVERSATIONS):
+        case TableFile() if columns in (EPISODES, ANSWERED):
+            yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
+        case MatchedLines() if columns in (TAGGED, EPISODES, CONVERSATIONS, ANSWERED):
             yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
         case ConllFile() if columns not in (TAGGED, TEXT):
             yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
@@ -91,6 +96,7 @@ def source_faults(source: Source, task: str, columns: tuple[str, ...]) -> Iterat
             | TableFile()
             | MatchedLines()
             | ConllFile()
+            | SquadFile()
             | ClassFolders()
             | ArrayFile()
             | Shards()

@@ -135,6 +135,18 @@ class ConllFile(Spec):
     split: RowSplit = "spread"  # rows of the part: spread evenly over the file, or contiguous ("rows")
 
 
+class SquadFile(Spec):
+    """Questions with their texts and answers, in the formats of SQuAD: nested .json, or .jsonl with one question per
+    line (see docs/your-data.md). In messages about a .json, the number of a row is that of its question."""
+
+    kind: Literal["squad"] = "squad"
+    path: str  # the file
+    encoding: Encoding = "utf-8"  # a Python codec: utf-8, latin-1, cp949, …
+    start: Probability = 0.0  # beginning of the selected part, as a fraction
+    stop: Fraction = 1.0  # end of the selected part, as a fraction
+    split: RowSplit = "spread"  # rows of the part: spread evenly over the file, or contiguous ("rows")
+
+
 class MatchedLines(Spec):
     """Lines matched in full by a regular expression with named groups: `source` and `target`, or `text`, optionally
     with `pair` and `label`. With `label` as a setting, all rows have that label: one file per class."""
@@ -224,6 +236,7 @@ OneSource = (
     | TableFile
     | MatchedLines
     | ConllFile
+    | SquadFile
     | ClassFolders
     | SoundFiles
     | ArrayFile

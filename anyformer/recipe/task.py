@@ -176,6 +176,25 @@ class Tag(Spec):
         return self
 
 
+class QuestionAnswering(Spec):
+    """Find the answer to a question as a span of a text (SQuAD, Rajpurkar et al. 2016)."""
+
+    kind: Literal["span"] = "span"
+    # most tokens of a row, with the question and special tokens; longer texts are read in several windows
+    window: Size = 384
+    overlap: Count = 128  # tokens of a text that two consecutive windows share; at most half of a window
+    longest: Size = 30  # most tokens of an answer
+    unanswerable: Flag = False  # some questions have no answer in their text (SQuAD 2.0): it is then empty
+    # the answer is empty if its score exceeds that of the best span by more than this
+    threshold: Annotated[float, Field(strict=True, ge=-1e6, le=1e6)] = 0.0
+
+    @model_validator(mode="after")
+    def _check_threshold(self) -> Self:
+        if self.threshold and not self.unanswerable:
+            raise ConfigError([Fault("threshold", f"= {self.threshold}: is for unanswerable = true")])
+        return self
+
+
 class Actions(Spec):
     """Predict the actions of an episode from its instruction, observations and earlier actions (behaviour cloning).
 
@@ -226,6 +245,7 @@ class Encoder(Spec):
     multi_label: Flag = False  # any number of labels per text, each decided separately; else the most probable one
     max_length: Size | None = None  # longer texts are cut to this many tokens, special ones included; None: refused
     pictures: Pictures | None = None  # how picture files are resized and scaled; None: unknown, so none are read
+    framed: Flag = True  # <bos> and <eos> are around texts if the tokenizer's file puts nothing there
 
 
 class Transcribe(Spec):
@@ -240,7 +260,8 @@ class Transcribe(Spec):
 
 DynamicTask = MaskedLanguageModel | SpanCorruption | PrefixLM  # examples are drawn from texts, new ones in each epoch
 # Tasks of a recipe, and tasks of a run, which may also be imported.
-OneTask = Seq2Seq | Mixture | LanguageModel | Chat | DynamicTask | Classify | Regress | Embed | Tag | Actions
+TextTask = Classify | Regress | Embed | Tag | QuestionAnswering
+OneTask = Seq2Seq | Mixture | LanguageModel | Chat | DynamicTask | TextTask | Actions
 Task = Annotated[OneTask, *BY_KIND]
 AnyTask = Annotated[OneTask | Encoder | Transcribe, *BY_KIND]
 
@@ -260,6 +281,8 @@ def columns(task: Task) -> tuple[str, ...]:
             return ("text", "pair")
         case Tag():
             return ("words", "tags")
+        case QuestionAnswering():
+            return ("text", "pair", "answers")
         case Actions():
             return ("text", "observations", "actions", "rewards")
         case _:
@@ -269,7 +292,7 @@ def columns(task: Task) -> tuple[str, ...]:
 # fmt: off
 Metric = Literal[
     "loss", "exact_match", "bleu", "chrf", "word_error_rate", "accuracy", "macro_f1", "pearson", "spearman", "mrr",
-    "span_f1",
+    "span_f1", "f1",
 ]
 # fmt: on
 LOWER_IS_BETTER = ("loss", "word_error_rate")  # of other metrics the highest value is the best
@@ -292,6 +315,8 @@ def measures(task: Task) -> tuple[Metric, ...]:
             return ("loss", "pearson", "spearman")
         case Embed():
             return ("loss", "accuracy", "mrr")
+        case QuestionAnswering():
+            return ("loss", "exact_match", "f1")
         case Tag(spans=spans):
             return ("loss", "accuracy") if spans is False else ("loss", "accuracy", "span_f1")
         case _:
@@ -313,6 +338,8 @@ def head_kind(task: AnyTask) -> str | None:
             return "embedder"
         case Tag():
             return "token_labels"
+        case QuestionAnswering():
+            return "span"
         case Encoder():
             return None
         case _:
@@ -332,7 +359,7 @@ def model_shapes(task: AnyTask) -> tuple[Shape, ...]:
             return ("decoder", "encoder-decoder")
         case Classify() | Regress() | Embed() | Tag():
             return ("encoder", "decoder")
-        case Encoder():
+        case Encoder() | QuestionAnswering():
             return ("encoder", "decoder", "encoder-decoder")
         case _:
             assert_never(task)

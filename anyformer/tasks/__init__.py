@@ -1,6 +1,8 @@
 """Tasks: examples in token ids, loss, metrics and predictions. One module for each task, and what they share.
 
 actions             actions of episodes: behaviour cloning, decision transformer
+answer_metrics      exact match and F1 of answers, as SQuAD defines them
+answer_spans        windows over long texts, and the best spans of their logits
 base                the protocol of tasks, the call of a model on a batch, checks of lengths
 build               the task that a spec describes
 chat                conversations: loss on the assistant's messages, and answers to the next one
@@ -23,6 +25,7 @@ regress             regression of texts or pairs
 scoring             log-probabilities of texts, and alternatives for a token
 seq2seq             sequence to sequence
 sequence_level      base of tasks with one prediction per text or pair (classify, regress, embed)
+span                answers to questions, each a span of a text
 span_corruption     span corruption (T5)
 tag                 tagging of words, by a softmax or a CRF
 text_stream         incremental decoding of token ids to text

@@ -12,6 +12,7 @@ from anyformer.recipe import (
     MaskedLanguageModel,
     Mixture,
     PrefixLM,
+    QuestionAnswering,
     Regress,
     Seq2Seq,
     SpanCorruption,
@@ -30,6 +31,7 @@ from anyformer.tasks.mlm import MaskedLanguageModelling
 from anyformer.tasks.prefix_lm import PrefixModelling
 from anyformer.tasks.regress import Regressing
 from anyformer.tasks.seq2seq import SequenceToSequence
+from anyformer.tasks.span import SpanAnswering
 from anyformer.tasks.span_corruption import SpanCorrupting
 from anyformer.tasks.tag import Tagging
 from anyformer.tasks.transcribe import Transcribing
@@ -58,6 +60,8 @@ def build_task(spec: AnyTask, tokenizer: TextTokenizer, source_tokenizer: TextTo
             return Regressing(spec, tokenizer)
         case Embed():
             return Embedding(spec, tokenizer)
+        case QuestionAnswering():
+            return SpanAnswering(spec, tokenizer)
         case Tag():
             return Tagging(spec, tokenizer)
         case Actions():

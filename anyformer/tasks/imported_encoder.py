@@ -29,7 +29,7 @@ from anyformer.recipe import Encoder
 from anyformer.tasks.base import MAX_INFERENCE_TOKENS, Progress, check_lengths
 from anyformer.tasks.fill_mask import encode_with, filled
 from anyformer.tasks.predict_only import PredictOnly
-from anyformer.tasks.sequence_level import Frame, as_json, read_rows, refuse_decoding_options
+from anyformer.tasks.sequence_level import Frame, as_json, for_shape, read_rows, refuse_decoding_options
 
 Answer = Callable[[Tensor, list[int]], str]
 
@@ -43,7 +43,7 @@ class Encoding(PredictOnly):
     def __init__(self, spec: Encoder, tokenizer: TextTokenizer):
         self.spec, self.tokenizer = spec, tokenizer
         frame = Frame(tokenizer)
-        self.before, self.after = frame.before, frame.after
+        self.before, self.after = (frame.before, frame.after) if spec.framed else tokenizer.around
 
     def predict(
         self, model: Transformer, texts: Sequence[str], *, progress: Progress | None = None, **options: Any
@@ -69,7 +69,7 @@ class Encoding(PredictOnly):
         """Return the examples of texts, by their numbers."""
         rows = [self._row(text, masked=isinstance(config.head, MaskedLM)) for text in texts]
         check_lengths(list(map(len, rows)), config, "encoder" if config.encoder else "decoder")
-        return {i: Example(row, row) for i, row in enumerate(rows)}
+        return {i: for_shape(Example(row, row), config) for i, row in enumerate(rows)}
 
     def _read_pictures(self, model: Transformer, names: Sequence[str], progress: Progress | None) -> Iterator[Tensor]:
         """Yield the output of the head for each picture file."""

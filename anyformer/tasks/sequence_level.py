@@ -211,6 +211,19 @@ class SequenceLevelTask(ABC):
         return {"text": [a for a, _ in cells], "pair": [b for _, b in cells]}
 
 
+def for_shape(example: Example, config: ModelConfig) -> Example:
+    """Return the example as a model reads it.
+
+    An encoder–decoder reads a text twice: the encoder the whole text, the decoder one token later (BART). It begins
+    with the start token, or with the last token of the text if there is none (mBART).
+    """
+    if config.shape != "encoder-decoder":
+        return example
+    row = list(example.ids)
+    start = row[-1] if config.special.start is None else config.special.start
+    return example._replace(ids=[start, *row[:-1]], source=row)
+
+
 def read_rows(
     model: Transformer, examples: Sequence[Example], tokenizer: TextTokenizer, progress: Progress | None = None
 ) -> Iterator[tuple[int, Tensor]]:

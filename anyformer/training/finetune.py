@@ -7,12 +7,12 @@ from anyformer.config.adapter import within
 from anyformer.config.model import learning
 from anyformer.config.spec import close_to
 from anyformer.nn.model import Transformer
-from anyformer.recipe import AnyTask, Classify, Embed, Encoder, MaskedLanguageModel, Regress, Tag
+from anyformer.recipe import AnyTask, Classify, Embed, Encoder, MaskedLanguageModel, QuestionAnswering, Regress, Tag
 from anyformer.run import Run
 
 FREE = ("init", "special")  # parts of a config that may differ
 FREE_WITH_OWN_HEAD = (*FREE, "head", "tie")
-OWN_HEAD = (Classify, Regress, Embed, Tag, MaskedLanguageModel)
+OWN_HEAD = (Classify, Regress, Embed, Tag, QuestionAnswering, MaskedLanguageModel)
 
 
 def config_differences(first: ModelConfig, model: ModelConfig, task: AnyTask) -> list[str]:

@@ -11,7 +11,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from torch import Tensor
 
-from anyformer.config import Classifier, Embedder, TokenLabels, label_count
+from anyformer.config import Classifier, Embedder, SpanBounds, TokenLabels, label_count
 from anyformer.data.batch import Batch
 from anyformer.data.conversations import texts_of
 from anyformer.data.loader import CropLoader, EpochLoader, OrderedLoader
@@ -230,6 +230,8 @@ def _logit_count(job: Job, batch: Batch) -> int:
     head, config = job.model.config.head, job.model.config
     if isinstance(head, Embedder):
         return len(batch.ids) * head.vector_width(config.width)
+    if isinstance(head, SpanBounds):
+        return 2 * batch.ids.numel()
     if isinstance(head, TokenLabels):
         labels = label_count(head)
         return batch.ids.numel() * labels * (labels + 1 if head.crf else 1)

@@ -25,6 +25,7 @@ from anyformer.config import (
     Projected,
     Relu,
     RMSNorm,
+    SpanBounds,
     Stack,
     T5Bias,
     TokenLabels,
@@ -201,6 +202,8 @@ def test_factorised_embeddings(project: str, inner: int, bias: bool) -> None:
         (MaskedLM(), "output", D * D + D + 2 * D + V, B * T, D * D + V * D),
         (TokenLabels(labels=7), "none", 7 * D + 7, B * T, 7 * D),
         (TokenLabels(labels=7, crf=True), "none", 7 * D + 7 + 8 * 7, B * T, 7 * D),
+        (SpanBounds(), "none", 2 * D + 2, B * T, 2 * D),
+        (Classifier(labels=7, bias=False), "none", 7 * D, B, 7 * D),
         (Classifier(labels=7), "none", 7 * D + 7, B, 7 * D),  # one vector per row
         (Classifier(labels=7, transform=Transform(bias=False)), "none", D * D + 7 * D + 7, B, D * D + 7 * D),
     ],

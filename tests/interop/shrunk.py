@@ -214,6 +214,8 @@ def reference(config: dict[str, Any], family: str) -> hf.PreTrainedModel | None:
 
 def _compared(theirs: hf.PreTrainedModel, ours: Transformer) -> Outcome:
     match ours.config.shape:
+        case "encoder-decoder" if isinstance(ours.config.head, NoHead):
+            return Outcome(_body(theirs, ours))
         case "encoder-decoder":
             return _pair(theirs, ours)
         case "decoder":
@@ -241,6 +243,13 @@ def _pair(theirs: hf.PreTrainedModel, ours: Transformer) -> Outcome:
     return Outcome(
         furthest(found, expected, read.real), torch.equal(said, torch.cat((starts, expected[:, :-1].argmax(-1)), 1))
     )
+
+
+def _body(theirs: hf.PreTrainedModel, ours: Transformer) -> float:
+    source, read = ragged(20, 17, 7), ragged(17, 7, 20, seed=1)
+    found = ours(source.ids, read.ids, source_segments=source.segments, target_segments=read.segments)
+    given = {"decoder_input_ids": read.ids, "decoder_attention_mask": read.mask}
+    return furthest(found, theirs(source.ids, attention_mask=source.mask, **given).last_hidden_state, read.real)
 
 
 def _encoder(theirs: hf.PreTrainedModel, ours: Transformer) -> float:

@@ -22,7 +22,8 @@ from tests.interop.test_whisper import WHISPERS
 
 PAGE = Path(__file__).parents[2] / "docs" / "interop.md"
 BEGIN, END = "<!-- made by make families -->\n", "<!-- end -->\n"
-HEADS = {"lm": "LM", "masked_lm": "masked LM", "token_labels": "token labels", "classifier": "labels", "body": "body"}
+HEADS = {"lm": "LM", "masked_lm": "masked LM", "token_labels": "token labels", "classifier": "labels"}
+HEADS |= {"span": "spans", "body": "body"}
 IMAGES = {"vit": vit("Model"), "vit-labels": vit("ForImageClassification", **LABELS), **CLIPS}
 
 

@@ -106,7 +106,7 @@ EFFECTLESS = {
     *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels"),
     *("summary_first_dropout", "summary_last_dropout"),
     *(("modernbert", "cls_token_id"), ("modernbert", "sep_token_id"), ("phi3", "embd_pdrop")),
-    *((kind, "classifier_dropout") for kind in ("gpt_neo", "gpt_neox", "t5", "mt5", "bart", "mbart")),
+    *((kind, "classifier_dropout") for kind in ("gpt_neo", "gpt_neox", "t5", "mt5", "mbart")),
     *(("gpt_neox", "is_decoder"), ("mt5", "tie_word_embeddings"), ("bloom", "pretraining_tp")),
     # of layers or variants that the default model does not have
     *(("qwen3_moe", "intermediate_size"), ("qwen3_moe", "sliding_window"), ("falcon", "num_kv_heads")),

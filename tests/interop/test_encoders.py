@@ -31,6 +31,7 @@ AUTO = {
     "MaskedLM": hf.AutoModelForMaskedLM,
     "SequenceClassification": hf.AutoModelForSequenceClassification,
     "TokenClassification": hf.AutoModelForTokenClassification,
+    "QuestionAnswering": hf.AutoModelForQuestionAnswering,
     "Model": hf.AutoModel,
 }
 
@@ -78,35 +79,42 @@ ENCODERS = {
     "bert-pooler": bert("Model"),
     "bert-classifier": bert("SequenceClassification", **LABELS),
     "bert-tagger": bert("TokenClassification", classifier_dropout=0.3, **LABELS),
+    "bert-answers": bert("QuestionAnswering"),
     "roberta": roberta("MaskedLM", hidden_act="gelu_new"),
     "roberta-pooler": roberta("Model"),
     "roberta-classifier": roberta("SequenceClassification", **LABELS),
     "xlm-roberta": roberta("MaskedLM", "XLMRoberta"),
     "xlm-roberta-tagger": roberta("TokenClassification", "XLMRoberta", **LABELS),
+    "roberta-answers": roberta("QuestionAnswering"),
     "camembert": roberta("MaskedLM", "Camembert"),
     "camembert-classifier": roberta("SequenceClassification", "Camembert", **LABELS),
     "mpnet": mpnet("MaskedLM"),
     "mpnet-pooler": mpnet("Model", hidden_act="relu"),
     "mpnet-classifier": mpnet("SequenceClassification", **LABELS),
     "mpnet-tagger": mpnet("TokenClassification", **LABELS),
+    "mpnet-answers": mpnet("QuestionAnswering"),
     "distilbert": distilbert("MaskedLM"),
     "distilbert-body": distilbert("Model", activation="relu"),
     "distilbert-classifier": distilbert("SequenceClassification", **LABELS),
     "distilbert-tagger": distilbert("TokenClassification", **LABELS),
+    "distilbert-answers": distilbert("QuestionAnswering"),
     "albert": bert("MaskedLM", "Albert", embedding_size=12, num_hidden_layers=3),
     "albert-groups": bert("Model", "Albert", embedding_size=12, inner_group_num=2, hidden_act="relu"),
     "albert-classifier": bert("SequenceClassification", "Albert", embedding_size=12, **LABELS),
     "albert-tagger": bert("TokenClassification", "Albert", embedding_size=12, **LABELS),
+    "albert-answers": bert("QuestionAnswering", "Albert", embedding_size=12),
     "electra": bert("MaskedLM", "Electra", embedding_size=12, hidden_act="relu"),
     "electra-wide": bert("Model", "Electra", embedding_size=WIDTH),
     "electra-classifier": bert("SequenceClassification", "Electra", embedding_size=12, **LABELS),
     "electra-tagger": bert("TokenClassification", "Electra", embedding_size=12, **LABELS),
+    "electra-answers": bert("QuestionAnswering", "Electra", embedding_size=12),
     "modernbert": modern("MaskedLM"),
     "modernbert-biases": modern(
         "MaskedLM", norm_bias=True, attention_bias=True, mlp_bias=True, classifier_bias=True, decoder_bias=False
     ),
     "modernbert-near": modern("Model", layer_types=["sliding_attention"] * 4),
     "modernbert-classifier": modern("SequenceClassification", classifier_pooling="mean", **LABELS),
+    "modernbert-answers": modern("QuestionAnswering", classifier_bias=True),
     "modernbert-tagger": modern("TokenClassification", hidden_activation="silu", **LABELS),
 }
 
@@ -116,6 +124,8 @@ def answers(model: hf.PreTrainedModel, batch: Any, **more: Any) -> tuple[Any, An
     """Hidden states, and what the head makes of them."""
     out = model(batch.ids, attention_mask=batch.mask, output_hidden_states=True, **more)
     last = out.hidden_states[-1]
+    if "start_logits" in out:
+        return last, torch.stack((out.start_logits, out.end_logits), dim=-1)
     return last, next((out[name] for name in ("pooler_output", "logits", "prediction_logits") if name in out), last)
 
 

@@ -34,7 +34,9 @@ PROMISE = 1e-4
 FEW = 3  # examples of a family, unless a profile asks for more
 
 BERT: Fields = {
-    "head": st.sampled_from(["MaskedLM", "SequenceClassification", "TokenClassification", "Model"]),
+    "head": st.sampled_from(
+        ["MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering", "Model"]
+    ),
     "num_attention_heads": st.sampled_from([1, 3, 5, 15]),
     "num_hidden_layers": depths,
     "intermediate_size": st.sampled_from([1, 40]),

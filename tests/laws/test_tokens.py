@@ -12,6 +12,7 @@ from anyformer.config import (
     MaskedLM,
     ModelConfig,
     NoPosition,
+    SpanBounds,
     TokenLabels,
     Transform,
 )
@@ -71,6 +72,7 @@ def test_padding_changes_nothing(config: ModelConfig, seed: int, length: int, pa
 HEADS = (
     TokenLabels(labels=3),
     TokenLabels(labels=3, crf=True),
+    SpanBounds(transform=Transform()),
     Classifier(labels=3, pool="first", transform=Transform()),
     Classifier(labels=3, pool="mean"),
     Embedder(pool="last", normalize=True),

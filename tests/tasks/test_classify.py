@@ -95,7 +95,7 @@ def test_probabilities_of_labels(trained: tuple[Run, Rows], tmp_path: Path) -> N
     )
     if not isinstance(run.spec, Classify):
         (line,) = refused("predict", folder, tmp_path / "in.txt", "--scores")
-        assert line == "--scores: is for runs of the task classify, not regress"
+        assert line == "--scores: is for runs of the tasks classify and span, not regress"
         return
     shown = done("predict", folder, tmp_path / "in.txt", "--scores").split("\n")
     assert [line.split("\t", 2)[0] for line in shown[:3]] == run.predict(texts)

@@ -1,4 +1,4 @@
-// Predictions other than tokens: labels, a number, a tag of each word, a vector.
+// Predictions other than tokens: labels, a number, a tag of each word, an answer, a vector.
 
 /** The name of a view: that of `next` depends on what the run predicts. */
 const viewName = (view, run) => word(view === "next" ? `next.${run.says}` : `view.${view}`);
@@ -10,6 +10,7 @@ function showAnswer(subject, reading) {
       labels: () => labels(reading.probabilities ?? []),
       number: () => make("p", { class: "figure" }, visibleText(reading.answer || "–")),
       tags: () => tagTable(subject, reading),
+      answer: () => make("p", { class: "figure" }, visibleText(reading.answer || "–")),
       vector: () => vectorBars(reading.vector ?? []),
     };
   return make("div", {}, explained(`next.${says}`), parts[says]());

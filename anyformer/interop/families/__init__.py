@@ -6,6 +6,7 @@ bert        BERT
 bloom       BLOOM: ALiBi
 clip        CLIP: images and texts
 cohere      Command R
+decoder_heads  labels and spans of all decoders
 distilbert  DistilBERT
 electra     ELECTRA
 falcon      Falcon: parallel blocks, multi-query attention
@@ -38,6 +39,7 @@ from anyformer.interop.families.bert import BERT
 from anyformer.interop.families.bloom import BLOOM
 from anyformer.interop.families.clip import CLIP
 from anyformer.interop.families.cohere import COHERE
+from anyformer.interop.families.decoder_heads import with_heads
 from anyformer.interop.families.distilbert import DISTILBERT
 from anyformer.interop.families.electra import ELECTRA
 from anyformer.interop.families.falcon import FALCON
@@ -72,4 +74,4 @@ _ALL: tuple[Family, ...] = (
     *(VIT, CLIP),
     *(T5, MT5, BART, MBART, MARIAN, PEGASUS, M2M100, WHISPER),
 )
-FAMILIES = {family.kind: family for family in _ALL}
+FAMILIES = {family.kind: with_heads(family) for family in _ALL}

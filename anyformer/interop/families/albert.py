@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from anyformer.config import ConfigError, FactorisedTable, Fault, MaskedLM, ModelConfig, Stack, Tokens
+from anyformer.config import ConfigError, FactorisedTable, Fault, MaskedLM, ModelConfig, SpanBounds, Stack, Tokens
 from anyformer.interop.config_fields import MAX_LAYERS, Fields
 from anyformer.interop.families import bert
 from anyformer.interop.family import Family, Framing, expect
@@ -63,6 +63,8 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
         yield Rule("head.bias", "predictions.bias")
         yield Alias("predictions.decoder.weight", of=f"{embeddings}.word_embeddings.weight")
         yield Alias("predictions.decoder.bias", of="predictions.bias")
+    elif isinstance(config.head, SpanBounds):
+        yield Rule("head.linear", "qa_outputs")
     else:
         yield Rule("head.transform.linear", "albert.pooler")
         yield Rule("head.linear", "classifier")  # of tokens
@@ -77,6 +79,7 @@ ALBERT = Family(
         "AlbertForPreTraining": "masked_lm",
         "AlbertForSequenceClassification": "classifier",
         "AlbertForTokenClassification": "token_labels",
+        "AlbertForQuestionAnswering": "span",
         "AlbertModel": "body",
     },
     text=Framing(before=("bos",), after=("eos",)),

@@ -15,19 +15,25 @@ from anyformer.config import (
     LM,
     Attention,
     Block,
+    Classifier,
     ConfigError,
+    Head,
     LayerNorm,
     Learned,
     ModelConfig,
+    NoHead,
     NoNorm,
     Plain,
     Position,
     Projected,
     Side,
     Sinusoidal,
+    SpanBounds,
     SqrtWidth,
     Stack,
+    Tanh,
     Tokens,
+    Transform,
     Unscaled,
     hidden_width,
 )
@@ -36,6 +42,7 @@ from anyformer.interop.family import Family, Framing, attention, expect
 from anyformer.interop.weight_rules import Alias, AnyRule, Constant, Reshaped, Rule
 
 LENGTH = 1024  # default number of positions
+LABELS = 3  # default number of labels: BART was fine-tuned for inference
 OFFSET = 2  # rows of a table of positions before the first
 
 
@@ -74,7 +81,7 @@ def read(defaults: Defaults, fields: Fields) -> ModelConfig:
     fields.must("add_bias_logits", False)
     fields.must("normalize_embedding", defaults.table)
     fields.must("static_position_embeddings", not defaults.table)
-    fields.silent("classifier_dropout", "classif_dropout", "init_std", "encoder_layerdrop", "decoder_layerdrop")
+    fields.silent("classif_dropout", "init_std", "encoder_layerdrop", "decoder_layerdrop")
     fields.silent("extra_pos_embeddings")
     length, vocab = fields("max_position_embeddings", LENGTH), fields("vocab_size", defaults.vocab)
     special = fields.special(vocab, pad=defaults.pad, bos=defaults.bos, eos=defaults.eos, start=defaults.start)
@@ -107,11 +114,26 @@ def read(defaults: Defaults, fields: Fields) -> ModelConfig:
         target=tokens,
         encoder=encoder,
         decoder=decoder,
-        head=LM(bias=defaults.shift and fields.has("final_logits_bias")),
-        tie="all",
+        head=_head(defaults, fields),
+        tie="all" if fields.head == "lm" else "inputs",
         special=special,
         context=None if defaults.table else length,
     )
+
+
+def _head(defaults: Defaults, fields: Fields) -> Head:
+    """Return the head, which reads the decoder: it is given the text of the encoder, one token later."""
+    drop = fields("classifier_dropout", 0.0)
+    match fields.head:
+        case "lm":
+            return LM(bias=defaults.shift and fields.has("final_logits_bias"))
+        case "classifier":
+            through = Transform(activation=Tanh())
+            return Classifier(labels=len(fields.labels(LABELS)), pool="last", transform=through, dropout=drop)
+        case "span":
+            return SpanBounds()
+        case _:
+            return NoHead()
 
 
 def _stack(defaults: Defaults, fields: Fields, side: Side, position: Position) -> Stack:
@@ -145,6 +167,8 @@ def write(defaults: Defaults, config: ModelConfig) -> dict[str, Any]:
         "d_model": config.width,
         "scale_embedding": tokens.scale == SqrtWidth(),
     }
+    if isinstance(config.head, Classifier):
+        found["classifier_dropout"] = config.head.dropout
     for side, stack in config.stacks.items():
         block = stack.blocks[0]
         mixer, network = attention(block, side), expect(block.feedforward, Plain, f"{side}.blocks.0.feedforward")
@@ -169,12 +193,17 @@ def rules(defaults: Defaults, config: ModelConfig) -> Iterator[AnyRule]:
     yield from _side(config, "encoder", "source")
     yield from _side(config, "decoder", "target")
     for side in ("encoder", "decoder"):
-        if defaults.stored:
+        if defaults.stored or (defaults.positions == "halves" and isinstance(config.head, NoHead)):  # MarianModel
             yield Constant(f"model.{side}.embed_positions.weight", (config.context or LENGTH, config.width), _waves)
         yield Alias(f"model.{side}.embed_tokens.weight", of="model.shared.weight")
+    yield Rule("head.transform.linear", "classification_head.dense")
+    yield Rule("head.last.1", "classification_head.out_proj")
+    yield Rule("head.linear", "qa_outputs")
+    if not isinstance(config.head, LM):
+        return
     yield Alias("lm_head.weight", of="model.shared.weight")
     shape = (1, config.vocab)
-    if isinstance(config.head, LM) and config.head.bias:
+    if config.head.bias:
         yield Rule("head.bias", "final_logits_bias", conversion=Reshaped(ours=(config.vocab,), theirs=shape))
     elif defaults.shift:
         yield Constant("final_logits_bias", shape)
@@ -212,11 +241,11 @@ def _side(config: ModelConfig, side: Side, read: str) -> Iterator[AnyRule]:
     yield Rule(f"{side}.final_norm", f"{body}.layer_norm")
 
 
-def _family(kind: str, name: str, defaults: Defaults, text: Framing) -> Family:
+def _family(kind: str, heads: dict[str, str], defaults: Defaults, text: Framing) -> Family:
     return Family(
         kind=kind,
         shape="encoder-decoder",
-        heads={name: "lm"},
+        heads=heads,
         text=text,
         prefix="model.",
         buffers=()
@@ -229,13 +258,19 @@ def _family(kind: str, name: str, defaults: Defaults, text: Framing) -> Family:
 
 
 FRAMED, ENDED = Framing(before=("bos",), after=("eos",)), Framing(after=("eos",))
-BART = _family("bart", "BartForConditionalGeneration", Defaults(first=False, start=2), FRAMED)
-MBART = _family("mbart", "MBartForConditionalGeneration", Defaults(first=True), FRAMED)
+HEADS = {
+    "BartForConditionalGeneration": "lm",
+    "BartForSequenceClassification": "classifier",
+    "BartForQuestionAnswering": "span",
+    "BartModel": "body",
+}
+BART = _family("bart", HEADS, Defaults(first=False, start=2), FRAMED)
+MBART = _family("mbart", {"MBartForConditionalGeneration": "lm", "MBartModel": "body"}, Defaults(first=True), FRAMED)
 OPUS = Defaults(first=False, positions="halves", vocab=58_101, pad=58_100, bos=None, eos=0, start=58_100)
-MARIAN = _family("marian", "MarianMTModel", OPUS, ENDED)
+MARIAN = _family("marian", {"MarianMTModel": "lm", "MarianModel": "body"}, OPUS, ENDED)
 GAPPED = Defaults(first=True, positions="halves", pad=0, bos=None, eos=1, start=0, stored=True)
-PEGASUS = _family("pegasus", "PegasusForConditionalGeneration", GAPPED, ENDED)
+PEGASUS = _family("pegasus", {"PegasusForConditionalGeneration": "lm", "PegasusModel": "body"}, GAPPED, ENDED)
 MANY = Defaults(
     first=True, positions="fairseq", vocab=128_112, activation="relu", scaled=True, attention_dropout=0.1, start=2
 )
-M2M100 = _family("m2m_100", "M2M100ForConditionalGeneration", MANY, ENDED)
+M2M100 = _family("m2m_100", {"M2M100ForConditionalGeneration": "lm", "M2M100Model": "body"}, MANY, ENDED)

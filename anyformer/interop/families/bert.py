@@ -19,6 +19,7 @@ from anyformer.config import (
     NoHead,
     Plain,
     Projected,
+    SpanBounds,
     Special,
     Stack,
     Table,
@@ -111,9 +112,18 @@ def read_head(defaults: Defaults, fields: Fields, masked_lm: MaskedLM, dropout: 
             return TokenLabels(labels=len(fields.labels()), dropout=drop)
         case "classifier":
             return Classifier(labels=len(fields.labels()), pool="first", transform=defaults.classified, dropout=drop)
+        case "span":
+            return read_span(fields)
         case _:
             pooled = defaults.pooler is not None and fields.has(f"{defaults.pooler}.weight")
             return Embedder(pool="first", transform=POOLER) if pooled else NoHead()
+
+
+def read_span(fields: Fields) -> SpanBounds:
+    """Return the head of a class for question answering, which has two labels: first and last token."""
+    if (count := len(fields.labels())) != 2:
+        fields.refuse("id2label", f"has {count} labels: question answering has two")
+    return SpanBounds()
 
 
 def uses(fields: Fields, name: str) -> bool:
@@ -151,6 +161,8 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
             yield Rule("head.bias", "cls.predictions.bias")
             yield Alias("cls.predictions.decoder.weight", of="bert.embeddings.word_embeddings.weight")
             yield Alias("cls.predictions.decoder.bias", of="cls.predictions.bias")
+        case SpanBounds():
+            yield Rule("head.linear", "qa_outputs")
         case _:
             yield Rule("head.transform.linear", "bert.pooler.dense")
             yield Rule("head.linear", "classifier")  # of tokens
@@ -184,6 +196,7 @@ BERT = Family(
         "BertForPreTraining": "masked_lm",
         "BertForSequenceClassification": "classifier",
         "BertForTokenClassification": "token_labels",
+        "BertForQuestionAnswering": "span",
         "BertModel": "body",
     },
     text=Framing(before=("bos",), after=("eos",)),

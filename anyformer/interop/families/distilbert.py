@@ -17,6 +17,7 @@ from anyformer.config import (
     Plain,
     Projected,
     Relu,
+    SpanBounds,
     Stack,
     TokenLabels,
     Tokens,
@@ -24,6 +25,7 @@ from anyformer.config import (
     hidden_width,
 )
 from anyformer.interop.config_fields import Fields, name_of
+from anyformer.interop.families.bert import read_span
 from anyformer.interop.family import Family, Framing, attention, expect
 from anyformer.interop.weight_rules import Alias, AnyRule, Rule
 
@@ -32,7 +34,7 @@ NORM = LayerNorm(eps=1e-12)
 
 def read(fields: Fields) -> ModelConfig:
     fields.must("tie_word_embeddings", True)
-    fields.silent("sinusoidal_pos_embds", "tie_weights_", "qa_dropout")  # positions are in the file, however they began
+    fields.silent("sinusoidal_pos_embds", "tie_weights_")  # positions are in the file, however they began
     drop, act = fields("dropout", 0.1), fields.activation("activation", "gelu")
     vocab = fields("vocab_size", 30_522)
     special = fields.special(vocab, pad=0)
@@ -56,12 +58,14 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _head(fields: Fields, act: Activation, dropout: float) -> Head:
-    labelled = fields("seq_classif_dropout", 0.2)
+    labelled, answered = fields("seq_classif_dropout", 0.2), fields("qa_dropout", 0.1)
     match fields.head:
         case "masked_lm":
             return MaskedLM(transform=Transform(activation=act, norm=NORM))
         case "token_labels":
             return TokenLabels(labels=len(fields.labels()), dropout=dropout)
+        case "span":
+            return read_span(fields).model_copy(update={"dropout": answered})
         case "classifier":
             through = Transform(activation=Relu())
             return Classifier(labels=len(fields.labels()), pool="first", transform=through, dropout=labelled)
@@ -85,6 +89,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "dropout": block.dropout,
         "attention_dropout": mixer.dropout,
         "seq_classif_dropout": config.head.dropout if isinstance(config.head, Classifier) else 0.2,
+        "qa_dropout": config.head.dropout if isinstance(config.head, SpanBounds) else 0.1,
     }
 
 
@@ -106,6 +111,8 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
         yield Rule("head.transform.norm", "vocab_layer_norm")
         yield Rule("head.bias", "vocab_projector.bias")
         yield Alias("vocab_projector.weight", of="distilbert.embeddings.word_embeddings.weight")
+    elif isinstance(config.head, SpanBounds):
+        yield Rule("head.linear", "qa_outputs")
     else:
         yield Rule("head.transform.linear", "pre_classifier")
         yield Rule("head.linear", "classifier")  # of tokens
@@ -119,6 +126,7 @@ DISTILBERT = Family(
         "DistilBertForMaskedLM": "masked_lm",
         "DistilBertForSequenceClassification": "classifier",
         "DistilBertForTokenClassification": "token_labels",
+        "DistilBertForQuestionAnswering": "span",
         "DistilBertModel": "body",
     },
     text=Framing(before=("bos",), after=("eos",)),

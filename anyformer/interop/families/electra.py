@@ -3,7 +3,17 @@
 from collections.abc import Iterator
 from typing import Any
 
-from anyformer.config import Classifier, FactorisedTable, FullTable, Gelu, MaskedLM, ModelConfig, Tokens, Transform
+from anyformer.config import (
+    Classifier,
+    FactorisedTable,
+    FullTable,
+    Gelu,
+    MaskedLM,
+    ModelConfig,
+    SpanBounds,
+    Tokens,
+    Transform,
+)
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import bert
 from anyformer.interop.family import Family, Framing, expect
@@ -36,6 +46,8 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
         case Classifier():
             yield Rule("head.transform.linear", "classifier.dense")
             yield Rule("head.last.1", "classifier.out_proj")
+        case SpanBounds():
+            yield Rule("head.linear", "qa_outputs")
         case _:
             yield Rule("head.linear", "classifier")
 
@@ -47,6 +59,7 @@ ELECTRA = Family(
         "ElectraForMaskedLM": "masked_lm",
         "ElectraForSequenceClassification": "classifier",
         "ElectraForTokenClassification": "token_labels",
+        "ElectraForQuestionAnswering": "span",
         "ElectraModel": "body",
         "ElectraForPreTraining": "body",
     },

@@ -24,6 +24,7 @@ from anyformer.config import (
     Pool,
     Projected,
     Rotary,
+    SpanBounds,
     Stack,
     TokenLabels,
     Tokens,
@@ -34,6 +35,7 @@ from anyformer.config import (
     position_of,
 )
 from anyformer.interop.config_fields import Fields, name_of, write_rotary
+from anyformer.interop.families.bert import read_span
 from anyformer.interop.families.llama import FULL, NEAR
 from anyformer.interop.family import Family, Framing, attention, expect, tile_layers
 from anyformer.interop.weight_rules import Alias, AnyRule, Rule
@@ -98,6 +100,8 @@ def _head(fields: Fields, norm: LayerNorm) -> Head:
             return MaskedLM(transform=through, bias=bias)
         case "token_labels":
             return TokenLabels(labels=len(fields.labels()), transform=through, dropout=drop)
+        case "span":
+            return read_span(fields).model_copy(update={"transform": through, "dropout": drop})
         case "classifier":
             return Classifier(labels=len(fields.labels()), pool=pool, transform=through, dropout=drop)
         case _:
@@ -145,7 +149,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "tie_word_embeddings": config.tie == "output" or not isinstance(config.head, MaskedLM),
     }
     head = config.head
-    through = head.transform if isinstance(head, (MaskedLM, TokenLabels, Classifier)) else None
+    through = head.transform if isinstance(head, (MaskedLM, TokenLabels, SpanBounds, Classifier)) else None
     if isinstance(through, Transform):
         found |= {"classifier_activation": name_of(through.activation), "classifier_bias": through.bias}
     if isinstance(head, MaskedLM):
@@ -172,7 +176,7 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
     yield Rule("head.transform.norm", "head.norm")
     yield Rule("head.table", "decoder.weight")
     yield Rule("head.bias", "decoder.bias")
-    yield Rule("head.linear", "classifier")  # of tokens
+    yield Rule("head.linear", "classifier")  # of tokens, or spans
     yield Rule("head.last.1", "classifier")  # of texts
     if config.tie == "output":
         yield Alias("decoder.weight", of="model.embeddings.tok_embeddings.weight")
@@ -185,6 +189,7 @@ MODERNBERT = Family(
         "ModernBertForMaskedLM": "masked_lm",
         "ModernBertForSequenceClassification": "classifier",
         "ModernBertForTokenClassification": "token_labels",
+        "ModernBertForQuestionAnswering": "span",
         "ModernBertModel": "body",
     },
     text=Framing(before=("bos",), after=("eos",)),

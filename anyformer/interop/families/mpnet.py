@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from anyformer.config import Classifier, Gelu, Learned, MaskedLM, ModelConfig, Stack, T5Bias
+from anyformer.config import Classifier, Gelu, Learned, MaskedLM, ModelConfig, SpanBounds, Stack, T5Bias
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import bert, roberta
 from anyformer.interop.family import Family, Framing, attention, expect
@@ -58,6 +58,8 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
         case Classifier():
             yield Rule("head.transform.linear", "classifier.dense")
             yield Rule("head.last.1", "classifier.out_proj")
+        case SpanBounds():
+            yield Rule("head.linear", "qa_outputs")
         case _:
             yield Rule("head.transform.linear", "mpnet.pooler.dense")
             yield Rule("head.linear", "classifier")
@@ -70,6 +72,7 @@ MPNET = Family(
         "MPNetForMaskedLM": "masked_lm",
         "MPNetForSequenceClassification": "classifier",
         "MPNetForTokenClassification": "token_labels",
+        "MPNetForQuestionAnswering": "span",
         "MPNetModel": "body",
     },
     text=Framing(before=("bos",), after=("eos",)),

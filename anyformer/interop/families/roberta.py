@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from anyformer.config import Classifier, ConfigError, Gelu, Learned, MaskedLM, ModelConfig, Stack
+from anyformer.config import Classifier, ConfigError, Gelu, Learned, MaskedLM, ModelConfig, SpanBounds, Stack
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import bert
 from anyformer.interop.family import Family, Framing, expect
@@ -40,6 +40,8 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
         case Classifier():
             yield Rule("head.transform.linear", "classifier.dense")
             yield Rule("head.last.1", "classifier.out_proj")
+        case SpanBounds():
+            yield Rule("head.linear", "qa_outputs")
         case _:
             yield Rule("head.transform.linear", "roberta.pooler.dense")
             yield Rule("head.linear", "classifier")
@@ -53,6 +55,7 @@ def _family(kind: str, title: str, vocab: int) -> Family:
             f"{title}ForMaskedLM": "masked_lm",
             f"{title}ForSequenceClassification": "classifier",
             f"{title}ForTokenClassification": "token_labels",
+            f"{title}ForQuestionAnswering": "span",
             f"{title}Model": "body",
         },
         text=Framing(before=("bos",), after=("eos",)),

@@ -12,6 +12,7 @@ from anyformer.config import (
     Gated,
     InvSqrtWidth,
     ModelConfig,
+    NoHead,
     Plain,
     RMSNorm,
     Side,
@@ -66,8 +67,8 @@ def read(multilingual: bool, fields: Fields) -> ModelConfig:
         target=tokens,
         encoder=encoder,
         decoder=encoder.model_copy(update={"depth": depth, "blocks": reading}),
-        head=LM(scale=InvSqrtWidth() if scaled else Unscaled()),
-        tie="all" if tied else "inputs",
+        head=LM(scale=InvSqrtWidth() if scaled else Unscaled()) if fields.head == "lm" else NoHead(),
+        tie="all" if tied and fields.head == "lm" else "inputs",
         init=FanIn(),
         special=special,
     )
@@ -95,7 +96,7 @@ def write(multilingual: bool, config: ModelConfig) -> dict[str, Any]:
     if not isinstance(network, (Plain, Gated)):
         network = expect(network, Gated, "encoder.blocks.0.feedforward")
     act = name_of(network.activation)
-    scaled = expect(config.head, LM, "head").scale == InvSqrtWidth()
+    scaled = not isinstance(config.head, LM) or config.head.scale == InvSqrtWidth()
     found = {
         "vocab_size": tokens.rows,
         "d_model": config.width,
@@ -150,7 +151,7 @@ def _family(kind: str, *classes: str) -> Family:
     return Family(
         kind=kind,
         shape="encoder-decoder",
-        heads=dict.fromkeys(classes, "lm"),
+        heads={name: "body" if name.endswith("5Model") else "lm" for name in classes},
         text=Framing(after=("eos",)),
         buffers=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
         read=partial(read, kind == "mt5"),
@@ -159,5 +160,5 @@ def _family(kind: str, *classes: str) -> Family:
     )
 
 
-T5 = _family("t5", "T5ForConditionalGeneration", "T5WithLMHeadModel")
-MT5 = _family("mt5", "MT5ForConditionalGeneration")
+T5 = _family("t5", "T5ForConditionalGeneration", "T5WithLMHeadModel", "T5Model")
+MT5 = _family("mt5", "MT5ForConditionalGeneration", "MT5Model")

@@ -1,0 +1,259 @@
+"""The task span: the answer to a question as a span of a text (Rajpurkar et al. 2016, Devlin et al. 2019).
+
+A row is a question and a window of its text. Long texts are read in windows that overlap; the best span of all windows
+is the answer. In a window without the answer, and for questions without one, the first token of the row stands for it.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from anyformer.config import ConfigError, Fault, ModelConfig, Tokens
+from anyformer.data.batch import Example
+from anyformer.data.loader import ExampleLoader, Loader
+from anyformer.data.readers import Rows
+from anyformer.data.tokenizer import TextTokenizer
+from anyformer.nn.model import Transformer
+from anyformer.recipe import Batches, Padded, QuestionAnswering
+from anyformer.tasks import answer_metrics
+from anyformer.tasks.answer_spans import (
+    CANDIDATES,
+    Answer,
+    Token,
+    Window,
+    best_answers,
+    token_bounds,
+    windows,
+    with_probabilities,
+)
+from anyformer.tasks.base import Metrics, Progress, bad_row_notes
+from anyformer.tasks.sequence_level import Frame, for_shape, read_rows, refuse_decoding_options
+
+
+class Question(NamedTuple):
+    """A question with its text, in tokens, and the answers: each with its first character."""
+
+    question: list[int]
+    text: str
+    tokens: list[Token]
+    answers: list[tuple[str, int]]
+
+
+class SpanAnswering:
+    """Answers to questions, each a span of a text; with `unanswerable`, or the empty answer."""
+
+    source_tokenizer: TextTokenizer | None = None
+
+    def __init__(self, spec: QuestionAnswering, tokenizer: TextTokenizer):
+        self._spec, self.tokenizer, self.frame = spec, tokenizer, Frame(tokenizer, pairs=True)
+
+    @property
+    def spec(self) -> QuestionAnswering:
+        return self._spec
+
+    def loss(self, logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+        """Return the summed cross-entropies of the first and of the last token among the real tokens of a row."""
+        logits = logits.float()
+        logs = logits.log_softmax(dim=1)
+        bounds = labels[:, None, :2]
+        loss = -logs.gather(1, bounds)
+        if smoothing:
+            real = logits > torch.finfo(logits.dtype).min / 2
+            mean = logs.masked_fill(~real, 0).sum(dim=1, keepdim=True) / real.sum(dim=1, keepdim=True)
+            loss = (1 - smoothing) * loss - smoothing * mean
+        return loss.sum()
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    def filter_rows(self, rows: Rows, config: ModelConfig, batches: Batches | None = None) -> Rows:
+        if batches is not None:
+            rows = rows.with_ids({"text": self.tokenizer.encode_batch, "pair": self._encode_texts})
+        faults = (self._row_fault(question, config, batches) for question in self._questions(rows))
+        return rows.without({i: why for i, why in enumerate(faults) if why})
+
+    def _questions(self, rows: Rows) -> list[Question]:
+        ids, tokens = rows.encoded("text", self.tokenizer.encode_batch), rows.encoded("pair", self._encode_texts)
+        answers = [[(text, start) for text, start in json.loads(cell)] for cell in rows.columns["answers"]]
+        return [Question(*row) for row in zip(ids, rows.columns["pair"], tokens, answers, strict=True)]
+
+    def _encode_texts(self, texts: Sequence[str]) -> list[list[Token]]:
+        return [[Token(*token) for token in self.tokenizer.encode_with_offsets(text)] for text in texts]
+
+    def _row_fault(self, one: Question, config: ModelConfig, batches: Batches | None) -> str:
+        """Return why a question cannot be read; empty if it can."""
+        if not one.question or not one.tokens:
+            return f"the {'text' if one.question else 'question'} has no tokens"
+        if not one.answers and not self.spec.unanswerable:
+            return "has no answer; set task.unanswerable = true to learn that some questions have none"
+        limit = self._limit(config, batches)
+        around = len(self.frame.row(one.question, []))
+        if around >= limit:
+            return f"the question leaves no space for its text: it has {around} tokens, and a row holds {limit}"
+        return ""
+
+    def _limit(self, config: ModelConfig, batches: Batches | None = None) -> int:
+        """Return the largest number of tokens of a row."""
+        ends = [limit for stack in config.stacks.values() for limit, _ in stack.ends]
+        return min([self.spec.window, *ends, *([batches.tokens] if isinstance(batches, Padded) else [])])
+
+    def _windows(self, one: Question, config: ModelConfig, batches: Batches | None = None) -> list[Window]:
+        before = len(self.frame.before) + len(one.question) + len(self.frame.between)
+        limit = self._limit(config, batches)
+        return windows(len(one.tokens), before, len(self.frame.after), limit, self.spec.overlap)
+
+    def _example(self, one: Question, window: Window, config: ModelConfig) -> Example:
+        """Return the row of a window, with the indices of the first and last token of its answer."""
+        text = [token.id for token in one.tokens[window.first : window.first + window.size]]
+        inputs = config.last_input
+        has_types = isinstance(inputs, Tokens) and inputs.types > self.frame.second
+        types = self.frame.types(one.question, text) if has_types else None
+        labels = self._bounds(one, window)
+        return for_shape(Example(self.frame.row(one.question, text), labels, types=types), config)
+
+    def _bounds(self, one: Question, window: Window) -> list[int]:
+        """Return the indices of the first answer in a row; 0 if it is not in this window."""
+        answer = next(iter(one.answers), None)
+        found = answer and token_bounds(one.tokens, answer[1], answer[1] + len(answer[0]))
+        if not found or found[0] < window.first or found[1] >= window.first + window.size:
+            return [0, 0]
+        return [window.offset + at - window.first for at in found]
+
+    def loader(self, rows: Rows, batches: Batches, seed: int, model: Transformer) -> Loader:
+        assert isinstance(batches, Padded)
+        every = self._questions(rows)
+        examples = [self._example(q, w, model.config) for q in every for w in self._windows(q, model.config, batches)]
+        return ExampleLoader(examples, batches, seed, self.tokenizer.pad or 0, source_pad=0)
+
+    # -- predictions --------------------------------------------------------------------------------------------------
+
+    def read(self, text: str, config: ModelConfig) -> Example:
+        """Return the row of a question and its text, separated by a tab; of a long text, its first window."""
+        one = self._split([text])[0]
+        if one is None:
+            raise ConfigError([Fault("text", "is blank: give a question, a tab, and a text")])
+        return self._example(one, self._windows(one, config)[0], config)
+
+    def evaluate(self, model: Transformer, rows: Rows, batches: Batches) -> Metrics:
+        """Measure exact match and F1 of the answers, as SQuAD does, and the loss of all windows."""
+        every = self._questions(rows)
+        total, count, predicted = 0.0, 0, [""] * len(every)
+        for i, parts in self._read(model, every):
+            for window, logits in parts:
+                total += float(self.loss(logits[None], torch.tensor([self._bounds(every[i], window)])))
+                count += 2
+            predicted[i] = self._choose(every[i], parts)[0].text
+        pairs = [(text, [a for a, _ in one.answers]) for text, one in zip(predicted, every, strict=True)]
+        values = {
+            "loss": total / count,
+            "exact_match": sum(answer_metrics.exact_match(*pair) for pair in pairs) / len(pairs),
+            "f1": sum(answer_metrics.f1(*pair) for pair in pairs) / len(pairs),
+        }
+        return Metrics(self.spec.kind, len(rows), values, {"windows": count // 2, **bad_row_notes(rows)})
+
+    def predict(
+        self,
+        model: Transformer,
+        texts: Sequence[str],
+        *,
+        progress: Progress | None = None,
+        scores: bool = False,
+        n_best: int | None = None,
+        **options: Any,
+    ) -> list[str]:
+        """Return the answer to each question, which is separated from its text by a tab.
+
+        With `scores`, a tab and its probability follow. With `n_best`, the result is a JSON list of answers, with the
+        characters where they begin and end. A blank text has no answer.
+        """
+        refuse_decoding_options(options)
+        if n_best is not None and not 1 <= n_best <= CANDIDATES:
+            raise ConfigError([Fault("n_best", f"= {n_best}: must be from 1 to {CANDIDATES}")])
+        every = self._split(texts)
+        self._check(every, model.config)
+        out = [("[]" if n_best else "\t" if scores else "")] * len(texts)
+        numbers = [i for i, one in enumerate(every) if one is not None]
+        for n, parts in self._read(model, [one for one in every if one is not None], progress):
+            one = every[numbers[n]]
+            assert one is not None
+            answers = self._choose(one, parts)
+            out[numbers[n]] = _as_json(answers[:n_best]) if n_best else _as_line(answers[0], scores)
+        if progress:
+            progress(len(texts) - len(numbers))
+        return out
+
+    def answers(self, model: Transformer, question: str, text: str) -> list[Answer]:
+        """Return the best answers to one question, in descending order."""
+        every = self._split([f"{question}\t{text}"])
+        self._check(every, model.config)
+        one = every[0]
+        assert one is not None
+        ((_, parts),) = self._read(model, [one])
+        return self._choose(one, parts)
+
+    def _split(self, texts: Sequence[str]) -> list[Question | None]:
+        """Return the questions and texts of lines; None for blank ones."""
+        cells = [text.split("\t", 1) if text.strip() else ["", ""] for text in texts]
+        wrong = (i for i, cell in enumerate(cells, 1) if any(cell) and (len(cell) < 2 or not all(map(str.strip, cell))))
+        if faults := [Fault(f"text {i}", "must be a question and a text, separated by a tab") for i in wrong]:
+            raise ConfigError(faults)
+        questions, tokens = (
+            self.tokenizer.encode_batch([q for q, _ in cells]),
+            self._encode_texts([t for _, t in cells]),
+        )
+        rows = zip(cells, questions, tokens, strict=True)
+        return [Question(ids, cell[1], found, []) if ids and found else None for cell, ids, found in rows]
+
+    def _check(self, every: Sequence[Question | None], config: ModelConfig) -> None:
+        """Raise a `ConfigError` that names the questions which leave no space for a text."""
+        limit = self._limit(config)
+        long = [i for i, one in enumerate(every, 1) if one and len(self.frame.row(one.question, [])) >= limit]
+        if long:
+            what = f"the question leaves no space for its text: a row holds {limit} tokens"
+            raise ConfigError([Fault(f"text {i}", what) for i in long])
+
+    def _read(
+        self, model: Transformer, every: Sequence[Question], progress: Progress | None = None
+    ) -> Iterator[tuple[int, list[tuple[Window, Tensor]]]]:
+        """Yield the number of each question, its windows, and their logits [t, 2]."""
+        rows = [(i, window) for i, one in enumerate(every) for window in self._windows(one, model.config)]
+        examples = [self._example(every[i], window, model.config) for i, window in rows]
+        missing = [0] * len(every)
+        for i, _ in rows:
+            missing[i] += 1
+        parts: dict[int, list[tuple[Window, Tensor]]] = {i: [] for i in range(len(every))}
+        for n, logits in read_rows(model, examples, self.tokenizer):
+            i, window = rows[n]
+            parts[i].append((window, logits[: len(examples[n].ids)]))
+            missing[i] -= 1
+            if not missing[i]:
+                yield i, parts.pop(i)
+                if progress:
+                    progress(1)
+
+    def _choose(self, one: Question, parts: Sequence[tuple[Window, Tensor]]) -> list[Answer]:
+        """Return the best answers, with probabilities.
+
+        With `unanswerable`, the empty answer has the least score of the first token over all windows, and is the first
+        if that exceeds the best span by more than `threshold`.
+        """
+        found = best_answers(one.text, one.tokens, parts, self.spec.longest, CANDIDATES)
+        if self.spec.unanswerable:
+            score = min(float(logits[0].sum()) for _, logits in parts)
+            at = next((i for i, a in enumerate(found) if score > a.score), len(found))
+            at = 0 if score - found[0].score > self.spec.threshold else max(1, at)
+            found.insert(at, Answer("", 0, 0, score))
+        return with_probabilities(found)
+
+
+def _as_line(answer: Answer, scores: bool) -> str:
+    """Return an answer as one line."""
+    text = " ".join(answer.text.split("\n"))
+    return f"{text}\t{answer.probability:.4f}" if scores else text
+
+
+def _as_json(answers: Sequence[Answer]) -> str:
+    kept = ({**a._asdict(), "score": round(a.score, 4), "probability": round(a.probability, 6)} for a in answers)
+    return json.dumps(list(kept), ensure_ascii=False)
