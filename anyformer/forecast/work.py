@@ -31,6 +31,7 @@ from anyformer.config import (
     Rotary,
     Side,
     Stack,
+    T5Bias,
     Tokens,
     hidden_width,
     pattern_across,
@@ -46,6 +47,7 @@ from anyformer.inspection.memory import MASKED_SHARE
 FP32 = 4  # bytes
 MATMUL_SHARE = 0.75  # of the peak that a large matmul reaches: its power limits a GPU before its units do
 ATTENTION_SHARE = 0.4  # of the peak that fused attention reaches, forward and backward together
+BIASED_SHARE = 0.06  # the same with a learned bias of positions, by kernels that add a dense mask to all pairs
 BANDWIDTH_SHARE = 0.85  # of the memory bandwidth that a copy reaches
 KERNEL_SECONDS = 1e-6  # between two kernels of a captured step
 ATTENTION_BACKWARD = 2.5  # times the FLOPs of its forward pass: five matmuls in place of two
@@ -171,7 +173,10 @@ class _Layer(NamedTuple):
             flops = 2.0 * self.rows.batch * a.heads * pairs(pattern, self.t, keys) * sum(a.widths(self.config.width))
             flops /= self.rows.context
             counted += flops
-            computed += flops / 2 if isinstance(pattern, Causal) else flops  # kernels skip what no query sees
+            if not across and isinstance(position_of(a, self.stack), T5Bias):
+                computed += flops * ATTENTION_SHARE / BIASED_SHARE
+            else:
+                computed += flops / 2 if isinstance(pattern, Causal) else flops  # kernels skip what no query sees
         return computed, counted
 
     def _attention_bytes(self) -> float:
