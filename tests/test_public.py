@@ -41,6 +41,7 @@ DECODING = [
     "--prefix",
     "--draft",
     "--lookup",
+    "--self-draft",
     "--ahead",
     "--bits",
     "--cache",

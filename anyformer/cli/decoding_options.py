@@ -145,6 +145,14 @@ def _declared(
             rich_help_panel=SPECULATION,
         ),
     ] = None,
+    self_draft: Annotated[
+        bool | None,
+        typer.Option(
+            "--self-draft",
+            help="Draft by the model's own layers for further tokens (model.head.multi_token).",
+            rich_help_panel=SPECULATION,
+        ),
+    ] = None,
     ahead: Annotated[
         int | None, typer.Option(help="Number of draft tokens at a time.", rich_help_panel=SPECULATION)
     ] = None,

@@ -172,6 +172,17 @@ class NoHead(Spec):
     kind: Literal["none"] = "none"
 
 
+class MultiToken(Spec):
+    """Layers that predict the tokens after the next one from the same hidden state (Gloeckle et al. 2024, Medusa 2024).
+
+    Layer k reads h + silu(h W_k) through the same output table. In training its loss is on the token k places after the
+    next one, of the same text. In decoding `self_draft` uses these layers to draft tokens.
+    """
+
+    tokens: Size = 2  # further tokens that are predicted, one layer each
+    weight: Positive = 0.3  # of the mean of their losses, which is added to the training loss
+
+
 class LM(Spec):
     """Logits [b, t, v] for the next token."""
 
@@ -179,6 +190,7 @@ class LM(Spec):
     bias: Flag = False  # a bias per token of the vocabulary
     scale: LogitScale = Unscaled()  # factor of the logits
     cap: Positive | None = None  # soft cap: logits become cap · tanh(logits / cap) (Gemma 2); None: no cap
+    multi_token: MultiToken | None = None  # layers that predict further tokens; None: the next token only
 
 
 class MaskedLM(Spec):

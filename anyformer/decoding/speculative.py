@@ -29,8 +29,9 @@ from anyformer.decoding.logit_processors import History, Processor, build, proce
 from anyformer.decoding.request import Request, RequestOptions, check_request
 from anyformer.decoding.sampling import Choice, bits, greedy, sample, widest
 from anyformer.decoding.session import Session
-from anyformer.decoding.strategy import Draft, Lookup, Speculation
+from anyformer.decoding.strategy import Draft, Lookup, OwnHead, Speculation
 from anyformer.nn.eval_mode import evaluating
+from anyformer.nn.heads import VocabularyHead
 from anyformer.nn.model import Transformer
 
 DRAFT_STEP, TEST_STEP = 1 << 30, 2 << 30  # added to the step: independent noise for drafts and their tests
@@ -46,7 +47,9 @@ class Speculated(NamedTuple):
     accepted: Tensor  # int [b], those of them that were kept
 
 
-def speculate(model: Transformer, ids: Tensor, *, draft: Draft | Lookup, ahead: int = 4, **options: Any) -> Speculated:
+def speculate(
+    model: Transformer, ids: Tensor, *, draft: Draft | Lookup | OwnHead, ahead: int = 4, **options: Any
+) -> Speculated:
     """Return what `generate` returns for the same `options`, with up to `ahead` draft tokens before each call.
 
     Greedy tokens are the same, as far as rounding goes. So are tokens sampled with a `Lookup`; with a `Draft` the same
@@ -63,6 +66,9 @@ def run_speculation(model: Transformer, request: Request, strategy: Speculation)
     draft, ahead = strategy.draft, strategy.ahead
     if isinstance(draft, Draft):
         _check_draft(model, draft.model, request)
+    if isinstance(draft, OwnHead) and not (isinstance(model.config.head, LM) and model.config.head.multi_token):
+        what = "the model has no layers for further tokens: train it with model.head.multi_token, or use lookup"
+        raise ConfigError([Fault("self_draft", what)])
     with evaluating(model), evaluating(draft.model if isinstance(draft, Draft) else model):
         session = _session(model, request, ahead)
         verifier = Verifier(session, request, strategy)
@@ -71,6 +77,8 @@ def run_speculation(model: Transformer, request: Request, strategy: Speculation)
             # a Reuse remembers the texts of one model
             own = _session(draft.model, replace(request, reuse=None), ahead)
             drafter = ModelDrafter(own, verifier.processors, verifier.seeds)
+        elif isinstance(draft, OwnHead):
+            drafter = HeadDrafter(session)
         else:
             drafter = LookupDrafter(draft.ngram, *_source(model, request))
         if request.longest:
@@ -212,6 +220,31 @@ class LookupDrafter:
         """Do nothing: there is no session."""
 
 
+class HeadDrafter:
+    """Drafts by the model's own layers for further tokens, from the hidden state of the last token that was kept."""
+
+    def __init__(self, session: Session):
+        self.session = session
+        self.kept: Tensor | None = None  # [b], its index among the tokens read last; None: only prompts were read
+
+    def propose(self, history: History, limit: Tensor) -> Proposal:
+        if self.kept is None:  # the hidden states are those of padded prompts
+            return _no_tokens(history.ids)
+        model, hidden = self.session.model, self.session.hidden
+        head = model.head
+        assert isinstance(head, VocabularyHead)
+        last = hidden.gather(1, self.kept[:, None, None].expand(-1, 1, hidden.shape[2]))
+        ids = head.further_logits(last, model.table(model.target)).argmax(dim=-1)
+        width = min(ids.shape[1], int(limit.max()))
+        return Proposal(ids[:, :width], torch.arange(width, device=ids.device) < limit[:, None])
+
+    def accept(self, accepted: Tensor) -> None:
+        self.kept = accepted
+
+    def close(self) -> None:
+        """Do nothing: the session is that of the model."""
+
+
 def _source(model: Transformer, request: Request) -> tuple[Tensor, Tensor]:
     """Return the ids of a source that drafts may be copied from, and which are present; no ids if there is none."""
     source, target = model.config.source, model.config.target
@@ -305,8 +338,8 @@ def _choose(logits: Tensor, seeds: Tensor | None, steps: Tensor) -> Choice:
 
 
 def _check_type(draft: object) -> None:
-    if not isinstance(draft, Draft | Lookup):
-        what = f"must be Draft(model) or Lookup(ngram=n), got {type(draft).__name__}"
+    if not isinstance(draft, Draft | Lookup | OwnHead):
+        what = f"must be Draft(model), Lookup(ngram=n) or OwnHead(), got {type(draft).__name__}"
         raise ConfigError([Fault("draft", what)])
 
 

@@ -111,12 +111,16 @@ class Lookup(Spec):  # type: ignore[metaclass]  # derives from type(BaseModel), 
     ngram: Size = 3  # largest n-gram that is looked up, in tokens
 
 
+class OwnHead(NamedTuple):
+    """Draft tokens by the model's own layers for further tokens (`head.multi_token`)."""
+
+
 class Speculation(Sampling):
     """`Sampling` with up to `ahead` draft tokens that the model verifies in one call."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    draft: Draft | Lookup  # the smaller model or the lookup that drafts
+    draft: Draft | Lookup | OwnHead  # the smaller model, the lookup or the model's own layers that draft
     ahead: Size = 4  # draft tokens per call of the model
 
 
@@ -129,19 +133,23 @@ SELECTED_BY: dict[str, type[Strategy]] = {
     "alpha": Contrastive,
     "draft": Speculation,
     "lookup": Speculation,
+    "self_draft": Speculation,
 }
 NAMES = {Beam: "beam search", Contrastive: "contrastive search", Speculation: "speculation"}
-NEEDS = {Beam: "needs beams: give their number", Speculation: "needs a draft or a lookup"}
+NEEDS = {Beam: "needs beams: give their number", Speculation: "needs a draft, a lookup or self_draft"}
 PER_CALL: dict[str, type[Strategy]] = {"seed": Sampling, "phrases": Beam}  # options that are fields of `Request`
 
 
 def strategy(**options: Any) -> Strategy:
     """Return the strategy that some options select; None counts as not given.
 
-    `beams` selects `Beam`, `candidates` or `alpha` `Contrastive`, `draft` (a model) or `lookup` (an n-gram length)
-    `Speculation`; otherwise it is `Sampling`. A `seed` and `phrases` are checked, but belong to the `Request`.
+    `beams` selects `Beam`, `candidates` or `alpha` `Contrastive`, `draft` (a model), `lookup` (an n-gram length) or
+    `self_draft` (True) `Speculation`; otherwise it is `Sampling`. A `seed` and `phrases` are checked, but belong to the
+    `Request`.
     """
     given = {name: value for name, value in options.items() if value is not None}
+    if given.get("self_draft") is False:
+        del given["self_draft"]
     selected = {SELECTED_BY[name]: name for name in reversed(SELECTED_BY) if name in given}
     if len(selected) > 1:
         *others, first = selected.values()
@@ -153,7 +161,10 @@ def strategy(**options: Any) -> Strategy:
     fields = {name: value for name, value in given.items() if name not in PER_CALL}
     if kind is Speculation:
         ngram = fields.pop("lookup", None)
-        fields["draft"] = Lookup(ngram=ngram) if ngram is not None else Draft(fields["draft"])
+        if fields.pop("self_draft", False):
+            fields["draft"] = OwnHead()
+        else:
+            fields["draft"] = Lookup(ngram=ngram) if ngram is not None else Draft(fields["draft"])
     made: Strategy = kind(**fields)
     if "seed" in given and (fault := seed_fault(given["seed"], made)):
         raise ConfigError([fault])
@@ -178,6 +189,8 @@ def _faults(kind: type[Strategy], selected_by: str | None, given: dict[str, Any]
     """Yield a fault for each option that a strategy does not have."""
     if "lookup" in given and "draft" in given:
         yield Fault("lookup", "drafts tokens instead of a draft model: give one of them")
+    if "self_draft" in given and {"lookup", "draft"} & given.keys():
+        yield Fault("self_draft", "drafts tokens instead of a draft model or a lookup: give one of them")
     for name, value in given.items():
         owner = _owner(name)
         if owner is None:

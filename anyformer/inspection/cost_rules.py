@@ -346,7 +346,9 @@ def head_cost(config: ModelConfig, b: int, t: int) -> Cost:
             e, v, own_table = read.table_width(d), read.rows, config.tie not in ("output", "all")
             transform = head.transform if isinstance(head, MaskedLM) else NoTransform()
             table = Cost((e * own_table + head.bias) * v, 2 * b * t * e * v, saved=b * t * (e + v))
-            return _transform(transform, d, e, b * t) + table
+            more = head.multi_token.tokens if isinstance(head, LM) and head.multi_token else 0
+            further = Cost(more * d * d, more * 2 * b * t * (d * d + e * v), saved=more * b * t * (2 * d + e + v))
+            return _transform(transform, d, e, b * t) + table + further
         case TokenLabels(crf=crf):
             labels = label_count(head)
             rows = labels + 1 if crf else 1  # of scores per token

@@ -20,6 +20,7 @@ from anyformer.config import (
     Head,
     HeadTransform,
     MaskedLM,
+    MultiToken,
     NoHead,
     NoTransform,
     Pool,
@@ -30,6 +31,7 @@ from anyformer.config import (
     factor,
     label_count,
 )
+from anyformer.conventions import IGNORE, PADDING
 from anyformer.kernels.cross_entropy import can_fuse_loss, fused_head_loss, token_loss
 from anyformer.kernels.matmul import linear
 from anyformer.nn.dropout import Dropout
@@ -64,6 +66,26 @@ class HiddenHead(nn.Module):
         return x
 
 
+class FurtherTokens(nn.ModuleList):
+    """Hidden states for the tokens after the next one: h + silu(h W_k) for the k-th of them."""
+
+    def __init__(self, spec: MultiToken, width: int):
+        super().__init__(nn.Linear(width, width, bias=False) for _ in range(spec.tokens))
+        self.weight = spec.weight
+
+    def hidden(self, x: Tensor) -> list[Tensor]:
+        return [x + F.silu(layer(x)) for layer in self]
+
+
+def labels_after(labels: Tensor, segments: Tensor | None, k: int) -> Tensor:
+    """Return the labels [b, t] of the tokens k places later; IGNORE where a text ends before."""
+    later = F.pad(labels[:, k:], (0, min(k, labels.shape[1])), value=IGNORE)
+    if segments is None:
+        return later
+    same = F.pad(segments[:, k:], (0, min(k, segments.shape[1])), value=PADDING) == segments
+    return torch.where(same, later, IGNORE)
+
+
 class VocabularyHead(nn.Module):
     """Logits over the vocabulary, [b, t, v], by a separate table, the input's (tied), or that of a weight format."""
 
@@ -77,8 +99,10 @@ class VocabularyHead(nn.Module):
         bias: bool,
         scale: float = 1.0,
         cap: float | None = None,
+        further: FurtherTokens | None = None,
     ):
         super().__init__()
+        self.further = further
         self.transform, self.scale, self.cap, self.pad = transform, scale, cap, tokens.pad
         self.table = None if tied else nn.Parameter(torch.empty(tokens.rows, width))
         self.bias = nn.Parameter(torch.empty(tokens.rows)) if bias else None
@@ -94,6 +118,22 @@ class VocabularyHead(nn.Module):
             labels = target.labels.flatten()
             return fused_head_loss(x.flatten(0, 1), self._weight(table), self.bias, labels, target.smoothing)
         return token_loss(self._logits(x, table), target.labels, target.smoothing)
+
+    def training_loss(self, x: Tensor, table: Tensor | None, target: LossTarget, layout: Layout) -> Tensor:
+        """Return the loss, in training with that of further tokens."""
+        loss = self.loss(x, table, target)
+        if self.further is None or not self.training:
+            return loss
+        labels, share = _all_labels(target, x), self.further.weight / len(self.further)
+        for k, hidden in enumerate(self.further.hidden(x), 1):
+            later = LossTarget(labels_after(labels, layout.segments, k), target.smoothing)
+            loss = loss + share * self.loss(hidden, table, later)
+        return loss
+
+    def further_logits(self, x: Tensor, table: Tensor | None) -> Tensor:
+        """Return the logits of the tokens after the next one [b, k, v], from hidden states of one token [b, 1, d]."""
+        assert self.further is not None
+        return self._logits(self._hidden(torch.cat(self.further.hidden(x), dim=1)), table)
 
     def _hidden(self, x: Tensor) -> Tensor:
         """Return the hidden states that the table is multiplied with."""
@@ -117,6 +157,17 @@ class VocabularyHead(nn.Module):
         else:
             logits = self.format.matmul(x, None, self.bias)
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
+
+
+def _all_labels(target: LossTarget, x: Tensor) -> Tensor:
+    """Return the labels of all tokens [b, t] of hidden states [b, t, d]."""
+    if target.at is None:
+        return target.labels
+    b, t = x.shape[:2]
+    given = target.labels.flatten()
+    labels = given.new_full((b * t + 1,), IGNORE)  # the last one is for positions that fill up `at`
+    labels = labels.scatter(0, torch.where(given == IGNORE, b * t, target.at), given)
+    return labels[:-1].view(b, t)
 
 
 class TokenHead(nn.Module):
@@ -225,7 +276,8 @@ def build_head(spec: Head, width: int, tokens: Tokens | None, *, tied: bool) -> 
             assert tokens is not None
             e, scale = tokens.table_width(width), factor(spec.scale, width)
             inner = build_transform(NoTransform(), width, e)
-            return VocabularyHead(inner, e, tokens, tied=tied, bias=bias, scale=scale, cap=cap)
+            further = FurtherTokens(spec.multi_token, width) if spec.multi_token else None
+            return VocabularyHead(inner, e, tokens, tied=tied, bias=bias, scale=scale, cap=cap, further=further)
         case MaskedLM(transform=transform, bias=bias):
             assert tokens is not None
             e = tokens.table_width(width)

@@ -233,7 +233,7 @@ class Transformer(nn.Module):
         if loss_target is None:
             return self.head(hidden, layout, table)
         if isinstance(self.head, VocabularyHead):
-            return self.head.loss(hidden, table, loss_target)
+            return self.head.training_loss(hidden, table, loss_target, layout)
         raise ValueError("`loss_target` needs a head over the vocabulary (`lm` or `masked_lm`): this model has another")
 
     def new_cache(self, batch: int, slots: int, *, kind: CacheKind = "auto", slack: int = 0) -> Cache:

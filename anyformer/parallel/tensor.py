@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
-from anyformer.config import Attention, Block, Experts, Fault, Gated, ModelConfig, Plain, Tokens, hidden_width
+from anyformer.config import LM, Attention, Block, Experts, Fault, Gated, ModelConfig, Plain, Tokens, hidden_width
 from anyformer.config.adapter import within
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.experts import Mixture
@@ -281,6 +281,9 @@ def split_faults(config: ModelConfig, size: int) -> Iterator[Fault]:
         for field, blocks in (("prefix", stack.prefix), ("blocks", stack.blocks)):
             for i, block in enumerate(blocks):
                 yield from (fault.under(f"{side}.{field}.{i}") for fault in _block_faults(block, config.width, size))
+    if isinstance(config.head, LM) and config.head.multi_token:
+        what = f"is computed by one process: leave it out, or set parallel.tensor = 1, not {size}"
+        yield Fault("head.multi_token", what)
     for name, tokens in (("source", config.source), ("target", config.target)):
         if isinstance(tokens, Tokens) and tokens.rows % size:
             fix = f"set it to {-(-tokens.rows // size) * size}, and the last rows are unused"

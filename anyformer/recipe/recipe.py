@@ -5,7 +5,7 @@ from typing import Self
 
 from pydantic import model_validator
 
-from anyformer.config import ConfigError, Fault, ModelConfig, Recurrent, Spec, StateMixer, TokenLabels, Tokens
+from anyformer.config import LM, ConfigError, Fault, ModelConfig, Recurrent, Spec, StateMixer, TokenLabels, Tokens
 from anyformer.config.spec import Count, did_you_mean
 from anyformer.datasets.registry import registry
 from anyformer.recipe.batches import Batches, Crops, Ordered, Packed
@@ -201,6 +201,8 @@ def _context_faults(recipe: Recipe) -> Iterator[Fault]:
             yield _context_fault(recipe, f"model.{side}.memory = {stack.memory} stores whole rows")
         if stack.pooling:
             yield _context_fault(recipe, f"model.{side}.pooling pools tokens that different processes hold")
+    if isinstance(model.head, LM) and model.head.multi_token:
+        yield _context_fault(recipe, "model.head.multi_token predicts tokens that other processes hold")
     if train.own_tokens:
         yield _context_fault(recipe, "train.own_tokens replaces tokens in whole rows")
     if train.compile == "on":

@@ -1,0 +1,61 @@
+"""Greedy decoding with and without drafts by the model's own layers: `python -m benchmarks.self_draft RUN [TEXT]`.
+
+The run is one trained with `model.head.multi_token`, such as
+
+    anyformer train shakespeare-gpu 'model.head.multi_token={tokens=3, weight=0.3}' --out runs/multi-token
+
+Both ways return the same ids. A time is the best of some rounds, after one that is not timed.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+import anyformer as af
+from anyformer.config import LM
+from anyformer.decoding.generate import generate
+from anyformer.decoding.speculative import speculate
+from anyformer.decoding.strategy import OwnHead
+
+NEW_TOKENS, ROUNDS = 500, 5
+
+
+def seconds(run: Callable[[], object]) -> float:
+    """Return the shortest time of some rounds."""
+    found = []
+    for _ in range(ROUNDS + 1):
+        start = time.perf_counter()
+        run()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        found.append(time.perf_counter() - start)
+    return min(found[1:])
+
+
+def main(folder: str, text: str = "ROMEO:", new: int = NEW_TOKENS) -> None:
+    """Print tokens per second, calls of the model and the speed-up, for each number of draft tokens."""
+    run = af.load(folder)
+    head, device = run.config.head, next(run.model.parameters()).device
+    assert isinstance(head, LM)
+    assert head.multi_token, f"{folder} was trained without model.head.multi_token"
+    ids = torch.tensor([run.tokenizer.encode(text)], device=device)
+    expected: Tensor = generate(run.model, ids, max_new_tokens=new)
+    plain = seconds(lambda: generate(run.model, ids, max_new_tokens=new))
+    print(f"{device.type}, {new} new tokens, one row")
+    print(f"greedy             {new / plain:>9,.0f} tokens/s  {new} calls")
+    for ahead in range(1, head.multi_token.tokens + 1):
+        found = speculate(run.model, ids, draft=OwnHead(), ahead=ahead, max_new_tokens=new)
+        took = seconds(lambda n=ahead: speculate(run.model, ids, draft=OwnHead(), ahead=n, max_new_tokens=new))
+        same = "same ids" if torch.equal(found.ids, expected) else "OTHER IDS"
+        kept = float(found.accepted.sum() / found.drafted.sum().clamp(min=1))
+        print(
+            f"drafts of {ahead} token{'s' if ahead > 1 else ' '} {new / took:>9,.0f} tokens/s  {found.calls} calls  "
+            f"{plain / took:.2f} times  {kept:.0%} accepted  {same}"
+        )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])
