@@ -272,8 +272,8 @@ def import_(
         typer.Argument(
             metavar="DIR|FILE|hf:OWNER/NAME",
             help="Folder with a config.json and weights, a folder of PEFT with a LoRA adapter, a .gguf file of "
-            "llama.cpp, a .bin file of llama2.c, a .pt file of nanoGPT, minGPT or nanochat, or a public model by name, with "
-            "@REVISION if it is not the newest.",
+            "llama.cpp, a .bin file of llama2.c, a .pt file of nanoGPT, minGPT or nanochat, or a public model by name, "
+            "with @REVISION if it is not the newest.",
         ),
     ],
     out: Annotated[Path | None, typer.Option(help="Folder of the new run. Default: runs/NAME.")] = None,
