@@ -4,6 +4,7 @@
     task.json                the task
     tokenizer.json           with its chat template (and source_tokenizer.json where the source has its own)
     model.safetensors        the weights
+    generation.json          default options of generation, if the run has some
     manifest.json            SHA-256 of each of these, written last: see `atomic_folder.py`
 
 Loading also checks that these files belong together: the weights have the shapes of the model, the tokenizers fit its
@@ -59,6 +60,7 @@ from anyformer.tasks import generation, scoring
 from anyformer.tasks.base import Task, open_media
 from anyformer.tasks.build import build_task
 from anyformer.tasks.chat import Conversation, Conversing
+from anyformer.tasks.generation_defaults import NO_DEFAULTS, GenerationDefaults
 from anyformer.tasks.imported_encoder import Encoding
 from anyformer.tasks.lm import LanguageModelling
 from anyformer.tasks.mixture import MixedTasks
@@ -71,6 +73,7 @@ from anyformer.transforms.rounding import Bits
 
 RECIPE = "recipe.toml"  # of a run that was trained here, and of its checkpoints
 SOURCE_TOKENIZER = "source_tokenizer.json"
+GENERATION = "generation.json"  # of a run that has defaults of generation
 STATE = "state.safetensors"  # beside the weights of a checkpoint
 SNAPSHOTS = "snapshots"  # weights at some steps of a training, see `training/snapshots.py`
 MAX_FAULTS = 10  # tensors that an error names
@@ -85,6 +88,7 @@ class Run:
     task: Task
     spec: TaskSpec
     folder: Path
+    defaults: GenerationDefaults = NO_DEFAULTS  # options of generation that a call need not give
 
     @property
     def config(self) -> ModelConfig:
@@ -101,20 +105,22 @@ class Run:
 
     def predict(self, texts: Sequence[str], **options: Any) -> list[str]:
         """Return the task's answers: labels, numbers, translations or continuations, with the options of `generate`."""
+        if self.defaults != NO_DEFAULTS:  # of a run that generates
+            options = self.defaults.merged(options)
         with _finite(self.model):
             return self.task.predict(self.model.eval(), texts, **options)
 
     def generate(self, texts: Sequence[str], **options: Any) -> list[str]:
         """Return continuations or answers of texts, with all options of decoding: see `tasks/generation.py`."""
-        return generation.generate(self.writer(), self.model, texts, **options)
+        return generation.generate(self.writer(), self.model, texts, **self.defaults.merged(options))
 
     def stream(self, text: str, **options: Any) -> Iterator[str]:
         """Yield the output for one text in pieces; joined, they are the result of `generate`."""
-        return generation.stream(self.writer(), self.model, text, **options)
+        return generation.stream(self.writer(), self.model, text, **self.defaults.merged(options))
 
     def hypotheses(self, texts: Sequence[str], **options: Any) -> list[list[generation.Hypothesis]]:
         """Return the `n_best` hypotheses of a beam search for each text, with their scores."""
-        return generation.hypotheses(self.writer(), self.model, texts, **options)
+        return generation.hypotheses(self.writer(), self.model, texts, **self.defaults.merged(options))
 
     def score(
         self,
@@ -146,7 +152,7 @@ class Run:
         if self.chat_template is None or self.config.encoder is not None:
             what = "is no chat model: its tokenizer has no chat template; `anyformer generate` continues texts"
             raise ConfigError([Fault(visible(str(self.folder)), what)])
-        return Conversation(self.chat_template, self.model, system)
+        return Conversation(self.chat_template, self.model, system, self.defaults)
 
     def part(self, name: str) -> "Run":
         """Return one task of a mixture as a run with the same model."""
@@ -210,7 +216,8 @@ def load(folder: str | Path, device: str | torch.device | None = None) -> Run:
     model.load_state_dict(weights, assign=True)
     model.to(device or default_device())
     open_media(task, config)
-    return Run(model.eval(), task, spec, folder)
+    defaults = io.load(GenerationDefaults, folder / GENERATION) if GENERATION in listed else NO_DEFAULTS
+    return Run(model.eval(), task, spec, folder, defaults)
 
 
 def unfinished(run: Run, folder: str | Path) -> str | None:
@@ -341,6 +348,13 @@ def newest(folder: Path, damaged: list[Fault] | None = None) -> Path | None:
             continue
         return state
     return None
+
+
+def write_run(folder: Path, run: Run) -> None:
+    """Write the files of a run into another folder."""
+    write_model(folder, run.model.state_dict(), run.config, run.spec, run.task)
+    if run.defaults != NO_DEFAULTS:
+        io.save(run.defaults, folder / GENERATION)
 
 
 def write_model(folder: Path, weights: dict[str, Tensor], config: ModelConfig, spec: TaskSpec, task: Task) -> None:

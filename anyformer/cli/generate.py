@@ -35,11 +35,12 @@ def generate_(
 
     if samples < 1:
         raise ConfigError([Fault("--samples", f"= {samples}: must be at least 1")])
-    if samples > 1 and not how.get("temperature"):
-        what = "needs a temperature above 0: at 0 nothing is sampled"
-        raise ConfigError([Fault("--samples", f"= {samples}: {what}")])
     with as_options("--prompt"):
         loaded, how = prepare(run, how)
+        used = loaded.defaults.merged(how)
+        if samples > 1 and not used.get("temperature"):
+            what = "needs a temperature above 0: at 0 nothing is sampled"
+            raise ConfigError([Fault("--samples", f"= {samples}: {what}")])
         if not prompt.strip() and not getattr(loaded.task, "continues", False):
             raise ConfigError([Fault("--prompt", "is blank: type a text")])
         if texts_with_unknown(loaded, [prompt]):
@@ -50,7 +51,7 @@ def generate_(
                 (hypotheses,) = loaded.hypotheses([prompt], n_best=n_best, **how)
                 for text, score in hypotheses:
                     typer.echo(f"{score:.4f}\t{one_line(text)}")
-            elif samples == 1 and sys.stdout.isatty() and not how.keys() & SELECTED_BY:
+            elif samples == 1 and sys.stdout.isatty() and not used.keys() & SELECTED_BY:
                 for piece in loaded.stream(prompt, at_limit=cut.add, **how):
                     typer.echo(piece, nl=False)
                 typer.echo()

@@ -314,6 +314,8 @@ def import_(
         base=base,
     )
     typer.echo(f"imported: {out}, {run.model.num_parameters():,} parameters, {run.tokenizer.size:,} tokens")
+    if defaults := run.defaults.describe():
+        typer.echo(f"defaults: {defaults}")
     writes = run.config.decoder is not None and run.spec.kind != "transcribe"
     use = f"generate {out} --prompt TEXT" if writes else f"predict {out} FILE"
     chats = writes and run.config.encoder is None and run.chat_template is not None

@@ -4,6 +4,7 @@ config_fields             Read the fields of a public config.json
 ctranslate2               Read Whisper models in CTranslate2's format
 families                  One file for each public model family
 family                    The class `Family`, and the search for a family that supports a model
+generation_config         Read and write generation_config.json
 gguf_architectures        Architectures of GGUF files as families: metadata and names of tensors
 gguf_export               Write runs as GGUF files: to_gguf
 gguf_file                 Headers and tensors of GGUF files, read and written
@@ -48,7 +49,7 @@ from anyformer.interop.hf_folder import from_hf
 from anyformer.interop.weight_files import load_pickle, read_json, wrong
 from anyformer.nn.model import Transformer
 from anyformer.recipe import AnyTask as TaskSpec, LanguageModel
-from anyformer.run import Run, load, new_folder, write_model, writing
+from anyformer.run import Run, load, new_folder, write_model, write_run, writing
 from anyformer.tasks.build import build_task
 
 
@@ -76,7 +77,7 @@ def import_model(
         with new_folder(out) as temporary:
             run = _read_adapter(source, base, tokenizer, family, allow_pickle)
             with writing(out):
-                write_model(temporary, run.model.state_dict(), run.config, run.spec, run.task)
+                write_run(temporary, run)
         return replace(run, folder=out)
     if base is not None:
         raise ConfigError([Fault("--base", "is for adapters of PEFT: a folder with an adapter_config.json")])
@@ -99,7 +100,7 @@ def import_model(
                 source, tokenizer=tokenizer, allow_pickle=allow_pickle, family=family, ignore_fields=ignore_fields
             )
             with writing(out):
-                write_model(temporary, run.model.state_dict(), run.config, run.spec, run.task)
+                write_run(temporary, run)
         return replace(run, folder=out)
     suffix = source.suffix.lower()
     if suffix == ".gguf":

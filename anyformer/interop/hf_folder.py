@@ -28,6 +28,7 @@ from anyformer.config.spec import did_you_mean, visible
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.inspection.count import count
 from anyformer.interop import (
+    generation_config,
     pictures,
     public_tokenizers,
     sentence_transformers,
@@ -54,9 +55,9 @@ from anyformer.recipe import (
 from anyformer.run import Run, write_folder
 from anyformer.tasks.base import open_media
 from anyformer.tasks.build import build_task
+from anyformer.tasks.generation_defaults import NO_DEFAULTS
 from anyformer.tasks.sequence_level import Frame
 
-GENERATION = "generation_config.json"
 MAX_EXCESS = 100  # times the values in the weights: a config that needs more parameters is not built
 
 
@@ -107,7 +108,9 @@ def from_hf(
     task = build_task(spec, text, source)
     open_media(task, model.config)
     model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    return Run(model, task, spec, folder)
+    written = isinstance(model.config.head, LM) and not isinstance(spec, Transcribe)
+    defaults = generation_config.read(found.body, model.encoder is not None) if written else NO_DEFAULTS
+    return Run(model, task, spec, folder, defaults)
 
 
 def read_model(
@@ -120,7 +123,7 @@ def read_model(
     sentence = sentence_transformers.read(folder)
     folder = sentence.body if sentence else folder
     path = folder / "config.json"
-    data = _with_ends(_without(weight_files.read_json(path), ignore_fields, path), folder / GENERATION)
+    data = _with_ends(_without(weight_files.read_json(path), ignore_fields, path), folder / generation_config.FILE)
     one = _family(data, family, path)
     stored = weight_conversion.named(one, weight_files.stored(folder, allow_pickle))
     classes = data.get("architectures")
@@ -235,8 +238,8 @@ def _task(config: ModelConfig, found: PublicModel) -> TaskSpec:
 def _speech(found: PublicModel, text: TextTokenizer) -> Transcribe:
     """Return the task of a speech model; its settings are in generation_config.json, or in config.json."""
     path, settings = found.body / "config.json", weight_files.read_json(found.body / "config.json")
-    if (found.body / GENERATION).is_file():
-        path = found.body / GENERATION
+    if (found.body / generation_config.FILE).is_file():
+        path = found.body / generation_config.FILE
         settings |= weight_files.read_json(path)
     if (file := found.body / speech.PREPROCESSOR).is_file():
         speech.check_preprocessor(weight_files.read_json(file), found.model.config, file)
@@ -285,7 +288,7 @@ def _fill(path: Path, family: Family, data: dict[str, Any], run: Run) -> None:
     if isinstance(run.config.head, LM):
         ids = {key: id for key, id in data.items() if key.endswith("_token_id") and id is not None}
         more = speech.generation_settings(run.spec, run.tokenizer) if isinstance(run.spec, Transcribe) else {}
-        weight_files.write_json(path / GENERATION, ids | more)
+        weight_files.write_json(path / generation_config.FILE, ids | more | generation_config.fields(run.defaults))
     if isinstance(run.config.source, Audio):
         weight_files.write_json(path / speech.PREPROCESSOR, speech.preprocessor(run.config))
     weight_conversion.write(path / weight_files.WEIGHTS, family, run.model)

@@ -1,33 +1,34 @@
 """Tasks: examples in token ids, loss, metrics and predictions. One module for each task, and what they share.
 
-actions             actions of episodes: behaviour cloning, decision transformer
-answer_metrics      exact match and F1 of answers, as SQuAD defines them
-answer_spans        windows over long texts, and the best spans of their logits
-base                the protocol of tasks, the call of a model on a batch, checks of lengths
-build               the task that a spec describes
-chat                conversations: loss on the assistant's messages, and answers to the next one
-classify            classification of texts or pairs, by one label or several
-crf                 linear-chain conditional random fields: loss and Viterbi decoding
-dynamic_examples    base of tasks whose examples are drawn from texts (mlm, spans, prefix_lm)
-embed               sentence embeddings by contrastive learning (InfoNCE)
-fill_mask           texts with special tokens written by name, such as masks and sentinels
-generation          text generation: prompts, decoding options, outputs as text
-generation_checks   checks of budgets and stop strings
-imported_encoder    predictions of an imported encoder
-lm                  language modelling
-metrics             exact match, F1, spans, correlations, BLEU, chrF, word error rate
-mixture             several sequence-to-sequence tasks in one model
-mlm                 masked language modelling
-output_constraints  constraints on generated text: regex, JSON, choices, phrases
-predict_only        base of tasks of imported models that only predict
-prefix_lm           prefix language modelling
-regress             regression of texts or pairs
-scoring             log-probabilities of texts, and alternatives for a token
-seq2seq             sequence to sequence
-sequence_level      base of tasks with one prediction per text or pair (classify, regress, embed)
-span                answers to questions, each a span of a text
-span_corruption     span corruption (T5)
-tag                 tagging of words, by a softmax or a CRF
-text_stream         incremental decoding of token ids to text
-transcribe          text of a WAV file by an imported speech model
+actions              actions of episodes: behaviour cloning, decision transformer
+answer_metrics       exact match and F1 of answers, as SQuAD defines them
+answer_spans         windows over long texts, and the best spans of their logits
+base                 the protocol of tasks, the call of a model on a batch, checks of lengths
+build                the task that a spec describes
+chat                 conversations: loss on the assistant's messages, and answers to the next one
+classify             classification of texts or pairs, by one label or several
+crf                  linear-chain conditional random fields: loss and Viterbi decoding
+dynamic_examples     base of tasks whose examples are drawn from texts (mlm, spans, prefix_lm)
+embed                sentence embeddings by contrastive learning (InfoNCE)
+fill_mask            texts with special tokens written by name, such as masks and sentinels
+generation           text generation: prompts, decoding options, outputs as text
+generation_checks    checks of budgets and stop strings
+generation_defaults  default options of generation that belong to a run
+imported_encoder     predictions of an imported encoder
+lm                   language modelling
+metrics              exact match, F1, spans, correlations, BLEU, chrF, word error rate
+mixture              several sequence-to-sequence tasks in one model
+mlm                  masked language modelling
+output_constraints   constraints on generated text: regex, JSON, choices, phrases
+predict_only         base of tasks of imported models that only predict
+prefix_lm            prefix language modelling
+regress              regression of texts or pairs
+scoring              log-probabilities of texts, and alternatives for a token
+seq2seq              sequence to sequence
+sequence_level       base of tasks with one prediction per text or pair (classify, regress, embed)
+span                 answers to questions, each a span of a text
+span_corruption      span corruption (T5)
+tag                  tagging of words, by a softmax or a CRF
+text_stream          incremental decoding of token ids to text
+transcribe           text of a WAV file by an imported speech model
 """

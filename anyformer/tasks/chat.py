@@ -31,6 +31,7 @@ from anyformer.tasks.base import (
     token_loss,
 )
 from anyformer.tasks.generation import generate, stream
+from anyformer.tasks.generation_defaults import NO_DEFAULTS, GenerationDefaults
 
 NEW_TOKENS = 512  # of an answer, by default
 
@@ -137,8 +138,14 @@ class Conversing(ChatWriter, TokenTask):
 class Conversation:
     """A conversation with a chat model: the `messages` so far, and answers to the next one."""
 
-    def __init__(self, template: ChatTemplate, model: Transformer, system: str | None = None):
-        self.template, self.model = template, model
+    def __init__(
+        self,
+        template: ChatTemplate,
+        model: Transformer,
+        system: str | None = None,
+        defaults: GenerationDefaults = NO_DEFAULTS,
+    ):
+        self.template, self.model, self.defaults = template, model, defaults
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self.messages: list[dict[str, str]] = list(self._system)
         self._reuse = Reuse(texts=1)
@@ -153,7 +160,10 @@ class Conversation:
             raise ConfigError([Fault("text 1", "is blank: type a message")])
         writer, stops = ChatWriter(self.template, self.messages), ending_ids(self.template.tokenizer, self.model.config)
         end = self.template.end_of_turn
-        options = {"stop_ids": list(dict.fromkeys([*stops, *([] if end is None else [end])])), **options}
+        options = {
+            "stop_ids": list(dict.fromkeys([*stops, *([] if end is None else [end])])),
+            **self.defaults.merged(options),
+        }
         if options.keys() & SELECTED_BY:  # strategies that find whole answers
             return self._record(text, iter(generate(writer, self.model, [text], **options)))
         return self._record(text, stream(writer, self.model, text, reuse=self._reuse, **options))

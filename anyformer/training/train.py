@@ -33,6 +33,7 @@ from anyformer.run import (
     verify,
     weights_at,
     write_model,
+    write_run,
     writing,
 )
 from anyformer.tasks.base import Metrics, Task, media_of, readable
@@ -198,7 +199,7 @@ def merge(folder: str | Path, out: str | Path) -> Run:
             raise ConfigError([Fault(str(folder), "has no adapter: there is nothing to merge")])
         merged = run.merge()
         with writing(out):
-            write_model(temporary, merged.model.state_dict(), merged.config, merged.spec, merged.task)
+            write_run(temporary, merged)
             if (recipe := folder / RECIPE).is_file():
                 shutil.copy(recipe, temporary / RECIPE)
     return replace(merged, folder=out)

@@ -20,6 +20,7 @@ from anyformer.serve.http.bodies import ChatBody, CompletionBody, GenerationBody
 from anyformer.serve.http.errors import ApiError, dump, json_response, of_exception
 from anyformer.serve.http.service import ServedRun, Service, unless_gone
 from anyformer.serve.request import Generation
+from anyformer.tasks.generation_defaults import NEVER
 
 MAX_TOKENS = 16  # of a completion, by default
 MAX_CHAT_TOKENS = 4096  # of a message, by default, if the model has no limit
@@ -141,7 +142,7 @@ async def text_choices(service: Service, run: ServedRun, body: CompletionBody) -
                 most,
                 _sampling(run, body),
                 () if body.ignore_eos else run.vocabulary.stop,
-                _seed(body, i),
+                _seed(run, body, i),
                 constraint,
                 body.logprobs,
                 scored,
@@ -158,12 +159,15 @@ async def chat_choices(service: Service, run: ServedRun, body: ChatBody) -> list
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise ApiError(400, "max_tokens is the old name of max_completion_tokens: give one of them", param="max_tokens")
     ids = await asyncio.to_thread(run.chat_ids, [_message(message) for message in body.messages])
-    most = body.max_completion_tokens or body.max_tokens or _budget(service, run, len(ids), MAX_CHAT_TOKENS)
+    longest = run.run.defaults.max_new_tokens or MAX_CHAT_TOKENS
+    most = body.max_completion_tokens or body.max_tokens or _budget(service, run, len(ids), longest)
     stop = () if body.ignore_eos else run.chat_stop
     constraint = await service.constraint(run, body, alone=True)
     top = (body.top_logprobs or 0) if body.logprobs else None
     generations = [
-        Generation(tuple(ids), most, _sampling(run, body), stop, _seed(body, i), constraint, top, adapter=run.adapter)
+        Generation(
+            tuple(ids), most, _sampling(run, body), stop, _seed(run, body, i), constraint, top, adapter=run.adapter
+        )
         for i in range(body.n)
     ]
     return [Choice(run, generation, _stops(body), echo=False) for generation in generations]
@@ -190,28 +194,37 @@ def _message(message: Any) -> dict[str, str]:
     }
 
 
+def _option(run: ServedRun, body: GenerationBody, name: str) -> Any:
+    """Return an option of a request, or where it is not given the run's default, if there is one."""
+    default = getattr(run.run.defaults, name)
+    return getattr(body, name) if name in body.model_fields_set or default is None else default
+
+
 def _sampling(run: ServedRun, body: GenerationBody) -> Sampling:
     bias = {int(id): value for id, value in (body.logit_bias or {}).items()}
     if wrong := [id for id in bias if id >= (run.model.vocabulary or 0)]:
         raise ApiError(400, f"logit_bias: the vocabulary has no id {wrong[0]}", param="logit_bias")
-    filters: dict[str, Any] = {}
-    if body.temperature:  # greedy decoding takes the top token, which no filter drops
-        filters["top_k"] = body.top_k
-        filters["top_p"] = body.top_p if body.top_p < 1 else None
-        filters["min_p"] = body.min_p or None
+    defaults, filters = run.run.defaults, dict[str, Any]()
+    temperature, top_p = _option(run, body, "temperature"), _option(run, body, "top_p")
+    if temperature:  # greedy decoding takes the top token, which no filter drops
+        filters["top_k"] = _option(run, body, "top_k")
+        filters["top_p"] = top_p if top_p < 1 else None
+        filters["min_p"] = _option(run, body, "min_p") or None
+        filters["typical_p"] = defaults.typical_p
     return Sampling(
-        temperature=body.temperature,
+        temperature=temperature,
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
-        repetition_penalty=body.repetition_penalty,
-        bias=tuple(sorted(bias.items())),
+        repetition_penalty=_option(run, body, "repetition_penalty"),
+        no_repeat_ngram=defaults.no_repeat_ngram,
+        bias=tuple(sorted((dict.fromkeys(defaults.suppressed, NEVER) | bias).items())),
         **filters,
     )
 
 
-def _seed(body: GenerationBody, i: int) -> int | None:
+def _seed(run: ServedRun, body: GenerationBody, i: int) -> int | None:
     """Return the seed of choice i; greedy decoding needs none."""
-    return None if body.seed is None or not body.temperature else (body.seed + i) % 2**63
+    return None if body.seed is None or not _option(run, body, "temperature") else (body.seed + i) % 2**63
 
 
 def _stops(body: GenerationBody) -> tuple[str, ...]:

@@ -1,0 +1,132 @@
+"""The generation_config.json of a public folder: read as defaults of a run, and written.
+
+A field is honoured, or named in a warning: sampling, beam search, penalties and lengths are honoured. The ids in it are
+read with config.json. Fields with the value that `transformers` would use anyway have no effect.
+"""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from anyformer.config import ConfigError, Fault
+from anyformer.config.parse import build
+from anyformer.config.spec import visible
+from anyformer.interop.config_fields import shown
+from anyformer.interop.weight_files import read_json
+from anyformer.tasks.generation_defaults import NO_DEFAULTS, GenerationDefaults
+
+FILE = "generation_config.json"
+TOP_K = 50  # of `transformers`, where a file samples and does not name it
+STOPPING = {True: "first", False: "heuristic", "never": "never"}
+# Fields of ids, of files, and of what a call returns; and an id that only replaces the last token of an answer that the
+# budget cuts off.
+# fmt: off
+SILENT = (
+    "_from_model_config", "bos_token_id", "cache_implementation", "decoder_start_token_id", "do_sample", "eos_token_id",
+    "forced_eos_token_id", "output_attentions", "output_hidden_states", "output_scores", "pad_token_id",
+    "return_dict_in_generate", "transformers_version", "trust_remote_code", "use_cache",
+)
+# fmt: on
+# Fields with our name and the value that has no effect.
+SAME = {"typical_p": 1.0, "min_p": 0.0, "top_p": 1.0}
+NEUTRAL = {
+    "assistant_confidence_threshold": 0.4,
+    "assistant_lookbehind": 10,
+    "diversity_penalty": 0.0,
+    "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "is_assistant": False,
+    "num_assistant_tokens": 20,
+    "num_assistant_tokens_schedule": "constant",
+    "num_beam_groups": 1,
+    "num_return_sequences": 1,
+    "remove_invalid_values": False,
+    "target_lookbehind": 10,
+}
+
+
+def read(folder: Path, pairs: bool) -> GenerationDefaults:
+    """Return the defaults of a folder; `pairs`: the model is an encoder–decoder, whose lengths are of its output."""
+    path = folder / FILE
+    if not path.is_file():
+        return NO_DEFAULTS
+    left = {key: value for key, value in read_json(path).items() if value is not None and key not in SILENT}
+    samples = read_json(path).get("do_sample") is True
+    found = _options(left, samples, pairs)
+    unsupported = sorted(key for key, value in left.items() if key not in NEUTRAL or NEUTRAL[key] != value)
+    if unsupported:
+        named = ", ".join(f"{visible(key)} = {shown(left[key])}" for key in unsupported)
+        warnings.warn(f"{visible(str(path))}: settings that are not used here: {named}", stacklevel=3)
+    try:
+        return build(GenerationDefaults, {key: value for key, value in found.items() if value is not None})
+    except ConfigError as error:
+        faults = [Fault(f"{visible(str(path))}: {fault.path}", fault.message) for fault in error.faults]
+        raise ConfigError(faults) from None
+
+
+def _options(left: dict[str, Any], samples: bool, pairs: bool) -> dict[str, Any]:
+    """Return our options, and take the fields that they use out of `left`."""
+
+    def take(key: str, neutral: Any = None, convert: Callable[[Any], Any] = lambda value: value) -> Any:
+        value = left.pop(key, neutral)
+        return None if value is None or value == neutral else convert(value)
+
+    found: dict[str, Any] = {
+        "max_new_tokens": take("max_new_tokens"),
+        "min_new_tokens": take("min_new_tokens", 0),
+        "repetition_penalty": take("repetition_penalty", 1.0, _number),
+        "no_repeat_ngram": take("no_repeat_ngram_size", 0),
+    }
+    if pairs and (most := take("max_length")) is not None and found["max_new_tokens"] is None:
+        found["max_new_tokens"] = most - 1 if type(most) is int else most  # the start id counts there
+    if pairs and (least := take("min_length", 0)) is not None and found["min_new_tokens"] is None:
+        found["min_new_tokens"] = max(least - 1, 0) if type(least) is int else least
+    if not pairs and left.get("min_length") == 0:
+        del left["min_length"]
+    filters = {name: take(name, neutral, _number) for name, neutral in SAME.items()}
+    temperature, top_k = take("temperature", convert=_number), left.pop("top_k", None)
+    beams, penalty = take("num_beams", 1), take("length_penalty", 1.0, _number)
+    stopping = take("early_stopping", False, lambda value: STOPPING.get(value, value))
+    if samples and beams is None:
+        found |= {"temperature": 1.0 if temperature is None else temperature, **filters}
+        found["top_k"] = (TOP_K if top_k is None else top_k) or None
+    elif samples:
+        left["do_sample"] = True  # beam search that samples
+    if beams is not None:
+        found |= {"beams": beams, "length_penalty": penalty, "early_stopping": stopping}
+    found["suppressed"] = _suppressed(left)
+    return found
+
+
+def _number(value: Any) -> Any:
+    return float(value) if type(value) is int else value
+
+
+def _suppressed(left: dict[str, Any]) -> list[int] | None:
+    """Return the ids that are never generated: suppress_tokens, and bad_words_ids of one id each."""
+    words, ids = left.get("bad_words_ids"), left.get("suppress_tokens")
+    found: list[int] = []
+    if isinstance(words, list) and all(isinstance(word, list) and len(word) == 1 for word in words):
+        found += [word[0] for word in left.pop("bad_words_ids")]
+    if isinstance(ids, list):
+        found += left.pop("suppress_tokens")
+    return sorted(set(found)) if found else None
+
+
+def fields(defaults: GenerationDefaults) -> dict[str, Any]:
+    """Return the fields of generation_config.json for the defaults of a run."""
+    same = ("max_new_tokens", "min_new_tokens", "repetition_penalty")
+    found = {name: getattr(defaults, name) for name in same}
+    found |= {"no_repeat_ngram_size": defaults.no_repeat_ngram}
+    if defaults.temperature:
+        found |= {"do_sample": True, "temperature": defaults.temperature, "top_k": defaults.top_k or 0}
+        found |= {name: getattr(defaults, name) for name in SAME}
+    if defaults.beams is not None:
+        found |= {"num_beams": defaults.beams, "length_penalty": defaults.length_penalty}
+        ours = {name: value for value, name in STOPPING.items()}
+        found["early_stopping"] = None if defaults.early_stopping is None else ours[defaults.early_stopping]
+    found["bad_words_ids"] = [[id] for id in defaults.suppressed] or None
+    return {key: value for key, value in found.items() if value is not None}
