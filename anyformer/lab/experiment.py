@@ -101,6 +101,7 @@ NAMES = (
     "credit",
     "cheating",
     "bigram",
+    "recall",
 )
 
 

@@ -186,6 +186,18 @@ def little_data(cell: Cell) -> dict[str, Any]:
     return {"unseen": unseen, "best": unseen, "seen": 1.0, "entropy": 1.1, "curve": CURVE}
 
 
+def recall(cell: Cell) -> dict[str, Any]:
+    state = cell["mixer"] in ("linear attention", "gated delta", "mamba2")
+    named = 0.3 + 0.01 * cell["seed"] if state and cell["pairs"] > 10 else 0.97 + 0.01 * cell["seed"]
+    flops = [4, 16] if state else [1, 16]
+    return {"accuracy": named, "flops": flops, "bytes": [1, 1] if state else [1, 4], "curve": CURVE}
+
+
+def recalled(names: str, share: float, by: float = 0.01) -> Found:
+    """Some mixers name another share of the values."""
+    return but(recall, lambda cell: {"accuracy": share + by * cell["seed"]} if cell["mixer"] in names else {})
+
+
 def only(part: str, **changes: float) -> Found:
     """Some findings of one part of an experiment, a little different for each seed."""
     return lambda cell: {n: x * (1 + 0.01 * cell["seed"]) for n, x in changes.items()} if cell["part"] == part else {}
@@ -215,6 +227,7 @@ HOLDS: dict[str, Found] = {
     "forcing": forcing,
     "batchnorm": batchnorm,
     "little_data": little_data,
+    "recall": recall,
 }
 LEARNT = ("norms", "positions", "warmup", "variants", "cheating", "bigram")  # claims about learning
 FAILS: list[tuple[str, Found]] = [
@@ -256,6 +269,10 @@ FAILS: list[tuple[str, Found]] = [
     ("little_data", but(little_data, only("symmetry", shift=0.1))),
     ("little_data", but(little_data, only("symmetry", order=0.1))),
     ("little_data", lambda cell: little_data({**cell, "examples": 32 if cell["part"] == "data" else 0})),
+    ("recall", recalled("gated delta", 0.99)),
+    ("recall", recalled("hybrid", 0.5)),
+    ("recall", but(recall, lambda cell: {"flops": [1, 16]})),
+    ("recall", but(recall, lambda cell: {"bytes": [1, 4]})),
     ("little_data", lambda cell: little_data({**cell, "examples": 512 if cell["part"] == "data" else 0})),
 ]
 
@@ -277,6 +294,9 @@ UNDECIDED: list[tuple[str, Found]] = [
     ("batchnorm", but(batchnorm, lambda cell: {"loss": 1.5 + 0.2 * cell["seed"]})),
     ("batchnorm", but(batchnorm, lambda cell: {"loss": 3.0})),
     ("little_data", but(little_data, only("data", unseen=2.0))),
+    ("recall", recalled("attention", 0.5)),
+    ("recall", recalled("mamba2", 0.6, by=0.3)),
+    ("recall", recalled("hybrid", 0.8, by=0.1)),
 ]
 
 

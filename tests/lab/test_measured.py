@@ -35,6 +35,13 @@ def test_steps_and_paths_of_nine_tokens(kind: str, chain: int, path: int) -> Non
     assert (found["chain"], found["path"]) == (chain, path)
 
 
+def test_recall_is_measured_for_every_mixer() -> None:
+    for cell in {cell["mixer"]: cell for cell in find("recall").cells("quick")}.values():
+        found = find("recall").measure({**cell, "pairs": 3, "rows": 2, "steps": 2})
+        assert 0 <= found["accuracy"] <= 1
+        assert found["flops"][1] >= 4 * found["flops"][0]
+
+
 def test_the_time_of_a_block() -> None:
     found = find("costs").measure({"width": 16, "length": 8, "timed": True})
     assert all(found[f"{part} seconds"] > 0 for part in ("scores and values", "feed-forward"))

@@ -16,6 +16,7 @@ layers         FLOPs, sequential steps and path lengths of mixers
 little_data    Mixers on little and on much data
 norms          Models without block norms, and without residuals, shallow and deep
 positions      Attention without positions ignores order
+recall         Recall of many pairs by mixers with a state, attention and a hybrid
 scale          Scores without 1/sqrt(k)
 variants       Attention with shared or missing projections
 warmup         Warm-up for post-norm and pre-norm
