@@ -1,5 +1,6 @@
 """CUDA graphs: the kernels of a function, captured once and replayed as one launch."""
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,13 +18,15 @@ class CudaGraph:
     allocator's cache before each capture. Decoding captures several small graphs per call, and the next allocations
     would all go to the driver. While a graph is captured the allocator cannot return cached blocks to the driver, so a
     caller that is short of memory calls `torch.cuda.empty_cache()` first.
+
+    The garbage collector is off during a capture: a graph that it would free then makes the capture invalid.
     """
 
     def __init__(self, function: Callable[[], Any], pool: Any):
         self._graph = torch.cuda.CUDAGraph()
         current, side = torch.cuda.current_stream(), torch.cuda.Stream()
         side.wait_stream(current)
-        with torch.cuda.stream(side):
+        with _without_garbage_collector(), torch.cuda.stream(side):
             self._graph.capture_begin(pool, capture_error_mode="thread_local")
             try:
                 self.out = function()  # recorded, not executed
@@ -33,6 +36,17 @@ class CudaGraph:
 
     def replay(self) -> None:
         self._graph.replay()
+
+
+@contextmanager
+def _without_garbage_collector() -> Iterator[None]:
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @contextmanager
