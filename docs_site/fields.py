@@ -36,6 +36,7 @@ MODULES = {  # headings, in the order of the pages
     "batches": "Batches",
     "train": "Training",
     "optimizer": "Optimisers",
+    "width_transfer": "Width transfer",
     "strategy": "Strategies",
     "grid": "Grids",
 }

@@ -15,6 +15,7 @@ MODULES = (
     "models",
     "streams",
     "training",
+    "optimisers",
     "processes",
     "decoding",
     "tutorials",

@@ -17,7 +17,7 @@ IDEAS = {
     "scaled-dot-product", "three-attentions", "multi-head", "grouped-query", "masks", "sparse-patterns", "graph",
     "long-sequences", "no-positions", "sinusoidal", "learned-positions", "t5-bias", "alibi", "rotary",
     "three-shapes", "bert-and-gpt", "shifted-targets", "cross-entropy", "warm-up", "pretraining", "lora", "tokenizers",
-    "batches", "streams", "kv-cache", "sampling", "beam-search", "speculative", "scoring",
+    "muon", "width-transfer", "batches", "streams", "kv-cache", "sampling", "beam-search", "speculative", "scoring",
 }  # fmt: skip
 SECTIONS = ["Formula", "Worked example", "Figure", "Config", "Lab verdict", "Paper"]
 KOREAN_SECTIONS = ["수식", "계산 예제", "그림", "설정", "실험 판정", "논문"]

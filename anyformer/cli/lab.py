@@ -20,8 +20,10 @@ def lab(
     what: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NAME... | all | run RECIPE KEY=A,B,C... | run GRID.toml [KEY=VALUE...] | cell GRID.toml [ID...]]",
-            help="Experiments, a recipe with the settings to compare, a grid in a file, or cells of a grid.",
+            metavar="[NAME... | all | run RECIPE KEY=A,B,C... | run GRID.toml [KEY=VALUE...] | cell GRID.toml [ID...] "
+            "| coordinates RECIPE model.width=A,B,C [KEY=VALUE...]]",
+            help="Experiments, a recipe with the settings to compare, a grid in a file, cells of a grid, or a recipe "
+            "with the widths of which to compare the sizes of activations.",
         ),
     ] = None,
     size: Annotated[
@@ -39,7 +41,10 @@ def lab(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the results. Default: runs/lab/...")] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="With run RECIPE: steps of each training. Default: the recipe's.")
+        int | None,
+        typer.Option(
+            min=1, help="With run RECIPE: steps of each training. Default: the recipe's. With coordinates: 4."
+        ),
     ] = None,
     seeds: Annotated[
         int | None, typer.Option(min=1, help="With run RECIPE: trainings of each setting. Default: 3.")
@@ -77,6 +82,8 @@ def lab(
     from anyformer.training.loop import Interrupted
 
     verb, words = what[0], what[1:]
+    if verb == "coordinates":
+        return _coordinates(words, steps, out)
     if (steps or seeds) and (verb not in ("run", "cell") or not words or _is_grid(words[0])):
         raise _wrong("--steps and --seeds belong to `lab run RECIPE KEY=A,B,C`")
     if wait and verb != "cell":
@@ -184,6 +191,22 @@ def _compare(grid: "Grid", folder: Path, engine: "Engine") -> None:
         typer.echo(f"{folder / 'results.jsonl'}, {report(grid, results, folder)}")
     except ImportError as error:
         typer.echo(f"{folder / 'results.jsonl'}; {error}")
+
+
+def _coordinates(words: list[str], steps: int | None, out: Path | None) -> None:
+    """Print the sizes of activations by width, without and with muP, and draw them."""
+    from anyformer.lab import coordinates, figures
+    from anyformer.lab.compare import aligned
+
+    if not words:
+        raise _wrong("check what? anyformer lab coordinates RECIPE model.width=64,128,256")
+    found = coordinates.check_coordinates(words[0], words[1:], steps or coordinates.STEPS)
+    typer.echo(aligned(coordinates.table(found)))
+    folder = out or Path("runs") / "lab" / Path(words[0]).stem
+    try:
+        typer.echo(f"{figures.save(coordinates.draw(found), folder / 'coordinates.png')}")
+    except ImportError as error:
+        typer.echo(f"{error}")
 
 
 def _cells(grid: "Grid", folder: Path, numbers: list[int], wait: bool) -> None:

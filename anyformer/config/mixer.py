@@ -44,7 +44,7 @@ class SqrtWidth(Spec):
 Scale = Annotated[Unscaled | Times | InvSqrtKey | InvSqrtWidth, *BY_KIND]
 
 
-def factor(scale: Unscaled | Times | InvSqrtKey | InvSqrtWidth | SqrtWidth, width: int, key_width: int = 1) -> float:
+def factor(scale: Unscaled | Times | InvSqrtKey | InvSqrtWidth | SqrtWidth, width: int, key_width: float = 1) -> float:
     """Return the factor of the scores."""
     match scale:
         case Unscaled():

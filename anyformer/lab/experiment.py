@@ -101,6 +101,8 @@ NAMES = (
     "credit",
     "cheating",
     "bigram",
+    "muon",
+    "width",
     "recall",
 )
 

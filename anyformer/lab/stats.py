@@ -1,4 +1,4 @@
-"""Statistics for verdicts: mean and deviation, Welch's t-test, power-law fit."""
+"""Statistics for verdicts: mean and deviation, Welch's t-test and interval, power-law fit."""
 
 import math
 from collections.abc import Sequence
@@ -32,11 +32,47 @@ def welch(a: Sequence[float], b: Sequence[float]) -> float:
     x, y = summary(a), summary(b)
     if x.count < 2 or y.count < 2:
         return math.nan
+    error, freedom = _welch(x, y)
+    if error == 0:
+        return 1.0 if x.mean == y.mean else 0.0
+    return _two_sided((x.mean - y.mean) / error, freedom)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A difference of two means with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.4f} ({self.low:+.4f} to {self.high:+.4f})"
+
+
+def difference(a: Sequence[float], b: Sequence[float]) -> Difference:
+    """Return mean(a) - mean(b) with Welch's 95 % interval; NaN ends if a side has fewer than two values."""
+    x, y = summary(a), summary(b)
+    if x.count < 2 or y.count < 2:
+        return Difference(x.mean - y.mean, math.nan, math.nan)
+    error, freedom = _welch(x, y)
+    low, high = 0.0, 1e3  # the quantile of Student's t, by bisection
+    for _ in range(60) if error else ():
+        middle = (low + high) / 2
+        low, high = (middle, high) if _two_sided(middle, freedom) > 0.05 else (low, middle)
+    return Difference(x.mean - y.mean, x.mean - y.mean - low * error, x.mean - y.mean + low * error)
+
+
+def _welch(x: Summary, y: Summary) -> tuple[float, float]:
+    """Return the standard error of a difference of means, and its degrees of freedom."""
     u, v = x.deviation**2 / x.count, y.deviation**2 / y.count
     if u + v == 0:
-        return 1.0 if x.mean == y.mean else 0.0
-    t = (x.mean - y.mean) / math.sqrt(u + v)
-    freedom = (u + v) ** 2 / (u**2 / (x.count - 1) + v**2 / (y.count - 1))
+        return 0.0, 1.0
+    return math.sqrt(u + v), (u + v) ** 2 / (u**2 / (x.count - 1) + v**2 / (y.count - 1))
+
+
+def _two_sided(t: float, freedom: float) -> float:
+    """Return the probability of a value of Student's t at least as far from 0."""
     return _beta(freedom / 2, 0.5, freedom / (freedom + t * t))
 
 

@@ -11,6 +11,7 @@ synthetic  synthetic sources: digits, dates, additions, scenes
 task       tasks, with the columns they read, their metrics and the models they need
 tokenizer  tokenizers: trained on the data, read from a file, or taken from a run or from shards
 train      learning-rate schedule, and all other settings of the training loop
+width_transfer  muP: one learning rate for models of all widths
 """
 
 # Stars, so that a part which enters one of these files is public without a second edit.
@@ -24,3 +25,4 @@ from anyformer.recipe.synthetic import *
 from anyformer.recipe.task import *
 from anyformer.recipe.tokenizer import *
 from anyformer.recipe.train import *
+from anyformer.recipe.width_transfer import *

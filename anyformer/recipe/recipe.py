@@ -33,6 +33,7 @@ from anyformer.recipe.task import (
 )
 from anyformer.recipe.tokenizer import AnyTokenizer, DataTokenizer, RunTokenizer, Tokenizer, TokenizerFile
 from anyformer.recipe.train import Processes, Train
+from anyformer.recipe.width_transfer import scale_faults
 
 
 class Recipe(Spec):
@@ -163,6 +164,7 @@ def _train_faults(recipe: Recipe) -> Iterator[Fault]:
         if divided and isinstance(train.optimizer, Adafactor):
             what = f"needs whole weights, and parallel.{name} = {getattr(recipe.parallel, name)!r} divides them"
             yield Fault("train.optimizer.kind", f"= 'adafactor': {what}; use 'muon', which also stores less than AdamW")
+    yield from scale_faults(recipe.model, train.scale, train.optimizer, train.init_from)
     if train.patience and (train.evaluate_every is None or recipe.data.valid is None):
         yield Fault("train.patience", f"= {train.patience}: needs data.valid and train.evaluate_every")
 

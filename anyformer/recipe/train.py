@@ -8,6 +8,7 @@ from anyformer.config import Spec
 from anyformer.config.spec import BY_KIND, Count, Flag, Fraction, Positive, Probability, Size
 from anyformer.recipe.optimizer import Optimizer
 from anyformer.recipe.task import Metric
+from anyformer.recipe.width_transfer import StandardScale, WidthScale
 
 
 class Constant(Spec):
@@ -69,6 +70,7 @@ class Train(Spec):
     steps: Size  # number of weight updates
     optimizer: Optimizer  # the optimiser and its learning rate
     schedule: Schedule = Constant()  # how the learning rate changes over the steps
+    scale: WidthScale = StandardScale()  # how initialisation and learning rates depend on the width
     clip: Positive | None = 1.0  # largest norm of the gradient: a longer one is scaled down; None: no clipping
     accumulate: Size = 1  # batches per step (gradient accumulation)
     label_smoothing: Probability = 0.0  # probability that is spread evenly over all tokens or labels

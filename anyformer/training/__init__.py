@@ -31,4 +31,5 @@ train               `train`, `evaluate` and `merge`
 utilisation         FLOPs per token and peak speed (MFU)
 watchdog            Time limit of every phase, for processes that hang
 weight_formats      Weights in fp8, and frozen weights of few bits
+width_transfer      Initial weights and learning rates by width (muP)
 """

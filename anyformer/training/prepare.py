@@ -39,6 +39,7 @@ from anyformer.recipe import (
     SpanCorruption,
     Tag,
     columns,
+    scaled_model,
     splits,
 )
 from anyformer.run import (
@@ -61,15 +62,16 @@ from anyformer.tasks.regress import scaled
 from anyformer.tasks.tag import with_tags
 from anyformer.training.checkpoint import TrainState, read_state
 from anyformer.training.compiler import compile_options
-from anyformer.training.finetune import config_differences, copy_weights, describe_new, freeze, lr_scale
+from anyformer.training.finetune import config_differences, copy_weights, describe_new, freeze
 from anyformer.training.hidden_matrices import hidden_matrices
 from anyformer.training.job import Job
 from anyformer.training.machine import advise_if_busy, choose_execution
-from anyformer.training.optimisers import build_optimizer
+from anyformer.training.optimisers import training_optimizer
 from anyformer.training.parallel import SINGLE, Ranks, divide_model
 from anyformer.training.resume import changed_data, find_checkpoint
 from anyformer.training.snapshots import drop_snapshots
 from anyformer.training.weight_formats import convert_to_fp8, round_frozen
+from anyformer.training.width_transfer import scale_weights
 
 MAX_LABELS, MAX_DIFFERENCES = 10, 10  # that a message lists
 TEXT_COLUMNS = ("text", "pair", "source", "target", "words", "messages")  # that a tokenizer reads
@@ -158,6 +160,7 @@ def build(
         bits = recipe.train.base_bits
         with torch.device("cpu" if bits else device):  # weights that will be rounded are never on the device in fp32
             model = Transformer(config)
+        scale_weights(model, recipe.train.scale)
         if precision == "fp8":
             convert_to_fp8(model, console)
         new = list[str]()
@@ -180,9 +183,7 @@ def build(
     compile_part = (lambda part: part.compile(options=options)) if compiled else None
     matrices = hidden_matrices(model)  # before they are split
     divide_model(model, ranks, recipe.parallel.shard, device, compile_part)
-    optimizer = build_optimizer(
-        recipe.train.optimizer, model, lambda name: lr_scale(name, model.config, recipe.train.layer_decay), matrices
-    )
+    optimizer = training_optimizer(recipe.train, model, matrices)
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
     return Job(
         recipe=recipe,
@@ -391,4 +392,4 @@ def fit_config(recipe: Recipe, task: Task) -> ModelConfig:
     start = target.bos if start is None else start
     stops = tuple(task.stops) if isinstance(task, Conversing) else ()
     changes["special"] = Special(pad=target.pad, bos=target.bos, eos=target.eos, start=start, stops=stops)
-    return model.model_copy(update=changes)
+    return scaled_model(model.model_copy(update=changes), recipe.train.scale)

@@ -208,6 +208,31 @@ def but(found: Found, changes: Found) -> Found:
     return lambda cell: found(cell) | changes(cell)
 
 
+def muon(cell: Cell) -> dict[str, Any]:
+    last = len(cell["rates"]) > 1
+    lr = 2e-3 if last else cell["rates"][0]
+    best = (1.4 if cell["optimizer"] == "muon" else 1.5) + abs(math.log(lr / 2e-3)) + 0.001 * (cell["seed"] % 10)
+    valid = [[cell["steps"] // 2, best + 0.05], [cell["steps"], best]]
+    return {"diverged": False, "curve": CURVE, "lr": lr, "best": best, "valid": valid}
+
+
+def adamw_is_better(cell: Cell) -> dict[str, Any]:
+    return muon({**cell, "optimizer": {"adamw": "muon", "muon": "adamw"}[cell["optimizer"]]})
+
+
+def width(cell: Cell, moves: tuple[str, ...] = ("standard",)) -> dict[str, Any]:
+    ratio = cell["width"] / cell["base_width"] if cell["scale"] in moves else 1.0
+    return made({"loss": 1.5 + abs(math.log2(cell["lr"] * ratio * 2**5))}, cell)
+
+
+def always_moves(cell: Cell) -> dict[str, Any]:
+    return width(cell, ("standard", "mup"))
+
+
+def never_moves(cell: Cell) -> dict[str, Any]:
+    return width(cell, ())
+
+
 HOLDS: dict[str, Found] = {
     "costs": costs,
     "layers": layers,
@@ -224,6 +249,8 @@ HOLDS: dict[str, Found] = {
     "variants": sorters,
     "cheating": cheating,
     "bigram": bigram,
+    "muon": muon,
+    "width": width,
     "forcing": forcing,
     "batchnorm": batchnorm,
     "little_data": little_data,
@@ -261,6 +288,9 @@ FAILS: list[tuple[str, Found]] = [
     ("warmup", always_needed),
     ("cheating", no_difference),
     ("bigram", below),
+    ("muon", adamw_is_better),
+    ("width", always_moves),
+    ("width", never_moves),
     ("forcing", but(forcing, lambda cell: {"free": forcing({**cell, "word": "by themselves"})["free"]})),
     ("forcing", but(forcing, lambda cell: {"perplexity": 1.2 + 0.001 * cell["seed"]})),
     ("forcing", but(forcing, spoken(-0.1))),
@@ -278,6 +308,8 @@ FAILS: list[tuple[str, Found]] = [
 
 
 UNDECIDED: list[tuple[str, Found]] = [
+    ("muon", but(muon, lambda cell: {"best": 1.5 + 0.1 * (cell["seed"] % 10)})),
+    ("width", but(width, lambda cell: {"loss": 1.5 + abs(math.log2(cell["lr"]) + 5 + (cell["width"] > 64))})),
     ("scale", but(scale, lambda cell: {"loss": 0.5 + 0.01 * cell["seed"]})),
     ("scale", but(scale, lambda cell: {"loss": 0.5 + 0.01 * cell["seed"] + 0.1 * (cell["scale"] == "none")})),
     ("diversity", but(diversity, lambda cell: {"selectivity": 0.1 * cell["heads"]})),

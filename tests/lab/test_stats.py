@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from anyformer.lab.stats import power, summary, welch
+from anyformer.lab.stats import difference, power, summary, welch
 
 NUMBERS = st.lists(st.floats(-5, 5), min_size=2, max_size=6)
 
@@ -30,7 +30,21 @@ def test_welch(a: list[float], b: list[float]) -> None:
     assert welch(a, b) == pytest.approx(welch(b, a))
 
 
+@given(NUMBERS, NUMBERS)
+def test_an_interval_ends_where_the_p_value_is_0_05(a: list[float], b: list[float]) -> None:
+    if np.var(a) + np.var(b) < 1e-6:
+        return
+    found = difference(a, b)
+    assert found.mean == pytest.approx(np.mean(a) - np.mean(b))
+    for end in (found.low, found.high):
+        if abs(end) < 1e3:
+            assert welch(a, [x + end for x in b]) == pytest.approx(0.05, abs=1e-3)
+
+
 def test_of_equal_numbers_and_of_one() -> None:
+    same = difference([1, 1], [2, 2])
+    assert (same.mean, same.low, same.high) == (-1, -1, -1)
+    assert math.isnan(difference([1], [2, 3]).low)
     assert welch([1, 1], [1, 1]) == 1
     assert welch([1, 1], [2, 2]) == 0
     assert math.isnan(welch([1], [2, 3]))

@@ -14,10 +14,12 @@ forcing        Teacher forcing and free running
 heads          Heads share the width
 layers         FLOPs, sequential steps and path lengths of mixers
 little_data    Mixers on little and on much data
+muon           Muon and AdamW with equal tuning
 norms          Models without block norms, and without residuals, shallow and deep
 positions      Attention without positions ignores order
 recall         Recall of many pairs by mixers with a state, attention and a hybrid
 scale          Scores without 1/sqrt(k)
 variants       Attention with shared or missing projections
 warmup         Warm-up for post-norm and pre-norm
+width          Best learning rate by width, with and without muP
 """

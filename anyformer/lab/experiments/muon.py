@@ -1,0 +1,205 @@
+"""Muon and AdamW with equal tuning: the lowest validation loss of each, and the steps that it takes."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from anyformer.lab.cells import Cell, Engine, Result, measure_all
+from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
+from anyformer.lab.experiments.common import all_hold
+from anyformer.lab.figures import legend, lines, log_ticks, panels, reference
+from anyformer.lab.stats import Difference, difference, summary
+from anyformer.lab.trial import trained
+from anyformer.processes import LOCK, locked
+from anyformer.recipe import Recipe
+from anyformer.recipes import read_recipe
+from anyformer.training.log import read_metrics
+
+NAMES = {"adamw": "AdamW", "muon": "Muon"}
+OPTIMISERS = tuple(NAMES)
+RATES = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)  # tried with each
+TUNING_SEED = 100  # no other training has it
+DECAY = {"shakespeare-gpu": 0.1, "shakespeare": 0.1}  # of matrices, by recipe; else none: theirs is Adam without decay
+EVALUATIONS: dict[Size, int] = {"quick": 4, "cpu": 10, "gpu": 20}  # in a training
+NO_LOSS = 100.0  # of a training that diverged before its first evaluation
+
+LITTLE_VALID = "data.valid={kind='text', path='tinyshakespeare/input.txt', start=0.99}"
+SMALL_TEXT = ("model.width=32", "model.decoder.depth=1", "batches.rows=8", "batches.length=32", LITTLE_VALID)
+SMALL_PAIRS = ("model.width=32", "model.decoder.depth=1", "batches.tokens=256", "data.valid.count=100")
+# recipe: steps of a tuning and of a last training, changes
+TASKS: dict[Size, dict[str, tuple[int, int, tuple[str, ...]]]] = {
+    "quick": {"shakespeare": (40, 120, SMALL_TEXT), "reverse": (40, 120, SMALL_PAIRS)},
+    "cpu": {"shakespeare": (300, 1200, (LITTLE_VALID,)), "reverse": (300, 1200, ())},
+    "gpu": {"shakespeare-gpu": (1000, 5000, ()), "multi30k-en-de": (1000, 5000, ())},
+}
+
+
+class Claim(Experiment):
+    name = "muon"
+    number = 19
+    claim = "Tuned equally, Muon needs fewer steps than AdamW to the same loss."
+    idea = """AdamW divides each element of a gradient by its own size. Muon looks at a matrix as a whole: it replaces
+the momentum $M = U \\Sigma V^\\top$ of a linear layer by $U V^\\top$, in which all directions are equally large, at the
+price of a few matmuls for each matrix. A comparison is fair only if both are tuned with the same effort: here both try
+the same six learning rates on one seed, and the best one of each is trained on three others. An update of
+Muon is scaled to the size of one of AdamW, so that the same rates make sense for both."""
+    prediction = """In each task the lowest validation loss of Muon is below that of AdamW, and the 95 % interval of
+the difference over the fresh seeds excludes 0. If it excludes 0 on the other side in one task, the claim fails."""
+    parts = ("training/muon.py", "training/optimisers.py")
+    minutes = (3, 40, 7)
+    alt = "Validation loss by step of Muon and AdamW with their best learning rates, and by learning rate in tuning"
+
+    def __init__(self) -> None:
+        self.best: dict[tuple[str, str], float] = {}  # learning rate by recipe and optimiser, once it is tuned
+
+    def cells(self, size: Size) -> list[Cell]:
+        found: list[Cell] = []
+        for recipe, (short, long, changes) in TASKS[size].items():
+            for optimizer in OPTIMISERS:
+                task = {"recipe": recipe, "optimizer": optimizer, "changes": list(changes), "tuning": short}
+                task["evaluations"] = EVALUATIONS[size]
+                found += [{**task, "steps": short, "rates": [lr], "seed": TUNING_SEED} for lr in RATES]
+                found += [{**task, "steps": long, "rates": list(RATES), "seed": seed} for seed in range(3)]
+        return found
+
+    def run(
+        self, size: Size, path: Path, *, engine: Engine | None = None, console: Console | None = None
+    ) -> list[Result]:
+        """Measure the tunings first, so that the last trainings of all seeds share their result."""
+        cells = self.cells(size)
+        with locked(path.parent, f"{LOCK}-{self.name}"):
+            tuned = [cell for cell in cells if len(cell["rates"]) == 1]
+            self.best = _best_rates(measure_all(self.measure, tuned, path, engine=engine, console=console))
+            return measure_all(self.measure, cells, path, engine=engine, console=console)
+
+    def measure(self, cell: Cell) -> dict[str, Any]:
+        """Train with the only rate of a cell, or with the best of several."""
+        rates = cell["rates"]
+        lr = rates[0] if len(rates) == 1 else self.best.get((cell["recipe"], cell["optimizer"]))
+        if lr is None:
+            tunings = [{**cell, "steps": cell["tuning"], "rates": [rate], "seed": TUNING_SEED} for rate in rates]
+            lr = min(tunings, key=lambda one: self.measure(one)["best"])["rates"][0]
+        with trained(_recipe(cell, lr)) as over:
+            rows = [row for row in read_metrics(over.job.out) if "valid_loss" in row]
+            curve = [[row["step"], round(row["valid_loss"], 5)] for row in rows]
+            best = min((loss for _, loss in curve), default=NO_LOSS)
+            return {"lr": lr, "best": best, "diverged": over.diverged, "valid": curve, "curve": over.curve}
+
+    def judge(self, results: Sequence[Result]) -> Verdict:
+        parts, facts = list[bool | None](), []
+        for recipe in _recipes(results):
+            losses, gap = _losses(results, recipe), _gap(results, recipe)
+            parts.append(True if gap.high < 0 else False if gap.low > 0 else None)
+            rates = {one: f"{_last(results, recipe, one)[0]['lr']:g}" for one in OPTIMISERS}
+            ahead = _steps_to(results, recipe, summary(losses["adamw"]).mean)
+            both = [f"{NAMES[one]} {summary(losses[one])} at a rate of {lr}" for one, lr in rates.items()]
+            facts.append(f"{recipe}: {', '.join(both)}, difference {gap}, {ahead}")
+        return verdict(all_hold(*parts), "lowest validation loss, " + "; ".join(facts))
+
+    def table(self, results: Sequence[Result]) -> Rows:
+        rows: list[tuple[str, ...]] = [("task", "optimiser", "best rate", "lowest validation loss", "Muon - AdamW")]
+        for recipe in _recipes(results):
+            for optimizer, losses in _losses(results, recipe).items():
+                lr = _last(results, recipe, optimizer)[0]["lr"]
+                gap = str(_gap(results, recipe)) if optimizer == "muon" else ""
+                rows.append((recipe, NAMES[optimizer], f"{lr:g}", str(summary(losses)), gap))
+        return rows
+
+    def remark(self, results: Sequence[Result]) -> str:
+        ends = {RATES[0]: "smallest", RATES[-1]: "largest"}
+        rates = {
+            (NAMES[one], recipe): _last(results, recipe, one)[0]["lr"] for recipe in _recipes(results) for one in NAMES
+        }
+        at_end = [f"{one} in {recipe} is the {ends[lr]}" for (one, recipe), lr in rates.items() if lr in ends]
+        return f"The best rate of {', of '.join(at_end)} that was tried." if at_end else ""
+
+    def draw(self, results: Sequence[Result]) -> Any:
+        recipes = _recipes(results)
+        figure, axes = panels(2 * len(recipes))
+        for i, recipe in enumerate(recipes):
+            left, right = axes[2 * i : 2 * i + 2]
+            named = {NAMES[one]: _points(r["valid"] for r in _last(results, recipe, one)) for one in OPTIMISERS}
+            lines(left, named, marks=False)
+            reference(left, summary(_losses(results, recipe)["adamw"]).mean)
+            left.set(title=recipe, xlabel="step", ylabel="validation loss, nats")
+            tuned = [r for r in results if r["recipe"] == recipe and len(r["rates"]) == 1]
+            both = {one: [r for r in tuned if r["optimizer"] == one] for one in OPTIMISERS}
+            lines(right, {NAMES[one]: {r["lr"]: [r["best"]] for r in some} for one, some in both.items()})
+            log_ticks(right, RATES)
+            title = f"tuning, {tuned[0]['steps']} steps"
+            right.set(title=title, xlabel="learning rate", ylabel="validation loss, nats")
+        legend(figure, axes[0])
+        return figure
+
+
+def _recipe(cell: Cell, lr: float) -> Recipe:
+    steps, name = cell["steps"], cell["recipe"]
+    base = read_recipe(name, cell["changes"])
+    betas = list(getattr(base.train.optimizer, "betas", (0.9, 0.95)))
+    optimizer = f"{{kind='{cell['optimizer']}', lr={lr}, betas={betas}, weight_decay={DECAY.get(name, 0.0)}}}"
+    warmup = max(1, round(base.train.schedule.warmup / base.train.steps * steps))
+    changes = [
+        f"train.steps={steps}",
+        f"train.optimizer={optimizer}",
+        f"train.schedule.warmup={warmup}",
+        f"train.evaluate_every={max(1, steps // cell['evaluations'])}",
+        "train.save_every=none",
+        "train.average=1",
+        "train.keep=1",
+        f"seed={cell['seed']}",
+    ]
+    metrics = ["task.metrics=[]"] if base.task.kind == "seq2seq" else []  # the loss alone: no decoding
+    return read_recipe(name, [*cell["changes"], *changes, *metrics])
+
+
+def _best_rates(tuned: Sequence[Result]) -> dict[tuple[str, str], float]:
+    """Return the rate with the lowest loss, by recipe and optimiser."""
+    best: dict[tuple[str, str], Result] = {}
+    for result in tuned:
+        task = result["recipe"], result["optimizer"]
+        if task not in best or result["best"] < best[task]["best"]:
+            best[task] = result
+    return {task: result["lr"] for task, result in best.items()}
+
+
+def _recipes(results: Sequence[Result]) -> list[str]:
+    return list(dict.fromkeys(r["recipe"] for r in results))
+
+
+def _last(results: Sequence[Result], recipe: str, optimizer: str) -> list[Result]:
+    """Return the trainings on fresh seeds."""
+    some = [r for r in results if r["recipe"] == recipe and r["optimizer"] == optimizer]
+    return [r for r in some if len(r["rates"]) > 1]
+
+
+def _losses(results: Sequence[Result], recipe: str) -> dict[str, list[float]]:
+    return {one: [r["best"] for r in _last(results, recipe, one)] for one in OPTIMISERS}
+
+
+def _gap(results: Sequence[Result], recipe: str) -> Difference:
+    """Return how much lower the loss of Muon is."""
+    losses = _losses(results, recipe)
+    return difference(losses["muon"], losses["adamw"])
+
+
+def _points(curves: Any) -> dict[float, list[float]]:
+    points: dict[float, list[float]] = {}
+    for curve in curves:
+        for step, loss in curve:
+            points.setdefault(step, []).append(loss)
+    return points
+
+
+def _steps_to(results: Sequence[Result], recipe: str, loss: float) -> str:
+    """Return after what share of AdamW's steps Muon's mean loss is that low."""
+    means = {one: _points(r["valid"] for r in _last(results, recipe, one)) for one in OPTIMISERS}
+    first = {
+        one: next((step for step, some in sorted(points.items()) if summary(some).mean <= loss), None)
+        for one, points in means.items()
+    }
+    lowest = min(means["adamw"], key=lambda step: summary(means["adamw"][step]).mean)
+    if first["muon"] is None:
+        return "which Muon's mean curve does not reach"
+    return f"reached by Muon after {first['muon']} steps, by AdamW's mean curve at its lowest after {lowest}"

@@ -1,0 +1,56 @@
+"""Width transfer: initial weights and learning rates of `train.scale` (see `recipe/width_transfer.py`)."""
+
+import math
+from collections.abc import Collection
+
+import torch
+from torch import nn
+
+from anyformer.attention.position_module import Positions
+from anyformer.config import Xavier
+from anyformer.nn.experts import SigmoidRouter, SoftmaxRouter
+from anyformer.nn.heads import VocabularyHead
+from anyformer.nn.model import Transformer
+from anyformer.recipe import Muon, MuP, Optimizer, WidthScale
+from anyformer.training.hidden_matrices import hidden_matrices
+
+
+@torch.no_grad()
+def scale_weights(model: Transformer, scale: WidthScale) -> None:
+    """Scale the initial weights of a new model to those of its width."""
+    if not isinstance(scale, MuP):
+        return
+    ratio = scale.ratio(model.config.width)
+    by_inputs = isinstance(model.config.init, Xavier)  # already in proportion to the root of the width
+    hidden, parameters = hidden_matrices(model), dict(model.named_parameters())
+    for name in hidden:
+        parameters[name].mul_(1.0 if by_inputs else math.sqrt(ratio))
+    for module in model.modules():
+        if isinstance(module, SoftmaxRouter | SigmoidRouter):
+            module.linear.weight.mul_(math.sqrt(ratio) if by_inputs else ratio)
+        elif by_inputs and isinstance(module, nn.Embedding | Positions | VocabularyHead):
+            for table in _tables(module):
+                table.mul_(1 / math.sqrt(ratio))
+
+
+def _tables(module: nn.Module) -> list[torch.Tensor]:
+    """Return the tables of vectors that a module owns; a tied head owns none."""
+    match module:
+        case nn.Embedding():
+            return [module.weight]
+        case Positions():
+            return list(module.tables.values())
+        case VocabularyHead():
+            return [] if module.table is None else [module.table]
+        case _:
+            return []
+
+
+def width_scale(name: str, hidden: Collection[str], width: int, scale: WidthScale, optimizer: Optimizer) -> float:
+    """Return the factor on the learning rate of a weight."""
+    if not isinstance(scale, MuP):
+        return 1.0
+    ratio = scale.ratio(width)
+    if name in hidden:
+        return math.sqrt(ratio) if isinstance(optimizer, Muon) else ratio
+    return ratio if ".router." in name and name.endswith("weight") else 1.0
