@@ -122,6 +122,6 @@ def test_export_refuses(tmp_path: Path) -> None:
 
 
 def test_a_verb_of_no_format(tmp_path: Path) -> None:
-    result = run("export", tmp_path, tmp_path / "out", "--format", "gguf")
+    result = run("export", tmp_path, tmp_path / "out", "--format", "tflite")
     assert result.exit_code == 2
     assert "hf" in result.stderr

@@ -7,16 +7,20 @@ Their meaning is that of llama.cpp's src/models.
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from anyformer.interop import gguf_rope
 from anyformer.interop.config_fields import Fields
+from anyformer.interop.families.llama import FULL, NEAR
 from anyformer.interop.gguf_file import GgufFile
-from anyformer.interop.gguf_tensors import Change, Flipped, PublicTensor, RotaryPairs, Same
+from anyformer.interop.gguf_tensors import Change, Flipped, PlusOne, PublicTensor, RotaryPairs, Same
 from anyformer.interop.weight_files import StoredTensor
 
 Data = dict[str, Any]
 PER_LAYER = ("feed_forward_length", "attention.head_count", "attention.head_count_kv")  # a number, or one a layer
+
+WINDOW = "attention.sliding_window"
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,7 @@ class Architecture:
         before = f"{self.name}."
         given = {key.removeprefix(before): v for key, v in file.metadata.items() if key.startswith(before)}
         given |= {key: _uniform(given[key]) for key in PER_LAYER if key in given}
+        given = {key: value for key, value in given.items() if key != WINDOW or value != 0}  # 0: none
         fields = Fields({}, file.path).table(self.name, given)
         found: Data = {}
         for key, name in self.keys.items():
@@ -53,7 +58,8 @@ class Architecture:
         """Return the metadata of a config.json, with whole keys. What they cannot express is left out."""
         found = {key: config[name] for key, name in self.keys.items() if config.get(name) is not None}
         found |= {"vocab_size": config["vocab_size"], **self.write(config)}
-        return {"general.architecture": self.name} | {f"{self.name}.{key}": value for key, value in found.items()}
+        given = {f"{self.name}.{key}": value for key, value in found.items() if value is not None}
+        return {"general.architecture": self.name, **given}
 
     def stored(self, file: GgufFile, config: Data) -> dict[str, StoredTensor]:
         """Return the tensors of a file in their public form, by public names; unknown ones under their own."""
@@ -130,7 +136,13 @@ def _read_llama(fields: Fields, config: Data, file: GgufFile) -> Data:
     return {**biases, "tie_word_embeddings": _is_tied(file), **gguf_rope.read(fields, config, file)}
 
 
-def _read_qwen(fields: Fields, config: Data, file: GgufFile) -> Data:
+def _read_narrow(fields: Fields, config: Data, file: GgufFile) -> Data:
+    """Read an architecture for which llama.cpp needs heads of width d / heads."""
+    fields.must("attention.key_length", config.get("hidden_size", 0) // config.get("num_attention_heads", 1))
+    return _read_plain(fields, config, file)
+
+
+def _read_plain(fields: Fields, config: Data, file: GgufFile) -> Data:
     return {"tie_word_embeddings": _is_tied(file), **gguf_rope.read(fields, config, file)}
 
 
@@ -148,7 +160,7 @@ def _llama(name: str, title: str, read: Callable[[Fields, Data, GgufFile], Data]
 
 
 LLAMA = _llama("llama", "Llama", _read_llama, change=_change_llama)
-QWEN2, QWEN3 = _llama("qwen2", "Qwen2", _read_qwen), _llama("qwen3", "Qwen3", _read_qwen)
+QWEN2, QWEN3 = _llama("qwen2", "Qwen2", _read_narrow), _llama("qwen3", "Qwen3", _read_plain)
 
 # -- GPT-2 ------------------------------------------------------------------------------------------------------------
 
@@ -194,4 +206,127 @@ GPT2 = Architecture(
     change=_change_gpt2,
 )
 
-ARCHITECTURES = {one.name: one for one in (GPT2, LLAMA, QWEN2, QWEN3)}
+# -- Gemma ------------------------------------------------------------------------------------------------------------
+
+GEMMA_KEYS = LLAMA_KEYS | {
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    WINDOW: "sliding_window",
+}
+GEMMA_MODULES = LLAMA_MODULES | {
+    "blk.{}.post_attention_norm": "model.layers.{}.post_attention_layernorm",
+    "blk.{}.ffn_norm": "model.layers.{}.pre_feedforward_layernorm",
+    "blk.{}.post_ffw_norm": "model.layers.{}.post_feedforward_layernorm",
+}
+PATTERN, SWA_THETA = "attention.sliding_window_pattern", "rope.freq_base_swa"
+PERIODS = {2: 2, 3: 6}  # the last layer of each period sees everything
+SCALED_BY_WIDTH = {2: 46, 3: 62}  # layers of the models whose queries are scaled by d / heads, not by the key width
+
+
+def _read_gemma(version: int, fields: Fields, config: Data, file: GgufFile) -> Data:
+    rope = gguf_rope.read(fields, config, file)
+    found = {"tie_word_embeddings": version < 3 or _is_tied(file), **rope}
+    if version == 1:
+        return found
+    depth, width = config.get("num_hidden_layers", 0), rope["head_dim"]
+    period = fields(PATTERN, PERIODS[version], least=0)
+    windows = version == 2 or "sliding_window" in config
+    near = [windows and (period == 0 or i % period < period - 1) for i in range(depth)]
+    found["layer_types"] = [NEAR if one else FULL for one in near]
+    if depth == SCALED_BY_WIDTH[version]:
+        width = config.get("hidden_size", 0) // config.get("num_attention_heads", 1)
+    found["query_pre_attn_scalar"] = width
+    if version == 3:
+        local = {"rope_type": "default", "rope_theta": fields(SWA_THETA, 10_000.0)}
+        found["rope_parameters"] = {FULL: rope["rope_parameters"], NEAR: local}
+    return found
+
+
+def _write_gemma(version: int, config: Data) -> Data:
+    if version == 1:
+        return gguf_rope.write(config)
+    kinds, rope = config["layer_types"], config["rope_parameters"]
+    period = kinds.index(FULL) + 1 if FULL in kinds else 0
+    found: Data = (
+        {} if period in (0, 1, PERIODS[version]) else {PATTERN: period}
+    )  # llama.cpp needs layers of both kinds
+    if version == 3:
+        found |= {SWA_THETA: rope[NEAR]["rope_theta"]} if NEAR in kinds else {WINDOW: None}
+        rope = rope[FULL]
+    return found | gguf_rope.write(config | {"rope_parameters": rope})
+
+
+def _change_gemma(name: str, config: Data) -> Change:
+    return PlusOne() if name.endswith("norm.weight") else Same()
+
+
+def _gemma(name: str, family: str, title: str, version: int) -> Architecture:
+    keys, modules = (LLAMA_KEYS, LLAMA_MODULES) if version == 1 else (GEMMA_KEYS, GEMMA_MODULES)
+    read, write = partial(_read_gemma, version), partial(_write_gemma, version)
+    return Architecture(name, family, f"{title}ForCausalLM", keys, modules, read, write, change=_change_gemma)
+
+
+GEMMA = _gemma("gemma", "gemma", "Gemma", 1)
+GEMMA2 = _gemma("gemma2", "gemma2", "Gemma2", 2)
+GEMMA3 = _gemma("gemma3", "gemma3_text", "Gemma3", 3)
+
+# -- Phi-3 ------------------------------------------------------------------------------------------------------------
+
+PHI3_KEYS = LLAMA_KEYS | {WINDOW: "sliding_window"}
+PHI3_MODULES = {
+    name: public for name, public in LLAMA_MODULES.items() if not re.search("attn_[qkv]|ffn_gate", name)
+} | {
+    "blk.{}.attn_qkv": "model.layers.{}.self_attn.qkv_proj",
+    "blk.{}.ffn_up": "model.layers.{}.mlp.gate_up_proj",
+}
+
+
+PHI3 = Architecture(
+    "phi3", "phi3", "Phi3ForCausalLM", PHI3_KEYS, PHI3_MODULES, read=_read_narrow, write=gguf_rope.write
+)
+
+# -- BERT -------------------------------------------------------------------------------------------------------------
+
+BERT_KEYS = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.layer_norm_epsilon": "layer_norm_eps",
+}
+BERT_MODULES = {
+    "token_embd": "bert.embeddings.word_embeddings",
+    "token_types": "bert.embeddings.token_type_embeddings",
+    "position_embd": "bert.embeddings.position_embeddings",
+    "token_embd_norm": "bert.embeddings.LayerNorm",
+    "blk.{}.attn_q": "bert.encoder.layer.{}.attention.self.query",
+    "blk.{}.attn_k": "bert.encoder.layer.{}.attention.self.key",
+    "blk.{}.attn_v": "bert.encoder.layer.{}.attention.self.value",
+    "blk.{}.attn_output": "bert.encoder.layer.{}.attention.output.dense",
+    "blk.{}.attn_output_norm": "bert.encoder.layer.{}.attention.output.LayerNorm",
+    "blk.{}.ffn_up": "bert.encoder.layer.{}.intermediate.dense",
+    "blk.{}.ffn_down": "bert.encoder.layer.{}.output.dense",
+    "blk.{}.layer_output_norm": "bert.encoder.layer.{}.output.LayerNorm",
+}
+
+
+def _read_bert(fields: Fields, config: Data, file: GgufFile) -> Data:
+    fields.must("attention.causal", False)
+    fields.silent("pooling_type")  # `gguf_import` reads it
+    fields.must("attention.head_count_kv", config.get("num_attention_heads"))
+    types = file.tensors.get("token_types.weight")
+    return {} if types is None else {"type_vocab_size": types.shape[0]}
+
+
+BERT = Architecture(
+    "bert",
+    "bert",
+    "BertModel",
+    BERT_KEYS,
+    BERT_MODULES,
+    read=_read_bert,
+    write=lambda config: {"attention.causal": False},
+)
+
+ARCHITECTURES = {one.name: one for one in (GPT2, LLAMA, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, PHI3, BERT)}

@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyformer.config import ConfigError, ModelConfig
-from anyformer.interop import gguf_file, gguf_rope, gguf_vocabulary
+from anyformer.config import ConfigError, Embedder, Fault, ModelConfig, NoHead
+from anyformer.interop import gguf_file, gguf_rope, gguf_vocabulary, sentence_transformers
 from anyformer.interop.families import FAMILIES
 from anyformer.interop.family import Family, find_family
 from anyformer.interop.gguf_architectures import ARCHITECTURES, Architecture
 from anyformer.interop.gguf_file import GgufFile, GgufTensor
+from anyformer.interop.gguf_import import POOLING, POOLS
 from anyformer.interop.hf_folder import read_config
 from anyformer.interop.same_model import differences
 from anyformer.interop.weight_files import wrong
@@ -28,6 +29,7 @@ from anyformer.run import Run, writing
 
 Dtype = Literal["f32", "f16", "q8_0"]
 FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7}  # llama.cpp's numbers
+TOKEN_TYPES = "tokenizer.ggml.token_type_count"
 BLOCK = 32  # values of Q8_0 with one scale
 PLANNED = Path("the GGUF file")
 CHECKED = (gguf_rope.FACTORS, "token_embd.weight", "output.weight")  # tensors whose values are read with the config
@@ -45,14 +47,17 @@ def to_gguf(run: Run, path: str | Path, *, dtype: Dtype = "f32") -> str:
         raise wrong(path, "exists already; choose another file")
     gguf_file.require_package()
     by_family = {one.family: one for one in ARCHITECTURES.values()}
-    family, data = find_family([FAMILIES[name] for name in by_family], run.config)
+    pooling, config = _pooling(run.config)
+    family, data = find_family([FAMILIES[name] for name in by_family], config)
     architecture = by_family[family.kind]
     shapes = {name: tuple(x.shape) for name, x in _tensors(architecture, family, data, run, meta=True)}
     about = {"general.type": "model", "general.name": run.folder.name, "general.file_type": FILE_TYPES[dtype]}
     more = {"general.quantization_version": 2} if dtype == "q8_0" else {}
     metadata = architecture.metadata(data)
+    if config.shape == "encoder":
+        metadata |= {f"{architecture.name}.{POOLING}": pooling, TOKEN_TYPES: data["type_vocab_size"]}
     values = {name: x for name, x in _tensors(architecture, family, data, run) if name in CHECKED}
-    _check(architecture, family, run.config, metadata, {n: _Planned.of(s, values.get(n)) for n, s in shapes.items()})
+    _check(architecture, family, config, metadata, {n: _Planned.of(s, values.get(n)) for n, s in shapes.items()})
     metadata |= {**about, **more, **gguf_vocabulary.describe(run)}
     kinds = {name: (_kind(name, shape, dtype), shape) for name, shape in shapes.items()}
     with workspace(path) as temporary, writing(path):
@@ -62,18 +67,29 @@ def to_gguf(run: Run, path: str | Path, *, dtype: Dtype = "f32") -> str:
     return architecture.name
 
 
+def _pooling(config: ModelConfig) -> tuple[int, ModelConfig]:
+    """Return the number of a pooling, and the model without it; its vectors are scaled by llama.cpp's own option."""
+    if not sentence_transformers.fits(config.head):
+        return 0, config
+    assert isinstance(config.head, Embedder)
+    number = next((number for number, pool in POOLS.items() if pool == config.head.pool), None)
+    if number is None:
+        raise ConfigError([Fault("head.pool", f"= '{config.head.pool}': llama.cpp has {', '.join(POOLS.values())}")])
+    return number, config.model_copy(update={"head": NoHead()})
+
+
 def _tensors(
-    architecture: Architecture, family: Family, config: dict[str, Any], run: Run, meta: bool = False
+    architecture: Architecture, family: Family, data: dict[str, Any], run: Run, meta: bool = False
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights under their names in a file, one at a time; with `meta`, without values."""
-    if (factors := gguf_rope.factors(config)) is not None:
+    if (factors := gguf_rope.factors(data)) is not None:
         yield gguf_rope.FACTORS, factors
     state = run.model.state_dict()
-    for rule in family.tensor_rules(run.config):
+    for rule in family.tensor_rules(_pooling(run.config)[1]):
         whole = torch.empty_like(state[rule.ours], device="meta") if meta else state[rule.ours]
         for public, x in zip(rule.theirs, rule.conversion.part(whole), strict=True):
             name = architecture.file_name(public)
-            yield name, architecture.change(name, config).write(x if meta else x.float())
+            yield name, architecture.change(name, data).write(x if meta else x.float())
 
 
 def _kind(name: str, shape: tuple[int, ...], dtype: Dtype) -> str:

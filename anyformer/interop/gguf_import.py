@@ -4,9 +4,9 @@ Quantised weights become fp32.
 """
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from anyformer.config import ConfigError, Fault
+from anyformer.config import ConfigError, Embedder, Fault, ModelConfig, Pool
 from anyformer.config.spec import did_you_mean, visible
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.interop import gguf_file, gguf_tokenizers, public_tokenizers, weight_conversion
@@ -16,9 +16,10 @@ from anyformer.interop.gguf_architectures import ARCHITECTURES, Architecture
 from anyformer.interop.gguf_file import GgufFile
 from anyformer.interop.hf_folder import read_config
 from anyformer.nn.model import Transformer
-from anyformer.recipe import AnyTask, LanguageModel
+from anyformer.recipe import AnyTask, Encoder, LanguageModel
 
-ARCHITECTURE, TYPE = "general.architecture", "general.type"
+ARCHITECTURE, TYPE, POOLING = "general.architecture", "general.type", "pooling_type"
+POOLS: dict[int, Pool] = {1: "mean", 2: "first", 3: "last"}
 
 
 class GgufModel(NamedTuple):
@@ -36,10 +37,24 @@ def read(path: Path, tokenizer: str | Path | None = None) -> GgufModel:
     data, family = architecture.config(file) | gguf_tokenizers.ids(file), FAMILIES[architecture.family]
     stored = architecture.stored(file, data)
     _, config = read_config(family, data, path, stored, data["architectures"])
+    config, spec = _with_task(config, file.metadata.get(f"{architecture.name}.{POOLING}", 0), file)
     named = Path(tokenizer or path)
     text = public_tokenizers.read(named, family.text, data) if tokenizer else gguf_tokenizers.read(file)
     public_tokenizers.check_size(text, config, named)
-    return GgufModel(weight_conversion.build(family, config, stored, path), LanguageModel(framed=True), text)
+    return GgufModel(weight_conversion.build(family, config, stored, path), spec, text)
+
+
+def _with_task(config: ModelConfig, pooling: Any, file: GgufFile) -> tuple[ModelConfig, AnyTask]:
+    """Return the config with the head that a pooling means, and the task; llama.cpp scales vectors to length 1."""
+    if config.shape != "encoder":
+        return config, LanguageModel(framed=True)
+    if pooling not in (0, *POOLS):
+        raise ConfigError(
+            [_fault(file, POOLING, f"= {shown(pooling)}: must be 0 (none), 1 (mean), 2 (first) or 3 (last)")]
+        )
+    limits = [stack.limit for stack in config.stacks.values() if stack.limit is not None]
+    head = Embedder(pool=POOLS[pooling], normalize=True) if pooling else config.head
+    return config.model_copy(update={"head": head}), Encoder(max_length=min(limits, default=None))
 
 
 def _architecture(file: GgufFile) -> Architecture:

@@ -20,9 +20,10 @@ def read(fields: Fields, config: dict[str, Any], file: GgufFile) -> dict[str, An
     heads = config.get("num_attention_heads", 1)
     width = config.get("head_dim") or config.get("hidden_size", heads) // heads
     fields.must("attention.value_length", width)
-    fields.must("rope.dimension_count", width)
-    theta = fields("rope.freq_base", 10_000.0)
+    theta, rotated = fields("rope.freq_base", 10_000.0), fields("rope.dimension_count", width)
     found = {"rope_theta": theta, **_scaling(fields)}
+    if rotated != width:  # a family that rotates whole heads refuses it
+        found["partial_rotary_factor"] = rotated / width
     if (factors := file.tensors.get(FACTORS)) is not None:
         found |= _llama3(factors.read(), theta, width, file)
     return {"head_dim": width, "rope_parameters": found}
@@ -31,7 +32,8 @@ def read(fields: Fields, config: dict[str, Any], file: GgufFile) -> dict[str, An
 def write(config: dict[str, Any]) -> dict[str, Any]:
     """Return the metadata about rotary positions and the width of heads; Llama 3's factors are in `factors`."""
     width, rope = config["head_dim"], config["rope_parameters"]
-    found = {"attention.value_length": width, "rope.dimension_count": width, "rope.freq_base": rope["rope_theta"]}
+    rotated = int(width * rope.get("partial_rotary_factor", 1.0))
+    found = {"attention.value_length": width, "rope.dimension_count": rotated, "rope.freq_base": rope["rope_theta"]}
     if rope["rope_type"] in ("linear", "yarn"):
         found |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": rope["factor"]}
     if rope["rope_type"] == "yarn":

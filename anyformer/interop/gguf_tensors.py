@@ -54,6 +54,17 @@ class Flipped:
 
 
 @dataclass(frozen=True)
+class PlusOne:
+    """Gemma's norm weights: 1 + γ in GGUF files."""
+
+    def read(self, x: Tensor) -> Tensor:
+        return x - 1
+
+    def write(self, x: Tensor) -> Tensor:
+        return x + 1
+
+
+@dataclass(frozen=True)
 class PublicTensor:
     """A tensor of a GGUF file in its public form."""
 

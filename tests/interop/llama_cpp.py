@@ -36,6 +36,10 @@ class LlamaCpp:
         """Return the ids of a text; with `special`, with the tokens around it."""
         return self._post("tokenize", content=text, add_special=special, parse_special=False)["tokens"]
 
+    def embed(self, text: str) -> list[float]:
+        """Return the vector of a text."""
+        return self._post("embedding", content=text)[0]["embedding"][0]
+
     def _complete(self, **request: Any) -> Any:
         fixed = {"temperature": 0.0, "top_k": 1, "cache_prompt": False, "samplers": ["top_k"]}
         return self._post("completion", **fixed, **request)
