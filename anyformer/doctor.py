@@ -45,6 +45,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
         "pre-commit",
         "pytest",
         "pytest-xdist",
+        "ray",
         "ruff",
         "schemathesis",
         "seqeval",
