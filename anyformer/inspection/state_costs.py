@@ -11,6 +11,7 @@ from typing import assert_never
 from anyformer.config import ChannelDecay, GatedDelta, LinearAttention, Mamba2
 from anyformer.inspection.cost import Cost, linear, norm_cost
 
+CHUNK = 128  # tokens: the larger of those of `kernels/chunked_recurrence.py`
 SUM_COLUMNS = 8  # of a state with a normalizer: as `nn/state_mixers/linear_attention.py` stores it
 
 
@@ -69,4 +70,6 @@ def _convolution(channels: int, width: int, b: int, t: int, bias: bool = False) 
 
 
 def _recurrence(h: int, k: int, v: int, b: int, t: int, matmuls: int) -> Cost:
-    return Cost(flops=2 * matmuls * b * t * h * k * v, saved=b * t * h * v, states=b * h * k * v)
+    """Return the cost of a recurrence; saved are its outputs and the state before each chunk."""
+    chunks = -(-t // CHUNK)
+    return Cost(flops=2 * matmuls * b * t * h * k * v, saved=b * h * v * (t + chunks * k), states=b * h * k * v)

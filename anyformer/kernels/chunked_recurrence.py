@@ -19,9 +19,9 @@ from anyformer.kernels.linear_recurrence import Recurrence
 from anyformer.kernels.runtime import at_least_fp32
 
 CHUNK = 128  # tokens: larger chunks have fewer states, and more work within them
-DELTA_CHUNK = 64  # its triangular systems are as large as a chunk
-CHANNEL_CHUNK, CHANNEL_PART = 64, 16  # with a decay per channel
-MIN_LOG_DECAY = -5.0  # of a decay per channel, per token: exp(half a part · 5) is far from overflow
+DELTA_CHUNK = 64  # its triangular systems are as large as a chunk; with wider keys, twice as many tokens
+CHANNEL_CHUNK, CHANNEL_PART = 64, 32  # with a decay per channel
+MIN_LOG_DECAY = -5.0  # of a decay per channel, per token: exp(half a part · 5) does not overflow
 MAX_SEQUENTIAL = 16  # chunks that are passed one after the other, without groups
 
 
@@ -42,7 +42,8 @@ def recur_in_chunks(x: Recurrence, state: Tensor | None = None, size: int | None
     length, per_channel = x.v.shape[2], x.log_decay is not None and x.log_decay.dim() == 4
     state = x.zero_state() if state is None else state
     if size is None:
-        size = CHANNEL_CHUNK if per_channel else CHUNK if x.rate is None else DELTA_CHUNK
+        delta = DELTA_CHUNK * (2 if x.k.shape[3] > DELTA_CHUNK else 1)  # a state is as large as a chunk
+        size = CHANNEL_CHUNK if per_channel else CHUNK if x.rate is None else delta
     size = min(size, length)
     size = -(-size // CHANNEL_PART) * CHANNEL_PART if per_channel else size
     dtype = torch.float32 if x.v.dtype is torch.float16 else x.v.dtype  # sums of many tokens overflow fp16
@@ -89,7 +90,7 @@ def _with_head_decay(x: Recurrence, visible: Visible, state: Tensor) -> tuple[Te
     """One decay per head, or none: q kᵀ is computed once for the heads that share q and k."""
     q, k, v, log_decay, _, _ = x
     g, heads, dtype = q.shape[1], v.shape[1], v.dtype
-    decay = _head_decay(log_decay, visible)
+    decay = _head_decay(log_decay, visible, dtype)
 
     def grouped(y: Tensor) -> Tensor:
         """[b, h or 1, ...] -> [b, g or 1, r or 1, ...]"""
@@ -113,14 +114,15 @@ def _with_delta_rule(x: Recurrence, visible: Visible, state: Tensor) -> tuple[Te
     q, k, v, log_decay, rate, _ = x.expanded()
     assert rate is not None
     dtype, keys = v.dtype, k.transpose(-1, -2)
-    decay = _head_decay(log_decay, visible)
-    overlap = at_least_fp32(k @ keys) * decay.pairs * rate[..., None]
+    decay = _head_decay(log_decay, visible, dtype)
+    overlap = at_least_fp32((k @ keys) * decay.pairs) * rate[..., None]
     solved = invert_unit_lower(overlap.tril(-1)).to(dtype)
-    u = solved @ (v * rate[..., None]).to(dtype)
-    w = solved @ (k * (rate * decay.enter)[..., None]).to(dtype)
+    u = solved @ (v * rate[..., None].to(dtype))
+    w = solved @ (k * (rate * decay.enter)[..., None].to(dtype))
     leaving = (k * decay.leave[..., None]).to(dtype).transpose(-1, -2)  # [b, h, n, k, c]
-    kept = decay.through[..., None, None] * torch.eye(k.shape[-1], device=k.device, dtype=decay.through.dtype)
-    states, last = pass_states(torch.matmul, kept - at_least_fp32(leaving @ w), at_least_fp32(leaving @ u), state)
+    eye = torch.eye(k.shape[-1], device=k.device, dtype=decay.through.dtype)
+    maps = torch.addcmul(-at_least_fp32(leaving @ w), decay.through[..., None, None], eye)
+    states, last = pass_states(torch.matmul, maps, at_least_fp32(leaving @ u), state)
     states = states.to(dtype)
     new = u - w @ states
     inside = ((q @ keys) * decay.pairs).to(dtype) @ new
@@ -154,7 +156,7 @@ def _with_channel_decay(x: Recurrence, visible: Visible, state: Tensor) -> tuple
 
 
 class HeadDecay(NamedTuple):
-    """Decays of one factor per head, 0 where nothing is seen; [b or 1, h or 1, n, ...]."""
+    """Decays of one factor per head, 0 where nothing is seen; [b or 1, h or 1, n, ...]. `through` is fp32 at least."""
 
     pairs: Tensor  # [..., c, c]: from the key to the query
     enter: Tensor  # [..., c]: from the start of the chunk to the token
@@ -162,17 +164,17 @@ class HeadDecay(NamedTuple):
     through: Tensor  # [...]: from start to end
 
 
-def _head_decay(log_decay: Tensor | None, visible: Visible) -> HeadDecay:
+def _head_decay(log_decay: Tensor | None, visible: Visible, dtype: torch.dtype) -> HeadDecay:
     if log_decay is None:
-        pairs = visible.pairs.float()
+        pairs = visible.pairs.to(dtype)
         ones = pairs.new_ones(1, 1, 1, pairs.shape[-1])
-        whole = HeadDecay(pairs, ones, ones, ones[..., 0])
+        whole = HeadDecay(pairs, ones, ones, at_least_fp32(ones[..., 0]))
     else:
         total = log_decay.cumsum(dim=3)  # G [b, h, n, c]
         distance = total[..., :, None] - total[..., None, :]
-        pairs = distance.masked_fill(~visible.pairs, -math.inf).exp()
+        pairs = distance.masked_fill_(~visible.pairs, -math.inf).exp().to(dtype)
         end = total[..., -1:]
-        whole = HeadDecay(pairs, total.exp(), (end - total).exp(), end[..., 0].exp())
+        whole = HeadDecay(pairs, total.exp().to(dtype), (end - total).exp().to(dtype), end[..., 0].exp())
     if visible.enter is None or visible.leave is None or visible.through is None:
         return whole
     enter, leave = whole.enter * visible.enter, whole.leave * visible.leave

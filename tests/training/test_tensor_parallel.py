@@ -108,6 +108,8 @@ def cases() -> Iterator[tuple[str, Case]]:
     yield "adapters", Case(decoder(block(LATENT), adapter={"rank": 2}))
     yield "adapters of fused layers", Case(pair("t5", adapter={"rank": 2}))
     yield "a recurrent layer", Case(decoder(stack={"prefix": {"mixer": {"kind": "recurrent"}}}))
+    delta = {"mixer": {"kind": "gated_delta", "heads": 4}}
+    yield "a gated delta layer", Case(decoder(stack={"prefix": delta}), packed=True)
     windows = {"pattern": {"kind": "window", "before": 3, "after": 0}}
     yield "a window", Case(decoder(block(windows)), packed=True)
 

@@ -40,8 +40,8 @@ class Mamba2Mixer(nn.Module):
         step = F.softplus(at_least_fp32(step) + self.dt_bias)  # Δ [b, t, h]
         log_decay = rows.align(ctx.tap("log_decay", -at_least_fp32(self.log_a).exp() * step)).transpose(1, 2)
         steps = rows.align(step).transpose(1, 2)[..., None]
-        out = rows.run(Recurrence(q, k, (v * steps).to(v.dtype), log_decay))
-        out = ctx.tap("heads", out + rows.restore(v * self.skip[:, None, None]).to(out.dtype))
+        out = rows.run(Recurrence(q, k, v * steps.to(v.dtype), log_decay))
+        out = ctx.tap("heads", torch.addcmul(out, rows.restore(v), self.skip[:, None, None].to(out.dtype)))
         return self.out(self.norm(out.transpose(1, 2).flatten(2) * F.silu(z)))  # [b, h, t, p] -> [b, t, h·p]
 
     def reset(self) -> None:

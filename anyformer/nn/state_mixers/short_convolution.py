@@ -20,14 +20,14 @@ class ShortConvolution(nn.Module):
 
     def forward(self, x: Tensor, runs: Tensor | None) -> Tensor:
         """[b, tail + t, c] to [b, t, c]; a token reads those of the same run [b, tail + t]."""
-        length = x.shape[1] - self.tail
-        y = x[:, self.tail :] * self.weight[:, -1]
+        length, weight = x.shape[1] - self.tail, self.weight.to(x.dtype)
+        y = x[:, self.tail :] * weight[:, -1]
         for j in range(self.tail):
             read = x[:, j : j + length]
             if runs is not None:
                 read = read * (runs[:, j : j + length] == runs[:, self.tail :])[..., None]
-            y = y + read * self.weight[:, j]
-        return F.silu(y if self.bias is None else y + self.bias).to(x.dtype)
+            y = torch.addcmul(y, read, weight[:, j])
+        return F.silu(y if self.bias is None else y + self.bias.to(x.dtype))
 
     def reset(self) -> None:
         """Draw the weights as torch does for a convolution of one channel."""
