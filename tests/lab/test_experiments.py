@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from matplotlib.text import Text
 
+from anyformer.inspection.plot import pyplot
 from anyformer.lab.cells import Cell, Result, key
 from anyformer.lab.experiment import NAMES, Word, find
 from anyformer.lab.figures import WIDTH
@@ -374,6 +375,7 @@ def test_a_claim_that_the_data_bears_out_holds(name: str) -> None:
         named = any(name.strip("−0123456789.") for name in bars)
         assert axis.get_ylabel() or named or not axis.yaxis.get_tick_params()["labelleft"]  # or those of its neighbour
         assert axis.get_legend() is None or axis.get_legend().get_bbox_to_anchor().y0 >= axis.bbox.y1
+    pyplot().close(figure)
 
 
 @pytest.mark.parametrize(("name", "found"), FAILS, ids=lambda x: getattr(x, "__name__", x))
