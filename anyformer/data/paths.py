@@ -19,6 +19,7 @@ from anyformer.recipe import (
     MatchedLines,
     MixedSources,
     ParallelFiles,
+    PassKeys,
     Scenes,
     Shards,
     SingleSource,
@@ -59,7 +60,7 @@ def _named(source: SingleSource | Shards, at: str) -> Iterator[tuple[str, str]]:
         case ParallelFiles():
             yield f"{at}.source", source.source
             yield f"{at}.target", source.target
-        case Digits() | WrittenDates() | Additions() | Scenes() | KeyToDoorWalks():
+        case Digits() | WrittenDates() | Additions() | PassKeys() | Scenes() | KeyToDoorWalks():
             return
         case _:
             assert_never(source)

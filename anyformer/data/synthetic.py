@@ -21,6 +21,7 @@ from anyformer.recipe import (
     Additions,
     CopyDigits,
     Digits,
+    PassKeys,
     ReverseDigits,
     SortDigits,
     Split as Split,
@@ -65,7 +66,7 @@ class Pool(NamedTuple):
 
 def generate(spec: Synthetic, split: Split, seed: int) -> dict[str, list[str]]:
     """Return `spec.count` pairs of the split, equally many of each shape; the same for the same arguments."""
-    there, shortest = usable_memory(), spec.shortest if isinstance(spec, Digits) else 0
+    there, shortest = usable_memory(), spec.shortest if isinstance(spec, Digits | PassKeys) else 0
     needed = spec.count * (ROW_BYTES + 4 * shortest)
     if there is not None and needed > there:
         what = f"at least {needed / 2**30:,.0f} GiB of memory, and there are {there / 2**30:,.0f} GiB"
@@ -134,6 +135,8 @@ def pools(spec: Synthetic) -> Iterator[Pool]:
             return _dates()
         case Additions():
             return _additions(spec.digits)
+        case PassKeys():
+            return iter([_pass_keys(spec)])
         case _:
             assert_never(spec)
 
@@ -167,6 +170,26 @@ def _additions(most: int) -> Iterator[Pool]:
     """Yield one pool for each pair of lengths; numbers have the most significant digit first and no leading zeros."""
     for left, right in itertools.product(range(1, most + 1), repeat=2):
         yield Pool(_number(left) + _number(right), partial(_either_way, left), partial(_added, left))
+
+
+# -- pass keys --------------------------------------------------------------------------------------------------------
+
+SENTENCES = "the grass is green . the sky is blue . the sun is yellow . here we go . there and back again ."
+FILLER = SENTENCES.split(" ")
+DEPTHS = 100  # places of the number, as parts of the text before it
+
+
+def _pass_keys(spec: PassKeys) -> Pool:
+    parts = *_figures(spec.digits), range(spec.shortest, spec.longest + 1), range(DEPTHS + 1)
+    return Pool(parts, lambda *items: "".join(items[:-2]), _hidden_key)
+
+
+def _hidden_key(*items: Any) -> Pair:
+    """Return a text of filler words with a number in it, and the number; the last two items are size and depth."""
+    *figures, words, depth = items
+    number, before = " ".join("".join(figures)), words * depth // DEPTHS
+    filler = [FILLER[i % len(FILLER)] for i in range(words)]
+    return Pair(" ".join([*filler[:before], f"the pass key is {number} .", *filler[before:]]), number)
 
 
 def _either_way(left: int, *figures: str) -> str:

@@ -24,6 +24,7 @@ from anyformer.recipe import (
     MixedSources,
     MixturePart,
     ParallelFiles,
+    PassKeys,
     Recipe,
     Scenes,
     Shards,
@@ -87,7 +88,7 @@ def _row(run: Run, source: Source, data: Data) -> dict[str, str]:
             return _row(run, next(part.rows for part in mixed if part.name == name), data)
         case Shards() | ClassFolders(media=None) | SoundFiles() | Trajectories() | KeyToDoorWalks():
             return {}
-        case Digits() | WrittenDates() | Additions():
+        case Digits() | WrittenDates() | Additions() | PassKeys():
             columns = generate(source.model_copy(update={"count": SAMPLE_ROWS}), "valid", 0)
         case Scenes() | ClassFolders() | ArrayFile():
             columns = read(source, data, "valid", 0).columns
@@ -138,7 +139,7 @@ def _folders(source: Source, data: Data) -> Iterator[Path]:
             yield from (path for part in parts for path in _folders(part, data))
         case MixedSources(parts=mixed):
             yield from (path for part in mixed for path in _folders(part.rows, data))
-        case Digits() | WrittenDates() | Additions() | Scenes() | KeyToDoorWalks() | Shards():
+        case Digits() | WrittenDates() | Additions() | PassKeys() | Scenes() | KeyToDoorWalks() | Shards():
             pass
         case ParallelFiles(source=name) | TextFile(path=name) | TableFile(path=name) | ClassFolders(path=name):
             yield _folder(locate(name, data))

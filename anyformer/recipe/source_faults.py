@@ -29,7 +29,7 @@ from anyformer.recipe.sources import (
     table_format,
     unknown_format,
 )
-from anyformer.recipe.synthetic import Additions, Digits, Scenes, WrittenDates
+from anyformer.recipe.synthetic import Additions, Digits, PassKeys, Scenes, WrittenDates
 
 TEXT, LABELLED, PAIR = ("text",), ("text", "label"), ("source", "target")  # columns of sources that do not name them
 TAGGED = ("words", "tags")
@@ -88,7 +88,7 @@ def source_faults(source: Source, task: str, columns: tuple[str, ...]) -> Iterat
             yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
         case ConllFile(word=int(word), tag=int(tag)) if word == tag:
             yield Fault("tag", f"= {tag}: is also the column of the word")
-        case ParallelFiles() | Digits() | WrittenDates() | Additions() | Scenes() if columns != PAIR:
+        case ParallelFiles() | Digits() | WrittenDates() | Additions() | PassKeys() | Scenes() if columns != PAIR:
             yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
         case (
             TextFile()
@@ -137,7 +137,7 @@ def source_faults(source: Source, task: str, columns: tuple[str, ...]) -> Iterat
             yield from (Fault(path, f"= {number}: {kind}") for path, number in numbered)
         case TableFile(pair=pair) if pair is not None and "pair" not in columns and "label" in columns:
             yield Fault("pair", f"= {pair!r}: set task.pairs = true, or leave it out: the task reads single texts")
-        case Digits() if source.shortest > source.longest:
+        case Digits() | PassKeys() if source.shortest > source.longest:
             yield Fault("shortest", f"= {source.shortest}: must be at most longest = {source.longest}")
 
 

@@ -52,6 +52,20 @@ class Additions(Spec):
     digits: Annotated[int, Field(strict=True, ge=1, le=100)] = 3  # most digits of a number
 
 
+class PassKeys(Spec):
+    """A number in a long text that says nothing, and the number as the answer (Mohtashami and Jaggi 2023).
+
+    the grass is green . … the pass key is 4 1 7 . … the sky is blue . -> 4 1 7: one word per token for the tokenizer
+    `words`. The number is at any depth of the text. A number of one split never occurs in another.
+    """
+
+    kind: Literal["passkey"] = "passkey"
+    count: Size  # number of rows
+    shortest: Length = 16  # fewest words around the number
+    longest: Length = 480  # most words around the number
+    digits: Annotated[int, Field(strict=True, ge=3, le=9)] = 3  # digits of the number
+
+
 SceneSize = Annotated[int, Field(strict=True, ge=40, le=1024)]
 Shapes = Annotated[int, Field(strict=True, ge=1, le=3)]
 
@@ -72,4 +86,4 @@ class Scenes(Spec):
     only: tuple[str, ...] = ()  # pairs of which each scene has at least one; empty: any scene
 
 
-Synthetic = SortDigits | CopyDigits | ReverseDigits | WrittenDates | Additions
+Synthetic = SortDigits | CopyDigits | ReverseDigits | WrittenDates | Additions | PassKeys

@@ -18,12 +18,18 @@ OWN_HEAD = (Classify, Regress, Embed, Tag, QuestionAnswering, MaskedLanguageMode
 def config_differences(first: ModelConfig, model: ModelConfig, task: AnyTask) -> list[str]:
     """Return why the weights of a first model do not fit another.
 
-    Dropout may differ, an adapter may be added, and a task with its own head (labels, masked LM) replaces the head.
+    Dropout and the scaling of rotary angles may differ, an adapter may be added, and a task with its own head (labels,
+    masked LM) replaces the head.
     """
     if first.adapter is None:
         model = model.model_copy(update={"adapter": None})
     free = FREE_WITH_OWN_HEAD if isinstance(task, OWN_HEAD) else FREE
-    changes = [c for c in io.diff(first, model) if "dropout" not in c.path and c.path.partition(".")[0] not in free]
+    without_weights = ("dropout", "position.scaling")
+    changes = [
+        change
+        for change in io.diff(first, model)
+        if not any(name in change.path for name in without_weights) and change.path.partition(".")[0] not in free
+    ]
     return [f"its model differs: {change}" for change in changes]
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 
 from anyformer.config import ConfigError
 from anyformer.data.synthetic import MONTHS, WEEKDAYS, Split, generate, split_of
-from anyformer.recipe import Additions, CopyDigits, Data, ReverseDigits, SortDigits, Synthetic, WrittenDates
+from anyformer.recipe import Additions, CopyDigits, Data, PassKeys, ReverseDigits, SortDigits, Synthetic, WrittenDates
 
 ROOT = Path(__file__).parent.parent.parent
 KINDS = (SortDigits, CopyDigits, ReverseDigits, WrittenDates, Additions)
@@ -32,7 +32,8 @@ def specs(count: int) -> st.SearchStrategy[Synthetic]:
         for kind in (SortDigits, CopyDigits, ReverseDigits)
     ]
     additions = st.integers(3, 20).map(lambda n: Additions(count=count, digits=n))
-    return st.one_of(*digits, additions, st.just(WrittenDates(count=count)))
+    keys = st.integers(3, 9).map(lambda n: PassKeys(count=count, shortest=8, longest=20, digits=n))
+    return st.one_of(*digits, additions, keys, st.just(WrittenDates(count=count)))
 
 
 # -- what is asked and answered ---------------------------------------------------------------------------------------
@@ -56,6 +57,17 @@ def test_sums_are_right(split: Split, seed: int, digits: int) -> None:
         assert found
         assert target == str(int(found[1]) + int(found[2]))
         assert max(len(found[1]), len(found[2])) <= digits
+
+
+@given(st.sampled_from(SPLITS), st.integers(0, 99), st.integers(3, 9))
+def test_pass_keys_are_in_the_text(split: Split, seed: int, digits: int) -> None:
+    """The number is there once, after `pass key is`, between as many other words as the lengths allow."""
+    for source, target in pairs(PassKeys(count=20, shortest=5, longest=30, digits=digits), split, seed):
+        found = re.fullmatch(r"(.*?) ?the pass key is ((?:\d ?)+) \. ?(.*)", source)
+        assert found
+        assert found[2] == target
+        assert len(target.split(" ")) == digits
+        assert 5 <= len(found[1].split()) + len(found[3].split()) <= 30
 
 
 def date_of(text: str) -> date:
@@ -117,9 +129,9 @@ def test_no_seed_trains_on_what_another_tests(data: st.DataObject) -> None:
 
 
 def key_of(spec: Synthetic, source: str, target: str) -> object:
-    """What must not be shared: a date in any form, a sum either way round."""
+    """What must not be shared: a date in any form, a number in any text, a sum either way round."""
     match spec:
-        case WrittenDates():
+        case WrittenDates() | PassKeys():
             return target
         case Additions():
             return frozenset(source.split("+"))

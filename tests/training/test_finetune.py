@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anyformer.config import ConfigError, Embedder, ModelConfig, Transform, io
+from anyformer.config import ConfigError, Embedder, ModelConfig, Rotary, Transform, YarnScaling, io
 from anyformer.data.tokenizer import train_tokenizer
 from anyformer.inspection.count import count
 from anyformer.nn.model import Transformer
@@ -291,3 +291,24 @@ def test_regression_begins_from_an_encoder(tmp_path: Path) -> None:
     run(spec, tmp_path / "one")
     run(spec, tmp_path / "two")
     assert_same_run(tmp_path / "one", tmp_path / "two")
+
+
+def test_rotary_angles_may_be_scaled(tmp_path: Path) -> None:
+    """A run with another scaling of rotary angles starts from all weights of the first; another base is refused."""
+    recipe = pairs(valid=None, steps=2)
+    first = run(recipe, tmp_path / "first")
+    recipe = begun(recipe, tmp_path / "first")
+    position = Rotary(scaling=YarnScaling(factor=4.0, original_length=16))
+    longer = make(_with_position(recipe, position), tmp_path / "longer").model
+    before, after = values(first.model), values(longer)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    with pytest.raises(ConfigError, match=r"its model differs: decoder.position.theta"):
+        make(_with_position(recipe, Rotary(theta=50.0)), tmp_path / "other")
+
+
+def _with_position(recipe: Recipe, position: Rotary) -> Recipe:
+    decoder = recipe.model.decoder
+    assert decoder is not None
+    model = recipe.model.model_copy(update={"decoder": decoder.model_copy(update={"position": position})})
+    return recipe.model_copy(update={"model": model})
