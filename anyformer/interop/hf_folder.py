@@ -58,6 +58,15 @@ from anyformer.tasks.build import build_task
 from anyformer.tasks.generation_defaults import NO_DEFAULTS
 from anyformer.tasks.sequence_level import Frame
 
+# Families that are not supported, each with the part that anyformer does not have.
+DISENTANGLED = "its attention scores depend on the content of a token and the distance to the other (disentangled)"
+UNSUPPORTED = {
+    "deberta": DISENTANGLED,
+    "deberta-v2": DISENTANGLED,
+    "longformer": "its global tokens have separate query, key and value projections",
+    "big_bird": "in texts of more than (5 + 2 · num_random_blocks) · block_size tokens, transformers counts the first "
+    "block several times in place of random blocks",
+}
 MAX_EXCESS = 100  # times the values in the weights: a config that needs more parameters is not built
 
 
@@ -176,6 +185,8 @@ def _family(data: dict[str, Any], named: str | None, path: Path) -> Family:
         if kind is None:
             raise ConfigError([Fault(field, f"is missing: name the family with --family, {families}")])
         what = did_you_mean(kind, FAMILIES) if isinstance(kind, str) else f"must be {families}"
+        if isinstance(kind, str) and kind in UNSUPPORTED:
+            what = f"is not supported: {UNSUPPORTED[kind]}"
         raise ConfigError([Fault(field, f"= {shown(kind)}: {what}")])
     return FAMILIES[named or str(kind)]
 

@@ -73,7 +73,9 @@ def test_whole(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model_type": "gpt3"}, "model_type = 'gpt3': did you mean 'gpt2'?"),
+        ({"model_type": "gpt_2"}, "model_type = 'gpt_2': did you mean 'gpt2'?"),
+        ({"model_type": "deberta"}, "model_type = 'deberta': is not supported: its attention scores depend on"),
+        ({"model_type": "longformer"}, "model_type = 'longformer': is not supported: its global tokens have"),
         ({"model_type": "zebra"}, "model_type = 'zebra': known here: "),
         ({"model_type": "drop"}, "model_type: is missing: name the family with --family"),
         ({"architectures": ["GPT2LMHeadModle"]}, "architectures = 'GPT2LMHeadModle': did you mean 'GPT2LMHeadModel'?"),
