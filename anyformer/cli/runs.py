@@ -342,11 +342,11 @@ def export_(
         typer.Argument(metavar="DIR|FILE", help="Folder to write, or file for ONNX and GGUF; or give --out."),
     ] = None,
     to: Annotated[
-        Literal["hf", "peft", "onnx", "gguf"],
+        Literal["hf", "peft", "onnx", "gguf", "ctranslate2"],
         typer.Option(
             "--format",
             help="hf: for transformers; peft: its LoRA adapter alone, for PEFT; onnx: for ONNX Runtime; "
-            "gguf: for llama.cpp.",
+            "gguf: for llama.cpp; ctranslate2: for CTranslate2.",
         ),
     ] = "hf",
     family: Annotated[str | None, typer.Option(help="Family of public models, if several fit.")] = None,
@@ -358,6 +358,7 @@ def export_(
 ) -> None:
     """Export a run for other programs. An error names the parts that they do not support."""
     from anyformer.config.spec import ConfigError, Fault
+    from anyformer.interop.ctranslate2_export import export_ctranslate2
     from anyformer.interop.gguf_export import to_gguf
     from anyformer.interop.hf_folder import to_hf
     from anyformer.interop.onnx import export_onnx
@@ -381,6 +382,10 @@ def export_(
         return
     if to == "peft":
         typer.echo(f"exported: {out}, an adapter of {export_peft(load(run, device='cpu'), out, family=family)}")
+        return
+    if to == "ctranslate2":
+        name = export_ctranslate2(load(run, device="cpu"), out, family=family)
+        typer.echo(f"exported: {out}, as ctranslate2, {name}")
         return
     name = to_hf(load(run, device="cpu"), out, family=family)
     typer.echo(f"exported: {out}, as {name}")
