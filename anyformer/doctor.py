@@ -23,7 +23,7 @@ CORE = ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "typer", "ric
 EXTRAS: dict[str, tuple[str, ...]] = {
     "hf": ("huggingface_hub", "jinja2", "transformers"),
     "spm": ("sentencepiece",),
-    "eval": ("sacrebleu",),
+    "eval": ("jinja2", "pyyaml", "sacrebleu"),
     "plot": ("matplotlib",),
     "vision": ("pillow",),
     "env": ("gymnasium", "minigrid"),
@@ -41,6 +41,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
         "hypothesis",
         "mypy",
         "openai",
+        "peft",
         "playwright",
         "pre-commit",
         "pytest",

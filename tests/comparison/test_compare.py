@@ -1,4 +1,4 @@
-"""Runs beside each other: metrics equal those of `evaluate`, and intervals of the bootstrap cover the true difference."""
+"""Runs beside each other: metrics equal those of `evaluate`, and intervals cover the true difference."""
 
 import json
 from pathlib import Path
