@@ -81,6 +81,7 @@ RELATIVE: tuple[Position, ...] = (
     Rotary(theta=100.0, fraction=0.5),
     Rotary(theta=100.0, scaling=NTKScaling(factor=2.0)),
     Rotary(theta=100.0, scaling=YarnScaling(factor=4.0, original_length=8)),
+    Rotary(theta=100.0, scaling=YarnScaling(factor=4.0, original_length=8, truncate=False)),
     Rotary(theta=100.0, scaling=Llama3Scaling(factor=4.0, original_length=8)),
 )
 ABSOLUTE: tuple[Position, ...] = (Sinusoidal(), Learned(length=LENGTH), Learned(length=LENGTH, offset=2))
@@ -134,20 +135,27 @@ norms = st.sampled_from(
     [NoNorm(), LayerNorm(), LayerNorm(bias=False), RMSNorm(), RMSNorm(offset=1.0, cast="after_scale"), BatchNorm()]
 )
 activations = st.sampled_from([Relu(), Gelu(), Gelu(approximate="tanh"), Silu(), SquaredRelu()])
+sizes = {"width": st.sampled_from([None, 5]), "activation": activations, "bias": st.booleans()}
 networks = st.one_of(
-    st.builds(kind, width=st.sampled_from([None, 5]), activation=activations, bias=st.booleans())
-    for kind in (Plain, Gated)
+    st.builds(Plain, **sizes),
+    st.builds(Gated, **sizes, limit=st.sampled_from([None, None, 0.5]), offset=st.sampled_from([0.0, 0.0, 1.0])),
 )
 routers = st.sampled_from(
     [
         SoftmaxTopK(),
         SoftmaxTopK(normalize=False, bias=True),
+        SoftmaxTopK(scale=1.5, groups=2, top_groups=1),
         SigmoidTopK(),
         SigmoidTopK(normalize=False, scale=1.5, groups=2, top_groups=1),
     ]
 )
+shared = st.sampled_from([{}, {"shared": 1}, {"shared": 2, "shared_gate": True}])
 experts = st.builds(
-    Experts, count=st.just(4), top_k=st.integers(1, 2), router=routers, expert=networks, shared=st.integers(0, 2)
+    lambda shared, **parts: Experts(count=4, **shared, **parts),
+    shared=shared,
+    top_k=st.integers(1, 2),
+    router=routers,
+    expert=networks,
 )
 feedforwards = st.one_of(st.just(NoFeedForward()), networks, experts)
 

@@ -88,12 +88,19 @@ class Plain(Spec):
 
 
 class Gated(Spec):
-    """(act(x W_g) ⊙ x W_u) W_d: GLU, ReGLU, GEGLU, SwiGLU by the activation (Shazeer 2020)."""
+    """(act(x W_g) ⊙ x W_u) W_d: GLU, ReGLU, GEGLU, SwiGLU by the activation (Shazeer 2020).
+
+    With `limit`, x W_g is at most that and x W_u is within ± that; `offset` is added to x W_u after it.
+    """
 
     kind: Literal["gated"] = "gated"
     width: Size | None = None  # width of the hidden layer; None: 4 d
     activation: Activation = Silu()  # function of the gate: silu gives SwiGLU, gelu GEGLU, sigmoid GLU
     bias: Flag = False  # biases of the three linear layers
+    limit: Positive | None = (
+        None  # largest input of the gate, and largest magnitude of x W_u (gpt-oss: 7); None: no limit
+    )
+    offset: Number = 0.0  # constant added to x W_u (gpt-oss: 1)
     dropout: Probability = 0.0  # on the gated activations
 
 
@@ -112,12 +119,16 @@ class SoftmaxTopK(Spec):
     """The k most probable experts by softmax(x W), weighted by their probabilities (Shazeer et al. 2017).
 
     `normalize` makes these sum to 1, which is a softmax over the chosen alone (Mixtral, Qwen3, gpt-oss); without it
-    they stay as they are (Switch, DeepSeek-V2).
+    they stay as they are (Switch, DeepSeek-V2). With `groups`, only experts of the `top_groups` best groups are chosen,
+    by the best expert of each.
     """
 
     kind: Literal["softmax"] = "softmax"
     normalize: Flag = True  # the weights of the chosen experts sum to 1
     bias: Flag = False  # a bias of the router's linear layer (gpt-oss)
+    scale: Positive = 1.0  # factor of the weights
+    groups: Size = 1  # groups into which the experts are divided
+    top_groups: Size = 1  # groups from which a token's experts are chosen
 
 
 class SigmoidTopK(Spec):
@@ -151,6 +162,7 @@ class Experts(Spec):
     router: Router = SoftmaxTopK()  # rule that chooses and weights the experts
     expert: Network = Gated()  # the feed-forward network of each expert
     shared: Count = 0  # experts that read every token; 0: none
+    shared_gate: Flag = False  # multiplies the output of the shared experts by sigmoid(x w) (Qwen2-MoE)
     # weighs a term of the loss: count · Σ_e share of tokens · mean probability; 1 where all experts get alike
     balance: Annotated[float, Field(strict=True, ge=0)] = 0.0
 
@@ -158,8 +170,8 @@ class Experts(Spec):
         """Yield settings that do not fit together."""
         if self.top_k > self.count:
             yield Fault("top_k", f"= {self.top_k}: must be at most count = {self.count}")
-        if not isinstance(self.router, SigmoidTopK):
-            return
+        if self.shared_gate and not self.shared:
+            yield Fault("shared_gate", "= True: there are no shared experts; set shared, or leave this out")
         groups, top = self.router.groups, self.router.top_groups
         if self.count % groups:
             yield Fault("router.groups", f"= {groups}: must divide count = {self.count}")

@@ -237,8 +237,10 @@ class RotaryScheme(Scheme):
         def wave_with(turns: float) -> float:
             return width * math.log(yarn.original_length / (turns * 2 * math.pi)) / (2 * math.log(self.theta))
 
-        low = max(math.floor(wave_with(yarn.beta_fast)), 0)
-        high = min(math.ceil(wave_with(yarn.beta_slow)), width - 1)
+        low, high = wave_with(yarn.beta_fast), wave_with(yarn.beta_slow)
+        if yarn.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, width - 1)
         steps = torch.arange(width // 2, device=frequencies.device, dtype=torch.float32)
         return ((steps - low) / max(high - low, 0.001)).clamp(0, 1)
 

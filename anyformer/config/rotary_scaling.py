@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from anyformer.config.spec import BY_KIND, Positive, Size, Spec
+from anyformer.config.spec import BY_KIND, Flag, Positive, Size, Spec
 
 
 class NoScaling(Spec):
@@ -33,6 +33,7 @@ class YarnScaling(Spec):
     original_length: Size  # length in training, in tokens
     beta_fast: Positive = 32.0  # waves with more turns than this over the trained length are kept
     beta_slow: Positive = 1.0  # waves with fewer turns than this are stretched by the factor
+    truncate: Flag = True  # the ramp begins and ends at whole waves
     attention_factor: Positive | None = None  # factor of the rotated queries and keys; None: 0.1 ln(factor) + 1
 
 

@@ -322,6 +322,8 @@ def _feedforward(spec: Network | Experts, d: int, rows: int) -> Cost:
     cost = replace(linear(d, n, rows, bias), saved=rows * n)  # probabilities
     chosen = _network(spec.expert, d, f, rows * k)
     cost += replace(chosen, parameters=n * chosen.parameters) + Cost(saved=2 * rows * k * d)  # inputs and outputs
+    if spec.shared_gate:
+        cost += linear(d, 1, rows, bias=False)
     return cost + _network(spec.expert, d, spec.shared * f, rows) if spec.shared else cost
 
 

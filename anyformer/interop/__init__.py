@@ -2,6 +2,7 @@
 
 config_fields             Read the fields of a public config.json
 ctranslate2_export        Export to CTranslate2 by its converter
+rotary_fields             Read rotary positions from a config.json
 ctranslate2               Read Whisper models in CTranslate2's format
 families                  One file for each public model family
 family                    The class `Family`, and the search for a family that supports a model

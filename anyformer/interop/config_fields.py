@@ -20,7 +20,6 @@ from anyformer.config import (
     QuickGelu,
     Relu,
     Rotary,
-    RotaryScaling,
     Sigmoid,
     Silu,
     Special,
@@ -29,7 +28,7 @@ from anyformer.config import (
     YarnScaling,
 )
 from anyformer.config.spec import did_you_mean, visible
-from anyformer.interop.transformers_fields import rope_fields
+from anyformer.interop.rotary_fields import read_rotary
 
 T = TypeVar("T")
 MAX_LAYERS = 2000  # the deepest published models have a few hundred
@@ -307,44 +306,6 @@ class Fields:
         return first, second
 
 
-def read_rotary(fields: Fields, theta: float, fraction: float | None, length: int | None) -> Rotary:
-    """Read one table of `rope_parameters`."""
-    fields.known = rope_fields()
-    kind = fields.maybe("rope_type", str) or fields("type", "default")
-    fields.silent("type")
-    theta, part = fields("rope_theta", theta), fields.fraction(fraction)
-    scaling: RotaryScaling
-    if kind == "default":
-        scaling = NoScaling()
-    elif kind == "linear":
-        scaling = LinearScaling(factor=fields("factor", 1.0))
-    elif kind in ("yarn", "llama3"):
-        original = fields.maybe("original_max_position_embeddings", int) or length
-        if original is None:
-            raise ConfigError([fields.fault("original_max_position_embeddings", "is missing")])
-        if kind == "llama3":
-            low, high = fields("low_freq_factor", 1.0), fields("high_freq_factor", 4.0)
-            scaling = Llama3Scaling(
-                factor=fields("factor", 1.0), original_length=original, low_frequency=low, high_frequency=high
-            )
-        else:
-            fields.must("truncate", True)
-            fields.must("mscale", 0.0)
-            fields.must("mscale_all_dim", 0.0)
-            scaling = YarnScaling(
-                factor=fields("factor", (length or original) / original),
-                original_length=original,
-                beta_fast=fields("beta_fast", 32.0),
-                beta_slow=fields("beta_slow", 1.0),
-                attention_factor=fields.maybe("attention_factor", float),
-            )
-    else:
-        what = f"= {shown(kind)}: must be default, linear, llama3 or yarn"
-        raise ConfigError([fields.fault("rope_type", what)])
-    fields.close()
-    return Rotary(theta=theta, fraction=1.0 if part is None else part, scaling=scaling)
-
-
 def write_rotary(rotary: Rotary, key_width: int) -> dict[str, Any]:
     """Return `rope_parameters`; NTK scaling is written as a larger theta."""
     rotary = plain_theta(rotary, key_width)
@@ -362,6 +323,8 @@ def write_rotary(rotary: Rotary, key_width: int) -> dict[str, Any]:
                 "beta_fast": yarn.beta_fast,
                 "beta_slow": yarn.beta_slow,
             }
+            if not yarn.truncate:
+                found["truncate"] = False
             if yarn.attention_factor is not None:
                 found["attention_factor"] = yarn.attention_factor
         case Llama3Scaling() as llama:

@@ -29,20 +29,43 @@ class Choice(NamedTuple):
     probabilities: Tensor  # [m, n]
 
 
+def eligible(ranks: Tensor, groups: int, top_groups: int, best: int) -> Tensor:
+    """Return the ranks [m, n] of experts in the best groups, by the sum of each group's `best`, and -inf for others."""
+    if top_groups == groups:
+        return ranks
+    grouped = ranks.unflatten(-1, (groups, -1))  # [m, groups, n/groups]
+    each = grouped.topk(min(best, grouped.shape[-1]), dim=-1).values.sum(dim=-1)
+    out = torch.ones_like(each, dtype=torch.bool).scatter(-1, each.topk(top_groups, dim=-1).indices, False)
+    return grouped.masked_fill(out[..., None], -torch.inf).flatten(-2)
+
+
 class SoftmaxRouter(nn.Module):
     """The k largest of softmax(x W), optionally normalised to sum to 1."""
 
-    def __init__(self, width: int, count: int, top_k: int, *, normalize: bool, bias: bool):
+    def __init__(
+        self,
+        width: int,
+        count: int,
+        top_k: int,
+        *,
+        normalize: bool,
+        bias: bool,
+        scale: float,
+        groups: int,
+        top_groups: int,
+    ):
         super().__init__()
         self.linear = nn.Linear(width, count, bias=bias)
-        self.top_k, self.normalize = top_k, normalize
+        self.top_k, self.normalize, self.scale = top_k, normalize, scale
+        self.groups, self.top_groups = groups, top_groups
 
     def forward(self, x: Tensor) -> Choice:
         probabilities = at_least_fp32(self.linear(x)).softmax(dim=-1)
-        weights, experts = probabilities.topk(self.top_k, dim=-1)
+        ranks = eligible(probabilities, self.groups, self.top_groups, best=1)
+        weights, experts = ranks.topk(self.top_k, dim=-1)
         if self.normalize:
             weights = weights / weights.sum(dim=-1, keepdim=True)
-        return Choice(experts, weights, probabilities)
+        return Choice(experts, weights if self.scale == 1 else weights * self.scale, probabilities)
 
 
 class SigmoidRouter(TrackedModule):
@@ -70,21 +93,12 @@ class SigmoidRouter(TrackedModule):
 
     def forward(self, x: Tensor) -> Choice:
         scores = at_least_fp32(self.linear(x)).sigmoid()
-        experts = self._eligible(scores.detach() + self.bias).topk(self.top_k, dim=-1).indices
+        ranks = eligible(scores.detach() + self.bias, self.groups, self.top_groups, best=2)
+        experts = ranks.topk(self.top_k, dim=-1).indices
         weights = scores.gather(-1, experts)
         if self.normalize:
             weights = weights / (weights.sum(dim=-1, keepdim=True) + TINY)
         return Choice(experts, weights * self.scale, scores / (scores.sum(dim=-1, keepdim=True) + TINY))
-
-    def _eligible(self, ranks: Tensor) -> Tensor:
-        """Return the ranks of experts in the best groups, and -inf for the others."""
-        if self.top_groups == self.groups:
-            return ranks
-        grouped = ranks.unflatten(-1, (self.groups, -1))  # [m, groups, n/groups]
-        two = grouped.topk(min(2, grouped.shape[-1]), dim=-1).values.sum(dim=-1)
-        best = two.topk(self.top_groups, dim=-1).indices
-        out = torch.ones_like(two, dtype=torch.bool).scatter(-1, best, False)
-        return grouped.masked_fill(out[..., None], -torch.inf).flatten(-2)
 
     def update_buffers(self, statistics: Tensor) -> None:
         self.bias.add_(self.rate * (statistics.mean() - statistics).sign())
@@ -217,14 +231,15 @@ class Mixture(nn.Module):
         router: SoftmaxRouter | SigmoidRouter,
         up: StackedLinear,  # a gated expert has two parts: gate, then up
         down: StackedLinear,
-        act: Callable[[Tensor], Tensor],
+        act: Callable[..., Tensor],  # of the parts of `up`
         *,
         dropout: float,
         shared: nn.Module | None,
+        shared_gate: nn.Module | None,
         balance: float,
     ):
         super().__init__()
-        self.router, self.up, self.down, self.shared = router, up, down, shared
+        self.router, self.up, self.down, self.shared, self.shared_gate = router, up, down, shared, shared_gate
         self.act, self.dropout, self.balance = act, Dropout(dropout), balance
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
@@ -234,7 +249,10 @@ class Mixture(nn.Module):
         if self.training and ctx.aux is not None:
             self._note(choice, x, ctx)
         out = self.combine(rows, choice.experts, weights).view(x.shape)
-        return out if self.shared is None else out + self.shared(x, ctx.scoped("shared"))
+        if self.shared is None:
+            return out
+        shared = self.shared(x, ctx.scoped("shared"))
+        return out + (shared if self.shared_gate is None else shared * self.shared_gate(x).sigmoid())
 
     def combine(self, rows: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         """Return the weighted sum [m, d] of the outputs of k chosen experts for rows [m, d]."""
@@ -249,8 +267,7 @@ class Mixture(nn.Module):
         lengths = experts.new_zeros(self.up.count).scatter_add(0, experts, torch.ones_like(experts))
         of_experts = ExpertRows(experts[order], lengths)
         h = self.up(rows.index_select(0, order), of_experts)
-        h = self.act(h[0]) * h[1] if len(h) == 2 else self.act(h[0])
-        (y,) = self.down(self.dropout(h), of_experts)
+        (y,) = self.down(self.dropout(self.act(*h)), of_experts)
         return torch.empty_like(y).index_copy(0, order, y)
 
     def _tapped_weights(self, choice: Choice, x: Tensor, ctx: Context) -> Tensor:

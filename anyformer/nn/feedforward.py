@@ -62,6 +62,20 @@ def activation(spec: Activation) -> Callable[[Tensor], Tensor]:
             assert_never(spec)
 
 
+def gated_activation(spec: Gated) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the function that joins the gate and the linear half of a gated network."""
+    return partial(join_gate, act=activation(spec.activation), limit=spec.limit, offset=spec.offset)
+
+
+def join_gate(
+    gate: Tensor, up: Tensor, *, act: Callable[[Tensor], Tensor], limit: float | None, offset: float
+) -> Tensor:
+    """Return act(gate) ⊙ (up + offset), both halves limited if there is a limit."""
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return act(gate) * (up + offset if offset else up)
+
+
 def act_of(spec: Activation) -> Act | None:
     """Return the name of an activation that can be fused with the matmul before it, else None."""
     match spec:
@@ -103,9 +117,9 @@ class PlainFFN(nn.Module):
 
 
 class GatedFFN(nn.Module):
-    """(act(x W_gate) ⊙ x W_up) W_down (Shazeer 2020)."""
+    """(act(x W_gate) ⊙ x W_up) W_down (Shazeer 2020); `act` joins the two halves."""
 
-    def __init__(self, width: int, hidden: int, act: Callable[[Tensor], Tensor], bias: bool, dropout: float):
+    def __init__(self, width: int, hidden: int, act: Callable[[Tensor, Tensor], Tensor], bias: bool, dropout: float):
         super().__init__()
         self.gate_up = Linear(width, (hidden, hidden), bias=bias)
         self.down = Linear(hidden, width, bias=bias)
@@ -113,7 +127,7 @@ class GatedFFN(nn.Module):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         gate, up = self.gate_up.split(x)
-        h = ctx.tap("hidden", self.act(gate) * up)
+        h = ctx.tap("hidden", self.act(gate, up))
         return self.down(self.dropout(h))
 
 
@@ -136,7 +150,7 @@ def build_network(spec: Network, width: int, hidden: int) -> PlainFFN | GatedFFN
         case Plain():
             return PlainFFN(width, hidden, spec.activation, spec.bias, spec.dropout)
         case Gated():
-            return GatedFFN(width, hidden, activation(spec.activation), spec.bias, spec.dropout)
+            return GatedFFN(width, hidden, gated_activation(spec), spec.bias, spec.dropout)
         case _:
             assert_never(spec)
 
@@ -149,9 +163,10 @@ def build_mixture(spec: Experts, width: int) -> Mixture:
         build_router(spec, width),
         StackedLinear(spec.count, width, parts, one.bias),
         StackedLinear(spec.count, hidden, (width,), one.bias),
-        activation(one.activation),
+        gated_activation(one) if isinstance(one, Gated) else activation(one.activation),
         dropout=one.dropout,
         shared=build_network(one, width, spec.shared * hidden) if spec.shared else None,
+        shared_gate=nn.Linear(width, 1, bias=False) if spec.shared_gate else None,
         balance=spec.balance,
     )
 
@@ -159,8 +174,17 @@ def build_mixture(spec: Experts, width: int) -> Mixture:
 def build_router(spec: Experts, width: int) -> SoftmaxRouter | SigmoidRouter:
     """Return the module that chooses the experts of each token."""
     match spec.router:
-        case SoftmaxTopK(normalize=normalize, bias=bias):
-            return SoftmaxRouter(width, spec.count, spec.top_k, normalize=normalize, bias=bias)
+        case SoftmaxTopK() as router:
+            return SoftmaxRouter(
+                width,
+                spec.count,
+                spec.top_k,
+                normalize=router.normalize,
+                bias=router.bias,
+                scale=router.scale,
+                groups=router.groups,
+                top_groups=router.top_groups,
+            )
         case SigmoidTopK() as router:
             return SigmoidRouter(
                 width,

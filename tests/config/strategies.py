@@ -188,10 +188,12 @@ others = st.one_of(  # mixers that fit an encoder and a decoder alike
 )
 
 
-routers = specs(SoftmaxTopK) | specs(SigmoidTopK, groups=st.just(4), top_groups=st.integers(2, 4))
+groups = {"groups": st.just(4), "top_groups": st.integers(2, 4)}
+routers = specs(SoftmaxTopK, **groups) | specs(SigmoidTopK, **groups)
 feedforwards = st.one_of(
     *(specs(kind) for kind in (NoFeedForward, Plain, Gated)),
-    specs(Experts, count=st.just(8), top_k=st.integers(1, 4), router=routers),
+    specs(Experts, count=st.just(8), top_k=st.integers(1, 4), router=routers, shared=st.integers(1, 4)),
+    specs(Experts, count=st.just(8), top_k=st.just(2), router=routers, shared=st.just(0), shared_gate=st.just(False)),
 )
 
 

@@ -1,12 +1,26 @@
 """Fields of random configs of public decoders, for `test_grid.py`."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from hypothesis import strategies as st
 
 from tests.interop.public import LENGTH, PublicModel
-from tests.interop.test_decoders import bloom, falcon, gpt2, gpt_neo, gptj, llama, moe, neox, opt, phi
+from tests.interop.test_decoders import (
+    bloom,
+    deepseek,
+    falcon,
+    gpt2,
+    gpt_neo,
+    gpt_oss,
+    gptj,
+    llama,
+    moe,
+    neox,
+    opt,
+    phi,
+)
 
 Fields = dict[str, st.SearchStrategy[Any]]
 flags = st.booleans()
@@ -18,7 +32,7 @@ FULL, NEAR = "full_attention", "sliding_attention"
 
 
 @st.composite
-def ropes(draw: st.DrawFn, *, partial: bool = False) -> dict[str, Any]:
+def ropes(draw: st.DrawFn, *, parts: bool = False, temper: bool = False) -> dict[str, Any]:
     """Every scaling that is read."""
     factor, original = draw(st.sampled_from([1.0, 2.0, 3.5])), draw(st.sampled_from([8, 16, 48]))
     kind = draw(st.sampled_from(["default", "linear", "llama3", "yarn"]))
@@ -31,7 +45,9 @@ def ropes(draw: st.DrawFn, *, partial: bool = False) -> dict[str, Any]:
         found |= {"low_freq_factor": 1.0, "high_freq_factor": draw(st.sampled_from([2.0, 4.0]))}
     if kind == "yarn":
         found |= draw(st.sampled_from([{}, {"beta_fast": 16.0, "beta_slow": 2.0}, {"attention_factor": 1.5}]))
-    if partial:
+        found |= draw(st.sampled_from([{}, {"truncate": False}]))
+        found |= draw(st.sampled_from([{}, {"mscale": 1.0, "mscale_all_dim": 0.707}])) if temper else {}
+    if parts:
         found["partial_rotary_factor"] = draw(st.sampled_from([0.25, 0.5, 1.0]))
     return found
 
@@ -96,9 +112,26 @@ NEOX: Fields = {
     "use_parallel_residual": flags,
     "attention_bias": flags,
     "tie_word_embeddings": flags,
-    "rope_parameters": ropes(partial=True).filter(lambda rope: rope["rope_type"] in ("default", "linear")),
+    "rope_parameters": ropes(parts=True).filter(lambda rope: rope["rope_type"] in ("default", "linear")),
 }
 
+DEEPSEEK: Fields = {
+    "num_hidden_layers": depths,
+    "intermediate_size": st.sampled_from([17, 40]),
+    "first_k_dense_replace": st.integers(0, 1),
+    "rms_norm_eps": eps,
+    "tie_word_embeddings": flags,
+    "q_lora_rank": st.sampled_from([None, 12]),
+    "qk_nope_head_dim": st.sampled_from([2, 6]),
+    "v_head_dim": st.sampled_from([3, 8]),
+    "num_experts_per_tok": st.integers(1, 4),
+    "n_shared_experts": st.integers(1, 2),
+    "routed_scaling_factor": st.sampled_from([1.0, 2.5]),
+    "n_group": st.sampled_from([2, 4]),
+    "topk_group": st.just(2),
+    "hidden_act": activations,
+    "rope_parameters": ropes(temper=True),
+}
 FALCONS = [{"multi_query": shared, "parallel_attn": side} for shared in (True, False) for side in (True, False)]
 FALCONS += [
     {"new_decoder_architecture": True, "num_kv_heads": n, "num_ln_in_parallel_attn": m} for n in (1, 2) for m in (1, 2)
@@ -264,8 +297,42 @@ DECODER_GRID: Grid = {
             "hidden_act": activations,
         },
     ),
+    "qwen2_moe": (
+        moe,
+        LLAMA
+        | {
+            "head_dim": st.sampled_from([2, 8]),
+            "num_experts": st.integers(2, 4),
+            "num_experts_per_tok": st.integers(1, 2),
+            "shared_expert_intermediate_size": st.sampled_from([16, 48]),
+            "mlp_only_layers": st.sampled_from([[], [0]]),
+            "norm_topk_prob": flags,
+            "qkv_bias": flags,
+        },
+    ),
+    "deepseek_v2": (
+        partial(deepseek, 2),
+        DEEPSEEK | {"topk_method": st.sampled_from(["greedy", "group_limited_greedy"])},
+    ),
+    "deepseek_v3": (partial(deepseek, 3), DEEPSEEK | {"norm_topk_prob": flags}),
+    "gpt_oss": (
+        gpt_oss,
+        LLAMA
+        | HEAD
+        | KINDS
+        | {
+            "num_hidden_layers": st.just(3),
+            "intermediate_size": st.sampled_from([16, 40]),
+            "num_local_experts": st.integers(2, 4),
+            "num_experts_per_tok": st.integers(1, 2),
+            "sliding_window": windows,
+            "attention_bias": flags,
+            "swiglu_limit": st.sampled_from([0.3, 7.0]),
+        },
+    ),
 }
 DECODER_TITLES = {
+    "qwen2_moe": "Qwen2Moe",
     "mistral": "Mistral",
     "mixtral": "Mixtral",
     "qwen2": "Qwen2",

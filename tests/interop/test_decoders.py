@@ -82,9 +82,9 @@ def falcon(**settings: Any) -> PublicModel:
     return PublicModel(hf.FalconForCausalLM, hf.FalconConfig(**{**sizes, "ffn_hidden_size": 40, **IDS, **settings}))
 
 
-def moe(**settings: Any) -> PublicModel:
+def moe(title: str = "Qwen3Moe", **settings: Any) -> PublicModel:
     sizes = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 10}
-    return llama("Qwen3Moe", **{**sizes, **settings})
+    return llama(title, **{**sizes, **settings})
 
 
 def phi(**settings: Any) -> PublicModel:
@@ -100,6 +100,19 @@ def gpt_neo(**settings: Any) -> PublicModel:
     sizes = {"hidden_size": WIDTH, "num_layers": 3, "num_heads": 5, "max_position_embeddings": LENGTH, **IDS}
     kinds = {"attention_types": [[["global", "local"], 1], [["local"], 1]], "window_size": 8}
     return PublicModel(hf.GPTNeoForCausalLM, hf.GPTNeoConfig(**{**sizes, **kinds, **settings}))
+
+
+def deepseek(version: int, **settings: Any) -> PublicModel:
+    widths = {"qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 5, "kv_lora_rank": 8, "q_lora_rank": 12}
+    experts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_shared_experts": 2}
+    sizes: dict[str, Any] = {"num_key_value_heads": 6, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2}
+    sizes |= {"topk_method": "group_limited_greedy"} if version == 2 else {}
+    return llama(f"DeepseekV{version}", **{**widths, **experts, **sizes, **settings})
+
+
+def gpt_oss(**settings: Any) -> PublicModel:
+    sizes = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 8}
+    return llama("GptOss", **{**sizes, **settings})
 
 
 def rope(**parameters: Any) -> dict[str, Any]:
@@ -206,6 +219,21 @@ DECODERS = {
     ),
     "cohere": llama("Cohere"),
     "cohere-normed": llama("Cohere", use_qk_norm=True, logit_scale=1.0, attention_bias=True, tie_word_embeddings=False),
+    "qwen2-moe": moe("Qwen2Moe", head_dim=4, shared_expert_intermediate_size=32),
+    "qwen2-moe-some": moe(
+        "Qwen2Moe", head_dim=4, shared_expert_intermediate_size=16, qkv_bias=False, mlp_only_layers=[1]
+    ),
+    "deepseek-v2": deepseek(2),
+    "deepseek-v2-greedy": deepseek(2, topk_method="greedy", q_lora_rank=None, routed_scaling_factor=2.0),
+    "deepseek-v3": deepseek(3),
+    "deepseek-v3-yarn": deepseek(
+        3,
+        attention_bias=True,
+        norm_topk_prob=False,
+        **rope(rope_type="yarn", factor=4.0, mscale=1.0, mscale_all_dim=0.7, **ORIGINAL),
+    ),
+    "gpt-oss": gpt_oss(),
+    "gpt-oss-far": gpt_oss(layer_types=["full_attention"] * 3, attention_bias=False, swiglu_limit=0.5, **rope()),
     "qwen3-windows": llama(
         "Qwen3", head_dim=8, use_sliding_window=True, sliding_window=5, max_window_layers=2, attention_bias=True
     ),

@@ -21,6 +21,8 @@ UNPUBLISHED = {
     "starcoder2",
     "smollm3",
     "olmo2",
+    "qwen2_moe",
+    "gpt_oss",  # but for quantised ones
 }  # no config.json of theirs was found in a repository
 LISTS = {"layer_types", "attention_layers", "attention_types", "rope_scaling", "rope_parameters"}  # one entry per layer
 UNNAMED = [name for name, entry in ENTRIES.items() if "model_type" not in entry.config]

@@ -13,6 +13,7 @@ from anyformer.config import (
     Gelu,
     ModelConfig,
     Plain,
+    QuickGelu,
     RMSNorm,
     SigmoidTopK,
     SoftmaxTopK,
@@ -32,9 +33,15 @@ ROUTERS = [
     SigmoidTopK(),
     SigmoidTopK(normalize=False, scale=2.5),
     SigmoidTopK(groups=3, top_groups=2),
+    SoftmaxTopK(normalize=False, scale=2.5, groups=3, top_groups=2),
 ]
 networks = st.sampled_from(
-    [Gated(width=5), Gated(width=4, activation=Gelu(), bias=True), Plain(width=7, activation=Tanh())]
+    [
+        Gated(width=5),
+        Gated(width=4, activation=Gelu(), bias=True),
+        Gated(width=4, activation=QuickGelu(), limit=0.3, offset=1.0),
+        Plain(width=7, activation=Tanh()),
+    ]
 )
 
 

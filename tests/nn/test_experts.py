@@ -39,7 +39,9 @@ def one_expert(mixture: Mixture, spec: Experts, i: int, x: Tensor) -> Tensor:
     act = activation(spec.expert.activation)
     if isinstance(spec.expert, Gated):
         gate, up = h.chunk(2)
-        h = act(gate) * up
+        if (limit := spec.expert.limit) is not None:
+            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        h = act(gate) * (up + spec.expert.offset)
     else:
         h = act(h)
     return F.linear(h, mixture.down.weight[i], bias[1])
@@ -49,16 +51,12 @@ def chosen(mixture: Mixture, spec: Experts, x: Tensor) -> dict[int, Tensor]:
     """The experts of one token and their weights, by the definitions."""
     router, k = spec.router, spec.top_k
     logits = mixture.router.linear(x)
-    order = logits.tolist()
-    if isinstance(router, SoftmaxTopK):
-        best = sorted(range(spec.count), key=lambda i: -order[i])[:k]
-        weights = logits[best].softmax(0) if router.normalize else logits.softmax(0)[best]
-        return dict(zip(best, weights, strict=True))
-    scores = logits.sigmoid()
-    ranks = (scores + mixture.router.bias).tolist()
+    soft = isinstance(router, SoftmaxTopK)
+    scores = logits.softmax(0) if soft else logits.sigmoid()
+    ranks = (scores if soft else scores + mixture.router.bias).tolist()
     size = spec.count // router.groups
     groups = [range(g * size, (g + 1) * size) for g in range(router.groups)]
-    groups.sort(key=lambda group: -sum(sorted(ranks[i] for i in group)[-2:]))
+    groups.sort(key=lambda group: -sum(sorted(ranks[i] for i in group)[-1 if soft else -2 :]))
     best = sorted((i for group in groups[: router.top_groups] for i in group), key=lambda i: -ranks[i])[:k]
     weights = scores[best] / scores[best].sum() if router.normalize else scores[best]
     return dict(zip(best, router.scale * weights, strict=True))
@@ -71,14 +69,18 @@ def naive(mixture: Mixture, spec: Experts, x: Tensor) -> Tensor:
         picked = chosen(mixture, spec, row)
         rows.append(sum(weight * one_expert(mixture, spec, i, row) for i, weight in picked.items()))
     out = torch.stack(rows).view(x.shape)
-    return out if mixture.shared is None else out + mixture.shared(x, NOWHERE)
+    if mixture.shared is None:
+        return out
+    weight = torch.sigmoid(mixture.shared_gate(x)) if spec.shared_gate else 1
+    return out + weight * mixture.shared(x, NOWHERE)
 
 
 @pytest.mark.parametrize("router", ROUTERS, ids=repr)
-@given(seed=seeds, expert=networks, top_k=st.integers(1, 4), shared=st.integers(0, 2))
-def test_equal_to_a_loop_over_tokens(router, seed: int, expert, top_k: int, shared: int):
+@given(seed=seeds, expert=networks, top_k=st.integers(1, 4), shared=st.integers(0, 2), gate=st.booleans())
+def test_equal_to_a_loop_over_tokens(router, seed: int, expert, top_k: int, shared: int, gate: bool):
     """Outputs and all gradients, also where an expert reads nothing."""
-    spec = Experts(count=6, top_k=top_k, router=router, expert=expert, shared=shared)
+    gate = gate and shared > 0
+    spec = Experts(count=6, top_k=top_k, router=router, expert=expert, shared=shared, shared_gate=gate)
     mixture, x = made(spec, seed), random(seed, 2, 3, WIDTH).requires_grad_()
     results = []
     for out in (mixture(x, NOWHERE), naive(mixture, spec, x)):
@@ -157,7 +159,8 @@ def test_all_kernels_equal_the_loop(kernel: str, seed: int, rows: int):
 @pytest.mark.parametrize("expert", [Gated(width=5), Plain(width=5)], ids=lambda e: e.kind)
 def test_only_the_chosen_are_paid_for(shared: int, router, expert):
     """FLOPs by torch's counter; parameters of all."""
-    config = model_of(Experts(count=8, top_k=2, router=router, expert=expert, shared=shared))
+    parts = {"top_k": 2, "router": router, "expert": expert, "shared": shared, "shared_gate": shared > 0}
+    config = model_of(Experts(count=8, **parts))
     model = Transformer(config)
     model.backend = "eager"
     with FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -166,7 +169,7 @@ def test_only_the_chosen_are_paid_for(shared: int, router, expert):
     assert table.flops == counter.get_total_flops()
     assert table.parameters == model.num_parameters()
     bare = count(model_of(NoFeedForward()), 7, batch=3)
-    more = count(model_of(Experts(count=80, top_k=2, router=router, expert=expert, shared=shared)), 7, batch=3)
+    more = count(model_of(Experts(count=80, **parts)), 7, batch=3)
     assert more.parameters > 5 * table.parameters
     assert more.flops - table.flops == 2 * 2 * 21 * WIDTH * 72  # the router alone grows
     assert table.flops > bare.flops
@@ -219,6 +222,11 @@ def test_dropout_falls_on_the_hidden_units():
     [
         ({"top_k": 9}, ["top_k = 9: must be at most count = 8"]),
         ({"router": {"kind": "sigmoid", "groups": 3}}, ["router.groups = 3: must divide count = 8"]),
+        ({"router": {"kind": "softmax", "groups": 3}}, ["router.groups = 3: must divide count = 8"]),
+        (
+            {"shared_gate": True},
+            ["shared_gate = True: there are no shared experts; set shared, or leave this out"],
+        ),
         (
             {"router": {"kind": "sigmoid", "groups": 2, "top_groups": 4}},
             ["router.top_groups = 4: must be at most groups = 2"],

@@ -167,9 +167,16 @@ def mistake_eps(model: Transformer) -> None:
 def mistake_gelu(model: Transformer) -> None:
     """The exact one for its approximation, and the other way round."""
     for module in model.modules():
-        if isinstance(module, (PlainFFN, GatedFFN)) and isinstance(module.act, partial):
-            other = "none" if module.act.keywords["approximate"] == "tanh" else "tanh"
-            module.act = partial(F.gelu, approximate=other)
+        if isinstance(module, GatedFFN):
+            module.act = partial(module.act, act=_other_gelu(module.act.keywords["act"]))
+        elif isinstance(module, PlainFFN):
+            module.act = _other_gelu(module.act)
+
+
+def _other_gelu(act: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    if not isinstance(act, partial):
+        return act
+    return partial(F.gelu, approximate="none" if act.keywords["approximate"] == "tanh" else "tanh")
 
 
 def forget_scale(model: Transformer) -> None:

@@ -7,12 +7,14 @@ bloom       BLOOM: ALiBi
 clip        CLIP: images and texts
 cohere      Command R
 decoder_heads  labels and spans of all decoders
+deepseek    DeepSeek-V2 and V3: latent attention, shared experts
 distilbert  DistilBERT
 electra     ELECTRA
 falcon      Falcon: parallel blocks, multi-query attention
 gemma       Gemma 1, 2 and 3
 gpt2        GPT-2
 gpt_neo     GPT-Neo: local windows
+gpt_oss     gpt-oss: sinks, clamped experts
 gptj        GPT-J
 llama       Llama, Mistral, Qwen2 and Qwen3
 mixtral     Mixtral: Mistral with experts
@@ -23,7 +25,7 @@ olmo        OLMo 2 and 3: norms after sublayers
 opt         OPT
 phi         Phi-1 and Phi-2
 phi3        Phi-3 and Phi-4
-qwen3_moe   Qwen3-MoE
+qwen_moe    Qwen2-MoE and Qwen3-MoE
 roberta     RoBERTa, XLM-R and CamemBERT
 smollm3     SmolLM3: layers without positions
 stablelm    StableLM 3B and 2
@@ -40,12 +42,14 @@ from anyformer.interop.families.bloom import BLOOM
 from anyformer.interop.families.clip import CLIP
 from anyformer.interop.families.cohere import COHERE
 from anyformer.interop.families.decoder_heads import with_heads
+from anyformer.interop.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from anyformer.interop.families.distilbert import DISTILBERT
 from anyformer.interop.families.electra import ELECTRA
 from anyformer.interop.families.falcon import FALCON
 from anyformer.interop.families.gemma import GEMMA, GEMMA2, GEMMA3
 from anyformer.interop.families.gpt2 import GPT2
 from anyformer.interop.families.gpt_neo import GPT_NEO
+from anyformer.interop.families.gpt_oss import GPT_OSS
 from anyformer.interop.families.gptj import GPTJ
 from anyformer.interop.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from anyformer.interop.families.mixtral import MIXTRAL
@@ -56,7 +60,7 @@ from anyformer.interop.families.olmo import OLMO2, OLMO3
 from anyformer.interop.families.opt import OPT
 from anyformer.interop.families.phi import PHI
 from anyformer.interop.families.phi3 import PHI3
-from anyformer.interop.families.qwen3_moe import QWEN3_MOE
+from anyformer.interop.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from anyformer.interop.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from anyformer.interop.families.smollm3 import SMOLLM3
 from anyformer.interop.families.stablelm import STABLELM
@@ -69,7 +73,7 @@ from anyformer.interop.family import Family
 _ALL: tuple[Family, ...] = (
     *(GPT2, LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, NEOX, OPT, BLOOM),
     *(QWEN3_MOE, FALCON, PHI3, PHI, GPTJ, GPT_NEO, STARCODER2, SMOLLM3),
-    *(OLMO2, OLMO3, STABLELM, COHERE),
+    *(OLMO2, OLMO3, STABLELM, COHERE, QWEN2_MOE, DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS),
     *(BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, MPNET, DISTILBERT, ELECTRA, ALBERT, MODERNBERT),
     *(VIT, CLIP),
     *(T5, MT5, BART, MBART, MARIAN, PEGASUS, M2M100, WHISPER),

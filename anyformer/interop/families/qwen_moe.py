@@ -1,7 +1,8 @@
-"""Qwen3-MoE (Qwen team 2025): Qwen3 whose layers, all or some, have experts."""
+"""Qwen2-MoE (Qwen team 2024) and Qwen3-MoE (2025): layers, all or some, have experts; Qwen2's share one with a gate."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from anyformer.config import (
@@ -17,25 +18,44 @@ from anyformer.config import (
 )
 from anyformer.interop.config_fields import Fields, shown
 from anyformer.interop.families import llama
-from anyformer.interop.family import Family, expect, tile_layers
+from anyformer.interop.families.llama import FULL, Defaults
+from anyformer.interop.family import Family, attention, expect, tile_layers
 from anyformer.interop.weight_rules import AnyRule, Rule, Stacked
 
-SIZES = replace(llama.QWEN, width=2048, depth=24, ff=6144, kv_heads=4)
-DEFAULTS = replace(SIZES, biases=True, qk_norm=True, window=None, window_by_layer=False)
+
+@dataclass(frozen=True)
+class Variant:
+    """Defaults of one generation."""
+
+    dense: Defaults
+    count: tuple[str, int]  # number of experts, with the name of its field
+    top_k: int
+    width: int
+    shared: int = 0  # width of the shared expert; 0: there is none
 
 
-def read(fields: Fields) -> ModelConfig:
+SIZES = replace(llama.QWEN, width=2048, depth=24, window=None, window_by_layer=False)
+V2 = Variant(replace(SIZES, ff=5632, heads=16, kv_heads=16, qkv_bias=True), ("num_experts", 60), 4, 1408, shared=5632)
+V3 = Variant(replace(SIZES, ff=6144, kv_heads=4, biases=True, qk_norm=True), ("num_local_experts", 128), 8, 768)
+
+
+def read(variant: Variant, fields: Fields) -> ModelConfig:
     fields.must("use_sliding_window", False)
     fields.silent("sliding_window", "max_window_layers", "output_router_logits")
-    dense = llama.read(DEFAULTS, fields)
+    biased = replace(variant.dense, qkv_bias=fields("qkv_bias", True)) if variant.shared else variant.dense
+    dense = llama.read(biased, fields)
     stack = expect(dense.decoder, Stack, "decoder")
-    block = stack.blocks[0]
+    if variant.shared:
+        fields.layer_types(stack.depth, [FULL] * stack.depth, (FULL,))
+    block, width = stack.blocks[0], fields("moe_intermediate_size", variant.width)
     network = expect(block.feedforward, Gated, "feedforward")
     experts = Experts(
-        count=fields("num_local_experts", 128),
-        top_k=fields("num_experts_per_tok", 8),
+        count=fields(*variant.count),
+        top_k=fields("num_experts_per_tok", variant.top_k),
         router=SoftmaxTopK(normalize=fields("norm_topk_prob", False)),
-        expert=network.model_copy(update={"width": fields("moe_intermediate_size", 768)}),
+        expert=network.model_copy(update={"width": width}),
+        shared=_shared(variant, fields, width),
+        shared_gate=variant.shared > 0,
         balance=fields("router_aux_loss_coef", 0.001),
     )
     step, bare = fields("decoder_sparse_step", 1), fields.maybe("mlp_only_layers", list) or []
@@ -47,27 +67,42 @@ def read(fields: Fields) -> ModelConfig:
     return dense.model_copy(update={"decoder": stack.model_copy(update={"prefix": prefix, "blocks": blocks})})
 
 
-def write(config: ModelConfig) -> dict[str, Any]:
+def _shared(variant: Variant, fields: Fields, width: int) -> int:
+    """Return the width of the shared expert, in widths of the others."""
+    if not variant.shared:
+        return 0
+    size = fields("shared_expert_intermediate_size", variant.shared)
+    if size % width:
+        what = f"= {size}: must be a multiple of moe_intermediate_size = {width}"
+        raise ConfigError([fields.fault("shared_expert_intermediate_size", what)])
+    return size // width
+
+
+def write(variant: Variant, config: ModelConfig) -> dict[str, Any]:
     stack = expect(config.decoder, Stack, "decoder")
     layers = stack.unrolled()
     experts = next((b.feedforward for b in layers if isinstance(b.feedforward, Experts)), None)
     mixture = expect(experts, Experts, "decoder.blocks.0.feedforward")
     bare = [i for i, block in enumerate(layers) if not isinstance(block.feedforward, Experts)]
-    network = layers[bare[0]].feedforward if bare else mixture.expert.model_copy(update={"width": DEFAULTS.ff})
+    network = layers[bare[0]].feedforward if bare else mixture.expert.model_copy(update={"width": variant.dense.ff})
 
     def dense(block: Block) -> Block:
         return block.model_copy(update={"feedforward": network})
 
     changes = {"blocks": tuple(map(dense, stack.blocks)), "prefix": tuple(map(dense, stack.prefix))}
     plain = config.model_copy(update={"decoder": stack.model_copy(update=changes)})
-    return llama.write(DEFAULTS, plain) | {
+    width = hidden_width(mixture.expert, config.width)
+    found = llama.write(variant.dense, plain) | {
         "num_experts": mixture.count,
         "num_experts_per_tok": mixture.top_k,
-        "moe_intermediate_size": hidden_width(mixture.expert, config.width),
+        "moe_intermediate_size": width,
         "norm_topk_prob": mixture.router.normalize,
         "router_aux_loss_coef": mixture.balance,
         "mlp_only_layers": bare,
     }
+    if variant.shared:
+        found |= {"shared_expert_intermediate_size": mixture.shared * width, "qkv_bias": attention(layers[0]).bias}
+    return found
 
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
@@ -87,18 +122,24 @@ def _network(ours: str, theirs: str, network: FeedForward, width: int) -> Iterat
         return
     inner, each = hidden_width(network.expert, width), [f"{theirs}.experts.{n}" for n in range(network.count)]
     yield Rule(f"{ours}.router.linear", f"{theirs}.gate")
+    yield from llama.gated_rules(f"{ours}.shared", f"{theirs}.shared_expert")
+    yield Rule(f"{ours}.shared_gate", f"{theirs}.shared_expert_gate")
     up = [f"{expert}.{part}_proj.weight" for expert in each for part in ("gate", "up")]
     yield Rule(f"{ours}.up.weight", *up, conversion=Stacked((inner, inner)))
     yield Rule(f"{ours}.down.weight", *(f"{expert}.down_proj.weight" for expert in each), conversion=Stacked((width,)))
 
 
-QWEN3_MOE = Family(
-    kind="qwen3_moe",
-    shape="decoder",
-    heads={"Qwen3MoeForCausalLM": "lm", "Qwen3MoeModel": "body"},
-    prefix="model.",
-    buffers=llama.BUFFERS,
-    read=read,
-    write=write,
-    rules=rules,
-)
+def _family(version: int, variant: Variant) -> Family:
+    return Family(
+        kind=f"qwen{version}_moe",
+        shape="decoder",
+        heads={f"Qwen{version}MoeForCausalLM": "lm", f"Qwen{version}MoeModel": "body"},
+        prefix="model.",
+        buffers=llama.BUFFERS,
+        read=partial(read, variant),
+        write=partial(write, variant),
+        rules=rules,
+    )
+
+
+QWEN2_MOE, QWEN3_MOE = _family(2, V2), _family(3, V3)

@@ -1,0 +1,140 @@
+"""gpt-oss (OpenAI 2025): experts with a clamped SwiGLU, attention sinks, windows in every second layer."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from anyformer.config import (
+    Block,
+    Experts,
+    Gated,
+    ModelConfig,
+    Projected,
+    QuickGelu,
+    Rotary,
+    SoftmaxTopK,
+    Stack,
+    Window,
+    YarnScaling,
+    hidden_width,
+    pattern_of,
+)
+from anyformer.interop.config_fields import Fields
+from anyformer.interop.families import llama
+from anyformer.interop.families.llama import FULL, NEAR, Defaults
+from anyformer.interop.family import Family, attention, expect, tile_layers
+from anyformer.interop.weight_rules import AnyRule, Rule
+
+DEFAULTS = Defaults(
+    width=2880,
+    depth=36,
+    heads=64,
+    ff=2880,
+    vocab=201_088,
+    kv_heads=8,
+    key_width=64,
+    length=131_072,
+    eps=1e-5,
+    theta=150_000.0,
+    bos=None,
+    eos=None,
+)
+YARN = YarnScaling(factor=32.0, original_length=4096, truncate=False)
+
+
+def read(fields: Fields) -> ModelConfig:
+    fields.must("swiglu_alpha", 1.702)
+    fields.must("hidden_act", "silu")
+    fields.silent("output_router_logits")
+    fields.alias("rope_scaling", "rope_parameters")
+    given = fields.maybe("rope_parameters", dict)
+    plain = llama.read(DEFAULTS, fields, None if given else Rotary(theta=fields("rope_theta", 150_000.0), scaling=YARN))
+    stack, bias = expect(plain.decoder, Stack, "decoder"), fields("attention_bias", True)
+    width = hidden_width(expect(stack.blocks[0].feedforward, Gated, "feedforward"), plain.width)
+    limit = fields("swiglu_limit", 7.0)
+    experts = Experts(
+        count=fields("num_local_experts", 128),
+        top_k=fields("num_experts_per_tok", 4),
+        router=SoftmaxTopK(bias=True),
+        expert=Gated(width=width, activation=QuickGelu(), bias=True, limit=limit, offset=1.0),
+        balance=fields("router_aux_loss_coef", 0.001),
+    )
+    changes = {"bias": bias, "output": Projected(bias=bias), "sinks": True}
+    full = stack.blocks[0].model_copy(
+        update={"feedforward": experts, "mixer": attention(stack.blocks[0]).model_copy(update=changes)}
+    )
+    prefix, blocks = tile_layers(_layers(fields, full, stack.depth))
+    return plain.model_copy(update={"decoder": stack.model_copy(update={"prefix": prefix, "blocks": blocks})})
+
+
+def _layers(fields: Fields, full: Block, depth: int) -> list[Block]:
+    window = Window(before=fields("sliding_window", 128) - 1, after=0)
+    near = full.model_copy(update={"mixer": attention(full).model_copy(update={"pattern": window})})
+    default_kinds = [FULL if i % 2 else NEAR for i in range(depth)]
+    return [near if kind == NEAR else full for kind in fields.layer_types(depth, default_kinds, (FULL, NEAR))]
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    stack = expect(config.decoder, Stack, "decoder")
+    layers = stack.unrolled()
+    experts = expect(layers[0].feedforward, Experts, "decoder.blocks.0.feedforward")
+    network = expect(experts.expert, Gated, "decoder.blocks.0.feedforward.expert")
+    patterns = [pattern_of(attention(layer), "decoder") for layer in layers]
+    dense = layers[0].model_copy(update={"feedforward": network})
+    plain = config.model_copy(update={"decoder": stack.model_copy(update={"prefix": (), "blocks": (dense,)})})
+    return llama.write(DEFAULTS, plain) | {
+        "hidden_act": "silu",
+        "attention_bias": attention(layers[0]).bias,
+        "num_local_experts": experts.count,
+        "num_experts_per_tok": experts.top_k,
+        "router_aux_loss_coef": experts.balance,
+        "swiglu_limit": network.limit,
+        "sliding_window": max((p.before + 1 for p in patterns if isinstance(p, Window)), default=128),
+        "layer_types": [NEAR if isinstance(pattern, Window) else FULL for pattern in patterns],
+    }
+
+
+@dataclass(frozen=True)
+class _Turned:
+    """Matrices of all experts, [n, in, out] in theirs; with `pairs`, rows of the gate and of the other half in turn."""
+
+    pairs: bool = False
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        (x,) = parts
+        x = x.mT if x.dim() == 3 else x
+        return x.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2) if self.pairs else x
+
+    def part(self, whole: Tensor) -> list[Tensor]:
+        x = whole.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2) if self.pairs else whole
+        return [x.mT if x.dim() == 3 else x]
+
+
+def rules(config: ModelConfig) -> Iterator[AnyRule]:
+    assert config.decoder
+    yield Rule("target.table", "model.embed_tokens")
+    for i in range(config.decoder.depth):
+        ours, theirs = f"decoder.blocks.{i}", f"model.layers.{i}"
+        inner, experts = f"{ours}.feedforward.inner", f"{theirs}.mlp.experts"
+        yield from llama.attention_rules(f"{ours}.mixer", theirs)
+        yield Rule(f"{ours}.mixer.inner.sinks", f"{theirs}.self_attn.sinks")
+        yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.post_attention_layernorm")
+        yield Rule(f"{inner}.router.linear", f"{theirs}.mlp.router")
+        for layer, name, conversion in (("up", "gate_up_proj", _Turned(pairs=True)), ("down", "down_proj", _Turned())):
+            yield Rule(f"{inner}.{layer}.weight", f"{experts}.{name}", conversion=conversion)
+            yield Rule(f"{inner}.{layer}.bias", f"{experts}.{name}_bias", conversion=conversion)
+    yield from llama.end_rules(config)
+
+
+GPT_OSS = Family(
+    kind="gpt_oss",
+    shape="decoder",
+    heads={"GptOssForCausalLM": "lm", "GptOssModel": "body"},
+    prefix="model.",
+    buffers=llama.BUFFERS,
+    read=read,
+    write=write,
+    rules=rules,
+)
