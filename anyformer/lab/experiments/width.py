@@ -34,6 +34,10 @@ the best one has the lowest validation loss, as a mean over the seeds. If the be
 end of the range that was tried, nothing is decided."""
     parts = ("recipe/width_transfer.py", "training/width_transfer.py")
     minutes = (3, 60, 2)
+    changed = (
+        "A first quick run started from N(0, 0.02²) and had rates up to 0.0625, the best ones of the narrow models; "
+        "initialisation by inputs, two larger rates and the rule about ends of the range were added before any GPU run."
+    )
     alt = "Validation loss by learning rate for each width, without and with muP, and the best rate by width"
 
     def cells(self, size: Size) -> list[Cell]:
