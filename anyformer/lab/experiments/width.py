@@ -33,7 +33,7 @@ without it the best rate of the widest is at most a quarter of that of the narro
 the best one has the lowest validation loss, as a mean over the seeds. If the best rate of the narrowest model is at an
 end of the range that was tried, nothing is decided."""
     parts = ("recipe/width_transfer.py", "training/width_transfer.py")
-    minutes = (3, 60, 2)
+    minutes = (3, 60, 48)
     changed = (
         "A first quick run started from N(0, 0.02²) and had rates up to 0.0625, the best ones of the narrow models; "
         "initialisation by inputs, two larger rates and the rule about ends of the range were added before any GPU run."
