@@ -169,7 +169,8 @@ def test_out_of_memory_is_one_line_and_exit_code_1(made: dict[str, str], monkeyp
     found = run("predict", made["RUN"], made["TEXT"])
     assert found.exit_code == 1, found.output
     (line,) = found.stderr.splitlines()
-    assert line.startswith("out of memory: can't allocate memory: you tried to allocate")
+    assert line.startswith("out of memory: ")  # then torch's words, which depend on the processor
+    assert ": you tried to allocate" in line
 
 
 @pytest.mark.parametrize("where", ["prepare.Transformer", "step.TrainingStep.__call__"])

@@ -180,7 +180,7 @@ WRONG = {
     "groups of nothing": ({"groups": 2}, "groups = 2: needs beams: give their number"),
     "two ways": ({"beams": 2, "alpha": 0.5}, "beams: belongs to beam search, and alpha to contrastive search"),
     "two guesses": ({"lookup": 2, "draft": writer()}, "lookup: drafts tokens instead of a draft model"),
-    "ahead of nothing": ({"ahead": 2}, "ahead = 2: needs a draft or a lookup"),
+    "ahead of nothing": ({"ahead": 2}, "ahead = 2: needs a draft, a lookup or self_draft"),
     "many answers": ({"beams": 2, "n_best": 2}, "n_best = 2: `generate` gives the best; see `hypotheses`"),
     "a beam's stop string": ({"beams": 2, "stop": "x"}, "stop: is not for beam search"),
     "phrases alone": ({"phrases": ["x"]}, "phrases: needs beams"),
