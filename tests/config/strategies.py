@@ -172,9 +172,10 @@ def attentions(draw: st.DrawFn, cross: bool = False) -> Attention:
     update = {"heads": heads, "kv_heads": groups, "key_width": key_width, "value_width": value_width, "output": output}
     update["sinks"] = spec.sinks and spec.normalizer == "softmax"
     update["qk_norm_over"] = "head" if isinstance(spec.qk_norm, NoNorm) else spec.qk_norm_over
+    update["value_residual"] = spec.value_residual and not cross
     if not cross and spec.projections == "separate" and key_width == 8 and draw(st.booleans()):
         update |= {"compress": draw(specs(Latent, rotary_width=st.just(4))), "kv_heads": None}
-        update |= {"qk_norm": NoNorm(), "qk_norm_over": "head"}
+        update |= {"qk_norm": NoNorm(), "qk_norm_over": "head", "value_residual": False}
     return spec.model_copy(update=update)
 
 
@@ -200,15 +201,19 @@ feedforwards = st.one_of(
 def stacks(cross: bool) -> st.SearchStrategy[Stack]:
     crossing = attentions(cross=True) if cross else nothing
     block = specs(Block, mixer=attentions() | others, cross=crossing, feedforward=feedforwards).map(_passing)
-    return specs(
-        Stack,
-        depth=st.integers(1, 99),
-        blocks=st.lists(block, min_size=1, max_size=2).map(tuple),
-        prefix=st.lists(block, max_size=1).map(tuple),
-        position=inside | specs(Sinusoidal) | specs(Learned),
-        memory=st.just(0),  # these two are for some shapes alone, and have tests of their own
-        pooling=nothing,
-    ).map(_taken)
+    return (
+        specs(
+            Stack,
+            depth=st.integers(1, 99),
+            blocks=st.lists(block, min_size=1, max_size=2).map(tuple),
+            prefix=st.lists(block, max_size=1).map(tuple),
+            position=inside | specs(Sinusoidal) | specs(Learned),
+            memory=st.just(0),  # these two are for some shapes alone, and have tests of their own
+            pooling=nothing,
+        )
+        .map(_taken)
+        .map(_skipping)
+    )
 
 
 def _passing(block: Block) -> Block:
@@ -222,6 +227,25 @@ def _taken(stack: Stack) -> Stack:
     mixers = [block.mixer for block in (*stack.prefix, *stack.blocks)]
     taken = any(isinstance(mixer, Attention) and mixer.position is None for mixer in mixers)
     return stack if taken or stack.position.embeds() else stack.model_copy(update={"position": NoPosition()})
+
+
+def _skipping(stack: Stack) -> Stack:
+    """The stack, with skips for which it is deep enough, and residuals of values of one size."""
+    sizes = [
+        (block.mixer.groups, block.mixer.widths(WIDTH)[1])
+        for block in (*stack.prefix, *stack.blocks)
+        if isinstance(block.mixer, Attention) and block.mixer.value_residual
+    ]
+
+    def plain(block: Block) -> Block:
+        if not isinstance(block.mixer, Attention):
+            return block
+        return block.model_copy(update={"mixer": block.mixer.model_copy(update={"value_residual": False})})
+
+    update: dict[str, Any] = {"unet_skips": stack.unet_skips and stack.depth > 1}
+    if len(set(sizes)) > 1:
+        update |= {name: tuple(map(plain, getattr(stack, name))) for name in ("prefix", "blocks")}
+    return stack.model_copy(update=update)
 
 
 alone, reading = stacks(cross=False), stacks(cross=True)
