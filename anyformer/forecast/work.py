@@ -15,7 +15,7 @@ The update of the weights is in `update.py`.
 b, t, s, d, h, g, k, f, v as in `config/__init__.py`.
 """
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import NamedTuple
 
 from anyformer.config import (
@@ -63,6 +63,7 @@ class Work:
     attention: float = 0.0
     moved: float = 0.0
     kernels: float = 0.0
+    biased: float = 0.0  # attention with a learned bias
 
     def __add__(self, other: "Work") -> "Work":
         return Work(
@@ -70,14 +71,16 @@ class Work:
             self.attention + other.attention,
             self.moved + other.moved,
             self.kernels + other.kernels,
+            self.biased + other.biased,
         )
 
     def __mul__(self, factor: float) -> "Work":
-        return Work(self.matmul * factor, self.attention * factor, self.moved * factor, self.kernels * factor)
+        return Work(*(factor * value for value in astuple(self)))
 
     def seconds(self, gpu: GPU, precision: str) -> float:
         peak = gpu.flops[precision]
         compute = self.matmul / (MATMUL_SHARE * peak) + self.attention / (ATTENTION_SHARE * peak)
+        compute += self.biased / (BIASED_SHARE * peak)
         return compute + self.moved / (BANDWIDTH_SHARE * gpu.bandwidth) + self.kernels * KERNEL_SECONDS
 
 
@@ -142,13 +145,13 @@ class _Layer(NamedTuple):
         d, size, rows = self.config.width, self.size, self.tokens
         costs = dict(block_costs(self.block, d, self.rows.batch, self.t, self.s, self.side == "decoder"))
         branches = len(costs) - 1  # all but the norms
-        attention, counted = self._attention()
+        attention, biased, counted = self._attention()
         matmul = sum(cost.flops for cost in costs.values()) / self.rows.context - counted
         stream = rows * d * branches * 2 * (FP32 + size)  # read and written; the branch read, the norm written
         inner, gates = self._hidden()
         elementwise = stream + rows * inner * (2 + gates) * size + self._rotated()
         moved = passes * elementwise + self._matmul_bytes() + self._attention_bytes()
-        return Work(matmul, attention, moved, branches * KERNELS[0])
+        return Work(matmul, attention, moved, branches * KERNELS[0], biased)
 
     def backward(self, passes: float) -> Work:
         ahead = self.forward(passes)
@@ -158,26 +161,27 @@ class _Layer(NamedTuple):
         stream = rows * d * branches * (2 * FP32 + 3 * size)
         elementwise = stream + rows * inner * (3 + 2 * gates) * size + self._rotated()
         moved = passes * elementwise + 2 * self._matmul_bytes() + 3 * self._attention_bytes()
-        return Work(2 * ahead.matmul, ATTENTION_BACKWARD * ahead.attention, moved, branches * KERNELS[1])
+        attention, biased = (ATTENTION_BACKWARD * flops for flops in (ahead.attention, ahead.biased))
+        return Work(2 * ahead.matmul, attention, moved, branches * KERNELS[1], biased)
 
     def _attentions(self) -> list[tuple[Attention, int, bool]]:
         """Return each attention of the layer with the number of its keys, and whether it reads the encoder."""
         both = ((self.block.mixer, self.t, False), (self.block.cross, self.s, True))
         return [(a, keys, across) for a, keys, across in both if isinstance(a, Attention)]
 
-    def _attention(self) -> tuple[float, float]:
-        """Return the FLOPs that attention kernels compute, and those that `count` has for them."""
-        computed = counted = 0.0
+    def _attention(self) -> tuple[float, float, float]:
+        """Return the FLOPs that attention kernels compute, without and with a bias, and those of `count`."""
+        computed = biased = counted = 0.0
         for a, keys, across in self._attentions():
             pattern = pattern_across(a) if across else pattern_of(a, self.side)
             flops = 2.0 * self.rows.batch * a.heads * pairs(pattern, self.t, keys) * sum(a.widths(self.config.width))
             flops /= self.rows.context
             counted += flops
             if not across and isinstance(position_of(a, self.stack), T5Bias):
-                computed += flops * ATTENTION_SHARE / BIASED_SHARE
+                biased += flops
             else:
                 computed += flops / 2 if isinstance(pattern, Causal) else flops  # kernels skip what no query sees
-        return computed, counted
+        return computed, biased, counted
 
     def _attention_bytes(self) -> float:
         """Return the bytes of queries, keys, values and outputs."""

@@ -49,7 +49,7 @@ def test_matmuls_and_attention_are_those_of_count(name: str) -> None:
     """With full attention in place of causal, whose masked half kernels skip; a masked LM predicts some tokens only."""
     config, rows = MODELS[name], rows_of(MODELS[name], 2, 64)
     work, table = step_work(config, rows), count(config, 64, batch=2, source_length=rows.source_length)
-    total = work.forward.matmul + work.forward.attention
+    total = work.forward.matmul + work.forward.attention + work.forward.biased
     assert total <= table.flops
     skipped = sum(row.flops for row in table.rows if "self-attention" in row.part)
     assert total >= table.flops - skipped
