@@ -132,7 +132,7 @@ WRONG = {
     "an impossible choice": (["--regex", "a", "--choices", "b"], "--choices: defines the whole answer"),
     "bits": (["--bits", "3"], "--bits = 3: must be 8 or 4"),
     "no draft": (["--draft", "none"], "none: there is no such folder"),
-    "ahead of nothing": (["--ahead", "3"], "--ahead = 3: needs a draft or a lookup"),
+    "ahead of nothing": (["--ahead", "3"], "--ahead = 3: needs a draft, a lookup or self_draft"),
     "too little room": (["--regex", "[ab]{9}", "--max-new-tokens", "3"], "--prompt: no answer of at most 3 tokens"),
     "a long prefix": (["--prefix", "abcd", "--max-new-tokens", "3"], "--prompt: its answer has 3 tokens at most"),
 }
