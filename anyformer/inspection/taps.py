@@ -5,6 +5,8 @@
     {i}.{sublayer}.q / k / v       queries, new keys and values by head, as attention uses them [b, h, t, k]
     {i}.{sublayer}.weights         attention weights [b, h, t, s]; rows are queries
     {i}.{sublayer}.heads           output of each head: weighted sum of its values [b, h, t, k_v]
+    {i}.{sublayer}.gate            gates of the heads' outputs [b, h, t, 1], or of their elements [b, h, t, k_v]
+    {i}.mixer.log_decay            log of the decay of a matrix state, by head or channel; `rate` of gated_delta
     {i}.mixer.latent               compressed vector of latent attention [b, t, rank]
     {i}.mixer.state                states of a recurrent mixer, of both directions [b, t, h]
     {i}.feedforward.hidden         hidden activations of the feed-forward [b, t, f]; `shared.hidden` of shared experts

@@ -96,7 +96,7 @@ def test_maps_of_layers_without_attention_are_refused():
 
 def test_the_table_of_names_is_complete():
     """It lists every name that a module passes to a tap."""
-    sources = Path(attention_module.__file__).parent.glob("*.py")
+    sources = Path(attention_module.__file__).parent.rglob("*.py")
     used = {name for path in sources for name in re.findall(r'taps?\("(\w+)"', path.read_text(encoding="utf-8"))}
     assert {"q", "weights", "state", "router", "final"} <= used
     listed = set(re.findall(r"\w+", taps.__doc__.partition("Each name")[0])) | {"head"}

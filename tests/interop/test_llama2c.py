@@ -246,7 +246,7 @@ def test_what_is_missing_is_told(files: tuple[Path, Path], tmp_path: Path) -> No
     assert line.startswith("--tokenizer: is missing")
     (line,) = refused("import", tmp_path / "none.bin", "--tokenizer", files[1], "--out", tmp_path / "run")
     assert line == f"{tmp_path / 'none.bin'}: cannot be read: No such file or directory"
-    (line,) = refused("import", tmp_path / "model.gguf", "--tokenizer", files[1], "--out", tmp_path / "run")
+    (line,) = refused("import", tmp_path / "model.h5", "--tokenizer", files[1], "--out", tmp_path / "run")
     assert "is of no kind that is read" in line
     (line,) = refused("import", tmp_path, "--out", tmp_path / "run")
     assert line == f"{tmp_path}: holds files of llama2.c: anyformer import {files[0]} --tokenizer {files[1]}"
