@@ -108,7 +108,7 @@ def main(given: list[str] | None = None) -> None:
         model.set_attn_implementation("paged|sdpa")
         manager = model.init_continuous_batching(generation, continuous_batching_config=batching)
     manager.start()
-    for streams in (True, False):  # the first pass warms up, and tells the speed of a second one that does not finish
+    for streams in (True, False):  # the first pass warms up, and gives the speed of a second one that does not finish
         for progress in run(manager, requests, streams):
             if streams or progress["tokens"] == progress["all"]:
                 print(json.dumps(progress), flush=True)

@@ -19,7 +19,7 @@ from anyformer.kernels.runtime import at_least_fp32
 
 
 class Recurrence(NamedTuple):
-    """What the tokens of a call bring to a linear recurrence. Heads of q and k serve h/g heads of v each."""
+    """Inputs of a linear recurrence, for the tokens of a call. Heads of q and k serve h/g heads of v each."""
 
     q: Tensor  # [b, g, t, k]
     k: Tensor  # [b, g, t, k]

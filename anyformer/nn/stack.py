@@ -64,7 +64,7 @@ class Encoded(NamedTuple):
 
 
 class Skipped:
-    """What later layers read of a pass: its first input, and the outputs of layers."""
+    """Activations of a pass that later layers read: its first input, and outputs of layers."""
 
     def __init__(self, first: Tensor):
         self.first, self.outputs = first, list[Tensor]()

@@ -27,7 +27,7 @@ class GenerationDefaults(Spec):  # type: ignore[metaclass]  # derives from type(
     typical_p: Fraction | None = None  # locally typical sampling
     repetition_penalty: Divisor | None = None  # divides positive logits of tokens that have occurred
     no_repeat_ngram: Size | None = None  # no n-gram of this length occurs twice
-    beams: Size | None = None  # beam search with so many beams
+    beams: Size | None = None  # number of beams
     length_penalty: LengthPenalty | None = None  # exponent of the length in scores of beam search
     early_stopping: EarlyStopping | None = None  # when a beam search ends
     suppressed: tuple[Count, ...] = ()  # ids that are never generated
