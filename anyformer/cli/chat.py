@@ -92,7 +92,14 @@ def chat_(
 def _lines(terminal: bool) -> Iterator[str]:
     """Yield the lines that are typed, or those of stdin. Ctrl-C discards the line that is being typed."""
     if not terminal:
-        yield from (line.removesuffix("\n") for line in sys.stdin)
+        for number, line in enumerate(sys.stdin.buffer, 1):
+            try:
+                yield line.decode("utf-8").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                from anyformer.config.spec import ConfigError, Fault
+
+                what = f"is not UTF-8 at byte {error.start}"
+                raise ConfigError([Fault(f"line {number} of stdin", what)]) from None
         return
     import readline  # noqa: F401  # `input` then has a history and can be edited
 

@@ -20,13 +20,14 @@ from anyformer.inspection.count import count
 from anyformer.recipe import Recipe
 from anyformer.run import RECIPE, Run, load
 from anyformer.tasks.base import media_of, readable
+from anyformer.tasks.classify import split as split_labels
 from anyformer.tasks.tag import split as split_words
 from anyformer.training.log import read_metrics
 from anyformer.training.train import recipe_path, split_sources
 
 MIN_ROWS = 10  # fewer say nothing about other rows
 MAX_EXAMPLES = 10
-BLOCK_CHARACTERS = 2000  # of a long text that is compared block by block
+BLOCKS, BLOCK_CHARACTERS = 50, 2000  # number of blocks of a long text, and the largest size of one
 WINDOW = 1024  # tokens that a language model reads at once
 KINDS = ("classify", "regress", "tag", "seq2seq", "lm")
 
@@ -183,16 +184,18 @@ def _shared_rows(runs: Sequence[Run], path: Path, split: str, overrides: Sequenc
 
 
 def _blocks(texts: Sequence[str]) -> Iterator[str]:
-    """Yield texts, long ones in blocks that end with a line."""
+    """Yield texts in blocks that end with a line, or within a line that is longer than a block."""
+    limit = min(BLOCK_CHARACTERS, max(1, sum(map(len, texts)) // BLOCKS))
     for text in texts:
-        lines, size = list[str](), 0
+        block = ""
         for line in text.splitlines(keepends=True):
-            lines, size = [*lines, line], size + len(line)
-            if size >= BLOCK_CHARACTERS:
-                yield "".join(lines)
-                lines, size = [], 0
-        if "".join(lines).strip():
-            yield "".join(lines)
+            for at in range(0, len(line), BLOCK_CHARACTERS):
+                block += line[at : at + BLOCK_CHARACTERS]
+                if len(block) >= limit:
+                    yield block
+                    block = ""
+        if block.strip():
+            yield block
 
 
 def _measure(runs: Sequence[Run], rows: Rows) -> tuple[dict[str, tuple[Measure, ...]], tuple[Example, ...]]:
@@ -233,7 +236,8 @@ def _measures(run: Run, texts: Sequence[str], targets: Sequence[str], predicted:
     """Yield the metrics of a run's predictions."""
     match run.spec.kind:
         case "classify":
-            yield measures.mean("accuracy", [float(a == b) for a, b in zip(predicted, targets, strict=True)])
+            labels = [[set(split_labels(one, run.spec.separator)) for one in some] for some in (predicted, targets)]
+            yield measures.mean("accuracy", [float(a == b) for a, b in zip(*labels, strict=True)])
         case "regress":
             pairs = [(float(a), float(b)) for a, b in zip(predicted, targets, strict=True)]
             yield measures.mean("squared_error", [(a - b) ** 2 for a, b in pairs], higher_is_better=False)

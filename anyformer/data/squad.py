@@ -51,8 +51,12 @@ def _nested(data: Any) -> Iterator[Any]:
         if not isinstance(article, dict) or "paragraphs" not in article:
             yield article
             continue
-        for paragraph in article["paragraphs"]:
-            for one in paragraph.get("qas", ()) if isinstance(paragraph, dict) else [None]:
+        paragraphs = article["paragraphs"]
+        for paragraph in paragraphs if isinstance(paragraphs, list) else [None]:
+            if not isinstance(paragraph, dict) or not isinstance(questions := paragraph.get("qas", []), list):
+                yield None
+                continue
+            for one in questions:
                 yield {**one, "context": paragraph.get("context")} if isinstance(one, dict) else None
 
 
@@ -68,11 +72,14 @@ def _row(one: Any) -> dict[str, str] | str:
     assert isinstance(context, str)
     if isinstance(answers, dict):
         texts, starts = answers.get("text", []), answers.get("answer_start")
-        if not isinstance(texts, list) or (starts is not None and len(starts) != len(texts)):
+        starts = [None] * len(texts) if starts is None and isinstance(texts, list) else starts
+        if not isinstance(texts, list) or not isinstance(starts, list) or len(starts) != len(texts):
             return "answers must have two lists of one length, text and answer_start"
-        answers = [{"text": text, "answer_start": starts and starts[i]} for i, text in enumerate(texts)]
+        answers = [{"text": text, "answer_start": starts[i]} for i, text in enumerate(texts)]
     if one.get("is_impossible") or not answers:
         answers = []
+    if not isinstance(answers, list):
+        return "answers must be a list, or a table of two lists"
     found = []
     for answer in answers:
         placed = _place(answer, context)
@@ -91,6 +98,6 @@ def _place(answer: Any, context: str) -> tuple[str, int] | str:
     if start is None:
         start = context.find(text)
         return (text, start) if start >= 0 else f"the answer {shorten(text, MAX_SHOWN)!r} is not in the context"
-    if type(start) is not int or context[max(0, start) : max(0, start) + len(text)] != text:
+    if type(start) is not int or start < 0 or context[start : start + len(text)] != text:
         return f"the answer {shorten(text, MAX_SHOWN)!r} is not at answer_start = {start} of the context"
     return text, start

@@ -134,6 +134,7 @@ def _environment() -> _Environment:
     found = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     found.filters["tojson"] = _to_json
     found.filters = {name: _with_limit(function) for name, function in found.filters.items()}
+    del found.globals["lipsum"]  # text of any length
     found.globals["raise_exception"] = _raise
     found.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
     return found
@@ -142,7 +143,8 @@ def _environment() -> _Environment:
 def _with_limit(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def limited(*args: Any, **kwargs: Any) -> Any:
-        _check_work([*args, *kwargs.values()])
+        format = str(args[0]) if args and function.__name__ == "do_format" else ""
+        _check_work([*args, *kwargs.values()], format)
         return function(*args, **kwargs)
 
     return limited
@@ -154,6 +156,8 @@ def _check_work(values: list[Any], format: str = "") -> None:
 
 
 def _size(value: Any) -> int:
+    if isinstance(value, Context):  # the first argument of filters such as `map`; it has no length
+        return 1
     if isinstance(value, Sized):
         return max(1, len(value))
     return max(1, abs(value)) if isinstance(value, int) else 1

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from anyformer.cli import app
 from anyformer.comparison import measures
 from anyformer.comparison.bootstrap import paired, resample
-from anyformer.comparison.compare import compare
+from anyformer.comparison.compare import _blocks, compare
 from anyformer.comparison.page import page, text, verdicts
 from anyformer.config import ConfigError, io
 from anyformer.recipe import Classify
@@ -136,6 +136,11 @@ def test_language_models_are_compared_by_bits_per_byte(tmp_path: Path) -> None:
     assert found.rows >= 10
     assert found.metrics["bits_per_byte"][1] < found.metrics["bits_per_byte"][0]
     assert "bits_per_byte" in text(found)
+
+
+def test_a_text_of_one_line_has_blocks() -> None:
+    assert len(list(_blocks(["가나다 " * 30_000]))) >= 50
+    assert "".join(_blocks(["a line\n" * 500])) == "a line\n" * 500
 
 
 def test_labels_and_tags(tmp_path: Path) -> None:

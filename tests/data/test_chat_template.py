@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import transformers as hf
 from hypothesis import given, strategies as st
+from jinja2 import TemplateError
 
 from anyformer.config import ConfigError
 from anyformer.data import template_sandbox
@@ -240,3 +241,16 @@ def test_templates_stay_with_the_tokenizer() -> None:
     assert TextTokenizer.from_json(text.to_json()).chat == text.chat == text.with_special(["<new>"]).chat
     with pytest.raises(ConfigError, match="chat_template must be a table"):
         TextTokenizer.from_json('{"chat_template": ["a"], "version": "1.0"}')
+
+
+def test_filters_that_read_the_context() -> None:
+    """`selectattr`, `map` and the like take the context as their first argument."""
+    users = '{{ messages | selectattr("role", "equalto", "user") | map(attribute="content") | join("|") }}'
+    messages = [{"role": "user", "content": "안녕"}, {"role": "assistant", "content": "b"}]
+    assert template_sandbox.render(template_sandbox.compile_template(users), {"messages": messages}) == "안녕"
+
+
+@pytest.mark.parametrize("text", ['{{ "%099999999d" | format(1) }}', "{{ lipsum(n=9999) }}"])
+def test_long_texts_are_refused(text: str) -> None:
+    with pytest.raises(TemplateError):
+        template_sandbox.render(template_sandbox.compile_template(text), {})

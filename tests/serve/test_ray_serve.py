@@ -28,7 +28,7 @@ def test_replicas_behind_one_address(tmp_path: Path):
     command = [sys.executable, "examples/ray_serve.py", folder, "--replicas", "2", "--port", str(port)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     with (tmp_path / "log").open("w+") as log:
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True)
         try:
             _wait(process, f"{address}/ready", tmp_path / "log")
             body = {"prompt": "ab", "max_tokens": 6, "temperature": 0}
@@ -41,7 +41,10 @@ def test_replicas_behind_one_address(tmp_path: Path):
             assert httpx.post(f"{address}/v1/completions", json={"suffix": "x"}).status_code == 400
         finally:
             process.send_signal(signal.SIGINT)
-            process.wait(60)
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:  # Ray ends its processes one by one, slowly on a busy machine
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def _wait(process: subprocess.Popen[bytes], address: str, log: Path) -> None:

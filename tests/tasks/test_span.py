@@ -295,3 +295,16 @@ def test_a_small_model_learns_to_answer(tmp_path: Path) -> None:
     assert found["exact_match"] > 0.9
     question, text = lines[0].split("\t")
     assert run.task.answers(run.model, question, text)[0].text == run.predict(lines[:1])[0]
+
+
+@pytest.mark.parametrize("one", [
+    {"data": [{"paragraphs": None}]},
+    {"data": [{"paragraphs": [{"context": "c", "qas": None}]}]},
+    [{"question": "q", "context": "c d", "answers": 5}],
+    [{"question": "q", "context": "c d", "answers": {"text": ["c"], "answer_start": 0}}],
+    [{"question": "q", "context": "c d", "answers": [{"text": "c", "answer_start": -1}]}],
+])  # fmt: skip
+def test_malformed_questions_are_bad_rows(tmp_path: Path, one: Any) -> None:
+    (tmp_path / "squad.json").write_text(json.dumps(one), encoding="utf-8")
+    with pytest.raises(ConfigError):
+        rows_of(tmp_path / "squad.json")

