@@ -169,7 +169,7 @@ def split_sources(recipe: Recipe, split: str, path: Path) -> list[NamedSplit]:
     if chosen := [one for one in known if split in (one.name, one.split)]:
         return chosen
     names = [*(one.name for one in known), *(["test"] if isinstance(recipe.data.test, NamedSources) else [])]
-    raise ConfigError([Fault(f"data.{split}", f"is not in {path}; it has {', '.join(names)}: choose with --split")])
+    raise ConfigError([Fault(f"data.{split}", f"is not in {path}; it has {', '.join(names)}")])
 
 
 def _measure(task: Task, run: Run, rows: Rows, recipe: Recipe, by: str | None) -> Metrics:
