@@ -43,7 +43,8 @@ def test_ids_and_texts_are_the_same_prompt(server: Server) -> None:
     one = server.ok(PATH, model="lm", prompt=rows[0], temperature=0)
     assert by_text["choices"] == by_ids["choices"]
     assert one["choices"] == by_text["choices"][:1]
-    assert by_text["usage"] == by_ids["usage"]
+    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):  # those of the cache depend on earlier requests
+        assert by_text["usage"][name] == by_ids["usage"][name]
 
 
 def test_a_stream_is_the_answer_in_pieces(server: Server) -> None:
