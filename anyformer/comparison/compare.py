@@ -31,6 +31,8 @@ BLOCKS, BLOCK_CHARACTERS = 50, 2000  # number of blocks of a long text, and the 
 WINDOW = 1024  # tokens that a language model reads at once
 KINDS = ("classify", "regress", "tag", "seq2seq", "lm")
 
+Log = Sequence[Mapping[str, Any]]  # lines of a run's metrics.jsonl; none if it was imported
+
 
 @dataclass(frozen=True)
 class Example:
@@ -72,12 +74,14 @@ def compare(folders: Sequence[str | Path], split: str = "test", overrides: Seque
         raise ConfigError([Fault("runs", f"of the task '{kinds[0]}': compare knows {', '.join(KINDS)}")])
     rows, left_out = _shared_rows(runs, paths[0], split, overrides)
     found, examples = _measure(runs, rows)
-    weights = resample(len(next(iter(found.values()))[0].statistics))
+    weights = resample(len(rows))
+    names = tuple(_names(paths))
+    logs = [read_metrics(path) for path in paths]
     return Comparison(
-        tuple(_names(paths)),
+        names,
         _settings(runs, paths),
-        {name: curve for name, path in zip(_names(paths), paths, strict=True) if (curve := _curve(path))},
-        _cost(runs, paths),
+        {name: curve for name, log in zip(names, logs, strict=True) if (curve := _curve(log))},
+        _cost(runs, logs),
         len(rows),
         left_out,
         {name: tuple(one.total for one in each) for name, each in found.items()},
@@ -128,23 +132,19 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield from _flat(each, f"{name}.{key}" if name else str(key))
 
 
-def _curve(path: Path) -> list[tuple[int, float]]:
+def _curve(log: Log) -> list[tuple[int, float]]:
     """Return the validation loss by step, or the training loss if there was no validation."""
-    if not (path / "metrics.jsonl").exists():
-        return []
-    lines = read_metrics(path)
-    key = "valid_loss" if any("valid_loss" in line for line in lines) else "loss"
-    return [(line["step"], float(line[key])) for line in lines if key in line]
+    key = "valid_loss" if any("valid_loss" in line for line in log) else "loss"
+    return [(line["step"], float(line[key])) for line in log if key in line]
 
 
-def _cost(runs: Sequence[Run], paths: Sequence[Path]) -> dict[str, tuple[str, ...]]:
+def _cost(runs: Sequence[Run], logs: Sequence[Log]) -> dict[str, tuple[str, ...]]:
     """Return parameters, FLOPs, steps and speed of training."""
     tables = [count(run.config) for run in runs]
     cost = {
         "parameters": tuple(f"{table.parameters:,}" for table in tables),
         "forward FLOPs per token": tuple(f"{table.flops / table.length:.3g}" for table in tables),
     }
-    logs = [read_metrics(path) if (path / "metrics.jsonl").exists() else [] for path in paths]
     if any(logs):
         cost["steps"] = tuple(f"{log[-1]['step']:,}" if log else "–" for log in logs)
         speeds = [sorted(line["tokens_per_second"] for line in log if "tokens_per_second" in line) for log in logs]
