@@ -1,6 +1,5 @@
 """Read and write folders of `transformers`: config.json, weights, tokenizer. Pickle files only on request."""
 
-import math
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -26,7 +25,6 @@ from anyformer.config import (
 )
 from anyformer.config.spec import did_you_mean, visible
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.inspection.count import count
 from anyformer.interop import (
     generation_config,
     pictures,
@@ -67,7 +65,6 @@ UNSUPPORTED = {
     "big_bird": "in texts of more than (5 + 2 · num_random_blocks) · block_size tokens, transformers counts the first "
     "block several times in place of random blocks",
 }
-MAX_EXCESS = 100  # times the values in the weights: a config that needs more parameters is not built
 
 
 class PublicModel(NamedTuple):
@@ -194,13 +191,10 @@ def _family(data: dict[str, Any], named: str | None, path: Path) -> Family:
 def read_config(
     family: Family, data: dict[str, Any], path: Path, stored: dict[str, StoredTensor], classes: Any
 ) -> tuple[Fields, ModelConfig]:
-    """Read config.json, and refuse a model that is far too large for its weights before anything of it is built."""
+    """Read config.json, and refuse a model that is far too large for its weights."""
     fields = Fields(data, path, stored.keys)
     config = family.config(fields, classes)
-    held = sum(math.prod(tensor.shape) for tensor in stored.values())
-    if (needed := count(config).parameters) > MAX_EXCESS * max(held, 1):
-        what = f"describes a model of {needed:,} parameters, {4 * needed / 2**30:,.0f} GiB in fp32"
-        raise wrong(path, f"{what}; the weights beside it hold {held:,} values")
+    weight_conversion.check_excess(config, stored, path)
     return fields, config
 
 
