@@ -63,7 +63,6 @@ VERBS = {
         "--label",
         "--scores",
         "--n-best",
-        "--prompt-name",
         "--engine",
         "--jobs",
         "--address",

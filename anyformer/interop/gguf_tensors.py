@@ -17,13 +17,9 @@ class Change(Protocol):
 
     def write(self, x: Tensor) -> Tensor: ...
 
-    def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the public shape of a tensor, of any shape in the file."""
-        return stored
-
 
 @dataclass(frozen=True)
-class Same(Change):
+class Same:
     """No change."""
 
     def read(self, x: Tensor) -> Tensor:
@@ -34,7 +30,7 @@ class Same(Change):
 
 
 @dataclass(frozen=True)
-class RotaryPairs(Change):
+class RotaryPairs:
     """Rows of queries or keys, whose rotary pairs are (2i, 2i + 1) in GGUF files and (i, i + k/2) in public ones."""
 
     heads: int
@@ -47,7 +43,7 @@ class RotaryPairs(Change):
 
 
 @dataclass(frozen=True)
-class Flipped(Change):
+class Flipped:
     """GPT-2's matrices, which are [in, out] in public files."""
 
     def read(self, x: Tensor) -> Tensor:
@@ -56,12 +52,9 @@ class Flipped(Change):
     def write(self, x: Tensor) -> Tensor:
         return self.read(x)
 
-    def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
-        return stored[::-1] if len(stored) == 2 else stored
-
 
 @dataclass(frozen=True)
-class PlusOne(Change):
+class PlusOne:
     """Gemma's norm weights: 1 + γ in GGUF files."""
 
     def read(self, x: Tensor) -> Tensor:
@@ -88,7 +81,7 @@ class PublicTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.change.shape(self.inner.shape)
+        return tuple(self.change.read(torch.empty(self.inner.shape, device="meta")).shape)
 
     def read(self) -> Tensor:
         return self.change.read(self.inner.read())

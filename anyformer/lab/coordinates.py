@@ -20,7 +20,8 @@ from anyformer.recipe import MuP, Packed, Recipe
 from anyformer.recipes import read_recipe
 from anyformer.tasks.base import inputs_of
 from anyformer.training.job import Job
-from anyformer.training.prepare import build, fit_rows, make_task, read_rows
+from anyformer.training.make_task import make_task
+from anyformer.training.prepare import build, fit_rows, read_rows
 from anyformer.training.step import TrainingStep, set_learning_rate
 
 KEY = "model.width"

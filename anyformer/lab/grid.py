@@ -40,7 +40,8 @@ from anyformer.lab.trial import trial
 from anyformer.processes import locked
 from anyformer.recipe import Metric, Recipe, measures
 from anyformer.recipes import read_recipe
-from anyformer.training.prepare import build, fit_rows, make_task, read_rows
+from anyformer.training.make_task import make_task
+from anyformer.training.prepare import build, fit_rows, read_rows
 from anyformer.training.utilisation import flops_per_token
 
 MIN_STEPS = 20  # fewer steps show nothing

@@ -131,7 +131,7 @@ def _tokenizer_faults(recipe: Recipe) -> Iterator[Fault]:
         yield Fault("source_tokenizer", "only an encoder-decoder has a vocabulary for the source: leave it out")
     if recipe.source_tokenizer and model.tie in ("inputs", "all"):
         yield Fault("model.tie", f"= '{model.tie}': two tokenizers have two vocabularies, which cannot share a table")
-    if isinstance(tokenizer, RunTokenizer) and recipe.train.init_from is None:
+    if isinstance(tokenizer, RunTokenizer) and recipe.train.init_from is None and recipe.train.teacher is None:
         yield Fault("tokenizer", "= 'run': set train.init_from to the run that has the tokenizer")
     if isinstance(recipe.data.train, Shards):
         if not isinstance(tokenizer, DataTokenizer | TokenizerFile | RunTokenizer):
@@ -150,6 +150,8 @@ def _train_faults(recipe: Recipe) -> Iterator[Fault]:
         if isinstance(head, TokenLabels):
             what = "a CRF has no loss per word; set it to 0, or model.head.crf = false"
         yield Fault("train.label_smoothing", f"= {train.label_smoothing}: {what}")
+    if train.teacher and (why := _without_distribution(recipe)):
+        yield Fault("train.teacher", f"needs a softmax over tokens or labels: {why}")
     if recipe.model.adapter and train.init_from is None:
         yield Fault("model.adapter", "LoRA needs pretrained weights: set train.init_from")
     if train.base_bits and recipe.model.adapter is None:
@@ -205,6 +207,8 @@ def _context_faults(recipe: Recipe) -> Iterator[Fault]:
             yield _context_fault(recipe, f"model.{side}.pooling pools tokens that different processes hold")
     if isinstance(model.head, LM) and model.head.multi_token:
         yield _context_fault(recipe, "model.head.multi_token predicts tokens that other processes hold")
+    if train.teacher:
+        yield _context_fault(recipe, "train.teacher reads whole rows")
     if train.own_tokens:
         yield _context_fault(recipe, "train.own_tokens replaces tokens in whole rows")
     if train.compile == "on":
@@ -213,6 +217,21 @@ def _context_faults(recipe: Recipe) -> Iterator[Fault]:
 
 def _context_fault(recipe: Recipe, what: str) -> Fault:
     return Fault("parallel.context", f"= {recipe.parallel.context}: {what}")
+
+
+def _without_distribution(recipe: Recipe) -> str:
+    """Return why a teacher has no distributions for the student to learn; empty if it has."""
+    head = recipe.model.head
+    match recipe.task:
+        case Regress() | Embed() | QuestionAnswering():
+            return f"the task {recipe.task.kind} has none"
+        case Classify(separator=str()):
+            return "with task.separator each label is decided separately"
+    if isinstance(head, TokenLabels) and head.crf:
+        return "a CRF has none per word; set model.head.crf = false"
+    if isinstance(head, LM) and head.multi_token:
+        return "a teacher has none for the further tokens of model.head.multi_token; leave it out"
+    return ""
 
 
 def _can_smooth_labels(recipe: Recipe) -> bool:

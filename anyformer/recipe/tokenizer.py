@@ -80,7 +80,7 @@ class TokenizerFile(Spec):
 
 
 class RunTokenizer(Spec):
-    """The tokenizer of the run `train.init_from`."""
+    """The tokenizer of the run `train.init_from`; without one, that of `train.teacher`."""
 
     kind: Literal["run"] = "run"
 

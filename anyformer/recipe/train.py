@@ -7,7 +7,7 @@ from pydantic import Field
 from anyformer.config import Spec
 from anyformer.config.spec import BY_KIND, Count, Flag, Fraction, Positive, Probability, Size
 from anyformer.recipe.optimizer import Optimizer
-from anyformer.recipe.task import Metric
+from anyformer.recipe.task import Metric, Share
 from anyformer.recipe.width_transfer import StandardScale, WidthScale
 
 
@@ -64,6 +64,18 @@ class OwnTokens(Spec):
     passes: Size = 1  # forward passes without gradients before each step: up to this many own tokens in a row
 
 
+class Teacher(Spec):
+    """Distillation (Hinton et al. 2015): the model also learns the distributions of a frozen run, its teacher.
+
+    The loss of a label is (1 - weight) · cross-entropy + weight · temperature² · KL(teacher ‖ model), where the logits
+    of both are divided by the temperature.
+    """
+
+    run: str  # folder of the teacher's run; its tokenizer and labels must be those of the model
+    temperature: Positive = 2.0  # divisor of both logits: above 1, less probable tokens or labels count more
+    weight: Share = 0.5  # share of the teacher in the loss; 1: true labels are not read
+
+
 class Train(Spec):
     """The training loop."""
 
@@ -75,6 +87,7 @@ class Train(Spec):
     accumulate: Size = 1  # batches per step (gradient accumulation)
     label_smoothing: Probability = 0.0  # probability that is spread evenly over all tokens or labels
     own_tokens: OwnTokens | None = None  # scheduled sampling; None: the decoder reads the target (teacher forcing)
+    teacher: Teacher | None = None  # distillation from the logits of another run; None: the labels of the data only
     # auto: bf16 on a GPU with units for it, else fp32; fp8: matmuls of the blocks, the rest in bf16
     precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = "auto"
     # torch.compile; auto: on a GPU, unless rows are padded (many shapes)

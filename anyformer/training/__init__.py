@@ -3,6 +3,7 @@
 background_writer   A thread that writes one checkpoint at a time
 checkpoint          State of a run, and checkpoints: written atomically, verified, restored
 compiler            Options of torch.compile
+distillation        A frozen teacher, and the loss of its student
 ema                 Exponential moving average of the weights
 finetune            Weights from another run, frozen weights, layer-wise learning rates
 first_rows          First rows of a batch as text
@@ -11,6 +12,7 @@ job                 The built objects of one run: model, optimiser, loader, stat
 log                 Progress bar, metrics.jsonl, TensorBoard, loss curve
 loop                The loop: steps, evaluations, snapshots, checkpoints
 machine             Choice of device, precision and compilation
+make_task           The task of a recipe with its tokenizers, and the model's config
 muon                Muon: orthogonal updates of hidden matrices
 objective           Model and loss as one module, compiled together
 optimisers          Optimisers from their specs

@@ -49,10 +49,11 @@ def _head_fits(name: str, config: ModelConfig, task: AnyTask, first: Run) -> boo
     """Return whether a weight of the first run's head has the same meaning here: a pooler, or equal labels."""
     if name.startswith("head.transform."):
         return getattr(config.head, "transform", None) == getattr(first.config.head, "transform", None)
-    return config.head.kind == first.config.head.kind and _labels(task) == _labels(first.spec)
+    return config.head.kind == first.config.head.kind and labels_of(task) == labels_of(first.spec)
 
 
-def _labels(task: AnyTask) -> tuple[str, ...]:
+def labels_of(task: AnyTask) -> tuple[str, ...]:
+    """Return the names of a task's labels, in the order of their ids."""
     return task.labels if isinstance(task, Classify | Encoder | Tag) else ()
 
 

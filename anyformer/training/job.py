@@ -20,6 +20,7 @@ from anyformer.recipe import Recipe
 from anyformer.tasks.base import Task
 from anyformer.training.background_writer import BackgroundWriter
 from anyformer.training.checkpoint import TrainState
+from anyformer.training.distillation import distillation_loss
 from anyformer.training.objective import Objective
 from anyformer.training.parallel import SINGLE, Ranks
 from anyformer.training.watchdog import Watchdog
@@ -45,6 +46,7 @@ class Job:
     scaler: torch.amp.GradScaler
     console: Console
     ranks: Ranks = SINGLE
+    teacher: Transformer | None = None  # frozen; its logits are part of the loss
     data: Fingerprints = field(default_factory=dict)
     writer: BackgroundWriter = field(default_factory=BackgroundWriter)  # of checkpoints
     watchdog: Watchdog = field(default_factory=Watchdog)
@@ -54,8 +56,9 @@ class Job:
         """The training loss, before compilation."""
         train = self.recipe.train
         context = None if self.ranks.context.size == 1 else ContextGroup(*self.ranks.context)
-        recompute = train.checkpoint_activations
-        return Objective(self.model, self.task, train.label_smoothing, recompute, self.ranks.reduce, context)
+        recompute, smoothing = train.checkpoint_activations, train.label_smoothing
+        distill = None if train.teacher is None else distillation_loss(train.teacher, self.task, smoothing)
+        return Objective(self.model, self.task, smoothing, recompute, self.ranks.reduce, context, distill)
 
     @cached_property
     def reader(self) -> Loader:

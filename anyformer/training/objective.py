@@ -1,5 +1,6 @@
 """The training loss as one module: model and loss compile together, so logits never leave the graph."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import NamedTuple
 
@@ -18,6 +19,9 @@ from anyformer.parallel.context import ContextGroup
 from anyformer.tasks.base import Task, TokenTask, inputs_of
 
 MAX_SPARSE_SHARE = 0.75  # of tokens with a label: up to here the head is applied to labelled tokens only
+FrozenLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""The summed loss of logits, labels, and the logits of a frozen model."""
+
 SIZES_PER_POWER = 8  # label counts are rounded up to 1/8 of a power of two, so that few shapes are compiled
 
 
@@ -35,19 +39,27 @@ class Objective(nn.Module):
         recompute: bool = False,
         reduce: Reduce = identity,
         context: ContextGroup | None = None,
+        frozen_loss: FrozenLoss | None = None,
     ):
         """`reduce` sums statistics of a batch over the processes that each read a part of it.
 
         `context` are the processes that hold parts of the same rows; None: this one holds whole rows.
+        `frozen_loss` replaces the loss of the task; `forward` then needs the logits of a frozen model.
         """
         super().__init__()
         self.model, self.smoothing, self.recompute = model, smoothing, recompute
         self.reduce, self.context = reduce, context
-        self.fused = isinstance(task, TokenTask) and isinstance(model.head, VocabularyHead)  # the head has the loss
+        in_head = isinstance(task, TokenTask) and isinstance(model.head, VocabularyHead)  # the head has the loss
+        self.fused = in_head and frozen_loss is None
         self.loss = torch.compiler.disable(task.loss)  # other losses may loop over words or pairs
+        self.frozen_loss = frozen_loss if frozen_loss is None or in_head else torch.compiler.disable(frozen_loss)
 
     def forward(
-        self, inputs: tuple[Tensor | Inputs, ...], target: LossTarget, memory: Past | None
+        self,
+        inputs: tuple[Tensor | Inputs, ...],
+        target: LossTarget,
+        memory: Past | None,
+        frozen_logits: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Past | None]:
         aux, memory_after = AuxOutputs(self.reduce), None
         options: CallOptions = {"aux": aux, "recompute": self.recompute}
@@ -58,7 +70,13 @@ class Objective(nn.Module):
                 out = self.model(*inputs, **options)
             else:
                 out, memory_after = self.model(*inputs, **options, past=memory)
-        loss = out if self.fused else self.loss(out, target.labels, self.smoothing)
+        if self.fused:
+            loss = out
+        elif self.frozen_loss is None:
+            loss = self.loss(out, target.labels, self.smoothing)
+        else:
+            assert frozen_logits is not None
+            loss = self.frozen_loss(out, target.labels, frozen_logits)
         return loss, sum(aux.losses, torch.zeros_like(loss)), memory_after
 
     def select_labels(self, batch: Batch) -> "StepInputs":

@@ -23,8 +23,9 @@ from anyformer.tasks.base import Task
 from anyformer.training.checkpoint import START
 from anyformer.training.first_rows import ExampleSummary, first_rows
 from anyformer.training.job import Job
+from anyformer.training.make_task import TEXT_COLUMNS, make_task
 from anyformer.training.out_of_memory import BUILD_ADVICE, advise_out_of_memory, train_advice
-from anyformer.training.prepare import TEXT_COLUMNS, build, fit_rows, make_task, read_rows
+from anyformer.training.prepare import build, fit_rows, read_rows
 from anyformer.training.step import TrainingStep
 from anyformer.training.utilisation import peak_tokens_per_second
 

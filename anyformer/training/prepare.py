@@ -1,80 +1,53 @@
 """Preparation of a training run: read the data, train or load the tokenizer, build the model, find the checkpoint."""
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
-from anyformer.config import Classifier, ConfigError, Fault, ModelConfig, Special, TokenLabels, Tokens, io
-from anyformer.config.spec import MAX_WORD, shorten
-from anyformer.data.conversations import texts_of, with_template
+from anyformer.config import ConfigError, Fault, ModelConfig, io
 from anyformer.data.fingerprint import fingerprint
 from anyformer.data.loader import CropLoader, Cursor, Loader
-from anyformer.data.media import without_references
 from anyformer.data.readers import Rows, check_bad_rows, common_inputs, read
-from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.inspection.capacity import check_model, exceeding
 from anyformer.nn.model import Transformer
 from anyformer.parallel.tensor import split_faults
 from anyformer.recipe import (
-    Actions,
-    AnyTask,
-    AnyTokenizer,
-    Chat,
-    Classify,
     Crops,
-    DataTokenizer,
     Embed,
-    Mixture,
     NamedSplit,
     Ordered,
     Padded,
     Recipe,
-    Regress,
-    RunTokenizer,
-    Seq2Seq,
-    SpanCorruption,
-    Tag,
     columns,
-    scaled_model,
     splits,
 )
 from anyformer.run import (
     RECIPE,
-    STATE,
-    Run,
     check_weights,
     load,
     load_task,
-    must_be_file,
     read_tensors,
     remove_leftovers,
 )
 from anyformer.tasks.base import Task, open_media, readable
-from anyformer.tasks.build import build_task
-from anyformer.tasks.chat import Conversing
-from anyformer.tasks.classify import with_labels
-from anyformer.tasks.mixture import task_token
-from anyformer.tasks.regress import scaled
-from anyformer.tasks.tag import with_tags
 from anyformer.training.checkpoint import TrainState, read_state
 from anyformer.training.compiler import compile_options
-from anyformer.training.finetune import config_differences, copy_weights, describe_new, freeze
+from anyformer.training.distillation import load_teacher
+from anyformer.training.finetune import copy_weights, describe_new, freeze
 from anyformer.training.hidden_matrices import hidden_matrices
 from anyformer.training.job import Job
 from anyformer.training.machine import advise_if_busy, choose_execution
+from anyformer.training.make_task import fit_config, make_task
 from anyformer.training.optimisers import training_optimizer
 from anyformer.training.parallel import SINGLE, Ranks, divide_model
 from anyformer.training.resume import changed_data, find_checkpoint
 from anyformer.training.snapshots import drop_snapshots
 from anyformer.training.weight_formats import convert_to_fp8, round_frozen
 from anyformer.training.width_transfer import scale_weights
-
-MAX_LABELS, MAX_DIFFERENCES = 10, 10  # that a message lists
-TEXT_COLUMNS = ("text", "pair", "source", "target", "words", "messages")  # that a tokenizer reads
 
 
 def prepare(
@@ -200,6 +173,7 @@ def build(
         scaler=scaler,
         console=console,
         ranks=ranks,
+        teacher=ranks.on_each(lambda: load_teacher(recipe, task, train, model.config, device)),
     )
 
 
@@ -264,132 +238,3 @@ def _check_capacity(recipe: Recipe, config: ModelConfig) -> None:
         # ids of 8 bytes, and at least one vector of the model in half precision
         if faults := list(exceeding(tokens * (8 + 2 * config.width), what, limit)):
             raise ConfigError(fault.under("batches.rows") for fault in faults)
-
-
-def make_task(recipe: Recipe, train: Rows, console: Console) -> Task:
-    """Return the task with its tokenizers.
-
-    With `train.init_from`, the tokenizers are those of the first run if both recipes name the same kind: its weights
-    depend on them.
-    """
-    first, spec = recipe.train.init_from, _complete_spec(recipe.task, train)
-    if first is None:
-        return _new_task(recipe, spec, train)
-    other, saved = _load_first(first), must_be_file(Path(first) / RECIPE)
-    is_run = saved.exists() and not (saved.parent / STATE).exists()  # of a checkpoint, any recipe uses the tokenizer
-    before = io.load(Recipe, saved) if is_run else recipe
-    same = (before.tokenizer, before.source_tokenizer) == (recipe.tokenizer, recipe.source_tokenizer)
-    if same or isinstance(recipe.tokenizer, RunTokenizer):
-        console.print(f"tokenizer: that of {first}", markup=False, soft_wrap=True)
-        tokenizer = other.task.tokenizer
-        if isinstance(spec, Chat) and spec.template is not None:
-            tokenizer = with_template(tokenizer, spec.template)
-        task = build_task(spec, tokenizer, other.task.source_tokenizer)
-    else:
-        task = _new_task(recipe, spec, train)
-    faults = []
-    if _vocabularies(task) != _vocabularies(other.task):
-        faults.append("its tokenizer differs: set tokenizer = 'run', the tokenizer of its recipe, or its file")
-    faults = faults or config_differences(other.config, fit_config(recipe, task), task.spec)[:MAX_DIFFERENCES]
-    if faults:
-        raise ConfigError(Fault("train.init_from", f"= '{first}': {what}") for what in faults)
-    return task
-
-
-def _load_first(first: str) -> Run:
-    try:
-        return load(first)
-    except ConfigError as error:
-        raise ConfigError(Fault("train.init_from", f"= '{first}': {fault}") for fault in error.faults) from None
-
-
-def _vocabularies(task: Task) -> list[str]:
-    """Return the tokenizers of a task as JSON, without chat templates: weights do not depend on these."""
-    both = (task.tokenizer, task.source_tokenizer)
-    return [tokenizer.with_chat(None).to_json() for tokenizer in both if tokenizer is not None]
-
-
-def _complete_spec(spec: AnyTask, train: Rows) -> AnyTask:
-    """Return the spec completed from the training rows: names of labels or tags, or mean and deviation of targets."""
-    match spec:
-        case Classify():
-            return with_labels(spec, train.columns["label"])
-        case Regress():
-            return scaled(spec, train.columns["label"])
-        case Tag():
-            return with_tags(spec, train.columns["tags"])
-        case _:
-            return spec
-
-
-def _new_task(recipe: Recipe, spec: AnyTask, train: Rows) -> Task:
-    """Return the task with tokenizers that are trained on the training data or read from a file."""
-    both = recipe.model.source, recipe.model.target
-    reads_media = any(isinstance(one, Tokens) and one.media is not None for one in both)
-
-    def texts(*names: str) -> Iterator[str]:
-        for column in names:
-            for cell in train.columns[column]:
-                yield from texts_of(column, without_references(cell) if reads_media else cell)
-
-    def make(name: str, tokenizer: AnyTokenizer, *columns: str) -> TextTokenizer:
-        assert not isinstance(tokenizer, RunTokenizer)
-        if isinstance(tokenizer, DataTokenizer):
-            assert train.stream is not None
-            return train.stream.tokenizer()
-        try:
-            trained = train_tokenizer(tokenizer, texts(*columns), recipe.data)
-            match spec:
-                case SpanCorruption(sentinels=sentinels):
-                    return trained.with_sentinels(sentinels)
-                case Mixture(parts=parts):
-                    return trained.with_special([task_token(part.name) for part in parts])
-                case Actions():
-                    return trained.with_special(spec.special_tokens)
-                case Chat(template=str(template)):
-                    return with_template(trained, template)
-                case _:
-                    return trained
-        except ConfigError as error:
-            raise ConfigError(fault.under(name) for fault in error.faults) from None
-
-    if recipe.source_tokenizer is None:
-        read = (name for name in columns(recipe.task) if name in TEXT_COLUMNS)
-        return build_task(spec, make("tokenizer", recipe.tokenizer, *read), None)
-    target, source = make("tokenizer", recipe.tokenizer, "target"), recipe.source_tokenizer
-    return build_task(spec, target, make("source_tokenizer", source, "source"))
-
-
-def fit_config(recipe: Recipe, task: Task) -> ModelConfig:
-    """Return the recipe's model with the vocabularies and special ids of the tokenizers, and the number of labels."""
-    model, target, source = recipe.model, task.tokenizer, task.source_tokenizer or task.tokenizer
-    faults = []
-    changes: dict[str, object] = {}
-    for name, tokenizer in (("source", source), ("target", target)):
-        spec = getattr(model, name)
-        if spec is None:
-            continue
-        if not isinstance(spec, Tokens):
-            faults.append(Fault(f"model.{name}", f"reads {spec.kind}: recipes train on text, so it must be tokens"))
-            continue
-        if spec.vocab is not None and spec.vocab < tokenizer.size:
-            faults.append(Fault(f"model.{name}.vocab", f"= {spec.vocab}: the tokenizer has {tokenizer.size} ids"))
-        changes[name] = spec.model_copy(update={"vocab": spec.vocab or tokenizer.size})
-    if isinstance(task.spec, Classify | Tag) and isinstance(model.head, Classifier | TokenLabels):
-        names, size = task.spec.labels, model.head.labels
-        if size == "auto":
-            changes["head"] = model.head.model_copy(update={"labels": len(names)})
-        elif len(names) != size:
-            shown = ", ".join([shorten(name, MAX_WORD) for name in names[:MAX_LABELS]])
-            shown += f", and {len(names) - MAX_LABELS} more" if len(names) > MAX_LABELS else ""
-            faults.append(Fault("model.head.labels", f"= {size}: the task has {len(names)} labels: {shown}"))
-    if isinstance(task.spec, Tag) and not task.spec.spans and recipe.train.best == "span_f1":
-        what = "the labels mark no spans (O, B-x and I-x): set 'accuracy' or 'loss'"
-        faults.append(Fault("train.best", f"= 'span_f1': {what}"))
-    if faults:
-        raise ConfigError(faults)
-    start = task.spec.start if isinstance(task.spec, Seq2Seq | SpanCorruption) else None
-    start = target.bos if start is None else start
-    stops = tuple(task.stops) if isinstance(task, Conversing) else ()
-    changes["special"] = Special(pad=target.pad, bos=target.bos, eos=target.eos, start=start, stops=stops)
-    return scaled_model(model.model_copy(update=changes), recipe.train.scale)

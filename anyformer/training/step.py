@@ -10,6 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 from anyformer.data.batch import Batch, to_device
 from anyformer.nn.aux_outputs import collect, discard
 from anyformer.nn.experts import Mixture
+from anyformer.nn.inputs import Inputs
 from anyformer.parallel.tensor import sum_whole_gradients
 from anyformer.recipe import Packed
 from anyformer.tasks.base import past_of
@@ -66,6 +67,14 @@ class TrainingStep:
                 job.model, batch.to(job.device), self.packed, spec, job.state.step + 1, job.ranks.reduce
             )
 
+    def _frozen_logits(self, inputs: tuple[Inputs, ...]) -> Tensor | None:
+        """Return the teacher's logits; None without a teacher."""
+        if self.job.teacher is None:
+            return None
+        with torch.no_grad():
+            logits: Tensor = self.job.teacher(*inputs)
+        return logits
+
     def _update(self, inputs: list[StepInputs], counts: Tensor) -> Tensor:
         """Return the summed loss and the gradient norm. `counts`: labels of all batches together, then of each."""
         job, total = self.job, torch.zeros((), device=self.job.device)
@@ -74,7 +83,8 @@ class TrainingStep:
                 with job.autocast():
                     memory = past_of(job.model, one.batch, job.state.segment_memory)
                     arguments = job.objective.arguments(one, self.packed)
-                    loss, auxiliary, job.state.segment_memory = self.loss(*arguments, memory)
+                    frozen_logits = self._frozen_logits(arguments[0])
+                    loss, auxiliary, job.state.segment_memory = self.loss(*arguments, memory, frozen_logits)
                 if number < len(inputs):
                     collect(job.model)
                 # A sum over the tokens of all batches and processes, divided once: never a mean of means. DDP and FSDP

@@ -26,7 +26,8 @@ from anyformer.recipe import (
     columns,
 )
 from anyformer.tasks.base import Task
-from anyformer.training.prepare import build, fit_rows, make_task, read_rows
+from anyformer.training.make_task import make_task
+from anyformer.training.prepare import build, fit_rows, read_rows
 from tests.training.small import (
     corrupted,
     distances,
