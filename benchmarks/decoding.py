@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -18,6 +19,7 @@ from anyformer.inspection.count import count
 from anyformer.kernels.cross_entropy import token_loss
 from anyformer.nn.model import Transformer
 from anyformer.transforms.quantise import quantise
+from benchmarks import peer_files
 from benchmarks.ctranslate import ctranslate
 from benchmarks.sheet import DEVICE, Way, same
 from benchmarks.training import begun, public, said, vaswani
@@ -116,10 +118,41 @@ def llama(
     ids = torch.randint(5, vocab, (rows, prompt), device=DEVICE)
     made = presets.llama(depth=depth, width=width, heads=heads, kv_heads=kv_heads, ff=ff, vocab=vocab)
     config = made.model_copy(update={"tie": "output"})
-    return rows * new, {
+    ways = {
         "ours": ours(config, ids, new),
         "ours, 8 bits": ours(config, ids, new, bits=8),
         "transformers": theirs(config, "llama", transformers.LlamaForCausalLM, ids, new, cache_implementation="static"),
+    }
+    if peer_files.find("gpt-fast"):
+        ways["gpt-fast"] = gptfast(config, ids, new)
+    return rows * new, ways
+
+
+def gptfast(config: ModelConfig, ids: Tensor, new: int) -> Way:
+    """The model of gpt-fast with our weights."""
+
+    def build() -> Any:
+        return peer_files.gptfast(built(config), config, DEVICE)
+
+    def first() -> float:
+        return first_loss(config, ids, lambda ids: peer_files.gptfast_logits(build(), ids))
+
+    return Way("gpt-fast", lambda: peer_files.gptfast_generate(build(), ids, new), first)
+
+
+def prefill(
+    depth: int, width: int, heads: int, kv_heads: int, ff: int, vocab: int, length: int
+) -> tuple[int, dict[str, Way]]:
+    """Read one prompt and choose the next token. FLOPs: of the weights, the head once, and half of the attention."""
+    ids = torch.randint(5, vocab, (1, length), device=DEVICE)
+    made = presets.llama(depth=depth, width=width, heads=heads, kv_heads=kv_heads, ff=ff, vocab=vocab)
+    config = made.model_copy(update={"tie": "output"})
+    body = count(config).parameters - vocab * width
+    flops = 2.0 * body * length + 2.0 * vocab * width + 2.0 * depth * width * length**2
+    peer = theirs(config, "llama", transformers.LlamaForCausalLM, ids, 1)
+    return length, {
+        "ours": replace(ours(config, ids, 1), flops=flops, reads=None, first=None),
+        "transformers": replace(peer, flops=flops, first=None),
     }
 
 

@@ -24,6 +24,12 @@ def train_gpt2(sheet: Sheet, tiny: bool) -> None:
     sheet.measure("train_gpt2", work, "tokens/s", ways)
 
 
+def train_experts(sheet: Sheet, tiny: bool) -> None:
+    work, ways = training.experts(*(2, 64, 2, 512, 64, 2, (4, 2)) if tiny else (12, 768, 12, 50304, 1024, 64, (8, 2)))
+    rates = sheet.measure("train_experts", work, "tokens/s", ways)
+    sheet.put("train_experts", rates["ours"], rates["ours, dense"], "tokens/s", peer_name="ours, dense", rates=rates)
+
+
 def _fp8(sheet: Sheet, key: str, depth: int, width: int, heads: int, vocab: int, length: int, rows: int) -> None:
     config = presets.gpt2(depth=depth, width=width, heads=heads, vocab=vocab, length=length, dropout=0.0)
     data, found = fp8.batches(30, vocab, rows, length), {}
@@ -111,6 +117,11 @@ def decode_1b_b1(sheet: Sheet, tiny: bool) -> None:
               share=share)  # fmt: skip
 
 
+def prefill_8k(sheet: Sheet, tiny: bool) -> None:
+    work, ways = decoding.prefill(*(2, 64, 4, 2, 128, 512, 64) if tiny else (*BILLION, 8192))
+    sheet.measure("prefill_8k", work, "tokens/s", ways, warm=3, rounds=9)
+
+
 def decode_1b_b64(sheet: Sheet, tiny: bool) -> None:
     work, ways = decoding.llama(*(2, 64, 4, 2, 128, 512, 4, 8, 16) if tiny else (*BILLION, 64, 8, 256))
     del ways["ours, 8 bits"]
@@ -142,9 +153,9 @@ LANES = (  # rows of a lane run one after the other, so that large ones fit into
     (train_base,),
     (train_bert, idle_shakespeare),
     (train_gpt2, train_gpt2_fp8, train_wide_fp8),
-    (train_multi30k, idle_multi30k),
+    (train_multi30k, idle_multi30k, train_experts),
     (bigbird_16k, memory),
-    (decode_1b_b1, decode_1b_b64, decode_1b_fp32),
+    (decode_1b_b1, decode_1b_b64, prefill_8k, decode_1b_fp32),
     (decode_base_b64_greedy, decode_base_b64_beam4, window_64k),
 )
 ROWS: dict[str, Row] = {row.__name__: row for lane in LANES for row in lane}

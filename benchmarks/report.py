@@ -18,7 +18,10 @@ ABOUT = {
     "h200": "One NVIDIA H200 (`python -m benchmarks.gpu`)",
     "cpu": "Two CPU cores (`make bench`)",
 }
-PEERS = {"h200": ("transformers",), "cpu": ("transformers", "ctranslate2")}  # packages whose version is recorded
+PEERS = {
+    "h200": ("transformers", "nanoGPT", "gpt-fast"),
+    "cpu": ("transformers", "ctranslate2"),
+}  # packages whose version is recorded
 ALT = {
     "h200": "Our speed relative to the fastest peer on an H200: 1.24 times in training GPT-2 to 19 in greedy decoding",
     "cpu": "Our speed relative to each peer on two CPU cores: above 1 except against CTranslate2",
@@ -32,6 +35,7 @@ LABELS = {  # in the figure
     "bigbird_16k": "BigBird, 16,384 tokens",
     "decode_1b_b1": "decoding Llama, batch 1",
     "decode_1b_b64": "decoding Llama, batch 64",
+    "prefill_8k": "reading 8,192 tokens, Llama",
     "decode_base_b64_greedy": "decoding Transformer, greedy",
     "decode_base_b64_beam4": "decoding Transformer, 4 beams",
     "decode_gpt2": "decoding GPT-2, batch 1",

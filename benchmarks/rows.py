@@ -66,6 +66,14 @@ ROWS: dict[str, dict[str, Row]] = {
             f"decoding, {LLAMA}, 8-bit weights", "batch 1, prompt 8, 256 new tokens, greedy", "int8 weights, compiled",
             "bf16, compiled", "ours",
         ),
+        "prefill_8k": Row(
+            f"reading a prompt of 8,192 tokens, {LLAMA}", "batch 1, bf16, with the first token", "eager",
+            "eager, its default cache",
+        ),
+        "train_experts": Row(
+            "training, GPT-2 with 8 experts of half the width, of which 2 read each token",
+            f"64 × 1,024 tokens, {BF16}, no dropout", GRAPH, "dense GPT-2 124M with the same active weights", "ours",
+        ),
         "window_64k": Row(
             "attention alone, forward and backward, causal window of 1,024",
             "1 × 65,536 tokens, 12 heads of 64, bf16", "window of 1,024, FlexAttention",

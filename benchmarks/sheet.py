@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import peer_files
 from benchmarks.side_by_side import alone, in_turns, locked
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -248,6 +249,7 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "anyformer": anyformer.__version__,
         **{package: version(package) for package in ("transformers", "ctranslate2") if find_spec(package)},
+        **peer_files.versions(),
         "product_flops": 2 * size**3 / product.median,
         "copy_bytes": 2 * x.nbytes / copy.median,
     }

@@ -4,6 +4,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from anyformer.tasks.base import TokenTask
 from anyformer.training.compiler import compile_options
 from anyformer.training.objective import Objective, labelled_positions
 from anyformer.training.step_graphs import StepGraphs
+from benchmarks import peer_files
 from benchmarks.sheet import DEVICE, Way
 
 MASKED = 0.15
@@ -159,10 +161,27 @@ def gpt2(depth: int, width: int, heads: int, vocab: int, length: int, rows: int)
         return TransformerWrapper(num_tokens=vocab, max_seq_len=length, attn_layers=layers, tie_embedding=True)
 
     ways = {"ours": mine, "transformers": theirs(hf, loss, mine.flops)}
+    if peer_files.find("nanoGPT"):
+        nano = partial(peer_files.nanogpt, length=length)
+        ways["nanoGPT"] = theirs(lambda: nano(hf()), lambda model: model(ids, labels)[1], mine.flops)
     if find_spec("x_transformers"):  # same shape, different weights: its first loss differs
         own = theirs(x_transformers, lambda model: token_loss(model(ids), labels) / labels.numel(), mine.flops)
         ways["x-transformers"] = replace(own, first=None)
     return ids.numel(), ways
+
+
+def experts(
+    depth: int, width: int, heads: int, vocab: int, length: int, rows: int, choice: tuple[int, int]
+) -> tuple[int, dict[str, Way]]:
+    """GPT-2 with experts, of which each token chooses so many as are as wide as the dense model's feed-forward."""
+    count, top_k = choice
+    ids = tokens(vocab, rows, length)
+    dense = presets.gpt2(depth=depth, width=width, heads=heads, vocab=vocab, length=length, dropout=0.0)
+    one = f"{{kind = 'plain', width = {4 * width // top_k}, activation = {{kind = 'gelu', approximate = 'tanh'}}}}"
+    network = f"{{kind = 'experts', count = {count}, top_k = {top_k}, balance = 0.01, expert = {one}}}"
+    sparse: Any = io.override(dense, [f"decoder.blocks.*.feedforward={network}"])
+    ways = {name: ours(config, (ids,), ids) for name, config in (("ours", sparse), ("ours, dense", dense))}
+    return ids.numel(), {name: replace(way, first=None) for name, way in ways.items()}
 
 
 class TorchPair(nn.Module):

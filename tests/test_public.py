@@ -63,6 +63,7 @@ VERBS = {
         "--label",
         "--scores",
         "--n-best",
+        "--prompt-name",
         "--engine",
         "--jobs",
         "--address",

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from anyformer.attention.lowered import FewQueries
 from anyformer.conventions import next_power_of_two
+from anyformer.kernels.opaque import opaque
 from anyformer.kernels.runtime import supports_dependent_launch
 
 MAX_QUERIES = 8
@@ -90,7 +91,20 @@ def count_parts(rows: int, groups: int, slots: int) -> int:
     return max(1, min(FULL_GRID // (rows * groups), slots // MIN_KEYS_PER_PROGRAM))
 
 
-@torch.library.custom_op("anyformer::read_cache", mutates_args=())
+def _like(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    table: Tensor | None,
+    size: int,
+    scale: float,
+) -> Tensor:
+    return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[-1])
+
+
+@opaque("read_cache", _like)
 def _read_cache(
     q: Tensor,
     k: Tensor,
@@ -113,20 +127,6 @@ def _read_cache(
     launch(problem, parts, weights)
     join(parts, weights, out)
     return out
-
-
-@_read_cache.register_fake
-def _like(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    table: Tensor | None,
-    size: int,
-    scale: float,
-) -> Tensor:
-    return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[-1])
 
 
 class Problem(NamedTuple):

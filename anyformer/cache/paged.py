@@ -124,6 +124,9 @@ class PagedLayer(NamedTuple):
 
     def append(self, k: Tensor, v: Tensor, writer: SlotWriter) -> tuple[Tensor, Tensor]:
         pools = self.own.keys.numbers, self.own.values.numbers
+        if runs_fused(k) and isinstance(writer, FreshSlots) and pools[0].dtype is k.dtype:
+            write_pages(pools, (k, v), writer.slots.at, writer.slots.is_token)
+            return k, v
         if isinstance(writer, PagedSlots) and not writer.gathers and runs_fused(k):
             write_pages(pools, (k, v), writer.at, writer.is_token)
             return pools

@@ -52,6 +52,10 @@ def predict_(
         int | None,
         typer.Option(min=1, help="For runs of the task span: print a JSON list of the best answers, this many."),
     ] = None,
+    prompt_name: Annotated[
+        str | None,
+        typer.Option(help="For imported models with prompts: the name of the one to read before each text."),
+    ] = None,
     engine: Annotated[
         Literal["local", "ray"], typer.Option(help="Where to predict: in this process, or on a Ray cluster.")
     ] = "local",
@@ -78,8 +82,9 @@ def predict_(
     _check_paths(names, out, engine, {"jobs": jobs, "address": address, "gpus": gpus})
     with as_options("line {}"):
         given = {**parse(how), "labels": label or None, "scores": scores or None, "n_best": n_best}
+        given["prompt_name"] = prompt_name
         predictor = Predictor(run, device="cpu" if engine == "ray" else None, **given)
-        _check_options(predictor, label, scores, n_best)
+        _check_options(predictor, label, scores, n_best, prompt_name)
         note_unfinished(predictor.run, run)
         try:
             if engine == "ray" or len(names) > 1:
@@ -177,7 +182,9 @@ def _print_notes(before: str, notes: "Notes") -> None:
         typer.echo(f"{before}{where}: the model's logits are not finite", err=True)
 
 
-def _check_options(predictor: "Predictor", label: list[str] | None, scores: bool, n_best: int | None) -> None:
+def _check_options(
+    predictor: "Predictor", label: list[str] | None, scores: bool, n_best: int | None, prompt_name: str | None
+) -> None:
     from anyformer.config.spec import ConfigError, Fault
 
     kind = predictor.run.spec.kind
@@ -187,6 +194,8 @@ def _check_options(predictor: "Predictor", label: list[str] | None, scores: bool
         raise ConfigError([Fault("--scores", f"is for runs of the tasks classify and span, not {kind}")])
     if n_best is not None and kind != "span":
         raise ConfigError([Fault("--n-best", f"is for runs of the task span, not {kind}")])
+    if prompt_name is not None and kind != "encoder":
+        raise ConfigError([Fault("--prompt-name", f"is for imported encoders, not the task {kind}")])
 
 
 def _check_paths(names: list[str], out: Path | None, engine: str, ray: dict[str, Any]) -> None:

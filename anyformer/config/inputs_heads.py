@@ -239,12 +239,21 @@ def label_count(head: TokenLabels | Classifier) -> int:
     return head.labels
 
 
+class DenseLayer(Spec):
+    """act(x W + b), of any width."""
+
+    width: Size  # width of the output
+    activation: Activation = Tanh()  # function after the linear layer
+    bias: Flag = True  # a bias of the linear layer
+
+
 class Embedder(Spec):
     """One vector [b, d] per row; `normalize` gives it length 1."""
 
     kind: Literal["embedder"] = "embedder"
     pool: Pool = "mean"  # how the vectors of a row become one
     transform: HeadTransform = NoTransform()  # layer after pooling
+    layers: tuple[DenseLayer, ...] = ()  # further layers after it, of any width (sentence-transformers)
     projection: Size | None = None  # width of the vectors after a last linear layer without bias; None: no such layer
     normalize: Flag = False  # gives every vector length 1
     # after normalize, vectors have a learned length: cosines are divided by a learned temperature, as in CLIP
@@ -258,7 +267,7 @@ class Embedder(Spec):
 
     def vector_width(self, width: int) -> int:
         """Width of the vectors, given or derived."""
-        return self.projection or width
+        return self.projection or (self.layers[-1].width if self.layers else width)
 
 
 Head = Annotated[NoHead | LM | MaskedLM | TokenLabels | SpanBounds | Classifier | Embedder, *BY_KIND]

@@ -72,7 +72,7 @@ def read_tables(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     if os.path.isdir(path):  # unlike Path.is_dir, it accepts any name
         raise ConfigError([Fault(str(path), "is a folder, not a file")])
-    format, text = format_of(path), _read(path)
+    format, text = format_of(path), read_text(path)
     with faults_in(path):
         return parse(text, format)
 
@@ -96,7 +96,8 @@ def format_of(path: Path) -> Format:
     raise ConfigError([Fault(str(path), f"has {has}: a config ends in {' or '.join(SUFFIXES)}")])
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Return the text of a config file, of at most `MAX_FILE` bytes."""
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_FILE + 1)

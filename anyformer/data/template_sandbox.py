@@ -27,7 +27,7 @@ MAX_STEPS = 50_000  # iterations of loops and calls of macros in one rendering
 MAX_LENGTH = 4_000_000  # characters of the result, and of any text or list that `+`, `*`, `~` or a block makes
 MAX_WORK = 100_000_000  # product of the sizes that a filter or a method of a text reads
 MAX_BITS = 4096  # of an integer
-LONG_FIELD = re.compile(r"\d{5}")  # a width in a format string
+NUMBER = re.compile(r"\d+")  # in a format string: the width of a field, or its precision
 
 _steps: ContextVar[Iterable[int]] = ContextVar("steps")
 
@@ -151,7 +151,9 @@ def _with_limit(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_work(values: list[Any], format: str = "") -> None:
-    if math.prod(map(_size, values)) > MAX_WORK or LONG_FIELD.search(format):
+    widths = NUMBER.findall(format)
+    wide = any(len(width) > 4 for width in widths) or sum(map(int, widths)) > MAX_LENGTH
+    if wide or math.prod(map(_size, values)) > MAX_WORK:
         raise SecurityError("a filter or a method of a text makes a value that is too large")
 
 

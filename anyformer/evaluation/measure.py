@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+from anyformer.config.spec import ConfigError, Fault, visible
 from anyformer.evaluation.likelihood import Likelihood, Progress, continuations, texts
 from anyformer.evaluation.task_file import Item, TaskFile, read_items, read_task
 from anyformer.run import Run
@@ -35,6 +36,8 @@ def evaluate_file(run: Run, path: str | Path, *, limit: int | None = None, progr
             found |= _mean("acc", [score.greedy for score in scores])
         case "loglikelihood_rolling":
             documents = [str(item.target) for item in items]
+            if not any(documents):
+                raise ConfigError([Fault(f"{visible(str(path))}: doc_to_target", "every text is empty")])
             found = _perplexities(documents, texts(run, documents, progress))
     kept = {name: value for name, value in found.items() if name.removesuffix("_stderr") in task.metrics}
     notes = {"output_type": task.output_type, **({"metadata": task.metadata} if task.metadata else {})}

@@ -13,10 +13,11 @@ A `doc_to_…` is the name of a column or a template of Jinja over the columns. 
 
 import ast
 import json
+import re
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -119,6 +120,10 @@ def read_task(path: str | Path) -> TaskFile:
     path = Path(path)
     tables = _read_yaml(path) if path.suffix.lower() in YAML else io.read_tables(path)
     with io.faults_in(path):
+        try:  # results repeat `metadata`
+            json.dumps(tables, allow_nan=False, ensure_ascii=False).encode()
+        except (TypeError, ValueError, RecursionError) as error:  # dates, sets, NaN, integers of thousands of digits
+            raise ConfigError([Fault("", f"holds a value that JSON does not have: {error}")]) from None
         return io.build(TaskFile, tables)
 
 
@@ -127,14 +132,31 @@ def _read_yaml(path: Path) -> Any:
         import yaml
     except ImportError:
         raise ConfigError([Fault(str(path), "needs the package PyYAML: pip install 'anyformer[eval]'")]) from None
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]  # the package has no types
+        """YAML without aliases, which can make a short file a huge value; dates are texts."""
+
+        yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+            first: [(tag, pattern) for tag, pattern in known if tag != "tag:yaml.org,2002:timestamp"]
+            for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                mark = self.peek_event().start_mark
+                raise yaml.MarkedYAMLError(problem="aliases (*name) are not read", problem_mark=mark)
+            return super().compose_node(parent, index)
+
     try:
-        return yaml.safe_load(must_be_file(path).read_text(encoding="utf-8"))
+        return yaml.load(io.read_text(must_be_file(path)), Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark else ""
         what = visible(getattr(error, "problem", None) or str(error)).partition("\n")[0]
         raise ConfigError([Fault(str(path), f"is not YAML that is read{where}: {what}")]) from None
-    except (OSError, UnicodeDecodeError, RecursionError) as error:
+    except ConfigError:
+        raise
+    except (ValueError, RecursionError) as error:  # a date that does not exist, an integer of thousands of digits
         raise ConfigError([Fault(str(path), f"cannot be read: {error}")]) from None
 
 
@@ -219,7 +241,7 @@ class _Templates:
     def _choices(self, row: dict[str, Any]) -> tuple[str, ...]:
         given = self.task.doc_to_choice
         if isinstance(given, str):
-            found = row[given] if given in row else self._literal(self._render("doc_to_choice", given, row))
+            found = row[given] if given in row else self._literal(self._value("doc_to_choice", given, row))
         else:
             found = given
         if not isinstance(found, list | tuple) or not found or not all(isinstance(one, str) and one for one in found):
@@ -228,7 +250,7 @@ class _Templates:
 
     def _index(self, row: dict[str, Any], choices: tuple[str, ...]) -> int:
         found = self._value("doc_to_target", self.task.doc_to_target, row)
-        if isinstance(found, str) and found.isdecimal() and found not in choices:
+        if isinstance(found, str) and re.fullmatch(r"\d{1,9}", found) and found not in choices:
             found = int(found)
         if isinstance(found, str) and found in choices:
             return choices.index(found)
@@ -239,6 +261,9 @@ class _Templates:
     def _value(self, field: str, template: str | int, row: dict[str, Any]) -> Any:
         if isinstance(template, int):
             return template
+        if template not in row and template.isidentifier():
+            columns = f"the columns are {_shown(', '.join(map(str, row)))}"
+            raise _RowFault(field, f"= {_shown(template)}: is no column; {columns}; a text is {{{{ {template!r} }}}}")
         return row[template] if template in row else self._render(field, template, row)
 
     def _literal(self, text: str) -> Any:

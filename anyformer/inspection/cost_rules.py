@@ -65,6 +65,7 @@ from anyformer.config import (
     Stack,
     TokenLabels,
     Tokens,
+    Transform,
     encoder_init_layers,
     hidden_width,
     label_count,
@@ -362,9 +363,12 @@ def head_cost(config: ModelConfig, b: int, t: int) -> Cost:
             labels = label_count(head)
             return _transform(head.transform, d, d, b) + linear(d, labels, b, head.bias) + Cost(saved=b * labels)
         case Embedder(projection=projection):
-            project = linear(d, projection, b, bias=False) if projection else Cost()
-            scale = Cost(int(head.learned_scale))
-            return _transform(head.transform, d, d, b) + project + scale + Cost(saved=b * head.vector_width(d))
+            found, inputs = _transform(head.transform, d, d, b) + Cost(int(head.learned_scale)), d
+            for layer in head.layers:
+                found += _transform(Transform(activation=layer.activation, bias=layer.bias), inputs, layer.width, b)
+                inputs = layer.width
+            project = linear(inputs, projection, b, bias=False) if projection else Cost()
+            return found + project + Cost(saved=b * head.vector_width(d))
         case _:
             assert_never(head)
 

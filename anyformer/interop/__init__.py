@@ -77,7 +77,7 @@ def import_model(
     source = hub.download(str(source), allow_pickle) if hub.is_hub_name(source) else Path(source)
     if source.is_dir() and peft.is_folder(source):
         with new_folder(out) as temporary:
-            run = _read_adapter(source, base, tokenizer, family, allow_pickle)
+            run = _read_adapter(source, base, tokenizer, family, ignore_fields, allow_pickle)
             with writing(out):
                 write_run(temporary, run)
         return replace(run, folder=out)
@@ -137,7 +137,12 @@ def _write(folder: Path, out: Path, model: Transformer, tokenizer: TextTokenizer
 
 
 def _read_adapter(
-    folder: Path, base: str | Path | None, tokenizer: str | Path | None, family: str | None, allow_pickle: bool
+    folder: Path,
+    base: str | Path | None,
+    tokenizer: str | Path | None,
+    family: str | None,
+    ignore_fields: Sequence[str],
+    allow_pickle: bool,
 ) -> Run:
     """Return the base model with the adapter of a folder of PEFT."""
     name = peft.base_of(folder)
@@ -148,9 +153,12 @@ def _read_adapter(
     place = str(base if base is not None else name)
     path = hub.download(place, allow_pickle) if hub.is_hub_name(place) else Path(place)
     if (path / "task.json").exists():
+        for option, given in (("--tokenizer", tokenizer), ("--ignore-field", ignore_fields)):
+            if given:
+                raise ConfigError([Fault(option, "is for public folders: --base is a run, which is read as it is")])
         run = load(path)
     else:
-        run = from_hf(path, tokenizer=tokenizer, allow_pickle=allow_pickle, family=family)
+        run = from_hf(path, tokenizer=tokenizer, allow_pickle=allow_pickle, family=family, ignore_fields=ignore_fields)
         family = family or read_json(path / "config.json").get("model_type")
     model = peft.read(folder, run.model.cpu(), family=family, allow_pickle=allow_pickle)
     return replace(run, model=model)

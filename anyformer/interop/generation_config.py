@@ -89,7 +89,7 @@ def _options(left: dict[str, Any], samples: bool, pairs: bool) -> dict[str, Any]
     filters = {name: take(name, neutral, _number) for name, neutral in SAME.items()}
     temperature, top_k = take("temperature", convert=_number), left.pop("top_k", None)
     beams, penalty = take("num_beams", 1), take("length_penalty", 1.0, _number)
-    stopping = take("early_stopping", False, lambda value: STOPPING.get(value, value))
+    stopping = take("early_stopping", False, _stopping)
     if samples and beams is None:
         found |= {"temperature": 1.0 if temperature is None else temperature, **filters}
         found["top_k"] = (TOP_K if top_k is None else top_k) or None
@@ -101,19 +101,28 @@ def _options(left: dict[str, Any], samples: bool, pairs: bool) -> dict[str, Any]
     return found
 
 
+def _stopping(value: Any) -> Any:
+    return STOPPING.get(value, value) if isinstance(value, bool | str) else value
+
+
 def _number(value: Any) -> Any:
     return float(value) if type(value) is int else value
 
 
-def _suppressed(left: dict[str, Any]) -> list[int] | None:
-    """Return the ids that are never generated: suppress_tokens, and bad_words_ids of one id each."""
+def _suppressed(left: dict[str, Any]) -> list[Any] | None:
+    """Return the ids that are never generated: suppress_tokens, and bad_words_ids of one id each.
+
+    `GenerationDefaults` checks that they are ids.
+    """
     words, ids = left.get("bad_words_ids"), left.get("suppress_tokens")
-    found: list[int] = []
+    found: list[Any] = []
     if isinstance(words, list) and all(isinstance(word, list) and len(word) == 1 for word in words):
         found += [word[0] for word in left.pop("bad_words_ids")]
     if isinstance(ids, list):
         found += left.pop("suppress_tokens")
-    return sorted(set(found)) if found else None
+    if not found:
+        return None
+    return sorted(set(found)) if all(type(id) is int for id in found) else found
 
 
 def fields(defaults: GenerationDefaults) -> dict[str, Any]:

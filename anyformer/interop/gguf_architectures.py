@@ -47,6 +47,9 @@ class Architecture:
         for key, name in self.keys.items():
             value = fields.maybe(key, float if key.endswith(("epsilon", "softcapping")) else int)
             found |= {} if value is None else {name: value}
+        if (depth := fields.maybe("block_count", int) or 0) > len(file.tensors):  # before lists of that length are made
+            fields.refuse("block_count", f"= {depth}: the file has {len(file.tensors):,} tensors")
+            fields.finish()
         fields.silent("vocab_size")  # the table has as many rows
         if (table := file.tensors.get("token_embd.weight")) is not None:
             found["vocab_size"] = table.shape[0]
@@ -84,7 +87,7 @@ class Architecture:
 
 def _uniform(value: Any) -> Any:
     """Return the one number of all layers."""
-    return value[0] if isinstance(value, list) and value and len(set(value)) == 1 else value
+    return value[0] if isinstance(value, list) and value and all(one == value[0] for one in value) else value
 
 
 def _is_tied(file: GgufFile) -> bool:

@@ -69,9 +69,10 @@ def to_gguf(run: Run, path: str | Path, *, dtype: Dtype = "f32") -> str:
 
 def _pooling(config: ModelConfig) -> tuple[int, ModelConfig]:
     """Return the number of a pooling, and the model without it; its vectors are scaled by llama.cpp's own option."""
-    if not sentence_transformers.fits(config.head):
+    if not isinstance(config.head, Embedder) or not sentence_transformers.fits(config):
         return 0, config
-    assert isinstance(config.head, Embedder)
+    if sentence_transformers.has_layers(config.head):
+        raise ConfigError([Fault("head.layers", "or head.projection: are not written to GGUF files")])
     number = next((number for number, pool in POOLS.items() if pool == config.head.pool), None)
     if number is None:
         raise ConfigError([Fault("head.pool", f"= '{config.head.pool}': llama.cpp has {', '.join(POOLS.values())}")])

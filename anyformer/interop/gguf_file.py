@@ -196,7 +196,7 @@ def _tensor(path: Path, name: str, shape: tuple[int, ...], number: int, start: i
         what = f"{visible(name)} is of type {kind.name if kind else number}, which is not read"
         raise wrong(path, f"{what}: {', '.join((*FLOATS, *QUANTISED))} are")
     block, block_bytes = GGML_QUANT_SIZES[kind]
-    if not shape or shape[-1] % block or math.prod(shape) > MAX_VALUES:
+    if not shape or not math.prod(shape) or shape[-1] % block or math.prod(shape) > MAX_VALUES:
         raise wrong(path, f"is damaged: {visible(name)} of {kind.name} has the shape {list(shape)}")
     return GgufTensor(path, kind, shape, start, math.prod(shape) // block * block_bytes)
 

@@ -17,9 +17,13 @@ class Change(Protocol):
 
     def write(self, x: Tensor) -> Tensor: ...
 
+    def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the public shape of a tensor, of any shape in the file."""
+        return stored
+
 
 @dataclass(frozen=True)
-class Same:
+class Same(Change):
     """No change."""
 
     def read(self, x: Tensor) -> Tensor:
@@ -30,7 +34,7 @@ class Same:
 
 
 @dataclass(frozen=True)
-class RotaryPairs:
+class RotaryPairs(Change):
     """Rows of queries or keys, whose rotary pairs are (2i, 2i + 1) in GGUF files and (i, i + k/2) in public ones."""
 
     heads: int
@@ -43,7 +47,7 @@ class RotaryPairs:
 
 
 @dataclass(frozen=True)
-class Flipped:
+class Flipped(Change):
     """GPT-2's matrices, which are [in, out] in public files."""
 
     def read(self, x: Tensor) -> Tensor:
@@ -52,9 +56,12 @@ class Flipped:
     def write(self, x: Tensor) -> Tensor:
         return self.read(x)
 
+    def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        return stored[::-1] if len(stored) == 2 else stored
+
 
 @dataclass(frozen=True)
-class PlusOne:
+class PlusOne(Change):
     """Gemma's norm weights: 1 + γ in GGUF files."""
 
     def read(self, x: Tensor) -> Tensor:
@@ -81,7 +88,7 @@ class PublicTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self.change.read(torch.empty(self.inner.shape, device="meta")).shape)
+        return self.change.shape(self.inner.shape)
 
     def read(self) -> Tensor:
         return self.change.read(self.inner.read())

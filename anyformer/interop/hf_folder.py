@@ -1,6 +1,5 @@
 """Read and write folders of `transformers`: config.json, weights, tokenizer. Pickle files only on request."""
 
-import math
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -26,7 +25,6 @@ from anyformer.config import (
 )
 from anyformer.config.spec import did_you_mean, visible
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.inspection.count import count
 from anyformer.interop import (
     generation_config,
     pictures,
@@ -39,6 +37,7 @@ from anyformer.interop import (
 from anyformer.interop.config_fields import MULTI_LABEL, Fields, shown
 from anyformer.interop.families import FAMILIES
 from anyformer.interop.family import Family, find_family
+from anyformer.interop.sentence_transformers import Sentences
 from anyformer.interop.weight_files import StoredTensor, wrong
 from anyformer.nn.model import Transformer
 from anyformer.recipe import (
@@ -67,7 +66,6 @@ UNSUPPORTED = {
     "big_bird": "in texts of more than (5 + 2 · num_random_blocks) · block_size tokens, transformers counts the first "
     "block several times in place of random blocks",
 }
-MAX_EXCESS = 100  # times the values in the weights: a config that needs more parameters is not built
 
 
 class PublicModel(NamedTuple):
@@ -78,7 +76,7 @@ class PublicModel(NamedTuple):
     labels: tuple[str, ...]  # names of labels, for tokens or texts
     multi_label: bool  # each label of a text is decided on its own
     longest: int | None  # maximum tokens of a text, for sentence-transformers
-    lower: bool  # texts are lower-cased
+    sentence: Sentences | None  # settings of sentence-transformers
     body: Path  # the folder of its config and weights
 
 
@@ -107,7 +105,7 @@ def from_hf(
             public_tokenizers.read_source(named, config),
         )
         public_tokenizers.check_size(text, model.config, named)
-        if found.lower:
+        if found.sentence is not None and found.sentence.lower:
             text = public_tokenizers.lowered(text)
     else:
         text, source = public_tokenizers.nothing(), None
@@ -147,13 +145,15 @@ def read_model(
     if fields.ignored:
         names = ", ".join(fields.ignored)
         warnings.warn(f"{path}: ignored fields that {one.kind} does not use: {names}", stacklevel=2)
-    config = config.model_copy(update={"head": sentence.head}) if sentence else config
+    if sentence:
+        config = config.model_copy(update={"head": sentence.head})
+        one, stored = sentence_transformers.with_layers(one, stored, sentence.layers, allow_pickle)
     model = weight_conversion.build(one, config, stored, folder)
     head = config.head
     labels = fields.labels(label_count(head)) if isinstance(head, Classifier | TokenLabels) else ()
     limits = (sentence.longest if sentence else None, *(stack.limit for stack in config.stacks.values()))
     longest = min((n for n in limits if n is not None), default=None) if sentence else None
-    return PublicModel(model, one, labels, fields.multi_label, longest, bool(sentence and sentence.lower), folder)
+    return PublicModel(model, one, labels, fields.multi_label, longest, sentence, folder)
 
 
 def _without(data: dict[str, Any], names: Iterable[str], path: Path) -> dict[str, Any]:
@@ -194,13 +194,10 @@ def _family(data: dict[str, Any], named: str | None, path: Path) -> Family:
 def read_config(
     family: Family, data: dict[str, Any], path: Path, stored: dict[str, StoredTensor], classes: Any
 ) -> tuple[Fields, ModelConfig]:
-    """Read config.json, and refuse a model that is far too large for its weights before anything of it is built."""
+    """Read config.json, and refuse a model that is far too large for its weights."""
     fields = Fields(data, path, stored.keys)
     config = family.config(fields, classes)
-    held = sum(math.prod(tensor.shape) for tensor in stored.values())
-    if (needed := count(config).parameters) > MAX_EXCESS * max(held, 1):
-        what = f"describes a model of {needed:,} parameters, {4 * needed / 2**30:,.0f} GiB in fp32"
-        raise wrong(path, f"{what}; the weights beside it hold {held:,} values")
+    weight_conversion.check_excess(config, stored, path)
     return fields, config
 
 
@@ -240,6 +237,8 @@ def _task(config: ModelConfig, found: PublicModel) -> TaskSpec:
             max_length=found.longest,
             pictures=seen,
             framed=config.shape == "encoder" or isinstance(config.head, Embedder),
+            prompts=found.sentence.prompts if found.sentence else (),
+            default_prompt=found.sentence.default_prompt if found.sentence else None,
         )
     if config.shape == "encoder-decoder":
         return Seq2Seq(framed=True, start=config.special.start)
@@ -267,7 +266,7 @@ def to_hf(run: Run, folder: str | Path, *, family: str | None = None) -> str:
         raise wrong(folder, "exists already; choose another folder")
     if family is not None and family not in FAMILIES:
         raise ConfigError([Fault("family", f"= {family!r}: {did_you_mean(family, FAMILIES)}")])
-    of_sentences = sentence_transformers.fits(run.config.head)
+    of_sentences = sentence_transformers.fits(run.config)
     config = run.config.model_copy(update={"head": NoHead()}) if of_sentences else run.config
     if config.image_tower is not None:
         _check_end_of_text(run)
@@ -302,13 +301,12 @@ def _fill(path: Path, family: Family, data: dict[str, Any], run: Run) -> None:
         weight_files.write_json(path / generation_config.FILE, ids | more | generation_config.fields(run.defaults))
     if isinstance(run.config.source, Audio):
         weight_files.write_json(path / speech.PREPROCESSOR, speech.preprocessor(run.config))
-    weight_conversion.write(path / weight_files.WEIGHTS, family, run.model)
+    weight_conversion.write(path / weight_files.WEIGHTS, family, sentence_transformers.without_layers(run.model))
     if isinstance(run.config.last_input, Tokens):
         public_tokenizers.write(path, run)
     if isinstance(run.config.last_input, Patches) and isinstance(run.spec, Encoder) and run.spec.pictures:
         pictures.write(path, run.spec.pictures, "ViT", run.config.last_input.shape)
     if run.config.image_tower is not None and isinstance(run.spec, Embed):
         pictures.write(path, run.spec.pictures or Pictures(), "CLIP", run.config.image_tower.source.shape)
-    if isinstance(run.config.head, Embedder) and sentence_transformers.fits(run.config.head):
-        longest = run.spec.max_length if isinstance(run.spec, Encoder) else None
-        sentence_transformers.write(path, run.config.head, run.config.width, longest)
+    if sentence_transformers.fits(run.config):
+        sentence_transformers.write(path, run.model, run.spec)

@@ -33,6 +33,7 @@ TOKENIZERS = (
 SAFE = (WEIGHTS, INDEX, "model-*.safetensors", peft.WEIGHTS)
 PICKLES = (PICKLED, PICKLED_INDEX, "pytorch_model-*.bin", peft.PICKLED)
 BODIES = ("", "0_Transformer/")  # older sentence-transformers have the model in a folder
+LAYERS = "*_Dense/"  # folders of layers after it
 
 
 def is_hub_name(source: str | Path) -> bool:
@@ -63,7 +64,9 @@ def download(source: str, allow_pickle: bool = False) -> Path:
         raise ConfigError([Fault(visible(source), what)]) from None
 
     def fetch(*weights: str) -> Path:
-        files = (*SETTINGS, SOURCE, TARGET, *(f"{body}{file}" for body in BODIES for file in (*TOKENIZERS, *weights)))
+        layers = (f"{LAYERS}{file}" for file in (WEIGHTS, *([PICKLED] if allow_pickle else [])))
+        bodies = (f"{body}{file}" for body in BODIES for file in (*TOKENIZERS, *weights))
+        files = (*SETTINGS, SOURCE, TARGET, *bodies, *layers)
         return Path(hub.snapshot_download(name, revision=revision, allow_patterns=list(files)))
 
     where = hub.constants.ENDPOINT

@@ -37,10 +37,10 @@ from anyformer.config import (
 from anyformer.data.chat_template import DEFAULT
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.data.vocabulary import BYTES
-from anyformer.interop import public_tokenizers, weight_files
+from anyformer.interop import public_tokenizers, weight_conversion, weight_files
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.family import WeightNames
-from anyformer.interop.nanogpt import HEAD, POSITIONS, TABLE, Checkpoint, load_model, tensors
+from anyformer.interop.nanogpt import HEAD, POSITIONS, TABLE, Checkpoint, tensors
 from anyformer.interop.plain_pickle import StoredState, read_plain
 from anyformer.interop.weight_files import PickledTensor, wrong
 from anyformer.interop.weight_rules import AnyRule, Rule
@@ -88,7 +88,7 @@ def read_nanochat(path: Path, content: Mapping[str, Any], tokenizer: str | Path 
     if not (found := MODEL_FILE.fullmatch(path.name)):
         raise wrong(path, "is a checkpoint of nanochat, whose name must be model_STEP.pt: meta_STEP.json belongs to it")
     meta = path.with_name(f"meta_{found[1]}.json")
-    fields = Fields(weight_files.read_json(meta).get("model_config") or {}, f"{meta}: model_config")
+    fields = Fields({}, meta).table("model_config", weight_files.read_json(meta).get("model_config") or {})
     with fields.named():
         config = _config(fields)
     fields.finish()
@@ -101,12 +101,13 @@ def read_nanochat(path: Path, content: Mapping[str, Any], tokenizer: str | Path 
     ends = {role: id for role in ("bos", "eos") if (id := text.special_id(BOS)) is not None}
     end = text.special_id(END)
     config = config.model_copy(update={"special": Special(**ends, stops=() if end is None else (end,))})
+    weight_conversion.check_excess(config, stored, path)
     for name in (TABLE, HEAD):  # rows that make the size of a table a round number
-        if name in stored:
-            stored[name] = PickledTensor(path, stored[name].tensor[: config.vocab])
+        if isinstance(table := stored[name], PickledTensor) and table.tensor.dim() == 2:
+            stored[name] = PickledTensor(path, table.tensor[: config.vocab])
     for width in (config.width, config.width // fields("n_head", 6)):
         stored[f"{NORMS}{width}"] = PickledTensor(path, torch.ones(width))
-    return Checkpoint(load_model(NAMES, config, stored, path), text)
+    return Checkpoint(weight_conversion.build(NAMES, config, stored, path), text)
 
 
 # -- the model --------------------------------------------------------------------------------------------------------

@@ -13,9 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from torch import Tensor
 
 from anyformer.config import (
     LM,
@@ -41,14 +39,15 @@ from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import gpt2
 from anyformer.interop.family import PLAIN, WeightNames
 from anyformer.interop.plain_pickle import read_plain
-from anyformer.interop.weight_files import PickledTensor, wrong
+from anyformer.interop.weight_files import StoredTensor, wrong
 from anyformer.interop.weight_rules import AnyRule, Rule
 from anyformer.nn.model import Transformer
 
 FILE, META = "ckpt.pt", "meta.pkl"
 PREFIXES = re.compile(r"^(_orig_mod\.|module\.)+")  # of torch.compile and of data parallelism
 TABLE, POSITIONS, HEAD = "transformer.wte.weight", "transformer.wpe.weight", "lm_head.weight"
-FIRST_BLOCK = re.compile(r"transformer\.h\.(\d+)\.")
+FIRST_BLOCK = re.compile(r"transformer\.h\.(\d{1,4})\.")
+CHARACTER = re.compile(r"[^\ud800-\udfff]", re.DOTALL)  # not half of one, a surrogate
 # minGPT stores the name of a size in place of its numbers. These are the names in its code, and their heads.
 MINGPT_HEADS = {
     "openai-gpt": 12,
@@ -99,6 +98,9 @@ def read_mingpt(path: Path, content: Mapping[str, Any], tokenizer: str | Path | 
     if tokenizer is None:
         what = "is missing: minGPT stores no vocabulary: give the training text (.txt) for characters, or a folder "
         raise ConfigError([Fault("--tokenizer", what + "with GPT-2's vocab.json and merges.txt")])
+    for name in (TABLE, POSITIONS):
+        if len(stored[name].shape) != 2:
+            raise wrong(path, f"{name} has shape {list(stored[name].shape)}: it must be a matrix")
     (vocab, width), (length, _) = stored[TABLE].shape, stored[POSITIONS].shape
     depth = 1 + max((int(found[1]) for name in stored if (found := FIRST_BLOCK.match(name))), default=0)
     heads = _mingpt_heads(path.with_name("config.json"))
@@ -167,27 +169,18 @@ def _rules(config: ModelConfig) -> Iterator[AnyRule]:
 NAMES = WeightNames(kind="GPT", rules=_rules, buffers=gpt2.GPT2.buffers)
 
 
-def tensors(path: Path, content: Any) -> dict[str, PickledTensor]:
+def tensors(path: Path, content: Any) -> dict[str, StoredTensor]:
     """Return the tensors of a state dict by name, without the prefixes of torch.compile and data parallelism."""
-    if not isinstance(content, Mapping) or not all(isinstance(x, Tensor) for x in content.values()):
-        raise wrong(path, "its weights are not a table of tensors")
-    return {PREFIXES.sub("", str(name)): PickledTensor(path, x) for name, x in content.items()}
+    found = weight_files.pickled(path, content)
+    return {PREFIXES.sub("", name): tensor for name, tensor in found.items()}
 
 
-def _build(config: ModelConfig, stored: dict[str, PickledTensor], path: Path, file: Path) -> Checkpoint:
+def _build(config: ModelConfig, stored: dict[str, StoredTensor], path: Path, file: Path) -> Checkpoint:
     text = read_vocabulary(file)
     public_tokenizers.check_size(text, config, file)
     config = config.model_copy(update={"special": Special(bos=text.bos, eos=text.eos)})
-    return Checkpoint(load_model(NAMES, config, stored, path), text)
-
-
-def load_model(names: WeightNames, config: ModelConfig, stored: dict[str, PickledTensor], path: Path) -> Transformer:
-    """Return a model with the weights of a file."""
-    state = weight_conversion.translated(names, config, dict(stored), path)
-    with torch.device("meta"):
-        model = Transformer(config)
-    model.load_state_dict(state, assign=True)
-    return model.eval()
+    weight_conversion.check_excess(config, stored, path)
+    return Checkpoint(weight_conversion.build(NAMES, config, stored, path), text)
 
 
 # -- the vocabulary ---------------------------------------------------------------------------------------------------
@@ -221,7 +214,7 @@ def _stored_characters(file: Path) -> dict[str, int]:
     found = content.get("stoi") if isinstance(content, dict) else None
     if (
         not isinstance(found, dict)
-        or not all(isinstance(c, str) and len(c) == 1 and type(i) is int for c, i in found.items())
+        or not all(isinstance(c, str) and CHARACTER.fullmatch(c) and type(i) is int for c, i in found.items())
         or sorted(found.values()) != list(range(len(found)))
     ):
         raise wrong(file, "has no `stoi` that numbers single characters from 0")

@@ -19,6 +19,9 @@ from torch import Tensor
 from anyformer.config import LM, ConfigError, Fault, LoRA, ModelConfig
 from anyformer.config.adapter import adapted, every_matrix
 from anyformer.config.spec import did_you_mean, visible
+from anyformer.decoding.constraints import regex
+from anyformer.decoding.constraints.automaton import Automaton
+from anyformer.decoding.constraints.regex import EMPTY, Alt, Chars, Repeat, Seq, literal, optional, without
 from anyformer.interop import weight_files
 from anyformer.interop.config_fields import Fields, shown
 from anyformer.interop.families import FAMILIES
@@ -61,12 +64,12 @@ class _Scales(NamedTuple):
     """How the product of B and A is scaled."""
 
     alpha: float
-    patterns: dict[str, float]  # alpha of some modules, by regular expressions
+    patterns: list[tuple[Automaton, float]]  # alpha of some modules, by patterns of their names
     by_root: bool  # alpha / sqrt(r) (rsLoRA) in place of alpha / r
     dropout: float
 
     def of(self, module: str, rank: int) -> float:
-        found = (a for pattern, a in self.patterns.items() if re.match(rf"(.*\.)?({pattern})$", module))
+        found = (a for pattern, a in self.patterns if pattern.accepts(module))
         return next(found, self.alpha) / (math.sqrt(rank) if self.by_root else rank)
 
 
@@ -101,21 +104,37 @@ def read(folder: Path, base: Transformer, *, family: str | None = None, allow_pi
 
 def _read_config(path: Path) -> _Scales:
     data = weight_files.read_json(path)
-    fields = Fields({key: value for key, value in data.items() if value not in (None, False, {}, [])}, path)
+    given = {key: value for key, value in data.items() if value not in (None, {}, []) and value is not False}
+    fields = Fields(given, path)
     fields.must("peft_type", "LORA")
     if (init := data.get("init_lora_weights", True)) not in PLAIN_INIT:
         how = "convert it with PEFT's path_initial_model_for_weight_conversion"
         fields.refuse("init_lora_weights", f"= {shown(init)}: it changes the base model; {how}")
     fields.silent("init_lora_weights", "bias", *SILENT)
-    patterns = fields.maybe("alpha_pattern", dict) or {}
-    try:
-        if not all(isinstance(a, int | float) and re.compile(str(pattern)) for pattern, a in patterns.items()):
-            fields.refuse("alpha_pattern", f"= {shown(patterns)}: must map patterns to numbers")
-    except re.error as error:
-        fields.refuse("alpha_pattern", f"= {shown(patterns)}: {error}")
-    alpha, by_root, dropout = fields("lora_alpha", 8.0), fields("use_rslora", False), fields("lora_dropout", 0.0)
+    alpha, by_root = _finite(fields, "lora_alpha", 8.0), fields("use_rslora", False)
+    dropout = fields("lora_dropout", 0.0)
+    named = fields.maybe("alpha_pattern", dict) or {}
+    alphas = fields.table("alpha_pattern", named)
+    patterns = [(_pattern(name, fields), _finite(alphas, name, math.nan)) for name in named]
     fields.finish()
-    return _Scales(alpha, {str(pattern): float(a) for pattern, a in patterns.items()}, by_root, dropout)
+    return _Scales(alpha, patterns, by_root, dropout)
+
+
+def _finite(fields: Fields, field: str, default: float) -> float:
+    value = fields(field, default)
+    if not math.isfinite(value):
+        raise ConfigError([fields.fault(field, f"= {value}: must be a finite number")])
+    return value
+
+
+def _pattern(text: str, fields: Fields) -> Automaton:
+    """Return the automaton of a pattern: it matches the end of a module's name, whole parts of it, or all after ^."""
+    above = optional(Seq((Repeat(Chars(without(()))), literal("."))))
+    try:
+        found = regex.parse_anchored(text)
+        return Automaton(Alt(tuple(Seq((EMPTY if first else above, node)) for first, node, _ in found)))
+    except ConfigError as error:
+        raise ConfigError([fields.fault("alpha_pattern", error.faults[0].message)]) from None
 
 
 def _family(name: str) -> Family:
@@ -159,8 +178,10 @@ def _low_rank(
 def _pair(module: str, stored: dict[str, StoredTensor], scales: _Scales) -> _LowRank:
     a, b = (stored.pop(f"{module}.lora_{part}.weight", None) for part in "AB")
     assert a is not None
-    if b is None or a.shape[0] != b.shape[-1] or len(a.shape) != 2 or len(b.shape) != 2:
+    if b is None or len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1]:
         raise wrong(a.file, f"{module}: lora_A and lora_B do not fit together")
+    if not a.shape[0]:
+        raise wrong(a.file, f"{module}: lora_A and lora_B have rank 0")
     low, high = a.read().float(), b.read().float()
     return _LowRank(low, high * scales.of(module, len(low)))
 

@@ -4,7 +4,7 @@ import functools
 import math
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.config.spec import visible
 from anyformer.conventions import Note
+from anyformer.inspection.count import count
 from anyformer.interop import weight_files
 from anyformer.interop.family import BODY, Family, WeightNames
 from anyformer.interop.weight_files import StoredTensor, wrong
@@ -23,6 +24,7 @@ from anyformer.nn.model import Transformer
 # prefixes of weights that belong to a head
 HEADS = ("lm_head.", "cls.", "classifier.", "score.", "qa_outputs.", "classification_head.")
 MAX_FAULTS = 5  # similar faults listed in an error
+MAX_EXCESS = 100  # times the values in the weights: a config that needs more parameters is not built
 
 
 def named(family: Family, stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
@@ -38,7 +40,15 @@ def named(family: Family, stored: dict[str, StoredTensor]) -> dict[str, StoredTe
     return found
 
 
-def build(family: Family, config: ModelConfig, stored: dict[str, StoredTensor], source: Path) -> Transformer:
+def check_excess(config: ModelConfig, stored: Mapping[str, StoredTensor], path: Path) -> None:
+    """Refuse a model that is far too large for its weights, before anything of it is built."""
+    held = sum(math.prod(tensor.shape) for tensor in stored.values())
+    if (needed := count(config).parameters) > MAX_EXCESS * max(held, 1):
+        what = f"describes a model of {needed:,} parameters, {4 * needed / 2**30:,.0f} GiB in fp32"
+        raise wrong(path, f"{what}; the weights beside it hold {held:,} values")
+
+
+def build(family: WeightNames, config: ModelConfig, stored: dict[str, StoredTensor], source: Path) -> Transformer:
     """Return the model with the weights of a folder or file, in eval mode."""
     state = translated(family, config, stored, source)
     with torch.device("meta"):

@@ -12,7 +12,7 @@ import re
 import reprlib
 import struct
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -202,10 +202,16 @@ def _span(path: Path, name: str, entry: Any, base: int) -> FileTensor:
 
 def _unpickle(path: Path) -> dict[str, StoredTensor]:
     """Read a .bin file as tensors and nothing else."""
-    found = load_pickle(path)
-    if not isinstance(found, dict) or not all(isinstance(x, Tensor) for x in found.values()):
-        raise wrong(path, "is not a table of tensors")
-    return {str(name): PickledTensor(path, x) for name, x in found.items()}
+    return pickled(path, load_pickle(path))
+
+
+def pickled(path: Path, content: Any) -> dict[str, StoredTensor]:
+    """Return the tensors of a state dict that was in a file, by name."""
+    if not isinstance(content, Mapping) or not all(isinstance(x, Tensor) for x in content.values()):
+        raise wrong(path, "its weights are not a table of tensors")
+    if other := next((name for name, x in content.items() if x.layout != torch.strided), None):
+        raise wrong(path, f"{visible(str(other))} is a sparse tensor: only dense ones are read")
+    return {str(name): PickledTensor(path, x) for name, x in content.items()}
 
 
 def load_pickle(path: Path) -> Any:

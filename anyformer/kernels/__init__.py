@@ -4,15 +4,18 @@ chunked_recurrence  Linear recurrences over matrix states, in matmuls over chunk
 cross_entropy     Cross-entropy of hidden states and an output table, without keeping the logits
 cuda_graph        CUDA graph capture and replay
 dependent_launch  Programmatic dependent launch (PDL) in compiled steps
+elementwise       Norms and gates of evaluation on a GPU, each by one kernel
 fused_activation  Linear layer and activation as one op, in compiled half-precision training
 gelu              A faster GELU where torch's erf or tanh dominates
 linear_recurrence   Linear recurrences over matrix states, token by token
 matmul            Linear layers on few rows, as in decode steps
+opaque            Functions that torch.compile calls as one op
 paged             New tokens of a paged KV cache, and rotated heads, each by one kernel
 prepacked         Weights in the memory layout of the CPU kernels, kept while a model decodes
 private           Private functions of torch, looked up lazily, each with a public fallback
 reorder_rows      Reorder the rows of a cache within groups, in place, by one kernel
 runtime           Device, data type and mode of a layer, which decide the kernels that can run
+triton_elementwise  Triton kernels of norms and gates
 triton_kernels    Triton kernels, imported where they run
 triton_paged      Triton kernels of a paged KV cache
 """

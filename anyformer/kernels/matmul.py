@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from anyformer.conventions import next_power_of_two
+from anyformer.kernels.opaque import opaque
 from anyformer.kernels.prepacked import can_use_prepacked, prepacked_linear
 from anyformer.kernels.runtime import HALF, HAS_TRITON, supports_dependent_launch
 
@@ -87,7 +88,11 @@ def int8_is_faster(weight: Tensor) -> bool:
     return HAS_TRITON and weight.is_cuda and weight.dtype in HALF and weight.shape[-1] % COLUMN_BLOCK == 0
 
 
-@torch.library.custom_op("anyformer::one_row_linear", mutates_args=())
+def _like(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
+    return x.new_empty(*x.shape[:-1], len(weight))
+
+
+@opaque("one_row_linear", _like)
 def one_row_linear(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
     """Return x weightᵀ · scale + bias [..., n] of one row x [..., k], weight [n, k], scale [n] and bias [n]."""
     out = _like(x, weight, scale, bias)
@@ -95,12 +100,7 @@ def one_row_linear(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor
     return out
 
 
-@one_row_linear.register_fake
-def _like(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
-    return x.new_empty(*x.shape[:-1], len(weight))
-
-
-@torch.library.custom_op("anyformer::int8_linear", mutates_args=())
+@opaque("int8_linear", _like)
 def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """Return x weightᵀ · scale + bias [..., n] of few rows x [..., k] and an int8 weight [n, k] with scale [n]."""
     from anyformer.kernels.triton_kernels import multiply_rows
@@ -113,9 +113,6 @@ def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -
         num_warps=4, **({"launch_pdl": True} if early else {}),
     )  # fmt: skip
     return out
-
-
-int8_linear.register_fake(_like)
 
 
 def launch(

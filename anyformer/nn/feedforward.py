@@ -28,9 +28,10 @@ from anyformer.config import (
     Tanh,
     hidden_width,
 )
+from anyformer.kernels.elementwise import can_gate, silu_gate
 from anyformer.kernels.fused_activation import Act, fused_linear_activation
 from anyformer.kernels.gelu import gelu
-from anyformer.kernels.runtime import HAS_TRITON, in_compiled_half_step
+from anyformer.kernels.runtime import HAS_TRITON, in_compiled_half_step, runs_fused
 from anyformer.nn.context import Context
 from anyformer.nn.dropout import Dropout
 from anyformer.nn.experts import Mixture, SigmoidRouter, SoftmaxRouter, StackedLinear
@@ -64,7 +65,14 @@ def activation(spec: Activation) -> Callable[[Tensor], Tensor]:
 
 def gated_activation(spec: Gated) -> Callable[[Tensor, Tensor], Tensor]:
     """Return the function that joins the gate and the linear half of a gated network."""
+    if isinstance(spec.activation, Silu) and spec.limit is None and not spec.offset:
+        return join_silu_gate
     return partial(join_gate, act=activation(spec.activation), limit=spec.limit, offset=spec.offset)
+
+
+def join_silu_gate(gate: Tensor, up: Tensor) -> Tensor:
+    """Return silu(gate) ⊙ up; by one kernel in evaluation on a GPU."""
+    return silu_gate(gate, up) if runs_fused(gate) and can_gate(gate, up) else F.silu(gate) * up
 
 
 def join_gate(

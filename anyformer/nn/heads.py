@@ -207,15 +207,34 @@ class SpanHead(nn.Module):
 
 
 class PooledHead(nn.Module):
-    """One vector per row through a transform, a projection and a last layer: [b, labels] or [b, d]."""
+    """One vector per row through a transform and a last layer: [b, labels]."""
 
-    def __init__(self, how: Pool, transform: nn.Module, last: nn.Module, project: nn.Module | None = None):
+    def __init__(self, how: Pool, transform: nn.Module, last: nn.Module):
         super().__init__()
         self.how: Pool = how
-        self.transform, self.project, self.last = transform, project or nn.Identity(), last
+        self.transform, self.last = transform, last
 
     def forward(self, x: Tensor, layout: Layout, table: Tensor | None) -> Tensor:
-        return self.last(self.project(self.transform(pool(x, layout, self.how))))
+        return self.last(self.transform(pool(x, layout, self.how)))
+
+
+class EmbeddingHead(PooledHead):
+    """A vector [b, d] per row, after further layers and a projection."""
+
+    def __init__(self, spec: Embedder, width: int):
+        last = LearnedLength() if spec.learned_scale else UnitLength() if spec.normalize else nn.Identity()
+        super().__init__(spec.pool, build_transform(spec.transform, width, width), last)
+        widths = [width, *(layer.width for layer in spec.layers)]
+        self.layers = nn.Sequential(
+            *(
+                Dense(d, layer.width, activation(layer.activation), nn.Identity(), layer.bias)
+                for d, layer in zip(widths, spec.layers, strict=False)
+            )
+        )
+        self.project = nn.Linear(widths[-1], spec.projection, bias=False) if spec.projection else nn.Identity()
+
+    def forward(self, x: Tensor, layout: Layout, table: Tensor | None) -> Tensor:
+        return self.last(self.project(self.layers(self.transform(pool(x, layout, self.how)))))
 
 
 class UnitLength(nn.Module):
@@ -289,9 +308,7 @@ def build_head(spec: Head, width: int, tokens: Tokens | None, *, tied: bool) -> 
         case Classifier(dropout=dropout):
             classify = nn.Sequential(Dropout(dropout), nn.Linear(width, label_count(spec), bias=spec.bias))
             return PooledHead(spec.pool, build_transform(spec.transform, width, width), classify)
-        case Embedder(normalize=normalize, projection=projection):
-            last = LearnedLength() if spec.learned_scale else UnitLength() if normalize else nn.Identity()
-            project = nn.Linear(width, projection, bias=False) if projection else None
-            return PooledHead(spec.pool, build_transform(spec.transform, width, width), last, project)
+        case Embedder():
+            return EmbeddingHead(spec, width)
         case _:
             assert_never(spec)

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from anyformer.attention.layout import Layout, real
 from anyformer.config import BatchNorm, HeadNormOver, LayerNorm, NoNorm, Norm, RMSNorm, TokenNorm
+from anyformer.kernels.elementwise import can_norm, rms_norm
 from anyformer.kernels.runtime import at_least_fp32, in_compiled_half_step, runs_fused
 from anyformer.nn.aux_outputs import AuxOutputs, TrackedModule, identity
 
@@ -32,6 +33,8 @@ class RootMeanSquare(nn.Module):
         if _narrows(self, x):
             return _normed(x, weight, None, self.eps, False)
         if runs_fused(x) and weight.dtype is x.dtype:  # one kernel
+            if self.cast_first and can_norm(x, weight):
+                return rms_norm(x, weight, self.eps)
             if self.cast_first:
                 return F.rms_norm(x, weight.shape, None, self.eps) * weight
             return F.rms_norm(x, weight.shape, weight, self.eps)

@@ -3,6 +3,7 @@
 augment    random changes of images and sounds in training
 batches    padded, packed, crops, ordered
 bins       numbers as tokens
+imported_task  tasks of imported models
 optimizer  optimisers and their settings
 recipe     Recipe and the rules between its parts
 source_faults  which sources fit which task
@@ -18,6 +19,7 @@ width_transfer  muP: one learning rate for models of all widths
 from anyformer.recipe.augment import *
 from anyformer.recipe.batches import *
 from anyformer.recipe.bins import *
+from anyformer.recipe.imported_task import *
 from anyformer.recipe.optimizer import *
 from anyformer.recipe.recipe import *
 from anyformer.recipe.sources import *

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from anyformer.config import Classifier, ConfigError, Embedder, Fault, ModelConfig, Pictures, Shape, Spec, Tokens
 from anyformer.config.spec import BY_KIND, Count, Flag, Fraction, LengthPenalty, Positive, Size
 from anyformer.recipe.bins import Bins
+from anyformer.recipe.imported_task import Encoder, Transcribe
 
 LARGEST_TARGET = 1e18  # largest value of a regression target: its square fits into fp32
 
@@ -232,30 +233,6 @@ class Actions(Spec):
         """All special tokens of rows."""
         states = [] if self.state_bins is None else self.state_bins.tokens("state")
         return [*self.action_tokens, *states, *([] if self.returns is None else self.returns.tokens("return"))]
-
-
-class Encoder(Spec):
-    """Predict with an imported encoder: a vector, a label, labels of the tokens, or the tokens at masks.
-
-    A model of patches reads picture files.
-    """
-
-    kind: Literal["encoder"] = "encoder"
-    labels: tuple[str, ...] = ()  # names, in the order of their ids
-    multi_label: Flag = False  # any number of labels per text, each decided separately; else the most probable one
-    max_length: Size | None = None  # longer texts are cut to this many tokens, special ones included; None: refused
-    pictures: Pictures | None = None  # how picture files are resized and scaled; None: unknown, so none are read
-    framed: Flag = True  # <bos> and <eos> are around texts if the tokenizer's file puts nothing there
-
-
-class Transcribe(Spec):
-    """Predict with an imported speech model, such as Whisper: the text of a WAV file."""
-
-    kind: Literal["transcribe"] = "transcribe"
-    # ids that an answer begins with, step by step: one, or the most probable of several, such as languages
-    opening: tuple[tuple[Count, ...], ...] = ()
-    suppress: tuple[Count, ...] = ()  # ids that no answer contains
-    suppress_first: tuple[Count, ...] = ()  # ids that are not the first after the opening
 
 
 DynamicTask = MaskedLanguageModel | SpanCorruption | PrefixLM  # examples are drawn from texts, new ones in each epoch

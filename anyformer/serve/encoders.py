@@ -154,10 +154,15 @@ class EncodeServer:
 
     # -- texts to examples, in the thread of the caller ---------------------------------------------------------------
 
-    def prepare(self, kind: EncodeKind, texts: Sequence[str], k: int = TOP) -> tuple[list[Example], list[Item]]:
+    def prepare(
+        self, kind: EncodeKind, texts: Sequence[str], k: int = TOP, prompt_name: str | None = None
+    ) -> tuple[list[Example], list[Item]]:
         """Return the examples of texts, and what becomes of their outputs."""
         task: Any = self.run.task
-        examples: dict[int, Example] = task.examples(texts, self.run.config)
+        if prompt_name is not None and not isinstance(task, Encoding):
+            raise Unsupported(f"prompt_name = '{prompt_name}': the model has no prompts")
+        named = {} if prompt_name is None else {"prompt_name": prompt_name}
+        examples: dict[int, Example] = task.examples(texts, self.run.config, **named)
         if len(examples) < len(texts):
             blank = next(i for i in range(len(texts)) if i not in examples)
             raise Unsupported(f"text {blank + 1} is blank")

@@ -27,7 +27,7 @@ from anyformer.serve.sequence import on_device
 # cuDNN makes a plan for each new shape, which takes longer than the attention of a prompt; shapes of prompts vary
 WITHOUT_PLANS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
-SHORT = 5e11  # tokens · parameters below which prompts are read by CUDA graphs: about 2 ms of an H200
+SHORT = 1.3e12  # tokens · parameters below which prompts are read by CUDA graphs: about 5 ms of an H200
 
 
 class Runner:

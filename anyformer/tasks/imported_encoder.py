@@ -49,9 +49,15 @@ class Encoding(PredictOnly):
         self, model: Transformer, texts: Sequence[str], *, progress: Progress | None = None, **options: Any
     ) -> list[str]:
         """Return, by the head: a label, or a JSON list of labels if any number may hold; a label for each token; the
-        text with its masked words; or a vector, as JSON. For a model of patches, texts are paths of pictures."""
+        text with its masked words; or a vector, as JSON. For a model of patches, texts are paths of pictures.
+
+        `prompt_name` selects a prompt of the model that is read before each text.
+        """
+        prompt_name = options.pop("prompt_name", None)
         refuse_decoding_options(options)
         answer = self._answer(model.config)
+        if prompt_name is not None:
+            self.spec.prompt_text(prompt_name)  # raises if there is no such prompt
         if isinstance(model.config.last_input, Patches) and self.spec.pictures is not None:
             return [answer(output, []) for output in self._read_pictures(model, texts, progress)]
         if not isinstance(model.config.last_input, Tokens):
@@ -59,15 +65,16 @@ class Encoding(PredictOnly):
             if isinstance(model.config.last_input, Patches):
                 what += ", or import it again with its preprocessor_config.json, to predict from picture files"
             raise ConfigError([Fault("source", what)])
-        examples, out = list(self.examples(texts, model.config).values()), [""] * len(texts)
+        examples, out = list(self.examples(texts, model.config, prompt_name).values()), [""] * len(texts)
         for i, output in read_rows(model, examples, self.tokenizer, progress):
             row = list(examples[i].ids)
             out[i] = answer(output if output.dim() == 1 else output[: len(row)], row)
         return out
 
-    def examples(self, texts: Sequence[str], config: ModelConfig) -> dict[int, Example]:
-        """Return the examples of texts, by their numbers."""
-        rows = [self._row(text, masked=isinstance(config.head, MaskedLM)) for text in texts]
+    def examples(self, texts: Sequence[str], config: ModelConfig, prompt_name: str | None = None) -> dict[int, Example]:
+        """Return the examples of texts, by their numbers, each after the prompt of that name."""
+        prompt = self.spec.prompt_text(prompt_name)
+        rows = [self._row(prompt + text, masked=isinstance(config.head, MaskedLM)) for text in texts]
         check_lengths(list(map(len, rows)), config, "encoder" if config.encoder else "decoder")
         return {i: for_shape(Example(row, row), config) for i, row in enumerate(rows)}
 

@@ -14,6 +14,7 @@ from torch import Tensor
 import anyformer as af
 from anyformer.config import ConfigError
 from anyformer.evaluation import continuations, evaluate_file, texts
+from anyformer.evaluation.task_file import read_task
 from anyformer.recipe import Seq2Seq
 from anyformer.run import Run
 from anyformer.tasks.build import build_task
@@ -205,6 +206,11 @@ def test_the_command(folder: Path, run: Any) -> None:
             "must be one of the 4 choices, or its index",
         ),
         ({"doc_to_choice": "{{question}}"}, "row 1: doc_to_choice"),
+        ({"doc_to_text": "questoin"}, "row 1: doc_to_text = 'questoin': is no column; the columns are 'question, "),
+        ({"doc_to_choice": "choice"}, "row 1: doc_to_choice = 'choice': is no column"),
+        ({"doc_to_target": "answr"}, "row 1: doc_to_target = 'answr': is no column"),
+        ({"doc_to_target": "9" * 5000}, "row 1: doc_to_target = '999"),
+        (ROLLING | {"doc_to_target": "{{''}}"}, "doc_to_target: every text is empty"),
         ({"dataset_kwargs": {"data_files": "x.csv"}}, "x.csv: is not read: rows are in a .jsonl or .json file"),
     ],
 )
@@ -212,6 +218,34 @@ def test_wrong_files_are_refused(folder: Path, run: Any, changes: dict[str, Any]
     with pytest.raises(ConfigError) as error:
         evaluate_file(run, task(folder, **changes))
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ("{a: &a [1], b: *a}", "words.yaml: is not YAML that is read at line 4: aliases (*name) are not read"),
+        ("{a: " + "9" * 5000 + "}", "words.yaml: cannot be read: Exceeds the limit"),
+        ("{a: 0x" + "f" * 5000 + "}", "words.yaml: holds a value that JSON does not have: "),
+        ("{a: .nan}", "words.yaml: holds a value that JSON does not have: "),
+        ("{a: !!binary aGk=}", "words.yaml: holds a value that JSON does not have: "),
+        ("[" * 5000, "words.yaml: "),
+    ],
+)
+def test_values_of_yaml_that_are_refused(folder: Path, tmp_path: Path, metadata: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        read_task(yaml_task(tmp_path, metadata))
+    assert message in str(error.value)
+    assert len(error.value.faults) == 1
+
+
+def test_a_date_of_yaml_is_a_text(tmp_path: Path) -> None:
+    assert read_task(yaml_task(tmp_path, "{version: 2026-01-31}")).metadata == {"version": "2026-01-31"}
+
+
+def yaml_task(folder: Path, metadata: str) -> Path:
+    head = "task: words\ndataset_kwargs: {data_files: rows.jsonl}\noutput_type: loglikelihood\n"
+    (folder / "words.yaml").write_text(f"{head}metadata: {metadata}\ndoc_to_target: answer\n")
+    return folder / "words.yaml"
 
 
 def test_only_language_models_are_scored(run: Any) -> None:

@@ -104,6 +104,22 @@ def test_wrong_settings_are_refused(tmp_path: Path) -> None:
         read(tmp_path, pairs=False)
 
 
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"num_beams": 2, "early_stopping": []}, "early_stopping"),
+        ({"num_beams": 2, "early_stopping": 1.5}, "early_stopping"),
+        ({"suppress_tokens": [1, "a"]}, "suppressed"),
+        ({"suppress_tokens": [[1], {}]}, "suppressed"),
+        ({"bad_words_ids": [[{}]]}, "suppressed"),
+    ],
+)
+def test_settings_of_another_type_are_refused(tmp_path: Path, settings: dict[str, Any], field: str) -> None:
+    (tmp_path / FILE).write_text(json.dumps(settings))
+    with pytest.raises(ConfigError, match=rf"{FILE}: {field}"):
+        read(tmp_path, pairs=False)
+
+
 def test_settings_without_effect_are_none(tmp_path: Path) -> None:
     usual = hf.GenerationConfig._get_default_generation_params()
     (tmp_path / FILE).write_text(json.dumps({key: value for key, value in usual.items() if key != "max_length"}))

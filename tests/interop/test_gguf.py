@@ -1,5 +1,6 @@
 """GGUF files: headers as the package gguf writes them, models as `transformers` computes them, honest refusals."""
 
+import struct
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +15,10 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 import anyformer as af
 from anyformer.config import ConfigError
 from anyformer.interop import gguf_file, import_model
+from anyformer.interop.gguf_architectures import ARCHITECTURES
 from anyformer.interop.gguf_file import FLOATS, QUANTISED
+from anyformer.interop.gguf_rope import FACTORS
+from anyformer.interop.gguf_tensors import Flipped, PublicTensor, RotaryPairs
 from tests.interop.public import TOLERANCE, loud
 from tests.test_cli import refused
 
@@ -169,6 +173,8 @@ def test_rotary_scalings(tmp_path: Path, metadata: dict[str, Any], expected: dic
         ({"llama.attention.head_count": [4, 2]}, "llama.attention.head_count = [4, 2]: must be of type int"),
         ({"llama.block_count": "2"}, "llama.block_count = '2': must be of type int"),
         ({"llama.block_count": 3}, "has no weight model.layers.2.self_attn.q_proj.weight"),
+        ({"llama.block_count": 2**31}, "llama.block_count = 2147483648: the file has 21 tensors"),
+        ({"llama.attention.head_count": [[4], [4]]}, "llama.attention.head_count = [4]: must be of type int"),
         ({"llama.feed_forward_length": 60}, "has shape [64, 32], but the config needs [60, 32]"),
         ({"tokenizer.ggml.pre": "qwen3"}, "tokenizer.ggml.pre = 'qwen3': did you mean 'qwen2'?"),
         ({"tokenizer.ggml.model": "t5"}, "tokenizer.ggml.model = 't5': "),
@@ -184,3 +190,27 @@ def test_what_is_not_supported_is_named(tmp_path: Path, metadata: dict[str, Any]
     assert any(what in line for line in lines), lines
     assert str(tmp_path / "llama.gguf") in lines[-1]
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("width", [2**31, 9])
+def test_factors_of_another_width_are_refused(tmp_path: Path, width: int) -> None:
+    path, metadata = tmp_path / "one.gguf", {"llama.attention.head_count": 1, "llama.attention.key_length": width}
+    write(path, {"general.architecture": "llama"} | metadata, {FACTORS: (np.ones(4, np.float32), F32)})
+    with pytest.raises(ConfigError, match="these factors are not those of a published Llama 3 model"):
+        ARCHITECTURES["llama"].config(gguf_file.read(path))
+
+
+@pytest.mark.parametrize("shape", [(30,), (30, 32), (2, 3, 4)])
+def test_a_tensor_has_a_shape_that_its_change_does_not_fit(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    write(tmp_path / "one.gguf", {}, {"blk.0.attn_q.weight": (np.ones(shape, np.float32), F32)})
+    (inner,) = gguf_file.read(tmp_path / "one.gguf").tensors.values()
+    assert PublicTensor(inner, RotaryPairs(4)).shape == shape
+    assert PublicTensor(inner, Flipped()).shape == (shape[::-1] if len(shape) == 2 else shape)
+
+
+def test_a_tensor_without_values_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "one.gguf", {}, {"first": (np.ones((3, 5), np.float32), F32)})
+    header = path.read_bytes()
+    path.write_bytes(header.replace(struct.pack("<IQQ", 2, 5, 3), struct.pack("<IQQ", 2, 5, 0)))
+    with pytest.raises(ConfigError, match=r"is damaged: first of F32 has the shape \[0, 5\]"):
+        gguf_file.read(path)

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import pickle
+import shutil
 import sys
 import types
 from pathlib import Path
@@ -17,6 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import anyformer as af
+from anyformer.config import ConfigError
+from anyformer.interop import import_model
 from anyformer.interop.nanochat import LATER
 from tests.test_cli import done, refused
 
@@ -160,3 +163,25 @@ def test_other_files_are_refused(tmp_path: Path, folder: Path) -> None:
     assert "tokenizer.pkl: is damaged" in refused(*command)[0]
     (tmp_path / "tokenizer.pkl").write_bytes(pickle.dumps(os.system))
     assert "which is code" in refused(*command)[0]
+
+
+@pytest.mark.parametrize(
+    ("config", "weights", "said"),
+    [
+        ([1], {}, "model_config = [1]: must be a table"),
+        ({"n_embd": 6 * 2**40}, {}, "describes a model of"),
+        ({}, {"transformer.wte.weight": torch.ones(())}, "transformer.wte.weight has shape []"),
+        ({}, {"lm_head.weight": torch.ones(3)}, "lm_head.weight has shape [3]"),
+    ],
+)
+def test_odd_checkpoints_are_refused(
+    folder: Path, tmp_path: Path, config: Any, weights: dict[str, Tensor], said: str
+) -> None:
+    shutil.copy(folder / "tokenizer.pkl", tmp_path)
+    torch.save(state() | weights, tmp_path / "model_000650.pt")
+    meta = json.loads((folder / "meta_000650.json").read_text())["model_config"]
+    meta = meta | config if isinstance(config, dict) else config
+    (tmp_path / "meta_000650.json").write_text(json.dumps({"model_config": meta}))
+    with pytest.raises(ConfigError) as error:
+        import_model(tmp_path / "model_000650.pt", tmp_path / "run", allow_pickle=True)
+    assert said in str(error.value)

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 import anyformer as af
 from anyformer.config import ConfigError
 from anyformer.interop import import_model
+from anyformer.interop.nanogpt import read_vocabulary
 from anyformer.interop.plain_pickle import read_plain
 from tests.test_cli import done, refused
 
@@ -181,6 +182,46 @@ def test_refusals(tmp_path: Path) -> None:
     (line,) = refused("import", path, "--out", out, "--allow-pickle")
     assert line.startswith("--tokenizer: is missing, and there is no meta.pkl near ckpt.pt")
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "weights", "said"),
+    [
+        ({"block_size": 2**62}, {}, "describes a model of"),
+        ({"n_embd": 3 * 2**40}, {}, "describes a model of"),
+        ({}, {"lm_head.weight": torch.eye(3).to_sparse()}, "lm_head.weight is a sparse tensor"),
+        ({}, {f"transformer.h.{'9' * 5000}.x": torch.ones(2)}, "999.x"),
+    ],
+)
+def test_odd_checkpoints_are_refused(
+    tmp_path: Path, args: dict[str, Any], weights: dict[str, Tensor], said: str
+) -> None:
+    path = checkpoint(tmp_path, state(True, tied=True) | weights, bias=True, **args)
+    with pytest.raises(ConfigError) as error:
+        import_model(path, tmp_path / "run", allow_pickle=True)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "said"),
+    [
+        ("transformer.wte.weight", torch.ones(3), r"wte.weight has shape \[3\]: it must be a matrix"),
+        ("transformer.wpe.weight", torch.ones(()), r"wpe.weight has shape \[\]: it must be a matrix"),
+        (f"transformer.h.{'9' * 5000}.x", torch.ones(2), "999.x"),
+    ],
+)
+def test_odd_state_dicts_are_refused(tmp_path: Path, name: str, tensor: Tensor, said: str) -> None:
+    torch.save(state(True, tied=False) | {name: tensor}, tmp_path / "model.pt")
+    (tmp_path / "input.txt").write_text(TEXT)
+    (tmp_path / "config.json").write_text(json.dumps({"model": {"n_head": HEADS}}))
+    with pytest.raises(ConfigError, match=said):
+        import_model(tmp_path / "model.pt", tmp_path / "run", allow_pickle=True, tokenizer=tmp_path / "input.txt")
+
+
+def test_half_a_character_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "meta.pkl").write_bytes(pickle.dumps({"stoi": {"\ud800": 0}}))
+    with pytest.raises(ConfigError, match="has no `stoi` that numbers single characters from 0"):
+        read_vocabulary(tmp_path / "meta.pkl")
 
 
 class Code:

@@ -1,6 +1,8 @@
 """LoRA adapters of PEFT: trained there, the same logits here; trained here, the same logits there."""
 
 import json
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,8 @@ from safetensors.torch import load_file, save_file
 import anyformer as af
 from anyformer.config import ConfigError, LoRA
 from anyformer.interop import import_model
-from anyformer.interop.peft import export_peft
+from anyformer.interop.config_fields import Fields
+from anyformer.interop.peft import _pattern, export_peft
 from anyformer.run import Run
 from tests.interop.public import TOLERANCE, VOCAB, PublicModel
 from tests.interop.test_decoders import falcon, gpt2, llama, neox
@@ -143,6 +146,9 @@ def test_commands(tmp_path: Path) -> None:
         ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa': it changes the base model"),
         ({"trainable_token_indices": [3]}, "trainable_token_indices"),
         ({"alpha_pattern": {"(": 1}}, "alpha_pattern"),
+        ({"alpha_pattern": {"(?i)Q_PROJ": 1}}, "alpha_pattern: the pattern (?i)Q_PROJ, character 3: "),
+        ({"alpha_pattern": {"q_proj": None}}, "alpha_pattern.q_proj = nan: must be a finite number"),
+        ({"lora_alpha": math.inf}, "lora_alpha = inf: must be a finite number"),
     ],
 )
 def test_settings_that_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -152,6 +158,43 @@ def test_settings_that_are_refused(tmp_path: Path, change: dict[str, Any], messa
     with pytest.raises(ConfigError) as error:
         import_model(tmp_path / "adapter", tmp_path / "run", base=tmp_path / "base")
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["q_proj", r".*\.1\..*_proj", "^model.layers.0.self_attn.q_proj$", "(w+)+[xp]|o_proj"]
+)
+def test_patterns_select_what_python_selects(pattern: str) -> None:
+    names = [f"model.layers.{i}.self_attn.{part}_proj" for i in (0, 1) for part in "qo"]
+    automaton = _pattern(pattern, Fields({}, "adapter_config.json"))
+    assert [automaton.accepts(name) for name in names] == [
+        re.match(rf"(.*\.)?({pattern})$", name) is not None for name in names
+    ]
+
+
+def test_a_pattern_takes_time_linear_in_the_name() -> None:
+    assert not _pattern("(w+w*)+x", Fields({}, "adapter_config.json")).accepts("w" * 1000)
+
+
+def test_an_alpha_of_0_switches_the_adapter_off(tmp_path: Path) -> None:
+    trained(llama(), tmp_path, target_modules=ATTENTION)
+    path = tmp_path / "adapter" / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"lora_alpha": 0}))
+    run = import_model(tmp_path / "adapter", tmp_path / "run", base=tmp_path / "base")
+    with torch.no_grad():
+        assert torch.equal(ours(run.merge()), ours(af.from_hf(tmp_path / "base")))
+
+
+def test_options_for_the_base_are_used_or_refused(tmp_path: Path) -> None:
+    trained(llama(), tmp_path, target_modules=ATTENTION)
+    done("import", tmp_path / "base", "--out", tmp_path / "base-run")
+    adapter = ("import", tmp_path / "adapter", "--out", tmp_path / "run", "--base")
+    for option, value in (("--ignore-field", "x"), ("--tokenizer", tmp_path / "base")):
+        (line,) = refused(*adapter, tmp_path / "base-run", option, value)
+        assert line == f"{option}: is for public folders: --base is a run, which is read as it is"
+    path = tmp_path / "base" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"rope_theta": "odd"}))
+    refused(*adapter, tmp_path / "base")
+    done(*adapter, tmp_path / "base", "--ignore-field", "rope_theta")
 
 
 def test_tensors_that_are_refused(tmp_path: Path) -> None:
@@ -168,6 +211,11 @@ def test_tensors_that_are_refused(tmp_path: Path) -> None:
     name = next(name for name in whole if "q_proj.lora_B" in name)
     assert "lora_A and lora_B do not fit together" in refusal({key: x for key, x in whole.items() if key != name})
     assert "its adapter is" in refusal(whole | {name: whole[name][1:].contiguous()})
+    for odd in (torch.ones(()), torch.ones(2, 2, 2)):
+        assert "lora_A and lora_B do not fit together" in refusal(whole | {name: odd})
+    a, b = name.replace("lora_B", "lora_A"), name
+    empty = {a: whole[a][:0].contiguous(), b: whole[b][:, :0].contiguous()}
+    assert "q_proj: lora_A and lora_B have rank 0" in refusal(whole | empty)
     assert "has no place for: model.embed_tokens.lora_embedding_A" in refusal(
         whole | {"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(2, 3)}
     )

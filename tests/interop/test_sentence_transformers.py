@@ -162,7 +162,7 @@ def test_texts_in_lower_case(tmp_path: Path) -> None:
         ("1_Pooling/config.json", {"power": 2}, "power = 2: is not supported"),
         ("sentence_bert_config.json", {"do_lower_case": 1}, "do_lower_case = 1: must be of type bool"),
         ("sentence_bert_config.json", {"max_seq_length": "long"}, "max_seq_length = 'long': must be of type int"),
-        ("config_sentence_transformers.json", {"default_prompt_name": "query"}, "default_prompt_name = 'query'"),
+        ("config_sentence_transformers.json", {"default_prompt_name": "query"}, "is not one of the prompts: there"),
     ],
 )
 def test_what_is_not_honoured_is_named(tmp_path: Path, file: str, changes: dict[str, Any], words: str) -> None:
@@ -180,8 +180,8 @@ def test_what_is_not_honoured_is_named(tmp_path: Path, file: str, changes: dict[
 @pytest.mark.parametrize(
     ("steps", "words"),
     [
-        ([], "its steps are none: must be Transformer, Pooling, and maybe Normalize"),
-        (["Transformer", "Pooling", "Dense", "Normalize"], "its steps are Transformer, Pooling, Dense, Normalize"),
+        ([], "its steps are none: must be Transformer, Pooling, any number of Dense, and maybe Normalize"),
+        (["Transformer", "Pooling", "Normalize", "Dense"], "its steps are Transformer, Pooling, Normalize, Dense"),
         (["Transformer", "Pooling", "../Normalize"], "which is not a folder in this one"),
         ("steps", "is damaged"),
     ],

@@ -12,6 +12,7 @@ from anyformer.config import (
     Attention,
     Block,
     Classifier,
+    DenseLayer,
     Embedder,
     FactorisedTable,
     FullTable,
@@ -31,6 +32,7 @@ from anyformer.config import (
     Transform,
     Unscaled,
 )
+from anyformer.inspection.count import count
 from anyformer.nn.heads import pool
 from anyformer.nn.model import Transformer
 from tests.strategies import build, close, seeds, tokens
@@ -65,6 +67,8 @@ def outputs(config: ModelConfig) -> tuple[Transformer, Tensor, Tensor]:
         (Classifier(labels=LABELS, transform=Transform()), (2, LABELS)),
         (Embedder(), (2, WIDTH)),
         (Embedder(pool="first", transform=Transform()), (2, WIDTH)),
+        (Embedder(layers=(DenseLayer(width=7),)), (2, 7)),
+        (Embedder(layers=(DenseLayer(width=7),), projection=9), (2, 9)),
     ],
 )
 @pytest.mark.parametrize("table", [FullTable(), FactorisedTable(width=3)], ids=lambda table: table.kind)
@@ -118,6 +122,17 @@ def test_classifier(how: str):
     pooled = {"first": hidden[:, 0], "mean": hidden.mean(dim=1), "max": hidden.amax(dim=1), "last": hidden[:, -1]}[how]
     dense, last = model.head.transform.linear, model.head.last[-1]
     close(out, torch.tanh(pooled @ dense.weight.T + dense.bias) @ last.weight.T + last.bias)
+
+
+def test_layers_of_an_embedder():
+    """tanh(h W + b), gelu(h W), and a projection."""
+    layers = (DenseLayer(width=7), DenseLayer(width=5, activation=Gelu(), bias=False))
+    model, hidden, out = outputs(encoder(Embedder(pool="last", layers=layers, projection=9)))
+    (first, second), last = (layer.linear for layer in model.head.layers), model.head.project
+    h = torch.tanh(hidden[:, -1] @ first.weight.T + first.bias)
+    close(out, F.gelu(h @ second.weight.T) @ last.weight.T)
+    assert second.bias is None
+    assert count(model.config).parameters == model.num_parameters()
 
 
 def test_transform_norm_and_activation():

@@ -2,12 +2,17 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import anyformer as af
+from anyformer.config import ConfigError
+from anyformer.recipe import Encoder, Prompt
+from anyformer.run import Run
 from anyformer.serve.request import Limits, Unsupported
+from anyformer.tasks.imported_encoder import Encoding
 from tests import loop
 from tests.explore import made
 
@@ -65,6 +70,25 @@ def test_scores():
     run, found = loop.run(encode("lm", "score", TEXTS))
     for item, expected in zip(found, run.score(TEXTS), strict=True):
         assert item.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+
+
+def test_prompts():
+    """A prompt is read before each text of an imported encoder; other models have none."""
+    trained = made.made("embed", Path("nowhere"))
+    spec = Encoder(prompts=(Prompt(name="query", text="the cat "),))
+    run = replace(trained, spec=spec, task=Encoding(spec, trained.tokenizer))
+
+    async def vector(of: Run, **options):
+        async with af.Engine(of) as engine:
+            return (await engine.encode("embed", [TEXTS[0]], **options))[0].tolist()
+
+    expected = json.loads(run.predict(["the cat " + TEXTS[0]])[0])
+    assert loop.run(vector(run, prompt_name="query")) == pytest.approx(expected, abs=1e-5)
+    assert loop.run(vector(run)) != pytest.approx(expected, abs=1e-3)
+    with pytest.raises(ConfigError, match="did you mean 'query'"):
+        loop.run(vector(run, prompt_name="qery"))
+    with pytest.raises(Unsupported, match="no prompts"):
+        loop.run(vector(trained, prompt_name="query"))
 
 
 def test_a_kind_that_a_model_does_not_have():

@@ -103,6 +103,13 @@ class Automaton:
                 self._expand(state)
         return self._rows[states, symbols]
 
+    def accepts(self, text: str) -> bool:
+        """Return whether a text is in the language, in time linear in its length."""
+        states = np.array([self.start], dtype=np.int32)
+        for symbol in (*text.encode(), END):
+            states = self.step(states, np.array([symbol], dtype=np.int32))
+        return bool(states[0] == ENDED)
+
     # -- nondeterministic: built from the end, so that equal suffixes are shared -----------------------------
 
     def _add(self, *free: int) -> int:

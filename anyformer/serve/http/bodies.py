@@ -131,6 +131,7 @@ class InputBody(ModelBody):
 class EmbeddingBody(InputBody):
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, ge=1, lt=2**31, description="Must be the model's own, if given.")
+    prompt_name: str | None = Field(None, description="A prompt of the model that is read before each text.")
 
 
 class TranslateBody(InputBody):

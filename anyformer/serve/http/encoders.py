@@ -138,7 +138,8 @@ def add_encoders(app: FastAPI, service: Service) -> None:
         """Return a vector of each text."""
         run, texts = service.find(body.model, "embed"), as_list(body.input)
         run.check_texts(texts, "input")
-        vectors, count = await unless_gone(request, service.encode_counted("embed", texts, run))
+        prompt = {"prompt_name": body.prompt_name}
+        vectors, count = await unless_gone(request, service.encode_counted("embed", texts, run, **prompt))
         size = len(vectors[0])
         if body.dimensions not in (None, size):
             what = f"= {body.dimensions}: the vectors of {run.name} have {size} values and cannot be shortened"

@@ -27,6 +27,8 @@ def test_embeddings(server: Server) -> None:
     assert plain["usage"]["prompt_tokens"] == sum(e.length for e in run.task.examples(TEXTS, run.config).values())
     size = expected.shape[1]
     server.ok("/v1/embeddings", model="embed", input="fox", dimensions=size)
+    refused = server.refused("/v1/embeddings", model="embed", input="fox", prompt_name="query")
+    assert "the model has no prompts" in refused["message"]
     assert "dimensions" in server.refused("/v1/embeddings", model="embed", input="fox", dimensions=size - 1)["message"]
 
 
