@@ -141,11 +141,12 @@ def length_fault(length: int, config: ModelConfig, side: Side) -> str:
 
 def check_lengths(lengths: Sequence[int], config: ModelConfig, side: Side) -> None:
     """Raise a `ConfigError` that names the texts which a stack cannot read."""
+    if not length_fault(max(lengths, default=0), config, side):
+        return
     faults = [Fault(f"text {i}", why) for i, n in enumerate(lengths, 1) if (why := length_fault(n, config, side))]
     if len(faults) > MAX_BAD_ROWS_SHOWN:
         faults[MAX_BAD_ROWS_SHOWN:] = [Fault("", f"... and {len(faults) - MAX_BAD_ROWS_SHOWN} more")]
-    if faults:
-        raise ConfigError(faults)
+    raise ConfigError(faults)
 
 
 def bad_row_notes(rows: Rows) -> dict[str, Any]:
