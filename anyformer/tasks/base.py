@@ -141,7 +141,7 @@ def length_fault(length: int, config: ModelConfig, side: Side) -> str:
 
 def check_lengths(lengths: Sequence[int], config: ModelConfig, side: Side) -> None:
     """Raise a `ConfigError` that names the texts which a stack cannot read."""
-    if not length_fault(max(lengths, default=0), config, side):
+    if not lengths or not length_fault(max(lengths), config, side):
         return
     faults = [Fault(f"text {i}", why) for i, n in enumerate(lengths, 1) if (why := length_fault(n, config, side))]
     if len(faults) > MAX_BAD_ROWS_SHOWN:
