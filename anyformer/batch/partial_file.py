@@ -15,6 +15,7 @@ from typing import Any
 from anyformer.atomic_folder import read_json, writing
 from anyformer.batch.input_lines import LineReader
 from anyformer.batch.stream import Notes
+from anyformer.config.io import write_file
 from anyformer.config.spec import ConfigError, Fault, visible
 from anyformer.processes import locked
 
@@ -65,7 +66,7 @@ class PartialFile:
             self._file.flush()
             os.fsync(self._file.fileno())
             done = {"bytes": reader.bytes, "sha256": reader.sha256, "written": self._file.tell(), **notes.as_json()}
-            write_atomically(self.record, json.dumps({"identity": self.identity, "done": done}, indent=1).encode())
+            write_file(self.record, json.dumps({"identity": self.identity, "done": done}, indent=1).encode())
         self._recorded = time.monotonic()
 
     def _continue(self, reader: LineReader) -> int:
@@ -91,13 +92,3 @@ class PartialFile:
 
     def _fault(self, what: str) -> ConfigError:
         return ConfigError([Fault(visible(str(self.part)), f"{what}: remove it to begin again")])
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file atomically, synced to disk."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

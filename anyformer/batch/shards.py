@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, Protocol
 
 from anyformer.atomic_folder import read_json, writing
 from anyformer.batch.input_lines import LineReader
-from anyformer.batch.partial_file import write_atomically
 from anyformer.batch.predictor import Predicted, Predictor
 from anyformer.batch.stream import Advance, Notes, as_text
+from anyformer.config.io import write_file
 from anyformer.config.spec import ConfigError, Fault, visible
 from anyformer.processes import locked
 
@@ -155,7 +155,7 @@ class _Output:
         head = json.dumps(notes.as_json()).encode()
         with writing(self.target):
             self.parts.mkdir(exist_ok=True)
-            write_atomically(self.part(shard), head + b"\n" + text.encode("utf-8", "backslashreplace"))
+            write_file(self.part(shard), head + b"\n" + text.encode("utf-8", "backslashreplace"))
 
     def finished(self, sha256: str) -> Notes | None:
         """Return the notes of a complete output; None if it is not complete, or of another input or run."""
@@ -176,7 +176,7 @@ class _Output:
                         shutil.copyfileobj(part, out)
             record = {"identity": self.identity, "input": sha256, "output": _digest(joined), "notes": notes.as_json()}
             joined.replace(self.target)
-            write_atomically(self.record, json.dumps(record, indent=1).encode())
+            write_file(self.record, json.dumps(record, indent=1).encode())
             shutil.rmtree(self.parts, ignore_errors=True)
         return notes
 

@@ -47,17 +47,24 @@ def save(spec: Spec, path: str | Path) -> None:
     """Write .toml or .json, by the suffix, atomically."""
     path = Path(path)
     text = dumps(spec, format_of(path))
+    try:
+        write_file(path, text.encode())
+    except OSError as error:
+        raise ConfigError([Fault(str(path), f"cannot be written: {error.strerror}")]) from None
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file atomically, synced to disk."""
     temporary = path.with_name(f".anyformer-{secrets.token_hex(8)}.tmp")
     try:
-        with temporary.open("x", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+        with temporary.open("xb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError as error:
-        raise ConfigError([Fault(str(path), f"cannot be written: {error.strerror}")]) from None
     finally:
-        temporary.unlink(missing_ok=True)
+        if os.path.exists(temporary):  # `unlink` fails where the parent is a file
+            temporary.unlink()
 
 
 def load(cls: type[S], path: str | Path) -> S:

@@ -9,7 +9,6 @@ import hashlib
 import json
 import multiprocessing
 import os
-import secrets
 import signal
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from anyformer.config.io import write_file
 from anyformer.config.overrides import in_words
 from anyformer.config.spec import ConfigError, Fault, visible
 from anyformer.data import chunks
@@ -86,7 +86,7 @@ def prepare(
                 made = tokenizer
             else:
                 made = train_tokenizer(tokenizer, _sample(paths, how, sample))
-            _write(out / PLAN, json.dumps(plan | {"digest": digest(made)}, indent=1).encode())
+            write_file(out / PLAN, json.dumps(plan | {"digest": digest(made)}, indent=1).encode())
             made.save(out / FILE)
         for stale in out.glob(".anyformer-*.tmp"):
             stale.unlink(missing_ok=True)
@@ -120,7 +120,7 @@ def _fill(
     index = Index(digest(tokenizer), tokenizer.size, dtype, bad, tuple(one.shard for one in made))
     if not index.total("tokens"):
         raise wrong(out, "there is no text in these files" + (f"; the first bad row: {bad[0]}" if bad else ""))
-    _write(out / INDEX, index.dumps().encode())
+    write_file(out / INDEX, index.dumps().encode())
     (out / DONE).unlink()
     return index
 
@@ -212,18 +212,8 @@ def _done(out: Path, itemsize: int) -> dict[int, Done]:
                 found[one["number"]] = Done(shard, tuple(one["first_bad"]), one["read"])
         except (ValueError, KeyError, TypeError, OSError):
             continue
-    _write(log, "".join(json.dumps({"number": n, **asdict(one)}) + "\n" for n, one in found.items()).encode())
+    write_file(log, "".join(json.dumps({"number": n, **asdict(one)}) + "\n" for n, one in found.items()).encode())
     return found
-
-
-def _write(path: Path, content: bytes) -> None:
-    """There as a whole, or not at all."""
-    temporary = path.with_name(f".anyformer-{secrets.token_hex(8)}.tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 @contextmanager
@@ -279,7 +269,7 @@ class Work:
         content = np.array(ids).astype(self.dtype).tobytes()
         name = f"tokens-{number:05}.bin"
         with _writing(self.out):
-            _write(self.out / name, content)
+            write_file(self.out / name, content)
         shard = Shard(name, len(ids), count, text_bytes, len(bad), hashlib.sha256(content).hexdigest())
         return Done(shard, tuple(bad[:SHOWN]), read)
 

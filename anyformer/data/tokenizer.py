@@ -7,9 +7,7 @@ unknown token. Nothing is ever pickled: a tokenizer is one `tokenizer.json`.
 """
 
 import json
-import os
 import re
-import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from tokenizers import AddedToken, Tokenizer, models
 
 from anyformer import recipe
+from anyformer.config.io import write_file
 from anyformer.config.spec import ConfigError, Fault, visible
 from anyformer.data.files import locate
 from anyformer.data.sentencepiece_tokenizer import PieceReader
@@ -179,18 +178,13 @@ class TextTokenizer:
         return self._reader
 
     def save(self, path: str | Path) -> None:
-        """Writes a .json file, or `tokenizer.json` in a folder; a reader never sees half a file."""
+        """Write a .json file, or `tokenizer.json` in a folder, atomically."""
         path = file_of(path)
-        temporary = path.with_name(f".anyformer-{secrets.token_hex(8)}.tmp")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(self.to_json(), encoding="utf-8", newline="\n")
-            temporary.replace(path)
+            write_file(path, self.to_json().encode())
         except OSError as error:
             raise wrong(path, f"cannot be written: {error.strerror}") from None
-        finally:
-            if os.path.exists(temporary):
-                temporary.unlink()
 
     # -- text to ids --------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ import json
 import multiprocessing
 import os
 import platform
-import secrets
 import signal
 import statistics
 import tempfile
@@ -28,6 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from anyformer import __version__
 from anyformer.config import ConfigError, Fault
+from anyformer.config.io import write_file
 from anyformer.hardware import usable_cores
 from anyformer.processes import end_with_parent, remove_abandoned
 from anyformer.run import writing
@@ -207,24 +207,23 @@ def read_result(path: Path) -> Result | None:
 
 def write_result(path: Path, result: Result) -> None:
     """Store the result of one cell atomically as a separate file: several machines may write to one folder."""
-    temporary = path.with_name(f".anyformer-{secrets.token_hex(8)}.tmp")
-    try:
-        append(temporary, result)
-        with writing(path):
-            temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path):
+        write_file(path, _line(result))
 
 
 def append(path: Path, result: Result) -> None:
     """Append a result and flush it to disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    line = json.dumps(result.__dict__, ensure_ascii=False) + "\n"
     with writing(path), path.open("a+b") as file:
         _cut_half_line(file)
-        file.write(line.encode("utf-8"))
+        file.write(_line(result))
         file.flush()
         os.fsync(file.fileno())
+
+
+def _line(result: Result) -> bytes:
+    return (json.dumps(result.__dict__, ensure_ascii=False) + "\n").encode()
 
 
 def _cut_half_line(file: Any) -> None:

@@ -309,7 +309,7 @@ def killed(out: Path, writes: int | None, seconds: float | None) -> None:
     import threading
 
     chunks.SIZE = 300
-    real, count = shard_writer._write, 0
+    real, count = shard_writer.write_file, 0
 
     def dying(path: Path, content: bytes) -> None:
         nonlocal count
@@ -319,7 +319,7 @@ def killed(out: Path, writes: int | None, seconds: float | None) -> None:
             die()
         real(path, content)
 
-    shard_writer._write = dying
+    shard_writer.write_file = dying
     if seconds is not None:
         threading.Timer(seconds, die).start()
     prepare([out.parent / "a.txt"], out, BPE(size=280), Input())
