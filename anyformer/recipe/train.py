@@ -83,7 +83,7 @@ class Train(Spec):
     optimizer: Optimizer  # the optimiser and its learning rate
     schedule: Schedule = Constant()  # how the learning rate changes over the steps
     scale: WidthScale = StandardScale()  # how initialisation and learning rates depend on the width
-    clip: Positive | None = 1.0  # largest norm of the gradient: a longer one is scaled down; None: no clipping
+    clip: Positive | Literal["none"] = 1.0  # norm to which larger gradients are scaled down; none: no clipping
     accumulate: Size = 1  # batches per step (gradient accumulation)
     label_smoothing: Probability = 0.0  # probability that is spread evenly over all tokens or labels
     own_tokens: OwnTokens | None = None  # scheduled sampling; None: the decoder reads the target (teacher forcing)

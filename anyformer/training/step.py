@@ -99,7 +99,8 @@ class TrainingStep:
         job, decay = self.job, self.job.recipe.train.ema
         sum_whole_gradients(job.model)
         job.scaler.unscale_(job.optimizer)
-        norm = clip_gradients(job.model, job.recipe.train.clip or math.inf)
+        clip = job.recipe.train.clip
+        norm = clip_gradients(job.model, math.inf if clip == "none" else clip)
         finite = norm.isfinite() & total.isfinite()
         if job.steps_in_flight:  # without reading `finite` on the CPU
             capturing = torch.cuda.is_current_stream_capturing()

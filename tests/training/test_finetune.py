@@ -199,7 +199,7 @@ def test_every_layer_has_its_rate(recipe: Recipe, tmp_path: Path, optimizer: Ada
 
 def test_a_rate_is_what_moves_a_weight(recipe: Recipe, tmp_path: Path) -> None:
     """Adam's first step moves every weight that has a gradient by its rate."""
-    spec = recipe.model_copy(update={"train": settings(layer_decay=0.5, optimizer=Adam(lr=1e-3), steps=1, clip=None)})
+    spec = recipe.model_copy(update={"train": settings(layer_decay=0.5, optimizer=Adam(lr=1e-3), steps=1, clip="none")})
     job = make(spec, tmp_path / "run")
     before = values(job.model)
     fit(job)
