@@ -102,6 +102,15 @@ def test_an_answer_that_is_cut_off_is_noted(folder: Path, way: dict[str, Any]) -
     assert limits == [3]
 
 
+def test_an_answer_that_ends_at_the_last_position_is_noted(folder: Path) -> None:
+    for budget in ([], ["--max-new-tokens", "500"]):
+        cut = invoke("generate", folder, "--prompt", "a" * 60, *budget)
+        positions = "the model has no further positions; use a shorter prompt"
+        assert cut.stderr == f"stopped at the limit of 5 tokens: {positions}\n"
+    exact = invoke("generate", folder, "--prompt", "a" * 60, "--max-new-tokens", "5")
+    assert exact.stderr == "stopped at the limit of 5 tokens: --max-new-tokens sets it\n"
+
+
 def test_fewer_bits_and_a_draft(folder: Path, tmp_path: Path) -> None:
     plain = done("generate", folder, "--prompt", "dog")
     assert done("generate", folder, "--prompt", "dog", "--draft", folder) == plain

@@ -101,6 +101,22 @@ def test_import_warns(public: Path, tmp_path: Path) -> None:
     assert line == f"warning: {public / 'model.safetensors'}: transformer.ln_f.bias: some values are not finite"
 
 
+def test_an_imported_run_has_no_data(public: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done("import", public, "--out", out)
+    (line,) = refused("evaluate", out)
+    instead = f"--tasks FILE evaluates it on rows of a file, train.init_from={out} trains it on data of a recipe"
+    assert line == f"{out}: has no recipe.toml: it was not trained here, and has no data; {instead}"
+
+
+@pytest.mark.parametrize("format", ["gguf", "onnx"])
+def test_the_ending_of_a_file_is_its_format(tmp_path: Path, format: str) -> None:
+    pytest.importorskip(format)
+    made, file = write_run(tmp_path / "run"), tmp_path / f"model.{format}"
+    (line,) = refused("export", made, file, "--family", "gpt2")
+    assert line == f"--family: is for --format hf: {format.upper()} has no families"
+
+
 def test_export_refuses(tmp_path: Path) -> None:
     made, out = write_run(tmp_path / "run"), tmp_path / "out"
     (tmp_path / "full").mkdir()

@@ -8,6 +8,8 @@ import atexit
 import errno
 import gc
 import io as streams
+import json
+import math
 import os
 import signal
 import sys
@@ -128,6 +130,19 @@ def main() -> None:
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def json_line(value: Any) -> str:
+    """Return a value as one line of JSON; NaN and infinities, which JSON does not have, are null."""
+    return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _print_version(wanted: bool) -> None:

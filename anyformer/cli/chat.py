@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from anyformer.cli.app import app
-from anyformer.cli.decoding_options import as_options, decoding, prepare
+from anyformer.cli.decoding_options import as_options, decoding, limit_note, prepare
 from anyformer.cli.runs import Folder
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def _answer(conversation: "Conversation", text: str, interrupts: Interrupts, how
     if interrupts.stopped:
         typer.echo("stopped", err=True)
     elif cut:
-        typer.echo(f"stopped at the limit of {max(cut):,} tokens: --max-new-tokens sets it", err=True)
+        typer.echo(limit_note(max(cut), "/clear forgets the conversation"), err=True)
 
 
 def _command(conversation: "Conversation", name: str) -> bool:

@@ -1,13 +1,12 @@
 """`compare`: runs beside each other."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from anyformer.cli.app import Json, app
+from anyformer.cli.app import Json, app, json_line
 
 
 @app.command()
@@ -26,18 +25,22 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare runs: settings, learning curves, cost, and metrics on the same rows with a paired bootstrap."""
+    from anyformer.atomic_folder import writing
     from anyformer.comparison import page
     from anyformer.comparison.compare import compare as compare_runs
+    from anyformer.config.io import write_file
     from anyformer.config.spec import ConfigError, Fault
 
     if out is not None and out.suffix.lower() not in (".html", ".png"):
         raise ConfigError([Fault("--out", f"= {out}: must end in .html or .png")])
+    if out is not None and (out.is_dir() or not out.parent.is_dir()):  # before the work
+        what = "is a folder" if out.is_dir() else f"there is no folder {out.parent}"
+        raise ConfigError([Fault("--out", f"= {out}: {what}")])
     changes = [one for one in runs if "=" in one and not Path(one).exists()]
     found = compare_runs([one for one in runs if one not in changes], split, changes)
-    typer.echo(json.dumps(asdict(found), ensure_ascii=False) if as_json else page.text(found), nl=as_json)
+    typer.echo(json_line(asdict(found)) if as_json else page.text(found), nl=as_json)
     if out is not None:
-        if out.suffix.lower() == ".html":
-            out.write_text(page.page(found), encoding="utf-8")
-        else:
-            page.figure(found, out)
+        content = page.page(found).encode() if out.suffix.lower() == ".html" else page.figure(found)
+        with writing(out):
+            write_file(out, content)
         typer.echo(f"written: {out}", err=as_json)

@@ -30,7 +30,8 @@ def _declared(
     temperature: Annotated[
         float | None,
         typer.Option(
-            help="Sampling temperature. 0 (default) is greedy; 1 samples the model's own distribution.",
+            help="Sampling temperature. 0 is greedy, 1 samples the model's own distribution. Default: that of an "
+            "imported run's generation_config.json, else 0.",
             rich_help_panel=SAMPLING,
         ),
     ] = None,
@@ -209,6 +210,15 @@ def note_unfinished(run: "Run", folder: Path) -> None:
 
     if note := unfinished(run, folder):
         typer.echo(f"{folder}: {note}", err=True)
+
+
+def limit_note(limit: int, instead: str) -> str:
+    """Return why an answer was cut off after `limit` tokens; `instead` is what helps where positions ran out."""
+    from anyformer.tasks.answer_budgets import PositionLimit
+
+    positions = isinstance(limit, PositionLimit)
+    why = f"the model has no further positions; {instead}" if positions else "--max-new-tokens sets it"
+    return f"stopped at the limit of {limit:,} tokens: {why}"
 
 
 UNKNOWN = "have parts that are not in the vocabulary, which the model reads as <unk>"

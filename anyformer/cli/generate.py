@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from anyformer.cli.app import app
-from anyformer.cli.decoding_options import BEAM, SAMPLING, UNKNOWN, as_options, decoding, prepare
+from anyformer.cli.decoding_options import BEAM, SAMPLING, UNKNOWN, as_options, decoding, limit_note, prepare
 from anyformer.cli.runs import Folder
 
 SEPARATOR = "---"  # between two samples
@@ -61,7 +61,7 @@ def generate_(
             typer.echo(str(error), err=True)
             raise typer.Exit(1) from None
         if cut:
-            typer.echo(f"stopped at the limit of {max(cut):,} tokens: --max-new-tokens sets it", err=True)
+            typer.echo(limit_note(max(cut), "use a shorter prompt"), err=True)
 
 
 def one_line(text: str) -> str:

@@ -27,11 +27,11 @@ def lab(
         ),
     ] = None,
     size: Annotated[
-        Literal["quick", "cpu", "gpu"],
+        Literal["quick", "cpu", "gpu"] | None,
         typer.Option(
-            help="Size of the experiment: smallest, for a CPU, or for a GPU. `anyformer lab` lists the minutes."
+            help="Size of an experiment: smallest, for a CPU (default), or for a GPU; `anyformer lab` lists minutes."
         ),
-    ] = "cpu",
+    ] = None,
     jobs: Annotated[
         int | None,
         typer.Option(
@@ -82,6 +82,8 @@ def lab(
     from anyformer.training.loop import Interrupted
 
     verb, words = what[0], what[1:]
+    if size is not None and verb in ("run", "cell", "coordinates"):
+        raise _wrong(f"--size is for experiments by name, not for `lab {verb}`: its recipe has the sizes")
     if verb == "coordinates":
         return _coordinates(words, steps, out)
     if (steps or seeds) and (verb not in ("run", "cell") or not words or _is_grid(words[0])):
@@ -98,7 +100,7 @@ def lab(
         elif verb == "run":
             _compare(*_grid(words, out, steps, seeds), chosen)
         else:
-            _experiments(what, size, chosen, out)
+            _experiments(what, size or "cpu", chosen, out)
     except (KeyboardInterrupt, Interrupted):
         typer.echo("interrupted: finished results are kept; the same command measures the rest", err=True)
         raise typer.Exit(3) from None

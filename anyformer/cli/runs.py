@@ -1,6 +1,5 @@
 """`recipes`, `train`, `evaluate`, `import`, `merge` and `export`."""
 
-import json
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
-from anyformer.cli.app import Json, app, print_once
+from anyformer.cli.app import Json, app, json_line, print_once
 
 if TYPE_CHECKING:
     from anyformer.run import Run
@@ -239,7 +238,7 @@ def _print_metrics(metrics: "Metrics", more: dict[str, str], as_json: bool) -> N
             "metrics": metrics.values,
             "notes": metrics.notes,
         }
-        typer.echo(json.dumps(result, ensure_ascii=False))
+        typer.echo(json_line(result))
         return
     head = {"task": metrics.task, **more, "n": metrics.count, **metrics.values}
     lines = [*_lines(head), *_lines(metrics.notes)]  # not merged: both have a "bleu", its value and its signature
@@ -334,6 +333,9 @@ def merge_(
     typer.echo(f"merged: {out}, {made.model.num_parameters():,} parameters")
 
 
+BY_SUFFIX: dict[str, Literal["onnx", "gguf"]] = {".onnx": "onnx", ".gguf": "gguf"}
+
+
 @app.command("export")
 def export_(
     run: Folder,
@@ -342,13 +344,13 @@ def export_(
         typer.Argument(metavar="DIR|FILE", help="Folder to write, or file for ONNX and GGUF; or give --out."),
     ] = None,
     to: Annotated[
-        Literal["hf", "peft", "onnx", "gguf", "ctranslate2"],
+        Literal["hf", "peft", "onnx", "gguf", "ctranslate2"] | None,
         typer.Option(
             "--format",
             help="hf: for transformers; peft: its LoRA adapter alone, for PEFT; onnx: for ONNX Runtime; "
-            "gguf: for llama.cpp; ctranslate2: for CTranslate2.",
+            "gguf: for llama.cpp; ctranslate2: for CTranslate2. Default: that of a FILE.onnx or FILE.gguf, else hf.",
         ),
-    ] = "hf",
+    ] = None,
     family: Annotated[str | None, typer.Option(help="Family of public models, if several fit.")] = None,
     dtype: Annotated[
         Literal["f32", "f16", "q8_0"] | None,
@@ -369,6 +371,7 @@ def export_(
         raise ConfigError([Fault("--out", "give the folder or file to write once, as DIR|FILE or by --out")])
     out = out or to_path
     assert out is not None
+    to = to or BY_SUFFIX.get(out.suffix.lower(), "hf")
     if to in ("onnx", "gguf") and family is not None:
         raise ConfigError([Fault("--family", f"is for --format hf: {to.upper()} has no families")])
     if to != "gguf" and dtype is not None:

@@ -74,7 +74,6 @@ def compare(folders: Sequence[str | Path], split: str = "test", overrides: Seque
         raise ConfigError([Fault("runs", f"of the task '{kinds[0]}': compare knows {', '.join(KINDS)}")])
     rows, left_out = _shared_rows(runs, paths[0], split, overrides)
     found, examples = _measure(runs, rows)
-    weights = resample(len(rows))
     names = tuple(_names(paths))
     logs = [read_metrics(path) for path in paths]
     return Comparison(
@@ -86,9 +85,19 @@ def compare(folders: Sequence[str | Path], split: str = "test", overrides: Seque
         left_out,
         {name: tuple(one.total for one in each) for name, each in found.items()},
         {name: each[0].higher_is_better for name, each in found.items()},
-        {name: tuple(paired(each[0], one, weights) for one in each[1:]) for name, each in found.items()},
+        _differences(found),
         examples,
     )
+
+
+def _differences(found: Mapping[str, Sequence[Measure]]) -> dict[str, tuple[Difference, ...]]:
+    """Return the differences of each further run to the first, for each metric."""
+    values = iter(resample([one for each in found.values() for one in each]))
+    differences = {}
+    for name, (first, *others) in found.items():
+        base = next(values)
+        differences[name] = tuple(paired(first, one, (base, next(values))) for one in others)
+    return differences
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
@@ -109,7 +118,7 @@ def _settings(runs: Sequence[Run], paths: Sequence[Path]) -> dict[str, tuple[str
         (run.folder / RECIPE).exists() or (path / RECIPE).exists() for run, path in zip(runs, paths, strict=True)
     )
     if have:
-        recipes = [io.load(Recipe, recipe_path(run, path)) for run, path in zip(runs, paths, strict=True)]
+        recipes = [io.load(Recipe, recipe_path(run, path, "")) for run, path in zip(runs, paths, strict=True)]
         tables = [dict(_flat(json.loads(io.dumps(recipe, "json")))) for recipe in recipes]
     else:
         tables = [dict(_flat({"model": json.loads(io.dumps(run.config, "json"))})) for run in runs]
@@ -159,7 +168,7 @@ def _cost(runs: Sequence[Run], logs: Sequence[Log]) -> dict[str, tuple[str, ...]
 
 def _shared_rows(runs: Sequence[Run], path: Path, split: str, overrides: Sequence[str]) -> tuple[Rows, int]:
     """Return the rows of the first run's split that all runs can read, and how many were left out."""
-    file = recipe_path(runs[0], path)
+    file = recipe_path(runs[0], path, "name a run that was trained here first: its data are used")
     recipe = io.override(io.load(Recipe, file), overrides)
     sources = split_sources(recipe, split, file)
     if len(sources) > 1:

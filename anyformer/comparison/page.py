@@ -4,7 +4,6 @@ import base64
 import html
 import io as streams
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
 from rich import box
 from rich.console import Console
@@ -90,8 +89,8 @@ def _print(console: Console, title: str, head: Sequence[str], rows: Iterable[Seq
     console.print(table)
 
 
-def figure(found: Comparison, path: Path | None = None) -> bytes:
-    """Draw learning curves, and differences with their intervals; return a PNG, or write it."""
+def figure(found: Comparison) -> bytes:
+    """Return a PNG with learning curves, and differences with their intervals."""
     bars = [
         (f"{name}\n{run}", one)
         for name, each in found.differences.items()
@@ -118,8 +117,6 @@ def figure(found: Comparison, path: Path | None = None) -> bytes:
     out = streams.BytesIO()
     drawn.savefig(out, format="png", dpi=150)
     pyplot().close(drawn)
-    if path is not None:
-        path.write_bytes(out.getvalue())
     return out.getvalue()
 
 

@@ -210,7 +210,9 @@ def _position(stack: Stack, width: int) -> Iterator[Fault]:
     scheme = stack.position
     if scheme.kind != "none" and not scheme.embeds() and not any(mixer.position is None for mixer in mixers):
         what = "no layer takes it: it acts inside self-attention; " + (
-            "all that have it have a scheme of their own" if mixers else "sinusoidal and learned act without it"
+            "all that have it have a scheme of their own"
+            if mixers
+            else "set it to 'none', which is usual for mixers with a state, or to sinusoidal or learned"
         )
         yield Fault("", f"of kind '{scheme.kind}': {what}")
     heirs = [mixer for mixer in mixers if mixer.position is None and _divides(mixer, width)]

@@ -18,7 +18,7 @@ def override(spec: S, assignments: Iterable[str]) -> S:
     """Return the spec with some values changed, from left to right.
 
     decoder.depth=4                    a value, as in TOML; other text is a string
-    decoder.blocks.0.mixer.heads=8     one element of a list; `*` is every element
+    decoder.blocks.0.mixer.heads=8     one element of a list; `*`, or no number, is every element
     decoder.position=rotary            a part by its kind, with that kind's defaults
     decoder.position={kind="rotary", theta=5e5}
     decoder.position.theta=5e5         one field of a part
@@ -126,6 +126,8 @@ def _put(annotation: Any, node: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _assign_in_list(annotation: Any, node: list[Any], steps: list[str], value: Any, path: str) -> Iterator[Fault]:
+    if node and all(isinstance(one, dict) and steps[0] in fields(member_for(annotation, one)) for one in node):
+        steps = ["*", *steps]  # a field of every element, as in a file
     step, rest = steps[0], steps[1:]
     is_index = step.isascii() and step.isdecimal() and len(step) <= len(str(len(node)))
     chosen = list(range(len(node))) if step == "*" else [int(step)] if is_index else []

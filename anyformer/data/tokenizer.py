@@ -381,7 +381,8 @@ def _told() -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and not panicked(error):
             raise
-        raise ConfigError([Fault("", f"the tokenizer cannot read this text: {first_line(error)}")]) from None
+        instead = "leave out characters that are not in its vocabulary; the tokenizer `bytes` reads every text"
+        raise ConfigError([Fault("", f"the tokenizer cannot read this text: {first_line(error)}; {instead}")]) from None
 
 
 def _forget_texts(inner: Tokenizer) -> None:

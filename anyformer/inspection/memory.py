@@ -60,6 +60,16 @@ MASKED_SHARE = 0.15  # of the tokens, which a masked LM predicts
 ADAMW = AdamW(lr=1e-3)  # its state does not depend on the settings
 
 
+# Parts of the peak, as they are printed.
+LABELS = {
+    "weights": "weights",
+    "optimizer": "optimizer",
+    "casts": "half-precision copies of weights",
+    "activations": "activations",
+    "passing": "largest temporary tensors",
+}
+
+
 @dataclass(frozen=True)
 class Memory:
     """Peak memory of a training step and its parts, in bytes."""
@@ -80,10 +90,10 @@ class Memory:
         return asdict(self)
 
     def __str__(self) -> str:
-        parts = {name: getattr(self, name) for name in ("weights", "optimizer", "casts", "activations", "passing")}
+        parts = {label: getattr(self, name) for name, label in LABELS.items()}
         end = "" if self.peak == sum(parts.values()) else ", at the end with all gradients"
         how = [self.precision, "compiled" if self.compiled else "eager", *(["recomputed"] if self.recompute else [])]
-        listed = ", ".join(f"{name} {human(n, 1024, BYTES)}" for name, n in parts.items() if n)
+        listed = ", ".join(f"{label} {human(n, 1024, BYTES)}" for label, n in parts.items() if n)
         return f"training ({', '.join(how)}): {human(self.peak, 1024, BYTES)} at the peak{end}: {listed}"
 
 

@@ -81,8 +81,11 @@ def _frame(run: Run, model: str) -> Data:
 def _byte_pairs(parts: Data, run: Run) -> Data:
     """Describe BPE over bytes; with the whole tokenizer.json where llama.cpp splits texts in another way."""
     model, steps = parts["model"], list(_steps(parts["pre_tokenizer"]))
-    if (normalizer := parts["normalizer"]) and normalizer["type"] != "NFC":  # which few texts need
+    if (normalizer := parts["normalizer"]) and normalizer["type"] != "NFC":
         raise _wrong(f"changes texts first ({normalizer['type']}): llama.cpp cannot")
+    if normalizer:
+        what = "llama.cpp does not normalise texts to NFC as the run does: the ids of texts in other forms may differ"
+        warnings.warn(f"{run.folder}: {what}", stacklevel=4)
     merges = [" ".join(pair) for pair in model["merges"]]
     found = {"model": "gpt2", "merges": merges}
     same = (

@@ -1,6 +1,7 @@
 """Tasks: examples in token ids, loss, metrics and predictions. One module for each task, and what they share.
 
 actions              actions of episodes: behaviour cloning, decision transformer
+answer_budgets       maximum numbers of tokens of answers
 answer_metrics       exact match and F1 of answers, as SQuAD defines them
 answer_spans         windows over long texts, and the best spans of their logits
 base                 the protocol of tasks, the call of a model on a batch, checks of lengths

@@ -20,6 +20,7 @@ from anyformer.decoding.request import Request
 from anyformer.decoding.sampling import row_seeds
 from anyformer.decoding.strategy import Beam, Contrastive, Sampling, Speculation, Strategy, strategy as make_strategy
 from anyformer.nn.model import Transformer
+from anyformer.tasks.answer_budgets import answer_budget
 from anyformer.tasks.base import MAX_INFERENCE_TOKENS, Progress, ending_ids, read_media
 from anyformer.tasks.generation_checks import budget_faults, stop_faults
 from anyformer.tasks.output_constraints import OutputConstraints, TokenConstraints, tokenise
@@ -371,19 +372,6 @@ def _draft_model(task: Writer, draft: DraftRun) -> Transformer:
     if any((a is None) != (b is None) or (a and b and a.to_json() != b.to_json()) for a, b in pairs):
         raise ConfigError([Fault("draft", "has another tokenizer: its tokens are not those of this run")])
     return draft.model
-
-
-def answer_budget(task: Writer, model: Transformer, read: int, most: int | None, strategy: Strategy) -> int:
-    """Return the maximum number of tokens of an answer."""
-    config = model.config
-    assert config.decoder is not None
-    before = 0 if model.encoder is not None else read - 1  # an answer's last token is not read again
-    budget = task.default_budget(read, config) if most is None else most
-    if most is None and config.context is not None and config.context > before:
-        budget = min(budget, config.context - before)
-    limit = config.decoder.limit
-    reads_last = isinstance(strategy, Contrastive)
-    return budget if limit is None else min(budget, limit - before - reads_last)
 
 
 def _vocab(model: Transformer) -> int:

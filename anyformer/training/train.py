@@ -124,7 +124,8 @@ def evaluate(folder: str | Path, overrides: Iterable[str] = (), split: str = "te
     Of an unfinished run the newest checkpoint is evaluated; the note `unfinished` gives its step.
     """
     run = load(folder)
-    path = recipe_path(run, folder)
+    tasks = "--tasks FILE evaluates it on rows of a file, " if run.spec.kind == "lm" else ""
+    path = recipe_path(run, folder, f"{tasks}train.init_from={folder} trains it on data of a recipe")
     before = io.load(Recipe, path)
     recipe = io.override(before, overrides)
     if fixed := [name for name in FIXED if getattr(recipe, name) != getattr(before, name)]:
@@ -157,10 +158,15 @@ def evaluate(folder: str | Path, overrides: Iterable[str] = (), split: str = "te
     return metrics
 
 
-def recipe_path(run: Run, folder: str | Path) -> Path:
-    """Return the recipe of a run: verified by its manifest, except in unfinished runs of earlier versions."""
+def recipe_path(run: Run, folder: str | Path, instead: str) -> Path:
+    """Return the recipe of a run: verified by its manifest, except in unfinished runs of earlier versions.
+
+    Without one, the `ConfigError` ends with what to do instead.
+    """
     path = run.folder / RECIPE
-    return path if path.exists() else must_be_file(Path(folder) / RECIPE)
+    if not path.exists() and not (path := Path(folder) / RECIPE).exists():
+        raise ConfigError([Fault(str(folder), f"has no {RECIPE}: it was not trained here, and has no data; {instead}")])
+    return must_be_file(path)
 
 
 def split_sources(recipe: Recipe, split: str, path: Path) -> list[NamedSplit]:
@@ -169,7 +175,7 @@ def split_sources(recipe: Recipe, split: str, path: Path) -> list[NamedSplit]:
     if chosen := [one for one in known if split in (one.name, one.split)]:
         return chosen
     names = [*(one.name for one in known), *(["test"] if isinstance(recipe.data.test, NamedSources) else [])]
-    raise ConfigError([Fault(f"data.{split}", f"is not in {path}; it has {', '.join(names)}")])
+    raise ConfigError([Fault(f"data.{split}", f"is not in {path}; --split can be {', '.join(names)}")])
 
 
 def _measure(task: Task, run: Run, rows: Rows, recipe: Recipe, by: str | None) -> Metrics:

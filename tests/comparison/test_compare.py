@@ -1,7 +1,9 @@
 """Runs beside each other: metrics equal those of `evaluate`, and intervals cover the true difference."""
 
 import json
+import math
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -9,7 +11,8 @@ from hypothesis import given, settings, strategies as st
 from typer.testing import CliRunner
 
 from anyformer.cli import app
-from anyformer.comparison import measures
+from anyformer.cli.app import json_line
+from anyformer.comparison import bootstrap, measures
 from anyformer.comparison.bootstrap import paired, resample
 from anyformer.comparison.compare import _blocks, compare
 from anyformer.comparison.page import page, text, verdicts
@@ -56,15 +59,25 @@ def test_the_interval_covers_the_true_difference() -> None:
         hard = generator.random(200)  # rows that are hard for one run are hard for the other
         first = measures.mean("accuracy", (hard + 0.5 * generator.random(200) < 0.9).astype(float).tolist())
         second = measures.mean("accuracy", (hard + 0.5 * generator.random(200) < 0.8).astype(float).tolist())
-        found = paired(first, second, resample(200, 400, seed))
+        found = paired(first, second, tuple(resample([first, second], 400, seed)))
         covered += found.low <= -0.1 <= found.high  # P(hard + u/2 < c) = c - 1/4 between 1/2 and 1
     assert 180 <= covered <= 198
 
 
 def test_equal_runs_do_not_differ() -> None:
     one = measures.mean("accuracy", [0.0, 1.0] * 20)
-    found = paired(one, one, resample(40))
+    found = paired(one, one, tuple(resample([one, one])))
     assert (found.value, found.low, found.high, found.p, found.significant) == (0, 0, 0, 1, False)
+
+
+@given(st.integers(1, 2**12))
+@settings(max_examples=20, deadline=None)
+def test_blocks_of_samples_do_not_change_the_values(limit: int) -> None:
+    values = np.random.default_rng(0).integers(0, 9, (3, 40)).astype(float)  # whole numbers: sums are exact
+    each = [measures.mean("a", values[0].tolist()), measures.ratio("b", values[1].tolist(), values[2].tolist())]
+    whole = resample(each, 50)
+    with mock.patch.object(bootstrap, "MAX_COUNTS", limit):
+        assert all(map(np.array_equal, whole, resample(each, 50)))
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +119,11 @@ def test_command_writes_page_figure_and_json(trained: tuple[Path, Path], tmp_pat
     found = CliRunner().invoke(app, ["compare", *runs, "--split", "valid", "--out", str(tmp_path / "c.png"), "--json"])
     assert json.loads(found.stdout.splitlines()[-1])["names"] == ["short", "long"]
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.html", "c.png"]
+
+
+def test_json_has_no_nan() -> None:
+    assert json.loads(json_line({"a": [math.nan, 1.5], "b": {"c": -math.inf}})) == {"a": [None, 1.5], "b": {"c": None}}
 
 
 @pytest.mark.parametrize(("words", "what"), [
@@ -113,6 +131,7 @@ def test_command_writes_page_figure_and_json(trained: tuple[Path, Path], tmp_pat
     (["a", "b", "--split", "test"], "data.test"),
     (["a", "a"], "each run must be named once"),
     (["a", "b", "--out", "x.pdf"], "must end in .html or .png"),
+    (["a", "b", "--out", "nowhere/x.png"], "--out = nowhere/x.png: there is no folder nowhere"),
 ])  # fmt: skip
 def test_wrong_input_is_one_line(trained: tuple[Path, Path], words: list[str], what: str) -> None:
     names = {"a": str(trained[0]), "b": str(trained[1])}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 import anyformer as af
 from anyformer.config import ConfigError, ModelConfig
@@ -15,6 +15,7 @@ from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.interop import gguf_file, import_model
 from anyformer.interop.gguf_export import Dtype, to_gguf
 from anyformer.interop.gguf_tokenizers import SPLITTINGS
+from anyformer.interop.gguf_vocabulary import describe
 from anyformer.interop.same_model import differences
 from anyformer.recipe import BPE, Bytes, LanguageModel
 from anyformer.run import Run, write_folder, write_model
@@ -176,6 +177,13 @@ def test_our_own_words_come_back_and_llama_cpp_has_the_nearest(tmp_path: Path) -
     back = import_model(path, tmp_path / "run").tokenizer
     for one in (TEXT, "'the 'll हिन्दी"):
         assert back.encode(one) == text.encode(one)
+
+
+def test_a_normalisation_that_llama_cpp_lacks_is_named() -> None:
+    inner = Tokenizer.from_str(BYTES.inner.to_str())
+    inner.normalizer = normalizers.NFC()
+    with pytest.warns(UserWarning, match="llama.cpp does not normalise texts to NFC"):
+        describe(untrained(TextTokenizer(inner)))
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------------

@@ -174,6 +174,7 @@ def test_options_that_would_have_no_effect_are_refused(file: Path) -> None:
     for options, message in (
         (["run", file, "--gpus", "0.5"], "--gpus belongs to --engine ray"),
         (["run", file, "--address", "auto"], "--address belongs to --engine ray"),
+        (["run", file, "--size", "quick"], "--size is for experiments by name, not for `lab run`: "),
         (["run", file, "--wait"], "--wait belongs to `lab cell GRID ID`"),
         (["cell", file, "1", "--jobs", "2"], "`lab cell` trains in this process, one cell after another: "),
         (["cell", file, "1", "--engine", "ray"], "`lab cell` trains in this process, one cell after another: "),

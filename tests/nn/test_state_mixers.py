@@ -251,7 +251,7 @@ def test_heads_are_tapped_in_the_order_of_the_row():
 
 
 REFUSED = {
-    r"decoder.position: of kind 'rotary': no layer takes it": lambda: config(GATED, position=Rotary()),
+    "set it to 'none', which is usual for mixers with a state": lambda: config(GATED, position=Rotary()),
     "heads = 3: must divide width = 8": lambda: config(LinearAttention(heads=3)),
     "key_heads = 4: must divide heads = 2": lambda: config(GatedDelta(heads=2, key_heads=4)),
     "groups = 4: must divide heads = 2": lambda: config(Mamba2(heads=2, groups=4)),

@@ -69,7 +69,7 @@ def test_each_set_has_its_metrics(folder: Path) -> None:
 def test_unknown_sets_are_refused(folder: Path) -> None:
     (line,) = refused("evaluate", folder / "run", "--split", "2017")
     assert line.startswith("data.2017: is not in ")
-    assert line.endswith("; it has train, valid, 2016, 새것, test")
+    assert line.endswith("; --split can be train, valid, 2016, 새것, test")
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from anyformer.serve.http.bodies import (
 from anyformer.serve.http.errors import ApiError, json_response
 from anyformer.serve.http.service import ServedRun, Service, unless_gone
 from anyformer.serve.request import Generation
-from anyformer.tasks.generation import answer_budget
+from anyformer.tasks.answer_budgets import answer_budget
 from anyformer.tasks.metrics import spans
 
 PAIR_KINDS = ("embed", "number", "classify")
