@@ -131,12 +131,17 @@ def _list() -> None:
     from rich.table import Table
 
     from anyformer.lab.experiment import every
+    from anyformer.lab.verdicts import described, known_verdicts
 
-    table = Table("", "name", "claim", "quick", "cpu", "gpu", box=None, pad_edge=False)
+    known = known_verdicts()
+    table = Table("", "name", "claim", "cpu", "gpu", box=None, pad_edge=False)
     for e in every():
-        table.add_row(str(e.number), e.name, e.claim, *(f"{minutes:g} min" for minutes in e.minutes))
+        sizes = known.get(e.name, {})
+        cpu, gpu = described(e, "cpu", sizes.get("cpu")), described(e, "gpu", sizes.get("gpu"))
+        table.add_row(str(e.number), e.name, e.claim, cpu, gpu)
     Console().print(table)
-    typer.echo("\nMinutes with --jobs 2 on two cores, or on a GPU. Of the cpu and gpu sizes some are estimates.")
+    typer.echo("\nMinutes of one core, or of one process on a GPU: divide by --jobs. `about`: estimated, not measured.")
+    typer.echo("`stale`: the rule of the verdict was changed after its data was measured.")
     typer.echo("anyformer lab NAME runs one; anyformer lab run GRID.toml compares settings of your own.")
 
 
@@ -145,20 +150,25 @@ def _experiments(names: list[str], size: Literal["quick", "cpu", "gpu"], engine:
 
     from anyformer.lab import experiment, figures
     from anyformer.lab.compare import markdown
+    from anyformer.lab.measurements import measure_together
+    from anyformer.lab.report import is_stale
 
     chosen = [experiment.find(name) for name in (experiment.NAMES if names == ["all"] else names)]
     folder = out or Path("runs") / "lab" / size
+    paths = {claim.name: folder / f"{claim.name}.jsonl" for claim in chosen}
+    found = measure_together(chosen, size, paths, engine=engine, console=Console(stderr=True))
     for claim in chosen:
+        results = found[claim.name]
         typer.echo(f"{claim.number}. {claim.claim}")
-        path = folder / f"{claim.name}.jsonl"
-        results = claim.run(size, path, engine=engine, console=Console(stderr=True))
         typer.echo(markdown(claim.table(results)))
-        typer.echo(f"{claim.judge(results)}")
+        typer.echo(f"{claim.judge(results)}\n{claim.result(results)}".rstrip())
+        stale = ", changed after some of these results: they are stale" if is_stale(claim, results) else ""
+        typer.echo(f"rule {claim.rule}{stale}")
         try:
             figure = figures.save(claim.draw(results), folder / f"{claim.name}.png")
-            typer.echo(f"{path}, {figure}\n")
+            typer.echo(f"{paths[claim.name]}, {figure}\n")
         except ImportError as error:
-            typer.echo(f"{path}; {error}\n")
+            typer.echo(f"{paths[claim.name]}; {error}\n")
 
 
 def _is_grid(name: str) -> bool:

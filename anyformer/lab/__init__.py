@@ -1,15 +1,20 @@
 """The lab: experiments about claims on Transformers, and grids that compare settings under an equal budget.
 
-cells        Run many measurements in parallel and store each result as soon as it is done
-claims       Claims on a shared folder: each cell is trained by one worker at a time
-compare      Compare the settings of a grid: mean ± deviation over seeds, and p values
-coordinates  Coordinate check of width transfer: sizes of activations by width
-experiment   The base class of experiments: cells, measurement, verdict
-experiments  One file for each claim
-figures      Figures that are readable in grey and for the colour-blind
-grid         Train all combinations of settings of a recipe under an equal budget
-ray_engine   Measure cells on a Ray cluster
-report       Write the pages of docs/lab from results
-stats        Mean and deviation, Welch's t-test and interval, power-law fit
-trial        One training run as a measurement
+alone         Timed measurements run alone
+cells         Run many measurements in parallel and store each result as soon as it is done
+claims        Claims on a shared folder: each cell is trained by one worker at a time
+compare       Compare the settings of a grid: mean ± deviation over seeds, and p values
+coordinates   Coordinate check of width transfer: sizes of activations by width
+decision      Conditions of a claim, tested over seeds, and the verdict
+experiment    The base class of experiments: cells, measurement, verdict
+experiments   One file for each claim
+figures       Figures that are readable in grey and for the colour-blind
+grid          Train all combinations of settings of a recipe under an equal budget
+measurements  Measure several experiments together
+ray_engine    Measure cells on a Ray cluster
+report        Write the pages of docs/lab from results
+rules         Hash of the rule of a claim
+stats         Mean and deviation, Welch's t-test, Holm's correction, effect size, power-law fit
+trial         One training run as a measurement
+verdicts      Verdicts that come with the package
 """

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from anyformer import __version__
 from anyformer.config import ConfigError, Fault
 from anyformer.config.io import write_file
 from anyformer.hardware import usable_cores
+from anyformer.lab.alone import beside_others
 from anyformer.processes import end_with_parent, remove_abandoned
 from anyformer.run import writing
 from anyformer.training.plan import duration
@@ -48,6 +50,7 @@ class Result:
     found: dict[str, Any]
     seconds: float
     machine: str
+    rule: str = ""  # hash of the rule under which it was measured; of a grid, nothing
 
     def __getitem__(self, name: str) -> Any:
         return self.found[name] if name in self.found else self.cell[name]
@@ -81,15 +84,26 @@ def measure_all(
 
     `measure` must be picklable. The default engine is `Local`, with one measurement at a time.
     """
-    console = console or Console(quiet=True)
     done = {key(result.cell): result for result in read_results(path)}
     left = [cell for cell in cells if key(cell) not in done]
-    if left:
-        with _progress(console, len(cells), len(cells) - len(left)) as notify:
-            for result in (engine or Local()).run(measure, left, notify):
-                append(path, result)
-                done[key(result.cell)] = result
+    for result in measure_each(measure, left, len(cells), engine=engine, console=console):
+        append(path, result)
+        done[key(result.cell)] = result
     return [done[key(cell)] for cell in cells]
+
+
+def measure_each(
+    measure: Measure,
+    cells: Sequence[Cell],
+    total: int,
+    *,
+    engine: Engine | None = None,
+    console: Console | None = None,
+) -> Iterator[Result]:
+    """Yield the results of cells as they are completed, and show progress: `total` counts stored results, too."""
+    if cells:
+        with _progress(console or Console(quiet=True), total, total - len(cells)) as notify:
+            yield from (engine or Local()).run(measure, cells, notify)
 
 
 def key(cell: Cell) -> str:
@@ -169,9 +183,10 @@ def _begin(threads: int, parent: int) -> None:
 
 def timed(measure: Measure, cell: Cell) -> Result:
     """Measure a cell in this process."""
-    began = time.perf_counter()
-    found = measure(cell)
-    return Result(dict(cell), found, round(time.perf_counter() - began, 2), machine())
+    with beside_others():
+        began = time.perf_counter()
+        found = measure(cell)
+        return Result(dict(cell), found, round(time.perf_counter() - began, 2), machine())
 
 
 def machine() -> str:
@@ -179,8 +194,19 @@ def machine() -> str:
     if torch.cuda.is_available():
         where = torch.cuda.get_device_name()
     else:
-        where = f"{platform.machine()} CPU, {torch.get_num_threads()} of {usable_cores()} cores"
+        where = f"{_processor()}, {torch.get_num_threads()} of {usable_cores()} cores"
     return f"{where}, torch {torch.__version__.partition('+')[0]}, anyformer {__version__}"
+
+
+@cache
+def _processor() -> str:
+    """Return the name of the CPU, or its architecture if the system does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names and names[0] else f"{platform.machine()} CPU"
 
 
 # -- the file ---------------------------------------------------------------------------------------------------------
@@ -223,7 +249,8 @@ def append(path: Path, result: Result) -> None:
 
 
 def _line(result: Result) -> bytes:
-    return (json.dumps(result.__dict__, ensure_ascii=False) + "\n").encode()
+    known = {name: value for name, value in result.__dict__.items() if name != "rule" or value}
+    return (json.dumps(known, ensure_ascii=False) + "\n").encode()
 
 
 def _cut_half_line(file: Any) -> None:

@@ -1,40 +1,22 @@
-"""The base class of experiments: a claim, the cells to measure, and a verdict computed from the results."""
+"""The base class of experiments: a claim, the cells to measure, and a verdict computed from the results.
+
+An experiment states in its file, before it is measured, its hypothesis (`claim`), measure (`measured`), decision rule
+(`prediction` in words, `judge` in code), seeds and sizes (`cells`). The hash of the rule is stored with every result.
+"""
 
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Literal
-
-from rich.console import Console
 
 from anyformer.config import ConfigError, Fault
 from anyformer.config.spec import did_you_mean
-from anyformer.lab.cells import Cell, Engine, Result, measure_all
-from anyformer.processes import LOCK, locked
+from anyformer.lab.cells import Cell, Result
+from anyformer.lab.decision import Verdict as Verdict, Word as Word, verdict as verdict
+from anyformer.lab.rules import rule_hash
 
 Size = Literal["quick", "cpu", "gpu"]
-Word = Literal["holds", "does not hold here", "undecided at this size"]
 Rows = Sequence[Sequence[str]]  # a table, its header first
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The result of a claim, with the numbers that support it."""
-
-    word: Word
-    why: str
-
-    def __str__(self) -> str:
-        return f"{self.word}: {self.why}"
-
-
-def verdict(holds: bool | None, why: str) -> Verdict:
-    """Return a verdict; None is undecided."""
-    if holds is None:
-        return Verdict("undecided at this size", why)
-    return Verdict("holds" if holds else "does not hold here", why)
 
 
 class Experiment(ABC):
@@ -42,25 +24,45 @@ class Experiment(ABC):
 
     name: ClassVar[str]
     number: ClassVar[int]  # of the claim
-    claim: ClassVar[str]  # in one sentence
+    claim: ClassVar[str]  # the hypothesis in one sentence
     idea: ClassVar[str]  # for a learner: a few sentences with the formula, in Markdown
-    prediction: ClassVar[str]  # what must be observed if the claim is true
+    measured: ClassVar[str] = ""  # what is measured of each cell, in one sentence
+    prediction: ClassVar[str]  # the decision rule: what must be observed if the claim is true
+    limits: ClassVar[str] = ""  # what the results do not show, in one or two sentences
+    sources: ClassVar[tuple[str, ...]] = ()  # papers, in Markdown: "Vaswani et al. (2017), [Title](URL)"
     parts: ClassVar[tuple[str, ...]]  # files of the package that it is about: "attention/attend.py"
-    # quick, cpu, gpu: with two jobs on two cores, or on a GPU; estimated where docs/lab has no results of that size
-    minutes: ClassVar[tuple[float, float, float]]
+    minutes: ClassVar[tuple[float, float, float]]  # quick, cpu, gpu: estimates, listed where nothing is measured
     alt: ClassVar[str]  # what the figure shows, in one sentence: its alternative text
     changed: ClassVar[str] = ""  # what was changed after a look at the data, in one sentence
+    timed: ClassVar[bool] = False  # whether cells measure time: they are measured one after another
+
+    @property
+    def rule(self) -> str:
+        """The hash of the decision rule."""
+        return rule_hash(type(self))
 
     @abstractmethod
     def cells(self, size: Size) -> list[Cell]:
         """Return the cells to measure."""
+
+    def stages(self, size: Size) -> list[list[Cell]]:
+        """Return the cells in groups, each of which needs the results of those before it."""
+        return [self.cells(size)]
+
+    def prepare(self, results: Sequence[Result]) -> None:  # noqa: B027 - optional
+        """Read the results of the stages so far, before the next is measured."""
 
     @abstractmethod
     def measure(self, cell: Cell) -> dict[str, Any]:
         """Measure one cell, in a separate process."""
 
     @abstractmethod
-    def judge(self, results: Sequence[Result]) -> Verdict: ...
+    def judge(self, results: Sequence[Result]) -> Verdict:
+        """Return the verdict. The code of this method, and what it uses, is the rule whose hash is stored."""
+
+    def result(self, results: Sequence[Result]) -> str:
+        """Return the result in one sentence: the numbers that matter, in words that fit every verdict."""
+        return ""
 
     @abstractmethod
     def table(self, results: Sequence[Result]) -> Rows: ...
@@ -72,13 +74,6 @@ class Experiment(ABC):
     @abstractmethod
     def draw(self, results: Sequence[Result]) -> Any:
         """Return a figure made by `lab/figures.py`."""
-
-    def run(
-        self, size: Size, path: Path, *, engine: Engine | None = None, console: Console | None = None
-    ) -> list[Result]:
-        """Measure the cells without a stored result. Other experiments may run at the same time."""
-        with locked(path.parent, f"{LOCK}-{self.name}"):
-            return measure_all(self.measure, self.cells(size), path, engine=engine, console=console)
 
 
 # By the number of their claim. A file of `experiments/` has one class, called `Claim`.

@@ -170,9 +170,9 @@ def log_ticks(axis: Any, values: Sequence[float], *, across: bool = True) -> Non
         axis.yaxis.minorticks_off()
 
 
-def save(figure: Any, path: str | Path) -> Path:
+def save(figure: Any, path: str | Path, dpi: int = 150) -> Path:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150, metadata={"Software": None} if path.suffix == ".png" else None)
+    figure.savefig(path, dpi=dpi, metadata={"Software": None} if path.suffix == ".png" else None)
     pyplot().close(figure)
     return path

@@ -1,4 +1,4 @@
-"""Statistics for verdicts: mean and deviation, Welch's t-test and interval, power-law fit."""
+"""Statistics for verdicts: Welch's t-test and interval, Holm's correction, effect size, power-law fit."""
 
 import math
 from collections.abc import Sequence
@@ -63,6 +63,31 @@ def difference(a: Sequence[float], b: Sequence[float]) -> Difference:
     return Difference(x.mean - y.mean, x.mean - y.mean - low * error, x.mean - y.mean + low * error)
 
 
+def holm(ps: Sequence[float]) -> list[float]:
+    """Return p values adjusted for their number by the method of Holm (1979); NaN stays NaN and is not counted."""
+    order = sorted((i for i, p in enumerate(ps) if not math.isnan(p)), key=lambda i: ps[i])
+    adjusted, highest = list(ps), 0.0
+    for rank, i in enumerate(order):
+        highest = max(highest, min(1.0, (len(order) - rank) * ps[i]))
+        adjusted[i] = highest
+    return adjusted
+
+
+def hedges(a: Sequence[float], b: Sequence[float]) -> float:
+    """Return Hedges' g: mean(a) - mean(b) in pooled standard deviations, corrected for few values (Hedges 1981).
+
+    Infinite if neither side varies, NaN if a side has fewer than two values.
+    """
+    x, y = summary(a), summary(b)
+    freedom = x.count + y.count - 2
+    if x.count < 2 or y.count < 2:
+        return math.nan
+    pooled = math.sqrt(((x.count - 1) * x.deviation**2 + (y.count - 1) * y.deviation**2) / freedom)
+    if pooled == 0:
+        return math.copysign(math.inf, x.mean - y.mean) if x.mean != y.mean else 0.0
+    return (1 - 3 / (4 * freedom - 1)) * (x.mean - y.mean) / pooled
+
+
 def _welch(x: Summary, y: Summary) -> tuple[float, float]:
     """Return the standard error of a difference of means, and its degrees of freedom."""
     u, v = x.deviation**2 / x.count, y.deviation**2 / y.count
@@ -83,6 +108,9 @@ class Power:
     exponent: float
     factor: float
     error: float
+
+    def __str__(self) -> str:
+        return f"{self.exponent:.2f} ± {self.error:.2f}"
 
     def __call__(self, x: float) -> float:
         return self.factor * float(x) ** self.exponent

@@ -100,7 +100,7 @@ def test_whoever_is_told_to_end_ends_the_processes_it_started(
     for process in map(int, (path.name for path in pids.iterdir())):
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
-    assert not list((tmp_path / "temporary").iterdir())
+    assert not list((tmp_path / "temporary").glob(f"{SCRATCH}*"))
     assert "Traceback" not in capfd.readouterr().err
 
 

@@ -101,13 +101,14 @@ def layers(cell: Cell) -> dict[str, Any]:
 
 
 def heads(cell: Cell) -> dict[str, Any]:
-    kept = {"kept_plain": 1e6, "kept_fused": 1e6, "plain": 1e-3, "fused": 1e-3}
+    scores = 4 * (cell["heads"] - 1) * cell["length"] ** 2
+    kept = {"kept_plain": 1e6 + scores, "kept_fused": 1e6, "plain": 1e-3, "fused": 1e-3}
     return {"flops": 100, "predicted": 100, "parameters": 10, "scores": 64 * cell["heads"], **kept}
 
 
 def scale(cell: Cell) -> dict[str, Any]:
     without = cell["scale"] == "none"
-    begin = {"variance": cell["k"] if without else 1, "entropy": 0.5, "gradient": 1.0}
+    begin = {"variance": cell["k"] if without else 1, "entropy": 1 / cell["k"] if without else 0.5, "gradient": 1.0}
     harm = 0.001 * cell["k"] if without else 0.0
     return made({**begin, "loss": 0.5 + harm}, cell) | {"variance": begin["variance"]}
 
@@ -226,14 +227,6 @@ def width(cell: Cell, moves: tuple[str, ...] = ("standard",)) -> dict[str, Any]:
     return made({"loss": 1.5 + abs(math.log2(cell["lr"] * ratio * 2**5))}, cell)
 
 
-def always_moves(cell: Cell) -> dict[str, Any]:
-    return width(cell, ("standard", "mup"))
-
-
-def never_moves(cell: Cell) -> dict[str, Any]:
-    return width(cell, ())
-
-
 HOLDS: dict[str, Found] = {
     "costs": costs,
     "layers": layers,
@@ -290,8 +283,8 @@ FAILS: list[tuple[str, Found]] = [
     ("cheating", no_difference),
     ("bigram", below),
     ("muon", adamw_is_better),
-    ("width", always_moves),
-    ("width", never_moves),
+    ("width", lambda cell: width(cell, ("standard", "mup"))),
+    ("width", lambda cell: width(cell, ())),
     ("forcing", but(forcing, lambda cell: {"free": forcing({**cell, "word": "by themselves"})["free"]})),
     ("forcing", but(forcing, lambda cell: {"perplexity": 1.2 + 0.001 * cell["seed"]})),
     ("forcing", but(forcing, spoken(-0.1))),

@@ -1,11 +1,13 @@
 """The pages of docs/lab are those of the results beside them, and each names a figure that is there."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from anyformer.lab.experiment import NAMES, find
-from anyformer.lab.report import index_of, page_of, setup, stored
+from anyformer.lab.report import index_of, page_of, setup, stored, verdicts_of
+from anyformer.lab.verdicts import VERDICTS, Stored, described, known_verdicts
 
 LAB = Path(__file__).parents[2] / "docs" / "lab"
 
@@ -18,23 +20,53 @@ def test_a_page_is_that_of_its_results(name: str) -> None:
     assert all((LAB / "figures" / f"{name}-{size}.png").exists() for size in found)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_listed_minutes_are_those_of_the_results(name: str) -> None:
-    """`anyformer lab` lists minutes with two jobs on two cores, or on a GPU; differences of 20 seconds are ignored."""
-    experiment = find(name)
-    for size, listed in zip(("quick", "cpu", "gpu"), experiment.minutes, strict=True):
-        for results in (some for at, some in stored(experiment, LAB).items() if at == size):
-            measured = sum(r.seconds for r in results) / 60 / (1 if size == "gpu" else 2)
-            assert abs(listed - measured) < max(0.33, 0.15 * measured), f"{size}: {measured:.1f} minutes"
-
-
 def test_a_set_up_states_seeds_and_sizes() -> None:
-    results = stored(find("norms"), LAB)["quick"]
-    assert setup(results) == (
-        "3 or 6 seeds for each setting; ± is one standard deviation over seeds; width 32; depth 2 or 12; 4 heads; "
-        "200 training steps; learning rate 0.001 or 0.004; 320 tokens per batch"
+    results = stored(find("norms"), LAB).popitem()[1]
+    assert "seeds for each setting" in setup(results)
+    assert "± is one standard deviation over seeds" in setup(results)
+    assert "2 or " in setup(results)
+    assert setup(stored(find("heads"), LAB).popitem()[1]).startswith(
+        "each setting measured once; times are medians of 9"
     )
-    assert setup(stored(find("heads"), LAB)["quick"]).startswith("each setting measured once; times are medians of 9")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_claim_says_what_a_reader_needs(name: str) -> None:
+    experiment = find(name)
+    assert experiment.measured.endswith(".")
+    assert experiment.limits.endswith(".")
+    assert 2 <= len(experiment.sources) <= 4
+    assert all("](https://" in source for source in experiment.sources)
+    for size in ("cpu", "gpu"):
+        settings = [{**cell, "seed": None} for cell in experiment.cells(size) if "seed" in cell]
+        if not experiment.timed:
+            assert max(settings.count(one) for one in settings) >= 5
+
+
+def test_results_under_another_rule_are_stale() -> None:
+    experiment = find("norms")
+    results = stored(experiment, LAB).popitem()[1]
+    fresh, other = ([replace(r, rule=rule) for r in results] for rule in (experiment.rule, "0" * 12))
+    assert "stale" not in page_of(experiment, {"cpu": fresh}).lower()
+    for some in (other, [*fresh[:-1], other[-1]]):
+        page = page_of(experiment, {"cpu": some})
+        assert "they are stale" in page
+        assert "`000000000000`" in page
+        assert "(stale)" in index_of([(experiment, {"cpu": some})])
+    assert experiment.rule in page_of(experiment, {"cpu": fresh})
+
+
+def test_listed_verdicts_are_those_of_the_results() -> None:
+    index = [(experiment, found) for experiment in map(find, NAMES) if (found := stored(experiment, LAB))]
+    assert VERDICTS.read_text(encoding="utf-8") == verdicts_of(index), "run `make lab-report`"
+    assert all(known_verdicts()[e.name].keys() == found.keys() for e, found in index)
+
+
+def test_a_listed_verdict_says_whether_it_is_stale() -> None:
+    experiment = find("norms")
+    assert described(experiment, "cpu", Stored("holds", experiment.rule, 3.5)) == "holds, 3.5 min"
+    assert described(experiment, "cpu", Stored("holds", "other", 3.5)) == "holds, stale, 3.5 min"
+    assert described(experiment, "gpu", None) == f"about {experiment.minutes[2]:g} min"
 
 
 def test_the_index_is_that_of_the_results() -> None:

@@ -11,8 +11,9 @@ import torch
 from anyformer.config import Attention, BatchNorm, Block, LayerNorm, Norm, Plain, Sinusoidal, Stack
 from anyformer.data.loader import Cursor
 from anyformer.lab.cells import SCRATCH, Cell, Result
-from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
-from anyformer.lab.experiments.common import all_hold, chain, found, is_more, language_model
+from anyformer.lab.decision import Fact, More, decide
+from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
+from anyformer.lab.experiments.common import chain, found, language_model, seeds
 from anyformer.lab.figures import FILL, bars, panels
 from anyformer.lab.stats import summary
 from anyformer.lab.trial import Trial, trained
@@ -37,22 +38,34 @@ save padding; then the statistics differ from batch to batch, and the running me
 is trained is then not the one that is evaluated: the same weights on the same unseen batches have one loss with batch
 statistics and another with running statistics. Padding is excluded from both here. Neither problem arises in large
 batches of mixed lengths, where batch norm may well be better."""
-    prediction = """The loss on unseen rows is higher with batch norm in batches that are sorted or small (p < 0.05). By
-running statistics it is higher than by batch statistics, by more in the largest sorted batches than in mixed ones,
-and by more in the smallest mixed batches than in the largest (p < 0.05)."""
+    prediction = """The loss on unseen rows is higher by more than 0.01 nats with batch norm in batches that are sorted
+or small. By running statistics it is higher than by batch statistics, by more in the largest sorted batches than in
+mixed ones, and by more in the smallest mixed batches than in the largest, each by more than 0.01 nats (p < 0.05)."""
+    measured = "Loss on unseen rows with running statistics and with the batches' own, in nats per letter."
+    limits = """A small synthetic language model at one learning rate. Large batches of mixed lengths, where batch norm
+is at its best, are shown and not part of the claim."""
+    sources = (
+        "Ba et al. (2016), [Layer Normalization](https://arxiv.org/abs/1607.06450)",
+        "Ioffe & Szegedy (2015), [Batch Normalization](https://arxiv.org/abs/1502.03167)",
+        "Ioffe (2017), [Batch Renormalization](https://arxiv.org/abs/1702.03275), on small batches",
+        "Shen et al. (2020), [PowerNorm](https://arxiv.org/abs/2003.07845), on batch norm in Transformers",
+    )
     parts = ("nn/norm.py", "config/norm.py", "nn/aux_outputs.py")
     minutes = (3, 18, 5)
     alt = (
         "Loss on unseen rows of layer norm and batch norm for sorted and mixed batches, and the part due to running "
         "statistics"
     )
-    changed = "Batch norm has six seeds: it had three, which did not separate it from layer norm (± 0.4 to 0.6)."
+    changed = (
+        "Three seeds of batch norm did not separate it from layer norm (± 0.4 to 0.6) and were followed by three more; "
+        "now every setting has ten."
+    )
 
     def cells(self, size: Size) -> list[Cell]:
-        width, letters, text, longest, sizes, steps, seeds = {
-            "quick": (32, 8, 200_000, 32, (64, 512), 300, 3),
-            "cpu": (64, 12, 1_000_000, 64, (64, 512, 4096), 800, 5),
-            "gpu": (256, 16, 2_000_000, 128, (128, 1024, 8192), 3000, 5),
+        width, letters, text, longest, sizes, steps = {
+            "quick": (32, 8, 200_000, 32, (64, 512), 300),
+            "cpu": (48, 8, 200_000, 32, (64, 512), 400),
+            "gpu": (128, 12, 1_000_000, 64, (128, 4096), 800),
         }[size]
         rest = {"lr": 6e-3 * (32 / width) ** 0.5, "letters": letters, "text": text, "longest": longest}
         rest |= {"width": width, "depth": 2, "heads": 4, "steps": steps}
@@ -61,7 +74,7 @@ and by more in the smallest mixed batches than in the largest (p < 0.05)."""
             for norm in NORMS
             for batches in POOLS
             for tokens in sizes
-            for seed in range(seeds if norm == "layer" else 2 * seeds)  # batch norm varies more from seed to seed
+            for seed in seeds(size, 10)  # batch norm varies much from seed to seed
         ]
 
     def measure(self, cell: Cell) -> dict[str, Any]:
@@ -69,22 +82,50 @@ and by more in the smallest mixed batches than in the largest (p < 0.05)."""
             return {"diverged": over.diverged, **_losses(over), "curve": over.curve}
 
     def judge(self, results: Sequence[Result]) -> Verdict:
-        sizes = _sizes(results)
-        places = {(b, n): f"{b} batches of {n} tokens" for b in POOLS for n in (sizes[0], sizes[-1])}
-        loss = {p: [_values(results, "loss", norm, *p) for norm in NORMS] for p in places}
-        gap = {p: _values(results, "gap", "batch", *p) for p in places}
-        facts = [
-            f"in {name} {summary(loss[p][0])} by layer norm and {summary(loss[p][1])} by batch norm, of which "
-            f"{summary(gap[p])} are due to running statistics"
-            for p, name in places.items()
+        small, *_, large = _sizes(results)
+        conditions: list[More | Fact] = [
+            More(
+                f"loss in {b} batches of {n} tokens, batch norm - layer norm",
+                _values(results, "loss", "batch", b, n),
+                _values(results, "loss", "layer", b, n),
+                MARGIN,
+            )
+            for b, n in (("sorted", small), ("sorted", large), ("mixed", small))
         ]
-        harmed = [is_more(batch, layer, MARGIN) for p, (layer, batch) in loss.items() if p != ("mixed", sizes[-1])]
-        sorting = is_more(gap["sorted", sizes[-1]], gap["mixed", sizes[-1]], MARGIN)
-        noise = is_more(gap["mixed", sizes[0]], gap["mixed", sizes[-1]], MARGIN)
-        numbers = f"loss on unseen rows {'; '.join(facts)}"
-        if min(summary(layer).mean for layer, _ in loss.values()) > 0.95 * math.log(results[0]["letters"]):
-            return verdict(None, f"nothing was learnt; {numbers}")
-        return verdict(all_hold(*harmed, sorting, noise), numbers)
+        gap = {(b, n): _values(results, "gap", "batch", b, n) for b in POOLS for n in (small, large)}
+        conditions += [
+            More(
+                f"harm of running statistics, sorted - mixed batches of {large}",
+                gap["sorted", large],
+                gap["mixed", large],
+                MARGIN,
+            ),
+            More(
+                f"harm of running statistics in mixed batches, of {small} - of {large}",
+                gap["mixed", small],
+                gap["mixed", large],
+                MARGIN,
+            ),
+        ]
+        lowest = min(summary(_values(results, "loss", "layer", b, n)).mean for b in POOLS for n in (small, large))
+        learnt = lowest <= 0.95 * math.log(results[0]["letters"])
+        return decide(conditions, requires=[Fact("layer norm learns the text", learnt)])
+
+    def result(self, results: Sequence[Result]) -> str:
+        small, *_, large = _sizes(results)
+        both = {
+            (b, n): " against ".join(
+                f"{summary(_values(results, 'loss', norm, b, n)).mean:.2f}" for norm in ("batch", "layer")
+            )
+            for b in POOLS
+            for n in (small, large)
+        }
+        return (
+            f"Loss on unseen rows, batch norm against layer norm: {both['sorted', small]} and {both['sorted', large]} "
+            "in "
+            f"sorted batches of {small} and {large} tokens, {both['mixed', small]} and {both['mixed', large]} in "
+            "mixed ones."
+        )
 
     def table(self, results: Sequence[Result]) -> Rows:
         rows: list[tuple[str, ...]] = [

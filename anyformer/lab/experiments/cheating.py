@@ -10,10 +10,11 @@ from torch.nn import functional as F
 
 from anyformer.config import Attention, Block, Causal, Full, LayerNorm, Pattern, Plain, Sinusoidal, Stack
 from anyformer.lab.cells import Cell, Result
-from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
-from anyformer.lab.experiments.common import all_hold, chain, final, found, sorting, spelling
+from anyformer.lab.decision import Fact, More, decide
+from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
+from anyformer.lab.experiments.common import chain, final, found, seeds, sorting, spelling
 from anyformer.lab.figures import bars, curves, legend, panels, reference
-from anyformer.lab.stats import summary, welch
+from anyformer.lab.stats import summary
 from anyformer.lab.trial import Trial, trained
 from anyformer.nn.model import Transformer
 
@@ -31,18 +32,29 @@ mask a model learns to copy the next token. Its loss falls below the entropy of 
 earlier tokens alone, and no longer measures anything. In decoding there is no next token to copy. The text here is
 synthetic, so that its entropy $H$ is known; the second task is sorting digits. Loss *from what came before* is measured
 as in decoding: the model reads $x_1 \\dots x_t$ alone and predicts $x_{t+1}$."""
-    prediction = """Without the mask the training loss on text ends below H/2, with it not below H; from what came
-before the loss is higher by 0.5 nats without the mask; and it sorts less than a fifth of the rows, with the mask
-more than half."""
+    prediction = """Without the mask the training loss on text ends below H/2 in every seed, with it not below 0.95 H
+(a training loss scatters around H). From what came before the loss is higher by more than 0.5 nats without the mask,
+and fewer rows are sorted (p < 0.05 each): less than a fifth of them. Nothing is concluded unless the model with the
+mask sorts more than half."""
+    measured = (
+        "The last training loss; the loss when each token is predicted from the earlier ones alone; rows sorted in "
+        "decoding."
+    )
+    limits = """Two small synthetic tasks at one learning rate. How fast a model finds the leak depends on the task."""
+    sources = (
+        "Vaswani et al. (2017), [Attention Is All You Need](https://arxiv.org/abs/1706.03762), section 3.2.3",
+        "Radford et al. (2018), [Improving Language Understanding by Generative "
+        "Pre-Training](https://cdn.openai.com/research-covers/language-unsupervised/language_understanding_paper.pdf)",
+    )
     parts = ("attention/layout.py", "config/pattern.py", "tasks/lm.py")
     minutes = (2, 10, 3)
     alt = "Training loss with and without the causal mask, and loss and sorted rows of both in decoding"
 
     def cells(self, size: Size) -> list[Cell]:
-        width, depth, longest, letters, length, steps, seeds = {
-            "quick": (32, 2, 5, 8, 24, 500, 3),
-            "cpu": (64, 2, 8, 12, 48, 1200, 5),
-            "gpu": (256, 4, 16, 16, 128, 3000, 5),
+        width, depth, longest, letters, length, steps = {
+            "quick": (32, 2, 5, 8, 24, 500),
+            "cpu": (48, 2, 6, 10, 32, 700),
+            "gpu": (256, 4, 16, 16, 128, 3000),
         }[size]
         model = {"width": width, "depth": depth, "heads": 4, "steps": steps, "lr": 5e-3 * (32 / width) ** 0.5}
         tasks = {
@@ -53,7 +65,7 @@ more than half."""
             {"task": task, "mask": mask, **model, **tasks[task], "seed": seed}
             for task in tasks
             for mask in MASKS
-            for seed in range(seeds)
+            for seed in seeds(size)
         ]
 
     def measure(self, cell: Cell) -> dict[str, Any]:
@@ -76,16 +88,40 @@ more than half."""
         before = {mask: found(results, "before", task="text", mask=mask) for mask in MASKS}
         right = {mask: found(results, "right", task="sort", mask=mask) for mask in MASKS}
         entropy = found(results, "entropy", task="text")[0]
-        numbers = f"""the last training loss on text of entropy {entropy:.3f} is {summary(loss["causal"])} with and \
-{summary(loss["none"])} without the mask; from what came before {summary(before["causal"])} and \
-{summary(before["none"])}; rows sorted {summary(right["causal"])} and {summary(right["none"])}"""
-        mean = {mask: summary(right[mask]).mean for mask in MASKS}
-        if mean["causal"] <= 0.5 or summary(before["causal"]).mean > math.log(results[0]["letters"]):
-            return verdict(None, f"with the mask it does not learn this either; {numbers}")
-        sure = all(welch(x["causal"], x["none"]) < 0.05 for x in (before, right))
-        fails = sure and mean["none"] < 0.2 and summary(before["none"]).mean > summary(before["causal"]).mean + 0.5
-        collapsed = max(loss["none"]) < entropy / 2 and min(loss["causal"]) > 0.95 * entropy
-        return verdict(all_hold(collapsed, True if fails else False if mean["none"] > 0.5 else None), numbers)
+        honest, cheat = (summary(right[mask]).mean for mask in MASKS)
+        learns = honest > 0.5 and summary(before["causal"]).mean <= math.log(results[0]["letters"])
+        few = True if cheat < 0.2 else False if cheat > 0.5 else None
+        return decide(
+            [
+                Fact(
+                    "without the mask every training loss ends below H/2",
+                    max(loss["none"]) < entropy / 2,
+                    f"highest {max(loss['none']):.3f}",
+                ),
+                Fact(
+                    "with the mask none ends below 0.95 H",
+                    min(loss["causal"]) > 0.95 * entropy,
+                    f"lowest {min(loss['causal']):.3f}",
+                ),
+                More("loss from what came before, without - with the mask", before["none"], before["causal"], 0.5),
+                More("rows sorted, with - without the mask", right["causal"], right["none"]),
+                Fact("without the mask less than a fifth of the rows is sorted", few, f"{cheat:.3f}"),
+            ],
+            requires=[Fact("the model with the mask learns both tasks", learns)],
+        )
+
+    def result(self, results: Sequence[Result]) -> str:
+        means = {
+            (n, mask): summary(found(results, n, task=task, mask=mask)).mean
+            for n, task in (("final", "text"), ("before", "text"), ("right", "sort"))
+            for mask in MASKS
+        }
+        return (
+            f"Without the mask the training loss ends at {means['final', 'none']:.3f} nats on text of entropy "
+            f"{found(results, 'entropy', task='text')[0]:.3f}; as in decoding it is {means['before', 'none']:.2f} "
+            f"({means['before', 'causal']:.2f} with the mask), and {means['right', 'none']:.0%} of rows are sorted "
+            f"({means['right', 'causal']:.0%} with it)."
+        )
 
     def table(self, results: Sequence[Result]) -> Rows:
         rows: list[tuple[str, ...]] = [

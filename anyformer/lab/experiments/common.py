@@ -1,9 +1,7 @@
 """Helpers shared by several experiments."""
 
-import fcntl
 import math
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +16,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from anyformer.attention.attend import Backend
 from anyformer.config import LM, ModelConfig, Stack, Tokens, Xavier
+from anyformer.lab.alone import alone
 from anyformer.lab.cells import SCRATCH, Cell, Result
+from anyformer.lab.experiment import Size
 from anyformer.lab.stats import summary, welch
 from anyformer.nn.model import Transformer
 from anyformer.processes import scratch
@@ -36,7 +36,14 @@ from anyformer.recipe import (
 )
 from anyformer.recipes import read_recipe
 
+FRESH = 200  # first seed of the cpu and gpu sizes: no run that was looked at while a rule was written had it
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def seeds(size: Size, count: int = 5) -> range:
+    """Return the seeds of a size: three at the quick size, which is for a first look, else at least five fresh ones."""
+    return range(3) if size == "quick" else range(FRESH, FRESH + count)
 
 
 @torch.no_grad()
@@ -78,14 +85,6 @@ def seconds(run: Callable[[], object], repeats: int, after: Callable[[], object]
 def _finish() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-
-
-@contextmanager
-def alone() -> Iterator[None]:
-    """Run the block in one process at a time, so that parallel measurements do not slow each other."""
-    with (Path(tempfile.gettempdir()) / "anyformer-lab.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def sorting(cell: Cell, changes: Sequence[str] = ()) -> Recipe:

@@ -23,8 +23,9 @@ from anyformer.config import (
 )
 from anyformer.data.readers import Rows as Read
 from anyformer.lab.cells import Cell, Result
-from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
-from anyformer.lab.experiments.common import all_hold, found
+from anyformer.lab.decision import Fact, More, decide
+from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
+from anyformer.lab.experiments.common import found, seeds
 from anyformer.lab.figures import bars, curves, legend, lines, log_ticks, panels, reference
 from anyformer.lab.stats import summary, welch
 from anyformer.lab.trial import trained
@@ -59,9 +60,19 @@ $n!/\\prod_a c_a!$ rows in all, and a copy costs at least the logarithm of that 
 nothing. A *causal decoder* that reads input and answer as one sequence differs: token 1 sees one token, token 2 two, so
 the mask itself distinguishes them, if training makes use of it. Token embeddings are added to positions, so their scale
 matters: at scale 0 only positions are left, and a large scale drowns the positions."""
-    prediction = """Encoder: without positions copies and reversals stay at the blind loss or above and sorting is
-learnt by half of the rows or more; with positions so are copies and reversals. Decoder: without positions some of
-the blind loss is recovered. At scale 0 no task is learnt."""
+    prediction = """Encoder: without positions copies and reversals stay above 0.95 of the blind loss in every seed,
+and more than half of the rows are sorted; with positions more than half are copied and reversed in every seed, more
+than without (p < 0.05). Decoder: without positions the loss is below the blind one (p < 0.05). At scale 0 less than
+0.05 of the rows are right in any task."""
+    measured = "Unseen rows answered without a mistake (greedy), and validation loss in nats per token."
+    limits = """Rows of few digits, small models, one learning rate. Learned and sinusoidal positions only. How much of
+the order a causal mask gives away depends on depth and training."""
+    sources = (
+        "Vaswani et al. (2017), [Attention Is All You Need](https://arxiv.org/abs/1706.03762), section 3.5",
+        "Lee et al. (2018), [Set Transformer](https://arxiv.org/abs/1810.00825), on attention as a function of sets",
+        "Haviv et al. (2022), [Transformer Language Models without Positional Encodings Still Learn Positional "
+        "Information](https://arxiv.org/abs/2203.16634)",
+    )
     parts = ("config/position.py", "attention/position_module.py", "attention/layout.py", "nn/inputs.py")
     minutes = (7, 26, 6)
     alt = (
@@ -70,10 +81,10 @@ the blind loss is recovered. At scale 0 no task is learnt."""
     )
 
     def cells(self, size: Size) -> list[Cell]:
-        width, depth, longest, tokens, steps, seeds = {
-            "quick": (32, {"encoder": 1, "decoder": 2}, 5, 320, {"encoder": 240, "decoder": 400}, 3),
-            "cpu": (64, {"encoder": 2, "decoder": 2}, 7, 768, {"encoder": 400, "decoder": 800}, 3),
-            "gpu": (128, {"encoder": 2, "decoder": 4}, 12, 4096, {"encoder": 1500, "decoder": 3000}, 3),
+        width, depth, longest, tokens, steps = {
+            "quick": (32, {"encoder": 1, "decoder": 2}, 5, 320, {"encoder": 240, "decoder": 400}),
+            "cpu": (32, {"encoder": 1, "decoder": 2}, 6, 320, {"encoder": 300, "decoder": 400}),
+            "gpu": (128, {"encoder": 2, "decoder": 4}, 12, 4096, {"encoder": 1500, "decoder": 3000}),
         }[size]
         root = round(math.sqrt(width), 3)
         settings = [(r, t, p, root) for r in READERS for t in TASKS for p in SCHEMES]
@@ -83,7 +94,7 @@ the blind loss is recovered. At scale 0 no task is learnt."""
         return [
             {"reader": r, "task": t, "position": p, "scale": s, "depth": depth[r], "steps": steps[r], **rest, "seed": n}
             for r, t, p, s in settings
-            for n in range(seeds)
+            for n in seeds(size)
         ]
 
     def measure(self, cell: Cell) -> dict[str, Any]:
@@ -97,26 +108,57 @@ the blind loss is recovered. At scale 0 no task is learnt."""
         def rows(reader: str, task: str, position: str, scale: float = root, name: str = "exact_match") -> list[float]:
             return found(results, name, reader=reader, task=task, position=position, scale=scale)
 
-        parts, facts = list[bool | None](), []
+        conditions: list[More | Fact] = []
         for task in ("copy", "reverse"):
-            lost = rows("encoder", task, "none", name="loss")
-            floor, most = rows("encoder", task, "none", name="blind")[0], rows("encoder", task, "none")
+            lost, most = rows("encoder", task, "none", name="loss"), rows("encoder", task, "none")
+            floor = rows("encoder", task, "none", name="blind")[0]
             best = max((rows("encoder", task, p) for p in SCHEMES if p != "none"), key=lambda x: summary(x).mean)
-            parts += [min(lost) > 0.95 * floor if max(most) < SOME else False]
-            parts += [True if min(best) > SOME and welch(most, best) < 0.05 else None]
-            facts.append(f"{task} {summary(most)} of the rows without and {summary(best)} with positions")
-            facts[-1] += f" (loss without {summary(lost)}, blind {floor:.3f})"
-        sort = rows("encoder", "sort", "none")
-        parts.append(summary(sort).mean > SOME)
-        leaks = {t: rows("decoder", t, "none", name="loss") for t in ("copy", "reverse")}
-        floor = rows("decoder", "copy", "none", name="blind")[0]
-        parts += [True if max(x) < floor else None for x in leaks.values()]
+            blocked = min(lost) > 0.95 * floor and max(most) < SOME
+            conditions += [
+                Fact(
+                    f"encoder without positions: {task} stays at the blind loss",
+                    blocked,
+                    f"{min(lost):.3f} to {max(lost):.3f}, blind {floor:.3f}",
+                ),
+                More(f"encoder: rows right in {task}, with - without positions", best, most),
+                Fact(
+                    f"encoder with positions: {task} is learnt in every seed",
+                    True if min(best) > SOME else None,
+                    f"lowest {min(best):.2f}",
+                ),
+            ]
+        sort = summary(rows("encoder", "sort", "none"))
+        conditions.append(Fact("encoder without positions: sorting is learnt", sort.mean > SOME, f"{sort} of the rows"))
+        for task in ("copy", "reverse"):
+            loss, floor = rows("decoder", task, "none", name="loss"), rows("decoder", task, "none", name="blind")[0]
+            conditions.append(
+                More(
+                    f"causal decoder without positions: {task} is below the blind loss", [floor - x for x in loss], 0.0
+                )
+            )
         nothing = max(max(rows(r, t, "sinusoidal", 0.0)) for r in READERS for t in TASKS)
-        parts.append(nothing < 0.05)
-        leak = " and ".join(f"{summary(x)} in {t}" for t, x in leaks.items())
-        numbers = f"""encoder: {", ".join(facts)}, sort {summary(sort)} without; a causal decoder without positions \
-has a loss of {leak}, blind {floor:.3f}; without tokens at most {nothing:.2f} of the rows are right"""
-        return verdict(all_hold(*parts), numbers)
+        conditions.append(
+            Fact("without tokens no task is learnt", nothing < 0.05, f"at most {nothing:.2f} of the rows")
+        )
+        return decide(conditions)
+
+    def result(self, results: Sequence[Result]) -> str:
+        root = results[0]["scale"]
+
+        def mean(name: str, reader: str, task: str, position: str) -> float:
+            return summary(found(results, name, reader=reader, task=task, position=position, scale=root)).mean
+
+        shares = " and ".join(
+            f"{mean('exact_match', 'encoder', t, 'none'):.0%} of rows in {t} "
+            f"({max(mean('exact_match', 'encoder', t, p) for p in SCHEMES if p != 'none'):.0%} with positions)"
+            for t in ("copy", "reverse")
+        )
+        leak = " and ".join(f"{mean('loss', 'decoder', t, 'none'):.2f} in {t}" for t in ("copy", "reverse"))
+        return (
+            f"Without positions an encoder gets {shares} right, and "
+            f"{mean('exact_match', 'encoder', 'sort', 'none'):.0%} in sorting; a causal decoder without positions has "
+            f"a loss of {leak}, where one without access to the order has {results[0]['blind']:.2f}."
+        )
 
     def table(self, results: Sequence[Result]) -> Rows:
         rows: list[tuple[str, ...]] = [

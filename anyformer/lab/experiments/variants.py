@@ -9,8 +9,9 @@ from torch import Tensor
 
 from anyformer.attention.position_module import Positions
 from anyformer.lab.cells import Cell, Result
-from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
-from anyformer.lab.experiments.common import sorting
+from anyformer.lab.decision import Fact, decide
+from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
+from anyformer.lab.experiments.common import seeds, sorting
 from anyformer.lab.figures import bars, curves, dots, log_ticks, panel_legend, panels, reference
 from anyformer.lab.stats import summary, welch
 from anyformer.lab.trial import trial
@@ -48,6 +49,15 @@ distance. *No output*: the heads are concatenated, without $W_O$. *Slices projec
 of the embedding, not all of it; *slices*: it uses that slice unprojected. Without a mixer a token has no access to the
 others: the lower bound."""
     prediction = "Each of the five sorts at least half of the unseen rows without a mistake, in every seed."
+    measured = "Unseen rows sorted without a mistake (greedy), and validation loss, for nine variants of attention."
+    limits = """One task that needs little of attention, small models, one learning rate for all variants. That a
+variant sorts does not say that it would do for language."""
+    sources = (
+        "Tay et al. (2020), [Synthesizer](https://arxiv.org/abs/2005.00743), on random attention",
+        "Kitaev et al. (2020), [Reformer](https://arxiv.org/abs/2001.04451), on shared queries and keys",
+        "Wortsman et al. (2023), [Replacing Softmax with ReLU in Vision "
+        "Transformers](https://arxiv.org/abs/2309.08586)",
+    )
     parts = ("nn/attention.py", "attention/attend.py", "config/mixer.py")
     minutes = (8, 30, 4)
     alt = "Rows sorted and validation loss of nine variants of attention, and their training loss by step"
@@ -57,30 +67,36 @@ others: the lower bound."""
     )
 
     def cells(self, size: Size) -> list[Cell]:
-        width, depth, steps, longest, seeds = {
-            "quick": (32, 2, 900, 8, 3),
-            "cpu": (64, 2, 1000, 11, 5),
-            "gpu": (128, 4, 2000, 20, 5),
+        width, depth, steps, longest, tokens = {
+            "quick": (32, 2, 900, 8, 448),
+            "cpu": (32, 2, 1000, 8, 448),
+            "gpu": (128, 4, 1500, 16, 896),
         }[size]
-        task = {"longest": longest, "tokens": 448 if size == "quick" else 896, "lr": 8e-3 * (32 / width) ** 0.5}
+        task = {"longest": longest, "tokens": tokens, "lr": 8e-3 * (32 / width) ** 0.5}
         model = {"width": width, "depth": depth, "heads": 4, "steps": steps}
-        return [{"variant": v, **model, **task, "seed": s} for v in VARIANTS for s in range(seeds)]
+        return [{"variant": v, **model, **task, "seed": s} for v in VARIANTS for s in seeds(size)]
 
     def measure(self, cell: Cell) -> dict[str, Any]:
         still = "train.optimizer.weight_decay=0.0"  # weight decay would change the frozen weights
         return trial(sorting(cell, [still, *VARIANTS[cell["variant"]]]), begin(cell["variant"]))
 
     def judge(self, results: Sequence[Result]) -> Verdict:
-        whole = _sorted(results, "full")
-        each = {v: _sorted(results, v) for v in CLAIMED}
-        facts = ", ".join(f"{v} {_told(each[v], whole)}" for v in CLAIMED)
-        also = ", ".join(f"{v} {_told(_sorted(results, v), whole)}" for v in VARIANTS if v not in ("full", *CLAIMED))
-        numbers = f"rows sorted by full attention {summary(whole)}; {facts}; beside the claim: {also}"
-        if min(whole) < LEARNT or max(_sorted(results, "no mixer")) >= LEARNT:
-            return verdict(None, f"this training does not separate a mixer from none; {numbers}")
-        if lost := [v for v in CLAIMED if max(each[v]) < LEARNT]:
-            return verdict(False, f"{' and '.join(lost)} did not learn it; {numbers}")
-        return verdict(None if any(min(x) < LEARNT for x in each.values()) else True, numbers)
+        each = {v: _sorted(results, v) for v in VARIANTS}
+        conditions = [
+            Fact(
+                f"{v} sorts half of the rows or more, in every seed",
+                True if min(x) >= LEARNT else False if max(x) < LEARNT else None,
+                f"{min(x):.2f} to {max(x):.2f}",
+            )
+            for v, x in each.items()
+            if v in CLAIMED
+        ]
+        apart = min(each["full"]) >= LEARNT and max(each["no mixer"]) < LEARNT
+        return decide(conditions, requires=[Fact("full attention sorts half of the rows and no mixer does not", apart)])
+
+    def result(self, results: Sequence[Result]) -> str:
+        each = ", ".join(f"{v} {summary(_sorted(results, v)).mean:.0%}" for v in VARIANTS)
+        return f"Unseen rows sorted without a mistake: {each}."
 
     def table(self, results: Sequence[Result]) -> Rows:
         rows: list[tuple[str, ...]] = [("attention", "rows sorted", "loss", "p (loss)", "parameters")]
@@ -158,7 +174,3 @@ def _of(results: Sequence[Result], variant: str) -> list[Result]:
 def _sorted(results: Sequence[Result], variant: str) -> list[float]:
     """Return the share of rows that each seed sorted; 0 where it diverged."""
     return [0.0 if r["diverged"] else r["exact_match"] for r in results if r["variant"] == variant]
-
-
-def _told(values: Sequence[float], whole: Sequence[float]) -> str:
-    return f"{summary(values)} (p {welch(values, whole):.3f})"

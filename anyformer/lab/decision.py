@@ -1,0 +1,113 @@
+"""Decisions on claims: conditions with intervals and effect sizes, corrected for the number of comparisons.
+
+A claim states its conditions before it is measured. It holds if all of them are met, does not hold if one is refuted,
+and is undecided otherwise. Comparisons over seeds use Welch's t-test; their p values are adjusted by Holm's method.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from anyformer.lab.stats import difference, hedges, holm, welch
+
+ALPHA = 0.05  # adjusted p values below it are significant
+METHOD = f"Welch's t-test over seeds, p values adjusted by Holm's method, significant below {ALPHA}"
+
+Word = Literal["holds", "does not hold here", "undecided at this size"]
+
+
+@dataclass(frozen=True)
+class More:
+    """The condition that `a` exceeds `b` by more than `margin`, as means over seeds; `b` may be a known bound."""
+
+    name: str
+    a: Sequence[float]
+    b: Sequence[float] | float
+    margin: float = 0.0
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A condition without a test: an exact count, a fitted exponent, or all seeds on one side of a threshold."""
+
+    name: str
+    holds: bool | None
+    seen: str = ""  # the value that was observed
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of a condition: met, not met, or open."""
+
+    name: str
+    holds: bool | None
+    seen: str
+    effect: float = math.nan  # Hedges' g of a comparison
+    p: float = math.nan  # of a comparison, adjusted for the number of comparisons
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result of a claim, with the reason or the conditions that support it."""
+
+    word: Word
+    why: str
+    outcomes: tuple[Outcome, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.word}: {self.why}"
+
+
+def verdict(holds: bool | None, why: str, outcomes: Sequence[Outcome] = ()) -> Verdict:
+    """Return a verdict; None is undecided."""
+    if holds is None:
+        return Verdict("undecided at this size", why, tuple(outcomes))
+    return Verdict("holds" if holds else "does not hold here", why, tuple(outcomes))
+
+
+def decide(
+    conditions: Sequence[More | Fact], *, requires: Sequence[Fact] = (), also: Sequence[Outcome] = ()
+) -> Verdict:
+    """Return the verdict on a claim with these conditions.
+
+    `requires` lists what must be true for the conditions to say anything about the claim, such as that the
+    unchanged model learns the task. If one of them fails, the claim is undecided. `also` lists outcomes that a
+    condition is made of: they are shown, and do not count again.
+    """
+    outcomes = [*outcomes_of(conditions), *also]
+    if missing := [need.name for need in requires if not need.holds]:
+        return verdict(None, f"nothing can be concluded unless {' and '.join(missing)}", outcomes)
+    open_, refuted = ([o.name for o in outcomes if o.holds is word and o not in also] for word in (None, False))
+    if refuted:
+        return verdict(False, f"not met: {'; '.join(refuted)}", outcomes)
+    if open_:
+        return verdict(None, f"open: {'; '.join(open_)}", outcomes)
+    return verdict(True, f"all {len(conditions)} conditions are met", outcomes)
+
+
+def outcomes_of(conditions: Sequence[More | Fact]) -> list[Outcome]:
+    """Return the outcome of each condition; p values are adjusted over all comparisons among them."""
+    compared = [one for one in conditions if isinstance(one, More)]
+    adjusted = dict(zip(map(id, compared), holm([_p(one) for one in compared]), strict=True))
+    return [
+        _outcome(one, adjusted[id(one)]) if isinstance(one, More) else Outcome(one.name, one.holds, one.seen)
+        for one in conditions
+    ]
+
+
+def _p(condition: More) -> float:
+    other = _other(condition)
+    return welch(condition.a, [x + condition.margin for x in other])
+
+
+def _outcome(condition: More, p: float) -> Outcome:
+    other = _other(condition)
+    gap = difference(condition.a, other)
+    holds = gap.mean > condition.margin if p < ALPHA else None
+    more = f", more than {condition.margin:+g} expected" if condition.margin else ""
+    return Outcome(condition.name, holds, f"{gap}{more}", hedges(condition.a, other), p)
+
+
+def _other(condition: More) -> Sequence[float]:
+    return [condition.b] * len(condition.a) if isinstance(condition.b, float | int) else condition.b

@@ -1,0 +1,123 @@
+"""Hash of the rule of a claim, which is fixed before the data is seen.
+
+The hash covers the claim, its prediction and the code of its judgement, with every function and constant of the
+experiments that this code uses. Comments, docstrings, annotations and formatting do not count. Statistics count by
+the name of their method: `lab/stats.py` and `lab/decision.py` implement standard definitions. A result stores the hash
+under which it was measured, so a rule that is changed later is noticed.
+"""
+
+import ast
+import hashlib
+import importlib
+import inspect
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from anyformer.lab.decision import METHOD
+
+LENGTH = 12  # hexadecimal digits
+FOLLOWED = "anyformer.lab.experiments."  # modules whose code is part of a rule
+IGNORED = {"annotation", "returns", "type_comment", "type_params", "ctx", "kind"}  # fields of a syntax tree
+
+
+@cache
+def rule_hash(kind: type[Any]) -> str:
+    """Return the first digits of the SHA-256 of the rule of an experiment's class."""
+    parts = [METHOD, " ".join(kind.claim.split()), " ".join(kind.prediction.split()), *_code(kind)]
+    return hashlib.sha256("\n".join(parts).encode("utf-8")).hexdigest()[:LENGTH]
+
+
+def _code(kind: type[Any]) -> list[str]:
+    """Return the canonical code of `judge` and of all that it uses, sorted by name."""
+    module = kind.__module__
+    found: dict[tuple[str, str], str] = {}
+    waiting = [(module, f"{kind.__name__}.judge")]
+    while waiting:
+        place = waiting.pop()
+        if place not in found:
+            home, node = _definition(*place)
+            if node is not None:
+                found[place] = canonical(node)
+                waiting += _used(home, place[1].partition(".")[0], node)
+    return [f"{name} {code}" for (_, name), code in sorted(found.items(), key=lambda item: item[0][1])]
+
+
+def _used(module: str, owner: str, node: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield the names that a definition uses: those of its module, and attributes of `self`."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Name):
+            yield module, part.id
+        elif isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id == "self":
+            yield module, f"{owner}.{part.attr}"
+
+
+def _definition(module: str, name: str) -> tuple[str, ast.AST | None]:
+    """Return the module and the syntax tree that define a name; None for a name from outside the experiments."""
+    names = _names(module)
+    if name in names:
+        return module, names[name]
+    for origin, imported in _imports(module).get(name, ()):
+        if origin.startswith(FOLLOWED):
+            return _definition(origin, imported)
+    return module, None
+
+
+@cache
+def _tree(module: str) -> ast.Module:
+    return ast.parse(inspect.getsource(importlib.import_module(module)))
+
+
+@cache
+def _names(module: str) -> dict[str, ast.AST]:
+    """Return functions and constants of a module, and the members of its classes as `Class.member`."""
+    found: dict[str, ast.AST] = {}
+    for node in _tree(module).body:
+        found |= dict.fromkeys(_bound(node), node)
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{name}": member for member in node.body for name in _bound(member)}
+    return found
+
+
+def _bound(node: ast.AST) -> list[str]:
+    """Return the names that a statement binds."""
+    match node:
+        case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+            return [name]
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            return [name]
+        case ast.Assign(targets=targets):
+            return [part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)]
+    return []
+
+
+@cache
+def _imports(module: str) -> dict[str, list[tuple[str, str]]]:
+    """Return the names that a module imports, with the module and the name there."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for node in ast.walk(_tree(module)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                found.setdefault(alias.asname or alias.name, []).append((node.module, alias.name))
+    return found
+
+
+def canonical(node: Any) -> str:
+    """Return a syntax tree as text that is the same in every version of Python: empty fields are left out."""
+    if isinstance(node, list):
+        return "[" + ",".join(map(canonical, _without_docstring(node))) + "]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = [
+        f"{name}={canonical(value)}"
+        for name, value in ast.iter_fields(node)
+        if name not in IGNORED and value is not None and value != []
+    ]
+    return f"{type(node).__name__}({','.join(fields)})"
+
+
+def _without_docstring(body: list[Any]) -> list[Any]:
+    match body:
+        case [ast.Expr(value=ast.Constant(value=str())), *rest]:
+            return rest
+    return body
