@@ -6,6 +6,7 @@ cuda_graph        CUDA graph capture and replay
 dependent_launch  Programmatic dependent launch (PDL) in compiled steps
 elementwise       Norms and gates of evaluation on a GPU, each by one kernel
 fused_activation  Linear layer and activation as one op, in compiled half-precision training
+fused_recurrence  Linear recurrences over matrix states, by Triton kernels
 gelu              A faster GELU where torch's erf or tanh dominates
 linear_recurrence   Linear recurrences over matrix states, token by token
 matmul            Linear layers on few rows, as in decode steps
@@ -18,4 +19,5 @@ runtime           Device, data type and mode of a layer, which decide the kernel
 triton_elementwise  Triton kernels of norms and gates
 triton_kernels    Triton kernels, imported where they run
 triton_paged      Triton kernels of a paged KV cache
+triton_recurrence   Triton kernels of chunked linear recurrences
 """

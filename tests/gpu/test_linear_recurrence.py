@@ -1,4 +1,5 @@
-"""Linear recurrences on a GPU: bf16 chunks near the loop in fp32, eager and compiled; decoding by captured steps."""
+"""Linear recurrences on a GPU: chunks and kernels near the loop over tokens, eager and compiled; decoding by captured
+steps."""
 
 from collections.abc import Callable
 
@@ -20,8 +21,10 @@ from anyformer.config import (
 )
 from anyformer.decoding.generate import generate
 from anyformer.kernels.chunked_recurrence import recur_in_chunks
+from anyformer.kernels.fused_recurrence import can_fuse_recurrence, recur_fused
 from anyformer.kernels.linear_recurrence import Recurrence, recur
 from anyformer.nn.model import Transformer
+from tests.kernels import test_fused_recurrence as fused
 from tests.kernels.test_linear_recurrence import KINDS, inputs, with_gradients
 
 
@@ -42,6 +45,44 @@ def test_chunks_equal_the_loop(kind: str, compiled: bool):
         found = with_gradients(lambda x, state: run(*x, state), x, state)
     for one, other in zip(found, expected, strict=True):
         assert (one - other).abs().max() < 1e-3 * max(1.0, float(other.abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "resets"),
+    [
+        ("delta", (2, 1, 2, 300, 128, 128), True),
+        ("delta", (1, 4, 4, 1000, 128, 128), False),
+        ("head", (2, 1, 4, 333, 100, 64), True),
+        ("none", (1, 2, 2, 200, 64, 72), False),
+    ],
+)
+def test_kernels_in_bf16_are_near_the_loop(
+    kind: str, sizes: tuple[int, ...], resets: bool, measured: Callable[..., None]
+):
+    """As near as the reference in chunks of torch is; the loop reads the same bf16 inputs in fp32."""
+    with torch.device("cuda"):
+        x = fused.inputs(kind, sizes, resets, torch.bfloat16)
+        state = torch.randn(sizes[0], sizes[2], sizes[4], sizes[5])
+        assert can_fuse_recurrence(x)
+        expected = with_gradients(recur, Recurrence(*(None if y is None else y.float() for y in x[:5]), x.runs), state)
+        found = with_gradients(recur_fused, x, state)
+        torch_form = with_gradients(lambda x, state: recur_in_chunks(x, state, 64), x, state)
+
+    def apart(made: list[Tensor]) -> list[float]:
+        return [float((y - z).norm() / z.norm()) for y, z in zip(made, expected, strict=True)]
+
+    ours, theirs = apart(found), apart(torch_form)
+    measured(kernels=[round(y, 5) for y in ours], torch=[round(y, 5) for y in theirs])
+    assert all(one < max(2 * other, 0.01) for one, other in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["head", "ungated delta"])
+def test_kernels_in_fp32_equal_the_loop(kind: str):
+    with torch.device("cuda"):
+        x, state = fused.inputs(kind, (2, 1, 2, 150, 20, 24), True), torch.randn(2, 2, 20, 24)
+        expected, found = with_gradients(recur, x, state), with_gradients(recur_fused, x, state)
+    for one, other in zip(found, expected, strict=True):
+        assert (one - other).abs().max() < 1e-3 * max(1.0, float(other.detach().abs().max()))
 
 
 MIXERS = {

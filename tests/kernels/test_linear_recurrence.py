@@ -35,7 +35,8 @@ def with_gradients(run, x: Recurrence, state: Tensor) -> list[Tensor]:
     given_ = Recurrence(*(None if y is None else next(rest) for y in x[:5]), x.runs)
     out, last = run(given_, next(rest))
     torch.manual_seed(1)
-    loss = (out * torch.randn_like(out)).sum() + (last * torch.randn_like(last)).sum()
+    slopes = (torch.randn(y.shape, device=y.device).to(y.dtype) for y in (out, last))  # whatever the strides of y
+    loss = sum((y * slope).sum() for y, slope in zip((out, last), slopes, strict=True))
     return [out, last, *torch.autograd.grad(loss, leaves)]
 
 
