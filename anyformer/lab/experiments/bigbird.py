@@ -32,7 +32,7 @@ from anyformer.lab.cells import Cell, Result
 from anyformer.lab.decision import Fact, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import DEVICE, seconds
-from anyformer.lab.figures import legend, lines, log_ticks, panels
+from anyformer.lab.figures import label_ends, lines, log_ticks, panels
 from anyformer.lab.stats import Power, power
 
 PATTERNS: dict[str, Pattern] = {"full": Full(), "bigbird": BigBird(block=64, before=1, after=1, globals=2, randoms=3)}
@@ -134,7 +134,7 @@ claim."""
         }
         if any("memory" in r.found for r in results):
             whats["memory"] = ("peak memory, MiB", 2.0**-20)
-        figure, axes = panels("ab;cc" if "memory" in whats else 2)
+        figure, axes = panels("ab;cc" if "memory" in whats else 2, height=3)
         names = {"full": "full attention", "bigbird": "BigBird"}
         for axis, (what, (label, unit)) in zip(axes, whats.items(), strict=True):
             some = [r for r in results if what in r.found]
@@ -142,7 +142,7 @@ claim."""
             lines(axis, by)
             axis.set(yscale="log", xlabel="length T, tokens", ylabel=label)
             log_ticks(axis, sorted({r["length"] for r in some})[:: 2 if len(some) > 10 else 1])
-        legend(figure, *axes)
+            label_ends(axis)
         return figure
 
 

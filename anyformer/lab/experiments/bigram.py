@@ -21,7 +21,7 @@ from anyformer.lab.cells import Cell, Result
 from anyformer.lab.decision import Fact, More, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import found, seeds, spelling
-from anyformer.lab.figures import curves, dots, legend, panels, reference
+from anyformer.lab.figures import curves, dots, label_ends, panels, reference
 from anyformer.lab.stats import summary
 from anyformer.lab.trial import trained
 
@@ -128,7 +128,7 @@ up to 6."""
         for name in ("bigram", "trigram"):
             reference(left, results[0][name], f"{name} entropy", below=name == "trigram")
             reference(right, results[0][name], f"{name} entropy", across=False)
-        legend(figure, left, columns=2, where="upper")
+        label_ends(left)
         return figure
 
 

@@ -15,7 +15,7 @@ from anyformer.lab.cells import Cell, Result
 from anyformer.lab.decision import Fact, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import DEVICE, seconds
-from anyformer.lab.figures import label_ends, legend, lines, log_ticks, panels
+from anyformer.lab.figures import label_ends, lines, log_ticks, panels
 from anyformer.lab.stats import power
 from anyformer.nn.model import Transformer
 
@@ -139,14 +139,13 @@ a GPU."""
             (axes[1], "seconds", "time of one more token, ms", 1e3),
         ):
             both = {way: {r["length"]: [r[f"{what} {way}"] * unit] for r in results} for way in ("without", "with")}
-            lines(axis, {f"{way} a KV cache": points for way, points in both.items()})
+            lines(axis, {f"{way} cache": points for way, points in both.items()})
             axis.set(yscale="log", ylabel=label)
         ratios = {"FLOPs": "flops", "time": "seconds"}
         saved = {n: {r["length"]: [r[f"{k} without"] / r[f"{k} with"]] for r in results} for n, k in ratios.items()}
         lines(axes[2], saved, first=2)
         axes[2].set(ylabel="saved by the cache, factor")
         log_ticks(axes[2], [n for n in (1, 10, 100, 1000, 10_000) if n < 2 * lengths[-1]], across=False)
-        label_ends(axes[2])
         lines(axes[3], {"keys and values": {r["length"]: [r["bytes"] / 2**20] for r in results}}, first=4)
         axes[3].set(yscale="log", ylabel="size of the cache, MiB")
         took = [r[f"seconds {way}"] * 1e3 for r in results for way in ("without", "with")]
@@ -158,7 +157,8 @@ a GPU."""
         for axis in axes:
             axis.set_xlabel("tokens before, n")
             log_ticks(axis, lengths[::2])
-        legend(figure, axes[0])
+        for axis in axes[:3]:
+            label_ends(axis)
         return figure
 
 

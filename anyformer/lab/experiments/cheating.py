@@ -13,7 +13,7 @@ from anyformer.lab.cells import Cell, Result
 from anyformer.lab.decision import Fact, More, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import chain, final, found, seeds, sorting, spelling
-from anyformer.lab.figures import bars, curves, legend, panels, reference
+from anyformer.lab.figures import bars, curves, label_ends, panels, reference
 from anyformer.lab.stats import summary
 from anyformer.lab.trial import Trial, trained
 from anyformer.nn.model import Transformer
@@ -143,7 +143,7 @@ mask sorts more than half."""
         bars(low, {name: found(results, "right", task="sort", mask=mask) for mask, name in names.items()})
         low.set(title="sorting, decoding", xlabel="rows sorted", xlim=(0, 1.05))
         reference(left, found(results, "entropy", task="text")[0], "entropy of the text", below=True)
-        legend(figure, left)
+        label_ends(left)
         return figure
 
 

@@ -14,7 +14,7 @@ from anyformer.lab.cells import Cell, Result
 from anyformer.lab.decision import Fact, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import DEVICE, seconds
-from anyformer.lab.figures import legend, lines, log_ticks, panels, reference
+from anyformer.lab.figures import label_ends, lines, log_ticks, panels, reference
 from anyformer.lab.stats import Power, power
 from anyformer.nn.context import Context
 from anyformer.nn.model import Transformer
@@ -124,7 +124,7 @@ Norms, softmax and activations count as no FLOPs."""
 
     def draw(self, results: Sequence[Result]) -> Any:
         counted, timed = _parted(results)
-        figure, (left, *rest) = panels(2 if timed else 1, height=3.8)
+        figure, (left, *rest) = panels("a;b" if timed else 1, height=3.2)
         lines(left, {part: {r["length"] / r["width"]: [r[part]] for r in counted} for part in PARTS})
         for ratio in (2, 6):
             reference(left, ratio, f"T = {ratio}d", across=False)
@@ -136,7 +136,8 @@ Norms, softmax and activations count as no FLOPs."""
             axis.set(xlabel="length T, tokens", ylabel="time, forward, ms")
             log_ticks(axis, [r["length"] for r in timed])
             log_ticks(axis, [0.1, 1, 10, 100], across=False)
-        legend(figure, left)
+        for axis in (left, *rest):
+            label_ends(axis)
         return figure
 
 

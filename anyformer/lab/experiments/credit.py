@@ -26,7 +26,7 @@ from anyformer.lab.cells import Cell, Result
 from anyformer.lab.decision import Fact, More, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import DEVICE, learn, mean_token_loss, seeds
-from anyformer.lab.figures import legend, lines, log_ticks, panels, reference
+from anyformer.lab.figures import label_ends, lines, log_ticks, panels, reference
 from anyformer.lab.stats import summary
 from anyformer.nn.model import Transformer
 
@@ -158,7 +158,8 @@ judged."""
             axis.set_xlabel("gap, tokens")
             log_ticks(axis, gaps)
         reference(right, 1 / LETTERS, "guessing", below=True)
-        legend(figure, left, columns=4)
+        for axis in (left, right):
+            label_ends(axis)
         return figure
 
 

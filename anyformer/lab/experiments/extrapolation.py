@@ -24,7 +24,7 @@ from anyformer.lab.cells import Cell, Result
 from anyformer.lab.decision import Fact, More, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import chain, seeds, spelling
-from anyformer.lab.figures import legend, lines, log_ticks, panels, reference
+from anyformer.lab.figures import label_ends, lines, log_ticks, panels, reference
 from anyformer.lab.stats import summary
 from anyformer.lab.trial import Trial, trained
 
@@ -124,7 +124,7 @@ disturb, not whether they can be used. Two or four layers, one learning rate, tr
             ylim=(0.8, None),
         )
         log_ticks(axis, lengths)
-        legend(figure, axis, columns=5)
+        label_ends(axis)
         return figure
 
 

@@ -28,7 +28,7 @@ from anyformer.lab.cells import Cell, Result
 from anyformer.lab.decision import Fact, More, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import DEVICE, found, learn, mean_token_loss, seeds
-from anyformer.lab.figures import dots, legend, lines, log_ticks, panels, reference
+from anyformer.lab.figures import dots, label_ends, lines, log_ticks, panels, reference
 from anyformer.lab.stats import summary
 from anyformer.nn.model import Transformer
 
@@ -170,7 +170,8 @@ stopped."""
             axis.set(title=when, xlabel="training rows", ylabel="loss on unseen rows, nats")
             axis.set_ylim(bottom=floor - 0.12 * (axis.get_ylim()[1] - floor))
             log_ticks(axis, _counts(learnt))
-        legend(figure, axes[0], where="upper")
+        for axis in axes[:2]:
+            label_ends(axis)
         shown = {"convolution": OTHERS[0], "attention without positions": BLIND, "attention": "attention"}
         errors = {f"{name},\n{CHANGES[n]}": found(exact, n, mixer=m) for name, m in shown.items() for n in CHANGES}
         dots(axes[2], {name: [max(x, NOTHING) for x in some] for name, some in errors.items()}, bars=False)

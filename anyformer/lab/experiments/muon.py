@@ -7,7 +7,7 @@ from anyformer.lab.cells import Cell, Result
 from anyformer.lab.decision import More, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import seeds
-from anyformer.lab.figures import legend, lines, log_ticks, panels, reference
+from anyformer.lab.figures import label_ends, lines, log_ticks, panels, reference
 from anyformer.lab.stats import Difference, difference, summary
 from anyformer.lab.trial import trained
 from anyformer.recipe import Recipe
@@ -140,10 +140,11 @@ are compared, not time: a step of Muon takes longer."""
             tuned = [r for r in results if r["recipe"] == recipe and len(r["rates"]) == 1]
             both = {one: [r for r in tuned if r["optimizer"] == one] for one in OPTIMISERS}
             lines(right, {NAMES[one]: {r["lr"]: [r["best"]] for r in some} for one, some in both.items()})
-            log_ticks(right, RATES)
+            log_ticks(right, RATES[::2])
             title = f"tuning, {tuned[0]['steps']} steps"
             right.set(title=title, xlabel="learning rate", ylabel="validation loss, nats")
-        legend(figure, axes[0])
+        for axis in axes:
+            label_ends(axis)
         return figure
 
 

@@ -7,7 +7,7 @@ from anyformer.lab.cells import Cell, Result
 from anyformer.lab.decision import Fact, More, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import final, found, seeds, sorting
-from anyformer.lab.figures import curves, legend, panels
+from anyformer.lab.figures import curves, label_ends, panels
 from anyformer.lab.stats import summary, welch
 from anyformer.lab.trial import trained
 
@@ -144,7 +144,7 @@ seeds. Initialisations that are made for depth without norms or residuals are no
         for axis, depth in zip(axes, depths, strict=True):
             curves(axis, {LABELS[v]: _best(results, "curve", depth, v) for v in VARIANTS})
             axis.set(title=f"{depth} layers", ylim=(0, None))
-        legend(figure, *axes)
+        label_ends(axes[-1])
         return figure
 
 

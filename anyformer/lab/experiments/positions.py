@@ -26,7 +26,7 @@ from anyformer.lab.cells import Cell, Result
 from anyformer.lab.decision import Fact, More, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import found, seeds
-from anyformer.lab.figures import bars, curves, legend, lines, log_ticks, panels, reference
+from anyformer.lab.figures import bars, curves, label_ends, lines, log_ticks, panels, reference
 from anyformer.lab.stats import summary, welch
 from anyformer.lab.trial import trained
 from anyformer.recipe import (
@@ -206,7 +206,8 @@ the order a causal mask gives away depends on depth and training."""
         named = {p if p in schemes else "no positions": found(results, "curve", position=p, **sort) for p in SCHEMES}
         curves(axes[3], {name: named[name] for name in (*schemes, "no positions")})
         axes[3].set(title="encoder, sorting", yscale="log")
-        legend(figure, axes[3])
+        for axis in axes[2:]:
+            label_ends(axis)
         return figure
 
 

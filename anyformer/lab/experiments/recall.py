@@ -29,7 +29,7 @@ from anyformer.lab.cells import Cell, Result
 from anyformer.lab.decision import Fact, More, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import DEVICE, learn, seeds
-from anyformer.lab.figures import legend, lines, log_ticks, panels, reference
+from anyformer.lab.figures import label_ends, lines, log_ticks, panels, reference
 from anyformer.lab.stats import summary
 from anyformer.nn.model import Transformer
 
@@ -44,7 +44,7 @@ STACKS: dict[str, tuple[Mixer, Mixer]] = {
     "hybrid": (DELTA, ATTENTION),
 }
 STATES = ("linear attention", "gated delta", "mamba2")
-LABELS = {"mamba2": "Mamba-2", "hybrid": "gated delta, then attention"}  # in the figure
+LABELS = {"mamba2": "Mamba-2"}  # in the figure
 KEYS, VALUES = 128, 16
 VOCAB = KEYS + VALUES
 QUERIES = 16  # of a row, at most
@@ -85,8 +85,8 @@ steps. Larger states hold more pairs: the claim is about a number of pairs beyon
     def cells(self, size: Size) -> list[Cell]:
         steps, pairs, rates = {
             "quick": (300, (4, 32), (5e-3,)),
-            "cpu": (350, (4, 32), (5e-3,)),
-            "gpu": (1500, (4, 16, 64), (5e-3, 2e-3)),
+            "cpu": (500, (4, 16), (5e-3,)),
+            "gpu": (1000, (4, 16, 32), (5e-3,)),
         }[size]
         task = {"width": 32, "rows": 32, "steps": steps}
         return [
@@ -165,7 +165,8 @@ steps. Larger states hold more pairs: the claim is about a number of pairs beyon
         lines(right, flops)
         right.set(yscale="log", xlabel="length T, tokens", ylabel="FLOPs of a forward pass")
         log_ticks(right, lengths)
-        legend(figure, left, columns=3)
+        for axis in (left, right):
+            label_ends(axis)
         return figure
 
 

@@ -8,7 +8,7 @@ from anyformer.lab.cells import Cell, Result
 from anyformer.lab.decision import Fact, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import seeds
-from anyformer.lab.figures import legend, lines, log_ticks, panels
+from anyformer.lab.figures import label_ends, lines, log_ticks, panels
 from anyformer.lab.stats import summary
 from anyformer.lab.trial import trained
 from anyformer.recipe import Recipe
@@ -116,11 +116,12 @@ factor of 2; weight decay and batch size are not scaled."""
             axis.set(title=title, xlabel="learning rate", ylabel="validation loss, nats")
         best = {scale: _best(results, scale) for scale in SCALES}
         named = {"without muP": best["standard"], "with muP": best["mup"]}
-        lines(below, {name: {width: [lr] for width, lr in rates.items()} for name, rates in named.items()}, first=5)
+        lines(below, {name: {width: [lr] for width, lr in rates.items()} for name, rates in named.items()}, first=2)
         log_ticks(below, list(best["mup"]))
         below.set_yscale("log", base=2)
         below.set(title="best learning rate", xlabel="width", ylabel="learning rate")
-        legend(figure, left, below)
+        for axis in (left, right, below):
+            label_ends(axis)
         return figure
 
 
