@@ -39,6 +39,8 @@ from anyformer.nn.feedforward import activation
 from anyformer.nn.linear import WeightFormat
 from anyformer.nn.norm import build_norm
 
+MAX_LOGITS = 2**26  # at a time, where no gradient needs all of them
+
 
 class LossTarget(NamedTuple):
     """Loss targets: labels [b, t], -100 = ignored; with `at` (flat indices [n] into b·t) labels are [1, n]."""
@@ -103,7 +105,8 @@ class VocabularyHead(nn.Module):
     ):
         super().__init__()
         self.further = further
-        self.transform, self.scale, self.cap, self.pad = transform, scale, cap, tokens.pad
+        self.transform, self.scale, self.cap = transform, scale, cap
+        self.pad, self.vocab = tokens.pad, tokens.rows
         self.table = None if tied else nn.Parameter(torch.empty(tokens.rows, width))
         self.bias = nn.Parameter(torch.empty(tokens.rows)) if bias else None
         self.format: WeightFormat | None = None  # None: plain
@@ -117,7 +120,16 @@ class VocabularyHead(nn.Module):
         if self.format is None and self.cap is None and can_fuse_loss(x):
             labels = target.labels.flatten()
             return fused_head_loss(x.flatten(0, 1), self._weight(table), self.bias, labels, target.smoothing)
-        return token_loss(self._logits(x, table), target.labels, target.smoothing)
+        if torch.is_grad_enabled():
+            return token_loss(self._logits(x, table), target.labels, target.smoothing)
+        return self._loss_in_chunks(x, table, target)
+
+    def _loss_in_chunks(self, x: Tensor, table: Tensor | None, target: LossTarget) -> Tensor:
+        """Return the loss without storing the logits of all tokens: no gradient needs them."""
+        rows = max(1, MAX_LOGITS // self.vocab)
+        parts = zip(x.flatten(0, 1).split(rows), target.labels.flatten().split(rows), strict=True)
+        losses = [token_loss(self._logits(some[None], table), labels[None], target.smoothing) for some, labels in parts]
+        return torch.stack(losses).sum()
 
     def training_loss(self, x: Tensor, table: Tensor | None, target: LossTarget, layout: Layout) -> Tensor:
         """Return the loss, in training with that of further tokens."""

@@ -19,6 +19,7 @@ from anyformer.data.readers import MAX_BAD_ROWS_SHOWN, Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.kernels.cross_entropy import token_loss as token_loss
 from anyformer.media_batch import MediaBatch
+from anyformer.nn.heads import LossTarget
 from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import Transformer
 from anyformer.recipe import AnyTask, Augment, Batches
@@ -202,9 +203,9 @@ def total_loss(model: Transformer, batches: Iterable[Batch], device: torch.devic
         moved = batch.to(device)
         before, inputs = past_of(model, moved, past), inputs_of(moved, packed=False)
         if before is None:
-            logits = model(*inputs)
+            loss = model(*inputs, loss_target=LossTarget(moved.labels))
         else:
-            logits, past = model(*inputs, past=before)
-        total += float(token_loss(logits, moved.labels))
+            loss, past = model(*inputs, past=before, loss_target=LossTarget(moved.labels))
+        total += float(loss)
         count += batch.target_count
     return total, count

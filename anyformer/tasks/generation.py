@@ -106,6 +106,11 @@ def generate(
     depend on the other texts.
     """
     request = GenerationRequest.of(task, model, texts, options)
+    with torch.autocast(next(model.parameters()).device.type, enabled=False):  # on in evaluations of training
+        return _generate(request, progress)
+
+
+def _generate(request: "GenerationRequest", progress: Progress | None) -> list[str]:
     if isinstance(request.strategy, Beam):
         if (n_best := request.strategy.n_best) > 1:
             raise ConfigError([Fault("n_best", f"= {n_best}: `generate` gives the best; see `hypotheses`")])

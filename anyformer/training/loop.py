@@ -163,9 +163,12 @@ def _validate(job: Job, log: Log) -> None:
 
 
 def evaluate(job: Job, rows: Rows) -> Metrics:
-    """Evaluate the averaged weights, if there are any, on some rows; the first process does it for all."""
+    """Evaluate the averaged weights, if there are any, on some rows; the first process does it for all.
+
+    Losses are computed in the precision of training; texts are generated in that of the weights.
+    """
     job.model.eval()
-    with ema_weights(job):
+    with ema_weights(job), job.autocast():
         model = _gathered_model(job)
         return job.ranks.on_first(lambda: job.task.evaluate(model, rows, job.recipe.batches))
 

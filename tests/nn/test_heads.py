@@ -6,6 +6,7 @@ from hypothesis import given, strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
+from anyformer import presets
 from anyformer.attention.layout import Layout, make_layout
 from anyformer.config import (
     LM,
@@ -33,6 +34,7 @@ from anyformer.config import (
     Unscaled,
 )
 from anyformer.inspection.count import count
+from anyformer.nn import heads
 from anyformer.nn.heads import pool
 from anyformer.nn.model import Transformer
 from tests.strategies import build, close, seeds, tokens
@@ -213,3 +215,16 @@ def test_a_decoder_may_have_a_pooled_head(how: str):
     hidden = model.decode(ids)
     pooled = {"first": hidden[:, 0], "mean": hidden.mean(dim=1), "max": hidden.amax(dim=1), "last": hidden[:, -1]}[how]
     close(model(ids), model.head.last(pooled))
+
+
+@pytest.mark.parametrize("most", [1, 7, 64, 10_000])
+@torch.no_grad()
+def test_a_loss_without_gradients_is_computed_in_chunks(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heads, "MAX_LOGITS", most)
+    torch.manual_seed(0)
+    model = build(presets.gpt2(depth=1, width=8, heads=1, vocab=11)).eval()
+    ids, labels = torch.randint(11, (3, 5)), torch.randint(11, (3, 5))
+    labels[0, 2:] = -100
+    whole = F.cross_entropy(model(ids).flatten(0, 1), labels.flatten(), reduction="sum", label_smoothing=0.1)
+    found = model(ids, loss_target=heads.LossTarget(labels, 0.1))
+    torch.testing.assert_close(found.double(), whole, rtol=1e-6, atol=0.0)

@@ -11,7 +11,7 @@ from anyformer.config import ConfigError, LoRA
 from anyformer.recipe import Recipe
 from anyformer.training import machine
 from anyformer.training.job import Job
-from anyformer.training.loop import fit
+from anyformer.training.loop import evaluate, fit
 from anyformer.transforms.fp8 import Float8Format
 from tests.training.small import make, metrics, model, pairs, run
 
@@ -74,3 +74,20 @@ def adapted(targets: list[str], first: Path) -> Recipe:
     recipe = wide(2, precision="fp8", init_from=str(first))
     change = {"adapter": LoRA(rank=2, targets=tuple(targets))}
     return recipe.model_copy(update={"model": recipe.model.model_copy(update=change)})
+
+
+def test_losses_are_evaluated_in_the_precision_of_training(tmp_path: Path) -> None:
+    """They are near those of fp32; texts are generated in the precision of the weights."""
+    job = make(pairs(steps=1, precision="bf16"), tmp_path / "run")
+    fit(job)
+    assert job.valid is not None
+    seen: list[bool] = []
+    hook = job.model.register_forward_pre_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
+    low = evaluate(job, job.valid).values
+    hook.remove()
+    assert any(seen)
+    job.precision = "fp32"
+    exact = evaluate(job, job.valid).values
+    assert low.pop("loss") == pytest.approx(exact.pop("loss"), rel=1e-2)
+    assert low.pop("perplexity") == pytest.approx(exact.pop("perplexity"), rel=1e-1)
+    assert low == exact
