@@ -106,6 +106,8 @@ def canonical(node: Any) -> str:
     """Return a syntax tree as text that is the same in every version of Python: empty fields are left out."""
     if isinstance(node, list):
         return "[" + ",".join(map(canonical, _without_docstring(node))) + "]"
+    if isinstance(node, ast.JoinedStr):
+        node = ast.JoinedStr(_joined(node.values))
     if not isinstance(node, ast.AST):
         return repr(node)
     fields = [
@@ -121,3 +123,15 @@ def _without_docstring(body: list[Any]) -> list[Any]:
         case [ast.Expr(value=ast.Constant(value=str())), *rest]:
             return rest
     return body
+
+
+def _joined(values: list[ast.expr]) -> list[ast.expr]:
+    """Join adjacent texts of an f-string, which versions of Python split differently."""
+    found: list[ast.expr] = []
+    for value in values:
+        match found, value:
+            case [*_, ast.Constant(value=str() as before)], ast.Constant(value=str() as text):
+                found[-1] = ast.Constant(before + text)
+            case _:
+                found.append(value)
+    return found

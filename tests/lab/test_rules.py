@@ -100,6 +100,11 @@ def test_code_as_text_leaves_out_what_versions_of_python_write_differently() -> 
     assert text == canonical(ast.parse("def f(x=1):\n  return (2*x)  # doubled").body[0])
 
 
+def test_the_text_of_an_f_string_may_be_split() -> None:
+    whole, (a, b) = ast.JoinedStr([ast.Constant("{a}")]), (ast.Constant("{"), ast.Constant("a}"))
+    assert canonical(whole) == canonical(ast.JoinedStr([a, b]))
+
+
 def test_results_are_stored_with_the_rule(tmp_path: Path) -> None:
     path = tmp_path / "heads.jsonl"
     heads = find("heads")

@@ -19,7 +19,6 @@ from anyformer.config import LM, ModelConfig, Stack, Tokens, Xavier
 from anyformer.lab.alone import alone
 from anyformer.lab.cells import SCRATCH, Cell, Result
 from anyformer.lab.experiment import Size
-from anyformer.lab.stats import summary, welch
 from anyformer.nn.model import Transformer
 from anyformer.processes import scratch
 from anyformer.recipe import (
@@ -167,17 +166,6 @@ def final(curve: Sequence[Sequence[float]]) -> float:
     """Return the final loss of a curve: the mean of its last tenth."""
     last = [loss for _, loss in curve[-max(1, len(curve) // 10) :]]
     return sum(last) / len(last)
-
-
-def all_hold(*parts: bool | None) -> bool | None:
-    """Return whether all parts of a claim hold; None if some are undecided and none fails."""
-    return False if False in parts else None if None in parts else True
-
-
-def is_more(a: Sequence[float], b: Sequence[float], margin: float = 0.0) -> bool | None:
-    """Return whether a exceeds b by the margin; None if the difference is not significant (p ≥ 0.05)."""
-    beyond = [x + margin for x in b]
-    return summary(a).mean > summary(beyond).mean if welch(a, beyond) < 0.05 else None
 
 
 def mean_token_loss(logits: Tensor, wanted: Tensor) -> Tensor:
