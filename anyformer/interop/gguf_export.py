@@ -85,10 +85,9 @@ def _tensors(
     """Yield the weights under their names in a file, one at a time; with `meta`, without values."""
     if (factors := gguf_rope.factors(data)) is not None:
         yield gguf_rope.FACTORS, factors
-    state = run.model.state_dict()
+    state = {name: x.to("meta") if meta else x for name, x in run.model.state_dict().items()}
     for rule in family.tensor_rules(_pooling(run.config)[1]):
-        whole = torch.empty_like(state[rule.ours], device="meta") if meta else state[rule.ours]
-        for public, x in zip(rule.theirs, rule.conversion.part(whole), strict=True):
+        for public, x in zip(rule.theirs, rule.part(state), strict=True):
             name = architecture.file_name(public)
             yield name, architecture.change(name, data).write(x if meta else x.float())
 

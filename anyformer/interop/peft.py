@@ -212,13 +212,13 @@ def _joined(rule: TensorRule, pairs: dict[int, _LowRank], folder: Path) -> _LowR
 
 def _replaced(rules: list[TensorRule], stored: dict[str, StoredTensor], folder: Path) -> dict[str, Tensor]:
     """Return our weights that the folder stores whole (`modules_to_save`, biases); refuse tensors that are left."""
-    found = {}
+    found: dict[str, Tensor] = {}
     for rule in rules:
         if all(name in stored for name in rule.theirs):
             parts = [stored.pop(name) for name in rule.theirs]
             if tuple(part.shape for part in parts) != rule.shapes:
                 raise wrong(folder, f"{rule.theirs[0]} has another shape than in the base model")
-            found[rule.ours] = rule.conversion.join([part.read() for part in parts]).contiguous()
+            found |= rule.join([part.read() for part in parts])
     if stored:
         raise wrong(folder, f"has a weight that the base model has no place for: {visible(min(stored))}")
     return found
@@ -285,6 +285,10 @@ def _parts(rules: list[TensorRule], state: Mapping[str, Tensor]) -> Iterator[tup
     """Yield the A and B of each public module."""
     for rule in rules:
         name = rule.ours.removesuffix(".weight")
+        shared = [one.removesuffix(".weight") for one in (rule.ours, *rule.also)] if rule.also else []
+        if any(f"{one}.lora.a" in state for one in shared):
+            what = f"has an adapter: the family stores {' and '.join(shared)} in one weight; merge it: --format hf"
+            raise ConfigError([Fault(name, what)])
         if f"{name}.lora.a" not in state:
             continue
         a, b = state[f"{name}.lora.a"], state[f"{name}.lora.b"]

@@ -9,6 +9,7 @@ from anyformer.config import (
     Experts,
     Fault,
     Gated,
+    GatedDelta,
     ModelConfig,
     Plain,
     Rotary,
@@ -73,6 +74,10 @@ def _resolved(block: Block, stack: Stack, side: Side, width: int) -> Block:
         if isinstance(position, Rotary):
             position = plain_theta(position, mixer.rotary_width(width))
         changes["mixer"] = _sized(mixer, width, pattern=pattern_of(mixer, side), position=position)
+    if isinstance(mixer, GatedDelta):
+        key, value = mixer.widths(width)
+        sizes = {"key_heads": mixer.groups, "key_width": key, "value_width": value}
+        changes["mixer"] = mixer.model_copy(update=sizes)
     if block.cross:
         changes["cross"] = _sized(block.cross, width, pattern=pattern_across(block.cross))
     if isinstance(network, (Plain, Gated)):

@@ -68,13 +68,13 @@ def translated(
     if other := [dtype for dtype in dtypes if not dtype.is_floating_point]:
         raise wrong(folder, f"holds weights of {other[0]}: only floating-point weights are read")
     dtype = functools.reduce(torch.promote_types, dtypes)
-    found, nonfinite = {}, []
+    found, nonfinite = dict[str, Tensor](), list[str]()
     for rule in sorted(
         tensor_rules, key=lambda rule: -sum(map(math.prod, rule.shapes))
     ):  # the largest first, while most memory is free
         parts = [stored[name].read().to(dtype) for name in rule.theirs]
         nonfinite += [name for name, x in zip(rule.theirs, parts, strict=True) if not _is_finite(x)]
-        found[rule.ours] = rule.conversion.join(parts).contiguous()
+        found |= rule.join(parts)
     for spare_rule in spare:
         _check_spare(spare_rule, stored)
     if nonfinite:
@@ -162,8 +162,7 @@ def write(path: Path, family: Family, model: Transformer) -> None:
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
         for rule in tensor_rules:
-            parts = rule.conversion.part(state[rule.ours])
-            yield from zip((name.removeprefix(prefix) for name in rule.theirs), parts, strict=True)
+            yield from zip((name.removeprefix(prefix) for name in rule.theirs), rule.part(state), strict=True)
         for constant in constants:
             yield constant.theirs.removeprefix(prefix), constant.value.to(dtype)
 

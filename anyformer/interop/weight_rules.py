@@ -4,9 +4,11 @@ A rule names a tensor of ours, or a module with its weight and bias, and the ten
 up; a `Conversion` joins and splits them. Names and sizes are taken from our model, built on the meta device:
 
     Rule("decoder.blocks.0.mixer.inner.qkv", "layers.0.q", "layers.0.k", "layers.0.v")
+
+Where a public tensor holds rows of several of ours, `also` names those whose rows follow the first's.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -145,10 +147,13 @@ class Stacked:
 
 
 class Rule:
-    """The public tensors that make up a tensor or module of ours; without a conversion, they are concatenated rows."""
+    """The public tensors that make up a tensor or module of ours; without a conversion, they are concatenated rows.
 
-    def __init__(self, ours: str, *theirs: str, conversion: Conversion | None = None):
-        self.ours, self.theirs, self.conversion = ours, theirs, conversion
+    `also` names further tensors of ours, in the same public ones: the conversion gives their rows after the first's.
+    """
+
+    def __init__(self, ours: str, *theirs: str, conversion: Conversion | None = None, also: tuple[str, ...] = ()):
+        self.ours, self.theirs, self.conversion, self.also = ours, theirs, conversion, also
 
 
 class Alias(NamedTuple):
@@ -174,12 +179,27 @@ AnyRule = Rule | Alias | Constant
 
 
 class TensorRule(NamedTuple):
-    """A rule about one tensor of ours."""
+    """A rule about one tensor of ours, or several that share public ones."""
 
     ours: str
     theirs: tuple[str, ...]
     conversion: Conversion
     shapes: tuple[tuple[int, ...], ...]  # of theirs
+    also: dict[str, int]  # further tensors of ours, with their number of rows
+
+    def join(self, parts: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Return our tensors, by name."""
+        whole = self.conversion.join(parts)
+        if not self.also:
+            return {self.ours: whole.contiguous()}
+        sizes = (len(whole) - sum(self.also.values()), *self.also.values())
+        names = (self.ours, *self.also)
+        return {name: x.contiguous() for name, x in zip(names, whole.split(sizes), strict=True)}
+
+    def part(self, state: Mapping[str, Tensor]) -> list[Tensor]:
+        """Return the public tensors."""
+        first = state[self.ours]
+        return self.conversion.part(torch.cat([first, *(state[name] for name in self.also)]) if self.also else first)
 
 
 def tensor_rules(rules: Iterable[Rule], model: nn.Module, whole: bool = True) -> list[TensorRule]:
@@ -189,7 +209,7 @@ def tensor_rules(rules: Iterable[Rule], model: nn.Module, whole: bool = True) ->
     found = [tensor_rule for rule in rules for tensor_rule in _tensor_rules(rule, model, state)]
     if not whole:
         return found
-    claimed = [rule.ours for rule in found]
+    claimed = [name for rule in found for name in (rule.ours, *rule.also)]
     assert sorted(claimed) == sorted(state), f"rules and weights: {sorted(set(claimed) ^ set(state)) or claimed}"
     return found
 
@@ -201,9 +221,11 @@ def _tensor_rules(rule: Rule, model: nn.Module, state: dict[str, Tensor]) -> Ite
         ends = [end for end in (".weight", ".bias") if rule.ours + end in state]
         names = [(rule.ours + end, tuple(name + end for name in rule.theirs)) for end in ends]
     for ours, theirs in names:
-        whole = state[ours].to("meta")
+        also = {name: len(state[name]) for name in rule.also}
+        first = state[ours].to("meta")
+        whole = torch.cat([first, *(state[name].to("meta") for name in also)]) if also else first
         conversion = rule.conversion or Rows(_sizes(model, rule.ours, whole, len(theirs)))
-        yield TensorRule(ours, theirs, conversion, tuple(tuple(x.shape) for x in conversion.part(whole)))
+        yield TensorRule(ours, theirs, conversion, tuple(tuple(x.shape) for x in conversion.part(whole)), also)
 
 
 def _sizes(model: nn.Module, ours: str, whole: Tensor, parts: int) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from tests.interop.test_decoders import (
     neox,
     opt,
     phi,
+    qwen3_next,
 )
 
 Fields = dict[str, st.SearchStrategy[Any]]
@@ -308,6 +309,26 @@ DECODER_GRID: Grid = {
             "mlp_only_layers": st.sampled_from([[], [0]]),
             "norm_topk_prob": flags,
             "qkv_bias": flags,
+        },
+    ),
+    "qwen3_next": (
+        qwen3_next,
+        LLAMA
+        | {
+            "num_hidden_layers": st.integers(4, 5),
+            "head_dim": st.sampled_from([8, 16]),
+            "linear_num_value_heads": st.sampled_from([2, 6]),
+            "linear_num_key_heads": st.sampled_from([1, 2]),
+            "linear_key_head_dim": st.sampled_from([8, 12]),
+            "linear_value_head_dim": st.sampled_from([7, 16]),
+            # a norm of small heads, whose values may be near 0, makes the rounding of both programs large
+            "rms_norm_eps": st.sampled_from([1e-4, 1e-3]),
+            "linear_conv_kernel_dim": st.integers(1, 4),
+            "num_experts": st.integers(2, 4),
+            "num_experts_per_tok": st.integers(1, 2),
+            "shared_expert_intermediate_size": st.sampled_from([16, 48]),
+            "mlp_only_layers": st.sampled_from([[], [0]]),
+            "norm_topk_prob": flags,
         },
     ),
     "deepseek_v2": (

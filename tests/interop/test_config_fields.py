@@ -113,6 +113,7 @@ EFFECTLESS = {
     *(("qwen3_moe", "intermediate_size"), ("qwen3_moe", "sliding_window"), ("falcon", "num_kv_heads")),
     *(("qwen2", "max_window_layers"), ("qwen3", "max_window_layers"), ("phi3", "original_max_position_embeddings")),
     *(("qwen2_moe", name) for name in ("intermediate_size", "sliding_window", "max_window_layers")),
+    ("qwen3_next", "intermediate_size"),
     *(("deepseek_v2", "intermediate_size"), ("deepseek_v3", "num_mtp_layers")),
     *(("smollm3", "use_sliding_window"), ("smollm3", "sliding_window")),  # only together
     ("vit", "pooler_act"),
@@ -216,6 +217,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("deepseek_v3", {"attention_bias": True, "q_lora_rank": None}, "attention_bias"),
     ("gpt_oss", {"swiglu_alpha": 1.0}, "swiglu_alpha"),
     ("qwen2_moe", {"use_sliding_window": True}, "use_sliding_window"),
+    ("qwen3_next", {"attention_bias": True}, "attention_bias"),
+    ("qwen3_next", {"hidden_act": "gelu"}, "hidden_act"),
     ("gpt_neo", {"attention_layers": ["global"] * 24}, "attention_layers"),
 ]
 

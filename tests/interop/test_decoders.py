@@ -87,6 +87,17 @@ def moe(title: str = "Qwen3Moe", **settings: Any) -> PublicModel:
     return llama(title, **{**sizes, **settings})
 
 
+def qwen3_next(**settings: Any) -> PublicModel:
+    heads = {"linear_num_value_heads": 4, "linear_num_key_heads": 2}
+    widths = {
+        "linear_key_head_dim": 6,
+        "linear_value_head_dim": 5,
+        "head_dim": 8,
+        "shared_expert_intermediate_size": 16,
+    }
+    return moe("Qwen3Next", **{"num_hidden_layers": 4, **heads, **widths, **settings})
+
+
 def phi(**settings: Any) -> PublicModel:
     return llama("Phi", **{"num_attention_heads": 3, "num_key_value_heads": 1, **settings})
 
@@ -222,6 +233,18 @@ DECODERS = {
     "qwen2-moe": moe("Qwen2Moe", head_dim=4, shared_expert_intermediate_size=32),
     "qwen2-moe-some": moe(
         "Qwen2Moe", head_dim=4, shared_expert_intermediate_size=16, qkv_bias=False, mlp_only_layers=[1]
+    ),
+    "qwen3-next": qwen3_next(),
+    "qwen3-next-other": qwen3_next(
+        layer_types=["full_attention", "linear_attention", "linear_attention"],
+        num_hidden_layers=3,
+        linear_num_key_heads=4,
+        linear_conv_kernel_dim=2,
+        shared_expert_intermediate_size=32,
+        mlp_only_layers=[1],
+        norm_topk_prob=False,
+        tie_word_embeddings=True,
+        **rope(partial_rotary_factor=0.5),
     ),
     "deepseek-v2": deepseek(2),
     "deepseek-v2-greedy": deepseek(2, topk_method="greedy", q_lora_rank=None, routed_scaling_factor=2.0),

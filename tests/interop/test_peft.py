@@ -17,7 +17,7 @@ from anyformer.interop.config_fields import Fields
 from anyformer.interop.peft import _pattern, export_peft
 from anyformer.run import Run
 from tests.interop.public import TOLERANCE, VOCAB, PublicModel
-from tests.interop.test_decoders import falcon, gpt2, llama, neox
+from tests.interop.test_decoders import falcon, gpt2, llama, neox, qwen3_next
 from tests.interop.test_encoders import bert
 from tests.interop.test_pairs import t5
 from tests.test_cli import done, refused
@@ -118,6 +118,16 @@ def test_an_adapter_of_ours_loads_in_peft(tmp_path: Path, model: PublicModel, ta
         torch.testing.assert_close(ours(again), ours(run), rtol=0, atol=TOLERANCE)
     assert again.config.adapter is not None
     assert again.config.adapter.rank == 3
+
+
+def test_layers_in_one_public_weight_are_refused(tmp_path: Path) -> None:
+    """Qwen3-Next stores queries and gates in one matrix; here they are two layers."""
+    qwen3_next(num_hidden_layers=4).saved(tmp_path / "base")
+    plain = af.from_hf(tmp_path / "base")
+    for target in ("*.mixer.inner.qkv", "*.mixer.inner.gate"):
+        model = af.Transformer(plain.config.model_copy(update={"adapter": LoRA(rank=2, targets=(target,))}))
+        with pytest.raises(ConfigError, match=r"blocks\.3\.mixer\.inner\.qkv: has an adapter"):
+            export_peft(Run(model, plain.task, plain.spec, tmp_path), tmp_path / "out", family="qwen3_next")
 
 
 def test_commands(tmp_path: Path) -> None:

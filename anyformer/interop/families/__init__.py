@@ -26,6 +26,7 @@ opt         OPT
 phi         Phi-1 and Phi-2
 phi3        Phi-3 and Phi-4
 qwen_moe    Qwen2-MoE and Qwen3-MoE
+qwen3_next  Qwen3-Next: gated DeltaNet and gated attention, experts
 roberta     RoBERTa, XLM-R and CamemBERT
 smollm3     SmolLM3: layers without positions
 stablelm    StableLM 3B and 2
@@ -60,6 +61,7 @@ from anyformer.interop.families.olmo import OLMO2, OLMO3
 from anyformer.interop.families.opt import OPT
 from anyformer.interop.families.phi import PHI
 from anyformer.interop.families.phi3 import PHI3
+from anyformer.interop.families.qwen3_next import QWEN3_NEXT
 from anyformer.interop.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from anyformer.interop.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from anyformer.interop.families.smollm3 import SMOLLM3
@@ -73,7 +75,7 @@ from anyformer.interop.family import Family
 _ALL: tuple[Family, ...] = (
     *(GPT2, LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, NEOX, OPT, BLOOM),
     *(QWEN3_MOE, FALCON, PHI3, PHI, GPTJ, GPT_NEO, STARCODER2, SMOLLM3),
-    *(OLMO2, OLMO3, STABLELM, COHERE, QWEN2_MOE, DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS),
+    *(OLMO2, OLMO3, STABLELM, COHERE, QWEN2_MOE, DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS, QWEN3_NEXT),
     *(BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, MPNET, DISTILBERT, ELECTRA, ALBERT, MODERNBERT),
     *(VIT, CLIP),
     *(T5, MT5, BART, MBART, MARIAN, PEGASUS, M2M100, WHISPER),

@@ -32,6 +32,7 @@ class Variant:
     top_k: int
     width: int
     shared: int = 0  # width of the shared expert; 0: there is none
+    normalize: bool = False  # weights of the chosen experts add up to 1
 
 
 SIZES = replace(llama.QWEN, width=2048, depth=24, window=None, window_by_layer=False)
@@ -42,17 +43,18 @@ V3 = Variant(replace(SIZES, ff=6144, kv_heads=4, biases=True, qk_norm=True), ("n
 def read(variant: Variant, fields: Fields) -> ModelConfig:
     fields.must("use_sliding_window", False)
     fields.silent("sliding_window", "max_window_layers", "output_router_logits")
-    biased = replace(variant.dense, qkv_bias=fields("qkv_bias", True)) if variant.shared else variant.dense
+    second = variant.dense.qkv_bias  # of Qwen2, which has a field for it
+    biased = replace(variant.dense, qkv_bias=fields("qkv_bias", True)) if second else variant.dense
     dense = llama.read(biased, fields)
     stack = expect(dense.decoder, Stack, "decoder")
-    if variant.shared:
+    if second:
         fields.layer_types(stack.depth, [FULL] * stack.depth, (FULL,))
     block, width = stack.blocks[0], fields("moe_intermediate_size", variant.width)
     network = expect(block.feedforward, Gated, "feedforward")
     experts = Experts(
         count=fields(*variant.count),
         top_k=fields("num_experts_per_tok", variant.top_k),
-        router=SoftmaxTopK(normalize=fields("norm_topk_prob", False)),
+        router=SoftmaxTopK(normalize=fields("norm_topk_prob", variant.normalize)),
         expert=network.model_copy(update={"width": width}),
         shared=_shared(variant, fields, width),
         shared_gate=variant.shared > 0,
@@ -101,7 +103,9 @@ def write(variant: Variant, config: ModelConfig) -> dict[str, Any]:
         "mlp_only_layers": bare,
     }
     if variant.shared:
-        found |= {"shared_expert_intermediate_size": mixture.shared * width, "qkv_bias": attention(layers[0]).bias}
+        found["shared_expert_intermediate_size"] = mixture.shared * width
+    if variant.dense.qkv_bias:
+        found["qkv_bias"] = attention(layers[0]).bias
     return found
 
 
@@ -112,11 +116,11 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
         ours, theirs = f"decoder.blocks.{i}", f"model.layers.{i}"
         yield from llama.attention_rules(f"{ours}.mixer", theirs)
         yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.post_attention_layernorm")
-        yield from _network(f"{ours}.feedforward.inner", f"{theirs}.mlp", block.feedforward, config.width)
+        yield from network_rules(f"{ours}.feedforward.inner", f"{theirs}.mlp", block.feedforward, config.width)
     yield from llama.end_rules(config)
 
 
-def _network(ours: str, theirs: str, network: FeedForward, width: int) -> Iterator[Rule]:
+def network_rules(ours: str, theirs: str, network: FeedForward, width: int) -> Iterator[Rule]:
     if not isinstance(network, Experts):
         yield from llama.gated_rules(ours, theirs)
         return
