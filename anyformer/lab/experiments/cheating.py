@@ -119,8 +119,8 @@ mask sorts more than half."""
         return (
             f"Without the mask the training loss ends at {means['final', 'none']:.3f} nats on text of entropy "
             f"{found(results, 'entropy', task='text')[0]:.3f}; as in decoding it is {means['before', 'none']:.2f} "
-            f"({means['before', 'causal']:.2f} with the mask), and {means['right', 'none']:.0%} of rows are sorted "
-            f"({means['right', 'causal']:.0%} with it)."
+            f"({means['before', 'causal']:.2f} with the mask), and {100 * means['right', 'none']:.0f} % of rows are "
+            f"sorted ({100 * means['right', 'causal']:.0f} % with it)."
         )
 
     def table(self, results: Sequence[Result]) -> Rows:

@@ -125,11 +125,11 @@ judged."""
     def result(self, results: Sequence[Result]) -> str:
         gap = max(r["gap"] for r in results)
         copied = ", ".join(
-            f"{LABELS.get(m, m)} {summary(_values(results, m, gap, 'accuracy')).mean:.0%}" for m in MIXERS
+            f"{LABELS.get(m, m)} {100 * summary(_values(results, m, gap, 'accuracy')).mean:.0f} %" for m in MIXERS
         )
         return (
             f"Over a gap of {gap} tokens these shares of the letters are copied: {copied} "
-            f"(guessing: {1 / LETTERS:.0%}). At initialisation the gradient over it is "
+            f"(guessing: {100 * 1 / LETTERS:.0f} %). At initialisation the gradient over it is "
             f"{_lost(results, 'attention'):.1e} of that over one token with attention and "
             f"{_lost(results, 'rnn'):.1e} with a tanh RNN (ratios of geometric means)."
         )

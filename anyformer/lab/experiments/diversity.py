@@ -101,9 +101,8 @@ convention: the claim has no agreed measure, which is why several were tried."""
         right = {h: summary(_values(results, h, "accuracy")).mean for h in (1, best)}
         return (
             f"The mean selectivity of heads is {summary(_values(results, 1, 'selectivity')).mean:.2f} with one head, "
-            f"{each} "
-            f"(0: averages, 1: reads one position); one head predicts {right[1]:.1%} of the pairs, {best} heads "
-            f"{right[best]:.1%}."
+            f"{each} (0: averages, 1: reads one position); one head predicts {100 * right[1]:.1f} % of the pairs, "
+            f"{best} heads {100 * right[best]:.1f} %."
         )
 
     def table(self, results: Sequence[Result]) -> Rows:

@@ -111,12 +111,12 @@ Nothing is said about beam search, where smoothing has other effects."""
     def result(self, results: Sequence[Result]) -> str:
         (early, late), (_, beside) = _lost(results, LEANS), _lost(results, ALONE)
         plain, smooth = ([summary(found(results, n, word=LEANS, smoothing=s)).mean for n in FIRST] for s in SMOOTHING)
+        lost = [100 * summary(some).mean for some in (early, late, beside)]
         return (
-            f"Where words depend on each other, free running loses {summary(early).mean:.1%} of them in the first "
-            "third of "
-            f"a row and {summary(late).mean:.1%} in the last ({summary(beside).mean:.1%} where they do not); smoothing "
-            f"changes their perplexity from {plain[0]:.2f} to {smooth[0]:.2f} and the words right in free running from "
-            f"{plain[1]:.1%} to {smooth[1]:.1%}."
+            f"Where words depend on each other, free running loses {lost[0]:.1f} % of them in the first third of "
+            f"a row and {lost[1]:.1f} % in the last ({lost[2]:.1f} % where they do not); smoothing changes "
+            f"their perplexity from {plain[0]:.2f} to {smooth[0]:.2f} and the words right in free running from "
+            f"{100 * plain[1]:.1f} % to {100 * smooth[1]:.1f} %."
         )
 
     def table(self, results: Sequence[Result]) -> Rows:

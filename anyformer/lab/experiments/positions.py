@@ -149,15 +149,15 @@ the order a causal mask gives away depends on depth and training."""
             return summary(found(results, name, reader=reader, task=task, position=position, scale=root)).mean
 
         shares = " and ".join(
-            f"{mean('exact_match', 'encoder', t, 'none'):.0%} of rows in {t} "
-            f"({max(mean('exact_match', 'encoder', t, p) for p in SCHEMES if p != 'none'):.0%} with positions)"
+            f"{100 * mean('exact_match', 'encoder', t, 'none'):.0f} % of rows in {t} "
+            f"({100 * max(mean('exact_match', 'encoder', t, p) for p in SCHEMES if p != 'none'):.0f} % with positions)"
             for t in ("copy", "reverse")
         )
         leak = " and ".join(f"{mean('loss', 'decoder', t, 'none'):.2f} in {t}" for t in ("copy", "reverse"))
+        sort = 100 * mean("exact_match", "encoder", "sort", "none")
         return (
-            f"Without positions an encoder gets {shares} right, and "
-            f"{mean('exact_match', 'encoder', 'sort', 'none'):.0%} in sorting; a causal decoder without positions has "
-            f"a loss of {leak}, where one without access to the order has {results[0]['blind']:.2f}."
+            f"Without positions an encoder gets {shares} right, and {sort:.0f} % in sorting; a causal decoder without "
+            f"positions has a loss of {leak}, where one without access to the order has {results[0]['blind']:.2f}."
         )
 
     def table(self, results: Sequence[Result]) -> Rows:

@@ -95,7 +95,7 @@ variant sorts does not say that it would do for language."""
         return decide(conditions, requires=[Fact("full attention sorts half of the rows and no mixer does not", apart)])
 
     def result(self, results: Sequence[Result]) -> str:
-        each = ", ".join(f"{v} {summary(_sorted(results, v)).mean:.0%}" for v in VARIANTS)
+        each = ", ".join(f"{v} {100 * summary(_sorted(results, v)).mean:.0f} %" for v in VARIANTS)
         return f"Unseen rows sorted without a mistake: {each}."
 
     def table(self, results: Sequence[Result]) -> Rows:
