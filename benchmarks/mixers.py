@@ -3,7 +3,8 @@
 
 One pre-norm block without a feed-forward, on random inputs. Every length has the same number of tokens in all rows, so
 only the length of rows changes. GPU: bf16 by autocast, weights and residual stream in fp32, and each mode in its own
-rows: compiled (`torch.compile`, static shapes) and eager. CPU: fp32, one thread, small sizes.
+rows: compiled (`torch.compile`, static shapes) and eager. A length is compiled anew, so that fewer are measured
+compiled. CPU: fp32, one thread, small sizes, eager.
 
 The crossover of a mixer is the length at which its forward and backward pass takes as long as that of attention in the
 same mode, interpolated between two measured lengths on log axes. Writes `benchmarks/results/mixers.json`, or the file
@@ -17,7 +18,7 @@ import math
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,8 @@ from anyformer.nn.stack import BlockStack
 
 RESULTS = Path(__file__).parent / "results" / "mixers.json"
 ATTENTION = "attention"
-GPU_LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536)
-CPU_LENGTHS = (256, 512, 1024, 2048)
+GPU_LENGTHS = {"eager": (1024, 4096, 8192, 16384, 32768, 65536), "compiled": (16384, 65536)}
+CPU_LENGTHS = {"eager": (256, 512, 1024, 2048)}
 
 
 def mixers(width: int) -> dict[str, Mixer]:
@@ -54,12 +55,12 @@ def mixers(width: int) -> dict[str, Mixer]:
     heads = max(2, width // 128)
     return {
         ATTENTION: Attention(heads=heads),
+        "gated delta": GatedDelta(heads=heads),
+        "Mamba-2": Mamba2(heads=4 * heads),
         "linear attention": LinearAttention(heads=heads),
         "gated linear attention": LinearAttention(
             heads=heads, features="none", normalizer="none", decay=ChannelDecay(), norm=RMSNorm(), gate=True
         ),
-        "gated delta": GatedDelta(heads=heads),
-        "Mamba-2": Mamba2(heads=4 * heads),
     }
 
 
@@ -107,18 +108,17 @@ def finish(device: str) -> None:
 
 
 def time_layers(
-    lengths: Sequence[int],
+    lengths: Mapping[str, Sequence[int]],
     tokens: int,
     width: int,
     device: str,
-    modes: Sequence[str],
     names: Sequence[str],
     rounds: int,
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for each mixer, mode and length; one that does not fit into memory has no times."""
-    for mode in modes:
+    """Yield a row for each mixer, mode and length of that mode; one that does not fit into memory has no times."""
+    for mode in lengths:
         for name in names:
-            for length in lengths:
+            for length in lengths[mode]:
                 torch.compiler.reset()
                 gc.collect()
                 row: dict[str, Any] = {"mixer": name, "mode": mode, "length": length, "rows": max(1, tokens // length)}
@@ -173,14 +173,15 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", help="tokens of a row")
     parser.add_argument("--tokens", type=int, help="tokens of all rows; at least the longest length")
     parser.add_argument("--width", type=int, help="width of the layer")
-    parser.add_argument("--modes", nargs="+", choices=["eager", "compiled"], default=["eager", "compiled"])
+    parser.add_argument("--modes", nargs="+", choices=["eager", "compiled"], help="default: both on a GPU, else eager")
     parser.add_argument("--mixers", nargs="+", choices=list(mixers(1024)), default=list(mixers(1024)))
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     gpu = args.device == "cuda"
-    lengths = args.lengths or (GPU_LENGTHS if gpu else CPU_LENGTHS)
-    tokens, width = args.tokens or max(lengths), args.width or (1024 if gpu else 128)
+    usual: Mapping[str, Sequence[int]] = GPU_LENGTHS if gpu else CPU_LENGTHS
+    lengths = {mode: args.lengths or usual.get(mode, usual["eager"]) for mode in args.modes or usual}
+    tokens, width = args.tokens or max(map(max, lengths.values())), args.width or (1024 if gpu else 128)
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision("high")
     found: dict[str, Any] = {
@@ -192,7 +193,7 @@ def main() -> None:
         "layers": {name: mixer.model_dump() for name, mixer in mixers(width).items()},
         "rows": [],
     }
-    for row in time_layers(lengths, tokens, width, args.device, args.modes, args.mixers, args.rounds):
+    for row in time_layers(lengths, tokens, width, args.device, args.mixers, args.rounds):
         found["rows"].append(row)
         found["crossovers"] = crossovers(found["rows"])
         args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -7,7 +7,7 @@ from benchmarks import mixers
 
 def test_every_mixer_is_timed() -> None:
     names = list(mixers.mixers(16))
-    rows = list(mixers.time_layers((8, 16), 16, 16, "cpu", ("eager",), names, rounds=1))
+    rows = list(mixers.time_layers({"eager": (8, 16)}, 16, 16, "cpu", names, rounds=1))
     assert [(row["mixer"], row["length"], row["rows"]) for row in rows] == [
         (name, length, 16 // length) for name in names for length in (8, 16)
     ]
