@@ -99,6 +99,10 @@ NAMES = (
     "muon",
     "width",
     "recall",
+    "experts",
+    "sort_positions",
+    "encoder_decoder",
+    "graph",
 )
 
 

@@ -19,6 +19,7 @@ from anyformer.config import LM, ModelConfig, Stack, Tokens, Xavier
 from anyformer.lab.alone import alone
 from anyformer.lab.cells import SCRATCH, Cell, Result
 from anyformer.lab.experiment import Size
+from anyformer.nn.aux_outputs import AuxOutputs
 from anyformer.nn.model import Transformer
 from anyformer.processes import scratch
 from anyformer.recipe import (
@@ -175,7 +176,7 @@ def mean_token_loss(logits: Tensor, wanted: Tensor) -> Tensor:
 
 def learn(
     model: Transformer,
-    batch: Callable[[], tuple[Tensor, Tensor]],
+    batch: Callable[[], tuple[Tensor | tuple[Tensor, Tensor], Tensor]],
     steps: int,
     lr: float,
     points: int = 40,
@@ -183,6 +184,7 @@ def learn(
 ) -> list[list[float]]:
     """Train on a stream of batches of ids and labels, with Adam, a short warm-up and a cosine schedule.
 
+    An encoder-decoder takes pairs of ids. Auxiliary losses, such as the balance of experts, are added to the gradient.
     Returns about `points` pairs of step and training loss. `watch` is called at each of them.
     """
     optimizer, every, curve = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98)), max(1, steps // points), []
@@ -190,9 +192,10 @@ def learn(
         done = (step + 1) / steps
         optimizer.param_groups[0]["lr"] = lr * min(10 * done, (1 + math.cos(math.pi * done)) / 2)
         ids, wanted = batch()
-        loss = mean_token_loss(model(ids), wanted)
+        aux = AuxOutputs()
+        loss = mean_token_loss(model(*ids, aux=aux) if isinstance(ids, tuple) else model(ids, aux=aux), wanted)
         optimizer.zero_grad()
-        loss.backward()
+        sum(aux.losses, loss).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if step % every == 0:

@@ -1,0 +1,220 @@
+"""Experts against dense models: the loss at equal active parameters, and which expert serves which task."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anyformer.config import (
+    LM,
+    Attention,
+    Block,
+    Experts,
+    FeedForward,
+    LayerNorm,
+    ModelConfig,
+    Plain,
+    SoftmaxTopK,
+    Stack,
+    Tokens,
+    Xavier,
+)
+from anyformer.inspection.taps import run_with_taps
+from anyformer.lab.cells import Cell, Result
+from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
+from anyformer.lab.experiments.common import DEVICE, all_hold, is_more, learn, mean_token_loss
+from anyformer.lab.figures import legend, lines, log_ticks, panels
+from anyformer.lab.stats import summary, welch
+from anyformer.nn.experts import StackedLinear
+from anyformer.nn.model import Transformer
+
+DENSE, SPARSE, WIDE = "dense", "experts", "dense, all"
+LABELS = {
+    DENSE: "dense, equal active parameters",
+    SPARSE: "experts, 1 of 8 active",
+    WIDE: "dense, equal stored parameters",
+}
+COUNT = 8  # experts of a layer
+BALANCE = 0.01
+UNSEEN = 1024  # rows
+TOLD = 0.5  # share of what an expert could tell about the task
+
+
+class Claim(Experiment):
+    name = "experts"
+    number = 22
+    claim = "Experts beat a dense model of equal active parameters on many tasks, and each expert serves some of them."
+    idea = """A layer with $n$ experts stores $n$ feed-forwards, and a router sends each token to one of them: as many
+weights are *active* as in a dense layer of one feed-forward. Here one model learns many tasks. Each is a cipher, a
+random permutation of the letters; a row begins with the name of its task, and each letter's cipher must be named. All
+tasks together are more than a small feed-forward can store. Nothing tells the router about tasks. What it has learnt is
+visible in the router's weights: with $p(\\text{task}, \\text{expert})$ from unseen rows, the mutual information
+$I = \\sum p \\log \\frac{p(\\text{task}, \\text{expert})}{p(\\text{task})\\, p(\\text{expert})}$ is 0 if tasks share
+their experts alike, and $\\log 8$ if the expert is known from the task and all are used. The dense model is wider by as
+many weights as the router has."""
+    prediction = """With the most tasks the loss on unseen rows is lower with experts than with the dense model of equal
+active parameters (p < 0.05), each at the better of its learning rates. In the layer where it is largest, $I$ is at
+least half of its maximum $\\log \\min(\\text{tasks}, 8)$ in all seeds. If the loss is higher (p < 0.05), or $I$ is
+below half in all seeds, the claim fails."""
+    parts = ("nn/experts.py", "config/feedforward.py", "nn/feedforward.py")
+    minutes = (2, 12, 4)
+    alt = "Loss by the number of tasks for experts and dense models, and the share of each task's tokens by expert"
+
+    def cells(self, size: Size) -> list[Cell]:
+        width, hidden, letters, tasks, steps, rates, seeds = {
+            "quick": (32, 16, 32, (4, 16), 400, (5e-3,), 3),
+            "cpu": (32, 16, 32, (4, 16, 64), 1500, (5e-3,), 5),
+            "gpu": (64, 32, 64, (4, 32, 256), 5000, (5e-3, 2e-3), 5),
+        }[size]
+        rest = {"width": width, "depth": 1, "hidden": hidden, "letters": letters, "length": 16, "rows": 32}
+        return [
+            {"model": m, "tasks": n, "lr": lr, **rest, "steps": steps, "seed": s}
+            for m in LABELS
+            for n in tasks
+            for lr in rates
+            for s in range(seeds)
+        ]
+
+    def measure(self, cell: Cell) -> dict[str, Any]:
+        torch.manual_seed(cell["seed"])
+        with torch.device(DEVICE):
+            model = Transformer(config_of(cell))
+        curve = learn(model, lambda: _rows(cell, cell["rows"]), cell["steps"], cell["lr"])
+        model.eval()
+        ids, wanted = _rows(cell, UNSEEN)
+        names = ["decoder.*.feedforward.router"] if cell["model"] == SPARSE else []
+        with torch.no_grad():
+            logits, seen = run_with_taps(model, names, ids)
+            loss = mean_token_loss(logits, wanted)
+        chosen = [seen[name][:, 1:] > 0 for name in sorted(seen)]  # the first token names the task
+        task = (ids[:, :1] - cell["letters"]).expand_as(ids[:, 1:])
+        shares = [shares_of(some, task, cell["tasks"]) for some in chosen]
+        letters = [shares_of(some, ids[:, 1:], cell["letters"]) for some in chosen]
+        told = [information(share) / math.log(min(cell["tasks"], COUNT)) for share in shares]
+        best = shares[int(np.argmax(told))] if shares else None
+        named = (logits.argmax(dim=-1) == wanted)[wanted >= 0]
+        return {
+            "loss": float(loss),
+            "accuracy": float(named.double().mean()),
+            "told": max(told, default=0.0),
+            "told of letters": max((information(x) / math.log(COUNT) for x in letters), default=0.0),
+            "parameters": model.num_parameters(),
+            "active": active_parameters(model),
+            "shares": None if best is None else best.round(4).tolist(),
+            "curve": curve,
+        }
+
+    def judge(self, results: Sequence[Result]) -> Verdict:
+        most = max(r["tasks"] for r in results)
+        loss = {m: _values(results, m, most, "loss") for m in LABELS}
+        told, letters = (_values(results, SPARSE, most, name) for name in ("told", "told of letters"))
+        sizes = _sizes(results, most)
+        facts = ", ".join(f"{LABELS[m]} {summary(x)} ({sizes[m]})" for m, x in loss.items())
+        numbers = (
+            f"loss on {most} tasks: {facts}; experts against the dense model of equal active parameters: "
+            f"p = {welch(loss[SPARSE], loss[DENSE]):.3f}; "
+            f"the experts tell {summary(told)} of what they could about the task, {summary(letters)} about the letter"
+        )
+        seen = True if min(told) >= TOLD else False if max(told) < TOLD else None
+        return verdict(all_hold(is_more(loss[DENSE], loss[SPARSE]), seen), numbers)
+
+    def table(self, results: Sequence[Result]) -> Rows:
+        tasks = _tasks(results)
+        rows: list[tuple[str, ...]] = [
+            (
+                "model",
+                "active (stored) parameters",
+                *(f"{n} tasks: loss, letters right" for n in tasks),
+                "told of tasks, letters",
+            )
+        ]
+        for m, label in LABELS.items():
+            each = [[summary(_values(results, m, n, name)) for name in ("loss", "accuracy")] for n in tasks]
+            told = ", ".join(str(summary(_values(results, m, tasks[-1], n))) for n in ("told", "told of letters"))
+            losses = (f"{loss}, {right.mean:.3f}" for loss, right in each)
+            rows.append((label, _sizes(results, tasks[-1])[m], *losses, told if m == SPARSE else ""))
+        return rows
+
+    def draw(self, results: Sequence[Result]) -> Any:
+        figure, (left, right) = panels(2, height=3.6)
+        tasks = _tasks(results)
+        lines(left, {k: {float(n): _values(results, m, n, "loss") for n in tasks} for m, k in LABELS.items()})
+        left.set(xlabel="tasks", ylabel="loss on unseen rows, nats per letter")
+        left.set_ylim(bottom=0)
+        log_ticks(left, tasks)
+        shares = np.array(_values(results, SPARSE, tasks[-1], "shares")[0])  # of the first seed
+        order = sorted(range(len(shares)), key=lambda task: (shares[task].argmax(), -shares[task].max()))
+        image = right.imshow(shares[order], aspect="auto", cmap="Greys", vmin=0, vmax=1)
+        right.set(title="one seed, the most telling layer", xlabel="expert", ylabel="task, sorted by its main expert")
+        right.grid(visible=False)
+        figure.colorbar(image, ax=right, label="share of the task's tokens")
+        legend(figure, left, columns=2)
+        return figure
+
+
+def config_of(cell: Cell) -> ModelConfig:
+    """Return the config of a model. The dense one is wider by half the number of experts: the router's parameters."""
+    hidden = cell["hidden"]
+    feedforward: FeedForward = Plain(width=hidden + COUNT // 2)
+    if cell["model"] == SPARSE:
+        router = SoftmaxTopK(normalize=False)
+        feedforward = Experts(count=COUNT, top_k=1, router=router, expert=Plain(width=hidden), balance=BALANCE)
+    elif cell["model"] == WIDE:
+        feedforward = Plain(width=COUNT * hidden)
+    block = Block(mixer=Attention(heads=4), feedforward=feedforward)
+    stack = Stack(depth=cell["depth"], blocks=(block,), final_norm=LayerNorm())
+    tokens = Tokens(vocab=cell["letters"] + cell["tasks"])
+    return ModelConfig(width=cell["width"], target=tokens, decoder=stack, head=LM(), init=Xavier())
+
+
+def active_parameters(model: Transformer) -> int:
+    """Return the parameters that a token uses: those of one expert in each layer, and all others."""
+    stacked = [module for module in model.modules() if isinstance(module, StackedLinear)]
+    experts = sum(p.numel() for module in stacked for p in module.parameters())
+    return model.num_parameters() - experts + experts // COUNT
+
+
+def information(shares: np.ndarray) -> float:
+    """Return I(row; expert) in nats, for the share of each expert in a row [rows, experts], all rows alike frequent."""
+    mean = shares.mean(axis=0, keepdims=True)
+    ratio = np.divide(shares, mean, out=np.ones_like(shares), where=shares > 0)
+    return float((shares * np.log(ratio)).sum() / len(shares))
+
+
+def shares_of(chosen: Tensor, group: Tensor, groups: int) -> np.ndarray:
+    """Return the share of each expert among the tokens of each group, [groups, experts].
+
+    `chosen` is bool [b, t, experts], `group` int [b, t].
+    """
+    sums = torch.zeros(groups, chosen.shape[-1], dtype=torch.float64, device=chosen.device)
+    sums.index_add_(0, group.flatten(), chosen.flatten(0, 1).double())
+    return (sums / sums.sum(dim=1, keepdim=True)).cpu().numpy()
+
+
+def _rows(cell: Cell, count: int) -> tuple[Tensor, Tensor]:
+    """Return rows of a task's name and letters, with the cipher of each letter as label."""
+    letters, tasks = cell["letters"], cell["tasks"]
+    rules = np.random.default_rng([22, cell["seed"]])
+    ciphers = torch.tensor(np.array([rules.permutation(letters) for _ in range(tasks)]), device=DEVICE)
+    task = torch.randint(tasks, (count, 1), device=DEVICE)
+    x = torch.randint(letters, (count, cell["length"]), device=DEVICE)
+    return torch.cat((letters + task, x), dim=1), torch.cat((torch.full_like(task, -100), ciphers[task, x]), dim=1)
+
+
+def _tasks(results: Sequence[Result]) -> list[int]:
+    return sorted({r["tasks"] for r in results})
+
+
+def _sizes(results: Sequence[Result], tasks: int) -> dict[str, str]:
+    some = {r["model"]: r for r in results if r["tasks"] == tasks}
+    return {m: f"{r['active']:,} ({r['parameters']:,})" for m, r in some.items()}
+
+
+def _values(results: Sequence[Result], model: str, tasks: int, name: str) -> list[Any]:
+    """Return the values of all seeds at the best learning rate."""
+    same = [r for r in results if (r["model"], r["tasks"]) == (model, tasks)]
+    each = [[r for r in same if r["lr"] == lr] for lr in sorted({r["lr"] for r in same})]
+    return [r[name] for r in min(each, key=lambda some: summary([r["loss"] for r in some]).mean)]

@@ -1,0 +1,245 @@
+"""Attention over a graph: equal to message passing, and the adjacency as mask against full attention."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anyformer.config import (
+    Attention,
+    Block,
+    Full,
+    Graph,
+    LayerNorm,
+    Learned,
+    ModelConfig,
+    NoPosition,
+    Pattern,
+    Plain,
+    Position,
+    Stack,
+    TokenLabels,
+    Tokens,
+    Xavier,
+)
+from anyformer.inspection.taps import run_with_taps
+from anyformer.lab.cells import Cell, Result
+from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
+from anyformer.lab.experiments.common import DEVICE, all_hold, found, is_more, learn
+from anyformer.lab.figures import bars, legend, lines, log_ticks, panels, reference
+from anyformer.lab.stats import summary
+from anyformer.nn.model import Transformer
+
+MASK, PLACED, FULL, BLIND = "mask", "mask and positions", "full and positions", "full"
+LABELS = {  # in tables and figures
+    MASK: "adjacency as mask",
+    PLACED: "the same with positions",
+    FULL: "full attention with positions",
+    BLIND: "full attention without positions",
+}
+HEADS, DEPTH, COLOURS = 4, 2, 16
+UNSEEN = 256  # rows
+EXACT = 1e-9  # relative, in fp64
+LEARNT = 0.9  # share of the nodes labelled right
+MARGIN = 0.05  # smaller differences are ignored
+OTHER = 1000  # added to the seed: another graph
+
+Edges = tuple[tuple[int, int], ...]
+
+
+class Claim(Experiment):
+    name = "graph"
+    number = 26
+    claim = (
+        "Attention over a graph is message passing; its adjacency as mask learns from fewer rows than full attention."
+    )
+    idea = """With the adjacency of a graph as mask, node $i$ reads $\\sum_{j \\in N(i)} \\alpha_{ij} v_j$, a weighted
+sum of messages from its neighbours and itself. Full attention is the same on the complete graph. Here a graph of $n$
+nodes is fixed, and a row gives each node a random colour, a number below 16. The label of a node is the largest colour
+at most two edges away, so two layers along the edges suffice. Full attention with learned positions can represent the
+neighbourhoods, too: a score may depend on both positions. But it must learn from examples which nodes are near. The
+mask contains that, and weights that know no positions can be used with the mask of another graph. All models have the
+same width, depth and steps."""
+    prediction = """In every layer of the real model the outputs of attention and their gradients equal those of a sum
+over edges (relative error below 1e-9 in fp64), for the graph and for the complete one. On the fewest rows the model
+with mask and positions labels more unseen nodes right than full attention with positions (by more than 0.05, p < 0.05).
+On another graph, without training, the model without positions is right as often as on its own, within 0.05. If the
+mask's accuracy on the most rows is below 0.9 in a seed, the claim is undecided."""
+    parts = ("config/pattern.py", "attention/lower.py", "nn/attention.py")
+    minutes = (2, 10, 3)
+    alt = "Nodes labelled right by the number of training rows, with the adjacency as mask and with full attention"
+
+    def cells(self, size: Size) -> list[Cell]:
+        width, nodes, counts, steps, seeds = {
+            "quick": (32, 16, (64, 2048), 300, 3),
+            "cpu": (64, 24, (64, 512, 8192), 600, 5),
+            "gpu": (128, 48, (64, 1024, 65_536), 3000, 5),
+        }[size]
+        model = {"width": width, "depth": DEPTH, "nodes": nodes}
+        rest = {"rows": 32, "steps": steps, "lr": 5e-3 * (32 / width) ** 0.5}
+        exact = [{"part": "exact", "model": m, **model, "seed": s} for m in (MASK, BLIND) for s in (0, 1, 2)]
+        return exact + [
+            {"part": "task", "model": m, "examples": n, **model, **rest, "seed": s}
+            for m in LABELS
+            for n in counts
+            for s in range(seeds)
+        ]
+
+    def measure(self, cell: Cell) -> dict[str, Any]:
+        torch.manual_seed(cell["seed"])
+        edges = random_graph(cell["nodes"], cell["seed"])
+        if cell["part"] == "exact":
+            return _errors(cell, edges)
+        model = _model(cell, edges)
+        train, unseen = (_rows(cell, edges, n, part) for n, part in ((cell["examples"], 1), (UNSEEN, 2)))
+
+        def batch() -> tuple[Tensor, Tensor]:
+            some = torch.randint(len(train[0]), (cell["rows"],), device=DEVICE)
+            return train[0][some], train[1][some]
+
+        curve = learn(model, batch, cell["steps"], cell["lr"])
+        labels = unseen[1].flatten().bincount()
+        accuracies = {"accuracy": _right(model, unseen), "seen": _right(model, (train[0][:UNSEEN], train[1][:UNSEEN]))}
+        if cell["model"] == MASK:  # the same weights with the mask of another graph
+            elsewhere = random_graph(cell["nodes"], cell["seed"] + OTHER)
+            moved = _model(cell, elsewhere)
+            moved.load_state_dict(model.state_dict())
+            accuracies["elsewhere"] = _right(moved, _rows(cell, elsewhere, UNSEEN, 3))
+        return {**accuracies, "guessing": float(labels.max() / labels.sum()), "curve": curve}
+
+    def judge(self, results: Sequence[Result]) -> Verdict:
+        exact, task = _parted(results)
+        counts = _counts(task)
+        errors = {m: max(max(found(exact, name, model=m)) for name in ("outputs", "gradients")) for m in (MASK, BLIND)}
+        few = {m: found(task, "accuracy", model=m, examples=counts[0]) for m in LABELS}
+        most = {m: found(task, "accuracy", model=m, examples=counts[-1]) for m in LABELS}
+        elsewhere = found(task, "elsewhere", model=MASK, examples=counts[-1])
+        numbers = (
+            f"error of the sum over edges {errors[MASK]:.0e} on the graph, {errors[BLIND]:.0e} on the complete one; "
+            f"nodes right after {counts[0]} rows: {_shown(few)}; after {counts[-1]} rows: {_shown(most)}; "
+            f"on another graph: {LABELS[MASK]} {summary(elsewhere)}"
+        )
+        if max(errors.values()) >= EXACT:
+            return verdict(False, numbers)
+        if min(most[MASK]) < LEARNT:
+            return verdict(None, f"the task was not learnt; {numbers}")
+        fewer = is_more(few[PLACED], few[FULL], MARGIN)
+        lost = is_more(most[MASK], elsewhere, MARGIN)
+        return verdict(all_hold(fewer, None if lost is None else not lost), numbers)
+
+    def table(self, results: Sequence[Result]) -> Rows:
+        _, task = _parted(results)
+        counts = _counts(task)
+        rows: list[tuple[str, ...]] = [
+            ("model", *(f"{n} rows: unseen, seen" for n in counts), f"another graph, {counts[-1]} rows")
+        ]
+        for m, label in LABELS.items():
+            shown = []
+            for n in counts:
+                unseen, seen = (summary(found(task, name, model=m, examples=n)) for name in ("accuracy", "seen"))
+                shown.append(f"{unseen}, {seen.mean:.3f}")
+            elsewhere = found(task, "elsewhere", model=m, examples=counts[-1])
+            rows.append((label, *shown, str(summary(elsewhere)) if elsewhere else ""))
+        return rows
+
+    def draw(self, results: Sequence[Result]) -> Any:
+        _, task = _parted(results)
+        figure, (left, right) = panels("aab")
+        counts = _counts(task)
+        lines(
+            left,
+            {k: {float(n): found(task, "accuracy", model=m, examples=n) for n in counts} for m, k in LABELS.items()},
+        )
+        left.set(xlabel="training rows", ylabel="fraction of nodes labelled right", ylim=(0, 1.05))
+        log_ticks(left, counts)
+        reference(left, summary(found(task, "guessing")).mean, "the most frequent label", below=True)
+        most = {"model": MASK, "examples": counts[-1]}
+        named = {"its own": found(task, "accuracy", **most), "another": found(task, "elsewhere", **most)}
+        bars(right, named)
+        right.set(title="mask of the graph", xlabel="nodes labelled right", xlim=(0, 1.05))
+        legend(figure, left, columns=2)
+        return figure
+
+
+def random_graph(nodes: int, seed: int) -> Edges:
+    """Return the edges of a connected graph, in both directions: a random tree and half as many edges more."""
+    chance = np.random.default_rng([26, seed])
+    pairs = {(int(chance.integers(i)), i) for i in range(1, nodes)}
+    while len(pairs) < nodes - 1 + nodes // 2:
+        a, b = sorted(chance.choice(nodes, 2, replace=False).tolist())
+        pairs.add((a, b))
+    return tuple(sorted({*pairs, *((b, a) for a, b in pairs)}))
+
+
+def pass_messages(q: Tensor, k: Tensor, v: Tensor, edges: Edges) -> Tensor:
+    """Return the weighted sums of messages, for q, k and v [b, h, t, k]: one message for each edge (receiver, sender).
+
+    The weights are exponentials of scores, divided by their sum over the edges of a receiver.
+    """
+    receivers, senders = torch.tensor(edges, device=q.device).unbind(dim=1)
+    weights = ((q[:, :, receivers] * k[:, :, senders]).sum(dim=-1) * k.shape[-1] ** -0.5).exp()  # [b, h, edges]
+    sums = torch.zeros_like(q[..., 0]).index_add(2, receivers, weights)
+    messages = weights[..., None] * v[:, :, senders]
+    return torch.zeros_like(v).index_add(2, receivers, messages) / sums[..., None]
+
+
+def _errors(cell: Cell, edges: Edges) -> dict[str, float]:
+    """Return the largest relative error of message passing over all layers of an untrained model, with gradients."""
+    nodes = cell["nodes"]
+    if cell["model"] == MASK:
+        sent: Edges = (*edges, *((i, i) for i in range(nodes)))
+    else:
+        sent = tuple((i, j) for i in range(nodes) for j in range(nodes))
+    model, (x, _) = _model(cell, edges).double(), _rows(cell, edges, 8, 0)
+    _, seen = run_with_taps(model, [f"encoder.*.mixer.{name}" for name in ("q", "k", "v", "heads")], x)
+    outputs, gradients = [0.0], [0.0]
+    for layer in range(cell["depth"]):
+        q, k, v, heads = (seen[f"encoder.{layer}.mixer.{name}"] for name in ("q", "k", "v", "heads"))
+        passed = pass_messages(q, k, v, sent)
+        outputs.append(float(((heads - passed).norm() / heads.norm()).detach()))
+        direction = torch.randn_like(heads)
+        slopes = [torch.autograd.grad(y, (q, k, v), direction, retain_graph=True) for y in (heads, passed)]
+        gradients += [float((a - b).norm() / a.norm()) for a, b in zip(*slopes, strict=True)]
+    return {"outputs": max(outputs), "gradients": max(gradients)}
+
+
+def _model(cell: Cell, edges: Edges) -> Transformer:
+    pattern: Pattern = Graph(nodes=cell["nodes"], edges=edges) if cell["model"] in (MASK, PLACED) else Full()
+    position: Position = Learned(length=cell["nodes"]) if cell["model"] in (PLACED, FULL) else NoPosition()
+    block = Block(mixer=Attention(heads=HEADS, pattern=pattern), feedforward=Plain(width=2 * cell["width"]))
+    stack = Stack(depth=cell["depth"], blocks=(block,), position=position, final_norm=LayerNorm())
+    head = TokenLabels(labels=COLOURS)
+    config = ModelConfig(width=cell["width"], source=Tokens(vocab=COLOURS), encoder=stack, head=head, init=Xavier())
+    with torch.device(DEVICE):
+        return Transformer(config)
+
+
+def _rows(cell: Cell, edges: Edges, count: int, part: int) -> tuple[Tensor, Tensor]:
+    """Return colours of nodes, and for each node the largest colour within as many edges as there are layers."""
+    nodes = cell["nodes"]
+    step = np.eye(nodes, dtype=np.int64)
+    step[tuple(np.array(edges).T)] = 1
+    near = np.linalg.matrix_power(step, DEPTH) > 0
+    colours = np.random.default_rng([26, cell["seed"], part]).integers(COLOURS, size=(count, nodes))
+    labels = np.stack([colours[:, row].max(axis=1) for row in near], axis=1)
+    return torch.tensor(colours, device=DEVICE), torch.tensor(labels, device=DEVICE)
+
+
+@torch.no_grad()
+def _right(model: Transformer, rows: tuple[Tensor, Tensor]) -> float:
+    model.eval()
+    return float((model(rows[0]).argmax(dim=-1) == rows[1]).double().mean())
+
+
+def _parted(results: Sequence[Result]) -> tuple[list[Result], list[Result]]:
+    return [r for r in results if r["part"] == "exact"], [r for r in results if r["part"] == "task"]
+
+
+def _counts(task: Sequence[Result]) -> list[int]:
+    return sorted({r["examples"] for r in task})
+
+
+def _shown(accuracies: dict[str, list[float]]) -> str:
+    return ", ".join(f"{LABELS[m]} {summary(x)}" for m, x in accuracies.items())

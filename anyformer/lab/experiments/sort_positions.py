@@ -1,0 +1,156 @@
+"""Learned and sinusoidal positions on sorting: how fast the training loss falls."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from anyformer.lab.cells import Cell, Result
+from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
+from anyformer.lab.experiments.common import all_hold, is_more, sorting
+from anyformer.lab.figures import curves, dots, legend, panels, reference
+from anyformer.lab.stats import summary, welch
+from anyformer.lab.trial import trial
+from anyformer.recipe import Recipe
+from anyformer.recipes import read_recipe
+
+LEARNED, SINUSOIDAL = "learned", "sinusoidal"
+SCHEMES = {LEARNED: "{kind='learned', length=64}", SINUSOIDAL: "sinusoidal"}
+SHAPES = {"decoder": "decoder alone", "encoder-decoder": "encoder–decoder"}
+SCALES = {"sqrt_width": "times √d", "none": "as they are"}  # of the token embeddings
+FALLEN = 0.5  # nats per token
+
+
+class Claim(Experiment):
+    name = "sort_positions"
+    number = 23
+    claim = "On sorting, the training loss falls faster with learned positions than with sinusoidal ones."
+    idea = """Sinusoidal positions are fixed vectors in which each pair of features has the length 1: a model must learn
+to read them. Learned ones are parameters that begin small and random: training can move them to where the task needs
+them, and at first they hardly disturb the token embeddings. So the scale of these matters: both schemes are tried
+with embeddings as they are and multiplied by $\\sqrt d$, and with each learning rate. Sorting does not need the
+positions of its input, but its output does: the $n$-th token must know how many came before. The model is a decoder
+that reads input and answer as one sequence, or an encoder–decoder with the same scheme on both sides. How fast a loss
+falls is measured by its mean over all training steps, the area under the curve."""
+    prediction = """In both shapes the training loss, averaged over all steps, is lower with learned positions than with
+sinusoidal ones (p < 0.05), each with the better of its scales and learning rates. If it is higher in one shape
+(p < 0.05), the claim fails."""
+    parts = ("config/position.py", "attention/position_module.py", "nn/inputs.py")
+    minutes = (2, 8, 4)
+    alt = "Training loss by step on sorting with learned and sinusoidal positions, for a decoder and an encoder–decoder"
+
+    def cells(self, size: Size) -> list[Cell]:
+        width, depth, longest, tokens, steps, rates, seeds = {
+            "quick": (32, 1, 7, 320, 240, (6e-3,), 3),
+            "cpu": (64, 2, 9, 640, 400, (6e-3, 2e-3), 5),
+            "gpu": (128, 2, 20, 4096, 1500, (3e-3, 1e-3), 5),
+        }[size]
+        rest = {"width": width, "depth": depth, "heads": 4, "longest": longest, "tokens": tokens, "steps": steps}
+        return [
+            {"shape": shape, "position": p, "scale": scale, "lr": lr, **rest, "seed": s}
+            for shape in SHAPES
+            for p in SCHEMES
+            for scale in SCALES
+            for lr in rates
+            for s in range(seeds)
+        ]
+
+    def measure(self, cell: Cell) -> dict[str, Any]:
+        found = trial(recipe_of(cell))
+        losses = [loss for _, loss in found["curve"]]
+        fallen = next((step for step, loss in found["curve"] if loss <= FALLEN), None)
+        return {"mean": sum(losses) / len(losses), "fallen": fallen, **found}
+
+    def judge(self, results: Sequence[Result]) -> Verdict:
+        parts, facts = list[bool | None](), []
+        for shape, label in SHAPES.items():
+            best = {p: _best(results, shape, p) for p in SCHEMES}
+            mean = {p: [r["mean"] for r in some] for p, some in best.items()}
+            parts.append(is_more(mean[SINUSOIDAL], mean[LEARNED]))
+            each = ", ".join(f"{p} {summary(mean[p])} ({_setting(best[p][0])})" for p in SCHEMES)
+            facts.append(f"{label}: {each}, p = {welch(mean[LEARNED], mean[SINUSOIDAL]):.3f}")
+        return verdict(all_hold(*parts), f"mean training loss over all steps: {'; '.join(facts)}")
+
+    def table(self, results: Sequence[Result]) -> Rows:
+        rows: list[tuple[str, ...]] = [
+            (
+                "shape",
+                "positions",
+                "token embeddings",
+                "rate",
+                "mean loss",
+                f"steps to {FALLEN}",
+                "rows right at the end",
+            )
+        ]
+        for shape, p, scale, lr in dict.fromkeys((r["shape"], r["position"], r["scale"], r["lr"]) for r in results):
+            some = _some(results, shape, p, scale, lr)
+            steps = [r["fallen"] for r in some if r["fallen"] is not None]
+            reached = str(summary(steps)) if len(steps) == len(some) else f"{len(steps)} of {len(some)} seeds"
+            mean, right = (str(summary([r[name] for r in some])) for name in ("mean", "exact_match"))
+            rows.append((SHAPES[shape], p, SCALES[scale], f"{lr:g}", mean, reached, right))
+        return rows
+
+    def draw(self, results: Sequence[Result]) -> Any:
+        figure, axes = panels("ab;cd", height=3)
+        for axis, below, (shape, label) in zip(axes[:2], axes[2:], SHAPES.items(), strict=True):
+            curves(axis, {p: [r["curve"] for r in _best(results, shape, p)] for p in SCHEMES})
+            axis.set(title=label, yscale="log")
+            reference(axis, FALLEN, f"{FALLEN} nats")
+            settings = dict.fromkeys((r["position"], r["scale"], r["lr"]) for r in results if r["shape"] == shape)
+            dots(
+                below,
+                {
+                    f"{p}, {SCALES[scale]}, {lr:g}": [r["mean"] for r in _some(results, shape, p, scale, lr)]
+                    for p, scale, lr in settings
+                },
+            )
+            below.set(xlabel="training loss, mean over steps")
+        axes[3].tick_params(axis="y", labelleft=False)
+        legend(figure, axes[0], where="upper")
+        return figure
+
+
+def recipe_of(cell: Cell) -> Recipe:
+    scheme, scale = SCHEMES[cell["position"]], f"model.target.scale={cell['scale']}"
+    if cell["shape"] == "decoder":
+        return sorting(cell, [f"model.decoder.position={scheme}", scale, "train.log_every=1"])
+    changes = {
+        **{f"data.{part}": _digits(cell, count) for part, count in (("train", 20_000), ("valid", 300))},
+        **{f"model.{side}.depth": cell["depth"] for side in ("encoder", "decoder")},
+        **{f"model.{side}.position": scheme for side in ("encoder", "decoder")},
+        **{f"model.{side}.blocks.0.feedforward.width": 2 * cell["width"] for side in ("encoder", "decoder")},
+        **{f"model.{side}.blocks.0.mixer.heads": cell["heads"] for side in ("encoder", "decoder")},
+        "model.decoder.blocks.0.cross.heads": cell["heads"],
+        "model.source.scale": cell["scale"],
+        "data.test": "none",
+        "tokenizer": "words",
+        "task.max_target": "none",
+        "model.width": cell["width"],
+        "batches.tokens": cell["tokens"],
+        "train.steps": cell["steps"],
+        "train.optimizer.lr": cell["lr"],
+        "train.schedule.warmup": cell["steps"] // 10,
+        "train.compile": "off",
+        "train.log_every": 1,
+        "seed": cell["seed"],
+    }
+    return read_recipe("dates", [*(f"{name}={value}" for name, value in changes.items()), scale])
+
+
+def _digits(cell: Cell, count: int) -> str:
+    return f"{{kind='sort', count={count}, shortest=4, longest={cell['longest']}}}"
+
+
+def _some(results: Sequence[Result], shape: str, position: str, scale: str, lr: float) -> list[Result]:
+    setting = (shape, position, scale, lr)
+    return [r for r in results if (r["shape"], r["position"], r["scale"], r["lr"]) == setting]
+
+
+def _best(results: Sequence[Result], shape: str, position: str) -> list[Result]:
+    """Return the results of all seeds with the scale and rate of the lowest mean loss."""
+    same = dict.fromkeys((r["scale"], r["lr"]) for r in results if (r["shape"], r["position"]) == (shape, position))
+    each = [_some(results, shape, position, scale, lr) for scale, lr in same]
+    return min(each, key=lambda some: summary([r["mean"] for r in some]).mean)
+
+
+def _setting(result: Result) -> str:
+    return f"tokens {SCALES[result['scale']]}, rate {result['lr']:g}"
