@@ -101,6 +101,7 @@ NAMES = (
     "recall",
     "experts",
     "sort_positions",
+    "tagging",
     "encoder_decoder",
     "graph",
 )

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from anyformer.config import io
+from anyformer.config import ModelConfig, Tokens, io
 from anyformer.lab.experiment import find
 from anyformer.lab.experiments import variants
 from anyformer.lab.experiments.common import sorting
@@ -40,6 +40,94 @@ def test_recall_is_measured_for_every_mixer() -> None:
         found = find("recall").measure({**cell, "pairs": 3, "rows": 2, "steps": 2})
         assert 0 <= found["accuracy"] <= 1
         assert found["flops"][1] >= 4 * found["flops"][0]
+
+
+def test_the_experts_of_a_token_are_counted_and_what_they_tell() -> None:
+    import numpy as np
+
+    from anyformer.lab.experiments.experts import COUNT, information
+
+    cells = {cell["model"]: {**cell, "rows": 2, "steps": 2} for cell in find("experts").cells("quick")}
+    found = {model: find("experts").measure(cell) for model, cell in cells.items()}
+    assert 0 <= found["dense"]["active"] - found["experts"]["active"] < COUNT * cells["dense"]["depth"]
+    assert found["dense"]["parameters"] < found["dense, all"]["parameters"] < found["experts"]["parameters"]
+    assert np.allclose(np.sum(found["experts"]["shares"], axis=1), 1, atol=1e-3)
+    assert information(np.eye(8)) == pytest.approx(math.log(8))
+    assert information(np.full((4, 8), 1 / 8)) == pytest.approx(0)
+
+
+def test_sorters_have_their_positions_on_each_side() -> None:
+    from anyformer.lab.experiments.sort_positions import recipe_of
+
+    for cell in find("sort_positions").cells("quick"):
+        model = recipe_of(cell).model
+        assert isinstance(model, ModelConfig)
+        assert {stack.position.kind for stack in model.stacks.values()} == {cell["position"]}
+        assert len(model.stacks) == {"decoder": 1, "encoder-decoder": 2}[cell["shape"]]
+        inputs = [x for x in (model.source, model.target) if isinstance(x, Tokens)]
+        assert {x.scale.kind for x in inputs} == {cell["scale"]}
+
+
+def test_a_window_is_a_fully_connected_layer_over_neighbouring_words() -> None:
+    from anyformer.attention.layout import make_layout
+    from anyformer.lab.experiments.tagging import MIXERS
+    from anyformer.nn.context import Context
+    from anyformer.nn.mixer import build_mixer
+
+    x, layout = torch.randn(1, 9, 4), make_layout(1, 9, torch.device("cpu"))
+    window = build_mixer(MIXERS["window"].model_copy(update={"causal": False}), 4)
+    for parameter in window.parameters():
+        torch.nn.init.normal_(parameter)
+    y = window(x, Context(layout, layout))
+    neighbours = x.unfold(1, 5, 1).flatten(2)  # [b, t - 4, d · 5]
+    dense = torch.nn.functional.linear(neighbours, window.conv.weight.flatten(1), window.conv.bias)
+    torch.testing.assert_close(y[:, 2:-2], dense)
+
+
+def test_tags_depend_on_the_word_before_or_on_the_marker() -> None:
+    from anyformer.lab.experiments.tagging import CLASSES, WORDS, sentences
+
+    torch.manual_seed(0)
+    words, tags, distance = sentences({"length": 9}, 400)
+    assert ((words >= WORDS).sum(dim=1) == 1).all()
+    assert ((tags < 0) == (distance < 0)).all()
+    kind, known = (words % CLASSES).tolist(), dict[tuple[int, int], int]()
+    marker = words.max(dim=1).values.tolist()
+    for i in range(400):
+        for t in range(9):
+            if distance[i, t] >= 0:
+                near = kind[i][t - 1] if distance[i, t] == 0 else marker[i]
+                assert known.setdefault((kind[i][t], near), int(tags[i, t])) == tags[i, t]
+
+
+def test_a_translation_swaps_neighbours() -> None:
+    from anyformer.lab.experiments.encoder_decoder import translation
+
+    assert translation(torch.tensor([[0, 1, 2, 2]]), torch.tensor([5, 6, 7])).tolist() == [[6, 5, 7, 7]]
+    for cell in {cell["model"]: cell for cell in find("encoder_decoder").cells("quick")}.values():
+        found = find("encoder_decoder").measure({**cell, "lengths": [2, 4], "steps": 2})
+        assert len(found["right"]) == 2
+        assert all(0 <= whole <= right <= 1 for right, whole in zip(found["right"], found["whole"], strict=True))
+
+
+def test_messages_along_edges_are_attention() -> None:
+    for cell in (cell for cell in find("graph").cells("quick") if cell["part"] == "exact"):
+        found = find("graph").measure(cell)
+        assert max(found["outputs"], found["gradients"]) < 1e-12
+    cell = find("graph").cells("quick")[-1]
+    found = find("graph").measure({**cell, "examples": 4, "steps": 2})
+    assert 0 <= found["accuracy"] <= 1
+
+
+def test_a_random_graph_is_connected_and_goes_both_ways() -> None:
+    from anyformer.lab.experiments.graph import random_graph
+
+    for seed in range(5):
+        edges, seen = {*random_graph(12, seed)}, {0}
+        assert edges == {(b, a) for a, b in edges}
+        for _ in range(12):
+            seen |= {b for a, b in edges if a in seen}
+        assert len(seen) == 12
 
 
 def test_the_time_of_a_block() -> None:

@@ -23,6 +23,7 @@ positions        Attention without positions ignores order
 recall           Recall of many pairs by mixers with a state, attention and a hybrid
 scale            Scores without 1/sqrt(k)
 sort_positions   Learned and sinusoidal positions on sorting: curves over steps
+tagging          Tagging words by a fully connected window and by self-attention
 variants         Attention with shared or missing projections
 warmup           Warm-up for post-norm and pre-norm
 width            Best learning rate by width, with and without muP

@@ -68,13 +68,13 @@ with mask and positions labels more unseen nodes right than full attention with 
 On another graph, without training, the model without positions is right as often as on its own, within 0.05. If the
 mask's accuracy on the most rows is below 0.9 in a seed, the claim is undecided."""
     parts = ("config/pattern.py", "attention/lower.py", "nn/attention.py")
-    minutes = (2, 10, 3)
+    minutes = (2, 5, 5)
     alt = "Nodes labelled right by the number of training rows, with the adjacency as mask and with full attention"
 
     def cells(self, size: Size) -> list[Cell]:
         width, nodes, counts, steps, seeds = {
             "quick": (32, 16, (64, 2048), 300, 3),
-            "cpu": (64, 24, (64, 512, 8192), 600, 5),
+            "cpu": (48, 24, (64, 512, 4096), 400, 5),
             "gpu": (128, 48, (64, 1024, 65_536), 3000, 5),
         }[size]
         model = {"width": width, "depth": DEPTH, "nodes": nodes}
