@@ -152,13 +152,13 @@ mask's accuracy on the most rows is below 0.9 in a seed, the claim is undecided.
             left,
             {k: {float(n): found(task, "accuracy", model=m, examples=n) for n in counts} for m, k in LABELS.items()},
         )
-        left.set(xlabel="training rows", ylabel="fraction of nodes labelled right", ylim=(0, 1.05))
+        left.set(xlabel="training rows", ylabel="fraction labelled right", ylim=(0, 1.05))
         log_ticks(left, counts)
         reference(left, summary(found(task, "guessing")).mean, "the most frequent label", below=True)
         most = {"model": MASK, "examples": counts[-1]}
-        named = {"its own": found(task, "accuracy", **most), "another": found(task, "elsewhere", **most)}
+        named = {"its own\ngraph": found(task, "accuracy", **most), "another\ngraph": found(task, "elsewhere", **most)}
         bars(right, named)
-        right.set(title="mask of the graph", xlabel="nodes labelled right", xlim=(0, 1.05))
+        right.set(title="same weights, mask of", xlabel="fraction labelled right", xlim=(0, 1.05))
         legend(figure, left, columns=2)
         return figure
 
