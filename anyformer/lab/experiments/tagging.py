@@ -24,10 +24,11 @@ from anyformer.config import (
     Xavier,
 )
 from anyformer.lab.cells import Cell, Result
-from anyformer.lab.experiment import Experiment, Rows, Size, Verdict, verdict
-from anyformer.lab.experiments.common import DEVICE, all_hold, found, is_more, learn
+from anyformer.lab.decision import Fact, More, decide
+from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
+from anyformer.lab.experiments.common import DEVICE, found, learn, seeds
 from anyformer.lab.figures import bars, legend, lines, panels
-from anyformer.lab.stats import summary, welch
+from anyformer.lab.stats import summary
 from anyformer.lab.trial import trial
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Recipe
@@ -66,26 +67,37 @@ no more than 0.02. Words whose marker is more than four words away: self-attenti
 more than 0.05); differences have p < 0.05. On English Web Treebank, where measured, the window is behind by no more
 than 0.01. If self-attention tags fewer than 0.9 of the distant words in a seed, or both models fewer of the near ones,
 the claim is undecided."""
+    measured = (
+        "Words of unseen sentences tagged right: those that depend on the word before, and those that depend on a "
+        "marker, by its distance; on English Web Treebank the accuracy on all words of the validation part."
+    )
+    limits = """A made-up language in which tags depend on one other word; one learning rate; two layers. A deeper or
+dilated window reaches farther. English Web Treebank is measured at the largest size only, without spelling and without
+pretrained vectors, far from the best taggers."""
+    sources = (
+        "Collobert et al. (2011), [Natural Language Processing (Almost) from Scratch](https://arxiv.org/abs/1103.0398)",
+        "Silveira et al. (2014), [A Gold Standard Dependency Corpus for English](https://aclanthology.org/L14-1067/)",
+    )
     parts = ("nn/convolution.py", "nn/attention.py", "tasks/tag.py")
     minutes = (2, 4, 3)
     alt = "Fraction of words tagged right by a window and by self-attention: near words, and by distance of the marker"
 
     def cells(self, size: Size) -> list[Cell]:
-        width, length, steps, seeds = {
-            "quick": (32, 16, 400, 3),
-            "cpu": (64, 24, 800, 5),
-            "gpu": (128, 48, 2000, 5),
+        width, length, steps = {
+            "quick": (32, 16, 400),
+            "cpu": (64, 24, 800),
+            "gpu": (128, 48, 2000),
         }[size]
         rest = {"depth": DEPTH, "width": width, "steps": steps, "lr": 5e-3 * (32 / width) ** 0.5}
         made: list[Cell] = [
             {"text": MADE, "model": m, **rest, "length": length, "rows": 32, "seed": s}
             for m in MIXERS
-            for s in range(seeds)
+            for s in seeds(size)
         ]
         if size != "gpu":
             return made
         real = {"depth": DEPTH, "width": width, "steps": 1000, "lr": 2e-3}
-        return made + [{"text": EWT, "model": m, **real, "seed": s} for m in MIXERS for s in range(seeds)]
+        return made + [{"text": EWT, "model": m, **real, "seed": s} for m in MIXERS for s in seeds(size)]
 
     def measure(self, cell: Cell) -> dict[str, Any]:
         if cell["text"] == EWT:
@@ -110,20 +122,35 @@ the claim is undecided."""
     def judge(self, results: Sequence[Result]) -> Verdict:
         made, real = _parted(results)
         near, beyond = ({m: found(made, name, model=m) for m in MIXERS} for name in ("near", "beyond"))
-        facts = [
-            f"words tagged right by their neighbours: {_shown(near)}",
-            f"by a marker more than {REACH} words away: {_shown(beyond)}, "
-            f"p = {welch(beyond[ATTENTION], beyond[WINDOW]):.3f}",
+        conditions = [
+            More("words right by the word before, window - attention", near[WINDOW], near[ATTENTION], -NEAR),
+            More(
+                f"words right by a marker more than {REACH} words away, attention - window",
+                beyond[ATTENTION],
+                beyond[WINDOW],
+                FAR,
+            ),
         ]
-        behind = [is_more(near[ATTENTION], near[WINDOW], NEAR)]
         if real:
-            accuracy = {m: found(real, "accuracy", model=m) for m in MIXERS}
-            facts.append(f"on English Web Treebank: {_shown(accuracy)}")
-            behind.append(is_more(accuracy[ATTENTION], accuracy[WINDOW], REAL))
-        if min(*beyond[ATTENTION], max(min(near[WINDOW]), min(near[ATTENTION]))) < LEARNT:
-            return verdict(None, f"the tags were not learnt; {'; '.join(facts)}")
-        needed = is_more(beyond[ATTENTION], beyond[WINDOW], FAR)
-        return verdict(all_hold(needed, *(None if x is None else not x for x in behind)), "; ".join(facts))
+            window, attention = (found(real, "accuracy", model=m) for m in (WINDOW, ATTENTION))
+            conditions.append(More("English Web Treebank, window - attention", window, attention, -REAL))
+        best = max(min(near[WINDOW]), min(near[ATTENTION]))
+        return decide(
+            conditions,
+            requires=[
+                Fact(f"attention tags {LEARNT} of the distant words in every seed", min(beyond[ATTENTION]) >= LEARNT),
+                Fact(f"one of both tags {LEARNT} of the near words in every seed", best >= LEARNT),
+            ],
+        )
+
+    def result(self, results: Sequence[Result]) -> str:
+        made, real = _parted(results)
+        near, beyond = (_shares(made, name) for name in ("near", "beyond"))
+        text = f" On English Web Treebank: {_shares(real, 'accuracy')}." if real else ""
+        return (
+            f"Of the words that depend on the word before these shares are tagged right: {near}; of those that depend "
+            f"on a marker more than {REACH} words away: {beyond}.{text}"
+        )
 
     def table(self, results: Sequence[Result]) -> Rows:
         made, real = _parted(results)
@@ -209,5 +236,5 @@ def _parted(results: Sequence[Result]) -> tuple[list[Result], list[Result]]:
     return [r for r in results if r["text"] == MADE], [r for r in results if r["text"] == EWT]
 
 
-def _shown(right: dict[str, list[float]]) -> str:
-    return ", ".join(f"{LABELS[m]} {summary(x)}" for m, x in right.items())
+def _shares(results: Sequence[Result], name: str) -> str:
+    return ", ".join(f"{label} {summary(found(results, name, model=m)).mean:.1%}" for m, label in LABELS.items())
