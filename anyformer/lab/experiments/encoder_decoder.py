@@ -157,7 +157,7 @@ those of training are not tried."""
             for m, label in LABELS.items()
         }
         lines(left, named)
-        left.set(xlabel="words in a sentence", ylabel="fraction of words right, free running", ylim=(0, 1.05))
+        left.set(xlabel="words in a sentence", ylabel="fraction of words right", ylim=(0, 1.05))
         left.set_xticks(lengths)
         reference(left, 1 / results[0]["words"], "guessing")
         curves(right, {label: [r["curve"] for r in _best(results, m)] for m, label in LABELS.items()})

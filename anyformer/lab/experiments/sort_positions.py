@@ -7,7 +7,7 @@ from anyformer.lab.cells import Cell, Result
 from anyformer.lab.decision import More, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import seeds, sorting
-from anyformer.lab.figures import curves, dots, legend, panels, reference
+from anyformer.lab.figures import curves, dots, legend, log_ticks, panels, reference
 from anyformer.lab.stats import summary
 from anyformer.lab.trial import trial
 from anyformer.recipe import Recipe
@@ -107,7 +107,8 @@ nothing about where training ends."""
         figure, axes = panels("ab;cd", height=3)
         for axis, below, (shape, label) in zip(axes[:2], axes[2:], SHAPES.items(), strict=True):
             curves(axis, {p: [r["curve"] for r in _best(results, shape, p)] for p in SCHEMES})
-            axis.set(title=label, yscale="log")
+            axis.set(title=label)
+            log_ticks(axis, [0.05, 0.1, 0.2, 0.5, 1, 2, 4], across=False)
             reference(axis, FALLEN, f"{FALLEN} nats")
             settings = dict.fromkeys((r["position"], r["scale"], r["lr"]) for r in results if r["shape"] == shape)
             dots(
