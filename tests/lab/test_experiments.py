@@ -275,7 +275,7 @@ def graph(cell: Cell) -> dict[str, Any]:
 
 
 def right_for(model: str, examples: int, right: float) -> Found:
-    """A model labels another share of the nodes after so many rows."""
+    """A model labels another share of the nodes after that number of rows."""
 
     def change(cell: Cell) -> dict[str, Any]:
         hit = cell["part"] == "task" and (cell["model"], cell["examples"]) == (model, examples)

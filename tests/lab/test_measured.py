@@ -42,7 +42,7 @@ def test_recall_is_measured_for_every_mixer() -> None:
         assert found["flops"][1] >= 4 * found["flops"][0]
 
 
-def test_the_experts_of_a_token_are_counted_and_what_they_tell() -> None:
+def test_active_parameters_and_information_of_experts() -> None:
     import numpy as np
 
     from anyformer.lab.experiments.experts import COUNT, information

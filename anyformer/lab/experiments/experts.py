@@ -41,21 +41,21 @@ LABELS = {
 COUNT = 8  # experts of a layer
 BALANCE = 0.01
 UNSEEN = 1024  # rows
-TOLD = 0.5  # share of what an expert could tell about the task
+TOLD = 0.5  # of the largest possible mutual information of task and expert
 
 
 class Claim(Experiment):
     name = "experts"
     number = 22
     claim = "Experts beat a dense model of equal active parameters on many tasks, and each expert serves some of them."
-    idea = """A layer with $n$ experts stores $n$ feed-forwards, and a router sends each token to one of them: as many
-weights are *active* as in a dense layer of one feed-forward. Here one model learns many tasks. Each is a cipher, a
-random permutation of the letters; a row begins with the name of its task, and each letter's cipher must be named. All
-tasks together are more than a small feed-forward can store. Nothing tells the router about tasks. What it has learnt is
-visible in the router's weights: with $p(\\text{task}, \\text{expert})$ from unseen rows, the mutual information
-$I = \\sum p \\log \\frac{p(\\text{task}, \\text{expert})}{p(\\text{task})\\, p(\\text{expert})}$ is 0 if tasks share
-their experts alike, and $\\log 8$ if the expert is known from the task and all are used. The dense model is wider by as
-many weights as the router has."""
+    idea = """A layer with $n$ experts stores $n$ feed-forwards, and a router sends each token to one of them: the
+number of *active* weights is that of a dense layer with one feed-forward. Here one model learns many tasks. Each is a
+cipher, a random permutation of the letters; a row begins with the name of its task, and the model must output the
+cipher of each letter. All tasks together are more than a small feed-forward can store. No term of the loss asks the
+router to divide by task. What it divides by is visible in its choices: with $p(\\text{task}, \\text{expert})$ from
+unseen rows, the mutual information $I = \\sum p \\log \\frac{p(\\text{task}, \\text{expert})}{p(\\text{task})\\,
+p(\\text{expert})}$ is 0 if tasks share their experts alike, and $\\log 8$ if the expert is known from the task and all
+are used. The dense model is wider by the number of weights that the router has."""
     prediction = """With the most tasks the loss on unseen rows is lower with experts than with the dense model of equal
 active parameters (p < 0.05), each at the better of its learning rates. In the layer where it is largest, $I$ is at
 least half of its maximum $\\log \\min(\\text{tasks}, 8)$ in all seeds. If the loss is higher (p < 0.05), or $I$ is
@@ -142,10 +142,10 @@ active parameters are not equal time: experts read their tokens one after anothe
         each = ", ".join(
             f"{k} {summary(_values(results, m, most, 'loss')).mean:.3f} ({sizes[m]})" for m, k in LABELS.items()
         )
-        told, letters = (summary(_values(results, SPARSE, most, name)).mean for name in ("told", "told of letters"))
+        task, letter = (summary(_values(results, SPARSE, most, name)).mean for name in ("told", "told of letters"))
         return (
-            f"The loss on {most} tasks (nats; active parameters) is: {each}. The experts tell {told:.0%} of "
-            f"what they could about the task, and {letters:.0%} about the letter."
+            f"The loss on {most} tasks (nats; active parameters) is: {each}. The mutual information "
+            f"of task and expert is {task:.0%} of its maximum, that of letter and expert {letter:.0%}."
         )
 
     def table(self, results: Sequence[Result]) -> Rows:
@@ -155,7 +155,7 @@ active parameters are not equal time: experts read their tokens one after anothe
                 "model",
                 "parameters, active of stored",
                 *(f"{n} tasks: loss, letters right" for n in tasks),
-                "told of tasks, letters",
+                "I of task, of letter",
             )
         ]
         for m, label in LABELS.items():

@@ -59,7 +59,7 @@ $y_t = \\sum_{j<K} W_j x_{t+j-2}$ (Collobert et al. 2011). That is a convolution
 one matrix for each distance, and words beyond the window do not exist for it; two layers of $K = 5$ reach four words to
 each side. Self-attention reads all words, and must learn from data at which distance to look. The words of made-up
 sentences, 200 different ones, belong to 5 classes. Half of the words have a tag that depends on their class and that
-of the word before. For the other half it depends on the class and on a marker, one word of four that stands anywhere in
+of the word before. For the other half it depends on the class and on a marker, one word of four at a random place of
 the sentence. So the *near* and the *distant* part of tagging are measured apart. The
 largest size also tags parts of speech in English Web Treebank, on words alone (recipe `ewt-pos` without spelling)."""
     prediction = """Words that depend on their neighbours: the window tags as many right as self-attention, or fewer by
