@@ -70,6 +70,17 @@ def prepare_worker(folder: str, threads: int, version: str) -> None:
     torch.set_num_threads(threads)
 
 
+def get_result(ray: Any, ready: Any, place: str, kept: str, attempts: int) -> Any:
+    """Return the result of a task. Raise its own error, or a `ConfigError` at `place` if its worker died each time."""
+    try:
+        return ray.get(ready)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None
+    except ray.exceptions.RayError as error:
+        why = f"a worker died {attempts} times, without memory or killed; finished {kept} are kept"
+        raise ConfigError([Fault(place, f"{why} ({type(error).__name__})")]) from None
+
+
 def _must_answer(address: str) -> None:
     """Raise if nothing listens at HOST:PORT: Ray would try for minutes."""
     host, _, port = address.rpartition("://")[2].rpartition(":")

@@ -9,7 +9,7 @@ from anyformer import __version__
 from anyformer.batch.predictor import Predicted, Predictor
 from anyformer.batch.shards import ShardText, predict_shard
 from anyformer.config import ConfigError, Fault
-from anyformer.ray_cluster import prepare_worker, ray_cluster
+from anyformer.ray_cluster import get_result, prepare_worker, ray_cluster
 
 RETRIES = 3  # of a shard whose worker died
 SHARDS_PER_WORKER = 2  # one is predicted while the next one waits, so that no worker does
@@ -41,7 +41,7 @@ class RayWorkers:
                 (ready,), _ = ray.wait(list(running), num_returns=1)
                 i, actor = running.pop(ready)
                 free.append(actor)
-                yield i, self._get(ray, ready)
+                yield i, get_result(ray, ready, "--engine = ray", "shards", RETRIES + 1)
 
     def _count(self, ray: Any) -> int:
         there = ray.cluster_resources()
@@ -49,16 +49,6 @@ class RayWorkers:
         if self.gpus and room < 1 and self.address is None:
             raise ConfigError([Fault("--gpus", f"= {self.gpus:g}: this machine has {there.get('GPU', 0.0):g} GPUs")])
         return self.jobs or max(1, int(room))
-
-    def _get(self, ray: Any, ready: Any) -> Predicted:
-        try:
-            found: Predicted = ray.get(ready)
-        except ray.exceptions.RayTaskError as error:
-            raise error.cause from None
-        except ray.exceptions.RayError as error:
-            why = f"a worker died {RETRIES + 1} times, without memory or killed; finished shards are kept"
-            raise ConfigError([Fault("--engine", f"= ray: {why} ({type(error).__name__})")]) from None
-        return found
 
 
 class _Worker:

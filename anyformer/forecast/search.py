@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from itertools import product
 
 from anyformer.forecast.estimate import OURS, Engine, Forecast, forecast
-from anyformer.forecast.split import Split, context_fault, tensor_fault
+from anyformer.forecast.split import Split, can_split_layers
 from anyformer.forecast.workload import Workload
 from anyformer.gpu_table import GPU
+from anyformer.recipe.model_split import context_faults
 
 EQUAL_SPEED = 0.97  # of the most tokens per second, from which a simpler split is preferred
 MIN_CONTEXT_TOKENS = 256  # of a row on each GPU: below, attention waits for its messages
@@ -57,7 +58,7 @@ def _forecasts(work: Workload, gpu: GPU, gpus: int, engine: Engine) -> Iterator[
 
 def _meshes(work: Workload, gpu: GPU, gpus: int) -> Iterator[tuple[int, int, bool]]:
     """Yield the sizes along `tensor` and `context`, and whether weights are sharded."""
-    for tensor in (n for n in _powers(min(gpus, gpu.node)) if n == 1 or not tensor_fault(work.config, n)):
+    for tensor in (n for n in _powers(min(gpus, gpu.node)) if n == 1 or can_split_layers(work.config, n)):
         for context in _powers(gpus // tensor):
             if gpus % (tensor * context) == 0 and _divides(work, context):
                 yield from ((tensor, context, sharded) for sharded in (False, True) if gpus > tensor or not sharded)
@@ -69,7 +70,7 @@ def _divides(work: Workload, context: int) -> bool:
         return True
     lengths = (work.length, work.source_length or work.length)
     long = all(n % (2 * context) == 0 and n // context >= MIN_CONTEXT_TOKENS for n in lengths)
-    return long and not context_fault(work.config)
+    return long and not any(context_faults(work.config))
 
 
 def _powers(limit: int) -> list[int]:

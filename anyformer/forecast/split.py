@@ -28,10 +28,8 @@ from anyformer.config import (
     MaskedLM,
     ModelConfig,
     NoFeedForward,
-    Recurrent,
     Special,
     Stack,
-    StateMixer,
     Tokens,
     hidden_width,
 )
@@ -41,6 +39,7 @@ from anyformer.inspection.cost_rules import block_costs
 from anyformer.inspection.count import count
 from anyformer.inspection.memory import ADAMW, MASKED_SHARE, Memory, Precision, training_memory
 from anyformer.recipe import Optimizer
+from anyformer.recipe.model_split import tensor_faults
 
 LOGIT_BYTES = 16  # the logits in half precision and in fp32, their exponentials and a gradient
 GATHERED_LAYERS = 2  # the one that runs and the next
@@ -79,34 +78,10 @@ class Split:
         return " × ".join(axes or ["1 GPU"])
 
 
-def tensor_fault(config: ModelConfig, n: int) -> str:
-    """Return why a model cannot be split into n parts along `tensor`; empty if it can."""
-    for block in _blocks(config):
-        for a in (block.mixer, block.cross):
-            if a is not None and not isinstance(a, Attention):
-                return f"a mixer '{a.kind}' cannot be split"
-            if a is not None and (a.heads % n or a.groups % n):
-                return f"{n} does not divide {a.heads} heads and {a.groups} key/value heads"
-        if not isinstance(spec := block.feedforward, NoFeedForward):
-            one = spec.expert if isinstance(spec, Experts) else spec
-            if hidden_width(one, config.width) % n:
-                return f"{n} does not divide a feed-forward of {hidden_width(one, config.width)}"
-            if isinstance(spec, Experts) and spec.count % n:
-                return f"{n} does not divide {spec.count} experts"
-    for tokens in (config.source, config.target):
-        if isinstance(tokens, Tokens) and tokens.rows % n:
-            return f"{n} does not divide a vocabulary of {tokens.rows}"
-    return ""
-
-
-def context_fault(config: ModelConfig) -> str:
-    """Return why the tokens of rows cannot be split along `context`; empty if they can."""
-    if any(isinstance(block.mixer, Recurrent | StateMixer) for block in _blocks(config)):
-        return "a recurrent mixer reads one token after the other"
-    if any(stack.pooling or stack.memory for stack in config.stacks.values()):
-        return "pooling and segment memory need whole rows"
-    inputs = (config.source, config.target)
-    return "" if all(isinstance(one, Tokens | None) for one in inputs) else "only rows of tokens can be split"
+def can_split_layers(config: ModelConfig, n: int) -> bool:
+    """Return whether training can split a model into n parts along `tensor`; parts of other mixers are not counted."""
+    mixers = (a for block in _blocks(config) for a in (block.mixer, block.cross) if a is not None)
+    return all(isinstance(a, Attention) for a in mixers) and not any(tensor_faults(config, n))
 
 
 @cache

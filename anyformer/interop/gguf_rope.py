@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anyformer.config import ConfigError
 from anyformer.interop.config_fields import Fields, shown
 from anyformer.interop.gguf_file import GgufFile
 from anyformer.interop.weight_files import wrong
@@ -19,6 +20,9 @@ def read(fields: Fields, config: dict[str, Any], file: GgufFile) -> dict[str, An
     """Return the fields of config.json about rotary positions and the width of heads."""
     heads = config.get("num_attention_heads", 1)
     width = config.get("head_dim") or config.get("hidden_size", heads) // heads
+    if not width:
+        what = f"= {heads}: must be at most embedding_length = {config.get('hidden_size')}"
+        raise ConfigError([fields.fault("attention.head_count", what)])
     fields.must("attention.value_length", width)
     theta, rotated = fields("rope.freq_base", 10_000.0), fields("rope.dimension_count", width)
     found = {"rope_theta": theta, **_scaling(fields)}

@@ -9,7 +9,7 @@ from typing import Any
 from anyformer import __version__
 from anyformer.config import ConfigError, Fault
 from anyformer.lab.cells import Cell, Engine, Measure, Notify, Result, in_words, terminable, timed
-from anyformer.ray_cluster import prepare_worker, ray_cluster
+from anyformer.ray_cluster import get_result, prepare_worker, ray_cluster
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ class RayEngine(Engine):
                     running[task.remote(measure, cell, os.getcwd(), self.cpus, __version__)] = cell
                 notify(None, list(running.values())[:slots])
                 (ready,), _ = ray.wait(list(running), num_returns=1)
-                result = self._get(ray, ready, running.pop(ready))
+                place = in_words(running.pop(ready))
+                result: Result = get_result(ray, ready, place, "results", self.retries + 1)
                 notify(result, list(running.values())[:slots])
                 yield result
 
@@ -56,16 +57,6 @@ class RayEngine(Engine):
                 warnings.warn(f"no machine of the cluster has {needs:g} {kind}s yet: waiting for one", stacklevel=2)
             if kind == "GPU" and most and not needs:
                 warnings.warn("the cluster has GPUs, but no cell gets one: add --gpus 1, or a fraction", stacklevel=2)
-
-    def _get(self, ray: Any, ready: Any, cell: Cell) -> Result:
-        """Return a result; raise the error of the measurement itself."""
-        try:
-            return ray.get(ready)
-        except ray.exceptions.RayTaskError as error:
-            raise error.cause from None
-        except ray.exceptions.RayError as error:
-            why = f"its worker died {self.retries + 1} times, without memory or killed; finished results are kept"
-            raise ConfigError([Fault(in_words(cell), f"{why} ({type(error).__name__})")]) from None
 
 
 def _measure(measure: Measure, cell: Cell, folder: str, threads: int, version: str) -> Result:

@@ -8,7 +8,7 @@ The other weights are whole in every process. The gradients of some of them are 
 process uses them for its own heads only (`whole_weights`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import cast
 
 import torch
@@ -18,7 +18,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
-from anyformer.config import LM, Attention, Block, Experts, Fault, Gated, ModelConfig, Plain, Tokens, hidden_width
 from anyformer.config.adapter import within
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.experts import Mixture
@@ -273,47 +272,3 @@ def sum_whole_gradients(model: nn.Module) -> None:
 
 
 # -- what cannot be split ---------------------------------------------------------------------------------------------
-
-
-def split_faults(config: ModelConfig, size: int) -> Iterator[Fault]:
-    """Yield what of a model cannot be split among `size` processes."""
-    for side, stack in config.stacks.items():
-        for field, blocks in (("prefix", stack.prefix), ("blocks", stack.blocks)):
-            for i, block in enumerate(blocks):
-                yield from (fault.under(f"{side}.{field}.{i}") for fault in _block_faults(block, config.width, size))
-    if isinstance(config.head, LM) and config.head.multi_token:
-        what = f"is computed by one process: leave it out, or set parallel.tensor = 1, not {size}"
-        yield Fault("head.multi_token", what)
-    for name, tokens in (("source", config.source), ("target", config.target)):
-        if isinstance(tokens, Tokens) and tokens.rows % size:
-            fix = f"set it to {-(-tokens.rows // size) * size}, and the last rows are unused"
-            yield Fault(f"{name}.vocab", f"= {tokens.rows}: {_must_divide(size)}; {fix}")
-
-
-def _block_faults(block: Block, width: int, size: int) -> Iterator[Fault]:
-    for name, mixer in (("mixer", block.mixer), ("cross", block.cross)):
-        if isinstance(mixer, Attention):
-            if mixer.qk_norm_over != "head" and size > 1:
-                what = f"= '{mixer.qk_norm_over}': heads with norms of their own, or one for all, cannot be split"
-                yield Fault(f"{name}.qk_norm_over", f"{what}; set parallel.tensor = 1")
-            for field, heads in (("heads", mixer.heads), ("kv_heads", mixer.groups)):
-                if heads % size and (field == "heads" or mixer.heads % size == 0):
-                    fix = "lower parallel.tensor, or change the heads"
-                    yield Fault(f"{name}.{field}", f"= {heads}: {_must_divide(size)}; {fix}")
-    match block.feedforward:
-        case Experts(count=count) as experts:
-            hidden = experts.shared * hidden_width(experts.expert, width)
-            if count % size:
-                yield Fault(
-                    "feedforward.count", f"= {count}: {_must_divide(size)}; set it to {-(-count // size) * size}"
-                )
-            if hidden % size:
-                what = f"= {experts.shared}: the shared network is {hidden} wide, and this {_must_divide(size)}"
-                yield Fault("feedforward.shared", what)
-        case Plain() | Gated() as network if (hidden := hidden_width(network, width)) % size:
-            fix = f"set it to {-(-hidden // size) * size}"
-            yield Fault("feedforward.width", f"= {hidden}: {_must_divide(size)}; {fix}")
-
-
-def _must_divide(size: int) -> str:
-    return f"must be a multiple of parallel.tensor = {size}"

@@ -4,6 +4,7 @@ augment    random changes of images and sounds in training
 batches    padded, packed, crops, ordered
 bins       numbers as tokens
 imported_task  tasks of imported models
+model_split  which models several processes can share: layers or rows
 optimizer  optimisers and their settings
 recipe     Recipe and the rules between its parts
 source_faults  which sources fit which task

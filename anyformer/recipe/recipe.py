@@ -5,10 +5,11 @@ from typing import Self
 
 from pydantic import model_validator
 
-from anyformer.config import LM, ConfigError, Fault, ModelConfig, Recurrent, Spec, StateMixer, TokenLabels, Tokens
+from anyformer.config import LM, ConfigError, Fault, ModelConfig, Spec, TokenLabels, Tokens
 from anyformer.config.spec import Count, did_you_mean
 from anyformer.datasets.registry import registry
 from anyformer.recipe.batches import Batches, Crops, Ordered, Packed
+from anyformer.recipe.model_split import context_faults
 from anyformer.recipe.optimizer import Adafactor
 from anyformer.recipe.source_faults import source_faults
 from anyformer.recipe.sources import Data, MixedSources, Shards, splits
@@ -189,24 +190,10 @@ def _tensor_faults(recipe: Recipe) -> Iterator[Fault]:
 
 def _context_faults(recipe: Recipe) -> Iterator[Fault]:
     """Yield what cannot be trained on a part of each row (context parallelism)."""
-    model, train = recipe.model, recipe.train
+    train = recipe.train
     if recipe.parallel.context == 1:
         return
-    for name, source in (("source", model.source), ("target", model.target)):
-        if source is not None and not isinstance(source, Tokens):
-            yield _context_fault(recipe, f"model.{name} = '{source.kind}' is read as a whole")
-    for side, stack in model.stacks.items():
-        for name, blocks in (("prefix", stack.prefix), ("blocks", stack.blocks)):
-            for i, block in enumerate(blocks):
-                if isinstance(block.mixer, Recurrent | StateMixer):
-                    what = f"model.{side}.{name}.{i}.mixer = '{block.mixer.kind}' reads one token after the other"
-                    yield _context_fault(recipe, what)
-        if stack.memory:
-            yield _context_fault(recipe, f"model.{side}.memory = {stack.memory} stores whole rows")
-        if stack.pooling:
-            yield _context_fault(recipe, f"model.{side}.pooling pools tokens that different processes hold")
-    if isinstance(model.head, LM) and model.head.multi_token:
-        yield _context_fault(recipe, "model.head.multi_token predicts tokens that other processes hold")
+    yield from (_context_fault(recipe, what) for what in context_faults(recipe.model))
     if train.teacher:
         yield _context_fault(recipe, "train.teacher reads whole rows")
     if train.own_tokens:

@@ -14,7 +14,6 @@ from anyformer.data.loader import CropLoader, Cursor, Loader
 from anyformer.data.readers import Rows, check_bad_rows, common_inputs, read
 from anyformer.inspection.capacity import check_model, exceeding
 from anyformer.nn.model import Transformer
-from anyformer.parallel.tensor import split_faults
 from anyformer.recipe import (
     Crops,
     Embed,
@@ -25,6 +24,7 @@ from anyformer.recipe import (
     columns,
     splits,
 )
+from anyformer.recipe.model_split import tensor_faults
 from anyformer.run import (
     RECIPE,
     check_weights,
@@ -192,7 +192,7 @@ def fit_rows(recipe: Recipe, task: Task, found: Splits, console: Console) -> tup
     Test rows are checked, too, so that their faults are found before training, and are not returned.
     """
     config = fit_config(recipe, task)
-    if recipe.parallel.tensor > 1 and (faults := list(split_faults(config, recipe.parallel.tensor))):
+    if recipe.parallel.tensor > 1 and (faults := list(tensor_faults(config, recipe.parallel.tensor))):
         raise ConfigError(fault.under("model") for fault in faults)
     _check_capacity(recipe, config)
     media = open_media(task, config, recipe.data.augment)

@@ -16,8 +16,8 @@ from anyformer.decoding.strategy import OwnHead
 from anyformer.inspection.count import count
 from anyformer.nn.heads import LossTarget, labels_after
 from anyformer.nn.model import Transformer
-from anyformer.parallel.tensor import split_faults
 from anyformer.recipe import AdamW
+from anyformer.recipe.model_split import tensor_faults
 from tests.strategies import close, seeds, tokens
 from tests.training.small import CROPS, run as train, text
 
@@ -107,7 +107,7 @@ def test_a_trained_model_needs_fewer_calls(tmp_path: Path) -> None:
 def test_where_it_does_not_apply() -> None:
     with pytest.raises(ConfigError, match=r"self_draft.*train it with model.head.multi_token"):
         speculate(build(None), tokens(0, 1, 3), draft=OwnHead(), max_new_tokens=3)
-    (fault,) = split_faults(build(MultiToken()).config.model_copy(update={"target": Tokens(vocab=12)}), 2)
+    (fault,) = tensor_faults(build(MultiToken()).config.model_copy(update={"target": Tokens(vocab=12)}), 2)
     assert fault.path == "head.multi_token"
 
 

@@ -10,12 +10,13 @@ from anyformer.config import ConfigError, ModelConfig, io
 from anyformer.forecast.estimate import Engine, Forecast, forecast
 from anyformer.forecast.network import Group
 from anyformer.forecast.search import NoSplit, best_split
-from anyformer.forecast.split import Split, context_fault, part_weights, step_memory, tensor_fault, tensor_part
+from anyformer.forecast.split import Split, can_split_layers, part_weights, step_memory, tensor_part
 from anyformer.forecast.work import Rows, step_work
 from anyformer.forecast.workload import Sizes, Workload, model_workload, recipe_workload
 from anyformer.gpu_table import GPUS, find_gpu
 from anyformer.inspection.count import count
 from anyformer.inspection.memory import training_memory
+from anyformer.recipe.model_split import context_faults, tensor_faults
 from anyformer.recipes import read_recipe
 
 H100 = GPUS["h100"]
@@ -87,12 +88,17 @@ def test_parts_of_a_step_share_its_work(name: str, axis: str) -> None:
 
 
 def test_a_model_that_cannot_be_split_along_tensor() -> None:
-    assert "4 key/value heads" in tensor_fault(LLAMA, 8)
-    mixed = io.override(LLAMA, ["decoder.blocks.*.mixer=none", "decoder.position=none"])
-    assert "mixer 'none'" in tensor_fault(mixed, 2)
-    assert tensor_fault(LLAMA, 4) == ""
-    assert "a vocabulary of 50257" in tensor_fault(presets.gpt2(), 2)
-    assert "3 experts" in tensor_fault(presets.mixtral(depth=1, experts=3), 2)
+    assert can_split_layers(LLAMA, 4)
+    assert not can_split_layers(LLAMA, 8)  # it has 4 key/value heads
+    assert not can_split_layers(io.override(LLAMA, ["decoder.blocks.*.mixer=none", "decoder.position=none"]), 2)
+    for config in (
+        presets.gpt2(),  # with a vocabulary of 50257
+        presets.mixtral(depth=1, experts=3),
+        io.override(LLAMA, ["decoder.blocks.*.mixer.qk_norm=rms", "decoder.blocks.*.mixer.qk_norm_over=projection"]),
+        io.override(LLAMA, ["head.multi_token={tokens=1}"]),
+    ):
+        assert list(tensor_faults(config, 2))
+        assert not can_split_layers(config, 2)
 
 
 @budget(max_examples=30, deadline=None)
@@ -222,8 +228,9 @@ def test_the_table_of_gpus() -> None:
 
 
 def test_rows_that_cannot_be_split_along_context() -> None:
-    assert context_fault(LLAMA) == ""
+    assert not list(context_faults(LLAMA))
     for mixer in ("recurrent", "{kind='linear_attention', heads=4}"):
-        assert "recurrent" in context_fault(io.override(MODELS["gpt2"], [f"decoder.blocks.*.mixer={mixer}"]))
-    assert "tokens" in context_fault(presets.vit(depth=1))
-    assert "memory" in context_fault(io.override(LLAMA, ["decoder.memory=8"]))
+        assert list(context_faults(io.override(MODELS["gpt2"], [f"decoder.blocks.*.mixer={mixer}"])))
+    for config in (presets.vit(depth=1), io.override(LLAMA, ["decoder.memory=8"])):
+        (why,) = context_faults(config)
+        assert "whole" in why

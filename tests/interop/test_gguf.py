@@ -174,6 +174,7 @@ def test_rotary_scalings(tmp_path: Path, metadata: dict[str, Any], expected: dic
         ({"llama.block_count": "2"}, "llama.block_count = '2': must be of type int"),
         ({"llama.block_count": 3}, "has no weight model.layers.2.self_attn.q_proj.weight"),
         ({"llama.block_count": 2**31}, "llama.block_count = 2147483648: the file has 21 tensors"),
+        ({"llama.attention.head_count": 33}, "llama.attention.head_count = 33: must be at most embedding_length = 32"),
         ({"llama.attention.head_count": [[4], [4]]}, "llama.attention.head_count = [4]: must be of type int"),
         ({"llama.feed_forward_length": 60}, "has shape [64, 32], but the config needs [60, 32]"),
         ({"tokenizer.ggml.pre": "qwen3"}, "tokenizer.ggml.pre = 'qwen3': did you mean 'qwen2'?"),

@@ -18,8 +18,9 @@ from anyformer.nn.aux_outputs import AuxOutputs
 from anyformer.nn.heads import LossTarget, VocabularyHead
 from anyformer.nn.model import Transformer
 from anyformer.parallel.split_modules import SplitDropout
-from anyformer.parallel.tensor import SplitTransformer, in_model_order, split_faults, sum_whole_gradients
+from anyformer.parallel.tensor import SplitTransformer, in_model_order, sum_whole_gradients
 from anyformer.recipe import Processes
+from anyformer.recipe.model_split import tensor_faults
 from anyformer.training.parallel import Ranks, clip_gradients, divide_model, join
 from tests.training.small import pairs
 from tests.training.two_processes import ends, spawn
@@ -337,22 +338,22 @@ def test_sizes_that_cannot_be_split_are_named_with_a_fix() -> None:
         head="lm",
     )
     of_four, heads = "must be a multiple of parallel.tensor = 4", "lower parallel.tensor, or change the heads"
-    assert [str(fault) for fault in split_faults(config, 4)] == [
+    assert [str(fault) for fault in tensor_faults(config, 4)] == [
         f"encoder.blocks.0.mixer.heads = 2: {of_four}; {heads}",
         f"decoder.blocks.0.mixer.kv_heads = 2: {of_four}; {heads}",
         f"decoder.blocks.0.feedforward.width = 10: {of_four}; set it to 12",
         f"decoder.blocks.1.feedforward.count = 6: {of_four}; set it to 8",
         f"source.vocab = 30: {of_four}; set it to 32, and the last rows are unused",
     ]
-    assert not list(split_faults(config, 1))
+    assert not list(tensor_faults(config, 1))
 
 
 @pytest.mark.parametrize("over", ["each_head", "projection"])
 def test_norms_that_are_not_alike_for_all_heads_cannot_be_split(over: str) -> None:
     config = decoder(block({"qk_norm": "rms", "qk_norm_over": over}))
-    (fault,) = split_faults(config, 2)
+    (fault,) = tensor_faults(config, 2)
     assert str(fault).startswith(f"decoder.blocks.0.mixer.qk_norm_over = '{over}': ")
-    assert not list(split_faults(config, 1))
+    assert not list(tensor_faults(config, 1))
 
 
 def test_settings_without_a_split_form_are_refused() -> None:
