@@ -10,6 +10,7 @@ MODULES = (
     "networks",
     "costs",
     "recurrences",
+    "added_parts",
     "attention",
     "positions",
     "models",
