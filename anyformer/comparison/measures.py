@@ -80,7 +80,7 @@ def _corpus_bleu(metric: Any, line: list[int], order: int) -> float:
     return float(metric.compute_bleu(correct, total, length, reference, smooth_method="exp").score)
 
 
-def loss(run: Run, texts: Sequence[str], answers: Sequence[str] | None = None) -> Measure:
+def loss(run: Run, texts: Sequence[str], answers: Sequence[str]) -> Measure:
     """Return the loss per token of answers to texts."""
     found = run.score(texts, answers)
     return ratio("loss", [-one.total for one in found], [float(len(one.ids)) for one in found], False)

@@ -38,13 +38,13 @@ def test_sampled_answers_are_those_of_the_run(server: Server) -> None:
 
 def test_ids_and_texts_are_the_same_prompt(server: Server) -> None:
     rows = [server.run("lm").tokenizer.encode(text) for text in PROMPTS]
+    server.ok(PATH, model="lm", prompt=PROMPTS, temperature=0)  # from here on, the prompts are in the cache
     by_text = server.ok(PATH, model="lm", prompt=PROMPTS, temperature=0)
     by_ids = server.ok(PATH, model="lm", prompt=rows, temperature=0)
     one = server.ok(PATH, model="lm", prompt=rows[0], temperature=0)
     assert by_text["choices"] == by_ids["choices"]
     assert one["choices"] == by_text["choices"][:1]
-    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):  # those of the cache depend on earlier requests
-        assert by_text["usage"][name] == by_ids["usage"][name]
+    assert by_text["usage"] == by_ids["usage"]
 
 
 def test_a_stream_is_the_answer_in_pieces(server: Server) -> None:
