@@ -91,8 +91,15 @@ def label_ends(axis: Any, gap: float = 0.085) -> None:
                 place[i], place[j] = place[i] - short / 2, place[j] + short / 2
     for i, (_, lines) in enumerate(groups):
         text = "\n".join(line.get_label() for line in lines)
-        color = lines[0].get_color() if len(lines) == 1 else GREY
+        color = _readable(lines[0].get_color()) if len(lines) == 1 else GREY
         axis.annotate(text, (1.03, place[i]), xycoords="axes fraction", va="center", color=color, annotation_clip=False)
+
+
+def _readable(color: str) -> str:
+    """Return a colour for text: light ones are darkened, for contrast with white."""
+    red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
+    light = 0.2126 * red + 0.7152 * green + 0.0722 * blue > 140
+    return "#" + "".join(f"{int(part * (0.65 if light else 1)):02X}" for part in (red, green, blue))
 
 
 def lines(axis: Any, named: Mapping[str, Points], marks: bool = True, first: int = 0) -> None:

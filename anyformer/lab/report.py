@@ -49,9 +49,22 @@ def write(folder: Path) -> list[Path]:
             page.write_text(page_of(experiment, found), encoding="utf-8")
             made.append(page)
             index.append((experiment, found))
+    for figure in unused_figures(index, folder):
+        figure.unlink()
     (folder / "README.md").write_text(index_of(index), encoding="utf-8")
     VERDICTS.write_text(verdicts_of(index), encoding="utf-8")
     return [*made, folder / "README.md"]
+
+
+def unused_figures(index: Sequence[tuple[Experiment, Found]], folder: Path) -> list[Path]:
+    """Return figures of results that are gone."""
+    used = {f"{experiment.name}-{size}" for experiment, found in index for size in found}
+    small = {experiment.name for experiment, _ in index}
+    figures = folder / "figures"
+    return [
+        *(path for path in figures.glob("*.png") if path.stem not in used),
+        *(path for path in (figures / "small").glob("*.png") if path.stem not in small),
+    ]
 
 
 def stored(experiment: Experiment, folder: Path) -> Found:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from anyformer.lab.experiment import NAMES, find
-from anyformer.lab.report import index_of, page_of, setup, stored, verdicts_of
+from anyformer.lab.report import index_of, page_of, setup, stored, unused_figures, verdicts_of
 from anyformer.lab.verdicts import VERDICTS, Stored, described, known_verdicts
 
 LAB = Path(__file__).parents[2] / "docs" / "lab"
@@ -72,6 +72,10 @@ def test_a_listed_verdict_says_whether_it_is_stale() -> None:
 def test_the_index_is_that_of_the_results() -> None:
     index = [(experiment, found) for experiment in map(find, NAMES) if (found := stored(experiment, LAB))]
     assert (LAB / "README.md").read_text(encoding="utf-8") == index_of(index), "run `make lab-report`"
+
+
+def test_no_figure_is_of_results_that_are_gone() -> None:
+    assert not unused_figures([(experiment, stored(experiment, LAB)) for experiment in map(find, NAMES)], LAB)
 
 
 def test_no_result_is_of_an_experiment_that_is_gone() -> None:

@@ -154,6 +154,18 @@ steps. Larger states hold more pairs: the claim is about a number of pairs beyon
             rows.append((m, *named, f"{_growth(results, m, 'flops'):.2f}", f"{_growth(results, m, 'bytes'):.2f}"))
         return rows
 
+    def remark(self, results: Sequence[Result]) -> str:
+        few = min(r["pairs"] for r in results)
+        low = {m: summary(_accuracies(results, m, few)).mean for m in STATES}
+        slow = [f"{LABELS.get(m, m)} names {100 * x:.0f} %" for m, x in low.items() if x < LEARNT]
+        if not slow:
+            return ""
+        steps = results[0]["steps"]
+        return (
+            f"With {few} pairs, which fit into a state, {' and '.join(slow)}: part of the difference is slow learning "
+            f"in {steps} steps, not a state that is full."
+        )
+
     def draw(self, results: Sequence[Result]) -> Any:
         figure, (left, right) = panels(2)
         pairs = sorted({r["pairs"] for r in results})
