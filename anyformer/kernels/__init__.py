@@ -6,6 +6,7 @@ cuda_graph        CUDA graph capture and replay
 dependent_launch  Programmatic dependent launch (PDL) in compiled steps
 elementwise       Norms and gates of evaluation on a GPU, each by one kernel
 fused_activation  Linear layer and activation as one op, in compiled half-precision training
+fused_convolution  Short causal convolution with SiLU, by Triton kernels
 fused_recurrence  Linear recurrences over matrix states, by Triton kernels
 gelu              A faster GELU where torch's erf or tanh dominates
 linear_recurrence   Linear recurrences over matrix states, token by token
@@ -17,6 +18,7 @@ private           Private functions of torch, looked up lazily, each with a publ
 reorder_rows      Reorder the rows of a cache within groups, in place, by one kernel
 runtime           Device, data type and mode of a layer, which decide the kernels that can run
 triton_elementwise  Triton kernels of norms and gates
+triton_convolution  Triton kernels of a short causal convolution
 triton_kernels    Triton kernels, imported where they run
 triton_paged      Triton kernels of a paged KV cache
 triton_recurrence   Triton kernels of chunked linear recurrences

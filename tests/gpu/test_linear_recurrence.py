@@ -25,6 +25,7 @@ from anyformer.kernels.fused_recurrence import can_fuse_recurrence, recur_fused
 from anyformer.kernels.linear_recurrence import Recurrence, recur
 from anyformer.nn.model import Transformer
 from tests.kernels import test_fused_recurrence as fused
+from tests.kernels.test_fused_convolution import both
 from tests.kernels.test_linear_recurrence import KINDS, inputs, with_gradients
 
 
@@ -83,6 +84,15 @@ def test_kernels_in_fp32_equal_the_loop(kind: str):
         expected, found = with_gradients(recur, x, state), with_gradients(recur_fused, x, state)
     for one, other in zip(found, expected, strict=True):
         assert (one - other).abs().max() < 1e-3 * max(1.0, float(other.detach().abs().max()))
+
+
+@pytest.mark.parametrize(("width", "bias", "resets"), [(4, False, False), (4, True, True), (2, False, True)])
+def test_convolution_kernels_equal_the_module(width: int, bias: bool, resets: bool):
+    """In bf16 the module rounds after each of its sums, the kernels once."""
+    with torch.device("cuda"):
+        for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 0.02)):
+            for ours, theirs in zip(*both(width, bias, resets, dtype), strict=True):
+                assert (ours - theirs).detach().norm() < bound * theirs.detach().norm()
 
 
 MIXERS = {

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from anyformer.attention.layout import real, segment_starts
 from anyformer.cache.states import StateCache
 from anyformer.kernels.chunked_recurrence import recur_in_chunks
+from anyformer.kernels.fused_convolution import can_fuse_convolution, fused_convolution
 from anyformer.kernels.linear_recurrence import Recurrence, recur, step
 from anyformer.nn.context import Context
 from anyformer.nn.state_mixers.short_convolution import ShortConvolution
@@ -46,6 +47,8 @@ class StateRows:
     def convolve(self, x: Tensor, convolution: ShortConvolution) -> Tensor:
         """Return the convolution of aligned tokens [b, t, c], the tokens in the cache before them."""
         tail, runs = convolution.tail, self.runs
+        if self.cache is None and can_fuse_convolution(x):
+            return fused_convolution(x, convolution.weight, convolution.bias, runs)
         if self.cache is None:
             return convolution(F.pad(x, (0, 0, tail, 0)), None if runs is None else F.pad(runs, (tail, 0), value=-1))
         assert runs is not None
