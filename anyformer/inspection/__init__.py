@@ -11,14 +11,17 @@ capacity         Refuse models that do not fit into memory, before allocating th
 cost             The cost of a part, of a linear layer and of a norm
 cost_rules       Parameters, FLOPs, activations and cache of each part of a model
 count            Parameters, FLOPs, activations and cache of a model, from its config alone
+frozen           Norms and output heads as linear maps, frozen at the values of one forward pass
 head_patterns    Statistics of attention heads, and names such as "previous token" or "induction"
 logit_lens       The logit lens: output of the head after each layer
+logit_terms      Direct logit attribution: an output as a sum over layers, heads and tokens
 media_cost       Cost of the embeddings of images, sounds and feature vectors
 memory           Peak memory of a training step, from the config alone
 optimizer_cost   Memory and FLOPs of an optimiser, from the config alone
 patching         Replace or change activations by name (activation patching)
 plot             Figures by matplotlib (the `plot` extra)
 position_curves  Effect of positions on attention scores, by distance
+residual_stream  The residual stream inside a layer, rebuilt from recorded activations
 scalar_outputs   Scalar functions of a model's output: a logit, a log-probability, a loss
 score_terms      Split attention scores into content and position terms
 state_costs      Cost of mixers with a matrix state
