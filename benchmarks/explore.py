@@ -54,21 +54,26 @@ def main() -> None:
         "matrix": {**layer, "head": 3},
         "neuron": {**layer, "head": 3, "query": asked.tokens - 1, "key": 0},
         "next": text,
+        "path": text,
+        "tokens": {**text, "stage": "decoder.tokens"},
+        "softmax": {**text, "stage": "decoder.softmax", "layer": 5, "head": 3},
+        "follow": {**text, "level": "parts"},
         "block": text,
         "cache": text,
     }
 
     def anew() -> object:
-        workspace.seen.clear()
+        workspace.traces.clear()
         return workspace.answer("read", text)
 
     seconds, size = timed(asked.times, anew)
     print(f"{asked.tokens} tokens, {asked.threads} thread(s), medians of {asked.times}")
     print(f"read    {seconds:7.3f} s  {size / 1024:8.0f} KiB")
     for name, request in views.items():
-        seconds, size = timed(asked.times, lambda name=name, request=request: workspace.answer(name, request))
+        view = "stage" if "stage" in request else name
+        seconds, size = timed(asked.times, lambda view=view, request=request: workspace.answer(view, request))
         print(f"{name:<7} {seconds:7.3f} s  {size / 1024:8.0f} KiB")
-    (kept,) = workspace.seen.values()
+    (kept,) = workspace.traces.values()
     print(f"kept of the text: {kept.nbytes / 2**20:.0f} MiB")
 
 

@@ -5,6 +5,7 @@ python examples/sort.py --out runs/demo
 
 import argparse
 import shutil
+import sys
 import time
 from pathlib import Path
 
@@ -45,6 +46,16 @@ def main() -> None:
     maps = af.attention_maps(run.model, ids)["decoder"]  # [layers, b, heads, t, s]
     path = plot_map(maps[-1, 0], names, names, options.out / "attention.png", f"Sorting {ROWS[0]}: the last layer")
     console.print(f"attention map: {path}")
+    command = Path(sys.executable).with_name("anyformer")
+    program = command if command.exists() else "anyformer"
+    console.print("\nSee how it computes an answer, step by step, with its own numbers:", highlight=False)
+    console.print(f"\n  {_short(program)} explore {options.out}\n", highlight=False, soft_wrap=True)
+
+
+def _short(path: Path | str) -> str:
+    """Return a path below the working directory without it."""
+    here = Path.cwd()
+    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else str(path)
 
 
 if __name__ == "__main__":

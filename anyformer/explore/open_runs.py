@@ -11,15 +11,20 @@ from anyformer.config import ConfigError, Fault
 from anyformer.config.spec import did_you_mean
 from anyformer.explore import diagram, prediction, views
 from anyformer.explore.example_text import example, media_folders
+from anyformer.explore.follow import follow
 from anyformer.explore.generation_stream import write, writer_of
 from anyformer.explore.live_run import by_step, is_training, newest, rows_since, step_of
+from anyformer.explore.path_outline import path
+from anyformer.explore.path_stages import stage
 from anyformer.explore.requests import (
+    FollowRequest,
     KindRequest,
     LayerRequest,
     LiveRequest,
     MatrixRequest,
     NeuronRequest,
     NextRequest,
+    StageRequest,
     TextRequest,
     WriteRequest,
 )
@@ -43,6 +48,9 @@ VIEWS: dict[str, tuple[type[TextRequest], Callable[[Trace, Any], dict[str, Any]]
     "next": (NextRequest, views.next_),
     "block": (TextRequest, lambda trace, _: diagram.block(trace)),
     "cache": (TextRequest, lambda trace, _: diagram.cache(trace)),
+    "path": (TextRequest, lambda trace, _: path(trace)),
+    "stage": (StageRequest, stage),
+    "follow": (FollowRequest, follow),
 }
 
 

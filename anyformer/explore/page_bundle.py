@@ -18,7 +18,8 @@ def sources() -> dict[str, str]:
     folder = resources.files("anyformer.explore") / "page"
     files = {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir() if file.is_file()}
     scripts = sorted((name for name in files if name.endswith(".js")), key=_order)
-    return {name: files[name] for name in ("index.html", "style.css", *scripts)}
+    styles = sorted((name for name in files if name.endswith(".css")), reverse=True)  # style.css first
+    return {name: files[name] for name in ("index.html", *styles, *scripts)}
 
 
 def _order(name: str) -> tuple[int, str]:
@@ -47,7 +48,7 @@ def key(name: str, request: dict[str, Any]) -> str:
 
 def _document(nonce: str, policy: str = "", answers: str = "") -> str:
     files = sources()
-    script = "\n".join(text for name, text in files.items() if name.endswith(".js"))
-    head = f'{policy}<style nonce="{nonce}">\n{files["style.css"]}</style>\n</head>'
+    script, style = ("\n".join(text for name, text in files.items() if name.endswith(end)) for end in (".js", ".css"))
+    head = f'{policy}<style nonce="{nonce}">\n{style}</style>\n</head>'
     body = f'{answers}<script type="module" nonce="{nonce}">\n{script}</script>\n</body>'
     return files["index.html"].replace("</head>", head, 1).replace("</body>", body, 1)

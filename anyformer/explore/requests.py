@@ -56,6 +56,35 @@ class NextRequest(TextRequest):
     kind: Literal["encoder", "decoder"] | None = None
 
 
+class StageRequest(TextRequest):
+    """One stage of the path of a token: `decoder.scores`. `at` is as in `NextRequest`.
+
+    In an encoder-decoder, the stages of the encoder follow its token `key`; -1 is the one that `at` attends to most.
+    """
+
+    stage: str
+    at: StrictInt = -1
+    key: StrictInt = -1
+    layer: Count = 0
+    head: Count = 0
+
+
+class FollowRequest(TextRequest):
+    """The terms of one output: by `level` a sum over positions, parts of the model, tokens (or neurons), or dimensions.
+
+    `output` is a token id or the number of a label; -1 is the most probable. `place` is a position of a head that pools
+    tokens, `part` a head of an attention layer (`decoder.0.mixer.3`) or a sublayer, `key` a token. The default of each
+    has the largest term.
+    """
+
+    level: Literal["positions", "parts", "tokens", "dimensions"]
+    at: StrictInt = -1
+    output: StrictInt = -1
+    place: StrictInt = -1
+    part: str = ""
+    key: StrictInt = -1
+
+
 class WriteRequest(TextRequest):
     """A request for generation, with the options of `decoding/logit_processors.py`."""
 

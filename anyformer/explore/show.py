@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from html import escape
+from itertools import product
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -10,6 +11,7 @@ from urllib.parse import urlencode
 from anyformer.config import ConfigError
 from anyformer.explore.open_runs import OpenRun, Workspace
 from anyformer.explore.page_bundle import key, standalone
+from anyformer.explore.path_outline import ATTENTION, LAYER_STAGES
 from anyformer.run import Run, writing
 
 MAX_CHARACTERS = 8 * 2**20  # of all answers in a document; those of single tokens and maps come last
@@ -46,7 +48,7 @@ def show(
     off: Sequence[str] = (),
     height: int = 720,
 ) -> HtmlDocument:
-    """Return the page for a run and a text, opened at `view`: heads, model, matrix, neuron, next, block or cache.
+    """Return the page for a run and a text, opened at `view`: path, heads, model, matrix, neuron, next, block, cache.
 
     `off` lists disabled heads, such as `decoder.0.3`. The size of the document is limited: details of long texts, such
     as q · k of every link, need `anyformer explore`.
@@ -97,6 +99,10 @@ def _requests(workspace: Workspace, body: dict[str, Any]) -> Iterator[Request]:
         yield "read", {**body, "off": []}  # the prediction with all heads
     yield from (("heads", {**body, "kind": kind, "layer": layer}) for kind, layer, _ in layers)
     yield from (("model", {**body, "kind": kind}) for kind in about["kinds"])
+    outline = workspace.answer("path", body)
+    yield "path", body
+    yield from _stages(outline, body, 0, 0)
+    yield from _levels(outline, body)
     side = "encoder" if about["shape"] == "encoder" else "decoder"
     tokens = workspace.answer("read", body)["tokens"][side]
     yield from (("next", {**body, "at": at, "kind": side}) for at in (-1, *range(len(tokens))))
@@ -109,6 +115,40 @@ def _requests(workspace: Workspace, body: dict[str, Any]) -> Iterator[Request]:
             yield from (("matrix", {**where, "head": head, "what": what}) for head in range(heads))
             if what == "weights":
                 yield from (("neuron", pair) for pair in _pairs(workspace, where))
+    depth = max(len(side["layers"]) for side in outline["sides"])
+    heads = max(max(side["heads"]) for side in outline["sides"])
+    for layer, head in product(range(depth), range(max(heads, 1))):
+        yield from _stages(outline, body, layer, head)
+
+
+def _stages(outline: dict[str, Any], body: dict[str, Any], layer: int, head: int) -> Iterator[Request]:
+    """Yield the requests of all stages of the path, as `stageRequest` in path.js makes them."""
+    for side in outline["sides"]:
+        own = side["layers"][min(layer, len(side["layers"]) - 1)]
+        for stage in [*side["begin"], *own, *side["end"]]:
+            kind, _, name = stage.partition(".")
+            request = {**body, "stage": stage, "at": -1}
+            if kind == "encoder" and outline["last"] == "decoder":
+                request["key"] = -1
+            if name in LAYER_STAGES:
+                request["layer"] = layer
+            if name in ATTENTION:
+                request["head"] = head
+            yield "stage", request
+    yield from (("stage", {**body, "stage": stage, "at": -1}) for stage in outline["head"])
+
+
+def _levels(outline: dict[str, Any], body: dict[str, Any]) -> Iterator[Request]:
+    """Yield the requests that follow the most probable output back by its largest terms."""
+    for stage in outline["follow"]:
+        level = stage.partition(".")[2]
+        request = {**body, "level": level, "at": -1, "output": -1, "place": -1}
+        if level in ("tokens", "dimensions"):
+            request["part"] = ""
+        if level == "dimensions":
+            request["key"] = -1
+        if level != "check":
+            yield "follow", request
 
 
 def _pairs(workspace: Workspace, where: dict[str, Any]) -> Iterator[dict[str, Any]]:

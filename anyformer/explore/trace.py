@@ -28,6 +28,7 @@ from anyformer.config import (
 from anyformer.explore.head_switches import disable_heads, parse_heads
 from anyformer.explore.requests import TextRequest
 from anyformer.inspection.attention_maps import Kind, format_range
+from anyformer.inspection.logit_terms import term_names
 from anyformer.inspection.sublayers import attentions, stacks_of
 from anyformer.inspection.taps import run_with_taps
 from anyformer.nn.attention import MultiHeadAttention
@@ -41,12 +42,13 @@ from anyformer.tasks.regress import Regressing
 
 @dataclass(frozen=True)
 class Trace:
-    """A text with queries and keys of all attention layers; if the head predicts tokens, also the residual stream."""
+    """A text with the residual stream, what each sublayer added to it, and q, k, v and outputs of all heads."""
 
     run: Run
     reading: Reading
     output: Tensor  # of the head; empty if that predicts tokens
     activations: dict[str, Tensor]
+    off: dict[str, list[int]]  # disabled heads, by attention layer
 
     @cached_property
     def attentions(self) -> dict[Kind, dict[int, str]]:
@@ -72,11 +74,11 @@ class Trace:
     def mask(self, name: str) -> Dense:
         """Return the mask and bias of an attention layer as they are applied."""
         side, layer, sublayer = cast(Side, name.split(".")[0]), int(name.split(".")[1]), name.split(".")[2]
-        stack, layout = stacks_of(self.run.model)[side], self._layout(side)
+        stack, layout = stacks_of(self.run.model)[side], self.layout(side)
         if sublayer == "cross":
             which = stack.cross_plan_of_layer[layer]
             assert which is not None
-            source = self._layout("encoder")
+            source = self.layout("encoder")
             return densify(stack.crossings(layout, source, SITE, "eager")[which].lowered)
         levels = Funnel(stack.pooling, layout, 1).layouts
         plan = stack.plan_of_layer[layer]
@@ -101,6 +103,17 @@ class Trace:
         scores = self.attention(name).scoring.scores(q, k)[0].float().cpu()
         scores = scores if bias is None else scores + bias
         return scores.masked_fill(~self.visible(name), -torch.inf)
+
+    @torch.no_grad()
+    def weights_of(self, name: str, head: int, query: int) -> Tensor:
+        """Return the attention weights [s] of one query in one head, by the reference implementation."""
+        attention, mask = self.attention(name), self.mask(name)
+        weights = weigh(self.activations[f"{name}.q"], self.activations[f"{name}.k"], mask, attention.scoring)
+        return weights[0, head, query].float().cpu()
+
+    @property
+    def predicts_tokens(self) -> bool:
+        return predicts_tokens(self.run)
 
     def visible(self, name: str) -> Tensor:
         """Return a mask, bool [t, s]: the keys that each query sees."""
@@ -139,7 +152,7 @@ class Trace:
         pooled = ["".join(queries[i : i + size]) for i in range(0, len(queries), size)]
         return pooled, pooled
 
-    def _layout(self, side: Side) -> Layout:
+    def layout(self, side: Side) -> Layout:
         return self.run.model.read_sides(*self.reading.inputs, **self.reading.options)[side][1]
 
     @property
@@ -153,14 +166,10 @@ def trace_text(run: Run, request: TextRequest) -> Trace:
     off = parse_heads(model, request.off)
     with evaluating(model), disable_heads(model, off):
         reading = read(run, request.text, request.target)
-        names = [f"{name}.{part}" for name in attentions(model) for part in ("q", "k")]
-        names += [f"{side}.embed" for side in stacks_of(model)]
-        if predicts_tokens(run):
-            side = last_side(run)
-            names += [f"{side}.final", *(f"{side}.{i}.out" for i in range(len(stacks_of(model)[side].runs) - 1))]
+        names = [f"{name}.{part}" for name in attentions(model) for part in ("q", "k", "v")] + term_names(model)
         output, activations = run_with_taps(model, names, *reading.inputs, **reading.options)
     # logits of all tokens are large: views recompute them at single positions
-    return Trace(run, reading, output[:0] if predicts_tokens(run) else output, activations)
+    return Trace(run, reading, output[:0] if predicts_tokens(run) else output, activations, off)
 
 
 def predicts_tokens(run: Run) -> bool:
@@ -189,11 +198,14 @@ def output_kind(run: Run) -> OutputKind:
 
 
 def initial_position(trace: Trace) -> int:
-    """Return the position that is shown first: the first mask, or the last token."""
+    """Return the position that is shown first: the first mask, the middle of the answer, or the last token."""
     ids, mask = trace.reading.distinct_ids(last_side(trace.run))[0].tolist(), trace.run.tokenizer.mask
     if isinstance(trace.run.config.head, MaskedLM) and mask in ids:
         return ids.index(mask)
-    return len(trace.reading.tokens[last_side(trace.run)]) - 1
+    begins = trace.reading.begins
+    if begins is not None and begins < len(ids):
+        return (begins - 1 + len(ids) - 2) // 2  # positions begins - 1 to len - 2 predict the tokens of the answer
+    return len(ids) - 1
 
 
 def last_side(run: Run) -> Side:

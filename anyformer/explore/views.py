@@ -13,10 +13,13 @@ Every request about a text has run, text, target, off and step. The answers of a
     model    of all layers of a kind: layers, sizes, maps {layer.head: base64 of bytes, 48 × 48 at most}, names
     matrix   of one head: rows, columns, shape, what, normalizer, position (its kind), values (base64 of float32)
     neuron   of a query and a key: q, k, product, dot, scale, cap, bias, sink, score, weight, visible, normalizer, row
-    next     at one position: at, token, actual, logits [[token, logit]], rest {count, temperatures, lse} of all other
-             tokens, lens [{layer, top, entropy}]; layer -1 is the embeddings
+    next     at one position: at, token, actual, logits [[token, logit]], ids, rest {count, temperatures, lse} of all
+             other tokens, lens [{layer, top, entropy}]; layer -1 is the embeddings
     block    width, stacks, input, head, length, source_length, total: parts with parameters, flops (`diagram.py`)
     cache    steps, kinds {self, cross: bytes}, now, limit, capacity, layers                        (`diagram.py`)
+    path     sides [{side, begin, layers, end, heads}], head, follow, last, says: stages by name  (`path_outline.py`)
+    stage    the numbers of one stage, with token, position and check                            (`path_stages.py`)
+    follow   the terms of one number: value, terms, total, ...                                        (`follow.py`)
     live     rows, count, checkpoints, live                                                         (`live_run.py`)
     everything  the answers of all views of a text, by request, for a saved page                      (`show.py`)
 
@@ -158,6 +161,7 @@ def next_(trace: Trace, request: NextRequest) -> dict[str, Any]:
         "token": tokens[at],
         "actual": follows,
         "logits": _token_values(trace, best.indices, best.values),
+        "ids": best.indices.tolist(),
         "rest": rest if len(others) else None,
         "lens": [_lens(trace, layer, logits) for layer, logits in enumerate(layers, depth - len(layers))],
     }

@@ -20,6 +20,7 @@ HOSTILE = (
 
 # A selector that each view must match, for all shapes; see `Page.see`.
 EXPECTED = {
+    "path": ".stage .id-card, .stage .strips",
     "heads": ".links svg path",
     "model": ".maps canvas",
     "matrix": ".matrix canvas",

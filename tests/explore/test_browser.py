@@ -13,7 +13,7 @@ from anyformer.explore.show import show
 from tests.explore import made
 from tests.explore.tab import HOSTILE, SHAPES, Opener, Page
 
-VIEWS = ("heads", "model", "matrix", "neuron", "next", "block", "cache", "compare", "live")
+VIEWS = ("path", "heads", "model", "matrix", "neuron", "next", "block", "cache", "compare", "live")
 
 
 @pytest.mark.parametrize("run", SHAPES)
@@ -34,10 +34,10 @@ def test_every_view_by_clicks(page: Opener, run: str) -> None:
 def test_every_view_by_keys(page: Opener, run: str) -> None:
     one = page(run=run)
     for number, view in enumerate(VIEWS, 1):
-        one.press(str(number)).see(view)
-    one.press("1", "ArrowUp")
+        one.press(str(number % 10)).see(view)
+    one.press("2", "ArrowUp")
     assert one.tab.input_value("#layer-0") == "1"
-    one.press("3", "]")
+    one.press("4", "]")
     assert one.tab.input_value("#head-0") == "1"
     one.press("[", "ArrowDown")
     assert one.tab.input_value("#head-0") == one.tab.input_value("#layer-0") == "0"
@@ -84,7 +84,7 @@ def test_hostile_texts_are_texts(page: Opener, text: str) -> None:
     """In tokens, answers, drawings and generated text; invisible characters are written as escapes."""
     one = page(run="hostile", text=text, write="1", most="8")
     one.tab.wait_for_selector(".written .piece")
-    for view in ("matrix", "neuron", "next", "heads"):  # those that show tokens
+    for view in ("path", "matrix", "neuron", "next", "heads"):  # those that show tokens
         one.press(str(VIEWS.index(view) + 1)).see(view)
     shown = one.tab.evaluate("document.body.innerText")
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e]", shown)
@@ -107,7 +107,7 @@ def test_a_narrow_page_does_not_scroll_sideways(page: Opener, run: str, scheme: 
     assert one.tab.get_attribute("html", "data-theme") == scheme
     assert one.tab.get_attribute("html", "lang") == locale[:2]
     for number, view in enumerate(VIEWS, 1):
-        one.press(str(number)).see(view)
+        one.press(str(number % 10)).see(view)
         assert one.tab.evaluate("document.documentElement.scrollWidth") == 400, view
 
 
@@ -115,7 +115,10 @@ def test_both_languages_are_complete(page: Opener) -> None:
     """No text is missing in one of them, and none is replaced by its key."""
     script = str(page().tab.locator("script[type=module]").evaluate("e => e.textContent"))
     english, korean = (
-        set(re.findall(r'(?m)^ *("[^"]+"|\w+):\s+"', script.split(f"const {name} = {{")[1].split("\n};")[0]))
+        set(
+            re.findall(r'(?m)^ *("[^"]+"|\w+):\s+"', script.split(f"const {name} = {{")[1].split("\n};")[0])
+            + re.findall(r'(?m)^ *("[^"]+"|\w+):\s+"', script.split(f"const PATH_{name} = {{")[1].split("\n};")[0])
+        )
         for name in ("ENGLISH", "KOREAN")
     )
     used = set(re.findall(r'\bword\("([^"]+)"', script)) | set(re.findall(r'data-word="(\w+)"', script))
@@ -157,7 +160,7 @@ def test_a_saved_page_needs_no_server(page: Opener, chromium: Any, tmp_path: Pat
     assert other.text("#strips") == one.text("#strips")
     for number, name in enumerate(VIEWS[:-1], 1):
         other.press(str(number)).see(name)
-    other.press("1", "ArrowUp").see("heads")
+    other.press("2", "ArrowUp").see("heads")
     assert other.requests == [file.as_uri()]
     assert other.errors == []
     context.close()
@@ -171,7 +174,7 @@ def test_a_notebook_shows_the_same(page: Opener, chromium: Any) -> None:
     frame = other.tab.frames[1]
     frame.wait_for_selector("#view:not([aria-busy]) > *")
     assert frame.inner_text("#view") == one.text("#view")
-    for view in ("heads", "model", "neuron", "next", "block", "cache"):
+    for view in ("path", "heads", "model", "neuron", "next", "block", "cache"):
         frame.click(f"#tab-{view}")
         frame.wait_for_selector(f"#view:not([aria-busy]) > .view-{view}")
         assert frame.locator("#view .error").count() == 0
@@ -179,7 +182,7 @@ def test_a_notebook_shows_the_same(page: Opener, chromium: Any) -> None:
     context.close()
 
 
-@pytest.mark.parametrize("view", ["heads", "matrix", "block"])  # HTML, canvas, drawing
+@pytest.mark.parametrize("view", ["path", "heads", "matrix", "block"])  # HTML, canvas, drawing
 def test_save_png_writes_a_picture(page: Opener, tmp_path: Path, view: str) -> None:
     one = page(run="pair", view=view)
     with one.tab.expect_download() as waiting:

@@ -54,7 +54,7 @@ def test_the_heat_is_that_of_the_query_and_the_head(page: Opener, server: Server
 
 @pytest.mark.usefixtures("folder")
 def test_pixels_are_drawn_as_they_are(page: Opener) -> None:
-    one = page(run="label", text=TEXT)
+    one = page(run="label", text=TEXT, view="heads")
     script = "[...document.querySelector('.image canvas').getContext('2d').getImageData(0, 0, 16, 12).data]"
     drawn = np.array(one.tab.evaluate(script), np.uint8).reshape(12, 16, 4)
     assert (drawn[:, :, :3] == np.load("a.npz")["images"][0]).all()
@@ -62,7 +62,7 @@ def test_pixels_are_drawn_as_they_are(page: Opener) -> None:
 
 @pytest.mark.usefixtures("folder")
 def test_cross_attention_is_shown_first_and_a_patch_is_its_key(page: Opener, server: Server) -> None:
-    one = page(run="question", text=TEXT, query="1")
+    one = page(run="question", text=TEXT, view="heads", query="1")
     assert one.tab.input_value("#kind-0") == "cross"
     row = weights(server, "question", "cross", 0, 1)
     first = int(one.tab.get_attribute(".place >> nth=0", "id").rpartition("-")[2])
@@ -107,7 +107,7 @@ def test_a_narrow_page_has_room_for_pictures(page: Opener, scheme: str, locale: 
 
 @pytest.mark.usefixtures("folder")
 def test_a_file_outside_is_refused_in_one_line(page: Opener, folder: Path) -> None:
-    one = page(run="label", text=f"<image:{folder.parent}/x.png>")
+    one = page(run="label", text=f"<image:{folder.parent}/x.png>", view="heads")
     assert "outside of" in one.text("#strips .error")
     one.errors.clear()  # the browser reports the status 400
     one.type(TEXT)
@@ -117,7 +117,7 @@ def test_a_file_outside_is_refused_in_one_line(page: Opener, folder: Path) -> No
 def test_a_saved_page_shows_pictures(page: Opener, folder: Path) -> None:
     """Without a server, with the weights of all heads."""
     path = show(load(folder / "label"), TEXT).save(folder / "saved.html")
-    one = page(run="label", text=TEXT)
+    one = page(run="label", text=TEXT, view="heads")
     alone: Page = Page(one.tab, "")
     alone.tab.goto(path.as_uri())
     alone.settled()

@@ -29,7 +29,7 @@ def test_sliders_have_names_and_leave_other_keys_to_the_page(page: Opener) -> No
     one.tab.focus("#temperature")
     one.press("ArrowRight")
     assert float(one.tab.input_value("#temperature")) == pytest.approx(1.05)
-    one.press("6").see("block")
+    one.press("7").see("block")
     assert one.tab.get_by_role("group", name="Decoder").get_by_role("button", name="final norm").count() == 1
     assert page(run="classify").tab.locator("#fold-sampling").count() == 0  # it does not sample
 

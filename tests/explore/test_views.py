@@ -389,7 +389,8 @@ def test_show(workspace: Workspace, tmp_path: Any) -> None:
     key = json.dumps({k: request[k] for k in sorted(request) if request[k] is not None}, separators=(",", ":"))
     assert result["answers"][f"heads {key}"] == workspace.answer("heads", request)
     assert {key.split()[0] for key in result["answers"]} == {
-        *("runs", "read", "heads", "model", "matrix", "neuron", "next", "block", "cache", "write", "live")
+        *("runs", "read", "heads", "model", "matrix", "neuron", "next", "block", "cache"),
+        *("path", "stage", "follow", "write", "live"),
     }
     with pytest.raises(ConfigError, match="is blank"):
         af.show(run, " ")

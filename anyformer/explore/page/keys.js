@@ -1,7 +1,9 @@
 // Keyboard shortcuts.
 
 const KEYS = [
-  ["1 … 9", "keyViews"],
+  ["1 … 9, 0", "keyViews"],
+  [", .", "keySteps"],
+  ["p", "keyPlay"],
   ["← →", "keyTokens"],
   ["↑ ↓", "keyLayers"],
   ["[ ]", "keyHeads"],
@@ -53,7 +55,7 @@ function pageKeys(event) {
 
 function actions() {
   const [subject] = subjects(),
-    views = Object.fromEntries(VIEWS.map((view, i) => [String(i + 1), () => openView(view)]));
+    views = Object.fromEntries(VIEWS.slice(0, 10).map((view, i) => [String((i + 1) % 10), () => openView(view)]));
   const step = (list, now, by) => list[clamp(list.indexOf(now) + by, 0, list.length - 1)];
   const attends = Object.keys(subject.run.kinds).length > 0,
     now = attends ? chosen(subject.run) : null;
@@ -75,6 +77,7 @@ function actions() {
   return {
     ...views,
     ...looks,
+    ...(viewNow() === "path" ? pathKeys(subject) : {}),
     ArrowLeft: () => moveToken(subject, -1),
     ArrowRight: () => moveToken(subject, 1),
     w: () => subject.run.writes && writeAgain(),

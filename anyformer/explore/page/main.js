@@ -1,6 +1,7 @@
 // The page: draws the state, and turns clicks and keys into changes of the state.
 
 const SHOW = {
+  path: showPath,
   heads: showHeads,
   model: showModel,
   matrix: showMatrix,
@@ -64,15 +65,16 @@ async function drawPane(subject) {
 }
 
 /** In a saved page, the state that decides which controls have saved answers. */
-const gates = () => (saved ? [state.view, state.both, state.kind, state.layer, state.head, state.temperature] : []);
+const gates = () => (saved ? [state.view, state.both, state.kind, state.layer, state.head, state.temperature, state.stage] : []);
 
 const tops = new Map(); // tokens and answer of each pane, and what they were made of
 
 /** The tokens and the answer, rebuilt only when they change: a slider moves many times a second. */
 function kept(subject, build) {
   const { at, key, kind, write } = state,
+    path = viewNow() === "path", // where a click on a token follows it
     bodies = [subject.pane, ...subjects().map(({ body }) => body), write && writeBody(subject)],
-    of = JSON.stringify([bodies, at, key, kind, languageNow(), gates()]);
+    of = JSON.stringify([bodies, at, key, kind, path, languageNow(), gates()]);
   if (tops.get(subject.pane)?.of !== of) tops.set(subject.pane, { of, top: build() });
   return tops.get(subject.pane).top;
 }
@@ -106,8 +108,8 @@ function surroundings(now) {
             "aria-controls": "view",
             "aria-selected": String(view === state.view),
             tabindex: view === state.view ? 0 : -1,
-            "aria-keyshortcuts": String(i + 1),
-            title: `${viewName(view, run)} (${i + 1})`,
+            ...(i < 10 ? { "aria-keyshortcuts": String((i + 1) % 10) } : {}),
+            title: viewName(view, run) + (i < 10 ? ` (${(i + 1) % 10})` : ""),
             ...toward(viewChange(view), true),
           },
           viewName(view, run),

@@ -64,7 +64,8 @@ function restAt(rest, temperature) {
   return rest.lse[nearest];
 }
 
-function distribution(found) {
+/** The bars of the most probable tokens; with `to`, a click on the i-th makes the change `to(i)`. */
+function distribution(found, to = null) {
   const logits = found.logits.map(([, logit]) => logit);
   const now = probabilities(logits, found.rest, state),
     plain = probabilities(logits, found.rest, { temperature: 1, topk: 0, topp: 1 });
@@ -78,7 +79,16 @@ function distribution(found) {
   const rows = found.logits
     .slice(0, seen)
     .map(([token], i) =>
-      bar(tokenSpan(token), now.kept[i], plain.kept[i], most, `logit ${figure(logits[i])}`, token === found.actual),
+      bar(
+        to
+          ? choice(`follow-${i}`, tokenSpan(token), to(i), { "aria-label": `${word("followIt")}: ${visible(token)}` })
+          : tokenSpan(token),
+        now.kept[i],
+        plain.kept[i],
+        most,
+        `logit ${figure(logits[i])}`,
+        token === found.actual,
+      ),
     );
   const count = Math.max(0, found.logits.length - seen) + (found.rest?.count ?? 0);
   if (count) rows.push(bar(make("i", {}, word("others", count)), tail(now), tail(plain), most, ""));

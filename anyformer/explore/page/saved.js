@@ -2,6 +2,7 @@
 
 /** The requests that each view makes for the state. */
 const NEEDS = {
+  path: (subject) => pathRequests(subject),
   heads: (subject) => [["heads", placeOf(subject, ["kind", "layer"])]],
   model: (subject) => [["model", placeOf(subject, ["kind"])]],
   matrix: (subject) => [["matrix", { ...placeOf(subject, ["kind", "layer", "head"]), what: state.what }]],
@@ -53,10 +54,11 @@ function isSaved(updates) {
   }
 }
 
-/** The change that a page can show, or null; a pinned key that was not saved becomes the strongest key. */
+/** The change that a page can show, or null; what was not saved becomes the default: a pinned key, the path of a token. */
 function offered(updates) {
   if (!saved) return updates;
   const changes = "key" in updates ? [updates] : [updates, { ...updates, key: -1 }];
+  if (updates.view === "path") changes.push({ ...updates, ...FIRST_PATH });
   return changes.find(isSaved) ?? null;
 }
 

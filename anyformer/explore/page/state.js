@@ -1,6 +1,6 @@
 // The state of the page: it is stored in the address after #, so links and the Back button work.
 
-const VIEWS = ["heads", "model", "matrix", "neuron", "next", "block", "cache", "compare", "live"];
+const VIEWS = ["path", "heads", "model", "matrix", "neuron", "next", "block", "cache", "compare", "live"];
 const WHATS = ["weights", "scores", "bias", "mask"];
 
 const DEFAULTS = {
@@ -12,7 +12,7 @@ const DEFAULTS = {
   text2: "",
   target2: "",
   off2: [], // the second, when two are compared
-  view: "heads",
+  view: "path",
   both: "heads", // `both`: the view in which two are compared
   kind: "",
   layer: 0,
@@ -22,6 +22,11 @@ const DEFAULTS = {
   key: -1,
   at: -1,
   what: "weights", // -1: the last query, its strongest key, the last token
+  stage: "", // of the path; empty means the first
+  output: -1, // the output that is followed, the position, part and token: -1 or empty means the largest
+  place: -1,
+  part: "",
+  from: -1,
   temperature: 1,
   topk: 0,
   topp: 1,

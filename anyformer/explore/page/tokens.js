@@ -118,6 +118,7 @@ function strip(subject, reading) {
 
 /** The change by a click on a token: the position, the query, or in cross-attention the key. */
 function pickToken(subject, side, index) {
+  if (viewNow() === "path") return followToken(subject, side, index);
   const { kind } = Object.keys(subject.run.kinds).length ? chosen(subject.run) : { kind: "" };
   if (kind === "cross" && side === "encoder") return { key: index };
   const said = side === "decoder" || subject.run.shape === "encoder";

@@ -1,0 +1,182 @@
+"""View `follow`: one output of the model as sums, from parts of the model down to single dimensions.
+
+    positions    of a head that pools tokens: the share of each position
+    parts        embeddings, sublayers and heads (`logit_terms.py`)
+    tokens       of one head: weight · ⟨v, u⟩ of each token; of a feed-forward: the same over its neurons
+    dimensions   of one token: ⟨v, u⟩ and q · k as sums over dimensions
+
+Every answer has `value`, the number of the step before, and `total`, the sum of its terms: equal up to rounding.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyformer.attention.layout import make_layout
+from anyformer.config import ConfigError, Fault
+from anyformer.explore.attention_row import attention_row
+from anyformer.explore.outputs import Output, chosen, outputs, position
+from anyformer.explore.requests import FollowRequest
+from anyformer.explore.trace import Trace, last_side
+from anyformer.explore.vectors import rounded
+from anyformer.inspection.frozen import freeze_head, freeze_norm
+from anyformer.inspection.logit_terms import LogitTerms, split_logit
+from anyformer.inspection.residual_stream import layer_stream
+from anyformer.nn.context import Context, Tap
+from anyformer.nn.feedforward import GatedFFN, PlainFFN
+
+TOP_NEURONS = 24
+
+
+@torch.no_grad()
+def follow(trace: Trace, request: FollowRequest) -> dict[str, Any]:
+    """Return the terms of one number."""
+    at = position(trace, request.at)
+    output = chosen(trace, at, request.output)
+    found: dict[str, Any] = {"at": at, "output": list(output)}
+    side = last_side(trace.run)
+    direction = freeze_head(trace.run.model, trace.activations[f"{side}.final"][0], output.id, at)
+    pooled, place = direction.size > 1, None
+    if pooled:
+        hidden = trace.activations[f"{side}.final"][0, direction.positions].double()
+        shares = dict(zip(direction.positions, (direction.u * hidden).sum(dim=1).tolist(), strict=True))
+        place = request.place
+        if place not in shares:
+            place = max(shares, key=lambda key: abs(shares[key]))
+        found |= {"place": place}
+        if request.level == "positions":
+            return found | {
+                "value": output.value,
+                "terms": [[key, share] for key, share in shares.items()],
+                "constant": direction.constant,
+                "total": sum(shares.values()) + direction.constant,
+            }
+    elif request.level == "positions":
+        raise ConfigError([Fault("level", "= 'positions': the head of this run reads one position")])
+    terms = _terms(trace, output, at, place)
+    if request.level == "parts":
+        value = output.value if place is None else shares[place]
+        return (
+            found
+            | {"pooled": pooled, "value": value, "outputs": [list(one) for one in outputs(trace, at)]}
+            | _parts(terms)
+        )
+    part = request.part or _largest(terms)
+    found |= {"part": part}
+    name, _, head = part.rpartition(".")
+    row = place if place is not None else terms.positions[0]
+    if head.isdecimal() and name in terms.heads and int(head) < len(terms.heads[name]):
+        found |= {"value": terms.heads[name][int(head)]}
+        return found | _head_terms(trace, terms, name, int(head), row, request)
+    if part in terms.terms:
+        return found | {"value": terms.terms[part]} | _neurons(trace, terms, part, row)
+    raise ConfigError([Fault("part", f"= '{part}': there is no such head or sublayer")])
+
+
+def _terms(trace: Trace, output: Output, at: int, place: int | None) -> LogitTerms:
+    layout = trace.layout(last_side(trace.run))
+    return split_logit(trace.run.model, trace.activations, layout, output.id, at, trace.off, place)
+
+
+def _parts(terms: LogitTerms) -> dict[str, Any]:
+    rows = [
+        {"name": name, "value": value, "heads": terms.heads.get(name), "bias": terms.biases.get(name)}
+        for name, value in terms.terms.items()
+    ]
+    return {"terms": rows, "constant": terms.constant, "total": terms.total, "part": _largest(terms)}
+
+
+def _largest(terms: LogitTerms) -> str:
+    """Return the head with the largest term; without attention, the sublayer."""
+    heads = {f"{name}.{i}": abs(x) for name, row in terms.heads.items() for i, x in enumerate(row)}
+    sizes = heads or {name: abs(x) for name, x in terms.terms.items()}
+    return max(sizes, key=lambda name: sizes[name])
+
+
+def _head_terms(
+    trace: Trace, terms: LogitTerms, name: str, head: int, query: int, request: FollowRequest
+) -> dict[str, Any]:
+    row = attention_row(trace, name, head, query)
+    u = terms.directions[name][head, 0].cpu()
+    off = head in trace.off.get(name, ())
+    gains = row.values @ u
+    shares = row.weights * gains * (0.0 if off else 1.0)
+    _, columns = trace.labels(name)
+    key = request.key if 0 <= request.key < len(columns) else int(shares.abs().argmax())
+    found = {"keys": columns, "query": query, "key": key, "off": off}
+    if request.level == "tokens":
+        return found | {
+            "weights": rounded(row.weights),
+            "gains": rounded(gains),
+            "terms": rounded(shares),
+            "total": float(shares.sum()),
+        }
+    dots = row.q * row.keys[key] * row.scale
+    score = float(dots.sum())
+    capped = score if row.cap is None else row.cap * float(torch.tanh(torch.tensor(score / row.cap).double()))
+    visible = bool(row.visible[key])
+    return found | {
+        "value": float(shares[key]),
+        "weight": float(row.weights[key]),
+        "gain": float(gains[key]),
+        "v": rounded(row.values[key]),
+        "u": rounded(u),
+        "terms": rounded(row.values[key] * u),
+        "total": float(gains[key]) * float(row.weights[key]) * (0.0 if off else 1.0),
+        "q": rounded(row.q),
+        "k": rounded(row.keys[key]),
+        "scale": row.scale,
+        "scored": rounded(dots),
+        "dot": score,
+        "cap": row.cap,
+        "capped": capped,
+        "bias": None if row.bias is None else float(row.bias[key]),
+        "score": float(row.scores[key]) if visible else None,
+        "normalizer": row.normalizer,
+        "sink": row.sink,
+        "sum": _log_sum(row.scores, row.sink) if row.normalizer == "softmax" and visible else None,
+    }
+
+
+def _log_sum(scores: Tensor, sink: float | None) -> float:
+    """Return log Σ exp(score), by which the softmax divides."""
+    return float((scores if sink is None else torch.cat((scores, scores.new_tensor([sink])))).logsumexp(0))
+
+
+def _neurons(trace: Trace, terms: LogitTerms, part: str, row: int) -> dict[str, Any]:
+    """Return the neurons of a plain or gated feed-forward; no terms for other parts, which are one step."""
+    nothing: dict[str, Any] = {"neurons": None, "total": terms.terms[part]}
+    if not part.endswith(".feedforward"):
+        return nothing
+    side, layer = last_side(trace.run), int(part.split(".")[1])
+    stream = layer_stream(trace.run.model, side, trace.activations, layer, [row], trace.layout(side))
+    step = next(one for one in stream.steps if one.name == part)
+    inner = step.sublayer.inner
+    if not isinstance(inner, PlainFFN | GatedFFN):
+        return nothing
+    seen: dict[str, Tensor] = {}
+
+    def record(name: str, x: Tensor) -> Tensor:
+        seen[name] = x
+        return x
+
+    layout = make_layout(1, 1, step.read.device)
+    inner(step.read[None], Context(layout, layout, taps=Tap(record)))
+    hidden, weight = seen["hidden"][0, 0].double(), inner.down.dense(0).double()
+    bias = torch.zeros_like(weight[:, 0]) if inner.down.bias is None else inner.down.bias.double()
+    u, constant = terms.streams[part], 0.0
+    norm = freeze_norm(step.sublayer.norm_branch, (weight @ hidden + bias)[None])
+    if norm is not None:
+        constant, u = norm.constant(u), norm.pull(u)
+    shares = hidden * (u[0] @ weight)
+    constant += float(u[0] @ bias)
+    top = shares.abs().topk(min(TOP_NEURONS, len(shares))).indices.tolist()
+    rest = float(shares.sum()) - sum(float(shares[i]) for i in top)
+    return {
+        "neurons": [[i, float(hidden[i]), float(shares[i])] for i in top],
+        "count": len(shares),
+        "rest": rest,
+        "constant": constant,
+        "total": float(shares.sum()) + constant,
+    }

@@ -1,0 +1,200 @@
+"""Stages of the path inside a layer: attention for one head, other mixers, the feed-forward and the residual stream."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anyformer.attention.layout import make_layout
+from anyformer.explore.diagram import describe
+from anyformer.explore.path_place import Place
+from anyformer.explore.vectors import gap, kind_of, pixels, rounded
+from anyformer.inspection.logit_terms import gated_heads, output_matrix
+from anyformer.inspection.residual_stream import Step
+from anyformer.inspection.sublayers import stacks_of
+from anyformer.nn.block import ParallelBlock
+from anyformer.nn.context import Context, Tap
+
+TOP_VALUES, TOP_NEURONS = 5, 12
+
+
+def _norm(place: Place) -> dict[str, Any]:
+    step, x = place.mixer, place.mixer.before.double()[0]
+    block = stacks_of(place.trace.run.model)[place.side].blocks
+    own = block[stacks_of(place.trace.run.model)[place.side].runs[place.layer]]
+    first = own.norm_in if isinstance(own, ParallelBlock) else nn.Identity()
+    norm = step.sublayer.norm_in if isinstance(first, nn.Identity) else first
+    return {
+        "norm": kind_of(norm),
+        "before": rounded(x),
+        "mean": float(x.mean()),
+        "deviation": float(x.std(correction=0)),
+        "size": float(x.square().mean().sqrt()),
+        "result": rounded(step.read[0]),
+    }
+
+
+def _qkv(place: Place) -> dict[str, Any]:
+    row, trace = place.attention, place.trace
+    attention = trace.attention(place.mixer.name)
+    own = place.kind == "cross"
+    key = int(row.weights.argmax()) if own else place.row
+    _, columns = trace.labels(place.mixer.name)
+    return {
+        "read": rounded(place.mixer.read[0]),
+        "q": rounded(row.q),
+        "k": rounded(row.keys[key]),
+        "v": rounded(row.values[key]),
+        "key": [key, columns[key]] if own else None,
+        "scheme": trace.position(place.mixer.name),
+        "normed": attention.norms,
+        "heads": attention.heads,
+        "groups": attention.groups,
+    }
+
+
+def _keys(place: Place) -> dict[str, Any]:
+    _, columns = place.trace.labels(place.mixer.name)
+    return {"keys": columns, "head": place.head, "off": place.is_off}
+
+
+def _scores(place: Place) -> dict[str, Any]:
+    row = place.attention
+    scaled = row.dots * row.scale
+    capped = scaled if row.cap is None else row.cap * torch.tanh(scaled / row.cap)
+    return _keys(place) | {
+        "dots": rounded(row.dots),
+        "scale": row.scale,
+        "cap": row.cap,
+        "bias": None if row.bias is None else rounded(row.bias),
+        "scheme": place.trace.position(place.mixer.name),
+        "scores": rounded(capped if row.bias is None else capped + row.bias),
+        "visible": row.visible.int().tolist(),
+    }
+
+
+def _mask(place: Place) -> dict[str, Any]:
+    visible = place.trace.visible(place.mixer.name)
+    map, size = pixels(visible)
+    return (
+        _keys(place)
+        | {"visible": place.attention.visible.int().tolist(), "map": map, "size": size, "row": place.row}
+        | {"queries": len(visible)}
+    )
+
+
+def _softmax(place: Place) -> dict[str, Any]:
+    row = place.attention
+    model = place.trace.weights_of(place.mixer.name, place.head, place.row)
+    return _keys(place) | {
+        "scores": [None if not seen else x for seen, x in zip(row.visible.tolist(), rounded(row.scores), strict=True)],
+        "weights": rounded(row.weights),
+        "sink": row.sink,
+        "normalizer": row.normalizer,
+        "check": gap(row.weights, model),
+    }
+
+
+def _values(place: Place) -> dict[str, Any]:
+    row = place.attention
+    order = row.weights.argsort(descending=True).tolist()
+    best = [key for key in order[:TOP_VALUES] if float(row.weights[key]) > 0]
+    rest = row.output - row.weights[best] @ row.values[best]
+    model = place.trace.activations[f"{place.mixer.name}.heads"][0, place.head, place.row]
+    return _keys(place) | {
+        "terms": [[key, float(row.weights[key]), rounded(row.values[key])] for key in best],
+        "rest": {"count": sum(1 for key in order if float(row.weights[key]) > 0) - len(best), "vector": rounded(rest)},
+        "result": rounded(row.output),
+        "check": gap(row.output, model),
+    }
+
+
+def _out(place: Place) -> dict[str, Any]:
+    trace, name = place.trace, place.mixer.name
+    attention = trace.attention(name)
+    heads = gated_heads(trace.activations, name, [place.row], trace.off.get(name, ()))[:, 0]  # [h, k_v]
+    weight, bias = output_matrix(attention.out, heads.numel())
+    parts = torch.einsum("dhk,hk->hd", weight.unflatten(1, (attention.heads, -1)), heads)
+    total, norm = parts.sum(dim=0) + bias, place.mixer.sublayer.norm_branch
+    plain = isinstance(norm, nn.Identity)
+    return {
+        "head": place.head,
+        "output": rounded(heads[place.head]),
+        "gated": attention.gate is not None,
+        "own": rounded(parts[place.head]),
+        "lengths": rounded(parts.norm(dim=1)),
+        "off": sorted(trace.off.get(name, ())),
+        "bias": None if not bool(bias.any()) else rounded(bias),
+        "norm": kind_of(norm),
+        "result": rounded(place.mixer.added[0]),
+        "check": gap(total, place.mixer.added[0]) if plain else None,
+    }
+
+
+def _mix(place: Place) -> dict[str, Any]:
+    spec = place.trace.run.config.stacks[place.side].unrolled()[place.layer].mixer
+    step = place.mixer
+    return {"what": describe(spec), "read": rounded(step.read[0]), "result": rounded(step.added[0])}
+
+
+def _add_after(place: Place, step: Step) -> dict[str, Any]:
+    stream = place.stream
+    steps = stream.steps if stream.parallel else [step]
+    norm = stream.norm if stream.parallel else step.sublayer.norm_sum
+    before = steps[0].before[0]
+    added = torch.stack([one.added[0].double() for one in steps])
+    total = added.sum(dim=0) + (before.double() if stream.residual else 0)
+    return {
+        "before": rounded(before) if stream.residual else None,
+        "added": [[one.name.split(".")[-1], rounded(one.added[0])] for one in steps],
+        "total": rounded(total),
+        "norm": kind_of(norm),
+        "result": rounded(steps[-1].after[0]),
+        "check": gap(total, steps[-1].total[0]),
+    }
+
+
+def _feedforward(place: Place) -> dict[str, Any]:
+    step, seen = place.step(".feedforward"), dict[str, Tensor]()
+
+    def record(name: str, x: Tensor) -> Tensor:
+        seen[name] = x
+        return x
+
+    layout = make_layout(1, 1, step.read.device)
+    inner = step.sublayer.inner(step.read[None], Context(layout, layout, taps=Tap(record)))[0, 0]
+    spec = place.trace.run.config.stacks[place.side].unrolled()[place.layer].feedforward
+    found: dict[str, Any] = {"hidden": None, "router": None}
+    if "hidden" in seen:
+        hidden = seen["hidden"][0, 0].double()
+        top = hidden.abs().topk(min(TOP_NEURONS, len(hidden))).indices.tolist()
+        active = float((hidden.abs() > 1e-6).double().mean())
+        found["hidden"] = {"count": len(hidden), "active": active, "top": [[i, float(hidden[i])] for i in top]}
+    if "router" in seen:
+        weights = seen["router"][0, 0].double()
+        found["router"] = [[i, float(weights[i])] for i in weights.nonzero()[:, 0].tolist()]
+    norm = step.sublayer.norm_branch
+    return found | {
+        "what": describe(spec, "feedforward"),
+        "read": rounded(step.read[0]),
+        "normed": kind_of(step.sublayer.norm_in),
+        "norm": kind_of(norm),
+        "result": rounded(step.added[0]),
+        "check": gap(inner, step.added[0]) if isinstance(norm, nn.Identity) else None,
+    }
+
+
+LAYER_STAGES: dict[str, Callable[[Place], dict[str, Any]]] = {
+    "norm": _norm,
+    "qkv": _qkv,
+    "scores": _scores,
+    "mask": _mask,
+    "softmax": _softmax,
+    "values": _values,
+    "out": _out,
+    "mix": _mix,
+    "add": lambda place: _add_after(place, place.stream.steps[-1] if place.stream.parallel else place.mixer),
+    "ff": _feedforward,
+    "ffadd": lambda place: _add_after(place, place.step(".feedforward")),
+}

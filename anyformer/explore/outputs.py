@@ -1,0 +1,108 @@
+"""The outputs of a head at one position, by name: tokens, labels, tags, ends of an answer, a number, a vector."""
+
+from collections.abc import Callable
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from anyformer.attention.layout import make_layout
+from anyformer.config import Classifier, ConfigError, Embedder, Fault, NoHead, SpanBounds, TokenLabels
+from anyformer.explore.trace import Trace, initial_position, last_side, predicts_tokens
+from anyformer.nn.heads import TokenHead
+from anyformer.tasks.classify import Classifying
+from anyformer.tasks.imported_encoder import Encoding
+from anyformer.tasks.tag import Tagging
+
+TOP_OUTPUTS = 12
+
+
+class Output(NamedTuple):
+    """One output of the head."""
+
+    id: int  # of a token or label
+    name: str
+    value: float
+    p: float | None  # None: it has no probability
+
+
+def position(trace: Trace, at: int) -> int:
+    """Return a position of the stack that predicts; -1 is the initial one."""
+    tokens = trace.reading.tokens[last_side(trace.run)]
+    if not -1 <= at < len(tokens):
+        raise ConfigError([Fault("at", f"= {at}: there are {len(tokens)} tokens, from 0")])
+    return initial_position(trace) if at == -1 else at
+
+
+@torch.no_grad()
+def values_at(trace: Trace, at: int) -> Tensor:
+    """Return all outputs of the head at a position, or of the text, as the model computes them."""
+    model, side = trace.run.model, last_side(trace.run)
+    if predicts_tokens(trace.run):
+        hidden = trace.activations[f"{side}.final"][:, at : at + 1]
+        return model.apply_head(hidden, make_layout(1, 1, hidden.device))[0, 0].float().cpu()
+    head = model.head
+    if isinstance(head, TokenHead) and head.transitions is not None:  # without those of the CRF
+        hidden = trace.activations[f"{side}.final"][0, at]
+        return cast(Tensor, head.linear(head.transform(hidden))).float().cpu()
+    output = trace.output[0].float().cpu()
+    return output[at] if output.dim() > 1 else output
+
+
+def outputs(trace: Trace, at: int) -> list[Output]:
+    """Return the largest outputs with their probabilities, in descending order."""
+    values, names = values_at(trace, at), _names(trace)
+    p: Tensor | None = None
+    match trace.run.config.head:
+        case SpanBounds():
+            p = trace.output[0].double().cpu().softmax(dim=0)[at]
+        case Embedder() | NoHead() | TokenLabels(crf=True):
+            pass
+        case Classifier() if len(values) == 1:
+            pass
+        case _:
+            p = torch.sigmoid(values.double()) if _several(trace) else values.double().softmax(dim=0)
+    order = (values.abs() if isinstance(trace.run.config.head, Embedder | NoHead) else values).argsort(descending=True)
+    return [
+        Output(i, names(i), float(values[i]), None if p is None else float(p[i])) for i in order[:TOP_OUTPUTS].tolist()
+    ]
+
+
+def chosen(trace: Trace, at: int, index: int) -> Output:
+    """Return one output by its index; -1 is the most probable."""
+    if index == -1:
+        return outputs(trace, at)[0]
+    values = values_at(trace, at)
+    if not 0 <= index < len(values):
+        raise ConfigError([Fault("output", f"= {index}: there are {len(values)} outputs, from 0")])
+    known = next((one for one in outputs(trace, at) if one.id == index), None)
+    if known is not None:
+        return known
+    p = float(values.double().softmax(dim=0)[index]) if predicts_tokens(trace.run) else None
+    return Output(index, _names(trace)(index), float(values[index]), p)
+
+
+def _several(trace: Trace) -> bool:
+    """Return whether each label is decided separately."""
+    match trace.run.task:
+        case Classifying() as task:
+            return task.spec.separator is not None
+        case Encoding() as task:
+            return task.spec.multi_label and isinstance(trace.run.config.head, Classifier)
+        case _:
+            return False
+
+
+def _names(trace: Trace) -> Callable[[int], str]:
+    run = trace.run
+    labels: tuple[str, ...]
+    if predicts_tokens(run):
+        return run.tokenizer.token
+    match run.task:
+        case Classifying() | Tagging():
+            labels = run.task.spec.labels
+        case Encoding() if isinstance(run.config.head, Classifier | TokenLabels):
+            labels = run.task.spec.labels
+        case _:
+            labels = ("first", "last") if isinstance(run.config.head, SpanBounds) else ()
+    return lambda i: labels[i] if i < len(labels) else f"[{i}]"

@@ -1,0 +1,74 @@
+"""One token on its path through the model: a stack, a layer and a head."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from anyformer.config import ConfigError, Fault, Side
+from anyformer.explore.attention_row import AttentionRow, attention_row
+from anyformer.explore.requests import StageRequest
+from anyformer.explore.trace import Trace
+from anyformer.inspection.residual_stream import LayerStream, Step, layer_stream
+from anyformer.inspection.sublayers import stacks_of
+
+
+@dataclass(frozen=True)
+class Place:
+    """One token on its path: a stack, a layer and a head, limited to those that there are."""
+
+    trace: Trace
+    kind: str  # encoder, decoder or cross
+    at: int
+    request: StageRequest
+
+    @property
+    def side(self) -> Side:
+        return "encoder" if self.kind == "encoder" else "decoder"
+
+    @cached_property
+    def layer(self) -> int:
+        return min(self.request.layer, len(stacks_of(self.trace.run.model)[self.side].runs) - 1)
+
+    @property
+    def row(self) -> int:
+        """The position in the layer: that of a window if the layer reads pooled tokens."""
+        stack = stacks_of(self.trace.run.model)[self.side]
+        return self.at // (stack.pooling.factor ** stack.levels[self.layer] if stack.pooling else 1)
+
+    @cached_property
+    def stream(self) -> LayerStream:
+        layout = self.trace.layout(self.side)
+        return layer_stream(self.trace.run.model, self.side, self.trace.activations, self.layer, [self.row], layout)
+
+    def step(self, part: str) -> Step:
+        return next(step for step in self.stream.steps if step.name.endswith(part))
+
+    @property
+    def mixer(self) -> Step:
+        return self.step(".cross" if self.kind == "cross" else ".mixer")
+
+    @property
+    def head(self) -> int:
+        return min(self.request.head, self.trace.attention(self.mixer.name).heads - 1)
+
+    @cached_property
+    def attention(self) -> AttentionRow:
+        return attention_row(self.trace, self.mixer.name, self.head, self.row)
+
+    @property
+    def is_off(self) -> bool:
+        return self.head in self.trace.off.get(self.mixer.name, ())
+
+
+def source_position(trace: Trace, key: int, at: int) -> int:
+    """Return a token of the encoder; -1 is the one that the last cross-attention gives most weight, over all heads."""
+    tokens = trace.reading.tokens["encoder"]
+    if not -1 <= key < len(tokens):
+        raise ConfigError([Fault("key", f"= {key}: there are {len(tokens)} tokens, from 0")])
+    names = trace.attentions.get("cross", {})
+    if key != -1 or not names:
+        return max(key, 0)
+    name = names[max(names)]
+    rows = [attention_row(trace, name, head, at).weights for head in range(trace.attention(name).heads)]
+    return int(torch.stack(rows).sum(dim=0).argmax())

@@ -1,0 +1,156 @@
+"""View `stage`: the numbers of one stage of the path (`path_outline.py`), for one token, layer and head.
+
+Every answer has `token`, `position` and `check`: the largest difference between the last numbers of the stage,
+recomputed in float64 from those before, and the model's own.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anyformer.config import ConfigError, Fault
+from anyformer.explore.head_stages import HEAD_STAGES
+from anyformer.explore.layer_stages import LAYER_STAGES
+from anyformer.explore.outputs import position
+from anyformer.explore.path_outline import path
+from anyformer.explore.path_place import Place, source_position
+from anyformer.explore.requests import StageRequest
+from anyformer.explore.trace import Trace, last_side
+from anyformer.explore.vectors import gap, kind_of, rounded
+from anyformer.explore.views import logits_by_layer
+from anyformer.inspection.residual_stream import layer_input
+from anyformer.inspection.sublayers import stacks_of
+from anyformer.nn.inputs import TokenInput
+
+
+@torch.no_grad()
+def stage(trace: Trace, request: StageRequest) -> dict[str, Any]:
+    """Return the numbers of a stage."""
+    kind, _, name = request.stage.partition(".")
+    at = position(trace, request.at)
+    if kind == "encoder" and last_side(trace.run) == "decoder":
+        at = source_position(trace, request.key, at)
+    if kind == "head" and name in HEAD_STAGES:
+        return {"token": trace.reading.tokens[last_side(trace.run)][at], "position": at} | HEAD_STAGES[name](trace, at)
+    place = Place(trace, kind, at, request)
+    if kind not in (*stacks_of(trace.run.model), "cross") or not _known(trace, place, request.stage):
+        raise ConfigError(
+            [Fault("stage", f"= '{request.stage}': this model has no such stage in layer {request.layer}")]
+        )
+    found = STAGES[name](place)
+    return {"token": trace.reading.tokens[place.side][at], "position": at, "layer": place.layer} | found
+
+
+def _known(trace: Trace, place: Place, stage: str) -> bool:
+    for one in path(trace)["sides"]:
+        if one["side"] == place.side:
+            return stage in (*one["begin"], *one["layers"][place.layer], *one["end"])
+    return False
+
+
+# -- input ------------------------------------------------------------------------------------------------------------
+
+
+def _tokens(place: Place) -> dict[str, Any]:
+    reading = place.trace.reading
+    return {"tokens": reading.tokens[place.side], "ids": reading.distinct_ids(place.side)[0].tolist()}
+
+
+def _embedded(place: Place) -> tuple[Tensor, Tensor]:
+    """Return the vector of the token before and after positions are added to it."""
+    model, side, seen = place.trace.run.model, place.side, list[Tensor]()
+    inputs, layout = model.read_sides(*place.trace.reading.inputs, **place.trace.reading.options)[side]
+    module, stack = (model.source, model.encoder) if side == "encoder" else (model.target, model.decoder)
+    assert module is not None
+    assert stack is not None
+
+    def embed(x: Tensor) -> Tensor:
+        seen.extend((x, stack.embed(x, layout)))
+        return seen[1]
+
+    if model.image_tower is not None:
+        inputs = inputs._replace(media=None)
+    module(inputs, model.table(module), embed, layout)
+    return seen[0][0, place.at].double(), seen[1][0, place.at].double()
+
+
+def _embed(place: Place) -> dict[str, Any]:
+    module = place.trace.run.model.source if place.side == "encoder" else place.trace.run.model.target
+    before, _ = _embedded(place)
+    tokens = isinstance(module, TokenInput)
+    extra = {"scale": module.scale, "vocab": module.vocab} if isinstance(module, TokenInput) else {}
+    id = int(place.trace.reading.distinct_ids(place.side)[0, place.at])
+    return {"vector": rounded(before), "id": id if tokens and id >= 0 else None, **extra}
+
+
+def _position(place: Place) -> dict[str, Any]:
+    model, config = place.trace.run.model, place.trace.run.config
+    module = model.source if place.side == "encoder" else model.target
+    before, after = _embedded(place)
+    result = place.trace.activations[f"{place.side}.embed"][0, place.at].double()
+    scheme = config.stacks[place.side].position
+    types = module.types if isinstance(module, TokenInput) else None
+    norm, typed = getattr(module, "norm", nn.Identity()), None
+    total = after
+    if types is not None:
+        given = place.trace.reading.options.get("types")
+        typed = types.weight[0 if given is None else int(given[0, place.at])].double()
+        total = total + typed
+    plain = isinstance(norm, nn.Identity) and total.shape == result.shape
+    return {
+        "scheme": scheme.kind,
+        "before": rounded(before),
+        "added": rounded(after - before) if scheme.embeds() else None,
+        "types": None if typed is None else rounded(typed),
+        "norm": kind_of(norm),
+        "result": rounded(result),
+        "check": gap(total, result) if plain else None,
+    }
+
+
+# -- layers -----------------------------------------------------------------------------------------------------------
+
+
+def _layers(place: Place) -> dict[str, Any]:
+    """Return the length of the stream after each layer, of what the sublayers added, and the prediction there."""
+    trace, side, seen = place.trace, place.side, place.trace.activations
+    stack, rows = stacks_of(trace.run.model)[side], list[dict[str, Any]]()
+    for i, run in enumerate(stack.runs):
+        at = place.at // (stack.pooling.factor ** stack.levels[i] if stack.pooling else 1)
+        parts = [name for name in ("mixer", "cross", "feedforward") if f"{side}.{i}.{name}.out" in seen]
+        added = {name: float(seen[f"{side}.{i}.{name}.out"][0, at].double().norm()) for name in parts}
+        rows.append({"layer": i, "length": float(seen[f"{side}.{i}.out"][0, at].double().norm()), "added": added})
+        rows[-1]["shared"] = stack.runs.index(run) != i
+    first, tops = float(seen[f"{side}.embed"][0, place.at].double().norm()), None
+    if side == last_side(trace.run) and trace.predicts_tokens and stack.pooling is None:
+        best = logits_by_layer(trace, place.at).double().softmax(dim=-1).max(dim=-1)
+        tops = [
+            [trace.run.tokenizer.token(i), p] for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
+    return {"rows": rows, "first": first, "tops": tops}
+
+
+def _final(place: Place) -> dict[str, Any]:
+    trace, side = place.trace, place.side
+    stack = stacks_of(trace.run.model)[side]
+    x = layer_input(trace.run.model, side, trace.activations, len(stack.runs), trace.layout(side))[0, place.at].double()
+    return {
+        "norm": kind_of(stack.final_norm),
+        "before": rounded(x),
+        "mean": float(x.mean()),
+        "deviation": float(x.std(correction=0)),
+        "size": float(x.square().mean().sqrt()),
+        "result": rounded(trace.activations[f"{side}.final"][0, place.at]),
+    }
+
+
+STAGES: dict[str, Callable[[Place], dict[str, Any]]] = {
+    "tokens": _tokens,
+    "embed": _embed,
+    "position": _position,
+    **LAYER_STAGES,
+    "layers": _layers,
+    "final": _final,
+}
