@@ -290,6 +290,7 @@ def pool(x: Tensor, layout: Layout, how: Pool) -> Tensor:
 
 
 def build_transform(spec: HeadTransform, width: int, to: int) -> nn.Module:
+    """Return the module between the hidden states and the output table, from `width` to `to`."""
     match spec:
         case NoTransform():
             return nn.Identity() if width == to else nn.Linear(width, to, bias=False)
