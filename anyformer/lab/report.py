@@ -133,7 +133,8 @@ def _headline(experiment: Experiment, size: Size, results: Sequence[Result]) -> 
     verdict = experiment.judge(results)
     stale = " The rule was changed after these results: they are stale." if is_stale(experiment, results) else ""
     sentence = experiment.result(results) or f"{verdict.why[0].upper()}{verdict.why[1:]}."
-    return f"**{TITLES[size]}: {verdict.word}.** {sentence}{stale}"
+    few = " Three seeds: a first look." if size == "quick" and not experiment.timed else ""
+    return f"**{TITLES[size]}: {verdict.word}.** {sentence}{few}{stale}"
 
 
 def rule_of(experiment: Experiment, code: str) -> str:

@@ -129,7 +129,7 @@ judged."""
         )
         return (
             f"Over a gap of {gap} tokens these shares of the letters are copied: {copied} "
-            f"(guessing: {100 * 1 / LETTERS:.0f} %). At initialisation the gradient over it is "
+            f"(guessing: {100 / LETTERS:.0f} %). At initialisation the gradient over it is "
             f"{_lost(results, 'attention'):.1e} of that over one token with attention and "
             f"{_lost(results, 'rnn'):.1e} with a tanh RNN (ratios of geometric means)."
         )

@@ -120,7 +120,10 @@ those of training are not tried."""
     def result(self, results: Sequence[Result]) -> str:
         shortest, *_, longest = results[0]["lengths"]
         first, last = (
-            ", ".join(f"{k} {summary([r['right'][at] for r in _best(results, m)]).mean:.0%}" for m, k in LABELS.items())
+            ", ".join(
+                f"{k} {100 * summary([r['right'][at] for r in _best(results, m)]).mean:.0f} %"
+                for m, k in LABELS.items()
+            )
             for at in (0, -1)
         )
         return (

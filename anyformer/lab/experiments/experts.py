@@ -145,7 +145,7 @@ active parameters are not equal time: experts read their tokens one after anothe
         task, letter = (summary(_values(results, SPARSE, most, name)).mean for name in ("told", "told of letters"))
         return (
             f"The loss on {most} tasks (nats; active parameters) is: {each}. The mutual information "
-            f"of task and expert is {task:.0%} of its maximum, that of letter and expert {letter:.0%}."
+            f"of task and expert is {100 * task:.0f} % of its maximum, that of letter and expert {100 * letter:.0f} %."
         )
 
     def table(self, results: Sequence[Result]) -> Rows:

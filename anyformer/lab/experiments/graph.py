@@ -147,14 +147,16 @@ A task that needs distant nodes would favour full attention."""
         counts = _counts(task)
         few, most = (
             ", ".join(
-                f"{k} {summary(found(task, 'accuracy', model=m, examples=n)).mean:.0%}" for m, k in LABELS.items()
+                f"{k} {100 * summary(found(task, 'accuracy', model=m, examples=n)).mean:.0f} %"
+                for m, k in LABELS.items()
             )
             for n in (counts[0], counts[-1])
         )
         elsewhere = summary(found(task, "elsewhere", model=MASK, examples=counts[-1])).mean
         return (
             f"After {counts[0]} training rows these shares of the nodes of unseen rows are right: {few}; after "
-            f"{counts[-1]:,} rows: {most}. With the mask of another graph the same weights label {elsewhere:.0%} right."
+            f"{counts[-1]:,} rows: {most}. With the mask of another graph the same weights label "
+            f"{100 * elsewhere:.0f} % right."
         )
 
     def table(self, results: Sequence[Result]) -> Rows:

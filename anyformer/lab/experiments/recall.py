@@ -144,7 +144,7 @@ steps. Larger states hold more pairs: the claim is about a number of pairs beyon
         each = ", ".join(
             f"{LABELS.get(m, m)} {100 * summary(_accuracies(results, m, most)).mean:.0f} %" for m in STACKS
         )
-        return f"Of the values of {most} pairs these shares are named: {each} (guessing: {100 * 1 / VALUES:.0f} %)."
+        return f"Of the values of {most} pairs these shares are named: {each} (guessing: {100 / VALUES:.0f} %)."
 
     def table(self, results: Sequence[Result]) -> Rows:
         pairs = sorted({r["pairs"] for r in results})

@@ -241,4 +241,6 @@ def _parted(results: Sequence[Result]) -> tuple[list[Result], list[Result]]:
 
 
 def _shares(results: Sequence[Result], name: str) -> str:
-    return ", ".join(f"{label} {summary(found(results, name, model=m)).mean:.1%}" for m, label in LABELS.items())
+    return ", ".join(
+        f"{label} {100 * summary(found(results, name, model=m)).mean:.1f} %" for m, label in LABELS.items()
+    )
