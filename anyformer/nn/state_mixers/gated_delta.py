@@ -37,12 +37,12 @@ class GatedDeltaMixer(nn.Module):
         rows = StateRows(x, ctx)
         mixed, z = self.qkvz(x).tensor_split([sum(self.widths)], dim=-1)
         q, k, v = rows.convolve(rows.align(mixed), self.conv).split(self.widths, dim=-1)
-        q, k, v = split_heads(q, self.groups), split_heads(k, self.groups), split_heads(v, self.heads)
+        q, k, v = _unit_heads(q, self.groups, self.scale), _unit_heads(k, self.groups), split_heads(v, self.heads)
         rate, step = (at_least_fp32(part) for part in self.rates.split(x))  # [b, t, h]
         rate = ctx.tap("rate", rate.sigmoid())
         log_decay = ctx.tap("log_decay", -at_least_fp32(self.log_a).exp() * F.softplus(step + self.dt_bias))
         rate, log_decay = rows.align(rate).transpose(1, 2), rows.align(log_decay).transpose(1, 2)
-        out = rows.run(Recurrence(_unit(q) * self.scale, _unit(k), v, log_decay, rate))
+        out = rows.run(Recurrence(q, k, v, log_decay, rate))
         out = self.norm(ctx.tap("heads", out)).transpose(1, 2).flatten(2)  # [b, h, t, v] -> [b, t, h·v]
         return self.out(out * F.silu(z))
 
@@ -51,7 +51,9 @@ class GatedDeltaMixer(nn.Module):
         reset_decay(self.log_a, self.dt_bias, DECAY_RATES)
 
 
-def _unit(x: Tensor) -> Tensor:
-    """Return vectors of norm 1."""
-    wide = at_least_fp32(x)
-    return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + EPS)).to(x.dtype)
+def _unit_heads(x: Tensor, heads: int, norm: float = 1.0) -> Tensor:
+    """[b, t, h·k] -> [b, h, t, k], vectors of this norm: an RMS norm, whose kernel reads x once, over sqrt(k)."""
+    x = x.unflatten(-1, (heads, -1))
+    k = x.shape[-1]
+    with torch.autocast(x.device.type, enabled=False):
+        return (F.rms_norm(x, (k,), eps=EPS / k) * (norm * k**-0.5)).transpose(1, 2)
