@@ -19,6 +19,7 @@ MODULES = {
     "inspection.patch": "inspection.patching",
     "inspection.patterns": "inspection.head_patterns",
     "inspection.terms": "inspection.score_terms",
+    "nn.latent": "nn.attention_variants.latent",
     "nn.mask": "attention.layout",
     "nn.quantise": "transforms.quantise",
     "reading": "run_inspection",

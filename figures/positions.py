@@ -12,6 +12,7 @@ from anyformer.attention.lowered import Dense
 from anyformer.attention.scores import Scoring
 from anyformer.config import (
     Alibi,
+    Disentangled,
     LinearScaling,
     Llama3Scaling,
     NTKScaling,
@@ -160,6 +161,28 @@ def t5_bias(plt: Any) -> Any:
         right.plot(past, bias, color=colour, linestyle=line, drawstyle="steps-post", label=name)
     right.set(xlabel="distance, query − key", ylabel="bias added to the score", title="three heads", ylim=(-4.5, 4.9))
     right.legend(loc="upper right")
+    return drawing
+
+
+@figure("concepts/disentangled")
+def disentangled(plt: Any) -> Any:
+    """Rows of the table by distance, and one term of the scores of two queries."""
+    scheme = Disentangled()
+    drawing, (left, right) = plt.subplots(1, 2, figsize=(8, 3.5), layout="constrained")
+    distances = torch.arange(-700, 701)
+    rows = (scheme.bucket(distances) + scheme.buckets).clamp(0, 2 * scheme.buckets - 1)
+    left.plot(distances, rows, color=BLUE, drawstyle="steps-post")
+    left.set(xlabel="distance, query − key", ylabel="row of the table", title="256 buckets, up to distance 512")
+    torch.manual_seed(0)
+    small = Disentangled(buckets=8, max_distance=32)
+    wave = torch.randn(16, 8).cumsum(dim=0) / 4  # neighbouring rows are alike, as after training
+    near = torch.arange(-24, 25)
+    keys = wave[(small.bucket(near) + small.buckets).clamp(0, 15)]
+    for name, query, colour, line in (("one query", 0, BLUE, "-"), ("another", 1, RED, "--")):
+        term = keys @ torch.randn(8, generator=torch.Generator().manual_seed(query)) / 24**0.5
+        right.plot(near, term, color=colour, linestyle=line, drawstyle="steps-mid", label=name)
+    right.set(xlabel="distance, query − key", ylabel="term of the score", title="content to position")
+    right.legend(loc="best")
     return drawing
 
 

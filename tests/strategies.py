@@ -17,13 +17,11 @@ from anyformer.config import (
     Causal,
     Convolution,
     Dilated,
-    Experts,
+    Disentangled,
     FactorisedTable,
     Full,
     FullTable,
     FullyConnected,
-    Gated,
-    Gelu,
     Graph,
     InvSqrtKey,
     InvSqrtWidth,
@@ -40,23 +38,17 @@ from anyformer.config import (
     NTKScaling,
     Parallel,
     Pattern,
-    Plain,
     Pooling,
     Position,
     PositionMixing,
     Projected,
     Recurrent,
-    Relu,
     RMSNorm,
     Rotary,
     Sequential,
-    SigmoidTopK,
-    Silu,
     Sinusoidal,
-    SoftmaxTopK,
     Special,
     SqrtWidth,
-    SquaredRelu,
     Stack,
     T5Bias,
     Times,
@@ -67,6 +59,7 @@ from anyformer.config import (
 )
 from anyformer.config.spec import members
 from anyformer.nn.model import Transformer
+from tests.feedforwards import feedforwards
 from tests.state_mixers import STATE_MIXERS
 
 WIDTH, VOCAB, LENGTH = 8, 11, 24
@@ -77,6 +70,9 @@ RELATIVE: tuple[Position, ...] = (
     Alibi(),
     T5Bias(buckets=8, max_distance=12),
     T5Bias(buckets=8, max_distance=12, shared=False),
+    Disentangled(buckets=6, max_distance=9),
+    Disentangled(buckets=7, max_distance=None, terms="content_to_position", projections="separate", norm=NoNorm()),
+    Disentangled(buckets=6, max_distance=9, terms="position_to_content", projections="separate"),
     Rotary(theta=100.0),
     Rotary(theta=100.0, fraction=0.5),
     Rotary(theta=100.0, scaling=NTKScaling(factor=2.0)),
@@ -134,30 +130,6 @@ TABLES = (FullTable(), FullTable(), FactorisedTable(width=4), FactorisedTable(wi
 norms = st.sampled_from(
     [NoNorm(), LayerNorm(), LayerNorm(bias=False), RMSNorm(), RMSNorm(offset=1.0, cast="after_scale"), BatchNorm()]
 )
-activations = st.sampled_from([Relu(), Gelu(), Gelu(approximate="tanh"), Silu(), SquaredRelu()])
-sizes = {"width": st.sampled_from([None, 5]), "activation": activations, "bias": st.booleans()}
-networks = st.one_of(
-    st.builds(Plain, **sizes),
-    st.builds(Gated, **sizes, limit=st.sampled_from([None, None, 0.5]), offset=st.sampled_from([0.0, 0.0, 1.0])),
-)
-routers = st.sampled_from(
-    [
-        SoftmaxTopK(),
-        SoftmaxTopK(normalize=False, bias=True),
-        SoftmaxTopK(scale=1.5, groups=2, top_groups=1),
-        SigmoidTopK(),
-        SigmoidTopK(normalize=False, scale=1.5, groups=2, top_groups=1),
-    ]
-)
-shared = st.sampled_from([{}, {"shared": 1}, {"shared": 2, "shared_gate": True}])
-experts = st.builds(
-    lambda shared, **parts: Experts(count=4, **shared, **parts),
-    shared=shared,
-    top_k=st.integers(1, 2),
-    router=routers,
-    expert=networks,
-)
-feedforwards = st.one_of(st.just(NoFeedForward()), networks, experts)
 
 
 @st.composite
@@ -193,6 +165,7 @@ def attentions(draw: st.DrawFn, pattern: Pattern | None = None, position: Positi
 @st.composite
 def latents(draw: st.DrawFn, pattern: Pattern | None = None, position: Position | None = None):
     """Latent attention; half of the head turns, and that is more than one pair even at half rotation."""
+    position = None if position is not None and position.reads_content() else position
     direct = draw(attentions(pattern, position))
     norm = draw(st.sampled_from([NoNorm(), RMSNorm(), LayerNorm()]))
     compress = Latent(rank=3, rotary_width=4, query_rank=draw(st.sampled_from([None, 5])), norm=norm)
@@ -311,9 +284,10 @@ def poolings(draw: st.DrawFn, depth: int) -> Pooling:
 
 
 def _taken(position: Position, layers: tuple[Block, ...]) -> Position:
-    """The scheme, or none where it acts inside attention and no layer takes it."""
-    taken = any(isinstance(block.mixer, Attention) and block.mixer.position is None for block in layers)
-    return position if taken or position.embeds() else NoPosition()
+    """The scheme, or none where it acts inside attention and no layer takes it, or latent attention would."""
+    takers = [b.mixer for b in layers if isinstance(b.mixer, Attention) and b.mixer.position is None]
+    fits = not position.reads_content() or not any(isinstance(mixer.compress, Latent) for mixer in takers)
+    return position if (takers and fits) or position.embeds() else NoPosition()
 
 
 @st.composite

@@ -15,7 +15,7 @@ IDEAS = {
     "linear", "layer-norm", "other-norms", "dropout", "residual", "norm-placement", "feed-forward", "activations",
     "gated-feed-forward", "experts", "other-mixers", "linear-attention", "costs", "embeddings", "tying",
     "scaled-dot-product", "three-attentions", "multi-head", "grouped-query", "masks", "sparse-patterns", "graph",
-    "long-sequences", "no-positions", "sinusoidal", "learned-positions", "t5-bias", "alibi", "rotary",
+    "long-sequences", "no-positions", "sinusoidal", "learned-positions", "t5-bias", "disentangled", "alibi", "rotary",
     "three-shapes", "bert-and-gpt", "shifted-targets", "cross-entropy", "warm-up", "pretraining", "lora", "tokenizers",
     "attention-gate", "value-residual", "skip-connections", "multi-token",
     "muon", "width-transfer", "batches", "streams", "kv-cache", "sampling", "beam-search", "speculative", "scoring",

@@ -67,10 +67,11 @@ def choose(
     backend: str, pattern: Pattern, q: Layout, k: Layout, role: Role, scheme: Scheme, needs: Requirements, at: Runtime
 ) -> Choice:
     """Return the requested kernel, or the next best one if it cannot run; for `auto` the fastest one that can."""
+    content = f"{scheme.kind} positions add a bias of each text's own" if scheme.reads_content() else None
     obstacles = {
-        "decode": _no_decode(q, role, needs, at),
-        "varlen": _no_varlen(pattern, q, k, role, scheme, needs, at),
-        "flex": _no_flex(role, scheme, needs, at),
+        "decode": content or _no_decode(q, role, needs, at),
+        "varlen": content or _no_varlen(pattern, q, k, role, scheme, needs, at),
+        "flex": content or _no_flex(role, scheme, needs, at),
         "sdpa": _no_sdpa(needs),
     }
     match backend:
@@ -83,7 +84,8 @@ def choose(
         case "auto":
             if obstacles["decode"] is None:
                 return Choice("decode", "few queries read a cache")
-            if not obstacles["sdpa"] and not biases(scheme) and without_mask(pattern, q, k, role) is not None:
+            maskless = not biases(scheme) and not content and without_mask(pattern, q, k, role) is not None
+            if maskless and not obstacles["sdpa"]:
                 return Choice("sdpa", "no mask is needed")
             if obstacles["varlen"] is None and max(q.positions.shape[1], k.positions.shape[1]) >= VARLEN_MIN_ROW:
                 return Choice("varlen", "the layout knows its documents")

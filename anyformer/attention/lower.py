@@ -56,7 +56,7 @@ def lower(
             lowered = dense()
         case _:
             assert_never(choice.kernel)
-    return Relation(lowered, choice, positions.scheme)
+    return Relation(lowered, choice, positions.scheme, relative=positions.relative(q.positions, k.positions))
 
 
 def lower_dense(pattern: Pattern, q: Layout, k: Layout, role: Role, bias: Tensor | None = None) -> Dense:

@@ -9,11 +9,12 @@ Each variant holds exactly what its kernel reads. `lower` builds one per forward
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from anyformer.attention.layout import Pages, WholeRows
-from anyformer.config import NoPosition, Pattern, Rotation, Scheme
+from anyformer.config import NoPosition, Pattern, Relative, Rotation, Scheme
 from anyformer.config.position import RotaryScheme
 from anyformer.kernels.paged import rotate_heads
 from anyformer.kernels.runtime import runs_fused
@@ -85,6 +86,19 @@ def densify(lowered: Lowered) -> Dense:
             return lowered.densify()
 
 
+def add_bias(lowered: Lowered, bias: Tensor) -> Dense:
+    """Return the dense form of a lowered mask with a further bias [b, h, t, s] of the scores."""
+    dense = densify(lowered)
+    if dense.bias is not None:
+        bias = bias + dense.bias
+    if dense.mask is not None:
+        bias = bias.masked_fill(~dense.mask, -torch.inf)
+    if dense.causal:
+        future = torch.ones(bias.shape[-2:], dtype=torch.bool, device=bias.device).triu(1)
+        bias = bias.masked_fill(future, -torch.inf)
+    return dense._replace(causal=False, mask=None, bias=bias)
+
+
 class Choice(NamedTuple):
     """The kernel that runs, and the reason."""
 
@@ -99,6 +113,7 @@ class Relation(NamedTuple):
     choice: Choice = Choice("sdpa", "built without a choice")
     scheme: Scheme = NoPosition()
     rotation: Rotation | None = None  # of the new tokens: keys in a cache are rotated already
+    relative: Relative | None = None  # vectors of distances, which each layer projects and compares with its content
     absorbs: bool = False  # latent attention reads the cached vectors themselves, as a single head
     whole: WholeRows | None = None  # the rows of the keys, of which a process computes a part; None: it computes all
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from anyformer.config import Rotation, Scheme
+from anyformer.config import Relative, Rotation, Scheme
 
 
 class Positions(nn.Module):
@@ -30,6 +30,9 @@ class Positions(nn.Module):
 
     def bias(self, q: Tensor, k: Tensor, causal: bool) -> Tensor | None:
         return self.scheme.bias(q, k, self.heads, causal, self._read())
+
+    def relative(self, q: Tensor, k: Tensor) -> Relative | None:
+        return self.scheme.relative(q, k, self._read())
 
     def extra_repr(self) -> str:
         return repr(self.scheme)

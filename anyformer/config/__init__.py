@@ -20,6 +20,7 @@ pattern       which keys a query may see
 position      position schemes, each with its mathematics
 rotary_scaling  changes of rotary angles for longer texts
 schema        the JSON schema of a spec, for completion and checks in editors
+scheme        base of position schemes: the hooks that they override
 spec          the base of all specs, and errors with paths and suggestions
 stack_rules   rules of a stack as a whole: segment memory and pooling
 state_mixer   mixers with a matrix state: linear attention, the gated delta rule, Mamba-2

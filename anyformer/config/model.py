@@ -124,6 +124,14 @@ def position_of(attention: Attention, stack: Stack) -> Position:
     return attention.position or stack.position
 
 
+def with_position(block: Block, stack: Stack) -> Block:
+    """Return a block whose self-attention names its scheme, given or the stack's."""
+    if not isinstance(block.mixer, Attention):
+        return block
+    mixer = block.mixer.model_copy(update={"position": position_of(block.mixer, stack)})
+    return block.model_copy(update={"mixer": mixer})
+
+
 def causal_of(mixer: Convolution | FullyConnected | PositionMixing, side: Side) -> bool:
     """Return whether a mixer reads only earlier tokens, given or derived."""
     return side == "decoder" if mixer.causal is None else mixer.causal
@@ -273,6 +281,8 @@ def _mixer(mixer: Mixer, side: Side, config: ModelConfig) -> Iterator[Fault]:
 def _turned(scheme: Position, mixer: Attention, width: int) -> Iterator[Fault]:
     """Yield faults of a scheme at the width it rotates, under the name of that width in this mixer."""
     name = "compress.rotary_width" if isinstance(mixer.compress, Latent) else "key_width"
+    if scheme.reads_content() and isinstance(mixer.compress, Latent):
+        yield Fault("", f"of kind '{scheme.kind}': projects its vectors like tokens, which latent attention compresses")
     yield from (Fault(f.path, f.message.replace("key_width", name)) for f in scheme.faults(mixer.rotary_width(width)))
 
 

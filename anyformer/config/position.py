@@ -1,11 +1,12 @@
 """Position schemes: how the order of tokens enters a model.
 
-Each scheme is one class: its fields, its learned tables and its mathematics. A scheme acts at one of three points of
-the model, and overrides the hooks of that point:
+Each scheme is one class: its fields, its learned tables and its mathematics. A scheme acts at one of four points of
+the model, and overrides the hooks of that point (`scheme.py`):
 
     embed             on the token embeddings, before the first block            (sinusoidal, learned)
     prepare, rotate   on queries and new keys, inside self-attention             (rotary)
     levels, score     on the scores, by head, query and key position             (ALiBi, T5)
+    relative          on the scores, by the content of query and key, too        (disentangled)
 
 To add a scheme, write its class here and name it in `Position` at the end of the file; the grammar, the schema, the
 builder, `count` and the property tests pick it up from there. `tables` declares its learned weights, and `fill`
@@ -16,11 +17,12 @@ Positions are passed by the caller, never buffer indices, so a scheme has a maxi
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
+from anyformer.config.norm import LayerNorm, NoNorm
 from anyformer.config.rotary_scaling import (
     LinearScaling as LinearScaling,
     Llama3Scaling as Llama3Scaling,
@@ -29,94 +31,17 @@ from anyformer.config.rotary_scaling import (
     RotaryScaling as RotaryScaling,
     YarnScaling as YarnScaling,
 )
-from anyformer.config.spec import BY_KIND, Count, Fault, Flag, Fraction, Positive, Size, Spec
+from anyformer.config.scheme import (
+    Relative as Relative,
+    Rotation as Rotation,
+    Scheme as Scheme,
+    Tables as Tables,
+)
+from anyformer.config.spec import BY_KIND, Count, Fault, Flag, Fraction, Positive, Probability, Size
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-Tables = Mapping[str, "Tensor"]
-
-
-class Rotation(NamedTuple):
-    """Cosines and sines of one forward pass, fp32, each [b or 1, 1, t, rotated]: two equal halves, one for each element
-    of a pair."""
-
-    cos: "Tensor"
-    sin: "Tensor"  # negative in the first half
-
-
-class Scheme(Spec):
-    """Base of position schemes: hooks that change nothing."""
-
-    kind: str
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **options: Any) -> None:
-        within = any(getattr(cls, hook) is not getattr(Scheme, hook) for hook in ("prepare", "score", "bias"))
-        assert not (cls.embeds() and within), f"{cls.__name__} must act on embeddings or inside attention, not on both"
-
-    @classmethod
-    def embeds(cls) -> bool:
-        """Return whether the scheme acts on the embeddings, rather than inside attention."""
-        return cls.embed is not Scheme.embed
-
-    @classmethod
-    def reads_coordinates(cls) -> bool:
-        """Return whether `prepare` takes time, row and column [b, t, 3] where a layout has them."""
-        return False
-
-    @property
-    def limit(self) -> int | None:
-        """Number of positions, or None if there is no limit."""
-        return None
-
-    @property
-    def per_layer(self) -> bool:
-        """True if every layer has its own tables, rather than one set for the stack."""
-        return False
-
-    def faults(self, key_width: int) -> Iterator[Fault]:
-        """Yield what makes this scheme unfit for a model with heads of this width."""
-        yield from ()
-
-    def tables(self, width: int, heads: int) -> dict[str, tuple[int, ...]]:
-        """Return names and shapes of the learned tables."""
-        return {}
-
-    def fill(self, name: str, table: "Tensor", std: float) -> None:
-        """Initialise a table in place; `std` is the standard deviation of the model's initialisation."""
-        table.normal_(std=std)
-
-    def embed(self, x: "Tensor", positions: "Tensor", tables: Tables) -> "Tensor":
-        """[b, t, d] embeddings and [b or 1, t] positions to [b, t, d]."""
-        return x
-
-    def prepare(self, positions: "Tensor", key_width: int) -> Rotation | None:
-        """Return the tables for `rotate`, computed once per forward pass."""
-        return None
-
-    def rotate(self, x: "Tensor", rotation: Rotation) -> "Tensor":
-        """[b, h, t, k] queries or new keys to the same."""
-        return x
-
-    def levels(self, heads: int, causal: bool, tables: Tables, device: "torch.device") -> "Tensor | None":
-        """Return the tables for `score`, computed once per forward pass; `causal`: later keys are never seen."""
-        return None
-
-    def score(self, levels: "Tensor", head: "Tensor", q: "Tensor", k: "Tensor") -> "Tensor":
-        """Return the bias of a head's score between a query and a key position (broadcast), in any precision."""
-        raise NotImplementedError
-
-    def bias(self, q: "Tensor", k: "Tensor", heads: int, causal: bool, tables: Tables) -> "Tensor | None":
-        """Return all biases: [b or 1, t] query and [b or 1, s] key positions to [b or 1, h, t, s]."""
-        import torch
-
-        levels = self.levels(heads, causal, tables, q.device)
-        if levels is None:
-            return None
-        head = torch.arange(heads, device=q.device)[:, None, None]
-        return self.score(levels, head, q[:, None, :, None], k[:, None, None, :])
 
 
 class NoPosition(Scheme):
@@ -363,7 +288,72 @@ class T5Bias(Scheme):
         return levels[(q - k).clamp(-reach, reach) + reach, head]
 
 
-Position = Annotated[NoPosition | Sinusoidal | Learned | Rotary | AxialRotary | Alibi | T5Bias, *BY_KIND]
+class Disentangled(Scheme):
+    """Scores between content and distance, by a learned vector p of each bucket of distances (DeBERTa, He et al. 2021).
+
+    s_ij = (q_i·k_j + q_i·K(p_ij) + k_j·Q(p_ij)) · scale / sqrt(3), where p_ij is the vector of the bucket of i - j
+
+    Distances up to half of the buckets have one each; the others grow logarithmically up to `max_distance`. The table
+    is shared by all layers of a stack.
+    """
+
+    kind: Literal["disentangled"] = "disentangled"
+    # buckets of each direction: the table has 2 · buckets rows
+    buckets: Annotated[int, Field(strict=True, ge=2, le=2**20)] = 256
+    # distance of the last bucket, in tokens; None: every distance below `buckets` has its own
+    max_distance: Annotated[int, Field(strict=True, ge=1, le=2**20)] | None = 512
+    # terms besides q·k: q·K(p) is content to position, k·Q(p) is position to content; the divisor is sqrt(1 + terms)
+    terms: Literal["both", "content_to_position", "position_to_content"] = "both"
+    projections: Literal["shared", "separate"] = "shared"  # K and Q: those of the layer's content, or their own
+    norm: Annotated[NoNorm | LayerNorm, *BY_KIND] = LayerNorm(eps=1e-7)  # norm of the vectors
+    dropout: Probability = 0.0  # on the vectors, in each layer
+
+    @property
+    def divisor(self) -> float:
+        """Factor of the variance of a score, by which its scale is divided: the root of the number of its terms."""
+        return math.sqrt(3 if self.terms == "both" else 2)
+
+    def faults(self, key_width: int) -> Iterator[Fault]:
+        if self.max_distance is not None and self.max_distance <= (least := self.buckets // 2 + 1):
+            yield Fault("max_distance", f"= {self.max_distance}: must be more than buckets / 2 + 1 = {least}, or none")
+
+    def tables(self, width: int, heads: int) -> dict[str, tuple[int, ...]]:
+        norm = self.norm
+        gain = {} if isinstance(norm, NoNorm) else {"norm_weight": (width,)}
+        shift = {"norm_bias": (width,)} if isinstance(norm, LayerNorm) and norm.bias else {}
+        return {"relative": (2 * self.buckets, width), **gain, **shift}
+
+    def fill(self, name: str, table: "Tensor", std: float) -> None:
+        if name == "relative":
+            table.normal_(std=std)
+        else:
+            table.fill_(1.0 if name == "norm_weight" else 0.0)
+
+    def bucket(self, distance: "Tensor") -> "Tensor":
+        """The bucket of each distance q - k, below 0 for later keys."""
+        import torch
+
+        if self.max_distance is None:
+            return distance
+        exact = self.buckets // 2
+        # in fp32 and in this order, as published: a bucket ends where the rounded quotient does
+        growth = torch.log(distance.abs().clamp(min=exact) / exact)
+        limit = torch.log(torch.tensor((self.max_distance - 1) / exact, device=distance.device))
+        far = torch.ceil(growth / limit * (exact - 1)) + exact
+        return torch.where(distance.abs() <= exact, distance, (far * distance.sign()).long())
+
+    def relative(self, q: "Tensor", k: "Tensor", tables: Tables) -> Relative:
+        from torch.nn.functional import layer_norm
+
+        vectors = tables["relative"]
+        if isinstance(self.norm, LayerNorm):
+            shape = vectors.shape[-1:]
+            vectors = layer_norm(vectors, shape, tables["norm_weight"], tables.get("norm_bias"), self.norm.eps)
+        rows = self.bucket(q[:, :, None] - k[:, None, :]) + self.buckets
+        return Relative(vectors, rows.clamp(0, 2 * self.buckets - 1))
+
+
+Position = Annotated[NoPosition | Sinusoidal | Learned | Rotary | AxialRotary | Alibi | T5Bias | Disentangled, *BY_KIND]
 
 
 def _frequencies(like: "Tensor", base: float, width: int) -> "Tensor":

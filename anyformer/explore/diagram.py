@@ -34,6 +34,7 @@ from anyformer.config import (
     pattern_across,
     pattern_of,
     position_of,
+    with_position,
 )
 from anyformer.config.feedforward import FeedForward
 from anyformer.explore.trace import Trace
@@ -149,7 +150,10 @@ def _block(
     config: ModelConfig, side: Side, stack: Stack, spec: Block, t: int, s: int, at: str, weights: bool
 ) -> dict[str, Any]:
     """Return one layer; without `weights` it shares those of an earlier layer, and its parameters count as 0."""
-    costs = {part: _costs(cost, weights) for part, cost in block_costs(spec, config.width, 1, t, s, side == "decoder")}
+    placed = with_position(spec, stack)
+    costs = {
+        part: _costs(cost, weights) for part, cost in block_costs(placed, config.width, 1, t, s, side == "decoder")
+    }
     norms = costs.pop("norms")
     sublayers: list[tuple[str, Mixer | FeedForward, str, dict[str, Any]]] = []
     if not isinstance(spec.mixer, NoMixer):

@@ -83,7 +83,9 @@ class Trace:
         levels = Funnel(stack.pooling, layout, 1).layouts
         plan = stack.plan_of_layer[layer]
         assert plan is not None
-        return densify(stack.relations(layout, {None: Step(layout)}, False, SITE, "eager", levels)[plan].lowered)
+        relation = stack.relations(layout, {None: Step(layout)}, False, SITE, "eager", levels)[plan]
+        q, k = self.activations[f"{name}.q"], self.activations[f"{name}.k"]
+        return densify(self.attention(name).mask(relation, q, k))
 
     def keys(self, name: str) -> Tensor:
         """Return the keys [h, s, k], repeated for the heads that share them."""

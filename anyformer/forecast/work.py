@@ -23,6 +23,7 @@ from anyformer.config import (
     Attention,
     Block,
     Causal,
+    Disentangled,
     Experts,
     Gated,
     MaskedLM,
@@ -37,6 +38,7 @@ from anyformer.config import (
     pattern_across,
     pattern_of,
     position_of,
+    with_position,
 )
 from anyformer.config.adapter import matrices
 from anyformer.gpu_table import GPU
@@ -143,7 +145,11 @@ class _Layer(NamedTuple):
 
     def forward(self, passes: float) -> Work:
         d, size, rows = self.config.width, self.size, self.tokens
-        costs = dict(block_costs(self.block, d, self.rows.batch, self.t, self.s, self.side == "decoder"))
+        costs = dict(
+            block_costs(
+                with_position(self.block, self.stack), d, self.rows.batch, self.t, self.s, self.side == "decoder"
+            )
+        )
         branches = len(costs) - 1  # all but the norms
         attention, biased, counted = self._attention()
         matmul = sum(cost.flops for cost in costs.values()) / self.rows.context - counted
@@ -177,7 +183,7 @@ class _Layer(NamedTuple):
             flops = 2.0 * self.rows.batch * a.heads * pairs(pattern, self.t, keys) * sum(a.widths(self.config.width))
             flops /= self.rows.context
             counted += flops
-            if not across and isinstance(position_of(a, self.stack), T5Bias):
+            if not across and isinstance(position_of(a, self.stack), T5Bias | Disentangled):
                 biased += flops
             else:
                 computed += flops / 2 if isinstance(pattern, Causal) else flops  # kernels skip what no query sees

@@ -11,6 +11,7 @@ capacity         Refuse models that do not fit into memory, before allocating th
 cost             The cost of a part, of a linear layer and of a norm
 cost_rules       Parameters, FLOPs, activations and cache of each part of a model
 count            Parameters, FLOPs, activations and cache of a model, from its config alone
+distance_cost    Cost of scores between content and distance
 frozen           Norms and output heads as linear maps, frozen at the values of one forward pass
 head_patterns    Statistics of attention heads, and names such as "previous token" or "induction"
 logit_lens       The logit lens: output of the head after each layer

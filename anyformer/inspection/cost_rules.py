@@ -18,6 +18,7 @@ from anyformer.config import (
     Classifier,
     ConfigError,
     Convolution,
+    Disentangled,
     Embedder,
     Experts,
     FactorisedTable,
@@ -72,9 +73,11 @@ from anyformer.config import (
     pattern_across,
     pattern_of,
     position_of,
+    with_position,
 )
 from anyformer.config.adapter import matrices, within
 from anyformer.inspection.cost import Cost, linear, norm_cost
+from anyformer.inspection.distance_cost import distance_cost
 from anyformer.inspection.media_cost import audio_cost, media_cost
 from anyformer.inspection.state_costs import state_mixer_cost
 
@@ -98,7 +101,7 @@ def side_costs(
     costs: dict[str, tuple[int, Cost]] = {}
     for group in layers:
         tokens = pooled(t, stack, group.level)
-        for part, cost in block_costs(group.block, d, b, tokens, s, caching=side == "decoder"):
+        for part, cost in block_costs(with_position(group.block, stack), d, b, tokens, s, caching=side == "decoder"):
             count, total = costs.get(part, (0, Cost()))
             costs[part] = count + group.times, total + cost.times(group.times, group.own)
     if config.adapter:
@@ -197,7 +200,7 @@ def _elements(tables: dict[str, tuple[int, ...]]) -> int:
 
 
 def block_costs(block: Block, d: int, b: int, t: int, s: int, caching: bool) -> Iterator[tuple[str, Cost]]:
-    """Yield the cost of each sublayer of a block in order, and of its norms."""
+    """Yield the cost of each sublayer of a block (see `with_position`) in order, and of its norms."""
     branches = [*_mixer(block.mixer, d, b, t, caching)]
     if block.cross:
         branches.append(("cross-attention", _attention(block.cross, pattern_across(block.cross), d, b, t, s, caching)))
@@ -246,6 +249,8 @@ def _attention(a: Attention, pattern: Pattern, d: int, b: int, t: int, s: int, c
         cost += replace(linear(h * k_v, d, b * t, a.output.bias), saved=0)
     cost += Cost(saved=b * (t * h * (k + k_v) + s * g * (k + k_v)))  # q and the heads' outputs; k and v
     cost += Cost(h * a.sinks)
+    if isinstance(a.position, Disentangled):
+        cost += distance_cost(a, a.position, d, b, t)
     if gates := a.gate_size(d):
         cost += replace(linear(d, gates, b * t, bias=False), saved=b * t * (gates + h * k_v))  # and the gated heads
     if a.value_residual:

@@ -1,6 +1,7 @@
 """Split attention scores into content and position terms.
 
 Bias on scores (T5, ALiBi):                                       score = content + bias
+Vectors of distances (disentangled):                              score = content + q·K(p) + Q(p)·k
 Positions added to embeddings (sinusoidal, learned), x = c + p:   score = (W_q c)·(W_k c) + (W_q c)·(W_k p) + ...
 
 The second split is exact only in the first layer, and only if all between embeddings and scores is linear: a norm is
@@ -14,11 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from anyformer.attention.lowered import Relation
 from anyformer.attention.position_module import Positions
 from anyformer.config import Scheme, Side
 from anyformer.inspection.sublayers import attention_at, refuse_state, stacks_of
 from anyformer.inspection.taps import run_with_taps
 from anyformer.nn.attention import MultiHeadAttention
+from anyformer.nn.attention_variants.disentangled import DisentangledAttention
 from anyformer.nn.block import ParallelBlock
 from anyformer.nn.inputs import AnyInput, Inputs, TokenInput
 from anyformer.nn.linear import split_heads
@@ -30,9 +33,10 @@ from anyformer.nn.stack import BlockStack
 def score_terms(model: Transformer, name: str, *inputs: Tensor | Inputs, **options: Any) -> dict[str, Tensor]:
     """Return the terms [b, h, t, s] whose sum are the scores of an attention layer (`decoder.0.mixer`), before masks.
 
-    The terms are "content", and "bias" if the scheme adds one. With positions in the embeddings they are
-    "content-content", "content-position", "position-content" and "position-position": query first; projection biases
-    count as content. Raises with the reason if content and position cannot be separated.
+    The terms are "content", and "bias" if the scheme adds one. Disentangled positions add "content-distance" and
+    "distance-content". With positions in the embeddings, "content-content", "content-position", "position-content" and
+    "position-position" are in place of "content"; projection biases count as content. Names have the query first.
+    Raises with the reason if content and position cannot be separated.
     """
     refuse_state(options, "scores are split for complete texts")
     attention = attention_at(model, name)
@@ -67,6 +71,10 @@ def score_terms(model: Transformer, name: str, *inputs: Tensor | Inputs, **optio
     bias = positions.bias(layout.positions, layout.positions, causal=not plan.pattern.looks_ahead)
     if bias is not None:
         terms["bias"] = bias.expand(x.shape[0], -1, -1, -1)
+    if isinstance(attention, DisentangledAttention):
+        relation = Relation(relative=positions.relative(layout.positions, layout.positions))
+        found = attention.distance_terms(relation, seen[f"{name}.q"], seen[f"{name}.k"])
+        terms |= {name: term * attention.scale for name, term in found.items()}
     return terms
 
 

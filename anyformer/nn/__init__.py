@@ -1,6 +1,7 @@
 """Modules with weights: the model and its layers, on one device, without text, tasks or training.
 
 attention     multi-head attention, self and cross
+attention_variants  latent and disentangled attention
 aux_outputs   auxiliary losses and batch statistics of a training pass
 block         block: sublayers, residual connections and norm placement
 context       second argument of every block: masks, caches, taps
@@ -13,7 +14,6 @@ feedforward   feed-forward layers: plain and gated
 heads         output heads: vocabulary, labels, pooled
 init          weight initialisation
 inputs        input layers: token embeddings, features, image patches
-latent        queries, keys and values through a compressed vector (MLA)
 linear        linear layers, fused or single
 lora          low-rank adapters (LoRA)
 media         embeddings of images, sounds and feature vectors among tokens

@@ -4,11 +4,11 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.attention.attend import attend, mix, weigh
-from anyformer.attention.lowered import Lowered
+from anyformer.attention.lowered import Lowered, Relation
 from anyformer.attention.scores import Scoring
 from anyformer.config import Attention, Latent, NoNorm, Projected, factor
+from anyformer.nn.attention_variants.latent import LatentProjection
 from anyformer.nn.context import Context
-from anyformer.nn.latent import LatentProjection
 from anyformer.nn.linear import Linear, split_heads
 from anyformer.nn.norm import build_head_norm
 
@@ -54,12 +54,12 @@ class MultiHeadAttention(nn.Module):
         relation = ctx.cross if self.cross else ctx.relation
         assert relation is not None
         k, v = relation.gather(k), relation.gather(v)
-        scoring = self.scoring
-        out = self.attend(q, k, v, relation.lowered, scoring)
+        scoring, mask = self.scoring, self.mask(relation, q, k)
+        out = self.attend(q, k, v, mask, scoring)
         if self.latent and relation.absorbs:
             out = self.latent.values(out)
         if ctx.is_tapped("weights"):  # recomputed on demand; the kernel's result stays unless a tap replaces them
-            weights = weigh(q, k, relation.lowered, scoring)
+            weights = weigh(q, k, mask, scoring)
             if (changed := ctx.tap("weights", weights)) is not weights:
                 out = mix(changed, v)
         out = ctx.tap("heads", out)
@@ -67,6 +67,10 @@ class MultiHeadAttention(nn.Module):
             gate = split_heads(self.gate(x), self.heads).sigmoid()  # [b, h, t, 1] or [b, h, t, k_v]
             out = out * ctx.tap("gate", gate)
         return self.out(out.transpose(1, 2).flatten(2))  # [b, h, t, k_v] -> [b, t, h·k_v]
+
+    def mask(self, relation: Relation, q: Tensor, k: Tensor) -> Lowered:
+        """Return the mask of these queries and keys, with a bias where they determine one."""
+        return relation.lowered
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, lowered: Lowered, scoring: Scoring) -> Tensor:
         """[b, h, t, k] queries, [b, g, s, k] keys and [b, g, s, k_v] values to [b, h, t, k_v]."""

@@ -9,6 +9,7 @@ from anyformer.cache.states import StateSizes
 from anyformer.config import (
     Attention,
     Convolution,
+    Disentangled,
     FullyConnected,
     GatedDelta,
     Latent,
@@ -20,6 +21,7 @@ from anyformer.config import (
     Recurrent,
 )
 from anyformer.nn.attention import MultiHeadAttention
+from anyformer.nn.attention_variants.disentangled import DisentangledAttention
 from anyformer.nn.convolution import ConvolutionMixer
 from anyformer.nn.dense import DenseMixer, PositionMixer
 from anyformer.nn.recurrent import RecurrentMixer
@@ -31,6 +33,8 @@ from anyformer.nn.state_mixers.mamba2 import Mamba2Mixer
 def build_mixer(spec: Mixer, width: int) -> nn.Module | None:
     """Return the module of a mixer; None if the block has none."""
     match spec:
+        case Attention(position=Disentangled() as scheme):
+            return DisentangledAttention(spec, scheme, width)
         case Attention():
             return MultiHeadAttention(spec, width)
         case LinearAttention():

@@ -30,6 +30,7 @@ from anyformer.config import (
     pattern_across,
     pattern_of,
     position_of,
+    with_position,
 )
 from anyformer.kernels.runtime import Runtime
 from anyformer.nn.aux_outputs import AuxOutputs, TrackedModule
@@ -104,7 +105,7 @@ class BlockStack(nn.Module):
 
     def __init__(self, spec: Stack, width: int, side: Side, embed_width: int):
         super().__init__()
-        layers = tuple(_with_causality(block, side) for block in spec.unrolled())
+        layers = tuple(_resolved(block, side, spec) for block in spec.unrolled())
         self.runs = spec.runs  # the module of each layer
         self.blocks = nn.ModuleList(build_block(layers[i], width) for i in sorted(set(self.runs)))
         self.final_norm, self.dropout = build_norm(spec.final_norm, width), Dropout(spec.dropout)
@@ -272,9 +273,9 @@ def run_apart(
     return x, aux.losses, aux.statistics, None if memory is None else memory.new
 
 
-def _with_causality(block: Block, side: Side) -> Block:
-    """Return the block with the causality that its mixer leaves to the side."""
+def _resolved(block: Block, side: Side, stack: Stack) -> Block:
+    """Return the block with what its mixer leaves to the side, causality, and to the stack, positions."""
     mixer = block.mixer
     if not isinstance(mixer, (Convolution, FullyConnected, PositionMixing)):
-        return block
+        return with_position(block, stack)
     return block.model_copy(update={"mixer": mixer.model_copy(update={"causal": causal_of(mixer, side)})})

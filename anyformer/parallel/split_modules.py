@@ -17,6 +17,7 @@ from anyformer.attention.position_module import Positions
 from anyformer.attention.scores import Scoring
 from anyformer.config import Scheme
 from anyformer.nn.attention import MultiHeadAttention
+from anyformer.nn.attention_variants.disentangled import DisentangledAttention
 from anyformer.nn.dropout import Dropout
 from anyformer.nn.experts import ExpertRows, Mixture, StackedLinear, expert_matmul
 from anyformer.nn.linear import Linear
@@ -121,6 +122,10 @@ class SplitAttention(MultiHeadAttention):
             return super().attend(q, k, v, lowered, scoring)
         with own_generator(q, self.mesh):
             return super().attend(q, k, v, lowered, scoring)
+
+
+class SplitDisentangledAttention(SplitAttention, DisentangledAttention):
+    """Some of the heads, with their scores between content and distance. The vectors of distances are whole."""
 
 
 class GatherHeads(nn.Module):

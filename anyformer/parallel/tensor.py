@@ -18,13 +18,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
+from anyformer.attention.position_module import Positions
 from anyformer.config.adapter import within
 from anyformer.nn.attention import MultiHeadAttention
+from anyformer.nn.attention_variants.disentangled import DisentangledAttention
+from anyformer.nn.attention_variants.latent import LatentProjection
 from anyformer.nn.experts import Mixture
 from anyformer.nn.feedforward import GatedFFN, PlainFFN
 from anyformer.nn.heads import VocabularyHead
 from anyformer.nn.inputs import TokenInput
-from anyformer.nn.latent import LatentProjection
 from anyformer.nn.linear import Linear
 from anyformer.nn.model import Transformer
 from anyformer.nn.stack import BlockStack
@@ -37,6 +39,7 @@ from anyformer.parallel.split_modules import (
     RowLinear,
     RowLowRank,
     SplitAttention,
+    SplitDisentangledAttention,
     SplitDropout,
     SplitMixture,
     SplitPositions,
@@ -109,6 +112,9 @@ class Heads(ParallelStyle):
             plan = {"latent": Compressed()}
         if module.gate is not None:
             plan["gate"] = Columns()
+        disentangled = isinstance(module, DisentangledAttention)
+        if isinstance(module, DisentangledAttention) and module.own is not None:
+            plan["own"] = Columns()
         if isinstance(module.out, Linear):
             plan["out"] = Rows()
         else:
@@ -116,7 +122,7 @@ class Heads(ParallelStyle):
         parallelize_module(module, mesh, plan)
         shard(module, "sinks", mesh, 0)
         module.heads, module.groups = module.heads // mesh.size(), module.groups // mesh.size()
-        become(module, SplitAttention, mesh=mesh)
+        become(module, SplitDisentangledAttention if disentangled else SplitAttention, mesh=mesh)
         return module
 
 
@@ -216,9 +222,10 @@ def split_model(model: Transformer, mesh: DeviceMesh) -> None:
             case TokenInput() | VocabularyHead():
                 plan[name] = ByToken(model.config.vocab)
             case BlockStack():
-                partial.append(f"{name}.schemes")
-                for scheme in module.schemes:
-                    become(scheme, SplitPositions, mesh=mesh)
+                for i, positions in enumerate(module.schemes):
+                    become(positions, SplitPositions, mesh=mesh)
+                    if not cast(Positions, positions).scheme.reads_content():  # else a split layer reads its tables
+                        partial.append(f"{name}.schemes.{i}")
     parallelize_module(model, mesh, plan)
     columns = {name: module for name, module in model.named_modules() if isinstance(module, ColumnLinear)}
     partial += [f"{name}.lora.a" for name in columns]

@@ -14,9 +14,9 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from anyformer.kernels.matmul import int8_is_faster
+from anyformer.nn.attention_variants.latent import LatentProjection
 from anyformer.nn.experts import StackedLinear
 from anyformer.nn.heads import VocabularyHead
-from anyformer.nn.latent import LatentProjection
 from anyformer.nn.linear import Linear, WeightFormat
 from anyformer.nn.model import Transformer
 from anyformer.transforms import arm_kernel

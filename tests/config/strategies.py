@@ -17,6 +17,7 @@ from anyformer.config import (
     Block,
     Convolution,
     ConvStem,
+    Disentangled,
     Embedder,
     Experts,
     FeatureSegment,
@@ -150,7 +151,8 @@ inside = st.one_of(  # schemes that act inside attention; key widths are 4 and 8
     specs(Rotary, fraction=st.just(0.5), scaling=specs(NoScaling)),
     specs(T5Bias, buckets=st.sampled_from([4, 32]), max_distance=st.integers(17, 200)),
     specs(AxialRotary, fraction=st.just(1.0), scaling=scalings),
-    *(specs(c) for c in Scheme.__subclasses__() if c not in (RotaryScheme, T5Bias) and not c.embeds()),
+    *(specs(c) for c in Scheme.__subclasses__() if c not in (RotaryScheme, T5Bias, Disentangled) and not c.embeds()),
+    specs(Disentangled, buckets=st.integers(2, 30), max_distance=st.none() | st.integers(17, 200)),
 )
 nothing = st.none()
 ids = nothing | st.integers(0, VOCAB - 1)
@@ -173,7 +175,8 @@ def attentions(draw: st.DrawFn, cross: bool = False) -> Attention:
     update["sinks"] = spec.sinks and spec.normalizer == "softmax"
     update["qk_norm_over"] = "head" if isinstance(spec.qk_norm, NoNorm) else spec.qk_norm_over
     update["value_residual"] = spec.value_residual and not cross
-    if not cross and spec.projections == "separate" and key_width == 8 and draw(st.booleans()):
+    content = spec.position is not None and spec.position.reads_content()
+    if not cross and not content and spec.projections == "separate" and key_width == 8 and draw(st.booleans()):
         update |= {"compress": draw(specs(Latent, rotary_width=st.just(4))), "kv_heads": None}
         update |= {"qk_norm": NoNorm(), "qk_norm_over": "head", "value_residual": False}
     return spec.model_copy(update=update)
@@ -223,9 +226,10 @@ def _passing(block: Block) -> Block:
 
 
 def _taken(stack: Stack) -> Stack:
-    """The stack, without positions where they act inside attention and no layer takes them."""
+    """The stack, without positions where they act inside attention and no layer takes them, or one that cannot."""
     mixers = [block.mixer for block in (*stack.prefix, *stack.blocks)]
-    taken = any(isinstance(mixer, Attention) and mixer.position is None for mixer in mixers)
+    takers = [mixer for mixer in mixers if isinstance(mixer, Attention) and mixer.position is None]
+    taken = takers and not (stack.position.reads_content() and any(a.compress.kind == "latent" for a in takers))
     return stack if taken or stack.position.embeds() else stack.model_copy(update={"position": NoPosition()})
 
 

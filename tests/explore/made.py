@@ -10,6 +10,7 @@ from anyformer.config import (
     Attention,
     Block,
     Classifier,
+    Disentangled,
     Embedder,
     Experts,
     Gated,
@@ -119,10 +120,20 @@ RUNS: dict[str, tuple[AnyTask, ModelConfig, TextTokenizer]] = {
     "apart": (Regress(apart=True, mean=0.0, deviation=1.0), encoder(stack(), Embedder()), WORDS),
     "embed": (Embed(), encoder(stack(), Embedder()), WORDS),
     "mlm": (MaskedLanguageModel(), encoder(stack(), MaskedLM()), WORDS),
+    "distances": (
+        MaskedLanguageModel(),
+        encoder(stack(position=Disentangled(buckets=4, max_distance=8)), MaskedLM()),
+        WORDS,
+    ),
     "tag": (Tag(labels=("a", "b", "c")), encoder(stack(), TokenLabels(labels=3)), WORDS),
 }
 TARGETS = {"entail": "the lazy dog", "regress": "the lazy dog"}
-TEXTS = {"mlm": "the <mask> fox", "pooled": "the <mask> fox", "spans": "the <extra_id_0> fox"}
+TEXTS = {
+    "mlm": "the <mask> fox",
+    "distances": "the <mask> fox",
+    "pooled": "the <mask> fox",
+    "spans": "the <extra_id_0> fox",
+}
 
 
 def made(name: str, folder: Path = Path("nowhere")) -> Run:

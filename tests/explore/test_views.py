@@ -110,7 +110,7 @@ def test_scores_masks_and_biases_make_the_weights(workspace: Workspace, name: st
                 made_of = np.exp(scores) / (np.exp(scores).sum(axis=1, keepdims=True) + sink)
             np.testing.assert_allclose(made_of, weights, atol=1e-5)
             bias = workspace.answer("matrix", {**place, "what": "bias"})
-            assert (bias["values"] is not None) == (name in ("pair", "sort", "entail") and kind != "cross")
+            assert (bias["values"] is not None) == (name in ("pair", "sort", "entail", "distances") and kind != "cross")
             if bias["values"] is not None:
                 assert ((numbers(bias) > -1e29) == (mask == 1)).all()
 

@@ -1,6 +1,7 @@
 """Terms of attention scores, curves of position schemes, and attribution."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from anyformer.config import (
     Attention,
     Block,
     Convolution,
+    Disentangled,
     FactorisedTable,
     Latent,
     LayerNorm,
@@ -60,6 +62,17 @@ def test_content_and_bias_add_up_to_the_scores(position: Position, changes: dict
     if position.kind != "none":  # the bias depends on positions, not on tokens
         other = score_terms(model, "decoder.1.mixer", (TARGET + 1) % 11)
         assert torch.equal(other["bias"], terms["bias"])
+
+
+@pytest.mark.parametrize("projections", ["shared", "separate"])
+@pytest.mark.parametrize("changes", [{}, {"cap": 1.5}, {"qk_norm": LayerNorm()}], ids=["plain", "cap", "qk norm"])
+def test_terms_of_content_and_distance_add_up_to_the_scores(projections: Any, changes: dict[str, object]):
+    model = bare(Disentangled(buckets=3, max_distance=6, projections=projections), **changes)
+    maps = attention_maps(model, TARGET)["decoder"]
+    for layer in (0, 1):
+        terms = score_terms(model, f"decoder.{layer}.mixer", TARGET)
+        assert list(terms) == ["content", "content-distance", "distance-content"]
+        close(from_terms(terms), maps[layer])
 
 
 @pytest.mark.parametrize("position", [Sinusoidal(), Learned(length=9)], ids=lambda p: p.kind)

@@ -5,12 +5,14 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositionalEmbedding
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from anyformer.config import (
     Alibi,
+    Disentangled,
     LinearScaling,
     Llama3Scaling,
     NTKScaling,
@@ -151,3 +153,19 @@ def test_t5_buckets(buckets: int, furthest: int, causal: bool) -> None:
     ours = T5Bias(buckets=buckets, max_distance=furthest).bucket(distances, causal)
     assert torch.equal(ours, theirs)
     assert ours.max() == buckets - 1  # the last one is reached
+
+
+# -- DeBERTa --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("buckets", "furthest"), [(256, 512), (256, 300), (32, 128), (9, 40), (8, 64), (2, 64), (3, 5), (64, 2048)]
+)
+def test_deberta_buckets(buckets: int, furthest: int) -> None:
+    distances = torch.arange(-3000, 3001)
+    theirs = make_log_bucket_position(distances, buckets, furthest).long()
+    scheme = Disentangled(buckets=buckets, max_distance=furthest)
+    assert torch.equal(scheme.bucket(distances), theirs)
+    table = {name: torch.zeros(shape) for name, shape in scheme.tables(4, 1).items()}
+    rows = scheme.relative(distances[None], torch.zeros(1, 1, dtype=torch.long), table).rows[0, :, 0]
+    assert torch.equal(rows, (theirs + buckets).clamp(0, 2 * buckets - 1))

@@ -71,6 +71,8 @@ def schemes() -> Iterator[tuple[str, Any]]:
         yield name, name
     yield "learned", {"kind": "learned", "length": 16}
     yield "t5 by layer", {"kind": "t5", "shared": False}
+    yield "disentangled", {"kind": "disentangled", "buckets": 4, "max_distance": 6}
+    yield "disentangled by itself", {"kind": "disentangled", "buckets": 4, "max_distance": 6, "projections": "separate"}
 
 
 PLAIN = {"kind": "plain", "width": 8, "bias": True}

@@ -1,0 +1,5 @@
+"""Attention with other queries, keys or scores than the plain projections of `attention.py`.
+
+disentangled  scores between content and distance (DeBERTa)
+latent        queries, keys and values through a compressed vector (MLA)
+"""
