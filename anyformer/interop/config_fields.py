@@ -146,6 +146,14 @@ class Fields:
             raise ConfigError([self.fault(field, f"= {shown(name)}: {did_you_mean(name, known)}")])
         return known[name]
 
+    def names(self, field: str) -> list[str]:
+        """Return a list of names, or the names in a text, which bars separate."""
+        value = self._take(field)
+        found = value.lower().split("|") if isinstance(value, str) else [] if value is None else value
+        if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+            raise ConfigError([self.fault(field, f"= {shown(value)}: must be a list of names")])
+        return [name.strip() for name in found if name.strip()]
+
     def has(self, weight: str) -> bool:
         """Return whether a tensor has this name, with any prefix: some facts are in the weights alone."""
         return any(name == weight or name.endswith(f".{weight}") for name in self._weights())

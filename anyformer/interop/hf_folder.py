@@ -58,10 +58,8 @@ from anyformer.tasks.generation_defaults import NO_DEFAULTS
 from anyformer.tasks.sequence_level import Frame
 
 # Families that are not supported, each with the part that anyformer does not have.
-DISENTANGLED = "its attention scores depend on the content of a token and the distance to the other (disentangled)"
 UNSUPPORTED = {
-    "deberta": DISENTANGLED,
-    "deberta-v2": DISENTANGLED,
+    "deberta": "its keys have no bias, but queries and values have one; versions 2 and 3 are supported",
     "longformer": "its global tokens have separate query, key and value projections",
     "big_bird": "in texts of more than (5 + 2 · num_random_blocks) · block_size tokens, transformers counts the first "
     "block several times in place of random blocks",

@@ -116,6 +116,7 @@ EFFECTLESS = {
     ("qwen3_next", "intermediate_size"),
     *(("deepseek_v2", "intermediate_size"), ("deepseek_v3", "num_mtp_layers")),
     *(("smollm3", "use_sliding_window"), ("smollm3", "sliding_window")),  # only together
+    *(("deberta-v2", "max_relative_positions"), ("deberta-v2", "legacy")),
     ("vit", "pooler_act"),
     ("whisper", "scale_embedding"),
     *("suppress_tokens", "begin_suppress_tokens", "median_filter_width", "classifier_proj_size", "apply_spec_augment"),
@@ -211,6 +212,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("falcon", {"alibi": True}, "alibi"),
     ("mpnet", {"relative_attention_num_buckets": 16}, "relative_attention_num_buckets"),
+    ("deberta-v2", {"conv_kernel_size": 3, "conv_act": "gelu"}, "conv_kernel_size"),
+    ("deberta-v2", {"embedding_size": 12}, "embedding_size"),
+    ("deberta-v2", {"attention_head_size": 3}, "attention_head_size"),
     ("phi", {"head_dim": 3}, "head_dim"),
     ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob"),
     ("deepseek_v3", {"rope_interleave": False}, "rope_interleave"),
@@ -234,6 +238,11 @@ def test_pruned_heads_are_refused() -> None:
 
 def test_mpnet_counts_positions_from_a_fixed_id() -> None:
     assert "pad_token_id = 0: positions count from the token after padding" in refusal("mpnet", {"pad_token_id": 0})
+
+
+@pytest.mark.parametrize("fields", [{"pos_att_type": ["c2p"]}, {"relative_attention": True}])
+def test_deberta_needs_terms_for_its_distances(fields: dict[str, Any]) -> None:
+    assert "the terms of relative_attention; both or neither must be set" in refusal("deberta-v2", fields)
 
 
 def test_all_faults_of_a_file_are_told_at_once() -> None:

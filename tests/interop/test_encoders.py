@@ -73,6 +73,19 @@ def modern(head: str, **settings: Any) -> PublicModel:
     return bert(head, "ModernBert", **{**ids, **settings})
 
 
+def deberta(head: str, **settings: Any) -> PublicModel:
+    """As v3 has it, with fewer buckets."""
+    published = {
+        "relative_attention": True,
+        "position_buckets": 8,
+        "pos_att_type": ["p2c", "c2p"],
+        "share_att_key": True,
+        "norm_rel_ebd": "layer_norm",
+        "position_biased_input": False,
+    }
+    return bert(head, "DebertaV2", **{**published, **settings})
+
+
 ENCODERS = {
     "bert": bert("MaskedLM"),
     "bert-relu": bert("MaskedLM", hidden_act="relu", layer_norm_eps=1e-5, type_vocab_size=3),
@@ -116,6 +129,15 @@ ENCODERS = {
     "modernbert-classifier": modern("SequenceClassification", classifier_pooling="mean", **LABELS),
     "modernbert-answers": modern("QuestionAnswering", classifier_bias=True),
     "modernbert-tagger": modern("TokenClassification", hidden_activation="silu", **LABELS),
+    "deberta": deberta("MaskedLM"),
+    "deberta-distances": deberta("Model", position_buckets=-1, max_relative_positions=12, norm_rel_ebd="none"),
+    "deberta-classifier": deberta("SequenceClassification", share_att_key=False, pooler_hidden_act="tanh", **LABELS),
+    "deberta-tagger": deberta("TokenClassification", pos_att_type="c2p", share_att_key=False, **LABELS),
+    "deberta-answers": deberta("QuestionAnswering", pos_att_type=["p2c"], hidden_act="relu"),
+    "deberta-absolute": deberta("MaskedLM", position_biased_input=True, type_vocab_size=2),
+    "deberta-plain": deberta(
+        "Model", relative_attention=False, pos_att_type=None, norm_rel_ebd="none", position_biased_input=True
+    ),
 }
 
 
@@ -150,6 +172,17 @@ def test_there_and_back(name: str, tmp_path: Path) -> None:
     assert tensors(tmp_path / "back") == tensors(tmp_path / "there")
     assert torch.equal(answers(exported, batch, **more)[1][real], expected[real])
     same_tokens(run, tmp_path / "back")
+
+
+def test_deberta_has_two_forms_of_the_masked_lm_head(tmp_path: Path) -> None:
+    """The same layers under two names: both are read, and the older one is written."""
+    theirs, batch = deberta("MaskedLM", legacy=False).saved(tmp_path / "there"), ragged(44, 40, 17)
+    run = af.from_hf(tmp_path / "there")
+    with torch.no_grad():
+        found = run.model(batch.ids, segments=batch.segments)
+    assert furthest(found, answers(theirs, batch)[1], batch.real) <= TOLERANCE
+    exported = again(run, tmp_path / "back", hf.AutoModelForMaskedLM)
+    assert furthest(answers(exported, batch)[1], answers(theirs, batch)[1], batch.real) <= TOLERANCE
 
 
 @pytest.mark.parametrize("name", [name for name in ENCODERS if "classifier" in name or "tagger" in name])

@@ -27,7 +27,7 @@ from tests.interop.decoder_grid import (
 )
 from tests.interop.measure import measure
 from tests.interop.public import LENGTH, PublicModel
-from tests.interop.test_encoders import LABELS, bert, distilbert, modern, mpnet, roberta
+from tests.interop.test_encoders import LABELS, bert, deberta, distilbert, modern, mpnet, roberta
 from tests.interop.test_pairs import bart, t5
 
 PROMISE = 1e-4
@@ -77,6 +77,16 @@ MODERN: Fields = {
     "attention_bias": flags,
     "mlp_bias": flags,
 }
+DEBERTA: Fields = BERT | {
+    "position_buckets": st.sampled_from([-1, 2, 9, 16]),
+    "max_relative_positions": st.sampled_from([-1, 11, 40]),
+    "pos_att_type": st.sampled_from([["c2p"], ["p2c"], ["p2c", "c2p"], "c2p|p2c"]),
+    "share_att_key": flags,
+    "norm_rel_ebd": st.sampled_from(["none", "layer_norm"]),
+    "position_biased_input": flags,
+    "type_vocab_size": st.integers(0, 2),
+    "pooler_hidden_act": activations,
+}
 
 GRID: Grid = DECODER_GRID | {
     "bert": (bert, BERT),
@@ -97,6 +107,7 @@ GRID: Grid = DECODER_GRID | {
     "albert": (bert, ALBERT),
     "electra": (bert, {key: draw for key, draw in ALBERT.items() if key != "inner_group_num"}),
     "modernbert": (modern, MODERN),
+    "deberta-v2": (deberta, DEBERTA),
     "bart": (bart, BART),
     "mbart": (bart, BART),
     "marian": (bart, BART),

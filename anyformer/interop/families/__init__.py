@@ -7,6 +7,7 @@ bloom       BLOOM: ALiBi
 clip        CLIP: images and texts
 cohere      Command R
 decoder_heads  labels and spans of all decoders
+deberta     DeBERTa-v2 and v3: disentangled attention
 deepseek    DeepSeek-V2 and V3: latent attention, shared experts
 distilbert  DistilBERT
 electra     ELECTRA
@@ -42,6 +43,7 @@ from anyformer.interop.families.bert import BERT
 from anyformer.interop.families.bloom import BLOOM
 from anyformer.interop.families.clip import CLIP
 from anyformer.interop.families.cohere import COHERE
+from anyformer.interop.families.deberta import DEBERTA_V2
 from anyformer.interop.families.decoder_heads import with_heads
 from anyformer.interop.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from anyformer.interop.families.distilbert import DISTILBERT
@@ -76,7 +78,7 @@ _ALL: tuple[Family, ...] = (
     *(GPT2, LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, NEOX, OPT, BLOOM),
     *(QWEN3_MOE, FALCON, PHI3, PHI, GPTJ, GPT_NEO, STARCODER2, SMOLLM3),
     *(OLMO2, OLMO3, STABLELM, COHERE, QWEN2_MOE, DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS, QWEN3_NEXT),
-    *(BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, MPNET, DISTILBERT, ELECTRA, ALBERT, MODERNBERT),
+    *(BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, MPNET, DISTILBERT, ELECTRA, ALBERT, MODERNBERT, DEBERTA_V2),
     *(VIT, CLIP),
     *(T5, MT5, BART, MBART, MARIAN, PEGASUS, M2M100, WHISPER),
 )

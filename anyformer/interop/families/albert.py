@@ -10,13 +10,20 @@ from anyformer.interop.family import Family, Framing, expect
 from anyformer.interop.weight_rules import Alias, AnyRule, Rule
 
 DEFAULTS = bert.Defaults(
-    vocab=30_000, width=4096, heads=64, ff=16_384, act="gelu_new", dropout=0.0, pooler="pooler", classifier=0.1
+    vocab=30_000,
+    width=4096,
+    heads=64,
+    ff=16_384,
+    act="gelu_new",
+    dropout=0.0,
+    pooler="pooler",
+    classifier=0.1,
+    label_dropout="classifier_dropout_prob",
 )
 
 
 def read(fields: Fields) -> ModelConfig:
     fields.must("num_hidden_groups", 1)
-    fields.alias("classifier_dropout_prob", "classifier_dropout")
     fields.silent("down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks")
     table, inner = FactorisedTable(width=fields("embedding_size", 128)), fields.depth("inner_group_num", 1)
     found = bert.read_body(

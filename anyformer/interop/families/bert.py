@@ -18,6 +18,7 @@ from anyformer.config import (
     ModelConfig,
     NoHead,
     Plain,
+    Position,
     Projected,
     SpanBounds,
     Special,
@@ -42,14 +43,18 @@ class Defaults:
 
     vocab: int = 30_522
     width: int = 768
+    depth: int = 12
     heads: int = 12
     ff: int = 3072
     act: str = "gelu"
     dropout: float = 0.1
     length: int = 512
+    types: int = 2
+    eps: float = 1e-12
     pooler: str | None = "pooler.dense"  # None: there is none
     classified: Transform = POOLER  # before labels of texts
     classifier: float | None = None  # dropout before labels; None: `dropout`
+    label_dropout: str = "classifier_dropout"  # the field of that dropout
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -60,7 +65,7 @@ def read_body(
     defaults: Defaults,
     fields: Fields,
     special: Special,
-    position: Learned | None = None,
+    position: Position | None = None,
     table: Table | None = None,
     masked: Activation | None = None,
 ) -> ModelConfig:
@@ -69,7 +74,7 @@ def read_body(
     fields.must("is_decoder", False)
     fields.must("add_cross_attention", False)
     fields.must("tie_word_embeddings", True)
-    norm, drop = LayerNorm(eps=fields("layer_norm_eps", 1e-12)), fields("hidden_dropout_prob", defaults.dropout)
+    norm, drop = LayerNorm(eps=fields("layer_norm_eps", defaults.eps)), fields("hidden_dropout_prob", defaults.dropout)
     act = fields.activation("hidden_act", defaults.act)
     mixer = Attention(
         heads=fields("num_attention_heads", defaults.heads),
@@ -80,7 +85,8 @@ def read_body(
     feedforward = Plain(width=fields("intermediate_size", defaults.ff), activation=act)
     block = Block(mixer=mixer, feedforward=feedforward, norm=norm, placement="post", dropout=drop)
     length = Learned(length=fields("max_position_embeddings", defaults.length))
-    types = fields("type_vocab_size", 2) if uses(fields, "type_vocab_size") else 0
+    least = min(defaults.types, 1)
+    types = fields("type_vocab_size", defaults.types, least) if uses(fields, "type_vocab_size") else 0
     tokens = Tokens(
         vocab=fields("vocab_size", defaults.vocab),
         table=table or FullTable(),
@@ -92,7 +98,9 @@ def read_body(
     return ModelConfig(
         width=fields("hidden_size", defaults.width),
         source=tokens,
-        encoder=Stack(depth=fields.depth("num_hidden_layers", 12), blocks=(block,), position=position or length),
+        encoder=Stack(
+            depth=fields.depth("num_hidden_layers", defaults.depth), blocks=(block,), position=position or length
+        ),
         head=read_head(defaults, fields, MaskedLM(transform=Transform(activation=masked or act, norm=norm)), drop),
         tie="output" if fields.head == "masked_lm" else "none",
         special=special,
@@ -102,8 +110,8 @@ def read_body(
 def read_head(defaults: Defaults, fields: Fields, masked_lm: MaskedLM, dropout: float) -> Head:
     """Return the head: masked LM, labels of tokens or texts, pooler, or none."""
     drop = dropout if defaults.classifier is None else defaults.classifier
-    if uses(fields, "classifier_dropout") or uses(fields, "classifier_dropout_prob"):
-        given = fields.nullable("classifier_dropout", drop)
+    if uses(fields, defaults.label_dropout):
+        given = fields.nullable(defaults.label_dropout, drop)
         drop = dropout if given is None else given
     match fields.head:
         case "masked_lm":
@@ -132,6 +140,13 @@ def uses(fields: Fields, name: str) -> bool:
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
+    position = expect(expect(config.encoder, Stack, "encoder").position, Learned, "encoder.position")
+    drop = config.head.dropout if isinstance(config.head, (Classifier, TokenLabels)) else None
+    return write_body(config) | {"max_position_embeddings": position.length, "classifier_dropout": drop}
+
+
+def write_body(config: ModelConfig) -> dict[str, Any]:
+    """Return the fields of BERT and its variants, without those of positions and heads."""
     stack = expect(config.encoder, Stack, "encoder")
     tokens, block = expect(config.source, Tokens, "source"), stack.blocks[0]
     mixer = attention(block, "encoder")
@@ -139,7 +154,6 @@ def write(config: ModelConfig) -> dict[str, Any]:
     return {
         "vocab_size": tokens.rows,
         "type_vocab_size": tokens.types,
-        "max_position_embeddings": expect(stack.position, Learned, "encoder.position").length,
         "hidden_size": config.width,
         "num_hidden_layers": stack.depth,
         "num_attention_heads": mixer.heads,
@@ -148,7 +162,6 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "layer_norm_eps": expect(block.norm, LayerNorm, "encoder.blocks.0.norm").eps,
         "hidden_dropout_prob": block.dropout,
         "attention_probs_dropout_prob": mixer.dropout,
-        "classifier_dropout": config.head.dropout if isinstance(config.head, (Classifier, TokenLabels)) else None,
     }
 
 
@@ -169,7 +182,9 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
             yield Rule("head.last.1", "classifier")  # of texts
 
 
-def body_rules(config: ModelConfig, body: str) -> Iterator[Rule]:
+def body_rules(
+    config: ModelConfig, body: str, projections: tuple[str, ...] = ("query", "key", "value")
+) -> Iterator[Rule]:
     """Yield the rules of the body, for BERT and variants with the same layer names."""
     assert config.encoder
     yield Rule("source.table", f"{body}.embeddings.word_embeddings")
@@ -179,7 +194,7 @@ def body_rules(config: ModelConfig, body: str) -> Iterator[Rule]:
     yield Rule("source.project", f"{body}.embeddings_project")
     for i in range(config.encoder.depth):
         ours, theirs = f"encoder.blocks.{i}", f"{body}.encoder.layer.{i}"
-        parts = (f"{theirs}.attention.self.{part}" for part in ("query", "key", "value"))
+        parts = (f"{theirs}.attention.self.{part}" for part in projections)
         yield Rule(f"{ours}.mixer.inner.qkv", *parts)
         yield Rule(f"{ours}.mixer.inner.out", f"{theirs}.attention.output.dense")
         yield Rule(f"{ours}.mixer.norm_sum", f"{theirs}.attention.output.LayerNorm")

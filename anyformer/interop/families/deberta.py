@@ -1,0 +1,169 @@
+"""DeBERTa-v2 (He et al. 2021) and v3 (He et al. 2023): BERT with scores between content and distance."""
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from anyformer.config import (
+    Classifier,
+    ConfigError,
+    Disentangled,
+    LayerNorm,
+    Learned,
+    MaskedLM,
+    ModelConfig,
+    NoNorm,
+    NoPosition,
+    Position,
+    SpanBounds,
+    Stack,
+    TokenLabels,
+    Transform,
+    position_of,
+)
+from anyformer.interop.config_fields import Fields, name_of
+from anyformer.interop.families import bert
+from anyformer.interop.family import Family, Framing, attention, expect
+from anyformer.interop.weight_rules import Alias, AnyRule, Rule
+
+TERMS: dict[str, Literal["content_to_position", "position_to_content"]] = {
+    "c2p": "content_to_position",
+    "p2c": "position_to_content",
+}
+
+
+def read(fields: Fields) -> ModelConfig:
+    width, heads = fields("hidden_size", 1536), fields("num_attention_heads", 24)
+    fields.must("conv_kernel_size", 0)  # a convolution of the embeddings beside the first layer
+    fields.silent("conv_act", "conv_groups")
+    fields.must("embedding_size", width)
+    fields.must("attention_head_size", width // heads)
+    fields.must("pooler_hidden_size", width)
+    fields.must("pooler_dropout", 0)
+    fields.silent("legacy")  # the masked LM head has the same layers under other names
+    defaults = bert.Defaults(
+        vocab=128_100,
+        width=1536,
+        depth=24,
+        heads=24,
+        ff=6144,
+        types=0,
+        eps=1e-7,
+        pooler=None,
+        classified=Transform(activation=fields.activation("pooler_hidden_act", "gelu")),
+        label_dropout="cls_dropout",
+    )
+    length = fields("max_position_embeddings", 512)
+    absolute = Learned(length=length) if fields("position_biased_input", True) else NoPosition()
+    distances = _distances(fields, length, defaults)
+    special = fields.special(fields("vocab_size", defaults.vocab), pad=0)
+    # as published, positions are in the layers alone
+    within = None if distances is None or isinstance(absolute, NoPosition) else distances
+    position: Position = distances if distances is not None and within is None else absolute
+    found = bert.read_body(defaults, fields, special, position)
+    stack, head = expect(found.encoder, Stack, "encoder"), found.head
+    if within is not None:
+        block = stack.blocks[0]
+        mixer = attention(block, "encoder").model_copy(update={"position": within})
+        stack = stack.model_copy(update={"blocks": (block.model_copy(update={"mixer": mixer}),)})
+    if isinstance(head, TokenLabels):
+        head = head.model_copy(update={"dropout": fields("hidden_dropout_prob", defaults.dropout)})
+    context = length if isinstance(absolute, NoPosition) else None
+    return found.model_copy(update={"encoder": stack, "head": head, "context": context})
+
+
+def _distances(fields: Fields, length: int, defaults: bert.Defaults) -> Disentangled | None:
+    """Return the scheme inside attention; None if there is none."""
+    limit, buckets = fields("max_relative_positions", -1, -1), fields("position_buckets", -1, -1)
+    limit = limit if limit > 0 else length
+    named, norm = fields.names("pos_att_type"), fields.names("norm_rel_ebd")
+    eps, shared = fields("layer_norm_eps", defaults.eps), fields("share_att_key", False)
+    if unknown := [name for name in named if name not in TERMS]:
+        fields.refuse("pos_att_type", f"= {unknown}: only c2p and p2c are supported")
+    relative = fields("relative_attention", False)
+    if relative != bool(named):
+        what = "the terms of relative_attention; both or neither must be set"
+        raise ConfigError([fields.fault("pos_att_type", f"= {named}: {what}")])
+    if not relative:
+        return None
+    return Disentangled(
+        buckets=buckets if buckets > 0 else limit,
+        max_distance=limit if buckets > 0 else None,
+        terms="both" if len(set(named)) > 1 else TERMS.get(named[0], "both"),
+        projections="shared" if shared else "separate",
+        norm=LayerNorm(eps=eps) if "layer_norm" in norm else NoNorm(),
+        dropout=fields("hidden_dropout_prob", defaults.dropout),
+    )
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    stack, found = expect(config.encoder, Stack, "encoder"), bert.write_body(config)
+    absolute = stack.position if isinstance(stack.position, Learned) else None
+    found["position_biased_input"] = absolute is not None
+    found["max_position_embeddings"] = (config.context or 512) if absolute is None else absolute.length
+    scheme = position_of(attention(stack.blocks[0], "encoder"), stack)
+    if isinstance(scheme, Disentangled):
+        found |= {
+            "relative_attention": True,
+            "position_buckets": -1 if scheme.max_distance is None else scheme.buckets,
+            "max_relative_positions": scheme.max_distance or scheme.buckets,
+            "pos_att_type": [name for name, term in TERMS.items() if scheme.terms in (term, "both")],
+            "share_att_key": scheme.projections == "shared",
+            "norm_rel_ebd": "none" if isinstance(scheme.norm, NoNorm) else "layer_norm",
+        }
+    if isinstance(config.head, Classifier):
+        found["cls_dropout"] = config.head.dropout
+        if isinstance(config.head.transform, Transform):
+            found["pooler_hidden_act"] = name_of(config.head.transform.activation)
+    return found
+
+
+def rules(config: ModelConfig) -> Iterator[AnyRule]:
+    yield from bert.body_rules(config, "deberta", ("query_proj", "key_proj", "value_proj"))
+    assert config.encoder
+    yield Rule("encoder.schemes.0.tables.relative", "deberta.encoder.rel_embeddings.weight")
+    for end in ("weight", "bias"):
+        yield Rule(f"encoder.schemes.0.tables.norm_{end}", f"deberta.encoder.LayerNorm.{end}")
+    scheme = position_of(attention(config.encoder.blocks[0], "encoder"), config.encoder)
+    if isinstance(scheme, Disentangled):
+        terms = {"query": "content_to_position", "key": "position_to_content"}  # which do without it
+        names = [f"pos_{part}_proj" for part, other in terms.items() if scheme.terms != other]
+        for i in range(config.encoder.depth):
+            theirs = (f"deberta.encoder.layer.{i}.attention.self.{name}" for name in names)
+            yield Rule(f"encoder.blocks.{i}.mixer.inner.own", *theirs)
+    match config.head:
+        case MaskedLM():
+            yield Rule("head.transform.linear", "cls.predictions.transform.dense")
+            yield Rule("head.transform.norm", "cls.predictions.transform.LayerNorm")
+            yield Rule("head.bias", "cls.predictions.bias")
+            yield Alias("cls.predictions.decoder.weight", of="deberta.embeddings.word_embeddings.weight")
+            yield Alias("cls.predictions.decoder.bias", of="cls.predictions.bias")
+        case SpanBounds():
+            yield Rule("head.linear", "qa_outputs")
+        case _:
+            yield Rule("head.transform.linear", "pooler.dense")
+            yield Rule("head.linear", "classifier")  # of tokens
+            yield Rule("head.last.1", "classifier")  # of texts
+
+
+DEBERTA_V2 = Family(
+    kind="deberta-v2",
+    shape="encoder",
+    heads={
+        "DebertaV2ForMaskedLM": "masked_lm",
+        "DebertaV2ForSequenceClassification": "classifier",
+        "DebertaV2ForTokenClassification": "token_labels",
+        "DebertaV2ForQuestionAnswering": "span",
+        "DebertaV2Model": "body",
+    },
+    text=Framing(before=("bos",), after=("eos",)),
+    prefix="deberta.",
+    buffers=(r"deberta\.embeddings\.position_ids",),
+    unused=(r"(lm|mask)_predictions\..*", r"cls\..*", r"pooler\..*", r"deberta\.encoder\.LayerNorm\..*"),
+    older=(
+        (r"lm_predictions\.lm_head\.bias", "cls.predictions.bias"),
+        (r"lm_predictions\.lm_head\.", "cls.predictions.transform."),
+    ),
+    read=read,
+    write=write,
+    rules=rules,
+)
