@@ -301,6 +301,7 @@ def build_transform(spec: HeadTransform, width: int, to: int) -> nn.Module:
 
 
 def build_head(spec: Head, width: int, tokens: Tokens | None, *, tied: bool) -> nn.Module:
+    """Return the module of a head; `tied`: its output table is that of the input."""
     match spec:
         case NoHead():
             return HiddenHead()
