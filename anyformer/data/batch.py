@@ -25,6 +25,7 @@ class Example(NamedTuple):
     source: Ids | None = None  # input of the encoder of an encoder–decoder
     types: Ids | None = None  # one per id, in models with token types that read two texts
     pair: Ids | None = None  # a second text that is read separately, in the next row
+    pair_labels: Ids | None = None  # one per id of the pair, where both texts have labels of their tokens
     marks: Ids | None = None  # one per id, where the whole text sees some tokens (see `attention/layout.py`)
     spelled: np.ndarray | None = None  # [ids, longest]: bytes + 1 of the words, in models that read their spelling
 
@@ -38,7 +39,7 @@ class Batch(NamedTuple):
     """The input and labels of one forward pass."""
 
     ids: Tensor  # [b, t]; [2b, t] for pairs that are read separately, the two texts in consecutive rows
-    labels: Tensor  # [b, t], IGNORE where there is none; or [b, n] of whole rows
+    labels: Tensor  # [b, t], IGNORE where there is none; [b, n] of whole rows; or [b, 2, t] of pairs that are compared
     segments: Tensor | None  # [b, t], PADDING where there is no token; None: full rows
     source: Tensor | None = None  # [b, s]
     source_segments: Tensor | None = None
@@ -61,7 +62,9 @@ class Batch(NamedTuple):
 
     @property
     def target_count(self) -> int:
-        """Number of labels that are not IGNORE."""
+        """Number of labels that are not IGNORE; of pairs that are compared, their number."""
+        if self.labels.dim() == 3:
+            return int((self.labels != IGNORE).flatten(1).any(dim=1).sum())
         return _count_unequal(self.labels, IGNORE)
 
     @property
@@ -209,6 +212,9 @@ def collate_rows(
         both = _interleave(columns["ids"], columns["pair"])
         ones = np.ones(2 * len(examples), dtype=np.int64)
         ids, segments = _fill(both, ones, pad, length), _segments(both.sizes, ones, length)
+        if "pair_labels" in columns:
+            compared = _interleave(columns["labels"], columns["pair_labels"])
+            labels = _fill(compared, ones, IGNORE, length).unflatten(0, (-1, 2))
         return Batch(ids, labels, segments, examples=examples)
     ids, segments = fill("ids", pad), _segments(columns["ids"].sizes, counts, length)
     if "source" not in columns:

@@ -60,7 +60,7 @@ def _of_columns(source: TableFile, data: Data) -> Iterator[tuple[str, str]]:
             if not isinstance(row, str):
                 cells.update(part.partition("#")[0] for cell in row.values() for part in cell.split("+"))
         files = sorted(path for cell in cells if (path := folder / cell.strip()).is_file())
-        listed = "\n".join(f"{path}\0{_of_file(path)}" for path in files)
+        listed = "\n".join(f"{path}\0{of_file(path)}" for path in files)
         yield name, f"{len(files)} files {hashlib.sha256(os.fsencode(listed)).hexdigest()}"
 
 
@@ -71,13 +71,14 @@ def changes(before: Fingerprints, now: Fingerprints) -> list[str]:
 
 def _of_path(path: Path) -> str:
     if not path.is_dir():
-        return _of_file(path)
+        return of_file(path)
     members = sorted(member for member in path.rglob("*") if member.is_file() and not member.name.startswith("."))
-    listed = "\n".join(f"{member.relative_to(path).as_posix()}\0{_of_file(member)}" for member in members)
+    listed = "\n".join(f"{member.relative_to(path).as_posix()}\0{of_file(member)}" for member in members)
     return f"{len(members)} files {hashlib.sha256(os.fsencode(listed)).hexdigest()}"
 
 
-def _of_file(path: Path) -> str:
+def of_file(path: Path) -> str:
+    """Return the fingerprint of one file."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size <= MAX_HASHED:

@@ -45,7 +45,7 @@ from anyformer.recipe import (
 )
 
 MAX_BAD_ROWS_SHOWN = 5  # in an error message
-ROLES = ("source", "target", "text", "pair", "label", "words", "tags")  # of groups in a pattern
+ROLES = ("source", "target", "rejected", "text", "pair", "label", "words", "tags")  # of groups in a pattern
 GOLDEN = 2_654_435_769  # 2^32 ÷ golden ratio
 T = TypeVar("T")
 # sources whose rows are split

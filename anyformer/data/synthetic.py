@@ -22,6 +22,7 @@ from anyformer.recipe import (
     CopyDigits,
     Digits,
     PassKeys,
+    PreferSorted,
     ReverseDigits,
     SortDigits,
     Split as Split,
@@ -80,6 +81,8 @@ def generate(spec: Synthetic, split: Split, seed: int) -> dict[str, list[str]]:
         if (row := next(stream, None)) is None:
             continue
         waiting.append(stream)
+        if isinstance(spec, PreferSorted) and row.target == row.source[::-1]:  # two equal answers
+            continue
         if split != "train":
             if row.source in seen:  # two shapes may write the same: May is its own abbreviation
                 continue
@@ -89,7 +92,10 @@ def generate(spec: Synthetic, split: Split, seed: int) -> dict[str, list[str]]:
         most = f"must be at most {len(rows)}, the distinct rows of this kind that are in the {split} split"
         raise ConfigError([Fault("count", f"= {spec.count}: {most}")])
     rng.shuffle(rows)
-    return {"source": [row.source for row in rows], "target": [row.target for row in rows]}
+    columns = {"source": [row.source for row in rows], "target": [row.target for row in rows]}
+    if isinstance(spec, PreferSorted):
+        columns["rejected"] = [row.source[::-1] for row in rows]
+    return columns
 
 
 def split_of(key: str) -> Split:
@@ -125,7 +131,7 @@ def _distinct(pool: Pool, split: Split, rng: Random) -> Iterator[Pair]:
 def pools(spec: Synthetic) -> Iterator[Pool]:
     """Yield the shapes that the rows of a task have."""
     match spec:
-        case SortDigits():
+        case SortDigits() | PreferSorted():
             return _digits(spec.shortest, spec.longest, sorted)
         case CopyDigits():
             return _digits(spec.shortest, spec.longest, iter)

@@ -21,6 +21,7 @@ from anyformer.recipe.task import (
     LanguageModel,
     MaskedLanguageModel,
     Mixture,
+    Preferences,
     PrefixLM,
     QuestionAnswering,
     Regress,
@@ -81,6 +82,8 @@ def _unfit_batches(recipe: Recipe) -> str:
             return "the task tag reads sentences: use 'padded' or 'packed'"
         case Tag() if kind == "packed" and isinstance(head, TokenLabels) and head.crf:
             return "a CRF reads one sentence per row: use 'padded', or model.head.crf = false"
+        case Preferences() if kind != "padded":
+            return "the task dpo compares two rows of a batch: use 'padded'"
         case Chat() if kind not in ("padded", "packed"):
             return "the task chat reads conversations: use 'padded' or 'packed'"
         case Actions() if kind not in ("padded", "packed"):
@@ -144,7 +147,9 @@ def _tokenizer_faults(recipe: Recipe) -> Iterator[Fault]:
 def _train_faults(recipe: Recipe) -> Iterator[Fault]:
     """Yield training settings that do not fit the task, the model, or each other."""
     task, head, train = recipe.task, recipe.model.head, recipe.train
-    if train.own_tokens and not isinstance(task, Seq2Seq | Mixture):
+    if isinstance(task, Preferences):
+        yield from _preference_faults(recipe)
+    if train.own_tokens and (isinstance(task, Preferences) or not isinstance(task, Seq2Seq | Mixture)):
         yield Fault("train.own_tokens", f"is for the tasks seq2seq and mixture, and this is {task.kind}")
     if train.label_smoothing and not _can_smooth_labels(recipe):
         what = "needs one correct label among several, as in classify without a separator"
@@ -172,6 +177,17 @@ def _train_faults(recipe: Recipe) -> Iterator[Fault]:
         yield Fault("train.patience", f"= {train.patience}: needs data.valid and train.evaluate_every")
 
 
+def _preference_faults(recipe: Recipe) -> Iterator[Fault]:
+    """Yield what cannot be trained by preferences."""
+    if recipe.train.init_from is None:
+        yield Fault("train.init_from", "is required: the task dpo compares the model with the run that it starts from")
+    assert isinstance(recipe.task, Preferences)
+    if recipe.task.prefix:
+        yield Fault("task.prefix", "= true: the task dpo reads sources in one direction only: leave it out")
+    if isinstance(recipe.model.head, LM) and recipe.model.head.multi_token:
+        yield Fault("model.head.multi_token", "the task dpo has no loss for further tokens: leave it out")
+
+
 def _tensor_faults(recipe: Recipe) -> Iterator[Fault]:
     """Yield what cannot be trained with weights that are split among processes (tensor parallelism).
 
@@ -194,6 +210,8 @@ def _context_faults(recipe: Recipe) -> Iterator[Fault]:
     if recipe.parallel.context == 1:
         return
     yield from (_context_fault(recipe, what) for what in context_faults(recipe.model))
+    if isinstance(recipe.task, Preferences):
+        yield _context_fault(recipe, "the task dpo compares whole rows")
     if train.teacher:
         yield _context_fault(recipe, "train.teacher reads whole rows")
     if train.own_tokens:
@@ -210,7 +228,7 @@ def _without_distribution(recipe: Recipe) -> str:
     """Return why a teacher has no distributions for the student to learn; empty if it has."""
     head = recipe.model.head
     match recipe.task:
-        case Regress() | Embed() | QuestionAnswering():
+        case Regress() | Embed() | QuestionAnswering() | Preferences():
             return f"the task {recipe.task.kind} has none"
         case Classify(separator=str()):
             return "with task.separator each label is decided separately"
@@ -224,7 +242,7 @@ def _without_distribution(recipe: Recipe) -> str:
 def _can_smooth_labels(recipe: Recipe) -> bool:
     """Return whether the loss is a softmax cross-entropy: not regression, embeddings, several labels or a CRF."""
     match recipe.task:
-        case Regress() | Embed():
+        case Regress() | Embed() | Preferences():
             return False
         case Classify(separator=separator):
             return separator is None

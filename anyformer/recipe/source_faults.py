@@ -29,12 +29,13 @@ from anyformer.recipe.sources import (
     table_format,
     unknown_format,
 )
-from anyformer.recipe.synthetic import Additions, Digits, PassKeys, Scenes, WrittenDates
+from anyformer.recipe.synthetic import Additions, Digits, PassKeys, PreferSorted, Scenes, WrittenDates
 
 TEXT, LABELLED, PAIR = ("text",), ("text", "label"), ("source", "target")  # columns of sources that do not name them
 TAGGED = ("words", "tags")
 EPISODES = ("text", "observations", "actions", "rewards")
 CONVERSATIONS = ("messages",)
+PREFERRED = ("source", "target", "rejected")
 ANSWERED = ("text", "pair", "answers")
 MEDIA_ROLES = ("source", "text", "pair")  # columns that may refer to images and sounds
 NEEDS = {
@@ -42,6 +43,7 @@ NEEDS = {
     LABELLED: "labels: table, lines, folders, or text with a label",
     PAIR: "pairs: parallel, table or lines",
     ("text", "pair"): "pairs of texts: table or lines",
+    PREFERRED: "pairs of answers: table, lines or prefer_sorted",
     TAGGED: "words with tags: conll or table",
     ANSWERED: "questions with answers: squad",
     EPISODES: "episodes: trajectories or key_to_door",
@@ -88,7 +90,13 @@ def source_faults(source: Source, task: str, columns: tuple[str, ...]) -> Iterat
             yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
         case ConllFile(word=int(word), tag=int(tag)) if word == tag:
             yield Fault("tag", f"= {tag}: is also the column of the word")
-        case ParallelFiles() | Digits() | WrittenDates() | Additions() | PassKeys() | Scenes() if columns != PAIR:
+        case PreferSorted() if columns != PREFERRED:
+            yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
+        case PreferSorted(shortest=1):
+            yield Fault("shortest", "= 1: a single digit is sorted and reversed at once: must be at least 2")
+        case ParallelFiles() | Digits() | WrittenDates() | Additions() | PassKeys() | Scenes() if (
+            columns != PAIR and not isinstance(source, PreferSorted)
+        ):
             yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
         case (
             TextFile()

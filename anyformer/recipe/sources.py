@@ -66,6 +66,9 @@ class TableFile(Spec):
     path: str  # the file
     source: ColumnNames | None = None  # column of the source (tasks with pairs of source and target), or a list of them
     target: ColumnNames | None = None  # column of the target, or a list of columns
+    rejected: ColumnNames | None = (
+        None  # column of the answer that is worse than the target (dpo), or a list of columns
+    )
     text: ColumnNames | None = None  # column of the text, or a list of columns
     pair: ColumnNames | None = None  # column of the second text of a pair, or a list of columns
     label: ColumnName | None = None  # column of the label
@@ -87,7 +90,7 @@ class TableFile(Spec):
 
 def table_columns(source: TableFile) -> dict[str, ColumnNames]:
     """Return the columns that a table names, by what they are read as."""
-    roles = ("source", "target", "text", "pair", "label", "words", "tags", "messages", "group")
+    roles = ("source", "target", "rejected", "text", "pair", "label", "words", "tags", "messages", "group")
     return {role: name for role in roles if (name := getattr(source, role)) is not None}
 
 

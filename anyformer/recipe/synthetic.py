@@ -37,6 +37,12 @@ class ReverseDigits(Digits):
     kind: Literal["reverse"] = "reverse"
 
 
+class PreferSorted(Digits):
+    """3 1 2 -> 1 2 3, and 2 1 3 as the answer that is worse: for the task dpo."""
+
+    kind: Literal["prefer_sorted"] = "prefer_sorted"
+
+
 class WrittenDates(Spec):
     """tuesday, march 5 1996 -> 1996-03-05, in a dozen formats."""
 
@@ -86,4 +92,4 @@ class Scenes(Spec):
     only: tuple[str, ...] = ()  # pairs of which each scene has at least one; empty: any scene
 
 
-Synthetic = SortDigits | CopyDigits | ReverseDigits | WrittenDates | Additions | PassKeys
+Synthetic = SortDigits | CopyDigits | ReverseDigits | PreferSorted | WrittenDates | Additions | PassKeys

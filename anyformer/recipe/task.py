@@ -42,6 +42,17 @@ class Seq2Seq(Spec):
         return self
 
 
+class Preferences(Seq2Seq):
+    """Prefer one answer of a decoder to another (DPO, Rafailov et al. 2023).
+
+    The loss of a pair is -log σ(beta · (r(target) - r(rejected))), where r(y) is the log-probability of y minus that of
+    the frozen model of `train.init_from`.
+    """
+
+    kind: Literal["dpo"] = "dpo"  # type: ignore[assignment]  # a Seq2Seq for all that reads and writes texts
+    beta: Positive = 0.1  # the larger, the less the model departs from its start
+
+
 class MixturePart(Seq2Seq):
     """One sequence-to-sequence task of a mixture."""
 
@@ -238,7 +249,7 @@ class Actions(Spec):
 DynamicTask = MaskedLanguageModel | SpanCorruption | PrefixLM  # examples are drawn from texts, new ones in each epoch
 # Tasks of a recipe, and tasks of a run, which may also be imported.
 TextTask = Classify | Regress | Embed | Tag | QuestionAnswering
-OneTask = Seq2Seq | Mixture | LanguageModel | Chat | DynamicTask | TextTask | Actions
+OneTask = Seq2Seq | Preferences | Mixture | LanguageModel | Chat | DynamicTask | TextTask | Actions
 Task = Annotated[OneTask, *BY_KIND]
 AnyTask = Annotated[OneTask | Encoder | Transcribe, *BY_KIND]
 
@@ -246,6 +257,8 @@ AnyTask = Annotated[OneTask | Encoder | Transcribe, *BY_KIND]
 def columns(task: Task) -> tuple[str, ...]:
     """Return the columns of a row that a task reads."""
     match task:
+        case Preferences():
+            return ("source", "target", "rejected")
         case Seq2Seq() | Mixture():
             return ("source", "target")
         case LanguageModel() | MaskedLanguageModel() | SpanCorruption() | PrefixLM():
@@ -278,6 +291,8 @@ LOWER_IS_BETTER = ("loss", "word_error_rate")  # of other metrics the highest va
 def measures(task: Task) -> tuple[Metric, ...]:
     """Return the metrics of a task, by which the best checkpoint can be selected."""
     match task:
+        case Preferences():
+            return ("loss", "accuracy", *task.metrics)
         case Seq2Seq():
             return ("loss", *task.metrics)
         case Mixture(parts=parts):
@@ -326,7 +341,7 @@ def head_kind(task: AnyTask) -> str | None:
 def model_shapes(task: AnyTask) -> tuple[Shape, ...]:
     """Return the shapes that a model may have for a task."""
     match task:
-        case LanguageModel() | Chat() | PrefixLM() | Actions():
+        case Preferences() | LanguageModel() | Chat() | PrefixLM() | Actions():
             return ("decoder",)
         case MaskedLanguageModel():
             return ("encoder",)

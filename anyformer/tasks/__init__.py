@@ -22,6 +22,7 @@ mixture              several sequence-to-sequence tasks in one model
 mlm                  masked language modelling
 output_constraints   constraints on generated text: regex, JSON, choices, phrases
 predict_only         base of tasks of imported models that only predict
+preferences          direct preference optimisation (DPO): one answer preferred to another
 prefix_lm            prefix language modelling
 regress              regression of texts or pairs
 scoring              log-probabilities of texts, and alternatives for a token

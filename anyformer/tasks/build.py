@@ -11,6 +11,7 @@ from anyformer.recipe import (
     LanguageModel,
     MaskedLanguageModel,
     Mixture,
+    Preferences,
     PrefixLM,
     QuestionAnswering,
     Regress,
@@ -28,6 +29,7 @@ from anyformer.tasks.imported_encoder import Encoding
 from anyformer.tasks.lm import LanguageModelling
 from anyformer.tasks.mixture import MixedTasks
 from anyformer.tasks.mlm import MaskedLanguageModelling
+from anyformer.tasks.preferences import Preferring
 from anyformer.tasks.prefix_lm import PrefixModelling
 from anyformer.tasks.regress import Regressing
 from anyformer.tasks.seq2seq import SequenceToSequence
@@ -40,6 +42,8 @@ from anyformer.tasks.transcribe import Transcribing
 def build_task(spec: AnyTask, tokenizer: TextTokenizer, source_tokenizer: TextTokenizer | None) -> Task:
     """Return the task that a spec describes, with its tokenizers."""
     match spec:
+        case Preferences():
+            return Preferring(spec, tokenizer)
         case Seq2Seq():
             return SequenceToSequence(spec, tokenizer, source_tokenizer)
         case Mixture():

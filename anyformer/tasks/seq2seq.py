@@ -130,7 +130,14 @@ class SequenceToSequence(TokenTask):
             model, longest_first(examples, MAX_INFERENCE_TOKENS, *pads, self.reader.media), device
         )
         values = {"loss": total / count, "perplexity": math.exp(min(total / count, 700.0))}
-        notes: dict[str, Any] = bad_row_notes(rows)
+        scored, notes = self.score_predictions(model, rows)
+        return Metrics("seq2seq", len(rows), values | scored, {**bad_row_notes(rows), **notes})
+
+    def score_predictions(self, model: Transformer, rows: Rows) -> tuple[dict[str, float], dict[str, Any]]:
+        """Return the metrics of the model's outputs, and notes about them."""
+        values, notes = dict[str, float](), dict[str, Any]()
+        if not self.spec.metrics:
+            return values, notes
         predictions, targets = self.predict(model, rows.columns["source"]), rows.columns["target"]
         for metric in self.spec.metrics:
             match metric:
@@ -142,7 +149,7 @@ class SequenceToSequence(TokenTask):
                     values[metric], notes[metric] = chrf(predictions, targets)
                 case "word_error_rate":
                     values[metric] = word_error_rate(predictions, targets)
-        return Metrics("seq2seq", len(targets), values, notes)
+        return values, notes
 
     def predict(
         self, model: Transformer, texts: Sequence[str], *, progress: Progress | None = None, **options: Any

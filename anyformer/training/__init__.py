@@ -7,6 +7,7 @@ distillation        A frozen teacher, and the loss of its student
 ema                 Exponential moving average of the weights
 finetune            Weights from another run, frozen weights, layer-wise learning rates
 first_rows          First rows of a batch as text
+frozen_model        A frozen model beside the trained one: a teacher, or the start of the model
 hidden_matrices     Linear layers and experts of the blocks, for Muon and width transfer
 job                 The built objects of one run: model, optimiser, loader, state
 log                 Progress bar, metrics.jsonl, TensorBoard, loss curve

@@ -43,18 +43,14 @@ def distillation_loss(spec: Teacher, task: Task | TokenTask, smoothing: float) -
     return loss
 
 
-def load_teacher(
-    recipe: Recipe, task: Task, train: Rows, config: ModelConfig, device: torch.device
-) -> Transformer | None:
-    """Return the frozen teacher of a recipe, or None; raise a `ConfigError` that says why it cannot teach the model."""
-    if recipe.train.teacher is None:
-        return None
-    folder = recipe.train.teacher.run
+def load_teacher(spec: Teacher, recipe: Recipe, task: Task, train: Rows, config: ModelConfig) -> Transformer:
+    """Return the teacher of a recipe; raise a `ConfigError` that says why it cannot teach the model."""
+    folder = spec.run
     run = load_other(folder, TEACHER)
     faults = list(_faults(run, task, config)) or list(_length_faults(run.config, recipe, task, train))
     if faults:
         raise ConfigError(Fault(TEACHER, f"= '{folder}': {what}") for what in faults)
-    return run.model.to(device).requires_grad_(False).eval()
+    return run.model
 
 
 def _faults(run: Run, task: Task, config: ModelConfig) -> Iterator[str]:

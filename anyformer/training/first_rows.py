@@ -40,12 +40,13 @@ def first_rows(job: Job, batch: Batch) -> Iterator[ExampleSummary]:
         if batch.source is not None:
             source_segments = None if batch.source_segments is None else batch.source_segments[i]
             encoder_input = spell(source, batch.source[i], source_segments, batch.media and _kinds(batch.media, i))
-        ids = batch.labels[i]
-        labels = (
-            task.format_label(ids) if isinstance(task, SequenceLevelTask | Tagging) else spell(target, ids, segments)
-        )
         rows = slice(texts * i, texts * (i + 1))
         row_segments = [None] * texts if batch.segments is None else batch.segments[rows]
+        if isinstance(task, SequenceLevelTask | Tagging):
+            labels = task.format_label(batch.labels[i])
+        else:  # of pairs that are compared, both
+            each = zip(batch.labels[i].view(texts, -1), row_segments, strict=True)
+            labels = " | ".join(spell(target, *row) for row in each)
         kinds = None if batch.media is None or batch.source is not None else _kinds(batch.media, i)
         inputs = (spell(target, *row, kinds) for row in zip(batch.ids[rows], row_segments, strict=True))
         yield ExampleSummary(encoder_input, " | ".join(inputs), labels)

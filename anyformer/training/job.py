@@ -20,7 +20,7 @@ from anyformer.recipe import Recipe
 from anyformer.tasks.base import Task
 from anyformer.training.background_writer import BackgroundWriter
 from anyformer.training.checkpoint import TrainState
-from anyformer.training.distillation import distillation_loss
+from anyformer.training.frozen_model import frozen_loss
 from anyformer.training.objective import Objective
 from anyformer.training.parallel import SINGLE, Ranks
 from anyformer.training.watchdog import Watchdog
@@ -46,7 +46,7 @@ class Job:
     scaler: torch.amp.GradScaler
     console: Console
     ranks: Ranks = SINGLE
-    teacher: Transformer | None = None  # frozen; its logits are part of the loss
+    frozen: Transformer | None = None  # a teacher, or the start of the model; its logits are part of the loss
     data: Fingerprints = field(default_factory=dict)
     writer: BackgroundWriter = field(default_factory=BackgroundWriter)  # of checkpoints
     watchdog: Watchdog = field(default_factory=Watchdog)
@@ -57,8 +57,8 @@ class Job:
         train = self.recipe.train
         context = None if self.ranks.context.size == 1 else ContextGroup(*self.ranks.context)
         recompute, smoothing = train.checkpoint_activations, train.label_smoothing
-        distill = None if train.teacher is None else distillation_loss(train.teacher, self.task, smoothing)
-        return Objective(self.model, self.task, smoothing, recompute, self.ranks.reduce, context, distill)
+        with_frozen = frozen_loss(self.recipe, self.task)
+        return Objective(self.model, self.task, smoothing, recompute, self.ranks.reduce, context, with_frozen)
 
     @cached_property
     def reader(self) -> Loader:

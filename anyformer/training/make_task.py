@@ -40,7 +40,7 @@ from anyformer.training.finetune import config_differences
 
 MAX_LABELS, MAX_DIFFERENCES = 10, 10  # that a message lists
 TEACHER = "train.teacher.run"
-TEXT_COLUMNS = ("text", "pair", "source", "target", "words", "messages")  # that a tokenizer reads
+TEXT_COLUMNS = ("text", "pair", "source", "target", "rejected", "words", "messages")  # that a tokenizer reads
 
 
 def make_task(recipe: Recipe, train: Rows, console: Console) -> Task:

@@ -9,7 +9,6 @@ import torch
 from rich.console import Console
 
 from anyformer.config import ConfigError, Fault, ModelConfig, io
-from anyformer.data.fingerprint import fingerprint
 from anyformer.data.loader import CropLoader, Cursor, Loader
 from anyformer.data.readers import Rows, check_bad_rows, common_inputs, read
 from anyformer.inspection.capacity import check_model, exceeding
@@ -36,15 +35,15 @@ from anyformer.run import (
 from anyformer.tasks.base import Task, open_media, readable
 from anyformer.training.checkpoint import TrainState, read_state
 from anyformer.training.compiler import compile_options
-from anyformer.training.distillation import load_teacher
 from anyformer.training.finetune import copy_weights, describe_new, freeze
+from anyformer.training.frozen_model import load_frozen
 from anyformer.training.hidden_matrices import hidden_matrices
 from anyformer.training.job import Job
 from anyformer.training.machine import advise_if_busy, choose_execution
 from anyformer.training.make_task import fit_config, make_task
 from anyformer.training.optimisers import training_optimizer
 from anyformer.training.parallel import SINGLE, Ranks, divide_model
-from anyformer.training.resume import changed_data, find_checkpoint
+from anyformer.training.resume import changed_data, find_checkpoint, fingerprints
 from anyformer.training.snapshots import drop_snapshots
 from anyformer.training.weight_formats import convert_to_fp8, round_frozen
 from anyformer.training.width_transfer import scale_weights
@@ -70,7 +69,7 @@ def prepare(
     checkpoint, damaged = ranks.on_first(lambda: find_checkpoint(recipe, out, resume))
     changed = ranks.on_first(lambda: changed_data(recipe, checkpoint, allow_changed_data, console))
     read_splits = ranks.on_each(lambda: read_rows(recipe))
-    data = ranks.on_first(lambda: fingerprint(recipe.data))
+    data = ranks.on_first(lambda: fingerprints(recipe))
 
     def get_task() -> Task:
         return make_task(recipe, read_splits["train"], console) if checkpoint is None else load_task(checkpoint)
@@ -173,7 +172,7 @@ def build(
         scaler=scaler,
         console=console,
         ranks=ranks,
-        teacher=ranks.on_each(lambda: load_teacher(recipe, task, train, model.config, device)),
+        frozen=ranks.on_each(lambda: load_frozen(recipe, task, train, model.config, device)),
     )
 
 

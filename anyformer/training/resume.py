@@ -7,10 +7,10 @@ from rich.console import Console
 
 from anyformer.config import ConfigError, Fault, io
 from anyformer.config.spec import visible
-from anyformer.data.fingerprint import changes, fingerprint
+from anyformer.data.fingerprint import Fingerprints, changes, fingerprint, of_file
 from anyformer.data.paths import named
 from anyformer.processes import LOCK
-from anyformer.recipe import Recipe
+from anyformer.recipe import Preferences, Recipe
 from anyformer.run import RECIPE, SNAPSHOTS, checkpoints, leftovers, must_be_file, snapshots
 from anyformer.training.checkpoint import read_fingerprints, verify_checkpoints
 
@@ -48,6 +48,22 @@ def find_checkpoint(recipe: Recipe, out: Path, resume: bool) -> tuple[Path | Non
     return (good[-1] if good else None), damaged
 
 
+def fingerprints(recipe: Recipe) -> Fingerprints:
+    """Return the fingerprints of all data files, and of the run whose logits are part of the loss."""
+    found = dict(fingerprint(recipe.data))
+    for key, folder in frozen_run(recipe).items():
+        if (weights := Path(folder) / "model.safetensors").is_file():  # an unfinished run has checkpoints only
+            found[key] = of_file(weights)
+    return found
+
+
+def frozen_run(recipe: Recipe) -> dict[str, str]:
+    """Return the run whose logits are part of the loss, by its key in the recipe; empty if there is none."""
+    if isinstance(recipe.task, Preferences) and recipe.train.init_from is not None:
+        return {"train.init_from": recipe.train.init_from}
+    return {} if recipe.train.teacher is None else {"train.teacher.run": recipe.train.teacher.run}
+
+
 def changed_data(recipe: Recipe, checkpoint: Path | None, allowed: bool, console: Console) -> list[str]:
     """Return the keys of the data files that changed since a checkpoint; raise a `ConfigError` unless allowed."""
     if checkpoint is None:
@@ -57,9 +73,12 @@ def changed_data(recipe: Recipe, checkpoint: Path | None, allowed: bool, console
         text = f"{checkpoint.name} has no fingerprints of its data: changes of the data since then are not detected"
         console.print(text, markup=False, soft_wrap=True)
         return []
-    now = fingerprint(recipe.data)
+    now = fingerprints(recipe)
     changed = changes(before, now)
-    names, hint = dict(named(recipe.data)), "resume with the data of the run, or add --allow-changed-data"
+    names, hint = (
+        dict(named(recipe.data)) | frozen_run(recipe),
+        "resume with the data of the run, or add --allow-changed-data",
+    )
     faults = [
         Fault(key, f"= {names[key]!r}: changed since {checkpoint.name}, {_sizes(before.get(key), now[key])}")
         for key in changed

@@ -68,11 +68,11 @@ class TrainingStep:
             )
 
     def _frozen_logits(self, inputs: tuple[Inputs, ...]) -> Tensor | None:
-        """Return the teacher's logits; None without a teacher."""
-        if self.job.teacher is None:
+        """Return the logits of the frozen model; None if there is none."""
+        if self.job.frozen is None:
             return None
         with torch.no_grad():
-            logits: Tensor = self.job.teacher(*inputs)
+            logits: Tensor = self.job.frozen(*inputs)
         return logits
 
     def _update(self, inputs: list[StepInputs], counts: Tensor) -> Tensor:

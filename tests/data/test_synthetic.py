@@ -12,7 +12,17 @@ from hypothesis import given, strategies as st
 
 from anyformer.config import ConfigError
 from anyformer.data.synthetic import MONTHS, WEEKDAYS, Split, generate, split_of
-from anyformer.recipe import Additions, CopyDigits, Data, PassKeys, ReverseDigits, SortDigits, Synthetic, WrittenDates
+from anyformer.recipe import (
+    Additions,
+    CopyDigits,
+    Data,
+    PassKeys,
+    PreferSorted,
+    ReverseDigits,
+    SortDigits,
+    Synthetic,
+    WrittenDates,
+)
 
 ROOT = Path(__file__).parent.parent.parent
 KINDS = (SortDigits, CopyDigits, ReverseDigits, WrittenDates, Additions)
@@ -47,6 +57,16 @@ def test_digits_are_answered_rightly(split: Split, seed: int) -> None:
             assert target.split(" ") == answer(digits)
             assert all(re.fullmatch("[0-9]", digit) for digit in digits)
             assert 3 <= len(digits) <= 7
+
+
+@given(st.sampled_from(SPLITS), st.integers(0, 99))
+def test_of_two_answers_one_is_sorted(split: Split, seed: int) -> None:
+    """The other is reversed, and they are never equal."""
+    rows = generate(PreferSorted(count=40, shortest=2, longest=7), split, seed)
+    for source, target, rejected in zip(rows["source"], rows["target"], rows["rejected"], strict=True):
+        assert target.split(" ") == sorted(source.split(" "))
+        assert rejected.split(" ") == source.split(" ")[::-1]
+        assert target != rejected
 
 
 @given(st.sampled_from(SPLITS), st.integers(0, 99), st.sampled_from([1, 2, 5, 100]))

@@ -1,6 +1,7 @@
 """Distillation: the loss is the stated one, and a teacher changes nothing but the loss."""
 
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -91,7 +92,7 @@ def loss_of(job: Job, batch: Batch) -> float:
     job.model.eval()
     packed = isinstance(job.recipe.batches, Packed)
     arguments = job.objective.arguments(job.objective.select_labels(batch), packed)
-    frozen = None if job.teacher is None else job.teacher(*arguments[0])
+    frozen = None if job.frozen is None else job.frozen(*arguments[0])
     return float(job.objective(*arguments, None, frozen)[0].detach())
 
 
@@ -154,12 +155,12 @@ def test_the_teacher_is_frozen_and_not_saved(teachers: dict[str, Path], tmp_path
     name = "translation, packed"
     recipe = student(name, teachers, tmp_path, steps=3)
     job = make(recipe, tmp_path / "other")
-    assert job.teacher is not None
-    assert not any(p.requires_grad for p in job.teacher.parameters())
-    assert not any(module.training for module in job.teacher.modules())
+    assert job.frozen is not None
+    assert not any(p.requires_grad for p in job.frozen.parameters())
+    assert not any(module.training for module in job.frozen.modules())
     assert {name.split(".")[0] for name, _ in job.objective.named_parameters()} == {"model"}
     done = run(recipe, tmp_path / "run")
-    before, after = load(teachers[name]).model.state_dict(), job.teacher.state_dict()
+    before, after = load(teachers[name]).model.state_dict(), job.frozen.state_dict()
     assert all(torch.equal(before[key], after[key]) for key in before)
     plain = run(RECIPES[name](tmp_path, steps=3), tmp_path / "plain")
     assert done.model.state_dict().keys() == plain.model.state_dict().keys()
@@ -180,11 +181,22 @@ def test_a_resumed_run_is_the_same(name: str, teachers: dict[str, Path], tmp_pat
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
+def test_a_changed_teacher_is_refused(teachers: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "teacher"
+    shutil.copytree(teachers["decoder, padded"], folder)
+    recipe = pairs(dropout=0.0, steps=6, teacher=Teacher(run=str(folder)))
+    assert stop_at(recipe, tmp_path / "run", 3)
+    shutil.rmtree(folder)
+    run(pairs(dropout=0.0, steps=5), folder)
+    with pytest.raises(ConfigError, match=r"train\.teacher\.run = .*: changed since step-.*--allow-changed-data"):
+        make(recipe, tmp_path / "run", resume=True)
+
+
 def test_the_loss_of_accumulated_batches_is_that_of_all_labels(teachers: dict[str, Path], tmp_path: Path) -> None:
     name = "decoder, packed"
     recipe = student(name, teachers, tmp_path, steps=1, accumulate=2, valid=None)
     job = make(recipe, tmp_path / "other")
-    assert job.teacher is not None
+    assert job.frozen is not None
     batches = [job.loader.read(Cursor(0, i))[0] for i in range(2)]
     total = sum(loss_of(job, batch) for batch in batches)
     run(recipe, tmp_path / "run")
