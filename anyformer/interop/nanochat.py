@@ -2,7 +2,9 @@
 
 Read are models of the first architecture, from October 2025 to January 2026, the one of `NanoChatForCausalLM` in
 `transformers`: rotary positions, RMS norms without weights (also of embeddings, queries and keys), squared ReLU, a soft
-cap of 15 on the logits. Later ones add weights that anyformer has no part for: they are refused by these names.
+cap of 15 on the logits; and those of the middle of January 2026 with learned weights of the residual stream and of the
+embeddings in each layer, and with windows. Later ones add weights that anyformer has no part for: they are refused by
+these names.
 
 nanochat rotates by minus the angle. With the second half of each head's queries and keys negated, the scores are those
 of a rotation by the angle itself.
@@ -33,13 +35,14 @@ from anyformer.config import (
     SquaredRelu,
     Stack,
     Tokens,
+    Window,
 )
 from anyformer.data.chat_template import DEFAULT
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.data.vocabulary import BYTES
 from anyformer.interop import public_tokenizers, weight_conversion, weight_files
 from anyformer.interop.config_fields import Fields
-from anyformer.interop.family import WeightNames
+from anyformer.interop.family import WeightNames, tile_layers
 from anyformer.interop.nanogpt import HEAD, POSITIONS, TABLE, Checkpoint, tensors
 from anyformer.interop.plain_pickle import StoredState, read_plain
 from anyformer.interop.weight_files import PickledTensor, wrong
@@ -51,10 +54,9 @@ EPS = torch.finfo(torch.float32).eps  # of torch's rms_norm by default
 CAP, THETA = 15.0, 10_000.0
 BOS, END = "<|bos|>", "<|assistant_end|>"
 NORMS = "norm without weights, of width "  # prefix of the names of ones, which no file holds
+SKIPS = ("resid_lambdas", "x0_lambdas")  # a and b of a x + b x₀, which a layer reads
 # Weights of later architectures.
 LATER = {
-    "resid_lambdas": "scaled residuals",
-    "x0_lambdas": "a skip connection from the embeddings",
     "value_embeds": "value embeddings",
     "smear_gate": "smeared embeddings",
     "backout_lambda": "the subtraction of a middle layer",
@@ -83,14 +85,14 @@ def read_nanochat(path: Path, content: Mapping[str, Any], tokenizer: str | Path 
     """Return the model of a model_STEP.pt; without a `tokenizer`, by the tokenizer.pkl beside it."""
     stored = tensors(path, content)
     if later := {what for name in stored for part, what in LATER.items() if name.split(".")[0] == part}:
-        what = f"has {', '.join(sorted(later))}: only nanochat's first architecture (until January 2026) is read"
+        what = f"has {', '.join(sorted(later))}: only nanochat's architectures until 16 January 2026 are read"
         raise wrong(path, what)
     if not (found := MODEL_FILE.fullmatch(path.name)):
         raise wrong(path, "is a checkpoint of nanochat, whose name must be model_STEP.pt: meta_STEP.json belongs to it")
     meta = path.with_name(f"meta_{found[1]}.json")
     fields = Fields({}, meta).table("model_config", weight_files.read_json(meta).get("model_config") or {})
     with fields.named():
-        config = _config(fields)
+        config = _config(fields, skips=SKIPS[0] in stored)
     fields.finish()
     file = path.with_name(TOKENIZER) if tokenizer is None else Path(tokenizer)
     if not file.exists():
@@ -113,21 +115,32 @@ def read_nanochat(path: Path, content: Mapping[str, Any], tokenizer: str | Path 
 # -- the model --------------------------------------------------------------------------------------------------------
 
 
-def _config(fields: Fields) -> ModelConfig:
-    fields.must("window_pattern", "L")
+def _config(fields: Fields, skips: bool) -> ModelConfig:
     width, heads = fields("n_embd", 768), fields("n_head", 6)
     norm = RMSNorm(eps=EPS)
     mixer = Attention(heads=heads, kv_heads=fields("n_kv_head", 6), qk_norm=norm)
     block = Block(mixer=mixer, feedforward=Plain(activation=SquaredRelu(), bias=False), norm=norm)
+    depth, length = fields.depth("n_layer", 12), fields("sequence_len", 1024)
+    near = block.model_copy(update={"mixer": mixer.model_copy(update={"pattern": Window(before=length // 2, after=0)})})
+    kinds = fields("window_pattern", "L").upper()
+    if not kinds or set(kinds) - {"S", "L"}:
+        raise ConfigError([fields.fault("window_pattern", "must consist of S and L")])
+    layers = [near if kinds[i % len(kinds)] == "S" and i < depth - 1 else block for i in range(depth)]
+    prefix, blocks = tile_layers(layers)
     return ModelConfig(
         width=width,
         target=Tokens(vocab=fields("vocab_size", 50_304), norm=norm),
         decoder=Stack(
-            depth=fields.depth("n_layer", 12), blocks=(block,), position=Rotary(theta=THETA), final_norm=norm
+            depth=depth,
+            prefix=prefix,
+            blocks=blocks,
+            position=Rotary(theta=THETA),
+            final_norm=norm,
+            embedding_skip=skips,
         ),
         head=LM(cap=CAP),
         tie="none",
-        context=fields("sequence_len", 1024),
+        context=length,
     )
 
 
@@ -172,6 +185,9 @@ def _rules(config: ModelConfig) -> Iterator[AnyRule]:
         yield Rule(f"{ours}.feedforward.norm_in.weight", ones)
         yield Rule(f"{ours}.feedforward.inner.up.weight", f"{theirs}.mlp.c_fc.weight")
         yield Rule(f"{ours}.feedforward.inner.down.weight", f"{theirs}.mlp.c_proj.weight")
+    if stack.embedding_skip:
+        yield Rule("decoder.skips.own", SKIPS[0])
+        yield Rule("decoder.skips.embedding", SKIPS[1])
     yield Rule("decoder.final_norm.weight", ones)
     yield Rule("head.table", HEAD)
 

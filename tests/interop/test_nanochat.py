@@ -36,7 +36,7 @@ VOCAB = len(RANKS) + len(SPECIAL)
 ROWS = math.ceil(VOCAB / 64) * 64
 
 
-def state() -> dict[str, Tensor]:
+def state(skips: bool = False) -> dict[str, Tensor]:
     torch.manual_seed(0)
     k = WIDTH // HEADS
     shapes: dict[str, tuple[int, int]] = {"transformer.wte.weight": (ROWS, WIDTH), "lm_head.weight": (ROWS, WIDTH)}
@@ -46,11 +46,16 @@ def state() -> dict[str, Tensor]:
         shapes |= {f"{block}.attn.c_{part}.weight": (GROUPS * k, WIDTH) for part in "kv"}
         shapes |= {f"{block}.mlp.c_fc.weight": (4 * WIDTH, WIDTH), f"{block}.mlp.c_proj.weight": (WIDTH, 4 * WIDTH)}
     weights = {name: torch.randn(shape) * (3.0 if name == "lm_head.weight" else 0.5) for name, shape in shapes.items()}
+    if skips:
+        weights |= {"resid_lambdas": 1 + torch.rand(DEPTH), "x0_lambdas": torch.rand(DEPTH) - 0.5}
     return weights | {"transformer.wte.weight": weights["transformer.wte.weight"].bfloat16()}
 
 
-def forward(w: dict[str, Tensor], ids: Tensor) -> Tensor:
-    """Logits [b, t, v]: norms without weights, keys and queries turned by minus the angle and then normed."""
+def forward(w: dict[str, Tensor], ids: Tensor, windows: list[int] | None = None) -> Tensor:
+    """Logits [b, t, v]: norms without weights, keys and queries turned by minus the angle and then normed.
+
+    A window is the largest distance that a layer sees.
+    """
     w = {name: x.double() for name, x in w.items()}
     (b, t), k = ids.shape, WIDTH // HEADS
     angles = torch.arange(t).double()[:, None] / 10000 ** (torch.arange(0, k, 2).double() / k)
@@ -64,7 +69,12 @@ def forward(w: dict[str, Tensor], ids: Tensor) -> Tensor:
         return torch.cat((first * cos + second * sin, second * cos - first * sin), dim=-1)
 
     x, hidden = norm(w["transformer.wte.weight"][ids]), torch.ones(t, t, dtype=torch.bool).triu(1)
+    x0, back = x, torch.arange(t)[:, None] - torch.arange(t)
     for i in range(DEPTH):
+        if "resid_lambdas" in w:
+            x = w["resid_lambdas"][i] * x + w["x0_lambdas"][i] * x0
+        if windows is not None:
+            hidden = (back < 0) | (back > windows[i])
         block, y = f"transformer.h.{i}", norm(x)
         q, key, v = (F.linear(y, w[f"{block}.attn.c_{part}.weight"]).view(b, t, -1, k) for part in "qkv")
         q, key = norm(turn(q)), norm(turn(key))
@@ -116,6 +126,21 @@ def test_logits(run: Any) -> None:
     assert torch.equal(af.generate(run.model, ids[:, :start], max_new_tokens=8)[:, : ids.shape[1]], ids)
 
 
+def test_windows_and_skips(folder: Path, tmp_path: Path) -> None:
+    """The middle of January 2026: a x + b x₀ is what a layer reads, and short layers see half of the context."""
+    torch.save(state(skips=True), tmp_path / "model_000010.pt")
+    meta = json.loads((folder / "meta_000650.json").read_text())
+    meta["model_config"] |= {"window_pattern": "ssL", "sequence_len": 24}
+    (tmp_path / "meta_000010.json").write_text(json.dumps(meta))
+    shutil.copy(folder / "tokenizer.pkl", tmp_path)
+    run = import_model(tmp_path / "model_000010.pt", tmp_path / "run", allow_pickle=True)
+    ids = torch.randint(VOCAB, (2, 24))
+    with torch.no_grad():
+        found = run.model(ids).double()
+    torch.testing.assert_close(found, forward(state(skips=True), ids, [12, 12, 24]), rtol=0, atol=1e-4)
+    assert not torch.allclose(found, forward(state(skips=True), ids), atol=1e-2)
+
+
 @given(st.text("thean dinglé12!'\n\tZ<|bos|>好"))
 def test_ids_are_those_of_tiktoken(run: Any, text: str) -> None:
     tiktoken = pytest.importorskip("tiktoken")
@@ -143,7 +168,7 @@ def test_a_conversation(run: Any) -> None:
 def test_later_architectures_are_refused_by_name(folder: Path, tmp_path: Path, name: str) -> None:
     torch.save(state() | {name: torch.ones(DEPTH)}, tmp_path / "model_000650.pt")
     (line,) = refused("import", tmp_path / "model_000650.pt", "--allow-pickle", "--out", tmp_path / "run")
-    assert line.startswith(f"{tmp_path / 'model_000650.pt'}: has {LATER[name]}: only nanochat's first architecture")
+    assert line.startswith(f"{tmp_path / 'model_000650.pt'}: has {LATER[name]}: only nanochat's architectures")
 
 
 def test_other_files_are_refused(tmp_path: Path, folder: Path) -> None:
@@ -152,10 +177,10 @@ def test_other_files_are_refused(tmp_path: Path, folder: Path) -> None:
     assert "whose name must be model_STEP.pt" in line
     (tmp_path / "weights.pt").rename(tmp_path / "model_000650.pt")
     meta = json.loads((folder / "meta_000650.json").read_text())
-    meta["model_config"]["window_pattern"] = "SSSL"
+    meta["model_config"]["window_pattern"] = "SSXL"
     (tmp_path / "meta_000650.json").write_text(json.dumps(meta))
     command = ("import", tmp_path / "model_000650.pt", "--allow-pickle", "--out", tmp_path / "run")
-    assert "window_pattern = 'SSSL': only 'L' is supported" in refused(*command)[0]
+    assert "window_pattern: must consist of S and L" in refused(*command)[0]
     meta["model_config"]["window_pattern"] = "L"
     (tmp_path / "meta_000650.json").write_text(json.dumps(meta))
     assert refused(*command)[0].startswith("--tokenizer: is missing, and there is no tokenizer.pkl")
