@@ -86,7 +86,7 @@ VERBS = {
         "--out",
         "--json",
     ],
-    "inspect": ["run", "text", "--target", "--stack", "--layer", "--head", "--task", "--out"],
+    "inspect": ["run", "[text]", "--target", "--stack", "--layer", "--head", "--task", "--out"],
     "explore": ["runs", "--port", "--no-browser"],
     "serve": [
         "runs",

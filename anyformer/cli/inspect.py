@@ -25,7 +25,9 @@ LINKS = 10  # of the strongest links
 @app.command("inspect")
 def inspect_(
     run: Folder,
-    text: Annotated[str, typer.Argument(help="Input of the model.")],
+    text: Annotated[
+        str | None, typer.Argument(help="Input of the model. Default: none; the settings of the run are shown.")
+    ] = None,
     target: Annotated[
         str | None, typer.Option(help="Target text. Default: the greedy output of a model that generates.")
     ] = None,
@@ -38,7 +40,10 @@ def inspect_(
     task: Annotated[str | None, typer.Option(help="Task of a mixture.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write a figure of the heads: .png or .svg.")] = None,
 ) -> None:
-    """Show the attention of a run on a text: tokens, a map of weights, the strongest links."""
+    """Show the attention of a run on a text: tokens, a map of weights, the strongest links.
+
+    Without a text, show its model, tokenizer, task and default options of generation.
+    """
     from rich.console import Console
 
     from anyformer.config.spec import ConfigError, Fault
@@ -52,6 +57,12 @@ def inspect_(
         if note := unfinished(loaded, run):
             typer.echo(f"{run}: {note}", err=True)
         loaded = loaded if task is None else loaded.part(task)
+        if text is None:
+            given = {"target": target, "stack": stack, "layer": layer, "head": head, "out": out}
+            if name := next((name for name, value in given.items() if value is not None), None):
+                raise ConfigError([Fault(f"--{name}", "needs a TEXT, the input of the model")])
+            _summarise(loaded)
+            return
         names, own = _chosen(loaded, stack, layer)
         try:
             reading = read(loaded, text, target)
@@ -69,6 +80,24 @@ def inspect_(
         typer.echo(line)
     if out is not None:
         _draw(out, loaded, reading, found[own], own, head)
+
+
+def _summarise(run: "Run") -> None:
+    """Print what a run is, and the options of generation that a call need not give."""
+    from anyformer.recipe import Encoder
+
+    config = run.config
+    depth = " + ".join(f"{stack.depth} {side}" for side, stack in config.stacks.items())
+    context = "" if config.context is None else f", context {config.context:,}"
+    typer.echo(f"model:      {config.shape}, {depth} layers, width {config.width:,}{context}")
+    typer.echo(f"parameters: {run.model.num_parameters():,}")
+    typer.echo(f"tokenizer:  {run.tokenizer.size:,} tokens")
+    typer.echo(f"task:       {run.spec.kind}")
+    if isinstance(run.spec, Encoder) and run.spec.prompts:
+        names = (f"{one.name}{' (default)' * (one.name == run.spec.default_prompt)}" for one in run.spec.prompts)
+        typer.echo(f"prompts:    {', '.join(names)}")
+    if config.head.kind == "lm":
+        typer.echo(f"generation: {run.defaults.describe() or 'greedy; no defaults'}")
 
 
 def _chosen(run: "Run", stack: str | None, layer: int | None) -> tuple[list[str], str]:

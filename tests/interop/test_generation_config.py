@@ -98,6 +98,21 @@ def test_settings_that_are_not_used_are_named(tmp_path: Path, settings: dict[str
     assert named in str(found[0].message)
 
 
+def test_inspect_shows_the_settings(tmp_path: Path) -> None:
+    saved(llama(), tmp_path / "model", do_sample=True, temperature=0.6, top_p=0.9, max_new_tokens=5)
+    run = import_model(tmp_path / "model", tmp_path / "run")
+    shown = cli("inspect", tmp_path / "run").stdout
+    assert f"generation: {run.defaults.describe()}" in shown
+    assert "temperature 0.6" in shown
+    assert f"{run.model.num_parameters():,}" in shown
+    saved(llama(), tmp_path / "plain")
+    import_model(tmp_path / "plain", tmp_path / "greedy")
+    assert "generation: greedy; no defaults" in cli("inspect", tmp_path / "greedy").stdout
+    wrong = cli("inspect", tmp_path / "run", "--layer", "0")
+    assert wrong.exit_code == 2
+    assert "--layer: needs a TEXT" in wrong.stderr
+
+
 def test_wrong_settings_are_refused(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(json.dumps({"repetition_penalty": "high"}))
     with pytest.raises(ConfigError, match=rf"{FILE}: repetition_penalty"):
