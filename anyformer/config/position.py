@@ -26,6 +26,7 @@ from anyformer.config.norm import LayerNorm, NoNorm
 from anyformer.config.rotary_scaling import (
     LinearScaling as LinearScaling,
     Llama3Scaling as Llama3Scaling,
+    LongRopeScaling as LongRopeScaling,
     NoScaling as NoScaling,
     NTKScaling as NTKScaling,
     RotaryScaling as RotaryScaling,
@@ -126,6 +127,9 @@ class RotaryScheme(Scheme):
         if isinstance(self.scaling, Llama3Scaling) and self.scaling.low_frequency >= self.scaling.high_frequency:
             low, high = self.scaling.low_frequency, self.scaling.high_frequency
             yield Fault("scaling.low_frequency", f"= {low}: must be below high_frequency = {high}")
+        if isinstance(self.scaling, LongRopeScaling) and len(self.scaling.factors) != width // 2:
+            what = f"has {len(self.scaling.factors)} values: there must be one for each of {width // 2} rotated pairs"
+            yield Fault("scaling.factors", what)
 
     def prepare(self, positions: "Tensor", key_width: int) -> Rotation:
         import torch
@@ -148,6 +152,9 @@ class RotaryScheme(Scheme):
                 keep = (turns - llama.low_frequency) / (llama.high_frequency - llama.low_frequency)
                 keep = keep.clamp(0, 1)
                 frequencies = frequencies / llama.factor * (1 - keep) + frequencies * keep
+            case LongRopeScaling() as long:
+                frequencies = frequencies / frequencies.new_tensor(long.factors)
+                temper = long.attention_factor
         angles = self._angles(positions.to(torch.float32), frequencies).unsqueeze(1)  # [b, 1, t, k_rot/2]
         cos, sin = angles.cos() * temper, angles.sin() * temper
         return Rotation(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
@@ -221,6 +228,9 @@ class Alibi(Scheme):
     """
 
     kind: Literal["alibi"] = "alibi"
+    factor: Positive = 1.0  # of all slopes
+    # slopes, positions and the penalties from position 0 on are rounded to bfloat16 before `factor` (Falcon)
+    rounded: Flag = False
 
     @staticmethod
     def slopes(heads: int) -> list[float]:
@@ -234,7 +244,14 @@ class Alibi(Scheme):
         return torch.tensor(self.slopes(heads), dtype=torch.float32, device=device)
 
     def score(self, levels: "Tensor", head: "Tensor", q: "Tensor", k: "Tensor") -> "Tensor":
-        return -levels[head] * (q - k).abs()
+        if not self.rounded:
+            return -self.factor * levels[head] * (q - k).abs()
+        import torch
+
+        def penalty(positions: "Tensor") -> "Tensor":
+            return (levels[head].to(torch.bfloat16) * positions.to(torch.bfloat16)).float()
+
+        return -self.factor * (penalty(q) - penalty(k)).abs()
 
 
 class T5Bias(Scheme):

@@ -47,4 +47,17 @@ class Llama3Scaling(Spec):
     high_frequency: Positive = 4.0  # waves with more turns than this are kept
 
 
-RotaryScaling = Annotated[NoScaling | LinearScaling | NTKScaling | YarnScaling | Llama3Scaling, *BY_KIND]
+class LongRopeScaling(Spec):
+    """Each wave stretched by a factor that was searched for, scores tempered (LongRoPE, Ding et al. 2024).
+
+    The factors hold at every length. Phi-3 has two sets, for short and for long texts: a model uses one of them.
+    """
+
+    kind: Literal["longrope"] = "longrope"
+    factors: tuple[Positive, ...]  # divisor of each frequency, one for each rotated pair
+    attention_factor: Positive = 1.0  # factor of the rotated queries and keys
+
+
+RotaryScaling = Annotated[
+    NoScaling | LinearScaling | NTKScaling | YarnScaling | Llama3Scaling | LongRopeScaling, *BY_KIND
+]

@@ -15,6 +15,7 @@ from anyformer.config import (
     Identity,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     NoScaling,
     NTKScaling,
     QuickGelu,
@@ -118,6 +119,10 @@ class Fields:
             self._read.add(field)
             only = " or ".join(map(repr, values)) or "null"
             self.refuse(field, f"= {shown(value)}: only {only} is supported{self._hint(field)}")
+
+    def change(self, field: str, value: Any) -> None:
+        """Replace a field."""
+        self._data[field] = value
 
     def silent(self, *fields: str) -> None:
         """Accept fields of any value: they do not change what the model computes."""
@@ -343,6 +348,9 @@ def write_rotary(rotary: Rotary, key_width: int) -> dict[str, Any]:
                 "low_freq_factor": llama.low_frequency,
                 "high_freq_factor": llama.high_frequency,
             }
+        case LongRopeScaling(factors=factors, attention_factor=tempered):
+            both = {"short_factor": list(factors), "long_factor": list(factors)}  # at every length
+            found |= {"rope_type": "longrope", **both, "attention_factor": tempered}
     return found
 
 

@@ -210,7 +210,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "truncate": True}},
         "rope_parameters.truncate",
     ),
-    ("falcon", {"alibi": True}, "alibi"),
     ("mpnet", {"relative_attention_num_buckets": 16}, "relative_attention_num_buckets"),
     ("deberta-v2", {"conv_kernel_size": 3, "conv_act": "gelu"}, "conv_kernel_size"),
     ("deberta-v2", {"embedding_size": 12}, "embedding_size"),

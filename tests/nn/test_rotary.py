@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from anyformer.config import LinearScaling, Llama3Scaling, NTKScaling, Rotary, YarnScaling
+from anyformer.config import LinearScaling, Llama3Scaling, LongRopeScaling, NTKScaling, Rotary, YarnScaling
 from tests.nn.positions import random, turn
 from tests.strategies import close, seeds
 
@@ -19,6 +19,7 @@ scalings = st.sampled_from(
         {"scaling": NTKScaling(factor=3.0)},
         {"scaling": YarnScaling(factor=4.0, original_length=16)},
         {"scaling": Llama3Scaling(factor=4.0, original_length=16)},
+        {"scaling": LongRopeScaling(factors=(1.0, 1.5, 2.0, 3.0), attention_factor=1.25)},
     ]
 )
 
@@ -52,9 +53,10 @@ def test_rotary_scores_depend_on_the_distance_alone(seed: int, options: dict, m:
 
 @given(seeds, scalings, st.integers(0, 1000))
 def test_rotary_keeps_lengths(seed: int, options: dict, place: int):
-    """A rotation, except for YaRN's temper of the scores, which is 0.1 ln(factor) + 1 on queries and keys each."""
+    """A rotation, except for the factor of queries and keys: YaRN's is 0.1 ln(factor) + 1, LongRoPE's a field."""
     scheme, x = Rotary(**options), random(seed, 1, 2, 3, 8)
     temper = 0.1 * math.log(4.0) + 1 if isinstance(scheme.scaling, YarnScaling) else 1.0
+    temper = scheme.scaling.attention_factor if isinstance(scheme.scaling, LongRopeScaling) else temper
     close(turn(scheme, x, [place] * 3).norm(dim=-1), temper * x.norm(dim=-1), 1e-6)
     close(turn(scheme, x, [0] * 3), temper * x, 1e-6)
 

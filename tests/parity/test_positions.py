@@ -1,5 +1,7 @@
 """Sinusoidal waves, rotary scalings, ALiBi slopes and T5 buckets against those of `transformers`."""
 
+import math
+
 import pytest
 import torch
 from transformers import LlamaConfig
@@ -15,6 +17,7 @@ from anyformer.config import (
     Disentangled,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     NTKScaling,
     Rotary,
     RotaryScaling,
@@ -105,6 +108,21 @@ def test_rotary_scaling(scaling: RotaryScaling, theirs: dict[str, object], width
     config = llama_config(width, rope_theta=theta, partial_rotary_factor=fraction, **theirs)
     frequencies, temper = ROPE_INIT_FUNCTIONS[theirs["rope_type"]](config, torch.device("cpu"))
     assert_turns(Rotary(theta=theta, fraction=fraction, scaling=scaling), width, frequencies, temper)
+
+
+@pytest.mark.parametrize(("width", "fraction"), [(16, 1.0), (64, 0.75)])
+@pytest.mark.parametrize("side", ["short", "long"])
+def test_longrope(side: str, width: int, fraction: float) -> None:
+    """The factors of one side, and the factor of queries and keys of a model of texts four times as long."""
+    n = int(width * fraction) // 2
+    factors = {"short": tuple(1 + i / n for i in range(n)), "long": tuple(2.0 + i for i in range(n))}
+    lists = {f"{name}_factor": list(each) for name, each in factors.items()}
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 16, **lists}
+    config = llama_config(width, rope_theta=1e4, partial_rotary_factor=fraction, **rope)
+    length = 16 if side == "short" else 17
+    frequencies, temper = ROPE_INIT_FUNCTIONS["longrope"](config, torch.device("cpu"), seq_len=length)
+    scaling = LongRopeScaling(factors=factors[side], attention_factor=math.sqrt(1 + math.log(4) / math.log(16)))
+    assert_turns(Rotary(fraction=fraction, scaling=scaling), width, frequencies, temper)
 
 
 @pytest.mark.parametrize("width", [8, 64])

@@ -5,6 +5,7 @@ from typing import Any
 
 from anyformer.config import (
     LM,
+    Alibi,
     Attention,
     Block,
     LayerNorm,
@@ -30,7 +31,6 @@ from anyformer.interop.weight_rules import AnyRule, Grouped, Rule
 
 def read(fields: Fields) -> ModelConfig:
     fields.alias("n_embed", "hidden_size")
-    fields.must("alibi", False)
     width, heads, bias = fields("hidden_size", 4544), fields("num_attention_heads", 71), fields("bias", False)
     new, drop = fields("new_decoder_architecture", False), fields("hidden_dropout", 0.0)
     groups, single = fields("num_kv_heads", heads), fields("multi_query", True)
@@ -48,6 +48,9 @@ def read(fields: Fields) -> ModelConfig:
         width=fields("ffn_hidden_size", 4 * width), activation=fields.activation("activation", "gelu"), bias=bias
     )
     block = Block(mixer=mixer, feedforward=feedforward, norm=norm, order=order, dropout=drop)
+    alibi = Alibi(factor=max(width // heads, 1) ** -0.5, rounded=True) if fields("alibi", False) else None
+    if alibi:
+        fields.silent("rope_parameters", "rope_scaling", "rope_theta")  # then not used by `transformers`
     tied, vocab = fields("tie_word_embeddings", True), fields("vocab_size", 65_024)
     return ModelConfig(
         width=width,
@@ -55,7 +58,7 @@ def read(fields: Fields) -> ModelConfig:
         decoder=Stack(
             depth=fields.depth("num_hidden_layers", 32),
             blocks=(block,),
-            position=fields.rotary(10_000.0),
+            position=alibi or fields.rotary(10_000.0),
             final_norm=norm,
         ),
         head=LM() if fields.head == "lm" else NoHead(),
@@ -69,7 +72,12 @@ def write(config: ModelConfig) -> dict[str, Any]:
     stack = expect(config.decoder, Stack, "decoder")
     tokens, block = expect(config.target, Tokens, "target"), stack.blocks[0]
     mixer, feedforward = attention(block), expect(block.feedforward, Plain, "decoder.blocks.0.feedforward")
-    rotary = expect(position_of(mixer, stack), Rotary, "decoder.position")
+    position, length = position_of(mixer, stack), config.context or 2048
+    about: dict[str, Any] = {"alibi": True}
+    if not isinstance(position, Alibi):
+        rotary = expect(position, Rotary, "decoder.position")
+        length = config.context or length_of(rotary, 2048)
+        about = {"rope_parameters": write_rotary(rotary, mixer.widths(config.width)[0])}
     norms = 1 if block.order == Parallel(shared_norm=True) else 2
     new = isinstance(block.order, Parallel) and (norms == 2 or mixer.groups not in (1, mixer.heads))
     found = {
@@ -85,8 +93,8 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "activation": name_of(feedforward.activation),
         "bias": mixer.bias,
         "layer_norm_epsilon": expect(block.norm, LayerNorm, "decoder.blocks.0.norm").eps,
-        "max_position_embeddings": config.context or length_of(rotary, 2048),
-        "rope_parameters": write_rotary(rotary, mixer.widths(config.width)[0]),
+        "max_position_embeddings": length,
+        **about,
         "hidden_dropout": block.dropout,
         "attention_dropout": mixer.dropout,
         "tie_word_embeddings": config.tie == "output",

@@ -1,29 +1,82 @@
 """Phi-3 and Phi-4 (Abdin et al. 2024): Llama with the projections of a layer in one matrix."""
 
+import math
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from anyformer.config import LinearScaling, ModelConfig, NoScaling, Rotary, Stack
+from anyformer.config import ConfigError, LinearScaling, LongRopeScaling, ModelConfig, NoScaling, Rotary, Stack
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import llama
 from anyformer.interop.families.llama import Defaults
 from anyformer.interop.family import Family, Framing, expect
+from anyformer.interop.transformers_fields import rope_fields
 from anyformer.interop.weight_rules import AnyRule, Rule
 
 DEFAULTS = Defaults(
     width=3072, ff=8192, vocab=32_064, length=4096, eps=1e-5, eos=32_000, pad=32_000, window=0, fraction=1.0
 )
 
+ORIGINAL = 4096  # tokens of a text in the first training
+LONG_ROPE = ("longrope", "su", "yarn")  # `transformers` reads the others as the first
+
 
 def read(fields: Fields) -> ModelConfig:
     fields.silent("embd_pdrop", "attention_bias")  # not used by `transformers`
-    fields.silent("original_max_position_embeddings")  # of a scaling that says it, too
+    original = fields("original_max_position_embeddings", ORIGINAL, least=2)
+    scaling, longest = _long_rope(fields, original)
     found = llama.read(DEFAULTS, fields)
-    rotary = expect(expect(found.decoder, Stack, "decoder").position, Rotary, "decoder.position")
-    if not isinstance(rotary.scaling, (NoScaling, LinearScaling)):  # `transformers` reads yarn as longrope
-        fields.refuse("rope_parameters", "must be of rope_type default or linear: of phi3, others are not supported")
+    stack = expect(found.decoder, Stack, "decoder")
+    rotary = expect(stack.position, Rotary, "decoder.position")
+    if not isinstance(rotary.scaling, (NoScaling, LinearScaling)):
+        what = "must be of rope_type default, linear or longrope: of phi3, others are not supported"
+        fields.refuse("rope_parameters", what)
+    if scaling is not None:
+        stack = stack.model_copy(update={"position": rotary.model_copy(update={"scaling": scaling})})
+        found = found.model_copy(update={"decoder": stack, "context": longest or found.context})
     drop = fields("resid_pdrop", 0.0)
     return _dropping(found, drop)
+
+
+def _long_rope(fields: Fields, original: int) -> tuple[LongRopeScaling | None, int | None]:
+    """Return LongRoPE's scaling, and the longest text that it is for, if that is less than the model's.
+
+    `transformers` uses the short factors for calls of at most `original` tokens, and the long ones for others; keys in
+    a cache keep theirs. Here one set holds at every length: the long one if the model reads more than `original`
+    tokens. A file without long factors gives a model of texts of at most `original` tokens.
+    """
+    table = "rope_parameters" if fields.maybe("rope_scaling", dict) is None else "rope_scaling"
+    fields.alias("rope_scaling", "rope_parameters")
+    given = fields.maybe("rope_parameters", dict) or {}
+    if (given.get("rope_type") or given.get("type")) not in LONG_ROPE:
+        return None, None
+    inner, outer = fields.table("rope_parameters", given), ("rope_theta", "partial_rotary_factor")
+    inner.known = rope_fields()
+    inner.silent("rope_type", "type", "original_max_position_embeddings", *outer)
+    length = fields("max_position_embeddings", DEFAULTS.length)
+    short, long = (_factors(inner, f"{name}_factor") for name in ("short", "long"))
+    factor = inner("factor", length / original)
+    tempered = inner.maybe("attention_factor", float)
+    if tempered is None:
+        tempered = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    inner.close()
+    fields.change("rope_parameters", {name: given[name] for name in outer if name in given})
+    if short is None and long is None:
+        raise ConfigError([inner.fault("long_factor", "is missing")])
+    used = short if long is None or (length <= original and short is not None) else long
+    assert used is not None
+    if None not in (short, long) and length > original and short != long:
+        what = f"its long factors hold at every length, as in transformers for more than {original:,} tokens"
+        hint = f"--ignore-field {table}.long_factor reads it for texts of up to {original:,} tokens"
+        warnings.warn(f"{table}: {what}; {hint}", stacklevel=2)
+    return LongRopeScaling(factors=used, attention_factor=tempered), original if long is None else None
+
+
+def _factors(fields: Fields, name: str) -> tuple[float, ...] | None:
+    given = fields.maybe(name, list)
+    if given is not None and not all(type(x) in (int, float) and 0 < x < math.inf for x in given):
+        raise ConfigError([fields.fault(name, "must be a list of positive numbers")])
+    return None if given is None else tuple(map(float, given))
 
 
 def _dropping(config: ModelConfig, drop: float) -> ModelConfig:
@@ -35,7 +88,11 @@ def _dropping(config: ModelConfig, drop: float) -> ModelConfig:
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    return llama.write(DEFAULTS, config) | {"resid_pdrop": expect(config.decoder, Stack, "decoder").blocks[0].dropout}
+    found = llama.write(DEFAULTS, config)
+    found["resid_pdrop"] = expect(config.decoder, Stack, "decoder").blocks[0].dropout
+    if found["rope_parameters"]["rope_type"] == "longrope":
+        found["original_max_position_embeddings"] = found["max_position_embeddings"]
+    return found
 
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
