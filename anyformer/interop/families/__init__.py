@@ -6,6 +6,7 @@ bert        BERT
 bloom       BLOOM: ALiBi
 clip        CLIP: images and texts
 cohere      Command R
+decoder_frame  what is around the blocks of decoders, and the fields that most of them have
 decoder_heads  labels and spans of all decoders
 deberta     DeBERTa-v2 and v3: disentangled attention
 deepseek    DeepSeek-V2 and V3: latent attention, shared experts

@@ -3,24 +3,15 @@
 from collections.abc import Iterator
 from typing import Any
 
-from anyformer.config import (
-    LM,
-    Alibi,
-    Attention,
-    Block,
-    Gelu,
-    LayerNorm,
-    ModelConfig,
-    NoHead,
-    Plain,
-    Projected,
-    Stack,
-    Tokens,
-)
+from anyformer.config import Alibi, Attention, Block, Gelu, LayerNorm, ModelConfig, Plain, Projected
 from anyformer.interop.config_fields import Fields
+from anyformer.interop.families.decoder_frame import DecoderParts, Ends, build_decoder, end_rules
 from anyformer.interop.families.neox import fused_rules
-from anyformer.interop.family import Family, attention, expect
-from anyformer.interop.weight_rules import Alias, AnyRule, Interleaved, Rule
+from anyformer.interop.family import Family, attention
+from anyformer.interop.weight_rules import AnyRule, Interleaved, Rule
+
+TABLE = "transformer.word_embeddings"
+ENDS = Ends(vocab=250_880, tied=True, bos=1, eos=2, context=None)
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -35,28 +26,20 @@ def read(fields: Fields) -> ModelConfig:
         heads=fields("n_head", 8), bias=True, output=Projected(bias=True), dropout=fields("attention_dropout", 0.0)
     )
     block = Block(mixer=mixer, feedforward=Plain(activation=Gelu(approximate="tanh")), norm=norm, dropout=drop)
-    tied, vocab = fields("tie_word_embeddings", True), fields("vocab_size", 250_880)
-    return ModelConfig(
-        width=fields("hidden_size", 64),
-        target=Tokens(vocab=vocab, norm=norm),
-        decoder=Stack(depth=fields.depth("n_layer", 2), blocks=(block,), position=Alibi(), final_norm=norm),
-        head=LM() if fields.head == "lm" else NoHead(),
-        tie="output" if tied and fields.head == "lm" else "none",
-        special=fields.special(vocab, bos=1, eos=2),
-    )
+    layers = [block] * fields.depth("n_layer", 2)
+    return build_decoder(fields, fields("hidden_size", 64), layers, Alibi(), ENDS, tokens={"norm": norm})
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    stack = expect(config.decoder, Stack, "decoder")
-    tokens, block = expect(config.target, Tokens, "target"), stack.blocks[0]
+    parts = DecoderParts.of(config, Plain)
     return {
-        "vocab_size": tokens.rows,
+        "vocab_size": parts.tokens.rows,
         "hidden_size": config.width,
-        "n_layer": stack.depth,
-        "n_head": attention(block).heads,
-        "layer_norm_epsilon": expect(block.norm, LayerNorm, "decoder.blocks.0.norm").eps,
-        "hidden_dropout": block.dropout,
-        "attention_dropout": attention(block).dropout,
+        "n_layer": parts.stack.depth,
+        "n_head": parts.mixer.heads,
+        "layer_norm_epsilon": parts.eps,
+        "hidden_dropout": parts.block.dropout,
+        "attention_dropout": parts.mixer.dropout,
         "tie_word_embeddings": config.tie == "output",
     }
 
@@ -64,21 +47,13 @@ def write(config: ModelConfig) -> dict[str, Any]:
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
     assert config.decoder
     turns = Interleaved(attention(config.decoder.blocks[0]).heads)
-    yield Rule("target.table", "transformer.word_embeddings")
     yield Rule("target.norm", "transformer.word_embeddings_layernorm")
     for i in range(config.decoder.depth):
         ours, theirs = f"decoder.blocks.{i}", f"transformer.h.{i}"
         yield Rule(f"{ours}.mixer.norm_in", f"{theirs}.input_layernorm")
         yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.post_attention_layernorm")
         yield from fused_rules(ours, theirs, "self_attention", turns)
-    yield from end_rules(config)
-
-
-def end_rules(config: ModelConfig) -> Iterator[AnyRule]:
-    yield Rule("decoder.final_norm", "transformer.ln_f")
-    yield Rule("head.table", "lm_head.weight")
-    if config.tie == "output":
-        yield Alias("lm_head.weight", of="transformer.word_embeddings.weight")
+    yield from end_rules(config, TABLE, "transformer.ln_f")
 
 
 BLOOM = Family(

@@ -14,23 +14,20 @@ from anyformer.config import (
     Gated,
     LayerNorm,
     ModelConfig,
-    NoHead,
     NoNorm,
     Parallel,
     Projected,
-    Rotary,
-    Stack,
     Times,
-    Tokens,
     Unscaled,
     factor,
-    hidden_width,
-    position_of,
 )
-from anyformer.interop.config_fields import Fields, length_of, name_of, write_rotary
+from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import llama
-from anyformer.interop.family import Family, Framing, attention, expect
+from anyformer.interop.families.decoder_frame import DecoderParts, Ends, build_decoder, end_rules, llama_like
+from anyformer.interop.family import Framing, attention
 from anyformer.interop.weight_rules import AnyRule, Reordered, Rule, pairs_to_halves
+
+ENDS = Ends(vocab=256_000, tied=True, pad=0, bos=5, eos=255_001)
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -51,41 +48,21 @@ def read(fields: Fields) -> ModelConfig:
     position, scale = fields.rotary(500_000.0), fields("logit_scale", 0.0625)
     if scale <= 0:
         fields.refuse("logit_scale", f"= {scale}: must be above 0")
-    tied, vocab = fields("tie_word_embeddings", True), fields("vocab_size", 256_000)
-    head = LM(scale=Unscaled() if scale == 1 else Times(value=scale))
-    return ModelConfig(
-        width=width,
-        target=Tokens(vocab=vocab),
-        decoder=Stack(depth=fields.depth("num_hidden_layers", 40), blocks=(block,), position=position, final_norm=norm),
-        head=head if fields.head == "lm" else NoHead(),
-        tie="output" if tied and fields.head == "lm" else "none",
-        special=fields.special(vocab, pad=0, bos=5, eos=255_001),
-        context=fields.maybe("max_position_embeddings", int),
-    )
+    layers, head = [block] * fields.depth("num_hidden_layers", 40), Unscaled() if scale == 1 else Times(value=scale)
+    return build_decoder(fields, width, layers, position, ENDS, head=LM(scale=head))
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    stack = expect(config.decoder, Stack, "decoder")
-    tokens, block = expect(config.target, Tokens, "target"), stack.blocks[0]
-    mixer, feedforward = attention(block), expect(block.feedforward, Gated, "decoder.blocks.0.feedforward")
-    rotary, key = expect(position_of(mixer, stack), Rotary, "decoder.position"), mixer.widths(config.width)[0]
+    parts = DecoderParts.of(config, Gated)
     return {
-        "vocab_size": tokens.rows,
-        "hidden_size": config.width,
-        "intermediate_size": hidden_width(feedforward, config.width),
-        "num_hidden_layers": stack.depth,
-        "num_attention_heads": mixer.heads,
-        "num_key_value_heads": mixer.groups,
-        "head_dim": key,
-        "hidden_act": name_of(feedforward.activation),
-        "layer_norm_eps": expect(block.norm, LayerNorm, "decoder.blocks.0.norm").eps,
+        **parts.fields(),
+        **parts.rotary_fields(8192),
+        "num_key_value_heads": parts.mixer.groups,
+        "head_dim": parts.key,
+        "layer_norm_eps": parts.eps,
         "logit_scale": factor(config.head.scale, config.width) if isinstance(config.head, LM) else 1.0,
-        "attention_bias": mixer.bias,
-        "use_qk_norm": isinstance(mixer.qk_norm, LayerNorm),
-        "max_position_embeddings": config.context or length_of(rotary, 8192),
-        "rope_parameters": write_rotary(rotary, key),
-        "attention_dropout": mixer.dropout,
-        "tie_word_embeddings": config.tie == "output",
+        "attention_bias": parts.mixer.bias,
+        "use_qk_norm": isinstance(parts.mixer.qk_norm, LayerNorm),
     }
 
 
@@ -109,7 +86,6 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
     key = mixer.widths(config.width)[0]
     orders = {"q": pairs_to_halves(mixer.heads, key, key), "k": pairs_to_halves(mixer.groups, key, key)}
     qkv = Reordered.parts(orders["q"], orders["k"], torch.arange(mixer.groups * key))
-    yield Rule("target.table", "model.embed_tokens")
     for i in range(config.decoder.depth):
         ours, theirs = f"decoder.blocks.{i}", f"model.layers.{i}"
         each = [f"{theirs}.self_attn.{part}_proj" for part in "qkv"]
@@ -120,17 +96,7 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
             theirs_norm = f"{theirs}.self_attn.{name}_norm"
             yield Rule(f"{ours}.mixer.inner.{name}_norm", theirs_norm, conversion=_Scales(order, key))
         yield from llama.gated_rules(f"{ours}.feedforward.inner", f"{theirs}.mlp")
-    yield from llama.end_rules(config)
+    yield from end_rules(config)
 
 
-COHERE = Family(
-    kind="cohere",
-    shape="decoder",
-    heads={"CohereForCausalLM": "lm", "CohereModel": "body"},
-    text=Framing(before=("bos",)),
-    prefix="model.",
-    buffers=llama.BUFFERS,
-    read=read,
-    write=write,
-    rules=rules,
-)
+COHERE = llama_like("cohere", "Cohere", read, write, rules, Framing(before=("bos",)))

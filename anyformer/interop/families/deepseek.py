@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from anyformer.config import (
-    LM,
     Attention,
     Block,
     Experts,
@@ -16,7 +15,6 @@ from anyformer.config import (
     InvSqrtKey,
     Latent,
     ModelConfig,
-    NoHead,
     Projected,
     RMSNorm,
     Rotary,
@@ -33,7 +31,8 @@ from anyformer.config import (
 )
 from anyformer.interop.config_fields import Fields, length_of, name_of, write_rotary
 from anyformer.interop.families import llama
-from anyformer.interop.family import Family, attention, expect, tile_layers
+from anyformer.interop.families.decoder_frame import Ends, build_decoder, end_rules, llama_like
+from anyformer.interop.family import Family, attention, expect
 from anyformer.interop.rotary_fields import temperature
 from anyformer.interop.weight_rules import AnyRule, Reordered, Rule, Stacked, pairs_to_halves
 
@@ -62,18 +61,9 @@ def read(version: int, fields: Fields) -> ModelConfig:
     bare, mixture = _experts(version, fields, dense)
     block = Block(mixer=mixer, feedforward=dense, norm=norm)
     mixed = block.model_copy(update={"feedforward": mixture})
-    prefix, blocks = tile_layers([block if i < bare else mixed for i in range(depth)])
-    tied, vocab = fields("tie_word_embeddings", False), fields("vocab_size", vocab)
-    ids = {"bos": 1, "eos": 2} if version == 2 else {"bos": 0, "eos": 1}
-    return ModelConfig(
-        width=width,
-        target=Tokens(vocab=vocab),
-        decoder=Stack(depth=depth, prefix=prefix, blocks=blocks, position=position, final_norm=norm),
-        head=LM() if fields.head == "lm" else NoHead(),
-        tie="output" if tied and fields.head == "lm" else "none",
-        special=fields.special(vocab, **ids),
-        context=fields.maybe("max_position_embeddings", int),
-    )
+    first = 3 - version  # the id of <bos>, before that of <eos>
+    layers = [block if i < bare else mixed for i in range(depth)]
+    return build_decoder(fields, width, layers, position, Ends(vocab, tied=False, bos=first, eos=first + 1))
 
 
 def _temperature(fields: Fields, position: Rotary) -> float:
@@ -194,7 +184,6 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
     down = Reordered.parts(first, pairs_to_halves(1, latent.rank + rotated, rotated, first=latent.rank))
     rows = torch.arange(h * (content + value)).unflatten(0, (h, -1))  # of each head: those of its key, then its value
     up = Reordered((rows.numel(),), torch.cat((rows[:, :content].flatten(), rows[:, content:].flatten())))
-    yield Rule("target.table", "model.embed_tokens")
     for i, block in enumerate(config.decoder.unrolled()):
         ours, theirs = f"decoder.blocks.{i}", f"model.layers.{i}"
         name, ranked = f"{theirs}.self_attn", "q_a_proj" if latent.query_rank else "q_proj"
@@ -208,7 +197,7 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
         yield Rule(f"{ours}.mixer.inner.out", f"{name}.o_proj")
         yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.post_attention_layernorm")
         yield from _network(f"{ours}.feedforward.inner", f"{theirs}.mlp", block, config.width)
-    yield from llama.end_rules(config)
+    yield from end_rules(config)
 
 
 def _network(ours: str, theirs: str, block: Block, width: int) -> Iterator[Rule]:
@@ -227,16 +216,7 @@ def _network(ours: str, theirs: str, block: Block, width: int) -> Iterator[Rule]
 
 def _family(version: int) -> Family:
     title = f"DeepseekV{version}"
-    return Family(
-        kind=f"deepseek_v{version}",
-        shape="decoder",
-        heads={f"{title}ForCausalLM": "lm", f"{title}Model": "body"},
-        prefix="model.",
-        buffers=llama.BUFFERS,
-        read=partial(read, version),
-        write=partial(write, version),
-        rules=rules,
-    )
+    return llama_like(f"deepseek_v{version}", title, partial(read, version), partial(write, version), rules)
 
 
 DEEPSEEK_V2, DEEPSEEK_V3 = _family(2), _family(3)

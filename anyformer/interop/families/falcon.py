@@ -4,29 +4,26 @@ from collections.abc import Iterator
 from typing import Any
 
 from anyformer.config import (
-    LM,
     Alibi,
     Attention,
     Block,
     LayerNorm,
     ModelConfig,
-    NoHead,
     Order,
     Parallel,
     Plain,
     Projected,
-    Rotary,
     Sequential,
-    Stack,
-    Tokens,
-    hidden_width,
     position_of,
 )
-from anyformer.interop.config_fields import Fields, length_of, name_of, write_rotary
-from anyformer.interop.families.bloom import end_rules
+from anyformer.interop.config_fields import Fields, name_of
+from anyformer.interop.families.bloom import TABLE
+from anyformer.interop.families.decoder_frame import DecoderParts, Ends, build_decoder, end_rules
 from anyformer.interop.families.neox import fused_rules
-from anyformer.interop.family import Family, attention, expect
+from anyformer.interop.family import Family, attention
 from anyformer.interop.weight_rules import AnyRule, Grouped, Rule
+
+ENDS = Ends(vocab=65_024, tied=True, bos=11, eos=11)
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -51,53 +48,36 @@ def read(fields: Fields) -> ModelConfig:
     alibi = Alibi(factor=max(width // heads, 1) ** -0.5, rounded=True) if fields("alibi", False) else None
     if alibi:
         fields.silent("rope_parameters", "rope_scaling", "rope_theta")  # then not used by `transformers`
-    tied, vocab = fields("tie_word_embeddings", True), fields("vocab_size", 65_024)
-    return ModelConfig(
-        width=width,
-        target=Tokens(vocab=vocab),
-        decoder=Stack(
-            depth=fields.depth("num_hidden_layers", 32),
-            blocks=(block,),
-            position=alibi or fields.rotary(10_000.0),
-            final_norm=norm,
-        ),
-        head=LM() if fields.head == "lm" else NoHead(),
-        tie="output" if tied and fields.head == "lm" else "none",
-        special=fields.special(vocab, bos=11, eos=11),
-        context=fields.maybe("max_position_embeddings", int),
-    )
+    layers = [block] * fields.depth("num_hidden_layers", 32)
+    return build_decoder(fields, width, layers, alibi or fields.rotary(10_000.0), ENDS)
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    stack = expect(config.decoder, Stack, "decoder")
-    tokens, block = expect(config.target, Tokens, "target"), stack.blocks[0]
-    mixer, feedforward = attention(block), expect(block.feedforward, Plain, "decoder.blocks.0.feedforward")
-    position, length = position_of(mixer, stack), config.context or 2048
-    about: dict[str, Any] = {"alibi": True}
-    if not isinstance(position, Alibi):
-        rotary = expect(position, Rotary, "decoder.position")
-        length = config.context or length_of(rotary, 2048)
-        about = {"rope_parameters": write_rotary(rotary, mixer.widths(config.width)[0])}
+    parts = DecoderParts.of(config, Plain)
+    block, mixer = parts.block, parts.mixer
+    if isinstance(position_of(mixer, parts.stack), Alibi):
+        about = {"alibi": True, "max_position_embeddings": config.context or 2048}
+    else:
+        about = parts.rotary_fields(2048)
     norms = 1 if block.order == Parallel(shared_norm=True) else 2
     new = isinstance(block.order, Parallel) and (norms == 2 or mixer.groups not in (1, mixer.heads))
     found = {
-        "vocab_size": tokens.rows,
+        "vocab_size": parts.tokens.rows,
         "hidden_size": config.width,
-        "num_hidden_layers": stack.depth,
+        "num_hidden_layers": parts.stack.depth,
         "num_attention_heads": mixer.heads,
         "num_kv_heads": mixer.groups,
         "multi_query": mixer.groups == 1,
         "new_decoder_architecture": new,
         "parallel_attn": isinstance(block.order, Parallel),
-        "ffn_hidden_size": hidden_width(feedforward, config.width),
-        "activation": name_of(feedforward.activation),
+        "ffn_hidden_size": parts.ff,
+        "activation": name_of(parts.feedforward.activation),
         "bias": mixer.bias,
-        "layer_norm_epsilon": expect(block.norm, LayerNorm, "decoder.blocks.0.norm").eps,
-        "max_position_embeddings": length,
-        **about,
+        "layer_norm_epsilon": parts.eps,
         "hidden_dropout": block.dropout,
         "attention_dropout": mixer.dropout,
         "tie_word_embeddings": config.tie == "output",
+        **about,
     }
     return found | {"num_ln_in_parallel_attn": norms} if new else found
 
@@ -107,7 +87,6 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
     block = config.decoder.blocks[0]
     mixer, beside = attention(block), isinstance(block.order, Parallel)
     names = ("ln_attn", "ln_mlp") if beside else ("input_layernorm", "post_attention_layernorm")
-    yield Rule("target.table", "transformer.word_embeddings")
     for i in range(config.decoder.depth):
         ours, theirs = f"decoder.blocks.{i}", f"transformer.h.{i}"
         conversion = Grouped(mixer.heads, mixer.groups)
@@ -115,7 +94,7 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
         yield Rule(f"{ours}.mixer.norm_in", f"{theirs}.{names[0]}")
         yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.{names[1]}")
         yield from fused_rules(ours, theirs, "self_attention", conversion)
-    yield from end_rules(config)
+    yield from end_rules(config, TABLE, "transformer.ln_f")
 
 
 FALCON = Family(

@@ -14,24 +14,21 @@ from anyformer.config import (
     Gelu,
     InvSqrtKey,
     ModelConfig,
-    NoHead,
     NoNorm,
     Projected,
     RMSNorm,
     Rotary,
     SqrtWidth,
-    Stack,
     Times,
-    Tokens,
     Window,
-    hidden_width,
     pattern_of,
     position_of,
 )
-from anyformer.interop.config_fields import Fields, length_of, name_of, write_rotary
+from anyformer.interop.config_fields import Fields, length_of, write_rotary
 from anyformer.interop.families import llama
+from anyformer.interop.families.decoder_frame import BUFFERS, DecoderParts, Ends, build_decoder, end_rules
 from anyformer.interop.families.llama import FULL, NEAR
-from anyformer.interop.family import Family, Framing, attention, expect, tile_layers
+from anyformer.interop.family import Family, Framing, attention, expect
 from anyformer.interop.weight_rules import AnyRule, Rule
 
 SIZES = {  # where a config.json is silent: width, feed-forward, layers, heads, key/value heads, vocabulary
@@ -65,18 +62,10 @@ def read(version: int, fields: Fields) -> ModelConfig:
     layers, position = _layers(version, fields, full, depth)
     feedforward = Gated(width=fields("intermediate_size", ff), activation=_activation(version, fields))
     block = Block(mixer=full, feedforward=feedforward, norm=norm, placement="pre" if version == 1 else "sandwich")
-    prefix, tile = tile_layers([block.model_copy(update={"mixer": mixer}) for mixer in layers])
-    tied, vocab = fields("tie_word_embeddings", True), fields("vocab_size", vocab)
     cap = _cap(fields, "final_logit_softcapping", version, 30.0)
-    return ModelConfig(
-        width=width,
-        target=Tokens(vocab=vocab, scale=SqrtWidth()),
-        decoder=Stack(depth=depth, prefix=prefix, blocks=tile, position=position, final_norm=norm),
-        head=LM(cap=cap) if fields.head == "lm" else NoHead(),
-        tie="output" if tied and fields.head == "lm" else "none",
-        special=fields.special(vocab, pad=0, bos=2, eos=1),
-        context=fields.maybe("max_position_embeddings", int),
-    )
+    blocks = [block.model_copy(update={"mixer": mixer}) for mixer in layers]
+    ends = Ends(vocab, tied=True, pad=0, bos=2, eos=1)
+    return build_decoder(fields, width, blocks, position, ends, tokens={"scale": SqrtWidth()}, head=LM(cap=cap))
 
 
 def _activation(version: int, fields: Fields) -> Activation:
@@ -120,34 +109,25 @@ def _layers(version: int, fields: Fields, full: Attention, depth: int) -> tuple[
 
 
 def write(version: int, config: ModelConfig) -> dict[str, Any]:
-    stack = expect(config.decoder, Stack, "decoder")
-    tokens, layers = expect(config.target, Tokens, "target"), stack.unrolled()
-    mixers = [attention(layer) for layer in layers]
-    block, mixer = layers[0], mixers[0]
-    feedforward = expect(block.feedforward, Gated, "decoder.blocks.0.feedforward")
-    key = mixer.widths(config.width)[0]
+    parts = DecoderParts.of(config, Gated)
+    stack, mixer, key = parts.stack, parts.mixer, parts.key
+    mixers = [attention(layer) for layer in stack.unrolled()]
     windows = [isinstance(pattern_of(one, "decoder"), Window) for one in mixers]
     ropes = {
         near: expect(position_of(one, stack), Rotary, "decoder.position")
         for near, one in zip(windows, mixers, strict=True)
     }
     rotary = ropes.get(False) or ropes[True]
-    found: dict[str, Any] = {
-        "vocab_size": tokens.rows,
-        "hidden_size": config.width,
-        "intermediate_size": hidden_width(feedforward, config.width),
-        "num_hidden_layers": stack.depth,
-        "num_attention_heads": mixer.heads,
+    found: dict[str, Any] = parts.fields(TANH) | {
         "num_key_value_heads": mixer.groups,
         "head_dim": key,
-        "hidden_activation" if version > 1 else "hidden_act": name_of(feedforward.activation, first=TANH),
-        "rms_norm_eps": expect(block.norm, RMSNorm, "decoder.blocks.0.norm").eps,
+        "rms_norm_eps": expect(parts.block.norm, RMSNorm, "decoder.blocks.0.norm").eps,
         "attention_bias": mixer.bias,
-        "attention_dropout": mixer.dropout,
         "max_position_embeddings": config.context or length_of(rotary, 8192 if version < 3 else 131_072),
         "rope_parameters": write_rotary(rotary, key),
-        "tie_word_embeddings": config.tie == "output",
     }
+    if version > 1:
+        found["hidden_activation"] = found.pop("hidden_act")
     if version == 1:
         return found
     size = max((p.before + 1 for one in mixers if isinstance(p := pattern_of(one, "decoder"), Window)), default=4096)
@@ -170,7 +150,6 @@ def rules(version: int, config: ModelConfig) -> Iterator[AnyRule]:
         yield from llama.rules(config)
         return
     assert config.decoder
-    yield Rule("target.table", "model.embed_tokens")
     for i in range(config.decoder.depth):
         ours, theirs = f"decoder.blocks.{i}", f"model.layers.{i}"
         yield from llama.attention_rules(f"{ours}.mixer", theirs)
@@ -178,7 +157,7 @@ def rules(version: int, config: ModelConfig) -> Iterator[AnyRule]:
         yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.pre_feedforward_layernorm")
         yield from llama.gated_rules(f"{ours}.feedforward.inner", f"{theirs}.mlp")
         yield Rule(f"{ours}.feedforward.norm_branch", f"{theirs}.post_feedforward_layernorm")
-    yield from llama.end_rules(config)
+    yield from end_rules(config)
 
 
 def _family(kind: str, title: str, version: int) -> Family:
@@ -189,7 +168,7 @@ def _family(kind: str, title: str, version: int) -> Family:
         heads={f"{title}ForCausalLM": "lm", body: "body"},
         text=Framing(before=("bos",)),
         prefix="model.",
-        buffers=llama.BUFFERS,
+        buffers=BUFFERS,
         read=partial(read, version),
         write=partial(write, version),
         rules=partial(rules, version),

@@ -4,25 +4,23 @@ from collections.abc import Iterator
 from typing import Any
 
 from anyformer.config import (
-    LM,
     Attention,
     Block,
     InvSqrtKey,
     LayerNorm,
     Learned,
     ModelConfig,
-    NoHead,
     Normal,
     Plain,
     Projected,
-    Stack,
-    Tokens,
     Unscaled,
-    hidden_width,
 )
-from anyformer.interop.config_fields import Fields, name_of
-from anyformer.interop.family import Family, attention, expect
-from anyformer.interop.weight_rules import Alias, AnyRule, Rule, Transposed
+from anyformer.interop.config_fields import Fields
+from anyformer.interop.families.decoder_frame import DecoderParts, Ends, build_decoder, end_rules
+from anyformer.interop.family import Family, expect
+from anyformer.interop.weight_rules import AnyRule, Rule, Transposed
+
+ENDS = Ends(vocab=50_257, tied=True, bos=50_256, eos=50_256, context=None)
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -43,42 +41,22 @@ def read(fields: Fields) -> ModelConfig:
     )
     block = Block(mixer=mixer, feedforward=feedforward, norm=norm, dropout=fields("resid_pdrop", 0.1))
     position = Learned(length=fields("n_positions", 1024))
-    tied, vocab = fields("tie_word_embeddings", True), fields("vocab_size", 50_257)
-    return ModelConfig(
-        width=fields("n_embd", 768),
-        target=Tokens(vocab=vocab, dropout=fields("embd_pdrop", 0.1)),
-        decoder=Stack(depth=fields.depth("n_layer", 12), blocks=(block,), position=position, final_norm=norm),
-        head=LM() if fields.head == "lm" else NoHead(),
-        tie="output" if tied and fields.head == "lm" else "none",
-        init=Normal(residual=True),
-        special=fields.special(vocab, bos=50_256, eos=50_256),
-    )
+    layers, tokens = [block] * fields.depth("n_layer", 12), {"dropout": fields("embd_pdrop", 0.1)}
+    found = build_decoder(fields, fields("n_embd", 768), layers, position, ENDS, tokens=tokens)
+    return found.model_copy(update={"init": Normal(residual=True)})
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    stack = expect(config.decoder, Stack, "decoder")
-    tokens, block = expect(config.target, Tokens, "target"), stack.blocks[0]
-    mixer, feedforward = attention(block), expect(block.feedforward, Plain, "decoder.blocks.0.feedforward")
+    parts = DecoderParts.of(config, Plain)
     return {
-        "vocab_size": tokens.rows,
-        "n_positions": expect(stack.position, Learned, "decoder.position").length,
-        "n_embd": config.width,
-        "n_layer": stack.depth,
-        "n_head": mixer.heads,
-        "n_inner": hidden_width(feedforward, config.width),
-        "activation_function": name_of(feedforward.activation, first="gelu_new"),
-        "layer_norm_epsilon": expect(block.norm, LayerNorm, "decoder.blocks.0.norm").eps,
-        "scale_attn_weights": mixer.scale == InvSqrtKey(),
-        "resid_pdrop": block.dropout,
-        "embd_pdrop": tokens.dropout,
-        "attn_pdrop": mixer.dropout,
-        "tie_word_embeddings": config.tie == "output",
+        **parts.gpt_fields(),
+        "n_positions": expect(parts.stack.position, Learned, "decoder.position").length,
+        "scale_attn_weights": parts.mixer.scale == InvSqrtKey(),
     }
 
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
     assert config.decoder
-    yield Rule("target.table", "transformer.wte")
     yield Rule("decoder.embedder.tables.positions", "transformer.wpe.weight")
     for i in range(config.decoder.depth):
         ours, theirs = f"decoder.blocks.{i}", f"transformer.h.{i}"
@@ -88,10 +66,7 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
         yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.ln_2")
         yield Rule(f"{ours}.feedforward.inner.up", f"{theirs}.mlp.c_fc", conversion=Transposed())
         yield Rule(f"{ours}.feedforward.inner.down", f"{theirs}.mlp.c_proj", conversion=Transposed())
-    yield Rule("decoder.final_norm", "transformer.ln_f")
-    yield Rule("head.table", "lm_head.weight")
-    if config.tie == "output":
-        yield Alias("lm_head.weight", of="transformer.wte.weight")
+    yield from end_rules(config, "transformer.wte", "transformer.ln_f")
 
 
 GPT2 = Family(

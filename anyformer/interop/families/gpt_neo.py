@@ -5,28 +5,25 @@ from itertools import groupby
 from typing import Any
 
 from anyformer.config import (
-    LM,
     Attention,
     Block,
     ConfigError,
     LayerNorm,
     Learned,
     ModelConfig,
-    NoHead,
     Normal,
     Plain,
     Projected,
-    Stack,
-    Tokens,
     Unscaled,
     Window,
-    hidden_width,
     pattern_of,
 )
 from anyformer.interop.config_fields import Fields, name_of, shown
-from anyformer.interop.family import Family, attention, expect, tile_layers
-from anyformer.interop.weight_rules import Alias, AnyRule, Rule
+from anyformer.interop.families.decoder_frame import DecoderParts, Ends, build_decoder, end_rules
+from anyformer.interop.family import Family, attention, expect
+from anyformer.interop.weight_rules import AnyRule, Rule
 
+ENDS = Ends(vocab=50_257, tied=True, bos=50_256, eos=50_256, context=None)
 FULL, NEAR = "global", "local"
 
 
@@ -48,18 +45,10 @@ def read(fields: Fields) -> ModelConfig:
     )
     block = Block(mixer=full, feedforward=feedforward, norm=norm, dropout=drop)
     kinds = {FULL: block, NEAR: block.model_copy(update={"mixer": near})}
-    prefix, blocks = tile_layers([kinds[kind] for kind in _kinds(fields, depth)])
-    tied, vocab = fields("tie_word_embeddings", True), fields("vocab_size", 50_257)
+    layers, tokens = [kinds[kind] for kind in _kinds(fields, depth)], {"dropout": fields("embed_dropout", 0.0)}
     position = Learned(length=fields("max_position_embeddings", 2048))
-    return ModelConfig(
-        width=width,
-        target=Tokens(vocab=vocab, dropout=fields("embed_dropout", 0.0)),
-        decoder=Stack(depth=depth, prefix=prefix, blocks=blocks, position=position, final_norm=norm),
-        head=LM() if fields.head == "lm" else NoHead(),
-        tie="output" if tied and fields.head == "lm" else "none",
-        init=Normal(),
-        special=fields.special(vocab, bos=50_256, eos=50_256),
-    )
+    found = build_decoder(fields, width, layers, position, ENDS, tokens=tokens)
+    return found.model_copy(update={"init": Normal()})
 
 
 def _kinds(fields: Fields, depth: int) -> list[str]:
@@ -77,33 +66,30 @@ def _kinds(fields: Fields, depth: int) -> list[str]:
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    stack = expect(config.decoder, Stack, "decoder")
-    tokens, layers = expect(config.target, Tokens, "target"), stack.unrolled()
-    block, patterns = layers[0], [pattern_of(attention(layer), "decoder") for layer in layers]
-    mixer, feedforward = attention(block), expect(block.feedforward, Plain, "decoder.blocks.0.feedforward")
+    parts = DecoderParts.of(config, Plain)
+    patterns = [pattern_of(attention(layer), "decoder") for layer in parts.stack.unrolled()]
     sizes = [pattern.before + 1 for pattern in patterns if isinstance(pattern, Window)]
     kinds = [NEAR if isinstance(pattern, Window) else FULL for pattern in patterns]
     return {
-        "vocab_size": tokens.rows,
-        "max_position_embeddings": expect(stack.position, Learned, "decoder.position").length,
+        "vocab_size": parts.tokens.rows,
+        "max_position_embeddings": expect(parts.stack.position, Learned, "decoder.position").length,
         "hidden_size": config.width,
-        "num_layers": stack.depth,
-        "num_heads": mixer.heads,
+        "num_layers": parts.stack.depth,
+        "num_heads": parts.mixer.heads,
         "attention_types": [[[kind], len([*run])] for kind, run in groupby(kinds)],
         "window_size": max(sizes, default=256),
-        "intermediate_size": hidden_width(feedforward, config.width),
-        "activation_function": name_of(feedforward.activation, first="gelu_new"),
-        "layer_norm_epsilon": expect(block.norm, LayerNorm, "decoder.blocks.0.norm").eps,
-        "resid_dropout": block.dropout,
-        "embed_dropout": tokens.dropout,
-        "attention_dropout": mixer.dropout,
+        "intermediate_size": parts.ff,
+        "activation_function": name_of(parts.feedforward.activation, first="gelu_new"),
+        "layer_norm_epsilon": parts.eps,
+        "resid_dropout": parts.block.dropout,
+        "embed_dropout": parts.tokens.dropout,
+        "attention_dropout": parts.mixer.dropout,
         "tie_word_embeddings": config.tie == "output",
     }
 
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
     assert config.decoder
-    yield Rule("target.table", "transformer.wte")
     yield Rule("decoder.embedder.tables.positions", "transformer.wpe.weight")
     for i in range(config.decoder.depth):
         ours, theirs = f"decoder.blocks.{i}", f"transformer.h.{i}"
@@ -113,10 +99,7 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
         yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.ln_2")
         yield Rule(f"{ours}.feedforward.inner.up", f"{theirs}.mlp.c_fc")
         yield Rule(f"{ours}.feedforward.inner.down", f"{theirs}.mlp.c_proj")
-    yield Rule("decoder.final_norm", "transformer.ln_f")
-    yield Rule("head.table", "lm_head.weight")
-    if config.tie == "output":
-        yield Alias("lm_head.weight", of="transformer.wte.weight")
+    yield from end_rules(config, "transformer.wte", "transformer.ln_f")
 
 
 GPT_NEO = Family(

@@ -23,8 +23,9 @@ from anyformer.config import (
 )
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import llama
+from anyformer.interop.families.decoder_frame import end_rules, llama_like
 from anyformer.interop.families.llama import FULL, NEAR, Defaults
-from anyformer.interop.family import Family, attention, expect, tile_layers
+from anyformer.interop.family import attention, expect, tile_layers
 from anyformer.interop.weight_rules import AnyRule, Rule
 
 DEFAULTS = Defaults(
@@ -114,7 +115,6 @@ class _Turned:
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
     assert config.decoder
-    yield Rule("target.table", "model.embed_tokens")
     for i in range(config.decoder.depth):
         ours, theirs = f"decoder.blocks.{i}", f"model.layers.{i}"
         inner, experts = f"{ours}.feedforward.inner", f"{theirs}.mlp.experts"
@@ -125,16 +125,7 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
         for layer, name, conversion in (("up", "gate_up_proj", _Turned(pairs=True)), ("down", "down_proj", _Turned())):
             yield Rule(f"{inner}.{layer}.weight", f"{experts}.{name}", conversion=conversion)
             yield Rule(f"{inner}.{layer}.bias", f"{experts}.{name}_bias", conversion=conversion)
-    yield from llama.end_rules(config)
+    yield from end_rules(config)
 
 
-GPT_OSS = Family(
-    kind="gpt_oss",
-    shape="decoder",
-    heads={"GptOssForCausalLM": "lm", "GptOssModel": "body"},
-    prefix="model.",
-    buffers=llama.BUFFERS,
-    read=read,
-    write=write,
-    rules=rules,
-)
+GPT_OSS = llama_like("gpt_oss", "GptOss", read, write, rules)

@@ -13,18 +13,18 @@ from anyformer.config import (
     ConfigError,
     LayerNorm,
     ModelConfig,
-    NoHead,
     Parallel,
     Plain,
     Rotary,
-    Stack,
-    Tokens,
-    hidden_width,
     position_of,
 )
-from anyformer.interop.config_fields import Fields, name_of
+from anyformer.interop.config_fields import Fields
+from anyformer.interop.families.decoder_frame import DecoderParts, Ends, build_decoder, end_rules
 from anyformer.interop.family import Family, attention, expect
-from anyformer.interop.weight_rules import Alias, AnyRule, Reordered, Rule, pairs_to_halves
+from anyformer.interop.weight_rules import AnyRule, Reordered, Rule, pairs_to_halves
+
+LENGTH = 2048  # longest text by default
+ENDS = Ends(vocab=50_400, tied=False, bos=50_256, eos=50_256, context="n_positions")
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -39,16 +39,9 @@ def read(fields: Fields) -> ModelConfig:
     drop = fields("resid_pdrop", 0.0)
     block = Block(mixer=mixer, feedforward=feedforward, norm=norm, order=order, dropout=drop)
     position = Rotary(fraction=_fraction(rotated, width // heads))
-    tied, vocab = fields("tie_word_embeddings", False), fields("vocab_size", 50_400)
-    return ModelConfig(
-        width=width,
-        target=Tokens(vocab=vocab, dropout=fields("embd_pdrop", 0.0)),
-        decoder=Stack(depth=fields.depth("n_layer", 28), blocks=(block,), position=position, final_norm=norm),
-        head=LM(bias=True) if fields.head == "lm" else NoHead(),
-        tie="output" if tied and fields.head == "lm" else "none",
-        special=fields.special(vocab, bos=50_256, eos=50_256),
-        context=fields("n_positions", 2048),
-    )
+    layers, tokens = [block] * fields.depth("n_layer", 28), {"dropout": fields("embd_pdrop", 0.0)}
+    found = build_decoder(fields, width, layers, position, ENDS, tokens=tokens, head=LM(bias=True))
+    return found.model_copy(update={"context": found.context or LENGTH})
 
 
 def _fraction(rotated: int, key_width: int) -> float:
@@ -58,25 +51,9 @@ def _fraction(rotated: int, key_width: int) -> float:
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    stack = expect(config.decoder, Stack, "decoder")
-    tokens, block = expect(config.target, Tokens, "target"), stack.blocks[0]
-    mixer, feedforward = attention(block), expect(block.feedforward, Plain, "decoder.blocks.0.feedforward")
-    rotary = expect(position_of(mixer, stack), Rotary, "decoder.position")
-    return {
-        "vocab_size": tokens.rows,
-        "n_positions": config.context or 2048,
-        "n_embd": config.width,
-        "n_layer": stack.depth,
-        "n_head": mixer.heads,
-        "rotary_dim": rotary.rotated(mixer.widths(config.width)[0]),
-        "n_inner": hidden_width(feedforward, config.width),
-        "activation_function": name_of(feedforward.activation, first="gelu_new"),
-        "layer_norm_epsilon": expect(block.norm, LayerNorm, "decoder.blocks.0.norm").eps,
-        "resid_pdrop": block.dropout,
-        "embd_pdrop": tokens.dropout,
-        "attn_pdrop": mixer.dropout,
-        "tie_word_embeddings": config.tie == "output",
-    }
+    parts = DecoderParts.of(config, Plain)
+    rotated = parts.rotary.rotated(parts.key)
+    return {**parts.gpt_fields(), "n_positions": config.context or LENGTH, "rotary_dim": rotated}
 
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
@@ -85,7 +62,6 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
     key, rotary = mixer.widths(config.width)[0], expect(position_of(mixer, config.decoder), Rotary, "decoder.position")
     pairs = pairs_to_halves(mixer.heads, key, rotary.rotated(key))
     qkv = Reordered.parts(pairs, pairs, torch.arange(mixer.heads * key))
-    yield Rule("target.table", "transformer.wte")
     for i in range(config.decoder.depth):
         ours, theirs = f"decoder.blocks.{i}", f"transformer.h.{i}"
         yield Rule(f"{ours}.norm_in", f"{theirs}.ln_1")
@@ -93,11 +69,7 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
         yield Rule(f"{ours}.mixer.inner.out", f"{theirs}.attn.out_proj")
         yield Rule(f"{ours}.feedforward.inner.up", f"{theirs}.mlp.fc_in")
         yield Rule(f"{ours}.feedforward.inner.down", f"{theirs}.mlp.fc_out")
-    yield Rule("decoder.final_norm", "transformer.ln_f")
-    yield Rule("head.table", "lm_head.weight")
-    yield Rule("head.bias", "lm_head.bias")
-    if config.tie == "output":
-        yield Alias("lm_head.weight", of="transformer.wte.weight")
+    yield from end_rules(config, "transformer.wte", "transformer.ln_f")
 
 
 GPTJ = Family(

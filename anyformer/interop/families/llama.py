@@ -6,28 +6,22 @@ from functools import partial
 from typing import Any
 
 from anyformer.config import (
-    LM,
     Attention,
     Block,
     Gated,
     ModelConfig,
-    NoHead,
     NoNorm,
     Projected,
     RMSNorm,
     Rotary,
-    Stack,
-    Tokens,
     Window,
-    hidden_width,
     pattern_of,
-    position_of,
 )
-from anyformer.interop.config_fields import Fields, length_of, name_of, write_rotary
-from anyformer.interop.family import Family, Framing, attention, expect, tile_layers
-from anyformer.interop.weight_rules import Alias, AnyRule, Rule
+from anyformer.interop.config_fields import Fields
+from anyformer.interop.families.decoder_frame import DecoderParts, Ends, build_decoder, end_rules, llama_like
+from anyformer.interop.family import Family, Framing, attention, expect
+from anyformer.interop.weight_rules import AnyRule, Rule
 
-BUFFERS = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
 FULL, NEAR = "full_attention", "sliding_attention"
 
 
@@ -80,18 +74,9 @@ def read(defaults: Defaults, fields: Fields, position: Rotary | None = None) -> 
         bias=fields("mlp_bias", False) if defaults.mlp_bias else False,
     )
     block = Block(mixer=mixer, feedforward=feedforward, norm=norm)
-    prefix, blocks = tile_layers(_windowed(defaults, fields, mixer, block, depth))
-    tied, vocab = fields("tie_word_embeddings", defaults.tied), fields("vocab_size", defaults.vocab)
-    position = position or fields.rotary(defaults.theta, defaults.fraction)
-    return ModelConfig(
-        width=width,
-        target=Tokens(vocab=vocab),
-        decoder=Stack(depth=depth, prefix=prefix, blocks=blocks, position=position, final_norm=norm),
-        head=LM() if fields.head == "lm" else NoHead(),
-        tie="output" if tied and fields.head == "lm" else "none",
-        special=fields.special(vocab, pad=defaults.pad, bos=defaults.bos, eos=defaults.eos),
-        context=fields.maybe("max_position_embeddings", int),
-    )
+    layers = _windowed(defaults, fields, mixer, block, depth)
+    ends = Ends(defaults.vocab, defaults.tied, defaults.pad, defaults.bos, defaults.eos)
+    return build_decoder(fields, width, layers, position or fields.rotary(defaults.theta, defaults.fraction), ends)
 
 
 def _windowed(defaults: Defaults, fields: Fields, mixer: Attention, block: Block, depth: int) -> list[Block]:
@@ -113,31 +98,20 @@ def _windowed(defaults: Defaults, fields: Fields, mixer: Attention, block: Block
 
 
 def write(defaults: Defaults, config: ModelConfig) -> dict[str, Any]:
-    stack = expect(config.decoder, Stack, "decoder")
-    tokens, layers = expect(config.target, Tokens, "target"), stack.unrolled()
-    block, patterns = layers[0], [pattern_of(attention(layer), "decoder") for layer in layers]
-    mixer, feedforward = attention(block), expect(block.feedforward, Gated, "decoder.blocks.0.feedforward")
-    rotary = expect(position_of(mixer, stack), Rotary, "decoder.position")
+    parts = DecoderParts.of(config, Gated)
+    mixer, patterns = parts.mixer, [pattern_of(attention(layer), "decoder") for layer in parts.stack.unrolled()]
     sizes = [pattern.before + 1 for pattern in patterns if isinstance(pattern, Window)]
     found = {
-        "vocab_size": tokens.rows,
-        "hidden_size": config.width,
-        "intermediate_size": hidden_width(feedforward, config.width),
-        "num_hidden_layers": stack.depth,
-        "num_attention_heads": mixer.heads,
+        **parts.fields(),
+        **parts.rotary_fields(defaults.length),
         "num_key_value_heads": mixer.groups,
-        "head_dim": mixer.widths(config.width)[0],
-        "hidden_act": name_of(feedforward.activation),
-        "rms_norm_eps": expect(block.norm, RMSNorm, "decoder.blocks.0.norm").eps,
-        "attention_dropout": mixer.dropout,
-        "max_position_embeddings": config.context or length_of(rotary, defaults.length),
-        "rope_parameters": write_rotary(rotary, mixer.widths(config.width)[0]),
-        "tie_word_embeddings": config.tie == "output",
+        "head_dim": parts.key,
+        "rms_norm_eps": expect(parts.block.norm, RMSNorm, "decoder.blocks.0.norm").eps,
     }
     if defaults.biases:
         found["attention_bias"] = mixer.bias
     if defaults.mlp_bias:
-        found["mlp_bias"] = feedforward.bias
+        found["mlp_bias"] = parts.feedforward.bias
     if defaults.window is not None:
         found["sliding_window"] = max(sizes, default=None)
     if defaults.window_by_layer:
@@ -148,7 +122,6 @@ def write(defaults: Defaults, config: ModelConfig) -> dict[str, Any]:
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
     assert config.decoder
-    yield Rule("target.table", "model.embed_tokens")
     for i in range(config.decoder.depth):
         ours, theirs = f"decoder.blocks.{i}", f"model.layers.{i}"
         yield from attention_rules(f"{ours}.mixer", theirs)
@@ -170,25 +143,8 @@ def gated_rules(ours: str, theirs: str) -> Iterator[Rule]:
     yield Rule(f"{ours}.down", f"{theirs}.down_proj")
 
 
-def end_rules(config: ModelConfig) -> Iterator[AnyRule]:
-    yield Rule("decoder.final_norm", "model.norm")
-    yield Rule("head.table", "lm_head.weight")
-    if config.tie == "output":
-        yield Alias("lm_head.weight", of="model.embed_tokens.weight")
-
-
 def _family(kind: str, title: str, defaults: Defaults, text: Framing) -> Family:
-    return Family(
-        kind=kind,
-        shape="decoder",
-        heads={f"{title}ForCausalLM": "lm", f"{title}Model": "body"},
-        text=text,
-        prefix="model.",
-        buffers=BUFFERS,
-        read=partial(read, defaults),
-        write=partial(write, defaults),
-        rules=rules,
-    )
+    return llama_like(kind, title, partial(read, defaults), partial(write, defaults), rules, text)
 
 
 BEGUN = Framing(before=("bos",))

@@ -6,8 +6,9 @@ from typing import Any
 from anyformer.config import Block, Experts, Gated, ModelConfig, Stack, hidden_width
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import llama
+from anyformer.interop.families.decoder_frame import end_rules, llama_like
 from anyformer.interop.families.llama import Defaults
-from anyformer.interop.family import Family, Framing, expect
+from anyformer.interop.family import Framing, expect
 from anyformer.interop.weight_rules import AnyRule, Rule, Stacked
 
 DEFAULTS = Defaults(ff=14_336, kv_heads=8, length=131_072, eps=1e-5, theta=1e6, window=0)
@@ -47,7 +48,6 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
     assert config.decoder
-    yield Rule("target.table", "model.embed_tokens")
     for i, block in enumerate(config.decoder.unrolled()):
         ours, theirs = f"decoder.blocks.{i}", f"model.layers.{i}"
         experts = expect(block.feedforward, Experts, "feedforward")
@@ -60,17 +60,7 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
         yield Rule(f"{ours}.feedforward.inner.up.weight", *up, conversion=Stacked((width, width)))
         down = [f"{expert}.w2.weight" for expert in each]
         yield Rule(f"{ours}.feedforward.inner.down.weight", *down, conversion=Stacked((config.width,)))
-    yield from llama.end_rules(config)
+    yield from end_rules(config)
 
 
-MIXTRAL = Family(
-    kind="mixtral",
-    shape="decoder",
-    heads={"MixtralForCausalLM": "lm", "MixtralModel": "body"},
-    text=Framing(before=("bos",)),
-    prefix="model.",
-    buffers=llama.BUFFERS,
-    read=read,
-    write=write,
-    rules=rules,
-)
+MIXTRAL = llama_like("mixtral", "Mixtral", read, write, rules, Framing(before=("bos",)))

@@ -3,26 +3,13 @@
 from collections.abc import Iterator
 from typing import Any
 
-from anyformer.config import (
-    LM,
-    Attention,
-    Block,
-    LayerNorm,
-    ModelConfig,
-    NoHead,
-    Parallel,
-    Plain,
-    Projected,
-    Rotary,
-    Sequential,
-    Stack,
-    Tokens,
-    hidden_width,
-    position_of,
-)
-from anyformer.interop.config_fields import Fields, length_of, name_of, write_rotary
-from anyformer.interop.family import Family, attention, expect
-from anyformer.interop.weight_rules import Alias, AnyRule, Conversion, Interleaved, Rule
+from anyformer.config import Attention, Block, LayerNorm, ModelConfig, Parallel, Plain, Projected, Sequential
+from anyformer.interop.config_fields import Fields
+from anyformer.interop.families.decoder_frame import DecoderParts, Ends, build_decoder, end_rules
+from anyformer.interop.family import Family, attention
+from anyformer.interop.weight_rules import AnyRule, Conversion, Interleaved, Rule
+
+ENDS = Ends(vocab=50_432, tied=False, bos=0, eos=2)
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -48,55 +35,31 @@ def read(fields: Fields) -> ModelConfig:
     fields.alias("rotary_emb_base", "rope_theta")  # names in older files
     fields.alias("rotary_pct", "partial_rotary_factor")
     position = fields.rotary(10_000.0, 0.25)
-    tied, vocab = fields("tie_word_embeddings", False), fields("vocab_size", 50_432)
-    return ModelConfig(
-        width=fields("hidden_size", 6144),
-        target=Tokens(vocab=vocab, dropout=drop),
-        decoder=Stack(depth=fields.depth("num_hidden_layers", 44), blocks=(block,), position=position, final_norm=norm),
-        head=LM() if fields.head == "lm" else NoHead(),
-        tie="output" if tied and fields.head == "lm" else "none",
-        special=fields.special(vocab, bos=0, eos=2),
-        context=fields.maybe("max_position_embeddings", int),
-    )
+    layers = [block] * fields.depth("num_hidden_layers", 44)
+    return build_decoder(fields, fields("hidden_size", 6144), layers, position, ENDS, tokens={"dropout": drop})
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    stack = expect(config.decoder, Stack, "decoder")
-    tokens, block = expect(config.target, Tokens, "target"), stack.blocks[0]
-    mixer, feedforward = attention(block), expect(block.feedforward, Plain, "decoder.blocks.0.feedforward")
-    rotary = expect(position_of(mixer, stack), Rotary, "decoder.position")
-    parameters = write_rotary(rotary, mixer.widths(config.width)[0])
+    parts = DecoderParts.of(config, Plain)
     return {
-        "vocab_size": tokens.rows,
-        "hidden_size": config.width,
-        "num_hidden_layers": stack.depth,
-        "num_attention_heads": mixer.heads,
-        "intermediate_size": hidden_width(feedforward, config.width),
-        "hidden_act": name_of(feedforward.activation),
-        "layer_norm_eps": expect(block.norm, LayerNorm, "decoder.blocks.0.norm").eps,
-        "use_parallel_residual": block.order == Parallel(),
-        "attention_bias": mixer.bias,
-        "max_position_embeddings": config.context or length_of(rotary, 2048),
-        "rope_parameters": parameters | {"partial_rotary_factor": rotary.fraction},
-        "hidden_dropout": block.dropout,
-        "attention_dropout": mixer.dropout,
-        "tie_word_embeddings": config.tie == "output",
+        **parts.fields(),
+        **parts.rotary_fields(2048, fraction=True),
+        "layer_norm_eps": parts.eps,
+        "use_parallel_residual": parts.block.order == Parallel(),
+        "attention_bias": parts.mixer.bias,
+        "hidden_dropout": parts.block.dropout,
     }
 
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
     assert config.decoder
     turns = Interleaved(attention(config.decoder.blocks[0]).heads)
-    yield Rule("target.table", "gpt_neox.embed_in")
     for i in range(config.decoder.depth):
         ours, theirs = f"decoder.blocks.{i}", f"gpt_neox.layers.{i}"
         yield Rule(f"{ours}.mixer.norm_in", f"{theirs}.input_layernorm")
         yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.post_attention_layernorm")
         yield from fused_rules(ours, theirs, "attention", turns)
-    yield Rule("decoder.final_norm", "gpt_neox.final_layer_norm")
-    yield Rule("head.table", "embed_out.weight")
-    if config.tie == "output":
-        yield Alias("embed_out.weight", of="gpt_neox.embed_in.weight")
+    yield from end_rules(config, "gpt_neox.embed_in", "gpt_neox.final_layer_norm", "embed_out")
 
 
 def fused_rules(ours: str, theirs: str, mixer: str, conversion: Conversion) -> Iterator[AnyRule]:

@@ -18,11 +18,11 @@ from anyformer.config import (
     Projected,
     Stack,
     Tokens,
-    hidden_width,
 )
 from anyformer.interop.config_fields import Fields, name_of
-from anyformer.interop.family import Family, Framing, attention, expect
-from anyformer.interop.weight_rules import Alias, AnyRule, Rule
+from anyformer.interop.families.decoder_frame import DecoderParts, end_rules
+from anyformer.interop.family import Family, Framing, expect
+from anyformer.interop.weight_rules import AnyRule, Rule
 
 OFFSET = 2  # rows of the position table before the first
 
@@ -63,23 +63,21 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    stack = expect(config.decoder, Stack, "decoder")
-    tokens, block = expect(config.target, Tokens, "target"), stack.blocks[0]
-    mixer, feedforward = attention(block), expect(block.feedforward, Plain, "decoder.blocks.0.feedforward")
+    parts = DecoderParts.of(config, Plain)
     return {
-        "vocab_size": tokens.rows,
-        "word_embed_proj_dim": tokens.table_width(config.width),
+        "vocab_size": parts.tokens.rows,
+        "word_embed_proj_dim": parts.tokens.table_width(config.width),
         "hidden_size": config.width,
-        "num_hidden_layers": stack.depth,
-        "num_attention_heads": mixer.heads,
-        "ffn_dim": hidden_width(feedforward, config.width),
-        "max_position_embeddings": expect(stack.position, Learned, "decoder.position").length,
-        "do_layer_norm_before": block.placement == "pre",
-        "_remove_final_layer_norm": isinstance(stack.final_norm, NoNorm),
-        "activation_function": name_of(feedforward.activation),
-        "enable_bias": mixer.bias,
-        "dropout": block.dropout,
-        "attention_dropout": mixer.dropout,
+        "num_hidden_layers": parts.stack.depth,
+        "num_attention_heads": parts.mixer.heads,
+        "ffn_dim": parts.ff,
+        "max_position_embeddings": expect(parts.stack.position, Learned, "decoder.position").length,
+        "do_layer_norm_before": parts.block.placement == "pre",
+        "_remove_final_layer_norm": isinstance(parts.stack.final_norm, NoNorm),
+        "activation_function": name_of(parts.feedforward.activation),
+        "enable_bias": parts.mixer.bias,
+        "dropout": parts.block.dropout,
+        "attention_dropout": parts.mixer.dropout,
         "tie_word_embeddings": config.tie == "output",
     }
 
@@ -87,7 +85,6 @@ def write(config: ModelConfig) -> dict[str, Any]:
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
     assert config.decoder
     body = "model.decoder"
-    yield Rule("target.table", f"{body}.embed_tokens")
     yield Rule("target.project", f"{body}.project_in")
     yield Rule("decoder.embedder.tables.positions", f"{body}.embed_positions.weight")
     for i in range(config.decoder.depth):
@@ -99,11 +96,8 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
         for norm in ("norm_in", "norm_sum"):
             yield Rule(f"{ours}.mixer.{norm}", f"{theirs}.self_attn_layer_norm")
             yield Rule(f"{ours}.feedforward.{norm}", f"{theirs}.final_layer_norm")
-    yield Rule("decoder.final_norm", f"{body}.final_layer_norm")
     yield Rule("head.transform", f"{body}.project_out")
-    yield Rule("head.table", "lm_head.weight")
-    if config.tie == "output":
-        yield Alias("lm_head.weight", of=f"{body}.embed_tokens.weight")
+    yield from end_rules(config, f"{body}.embed_tokens", f"{body}.final_layer_norm")
 
 
 OPT = Family(

@@ -3,27 +3,12 @@
 from collections.abc import Iterator
 from typing import Any
 
-from anyformer.config import (
-    LM,
-    Attention,
-    Block,
-    LayerNorm,
-    ModelConfig,
-    NoHead,
-    NoNorm,
-    Parallel,
-    Plain,
-    Projected,
-    Rotary,
-    Stack,
-    Tokens,
-    hidden_width,
-    position_of,
-)
-from anyformer.interop.config_fields import Fields, length_of, name_of, write_rotary
-from anyformer.interop.families import llama
-from anyformer.interop.family import Family, attention, expect
-from anyformer.interop.weight_rules import Alias, AnyRule, Rule
+from anyformer.config import LM, Attention, Block, LayerNorm, ModelConfig, NoNorm, Parallel, Plain, Projected
+from anyformer.interop.config_fields import Fields
+from anyformer.interop.families.decoder_frame import DecoderParts, Ends, build_decoder, end_rules, llama_like
+from anyformer.interop.weight_rules import AnyRule, Rule
+
+ENDS = Ends(vocab=51_200, tied=False, bos=1, eos=2)
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -41,47 +26,27 @@ def read(fields: Fields) -> ModelConfig:
     feedforward = Plain(width=fields("intermediate_size", 8192), activation=fields.activation("hidden_act", "gelu_new"))
     order, drop = Parallel(shared_norm=True), fields("resid_pdrop", 0.0)
     block = Block(mixer=mixer, feedforward=feedforward, norm=norm, order=order, dropout=drop)
+    layers = [block] * fields.depth("num_hidden_layers", 24)
+    tokens = {"dropout": fields("embd_pdrop", 0.0)}
     position = fields.rotary(10_000.0, 0.5)
-    tied, vocab = fields("tie_word_embeddings", False), fields("vocab_size", 51_200)
-    return ModelConfig(
-        width=width,
-        target=Tokens(vocab=vocab, dropout=fields("embd_pdrop", 0.0)),
-        decoder=Stack(depth=fields.depth("num_hidden_layers", 24), blocks=(block,), position=position, final_norm=norm),
-        head=LM(bias=True) if fields.head == "lm" else NoHead(),
-        tie="output" if tied and fields.head == "lm" else "none",
-        special=fields.special(vocab, bos=1, eos=2),
-        context=fields.maybe("max_position_embeddings", int),
-    )
+    return build_decoder(fields, width, layers, position, ENDS, tokens=tokens, head=LM(bias=True))
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    stack = expect(config.decoder, Stack, "decoder")
-    tokens, block = expect(config.target, Tokens, "target"), stack.blocks[0]
-    mixer, feedforward = attention(block), expect(block.feedforward, Plain, "decoder.blocks.0.feedforward")
-    rotary = expect(position_of(mixer, stack), Rotary, "decoder.position")
-    parameters = write_rotary(rotary, mixer.widths(config.width)[0])
+    parts = DecoderParts.of(config, Plain)
     return {
-        "vocab_size": tokens.rows,
-        "hidden_size": config.width,
-        "intermediate_size": hidden_width(feedforward, config.width),
-        "num_hidden_layers": stack.depth,
-        "num_attention_heads": mixer.heads,
-        "num_key_value_heads": mixer.groups,
-        "hidden_act": name_of(feedforward.activation, first="gelu_new"),
-        "layer_norm_eps": expect(block.norm, LayerNorm, "decoder.blocks.0.norm").eps,
-        "qk_layernorm": isinstance(mixer.qk_norm, LayerNorm),
-        "max_position_embeddings": config.context or length_of(rotary, 2048),
-        "rope_parameters": parameters | {"partial_rotary_factor": rotary.fraction},
-        "resid_pdrop": block.dropout,
-        "embd_pdrop": tokens.dropout,
-        "attention_dropout": mixer.dropout,
-        "tie_word_embeddings": config.tie == "output",
+        **parts.fields("gelu_new"),
+        **parts.rotary_fields(2048, fraction=True),
+        "num_key_value_heads": parts.mixer.groups,
+        "layer_norm_eps": parts.eps,
+        "qk_layernorm": isinstance(parts.mixer.qk_norm, LayerNorm),
+        "resid_pdrop": parts.block.dropout,
+        "embd_pdrop": parts.tokens.dropout,
     }
 
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
     assert config.decoder
-    yield Rule("target.table", "model.embed_tokens")
     for i in range(config.decoder.depth):
         ours, theirs = f"decoder.blocks.{i}", f"model.layers.{i}"
         yield Rule(f"{ours}.norm_in", f"{theirs}.input_layernorm")
@@ -91,20 +56,7 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
         yield Rule(f"{ours}.mixer.inner.k_norm", f"{theirs}.self_attn.k_layernorm")
         yield Rule(f"{ours}.feedforward.inner.up", f"{theirs}.mlp.fc1")
         yield Rule(f"{ours}.feedforward.inner.down", f"{theirs}.mlp.fc2")
-    yield Rule("decoder.final_norm", "model.final_layernorm")
-    yield Rule("head.table", "lm_head.weight")
-    yield Rule("head.bias", "lm_head.bias")
-    if config.tie == "output":
-        yield Alias("lm_head.weight", of="model.embed_tokens.weight")
+    yield from end_rules(config, norm="model.final_layernorm")
 
 
-PHI = Family(
-    kind="phi",
-    shape="decoder",
-    heads={"PhiForCausalLM": "lm", "PhiModel": "body"},
-    prefix="model.",
-    buffers=llama.BUFFERS,
-    read=read,
-    write=write,
-    rules=rules,
-)
+PHI = llama_like("phi", "Phi", read, write, rules)

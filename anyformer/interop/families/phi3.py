@@ -8,8 +8,9 @@ from typing import Any
 from anyformer.config import ConfigError, LinearScaling, LongRopeScaling, ModelConfig, NoScaling, Rotary, Stack
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import llama
+from anyformer.interop.families.decoder_frame import end_rules, llama_like
 from anyformer.interop.families.llama import Defaults
-from anyformer.interop.family import Family, Framing, expect
+from anyformer.interop.family import Framing, expect
 from anyformer.interop.transformers_fields import rope_fields
 from anyformer.interop.weight_rules import AnyRule, Rule
 
@@ -97,7 +98,6 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
     assert config.decoder
-    yield Rule("target.table", "model.embed_tokens")
     for i in range(config.decoder.depth):
         ours, theirs = f"decoder.blocks.{i}", f"model.layers.{i}"
         yield Rule(f"{ours}.mixer.norm_in", f"{theirs}.input_layernorm")
@@ -106,17 +106,7 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
         yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.post_attention_layernorm")
         yield Rule(f"{ours}.feedforward.inner.gate_up", f"{theirs}.mlp.gate_up_proj")
         yield Rule(f"{ours}.feedforward.inner.down", f"{theirs}.mlp.down_proj")
-    yield from llama.end_rules(config)
+    yield from end_rules(config)
 
 
-PHI3 = Family(
-    kind="phi3",
-    shape="decoder",
-    heads={"Phi3ForCausalLM": "lm", "Phi3Model": "body"},
-    text=Framing(before=("bos",)),
-    prefix="model.",
-    buffers=llama.BUFFERS,
-    read=read,
-    write=write,
-    rules=rules,
-)
+PHI3 = llama_like("phi3", "Phi3", read, write, rules, Framing(before=("bos",)))

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from anyformer.config import Attention, Block, GatedDelta, Mixer, ModelConfig, RMSNorm, Stack
 from anyformer.interop.config_fields import Fields
-from anyformer.interop.families import llama, qwen_moe
+from anyformer.interop.families import qwen_moe
+from anyformer.interop.families.decoder_frame import end_rules, llama_like
 from anyformer.interop.families.llama import FULL
 from anyformer.interop.families.qwen_moe import Variant
-from anyformer.interop.family import Family, expect, tile_layers
+from anyformer.interop.family import expect, tile_layers
 from anyformer.interop.weight_rules import AnyRule, Reordered, Reshaped, Rule
 
 LINEAR = "linear_attention"
@@ -80,7 +81,6 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
     assert config.decoder
-    yield Rule("target.table", "model.embed_tokens")
     for i, block in enumerate(config.decoder.unrolled()):
         ours, theirs = f"decoder.blocks.{i}", f"model.layers.{i}"
         yield Rule(f"{ours}.mixer.norm_in", f"{theirs}.input_layernorm")
@@ -91,7 +91,7 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
         yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.post_attention_layernorm")
         network = f"{ours}.feedforward.inner"
         yield from qwen_moe.network_rules(network, f"{theirs}.mlp", block.feedforward, config.width)
-    yield from llama.end_rules(config)
+    yield from end_rules(config)
 
 
 def _attention_rules(ours: str, theirs: str, spec: Attention, width: int) -> Iterator[Rule]:
@@ -128,14 +128,7 @@ def _by_head(heads: int, sizes: tuple[int, ...]) -> Reordered:
     return Reordered.parts(torch.cat([part.flatten() for part in rows.split(sizes, dim=1)]))
 
 
-QWEN3_NEXT = Family(
-    kind="qwen3_next",
-    shape="decoder",
-    heads={"Qwen3NextForCausalLM": "lm", "Qwen3NextModel": "body"},
-    prefix="model.",
-    buffers=llama.BUFFERS,
+QWEN3_NEXT = replace(
+    llama_like("qwen3_next", "Qwen3Next", read, write, rules),
     unused=(r"mtp\..*",),  # heads for further tokens, which `transformers` leaves out, too
-    read=read,
-    write=write,
-    rules=rules,
 )

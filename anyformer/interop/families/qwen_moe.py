@@ -18,6 +18,7 @@ from anyformer.config import (
 )
 from anyformer.interop.config_fields import Fields, shown
 from anyformer.interop.families import llama
+from anyformer.interop.families.decoder_frame import end_rules, llama_like
 from anyformer.interop.families.llama import FULL, Defaults
 from anyformer.interop.family import Family, attention, expect, tile_layers
 from anyformer.interop.weight_rules import AnyRule, Rule, Stacked
@@ -111,13 +112,12 @@ def write(variant: Variant, config: ModelConfig) -> dict[str, Any]:
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
     assert config.decoder
-    yield Rule("target.table", "model.embed_tokens")
     for i, block in enumerate(config.decoder.unrolled()):
         ours, theirs = f"decoder.blocks.{i}", f"model.layers.{i}"
         yield from llama.attention_rules(f"{ours}.mixer", theirs)
         yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.post_attention_layernorm")
         yield from network_rules(f"{ours}.feedforward.inner", f"{theirs}.mlp", block.feedforward, config.width)
-    yield from llama.end_rules(config)
+    yield from end_rules(config)
 
 
 def network_rules(ours: str, theirs: str, network: FeedForward, width: int) -> Iterator[Rule]:
@@ -134,16 +134,7 @@ def network_rules(ours: str, theirs: str, network: FeedForward, width: int) -> I
 
 
 def _family(version: int, variant: Variant) -> Family:
-    return Family(
-        kind=f"qwen{version}_moe",
-        shape="decoder",
-        heads={f"Qwen{version}MoeForCausalLM": "lm", f"Qwen{version}MoeModel": "body"},
-        prefix="model.",
-        buffers=llama.BUFFERS,
-        read=partial(read, variant),
-        write=partial(write, variant),
-        rules=rules,
-    )
+    return llama_like(f"qwen{version}_moe", f"Qwen{version}Moe", partial(read, variant), partial(write, variant), rules)
 
 
 QWEN2_MOE, QWEN3_MOE = _family(2, V2), _family(3, V3)

@@ -5,8 +5,9 @@ from typing import Any
 from anyformer.config import Block, ConfigError, ModelConfig, NoPosition, Rotary, Stack, Window, pattern_of, position_of
 from anyformer.interop.config_fields import Fields, shown
 from anyformer.interop.families import llama
+from anyformer.interop.families.decoder_frame import llama_like
 from anyformer.interop.families.llama import FULL, NEAR, Defaults
-from anyformer.interop.family import Family, attention, expect, tile_layers
+from anyformer.interop.family import attention, expect, tile_layers
 
 DEFAULTS = Defaults(
     width=2048,
@@ -70,13 +71,4 @@ def write(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-SMOLLM3 = Family(
-    kind="smollm3",
-    shape="decoder",
-    heads={"SmolLM3ForCausalLM": "lm", "SmolLM3Model": "body"},
-    prefix="model.",
-    buffers=llama.BUFFERS,
-    read=read,
-    write=write,
-    rules=llama.rules,
-)
+SMOLLM3 = llama_like("smollm3", "SmolLM3", read, write, llama.rules)

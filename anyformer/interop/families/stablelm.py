@@ -3,27 +3,14 @@
 from collections.abc import Iterator
 from typing import Any
 
-from anyformer.config import (
-    LM,
-    Attention,
-    Block,
-    Gated,
-    LayerNorm,
-    ModelConfig,
-    NoHead,
-    NoNorm,
-    Parallel,
-    Rotary,
-    Sequential,
-    Stack,
-    Tokens,
-    hidden_width,
-    position_of,
-)
-from anyformer.interop.config_fields import Fields, length_of, name_of, write_rotary
+from anyformer.config import Attention, Block, Gated, LayerNorm, ModelConfig, NoNorm, Parallel, Sequential
+from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import llama
-from anyformer.interop.family import Family, attention, expect
+from anyformer.interop.families.decoder_frame import DecoderParts, Ends, build_decoder, end_rules, llama_like
+from anyformer.interop.family import attention
 from anyformer.interop.weight_rules import AnyRule, Rows, Rule
+
+ENDS = Ends(vocab=50_304, tied=False, bos=0, eos=0)
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -42,41 +29,20 @@ def read(fields: Fields) -> ModelConfig:
     feedforward = Gated(width=fields("intermediate_size", 6912), activation=fields.activation("hidden_act", "silu"))
     order = Parallel(shared_norm=True) if fields("use_parallel_residual", False) else Sequential()
     block = Block(mixer=mixer, feedforward=feedforward, norm=norm, order=order)
-    position, depth = fields.rotary(10_000.0, 0.25), fields.depth("num_hidden_layers", 32)
-    tied, vocab = fields("tie_word_embeddings", False), fields("vocab_size", 50_304)
-    return ModelConfig(
-        width=width,
-        target=Tokens(vocab=vocab),
-        decoder=Stack(depth=depth, blocks=(block,), position=position, final_norm=norm),
-        head=LM() if fields.head == "lm" else NoHead(),
-        tie="output" if tied and fields.head == "lm" else "none",
-        special=fields.special(vocab, bos=0, eos=0),
-        context=fields.maybe("max_position_embeddings", int),
-    )
+    layers = [block] * fields.depth("num_hidden_layers", 32)
+    return build_decoder(fields, width, layers, fields.rotary(10_000.0, 0.25), ENDS)
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    stack = expect(config.decoder, Stack, "decoder")
-    tokens, block = expect(config.target, Tokens, "target"), stack.blocks[0]
-    mixer, feedforward = attention(block), expect(block.feedforward, Gated, "decoder.blocks.0.feedforward")
-    rotary = expect(position_of(mixer, stack), Rotary, "decoder.position")
-    parameters = write_rotary(rotary, mixer.widths(config.width)[0])
+    parts = DecoderParts.of(config, Gated)
     return {
-        "vocab_size": tokens.rows,
-        "hidden_size": config.width,
-        "intermediate_size": hidden_width(feedforward, config.width),
-        "num_hidden_layers": stack.depth,
-        "num_attention_heads": mixer.heads,
-        "num_key_value_heads": mixer.groups,
-        "hidden_act": name_of(feedforward.activation),
-        "layer_norm_eps": expect(block.norm, LayerNorm, "decoder.blocks.0.norm").eps,
-        "use_qkv_bias": mixer.bias,
-        "qk_layernorm": isinstance(mixer.qk_norm, LayerNorm),
-        "use_parallel_residual": isinstance(block.order, Parallel),
-        "max_position_embeddings": config.context or length_of(rotary, 4096),
-        "rope_parameters": parameters | {"partial_rotary_factor": rotary.fraction},
-        "attention_dropout": mixer.dropout,
-        "tie_word_embeddings": config.tie == "output",
+        **parts.fields(),
+        **parts.rotary_fields(4096, fraction=True),
+        "num_key_value_heads": parts.mixer.groups,
+        "layer_norm_eps": parts.eps,
+        "use_qkv_bias": parts.mixer.bias,
+        "qk_layernorm": isinstance(parts.mixer.qk_norm, LayerNorm),
+        "use_parallel_residual": isinstance(parts.block.order, Parallel),
     }
 
 
@@ -84,7 +50,6 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
     assert config.decoder
     mixer = attention(config.decoder.blocks[0])
     key = mixer.widths(config.width)[0]
-    yield Rule("target.table", "model.embed_tokens")
     for i in range(config.decoder.depth):
         ours, theirs = f"decoder.blocks.{i}", f"model.layers.{i}"
         yield Rule(f"{ours}.norm_in", f"{theirs}.input_layernorm")  # one for both
@@ -96,16 +61,7 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
         for name, heads in (("q", mixer.heads), ("k", mixer.groups)):
             each = [f"{theirs}.self_attn.{name}_layernorm.norms.{n}.weight" for n in range(heads)]
             yield Rule(f"{ours}.mixer.inner.{name}_norm.weight", *each, conversion=Rows((key,) * heads))
-    yield from llama.end_rules(config)
+    yield from end_rules(config)
 
 
-STABLELM = Family(
-    kind="stablelm",
-    shape="decoder",
-    heads={"StableLmForCausalLM": "lm", "StableLmModel": "body"},
-    prefix="model.",
-    buffers=llama.BUFFERS,
-    read=read,
-    write=write,
-    rules=rules,
-)
+STABLELM = llama_like("stablelm", "StableLm", read, write, rules)
