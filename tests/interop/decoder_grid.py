@@ -17,10 +17,12 @@ from tests.interop.test_decoders import (
     gptj,
     llama,
     moe,
+    mpt,
     neox,
     opt,
     phi,
     qwen3_next,
+    xglm,
 )
 
 Fields = dict[str, st.SearchStrategy[Any]]
@@ -223,6 +225,27 @@ DECODER_GRID: Grid = {
             "tie_word_embeddings": flags,
             "layer_norm_epsilon": eps,
             "rope_parameters": ropes(),
+        },
+    ),
+    "mpt": (
+        mpt,
+        {
+            "n_heads": st.sampled_from([1, 3, 5, 15]),
+            "n_layers": depths,
+            "layer_norm_epsilon": eps,
+            "attn_config": st.fixed_dictionaries({"softmax_scale": st.sampled_from([None, 0.3])}),
+            "tie_word_embeddings": flags,
+        },
+    ),
+    "xglm": (
+        xglm,
+        {
+            "attention_heads": st.sampled_from([1, 3, 5, 15]),
+            "num_layers": depths,
+            "ffn_dim": st.sampled_from([1, 40]),
+            "activation_function": activations,
+            "scale_embedding": flags,
+            "tie_word_embeddings": flags,
         },
     ),
     "phi": (phi, PHI1),

@@ -122,6 +122,8 @@ EFFECTLESS = {
     *("suppress_tokens", "begin_suppress_tokens", "median_filter_width", "classifier_proj_size", "apply_spec_augment"),
     *(f"mask_{axis}_{what}" for axis in ("time", "feature") for what in ("prob", "length", "min_masks")),
     ("clip", "logit_scale_init_value"),  # the weights have the value
+    *(("mpt", name) for name in ("emb_pdrop", "resid_pdrop", "embedding_fraction", "init_device", "logit_scale")),
+    *(("mpt", "learned_pos_emb"), ("mpt", "no_bias"), ("mpt", "norm_type"), ("xglm", "decoder_start_token_id")),
 }
 
 

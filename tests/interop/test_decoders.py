@@ -113,6 +113,16 @@ def gpt_neo(**settings: Any) -> PublicModel:
     return PublicModel(hf.GPTNeoForCausalLM, hf.GPTNeoConfig(**{**sizes, **kinds, **settings}))
 
 
+def mpt(**settings: Any) -> PublicModel:
+    sizes = {"d_model": WIDTH, "n_layers": 2, "n_heads": 5, "max_seq_len": LENGTH, **IDS}
+    return PublicModel(hf.MptForCausalLM, hf.MptConfig(**{**sizes, **settings}))
+
+
+def xglm(**settings: Any) -> PublicModel:
+    sizes = {"d_model": WIDTH, "num_layers": 2, "attention_heads": 5, "ffn_dim": 40, "max_position_embeddings": LENGTH}
+    return PublicModel(hf.XGLMForCausalLM, hf.XGLMConfig(**{**sizes, **IDS, **settings}), ("</s>", "$A"))
+
+
 def deepseek(version: int, **settings: Any) -> PublicModel:
     widths = {"qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 5, "kv_lora_rank": 8, "q_lora_rank": 12}
     experts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_shared_experts": 2}
@@ -190,6 +200,10 @@ DECODERS = {
     "falcon-groups": falcon(new_decoder_architecture=True, num_kv_heads=3, tie_word_embeddings=False),
     "falcon-one-norm": falcon(new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1, **rope()),
     "falcon-in-turn": falcon(multi_query=False, parallel_attn=False, bias=True),
+    "mpt": mpt(),
+    "mpt-scaled": mpt(n_heads=3, attn_config={"softmax_scale": 0.7}, tie_word_embeddings=False),
+    "xglm": xglm(),
+    "xglm-unscaled": xglm(scale_embedding=False, activation_function="relu", tie_word_embeddings=False, num_layers=3),
     "phi3": llama("Phi3"),
     "phi3-partial": llama("Phi3", num_attention_heads=3, sliding_window=8, **rope(partial_rotary_factor=0.5)),
     "phi": phi(),

@@ -22,6 +22,7 @@ llama       Llama, Mistral, Qwen2 and Qwen3
 mixtral     Mixtral: Mistral with experts
 modernbert  ModernBERT
 mpnet       MPNet: RoBERTa with T5's bias
+mpt         MPT: ALiBi, no biases
 neox        GPT-NeoX and Pythia
 olmo        OLMo 2 and 3: norms after sublayers
 opt         OPT
@@ -36,6 +37,7 @@ starcoder2  StarCoder2
 t5          T5, T5 1.1 and mT5
 vit         ViT
 whisper     Whisper: speech to text
+xglm        XGLM: sinusoidal positions
 """
 
 from anyformer.interop.families.albert import ALBERT
@@ -59,6 +61,7 @@ from anyformer.interop.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from anyformer.interop.families.mixtral import MIXTRAL
 from anyformer.interop.families.modernbert import MODERNBERT
 from anyformer.interop.families.mpnet import MPNET
+from anyformer.interop.families.mpt import MPT
 from anyformer.interop.families.neox import NEOX
 from anyformer.interop.families.olmo import OLMO2, OLMO3
 from anyformer.interop.families.opt import OPT
@@ -73,12 +76,13 @@ from anyformer.interop.families.starcoder2 import STARCODER2
 from anyformer.interop.families.t5 import MT5, T5
 from anyformer.interop.families.vit import VIT
 from anyformer.interop.families.whisper import WHISPER
+from anyformer.interop.families.xglm import XGLM
 from anyformer.interop.family import Family
 
 _ALL: tuple[Family, ...] = (
     *(GPT2, LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, NEOX, OPT, BLOOM),
     *(QWEN3_MOE, FALCON, PHI3, PHI, GPTJ, GPT_NEO, STARCODER2, SMOLLM3),
-    *(OLMO2, OLMO3, STABLELM, COHERE, QWEN2_MOE, DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS, QWEN3_NEXT),
+    *(OLMO2, OLMO3, STABLELM, COHERE, MPT, XGLM, QWEN2_MOE, DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS, QWEN3_NEXT),
     *(BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, MPNET, DISTILBERT, ELECTRA, ALBERT, MODERNBERT, DEBERTA_V2),
     *(VIT, CLIP),
     *(T5, MT5, BART, MBART, MARIAN, PEGASUS, M2M100, WHISPER),

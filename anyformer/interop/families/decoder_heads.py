@@ -9,7 +9,7 @@ from anyformer.interop.family import Family
 from anyformer.interop.weight_rules import AnyRule, Rule
 
 TITLES = {"gemma3_text": "Gemma3Text"}  # of classes whose names do not begin as that of the language model
-WITHOUT = ("cohere",)  # `transformers` has no such classes
+WITHOUT = ("cohere", "xglm")  # `transformers` has no such classes
 WITH_SPANS = ("gpt2", "gpt_neox", "bloom", "falcon", "mistral", "mixtral")  # others of these have other weight names
 
 
