@@ -174,7 +174,7 @@ class RotaryScheme(Scheme):
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, width - 1)
         steps = torch.arange(width // 2, device=frequencies.device, dtype=torch.float32)
-        return ((steps - low) / max(high - low, 0.001)).clamp(0, 1)
+        return ((steps - low) / ((high - low) or 0.001)).clamp(0, 1)  # below 0, as published: all waves are kept
 
     def rotate(self, x: "Tensor", rotation: Rotation) -> "Tensor":
         import torch

@@ -64,6 +64,17 @@ SCALINGS = [
             "attention_factor": 1.25,
         },
     ),
+    (  # a trained length shorter than a slow wave
+        YarnScaling(factor=3.5, original_length=8, beta_fast=16.0, beta_slow=2.0, truncate=False),
+        {
+            "rope_type": "yarn",
+            "factor": 3.5,
+            "original_max_position_embeddings": 8,
+            "beta_fast": 16.0,
+            "beta_slow": 2.0,
+            "truncate": False,
+        },
+    ),
     *(
         (
             Llama3Scaling(factor=factor, original_length=length),
