@@ -119,7 +119,7 @@ NEOX: Fields = {
 }
 
 DEEPSEEK: Fields = {
-    "num_hidden_layers": depths,
+    "num_hidden_layers": st.integers(2, 3),  # a model without experts is not written
     "intermediate_size": st.sampled_from([17, 40]),
     "first_k_dense_replace": st.integers(0, 1),
     "rms_norm_eps": eps,
@@ -325,6 +325,7 @@ DECODER_GRID: Grid = {
         moe,
         LLAMA
         | {
+            "num_hidden_layers": st.integers(2, 3),  # a model without experts is not written
             "head_dim": st.sampled_from([2, 8]),
             "num_experts": st.integers(2, 4),
             "num_experts_per_tok": st.integers(1, 2),
