@@ -18,7 +18,7 @@ from anyformer.config import ConfigError, Fault
 from anyformer.explore.attention_row import attention_row
 from anyformer.explore.outputs import Output, chosen, outputs, position
 from anyformer.explore.requests import FollowRequest
-from anyformer.explore.trace import Trace, last_side
+from anyformer.explore.trace import Trace, last_side, trace_reading
 from anyformer.explore.vectors import rounded
 from anyformer.inspection.frozen import freeze_head, freeze_norm
 from anyformer.inspection.logit_terms import LogitTerms, split_logit
@@ -33,6 +33,8 @@ TOP_NEURONS = 24
 def follow(trace: Trace, request: FollowRequest) -> dict[str, Any]:
     """Return the terms of one number."""
     at = position(trace, request.at)
+    if request.without:
+        trace = trace_reading(trace.run, trace.reading, sorted({*request.off, *request.without}))
     output = chosen(trace, at, request.output)
     found: dict[str, Any] = {"at": at, "output": list(output)}
     side = last_side(trace.run)

@@ -74,7 +74,7 @@ class FollowRequest(TextRequest):
 
     `output` is a token id or the number of a label; -1 is the most probable. `place` is a position of a head that pools
     tokens, `part` a head of an attention layer (`decoder.0.mixer.3`) or a sublayer, `key` a token. The default of each
-    has the largest term.
+    has the largest term. Heads in `without` are disabled for the same tokens; with `off`, a model may answer others.
     """
 
     level: Literal["positions", "parts", "tokens", "dimensions"]
@@ -83,6 +83,7 @@ class FollowRequest(TextRequest):
     place: StrictInt = -1
     part: str = ""
     key: StrictInt = -1
+    without: tuple[str, ...] = ()
 
 
 class WriteRequest(TextRequest):

@@ -1,5 +1,6 @@
 """Trace of a text: activations of one forward pass, from which all views are computed on request."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, cast
@@ -164,10 +165,16 @@ class Trace:
 
 def trace_text(run: Run, request: TextRequest) -> Trace:
     """Run the model on a text, with some heads disabled, and return the trace."""
-    model = run.model
-    off = parse_heads(model, request.off)
-    with evaluating(model), disable_heads(model, off):
+    with evaluating(run.model), disable_heads(run.model, parse_heads(run.model, request.off)):
         reading = read(run, request.text, request.target)
+    return trace_reading(run, reading, request.off)
+
+
+def trace_reading(run: Run, reading: Reading, disabled: Sequence[str]) -> Trace:
+    """Run the model on tokens that were read before, with some heads disabled, and return the trace."""
+    model = run.model
+    off = parse_heads(model, disabled)
+    with evaluating(model), disable_heads(model, off):
         names = [f"{name}.{part}" for name in attentions(model) for part in ("q", "k", "v")] + term_names(model)
         output, activations = run_with_taps(model, names, *reading.inputs, **reading.options)
     # logits of all tokens are large: views recompute them at single positions

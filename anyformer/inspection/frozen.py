@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from anyformer.nn.dropout import Dropout
 from anyformer.nn.heads import (
     Dense,
+    EmbeddingHead,
     HiddenHead,
     LearnedLength,
     PooledHead,
@@ -121,9 +122,11 @@ def _freeze_pooled(head: PooledHead, x: Tensor, index: int) -> Direction:
             share = torch.zeros_like(x)
             share[0 if head.how == "first" else -1] = 1
     pooled = (share * x).sum(dim=0)
-    middle = _transformed(head.transform, pooled)
-    project = head.project.weight.double() if isinstance(head.project, nn.Linear) else None  # it has no bias
-    y = middle if project is None else project @ middle
+    maps = [head.transform, *(_further(head) if isinstance(head, EmbeddingHead) else ())]
+    read = [pooled]  # the input of each map, then the output of the last
+    for one in maps:
+        read.append(_transformed(one, read[-1]))
+    y = read[-1]
     constant = 0.0
     u = torch.zeros_like(y)
     match head.last:
@@ -136,11 +139,15 @@ def _freeze_pooled(head: PooledHead, x: Tensor, index: int) -> Direction:
             u[index] = factor / float(y.norm().clamp(min=1e-12))
         case _:
             u[index] = 1
-    if project is not None:
-        u = u @ project
-    u, more = _pull_transform(head.transform, pooled, u)
+    for one, x_in in zip(reversed(maps), reversed(read[:-1]), strict=True):
+        u, more = _pull_transform(one, x_in, u)
+        constant += more
     positions = [i for i in range(t) if bool(share[i].any())]
-    return Direction(positions, share[positions] * u, constant + more)
+    return Direction(positions, share[positions] * u, constant)
+
+
+def _further(head: EmbeddingHead) -> list[nn.Module]:
+    return [*head.layers, head.project]
 
 
 def _tanh(x: float) -> float:

@@ -11,6 +11,7 @@ import torch
 from anyformer.config import ConfigError
 from anyformer.explore.open_runs import OpenRun, Workspace
 from anyformer.explore.requests import TextRequest
+from anyformer.inspection.ablation import run_without_heads
 from tests.explore.made import RUNS, body, made
 from tests.explore.test_views import tapped
 
@@ -125,9 +126,12 @@ def test_the_followed_number_is_the_models(workspace: Workspace, name: str) -> N
         assert found["output"][2] == pytest.approx(value, abs=EXACT)
         first = next(term for term in found["terms"] if term["heads"])
         kind, layer, part = first["name"].split(".")
-        off = [f"{'cross' if part == 'cross' else kind}.{layer}.0"]
-        target = workspace.answer("read", body(name))["answer"] if reading.begins else body(name)["target"]
-        without = workspace.answer("follow", body(name, level="parts", at=at, output=index, off=off, target=target))
+        off = (f"{'cross' if part == 'cross' else kind}.{layer}.0",)
+        without = workspace.answer("follow", body(name, level="parts", at=at, output=index, without=off))
+        with torch.no_grad():
+            alone = run_without_heads(run.model, {first["name"]: [0]}, *reading.inputs, **reading.options)
+        value = float(alone[0, at, index] if alone.dim() == 3 else alone[0, index])
+        assert without["output"][2] == pytest.approx(value, abs=EXACT)
         assert without["total"] == pytest.approx(without["value"], abs=EXACT)
         again = next(term for term in without["terms"] if term["name"] == first["name"])
         assert again["heads"][0] == 0

@@ -297,9 +297,8 @@ const headNow = (found) => (switchOf(state.part) ? state.part : found.part);
 function checkRequests(subject, outline, found) {
   const id = switchOf(headNow(found)),
     [, body] = stageRequest(subject, outline, "follow.check"),
-    on = subject.body.off.filter((one) => one !== id);
-  const request = (off) => ["follow", { ...body, output: found.output[0], off }];
-  return id ? { on: request(on), off: request([...on, id].sort()) } : null;
+    now = { ...body, off: body.off.filter((one) => one !== id), output: found.output[0] };
+  return id ? { on: ["follow", now], off: ["follow", { ...now, without: [id] }] } : null;
 }
 
 /** The same output with the head switched off: what the term said, and what happened. */
@@ -310,7 +309,8 @@ async function checkStep(view) {
     name = subject.pane ? "off2" : "off",
     requests = checkRequests(subject, outline, found);
   if (!requests) return { sentence: word("say.follow.noHead"), formula: "", numbers: make("h3", {}, partName(part)) };
-  const [before, after] = [await ask(...requests.on), await ask(...requests.off)],
+  const { off: on } = requests.on[1],
+    [before, after] = [await ask(...requests.on), await ask(...requests.off)],
     [attention, head] = [part.slice(0, part.lastIndexOf(".")), Number(part.slice(part.lastIndexOf(".") + 1))],
     own = before.terms.find((one) => one.name === attention)?.heads[head] ?? 0,
     isOff = subject.body.off.includes(id),
@@ -326,7 +326,7 @@ async function checkStep(view) {
       make("h3", {}, tokenSpan(before.output[1]), ` · ${partName(part)}`),
       make(
         "button",
-        { type: "button", class: "go", id: `flip-${subject.pane}`, role: "switch", "aria-checked": String(!isOff), ...toward({ [name]: requests[isOff ? "on" : "off"][1].off }) },
+        { type: "button", class: "go", id: `flip-${subject.pane}`, role: "switch", "aria-checked": String(!isOff), ...toward({ [name]: isOff ? on : [...on, id].sort(), part, output: found.output[0] }) },
         word(isOff ? "switchOn" : "switchOff"),
       ),
       table(

@@ -38,6 +38,7 @@ async function render() {
     );
   });
   keysIntoSight();
+  stepIntoSight();
   for (const panes of [byId("strips"), byId("view")]) panes.classList.toggle("two", now.length > 1);
   await writeMissing(now);
 }

@@ -53,7 +53,10 @@ function stageRequest(subject, outline, stage) {
     { output, place, part } = state,
     at = state.at;
   if (kind === "follow") {
-    if (name === "check") return ["follow", { ...subject.body, level: "parts", at, output, place }];
+    if (name === "check") {
+      const off = subject.body.off.filter((one) => one !== switchOf(part)); // both passes read the tokens with the head on
+      return ["follow", { ...subject.body, off, level: "parts", at, output, place }];
+    }
     const below = name === "tokens" ? { part } : name === "dimensions" ? { part, key: state.from } : {};
     return ["follow", { ...subject.body, level: name, at, output, place, ...below }];
   }
@@ -132,6 +135,16 @@ async function showPath(subject, reading) {
       checked(found),
     ),
   );
+}
+
+/** On a narrow page, scrolls the list of steps to the current one. */
+function stepIntoSight() {
+  for (const list of document.querySelectorAll(".rail")) {
+    const now = list.querySelector("[aria-current=step]");
+    if (!now) continue;
+    const from = now.getBoundingClientRect().left - list.getBoundingClientRect().left;
+    if (from < 0 || from + now.offsetWidth > list.clientWidth) list.scrollLeft += from - list.clientWidth / 3;
+  }
 }
 
 function announce(text) {
