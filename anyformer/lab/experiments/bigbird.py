@@ -113,8 +113,8 @@ claim."""
         return (
             f"From {LONG:,} tokens on the pairs that BigBird computes grow as T^{sparse:.2f}, those of full attention "
             "as "
-            f"T^{full:.2f}; in time BigBird is {from_here} (at {LONG:,}: {took['bigbird', LONG]:.2g} ms against "
-            f"{took['full', LONG]:.2g} ms)."
+            f"T^{full:.2f}; in time BigBird is {from_here} (at {LONG:,}: {_ms(took['bigbird', LONG])} ms against "
+            f"{_ms(took['full', LONG])} ms)."
         )
 
     def table(self, results: Sequence[Result]) -> Rows:
@@ -188,7 +188,8 @@ def _growth(results: Sequence[Result], pattern: str, what: str) -> Power:
 def _taken(r: Result) -> str:
     if not r["timed"]:
         return ""
-    took = r["seconds"] * 1e3
-    return (f"{took:,.0f}" if took >= 100 else f"{took:.2g}") + (
-        f" ({r['memory'] / 2**20:,.0f})" if "memory" in r.found else ""
-    )
+    return _ms(r["seconds"] * 1e3) + (f" ({r['memory'] / 2**20:,.0f})" if "memory" in r.found else "")
+
+
+def _ms(took: float) -> str:
+    return f"{took:,.0f}" if took >= 100 else f"{took:.2g}"
