@@ -12,6 +12,7 @@ deberta     DeBERTa-v2 and v3: disentangled attention
 deepseek    DeepSeek-V2 and V3: latent attention, shared experts
 distilbert  DistilBERT
 electra     ELECTRA
+encoder_parts  names of layers and heads of the encoders
 falcon      Falcon: parallel blocks, multi-query attention
 gemma       Gemma 1, 2 and 3
 gpt2        GPT-2

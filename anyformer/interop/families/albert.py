@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from typing import Any
 
-from anyformer.config import ConfigError, FactorisedTable, Fault, MaskedLM, ModelConfig, SpanBounds, Stack, Tokens
+from anyformer.config import ConfigError, FactorisedTable, Fault, ModelConfig, Stack, Tokens
 from anyformer.interop.config_fields import MAX_LAYERS, Fields
 from anyformer.interop.families import bert
+from anyformer.interop.families.encoder_parts import HeadNames, LayerNames, classes
 from anyformer.interop.family import Family, Framing, expect
-from anyformer.interop.weight_rules import Alias, AnyRule, Rule
+from anyformer.interop.weight_rules import AnyRule
 
 DEFAULTS = bert.Defaults(
     vocab=30_000,
@@ -19,6 +20,23 @@ DEFAULTS = bert.Defaults(
     pooler="pooler",
     classifier=0.1,
     label_dropout="classifier_dropout_prob",
+)
+
+LAYER = LayerNames(
+    qkv=("attention.query", "attention.key", "attention.value"),
+    out="attention.dense",
+    attention_norm="attention.LayerNorm",
+    up="ffn",
+    down="ffn_output",
+    norm="full_layer_layer_norm",
+)
+HEADS = HeadNames(
+    table="albert.embeddings.word_embeddings",
+    dense="predictions.dense",
+    norm="predictions.LayerNorm",
+    bias="predictions.bias",
+    decoder="predictions.decoder",
+    pooler="albert.pooler",
 )
 
 
@@ -50,45 +68,16 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
     assert config.encoder
-    embeddings = "albert.embeddings"
-    yield Rule("source.table", f"{embeddings}.word_embeddings")
-    yield Rule("source.types", f"{embeddings}.token_type_embeddings")
-    yield Rule("encoder.embedder.tables.positions", f"{embeddings}.position_embeddings.weight")
-    yield Rule("source.norm", f"{embeddings}.LayerNorm")
-    yield Rule("source.project", "albert.encoder.embedding_hidden_mapping_in")
+    yield from bert.embedding_rules("albert.embeddings", "albert.encoder.embedding_hidden_mapping_in")
     for i in range(len(config.encoder.blocks)):
-        ours, theirs = f"encoder.blocks.{i}", f"albert.encoder.albert_layer_groups.0.albert_layers.{i}"
-        yield Rule(f"{ours}.mixer.inner.qkv", *(f"{theirs}.attention.{part}" for part in ("query", "key", "value")))
-        yield Rule(f"{ours}.mixer.inner.out", f"{theirs}.attention.dense")
-        yield Rule(f"{ours}.mixer.norm_sum", f"{theirs}.attention.LayerNorm")
-        yield Rule(f"{ours}.feedforward.inner.up", f"{theirs}.ffn")
-        yield Rule(f"{ours}.feedforward.inner.down", f"{theirs}.ffn_output")
-        yield Rule(f"{ours}.feedforward.norm_sum", f"{theirs}.full_layer_layer_norm")
-    if isinstance(config.head, MaskedLM):
-        yield Rule("head.transform.linear", "predictions.dense")
-        yield Rule("head.transform.norm", "predictions.LayerNorm")
-        yield Rule("head.bias", "predictions.bias")
-        yield Alias("predictions.decoder.weight", of=f"{embeddings}.word_embeddings.weight")
-        yield Alias("predictions.decoder.bias", of="predictions.bias")
-    elif isinstance(config.head, SpanBounds):
-        yield Rule("head.linear", "qa_outputs")
-    else:
-        yield Rule("head.transform.linear", "albert.pooler")
-        yield Rule("head.linear", "classifier")  # of tokens
-        yield Rule("head.last.1", "classifier")  # of texts
+        yield from LAYER.rules(f"encoder.blocks.{i}", f"albert.encoder.albert_layer_groups.0.albert_layers.{i}")
+    yield from HEADS.rules(config)
 
 
 ALBERT = Family(
     kind="albert",
     shape="encoder",
-    heads={
-        "AlbertForMaskedLM": "masked_lm",
-        "AlbertForPreTraining": "masked_lm",
-        "AlbertForSequenceClassification": "classifier",
-        "AlbertForTokenClassification": "token_labels",
-        "AlbertForQuestionAnswering": "span",
-        "AlbertModel": "body",
-    },
+    heads={**classes("Albert"), "AlbertForPreTraining": "masked_lm"},
     text=Framing(before=("bos",), after=("eos",)),
     prefix="albert.",
     buffers=(r"albert\.embeddings\.(position_ids|token_type_ids)",),

@@ -20,7 +20,6 @@ from anyformer.config import (
     Plain,
     Position,
     Projected,
-    SpanBounds,
     Special,
     Stack,
     Table,
@@ -31,10 +30,24 @@ from anyformer.config import (
     hidden_width,
 )
 from anyformer.interop.config_fields import Fields, name_of
+from anyformer.interop.families.encoder_parts import HeadNames, LayerNames, classes, read_span
 from anyformer.interop.family import Family, Framing, attention, expect
-from anyformer.interop.weight_rules import Alias, AnyRule, Rule
+from anyformer.interop.weight_rules import AnyRule, Rule
 
 POOLER = Transform(activation=Tanh())
+LAYER = LayerNames(
+    qkv=("attention.self.query", "attention.self.key", "attention.self.value"),
+    out="attention.output.dense",
+    attention_norm="attention.output.LayerNorm",
+)
+HEADS = HeadNames(
+    table="bert.embeddings.word_embeddings",
+    dense="cls.predictions.transform.dense",
+    norm="cls.predictions.transform.LayerNorm",
+    bias="cls.predictions.bias",
+    decoder="cls.predictions.decoder",
+    pooler="bert.pooler.dense",
+)
 
 
 @dataclass(frozen=True)
@@ -127,13 +140,6 @@ def read_head(defaults: Defaults, fields: Fields, masked_lm: MaskedLM, dropout: 
             return Embedder(pool="first", transform=POOLER) if pooled else NoHead()
 
 
-def read_span(fields: Fields) -> SpanBounds:
-    """Return the head of a class for question answering, which has two labels: first and last token."""
-    if (count := len(fields.labels())) != 2:
-        fields.refuse("id2label", f"has {count} labels: question answering has two")
-    return SpanBounds()
-
-
 def uses(fields: Fields, name: str) -> bool:
     """Return whether the family has a field: variants lack some of BERT's."""
     return fields.known is None or name in fields.known
@@ -167,53 +173,30 @@ def write_body(config: ModelConfig) -> dict[str, Any]:
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
     yield from body_rules(config, "bert")
-    match config.head:
-        case MaskedLM():
-            yield Rule("head.transform.linear", "cls.predictions.transform.dense")
-            yield Rule("head.transform.norm", "cls.predictions.transform.LayerNorm")
-            yield Rule("head.bias", "cls.predictions.bias")
-            yield Alias("cls.predictions.decoder.weight", of="bert.embeddings.word_embeddings.weight")
-            yield Alias("cls.predictions.decoder.bias", of="cls.predictions.bias")
-        case SpanBounds():
-            yield Rule("head.linear", "qa_outputs")
-        case _:
-            yield Rule("head.transform.linear", "bert.pooler.dense")
-            yield Rule("head.linear", "classifier")  # of tokens
-            yield Rule("head.last.1", "classifier")  # of texts
+    yield from HEADS.rules(config)
 
 
-def body_rules(
-    config: ModelConfig, body: str, projections: tuple[str, ...] = ("query", "key", "value")
-) -> Iterator[Rule]:
+def body_rules(config: ModelConfig, body: str, names: LayerNames = LAYER) -> Iterator[Rule]:
     """Yield the rules of the body, for BERT and variants with the same layer names."""
     assert config.encoder
-    yield Rule("source.table", f"{body}.embeddings.word_embeddings")
-    yield Rule("source.types", f"{body}.embeddings.token_type_embeddings")
-    yield Rule("encoder.embedder.tables.positions", f"{body}.embeddings.position_embeddings.weight")
-    yield Rule("source.norm", f"{body}.embeddings.LayerNorm")
-    yield Rule("source.project", f"{body}.embeddings_project")
+    yield from embedding_rules(f"{body}.embeddings", f"{body}.embeddings_project")
     for i in range(config.encoder.depth):
-        ours, theirs = f"encoder.blocks.{i}", f"{body}.encoder.layer.{i}"
-        parts = (f"{theirs}.attention.self.{part}" for part in projections)
-        yield Rule(f"{ours}.mixer.inner.qkv", *parts)
-        yield Rule(f"{ours}.mixer.inner.out", f"{theirs}.attention.output.dense")
-        yield Rule(f"{ours}.mixer.norm_sum", f"{theirs}.attention.output.LayerNorm")
-        yield Rule(f"{ours}.feedforward.inner.up", f"{theirs}.intermediate.dense")
-        yield Rule(f"{ours}.feedforward.inner.down", f"{theirs}.output.dense")
-        yield Rule(f"{ours}.feedforward.norm_sum", f"{theirs}.output.LayerNorm")
+        yield from names.rules(f"encoder.blocks.{i}", f"{body}.encoder.layer.{i}")
+
+
+def embedding_rules(embeddings: str, project: str) -> Iterator[Rule]:
+    """Yield the rules of the input, under the names of BERT."""
+    yield Rule("source.table", f"{embeddings}.word_embeddings")
+    yield Rule("source.types", f"{embeddings}.token_type_embeddings")
+    yield Rule("encoder.embedder.tables.positions", f"{embeddings}.position_embeddings.weight")
+    yield Rule("source.norm", f"{embeddings}.LayerNorm")
+    yield Rule("source.project", project)
 
 
 BERT = Family(
     kind="bert",
     shape="encoder",
-    heads={
-        "BertForMaskedLM": "masked_lm",
-        "BertForPreTraining": "masked_lm",
-        "BertForSequenceClassification": "classifier",
-        "BertForTokenClassification": "token_labels",
-        "BertForQuestionAnswering": "span",
-        "BertModel": "body",
-    },
+    heads={**classes("Bert"), "BertForPreTraining": "masked_lm"},
     text=Framing(before=("bos",), after=("eos",)),
     prefix="bert.",
     buffers=(r"bert\.embeddings\.(position_ids|token_type_ids)",),

@@ -1,6 +1,7 @@
 """DeBERTa-v2 (He et al. 2021) and v3 (He et al. 2023): BERT with scores between content and distance."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Literal
 
 from anyformer.config import (
@@ -9,12 +10,10 @@ from anyformer.config import (
     Disentangled,
     LayerNorm,
     Learned,
-    MaskedLM,
     ModelConfig,
     NoNorm,
     NoPosition,
     Position,
-    SpanBounds,
     Stack,
     TokenLabels,
     Transform,
@@ -22,13 +21,17 @@ from anyformer.config import (
 )
 from anyformer.interop.config_fields import Fields, name_of
 from anyformer.interop.families import bert
+from anyformer.interop.families.encoder_parts import classes
 from anyformer.interop.family import Family, Framing, attention, expect
-from anyformer.interop.weight_rules import Alias, AnyRule, Rule
+from anyformer.interop.weight_rules import AnyRule, Rule
 
 TERMS: dict[str, Literal["content_to_position", "position_to_content"]] = {
     "c2p": "content_to_position",
     "p2c": "position_to_content",
 }
+
+LAYER = replace(bert.LAYER, qkv=("attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj"))
+HEADS = replace(bert.HEADS, table="deberta.embeddings.word_embeddings", pooler="pooler.dense")
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -118,7 +121,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
-    yield from bert.body_rules(config, "deberta", ("query_proj", "key_proj", "value_proj"))
+    yield from bert.body_rules(config, "deberta", LAYER)
     assert config.encoder
     yield Rule("encoder.schemes.0.tables.relative", "deberta.encoder.rel_embeddings.weight")
     for end in ("weight", "bias"):
@@ -130,31 +133,13 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
         for i in range(config.encoder.depth):
             theirs = (f"deberta.encoder.layer.{i}.attention.self.{name}" for name in names)
             yield Rule(f"encoder.blocks.{i}.mixer.inner.own", *theirs)
-    match config.head:
-        case MaskedLM():
-            yield Rule("head.transform.linear", "cls.predictions.transform.dense")
-            yield Rule("head.transform.norm", "cls.predictions.transform.LayerNorm")
-            yield Rule("head.bias", "cls.predictions.bias")
-            yield Alias("cls.predictions.decoder.weight", of="deberta.embeddings.word_embeddings.weight")
-            yield Alias("cls.predictions.decoder.bias", of="cls.predictions.bias")
-        case SpanBounds():
-            yield Rule("head.linear", "qa_outputs")
-        case _:
-            yield Rule("head.transform.linear", "pooler.dense")
-            yield Rule("head.linear", "classifier")  # of tokens
-            yield Rule("head.last.1", "classifier")  # of texts
+    yield from HEADS.rules(config)
 
 
 DEBERTA_V2 = Family(
     kind="deberta-v2",
     shape="encoder",
-    heads={
-        "DebertaV2ForMaskedLM": "masked_lm",
-        "DebertaV2ForSequenceClassification": "classifier",
-        "DebertaV2ForTokenClassification": "token_labels",
-        "DebertaV2ForQuestionAnswering": "span",
-        "DebertaV2Model": "body",
-    },
+    heads=classes("DebertaV2"),
     text=Framing(before=("bos",), after=("eos",)),
     prefix="deberta.",
     buffers=(r"deberta\.embeddings\.position_ids",),

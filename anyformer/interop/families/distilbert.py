@@ -25,11 +25,28 @@ from anyformer.config import (
     hidden_width,
 )
 from anyformer.interop.config_fields import Fields, name_of
-from anyformer.interop.families.bert import read_span
+from anyformer.interop.families import bert
+from anyformer.interop.families.encoder_parts import HeadNames, LayerNames, classes, read_span
 from anyformer.interop.family import Family, Framing, attention, expect
-from anyformer.interop.weight_rules import Alias, AnyRule, Rule
+from anyformer.interop.weight_rules import AnyRule
 
 NORM = LayerNorm(eps=1e-12)
+LAYER = LayerNames(
+    qkv=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
+    out="attention.out_lin",
+    attention_norm="sa_layer_norm",
+    up="ffn.lin1",
+    down="ffn.lin2",
+    norm="output_layer_norm",
+)
+HEADS = HeadNames(
+    table="distilbert.embeddings.word_embeddings",
+    dense="vocab_transform",
+    norm="vocab_layer_norm",
+    bias="vocab_projector.bias",
+    decoder="vocab_projector",
+    labelled=("pre_classifier", "classifier"),
+)
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -95,40 +112,16 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
     assert config.encoder
-    yield Rule("source.table", "distilbert.embeddings.word_embeddings")
-    yield Rule("encoder.embedder.tables.positions", "distilbert.embeddings.position_embeddings.weight")
-    yield Rule("source.norm", "distilbert.embeddings.LayerNorm")
+    yield from bert.embedding_rules("distilbert.embeddings", "")
     for i in range(config.encoder.depth):
-        ours, theirs = f"encoder.blocks.{i}", f"distilbert.transformer.layer.{i}"
-        yield Rule(f"{ours}.mixer.inner.qkv", *(f"{theirs}.attention.{part}_lin" for part in "qkv"))
-        yield Rule(f"{ours}.mixer.inner.out", f"{theirs}.attention.out_lin")
-        yield Rule(f"{ours}.mixer.norm_sum", f"{theirs}.sa_layer_norm")
-        yield Rule(f"{ours}.feedforward.inner.up", f"{theirs}.ffn.lin1")
-        yield Rule(f"{ours}.feedforward.inner.down", f"{theirs}.ffn.lin2")
-        yield Rule(f"{ours}.feedforward.norm_sum", f"{theirs}.output_layer_norm")
-    if isinstance(config.head, MaskedLM):
-        yield Rule("head.transform.linear", "vocab_transform")
-        yield Rule("head.transform.norm", "vocab_layer_norm")
-        yield Rule("head.bias", "vocab_projector.bias")
-        yield Alias("vocab_projector.weight", of="distilbert.embeddings.word_embeddings.weight")
-    elif isinstance(config.head, SpanBounds):
-        yield Rule("head.linear", "qa_outputs")
-    else:
-        yield Rule("head.transform.linear", "pre_classifier")
-        yield Rule("head.linear", "classifier")  # of tokens
-        yield Rule("head.last.1", "classifier")  # of texts
+        yield from LAYER.rules(f"encoder.blocks.{i}", f"distilbert.transformer.layer.{i}")
+    yield from HEADS.rules(config)
 
 
 DISTILBERT = Family(
     kind="distilbert",
     shape="encoder",
-    heads={
-        "DistilBertForMaskedLM": "masked_lm",
-        "DistilBertForSequenceClassification": "classifier",
-        "DistilBertForTokenClassification": "token_labels",
-        "DistilBertForQuestionAnswering": "span",
-        "DistilBertModel": "body",
-    },
+    heads=classes("DistilBert"),
     text=Framing(before=("bos",), after=("eos",)),
     prefix="distilbert.",
     unused=(r"vocab_(transform|layer_norm|projector)\..*",),

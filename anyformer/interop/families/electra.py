@@ -4,22 +4,29 @@ from collections.abc import Iterator
 from typing import Any
 
 from anyformer.config import (
-    Classifier,
     FactorisedTable,
     FullTable,
     Gelu,
-    MaskedLM,
     ModelConfig,
-    SpanBounds,
     Tokens,
     Transform,
 )
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import bert
+from anyformer.interop.families.encoder_parts import HeadNames, classes
 from anyformer.interop.family import Family, Framing, expect
-from anyformer.interop.weight_rules import Alias, AnyRule, Rule
+from anyformer.interop.weight_rules import AnyRule
 
 DEFAULTS = bert.Defaults(width=256, heads=4, ff=1024, pooler=None, classified=Transform(activation=Gelu()))
+
+HEADS = HeadNames(
+    table="electra.embeddings.word_embeddings",
+    dense="generator_predictions.dense",
+    norm="generator_predictions.LayerNorm",
+    bias="generator_lm_head.bias",
+    decoder="generator_lm_head",
+    labelled=("classifier.dense", "classifier.out_proj"),
+)
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -37,32 +44,13 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
     yield from bert.body_rules(config, "electra")
-    match config.head:
-        case MaskedLM():
-            yield Rule("head.transform.linear", "generator_predictions.dense")
-            yield Rule("head.transform.norm", "generator_predictions.LayerNorm")
-            yield Rule("head.bias", "generator_lm_head.bias")
-            yield Alias("generator_lm_head.weight", of="electra.embeddings.word_embeddings.weight")
-        case Classifier():
-            yield Rule("head.transform.linear", "classifier.dense")
-            yield Rule("head.last.1", "classifier.out_proj")
-        case SpanBounds():
-            yield Rule("head.linear", "qa_outputs")
-        case _:
-            yield Rule("head.linear", "classifier")
+    yield from HEADS.rules(config)
 
 
 ELECTRA = Family(
     kind="electra",
     shape="encoder",
-    heads={
-        "ElectraForMaskedLM": "masked_lm",
-        "ElectraForSequenceClassification": "classifier",
-        "ElectraForTokenClassification": "token_labels",
-        "ElectraForQuestionAnswering": "span",
-        "ElectraModel": "body",
-        "ElectraForPreTraining": "body",
-    },
+    heads={**classes("Electra"), "ElectraForPreTraining": "body"},
     text=Framing(before=("bos",), after=("eos",)),
     prefix="electra.",
     buffers=(r"electra\.embeddings\.(position_ids|token_type_ids)",),

@@ -35,7 +35,7 @@ from anyformer.config import (
     position_of,
 )
 from anyformer.interop.config_fields import Fields, name_of, write_rotary
-from anyformer.interop.families.bert import read_span
+from anyformer.interop.families.encoder_parts import classes, read_span
 from anyformer.interop.families.llama import FULL, NEAR
 from anyformer.interop.family import Family, Framing, attention, expect, tile_layers
 from anyformer.interop.weight_rules import Alias, AnyRule, Rule
@@ -185,13 +185,7 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
 MODERNBERT = Family(
     kind="modernbert",
     shape="encoder",
-    heads={
-        "ModernBertForMaskedLM": "masked_lm",
-        "ModernBertForSequenceClassification": "classifier",
-        "ModernBertForTokenClassification": "token_labels",
-        "ModernBertForQuestionAnswering": "span",
-        "ModernBertModel": "body",
-    },
+    heads=classes("ModernBert"),
     text=Framing(before=("bos",), after=("eos",)),
     prefix="model.",
     unused=(r"head\..*", r"decoder\..*"),

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from anyformer.config import Classifier, ConfigError, Gelu, Learned, MaskedLM, ModelConfig, SpanBounds, Stack
+from anyformer.config import ConfigError, Gelu, Learned, ModelConfig, Stack
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import bert
+from anyformer.interop.families.encoder_parts import HeadNames, classes
 from anyformer.interop.family import Family, Framing, expect
-from anyformer.interop.weight_rules import Alias, AnyRule, Rule
+from anyformer.interop.weight_rules import AnyRule
 
 
 def read(vocab: int, fields: Fields) -> ModelConfig:
@@ -28,36 +29,29 @@ def write(config: ModelConfig) -> dict[str, Any]:
     return bert.write(config) | {"max_position_embeddings": position.length + position.offset}
 
 
+def heads(body: str) -> HeadNames:
+    """Return the names of RoBERTa's heads, for a body of this name."""
+    return HeadNames(
+        table=f"{body}.embeddings.word_embeddings",
+        dense="lm_head.dense",
+        norm="lm_head.layer_norm",
+        bias="lm_head.bias",
+        decoder="lm_head.decoder",
+        pooler=f"{body}.pooler.dense",
+        labelled=("classifier.dense", "classifier.out_proj"),
+    )
+
+
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
     yield from bert.body_rules(config, "roberta")
-    match config.head:
-        case MaskedLM():
-            yield Rule("head.transform.linear", "lm_head.dense")
-            yield Rule("head.transform.norm", "lm_head.layer_norm")
-            yield Rule("head.bias", "lm_head.bias")
-            yield Alias("lm_head.decoder.weight", of="roberta.embeddings.word_embeddings.weight")
-            yield Alias("lm_head.decoder.bias", of="lm_head.bias")
-        case Classifier():
-            yield Rule("head.transform.linear", "classifier.dense")
-            yield Rule("head.last.1", "classifier.out_proj")
-        case SpanBounds():
-            yield Rule("head.linear", "qa_outputs")
-        case _:
-            yield Rule("head.transform.linear", "roberta.pooler.dense")
-            yield Rule("head.linear", "classifier")
+    yield from heads("roberta").rules(config)
 
 
 def _family(kind: str, title: str, vocab: int) -> Family:
     return Family(
         kind=kind,
         shape="encoder",
-        heads={
-            f"{title}ForMaskedLM": "masked_lm",
-            f"{title}ForSequenceClassification": "classifier",
-            f"{title}ForTokenClassification": "token_labels",
-            f"{title}ForQuestionAnswering": "span",
-            f"{title}Model": "body",
-        },
+        heads=classes(title),
         text=Framing(before=("bos",), after=("eos",)),
         prefix="roberta.",
         buffers=(r"roberta\.embeddings\.(position_ids|token_type_ids)",),

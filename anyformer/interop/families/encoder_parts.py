@@ -1,0 +1,80 @@
+"""Parts that the encoders share: classes by head, and the rules of layers and heads under the names of a family."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from anyformer.config import Classifier, MaskedLM, ModelConfig, SpanBounds
+from anyformer.interop.config_fields import Fields
+from anyformer.interop.weight_rules import Alias, AnyRule, Rule
+
+
+def classes(title: str) -> dict[str, str]:
+    """Return the classes of a family that has all heads, by their names in `transformers`."""
+    return {
+        f"{title}ForMaskedLM": "masked_lm",
+        f"{title}ForSequenceClassification": "classifier",
+        f"{title}ForTokenClassification": "token_labels",
+        f"{title}ForQuestionAnswering": "span",
+        f"{title}Model": "body",
+    }
+
+
+def read_span(fields: Fields) -> SpanBounds:
+    """Return the head of a class for question answering, which has two labels: first and last token."""
+    if (count := len(fields.labels())) != 2:
+        fields.refuse("id2label", f"has {count} labels: question answering has two")
+    return SpanBounds()
+
+
+@dataclass(frozen=True)
+class LayerNames:
+    """Names of the weights in a layer."""
+
+    qkv: tuple[str, str, str]
+    out: str
+    attention_norm: str
+    up: str = "intermediate.dense"
+    down: str = "output.dense"
+    norm: str = "output.LayerNorm"
+
+    def rules(self, ours: str, theirs: str) -> Iterator[Rule]:
+        """Yield the rules of one layer."""
+        yield Rule(f"{ours}.mixer.inner.qkv", *(f"{theirs}.{part}" for part in self.qkv))
+        yield Rule(f"{ours}.mixer.inner.out", f"{theirs}.{self.out}")
+        yield Rule(f"{ours}.mixer.norm_sum", f"{theirs}.{self.attention_norm}")
+        yield Rule(f"{ours}.feedforward.inner.up", f"{theirs}.{self.up}")
+        yield Rule(f"{ours}.feedforward.inner.down", f"{theirs}.{self.down}")
+        yield Rule(f"{ours}.feedforward.norm_sum", f"{theirs}.{self.norm}")
+
+
+@dataclass(frozen=True)
+class HeadNames:
+    """Names of the weights of heads. Token labels are always `classifier`, and spans `qa_outputs`."""
+
+    table: str  # of words, which the masked LM head shares
+    dense: str  # of the masked LM head
+    norm: str
+    bias: str
+    decoder: str  # whose weight and bias are second names
+    pooler: str = ""  # "": none
+    labelled: tuple[str, str] = ("", "classifier")  # layers of labels of texts; "": the pooler
+
+    def rules(self, config: ModelConfig) -> Iterator[AnyRule]:
+        """Yield the rules of the head of a model."""
+        match config.head:
+            case MaskedLM():
+                yield Rule("head.transform.linear", self.dense)
+                yield Rule("head.transform.norm", self.norm)
+                yield Rule("head.bias", self.bias)
+                yield Alias(f"{self.decoder}.weight", of=f"{self.table}.weight")
+                if self.bias != f"{self.decoder}.bias":
+                    yield Alias(f"{self.decoder}.bias", of=self.bias)
+            case Classifier():
+                first, last = self.labelled
+                yield Rule("head.transform.linear", first or self.pooler)
+                yield Rule("head.last.1", last)
+            case SpanBounds():
+                yield Rule("head.linear", "qa_outputs")
+            case _:
+                yield Rule("head.transform.linear", self.pooler)
+                yield Rule("head.linear", "classifier")
