@@ -97,9 +97,8 @@ def layer_input(model: Transformer, side: Side, seen: Mapping[str, Tensor], laye
     x = seen[f"{side}.embed"] if layer == 0 else seen[f"{side}.{layer - 1}.out"]
     if stack.skips is None or layer == len(stack.runs):
         return x
-    skipped = Skipped(seen[f"{side}.embed"])
-    skipped.outputs.extend(seen[f"{side}.{i}.out"] for i in range(layer))
-    return stack.skips(layer, x, skipped)
+    outputs = [seen[f"{side}.{i}.out"] for i in range(layer)]
+    return stack.skips(layer, x, Skipped(seen[f"{side}.embed"], outputs))
 
 
 @torch.no_grad()

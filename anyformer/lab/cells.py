@@ -7,12 +7,14 @@ Cells with a stored result are not measured again, so interrupted work resumes w
 import json
 import multiprocessing
 import os
+import pickle
 import platform
 import signal
 import statistics
 import tempfile
 import threading
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -136,7 +138,7 @@ def _measured(measure: Measure, cells: Sequence[Cell], jobs: int, notify: Notify
                 while waiting and len(running) < jobs:  # few at a time, so that an interrupt is quick
                     cell = waiting.pop(0)
                     with _interrupt_held_back():
-                        running[pool.submit(timed, measure, cell)] = cell
+                        running[pool.submit(_in_worker, measure, cell)] = cell
                 notify(None, list(running.values()))
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     del running[future]
@@ -187,6 +189,18 @@ def timed(measure: Measure, cell: Cell) -> Result:
         began = time.perf_counter()
         found = measure(cell)
         return Result(dict(cell), found, round(time.perf_counter() - began, 2), machine())
+
+
+def _in_worker(measure: Measure, cell: Cell) -> Result:
+    """Measure a cell; an error that cannot be sent to the parent process is replaced by its text."""
+    try:
+        return timed(measure, cell)
+    except Exception as error:
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:
+            raise RuntimeError("".join(traceback.format_exception(error))) from None
+        raise
 
 
 def machine() -> str:

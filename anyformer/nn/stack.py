@@ -35,7 +35,7 @@ from anyformer.config import (
 from anyformer.kernels.runtime import Runtime
 from anyformer.nn.aux_outputs import AuxOutputs, TrackedModule
 from anyformer.nn.block import build_block
-from anyformer.nn.context import CacheWriter, Context, FirstValues, PassOptions, StateSink
+from anyformer.nn.context import CacheWriter, Context, PassOptions, StateSink
 from anyformer.nn.dropout import Dropout
 from anyformer.nn.mixer import cache_sizes
 from anyformer.nn.norm import build_norm, normed
@@ -64,11 +64,11 @@ class Encoded(NamedTuple):
     initial_states: Mapping[int, Tensor]  # of recurrent decoder layers that start from the encoder's: [b, t, h]
 
 
-class Skipped:
-    """Activations of a pass that later layers read: its first input, and outputs of layers."""
+class Skipped(NamedTuple):
+    """Activations of a pass that later layers read."""
 
-    def __init__(self, first: Tensor):
-        self.first, self.outputs = first, list[Tensor]()
+    first: Tensor  # the input of the first layer
+    outputs: list[Tensor]  # of the layers so far
 
 
 class SkipConnections(nn.Module):
@@ -221,7 +221,8 @@ class BlockStack(nn.Module):
         backend, taps, aux, recompute = options
         relations = self.relations(layout, steps, cache is not None, site, backend, funnel.layouts, taps is not None)
         crossings = [] if encoded is None else self.crossings(layout, encoded.layout, site, backend)
-        first_values, skipped = FirstValues(), None if self.skips is None else Skipped(x)
+        first_values: list[Tensor] = []
+        skipped = None if self.skips is None else Skipped(x, [])
         for i, run in enumerate(self.runs):
             plan, across, level = self.plan_of_layer[i], self.cross_plan_of_layer[i], self.levels[i]
             keys, write_at = steps.get(self.sizes[i].reach, steps[None])

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 from io import StringIO
@@ -128,3 +129,20 @@ def test_a_line_that_is_no_result_is_refused(tmp_path: Path) -> None:
     path.write_text('{"nonsense": 1}\n', encoding="utf-8")
     with pytest.raises(ConfigError, match=r"results\.jsonl:1: is not a result"):
         read_results(path)
+
+
+class Unsendable(Exception):
+    """An error that a process cannot send to another, like some of torch's compiler."""
+
+    def __init__(self, cell: object) -> None:
+        super().__init__(f"no result for {cell}")
+        self.module = sys
+
+
+def fail_with_a_module(cell: Cell) -> dict[str, Any]:
+    raise Unsendable(cell)
+
+
+def test_an_error_of_a_worker_arrives_as_text(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"Unsendable: no result for"):
+        measure_all(fail_with_a_module, CELLS, tmp_path / "results.jsonl", engine=Local(2))

@@ -1,9 +1,15 @@
 """How steps are compiled."""
 
 import pytest
+import torch
 
 from anyformer import presets
+from anyformer.config import io
+from anyformer.nn.heads import LossTarget
+from anyformer.nn.model import Transformer
+from anyformer.tasks.base import TokenTask
 from anyformer.training.compiler import compile_options
+from anyformer.training.objective import Objective
 
 TWO_PASSES = {"triton.mix_order_reduction": False}
 
@@ -13,3 +19,24 @@ def test_short_rows_are_passed_twice(width: int, found: dict[str, bool] | None) 
     config = presets.gpt2(depth=1, width=width, heads=4)
     assert compile_options(config, fp8=False) == found
     assert compile_options(config, fp8=True) == TWO_PASSES
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "decoder.blocks.*.mixer.gate=element",
+        "decoder.blocks.*.mixer.value_residual=true",
+        "decoder.embedding_skip=true",
+        "decoder.unet_skips=true",
+        "head.multi_token={tokens=2, weight=0.3}",
+    ],
+)
+def test_parts_of_record_runs_are_one_graph(part: str) -> None:
+    """torch 2.11, unlike later versions, cannot trace `list[Tensor]()`."""
+    config = io.override(presets.gpt2(depth=3, width=16, heads=2, vocab=32, length=16, dropout=0.0), [part])
+    objective = Objective(Transformer(config).train(), TokenTask(), 0.0)
+    ids = torch.randint(32, (2, 16))
+    compiled = torch.compile(objective, backend="aot_eager", fullgraph=True)
+    found = compiled((ids,), LossTarget(ids), None)[0]
+    torch.testing.assert_close(found, objective((ids,), LossTarget(ids), None)[0])
+    found.backward()
