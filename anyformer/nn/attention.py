@@ -84,8 +84,9 @@ class MultiHeadAttention(nn.Module):
         assert ctx.relation is not None
         q, k = ctx.relation.rotate(q), ctx.relation.rotate(k)
         if self.value_mix is not None:
+            assert ctx.first_values is not None
             own, first = self.value_mix.to(v.dtype).unbind()
-            v = own * v + first * ctx.values_of_first_layer(v)
+            v = own * v + first * ctx.first_values.of(v)
         if ctx.memory is not None:
             q = q[:, :, -x.shape[1] :]  # tokens of the segment memory are keys only
         q, k, v = ctx.tap("q", q), ctx.tap("k", k), ctx.tap("v", v)

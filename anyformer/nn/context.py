@@ -68,6 +68,18 @@ class StateSink:
     states: Tensor | None = None
 
 
+class FirstValues:
+    """The values of the first layer with a value residual, for the tokens at hand [b, g, t, k_v]. No list either."""
+
+    values: Tensor | None = None
+
+    def of(self, values: Tensor) -> Tensor:
+        """Return the first layer's values; those given, if this is the first layer."""
+        if self.values is None:
+            self.values = values
+        return self.values
+
+
 class Context(NamedTuple):
     """Everything that a sublayer may need besides its input."""
 
@@ -80,18 +92,10 @@ class Context(NamedTuple):
     memory: LayerMemory | None = None  # segment memory (Transformer-XL)
     initial_state: Tensor | None = None  # of a recurrent layer, for a segment that starts at each token, [b, t, h]
     state_sink: StateSink | None = None
-    # [b, g, t, k_v] of the first layer with a value residual, once it has run; a list, which torch 2.11 can compile
-    first_values: list[Tensor] | None = None
+    first_values: FirstValues | None = None
     taps: Tap | None = None
     aux: AuxOutputs | None = None
     backend: str = "auto"
-
-    def values_of_first_layer(self, values: Tensor) -> Tensor:
-        """Return the values of the first layer with a value residual; those given, if this is the first."""
-        assert self.first_values is not None
-        if not self.first_values:
-            self.first_values.append(values)
-        return self.first_values[0]
 
     def scoped(self, scope: str) -> "Context":
         """Return the context of a part, whose taps have names that start with `scope`."""

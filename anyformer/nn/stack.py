@@ -35,7 +35,7 @@ from anyformer.config import (
 from anyformer.kernels.runtime import Runtime
 from anyformer.nn.aux_outputs import AuxOutputs, TrackedModule
 from anyformer.nn.block import build_block
-from anyformer.nn.context import CacheWriter, Context, PassOptions, StateSink
+from anyformer.nn.context import CacheWriter, Context, FirstValues, PassOptions, StateSink
 from anyformer.nn.dropout import Dropout
 from anyformer.nn.mixer import cache_sizes
 from anyformer.nn.norm import build_norm, normed
@@ -221,8 +221,7 @@ class BlockStack(nn.Module):
         backend, taps, aux, recompute = options
         relations = self.relations(layout, steps, cache is not None, site, backend, funnel.layouts, taps is not None)
         crossings = [] if encoded is None else self.crossings(layout, encoded.layout, site, backend)
-        first_values: list[Tensor] = []
-        skipped = None if self.skips is None else Skipped(x, [])
+        first_values, skipped = FirstValues(), None if self.skips is None else Skipped(x, [])
         for i, run in enumerate(self.runs):
             plan, across, level = self.plan_of_layer[i], self.cross_plan_of_layer[i], self.levels[i]
             keys, write_at = steps.get(self.sizes[i].reach, steps[None])
