@@ -167,7 +167,7 @@ def t5_bias(plt: Any) -> Any:
 @figure("concepts/disentangled")
 def disentangled(plt: Any) -> Any:
     """Rows of the table by distance, and one term of the scores of two queries."""
-    scheme = Disentangled()
+    scheme = Disentangled(max_distance=512)
     drawing, (left, right) = plt.subplots(1, 2, figsize=(8, 3.5), layout="constrained")
     distances = torch.arange(-700, 701)
     rows = (scheme.bucket(distances) + scheme.buckets).clamp(0, 2 * scheme.buckets - 1)

@@ -318,7 +318,7 @@ class Disentangled(Scheme):
     # buckets of each direction: the table has 2 · buckets rows
     buckets: Annotated[int, Field(strict=True, ge=2, le=2**20)] = 256
     # distance of the last bucket, in tokens; None: every distance below `buckets` has its own
-    max_distance: Annotated[int, Field(strict=True, ge=1, le=2**20)] | None = 512
+    max_distance: Annotated[int, Field(strict=True, ge=1, le=2**20)] | None = None
     # terms besides q·k: q·K(p) is content to position, k·Q(p) is position to content; the divisor is sqrt(1 + terms)
     terms: Literal["both", "content_to_position", "position_to_content"] = "both"
     projections: Literal["shared", "separate"] = "shared"  # K and Q: those of the layer's content, or their own

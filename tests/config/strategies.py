@@ -31,6 +31,7 @@ from anyformer.config import (
     LearnedGrid,
     LinearAttention,
     Llama3Scaling,
+    LongRopeScaling,
     Mamba2,
     MaskedLM,
     Media,
@@ -144,7 +145,12 @@ def _values(annotation: Any, *limits: Any) -> st.SearchStrategy[Any]:
 WIDTH, VOCAB = 24, 50
 scalings = st.one_of(
     specs(Llama3Scaling, low_frequency=st.floats(0.5, 2), high_frequency=st.floats(3, 8)),
-    *(specs(cls) for cls in ALTERNATIVES if cls.__name__.endswith("Scaling") and cls is not Llama3Scaling),
+    *(
+        specs(cls)
+        for cls in ALTERNATIVES
+        # not LongRoPE, whose factors are as many as a head has pairs
+        if cls.__name__.endswith("Scaling") and cls not in (Llama3Scaling, LongRopeScaling)
+    ),
 )
 inside = st.one_of(  # schemes that act inside attention; key widths are 4 and 8
     specs(Rotary, fraction=st.sampled_from([1.0, 1]), scaling=scalings),

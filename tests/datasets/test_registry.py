@@ -92,7 +92,7 @@ def test_the_list_names_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         here = "bundled" if one.bundled else "not present" if one.verified else "not present, unverified"
         line = rf"^{one.name} +{one.bytes / 1e6:.1f} MB +{here} +{re.escape(one.licence)}$"
         assert re.search(line, shown, re.MULTILINE)
-    assert "recipes: mlm-english, shakespeare, shakespeare-gpu, t5-denoise" in shown
+    assert "recipes: mlm-english, shakespeare, shakespeare-gpu, shakespeare-small, t5-denoise" in shown
     (tmp_path / "anyformer" / "data" / "trec").mkdir(parents=True)
     (tmp_path / "anyformer" / "data" / "trec" / "TREC.train").touch()
     assert re.search(r"^trec +0\.3 MB +present ", CliRunner().invoke(app, ["data", "list"]).stdout, re.MULTILINE)

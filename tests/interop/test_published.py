@@ -23,6 +23,8 @@ UNPUBLISHED = {
     "olmo2",
     "qwen2_moe",
     "qwen3_next",
+    "mpt",
+    "xglm",
     "gpt_oss",  # but for quantised ones
 }  # no config.json of theirs was found in a repository
 LISTS = {"layer_types", "attention_layers", "attention_types", "rope_scaling", "rope_parameters"}  # one entry per layer

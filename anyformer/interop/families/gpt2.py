@@ -57,6 +57,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
     assert config.decoder
+    yield from end_rules(config, "transformer.wte", "transformer.ln_f")
     yield Rule("decoder.embedder.tables.positions", "transformer.wpe.weight")
     for i in range(config.decoder.depth):
         ours, theirs = f"decoder.blocks.{i}", f"transformer.h.{i}"
@@ -66,7 +67,6 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
         yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.ln_2")
         yield Rule(f"{ours}.feedforward.inner.up", f"{theirs}.mlp.c_fc", conversion=Transposed())
         yield Rule(f"{ours}.feedforward.inner.down", f"{theirs}.mlp.c_proj", conversion=Transposed())
-    yield from end_rules(config, "transformer.wte", "transformer.ln_f")
 
 
 GPT2 = Family(
