@@ -49,6 +49,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
         "ray",
         "ruff",
         "schemathesis",
+        "sentence-transformers",
         "seqeval",
         "xllamacpp",
     ),

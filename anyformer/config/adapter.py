@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 from anyformer.config.block import Block, Side, Stack
 from anyformer.config.feedforward import Experts, Gated, Network, NoFeedForward, hidden_width
 from anyformer.config.mixer import Attention, Latent, Mixer, Projected, Recurrent
+from anyformer.config.position import Disentangled, Position
 from anyformer.config.spec import Fault, Positive, Probability, Size, Spec, close_to
 from anyformer.config.state_mixer import ChannelDecay, GatedDelta, LinearAttention, Mamba2
 
@@ -37,6 +38,7 @@ class Matrix(NamedTuple):
     inputs: int
     outputs: int
     across: bool = False  # its input is the encoder's output
+    rows: int | None = None  # vectors that it reads in a pass; None: the tokens
 
 
 def within(name: str, pattern: str) -> bool:
@@ -44,11 +46,16 @@ def within(name: str, pattern: str) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
-def matrices(block: Block, width: int) -> Iterator[Matrix]:
-    """Yield the linear layers of a block that may have an adapter."""
+def matrices(block: Block, width: int, position: Position) -> Iterator[Matrix]:
+    """Yield the linear layers of a block that may have an adapter; `position` is the scheme of its stack."""
     mixer, feedforward = block.mixer, block.feedforward
     if isinstance(mixer, Attention):
         yield from _attention(mixer, width, "mixer.inner", cross=False)
+        if isinstance(scheme := mixer.position or position, Disentangled) and scheme.projections == "separate":
+            k, _ = mixer.widths(width)
+            queries = mixer.heads * k * (scheme.terms != "content_to_position")
+            keys = mixer.groups * k * (scheme.terms != "position_to_content")
+            yield Matrix("mixer.inner.own", width, queries + keys, rows=2 * scheme.buckets)
     if isinstance(mixer, Recurrent) and (mixer.both_ways or mixer.hidden(width) != width):
         yield Matrix("mixer.inner.out", mixer.hidden(width) * (2 if mixer.both_ways else 1), width)
     yield from _state_mixer(mixer, width, "mixer.inner")
@@ -112,7 +119,7 @@ def every_matrix(stacks: Mapping[Side, Stack], width: int) -> dict[str, Matrix]:
     found = {}
     for side, stack in stacks.items():
         for run, block in zip(stack.runs, stack.unrolled(), strict=True):
-            for matrix in matrices(block, width):
+            for matrix in matrices(block, width, stack.position):
                 name = f"{side}.blocks.{run}.{matrix.name}"
                 found[name] = matrix._replace(name=name)
     return found
@@ -134,7 +141,7 @@ def misfits(adapter: LoRA, stacks: Mapping[Side, Stack], width: int) -> Iterator
             yield Fault(f"targets.{i}", f"= '{target}': the blocks have no such linear layer; {_hint(target, every)}")
     found = adapted(adapter, stacks, width).values()
     if small := [matrix for matrix in found if adapter.rank > min(matrix.inputs, matrix.outputs)]:
-        name, inputs, outputs, _ = min(small, key=lambda matrix: min(matrix.inputs, matrix.outputs))
+        name, inputs, outputs, *_ = min(small, key=lambda matrix: min(matrix.inputs, matrix.outputs))
         yield Fault("rank", f"= {adapter.rank}: must be at most {min(inputs, outputs)}: {name} is {outputs} x {inputs}")
 
 

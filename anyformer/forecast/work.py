@@ -201,8 +201,8 @@ class _Layer(NamedTuple):
         """Return the bytes of inputs, weights and outputs of the linear layers."""
         total, d, rows = 0.0, self.config.width, self.tokens
         source_rows = self.rows.batch * self.s / self.rows.context
-        for _, inputs, outputs, across in matrices(self.block, d):
-            total += (source_rows if across else rows) * (inputs + outputs) + inputs * outputs
+        for _, inputs, outputs, across, fixed in matrices(self.block, d, self.stack.position):
+            total += (fixed or (source_rows if across else rows)) * (inputs + outputs) + inputs * outputs
         if isinstance(experts := self.block.feedforward, Experts):
             inner, gates = self._hidden()
             total += rows * (2 * d * experts.top_k + inner * (2 + gates))

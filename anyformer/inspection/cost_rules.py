@@ -46,6 +46,7 @@ from anyformer.config import (
     NoHead,
     NoMixer,
     NoNorm,
+    NoPosition,
     NoSpelling,
     NoTransform,
     Parallel,
@@ -128,7 +129,8 @@ def _adapters(adapter: LoRA, side: Side, stack: Stack, d: int, b: int, t: int, s
     total = Cost()
     layers = zip(stack.runs, stack.unrolled(), stack.levels, strict=True)
     for i, (run, block, level) in enumerate(layers):
-        cost = adapter_cost(adapter, f"{side}.blocks.{run}", block, d, b * pooled(t, stack, level), b * s)
+        rows, at = b * pooled(t, stack, level), f"{side}.blocks.{run}"
+        cost = adapter_cost(adapter, at, with_position(block, stack), d, rows, b * s)
         total += cost.times(1, own=run == i)
     return total
 
@@ -136,9 +138,9 @@ def _adapters(adapter: LoRA, side: Side, stack: Stack, d: int, b: int, t: int, s
 def adapter_cost(adapter: LoRA, at: str, block: Block, d: int, rows: int, source_rows: int) -> Cost:
     """Return the cost of a block's adapters; the inputs of the linear layers are counted as saved already."""
     cost, r = Cost(), adapter.rank
-    for name, inputs, outputs, across in matrices(block, d):
+    for name, inputs, outputs, across, fixed in matrices(block, d, NoPosition()):
         if any(within(f"{at}.{name}", target) for target in adapter.targets):
-            read = source_rows if across else rows
+            read = fixed or (source_rows if across else rows)
             cost += Cost(r * (inputs + outputs), 2 * read * r * (inputs + outputs), saved=read * r)
     return cost
 
