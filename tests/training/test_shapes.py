@@ -53,6 +53,7 @@ def test_nothing_is_compiled_after_the_first_batches(name: str, tmp_path: Path) 
         changes += [f"model.{side}.blocks.*.cross.heads=2"] if stack.blocks[0].cross else []
     data = stand_in(tmp_path, recipe.task.kind)
     inner = ", ".join(f"{key}='{value}'" for key, value in data.items())
+    changes += ["train.teacher=none"]  # it would be another run
     changes += [f"data={{root='{tmp_path}', train={{{inner}}}}}", "tokenizer='chars'"]
     if isinstance(recipe.batches, Packed):
         changes += ["batches.tokens=512", "batches.length=128"]
