@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from anyformer.attention.few_queries import few_queries
 from anyformer.attention.flex import flex
-from anyformer.attention.lowered import Blocks, Dense, Documents, FewQueries, Lowered, densify
+from anyformer.attention.lowered import Blocks, Dense, Documents, FewQueries, Lowered, densify, mask_scores
 from anyformer.attention.scores import Scoring, repeat_heads
 from anyformer.attention.varlen import varlen
 
@@ -45,14 +45,7 @@ def attend(
 def weigh(q: Tensor, k: Tensor, lowered: Lowered, scoring: Scoring) -> Tensor:
     """Return the attention weights [b, h, t, s]; rows are queries."""
     dense = densify(lowered)
-    scores = scoring.scores(q, k)
-    if dense.bias is not None:
-        scores = scores + dense.bias
-    if dense.mask is not None:
-        scores = scores.masked_fill(~dense.mask, -torch.inf)
-    if dense.causal:
-        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-        scores = scores.masked_fill(future, -torch.inf)
+    scores = mask_scores(scoring.scores(q, k), dense)
     if scoring.normalizer == "relu":
         weights = scores.relu() / (scores > -torch.inf).sum(dim=-1, keepdim=True)
     elif scoring.sinks is not None:

@@ -89,14 +89,19 @@ def densify(lowered: Lowered) -> Dense:
 def add_bias(lowered: Lowered, bias: Tensor) -> Dense:
     """Return the dense form of a lowered mask with a further bias [b, h, t, s] of the scores."""
     dense = densify(lowered)
+    return dense._replace(causal=False, mask=None, bias=mask_scores(bias, dense))
+
+
+def mask_scores(scores: Tensor, dense: Dense) -> Tensor:
+    """Return scores [b, h, t, s] with the bias of a mask, -inf where it hides keys."""
     if dense.bias is not None:
-        bias = bias + dense.bias
+        scores = scores + dense.bias
     if dense.mask is not None:
-        bias = bias.masked_fill(~dense.mask, -torch.inf)
+        scores = scores.masked_fill(~dense.mask, -torch.inf)
     if dense.causal:
-        future = torch.ones(bias.shape[-2:], dtype=torch.bool, device=bias.device).triu(1)
-        bias = bias.masked_fill(future, -torch.inf)
-    return dense._replace(causal=False, mask=None, bias=bias)
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(future, -torch.inf)
+    return scores
 
 
 class Choice(NamedTuple):

@@ -12,7 +12,7 @@ GATE_BLOCK = 1024
 
 
 def can_norm(x: Tensor, weight: Tensor) -> bool:
-    """Whether `rms_norm` supports these tensors."""
+    """Return whether `rms_norm` supports these tensors."""
     return x.dtype is weight.dtype and x.shape[-1] <= MAX_NORM_WIDTH and x.is_contiguous() and x.numel() > 0
 
 
@@ -28,7 +28,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def can_gate(gate: Tensor, up: Tensor) -> bool:
-    """Whether `silu_gate` supports these halves: rows at equal distances, contiguous elements."""
+    """Return whether `silu_gate` supports these halves: rows at equal distances, contiguous elements."""
     return gate.dtype is up.dtype and gate.numel() > 0 and all(_has_even_rows(x) for x in (gate, up))
 
 
