@@ -61,8 +61,6 @@ from anyformer.tasks.sequence_level import Frame
 UNSUPPORTED = {
     "deberta": "its keys have no bias, but queries and values have one; versions 2 and 3 are supported",
     "longformer": "its global tokens have separate query, key and value projections",
-    "big_bird": "in texts of more than (5 + 2 · num_random_blocks) · block_size tokens, transformers counts the first "
-    "block several times in place of random blocks",
 }
 
 

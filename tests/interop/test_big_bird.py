@@ -1,12 +1,15 @@
 """BigBird's block-sparse attention in `transformers`: why it is not imported, measured."""
 
 import math
+from pathlib import Path
 
+import pytest
 import torch
 import transformers as hf
 from torch import Tensor
 
-from tests.interop.public import PAD, TOLERANCE, furthest
+import anyformer as af
+from tests.interop.public import PAD, TOLERANCE, furthest, ragged
 from tests.interop.test_encoders import bert
 
 BLOCK, RANDOMS, LENGTH = 4, 1, 48  # block-sparse from 29 tokens on
@@ -65,3 +68,15 @@ def test_a_short_text_changes_all_later_ones() -> None:
     before = hidden(model, ids)
     hidden(model, ids[:, :20])
     assert furthest(hidden(model, ids), before, torch.ones(1, dtype=torch.bool)) > 100 * TOLERANCE
+
+
+def test_short_texts_are_exact_with_full_attention(tmp_path: Path) -> None:
+    public = bert("Model", "BigBird", attention_type="block_sparse", block_size=8)
+    theirs, batch = public.saved(tmp_path / "there"), ragged(44, 40, 17)
+    said = "transformers repeats the first block in place of random ones in texts of more than 88 tokens"
+    with pytest.raises(af.ConfigError, match=said):
+        af.from_hf(tmp_path / "there")
+    run = af.from_hf(tmp_path / "there", ignore_fields=["attention_type"])
+    with torch.no_grad():
+        expected = theirs(batch.ids, attention_mask=batch.mask).last_hidden_state
+        assert furthest(run.model.encode(batch.ids, segments=batch.segments), expected, batch.real) <= TOLERANCE

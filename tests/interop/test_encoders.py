@@ -86,6 +86,13 @@ def deberta(head: str, **settings: Any) -> PublicModel:
     return bert(head, "DebertaV2", **{**published, **settings})
 
 
+def big_bird(head: str, **settings: Any) -> PublicModel:
+    """Full attention, and no pooler where the head does not use it."""
+    ids = {"bos_token_id": BOS, "eos_token_id": EOS, "attention_type": "original_full"}
+    public = bert(head, "BigBird", **ids, **settings)
+    return public if head == "Model" else public._replace(changed=lambda model: setattr(model.bert, "pooler", None))
+
+
 ENCODERS = {
     "bert": bert("MaskedLM"),
     "bert-relu": bert("MaskedLM", hidden_act="relu", layer_norm_eps=1e-5, type_vocab_size=3),
@@ -129,6 +136,10 @@ ENCODERS = {
     "modernbert-classifier": modern("SequenceClassification", classifier_pooling="mean", **LABELS),
     "modernbert-answers": modern("QuestionAnswering", classifier_bias=True),
     "modernbert-tagger": modern("TokenClassification", hidden_activation="silu", **LABELS),
+    "big-bird": big_bird("MaskedLM"),
+    "big-bird-pooler": big_bird("Model", use_bias=False, rescale_embeddings=True),
+    "big-bird-classifier": big_bird("SequenceClassification", hidden_act="relu", **LABELS),
+    "big-bird-tagger": big_bird("TokenClassification", **LABELS),
     "deberta": deberta("MaskedLM"),
     "deberta-distances": deberta("Model", position_buckets=-1, max_relative_positions=12, norm_rel_ebd="none"),
     "deberta-classifier": deberta("SequenceClassification", share_att_key=False, pooler_hidden_act="tanh", **LABELS),
@@ -167,7 +178,8 @@ def test_there_and_back(name: str, tmp_path: Path) -> None:
     real = batch.real if expected.dim() == 3 else torch.ones(3, dtype=torch.bool)
     assert furthest(found, expected, real) <= TOLERANCE
     auto = AUTO[next(end for end in AUTO if public.model.__name__.endswith(end))]
-    kin = "electra" if public.config.model_type == "electra" else None  # some are a BERT, too
+    kind = public.config.model_type
+    kin = kind if kind in ("electra", "big_bird") else None  # some are a BERT, too
     exported = again(run, tmp_path / "back", auto, kin)
     assert tensors(tmp_path / "back") == tensors(tmp_path / "there")
     assert torch.equal(answers(exported, batch, **more)[1][real], expected[real])

@@ -27,7 +27,7 @@ from tests.interop.decoder_grid import (
 )
 from tests.interop.measure import measure
 from tests.interop.public import LENGTH, PublicModel
-from tests.interop.test_encoders import LABELS, bert, deberta, distilbert, modern, mpnet, roberta
+from tests.interop.test_encoders import LABELS, bert, big_bird, deberta, distilbert, modern, mpnet, roberta
 from tests.interop.test_pairs import bart, t5
 
 PROMISE = 1e-4
@@ -88,6 +88,11 @@ DEBERTA: Fields = BERT | {
     "type_vocab_size": st.integers(0, 2),
     "pooler_hidden_act": activations,
 }
+BIG_BIRD: Fields = BERT | {
+    "head": st.sampled_from(["MaskedLM", "SequenceClassification", "TokenClassification", "Model"]),
+    "use_bias": flags,
+    "rescale_embeddings": flags,
+}
 
 GRID: Grid = DECODER_GRID | {
     "bert": (bert, BERT),
@@ -109,6 +114,7 @@ GRID: Grid = DECODER_GRID | {
     "electra": (bert, {key: draw for key, draw in ALBERT.items() if key != "inner_group_num"}),
     "modernbert": (modern, MODERN),
     "deberta-v2": (deberta, DEBERTA),
+    "big_bird": (big_bird, BIG_BIRD),
     "bart": (bart, BART),
     "mbart": (bart, BART),
     "marian": (bart, BART),

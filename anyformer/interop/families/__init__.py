@@ -3,6 +3,7 @@
 albert      ALBERT: BERT with shared layers and factorised embeddings
 bart        BART, mBART, Marian, Pegasus, M2M-100 and NLLB
 bert        BERT
+big_bird    BigBird with full attention
 bloom       BLOOM: ALiBi
 clip        CLIP: images and texts
 cohere      Command R
@@ -44,6 +45,7 @@ xglm        XGLM: sinusoidal positions
 from anyformer.interop.families.albert import ALBERT
 from anyformer.interop.families.bart import BART, M2M100, MARIAN, MBART, PEGASUS
 from anyformer.interop.families.bert import BERT
+from anyformer.interop.families.big_bird import BIG_BIRD
 from anyformer.interop.families.bloom import BLOOM
 from anyformer.interop.families.clip import CLIP
 from anyformer.interop.families.cohere import COHERE
@@ -84,7 +86,7 @@ _ALL: tuple[Family, ...] = (
     *(GPT2, LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, NEOX, OPT, BLOOM),
     *(QWEN3_MOE, FALCON, PHI3, PHI, GPTJ, GPT_NEO, STARCODER2, SMOLLM3),
     *(OLMO2, OLMO3, STABLELM, COHERE, MPT, XGLM, QWEN2_MOE, DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS, QWEN3_NEXT),
-    *(BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, MPNET, DISTILBERT, ELECTRA, ALBERT, MODERNBERT, DEBERTA_V2),
+    *(BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, MPNET, DISTILBERT, ELECTRA, ALBERT, MODERNBERT, DEBERTA_V2, BIG_BIRD),
     *(VIT, CLIP),
     *(T5, MT5, BART, MBART, MARIAN, PEGASUS, M2M100, WHISPER),
 )
