@@ -45,13 +45,26 @@ class Memory:
     gradients: int
     optimizer: int
     average: int  # moving average of the weights
+    frozen: int  # weights of the model whose logits are part of the loss: a teacher, or the start of the model
     activations: int
     loss: int  # gradients between the logits and the loss, in fp32
     measured: int | None  # peak memory of the GPU
 
     @property
     def total(self) -> int:
-        return self.weights + self.gradients + self.optimizer + self.average + self.activations + self.loss
+        return sum(self.parts.values())
+
+    @property
+    def parts(self) -> dict[str, int]:
+        return {
+            "weights": self.weights,
+            "gradients": self.gradients,
+            "optimiser": self.optimizer,
+            "average": self.average,
+            "frozen model": self.frozen,
+            "activations": self.activations,
+            "loss": self.loss,
+        }
 
 
 @dataclass(frozen=True)
@@ -220,6 +233,7 @@ def _memory(job: Job, table: Table, batch: Batch) -> Memory:
         gradients=sum(p.nbytes for p in job.model.parameters() if p.requires_grad),
         optimizer=sum(x.nbytes for x in states),
         average=weights if job.recipe.train.ema is not None else 0,
+        frozen=0 if job.frozen is None else sum(p.nbytes for p in job.frozen.parameters()),
         activations=activations,
         loss=2 * 4 * _logit_count(job, batch),
         measured=torch.cuda.max_memory_allocated(job.device) if job.device.type == "cuda" else None,
@@ -275,15 +289,7 @@ def _lines(plan: Plan) -> Iterator[str]:
     read = spec.train.steps * each * plan.batch_tokens
     several = f" of {each} batches" if each > 1 else ""
     yield f"training   {spec.train.steps:,} steps{several} = {plan.epochs:.3g} epochs = {_short(read)} tokens"
-    named = {
-        "weights": memory.weights,
-        "gradients": memory.gradients,
-        "optimiser": memory.optimizer,
-        "average": memory.average,
-        "activations": memory.activations,
-        "loss": memory.loss,
-    }
-    listed = ", ".join(f"{name} {_bytes(size)}" for name, size in named.items() if size)
+    listed = ", ".join(f"{name} {_bytes(size)}" for name, size in memory.parts.items() if size)
     measured = f"; peak of the device {_bytes(memory.measured)}" if memory.measured else ""
     yield f"memory     at least {_bytes(memory.total)}: {listed}{measured}"
     share = f", {plan.peak_share:.1%} of the peak" if plan.peak_share is not None else ""

@@ -33,6 +33,7 @@ from anyformer.training.checkpoint import checkpoints
 from anyformer.training.distillation import soft_loss
 from anyformer.training.job import Job
 from anyformer.training.parallel import join
+from anyformer.training.plan import plan
 from anyformer.training.train import train
 from tests.training.small import (
     CROPS,
@@ -143,6 +144,16 @@ def test_the_loss_is_the_stated_mixture(name: str, teachers: dict[str, Path], tm
     kl = F.kl_div((z[keep] / 3).log_softmax(-1), (y[keep] / 3).softmax(-1), reduction="sum")
     expected = 0.7 * token_loss(z, batch.labels) + 0.3 * 9 * kl
     assert first_loss(job) == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_the_plan_counts_the_memory_of_the_teacher(teachers: dict[str, Path], tmp_path: Path) -> None:
+    alone = plan(RECIPES["decoder, padded"](tmp_path), quiet())
+    taught = plan(student("decoder, padded", teachers, tmp_path), quiet())
+    weights = sum(p.nbytes for p in load(teachers["decoder, padded"]).model.parameters())
+    assert (alone.memory.frozen, taught.memory.frozen) == (0, weights)
+    assert taught.memory.total == alone.memory.total + weights
+    assert "frozen model" in taught.render()
+    assert "frozen model" not in alone.render()
 
 
 def test_a_student_that_is_its_teacher_has_nothing_to_learn(teachers: dict[str, Path], tmp_path: Path) -> None:
