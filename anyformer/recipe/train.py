@@ -98,7 +98,8 @@ class Train(Spec):
     evaluate_every: Size | None = None  # steps between two evaluations; None: at the end only
     save_every: Size | None = None  # steps between two checkpoints; None: at the end only
     keep: Size = 2  # newest checkpoints kept, in addition to the best
-    snapshots: Count | Literal["auto"] = "auto"  # steps whose weights `explore` shows; auto: 12, at most 256 MiB
+    snapshots: Count | Literal["auto"] = "auto"  # steps whose weights `explore` shows; auto: 12, within snapshot_mib
+    snapshot_mib: Count = 256  # MiB of all snapshots of `auto` together: of a large model there are fewer, or none
     best: Metric = (
         "loss"  # selects the best checkpoint in validation: lowest loss or word_error_rate, highest value of others
     )

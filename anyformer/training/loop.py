@@ -24,7 +24,7 @@ from anyformer.training.pending_scalars import PendingScalars
 from anyformer.training.saving import finish_saves, save
 from anyformer.training.schedule import lr_factor
 from anyformer.training.signals import Signals
-from anyformer.training.snapshots import drop_snapshots, snapshot_steps, write_snapshot
+from anyformer.training.snapshots import drop_snapshots, limit_note, snapshot_steps, write_snapshot
 from anyformer.training.step import TrainingStep, set_learning_rate
 from anyformer.training.utilisation import peak_tokens_per_second
 
@@ -55,7 +55,10 @@ def fit(job: Job) -> TrainState:
     with signals, _open_log(job) as log, ending(job.reader), job.writer:
         log.drop_after(state.step)
         job.ranks.on_first(lambda: drop_snapshots(job.out, after=state.step))
-        snapshots = snapshot_steps(spec, 4 * count(job.model.config).parameters)  # saved in fp32
+        parameters = count(job.model.config).parameters
+        snapshots = snapshot_steps(spec, parameters)
+        if note := limit_note(spec, parameters):
+            log.print(note)
         unfinished = state.step < spec.steps and not _should_stop(job)
         saved = unfinished and job.ranks.on_first(checkpoint_path(job.out, state.step).exists)
         if saved and job.ranks.any(signals.received):

@@ -26,6 +26,7 @@ from anyformer.training.job import Job
 from anyformer.training.make_task import TEXT_COLUMNS, make_task
 from anyformer.training.out_of_memory import BUILD_ADVICE, advise_out_of_memory, train_advice
 from anyformer.training.prepare import build, fit_rows, read_rows
+from anyformer.training.snapshots import snapshot_steps
 from anyformer.training.step import TrainingStep
 from anyformer.training.utilisation import peak_tokens_per_second
 
@@ -87,6 +88,7 @@ class Plan:
     padding: float  # share of all positions
     epochs: float
     memory: Memory
+    snapshots: int  # number of steps whose weights are kept for `explore`
     seconds: float  # per step
     peak_share: float | None  # MFU
     examples: tuple[ExampleSummary, ...]
@@ -138,6 +140,7 @@ def _measure(job: Job, train: Rows) -> Plan:
         padding=1 - tokens / slots,
         epochs=epochs,
         memory=_memory(job, table, largest),
+        snapshots=len(snapshot_steps(job.recipe.train, table.parameters)),
         seconds=per_slot * per_step,
         peak_share=share,
         examples=tuple(first_rows(job, batches[0])),
@@ -292,6 +295,7 @@ def _lines(plan: Plan) -> Iterator[str]:
     listed = ", ".join(f"{name} {_bytes(size)}" for name, size in memory.parts.items() if size)
     measured = f"; peak of the device {_bytes(memory.measured)}" if memory.measured else ""
     yield f"memory     at least {_bytes(memory.total)}: {listed}{measured}"
+    yield f"disk       {_disk(plan)}"
     share = f", {plan.peak_share:.1%} of the peak" if plan.peak_share is not None else ""
     speed = each * plan.batch_tokens / plan.seconds
     excluded = "" if plan.valid is None else "; without evaluations"
@@ -304,6 +308,19 @@ def _lines(plan: Plan) -> Iterator[str]:
         for name, text in (("source", example.source), ("input", example.inputs), ("labels", example.labels)):
             if text is not None:
                 yield f"{name:<9}  {_clipped(text)}"
+
+
+def _disk(plan: Plan) -> str:
+    """Return the files of a run: the result, its checkpoints with optimiser state, and snapshots."""
+    memory, spec = plan.memory, plan.recipe.train
+    checkpoint = memory.weights + memory.optimizer + memory.average
+    result, snapshots = memory.weights, plan.snapshots * memory.weights
+    several = spec.save_every is not None or (spec.evaluate_every is not None and plan.valid is not None)
+    kept = spec.keep + (plan.valid is not None) if several else 1  # the newest and the best, or that of the end
+    return (
+        f"about {_bytes(result + kept * checkpoint + snapshots)}: result {_bytes(result)}, checkpoints {kept} × "
+        f"{_bytes(checkpoint)}, snapshots {plan.snapshots} × {_bytes(memory.weights)}"
+    )
 
 
 def _side(side: str, before: str = "") -> str:

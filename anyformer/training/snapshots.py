@@ -13,17 +13,33 @@ from anyformer.tasks.base import Task
 from anyformer.training.checkpoint import TrainState, gather_ema, gather_weights
 from anyformer.training.parallel import Ranks
 
-AUTO_COUNT = 12
-MAX_AUTO_BYTES = 2**28  # of all snapshots of a run together: training waits while they are written
+AUTO_COUNT = 12  # training waits while each is written
+BYTES_PER_WEIGHT = 4  # saved in fp32
 
 
-def snapshot_steps(spec: Train, nbytes: int) -> frozenset[int]:
-    """Return the steps of which a model of `nbytes` has snapshots, from step 0 (untrained) to before the last step.
+def snapshot_steps(spec: Train, parameters: int) -> frozenset[int]:
+    """Return the steps of which a model has snapshots, from step 0 (untrained) to before the last step.
 
     Step i of n is steps · (i / n)³: attention patterns form early, so early steps are closer together.
     """
-    count = min(AUTO_COUNT, MAX_AUTO_BYTES // nbytes) if spec.snapshots == "auto" else spec.snapshots
+    count = min(AUTO_COUNT, _most(spec, parameters)) if spec.snapshots == "auto" else spec.snapshots
     return frozenset(round(spec.steps * (i / count) ** 3) for i in range(count)) - {spec.steps}
+
+
+def limit_note(spec: Train, parameters: int) -> str:
+    """Return a line about snapshots that `train.snapshot_mib` leaves out, or an empty string."""
+    kept = _most(spec, parameters)
+    if spec.snapshots != "auto" or kept >= AUTO_COUNT:
+        return ""
+    size = parameters * BYTES_PER_WEIGHT / 2**20
+    return (
+        f"{kept} snapshots for `explore` instead of {AUTO_COUNT}: each takes {size:,.0f} MiB, and all together may "
+        f"take {spec.snapshot_mib:,} MiB (train.snapshot_mib)"
+    )
+
+
+def _most(spec: Train, parameters: int) -> int:
+    return spec.snapshot_mib * 2**20 // (parameters * BYTES_PER_WEIGHT)
 
 
 def drop_snapshots(out: Path, after: int) -> None:

@@ -53,8 +53,8 @@ def test_every_kind_of_training(kind: str, tmp_path: Path, monkeypatch: pytest.M
         assert (place.epoch, place.batch) == (1, 0)  # so many batches are an epoch, with so many tokens
         assert read == found.tokens
     lines = found.render().splitlines()
-    assert [line.split()[0] for line in lines[:7]] == [
-        "data", "tokenizer", "model", "batches", "training", "memory", "time",
+    assert [line.split()[0] for line in lines[:8]] == [
+        "data", "tokenizer", "model", "batches", "training", "memory", "disk", "time",
     ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import torch
 from anyformer.recipe import Train
 from anyformer.run import load, remove, snapshots
 from anyformer.training.loop import fit
-from anyformer.training.snapshots import AUTO_COUNT, MAX_AUTO_BYTES, snapshot_steps
+from anyformer.training.snapshots import AUTO_COUNT, limit_note, snapshot_steps
 from tests.training.small import assert_same_run, make, pairs, run, said, settings, stop_at
 
 
@@ -29,11 +29,32 @@ def test_steps_are_dense_early_and_end_before_the_last(steps: int) -> None:
 
 
 def test_their_number_is_limited_by_their_size_unless_it_is_set() -> None:
-    spec = settings(steps=1000, snapshots="auto")
-    assert len(snapshot_steps(spec, MAX_AUTO_BYTES // 3)) == 3
-    assert snapshot_steps(spec, MAX_AUTO_BYTES + 1) == frozenset()
-    assert len(snapshot_steps(settings(steps=1000, snapshots=5), MAX_AUTO_BYTES + 1)) == 5
+    spec, fitting = settings(steps=1000, snapshots="auto", snapshot_mib=8), 2 * 2**20  # weights of 8 MiB
+    assert len(snapshot_steps(spec, fitting // 3)) == 3
+    assert snapshot_steps(spec, fitting + 1) == frozenset()
+    assert len(snapshot_steps(settings(steps=1000, snapshots=5, snapshot_mib=8), fitting + 1)) == 5
     assert snapshot_steps(settings(steps=1000, snapshots=0), 1) == frozenset()
+    assert limit_note(spec, fitting // AUTO_COUNT) == ""
+    assert limit_note(spec, fitting // 3).startswith("3 snapshots for `explore` instead of 12: each takes 3 MiB")
+    assert limit_note(spec, fitting + 1).startswith("0 snapshots")
+    assert limit_note(settings(snapshots=5, snapshot_mib=0), fitting) == ""
+
+
+def test_training_prints_that_there_are_fewer(tmp_path: Path) -> None:
+    job = make(pairs(steps=2, valid=None, snapshots="auto", snapshot_mib=0), tmp_path / "run")
+    fit(job)
+    assert "0 snapshots for `explore` instead of 12" in " ".join(said(job.console).split())
+    assert steps_in(tmp_path / "run") == []
+
+
+def test_together_they_take_what_the_limit_allows(tmp_path: Path) -> None:
+    """A folder has little beside the weights, which are all in fp32."""
+    recipe = pairs(steps=40, valid=None, snapshots="auto")
+    job = make(recipe, tmp_path / "run")
+    fit(job)
+    files = [path / "model.safetensors" for path in snapshots(tmp_path / "run")]
+    for path in files:
+        assert 4 * job.model.num_parameters() <= path.stat().st_size < 4 * job.model.num_parameters() + 8192
 
 
 @pytest.mark.parametrize("ema", [None, 0.8])
