@@ -1,13 +1,14 @@
 """What experiments measure, where it takes a moment and is known beforehand."""
 
 import math
+from typing import get_args
 
 import pytest
 import torch
 
-from anyformer.config import ModelConfig, Tokens, io
-from anyformer.lab.experiment import find
-from anyformer.lab.experiments import variants
+from anyformer.config import Block, ModelConfig, NoMixer, Stack, Tokens, io
+from anyformer.lab.experiment import Size, find
+from anyformer.lab.experiments import layers, variants
 from anyformer.lab.experiments.common import sorting
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.model import Transformer
@@ -33,6 +34,14 @@ def test_the_loss_of_a_reader_blind_to_order() -> None:
 def test_steps_and_paths_of_nine_tokens(kind: str, chain: int, path: int) -> None:
     found = find("layers").measure({"kind": kind, "width": 4, "length": 9, "kernel": 3, "repeats": 1, "seed": 0})
     assert (found["chain"], found["path"]) == (chain, path)
+
+
+def test_a_stack_may_be_as_deep_as_the_longest_path() -> None:
+    longest = max(cell["length"] for size in get_args(Size) for cell in find("layers").cells(size))
+    deepest = layers.DEPTHS[-1]
+    assert (
+        (longest - 1) / (layers.KERNEL - 1) <= deepest == Stack(depth=deepest, blocks=(Block(mixer=NoMixer()),)).depth
+    )
 
 
 def test_recall_is_measured_for_every_mixer() -> None:

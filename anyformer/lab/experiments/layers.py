@@ -1,7 +1,6 @@
 """Mixers compared: FLOPs, sequential steps, and path length from token to token."""
 
 import bisect
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +23,7 @@ from anyformer.config import (
     Recurrent,
     Stack,
 )
+from anyformer.config.block import MAX_DEPTH
 from anyformer.inspection.taps import run_with_taps
 from anyformer.lab.cells import Cell, Result
 from anyformer.lab.decision import Fact, decide
@@ -43,6 +43,7 @@ WANTED = {
     "recurrent": (1, 2, 1),
 }
 KERNEL = 3
+DEPTHS = [*(2**n for n in range(MAX_DEPTH.bit_length())), MAX_DEPTH]  # tried one after the other for the path
 PRODUCTS = ("Addmm", "Mm", "Bmm", "Convolution")  # nodes of autograd's graph that multiply matrices
 
 
@@ -230,7 +231,7 @@ def _chain(out: Tensor, read: Tensor) -> int:
 
 def _layers_between(kind: str, length: int, kernel: int, width: int = 16) -> int:
     """Return the first layer whose last output depends on the first input; fp64, for the gradient is small."""
-    for depth in (2**n for n in itertools.count()):
+    for depth in DEPTHS:
         model = _model(kind, width, length, kernel, depth).double()
         x = torch.randn(1, length, width, dtype=torch.float64, device=DEVICE).mul_(0.01).requires_grad_()
         _, seen = run_with_taps(model, ["decoder.*.out"], x)
