@@ -30,6 +30,7 @@ signals             SIGINT and SIGTERM as requests to stop
 snapshots           Weights at some steps, for `anyformer explore`
 step                One step: forward, backward, clipping, update
 step_graphs         CUDA graphs of steps
+threads             Number of CPU threads of a step, by its FLOPs
 train               `train`, `evaluate` and `merge`
 utilisation         FLOPs per token and peak speed (MFU)
 watchdog            Time limit of every phase, for processes that hang

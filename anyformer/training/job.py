@@ -19,10 +19,12 @@ from anyformer.parallel.context import ContextGroup
 from anyformer.recipe import Recipe
 from anyformer.tasks.base import Task
 from anyformer.training.background_writer import BackgroundWriter
-from anyformer.training.checkpoint import TrainState
+from anyformer.training.checkpoint import START, TrainState
 from anyformer.training.frozen_model import frozen_loss
 from anyformer.training.objective import Objective
 from anyformer.training.parallel import SINGLE, Ranks
+from anyformer.training.threads import choose_threads, may_choose_threads
+from anyformer.training.utilisation import flops_per_token
 from anyformer.training.watchdog import Watchdog
 
 MAX_STEPS_IN_FLIGHT = 4  # on a GPU: hides occasional CPU work, such as writing a line of metrics
@@ -64,6 +66,15 @@ class Job:
     def reader(self) -> Loader:
         """The loader, with prefetching where a GPU would wait for it."""
         return PrefetchLoader(self.loader) if self.device.type == "cuda" and can_fork() else self.loader
+
+    @cached_property
+    def threads(self) -> int:
+        """CPU threads of a step, by the FLOPs of the first batch in the model and the frozen one."""
+        if self.device.type != "cpu" or not may_choose_threads():
+            return torch.get_num_threads()
+        batch, _ = self.loader.read(START)
+        models = [self.model] if self.frozen is None else [self.model, self.frozen]
+        return choose_threads(batch.slots * sum(flops_per_token(model.config, batch) for model in models))
 
     @cached_property
     def steps_in_flight(self) -> int:

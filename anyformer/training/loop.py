@@ -26,6 +26,7 @@ from anyformer.training.schedule import lr_factor
 from anyformer.training.signals import Signals
 from anyformer.training.snapshots import drop_snapshots, limit_note, snapshot_steps, write_snapshot
 from anyformer.training.step import TrainingStep, set_learning_rate
+from anyformer.training.threads import threads
 from anyformer.training.utilisation import peak_tokens_per_second
 
 
@@ -52,7 +53,7 @@ def fit(job: Job) -> TrainState:
     """Train to the last step, with evaluations and checkpoints on the way."""
     spec, state = job.recipe.train, job.state
     take_step, pending, signals = TrainingStep(job), deque[PendingStep](), Signals()
-    with signals, _open_log(job) as log, ending(job.reader), job.writer:
+    with signals, threads(job.threads), _open_log(job) as log, ending(job.reader), job.writer:
         log.drop_after(state.step)
         job.ranks.on_first(lambda: drop_snapshots(job.out, after=state.step))
         parameters = count(job.model.config).parameters

@@ -89,9 +89,9 @@ def choose_compile(setting: str, device: torch.device, padded: bool, fault: str 
     return Choice("on", "for batches of one shape (crops, ordered, packed), but not for padded ones")
 
 
-def advise_if_busy(device: torch.device, console: Console) -> None:
+def advise_if_busy(device: torch.device, threads: int, console: Console) -> None:
     """Print a line if a CPU is so busy that training takes longer; the number of threads stays as it is."""
-    if device.type == "cpu" and (advice := busy_advice(torch.get_num_threads())):
+    if device.type == "cpu" and (advice := busy_advice(threads)):
         console.print(advice, highlight=False, markup=False, soft_wrap=True)
 
 

@@ -28,6 +28,7 @@ from anyformer.training.out_of_memory import BUILD_ADVICE, advise_out_of_memory,
 from anyformer.training.prepare import build, fit_rows, read_rows
 from anyformer.training.snapshots import snapshot_steps
 from anyformer.training.step import TrainingStep
+from anyformer.training.threads import threads
 from anyformer.training.utilisation import peak_tokens_per_second
 
 SAMPLED_BATCHES = 50  # for their size and padding
@@ -106,7 +107,8 @@ def plan(recipe: Recipe, console: Console | None = None) -> Plan:
         task = make_task(recipe, splits["train"], console)
         train, valid = fit_rows(recipe, task, splits, console)
         job = build(recipe, Path(), task, train, valid, console)
-    with console.status("taking a few steps"), advise_out_of_memory(lambda: train_advice(job)):
+    advice = advise_out_of_memory(lambda: train_advice(job))
+    with console.status("taking a few steps"), advice, threads(job.threads):
         return _measure(job, train)
 
 

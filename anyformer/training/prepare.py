@@ -45,6 +45,7 @@ from anyformer.training.optimisers import training_optimizer
 from anyformer.training.parallel import SINGLE, Ranks, divide_model
 from anyformer.training.resume import changed_data, find_checkpoint, fingerprints
 from anyformer.training.snapshots import drop_snapshots
+from anyformer.training.threads import threads
 from anyformer.training.weight_formats import convert_to_fp8, round_frozen
 from anyformer.training.width_transfer import scale_weights
 
@@ -93,10 +94,12 @@ def prepare(
 
     job = build(recipe, out, task, train, valid, console, checkpoint, ranks)
     job.data = data
+    advise_if_busy(job.device, job.threads, console)
     ranks.on_first(prepare_folder)  # after all checks: a refused training leaves no folder
     if checkpoint is None:
         return job
-    job.state, scaler_state, changes = read_state(checkpoint, job.model, job.optimizer, ranks)
+    with threads(job.threads):
+        job.state, scaler_state, changes = read_state(checkpoint, job.model, job.optimizer, ranks)
     if scaler_state:
         job.scaler.load_state_dict(scaler_state)
     if any(key.startswith("data.train.") for key in changed) and not isinstance(job.loader, CropLoader):
@@ -124,7 +127,6 @@ def build(
     execution = choose_execution(recipe.train.precision, compile, padded=padded)
     device, precision = torch.device(execution.device.value), execution.precision.value
     compiled = execution.compile.value == "on"
-    advise_if_busy(device, console)
 
     def make() -> tuple[Transformer, Loader]:
         torch.manual_seed(recipe.seed)
