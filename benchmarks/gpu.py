@@ -13,6 +13,7 @@ import torch
 
 from anyformer import presets
 from benchmarks import captions, decoding, fp8, idle, long, memory as peak_memory, ragged, training
+from benchmarks.plan import profiled
 from benchmarks.sheet import DEVICE, RESULTS, Sheet, clear, clock
 from benchmarks.side_by_side import alone, join, side_by_side
 
@@ -120,6 +121,14 @@ def decode_1b_b1(sheet: Sheet, tiny: bool) -> None:
 def prefill_8k(sheet: Sheet, tiny: bool) -> None:
     work, ways = decoding.prefill(*(2, 64, 4, 2, 128, 512, 64) if tiny else (*BILLION, 8192))
     sheet.measure("prefill_8k", work, "tokens/s", ways, warm=3, rounds=9)
+    run = ways["ours"].make()
+    for _ in range(3):  # the second call captures a graph, which the later ones replay
+        run()
+    with alone():
+        found = profiled(run)
+    sheet.keep("prefill_8k", sheet.rows["prefill_8k"] | found)
+    for name, (calls, seconds) in found.get("kernels", {}).items():
+        print(f"  {1e3 * seconds:8.2f} ms  {calls:4} calls  {name}", flush=True)
 
 
 def decode_1b_b64(sheet: Sheet, tiny: bool) -> None:

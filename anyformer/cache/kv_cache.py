@@ -12,7 +12,7 @@ from torch import Tensor
 
 from anyformer.attention.layout import Layout, check, real, segment_positions
 from anyformer.cache.layer_cache import LayerCache, Sizes, copy_into
-from anyformer.cache.ring import Ring, Slots, Step
+from anyformer.cache.ring import FirstTokens, Ring, Slots, Step
 from anyformer.cache.states import StateCache, StateSizes
 from anyformer.conventions import PADDING, SEEN, SEER
 from anyformer.kernels.private import zero_all
@@ -49,6 +49,7 @@ class Cache:
             for size in sizes
         ]
         self.slots, self.sizes, self.taken = slots, sizes, 0
+        self.fresh = True  # no token was read yet: the first ones read each other, without a mask of empty slots
         self.length = torch.zeros((), dtype=torch.long, device=device)  # `taken` as a tensor
         self.everywhere = torch.full_like(self.length, 2**31)  # longer than any cache
         self.positions = torch.zeros(batch, slots, dtype=torch.long, device=device)
@@ -80,12 +81,13 @@ class Cache:
             return self.next(length)
         segments, positions, marks = (None if x is None else x.long() for x in (segments, positions, marks))
         segments = (self.segment[:, None] if segments is None else segments).expand(batch, length)
-        position_bound = None
+        position_bound, ordered = None, False
         if positions is None:
             positions = segment_positions(segments, self.segment, self.following)
-            position_bound = None if self.taken else length
+            position_bound, ordered = (length, True) if self.fresh else (None, False)
         marks = None if marks is None else marks.expand(batch, length)
-        return Layout(positions.expand(batch, length), segments, marks, position_bound=position_bound)
+        positions = positions.expand(batch, length)
+        return Layout(positions, segments, marks, ordered=ordered, position_bound=position_bound)
 
     def _check_marks(self, marks: Tensor) -> None:
         """Refuse marks that earlier tokens would have seen."""
@@ -104,8 +106,10 @@ class Cache:
         `is_token`, bool [b, length], is False for gaps. All positions are below `position_bound`.
         """
         if is_token is None:
-            index = torch.arange(length, device=self.length.device)
             segments = self.segment[:, None].expand(-1, length)
+            if self.fresh:
+                return Layout.right_padded(segments)._replace(padding="none", continues_cache=True)
+            index = torch.arange(length, device=self.length.device)
             return Layout(
                 self.following[:, None] + index, segments, position_bound=position_bound, continues_cache=True
             )
@@ -130,11 +134,15 @@ class Cache:
         """Count slots that were filled from outside (`snapshot.py`)."""
         self.reserve(length)
         self.length += length
+        self.fresh = False
 
     def take(self, new: Layout) -> dict[int | None, Step]:
-        """Allocate slots for new tokens; return what layers read and where they write, by the reach of their ring."""
+        """Allocate slots for new tokens; return what layers read and where they write, by the reach of their ring.
+
+        The first tokens of a cache read each other, by the kernel that an uncached call would take.
+        """
         assert new.segments is not None
-        length = new.segments.shape[1]
+        length, first = new.segments.shape[1], self.fresh
         if not torch.compiler.is_compiling() and not (self.length.is_cuda and torch.cuda.is_current_stream_capturing()):
             if self.rings and not new.continues_cache and not self._in_order(new.positions, new.segments):
                 raise ValueError(
@@ -143,16 +151,19 @@ class Cache:
                 )
             self.reserve(length)
         at = self.length + torch.arange(length, device=self.length.device)
-        self.positions.index_copy_(1, at, new.positions)
+        self.positions.index_copy_(1, at, new.positions.expand_as(new.segments))
         self.segments.index_copy_(1, at, new.segments)
         if new.marks is not None and self.marks is None:
             self.marks = torch.zeros_like(self.positions)
         if self.marks is not None:
             self.marks.index_copy_(1, at, torch.zeros_like(new.segments) if new.marks is None else new.marks)
         self.length += length
-        self._update_newest(new.positions, new.segments)
-        steps: dict[int | None, Step] = {None: Step(Layout(self.positions, self.segments, self.marks), Slots(at))}
-        return steps | {reach: ring.take(new) for reach, ring in self.rings.items()}
+        self._update_newest(new.positions.expand_as(new.segments), new.segments)
+        own = Step(Layout(self.positions, self.segments, self.marks), Slots(at))
+        if first:
+            own, self.fresh = Step(new, FirstTokens(Slots(at))), False
+        steps: dict[int | None, Step] = {None: own}
+        return steps | {reach: ring.take(new, first) for reach, ring in self.rings.items()}
 
     def _in_order(self, positions: Tensor, segments: Tensor) -> bool:
         """Return whether every real token follows the real token before it."""
@@ -188,7 +199,7 @@ class Cache:
         for x in (self.length, self.positions, self.segment, self.following):
             x.zero_()
         self.segments.fill_(PADDING)
-        self.marks, self.taken = None, 0
+        self.marks, self.taken, self.fresh = None, 0, True
         for ring in self.rings.values():
             ring.reset()
 
@@ -209,7 +220,7 @@ class Cache:
             self.keep_source(source._replace(positions=copied(source.positions), segments=segments), states)
         self.marks = None if other.marks is None else copied(other.marks)
         self.length.copy_(other.length)
-        self.taken = other.taken
+        self.taken, self.fresh = other.taken, other.fresh
 
     def truncate(self, length: int) -> None:
         """Remove all but the first `length` slots; a ring or a recurrent state can remove at most `slack` tokens."""
@@ -217,7 +228,7 @@ class Cache:
             raise ValueError(f"length = {length}: must be from 0 to {self.slots}")
         self._remove(real(self.segments[:, :length]).sum(dim=1))
         self.length.clamp_(max=length)
-        self.taken = min(self.taken, length)
+        self.taken, self.fresh = min(self.taken, length), self.fresh or length == 0
         self.segments[:, length:] = PADDING
         self._recompute_newest()
 

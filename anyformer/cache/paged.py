@@ -16,7 +16,7 @@ from torch import Tensor
 from anyformer.attention.layout import Layout, Pages, real
 from anyformer.cache.kv_cache import Cache
 from anyformer.cache.layer_cache import LayerCache, Sizes
-from anyformer.cache.ring import SlotWriter, Step
+from anyformer.cache.ring import FirstTokens, SlotWriter, Step
 from anyformer.conventions import PADDING
 from anyformer.kernels.paged import write_pages
 from anyformer.kernels.runtime import runs_fused
@@ -48,17 +48,6 @@ class PagedSlots(NamedTuple):
     def read(self, stored: Tensor) -> Tensor:
         pages = stored[0].unflatten(1, (-1, self.pages.size))[:, self.pages.table]  # [g, b, pages, size, k]
         return pages.flatten(2, 3).transpose(0, 1)
-
-
-class FreshSlots(NamedTuple):
-    """Slots of the first tokens of rows, which read nothing but themselves."""
-
-    slots: PagedSlots
-
-    def write(self, stored: Tensor, new: Tensor) -> Tensor:
-        """Write new [b, g, t, k] into a pool, and return it."""
-        self.slots.store(stored, new)
-        return new
 
 
 class Pool:
@@ -124,8 +113,9 @@ class PagedLayer(NamedTuple):
 
     def append(self, k: Tensor, v: Tensor, writer: SlotWriter) -> tuple[Tensor, Tensor]:
         pools = self.own.keys.numbers, self.own.values.numbers
-        if runs_fused(k) and isinstance(writer, FreshSlots) and pools[0].dtype is k.dtype:
-            write_pages(pools, (k, v), writer.slots.at, writer.slots.is_token)
+        if runs_fused(k) and isinstance(writer, FirstTokens) and pools[0].dtype is k.dtype:
+            assert isinstance(writer.writer, PagedSlots)
+            write_pages(pools, (k, v), writer.writer.at, writer.writer.is_token)
             return k, v
         if isinstance(writer, PagedSlots) and not writer.gathers and runs_fused(k):
             write_pages(pools, (k, v), writer.at, writer.is_token)
@@ -193,7 +183,7 @@ class PagedCache:
         pages = Pages(self.table, self.pool.page_size, self.lengths + is_token.sum(dim=1))
         slots = PagedSlots.of(pages, new.positions, is_token)
         if self.fresh:
-            return {None: Step(new, FreshSlots(slots))}
+            return {None: Step(new, FirstTokens(slots))}
         keys = _keys(pages)
         return {None: Step(keys._replace(pages=None) if self.pool.int8 else keys, slots)}
 

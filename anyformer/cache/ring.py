@@ -17,8 +17,11 @@ from anyformer.conventions import PADDING
 class SlotWriter(Protocol):
     """Destination of new tokens in a layer's cache."""
 
+    def store(self, stored: Tensor, new: Tensor) -> None:
+        """Write new [b, g, t, k] into stored [b, g, slots, k], in place."""
+
     def write(self, stored: Tensor, new: Tensor) -> Tensor:
-        """Write new [b, g, t, k] into stored [b, g, slots, k], in place; return all that can be read."""
+        """Do the same; return all that can be read."""
 
 
 class Slots(NamedTuple):
@@ -26,8 +29,12 @@ class Slots(NamedTuple):
 
     at: Tensor  # int [t]
 
+    def store(self, stored: Tensor, new: Tensor) -> None:
+        stored.index_copy_(2, self.at, new)
+
     def write(self, stored: Tensor, new: Tensor) -> Tensor:
-        return stored.index_copy_(2, self.at, new)
+        self.store(stored, new)
+        return stored
 
 
 class RingSlots(NamedTuple):
@@ -35,19 +42,41 @@ class RingSlots(NamedTuple):
 
     at: Tensor  # int [b, t]
 
+    def store(self, stored: Tensor, new: Tensor) -> None:
+        stored.scatter_(2, self.at[:, None, :, None].expand_as(new), new)
+
     def write(self, stored: Tensor, new: Tensor) -> Tensor:
-        return stored.scatter_(2, self.at[:, None, :, None].expand_as(new), new)
+        self.store(stored, new)
+        return stored
 
 
 class Overflow(NamedTuple):
     """More new tokens than free slots: attention reads old and new ones, and the newest of both stay."""
 
-    stay: Tensor  # int [b, slots]: index into old and new tokens
+    stay: Tensor  # int [b, slots]: index among the new tokens of the one in each slot; -1: the old token
+
+    def store(self, stored: Tensor, new: Tensor) -> None:
+        stay = self.stay[:, None, :, None]
+        newest = new.gather(2, stay.clamp(min=0).expand(-1, new.shape[1], -1, new.shape[3]))
+        stored.copy_(torch.where(stay < 0, stored, newest))
 
     def write(self, stored: Tensor, new: Tensor) -> Tensor:
         both = torch.cat((stored, new), dim=2)
-        stored.copy_(both.gather(2, self.stay[:, None, :, None].expand_as(stored)))
+        self.store(stored, new)
         return both
+
+
+class FirstTokens(NamedTuple):
+    """The first tokens of an empty cache, which read nothing but themselves."""
+
+    writer: SlotWriter
+
+    def store(self, stored: Tensor, new: Tensor) -> None:
+        self.writer.store(stored, new)
+
+    def write(self, stored: Tensor, new: Tensor) -> Tensor:
+        self.writer.store(stored, new)
+        return new
 
 
 class Step(NamedTuple):
@@ -69,11 +98,14 @@ class Ring:
         self.count = torch.zeros(batch, dtype=torch.long, device=device)  # real tokens read
         self.lost = torch.zeros(batch, dtype=torch.long, device=device)  # of them, overwritten ones
 
-    def take(self, new: Layout) -> Step:
-        """Allocate slots for new tokens."""
+    def take(self, new: Layout, first: bool = False) -> Step:
+        """Allocate slots for new tokens; the `first` ones read each other only."""
         assert new.segments is not None
-        writer = self._writer(real(new.segments))
-        keys = Layout(_write(writer, self.positions, new.positions), _write(writer, self.segments, new.segments))
+        writer: SlotWriter = self._writer(real(new.segments))
+        writer = FirstTokens(writer) if first else writer
+        positions = _write(writer, self.positions, new.positions.expand_as(new.segments))
+        segments = _write(writer, self.segments, new.segments)
+        keys = new if first else Layout(positions, segments)
         self.count += real(new.segments).sum(dim=1)
         self.lost.copy_(torch.maximum(self.lost, self.count - self.size))
         return Step(keys, writer)
@@ -89,7 +121,7 @@ class Ring:
         rank = last - (last - slot) % self.size - self.count[:, None]  # rank among new tokens of the one for each slot
         order = torch.where(is_real, index, length).sort(dim=1).values  # real tokens first
         newest = order.gather(1, rank.clamp(0, length - 1))
-        return Overflow(torch.where((rank >= 0) & (slot < self.size), self.slots + newest, slot))
+        return Overflow(torch.where((rank >= 0) & (slot < self.size), newest, -1))
 
     def check(self, left: Tensor) -> None:
         """Raise if tokens in the window of a row with `left` [b] real tokens were overwritten."""

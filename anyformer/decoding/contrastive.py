@@ -73,7 +73,7 @@ def run_contrastive(model: Transformer, request: Request, strategy: Contrastive)
             ended = ended | torch.isin(session.ids[first, -1], stop) | (budgets <= step + 1)
             if bool(ended.all()):
                 break
-        out = session.ids[first]
+        out = torch.cat((session.prompt_ids, session.ids[first, session.prompt_length :]), dim=1)
         session.close()
     if bool(failed.any()):
         raise NonFiniteLogits(failed.nonzero()[:, 0].tolist(), out)

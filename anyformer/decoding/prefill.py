@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from anyformer.attention.layout import Layout, make_layout, real
 from anyformer.cache.kv_cache import Cache
+from anyformer.conventions import PADDING
 from anyformer.decoding.buffers import DecodeBuffers
 from anyformer.decoding.prefix_cache import CachedPrefix
 from anyformer.decoding.step import logits
@@ -29,6 +30,22 @@ class Prompts(NamedTuple):
     chunk: int | None = None  # tokens read at a time
     prefixes: Sequence[CachedPrefix] = ()  # of each prompt, read by earlier calls
     media: MediaBatch | None = None  # images, sounds and feature vectors of the prompts or sources
+    right_padded: bool = False  # each row is one text, with all padding on the right
+
+    def aligned(self) -> "Prompts":
+        """Return prompts of one text each with all padding on the right, where causal layers need no mask.
+
+        Others, and those with marks or media, are returned as they are. The host reads once which they are.
+        """
+        ids, segments = self.inputs, self.segments
+        if segments is None or self.marks is not None or self.media is not None:
+            return self
+        is_real = real(segments)
+        if bool((is_real & (segments != segments.amax(dim=1, keepdim=True))).any()):  # several texts in a row
+            return self
+        order = (~is_real).int().argsort(dim=1, stable=True)
+        segments = torch.where(is_real, 0, PADDING).gather(1, order)
+        return self._replace(inputs=ids.gather(1, order), segments=segments, right_padded=True)
 
 
 class _Source(NamedTuple):
@@ -54,8 +71,9 @@ def prefill(model: Transformer, buffers: DecodeBuffers, copies: int, prompts: Pr
         buffers.prompts.skip(known)
     at_once = known == 0 and (prompts.chunk or ids.shape[1]) >= ids.shape[1]
     own_media = None if source is not None else prompts.media
-    if segments is None and prompts.marks is None and own_media is None and at_once:
-        hidden, last = _read_unpadded(model, buffers.prompts, ids, source)
+    plain = (segments is None or prompts.right_padded) and prompts.marks is None and own_media is None
+    if plain and at_once:
+        hidden, last = _read_at_once(model, buffers.prompts, ids, segments, source)
     else:
         hidden, last = _read(
             model, buffers.prompts, prompts._replace(inputs=ids, segments=segments, media=own_media), source, known
@@ -69,10 +87,11 @@ def prefill(model: Transformer, buffers: DecodeBuffers, copies: int, prompts: Pr
 
 
 def prefill_captured(
-    model: Transformer, buffers: DecodeBuffers, copies: int, ids: Tensor, segments: Tensor | None
+    model: Transformer, buffers: DecodeBuffers, copies: int, prompts: Prompts
 ) -> tuple[Tensor, Tensor]:
     """Do the same from tensors with fixed addresses, in buffers that may have been used before."""
-    key = "begin", ids.dtype, segments is None
+    ids, segments = prompts.inputs, prompts.segments
+    key = "begin", ids.dtype, segments is None, prompts.right_padded
     fixed = buffers.keep(key, lambda: (ids.clone(), None if segments is None else segments.clone()))
     fixed[0].copy_(ids)
     if fixed[1] is not None and segments is not None:
@@ -80,7 +99,7 @@ def prefill_captured(
 
     def run() -> tuple[Tensor, Tensor]:
         buffers.reset()
-        return prefill(model, buffers, copies, Prompts(*fixed))
+        return prefill(model, buffers, copies, Prompts(*fixed, right_padded=prompts.right_padded))
 
     return buffers.run(key, run)
 
@@ -90,7 +109,7 @@ def can_capture(
 ) -> bool:
     """Return whether inputs of `sizes` (rows, length) can be read by a graph: without host synchronisation.
 
-    `prompt` is the length of what the decoder reads of them, `segmented` whether that is padded.
+    `prompt` is the length of what the decoder reads of them, `segmented` whether that has segments in any order.
     """
     rows, length = sizes
     if rows * length > MAX_CAPTURED_TOKENS or not buffers.keep("repeats", lambda: not synchronises(model)):
@@ -121,19 +140,29 @@ def start_ids(model: Transformer, batch: int, device: torch.device) -> Tensor:
     return torch.full((batch, 1), start, device=device)
 
 
-def _read_unpadded(model: Transformer, cache: Cache, ids: Tensor, source: _Source | None) -> tuple[Tensor, Tensor]:
-    """Read rows of equal length at once: hidden states [b, n, d], and those of the last token [b, 1, d]."""
+def _read_at_once(
+    model: Transformer, cache: Cache, ids: Tensor, segments: Tensor | None, source: _Source | None
+) -> tuple[Tensor, Tensor]:
+    """Read rows of one text, padded on the right or not, into an empty cache.
+
+    Return hidden states [b, n, d], and those of each row's last token [b, 1, d].
+    """
     encoder_out, layout = (None, None) if source is None else source
     new = cache.next(ids.shape[1], position_bound=ids.shape[1])
+    if segments is not None:
+        new = Layout.right_padded(segments)._replace(continues_cache=True)
     hidden = model.decode(Inputs(ids, new), encoder_out, source=layout, cache=cache)
-    return hidden, hidden[:, -1:]
+    if segments is None:
+        return hidden, hidden[:, -1:]
+    last = real(segments).sum(dim=1) - 1
+    return hidden, hidden.gather(1, last[:, None, None].expand(-1, 1, hidden.shape[2]))
 
 
 def _read(
     model: Transformer, cache: Cache, prompts: Prompts, source: _Source | None, begin: int
 ) -> tuple[Tensor, Tensor]:
     """Read rows from `begin`, chunk by chunk: hidden states [b, n, d], and those of each row's last token [b, 1, d]."""
-    ids, segments, marks, chunk, _, media = prompts
+    ids, segments, marks, chunk, _, media, _ = prompts
     length, size = ids.shape[1], chunk or ids.shape[1]
     present = torch.ones_like(ids, dtype=torch.bool) if segments is None else real(segments)
     newest = torch.where(present, torch.arange(length, device=ids.device), -1).amax(dim=1)

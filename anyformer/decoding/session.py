@@ -56,6 +56,9 @@ class Session:
             like = model.new_cache(0, ids.shape[1] + budget, kind=kind, slack=slack)
             prompts = _with_prefixes(prompts, request.reuse, model, like)
             ids, self._fingerprint = prompts.inputs, request.reuse.model
+        elif not pair:
+            prompts = prompts.aligned()
+            ids = prompts.inputs
         self.prompt_length = self.length = ids.shape[1]
         self.position_bound = _position_bound(ids, None if pair else prompts.segments)
         slots = self.prompt_length + budget
@@ -77,9 +80,9 @@ class Session:
     def _prefill(self, prompts: Prompts, sizes: tuple[int, int]) -> tuple[Tensor, Tensor]:
         own, model = self.buffers, self.model
         at_once = self._reuse is None and (prompts.chunk is None or prompts.chunk >= self.prompt_length)
-        segmented = model.encoder is None and prompts.segments is not None
+        segmented = model.encoder is None and prompts.segments is not None and not prompts.right_padded
         if self._key is not None and at_once and can_capture(model, own, sizes, self.prompt_length, segmented):
-            read = prefill_captured(model, own, self._copies, prompts.inputs, prompts.segments)
+            read = prefill_captured(model, own, self._copies, prompts)
             own.prompts.taken = own.cache.taken = self.prompt_length  # a replayed graph does not count slots
             return read
         if self._key is not None:

@@ -9,7 +9,7 @@ from anyformer.attention.layout import Layout
 from anyformer.attention.lowered import FewQueries, Relation
 from anyformer.cache.layer_cache import LayerCache
 from anyformer.cache.paged import PagedLayer, PagedSlots
-from anyformer.cache.ring import SlotWriter
+from anyformer.cache.ring import FirstTokens, SlotWriter
 from anyformer.cache.segment_memory import LayerMemory
 from anyformer.cache.states import StateCache
 from anyformer.nn.aux_outputs import AuxOutputs
@@ -96,6 +96,11 @@ class Context(NamedTuple):
     taps: Tap | None = None
     aux: AuxOutputs | None = None
     backend: str = "auto"
+
+    @property
+    def reads_own_tokens(self) -> bool:
+        """True if the tokens at hand read each other only: without a cache, or as the first ones that it holds."""
+        return self.cache is None or isinstance(self.cache.write_at, FirstTokens)
 
     def scoped(self, scope: str) -> "Context":
         """Return the context of a part, whose taps have names that start with `scope`."""

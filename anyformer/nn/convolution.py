@@ -24,11 +24,12 @@ class ConvolutionMixer(nn.Module):
         self.offsets = tuple(j * spec.dilation - self.before for j in range(spec.width))
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        if ctx.cache is None and ctx.layout.is_arange:
-            if ctx.layout.segments is not None:
+        plain = ctx.reads_own_tokens and ctx.layout.is_arange
+        read = ctx.with_history(x) if not plain or ctx.cache is not None else x
+        if plain:
+            if ctx.layout.padding != "none" and ctx.layout.segments is not None:
                 x = x * real(ctx.layout.segments)[..., None]
             return self.conv(F.pad(x.transpose(1, 2), (self.before, self.after))).transpose(1, 2)
-        read = ctx.with_history(x)
         near = self._neighbours(read, ctx.layout, ctx.keys)  # [b, t, d, K]
         return F.linear(near.flatten(2), self.conv.weight.flatten(1), self.conv.bias)
 

@@ -45,17 +45,19 @@ class DenseMixer(nn.Module):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         q, k, t = ctx.layout, ctx.keys, x.shape[1]
         blocks = self.weight.view(self.length, self.width, self.length, self.width)
-        if ctx.cache is None and q.is_arange and q.marks is None:
-            if q.segments is not None:
+        plain = ctx.reads_own_tokens and q.is_arange and q.marks is None
+        read = ctx.with_history(x) if not plain or ctx.cache is not None else x
+        if plain:
+            if q.padding != "none" and q.segments is not None:
                 x = x * real(q.segments)[..., None]
             blocks = blocks[:t, :, :t]
             if not self.pattern.looks_ahead:
                 blocks = blocks * self.pattern.sees(q.positions[0, :, None, None, None], q.positions[0, :, None])
             y = F.linear(x.flatten(1), blocks.reshape(t * self.width, t * self.width)).unflatten(1, (t, -1))
         else:
-            read = ctx.with_history(x)[:, None] * sees(self.pattern, q, k)[..., None]  # [b, t, s, d]
+            seen = read[:, None] * sees(self.pattern, q, k)[..., None]  # [b, t, s, d]
             pairs = blocks.transpose(1, 2)[q.positions[:, :, None], k.positions[:, None, :]]  # [b, t, s, d, d]
-            y = torch.einsum("btsij,btsj->bti", pairs.expand(x.shape[0], -1, -1, -1, -1), read)
+            y = torch.einsum("btsij,btsj->bti", pairs.expand(x.shape[0], -1, -1, -1, -1), seen)
         return y if self.bias is None else y + self.bias.view(self.length, self.width)[q.positions]
 
 

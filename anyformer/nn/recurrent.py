@@ -51,17 +51,19 @@ class RecurrentMixer(nn.Module):
 
     def _run(self, cell: nn.RNNBase, x: Tensor, layout: Layout, ctx: Context) -> Tensor:
         """Return the state after each token [b, t, h]; without a sink, the fused LSTM returns h alone, without c."""
-        is_plain = not layout.packed and layout.padding != "any" and ctx.cache is None
-        needs_c = isinstance(cell, nn.LSTM) and ctx.state_sink is not None
+        is_plain = not layout.packed and layout.padding != "any" and ctx.reads_own_tokens
+        needs_c = isinstance(cell, nn.LSTM) and (ctx.state_sink is not None or ctx.cache is not None)
         if is_plain and ctx.backend != "eager" and not needs_c and _has_kernel(x, self.training):
             initial = None if ctx.initial_state is None else ctx.initial_state[None, :, 0].contiguous()
             if initial is not None and isinstance(cell, nn.LSTM):
-                return cell(x, tuple(part.contiguous() for part in initial.chunk(2, dim=-1)))[0]
-            return cell(x, initial)[0]
-        state, last = x.new_zeros(x.shape[0], self.state), None
-        if ctx.cache is not None:
-            state, last = self._newest(ctx)
-        states = _steps(cell, x, layout, state, last, ctx.initial_state)
+                states = cell(x, tuple(part.contiguous() for part in initial.chunk(2, dim=-1)))[0]
+            else:
+                states = cell(x, initial)[0]
+        else:
+            state, last = x.new_zeros(x.shape[0], self.state), None
+            if not ctx.reads_own_tokens:
+                state, last = self._newest(ctx)
+            states = _steps(cell, x, layout, state, last, ctx.initial_state)
         if ctx.cache is not None:
             h, c = states[:, None].tensor_split([self.hidden], dim=-1)  # [b, 1, t, h]
             ctx.cache.append(h, c)

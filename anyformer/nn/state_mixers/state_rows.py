@@ -25,7 +25,7 @@ class StateRows:
         if layout.whole is not None:
             raise ValueError("a recurrent state passes through whole rows: context parallelism cannot split them")
         self.cache = None if ctx.cache is None else _state_cache(ctx.cache.layer)
-        self.recur = recur if ctx.backend == "eager" else recur_in_chunks
+        self.recur, self.first = recur if ctx.backend == "eager" else recur_in_chunks, ctx.reads_own_tokens
         self.order: Tensor | None = None  # int [b, t]: index of the token at each place of the aligned rows
         self.segments: Tensor | None = None  # these are int [b, t], aligned; None: one run of real tokens in each row
         self.runs: Tensor | None = None  # number of resets up to each token, those before this call included
@@ -33,7 +33,9 @@ class StateRows:
             return  # padding on the right is read after the real tokens, and nothing reads it
         segments = layout.segment_ids.expand(batch, self.length)
         has_gaps = layout.padding == "any" and layout.documents is None
-        if self.length > 1 and (has_gaps or self.cache is not None):
+        if self.cache is not None:  # it stores the newest tokens, which padding on the right would follow
+            has_gaps = layout.padding != "none"
+        if self.length > 1 and has_gaps:
             self.order = real(segments).int().argsort(dim=1, stable=True)
             segments = segments.gather(1, self.order)
         starts = segment_starts(segments, None if self.cache is None else self.cache.segments[:, -1])
@@ -47,7 +49,9 @@ class StateRows:
     def convolve(self, x: Tensor, convolution: ShortConvolution) -> Tensor:
         """Return the convolution of aligned tokens [b, t, c], the tokens in the cache before them."""
         tail, runs = convolution.tail, self.runs
-        if self.cache is None and can_fuse_convolution(x):
+        if self.first and can_fuse_convolution(x):
+            if self.cache is not None:
+                self.cache.append_inputs(x, self._count(self.length))
             return fused_convolution(x, convolution.weight, convolution.bias, runs)
         if self.cache is None:
             return convolution(F.pad(x, (0, 0, tail, 0)), None if runs is None else F.pad(runs, (tail, 0), value=-1))
@@ -55,7 +59,7 @@ class StateRows:
         known = self.cache.inputs[:, self.cache.slack :].to(x.dtype)
         both = torch.cat((known, x), dim=1)
         runs = torch.cat((self.cache.runs[:, self.cache.runs.shape[1] - tail :], runs), dim=1)
-        if self.length > 1:  # padding comes before the tokens of the cache
+        if self.order is not None:  # padding comes before the tokens of the cache
             padding = self.length - self._count(self.length)[:, None]
             index = torch.arange(tail + self.length, device=x.device)
             index = torch.where(index < tail + padding, index - padding, index).clamp(min=0)
