@@ -3,12 +3,14 @@
 attention_row      One query of one head: scores, mask, weights and weighted values
 diagram            Views `block` and `cache`: the model as a diagram and the growth of its KV cache, from the config
 example_text       The text that the page shows first, from the run's data, and the folders of media files
+film               Pictures of a view at the steps of a training as an animated GIF
 follow             View `follow`: one output as sums over parts, tokens and dimensions
 generation_stream  View `write`: generated tokens one by one, with alternatives and the size of the cache
 head_stages        Last stages of the path: from hidden states to outputs
 head_switches      Run a model with some attention heads disabled
 layer_stages       Stages of the path inside a layer
 live_run           Metrics, snapshots and checkpoints of a run that is being trained
+make_bundled       Train the run that the page opens if none is given
 open_runs          Open runs, cache their traces, and answer the requests of the page
 outputs            Outputs of a head by name, with their probabilities
 page_bundle        HTML, CSS and JavaScript as one document
@@ -20,6 +22,7 @@ prediction         View `read`: tokens of a text and the run's prediction for it
 requests           A spec for each request of the page
 server             HTTP server on 127.0.0.1
 show               The page with all its answers, for notebooks and files
+step_runs          Runs at the steps of their training, the latest ones in memory
 trace              Activations of one forward pass over a text, shared by all views
 vectors            Numbers of `stage` and `follow` as plain values
 views              Views of attention and logits as JSON, and the table of all views

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from anyformer.config import ConfigError
-from anyformer.run import MANIFEST, checkpoints, snapshots, verify
+from anyformer.run import MANIFEST, checkpoints, read_json, snapshots, verify
 
 METRICS = "metrics.jsonl"
 
@@ -28,6 +28,23 @@ def by_step(folder: Path) -> dict[int, Path]:
     """Return the snapshots and checkpoints of a run by their steps, in order."""
     paths = {step_of(path): path for path in (*snapshots(folder), *checkpoints(folder))}
     return dict(sorted(paths.items()))
+
+
+def result_step(folder: Path) -> int | None:
+    """Return the step whose weights are the result of a finished training; None for an average, or if it is unknown.
+
+    The result may be that of the best step. Weights are compared by the checksums of their files.
+    """
+    own = _weights_checksum(folder)
+    steps = [step for step, path in by_step(folder).items() if own and _weights_checksum(path) == own]
+    return steps[-1] if steps else None
+
+
+def _weights_checksum(folder: Path) -> str | None:
+    try:
+        return read_json(folder / MANIFEST).get("files", {}).get("model.safetensors")
+    except ConfigError:  # there is none, or it is damaged
+        return None
 
 
 def newest(folder: Path) -> Path | None:

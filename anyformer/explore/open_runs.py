@@ -13,7 +13,7 @@ from anyformer.explore import diagram, prediction, views
 from anyformer.explore.example_text import example, media_folders
 from anyformer.explore.follow import follow
 from anyformer.explore.generation_stream import write, writer_of
-from anyformer.explore.live_run import by_step, is_training, newest, rows_since, step_of
+from anyformer.explore.live_run import by_step, is_training, newest, result_step, rows_since, step_of
 from anyformer.explore.path_outline import path
 from anyformer.explore.path_stages import stage
 from anyformer.explore.requests import (
@@ -28,6 +28,7 @@ from anyformer.explore.requests import (
     TextRequest,
     WriteRequest,
 )
+from anyformer.explore.step_runs import StepRuns, widened
 from anyformer.explore.trace import Trace, attentions_of, output_kind, predicts_tokens, trace_text
 from anyformer.inspection.sublayers import attentions
 from anyformer.processes import is_locked
@@ -37,6 +38,7 @@ from anyformer.tasks.base import media_of
 from anyformer.tasks.mixture import MixedTasks
 from anyformer.tasks.sequence_level import SequenceLevelTask
 
+BUNDLED = Path(__file__).parent / "bundled_runs" / "sort"  # opened if no run is given; see `make_bundled.py`
 MAX_TRACE_BYTES = 512 * 2**20  # of all cached traces
 
 VIEWS: dict[str, tuple[type[TextRequest], Callable[[Trace, Any], dict[str, Any]]]] = {
@@ -70,7 +72,7 @@ class OpenRun:
         if step not in known:
             available = f"there are {', '.join(map(str, known))}" if known else "there are none"
             raise ConfigError([Fault("step", f"= {step}: there is no checkpoint of it; {available}")])
-        run = load(known[step])
+        run = widened(load(known[step]))
         return run if self.part is None else run.part(self.part)
 
     def newer(self) -> "OpenRun":
@@ -81,7 +83,7 @@ class OpenRun:
         if now is None or now == self.run.folder:
             return self
         try:
-            run = load(now)
+            run = widened(load(now))
         except ConfigError:  # deleted meanwhile
             return self
         return replace(self, run=run if self.part is None else run.part(self.part))
@@ -117,6 +119,8 @@ class OpenRun:
             "example_target": second,
             "live": is_training(self.folder),
             "step": None if self.run.folder == self.folder else step_of(self.run.folder),
+            "steps": list(by_step(self.folder)),
+            "result": result_step(self.folder),
         }
 
 
@@ -127,7 +131,7 @@ class Workspace:
     runs: dict[str, OpenRun]
     lock: Any = field(default_factory=RLock)
     traces: OrderedDict[TextRequest, Trace] = field(default_factory=OrderedDict)
-    at_step: dict[tuple[str, int], Run] = field(default_factory=dict)  # the run at the last requested step
+    at_step: StepRuns = field(default_factory=StepRuns)
 
     def about(self) -> list[dict[str, Any]]:
         """Return the descriptions of all runs; runs being trained switch to their newest checkpoint."""
@@ -173,16 +177,16 @@ class Workspace:
         key = TextRequest(run=request.run, text=text, target=target, off=off, step=request.step)
         if key not in self.traces:
             self.traces[key] = trace_text(self.run_of(request), key)
+            for old in [one for one in self.traces if one.step is not None and (one.run, one.step) not in self.at_step]:
+                del self.traces[old]  # it would keep its run in memory
         self.traces.move_to_end(key)
         while len(self.traces) > 1 and sum(trace.nbytes for trace in self.traces.values()) > MAX_TRACE_BYTES:
             self.traces.popitem(last=False)
         return self.traces[key]
 
     def run_of(self, request: TextRequest) -> Run:
-        one, key = self.opened(request.run), (request.run, request.step or 0)
-        if request.step is not None and key not in self.at_step:
-            self.at_step = {key: one.at(request.step)}
-        run = one.run if request.step is None else self.at_step[key]
+        one, step = self.opened(request.run), request.step
+        run = one.run if step is None else self.at_step.get((request.run, step), lambda: one.at(step))
         if (store := media_of(run.task)) is not None:
             store.folders = one.folders
         return run
@@ -231,7 +235,7 @@ def _load(folder: Path) -> Run:
         problem = "is being written, and has" if is_training(folder) else "is not a run: it has"
         raise ConfigError([Fault(str(folder), f"{problem} neither a manifest.json nor a complete checkpoint yet")])
     try:
-        return load(folder if finished or state is None else state)
+        return widened(load(folder if finished or state is None else state))
     except ConfigError as error:  # shorten to one line
         first, *more = error.faults
         rest = f" (and {len(more)} more)" if more else ""

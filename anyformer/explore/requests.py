@@ -4,8 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from anyformer.config.spec import Count, Number, Spec
+from anyformer.config.spec import Count, Number, Size, Spec
 from anyformer.inspection.attention_maps import Kind
+
+MAX_FRAMES = 200  # of a GIF
 
 StrictInt = Annotated[int, Field(strict=True)]
 
@@ -100,3 +102,10 @@ class LiveRequest(RunRequest):
     """A request for the metrics of a training, from row `since` on."""
 
     since: Count = 0
+
+
+class GifRequest(Spec):
+    """Frames of equal size as PNG in base64, and the time that each is shown."""
+
+    frames: Annotated[tuple[str, ...], Field(min_length=1, max_length=MAX_FRAMES)]
+    milliseconds: Size

@@ -16,9 +16,10 @@ from threading import Condition, Thread
 from typing import Any
 
 from anyformer.config import ConfigError, Fault
-from anyformer.explore import page_bundle
+from anyformer.explore import film, page_bundle
+from anyformer.explore.film import gif
 from anyformer.explore.open_runs import VIEWS, Workspace
-from anyformer.explore.requests import TextRequest
+from anyformer.explore.requests import GifRequest, TextRequest
 from anyformer.explore.show import collect
 
 HOST = "127.0.0.1"
@@ -130,9 +131,11 @@ class Handler(BaseHTTPRequestHandler):
         if name == "write":
             self._lines(self.server.workspace.write(self._request()))
         elif name == "everything":
-            fields = TextRequest(**self._request()).model_dump(exclude={"step"})
+            fields = TextRequest(**self._request()).model_dump()
             self.server.workspace.answer("read", fields)  # raises if the text is wrong
             self._json(collect(self.server.workspace, {**fields, "off": sorted(fields["off"])}))
+        elif name == "gif":
+            self._send(gif(GifRequest(**self._request(film.MAX_REQUEST_BYTES))), "image/gif")
         elif name in VIEWS or name == "live":
             self._json(self.server.workspace.answer(name, self._request()))
         else:
@@ -169,15 +172,15 @@ class Handler(BaseHTTPRequestHandler):
         if origin is not None and origin not in [f"http://{host}" for host in hosts]:
             raise RequestError(HTTPStatus.FORBIDDEN, "requests from pages of other sites are refused")
 
-    def _request(self) -> dict[str, Any]:
+    def _request(self, limit: int = MAX_REQUEST_BYTES) -> dict[str, Any]:
         try:
             size = int(self.headers.get("Content-Length") or 0)
         except ValueError:
             raise RequestError(HTTPStatus.BAD_REQUEST, "Content-Length is not a number") from None
-        if not 0 <= size <= MAX_REQUEST_BYTES:
+        if not 0 <= size <= limit:
             for begin in range(0, min(size, 64 * MAX_REQUEST_BYTES), MAX_REQUEST_BYTES):  # a client reads after sending
                 self.rfile.read(min(MAX_REQUEST_BYTES, size - begin))
-            raise RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the limit is {MAX_REQUEST_BYTES:,} bytes")
+            raise RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the limit is {limit:,} bytes")
         try:
             fields = json.loads(self.rfile.read(size))
         except (ValueError, RecursionError):
@@ -191,9 +194,9 @@ class Handler(BaseHTTPRequestHandler):
         self._send(text, "application/json; charset=utf-8", status)
 
     def _send(
-        self, text: str, kind: str, status: HTTPStatus = HTTPStatus.OK, headers: dict[str, str] | None = None
+        self, content: str | bytes, kind: str, status: HTTPStatus = HTTPStatus.OK, headers: dict[str, str] | None = None
     ) -> None:
-        body = text.encode("utf-8", "backslashreplace")
+        body = content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
         self._begin(status, {"Content-Type": kind, "Content-Length": str(len(body)), **(headers or {})})
         self.wfile.write(body)
 

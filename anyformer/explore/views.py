@@ -3,7 +3,7 @@
 Every request about a text has run, text, target, off and step. The answers of all views:
 
     runs     [{name, folder, shape, task, parameters, vocab, limit, writes, tokens, says, pair, media, example,
-             example_target, kinds: {kind: {layers, heads}}, live, step}]                         (`open_runs.py`)
+             example_target, kinds: {kind: {layers, heads}}, live, step, steps, result}]          (`open_runs.py`)
     read     tokens by stack, notes, begins (number of tokens before the answer), at (initial position), answer,
              probabilities; for a tagger tags, for an embedder vector                                (`prediction.py`);
              pictures by stack: [{kind, start, grid, size, channels, pixels}]                          (`pictures.py`)
@@ -21,6 +21,7 @@ Every request about a text has run, text, target, off and step. The answers of a
     stage    the numbers of one stage, with token, position and check                            (`path_stages.py`)
     follow   the terms of one number: value, terms, total, ...                                        (`follow.py`)
     live     rows, count, checkpoints, live                                                         (`live_run.py`)
+    gif      a GIF of pictures that the page has drawn                                                  (`film.py`)
     everything  the answers of all views of a text, by request, for a saved page                      (`show.py`)
 
 Undefined numbers are null. Tokens are plain text, as `tokenizer.token` returns them, without invisible characters.

@@ -114,13 +114,9 @@ def test_a_narrow_page_does_not_scroll_sideways(page: Opener, run: str, scheme: 
 def test_both_languages_are_complete(page: Opener) -> None:
     """No text is missing in one of them, and none is replaced by its key."""
     script = str(page().tab.locator("script[type=module]").evaluate("e => e.textContent"))
-    english, korean = (
-        set(
-            re.findall(r'(?m)^ *("[^"]+"|\w+):\s+"', script.split(f"const {name} = {{")[1].split("\n};")[0])
-            + re.findall(r'(?m)^ *("[^"]+"|\w+):\s+"', script.split(f"const PATH_{name} = {{")[1].split("\n};")[0])
-        )
-        for name in ("ENGLISH", "KOREAN")
-    )
+    tables = {name: re.findall(rf"(?s)const \w*{name} = {{(.*?)\n}};", script) for name in ("ENGLISH", "KOREAN")}
+    assert len(tables["ENGLISH"]) == len(tables["KOREAN"]) > 2
+    english, korean = (set(re.findall(r'(?m)^ *("[^"]+"|\w+):\s+"', "\n".join(found))) for found in tables.values())
     used = set(re.findall(r'\bword\("([^"]+)"', script)) | set(re.findall(r'data-word="(\w+)"', script))
     assert english == korean
     assert used <= {key.strip('"') for key in english}

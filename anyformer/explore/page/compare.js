@@ -5,7 +5,8 @@ function subjectOf(runs, pane) {
   const of = (name) => (pane ? state[`${name}2`] : state[name]);
   const run = runs.find((one) => one.name === of("run")) ?? runs[0];
   const target = of("target") && (run.pair || run.writes) ? of("target") : null;
-  return { pane, run, body: { run: run.name, text: of("text"), target, off: [...of("off")].sort() } };
+  const step = of("step") >= 0 ? { step: of("step") } : {};
+  return { pane, run, body: { run: run.name, text: of("text"), target, off: [...of("off")].sort(), ...step } };
 }
 
 /** The example text of a run. */
@@ -56,6 +57,7 @@ function form(pane) {
           [name("text")]: begun.text,
           [name("target")]: begun.target,
           [name("off")]: [],
+          [name("step")]: -1,
           at: -1,
           query: -1,
           key: -1,

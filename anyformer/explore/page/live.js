@@ -44,12 +44,14 @@ function watchTraining() {
         forget("live", body);
         const { live, checkpoints } = await ask("live", body),
           last = checkpoints.at(-1) ?? 0;
+        run.steps = checkpoints;
         if (!live || last > (run.step ?? 0)) run.newer = live ? word("showStep", last) : word("showFinished");
       }
     } catch (error) {
       return gone(error); // the server has ended
     }
     aboutRun(subjects()[0].run);
+    filmBars(subjects());
     if (viewNow() === "live") await render();
     else watchTraining();
   }, EVERY);
@@ -59,7 +61,7 @@ function watchTraining() {
 async function showNewest() {
   for (const kept of [answers, written, tops]) kept.clear();
   runs = await ask("runs");
-  await render();
+  await change({ step: -1, step2: -1 });
 }
 
 /** A chart of metrics over steps, one line for each name. */

@@ -94,6 +94,7 @@ function surroundings(now) {
   for (const subject of now) fillForm(runs, subject);
   const { run } = now[0];
   aboutRun(run);
+  filmBars(now);
   watchTraining();
   const shown = new Set(VIEWS);
   keepingPlace(() => {
@@ -133,7 +134,7 @@ function aboutRun(run) {
     run.task === run.shape ? word(`says.${run.says}`) : run.task,
     `${short(run.parameters)} ${word("parameters")}`,
     ...(saved ? [word("savedPage")] : []),
-    ...(typeof run.step === "number" ? [`${word("step")} ${run.step}`] : []),
+    ...(state.step >= 0 || run.step !== null ? [`${word("step")} ${state.step < 0 ? run.step : state.step}`] : []),
   ];
   const newer = { type: "button", id: "newer", title: word("newerHint"), onclick: showNewest };
   byId("about").replaceChildren(facts.join(" · "), ...(run.newer ? [" ", make("button", newer, run.newer)] : []));

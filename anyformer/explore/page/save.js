@@ -47,8 +47,13 @@ function download(blob, ending) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 
-/** The view as a picture: its elements and the page's style inside an SVG, which an image can load. */
 async function savePng() {
+  const canvas = await viewPicture(2);
+  download(await new Promise((done) => canvas.toBlob(done, "image/png")), "png");
+}
+
+/** The view as a picture: its elements and the page's style inside an SVG, which an image can load. */
+async function viewPicture(scale, title = "") {
   const view = byId("view"),
     paper = make("div", { class: "paper", "data-theme": theme(), lang: document.documentElement.lang });
   const copy = view.cloneNode(true);
@@ -62,9 +67,9 @@ async function savePng() {
   for (const [i, select] of copy.querySelectorAll("select").entries())
     select.replaceWith(make("b", {}, selects[i].selectedOptions[0]?.textContent ?? ""));
   const rules = [...document.querySelectorAll("style")].map((style) => style.textContent).join("\n");
-  paper.append(make("style", {}, rules), copy);
+  paper.append(make("style", {}, rules), ...(title ? [make("p", { class: "film-title" }, title)] : []), copy);
   const width = view.clientWidth + 32,
-    height = Math.min(wholeHeight(view) + 32, 16000);
+    height = Math.min(wholeHeight(view) + (title ? 72 : 32), 16000);
   const frame = draw(
     "svg",
     { width, height, viewBox: `0 0 ${width} ${height}` },
@@ -73,13 +78,13 @@ async function savePng() {
   const image = new Image();
   image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(new XMLSerializer().serializeToString(frame))}`;
   await image.decode();
-  const ratio = height > 8000 ? 1 : 2,
+  const ratio = height > 8000 ? 1 : scale,
     canvas = make("canvas", { width: width * ratio, height: height * ratio });
   const context = canvas.getContext("2d");
   context.fillStyle = getComputedStyle(document.body).backgroundColor;
   context.fillRect(0, 0, canvas.width, canvas.height);
   context.drawImage(image, 0, 0, canvas.width, canvas.height);
-  download(await new Promise((done) => canvas.toBlob(done, "image/png")), "png");
+  return canvas;
 }
 
 /** The full height of a view, with scrolled parts. */

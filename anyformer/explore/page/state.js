@@ -12,6 +12,8 @@ const DEFAULTS = {
   text2: "",
   target2: "",
   off2: [], // the second, when two are compared
+  step: -1, // of the training, for each subject; -1: the result, or the newest when it was opened
+  step2: -1,
   view: "path",
   both: "heads", // `both`: the view in which two are compared
   kind: "",
