@@ -9,7 +9,7 @@ DOCS   := $(VENV)/.installed-docs
 PINS   := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo browser test test-system test-gpu torture fuzz-serve torture-serve families lab-report reference docs docs-test bench lint format wheel clean
+.PHONY: help demo browser test test-system test-gpu torture fuzz-serve torture-serve families bundled-model lab-report reference docs docs-test bench lint format wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | awk -F '\t' '{ printf "  make %-8s %s\n", $$1, $$2 }'
@@ -48,6 +48,9 @@ torture-serve: $(DEV)  ## 30 minutes of mixed requests from 32 clients, some can
 families: $(DEV)  ## measure every public family against transformers; write transformers_fields.json and the table of docs/interop.md
 	$(BIN)/python -m tests.interop.make_transformers_fields
 	$(BIN)/python -m tests.interop.table
+
+bundled-model: $(DEV)  ## train again the model that `anyformer explore` opens without an argument (a minute)
+	$(BIN)/python -m anyformer.explore.make_bundled
 
 lab-report: $(DEV)  ## write the pages of docs/lab from the results beside them
 	$(BIN)/python -m anyformer.lab.report docs/lab

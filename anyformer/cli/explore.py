@@ -19,7 +19,10 @@ PATIENCE = 10  # seconds that a computation may take to end after Ctrl-C
 
 @app.command()
 def explore(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="The folders of runs.")],
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[RUN]...", help="The folders of runs. Default: a small one that sorts digits."),
+    ] = None,
     port: Annotated[int, typer.Option(help="Port of the page; 0: any free port.")] = PORT,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address, and open no browser.")] = False,
 ) -> None:
@@ -31,7 +34,7 @@ def explore(
     with _interrupted_by_signals() as check:
         import webbrowser
 
-        from anyformer.explore.open_runs import open_runs
+        from anyformer.explore.open_runs import BUNDLED, open_runs
         from anyformer.explore.server import Server
 
         waiting = set[Path]()
@@ -42,7 +45,9 @@ def explore(
                 waiting.add(folder)
             time.sleep(0.5)
 
-        workspace = open_runs(runs, wait)
+        if not runs:
+            typer.echo("a small decoder that sorts digits; `anyformer explore RUN` opens a run of yours")
+        workspace = open_runs(runs or [BUNDLED], wait)
         check()
         with Server(workspace, port) as server:
             typer.echo(f"{server.address}  (Ctrl-C ends it)")
