@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from benchmarks import decoding, ragged, training
+from benchmarks import decoding, ragged, threads, training
 from benchmarks.sheet import RESULTS, Sheet
 
 Row = Callable[[Sheet], None]
@@ -48,14 +48,36 @@ def decode_base(sheet: Sheet) -> None:
     sizes = {"depth": 6, "width": 512, "heads": 8, "ff": 2048, "vocab": 32768}
     work, ways = decoding.base(**sizes, rows=16, source=32, new=32, beams=4)
     rates = sheet.measure("decode_base_beam4", work, "tokens/s", ways, rounds=3, warm=1, against="transformers")
-    for key, mine, peer in (
-        ("decode_base_beam4_int8", "ours, 8 bits", "transformers"),
-        ("decode_base_beam4_int4", "ours, 4 bits", "transformers"),
-        ("decode_base_ctranslate2", "ours", "CTranslate2"),
-        ("decode_base_ctranslate2_int8", "ours, 8 bits", "CTranslate2 int8"),
-    ):
+    pairs = {
+        "decode_base_beam4_int8": ("ours, 8 bits", "transformers"),
+        "decode_base_beam4_int4": ("ours, 4 bits", "transformers"),
+        "decode_base_ctranslate2": ("ours", "CTranslate2"),
+        "decode_base_ctranslate2_int8": ("ours, 8 bits", "CTranslate2 int8"),
+        "decode_base_ctranslate2_int4": ("ours, 4 bits", "CTranslate2 int8"),
+    }
+    put_pairs(sheet, "decode_base_beam4", rates, pairs)
+
+
+def decode_base_greedy(sheet: Sheet) -> None:
+    """Measure the same with one beam; without transformers, which is slower than both."""
+    sizes = {"depth": 6, "width": 512, "heads": 8, "ff": 2048, "vocab": 32768}
+    work, ways = decoding.base(**sizes, rows=16, source=32, new=32, beams=1)
+    del ways["transformers"]
+    rates = sheet.measure("decode_base_greedy", work, "tokens/s", ways, rounds=3, warm=1, against="CTranslate2")
+    pairs = {
+        "decode_base_greedy_int8": ("ours, 8 bits", "CTranslate2 int8"),
+        "decode_base_greedy_int4": ("ours, 4 bits", "CTranslate2 int8"),
+    }
+    put_pairs(sheet, "decode_base_greedy", rates, pairs)
+
+
+def put_pairs(sheet: Sheet, key: str, rates: dict[str, float], pairs: dict[str, tuple[str, str]]) -> None:
+    """Store comparisons of two implementations of one row, and how many ids each shares with ours in fp32."""
+    shared = {"ours": 1.0, **sheet.rows[key]["same"]}
+    for name, (mine, peer) in pairs.items():
         if peer in rates:
-            sheet.put(key, rates[mine], rates[peer], "tokens/s", peer_name=f"{peer}; {mine}")
+            ids = [shared[mine], shared[peer]]
+            sheet.put(name, rates[mine], rates[peer], "tokens/s", peer_name=f"{peer}; {mine}", fp32_ids=ids)
 
 
 def start(sheet: Sheet) -> None:
@@ -74,8 +96,9 @@ def start(sheet: Sheet) -> None:
 
 
 ROWS: dict[str, Row] = {
-    row.__name__: row for row in (train_gpt2, train_base, train_bert, train_ragged, decode_gpt2, decode_base, start)
-}
+    row.__name__: row
+    for row in (train_gpt2, train_base, train_bert, train_ragged, decode_gpt2, decode_base, decode_base_greedy, start)
+} | {"threads": threads.rows}
 
 
 def main() -> None:

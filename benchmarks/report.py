@@ -42,6 +42,10 @@ LABELS = {  # in the figure
     "decode_base_beam4": "decoding Transformer, 4 beams",
     "decode_base_ctranslate2": "the same, fp32",
     "decode_base_ctranslate2_int8": "the same, int8",
+    "decode_base_ctranslate2_int4": "the same, int4 beside int8",
+    "decode_base_greedy": "decoding Transformer, greedy",
+    "decode_base_greedy_int8": "the same, int8",
+    "decode_base_greedy_int4": "the same, int4 beside int8",
 }
 FP8 = {"train_gpt2_fp8": "GPT-2 124M", "train_wide_fp8": "8 layers, width 2,048"}  # titles of the panels
 SLOWER = "#E8C39C"

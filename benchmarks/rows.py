@@ -119,6 +119,22 @@ ROWS: dict[str, dict[str, Row]] = {
             "the same with 8-bit weights on both sides", "batch 16, source 32, 32 new tokens", "int8 weights, compiled",
             "its own engine (C++), int8",
         ),
+        "decode_base_ctranslate2_int4": Row(
+            "the same with our fastest weights, of 4 bits", "batch 16, source 32, 32 new tokens",
+            "int4 weights, compiled", "its own engine (C++), int8",
+        ),
+        "decode_base_greedy": Row(
+            f"decoding, {BASE}, greedy", "batch 16, source 32, 32 new tokens, fp32", "compiled",
+            "its own engine (C++), fp32",
+        ),
+        "decode_base_greedy_int8": Row(
+            "the same with 8-bit weights on both sides", "batch 16, source 32, 32 new tokens",
+            "int8 weights, compiled", "its own engine (C++), int8",
+        ),
+        "decode_base_greedy_int4": Row(
+            "the same with our fastest weights, of 4 bits", "batch 16, source 32, 32 new tokens",
+            "int4 weights, compiled", "its own engine (C++), int8",
+        ),
         "decode_gpt2_int4": Row(
             "decoding, GPT-2 124M, 4-bit weights", "batch 1, prompt 16, 48 new tokens, greedy",
             "int4 weights, compiled", "fp32, compiled", "ours",
@@ -130,6 +146,20 @@ ROWS: dict[str, dict[str, Row]] = {
         "decode_base_beam4_int4": Row(
             f"decoding, {BASE}, 4 beams, 4-bit weights", "batch 16, source 32, 32 new tokens",
             "int4 weights, compiled", "fp32, compiled", "ours",
+        ),
+        "threads_sort_quiet": Row(
+            "training step of the recipe `sort`, 0.4 GFLOP", "as the machine was", "one thread, as chosen",
+            "two threads", "ours",
+        ),
+        "threads_sort_busy": Row(
+            "the same", "beside one more busy process", "one thread, as chosen", "two threads", "ours"
+        ),
+        "threads_shakespeare_quiet": Row(
+            "training step of the recipe `shakespeare`, 4 GFLOP", "as the machine was", "one thread",
+            "two threads, as chosen", "ours",
+        ),
+        "threads_shakespeare_busy": Row(
+            "the same", "beside one more busy process", "one thread", "two threads, as chosen", "ours"
         ),
         "start_predict": Row("`anyformer predict` on a small run", "from the command to its output", kind="alone"),
     },
@@ -188,6 +218,8 @@ def checks(rows: dict[str, Any], known: dict[str, Row]) -> list[tuple[str, ...]]
         loss = f"{first['ours']:.4f}, {first[name]:.4f}" if name in first else ""
         loss = f"{loss}: DIFFERENT WORK" if row.get("agree") is False else loss
         ids = f"{row['same'][name]:.1%}" if name in row.get("same", {}) else ""
+        if both := row.get("fp32_ids"):
+            ids = "with ours in fp32: ours {:.1%}, peer {:.1%}".format(*both)
         memory = ", ".join(f"{n / 2**30:.1f}" for n in (row.get("memory", {}).get(way) for way in ("ours", name)) if n)
         used = f"{share['ours']:.0%} {'of bandwidth' if key.startswith('decode') else 'MFU'}" if share else ""
         if any((memory, loss, ids, used)):

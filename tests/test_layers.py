@@ -231,13 +231,14 @@ for name in sys.argv[1:]:
 
 
 def test_predicting_imports_nothing_of_training() -> None:
-    """The imports of `anyformer predict` add to its start-up time."""
-    code = "import sys, anyformer.cli, anyformer.cli.progress, anyformer.run; print(*sys.modules)"
+    """The imports of `anyformer predict` and `anyformer generate` add to their start-up time."""
+    parts = ["cli", "cli.progress", "run", "batch.predictor", "decoding.generate", "decoding.strategy"]
+    code = f"import sys; {'; '.join(f'import anyformer.{part}' for part in parts)}; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )
     slow = {"anyformer.training", "anyformer.explore", "anyformer.lab", "anyformer.interop", "rich", "transformers"}
-    slow |= {"torch._dynamo", "torch._inductor", "torch.distributed.fsdp", "sympy", "pandas"}
+    slow |= {"torch._dynamo", "torch._inductor", "torch.distributed.fsdp", "sympy", "pandas", "jinja2"}
     assert not slow & set(done.stdout.split())
 
 
