@@ -2,6 +2,7 @@
 
 background_writer   A thread that writes one checkpoint at a time
 checkpoint          State of a run, and checkpoints: written atomically, verified, restored
+compile_cache       Compiled code in the user's cache folder, verified by SHA-256
 compiler            Options of torch.compile
 distillation        A frozen teacher, and the loss of its student
 ema                 Exponential moving average of the weights

@@ -20,6 +20,7 @@ from anyformer.recipe import Recipe
 from anyformer.tasks.base import Task
 from anyformer.training.background_writer import BackgroundWriter
 from anyformer.training.checkpoint import START, TrainState
+from anyformer.training.compile_cache import CompileCache, find_compile_cache
 from anyformer.training.frozen_model import frozen_loss
 from anyformer.training.objective import Objective
 from anyformer.training.parallel import SINGLE, Ranks
@@ -88,6 +89,11 @@ class Job:
         can_skip = bool(self.optimizer.defaults.get("fused"))
         independent = self.ranks.size == 1 and not self.scaler.is_enabled() and not tracked and not memory and can_skip
         return MAX_STEPS_IN_FLIGHT if self.device.type == "cuda" and independent else 0
+
+    @cached_property
+    def compile_cache(self) -> CompileCache | None:
+        """The folder of compiled code: of compiled steps, unless the user has set one."""
+        return find_compile_cache(self.model.config, self.device) if self.compiled else None
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context in which the forward pass runs."""

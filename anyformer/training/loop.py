@@ -2,6 +2,8 @@
 
 import math
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -53,7 +55,8 @@ def fit(job: Job) -> TrainState:
     """Train to the last step, with evaluations and checkpoints on the way."""
     spec, state = job.recipe.train, job.state
     take_step, pending, signals = TrainingStep(job), deque[PendingStep](), Signals()
-    with signals, threads(job.threads), _open_log(job) as log, ending(job.reader), job.writer:
+    first = state.step + 1
+    with signals, threads(job.threads), _stored_code(job), _open_log(job) as log, ending(job.reader), job.writer:
         log.drop_after(state.step)
         job.ranks.on_first(lambda: drop_snapshots(job.out, after=state.step))
         parameters = count(job.model.config).parameters
@@ -81,6 +84,8 @@ def fit(job: Job) -> TrainState:
             pending.append(PendingStep(number, lr, batches, *take_step(batches)))
             state.step, state.cursor = number, cursor
             finish_steps(left=job.steps_in_flight)
+            if number == first:
+                _record_code(job)
             last = number == spec.steps
             if job.valid and (last or (spec.evaluate_every and number % spec.evaluate_every == 0)):
                 finish_steps(left=0)
@@ -100,6 +105,26 @@ def fit(job: Job) -> TrainState:
         job.watchdog.enter(f"the checkpoint of step {state.step}")
         finish_saves(job)
     return state
+
+
+@contextmanager
+def _stored_code(job: Job) -> Iterator[None]:
+    """Read and write compiled code in the user's cache folder; damaged code is compiled again."""
+    if (cache := job.compile_cache) is None or not job.ranks.on_first(cache.hold):
+        yield
+        return
+    if cache.damaged:
+        text = f"{cache.folder}: the compiled code was damaged or incomplete, and is compiled again"
+        job.console.print(text, highlight=False, markup=False, soft_wrap=True)
+    with cache.in_use():
+        yield
+        _record_code(job)
+
+
+def _record_code(job: Job) -> None:
+    """Store the digests of the code that is compiled by now."""
+    if job.compile_cache is not None and job.ranks.is_first:
+        job.compile_cache.record()
 
 
 def read_batches(loader: Loader, state: TrainState, accumulate: int) -> tuple[list[Batch], Cursor]:

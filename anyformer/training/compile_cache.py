@@ -1,0 +1,100 @@
+"""Compiled code of training steps, kept in the user's cache folder: the next run of the same model starts sooner.
+
+torch.compile keeps its files in a temporary folder, which a restart of the machine empties, and trusts what it finds.
+Here each config has a folder for its version of torch and its device. `digests.json` holds the SHA-256 of every file; a
+folder in which a listed file is missing or changed is removed, and its code compiled again. The files are Python code
+and pickles that torch loads: the cache folder is trusted as the installed packages are.
+
+Training uses torch's temporary folder where another training holds the folder, or where it cannot be written. A folder
+of the user's own, TORCHINDUCTOR_CACHE_DIR, is used as it is.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import secrets
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import torch
+
+from anyformer.atomic_folder import remove
+from anyformer.config import ConfigError, ModelConfig, io
+from anyformer.datasets.storage import cache_folder, sha256_of
+from anyformer.processes import locked
+
+SETTING = "TORCHINDUCTOR_CACHE_DIR"
+DIGESTS = "digests.json"
+UNLISTED = (".lock", ".tmp")  # endings of files that come and go
+
+
+class CompileCache:
+    """The folder of one model's compiled code, held by one training at a time."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.held, self.damaged = ExitStack(), False
+
+    def hold(self) -> bool:
+        """Lock the folder, and remove it if it is damaged; return whether it can be used."""
+        with suppress(ConfigError, OSError):  # held by another training, or not writable
+            self.held.enter_context(locked(self.folder.parent, name=f"{self.folder.name}.lock"))
+            if self.folder.is_dir() and not self._is_intact():
+                self.damaged = True
+                remove(self.folder)
+            self.folder.mkdir(exist_ok=True)
+            return True
+        self.held.close()
+        return False
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Let torch.compile read and write this folder."""
+        before = os.environ.get(SETTING)
+        os.environ[SETTING] = str(self.folder)
+        try:
+            yield
+        finally:
+            del os.environ[SETTING]
+            os.environ |= {} if before is None else {SETTING: before}
+            self.held.close()
+
+    def record(self) -> None:
+        """Store the digests of all files; without them the folder counts as damaged."""
+        with suppress(OSError):
+            temporary = self.folder / f"{secrets.token_hex(4)}.tmp"
+            temporary.write_text(json.dumps(dict(self._digests()), indent=0), encoding="utf-8")
+            temporary.replace(self.folder / DIGESTS)
+
+    def _digests(self) -> Iterator[tuple[str, str]]:
+        for path in sorted(self.folder.rglob("*")):
+            name = path.relative_to(self.folder).as_posix()
+            if path.is_file() and name != DIGESTS and not name.endswith(UNLISTED):
+                yield name, sha256_of(path)
+
+    def _is_intact(self) -> bool:
+        """Return whether all listed files are as they were. A folder without a list is of a run that was killed."""
+        try:
+            digests = json.loads((self.folder / DIGESTS).read_text(encoding="utf-8"))
+            return all(sha256_of(self.folder / name) == digest for name, digest in digests.items())
+        except (OSError, ValueError, AttributeError):
+            return False
+
+
+def find_compile_cache(config: ModelConfig, device: torch.device) -> CompileCache | None:
+    """Return the cache of a model on a device; None if the user has set a folder."""
+    if (given := os.environ.get(SETTING)) and not _is_temporary(Path(given)):
+        return None
+    on_gpu = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if on_gpu else torch.backends.cpu.get_cpu_capability()
+    versions = torch.__version__, platform.python_version(), platform.machine()
+    key = json.dumps([*versions, device.type, name, io.dumps(config, "json")])
+    return CompileCache(cache_folder().with_name("compiled") / hashlib.sha256(key.encode()).hexdigest()[:24])
+
+
+def _is_temporary(folder: Path) -> bool:
+    """Return whether this is torch's own folder, which torch writes to the environment when its compiler is loaded."""
+    return folder.name.startswith("torchinductor_") and folder.parent == Path(tempfile.gettempdir())
