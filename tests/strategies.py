@@ -245,7 +245,7 @@ def stacks(
     pooling = draw(poolings(depth)) if pools and depth > 1 and draw(st.booleans()) else None
     if pooling is None and draw(st.booleans()):
         layers, prefix = (_with_first_values(some, (*prefix, *layers)) for some in (layers, prefix))
-    return Stack(
+    found = Stack(
         depth=depth,
         blocks=layers,
         prefix=prefix,
@@ -256,6 +256,23 @@ def stacks(
         embedding_skip=pooling is None and draw(st.booleans()),
         unet_skips=pooling is None and depth > 1 and draw(st.booleans()),
     )
+    return _with_global_projections(found) if encoder and draw(st.booleans()) else found
+
+
+def _with_global_projections(stack: Stack) -> Stack:
+    """The stack of an encoder, with projections of global tokens where a pattern has some, and they fit."""
+
+    def fits(mixer: object) -> bool:
+        if not isinstance(mixer, Attention) or not mixer.global_positions or mixer.projections != "separate":
+            return False
+        content = (mixer.position or stack.position).reads_content()
+        return not content and not mixer.value_residual and not isinstance(mixer.compress, Latent)
+
+    def changed(block: Block) -> Block:
+        mixer = block.mixer.model_copy(update={"global_projections": True}) if fits(block.mixer) else block.mixer
+        return block.model_copy(update={"mixer": mixer})
+
+    return stack.model_copy(update={name: tuple(map(changed, getattr(stack, name))) for name in ("blocks", "prefix")})
 
 
 def _with_first_values(layers: tuple[Block, ...], every: tuple[Block, ...]) -> tuple[Block, ...]:

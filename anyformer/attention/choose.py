@@ -47,6 +47,8 @@ class Requirements(NamedTuple):
     def of(cls, spec: Attention, width: int) -> "Requirements":
         """Return the requirements of an attention layer in a model of this width."""
         k, k_v = spec.widths(width)
+        if spec.global_projections:  # two keys and values for each token
+            k, k_v = 2 * k, 2 * k_v
         latent = None
         if isinstance(spec.compress, Latent):
             rank, rotary = spec.compress.rank, spec.compress.rotary_width

@@ -82,6 +82,8 @@ def _attention(a: Attention, d: int, at: str, cross: bool) -> Iterator[Matrix]:
     else:
         both = g * k * (a.projections == "separate") + g * k_v * (a.projections != "shared_qkv")
         yield Matrix(f"{at}.qkv", d, h * k + both)
+    if a.global_projections:
+        yield Matrix(f"{at}.global_qkv", d, h * k + g * (k + k_v))
     if gates := a.gate_size(d):
         yield Matrix(f"{at}.gate", d, gates)
     if isinstance(a.output, Projected):

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from anyformer.config.norm import NoNorm, RMSNorm, TokenNorm
-from anyformer.config.pattern import Pattern
+from anyformer.config.pattern import BigBird, Pattern, Window
 from anyformer.config.position import Position
 from anyformer.config.spec import BY_KIND, Count, Fault, Flag, Number, Positive, Probability, Size, Spec, by_kind
 from anyformer.config.state_mixer import GatedDelta, Heads, LinearAttention, Mamba2
@@ -113,6 +113,8 @@ class Attention(Spec):
     projections: Literal["separate", "shared_qk", "shared_qkv"] = "separate"
     compress: Compression = NoCompression()  # latent: keys and values from one short vector per token (MLA)
     bias: Flag = False  # biases of the query, key and value projections
+    # second query, key and value projections, by which global tokens read all others; in an encoder (Longformer)
+    global_projections: Flag = False
     output: Output = Projected()  # the output projection W_O, or none
     # sigmoid gate of each head's output, from the token itself: one number per head, or one per element (Qwen3-Next)
     gate: Literal["none", "head", "element"] = "none"
@@ -139,6 +141,24 @@ class Attention(Spec):
         key = self.key_width or width // self.heads
         return key, self.value_width or key
 
+    @property
+    def global_positions(self) -> int:
+        """Number of first positions that see all others by the pattern."""
+        match self.pattern:
+            case Window(globals=count):
+                return count
+            case BigBird(globals=count, block=size):
+                return count * size
+            case _:
+                return 0
+
+    def kernel_widths(self, width: int) -> tuple[int, int]:
+        """Head widths that a kernel computes with: twice those of a head if the pattern has global tokens with
+        separate projections."""
+        times = 2 if self.global_projections and self.global_positions else 1
+        key, value = self.widths(width)
+        return times * key, times * value
+
     def rotary_width(self, width: int) -> int:
         """Return how much of each query and key a position scheme may rotate."""
         return self.compress.rotary_width if isinstance(self.compress, Latent) else self.widths(width)[0]
@@ -150,6 +170,12 @@ class Attention(Spec):
             yield Fault("sinks", f"= True: {what}")
         if self.qk_norm_over != "head" and isinstance(self.qk_norm, NoNorm):
             yield Fault("qk_norm_over", f"= '{self.qk_norm_over}': there is no norm; set qk_norm, or leave this out")
+        if self.global_projections:
+            fits = {"compress": isinstance(self.compress, NoCompression), "projections": self.projections == "separate"}
+            fits["value_residual"] = not self.value_residual
+            if wrong := [name for name, fit in fits.items() if not fit]:
+                what = f"global tokens have no separate {' or '.join(wrong)}; leave one out"
+                yield Fault("global_projections", f"= True: {what}")
 
     def gate_size(self, width: int) -> int:
         """Return the number of gates of a token: none, one for each head, or one for each element of the heads."""

@@ -1,4 +1,4 @@
-"""Rules of a stack as a whole: segment memory, pooling and skip connections. Imports no torch."""
+"""Rules of a stack as a whole: segment memory, pooling, global tokens and skips. Imports no torch."""
 
 from collections.abc import Iterator
 
@@ -9,9 +9,10 @@ from anyformer.config.state_mixer import StateMixer
 
 
 def stack_faults(stack: Stack, side: Side, has_encoder: bool) -> Iterator[Fault]:
-    """Yield the faults of a stack's `memory` and `pooling`; `has_encoder`: the model has one."""
+    """Yield the faults of a stack's `memory`, `pooling` and global tokens; `has_encoder`: the model has one."""
     yield from _memory(stack, side, has_encoder)
     yield from _pooling(stack, side)
+    yield from _global_projections(stack, side)
 
 
 def _memory(stack: Stack, side: Side, has_encoder: bool) -> Iterator[Fault]:
@@ -45,6 +46,21 @@ def _pooling(stack: Stack, side: Side) -> Iterator[Fault]:
         yield Fault("pooling.stages", f"= {list(pooling.stages)}: pooling is between stages, so there are two or more")
     if (layers := sum(pooling.stages) + pooling.tail) != stack.depth:
         yield Fault("depth", f"= {stack.depth}: the stages and the tail of `pooling` are {layers} layers")
+
+
+def _global_projections(stack: Stack, side: Side) -> Iterator[Fault]:
+    """Yield faults of separate projections of global tokens: a cache has no room for their keys and values."""
+    for name, blocks in (("prefix", stack.prefix), ("blocks", stack.blocks)):
+        for i, block in enumerate(blocks):
+            mixer, path = block.mixer, f"{name}.{i}.mixer.global_projections"
+            if block.cross and block.cross.global_projections:
+                yield Fault(f"{name}.{i}.cross.global_projections", "= True: across there are no global tokens")
+            if not isinstance(mixer, Attention) or not mixer.global_projections:
+                continue
+            if side == "decoder":
+                yield Fault(path, "= True: only an encoder has separate projections of global tokens")
+            elif (scheme := mixer.position or stack.position).reads_content():
+                yield Fault(path, f"= True: {scheme.kind} positions compare distances with one kind of query and key")
 
 
 def skip_faults(stack: Stack, width: int) -> Iterator[Fault]:

@@ -40,6 +40,8 @@ def attention_row(trace: Trace, name: str, head: int, query: int) -> AttentionRo
     keys = seen[f"{name}.k"][0, head // share].double().cpu()
     v = seen[f"{name}.v"][0]
     values = v[head // (attention.heads // len(v))].double().cpu()
+    if values.shape[1] > (width := seen[f"{name}.heads"].shape[-1]):  # a global query reads the second half
+        values = values[:, :width] if bool(q[: len(q) // 2].any()) else values[:, width:]
     dense, visible = trace.mask(name), trace.visible(name)[query]
     dots = keys @ q
     scores = dots * attention.scale

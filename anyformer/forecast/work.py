@@ -180,7 +180,9 @@ class _Layer(NamedTuple):
         computed = biased = counted = 0.0
         for a, keys, across in self._attentions():
             pattern = pattern_across(a) if across else pattern_of(a, self.side)
-            flops = 2.0 * self.rows.batch * a.heads * pairs(pattern, self.t, keys) * sum(a.widths(self.config.width))
+            flops = (
+                2.0 * self.rows.batch * a.heads * pairs(pattern, self.t, keys) * sum(a.kernel_widths(self.config.width))
+            )
             flops /= self.rows.context
             counted += flops
             if not across and isinstance(position_of(a, self.stack), T5Bias | Disentangled):
@@ -194,7 +196,7 @@ class _Layer(NamedTuple):
         values = 0.0
         for a, keys, _ in self._attentions():
             own = self.tokens * a.heads + self.rows.batch * keys * a.groups
-            values += own * sum(a.widths(self.config.width))
+            values += own * sum(a.kernel_widths(self.config.width))
         return values * self.size
 
     def _matmul_bytes(self) -> float:

@@ -253,12 +253,17 @@ def _attention(a: Attention, pattern: Pattern, d: int, b: int, t: int, s: int, c
     cost += Cost(h * a.sinks)
     if isinstance(a.position, Disentangled):
         cost += distance_cost(a, a.position, d, b, t)
+    wide, wide_v = a.kernel_widths(d)
+    if a.global_projections:
+        own = linear(d, h * k + g * (k + k_v), b * t, a.bias)
+        more = b * t * (h + g) * (wide - k + wide_v - k_v)
+        cost += replace(own, flops=own.flops if wide > k else 0, saved=more)
     if gates := a.gate_size(d):
         cost += replace(linear(d, gates, b * t, bias=False), saved=b * t * (gates + h * k_v))  # and the gated heads
     if a.value_residual:
         cost += Cost(2, saved=b * t * g * k_v)  # values before they are mixed
     return cost + Cost(
-        flops=2 * b * h * pairs(pattern, t, s) * (k + k_v), cached=b * _slots(s, a.reach) * each * caching
+        flops=2 * b * h * pairs(pattern, t, s) * (wide + wide_v), cached=b * _slots(s, a.reach) * each * caching
     )
 
 

@@ -22,6 +22,7 @@ from anyformer.inspection.sublayers import attention_at, refuse_state, stacks_of
 from anyformer.inspection.taps import run_with_taps
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.attention_variants.disentangled import DisentangledAttention
+from anyformer.nn.attention_variants.global_tokens import GlobalTokenAttention
 from anyformer.nn.block import ParallelBlock
 from anyformer.nn.inputs import AnyInput, Inputs, TokenInput
 from anyformer.nn.linear import split_heads
@@ -90,6 +91,8 @@ def _why_mixed(attention: MultiHeadAttention, stack: BlockStack, read: AnyInput,
         return "after a norm, which is not linear"
     if attention.norms or attention.cap is not None:
         return "where queries and keys are normalised, or scores are capped"
+    if isinstance(attention, GlobalTokenAttention):
+        return "where global tokens have separate projections"
     return "in latent attention" if attention.latent is not None else None
 
 

@@ -1,7 +1,7 @@
 """Modules with weights: the model and its layers, on one device, without text, tasks or training.
 
 attention     multi-head attention, self and cross
-attention_variants  latent and disentangled attention
+attention_variants  latent and disentangled attention, global tokens
 aux_outputs   auxiliary losses and batch statistics of a training pass
 block         block: sublayers, residual connections and norm placement
 context       second argument of every block: masks, caches, taps

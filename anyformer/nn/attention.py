@@ -40,12 +40,9 @@ class MultiHeadAttention(nn.Module):
             self.serves = {"separate": (0, 1, 2), "shared_qk": (0, 0, 1), "shared_qkv": (0, 0, 0)}[spec.projections]
         self.q_norm, self.k_norm = (build_head_norm(spec.qk_norm, spec.qk_norm_over, n, k) for n in (h, g))
         self.norms, self.whole_norms = not isinstance(spec.qk_norm, NoNorm), spec.qk_norm_over == "projection"
-        gates = spec.gate_size(width)
-        self.gate = Linear(width, gates, bias=False) if gates else None
-        # weights of a layer's own values and of the first layer's
-        self.value_mix = nn.Parameter(torch.empty(2)) if spec.value_residual else None
-        output = spec.output
-        self.out = Linear(h * k_v, width, output.bias) if isinstance(output, Projected) else nn.Identity()
+        self.gate = Linear(width, gates, bias=False) if (gates := spec.gate_size(width)) else None
+        self.value_mix = nn.Parameter(torch.empty(2)) if spec.value_residual else None  # of own values, of the first's
+        self.out = Linear(h * k_v, width, spec.output.bias) if isinstance(spec.output, Projected) else nn.Identity()
         self.scale, self.normalizer, self.dropout = factor(spec.scale, width, k), spec.normalizer, spec.dropout
         self.cap, self.sinks = spec.cap, nn.Parameter(torch.empty(h)) if spec.sinks else None
 
@@ -62,7 +59,7 @@ class MultiHeadAttention(nn.Module):
             weights = weigh(q, k, mask, scoring)
             if (changed := ctx.tap("weights", weights)) is not weights:
                 out = mix(changed, v)
-        out = ctx.tap("heads", out)
+        out = ctx.tap("heads", self.select(out, ctx))
         if self.gate is not None:
             gate = split_heads(self.gate(x), self.heads).sigmoid()  # [b, h, t, 1] or [b, h, t, k_v]
             out = out * ctx.tap("gate", gate)
@@ -75,6 +72,10 @@ class MultiHeadAttention(nn.Module):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, lowered: Lowered, scoring: Scoring) -> Tensor:
         """[b, h, t, k] queries, [b, g, s, k] keys and [b, g, s, k_v] values to [b, h, t, k_v]."""
         return attend(q, k, v, lowered, scoring, self.dropout if self.training else 0.0)
+
+    def select(self, out: Tensor, ctx: Context) -> Tensor:
+        """Return the output of the heads [b, h, t, k_v] from that of wider values."""
+        return out
 
     def _project(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
         parts = self.qkv.split(ctx.with_memory(x))

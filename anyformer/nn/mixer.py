@@ -22,6 +22,7 @@ from anyformer.config import (
 )
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.attention_variants.disentangled import DisentangledAttention
+from anyformer.nn.attention_variants.global_tokens import GlobalTokenAttention
 from anyformer.nn.convolution import ConvolutionMixer
 from anyformer.nn.dense import DenseMixer, PositionMixer
 from anyformer.nn.recurrent import RecurrentMixer
@@ -35,6 +36,8 @@ def build_mixer(spec: Mixer, width: int) -> nn.Module | None:
     match spec:
         case Attention(position=Disentangled() as scheme):
             return DisentangledAttention(spec, scheme, width)
+        case Attention(global_projections=True):
+            return GlobalTokenAttention(spec, width)
         case Attention():
             return MultiHeadAttention(spec, width)
         case LinearAttention():

@@ -18,6 +18,7 @@ from anyformer.attention.scores import Scoring
 from anyformer.config import Scheme
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.attention_variants.disentangled import DisentangledAttention
+from anyformer.nn.attention_variants.global_tokens import GlobalTokenAttention
 from anyformer.nn.dropout import Dropout
 from anyformer.nn.experts import ExpertRows, Mixture, StackedLinear, expert_matmul
 from anyformer.nn.linear import Linear
@@ -126,6 +127,10 @@ class SplitAttention(MultiHeadAttention):
 
 class SplitDisentangledAttention(SplitAttention, DisentangledAttention):
     """Some of the heads, with their scores between content and distance. The vectors of distances are whole."""
+
+
+class SplitGlobalTokenAttention(SplitAttention, GlobalTokenAttention):
+    """Some of the heads, with both of their projections."""
 
 
 class GatherHeads(nn.Module):

@@ -22,6 +22,7 @@ from anyformer.attention.position_module import Positions
 from anyformer.config.adapter import within
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.attention_variants.disentangled import DisentangledAttention
+from anyformer.nn.attention_variants.global_tokens import GlobalTokenAttention
 from anyformer.nn.attention_variants.latent import LatentProjection
 from anyformer.nn.experts import Mixture
 from anyformer.nn.feedforward import GatedFFN, PlainFFN
@@ -41,6 +42,7 @@ from anyformer.parallel.split_modules import (
     SplitAttention,
     SplitDisentangledAttention,
     SplitDropout,
+    SplitGlobalTokenAttention,
     SplitMixture,
     SplitPositions,
     SplitStackedLinear,
@@ -112,9 +114,13 @@ class Heads(ParallelStyle):
             plan = {"latent": Compressed()}
         if module.gate is not None:
             plan["gate"] = Columns()
-        disentangled = isinstance(module, DisentangledAttention)
-        if isinstance(module, DisentangledAttention) and module.own is not None:
-            plan["own"] = Columns()
+        kind: type[SplitAttention] = SplitAttention
+        if isinstance(module, DisentangledAttention):
+            kind = SplitDisentangledAttention
+            plan |= {} if module.own is None else {"own": Columns()}
+        elif isinstance(module, GlobalTokenAttention):
+            kind = SplitGlobalTokenAttention
+            plan["global_qkv"] = Columns()
         if isinstance(module.out, Linear):
             plan["out"] = Rows()
         else:
@@ -122,7 +128,7 @@ class Heads(ParallelStyle):
         parallelize_module(module, mesh, plan)
         shard(module, "sinks", mesh, 0)
         module.heads, module.groups = module.heads // mesh.size(), module.groups // mesh.size()
-        become(module, SplitDisentangledAttention if disentangled else SplitAttention, mesh=mesh)
+        become(module, kind, mesh=mesh)
         return module
 
 

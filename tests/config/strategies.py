@@ -165,6 +165,7 @@ ids = nothing | st.integers(0, VOCAB - 1)
 sizes = st.sampled_from([(3, None), (3, 8), (6, None), (6, 4), (5, 4)])  # heads and key width
 free = {"heads": st.just(1), "kv_heads": nothing, "key_width": nothing, "value_width": nothing}
 free["compress"] = specs(NoCompression)
+free["global_projections"] = st.just(False)  # of encoders alone: tests/nn/test_global_tokens.py
 self_attention = specs(Attention, **free, output=specs(Projected), position=nothing | inside)
 cross_attention = specs(Attention, **free, projections=st.just("separate"), output=specs(Projected), position=nothing)
 

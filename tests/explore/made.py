@@ -86,6 +86,7 @@ def pair(of: Stack, across: Stack) -> ModelConfig:
 
 WINDOW = Attention(heads=4, kv_heads=2, pattern=Window(before=3, after=0), cap=5.0, sinks=True, qk_norm=RMSNorm())
 LATENT = Attention(heads=2, key_width=12, value_width=8, compress=Latent(rank=8, rotary_width=4))
+GLOBAL = Attention(heads=2, pattern=Window(before=1, after=1, globals=1), global_projections=True)
 RELU = Attention(heads=2, normalizer="relu")
 MIXED = Block(
     mixer=HEADS, feedforward=Experts(count=3, top_k=2, expert=Gated(width=8)), order=Parallel(shared_norm=True)
@@ -123,6 +124,11 @@ RUNS: dict[str, tuple[AnyTask, ModelConfig, TextTokenizer]] = {
     "distances": (
         MaskedLanguageModel(),
         encoder(stack(position=Disentangled(buckets=4, max_distance=8)), MaskedLM()),
+        WORDS,
+    ),
+    "global": (
+        Classify(labels=("no", "yes")),
+        encoder(stack(BLOCK.model_copy(update={"mixer": GLOBAL}), Sinusoidal()), TWO),
         WORDS,
     ),
     "tag": (Tag(labels=("a", "b", "c")), encoder(stack(), TokenLabels(labels=3)), WORDS),

@@ -86,6 +86,9 @@ def cases() -> Iterator[tuple[str, Case]]:
         yield f"decoder, {name}", Case(decoder(position=position), packed=True)
         yield f"encoder, {name}", Case(encoder(position, tie="output"), smoothing=0.1)
         yield f"encoder-decoder, {name}", Case(pair(position, tie="all"), packed=name in ("t5", "alibi"))
+    windows = {"heads": 4, "pattern": {"kind": "window", "before": 2, "after": 2, "globals": 1}}
+    tokens = {"depth": 2, "blocks": block(windows | {"global_projections": True}, placement="post")}
+    yield "global tokens", Case(encoder(encoder=tokens), packed=True)
     yield "untied", Case(pair("t5"), smoothing=0.2)
     yield "inputs tied", Case(pair("rotary", tie="inputs"))
     pad = {**TOKENS, "pad": 3}
