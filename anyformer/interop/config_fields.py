@@ -110,6 +110,11 @@ class Fields:
             return None if field in self._data else default
         return self._as(type(default), field, value)
 
+    def any(self, field: str, default: Any) -> Any:
+        """Return a field of any type, which the caller checks; null counts as left out."""
+        value = self._take(field)
+        return default if value is None else value
+
     def must(self, field: str, *values: Any) -> None:
         """Refuse a field unless it is left out, null, or one of these values, or `transformers` does not use it."""
         value = self._data.get(field)

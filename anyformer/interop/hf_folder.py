@@ -60,7 +60,6 @@ from anyformer.tasks.sequence_level import Frame
 # Families that are not supported, each with the part that anyformer does not have.
 UNSUPPORTED = {
     "deberta": "its keys have no bias, but queries and values have one; versions 2 and 3 are supported",
-    "longformer": "its global tokens have separate query, key and value projections",
 }
 
 

@@ -119,6 +119,7 @@ EFFECTLESS = {
     *(("deepseek_v2", "intermediate_size"), ("deepseek_v3", "num_mtp_layers")),
     *(("smollm3", "use_sliding_window"), ("smollm3", "sliding_window")),  # only together
     *(("deberta-v2", "max_relative_positions"), ("deberta-v2", "legacy")),
+    *(("longformer", "onnx_export"), ("longformer", "sep_token_id")),
     *(("big_bird", "block_size"), ("big_bird", "num_random_blocks"), ("big_bird", "sep_token_id")),
     ("vit", "pooler_act"),
     ("whisper", "scale_embedding"),

@@ -93,6 +93,10 @@ def big_bird(head: str, **settings: Any) -> PublicModel:
     return public if head == "Model" else public._replace(changed=lambda model: setattr(model.bert, "pooler", None))
 
 
+def longformer(head: str, **settings: Any) -> PublicModel:
+    return roberta(head, "Longformer", **{"attention_window": 8, **settings})
+
+
 ENCODERS = {
     "bert": bert("MaskedLM"),
     "bert-relu": bert("MaskedLM", hidden_act="relu", layer_norm_eps=1e-5, type_vocab_size=3),
@@ -140,6 +144,10 @@ ENCODERS = {
     "big-bird-pooler": big_bird("Model", use_bias=False, rescale_embeddings=True),
     "big-bird-classifier": big_bird("SequenceClassification", hidden_act="relu", **LABELS),
     "big-bird-tagger": big_bird("TokenClassification", **LABELS),
+    "longformer": longformer("MaskedLM"),
+    "longformer-windows": longformer("Model", attention_window=[4, 12]),
+    "longformer-classifier": longformer("SequenceClassification", hidden_act="relu", **LABELS),
+    "longformer-tagger": longformer("TokenClassification", **LABELS),
     "deberta": deberta("MaskedLM"),
     "deberta-distances": deberta("Model", position_buckets=-1, max_relative_positions=12, norm_rel_ebd="none"),
     "deberta-classifier": deberta("SequenceClassification", share_att_key=False, pooler_hidden_act="tanh", **LABELS),

@@ -27,11 +27,12 @@ from tests.interop.decoder_grid import (
 )
 from tests.interop.measure import measure
 from tests.interop.public import LENGTH, PublicModel
-from tests.interop.test_encoders import LABELS, bert, big_bird, deberta, distilbert, modern, mpnet, roberta
+from tests.interop.test_encoders import LABELS, bert, big_bird, deberta, distilbert, longformer, modern, mpnet, roberta
 from tests.interop.test_pairs import bart, t5
 
 PROMISE = 1e-4
-FEW = 3  # examples of a family, unless a profile asks for more
+FEW, TEN = 3, 10  # examples of a family, unless a profile asks for more
+QUICK = ("deberta-v2", "big_bird", "longformer")  # families of which ten examples take a few seconds
 WRITERS = [kind for kind in FAMILIES if "lm" in FAMILIES[kind].heads.values() and kind != "whisper"]
 
 BERT: Fields = {
@@ -79,6 +80,7 @@ MODERN: Fields = {
     "mlp_bias": flags,
 }
 DEBERTA: Fields = BERT | {
+    "num_hidden_layers": st.integers(1, 2),
     "position_buckets": st.sampled_from([-1, 2, 9, 16]),
     "max_relative_positions": st.sampled_from([-1, 11, 40]),
     "pos_att_type": st.sampled_from([["c2p"], ["p2c"], ["p2c", "c2p"], "c2p|p2c"]),
@@ -92,6 +94,11 @@ BIG_BIRD: Fields = BERT | {
     "head": st.sampled_from(["MaskedLM", "SequenceClassification", "TokenClassification", "Model"]),
     "use_bias": flags,
     "rescale_embeddings": flags,
+}
+LONGFORMER: Fields = ROBERTA | {
+    "head": BIG_BIRD["head"],
+    "num_hidden_layers": st.just(2),
+    "attention_window": st.sampled_from([4, 6, 128, [4, 12], [30, 6]]),  # transformers has none of 2
 }
 
 GRID: Grid = DECODER_GRID | {
@@ -115,6 +122,7 @@ GRID: Grid = DECODER_GRID | {
     "modernbert": (modern, MODERN),
     "deberta-v2": (deberta, DEBERTA),
     "big_bird": (big_bird, BIG_BIRD),
+    "longformer": (longformer, LONGFORMER),
     "bart": (bart, BART),
     "mbart": (bart, BART),
     "marian": (bart, BART),
@@ -147,14 +155,29 @@ def public(kind: str, drawn: dict[str, Any]) -> PublicModel:
     return build(**drawn, **({"title": TITLES[kind]} if kind in TITLES else {}))
 
 
-@pytest.mark.parametrize("kind", GRID)
-@settings(
-    max_examples=FEW if settings.default.max_examples < 100 else 50,
-    phases=[Phase.generate],  # a smaller example is not worth the minutes: all fields are shown
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+def grid_settings(examples: int) -> settings:
+    return settings(
+        max_examples=examples if settings.default.max_examples < 100 else 50,
+        phases=[Phase.generate],  # a smaller example is not worth the minutes: all fields are shown
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+
+
+@pytest.mark.parametrize("kind", [kind for kind in GRID if kind not in QUICK])
+@grid_settings(FEW)
 @given(data=st.data())
 def test_any_config(kind: str, data: st.DataObject) -> None:
+    check_config(kind, data)
+
+
+@pytest.mark.parametrize("kind", QUICK)
+@grid_settings(TEN)
+@given(data=st.data())
+def test_ten_configs(kind: str, data: st.DataObject) -> None:
+    check_config(kind, data)
+
+
+def check_config(kind: str, data: st.DataObject) -> None:
     drawn = data.draw(st.fixed_dictionaries(GRID[kind][1]))
     with tempfile.TemporaryDirectory() as folder:
         found = measure(public(kind, drawn), Path(folder), writes=False)

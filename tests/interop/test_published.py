@@ -17,6 +17,7 @@ LOADED = [name for name, entry in ENTRIES.items() if not entry.refused]
 REFUSED = [name for name, entry in ENTRIES.items() if entry.refused]
 UNPUBLISHED = {
     "big_bird",  # but for block-sparse ones
+    "longformer",
     "clip",
     "whisper",
     "starcoder2",

@@ -21,6 +21,7 @@ gpt_neo     GPT-Neo: local windows
 gpt_oss     gpt-oss: sinks, clamped experts
 gptj        GPT-J
 llama       Llama, Mistral, Qwen2 and Qwen3
+longformer  Longformer: windows, separate projections of global tokens
 mixtral     Mixtral: Mistral with experts
 modernbert  ModernBERT
 mpnet       MPNet: RoBERTa with T5's bias
@@ -61,6 +62,7 @@ from anyformer.interop.families.gpt_neo import GPT_NEO
 from anyformer.interop.families.gpt_oss import GPT_OSS
 from anyformer.interop.families.gptj import GPTJ
 from anyformer.interop.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from anyformer.interop.families.longformer import LONGFORMER
 from anyformer.interop.families.mixtral import MIXTRAL
 from anyformer.interop.families.modernbert import MODERNBERT
 from anyformer.interop.families.mpnet import MPNET
@@ -87,6 +89,7 @@ _ALL: tuple[Family, ...] = (
     *(QWEN3_MOE, FALCON, PHI3, PHI, GPTJ, GPT_NEO, STARCODER2, SMOLLM3),
     *(OLMO2, OLMO3, STABLELM, COHERE, MPT, XGLM, QWEN2_MOE, DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS, QWEN3_NEXT),
     *(BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, MPNET, DISTILBERT, ELECTRA, ALBERT, MODERNBERT, DEBERTA_V2, BIG_BIRD),
+    LONGFORMER,
     *(VIT, CLIP),
     *(T5, MT5, BART, MBART, MARIAN, PEGASUS, M2M100, WHISPER),
 )
