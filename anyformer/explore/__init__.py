@@ -20,6 +20,7 @@ path_stages        View `stage`: the numbers of one stage, for one token, layer 
 pictures           Images and spectrograms of a text as pixels, with their places
 prediction         View `read`: tokens of a text and the run's prediction for it
 requests           A spec for each request of the page
+rotation           View `rotation`: q and k before and after rotary positions, and their score by distance
 server             HTTP server on 127.0.0.1
 show               The page with all its answers, for notebooks and files
 step_runs          Runs at the steps of their training, the latest ones in memory

@@ -31,6 +31,7 @@ from anyformer.config import (
     Side,
     Spec,
     Stack,
+    Tokens,
     pattern_across,
     pattern_of,
     position_of,
@@ -59,7 +60,7 @@ def block(trace: Trace) -> dict[str, Any]:
     for side, stack in config.stacks.items():
         name, spec = inputs[side]
         assert spec is not None
-        read[side] = {"name": name, "details": details(spec), **cost(f"{name} embeddings")}
+        read[side] = {"name": name, "details": details(spec), **_input_steps(spec), **cost(f"{name} embeddings")}
         stacks.append(
             {
                 "side": side,
@@ -159,7 +160,7 @@ def _block(
     if not isinstance(spec.mixer, NoMixer):
         sublayers.append(("mixer", spec.mixer, next(iter(costs)), _mixer_details(spec.mixer, side, stack)))
     if spec.cross is not None:
-        across = {"pattern": pattern_across(spec.cross).kind}
+        across = _settings("pattern", pattern_across(spec.cross))
         sublayers.append(("cross", spec.cross, "cross-attention", details(spec.cross) | across))
     if not isinstance(spec.feedforward, NoFeedForward):
         sublayers.append(("feedforward", spec.feedforward, "feed-forward", details(spec.feedforward)))
@@ -192,7 +193,23 @@ def _block(
 def _mixer_details(mixer: Mixer, side: Side, stack: Stack) -> dict[str, Any]:
     if not isinstance(mixer, Attention):
         return details(mixer)
-    return details(mixer) | {"pattern": pattern_of(mixer, side).kind, "position": position_of(mixer, stack).kind}
+    return (
+        details(mixer)
+        | _settings("pattern", pattern_of(mixer, side))
+        | _settings("position", position_of(mixer, stack))
+    )
+
+
+def _settings(name: str, spec: Spec) -> dict[str, Any]:
+    """Return the kind of a nested spec, and its settings: {"pattern": "window", "pattern.before": 128}."""
+    return {name: dict(spec)["kind"]} | {f"{name}.{field}": value for field, value in details(spec).items()}
+
+
+def _input_steps(spec: Spec) -> dict[str, Any]:
+    """Return the steps after the positions of token embeddings: the number of token types, and the kind of norm."""
+    if not isinstance(spec, Tokens):
+        return {"types": 0, "norm": None}
+    return {"types": spec.types, "norm": None if isinstance(spec.norm, NoNorm) else spec.norm.kind}
 
 
 def _costs(cost: Cost, weights: bool = True) -> dict[str, int]:

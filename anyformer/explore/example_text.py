@@ -1,7 +1,7 @@
 """The text that the page shows first: an example of the run's own data if it is available; and where that data is."""
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import assert_never
 
@@ -11,6 +11,7 @@ from anyformer.data.media import files_in, references_end
 from anyformer.data.media_files import PICTURES, SOUNDS
 from anyformer.data.readers import read
 from anyformer.data.synthetic import generate
+from anyformer.data.tokenizer import TextTokenizer
 from anyformer.recipe import (
     Additions,
     ArrayFile,
@@ -42,10 +43,26 @@ from anyformer.tasks.mlm import MaskedLanguageModelling
 from anyformer.tasks.sequence_level import SequenceLevelTask
 from anyformer.tasks.span import SpanAnswering
 
-EXAMPLE = "The quick brown fox jumps over the lazy dog."
+# Texts for a run whose data are not on this machine: the first whose words its tokenizer knows, in the fewest tokens.
+TEXTS = (
+    "The quick brown fox jumps over the lazy dog.",
+    "Once upon a time, there was a little girl named Lily. She saw a big dog.",
+    "a film with a good story and great actors , but the end is bad",
+    "the city is in the north of the country and has a large river",
+    "오늘은 날씨가 좋아서 친구와 함께 공원에 갔다.",
+    "今天天气很好,我和朋友一起去公园。",
+    "今日は天気がいいので、友達と公園に行きました。",
+    "Heute ist das Wetter schön, und ich gehe mit einem Freund in den Park.",
+    "Aujourd'hui il fait beau et je vais au parc avec un ami.",
+    "Hoy hace buen tiempo y voy al parque con un amigo.",
+    "3 1 4 1 5 9 2 6",
+)
+MUCH_SHORTER = 0.8  # a later text is chosen if its tokens per byte are fewer by this factor
+MIN_WORDS = 4
 SECOND = "A fox jumps."
 MAX_FILE_BYTES = 8 * 2**20  # larger files are not read for one example
 MAX_CHARACTERS = 80
+MAX_VOCABULARY = 1000  # the first ids, which are often the most frequent words
 SAMPLE_ROWS = 8  # the longest of these rows is shown
 
 
@@ -59,12 +76,37 @@ def example(run: Run, folder: Path) -> tuple[str, str]:
         folders += _folders(data.valid or data.train, data)
     except (ConfigError, OSError):  # no recipe, or its data is not on this machine
         pass
-    text = _shorten(row.get("source") or row.get("text") or "") or _any_file(run, folders) or EXAMPLE
+    text = _shorten(row.get("source") or row.get("text") or "") or _any_file(run, folders) or _fitting(run.tokenizer)
     if isinstance(run.task, MaskedLanguageModelling) and len(words := text.split(" ")) > 1:
         words[len(words) // 2] = run.tokenizer.token(run.task.mask)
         text = " ".join(words)
     pairs = isinstance(run.task, SpanAnswering) or (isinstance(run.task, SequenceLevelTask) and run.task.pairs)
     return text, _shorten(row.get("pair", "")) or (SECOND if pairs else "")
+
+
+def _fitting(tokenizer: TextTokenizer) -> str:
+    """Return the text of `TEXTS` that fits a vocabulary best, without words that are unknown to it.
+
+    If it knows too few words of each, return its own first words.
+    """
+    best, least = "", float("inf")
+    for text in TEXTS:
+        known = _known(tokenizer, text)
+        if len(known.split()) < MIN_WORDS:
+            continue
+        (ids,) = tokenizer.encode_batch([known])
+        cost = len(ids) / len(known.encode()) + 1 - len(known) / len(text)
+        if cost < MUCH_SHORTER * least:
+            best, least = known, cost
+    words = (tokenizer.token(id).strip() for id in range(min(tokenizer.size, MAX_VOCABULARY)))
+    return best or " ".join(islice((word for word in words if word.isalnum()), 2 * MIN_WORDS)) or TEXTS[0]
+
+
+def _known(tokenizer: TextTokenizer, text: str) -> str:
+    """Return a text without the words that a tokenizer does not know."""
+    words = text.split(" ")
+    rows = tokenizer.encode_batch(words)
+    return " ".join(word for word, ids in zip(words, rows, strict=True) if ids and tokenizer.unk not in ids)
 
 
 def _any_file(run: Run, folders: Sequence[Path]) -> str:

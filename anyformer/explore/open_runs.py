@@ -28,6 +28,7 @@ from anyformer.explore.requests import (
     TextRequest,
     WriteRequest,
 )
+from anyformer.explore.rotation import rotation
 from anyformer.explore.step_runs import StepRuns, widened
 from anyformer.explore.trace import Trace, attentions_of, output_kind, predicts_tokens, trace_text
 from anyformer.inspection.sublayers import attentions
@@ -47,6 +48,7 @@ VIEWS: dict[str, tuple[type[TextRequest], Callable[[Trace, Any], dict[str, Any]]
     "model": (KindRequest, views.model),
     "matrix": (MatrixRequest, views.matrix),
     "neuron": (NeuronRequest, views.neuron),
+    "rotation": (NeuronRequest, rotation),
     "next": (NextRequest, views.next_),
     "block": (TextRequest, lambda trace, _: diagram.block(trace)),
     "cache": (TextRequest, lambda trace, _: diagram.cache(trace)),

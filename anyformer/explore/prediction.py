@@ -108,7 +108,7 @@ def probabilities(trace: Trace) -> list[tuple[str, float]] | None:
         case Classifying():
             labels, several = run.task.spec.labels, run.task.spec.separator is not None
         case Encoding() if isinstance(run.config.head, Classifier):
-            labels, several = run.task.spec.labels, False
+            labels, several = run.task.spec.labels, run.task.spec.multi_label
         case _:
             return None
     logits = trace.output[0].float().cpu()

@@ -119,6 +119,10 @@ def _requests(workspace: Workspace, body: dict[str, Any]) -> Iterator[Request]:
     heads = max(max(side["heads"]) for side in outline["sides"])
     for layer, head in product(range(depth), range(max(heads, 1))):
         yield from _stages(outline, body, layer, head)
+    for kind, layer, _ in layers:
+        where = {**body, "kind": kind, "layer": layer}
+        if workspace.answer("matrix", {**where, "head": 0, "what": "bias"})["position"].startswith("rotary"):
+            yield from (("rotation", pair) for pair in _pairs(workspace, where))
 
 
 def _stages(outline: dict[str, Any], body: dict[str, Any], layer: int, head: int) -> Iterator[Request]:

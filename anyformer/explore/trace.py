@@ -10,7 +10,7 @@ from torch import Tensor
 
 from anyformer.attention.attend import weigh
 from anyformer.attention.layout import Layout
-from anyformer.attention.lowered import Dense, densify
+from anyformer.attention.lowered import Dense, Relation, densify
 from anyformer.cache.ring import Step
 from anyformer.config import (
     LM,
@@ -72,21 +72,45 @@ class Trace:
     def attention(self, name: str) -> MultiHeadAttention:
         return attentions(self.run.model)[name]
 
+    def relation(self, name: str) -> Relation:
+        """Return the lowered mask and the positions of an attention layer."""
+        side, layer, sublayer = cast(Side, name.split(".")[0]), int(name.split(".")[1]), name.split(".")[2]
+        stack, relations = stacks_of(self.run.model)[side], self._relations(side, sublayer == "cross")
+        plan = (stack.cross_plan_of_layer if sublayer == "cross" else stack.plan_of_layer)[layer]
+        assert plan is not None
+        return relations[plan]
+
+    @torch.no_grad()
+    def _relations(self, side: Side, cross: bool) -> list[Relation]:
+        """Return the relations of all plans of a stack, computed once."""
+        if (side, cross) not in self._known_relations:
+            stack, layout = stacks_of(self.run.model)[side], self.layout(side)
+            if cross:
+                found = stack.crossings(layout, self.layout("encoder"), SITE, "eager")
+            else:
+                levels = Funnel(stack.pooling, layout, 1).layouts
+                found = stack.relations(layout, {None: Step(layout)}, False, SITE, "eager", levels)
+            self._known_relations[side, cross] = found
+        return self._known_relations[side, cross]
+
+    @cached_property
+    def _known_relations(self) -> dict[tuple[Side, bool], list[Relation]]:
+        return {}
+
     def mask(self, name: str) -> Dense:
         """Return the mask and bias of an attention layer as they are applied."""
-        side, layer, sublayer = cast(Side, name.split(".")[0]), int(name.split(".")[1]), name.split(".")[2]
-        stack, layout = stacks_of(self.run.model)[side], self.layout(side)
-        if sublayer == "cross":
-            which = stack.cross_plan_of_layer[layer]
-            assert which is not None
-            source = self.layout("encoder")
-            return densify(stack.crossings(layout, source, SITE, "eager")[which].lowered)
-        levels = Funnel(stack.pooling, layout, 1).layouts
-        plan = stack.plan_of_layer[layer]
-        assert plan is not None
-        relation = stack.relations(layout, {None: Step(layout)}, False, SITE, "eager", levels)[plan]
+        relation = self.relation(name)
+        if name.endswith("cross"):
+            return densify(relation.lowered)
         q, k = self.activations[f"{name}.q"], self.activations[f"{name}.k"]
         return densify(self.attention(name).mask(relation, q, k))
+
+    def positions(self, name: str) -> Tensor | None:
+        """Return the positions [t] of the tokens of a self-attention; None if they have several coordinates."""
+        side, layer, _ = name.split(".")
+        stack, layout = stacks_of(self.run.model)[cast(Side, side)], self.layout(cast(Side, side))
+        level = Funnel(stack.pooling, layout, 1).layouts[stack.levels[int(layer)]]
+        return None if level.coordinates is not None else level.positions[0].cpu()
 
     def keys(self, name: str) -> Tensor:
         """Return the keys [h, s, k], repeated for the heads that share them."""
@@ -207,13 +231,20 @@ def output_kind(run: Run) -> OutputKind:
 
 
 def initial_position(trace: Trace) -> int:
-    """Return the position that is shown first: the first mask, the middle of the answer, or the last token."""
+    """Return the position that is shown first: the first mask, the middle of the answer, or the last token.
+
+    In an encoder that predicts other than tokens it is in the middle, or the token that a head reads alone.
+    """
     ids, mask = trace.reading.distinct_ids(last_side(trace.run))[0].tolist(), trace.run.tokenizer.mask
     if isinstance(trace.run.config.head, MaskedLM) and mask in ids:
         return ids.index(mask)
     begins = trace.reading.begins
     if begins is not None and begins < len(ids):
         return (begins - 1 + len(ids) - 2) // 2  # positions begins - 1 to len - 2 predict the tokens of the answer
+    head = trace.run.config.head
+    if last_side(trace.run) == "encoder" and not isinstance(head, MaskedLM):
+        pool = head.pool if isinstance(head, Classifier | Embedder) else "mean"
+        return 0 if pool == "first" else len(ids) - 1 if pool == "last" else len(ids) // 2
     return len(ids) - 1
 
 

@@ -12,7 +12,10 @@ Every request about a text has run, text, target, off and step. The answers of a
              query, name, entropy, distance
     model    of all layers of a kind: layers, sizes, maps {layer.head: base64 of bytes, 48 × 48 at most}, names
     matrix   of one head: rows, columns, shape, what, normalizer, position (its kind), values (base64 of float32)
-    neuron   of a query and a key: q, k, product, dot, scale, cap, bias, sink, score, weight, visible, normalizer, row
+    neuron   of a query and a key: q, k, product, dot, scale, cap, bias, sink, score, weight, visible, normalizer, row,
+             position (its kind)
+    rotation of a query and a key with rotary positions: pairs of q and k before and after, scores by distance
+             (`rotation.py`)
     next     at one position: at, token, actual, logits [[token, logit]], ids, rest {count, temperatures, lse} of all
              other tokens, lens [{layer, top, entropy}]; layer -1 is the embeddings
     block    width, stacks, input, head, length, source_length, total: parts with parameters, flops (`diagram.py`)
@@ -110,10 +113,8 @@ def matrix(trace: Trace, request: MatrixRequest) -> dict[str, Any]:
 
 def neuron(trace: Trace, request: NeuronRequest) -> dict[str, Any]:
     name = trace.name(request.kind, request.layer, request.head)
-    attention, (rows, columns) = trace.attention(name), trace.labels(name)
-    for end, labels in (("query", rows), ("key", columns)):
-        if (at := getattr(request, end)) >= len(labels):
-            raise ConfigError([Fault(end, f"= {at}: there are {len(labels)} of them, from 0")])
+    check_pair(trace, name, request)
+    attention = trace.attention(name)
     q = trace.activations[f"{name}.q"][0, request.head, request.query].float().cpu()
     k = trace.keys(name)[request.head, request.key].float().cpu()
     bias, at = trace.bias(name), (request.head, request.query, request.key)
@@ -132,8 +133,16 @@ def neuron(trace: Trace, request: NeuronRequest) -> dict[str, Any]:
         "weight": float(row[request.key]),
         "visible": bool(trace.visible(name)[request.query, request.key]),
         "normalizer": attention.normalizer,
+        "position": trace.position(name),
         "row": row.tolist(),
     }
+
+
+def check_pair(trace: Trace, name: str, request: NeuronRequest) -> None:
+    """Raise if an attention layer has no such query or key."""
+    for end, labels in zip(("query", "key"), trace.labels(name), strict=True):
+        if (at := getattr(request, end)) >= len(labels):
+            raise ConfigError([Fault(end, f"= {at}: there are {len(labels)} of them, from 0")])
 
 
 @torch.no_grad()

@@ -27,7 +27,7 @@ EXPECTED = {
     "neuron": ".signs rect",
     "next": ".bar-row",
     "block": ".stack .part",
-    "cache": ".chart rect, .empty",
+    "cache": ".chart rect",
     "compare": ".pane + .pane .links",
     "live": ".empty",
 }

@@ -97,6 +97,7 @@ def test_a_tagger_shows_each_word_with_its_tag(page: Opener) -> None:
     assert [text.split("\n")[0].split("\t")[0] for text in one.texts(".tags tbody tr")] == ["the", "xylophone", "jumps"]
     assert all("%" in text for text in one.texts(".tags tbody tr"))
     assert [text.split("\n")[0] for text in one.texts(".output .tagged")] == ["the", "xylophone", "jumps"]
+    assert all("%" in text for text in one.texts(".output .tagged small"))
     assert "<unk>" not in one.text("body")
     assert page(run="tokens").text("#about").startswith("encoder · tagger")
 
@@ -111,6 +112,19 @@ def test_two_texts_of_an_embedder_are_compared_by_cosine(page: Opener, server: S
     assert one.tab.locator(".view-next .signs rect").count() == 2 * len(a)
     assert "16 values" in one.text(".output >> nth=0")
     assert f"{math.hypot(*a.tolist()):.2f}" in one.text(".output >> nth=0")
+
+
+@pytest.mark.usefixtures("encoders")
+def test_views_without_meaning_are_left_out(page: Opener) -> None:
+    """An encoder has no cache; a key or a link to that view leads to the first view. Other keys stay the same."""
+    one = page(run="embed", view="cache")
+    one.see("path")
+    assert one.tab.locator("#tab-cache").count() == 0
+    one.press("8").see("path")
+    one.press("7").see("block")
+    one.tab.select_option("#run", "lm")
+    one.settled().press("8").see("cache")
+    assert "cache" in one.tab.evaluate("[...document.querySelectorAll('#tabs button')].map(e => e.id).join()")
 
 
 @pytest.mark.usefixtures("encoders")

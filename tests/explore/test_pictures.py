@@ -40,7 +40,7 @@ def weights(server: Server, run: str, kind: str, head: int, query: int) -> np.nd
 @pytest.mark.parametrize("view", ["heads", "matrix", "neuron"])
 def test_the_heat_is_that_of_the_query_and_the_head(page: Opener, server: Server, view: str) -> None:
     """For a token, and for a patch or a moment that is clicked; a picture and a sound have one scale."""
-    one = page(run="label", text=TEXT, view=view, query="13", head="1")
+    one = page(run="label", text=TEXT, view=view, query="13", layer="0", head="1")
     for query, click in ((13, None), (3, "#place-0-encoder-3"), (16, "#place-0-encoder-16")):
         if click:
             one.click(click)
@@ -62,7 +62,7 @@ def test_pixels_are_drawn_as_they_are(page: Opener) -> None:
 
 @pytest.mark.usefixtures("folder")
 def test_cross_attention_is_shown_first_and_a_patch_is_its_key(page: Opener, server: Server) -> None:
-    one = page(run="question", text=TEXT, view="heads", query="1")
+    one = page(run="question", text=TEXT, view="heads", query="1", layer="0")
     assert one.tab.input_value("#kind-0") == "cross"
     row = weights(server, "question", "cross", 0, 1)
     first = int(one.tab.get_attribute(".place >> nth=0", "id").rpartition("-")[2])

@@ -41,24 +41,28 @@ async function showBlock(subject) {
 
 /** Draws from the bottom up: `pen.y` is the lower edge of the next part. The drawing is shifted into view at the end. */
 function drawStack(found, stack, last, tell) {
-  const pen = { y: 0, parts: [], tell };
+  const pen = { y: 0, parts: [], tell, memory: [] };
   const embedding = found.input[stack.side];
   onStream(pen, { ...embedding, name: `${word("embedding")} · ${word("width")} ${found.width}` }, BOX);
   if (ADDED.includes(stack.position.name))
-    onStream(pen, { ...stack.position, name: `${word("position")}: ${stack.position.name}` }, THIN);
+    onStream(pen, { ...stack.position, name: `${word("position")}: ${word(`scheme.${stack.position.name}`)}` }, THIN);
+  if (embedding.types) onStream(pen, { name: `${word("tokenTypes")}: ${embedding.types}` }, THIN);
+  if (embedding.norm) onStream(pen, { name: word(`normKind.${embedding.norm}`) }, THIN);
   for (const layer of stack.layers) drawLayer(pen, layer, stack);
   if (stack.final_norm.name !== "none")
-    onStream(pen, { ...stack.final_norm, name: `${word("finalNorm")}: ${stack.final_norm.name}` }, THIN);
-  if (last) onStream(pen, { ...found.head, name: `${word("output")} · ${found.head.name}` }, BOX);
-  else
-    pen.parts.push(
-      draw("path", { class: "wire", d: `M${STREAM} ${pen.y}V${pen.y - 22}H${LEFT}` }),
-      draw("text", { x: LEFT + 6, y: pen.y - 18 }, word("toDecoder")),
-    );
-  const top = pen.y - (last ? 8 : 36);
+    onStream(pen, { ...stack.final_norm, name: `${word("finalNorm")}: ${word(`normKind.${stack.final_norm.name}`)}` }, THIN);
+  if (last) onStream(pen, { ...found.head, name: `${word("output")} · ${word(`headKind.${found.head.name}`)}` }, BOX);
+  else {
+    wire(pen, GAP);
+    encoded(pen, STREAM, pen.y - 26);
+    pen.y -= 26;
+  }
+  const top = pen.y - 8,
+    bottom = pen.memory.length ? 48 : 8;
+  if (pen.memory.length) memoryRail(pen);
   return draw(
     "svg",
-    { viewBox: `0 ${top} ${LEFT + WIDE + 34} ${8 - top}`, role: "group", "aria-label": word(`stack.${stack.side}`) },
+    { viewBox: `0 ${top} ${LEFT + WIDE + 34} ${bottom - top}`, role: "group", "aria-label": word(`stack.${stack.side}`) },
     pen.parts.flat(),
   );
 }
@@ -80,7 +84,7 @@ function drawLayer(pen, layer, stack) {
   const bottom = pen.y,
     count = layer.to - layer.from + 1,
     residual = layer.sublayers[0]?.residual;
-  const norm = { name: `${word("norm")}: ${layer.norms.name}`, details: { placement: layer.placement } };
+  const norm = { name: word(`normKind.${layer.norms.name}`), details: { placement: layer.placement } };
   if (layer.parallel) drawParallel(pen, layer, norm);
   else for (const part of layer.sublayers) drawSublayer(pen, part, norm);
   wire(pen, 10);
@@ -110,7 +114,7 @@ function drawSublayer(pen, part, norm) {
   if (part.norms.in) step(THIN, norm, "norm");
   const inner = named(part);
   step(inner.height, inner, part.name);
-  if (part.name === "cross") memory(pen, column.y + 12 + inner.height / 2);
+  if (part.name === "cross") pen.memory.push(column.y + 12 + inner.height / 2);
   if (part.norms.branch) step(THIN, norm, "norm");
   pen.parts.unshift(
     draw("path", {
@@ -133,7 +137,8 @@ function drawParallel(pen, layer, norm) {
     rail = LEFT - 14,
     far = LEFT + WIDE + 8;
   let y = from - 8;
-  const each = [];
+  const each = [],
+    entries = [];
   if (layer.norms.shared) {
     box(pen, LEFT - 60, y - THIN + 8, 110, THIN, norm, "norm");
     y -= THIN;
@@ -141,20 +146,22 @@ function drawParallel(pen, layer, norm) {
   for (const part of layer.sublayers) {
     if (part.norms.in) {
       box(pen, LEFT, y - THIN, WIDE, THIN, norm, "norm");
-      y -= THIN;
+      pen.parts.unshift(draw("path", { class: "wire", d: `M${LEFT + WIDE / 2} ${y - THIN}v-8` }));
+      y -= THIN + 8;
     }
     const inner = named(part);
     box(pen, LEFT, y - inner.height, WIDE, inner.height, inner, part.name);
-    if (part.name === "cross") memory(pen, y - inner.height / 2);
+    if (part.name === "cross") pen.memory.push(y - inner.height / 2);
+    entries.push(part.norms.in ? y + THIN / 2 + 8 : y - inner.height / 2);
     each.push(y - inner.height / 2);
     y -= inner.height + 12;
   }
-  const across = each.map((at) => `M${rail} ${at}H${LEFT}M${LEFT + WIDE} ${at}H${far}`).join("");
+  const across = each.map((at, i) => `M${rail} ${entries[i]}H${LEFT}M${LEFT + WIDE} ${at}H${far}`).join("");
   const start = layer.norms.shared ? `M${STREAM} ${from}H${LEFT - 60}` : `M${STREAM} ${from}H${rail}`;
   pen.parts.unshift(
     draw("path", {
       class: "wire",
-      d: `${start}M${rail} ${from}V${Math.min(...each)}${across}M${far} ${Math.max(...each)}V${y}H${STREAM + 9}M${STREAM} ${from}V${y}`,
+      d: `${start}M${rail} ${from}V${Math.min(...entries)}${across}M${far} ${Math.max(...each)}V${y}H${STREAM + 9}M${STREAM} ${from}V${y}`,
     }),
   );
   plus(pen, y);
@@ -165,9 +172,12 @@ function drawParallel(pen, layer, norm) {
 /** The description of a part; for attention also its pattern and positions. */
 function named(part) {
   const { pattern, position } = part.details,
-    within = position && ![...ADDED, "none"].includes(position) ? position : "";
-  const note = [pattern, within].filter(Boolean).join(" · ");
-  return { ...part, name: part.inner, note, height: note ? BOX + 14 : BOX };
+    within = position && ![...ADDED, "none"].includes(position) ? word(`scheme.${position}`) : "",
+    reach = ["before", "after", "size", "block"].filter((name) => part.details[`pattern.${name}`] !== undefined),
+    size = reach.map((name) => `${word(`reach.${name}`)} ${part.details[`pattern.${name}`]}`).join(", ");
+  const seen = pattern ? word(`pattern.${pattern}`) + (size ? ` (${size})` : "") : "",
+    note = [seen, within].filter(Boolean).join(" · ");
+  return { ...part, name: innerName(part.inner), note, height: note ? BOX + 14 : BOX };
 }
 
 function normOnStream(pen, norm) {
@@ -176,11 +186,28 @@ function normOnStream(pen, norm) {
   pen.y -= THIN;
 }
 
-/** The encoder's output enters from the right. */
-function memory(pen, y) {
+/** The description of a part in the current language; numbers are placeholders of its key. */
+function innerName(text) {
+  return text.match(/\d+/g)?.reduce((said, number) => said.replace("{}", number), word(`part.${text.replace(/\d+/g, "{}")}`, "{}"))
+    ?? word(`part.${text}`);
+}
+
+/** The encoder's output, with the same look in both drawings. */
+function encoded(pen, middle, y) {
+  const wide = 150,
+    x = clamp(middle - wide / 2, 2, LEFT + WIDE + 32 - wide);
   pen.parts.push(
-    draw("path", { class: "wire memory", d: `M${LEFT + WIDE + 30} ${y}H${LEFT + WIDE + 3}m6 -5l-6 5l6 5` }),
+    draw("rect", { class: "encoded", x, y, width: wide, height: 26, rx: 13 }),
+    draw("text", { x: x + wide / 2, y: y + 17, "text-anchor": "middle" }, word("encoderOutput")),
   );
+}
+
+/** The encoder's output runs up at the right, into each cross-attention. */
+function memoryRail(pen) {
+  const x = LEFT + WIDE + 26,
+    arrows = pen.memory.map((y) => `M${x} ${y}H${LEFT + WIDE + 3}m6 -5l-6 5l6 5`).join("");
+  pen.parts.push(draw("path", { class: "wire memory", d: `M${x} 18V${Math.min(...pen.memory)}${arrows}` }));
+  encoded(pen, x, 18);
 }
 
 function plus(pen, y) {
@@ -257,7 +284,7 @@ function costs(found) {
       const times = layer.to - layer.from + 1,
         range = times > 1 ? `${layer.from}–${layer.to}` : layer.from,
         where = stack.layers.length > 1 ? ` ${range}` : "";
-      for (const part of layer.sublayers) add(`${many}${part.inner}${where}`, part, times);
+      for (const part of layer.sublayers) add(`${many}${innerName(part.inner)}${where}`, part, times);
       add(`${many}${word("norm")}${where}`, layer.norms, times);
       if (layer.adapters) add(`${many}${word("adapters")}${where}`, layer.adapters, times);
     }

@@ -57,7 +57,11 @@ function pageKeys(event) {
 
 function actions() {
   const [subject] = subjects(),
-    views = Object.fromEntries(VIEWS.slice(0, 10).map((view, i) => [String((i + 1) % 10), () => openView(view)]));
+    own = viewsOf(subject.run),
+    keyed = VIEWS.slice(0, 10).flatMap((view, i) =>
+      own.includes(view) ? [[String((i + 1) % 10), () => openView(view)]] : [],
+    ),
+    views = Object.fromEntries(keyed);
   const step = (list, now, by) => list[clamp(list.indexOf(now) + by, 0, list.length - 1)];
   const attends = Object.keys(subject.run.kinds).length > 0,
     now = attends ? chosen(subject.run) : null;

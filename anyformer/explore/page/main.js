@@ -21,6 +21,7 @@ function subjects() {
 
 /** Draws the state. */
 async function render() {
+  if (!viewsOf(subjectOf(runs, 0).run).includes(state.view)) state.view = DEFAULTS.view;
   const turn = ++turns,
     now = subjects();
   surroundings(now);
@@ -33,7 +34,7 @@ async function render() {
     if (strips.some((one, i) => one !== byId("strips").children[i]) || strips.length !== byId("strips").children.length)
       byId("strips").replaceChildren(...strips); // hundreds of tokens that stay are not laid out again
     byId("view").replaceChildren(
-      ...(state.view === "compare" ? [bothPicker(VIEWS.filter((view) => SHOW[view]), now[0].run)] : []),
+      ...(state.view === "compare" ? [bothPicker(viewsOf(now[0].run).filter((view) => SHOW[view]), now[0].run)] : []),
       ...drawn.map((pane) => pane.view),
     );
   });
@@ -47,7 +48,7 @@ async function render() {
 async function drawPane(subject) {
   const wrong = (error) => {
     if (!(error instanceof Refused)) throw error;
-    return make("p", { class: "error", role: "alert" }, visibleText(error.message));
+    return make("p", { class: "error", role: "alert" }, serverText(error.message));
   };
   let reading, before, other;
   try {
@@ -96,11 +97,12 @@ function surroundings(now) {
   aboutRun(run);
   filmBars(now);
   watchTraining();
-  const shown = new Set(VIEWS);
+  const shown = viewsOf(run),
+    key = (view) => String((VIEWS.indexOf(view) + 1) % 10);
   keepingPlace(() => {
     byId("tabs").setAttribute("aria-label", word("views"));
     byId("tabs").replaceChildren(
-      ...[...shown].map((view, i) =>
+      ...shown.map((view) =>
         make(
           "button",
           {
@@ -110,8 +112,8 @@ function surroundings(now) {
             "aria-controls": "view",
             "aria-selected": String(view === state.view),
             tabindex: view === state.view ? 0 : -1,
-            ...(i < 10 ? { "aria-keyshortcuts": String((i + 1) % 10) } : {}),
-            title: viewName(view, run) + (i < 10 ? ` (${(i + 1) % 10})` : ""),
+            ...(VIEWS.indexOf(view) < 10 ? { "aria-keyshortcuts": key(view) } : {}),
+            title: viewName(view, run) + (VIEWS.indexOf(view) < 10 ? ` (${key(view)})` : ""),
             ...toward(viewChange(view), true),
           },
           viewName(view, run),

@@ -22,7 +22,18 @@ async function showMatrix(subject, reading) {
     picker(subject, ["kind", "layer", "head"]),
     make("div", { class: "choice", role: "group", "aria-label": word("what") }, buttons),
   ];
-  if (!found.values) return make("div", {}, top, make("p", { class: "empty" }, word(`noBias.${found.position}`)));
+  if (!found.values) {
+    const query = state.query < 0 ? found.shape[0] - 1 : clamp(state.query, 0, found.shape[0] - 1),
+      turns = found.position.startsWith("rotary"),
+      key = !turns || state.key >= 0 ? state.key : await strongest(subject, kind, layer, head, query);
+    return make(
+      "div",
+      {},
+      top,
+      make("p", { class: "empty" }, word(`noBias.${turns ? "rotary" : found.position}`)),
+      turns ? await rotationPart(subject, { kind, layer, head }, query, clamp(key, 0, found.shape[1] - 1)) : null,
+    );
+  }
   const values = numbers(found.values, Float32Array);
   const mask =
     state.what === "weights" ? numbers((await ask("matrix", { ...where, what: "mask" })).values, Float32Array) : null;

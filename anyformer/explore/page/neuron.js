@@ -37,6 +37,7 @@ async function showNeuron(subject, reading) {
     pair,
     bars,
     sum(found),
+    found.position?.startsWith("rotary") ? await rotationPart(subject, { kind, layer, head }, query, key) : null,
     row(subject, found, columns, key),
   );
 }

@@ -65,7 +65,7 @@ function writtenLine(subject, off) {
   const record = written.get(keyOf("write", writeBody(subject, off)));
   const line = make("span", { class: "written", "data-key": keyOf("write", writeBody(subject, off)) });
   for (const one of record?.lines ?? []) line.append(...piece(one));
-  if (record?.error) line.append(make("span", { class: "error" }, record.error));
+  if (record?.error) line.append(make("span", { class: "error" }, serverText(record.error)));
   return line;
 }
 
@@ -123,7 +123,7 @@ async function writeOne(body, signal) {
     if (signal.aborted) return;
     if (!(error instanceof Refused)) throw error;
     record.error = error.message;
-    for (const line of linesOf(key)) line.append(make("span", { class: "error" }, error.message));
+    for (const line of linesOf(key)) line.append(make("span", { class: "error" }, serverText(error.message)));
   }
   record.done = !signal.aborted;
 }

@@ -62,7 +62,7 @@ function stageRequest(subject, outline, stage) {
   }
   const body = { ...subject.body, stage, at };
   if (kind === "encoder" && outline.last === "decoder") body.key = state.key;
-  if (LAYER_STEPS.includes(name)) body.layer = state.layer;
+  if (LAYER_STEPS.includes(name)) body.layer = Math.max(0, state.layer);
   if (HEAD_STEPS.includes(name)) body.head = state.head;
   return ["stage", body];
 }

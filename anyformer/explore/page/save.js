@@ -29,7 +29,7 @@ async function saveHtml(subjects) {
 async function everyView(subject) {
   try {
     const reading = await ask("read", subject.body);
-    for (const view of VIEWS.filter((one) => SHOW[one] && one !== "live"))
+    for (const view of viewsOf(subject.run).filter((one) => SHOW[one] && one !== "live"))
       await SHOW[view](subject, reading).catch(gone);
   } catch (error) {
     gone(error); // what is refused is refused in the file, too

@@ -3,6 +3,13 @@
 /** The name of a view: that of `next` depends on what the run predicts. */
 const viewName = (view, run) => word(view === "next" ? `next.${run.says}` : `view.${view}`);
 
+/** The views of a run: attention and cache only where there are such. */
+function viewsOf(run) {
+  const attends = Object.values(run.kinds).some(({ layers }) => layers.length),
+    absent = [...(attends ? [] : ["heads", "model", "matrix", "neuron"]), ...(run.shape === "encoder" ? ["cache"] : [])];
+  return VIEWS.filter((view) => !absent.includes(view));
+}
+
 /** The view `next` of a run that does not predict tokens. */
 function showAnswer(subject, reading) {
   const { says } = subject.run,
@@ -102,13 +109,14 @@ function cosine(a, b) {
 function answerParts(reading, before) {
   if (reading.vector) return [vectorWords(reading.vector)];
   if (!reading.tags) return null;
-  return reading.tags.map(({ word: text, label }, i) => {
+  return reading.tags.map(({ word: text, label, probabilities: found }, i) => {
+    const p = found?.find(([name]) => name === label)?.[1];
     const changed = before?.tags?.[i] && before.tags[i].label !== label;
     return make(
       "span",
       { class: changed ? "tagged changed" : "tagged" },
       make("bdi", { dir: "auto" }, visibleText(text)),
-      make("small", {}, visible(label)),
+      make("small", {}, p === undefined ? visible(label) : `${visible(label)} ${percent(p)}`),
     );
   });
 }

@@ -17,7 +17,7 @@ const DEFAULTS = {
   view: "path",
   both: "heads", // `both`: the view in which two are compared
   kind: "",
-  layer: 0,
+  layer: -1, // the last; in the path the first
   head: 0,
   shown: [], // `shown`: the heads whose lines are drawn; none means all
   query: -1,

@@ -40,12 +40,11 @@ function ends(kind, tokens) {
 function chosen(run) {
   const kinds = Object.keys(run.kinds).filter((kind) => run.kinds[kind].layers.length);
   if (!kinds.length) throw new Refused(word("noAttention"));
-  const first = run.media && kinds.includes("cross") ? "cross" : "decoder"; // attention over images, if there is any
-  const kind = kinds.includes(state.kind) ? state.kind : kinds.includes(first) ? first : kinds[0];
-  const { layers, heads } = run.kinds[kind];
-  const near = layers.reduce((best, layer) =>
-    Math.abs(layer - state.layer) < Math.abs(best - state.layer) ? layer : best,
-  );
+  const first = ["cross", "decoder", "encoder"].find((kind) => kinds.includes(kind)), // as in `anyformer inspect`
+    kind = kinds.includes(state.kind) ? state.kind : first;
+  const { layers, heads } = run.kinds[kind],
+    wanted = state.layer < 0 ? layers.at(-1) : state.layer;
+  const near = layers.reduce((best, layer) => (Math.abs(layer - wanted) < Math.abs(best - wanted) ? layer : best));
   const count = heads[layers.indexOf(near)];
   return { kinds, kind, layers, layer: near, heads: count, head: clamp(state.head, 0, count - 1) };
 }
@@ -112,7 +111,7 @@ function strip(subject, reading) {
     roving(row, "button");
     return make("div", { class: "strip-row" }, make("span", { class: "label" }, word(`tokens.${side}`)), row);
   });
-  const notes = (reading.notes ?? []).map((note) => make("p", { class: "note" }, visibleText(note)));
+  const notes = (reading.notes ?? []).map((note) => make("p", { class: "note" }, serverText(note)));
   return make("div", { class: "strip" }, rows, notes);
 }
 
