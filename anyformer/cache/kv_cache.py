@@ -12,7 +12,7 @@ from torch import Tensor
 
 from anyformer.attention.layout import Layout, check, real, segment_positions
 from anyformer.cache.layer_cache import LayerCache, Sizes, copy_into
-from anyformer.cache.ring import FirstTokens, Ring, Slots, Step
+from anyformer.cache.ring import FirstTokens, Ring, RowSlots, Slots, Step
 from anyformer.cache.states import StateCache, StateSizes
 from anyformer.conventions import PADDING, SEEN, SEER
 from anyformer.kernels.private import zero_all
@@ -57,6 +57,8 @@ class Cache:
         self.marks: Tensor | None = None  # int [b, slots], if the first tokens were marked
         self.segment = torch.zeros(batch, dtype=torch.long, device=device)  # of each row's newest real token
         self.following = torch.zeros(batch, dtype=torch.long, device=device)  # position after it
+        self.by_row = False  # rows have slots of their own (`split_rows`)
+        self.row_length = torch.zeros_like(self.following)  # then: the next slot of each row
         self.source: Layout | None = None  # layout of the encoder's tokens
         self.states: Tensor | None = None  # recurrent encoder states from which decoder layers start [b, s, h]
 
@@ -143,27 +145,61 @@ class Cache:
         """
         assert new.segments is not None
         length, first = new.segments.shape[1], self.fresh
-        if not torch.compiler.is_compiling() and not (self.length.is_cuda and torch.cuda.is_current_stream_capturing()):
+        if self._on_host():
             if self.rings and not new.continues_cache and not self._in_order(new.positions, new.segments):
                 raise ValueError(
                     "a ring needs tokens in order: segments, and positions within them, must increase; "
                     "use a cache of kind 'static' for any other order"
                 )
-            self.reserve(length)
-        at = self.length + torch.arange(length, device=self.length.device)
-        self.positions.index_copy_(1, at, new.positions.expand_as(new.segments))
-        self.segments.index_copy_(1, at, new.segments)
+            if not self.by_row:
+                self.reserve(length)
+        writer, positions = self._writer(new.segments), new.positions.expand_as(new.segments)
+        facts = [(self.positions, positions), (self.segments, new.segments)]
         if new.marks is not None and self.marks is None:
             self.marks = torch.zeros_like(self.positions)
         if self.marks is not None:
-            self.marks.index_copy_(1, at, torch.zeros_like(new.segments) if new.marks is None else new.marks)
-        self.length += length
-        self._update_newest(new.positions.expand_as(new.segments), new.segments)
-        own = Step(Layout(self.positions, self.segments, self.marks), Slots(at))
+            facts.append((self.marks, torch.zeros_like(new.segments) if new.marks is None else new.marks))
+        for stored, some in facts:
+            if isinstance(writer, RowSlots):
+                stored.scatter_(1, writer.at, some)
+            else:
+                stored.index_copy_(1, writer.at, some)
+        if self.by_row:
+            self.row_length += real(new.segments).sum(dim=1)
+        else:
+            self.length += length
+        self._update_newest(positions, new.segments)
+        own = Step(Layout(self.positions, self.segments, self.marks), writer)
         if first:
-            own, self.fresh = Step(new, FirstTokens(Slots(at))), False
+            own, self.fresh = Step(new, FirstTokens(writer)), False
         steps: dict[int | None, Step] = {None: own}
         return steps | {reach: ring.take(new, first) for reach, ring in self.rings.items()}
+
+    def _on_host(self) -> bool:
+        """Return whether Python runs for every call: checks and counts have no effect in a compiled or captured one."""
+        return not torch.compiler.is_compiling() and not (
+            self.length.is_cuda and torch.cuda.is_current_stream_capturing()
+        )
+
+    def _writer(self, segments: Tensor) -> Slots | RowSlots:
+        """Return the slots of new tokens with these segments [b, t]."""
+        if self.by_row:
+            return RowSlots(self.slots_of(real(segments)))
+        return Slots(self.length + torch.arange(segments.shape[1], device=self.length.device))
+
+    def split_rows(self) -> None:
+        """Give each row slots of its own from here on: those of removed tokens are written again, without gaps.
+
+        Slots are not counted on the host any more: the caller makes sure that all tokens of a call fit, gaps included.
+        """
+        self.by_row = True
+        self.row_length.copy_(self.length.expand_as(self.row_length))
+
+    def slots_of(self, is_token: Tensor) -> Tensor:
+        """Return the slots of the next tokens of split rows, int [b, t]; gaps follow the tokens, to be overwritten."""
+        before = is_token.cumsum(dim=1)
+        index = torch.arange(is_token.shape[1], device=before.device)
+        return self.row_length[:, None] + torch.where(is_token, before - 1, before[:, -1:] + index - before)
 
     def _in_order(self, positions: Tensor, segments: Tensor) -> bool:
         """Return whether every real token follows the real token before it."""
@@ -199,7 +235,7 @@ class Cache:
         for x in (self.length, self.positions, self.segment, self.following):
             x.zero_()
         self.segments.fill_(PADDING)
-        self.marks, self.taken, self.fresh = None, 0, True
+        self.marks, self.taken, self.fresh, self.by_row = None, 0, True, False
         for ring in self.rings.values():
             ring.reset()
 
@@ -220,7 +256,8 @@ class Cache:
             self.keep_source(source._replace(positions=copied(source.positions), segments=segments), states)
         self.marks = None if other.marks is None else copied(other.marks)
         self.length.copy_(other.length)
-        self.taken, self.fresh = other.taken, other.fresh
+        self.row_length.unflatten(0, (-1, copies)).copy_(other.row_length[:, None])
+        self.taken, self.fresh, self.by_row = other.taken, other.fresh, other.by_row
 
     def truncate(self, length: int) -> None:
         """Remove all but the first `length` slots; a ring or a recurrent state can remove at most `slack` tokens."""
@@ -228,6 +265,7 @@ class Cache:
             raise ValueError(f"length = {length}: must be from 0 to {self.slots}")
         self._remove(real(self.segments[:, :length]).sum(dim=1))
         self.length.clamp_(max=length)
+        self.row_length.clamp_(max=length)
         self.taken, self.fresh = min(self.taken, length), self.fresh or length == 0
         self.segments[:, length:] = PADDING
         self._recompute_newest()
@@ -240,8 +278,16 @@ class Cache:
     def forget(self, n: Tensor) -> None:
         """Remove the newest `n` [b] real tokens of each row; a ring or a recurrent state can remove at most `slack`.
 
-        If rows differ in `n`, slots are left empty.
+        If rows differ in `n`, slots are left empty; in split rows, whose tokens all continue one segment, none are.
         """
+        if self.by_row:
+            if self.rings or self._recurrent():
+                self._remove(real(self.segments).sum(dim=1) - n)
+            self.row_length -= n
+            self.following -= n
+            index = torch.arange(self.slots, device=n.device)
+            self.segments.masked_fill_(index >= self.row_length[:, None], PADDING)
+            return
         is_real = real(self.segments)
         left = is_real.sum(dim=1) - n
         self._remove(left)
@@ -254,38 +300,20 @@ class Cache:
 
     def _remove(self, left: Tensor) -> None:
         """Remove all but the first `left` [b] real tokens of each row, in layers that do not store tokens by slot."""
-        if states := self._recurrent():
+        removed, states = None, self._recurrent()
+        if states:
             removed = (real(self.segments).sum(dim=1) - left).clamp(min=0)
+        if self._on_host():
             for state in states:
+                assert removed is not None
                 state.check(removed)
-        for ring in self.rings.values():
-            ring.check(left)
+            for ring in self.rings.values():
+                ring.check(left)
         for ring in self.rings.values():
             ring.truncate(left)
         for state in states:
+            assert removed is not None
             state.forget(removed)
-
-    def compact(self, first: int) -> Tensor:
-        """Close the gaps between real tokens from slot `first` on, which frees the slots after them.
-
-        Returns the old index of each slot, [b, slots].
-        """
-        index = torch.arange(self.slots, device=self.length.device)
-        order = torch.where((index < first) | real(self.segments), index, index + self.slots).argsort(dim=1)
-        for facts in self._facts():
-            facts.copy_(facts.gather(1, order))
-        for layer in self.layers:
-            for x in layer.own() if isinstance(layer, LayerCache) else ():
-                if x.shape[2] == self.slots:  # a ring has fewer, and no gaps
-                    x.copy_(x.gather(2, order[:, None, :, None].expand_as(x)))
-        newest = torch.where(real(self.segments), index + 1, first).amax()
-        self.length.copy_(newest)
-        self.taken = int(newest)
-        return order
-
-    def _facts(self) -> list[Tensor]:
-        """Return positions, segments and marks [b, slots]."""
-        return [x for x in (self.positions, self.segments, self.marks) if x is not None]
 
     def _state(self) -> list[Tensor]:
         """Return the state of each row [b, ...], without its source."""
@@ -303,6 +331,8 @@ class Cache:
         state = self._state()
         if self.marks is not None:
             state.append(self.marks)
+        if self.by_row:
+            state.append(self.row_length)
         source: list[Tensor] = []  # a source of as many tokens as there are slots is full from the start
         if group_size is None:
             source += [x for layer in self.layers for x in layer.cross or ()]

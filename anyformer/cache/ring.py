@@ -37,8 +37,8 @@ class Slots(NamedTuple):
         return stored
 
 
-class RingSlots(NamedTuple):
-    """Slots of a ring, different for each row; their old tokens are outside every window."""
+class RowSlots(NamedTuple):
+    """Slots that differ between rows; in a ring, their old tokens are outside every window."""
 
     at: Tensor  # int [b, t]
 
@@ -115,7 +115,7 @@ class Ring:
         index = torch.arange(length, device=is_real.device)
         if length <= self.free:
             rank = self.count[:, None] + is_real.cumsum(dim=1) - 1
-            return RingSlots(torch.where(is_real, rank % self.size, self.size + index))
+            return RowSlots(torch.where(is_real, rank % self.size, self.size + index))
         slot = torch.arange(self.slots, device=is_real.device)
         last = (self.count + is_real.sum(dim=1))[:, None] - 1
         rank = last - (last - slot) % self.size - self.count[:, None]  # rank among new tokens of the one for each slot
@@ -150,5 +150,5 @@ class Ring:
 
 
 def _write(writer: SlotWriter, stored: Tensor, new: Tensor) -> Tensor:
-    """Write [b, slots] values as vectors of one element, [b, 1, slots, 1]."""
+    """Write [b, t] values to [b, slots] as vectors of one element, [b, 1, slots, 1]; return all that can be read."""
     return writer.write(stored[:, None, :, None], new[:, None, :, None])[:, 0, :, 0]

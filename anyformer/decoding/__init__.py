@@ -9,6 +9,7 @@ check             checks of single option values
 constraints       constraints on answers: regular expressions, JSON schemas, phrases, banned strings
 contrastive       contrastive search
 decode            `decode`: a request under any strategy
+drafters          draft tokens by a smaller model, by lookup, or by the model's own layers
 generate          greedy decoding and sampling, at once or as a stream
 logit_processors  penalties, bans, temperature, top-k, top-p and others as functions of logits
 prefill           reading prompts or sources before the first step
@@ -17,8 +18,9 @@ request           `Request`: prompts and all options that do not depend on the s
 sampling          choice of one token, with stateless noise
 score             log-probabilities of given tokens, and the top tokens at a position or mask
 session           `Session`: rows being continued, their cache and next logits
-speculative       speculative decoding with a draft model or prompt lookup
+speculative       speculative decoding with a draft model, prompt lookup or the model's own layers
 step              one decode step, and its compilation
 strategy          strategies as specs, and their choice by named options
 top_k             top-k, log-sum-exp and argmax over a vocabulary in one pass
+verifier          verification of draft tokens, for all rows and drafts at once
 """

@@ -76,6 +76,10 @@ class Session:
         self.hidden, self.logits = self._prefill(prompts, sizes)
         self.limit = min((limit for limit, _ in model.decoder.ends), default=None)  # of positions
         self._in_step, self._prepacked = False, PrepackedWeights()
+        self.fits = self.limit is None or self.position_bound + request.longest <= self.limit  # all positions
+        if slack:  # so that dropped tokens leave no gaps; ids and history then have all slots
+            self.cache.split_rows()
+            self.length = slots
 
     def _prefill(self, prompts: Prompts, sizes: tuple[int, int]) -> tuple[Tensor, Tensor]:
         own, model = self.buffers, self.model
@@ -104,6 +108,8 @@ class Session:
 
     def read(self, new: Tensor, present: Tensor | None = None) -> Tensor:
         """Read n tokens more [rows, n], where `present`; return the logits after each of them [rows, n, v]."""
+        if self.cache.by_row:
+            return self._read_by_row(new, torch.ones_like(new, dtype=torch.bool) if present is None else present)
         after = self.length + new.shape[1]
         self.position_bound += new.shape[1]
         if new.shape[1] > 1 or self._near_limit():
@@ -120,6 +126,41 @@ class Session:
         self._present[:, self.length : after] = True if present is None else present
         self.length, self.logits = after, logits[:, -1]
         return logits
+
+    def _read_by_row(self, new: Tensor, present: Tensor) -> Tensor:
+        """Do the same in rows with slots of their own; single tokens of a draft model are read by a graph."""
+        if new.shape[1] > 1 or self._in_step or not self.fits or not buffers.captures(new.device):
+            self.hidden, logits = self._step_by_row(new, present)
+        else:
+            fixed = self.buffers.keep("read", lambda: (new.clone(), present.clone()))
+            fixed[0].copy_(new)
+            fixed[1].copy_(present)
+            self.hidden, logits = self.buffers.run("read", lambda: self._step_by_row(*fixed))
+        self.logits = logits[:, -1]
+        return logits
+
+    def _step_by_row(self, new: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
+        slots = self.cache.slots_of(present)
+        self._ids.scatter_(1, slots, new)
+        self._present.scatter_(1, slots, present)
+        with use_prepacked(self._prepacked, new.numel()):
+            if self.compile and self.fits:
+                out: tuple[Tensor, Tensor] = compiled(step, id(self.model), *new.shape)(
+                    self.model, self.cache, new, present
+                )
+                return out
+            return step(self.model, self.cache, new, present, bound=0 if self.fits else None)
+
+    def run_captured(self, move: Callable[[], None], key: Hashable | None) -> None:
+        """Run a step of any number of reads in rows with slots of their own; `key` as in `run_step`."""
+        if key is None or not buffers.captures(self.cache.length.device):
+            move()
+            return
+        self._in_step = True
+        try:
+            self.buffers.run(key, move)
+        finally:
+            self._in_step = False
 
     def run_first(self, choose: Callable[[Tensor], None], key: Hashable | None) -> None:
         """Choose from the logits of the prompts, before the loop; `key` as in `run_step`."""
@@ -183,21 +224,9 @@ class Session:
             buffers.release_buffers(self.model, self._key, self.buffers)
 
     def forget(self, n: Tensor) -> None:
-        """Drop the newest n [rows] tokens of each row; `logits` are valid again after the next `read`."""
+        """Drop the newest n [rows] tokens of each row, in a session with `slack`; `logits` are valid after a `read`."""
         self.cache.forget(n)
         self._present.copy_(real(self.cache.segments))
-        index = torch.arange(1, self.length + 1, device=n.device)
-        self.length = max(self.prompt_length, int(torch.where(self.present, index, 0).amax()))
-        self.cache.truncate(self.length)
-        self.position_bound = int(self.cache.following.max())
-
-    def ensure_slots(self, n: int) -> None:
-        """Make sure that n tokens more fit, by closing the gaps of dropped ones."""
-        if self.length + n > self.cache.slots:
-            order = self.cache.compact(self.prompt_length)
-            for x in (self._ids, self._present):
-                x.copy_(x.gather(1, order))
-            self.length = self.cache.taken
 
     def reorder(self, rows: Tensor) -> None:
         """Continue row i from row `rows[i]` of the same prompt; `logits` are valid again after the next `read`."""

@@ -75,8 +75,9 @@ class FurtherTokens(nn.ModuleList):
         super().__init__(nn.Linear(width, width, bias=False) for _ in range(spec.tokens))
         self.weight = spec.weight
 
-    def hidden(self, x: Tensor) -> list[Tensor]:
-        return [x + F.silu(layer(x)) for layer in self]
+    def hidden(self, x: Tensor, count: int | None = None) -> list[Tensor]:
+        """Return the hidden states for the first `count` of these tokens; None: all."""
+        return [x + F.silu(layer(x)) for layer in list(self)[:count]]
 
 
 def labels_after(labels: Tensor, segments: Tensor | None, k: int) -> Tensor:
@@ -142,10 +143,13 @@ class VocabularyHead(nn.Module):
             loss = loss + share * self.loss(hidden, table, later)
         return loss
 
-    def further_logits(self, x: Tensor, table: Tensor | None) -> Tensor:
-        """Return the logits of the tokens after the next one [b, k, v], from hidden states of one token [b, 1, d]."""
+    def further_logits(self, x: Tensor, table: Tensor | None, count: int | None = None) -> Tensor:
+        """Return the logits of `count` tokens after the next one [b, k, v], from the hidden states of one [b, 1, d].
+
+        None: of all tokens that the head has layers for.
+        """
         assert self.further is not None
-        return self._logits(self._hidden(torch.cat(self.further.hidden(x), dim=1)), table)
+        return self._logits(self._hidden(torch.cat(self.further.hidden(x, count), dim=1)), table)
 
     def _hidden(self, x: Tensor) -> Tensor:
         """Return the hidden states that the table is multiplied with."""

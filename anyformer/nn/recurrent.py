@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from anyformer.attention.layout import Layout, real, sees, segment_starts
 from anyformer.cache.layer_cache import LayerCache
-from anyformer.cache.ring import Slots
+from anyformer.cache.ring import RowSlots, Slots
 from anyformer.config import Full, Recurrent
 from anyformer.conventions import PADDING
 from anyformer.nn.context import Context
@@ -72,11 +72,12 @@ class RecurrentMixer(nn.Module):
     def _newest(self, ctx: Context) -> tuple[Tensor, Tensor]:
         """Return state [b, h] and segment [b] of each row's newest real token before the tokens at hand."""
         assert ctx.cache is not None
-        assert isinstance(ctx.cache.write_at, Slots)
+        assert isinstance(ctx.cache.write_at, Slots | RowSlots)
         assert isinstance(ctx.cache.layer, LayerCache)
         assert ctx.keys.segments is not None
         index = torch.arange(ctx.keys.segments.shape[1], device=ctx.keys.segments.device)
-        known = real(ctx.keys.segments) & (index < ctx.cache.write_at.at[0])
+        first = ctx.cache.write_at.at.amin(dim=-1, keepdim=True)  # [1] or [b, 1]
+        known = real(ctx.keys.segments) & (index < first)
         newest = torch.where(known, index, 0).max(dim=1, keepdim=True).values
         segment = torch.where(known.any(dim=1), ctx.keys.segments.gather(1, newest)[:, 0], PADDING)
         stored = [

@@ -1,6 +1,7 @@
 """Multi-token prediction: the loss by hand, only within a text; and drafts by the model's own layers change no ids."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -87,6 +88,24 @@ def test_drafts_change_no_ids(seed: int, further: int, ahead: int, temperature: 
     assert found.ids.tolist() == generate(model, ids, **options).tolist()
     assert found.calls <= 13
     assert bool((found.accepted <= found.drafted).all())
+
+
+@given(seeds, st.sampled_from(["auto", "static", "int8"]), st.booleans())
+def test_the_model_is_called_with_one_shape(seed: int, cache: str, stops: bool) -> None:
+    """After the prompts every call reads as many tokens, in rows of fixed addresses: what a CUDA graph needs."""
+    model, ids, shapes = build(MultiToken(tokens=2), seed).eval(), tokens(seed, 3, 5), []
+    decode = model.decode
+
+    def counted(inputs: Any, *given: Any, **options: Any) -> Tensor:
+        shapes.append((tuple(inputs.ids.shape), inputs.layout.positions.shape))
+        return decode(inputs, *given, **options)
+
+    model.decode = counted
+    options = {"max_new_tokens": [9, 3, 0], "cache": cache, "stop": [3] if stops else []}
+    found = speculate(model, ids, draft=OwnHead(), ahead=2, **options)
+    assert len(shapes) == found.calls
+    assert set(shapes[1:]) <= {((3, 3), (3, 3))}
+    assert found.ids.tolist() == generate(model, ids, **options).tolist()
 
 
 def test_a_trained_model_needs_fewer_calls(tmp_path: Path) -> None:

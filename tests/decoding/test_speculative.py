@@ -10,7 +10,6 @@ from hypothesis import given, settings, strategies as st
 
 from anyformer.cache.kv_cache import Cache
 from anyformer.config import ConfigError, Features, Learned, MaskedLM, ModelConfig, Special, Tokens
-from anyformer.decoding import speculative
 from anyformer.decoding.constraints.constraint import Trie
 from anyformer.decoding.generate import NonFiniteLogits, generate
 from anyformer.decoding.speculative import speculate
@@ -91,16 +90,14 @@ def test_a_model_agrees_with_itself(make: Callable[..., Transformer], how: dict[
 
 @pytest.mark.parametrize(("kind", "cache"), [("nearly", "auto"), ("lookup", "static"), ("nearly", "int8")])
 def test_slots_are_used_again(cache: str, kind: str, monkeypatch: pytest.MonkeyPatch):
-    """Rows that agree with different numbers of guesses leave gaps, which are closed when the cache is full."""
+    """Rows agree with different numbers of guesses; dropped tokens leave no gaps, so that a small cache is enough."""
     model, ids = decoder(decoder=MIXED), tokens(1, 6, 5)
-    draft = drafting(kind, model)
-    monkeypatch.setattr(speculative, "CALLS_BETWEEN_COMPACTIONS", 1)  # the smallest cache
-    closed, compact = [], Cache.compact
-    monkeypatch.setattr(Cache, "compact", lambda self, first: closed.append(first) or compact(self, first))
+    sizes, take = [], Cache.take
+    monkeypatch.setattr(Cache, "take", lambda self, new: sizes.append(self.slots) or take(self, new))
     how = {"max_new_tokens": 30, "cache": cache}
-    found = speculate(model, ids, draft=draft, ahead=3, **how)
+    found = speculate(model, ids, draft=drafting(kind, model), ahead=3, **how)
+    assert set(sizes) == {5 + 30 + 3 + 2}
     assert torch.equal(found.ids, generate(model, ids, **how))
-    assert closed
     assert len(set(found.accepted.tolist())) > 1
 
 
