@@ -24,6 +24,7 @@ MAX_EXTRA_IDS = 10_000  # where config.json does not give the rows of the table
 FAIRSEQ = dict.fromkeys(("bos_token", "cls_token"), "<s>") | dict.fromkeys(("eos_token", "sep_token"), "</s>")
 FAIRSEQ |= {"unk_token": "<unk>", "pad_token": "<pad>"}
 MASKED = FAIRSEQ | {"mask_token": "<mask>"}
+BRACKETS = dict.fromkeys(("bos_token", "cls_token"), "[CLS]") | dict.fromkeys(("eos_token", "sep_token"), "[SEP]")
 
 
 @dataclass(frozen=True)
@@ -180,6 +181,15 @@ def _albert(folder: Folder) -> Layout:
     return Layout(folder.texts, folder.unknown, [cls], [sep], pair, prepare=prepare)
 
 
+def _deberta(folder: Folder) -> Layout:
+    for name in ("do_lower_case", "split_by_punct"):
+        if folder.settings(name, bool, False):
+            raise folder.settings.wrong(name, "is not supported without a tokenizer.json: save one beside the model")
+    cls, sep = _named(folder, "cls_token"), _named(folder, "sep_token")
+    pair = [f"{cls}:0", "$A:0", f"{sep}:0", "$B:1", f"{sep}:1"]
+    return Layout(folder.texts, folder.unknown, [cls], [sep], pair)
+
+
 def _named(folder: Folder, key: str) -> str:
     if (token := folder.settings.token(key)) is None:
         raise folder.settings.wrong(key, "must be a token for this tokenizer class")
@@ -244,14 +254,14 @@ CLASSES = {
         {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>"},
     ),
     "AlbertTokenizer": TokenizerClass(
-        _albert,
-        T5_MODEL,
-        dict.fromkeys(("bos_token", "cls_token"), "[CLS]")
-        | dict.fromkeys(("eos_token", "sep_token"), "[SEP]")
-        | {"unk_token": "<unk>", "pad_token": "<pad>", "mask_token": "[MASK]"},
+        _albert, T5_MODEL, BRACKETS | {"unk_token": "<unk>", "pad_token": "<pad>", "mask_token": "[MASK]"}
+    ),
+    "DebertaV2Tokenizer": TokenizerClass(
+        _deberta, "spm.model", BRACKETS | {"unk_token": "[UNK]", "pad_token": "[PAD]", "mask_token": "[MASK]"}
     ),
 }
 MODEL_TYPES = {
+    "deberta-v2": "DebertaV2Tokenizer",
     "xlm-roberta": "XLMRobertaTokenizer",
     "mbart": "MBartTokenizer",
     "m2m_100": "M2M100Tokenizer",

@@ -55,6 +55,18 @@ MODELS: dict[str, dict[str, Any]] = {
         "eos_piece": "<eos>",
         "user_defined_symbols": GEMMA_SYMBOLS,
     },
+    "deberta": {
+        "model_type": "unigram",
+        "vocab_size": 700,
+        "pad_id": 0,
+        "bos_id": 1,
+        "eos_id": 2,
+        "unk_id": 3,
+        "pad_piece": "[PAD]",
+        "bos_piece": "[CLS]",
+        "eos_piece": "[SEP]",
+        "unk_piece": "[UNK]",
+    },
     "pairs": {"model_type": "bpe", "vocab_size": 900, "normalization_rule_name": "nmt_nfkc_cf"},
 }
 ADDED = {"content": "<|new|>", "lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
@@ -130,6 +142,7 @@ def make() -> None:
         case("Albert", None, "albert", piece, "albert"),
         case("Albert-cased", "Albert", "albert", piece, "albert", **named("AlbertTokenizer", do_lower_case=False)),
         case("Albert-accents", "Albert", "albert", piece, "albert", **named("AlbertTokenizer", keep_accents=True)),
+        case("DebertaV2", None, "deberta-v2", "spm.model", "deberta"),
         case("Llama", None, "llama", model, "llama"),
         case("Llama-new", "Llama", "mistral", model, "llama", **named("LlamaTokenizer", legacy=False)),
         case(

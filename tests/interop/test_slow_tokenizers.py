@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from anyformer.config import ConfigError
 from anyformer.data.chat_template import ChatTemplate
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.interop import public_tokenizers as tokens
@@ -66,6 +67,14 @@ def test_lower_case_of_sentence_transformers(tmp_path: Path) -> None:
     lower = tokens.lowered(found)
     assert lower.encode("STRASSE ÜBER") == found.encode("strasse über") != found.encode("STRASSE ÜBER")
     assert TextTokenizer.from_json(lower.to_json()).encode("STRASSE") == found.encode("strasse")
+
+
+@pytest.mark.parametrize("name", ["do_lower_case", "split_by_punct"])
+def test_text_that_deberta_prepares_in_another_way_is_refused(name: str, tmp_path: Path) -> None:
+    folder = lay_out(CASES["DebertaV2"], MODELS, tmp_path)
+    (folder / "tokenizer_config.json").write_text(f'{{"tokenizer_class": "DebertaV2Tokenizer", "{name}": true}}')
+    with pytest.raises(ConfigError, match=f"{name} = True: is not supported without a tokenizer.json"):
+        tokens.read(folder, Framing(), {"model_type": "deberta-v2"})
 
 
 def test_lines_are_of_every_kind() -> None:
