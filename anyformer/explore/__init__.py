@@ -1,5 +1,6 @@
 """The web page that visualises runs: `anyformer explore RUN`, and `af.show` in a notebook.
 
+ablated            View `ablated`: probabilities with some heads off, beside those with all heads on
 attention_row      One query of one head: scores, mask, weights and weighted values
 diagram            Views `block` and `cache`: the model as a diagram and the growth of its KV cache, from the config
 example_text       The text that the page shows first, from the run's data, and the folders of media files
@@ -8,12 +9,16 @@ follow             View `follow`: one output as sums over parts, tokens and dime
 generation_stream  View `write`: generated tokens one by one, with alternatives and the size of the cache
 head_stages        Last stages of the path: from hidden states to outputs
 head_switches      Run a model with some attention heads disabled
+head_values        Views `scores` and `effects`: numbers of every head, the colours of the switches
 layer_stages       Stages of the path inside a layer
+lens               Views `lens` and `cell`: the most probable output after each layer, at every position
 live_run           Metrics, snapshots and checkpoints of a run that is being trained
 make_bundled       Train the run that the page opens if none is given
 open_runs          Open runs, cache their traces, and answer the requests of the page
 outputs            Outputs of a head by name, with their probabilities
 page_bundle        HTML, CSS and JavaScript as one document
+pass_budget        Number of forward passes that one request may take
+patch              View `patch`: activations of a second text in place of the first text's
 path_outline       View `path`: the stages of a forward pass
 path_place         One token on its path: a stack, a layer and a head
 path_stages        View `stage`: the numbers of one stage, for one token, layer and head
@@ -21,9 +26,11 @@ pictures           Images and spectrograms of a text as pixels, with their place
 prediction         View `read`: tokens of a text and the run's prediction for it
 requests           A spec for each request of the page
 rotation           View `rotation`: q and k before and after rotary positions, and their score by distance
+salience           View `salience`: the contribution of each input token to an output
 server             HTTP server on 127.0.0.1
 show               The page with all its answers, for notebooks and files
 step_runs          Runs at the steps of their training, the latest ones in memory
+surprise           View `surprise`: the log-probability of each token of a text
 trace              Activations of one forward pass over a text, shared by all views
 vectors            Numbers of `stage` and `follow` as plain values
 views              Views of attention and logits as JSON, and the table of all views

@@ -10,26 +10,37 @@ from typing import Any
 from anyformer.config import ConfigError, Fault
 from anyformer.config.spec import did_you_mean
 from anyformer.explore import diagram, prediction, views
+from anyformer.explore.ablated import ablated
 from anyformer.explore.example_text import example, media_folders
 from anyformer.explore.follow import follow
 from anyformer.explore.generation_stream import write, writer_of
+from anyformer.explore.head_values import effects, scores
+from anyformer.explore.lens import cell, lens
 from anyformer.explore.live_run import by_step, is_training, newest, result_step, rows_since, step_of
+from anyformer.explore.patch import patch
 from anyformer.explore.path_outline import path
 from anyformer.explore.path_stages import stage
 from anyformer.explore.requests import (
+    CellRequest,
+    EffectRequest,
     FollowRequest,
     KindRequest,
     LayerRequest,
+    LensRequest,
     LiveRequest,
     MatrixRequest,
     NeuronRequest,
     NextRequest,
+    PatchRequest,
+    SalienceRequest,
     StageRequest,
     TextRequest,
     WriteRequest,
 )
 from anyformer.explore.rotation import rotation
+from anyformer.explore.salience import salience
 from anyformer.explore.step_runs import StepRuns, widened
+from anyformer.explore.surprise import surprise
 from anyformer.explore.trace import Trace, attentions_of, output_kind, predicts_tokens, trace_text
 from anyformer.inspection.sublayers import attentions
 from anyformer.processes import is_locked
@@ -55,6 +66,14 @@ VIEWS: dict[str, tuple[type[TextRequest], Callable[[Trace, Any], dict[str, Any]]
     "path": (TextRequest, lambda trace, _: path(trace)),
     "stage": (StageRequest, stage),
     "follow": (FollowRequest, follow),
+    "lens": (LensRequest, lens),
+    "cell": (CellRequest, cell),
+    "surprise": (TextRequest, surprise),
+    "salience": (SalienceRequest, salience),
+    "scores": (TextRequest, scores),
+    "effects": (EffectRequest, effects),
+    "patch": (PatchRequest, patch),
+    "ablated": (NextRequest, ablated),
 }
 
 

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from anyformer.attention.layout import make_layout
 from anyformer.config import Classifier, ConfigError, Embedder, Fault, NoHead, SpanBounds, TokenLabels
-from anyformer.explore.trace import Trace, initial_position, last_side, predicts_tokens
+from anyformer.explore.trace import Trace, initial_position, last_side, output_kind, predicts_tokens
 from anyformer.nn.heads import TokenHead
+from anyformer.run import Run
 from anyformer.tasks.classify import Classifying
 from anyformer.tasks.imported_encoder import Encoding
 from anyformer.tasks.tag import Tagging
@@ -51,7 +52,7 @@ def values_at(trace: Trace, at: int) -> Tensor:
 
 def outputs(trace: Trace, at: int) -> list[Output]:
     """Return the largest outputs with their probabilities, in descending order."""
-    values, names = values_at(trace, at), _names(trace)
+    values, names = values_at(trace, at), output_names(trace)
     p: Tensor | None = None
     match trace.run.config.head:
         case SpanBounds():
@@ -61,7 +62,7 @@ def outputs(trace: Trace, at: int) -> list[Output]:
         case Classifier() if len(values) == 1:
             pass
         case _:
-            p = torch.sigmoid(values.double()) if _several(trace) else values.double().softmax(dim=0)
+            p = torch.sigmoid(values.double()) if separate_labels(trace) else values.double().softmax(dim=0)
     order = (values.abs() if isinstance(trace.run.config.head, Embedder | NoHead) else values).argsort(descending=True)
     return [
         Output(i, names(i), float(values[i]), None if p is None else float(p[i])) for i in order[:TOP_OUTPUTS].tolist()
@@ -79,10 +80,18 @@ def chosen(trace: Trace, at: int, index: int) -> Output:
     if known is not None:
         return known
     p = float(values.double().softmax(dim=0)[index]) if predicts_tokens(trace.run) else None
-    return Output(index, _names(trace)(index), float(values[index]), p)
+    return Output(index, output_names(trace)(index), float(values[index]), p)
 
 
-def _several(trace: Trace) -> bool:
+def has_probabilities(run: Run) -> bool:
+    """Return whether the head gives probabilities of tokens, labels or tags, each position for itself."""
+    head = run.config.head
+    return output_kind(run) in ("tokens", "masked", "labels", "tags") and not (
+        isinstance(head, TokenLabels) and head.crf
+    )
+
+
+def separate_labels(trace: Trace) -> bool:
     """Return whether each label is decided separately."""
     match trace.run.task:
         case Classifying() as task:
@@ -93,7 +102,8 @@ def _several(trace: Trace) -> bool:
             return False
 
 
-def _names(trace: Trace) -> Callable[[int], str]:
+def output_names(trace: Trace) -> Callable[[int], str]:
+    """Return a function from the index of an output to its name: a token or a label."""
     run = trace.run
     labels: tuple[str, ...]
     if predicts_tokens(run):

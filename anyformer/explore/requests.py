@@ -58,6 +58,46 @@ class NextRequest(TextRequest):
     kind: Literal["encoder", "decoder"] | None = None
 
 
+class LensRequest(TextRequest):
+    """The most probable output after each layer, for a page of positions from `first` on."""
+
+    first: Count = 0
+
+
+class CellRequest(TextRequest):
+    """The most probable outputs after one layer (-1: the embeddings) at one position."""
+
+    layer: StrictInt
+    at: Count
+
+
+class SalienceRequest(TextRequest):
+    """The contribution of each token to an output; `at` is as in `NextRequest`, `output` as in `FollowRequest`."""
+
+    at: StrictInt = -1
+    output: StrictInt = -1
+    method: Literal["gradient", "integrated"] = "gradient"
+
+
+class EffectRequest(TextRequest):
+    """The change of an output when each head is switched off."""
+
+    at: StrictInt = -1
+    output: StrictInt = -1
+
+
+class PatchRequest(TextRequest):
+    """Activations of the text `donor` in place of those of `text`, for each layer and position of a stack.
+
+    `at` is as in `NextRequest`; -1 is the first position at which both texts have different outputs.
+    """
+
+    donor: str
+    donor_target: str | None = None
+    side: Literal["encoder", "decoder"] | None = None
+    at: StrictInt = -1
+
+
 class StageRequest(TextRequest):
     """One stage of the path of a token: `decoder.scores`. `at` is as in `NextRequest`.
 

@@ -11,7 +11,9 @@ from urllib.parse import urlencode
 from anyformer.config import ConfigError
 from anyformer.explore.open_runs import OpenRun, Workspace
 from anyformer.explore.page_bundle import key, standalone
+from anyformer.explore.pass_budget import allows_many_passes
 from anyformer.explore.path_outline import ATTENTION, LAYER_STAGES
+from anyformer.explore.requests import TextRequest
 from anyformer.run import Run, writing
 
 MAX_CHARACTERS = 8 * 2**20  # of all answers in a document; those of single tokens and maps come last
@@ -48,7 +50,7 @@ def show(
     off: Sequence[str] = (),
     height: int = 720,
 ) -> HtmlDocument:
-    """Return the page for a run and a text, opened at `view`: path, heads, model, matrix, neuron, next, block, cache.
+    """Return the page for a run and a text, opened at a view, such as "path", "heads", "matrix", "lens" or "block".
 
     `off` lists disabled heads, such as `decoder.0.3`. The size of the document is limited: details of long texts, such
     as q · k of every link, need `anyformer explore`.
@@ -106,6 +108,11 @@ def _requests(workspace: Workspace, body: dict[str, Any]) -> Iterator[Request]:
     side = "encoder" if about["shape"] == "encoder" else "decoder"
     tokens = workspace.answer("read", body)["tokens"][side]
     yield from (("next", {**body, "at": at, "kind": side}) for at in (-1, *range(len(tokens))))
+    is_cheap = allows_many_passes(workspace.trace(TextRequest(**body)))
+    yield from _lens(workspace, about, body, is_cheap)
+    yield "scores", body
+    for at in (-1, *(range(len(tokens)) if is_cheap else ())):
+        yield "salience", {**body, "at": at, "output": -1, "method": "gradient"}
     if about["writes"]:
         yield "write", {**body, **WRITING}
     yield "live", {"run": body["run"], "since": 0}
@@ -123,6 +130,21 @@ def _requests(workspace: Workspace, body: dict[str, Any]) -> Iterator[Request]:
         where = {**body, "kind": kind, "layer": layer}
         if workspace.answer("matrix", {**where, "head": 0, "what": "bias"})["position"].startswith("rotary"):
             yield from (("rotation", pair) for pair in _pairs(workspace, where))
+
+
+def _lens(workspace: Workspace, about: dict[str, Any], body: dict[str, Any], cells: bool) -> Iterator[Request]:
+    """Yield the requests of the views `surprise` and `lens`, as lens.js makes them; with `cells`, of every cell."""
+    if about["tokens"] and about["shape"] != "encoder":
+        yield "surprise", body
+    first = {**body, "first": 0}
+    if "error" in (grid := _answer(workspace, "lens", first)):
+        return
+    yield "lens", first
+    begin = min(workspace.answer("read", body)["at"], grid["count"] - 1)
+    yield "cell", {**body, "layer": grid["layers"][-1], "at": begin}
+    yield from (("lens", {**body, "first": at}) for at in range(grid["page"], grid["count"], grid["page"]))
+    for layer in reversed(grid["layers"] if cells else []):
+        yield from (("cell", {**body, "layer": layer, "at": at}) for at in range(grid["count"]))
 
 
 def _stages(outline: dict[str, Any], body: dict[str, Any], layer: int, head: int) -> Iterator[Request]:

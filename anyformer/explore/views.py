@@ -9,8 +9,9 @@ Every request about a text has run, text, target, off and step. The answers of a
              pictures by stack: [{kind, start, grid, size, channels, pixels}]                          (`pictures.py`)
     write    NDJSON, a line for each token: text, token, p, top, cache; the last: done, text  (`generation_stream.py`)
     heads    of one layer: rows, columns, heads; for each head links [query, key, weight], the strongest key of each
-             query, name, entropy, distance
-    model    of all layers of a kind: layers, sizes, maps {layer.head: base64 of bytes, 48 × 48 at most}, names
+             query and its weight (`highest`), name, entropy, distance
+    model    of all layers of a kind: layers, sizes, maps {layer.head: base64 of bytes, 48 × 48 at most}, peaks (the
+             largest weight of each map, 255 in its bytes), names
     matrix   of one head: rows, columns, shape, what, normalizer, position (its kind), values (base64 of float32)
     neuron   of a query and a key: q, k, product, dot, scale, cap, bias, sink, score, weight, visible, normalizer, row,
              position (its kind)
@@ -23,6 +24,14 @@ Every request about a text has run, text, target, off and step. The answers of a
     path     sides [{side, begin, layers, end, heads}], head, follow, last, says: stages by name  (`path_outline.py`)
     stage    the numbers of one stage, with token, position and check                            (`path_stages.py`)
     follow   the terms of one number: value, terms, total, ...                                        (`follow.py`)
+    lens     layers, first, count, columns, rows: for each layer [token, probability, id] of each position   (`lens.py`)
+    cell     of one layer and position: token, top [[token, probability]], entropy                           (`lens.py`)
+    surprise tokens, rows {logp, rank, best, best_p}, count, mean, perplexity                            (`surprise.py`)
+    salience at, output, outputs, value, baseline, total, sides {stack: number of each token}            (`salience.py`)
+    scores   heads {decoder.0.3: {name, previous, entropy, ...}}                                      (`head_values.py`)
+    effects  heads {decoder.0.3: change}, at, output, of (logp, value)                                (`head_values.py`)
+    patch    fits, a, b, at, side, positions, layers, cells [effect, p of a, p of b, top]                   (`patch.py`)
+    ablated  at, rows [[name, before, after]], top, moved, logp: with heads off, beside all heads on      (`ablated.py`)
     live     rows, count, checkpoints, live                                                         (`live_run.py`)
     gif      a GIF of pictures that the page has drawn                                                  (`film.py`)
     everything  the answers of all views of a text, by request, for a saved page                      (`show.py`)
@@ -57,7 +66,7 @@ HIDDEN = -1e30
 def heads(trace: Trace, request: LayerRequest) -> dict[str, Any]:
     name = trace.name(request.kind, request.layer)
     weights, (rows, columns) = trace.weights(name), trace.labels(name)
-    statistics = _statistics(trace, name, weights)
+    statistics = statistics_of(trace, name, weights)
     (names,) = statistics.names()
     return {
         "rows": rows,
@@ -65,25 +74,29 @@ def heads(trace: Trace, request: LayerRequest) -> dict[str, Any]:
         "heads": list(range(len(weights))),
         "links": [_links(head) for head in weights],
         "strongest": weights.argmax(dim=-1).tolist(),
+        "highest": [[round(x, 6) for x in head] for head in weights.amax(dim=-1).tolist()],
         "names": names,
-        "entropy": [_finite(x) for x in statistics.entropy[0]],
-        "distance": [_finite(x) for x in statistics.distance[0]],
+        "entropy": [finite(x) for x in statistics.entropy[0]],
+        "distance": [finite(x) for x in statistics.distance[0]],
     }
 
 
 def model(trace: Trace, request: KindRequest) -> dict[str, Any]:
     layers = trace.attentions.get(request.kind) or {0: trace.name(request.kind, 0)}  # which raises
-    sizes, maps, names = {}, {}, {}
+    sizes, maps, peaks, names = {}, {}, {}, {}
     for layer, name in layers.items():
         weights = trace.weights(name)
         size = min(weights.shape[1], MAX_MAP_SIDE), min(weights.shape[2], MAX_MAP_SIDE)
         small = F.adaptive_max_pool2d(weights[None], size)[0]  # the maximum keeps thin diagonals visible
-        (patterns,) = _statistics(trace, name, weights).names()
+        (patterns,) = statistics_of(trace, name, weights).names()
         sizes[str(layer)] = list(size)
-        for head, small_map in enumerate((small.clamp(0, 1) * 255).round().to(torch.uint8)):
-            maps[f"{layer}.{head}"] = _base64(small_map)
+        for head, small_map in enumerate(small):
+            peak = float(small_map.max())
+            scaled = small_map / peak if peak > 0 else small_map
+            maps[f"{layer}.{head}"] = _base64((scaled.clamp(0, 1) * 255).round().to(torch.uint8))
+            peaks[f"{layer}.{head}"] = peak
             names[f"{layer}.{head}"] = patterns[head]
-    return {"layers": list(layers), "sizes": sizes, "maps": maps, "names": names}
+    return {"layers": list(layers), "sizes": sizes, "maps": maps, "peaks": peaks, "names": names}
 
 
 def matrix(trace: Trace, request: MatrixRequest) -> dict[str, Any]:
@@ -127,9 +140,9 @@ def neuron(trace: Trace, request: NeuronRequest) -> dict[str, Any]:
         "dot": float(product.sum()),
         "scale": attention.scale,
         "cap": attention.cap,
-        "bias": None if bias is None else _finite(bias[at]),
+        "bias": None if bias is None else finite(bias[at]),
         "sink": None if attention.sinks is None else float(attention.sinks[request.head].detach()),
-        "score": _finite(trace.scores(name)[at]),
+        "score": finite(trace.scores(name)[at]),
         "weight": float(row[request.key]),
         "visible": bool(trace.visible(name)[request.query, request.key]),
         "normalizer": attention.normalizer,
@@ -196,7 +209,8 @@ def logits_by_layer(trace: Trace, at: int) -> Tensor:
 # -- helpers ----------------------------------------------------------------------------------------------------------
 
 
-def _statistics(trace: Trace, name: str, weights: Tensor) -> HeadStatistics:
+def statistics_of(trace: Trace, name: str, weights: Tensor) -> HeadStatistics:
+    """Return the statistics of the heads of one attention layer."""
     cross, side = name.endswith("cross"), cast(Side, name.split(".")[0])
     ids = trace.reading.distinct_ids(side)
     same = None if cross or weights.shape[-1] != ids.shape[1] else ids
@@ -226,10 +240,11 @@ def _lens(trace: Trace, layer: int, logits: Tensor) -> dict[str, Any]:
 
 def _token_values(trace: Trace, ids: Tensor, values: Tensor) -> list[list[Any]]:
     token = trace.run.tokenizer.token
-    return [[token(id), _finite(value)] for id, value in zip(ids.tolist(), values, strict=True)]
+    return [[token(id), finite(value)] for id, value in zip(ids.tolist(), values, strict=True)]
 
 
-def _finite(x: Tensor) -> float | None:
+def finite(x: Tensor) -> float | None:
+    """Return a number, or None for NaN and infinity, which JSON does not have."""
     return float(x) if math.isfinite(float(x)) else None
 
 

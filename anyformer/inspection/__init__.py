@@ -5,7 +5,7 @@ Functions take a model and the arguments of a call of it, and return plain tenso
 
 ablation         Switch attention heads off and measure what changes
 attention_maps   Attention weights of all layers and heads
-attribution      Gradient × input: the contribution of each input token to an output
+attribution      Gradient × input and integrated gradients: the contribution of each input token to an output
 cache_growth     Bytes of the KV cache after each decoded token
 capacity         Refuse models that do not fit into memory, before allocating them
 cost             The cost of a part, of a linear layer and of a norm

@@ -31,6 +31,8 @@ FIELDS: dict[str, dict[str, Any]] = {
     "neuron": PLACE | {"query": 5, "key": 2},
     "stage": {"stage": "decoder.softmax", "at": 5},
     "follow": {"level": "parts"},
+    "cell": {"layer": 1, "at": 5},
+    "patch": {"donor": TEXT[::-1]},
 }
 
 

@@ -83,7 +83,8 @@ def test_maps_are_those_of_the_model(workspace: Workspace, name: str) -> None:
             pooled = np.frombuffer(b64decode(small["maps"][f"{layer}.{head}"]), "u1").reshape(
                 small["sizes"][str(layer)]
             )
-            assert abs(pooled.max() / 255 - weights.max()) < 1 / 255
+            assert pooled.max() in (0, 255)
+            assert small["peaks"][f"{layer}.{head}"] == pytest.approx(float(weights.max()), abs=1e-6)
             assert result["rows"] == shown["rows"]
             assert result["columns"] == shown["columns"]
         assert shown["names"] == [small["names"][f"{layer}.{head}"] for head in range(heads)]
@@ -390,7 +391,7 @@ def test_show(workspace: Workspace, tmp_path: Any) -> None:
     assert result["answers"][f"heads {key}"] == workspace.answer("heads", request)
     assert {key.split()[0] for key in result["answers"]} == {
         *("runs", "read", "heads", "model", "matrix", "neuron", "next", "block", "cache"),
-        *("path", "stage", "follow", "write", "live"),
+        *("path", "stage", "follow", "lens", "cell", "surprise", "scores", "salience", "write", "live"),
     }
     with pytest.raises(ConfigError, match="is blank"):
         af.show(run, " ")

@@ -32,7 +32,7 @@ from anyformer.config import (
     Tokens,
 )
 from anyformer.inspection.attention_maps import attention_maps
-from anyformer.inspection.attribution import attribute
+from anyformer.inspection.attribution import attribute, integrated_gradients
 from anyformer.inspection.patching import run_with_patches
 from anyformer.inspection.position_curves import position_curves
 from anyformer.inspection.scalar_outputs import logit
@@ -177,3 +177,20 @@ def test_attribution_is_the_derivative_along_each_embedding():
         grown = measure(run_with_patches(model, {"encoder.embed": more}, SOURCE, TARGET))
         derivative = (grown - measure(model(SOURCE, TARGET))) / step
     close(result.tokens["encoder"][:, 3].sum(), derivative, 1e-4)
+
+
+def test_integrated_gradients_add_up_to_the_difference_from_zero_embeddings():
+    """For a smooth model, up to the error of the integral; in a linear one they equal gradient × input."""
+    block = Block(mixer=Convolution(width=3, bias=False), feedforward=NoFeedForward(), norm=NoNorm())
+    linear = decoder(block, Sinusoidal())
+    close(
+        integrated_gradients(linear, logit(5), TARGET, steps=2).tokens["decoder"],
+        attribute(linear, logit(5), TARGET).tokens["decoder"],
+    )
+    smooth = decoder(BLOCK.model_copy(update={"norm": NoNorm()}), Sinusoidal())
+    result = integrated_gradients(smooth, logit(5), TARGET, steps=64)
+    assert result.baseline is not None
+    close(result.value, smooth(TARGET)[:, -1, 5].sum().detach())
+    close(result.total, result.value - result.baseline, 1e-3)
+    rough = integrated_gradients(smooth, logit(5), TARGET, steps=1)
+    assert abs(rough.total - (rough.value - result.baseline)) > abs(result.total - (result.value - result.baseline))

@@ -5,7 +5,7 @@ const HEADS = {
   dark: ["#56b4e9", "#e69f00", "#2fc39b", "#e3a1c6", "#f0e442", "#ff8a4c", "#c9c9c9", "#7aa8ff"],
 };
 
-// Anchor colours of the scales, as red, green, blue: from 0 to 1, and from -1 over 0 to 1.
+// Anchor colours of the scales, as red, green, blue: from 0 to 1 (`heat`: in orange), and from -1 over 0 to 1.
 const SCALES = {
   light: {
     up: [
@@ -21,6 +21,12 @@ const SCALES = {
       [255, 255, 255],
       [146, 197, 222],
       [5, 113, 176],
+    ],
+    heat: [
+      [255, 255, 255],
+      [254, 217, 166],
+      [253, 141, 60],
+      [166, 54, 3],
     ],
     hidden: [226, 224, 218],
   },
@@ -38,6 +44,12 @@ const SCALES = {
       [22, 26, 33],
       [36, 104, 158],
       [120, 200, 250],
+    ],
+    heat: [
+      [26, 30, 37],
+      [92, 48, 16],
+      [200, 96, 24],
+      [255, 190, 120],
     ],
     hidden: [52, 54, 60],
   },
@@ -78,15 +90,16 @@ function pixels(values, rows, columns, colour) {
   return canvas;
 }
 
-/** The colour scale of values: weights and masks from 0 to 1, others symmetric around 0. */
+/** The colour scale of values: weights and masks from 0 to 1 (or to the largest weight), others symmetric around 0. */
 function colouring(what, values) {
   const scale = SCALES[theme()];
   if (what === "weights" || what === "mask") {
-    const colours = ramp(scale.up);
+    const colours = ramp(scale.up),
+      high = what === "weights" && state.fit ? values.reduce((a, b) => Math.max(a, b), 0) || 1 : 1;
     return {
-      colour: (value) => colours[clamp(Math.round(Math.sqrt(Math.max(0, value)) * 255), 0, 255)],
+      colour: (value) => colours[clamp(Math.round(Math.sqrt(Math.max(0, value / high)) * 255), 0, 255)],
       low: 0,
-      high: 1,
+      high,
       colours,
     };
   }

@@ -24,7 +24,7 @@ function bothPicker(views, run) {
   const select = make(
     "select",
     { id: "both", onchange: (event) => change({ both: event.target.value }, true) },
-    views.map((view) => option(view, viewName(view, run), view === state.both, { both: view })),
+    views.map((view) => option(view, comparedName(view, run), view === state.both, { both: view })),
   );
   return make("label", { class: "pick" }, make("span", {}, word("compareIn")), select);
 }

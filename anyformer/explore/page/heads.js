@@ -28,7 +28,13 @@ async function showHeads(subject, reading) {
   const pinned = state.query < 0 ? -1 : Math.min(state.query, found.rows.length - 1);
   const left = side(subject, "query", found.rows, pinned),
     right = side(subject, "key", found.columns, state.key);
-  const links = shown.flatMap((head) => found.links[head].map((link) => [...link, head]));
+  const links = shown.flatMap((head) => found.links[head].map((link) => [...link, head])),
+    linked = new Set(links.map(([query]) => query)),
+    faint = found.rows.flatMap((_, query) =>
+      linked.has(query)
+        ? []
+        : shown.map((head) => [query, found.strongest[head][query], found.highest[head][query], head]),
+    );
   const box = make(
     "div",
     { class: "links", "data-scroll": `links-${subject.pane}` },
@@ -40,7 +46,7 @@ async function showHeads(subject, reading) {
   );
   const shot = await pictures(subject, reading);
   const light = (end, index) => {
-    lit(box, over, links, shift, end, index);
+    lit(box, over, end === 0 && !linked.has(index) ? faint : links, shift, end, index);
     if (end === 0) shot?.paint(index);
   };
   for (const [column, end] of [
@@ -60,8 +66,18 @@ async function showHeads(subject, reading) {
     shot?.box,
     chips(subject, found, off),
     explained("heads"),
+    make(
+      "p",
+      { class: "note", id: `lines-${subject.pane}` },
+      linesWords(links.length, found.rows.length - linked.size),
+    ),
     box,
   );
+}
+
+/** How many lines there are, and how many queries have none. */
+function linesWords(count, without) {
+  return `${word("linesDrawn", count)}${without ? ` ${word("queriesWithout", without)}` : ""}`;
 }
 
 function side(subject, end, tokens, current) {
@@ -135,7 +151,7 @@ function lit(box, over, links, shift, end, index) {
   for (const [other, weight] of most) {
     others[other].classList.add("lit");
     others[other].style.setProperty("--weight", weight);
-    others[other].lastChild.textContent = weight.toFixed(2);
+    others[other].lastChild.textContent = weight >= 0.01 ? weight.toFixed(2) : weight.toFixed(4);
   }
 }
 

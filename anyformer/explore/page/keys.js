@@ -1,7 +1,7 @@
 // Keyboard shortcuts.
 
 const KEYS = [
-  ["1 … 9, 0", "keyViews"],
+  ["1 … 9, 0, g, e, s, a", "keyViews"],
   [", .", "keySteps"],
   ["p", "keyPlay"],
   ["< >", "keyTrainingSteps"],
@@ -57,11 +57,7 @@ function pageKeys(event) {
 
 function actions() {
   const [subject] = subjects(),
-    own = viewsOf(subject.run),
-    keyed = VIEWS.slice(0, 10).flatMap((view, i) =>
-      own.includes(view) ? [[String((i + 1) % 10), () => openView(view)]] : [],
-    ),
-    views = Object.fromEntries(keyed);
+    views = Object.fromEntries(viewsOf(subject.run).map((view) => [VIEW_KEYS[view], () => openView(view)]));
   const step = (list, now, by) => list[clamp(list.indexOf(now) + by, 0, list.length - 1)];
   const attends = Object.keys(subject.run.kinds).length > 0,
     now = attends ? chosen(subject.run) : null;
@@ -112,7 +108,7 @@ async function moveToken(subject, by) {
 /** In the row of tabs, arrow keys open the neighbours. */
 function tabKeys() {
   byId("tabs").addEventListener("keydown", (event) => {
-    const tabs = [...byId("tabs").children],
+    const tabs = [...byId("tabs").querySelectorAll("[role=tab]")],
       at = tabs.findIndex((tab) => tab.getAttribute("aria-selected") === "true");
     const to = {
       ArrowRight: (at + 1) % tabs.length,

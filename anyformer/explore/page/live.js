@@ -138,7 +138,7 @@ async function probe(subject, steps) {
         numbers(found.maps[`${layer}.${head}`], Uint8Array),
         height,
         width,
-        (value) => colours[Math.round(Math.sqrt(value / 255) * 255)],
+        mapColour(colours, found.peaks[`${layer}.${head}`]),
       ),
     );
     rows.push(

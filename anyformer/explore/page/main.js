@@ -7,6 +7,10 @@ const SHOW = {
   matrix: showMatrix,
   neuron: showNeuron,
   next: showNext,
+  lens: showLens,
+  surprise: showSurprise,
+  salience: showSalience,
+  patch: showPatch,
   block: showBlock,
   cache: showCache,
   live: showLive,
@@ -26,7 +30,8 @@ async function render() {
     now = subjects();
   surroundings(now);
   byId("view").setAttribute("aria-busy", "true");
-  const drawn = await Promise.all(now.map(drawPane));
+  const drawn = await Promise.all(now.map(drawPane)),
+    difference = comparesMatrices() ? await differencePane(now) : null;
   if (turn !== turns) return;
   byId("view").removeAttribute("aria-busy");
   keepingPlace(() => {
@@ -34,11 +39,14 @@ async function render() {
     if (strips.some((one, i) => one !== byId("strips").children[i]) || strips.length !== byId("strips").children.length)
       byId("strips").replaceChildren(...strips); // hundreds of tokens that stay are not laid out again
     byId("view").replaceChildren(
-      ...(state.view === "compare" ? [bothPicker(viewsOf(now[0].run).filter((view) => SHOW[view]), now[0].run)] : []),
+      ...(state.view === "compare" ? [bothPicker(comparedViews(now[0].run), now[0].run)] : []),
       ...drawn.map((pane) => pane.view),
+      ...(difference ? [difference] : []),
     );
   });
   keysIntoSight();
+  cellsIntoSight();
+  markFirstDifference();
   stepIntoSight();
   for (const panes of [byId("strips"), byId("view")]) panes.classList.toggle("two", now.length > 1);
   await writeMissing(now);
@@ -97,30 +105,8 @@ function surroundings(now) {
   aboutRun(run);
   filmBars(now);
   watchTraining();
-  const shown = viewsOf(run),
-    key = (view) => String((VIEWS.indexOf(view) + 1) % 10);
   keepingPlace(() => {
-    byId("tabs").setAttribute("aria-label", word("views"));
-    byId("tabs").replaceChildren(
-      ...shown.map((view) =>
-        make(
-          "button",
-          {
-            type: "button",
-            role: "tab",
-            id: `tab-${view}`,
-            "aria-controls": "view",
-            "aria-selected": String(view === state.view),
-            tabindex: view === state.view ? 0 : -1,
-            ...(VIEWS.indexOf(view) < 10 ? { "aria-keyshortcuts": key(view) } : {}),
-            title: viewName(view, run) + (VIEWS.indexOf(view) < 10 ? ` (${key(view)})` : ""),
-            ...toward(viewChange(view), true),
-          },
-          viewName(view, run),
-          view === "live" && run.live ? make("span", { class: "dot" }) : null,
-        ),
-      ),
-    );
+    fillTabs(run);
     sidePanel(now);
   });
   byId("view").setAttribute("aria-labelledby", `tab-${state.view}`);
@@ -145,7 +131,7 @@ function aboutRun(run) {
 /** The side panel, rebuilt only when its switches change, so that a slider can be dragged. */
 function sidePanel(now) {
   const side = byId("side"),
-    of = JSON.stringify([now.map(({ run, body }) => [run.name, body.off]), languageNow(), theme(), gates()]);
+    of = JSON.stringify([now.map(({ run, body }) => [run.name, body.off]), languageNow(), theme(), gates(), scoreMark(now)]);
   if (side.dataset.of === of) return fillSliders();
   side.dataset.of = of;
   const samples = now.some(({ run }) => run.tokens); // else there is nothing to draw from
@@ -157,7 +143,10 @@ function openView(view) {
 }
 
 function viewChange(view) {
-  const second = view === "compare" && !state.run2 ? { run2: state.run, text2: state.text, target2: state.target } : {};
+  const second =
+    view === "compare" && !state.run2
+      ? { run2: state.run, text2: state.text2 || state.text, target2: state.target2 || state.target }
+      : {};
   return { view, ...second };
 }
 
@@ -201,8 +190,8 @@ function settle() {
     of = runs.find((one) => one.name === run);
   if (!text) Object.assign(state, exampleOf(of));
   if (state.view !== "compare") return;
-  if (!state.run2) Object.assign(state, { run2: state.run, text2: state.text, target2: state.target });
-  else if (!state.text2) Object.assign(state, { text2: state.text, target2: state.target2 || state.target });
+  if (!state.run2) Object.assign(state, { run2: state.run });
+  if (!state.text2) Object.assign(state, { text2: state.text, target2: state.target2 || state.target });
 }
 
 async function begin() {

@@ -1,6 +1,7 @@
 // The matrix of one head: rows are queries, columns are keys; weights, scores, position bias and mask, as applied.
 
 const zooms = new Map(); // where each pane looks, while the page is open
+const matrices = new Map(); // the drawings on the page: pointing at a cell of one marks it in those of the same size
 
 async function showMatrix(subject, reading) {
   const { kind, layer, head } = chosen(subject.run),
@@ -20,7 +21,12 @@ async function showMatrix(subject, reading) {
   );
   const top = [
     picker(subject, ["kind", "layer", "head"]),
-    make("div", { class: "choice", role: "group", "aria-label": word("what") }, buttons),
+    make(
+      "div",
+      { class: "choice", role: "group", "aria-label": word("what") },
+      buttons,
+      state.what === "weights" ? fitButton(subject) : null,
+    ),
   ];
   if (!found.values) {
     const query = state.query < 0 ? found.shape[0] - 1 : clamp(state.query, 0, found.shape[0] - 1),
@@ -48,10 +54,21 @@ async function showMatrix(subject, reading) {
   );
 }
 
+/** The switch that scales the colours to the largest weight, for long texts, whose weights are small. */
+function fitButton(subject) {
+  const props = {
+    type: "button",
+    id: `fit-${subject.pane}`,
+    "aria-pressed": String(Boolean(state.fit)),
+    title: word("fitHint"),
+  };
+  return make("button", { ...props, ...toward({ fit: state.fit ? 0 : 1 }) }, word("fit"));
+}
+
 /** The drawing with zoom, cursor, and a line with the value under the cursor. */
-function zoomable(subject, found, values, mask, asks) {
+function zoomable(subject, found, values, mask, asks, what = state.what) {
   const [rows, columns] = found.shape,
-    scale = colouring(state.what, values),
+    scale = colouring(what, values),
     grey = SCALES[theme()].hidden;
   const shade = mask ? (value, i) => (mask[i] ? scale.colour(value) : grey) : scale.colour,
     picture = pixels(values, rows, columns, shade);
@@ -71,9 +88,15 @@ function zoomable(subject, found, values, mask, asks) {
     row: asked,
     column: state.key < 0 ? greatest(values, asked, columns) : clamp(state.key, 0, columns - 1),
   };
-  const drawn = { canvas, rows, columns, values, mask, found, shade, picture, seat, at };
+  const drawn = { canvas, rows, columns, values, mask, found, shade, picture, seat, at, hint: null };
   const paint = () => paintMatrix(drawn);
   const tell = (cell) => said.replaceChildren(...cellWords(drawn, cell));
+  drawn.mark = (cell) => {
+    drawn.hint = cell;
+    paint();
+    tell(cell ?? at);
+  };
+  matrices.set(subject.pane, drawn);
   const move = (row, column, keep) => {
     at.row = clamp(row, 0, rows - 1);
     at.column = clamp(column, 0, columns - 1);
@@ -198,6 +221,12 @@ function paintMatrix(drawn) {
     Math.max(cell, 3),
     Math.max(cell, 3),
   );
+  if (drawn.hint) {
+    context.setLineDash([4, 3]);
+    context.strokeStyle = ink;
+    const { row, column } = drawn.hint;
+    context.strokeRect(left - seat.x + column * cell, top - seat.y + row * cell, Math.max(cell, 5), Math.max(cell, 5));
+  }
   context.restore();
   names(drawn, context, ink, font);
 }
@@ -235,6 +264,14 @@ function names(drawn, context, ink, font) {
     context.rotate(-Math.PI / 2);
     name(found.columns, column, column === at.column, top - 8);
     context.restore();
+  }
+}
+
+/** Marks a cell in the other drawings of the same size; null removes the mark. */
+function markOthers(drawn, cell) {
+  for (const other of matrices.values()) {
+    const alike = other !== drawn && other.rows === drawn.rows && other.columns === drawn.columns;
+    if (alike && other.canvas.isConnected) other.mark(cell);
   }
 }
 
@@ -310,8 +347,12 @@ function pointing(drawn, move, zoom, paint, tell) {
     }
     const cell = place(event);
     tell(inside(cell) ? cell : drawn.at);
+    markOthers(drawn, inside(cell) ? cell : null);
   });
-  canvas.addEventListener("pointerleave", () => tell(drawn.at));
+  canvas.addEventListener("pointerleave", () => {
+    tell(drawn.at);
+    markOthers(drawn, null);
+  });
   canvas.addEventListener("pointerup", (event) => {
     const cell = place(event);
     if (!from?.moved && inside(cell)) move(cell.row, cell.column, true);

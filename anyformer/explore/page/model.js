@@ -32,18 +32,24 @@ async function showModel(subject) {
   }
   if (!grid.querySelector("button[tabindex='0']")) grid.querySelector("button")?.setAttribute("tabindex", 0);
   roving(grid, "button", () => heads);
-  return make("div", {}, picker(subject, ["kind"]), explained("model"), grid);
+  const top = make("div", { class: "choice" }, picker(subject, ["kind"]), fitButton(subject));
+  return make("div", {}, top, explained("model"), grid);
 }
 
 function countOf(found, layer) {
   return Object.keys(found.maps).filter((key) => key.startsWith(`${layer}.`)).length;
 }
 
+/** The colour of a byte of a small map, by the square root, as in the matrix: faint weights stay visible. */
+function mapColour(colours, peak, fit = 0) {
+  const high = fit ? 1 : peak; // the bytes are relative to the largest weight
+  return (value) => colours[clamp(Math.round(Math.sqrt((value / 255) * high) * 255), 0, 255)];
+}
+
 function map(subject, found, kind, layer, head, colours, here) {
   const [rows, columns] = found.sizes[layer],
     values = numbers(found.maps[`${layer}.${head}`], Uint8Array);
-  // the square root, as in the matrix: faint weights stay visible
-  const picture = pixels(values, rows, columns, (value) => colours[Math.round(Math.sqrt(value / 255) * 255)]);
+  const picture = pixels(values, rows, columns, mapColour(colours, found.peaks[`${layer}.${head}`], state.fit));
   const off = subject.body.off.includes(`${kind}.${layer}.${head}`);
   const name = found.names?.[`${layer}.${head}`];
   const title = `${word("layer")} ${layer}, ${word("head")} ${head}${name ? `: ${word(`name.${name}`)}` : ""}`;

@@ -18,7 +18,7 @@ async function showNext(subject, reading) {
     parts = [make("div", {}, make("h3", {}, title), place, distribution(found))];
   if (found.lens?.length)
     parts.push(make("div", {}, make("h3", {}, word("lens")), explained("lens"), lens(found.lens)));
-  return make("div", {}, explained("next"), make("div", { class: "next" }, parts));
+  return make("div", {}, explained("next"), make("div", { class: "next" }, parts), await ablation(subject, reading));
 }
 
 /** The request for the selected position. */
@@ -159,7 +159,7 @@ function lens(layers) {
   );
   return make(
     "div",
-    { class: "wide", "data-scroll": "lens" },
+    { class: "wide", "data-scroll": "lens", tabindex: 0, role: "group", "aria-label": word("lens") },
     make("table", { class: "lens" }, make("thead", {}, head), make("tbody", {}, body)),
   );
 }

@@ -34,6 +34,7 @@ function output(subject, reading, before, other) {
   if (subject.run.writes && state.write) {
     if (off) add(`${word("written")} · ${word("before")}`, writtenLine(subject, []));
     add(off ? `${word("written")} · ${word("withOff", off)}` : word("written"), writtenLine(subject, subject.body.off));
+    if (off) rows.push(make("p", { class: "note first-note", role: "status" }));
   }
   if (!rows.length && subject.run.writes) rows.push(make("p", { class: "note" }, word("writeHint")));
   const button = subject.run.writes
@@ -115,6 +116,7 @@ async function writeOne(body, signal) {
         if (signal.aborted) return;
         record.lines.push(one);
         for (const line of linesOf(key)) line.append(...piece(one));
+        markFirstDifference();
         if (one.cache !== undefined) filling(record);
       },
       signal,

@@ -1,5 +1,7 @@
 // Saving a view: as a standalone page with its answers, as a picture, as a link.
 
+const HEAVY = 5e6; // parameters from which patching is saved only if it was opened
+
 /** The standalone page: every view in all layers, up to the size limit, and all cached answers. */
 async function saveHtml(subjects) {
   const kept = {};
@@ -29,7 +31,9 @@ async function saveHtml(subjects) {
 async function everyView(subject) {
   try {
     const reading = await ask("read", subject.body);
-    for (const view of viewsOf(subject.run).filter((one) => SHOW[one] && one !== "live"))
+    const heavy = subject.run.parameters > HEAVY && !answers.has(keyOf("patch", patchBody(subject))),
+      shown = viewsOf(subject.run).filter((one) => SHOW[one] && one !== "live" && !(heavy && one === "patch"));
+    for (const view of shown)
       await SHOW[view](subject, reading).catch(gone);
   } catch (error) {
     gone(error); // what is refused is refused in the file, too

@@ -8,6 +8,10 @@ const NEEDS = {
   matrix: (subject) => [["matrix", { ...placeOf(subject, ["kind", "layer", "head"]), what: state.what }]],
   neuron: (subject) => [["neuron", pairOf(subject)]],
   next: (subject) => (subject.run.tokens ? [["next", nextBody(subject, readingOf(subject))]] : []),
+  lens: (subject) => lensRequests(subject, readingOf(subject)),
+  surprise: (subject) => (viewsOf(subject.run).includes("surprise") ? [["surprise", subject.body]] : []),
+  salience: (subject) => [["salience", salienceBody(subject, readingOf(subject))]],
+  patch: (subject) => (viewsOf(subject.run).includes("patch") ? [["patch", patchBody(subject)]] : []),
   block: (subject) => [["block", subject.body]],
   cache: (subject) => (subject.run.shape === "encoder" ? [] : [["cache", subject.body]]),
   live: (subject) => [["live", { run: subject.body.run, since: 0 }]],
@@ -54,11 +58,14 @@ function isSaved(updates) {
   }
 }
 
+const FIRST_CAUSES = { deep: -2, method: "gradient", stack: "", cell: "" };
+
 /** The change that a page can show, or null; what was not saved becomes the default: a pinned key, the path of a token. */
 function offered(updates) {
   if (!saved) return updates;
   const changes = "key" in updates ? [updates] : [updates, { ...updates, key: -1 }];
   if (updates.view === "path") changes.push({ ...updates, ...FIRST_PATH });
+  if (["lens", "salience", "patch"].includes(updates.view)) changes.push({ ...updates, ...FIRST_PATH, ...FIRST_CAUSES });
   return changes.find(isSaved) ?? null;
 }
 

@@ -3,15 +3,8 @@
 /** The name of a view: that of `next` depends on what the run predicts. */
 const viewName = (view, run) => word(view === "next" ? `next.${run.says}` : `view.${view}`);
 
-/** The views of a run: attention and cache only where there are such. */
-function viewsOf(run) {
-  const attends = Object.values(run.kinds).some(({ layers }) => layers.length),
-    absent = [...(attends ? [] : ["heads", "model", "matrix", "neuron"]), ...(run.shape === "encoder" ? ["cache"] : [])];
-  return VIEWS.filter((view) => !absent.includes(view));
-}
-
 /** The view `next` of a run that does not predict tokens. */
-function showAnswer(subject, reading) {
+async function showAnswer(subject, reading) {
   const { says } = subject.run,
     parts = {
       labels: () => labels(reading.probabilities ?? []),
@@ -20,7 +13,7 @@ function showAnswer(subject, reading) {
       answer: () => make("p", { class: "figure" }, visibleText(reading.answer || "–")),
       vector: () => vectorBars(reading.vector ?? []),
     };
-  return make("div", {}, explained(`next.${says}`), parts[says]());
+  return make("div", {}, explained(`next.${says}`), parts[says](), await ablation(subject, reading));
 }
 
 /** Probabilities of labels; sliders do not change them. */

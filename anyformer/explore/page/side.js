@@ -4,6 +4,7 @@
 function switches(subject) {
   const { run, pane } = subject,
     off = new Set(subject.body.off),
+    painted = scorePaint(subject),
     name = pane ? "off2" : "off";
   const to = (next) => toward({ [name]: [...next].sort() });
   const tables = Object.entries(run.kinds).map(([kind, { layers, heads }]) => {
@@ -11,20 +12,24 @@ function switches(subject) {
       const ids = Array.from({ length: heads[i] }, (_, head) => `${kind}.${layer}.${head}`);
       const others = [...off].filter((id) => !ids.includes(id)),
         flipped = ids.every((id) => off.has(id)) ? others : [...others, ...ids];
-      const cells = ids.map((id, head) =>
-        make("button", {
+      const cells = ids.map((id, head) => {
+        const score = painted?.paint(id);
+        const button = {
           type: "button",
           role: "switch",
-          class: "switch",
+          class: score ? "switch scored" : "switch",
           id: `switch-${pane}-${id}`,
           "aria-checked": String(!off.has(id)),
           tabindex: i + head ? -1 : 0,
-          title: `${word("layer")} ${layer}, ${word("head")} ${head}: ${word(off.has(id) ? "isOff" : "isOn")}`,
-          "aria-label": `${word(`kind.${kind}`)} ${layer}.${head}`,
-          style: { "--head": headColour(head) },
+          title: `${word("layer")} ${layer}, ${word("head")} ${head}: ${word(off.has(id) ? "isOff" : "isOn")}${score ? ` · ${score.name}` : ""}`,
+          "aria-label": `${word(`kind.${kind}`)} ${layer}.${head}${score ? `, ${score.name}` : ""}`,
+          style: score
+            ? { "--head": `rgb(${score.colour.join(" ")})`, color: inkOn(score.colour) }
+            : { "--head": headColour(head) },
           ...to(off.has(id) ? [...off].filter((one) => one !== id) : [...off, id]),
-        }),
-      );
+        };
+        return make("button", button, score && !off.has(id) && heads[i] <= 7 ? score.text : null);
+      });
       const all = make(
         "button",
         {
@@ -47,7 +52,7 @@ function switches(subject) {
         role: "group",
         "aria-label": word(`kind.${kind}`),
         "data-scroll": `switches-${pane}-${kind}`,
-        style: { "--size": Math.max(...heads) > 10 ? "15px" : "20px" },
+        style: { "--size": Math.max(...heads) > 10 ? "15px" : painted && Math.max(...heads) <= 7 ? "29px" : "20px" },
       },
       rows,
     );
@@ -64,7 +69,13 @@ function switches(subject) {
     `switches-${pane}`,
     title,
     tables.length
-      ? [make("p", { class: "note" }, off.size ? word("offCount", off.size) : word("switchesHow")), tables, allOn]
+      ? [
+          make("p", { class: "note" }, off.size ? word("offCount", off.size) : word("switchesHow")),
+          scorePicker(subject),
+          tables,
+          scoreLegend(subject, painted),
+          allOn,
+        ]
       : [make("p", { class: "note" }, word("noAttention"))],
   );
 }

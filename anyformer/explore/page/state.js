@@ -1,6 +1,18 @@
 // The state of the page: it is stored in the address after #, so links and the Back button work.
 
-const VIEWS = ["path", "heads", "model", "matrix", "neuron", "next", "block", "cache", "compare", "live"];
+// The views, in groups with a caption each.
+const GROUPS = {
+  start: ["path"],
+  attention: ["heads", "model", "matrix", "neuron"],
+  prediction: ["next", "lens", "surprise", "salience", "patch"],
+  build: ["block", "cache"],
+  runs: ["compare", "live"],
+};
+const VIEWS = Object.values(GROUPS).flat();
+const VIEW_KEYS = {
+  ...{ path: "1", heads: "2", model: "3", matrix: "4", neuron: "5", next: "6", block: "7", cache: "8", compare: "9" },
+  ...{ live: "0", lens: "g", surprise: "e", salience: "s", patch: "a" },
+};
 const WHATS = ["weights", "scores", "bias", "mask"];
 
 const DEFAULTS = {
@@ -24,6 +36,12 @@ const DEFAULTS = {
   key: -1,
   at: -1,
   what: "weights", // -1: the last query, its strongest key, the last token
+  deep: -2, // the layer whose predictions are listed: -1 is the embedding, -2 the last layer
+  fit: 0, // 1: colours of weights are scaled to the largest
+  method: "gradient", // of salience
+  score: "", // the colour of the switches; empty: a colour for each head
+  stack: "", // that is patched; empty: the first
+  cell: "", // of the patched grid, as layer.position; empty: that of the largest effect
   stage: "", // of the path; empty means the first
   output: -1, // the output that is followed, the position, part and token: -1 or empty means the largest
   place: -1,
@@ -53,6 +71,8 @@ function fromHash(hash) {
   }
   if (!VIEWS.includes(found.view)) found.view = DEFAULTS.view;
   if (!VIEWS.includes(found.both) || found.both === "compare") found.both = DEFAULTS.both;
+  if (!METHODS.includes(found.method)) found.method = DEFAULTS.method;
+  if (!HEAD_SCORES.includes(found.score)) found.score = DEFAULTS.score;
   if (!WHATS.includes(found.what)) found.what = DEFAULTS.what;
   found.shown = found.shown.map(Number).filter(Number.isInteger);
   return found;

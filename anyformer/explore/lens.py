@@ -1,0 +1,94 @@
+"""Views `lens` and `cell`: the most probable output after each layer, at every position (the logit lens as a grid)."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyformer.attention.layout import make_layout
+from anyformer.config import Classifier, ConfigError, Fault
+from anyformer.explore.outputs import has_probabilities, output_names, separate_labels
+from anyformer.explore.requests import CellRequest, LensRequest
+from anyformer.explore.trace import Trace, last_side
+from anyformer.inspection.sublayers import stacks_of
+from anyformer.nn.norm import normed
+
+PAGE = 64  # positions of one answer: logits of a long text are large
+TOP_OUTPUTS = 12
+
+
+def lens(trace: Trace, request: LensRequest) -> dict[str, Any]:
+    """Return the top output and its probability for each layer and position, from position `first` on."""
+    _check(trace)
+    columns, depth = _columns(trace), _depth(trace)
+    if request.first >= len(columns):
+        raise ConfigError([Fault("first", f"= {request.first}: there are {len(columns)} tokens, from 0")])
+    stop, names = min(request.first + PAGE, len(columns)), output_names(trace)
+    rows = []
+    for layer in range(-1, depth):
+        best = _probabilities(trace, layer, request.first, stop).max(dim=-1)
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        rows.append([[names(id), p, id] for id, p in pairs])
+    return {
+        "layers": list(range(-1, depth)),
+        "first": request.first,
+        "page": PAGE,
+        "count": len(columns),
+        "columns": columns[request.first : stop],
+        "rows": rows,
+    }
+
+
+def cell(trace: Trace, request: CellRequest) -> dict[str, Any]:
+    """Return the most probable outputs after one layer at one position, and the entropy of all."""
+    _check(trace)
+    columns, depth = _columns(trace), _depth(trace)
+    for field, at, low, high in (("layer", request.layer, -1, depth), ("at", request.at, 0, len(columns))):
+        if not low <= at < high:
+            raise ConfigError([Fault(field, f"= {at}: must be {low} to {high - 1}")])
+    (p,) = _probabilities(trace, request.layer, request.at, request.at + 1)
+    best, names = p.topk(min(TOP_OUTPUTS, len(p))), output_names(trace)
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return {
+        "layer": request.layer,
+        "at": request.at,
+        "token": columns[request.at],
+        "top": [[names(id), value] for id, value in pairs],
+        "count": len(p),
+        "entropy": None if separate_labels(trace) else float(torch.special.entr(p).sum()),
+    }
+
+
+def _check(trace: Trace) -> None:
+    if not has_probabilities(trace.run):
+        why = f"its head {trace.run.config.head.kind} has no probabilities to show after each layer"
+        raise ConfigError([Fault("run", why)])
+    if stacks_of(trace.run.model)[last_side(trace.run)].pooling is not None:
+        raise ConfigError([Fault("run", "its encoder pools tokens: layers have different numbers of positions")])
+
+
+def _columns(trace: Trace) -> list[str]:
+    """Return the tokens at which there is a prediction; "" for one prediction of the whole text."""
+    whole = isinstance(trace.run.config.head, Classifier)
+    return [""] if whole else trace.reading.tokens[last_side(trace.run)]
+
+
+def _depth(trace: Trace) -> int:
+    return len(stacks_of(trace.run.model)[last_side(trace.run)].runs)
+
+
+@torch.no_grad()
+def _probabilities(trace: Trace, layer: int, first: int, stop: int) -> Tensor:
+    """Return the probabilities [positions, outputs] after a layer; -1 is the embeddings. Equals `logit_lens`."""
+    model, side = trace.run.model, last_side(trace.run)
+    stack, depth = stacks_of(model)[side], _depth(trace)
+    name = f"{side}.final" if layer == depth - 1 else f"{side}.embed" if layer < 0 else f"{side}.{layer}.out"
+    x = trace.activations[name]
+    if isinstance(trace.run.config.head, Classifier):
+        layout = trace.layout(side)
+    else:
+        x, layout = x[:, first:stop], make_layout(1, stop - first, x.device)
+    hidden = x if layer == depth - 1 else normed(stack.final_norm, x, layout)
+    logits = model.apply_head(hidden, layout).float().cpu()
+    logits = logits if logits.dim() == 2 else logits[0]
+    return logits.sigmoid() if separate_labels(trace) else logits.softmax(dim=-1)
