@@ -90,6 +90,7 @@ function scorePaint(subject) {
 
 const shortScore = (value) => {
   const size = Math.abs(value);
+  if (size < 0.005) return "0"; // no "-.00"
   return size >= 9.95 ? value.toFixed(0) : size >= 0.995 ? value.toFixed(1) : value.toFixed(2).replace("0.", ".");
 };
 
