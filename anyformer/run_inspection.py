@@ -65,7 +65,8 @@ def read(run: Run, text: str, target: str | None = None) -> Reading:
     config, notes = run.config, list[str]()
     if why := unreadable(run):
         raise ConfigError([Fault("run", why)])
-    if not text.strip():
+    first = isinstance(run.task, LanguageModelling) and bool(run.task.begin or run.tokenizer.bos is not None)
+    if not text.strip() and not (first and not text):  # an empty text of a language model begins at <bos>
         raise ConfigError([Fault("text", "is blank: there is nothing to look into")])
     if isinstance(config.source, Patches):
         return _picture(run, config.source, text.strip())
@@ -132,6 +133,8 @@ def _piece(run: Run, text: str, target: str | None) -> Example:
         case LanguageModelling():
             first, rest = task.tokenizer.encode_batch([text, target or ""])
             before = [*task.begin, *first]
+            if not before and not text and task.tokenizer.bos is not None:
+                before = [task.tokenizer.bos]  # as in generation
             whole = before + rest
             return with_prefix(Example(whole, whole), len(before)) if task.marked else Example(whole, whole)
     if target is not None:

@@ -51,7 +51,7 @@ from anyformer.tasks.mixture import MixedTasks
 from anyformer.tasks.sequence_level import SequenceLevelTask
 
 BUNDLED = Path(__file__).parent / "bundled_runs" / "sort"  # opened if no run is given; see `make_bundled.py`
-MAX_TRACE_BYTES = 512 * 2**20  # of all cached traces
+MAX_TRACES, MAX_TRACE_BYTES = 256, 512 * 2**20  # cached traces, and the bytes of all of them
 
 VIEWS: dict[str, tuple[type[TextRequest], Callable[[Trace, Any], dict[str, Any]]]] = {
     "read": (TextRequest, prediction.read),
@@ -171,7 +171,9 @@ class Workspace:
         spec, view = VIEWS[name]
         request = spec(**fields)
         with self.lock:
-            return view(self.trace(request), request)
+            found = view(self.trace(request), request)
+            self._drop_oldest()  # the view may have run the model
+            return found
 
     def write(self, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
         request = WriteRequest(**fields)
@@ -201,9 +203,15 @@ class Workspace:
             for old in [one for one in self.traces if one.step is not None and (one.run, one.step) not in self.at_step]:
                 del self.traces[old]  # it would keep its run in memory
         self.traces.move_to_end(key)
-        while len(self.traces) > 1 and sum(trace.nbytes for trace in self.traces.values()) > MAX_TRACE_BYTES:
-            self.traces.popitem(last=False)
+        self._drop_oldest()
         return self.traces[key]
+
+    def _drop_oldest(self) -> None:
+        """Drop the oldest traces beyond the limits of bytes and number."""
+        while len(self.traces) > 1 and (
+            len(self.traces) > MAX_TRACES or sum(trace.nbytes for trace in self.traces.values()) > MAX_TRACE_BYTES
+        ):
+            self.traces.popitem(last=False)
 
     def run_of(self, request: TextRequest) -> Run:
         one, step = self.opened(request.run), request.step

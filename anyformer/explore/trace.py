@@ -31,7 +31,7 @@ from anyformer.explore.requests import TextRequest
 from anyformer.inspection.attention_maps import Kind, format_range
 from anyformer.inspection.logit_terms import term_names
 from anyformer.inspection.sublayers import attentions, stacks_of
-from anyformer.inspection.taps import run_with_taps
+from anyformer.inspection.taps import hidden_with_taps, run_with_taps
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.eval_mode import evaluating
 from anyformer.nn.pooling import Funnel
@@ -43,13 +43,33 @@ from anyformer.tasks.regress import Regressing
 
 @dataclass(frozen=True)
 class Trace:
-    """A text with the residual stream, what each sublayer added to it, and q, k, v and outputs of all heads."""
+    """A text with the residual stream, what each sublayer added to it, and q, k, v and outputs of all heads.
+
+    The forward pass runs when it is first needed: the tokens of a text and the stages of its path are there before.
+    """
 
     run: Run
     reading: Reading
-    output: Tensor  # of the head; empty if that predicts tokens
-    activations: dict[str, Tensor]
     off: dict[str, list[int]]  # disabled heads, by attention layer
+
+    @property
+    def output(self) -> Tensor:
+        """The output of the head; empty if that predicts tokens, whose logits are recomputed at single positions."""
+        return self._pass[0]
+
+    @property
+    def activations(self) -> dict[str, Tensor]:
+        return self._pass[1]
+
+    @cached_property
+    def _pass(self) -> tuple[Tensor, dict[str, Tensor]]:
+        model, (first, *more) = self.run.model, self.reading.inputs
+        names = [f"{name}.{part}" for name in attentions(model) for part in ("q", "k", "v")] + term_names(model)
+        with evaluating(model), disable_heads(model, self.off):
+            if not predicts_tokens(self.run):
+                return run_with_taps(model, names, first, *more, **self.reading.options)
+            activations = hidden_with_taps(model, names, first, *more, **self.reading.options)
+            return torch.empty(0), activations
 
     @cached_property
     def attentions(self) -> dict[Kind, dict[int, str]]:
@@ -184,25 +204,22 @@ class Trace:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the activations, once they are computed."""
+        if "_pass" not in self.__dict__:
+            return 0
         return self.output.nbytes + sum(x.nbytes for x in self.activations.values())
 
 
 def trace_text(run: Run, request: TextRequest) -> Trace:
-    """Run the model on a text, with some heads disabled, and return the trace."""
+    """Return the trace of a text, with some heads disabled."""
     with evaluating(run.model), disable_heads(run.model, parse_heads(run.model, request.off)):
         reading = read(run, request.text, request.target)
     return trace_reading(run, reading, request.off)
 
 
 def trace_reading(run: Run, reading: Reading, disabled: Sequence[str]) -> Trace:
-    """Run the model on tokens that were read before, with some heads disabled, and return the trace."""
-    model = run.model
-    off = parse_heads(model, disabled)
-    with evaluating(model), disable_heads(model, off):
-        names = [f"{name}.{part}" for name in attentions(model) for part in ("q", "k", "v")] + term_names(model)
-        output, activations = run_with_taps(model, names, *reading.inputs, **reading.options)
-    # logits of all tokens are large: views recompute them at single positions
-    return Trace(run, reading, output[:0] if predicts_tokens(run) else output, activations, off)
+    """Return the trace of tokens that were read before, with some heads disabled."""
+    return Trace(run, reading, parse_heads(run.model, disabled))
 
 
 def predicts_tokens(run: Run) -> bool:

@@ -45,6 +45,27 @@ def run_with_taps(
     return output, seen
 
 
+def hidden_with_taps(
+    model: Transformer, names: list[str], *inputs: Tensor | Inputs, **options: Any
+) -> dict[str, Tensor]:
+    """Return activations as `run_with_taps` does, without the head, whose logits of all tokens may cost as much.
+
+    An encoder-decoder computes them, too: the options of a call are those of both stacks.
+    """
+    if model.encoder is not None and model.decoder is not None:
+        return run_with_taps(model, names, *inputs, **options)[1]
+    seen: dict[str, Tensor] = {}
+
+    def record(name: str, x: Tensor) -> Tensor:
+        seen[name] = x
+        return x
+
+    stack, (ids,) = model.encode if model.decoder is None else model.decode, inputs
+    stack(ids, taps=Tap(record, lambda name: any(fnmatchcase(name, n) for n in names)), **options)
+    check_matched(names, seen)
+    return seen
+
+
 def check_matched(names: Collection[str], seen: Collection[str]) -> None:
     """Raise if a name matches no activation of the forward pass."""
     if missing := [n for n in names if not any(fnmatchcase(name, n) for name in seen)]:

@@ -322,7 +322,7 @@ def test_traces_are_cached(workspace: Workspace, monkeypatch: pytest.MonkeyPatch
     assert list(fresh.traces.values()) == [first]
     monkeypatch.setattr("anyformer.explore.open_runs.MAX_TRACE_BYTES", first.nbytes * 2)
     for text in ("1", "1 2", "1 2 3", "1 2 3 4"):
-        fresh.answer("read", body("sort", text=text))
+        fresh.answer("heads", body("sort", text=text, kind="decoder", layer=0))
     assert 1 <= len(fresh.traces) < 5
     assert sum(one.nbytes for one in fresh.traces.values()) <= first.nbytes * 2
 

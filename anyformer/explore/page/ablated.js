@@ -87,7 +87,7 @@ const points = (by) => (Math.abs(by) < 5e-5 ? "0" : `${by > 0 ? "+" : "−"}${(1
 /** Marks the first token at which the texts generated with all heads on and with some off differ. */
 function markFirstDifference() {
   for (const rows of document.querySelectorAll(".said-rows")) {
-    const [before, after] = rows.querySelectorAll(".written");
+    const [before, after] = rows.querySelectorAll(".written[data-key]");
     if (!after) continue;
     const texts = [before, after].map((line) => [...line.querySelectorAll(".piece")]),
       at = texts[1].findIndex((piece, i) => texts[0][i]?.textContent !== piece.textContent);

@@ -42,11 +42,15 @@ async function showCache(subject) {
     ),
   );
   const names = [0, Math.floor((found.steps.length - 1) / 2), found.steps.length - 1].map((i) =>
-    draw("text", { x: left + (i + 0.43) * wide, y: height + 18, "text-anchor": "middle" }, String(found.steps[i])),
+    draw(
+      "text",
+      { x: left + (i + 0.43) * wide, y: height + 18, "text-anchor": i && i === found.steps.length - 1 ? "end" : "middle" },
+      String(found.steps[i]),
+    ),
   );
   const chart = draw(
     "svg",
-    { class: "chart", viewBox: `0 0 ${width} ${height + 40}`, role: "img", "aria-label": word("view.cache") },
+    { class: "chart", viewBox: `0 -14 ${width} ${height + 54}`, role: "img", "aria-label": word("view.cache") },
     ticks,
     bars,
     names,

@@ -31,7 +31,7 @@ function clamp(value, low, high) {
 
 /** A canvas with a size in CSS pixels, sharp on any screen, and its scaled context. */
 function sharp(canvas, width, height) {
-  const ratio = window.devicePixelRatio || 1;
+  const ratio = Math.max(2, window.devicePixelRatio || 1); // a saved picture has twice the pixels
   canvas.width = Math.round(width * ratio);
   canvas.height = Math.round(height * ratio);
   canvas.style.width = `${width}px`;

@@ -26,7 +26,7 @@ async function showHeads(subject, reading) {
   );
   drawing.style.height = `${height}px`;
   const pinned = state.query < 0 ? -1 : Math.min(state.query, found.rows.length - 1);
-  const left = side(subject, "query", found.rows, pinned),
+  const left = side(subject, "query", found.rows, pinned, spoken(found, shown)),
     right = side(subject, "key", found.columns, state.key);
   const links = shown.flatMap((head) => found.links[head].map((link) => [...link, head])),
     linked = new Set(links.map(([query]) => query)),
@@ -34,7 +34,8 @@ async function showHeads(subject, reading) {
       linked.has(query)
         ? []
         : shown.map((head) => [query, found.strongest[head][query], found.highest[head][query], head]),
-    );
+    ),
+    [linksByEnd, faintByEnd] = [links, faint].map(byEnd);
   const box = make(
     "div",
     { class: "links", "data-scroll": `links-${subject.pane}` },
@@ -46,7 +47,7 @@ async function showHeads(subject, reading) {
   );
   const shot = await pictures(subject, reading);
   const light = (end, index) => {
-    lit(box, over, end === 0 && !linked.has(index) ? faint : links, shift, end, index);
+    lit(box, over, end === 0 && !linked.has(index) ? faintByEnd : linksByEnd, shift, end, index);
     if (end === 0) shot?.paint(index);
   };
   for (const [column, end] of [
@@ -55,8 +56,9 @@ async function showHeads(subject, reading) {
   ]) {
     for (const [i, button] of [...column.children].entries()) {
       for (const event of ["mouseenter", "focus"]) button.addEventListener(event, () => light(end, i));
-      for (const event of ["mouseleave", "blur"]) button.addEventListener(event, () => light(0, pinned));
+      button.addEventListener("blur", () => light(0, pinned));
     }
+    column.addEventListener("mouseleave", () => light(0, pinned)); // not between two tokens: each repaints all lines
   }
   light(0, pinned);
   return make(
@@ -80,7 +82,20 @@ function linesWords(count, without) {
   return `${word("linesDrawn", count)}${without ? ` ${word("queriesWithout", without)}` : ""}`;
 }
 
-function side(subject, end, tokens, current) {
+/** For each query the keys of its strongest links, as text for screen readers. */
+function spoken(found, shown) {
+  const best = found.rows.map(() => []);
+  for (const head of shown) for (const [query, key, weight] of found.links[head]) best[query].push([weight, key, head]);
+  return best.map((links) =>
+    links
+      .sort((a, b) => b[0] - a[0])
+      .slice(0, 3)
+      .map(([weight, key, head]) => `${visible(found.columns[key])} ${key} (${word("head")} ${head}): ${weight.toFixed(2)}`)
+      .join(", "),
+  );
+}
+
+function side(subject, end, tokens, current, texts = []) {
   const column = make(
     "div",
     { class: `column ${end}`, role: "group", "aria-label": word(end) },
@@ -92,6 +107,7 @@ function side(subject, end, tokens, current) {
           id: `${end}-${subject.pane}-${i}`,
           tabindex: i === Math.max(0, current) ? 0 : -1,
           "aria-pressed": String(i === current),
+          "aria-label": texts[i] ? `${visible(token)} ${i} → ${texts[i]}` : `${visible(token)} ${i}`,
           onclick: () => change({ [end]: state[end] === i ? -1 : i }),
         },
         tokenSpan(token),
@@ -122,6 +138,18 @@ function shifts(shown) {
   return new Map(shown.map((head, i) => [head, (i - (shown.length - 1) / 2) * by]));
 }
 
+/** The links of each query, and of each key. */
+function byEnd(links) {
+  const ends = [new Map(), new Map()];
+  for (const link of links) {
+    for (const end of [0, 1]) {
+      if (!ends[end].has(link[end])) ends[end].set(link[end], []);
+      ends[end].get(link[end]).push(link);
+    }
+  }
+  return ends;
+}
+
 /** Highlights the links of one token: of a query (end 0) or of a key (end 1); -1 resets all. */
 function lit(box, over, links, shift, end, index) {
   box.classList.toggle("focused", index >= 0);
@@ -134,8 +162,7 @@ function lit(box, over, links, shift, end, index) {
   if (index < 0) return;
   const others = box.querySelectorAll(end === 0 ? ".column.key button" : ".column.query button");
   const most = new Map();
-  for (const [query, key, weight, head] of links) {
-    if ((end === 0 ? query : key) !== index) continue;
+  for (const [query, key, weight, head] of links[end].get(index) ?? []) {
     const shade = 0.25 + 0.75 * weight;
     over.append(
       draw("path", {

@@ -99,7 +99,7 @@ function curve(lines) {
   );
   const chart = draw(
     "svg",
-    { class: "chart", viewBox: `0 0 ${width} ${height + 40}`, role: "img", "aria-label": word("view.live") },
+    { class: "chart", viewBox: `0 -14 ${width} ${height + 54}`, role: "img", "aria-label": word("view.live") },
     ticks,
     drawn,
     dots,

@@ -84,7 +84,7 @@ function kept(subject, build) {
   const { at, key, kind, write } = state,
     path = viewNow() === "path", // where a click on a token follows it
     bodies = [subject.pane, ...subjects().map(({ body }) => body), write && writeBody(subject)],
-    of = JSON.stringify([bodies, at, key, kind, path, languageNow(), gates()]);
+    of = JSON.stringify([earlier.length, bodies, at, key, kind, path, languageNow(), gates()]);
   if (tops.get(subject.pane)?.of !== of) tops.set(subject.pane, { of, top: build() });
   return tops.get(subject.pane).top;
 }
@@ -110,6 +110,12 @@ function surroundings(now) {
     sidePanel(now);
   });
   byId("view").setAttribute("aria-labelledby", `tab-${state.view}`);
+  const tab = byId(`tab-${state.view}`);
+  byId("tabs").scrollLeft = Math.max(0, tab.offsetLeft - byId("tabs").offsetLeft - 40); // narrow pages scroll the tabs
+  byId("view-title").textContent = viewName(state.view, run);
+  byId("strips").setAttribute("aria-label", word("texts"));
+  document.querySelector(".bar").setAttribute("aria-label", word("views"));
+  byId("side").setAttribute("aria-label", word("switches"));
   byId("side").classList.toggle("sampling-first", viewNow() === "next");
   byId("save-html").hidden = Boolean(saved);
   byId("saving").hidden = location.protocol === "about:"; // a notebook's frame may not download

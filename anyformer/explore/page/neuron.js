@@ -81,7 +81,7 @@ function signs(name, values, most) {
       viewBox: `0 0 ${values.length} ${2 * high}`,
       preserveAspectRatio: "none",
       role: "img",
-      "aria-label": `${name}: ${values.length}`,
+      "aria-label": `${name}: ${word("valuesCount", values.length)}, ${figure(Math.min(...values))} … ${figure(Math.max(...values))}`,
     },
     bars,
     draw("path", { d: `M0 ${high}H${values.length}`, class: "axis" }),

@@ -18,6 +18,30 @@ function writeBody(subject, off = subject.body.off) {
   };
 }
 
+const earlier = []; // generated with other settings, to be read beside the next
+
+/** Keeps the generated text when a slider moves: one line for each setting. */
+function keepWritten() {
+  if (!state.write) return;
+  for (const { pane, run, body } of subjects().filter((one) => one.run.writes)) {
+    const { lines, done } = written.get(keyOf("write", writeBody({ pane, run, body }))) ?? {};
+    if (done) earlier.push({ body: JSON.stringify(body), label: settings(), lines });
+  }
+  while (earlier.length > 6) earlier.shift();
+}
+
+/** The sampling options in short: "T 1.00, top-k 5, seed 2". */
+function settings() {
+  const { temperature, topk, topp, seed } = state;
+  const parts = [
+    `T ${temperature.toFixed(2)}`,
+    topk ? `top-k ${topk}` : "",
+    topp < 1 ? `top-p ${topp.toFixed(2)}` : "",
+    temperature ? `${word("seed")} ${seed}` : "",
+  ];
+  return parts.filter(Boolean).join(", ");
+}
+
 /** The panel under the tokens: answer and generated text; with heads off, also those with all heads. */
 function output(subject, reading, before, other) {
   const rows = [];
@@ -31,6 +55,12 @@ function output(subject, reading, before, other) {
   const near = cosine(other?.vector, reading.vector);
   if (near !== null)
     add(word("cosine"), make("span", { class: "cosine" }, make("b", {}, near.toFixed(3)), ` ${word("cosineHint")}`));
+  const own = earlier.filter((one) => one.body === JSON.stringify(subject.body));
+  for (const { label, lines } of own) {
+    const line = make("span", { class: "written", role: "group", "aria-label": label });
+    for (const one of lines) line.append(...piece(one, line));
+    add(`${word("written")} · ${label}`, focusable(line));
+  }
   if (subject.run.writes && state.write) {
     if (off) add(`${word("written")} · ${word("before")}`, writtenLine(subject, []));
     add(off ? `${word("written")} · ${word("withOff", off)}` : word("written"), writtenLine(subject, subject.body.off));
@@ -64,13 +94,27 @@ function answered(reading, before) {
 /** The tokens generated so far, shaded by probability; the title lists the ten most probable alternatives. */
 function writtenLine(subject, off) {
   const record = written.get(keyOf("write", writeBody(subject, off)));
-  const line = make("span", { class: "written", "data-key": keyOf("write", writeBody(subject, off)) });
-  for (const one of record?.lines ?? []) line.append(...piece(one));
+  const line = make("span", {
+    class: "written",
+    role: "group",
+    "aria-label": word("written"),
+    "data-key": keyOf("write", writeBody(subject, off)),
+  });
+  for (const one of record?.lines ?? []) line.append(...piece(one, line));
   if (record?.error) line.append(make("span", { class: "error" }, serverText(record.error)));
-  return line;
+  return focusable(line);
 }
 
-function piece(one) {
+/** Generated tokens by arrow keys; the one in focus lists its alternatives below. */
+function focusable(line) {
+  const told = make("span", { class: "alternatives", role: "status" });
+  roving(line, ".piece");
+  line.addEventListener("focusin", (event) => (told.textContent = event.target.title.replace(/\s*\n+/g, " · ")));
+  line.addEventListener("focusout", () => (told.textContent = ""));
+  return make("span", { class: "written-box" }, line, told, make("small", { class: "shades" }, word("shades")));
+}
+
+function piece(one, line) {
   if (one.done) return [];
   const top = (one.top ?? []).map(([token, p]) => `${visible(token)}  ${percent(p)}`).join("\n");
   return [
@@ -79,6 +123,7 @@ function piece(one) {
       {
         class: "piece",
         dir: "auto",
+        tabindex: line.querySelector(".piece") ? -1 : 0,
         title: `${visible(one.token)}  ${percent(one.p)}\n\n${top}`,
         style: { "--p": one.p },
       },
@@ -115,7 +160,7 @@ async function writeOne(body, signal) {
       (one) => {
         if (signal.aborted) return;
         record.lines.push(one);
-        for (const line of linesOf(key)) line.append(...piece(one));
+        for (const line of linesOf(key)) line.append(...piece(one, line));
         markFirstDifference();
         if (one.cache !== undefined) filling(record);
       },

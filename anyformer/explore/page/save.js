@@ -52,7 +52,10 @@ function download(blob, ending) {
 }
 
 async function savePng() {
-  const canvas = await viewPicture(2);
+  const captions = subjects().map(({ run, body }) =>
+      [run.name, viewName(viewNow(), run), visibleText(body.text), ...(run.tokens ? [settings()] : [])].join(" · "),
+    ),
+    canvas = await viewPicture(2, captions.join(" | "));
   download(await new Promise((done) => canvas.toBlob(done, "image/png")), "png");
 }
 

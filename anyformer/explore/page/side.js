@@ -38,7 +38,7 @@ function switches(subject) {
           id: `layer-${pane}-${kind}-${layer}`,
           title: word("flipLayer"),
           "aria-label": `${word("flipLayer")} ${layer}`,
-          tabindex: -1,
+          tabindex: -1, // arrow keys lead here
           ...to(flipped),
         },
         String(layer),
@@ -56,7 +56,7 @@ function switches(subject) {
       },
       rows,
     );
-    roving(grid, ".switch", () => Math.max(...heads));
+    roving(grid, ".switch, .layer-name", () => Math.max(...heads) + 1);
     return make("div", {}, make("h3", {}, word(`kind.${kind}`)), grid);
   });
   const title = state.view === "compare" ? `${word("switches")} ${pane ? "B" : "A"}` : word("switches");
@@ -114,7 +114,10 @@ function sliders() {
         max,
         step,
         value: state[name],
-        oninput: (event) => change({ [name]: Number(event.target.value), write: 0 }),
+        oninput: (event) => {
+          keepWritten();
+          change({ [name]: Number(event.target.value), write: 0 });
+        },
       }),
     );
   const field = (name, min, max) =>
