@@ -128,7 +128,7 @@ class Session:
         return logits
 
     def _read_by_row(self, new: Tensor, present: Tensor) -> Tensor:
-        """Do the same in rows with slots of their own; single tokens of a draft model are read by a graph."""
+        """Do the same where each row has separate slots; single tokens of a draft model are read by a graph."""
         if new.shape[1] > 1 or self._in_step or not self.fits or not buffers.captures(new.device):
             self.hidden, logits = self._step_by_row(new, present)
         else:
@@ -152,7 +152,7 @@ class Session:
             return step(self.model, self.cache, new, present, bound=0 if self.fits else None)
 
     def run_captured(self, move: Callable[[], None], key: Hashable | None) -> None:
-        """Run a step of any number of reads in rows with slots of their own; `key` as in `run_step`."""
+        """Run a step of any number of reads where each row has separate slots; `key` as in `run_step`."""
         if key is None or not buffers.captures(self.cache.length.device):
             move()
             return

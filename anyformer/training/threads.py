@@ -18,7 +18,7 @@ SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # the user's own choice
 
 
 def choose_threads(flops: float) -> int:
-    """Return the threads for a step of so many FLOPs: 1 for a small one, else torch's own number."""
+    """Return the number of threads for a step by its FLOPs: 1 if there are few, else torch's default."""
     own = torch.get_num_threads()
     return 1 if flops < ONE_THREAD_FLOPS and may_choose_threads() else own
 
@@ -30,7 +30,7 @@ def may_choose_threads() -> bool:
 
 @contextmanager
 def threads(number: int) -> Iterator[None]:
-    """Run operations on the CPU with so many threads."""
+    """Run operations on the CPU with a number of threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
