@@ -102,6 +102,33 @@ def test_scores_and_gradients_by_hand(projections: Any, distance: int | None, no
         close(gradient, by_loop[name])
 
 
+@pytest.mark.parametrize(("terms", "part"), [("position_to_content", 0), ("content_to_position", 1)])
+def test_one_term_of_groups_is_both_without_the_other(terms: Any, part: int):
+    """Three heads share one key, so the projections of the two terms differ in width."""
+    both, one = (
+        build(
+            encoder(
+                SCHEME.model_copy(update={"projections": "separate", "terms": x}),
+                heads=3,
+                kv_heads=1,
+                key_width=4,
+                value_width=4,
+            )
+        )
+        for x in ("both", terms)
+    )
+    ids = tokens(3, 2, 9)
+    whole, alone = (model.encoder.blocks[0].mixer.inner for model in (both, one))
+    alone.scale = whole.scale
+    with torch.no_grad():
+        one.load_state_dict({**both.state_dict(), **{n: x for n, x in one.state_dict().items() if ".own." in n}})
+        for name in ("weight", "bias"):
+            kept, dropped = (getattr(whole.own, name).split(whole.own.parts)[i] for i in (part, 1 - part))
+            getattr(alone.own, name).copy_(kept)
+            dropped.zero_()
+        close(one(ids), both(ids))
+
+
 @pytest.mark.parametrize("terms", ["content_to_position", "position_to_content"])
 def test_one_term_of_two(terms: Any):
     """The other term has no weights of its own, and the divisor is that of two terms."""

@@ -50,11 +50,11 @@ class DisentangledAttention(MultiHeadAttention):
         return terms
 
     def _project_vectors(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        """Return queries [1, h, n, k] and keys [1, g, n, k] of vectors [n, d]; one that no term needs is the other."""
+        """Return queries [1, h, n, k] and keys [1, g, n, k] of vectors [n, d]; those not needed may be empty."""
         if self.own is None:
             parts = self.qkv.split(vectors)
             q, k = (parts[i][None] for i in self.serves[:2])
             return self._normed_heads(self.q_norm, q, self.heads), self._normed_heads(self.k_norm, k, self.groups)
-        parts = self.own.split(vectors)
-        first, last = parts[0][None], parts[-1][None]
-        return split_heads(first, self.heads), split_heads(last, self.groups)
+        parts, none = self.own.split(vectors[None]), vectors.new_empty(1, 0, 0, 0)
+        q = split_heads(parts[0], self.heads) if self.to_content else none
+        return q, split_heads(parts[-1], self.groups) if self.to_position else none
