@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from anyformer.config import LM, Attention, Block, ConfigError, LoRA, ModelConfig, Plain, Stack, Tokens
-from anyformer.config.adapter import adapted, every_matrix
+from anyformer.config.adapter import adapted, every_matrix, misfits
 from anyformer.inspection.count import count
 from anyformer.nn.linear import Linear
 from anyformer.nn.lora import LowRank
@@ -28,7 +28,7 @@ adapters = st.builds(
 @st.composite
 def with_adapters(draw: st.DrawFn, shapes: tuple[str, ...] = ("decoder", "encoder", "encoder-decoder")) -> ModelConfig:
     config, adapter = draw(models(shapes)), draw(adapters)
-    assume(adapted(adapter, config.stacks, config.width))
+    assume(not list(misfits(adapter, config.stacks, config.width)))
     return config.model_copy(update={"adapter": adapter})
 
 
