@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from anyformer.lab.cells import Result
 from anyformer.lab.figures import bars, curves, legend, panels, save
 from anyformer.lab.grid import Grid
-from anyformer.lab.stats import Summary, summary, welch
+from anyformer.lab.stats import Summary, summary, welch, written_p
 from anyformer.recipe import LOWER_IS_BETTER, Metric
 
 
@@ -83,7 +83,7 @@ def cells(lines: Sequence[Line], metric: str) -> list[tuple[str, ...]]:
     header = ("setting", metric, "p vs first row", *others, "parameters", "steps", "FLOPs", "seconds")
     rows = [(*header, "diverged") if diverged else header]
     for line in lines:
-        p = "" if math.isnan(line.difference) else _p(line.difference).removeprefix("p ").removeprefix("= ")
+        p = "" if math.isnan(line.difference) else written_p(line.difference).removeprefix("p ").removeprefix("= ")
         found = str(line.summary) if line.values else "-"
         seeds = line.diverged + len(line.values)
         rows.append(
@@ -119,12 +119,8 @@ def verdict(lines: Sequence[Line], metric: str) -> str:
         ("not significantly better than", {name: p for name, p in tests.items() if p >= SIGNIFICANT}),
     ):
         if found:
-            head += f"; {words} " + ", ".join(f"{name} ({_p(p)})" for name, p in found.items())
+            head += f"; {words} " + ", ".join(f"{name} ({written_p(p)})" for name, p in found.items())
     return head
-
-
-def _p(p: float) -> str:
-    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:

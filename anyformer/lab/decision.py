@@ -38,7 +38,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a condition: met, not met, or open."""
+    """The outcome of a condition: met (True), refuted (False) or undecided (None)."""
 
     name: str
     holds: bool | None
@@ -80,10 +80,13 @@ def decide(
         return verdict(None, f"nothing can be concluded unless {' and '.join(missing)}", outcomes)
     open_, refuted = ([o.name for o in outcomes if o.holds is word and o not in also] for word in (None, False))
     if refuted:
-        return verdict(False, f"not met: {'; '.join(refuted)}", outcomes)
+        return verdict(False, f"refuted: {'; '.join(refuted)}", outcomes)
     if open_:
-        return verdict(None, f"open: {'; '.join(open_)}", outcomes)
-    return verdict(True, f"all {len(conditions)} conditions are met", outcomes)
+        return verdict(None, f"undecided: {'; '.join(open_)}", outcomes)
+    number = {1: "its condition is", 2: "both conditions are"}.get(
+        len(conditions), f"all {len(conditions)} conditions are"
+    )
+    return verdict(True, f"{number} met", outcomes)
 
 
 def outcomes_of(conditions: Sequence[More | Fact]) -> list[Outcome]:

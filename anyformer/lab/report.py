@@ -12,13 +12,18 @@ from typing import get_args
 
 from anyformer.lab.cells import Result, key, read_results
 from anyformer.lab.compare import markdown, settings
-from anyformer.lab.decision import METHOD, Verdict
+from anyformer.lab.decision import METHOD, Verdict, Word
 from anyformer.lab.experiment import Experiment, Size, every
 from anyformer.lab.figures import save
 from anyformer.lab.verdicts import VERDICTS, Stored, minutes_of
 
 CODE = "../../anyformer"  # from docs/lab
 TITLES: dict[Size, str] = {"quick": "At the quick size", "cpu": "On a CPU", "gpu": "On a GPU"}
+CLAIM: dict[Word, str] = {
+    "holds": "holds",
+    "does not hold here": "does not hold",
+    "undecided at this size": "is undecided at this size",
+}
 THUMBNAIL_DPI = 45  # 360 pixels wide
 
 SIZES = {  # values of cells on every page, and how they are written
@@ -115,8 +120,9 @@ def page_of(experiment: Experiment, found: Found) -> str:
     lines = [
         f"# {experiment.number}. {experiment.claim}",
         results,
+        *([] if "gpu" in found else ["Not measured at the size for a GPU."]),
         f"![{experiment.alt}](figures/{experiment.name}-{main}.png)",
-        f"*{experiment.alt}. {TITLES[main]}.*",
+        f"*{experiment.alt}. {TITLES[main]}{_band(found[main])}.*",
         "## The idea",
         experiment.idea,
         "## The rule",
@@ -131,10 +137,14 @@ def page_of(experiment: Experiment, found: Found) -> str:
 
 def _headline(experiment: Experiment, size: Size, results: Sequence[Result]) -> str:
     verdict = experiment.judge(results)
-    stale = " The rule was changed after these results: they are stale." if is_stale(experiment, results) else ""
+    stale = (
+        " These results are not of the rule that is now in force: they are stale."
+        if is_stale(experiment, results)
+        else ""
+    )
     sentence = experiment.result(results) or f"{verdict.why[0].upper()}{verdict.why[1:]}."
     few = " Three seeds: a first look." if size == "quick" and not experiment.timed else ""
-    return f"**{TITLES[size]}: {verdict.word}.** {sentence}{few}{stale}"
+    return f"**{TITLES[size]} the claim {CLAIM[verdict.word]}.** {sentence}{few}{stale}"
 
 
 def rule_of(experiment: Experiment, code: str) -> str:
@@ -143,11 +153,12 @@ def rule_of(experiment: Experiment, code: str) -> str:
         f"\n- **Changed after a look at data:** {experiment.changed} Results of the CPU and GPU sizes are from seeds "
         "that were first used after this change."
     )
-    return f"""Written in {code} before the measurements:
+    method = "" if experiment.timed else f" {METHOD}."
+    return f"""Written in {code} before measurements that store its hash:
 
 - **Hypothesis:** {experiment.claim}
 - **Measure:** {experiment.measured or "see the table"}
-- **Decision rule:** {" ".join(experiment.prediction.split())} {METHOD}. The claim holds if \
+- **Decision rule:** {" ".join(experiment.prediction.split())}{method} The claim holds if \
 every condition is met, does not hold if one is refuted, and is undecided otherwise.
 - **Hash of the rule:** `{experiment.rule}`, stored with every result that is measured under it.{changed}"""
 
@@ -175,17 +186,19 @@ def _under(experiment: Experiment, results: Sequence[Result]) -> str:
     """Return under which rule results were measured, and whether that is the rule of today."""
     rules = sorted({result.rule for result in results})
     if not is_stale(experiment, results):
-        return f"Measured under the rule `{experiment.rule}`."
-    before = " and ".join(f"`{rule}`" if rule else "no stored rule" for rule in rules)
+        return f"Current: measured under the rule `{experiment.rule}`."
+    before = " and ".join(f"under the rule `{rule}`" if rule else "before rules were stored" for rule in rules)
     return (
-        f"**Stale:** measured under {before}, while the rule is now `{experiment.rule}`: this verdict applies a rule "
-        "that was not fixed before these data."
+        f"**Stale:** measured {before}. The rule is now `{experiment.rule}`: this verdict applies a rule that was not "
+        "fixed before these data."
     )
 
 
 def _conditions(verdict: Verdict) -> list[tuple[str, ...]]:
+    words = {True: "met", False: "refuted", None: "undecided"}
+    if not _compares(verdict):
+        return [("condition", "observed", ""), *((one.name, one.seen, words[one.holds]) for one in verdict.outcomes)]
     rows: list[tuple[str, ...]] = [("condition", "observed", "effect size g", "p, corrected", "")]
-    words = {True: "met", False: "not met", None: "open"}
     for one in verdict.outcomes:
         p = "" if math.isnan(one.p) else "< 0.001" if one.p < 0.001 else f"{one.p:.3f}"
         effect = "" if math.isnan(one.effect) else "∞" if math.isinf(one.effect) else f"{one.effect:.1f}"
@@ -193,20 +206,41 @@ def _conditions(verdict: Verdict) -> list[tuple[str, ...]]:
     return rows
 
 
+def _compares(verdict: Verdict) -> bool:
+    """Test whether a verdict compares means over seeds."""
+    return any(not math.isnan(one.p) for one in verdict.outcomes)
+
+
+def _band(results: Sequence[Result]) -> str:
+    """Return what the bands of a figure are; nothing if each setting was measured once."""
+    several = any(len(some) > 1 for some in settings(results).values())
+    return "; bands, if any: one standard deviation over seeds" if several else ""
+
+
+def _seeds(results: Sequence[Result]) -> str:
+    """Return how many settings have how many seeds, and which."""
+    by_seeds: dict[tuple[int, ...], int] = {}
+    for some in settings(results).values():
+        seeds = tuple(sorted(r.cell["seed"] for r in some))
+        by_seeds[seeds] = by_seeds.get(seeds, 0) + 1
+    told = []
+    for seeds, number in sorted(by_seeds.items()):
+        each = "each setting" if len(by_seeds) == 1 else f"each of {number} settings"
+        which = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds ({seeds[0]} to {seeds[-1]})"
+        told.append(f"{which} for {each}")
+    return ", ".join(told)
+
+
 def setup(results: Sequence[Result]) -> str:
     """Return the number of seeds, the meaning of ±, and the sizes of models and training that the cells hold."""
     counts = sorted({len(some) for some in settings(results).values()})
-    seeds = sorted({r.cell["seed"] for r in results if "seed" in r.cell})
     if counts == [1]:
         told = ["each setting measured once"]
         if repeats := {r.cell["repeats"] for r in results if "repeats" in r.cell}:
             told.append(f"times are medians of {max(repeats)} runs")
     else:
-        each = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        told = [
-            f"{each} seeds for each setting (from {seeds[0]} to {seeds[-1]}); ± is one standard deviation over seeds"
-        ]
-        told.append("intervals of differences are 95 %")
+        told = [_seeds(results), "± is one standard deviation over seeds", "intervals of differences are 95 %"]
+        told.append("g is a difference divided by the pooled standard deviation (Hedges)")
     for name, form in SIZES.items():
         values = sorted({r.cell[name] for r in results if isinstance(r.cell.get(name), int | float)})
         if values:

@@ -27,6 +27,11 @@ def summary(values: Sequence[float]) -> Summary:
     return Summary(float(x.mean()) if len(x) else math.nan, deviation, len(x))
 
 
+def written_p(p: float) -> str:
+    """Return a p value as text."""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+
+
 def welch(a: Sequence[float], b: Sequence[float]) -> float:
     """Return the two-sided p value of Welch's t-test (Welch 1947); NaN if a side has fewer than two values."""
     x, y = summary(a), summary(b)

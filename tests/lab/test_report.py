@@ -22,7 +22,8 @@ def test_a_page_is_that_of_its_results(name: str) -> None:
 
 def test_a_set_up_states_seeds_and_sizes() -> None:
     results = stored(find("norms"), LAB).popitem()[1]
-    assert "seeds for each setting" in setup(results)
+    assert "seeds (200 to 20" in setup(results)
+    assert "for each of 6 settings" in setup(results)
     assert "± is one standard deviation over seeds" in setup(results)
     assert "2 or " in setup(results)
     assert setup(stored(find("heads"), LAB).popitem()[1]).startswith(

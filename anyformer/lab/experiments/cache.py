@@ -117,7 +117,7 @@ a GPU."""
         return (
             f"After {last['length']:,} tokens the KV cache saves a factor of "
             f"{last['flops without'] / last['flops with']:,.0f} in FLOPs but only {gain[last['length']]:.1f} in time, "
-            f"and after fewer than 1,000 tokens {min(short):.1f} to {max(short):.1f} in time."
+            f"and after fewer than 1,000 tokens {min(short):.1f} to {max(short):.1f} in time (below 1: slower)."
         )
 
     def table(self, results: Sequence[Result]) -> Rows:

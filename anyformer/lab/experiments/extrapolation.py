@@ -46,12 +46,14 @@ weight, however many there are. T5 adds a learned bias for each bucket of distan
 distances. Each distant key gets no more weight than in training, but a longer text has more of them, and together they
 may outweigh the near ones. Rotary scores also depend on $q - k$ alone, but beyond $L$ queries and keys are rotated by
 angles that never occurred in training. The text is synthetic: each letter depends on the two before it, so a longer
-text is no harder. A model that has learnt this has the same loss at every length: the entropy of the chain (dotted)."""
+text is no harder. A model that has learnt this has the same loss at every length: the entropy of the chain
+(the grey line)."""
     prediction = """The loss in the second half of the longest length is at most 5 % above that of the trained length
 for ALiBi, T5 and rotary, and more for sinusoidal and learned (p < 0.05 each)."""
     measured = "Loss in the second half of unseen texts of each length, in nats per token."
     limits = """A synthetic text in which each letter depends on the two before it: it tests whether distant tokens
-disturb, not whether they can be used. Two or four layers, one learning rate, trained lengths of 32 to 128 tokens."""
+disturb, not whether they can be used. Few layers, short texts (see the set-up), one learning rate, no scaling of rotary
+angles. Far beyond the training length a loss may exceed that of guessing: the model is then sure of wrong letters."""
     sources = (
         "Press et al. (2021), [Train Short, Test Long (ALiBi)](https://arxiv.org/abs/2108.12409)",
         "Su et al. (2021), [RoFormer](https://arxiv.org/abs/2104.09864)",

@@ -45,8 +45,9 @@ Muon is scaled to the size of one of AdamW, so that the same rates make sense fo
     prediction = """In each task the lowest validation loss of Muon is below that of AdamW over the fresh seeds (p <
 0.05). If it is above in one task (p < 0.05), the claim fails."""
     measured = "The lowest validation loss of a training with the best of six rates, which was chosen on another seed."
-    limits = """Two tasks, one schedule, six rates a factor of 2 apart, no tuning of momentum or weight decay. Steps
-are compared, not time: a step of Muon takes longer."""
+    limits = """Two tasks, small models, one schedule, six rates a factor of 2 apart, tuned with one seed and fewer
+steps than the comparison; no tuning of momentum or weight decay. Steps are compared, not time: a step of Muon
+takes longer."""
     sources = (
         "Jordan et al. (2024), [Muon](https://kellerjordan.github.io/posts/muon/)",
         "Liu et al. (2025), [Muon is Scalable for LLM Training](https://arxiv.org/abs/2502.16982)",
@@ -106,9 +107,9 @@ are compared, not time: a step of Muon takes longer."""
         facts = []
         for recipe in _recipes(results):
             losses = _losses(results, recipe)
-            ahead = _steps_to(results, recipe, summary(losses["adamw"]).mean)
             both = " and ".join(f"{summary(losses[one]).mean:.3f} with {name}" for one, name in NAMES.items())
-            facts.append(f"in {recipe} the lowest validation loss is {both}, {ahead}")
+            ahead = _steps_to(results, recipe, summary(losses["adamw"]).mean)
+            facts.append(f"in {recipe} the lowest validation loss is {both}: {ahead}")
         return f"With the same tuning, {'; '.join(facts)}."
 
     def table(self, results: Sequence[Result]) -> Rows:
@@ -125,8 +126,9 @@ are compared, not time: a step of Muon takes longer."""
         rates = {
             (NAMES[one], recipe): _last(results, recipe, one)[0]["lr"] for recipe in _recipes(results) for one in NAMES
         }
-        at_end = [f"{one} in {recipe} is the {ends[lr]}" for (one, recipe), lr in rates.items() if lr in ends]
-        return f"The best rate of {', of '.join(at_end)} that was tried." if at_end else ""
+        at_end = [f"{one} in {recipe} (the {ends[lr]})" for (one, recipe), lr in rates.items() if lr in ends]
+        listed = f"{len(at_end)} of the {len(rates)} best rates are at an end of those tried: {', '.join(at_end)}."
+        return f"{listed} A rate beyond it might be better." if at_end else ""
 
     def draw(self, results: Sequence[Result]) -> Any:
         recipes = _recipes(results)
@@ -215,5 +217,5 @@ def _steps_to(results: Sequence[Result], recipe: str, loss: float) -> str:
     }
     lowest = min(means["adamw"], key=lambda step: summary(means["adamw"][step]).mean)
     if first["muon"] is None:
-        return "which Muon's mean curve does not reach"
-    return f"reached by Muon after {first['muon']} steps, by AdamW's mean curve at its lowest after {lowest}"
+        return "Muon's mean curve does not reach the lowest of AdamW"
+    return f"Muon's mean curve is at AdamW's lowest loss after {first['muon']} steps, AdamW's after {lowest}"

@@ -8,7 +8,7 @@ from anyformer.lab.decision import Fact, More, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import final, found, seeds, sorting
 from anyformer.lab.figures import curves, label_ends, panels
-from anyformer.lab.stats import summary, welch
+from anyformer.lab.stats import summary, welch, written_p
 from anyformer.lab.trial import trained
 
 BLOCK = "model.decoder.blocks.0"
@@ -36,8 +36,9 @@ none."""
 averaged over training is higher (p < 0.05). The deep one without residuals ends above 1 nat in every seed. Nothing is
 concluded unless both depths learn with norms and residuals. Each variant is judged at its best rate."""
     measured = "The training loss, at the end (mean of the last tenth) and averaged over training, in nats per token."
-    limits = """Sorting digits, few steps, two or three learning rates of which the best one is chosen on the same
-seeds. Initialisations that are made for depth without norms or residuals are not tried."""
+    limits = """One task, sorting a row of digits, and one width; few steps, and few learning rates, of which the best
+one is chosen on the same seeds. Depths between the two are not measured. A training that diverged counts with its last
+finite losses. Initialisations that are made for depth without norms or residuals are not tried."""
     sources = (
         "He et al. (2015), [Deep Residual Learning](https://arxiv.org/abs/1512.03385)",
         "Ba et al. (2016), [Layer Normalization](https://arxiv.org/abs/1607.06450)",
@@ -134,7 +135,7 @@ seeds. Initialisations that are made for depth without norms or residuals are no
             return ""
         return (
             f"At {shallow} layers the model without residuals ends lowest: {summary(without)}, with both "
-            f"{summary(both)} (p = {welch(without, both):.3f}), although it learns more slowly at first. Here "
+            f"{summary(both)} ({written_p(welch(without, both))}), although it learns more slowly at first. Here "
             "residuals are needed for depth, not for two layers."
         )
 

@@ -27,7 +27,7 @@ from anyformer.lab.decision import Fact, More, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import found, seeds
 from anyformer.lab.figures import bars, curves, label_ends, lines, log_ticks, panels, reference
-from anyformer.lab.stats import summary, welch
+from anyformer.lab.stats import summary, welch, written_p
 from anyformer.lab.trial import trained
 from anyformer.recipe import (
     AdamW,
@@ -178,7 +178,7 @@ the order a causal mask gives away depends on depth and training."""
             "Sorting needs no positions, but learned ones help: with an encoder the validation loss ends at "
             f"{summary(loss['learned'])} with learned, {summary(loss['sinusoidal'])} with sinusoidal and "
             f"{summary(loss['none'])} without positions "
-            f"(learned against sinusoidal: p = {welch(loss['learned'], loss['sinusoidal']):.3f})."
+            f"(learned against sinusoidal: {written_p(welch(loss['learned'], loss['sinusoidal']))})."
         )
 
     def draw(self, results: Sequence[Result]) -> Any:
