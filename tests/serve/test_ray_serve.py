@@ -45,6 +45,7 @@ def test_replicas_behind_one_address(tmp_path: Path):
                 process.wait(60)
             except subprocess.TimeoutExpired:  # Ray ends its processes one by one, slowly on a busy machine
                 os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
 def _wait(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
