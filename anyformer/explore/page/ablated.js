@@ -66,15 +66,7 @@ async function ablation(subject, reading) {
       make(
         "table",
         { class: "tags" },
-        make(
-          "thead",
-          {},
-          make(
-            "tr",
-            {},
-            heads.map((name) => make(name ? "th" : "td", name ? { scope: "col" } : {}, name)),
-          ),
-        ),
+        tableHead(heads),
         make("tbody", {}, rows),
       ),
     ),

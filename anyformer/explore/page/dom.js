@@ -10,6 +10,11 @@ function draw(tag, props = {}, ...children) {
   return filled(document.createElementNS("http://www.w3.org/2000/svg", tag), props, children);
 }
 
+/** The head of a table, a column for each name; an empty one has no heading. */
+function tableHead(names) {
+  return make("thead", {}, make("tr", {}, names.map((name) => (name ? make("th", { scope: "col" }, name) : make("td")))));
+}
+
 function filled(element, props, children) {
   for (const [name, value] of Object.entries(props)) {
     if (value === undefined || value === null || value === false) continue;

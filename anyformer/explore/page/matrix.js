@@ -7,18 +7,7 @@ async function showMatrix(subject, reading) {
   const { kind, layer, head } = chosen(subject.run),
     where = { ...subject.body, kind, layer, head };
   const found = await ask("matrix", { ...where, what: state.what });
-  const buttons = WHATS.map((what) =>
-    make(
-      "button",
-      {
-        type: "button",
-        id: `what-${subject.pane}-${what}`,
-        "aria-pressed": String(what === state.what),
-        ...toward({ what }),
-      },
-      word(`what.${what}`),
-    ),
-  );
+  const buttons = optionButtons(`what-${subject.pane}`, WHATS, state.what, (what) => ({ what }), "what");
   const top = [
     picker(subject, ["kind", "layer", "head"]),
     make(

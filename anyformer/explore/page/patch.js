@@ -87,18 +87,7 @@ function patchSides(subject, found) {
   return make(
     "div",
     { class: "choice", role: "group", "aria-label": word("patchStack") },
-    found.sides.map((side) =>
-      make(
-        "button",
-        {
-          type: "button",
-          id: `stack-${subject.pane}-${side}`,
-          "aria-pressed": String(side === found.side),
-          ...toward({ stack: side, cell: "" }),
-        },
-        word(`tokens.${side}`),
-      ),
-    ),
+    optionButtons(`stack-${subject.pane}`, found.sides, found.side, (stack) => ({ stack, cell: "" }), "tokens"),
   );
 }
 
@@ -229,17 +218,7 @@ function patchDetail(found) {
   const table = make(
     "table",
     { class: "tags patched" },
-    make(
-      "thead",
-      {},
-      make(
-        "tr",
-        {},
-        make("td", {}),
-        [found.a, found.b].map(({ name }) => make("th", { scope: "col" }, "p ", tokenSpan(name))),
-        make("th", { scope: "col" }, word("patchTop")),
-      ),
-    ),
+    tableHead(["", ...[found.a, found.b].map(({ name }) => ["p ", tokenSpan(name)]), word("patchTop")]),
     make(
       "tbody",
       {},

@@ -13,18 +13,7 @@ async function showSalience(subject, reading) {
     values = Object.values(found.sides).flat(),
     most = Math.max(...values.map(Math.abs), 1e-12),
     scale = colouring("signed", [most]);
-  const methods = METHODS.map((method) =>
-    make(
-      "button",
-      {
-        type: "button",
-        id: `method-${subject.pane}-${method}`,
-        "aria-pressed": String(method === state.method),
-        ...toward({ method }),
-      },
-      word(`method.${method}`),
-    ),
-  );
+  const methods = optionButtons(`method-${subject.pane}`, METHODS, state.method, (method) => ({ method }), "method");
   const sides = Object.entries(found.sides).map(([side, numbers]) => [
     Object.keys(found.sides).length > 1 ? make("h3", {}, word(`tokens.${side}`)) : null,
     make(

@@ -55,15 +55,7 @@ function tagTable(subject, reading) {
   const table = make(
     "table",
     { class: "tags" },
-    make(
-      "thead",
-      {},
-      make(
-        "tr",
-        {},
-        heads.map((name) => make("th", { scope: "col" }, word(name))),
-      ),
-    ),
+    tableHead(heads.map((name) => word(name))),
     make("tbody", {}, rows),
   );
   const note = shares ? null : make("p", { class: "note" }, word("jointTags"));

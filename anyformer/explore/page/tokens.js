@@ -49,6 +49,17 @@ function chosen(run) {
   return { kinds, kind, layers, layer: near, heads: count, head: clamp(state.head, 0, count - 1) };
 }
 
+/** A button for each value, the current one pressed; `updates` gives the state of a value, `words` the prefix of its name. */
+function optionButtons(id, values, current, updates, words) {
+  return values.map((value) =>
+    make(
+      "button",
+      { type: "button", id: `${id}-${value}`, "aria-pressed": String(value === current), ...toward(updates(value)) },
+      word(`${words}.${value}`),
+    ),
+  );
+}
+
 /** The selectors of kind, layer and head above a view. */
 function picker(subject, parts) {
   const now = chosen(subject.run);
