@@ -57,7 +57,7 @@ class Cache:
         self.marks: Tensor | None = None  # int [b, slots], if the first tokens were marked
         self.segment = torch.zeros(batch, dtype=torch.long, device=device)  # of each row's newest real token
         self.following = torch.zeros(batch, dtype=torch.long, device=device)  # position after it
-        self.by_row = False  # rows have slots of their own (`split_rows`)
+        self.by_row = False  # each row has separate slots (`split_rows`)
         self.row_length = torch.zeros_like(self.following)  # then: the next slot of each row
         self.source: Layout | None = None  # layout of the encoder's tokens
         self.states: Tensor | None = None  # recurrent encoder states from which decoder layers start [b, s, h]
@@ -188,7 +188,7 @@ class Cache:
         return Slots(self.length + torch.arange(segments.shape[1], device=self.length.device))
 
     def split_rows(self) -> None:
-        """Give each row slots of its own from here on: those of removed tokens are written again, without gaps.
+        """Give each row separate slots from here on: those of removed tokens are written again, without gaps.
 
         Slots are not counted on the host any more: the caller makes sure that all tokens of a call fit, gaps included.
         """

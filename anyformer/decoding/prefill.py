@@ -148,8 +148,9 @@ def _read_at_once(
     Return hidden states [b, n, d], and those of each row's last token [b, 1, d].
     """
     encoder_out, layout = (None, None) if source is None else source
-    new = cache.next(ids.shape[1], position_bound=ids.shape[1])
-    if segments is not None:
+    if segments is None:
+        new = cache.next(ids.shape[1], position_bound=ids.shape[1])
+    else:
         new = Layout.right_padded(segments)._replace(continues_cache=True)
     hidden = model.decode(Inputs(ids, new), encoder_out, source=layout, cache=cache)
     if segments is None:
