@@ -14,6 +14,11 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
+
+# Hypothesis also draws the constants of every local module loaded so far, which depends on the tests that ran before
+# in this worker: without them, a test draws the same examples alone, in the whole suite and on any machine.
+providers._get_local_constants = lambda: providers._local_constants
 
 # The same examples in every run, so that a red test is red for everyone. `HYPOTHESIS_PROFILE=thorough` goes hunting.
 settings.register_profile("default", derandomize=True, deadline=None, max_examples=25)

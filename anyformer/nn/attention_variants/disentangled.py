@@ -55,6 +55,6 @@ class DisentangledAttention(MultiHeadAttention):
             parts = self.qkv.split(vectors)
             q, k = (parts[i][None] for i in self.serves[:2])
             return self._normed_heads(self.q_norm, q, self.heads), self._normed_heads(self.k_norm, k, self.groups)
-        parts, none = self.own.split(vectors[None]), vectors.new_empty(1, 0, 0, 0)
-        q = split_heads(parts[0], self.heads) if self.to_content else none
-        return q, split_heads(parts[-1], self.groups) if self.to_position else none
+        parts, none = self.own.split(vectors), vectors.new_empty(1, 0, 0, 0)
+        q = split_heads(parts[0][None], self.heads) if self.to_content else none
+        return q, split_heads(parts[-1][None], self.groups) if self.to_position else none
