@@ -250,6 +250,7 @@ def output_kind(run: Run) -> OutputKind:
 def initial_position(trace: Trace) -> int:
     """Return the position that is shown first: the first mask, the middle of the answer, or the last token.
 
+    In the answer, one after which another token follows: an output equal to the input would be hard to tell from it.
     In an encoder that predicts other than tokens it is in the middle, or the token that a head reads alone.
     """
     ids, mask = trace.reading.distinct_ids(last_side(trace.run))[0].tolist(), trace.run.tokenizer.mask
@@ -257,7 +258,9 @@ def initial_position(trace: Trace) -> int:
         return ids.index(mask)
     begins = trace.reading.begins
     if begins is not None and begins < len(ids):
-        return (begins - 1 + len(ids) - 2) // 2  # positions begins - 1 to len - 2 predict the tokens of the answer
+        predict = range(begins - 1, len(ids) - 1)  # the tokens of the answer
+        middle = predict[(len(predict) - 1) // 2]
+        return next((at for at in predict[middle - predict[0] :] if ids[at] != ids[at + 1]), middle)
     head = trace.run.config.head
     if last_side(trace.run) == "encoder" and not isinstance(head, MaskedLM):
         pool = head.pool if isinstance(head, Classifier | Embedder) else "mean"

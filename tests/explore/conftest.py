@@ -1,7 +1,6 @@
 """A server with runs of all shapes and a Chromium, shared by all tests; the fixture `page` opens a tab."""
 
 from collections.abc import Iterator
-from threading import Thread
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,7 +11,7 @@ from anyformer.explore.open_runs import open_runs
 from anyformer.explore.server import Server
 from anyformer.recipe import Characters, LanguageModel
 from tests.explore import made
-from tests.explore.tab import HOSTILE, SHAPES, Opener, Page, growing
+from tests.explore.tab import HOSTILE, SHAPES, Opener, Page, growing, serving
 
 
 @pytest.fixture(scope="session")
@@ -22,12 +21,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(made.RUNS, "hostile", hostile)
         folders = [made.written(name, home) for name in (*SHAPES, "hostile")]
-    with Server(open_runs([*folders, growing(home)])) as one:
-        thread = Thread(target=one.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
+    with serving(open_runs([*folders, growing(home)])) as one:
         yield one
-        one.shutdown()
-        thread.join()
 
 
 @pytest.fixture

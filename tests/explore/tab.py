@@ -1,11 +1,15 @@
-"""A browser tab that records errors and requests, and a run that is being trained."""
+"""A browser tab that records errors and requests, a server in a thread, and a run that is being trained."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+from anyformer.explore.open_runs import Workspace
+from anyformer.explore.server import Server
 from anyformer.run import write_folder, write_model
 from tests.explore import made
 
@@ -94,6 +98,17 @@ class Page:
 
 
 Opener = Callable[..., Page]
+
+
+@contextmanager
+def serving(workspace: Workspace) -> Iterator[Server]:
+    """Serve runs while the block runs."""
+    with Server(workspace) as one:
+        thread = Thread(target=one.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield one
+        one.shutdown()
+        thread.join()
 
 
 def growing(home: Path) -> Path:

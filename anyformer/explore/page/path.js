@@ -170,7 +170,7 @@ function placeName(view, chapter) {
   if (LAYER_STEPS.includes(name) && kind !== "follow") parts.push(`${word("layer")} ${found.layer}`);
   if (HEAD_STEPS.includes(name)) parts.push(`${word("head")} ${found.head ?? state.head}`);
   if (found.token === undefined) return parts.join(" · ");
-  return [parts.join(" · "), ` · ${word("token")} `, tokenSpan(found.token), make("sub", {}, String(found.position))];
+  return [parts.join(" · "), ` · ${word("token")} `, tokenSpan(found.token), ` · ${word("position")} ${found.position}`];
 }
 
 /** The list of chapters; the steps of the current one are listed. Every step is a link. */

@@ -94,13 +94,14 @@ function strip(subject, reading) {
     const tokens = reading.tokens[side],
       last = sides.length === 1 || side === "decoder";
     const current = last ? (state.at < 0 ? reading.at : Math.min(state.at, tokens.length - 1)) : state.key;
+    const answers = side !== "encoder" && reading.begins !== null && reading.begins < tokens.length;
     const buttons = tokens.map((token, i) =>
       make(
         "button",
         {
           type: "button",
           id: `token-${subject.pane}-${side}-${i}`,
-          class: side !== "encoder" && reading.begins !== null && i >= reading.begins ? "chip answers" : "chip",
+          class: answers && i >= reading.begins ? "chip answers" : "chip",
           tabindex: i === Math.max(0, current) ? 0 : -1,
           "aria-pressed": String(i === current),
           ...toward(pickToken(subject, side, i)),
@@ -120,7 +121,9 @@ function strip(subject, reading) {
       buttons,
     );
     roving(row, "button");
-    return make("div", { class: "strip-row" }, make("span", { class: "label" }, word(`tokens.${side}`)), row);
+    const label = make("span", { class: "label" }, word(`tokens.${side}`));
+    if (answers) label.append(" ", make("small", {}, word("answerTokens")));
+    return make("div", { class: "strip-row" }, label, row);
   });
   const notes = (reading.notes ?? []).map((note) => make("p", { class: "note" }, serverText(note)));
   return make("div", { class: "strip" }, rows, notes);
