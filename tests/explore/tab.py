@@ -57,7 +57,7 @@ class Page:
         return self.settled()
 
     def settled(self) -> "Page":
-        self.tab.wait_for_selector("#view:not([aria-busy]) > *", state="attached", timeout=10_000)
+        self.tab.wait_for_selector("#view:not([aria-busy]) > *", state="attached", timeout=30_000)
         return self
 
     def until(self, script: str) -> None:

@@ -2,6 +2,7 @@
 
 const ROW = 26; // pixels of a token's line, as in style.css
 const SHADES = [0.08, 0.2, 0.4, 0.65, 0.9]; // lines of like weight are one path, so that thousands stay fast
+const LIT_SHADES = 20; // the same for highlighted lines, in finer steps
 
 async function showHeads(subject, reading) {
   const { kind, layer } = chosen(subject.run);
@@ -46,10 +47,17 @@ async function showHeads(subject, reading) {
     right,
   );
   const shot = await pictures(subject, reading);
+  let now = [];
   const light = (end, index) => {
-    lit(box, over, end === 0 && !linked.has(index) ? faintByEnd : linksByEnd, shift, end, index);
+    const own = (end === 0 && !linked.has(index) ? faintByEnd : linksByEnd)[end].get(index) ?? [],
+      still = end === 0 && index === pinned; // stays in a saved picture, which shows all that scrolls
+    now = [end, index];
+    box.classList.toggle("focused", index >= 0);
+    litLines(over, own, shift);
+    litTokens(box, own, end, still ? [0, Infinity] : inSight(box));
     if (end === 0) shot?.paint(index);
   };
+  box.addEventListener("scroll", () => light(...now)); // tokens that come into sight
   for (const [column, end] of [
     [left, 0],
     [right, 1],
@@ -150,31 +158,45 @@ function byEnd(links) {
   return ends;
 }
 
-/** Highlights the links of one token: of a query (end 0) or of a key (end 1); -1 resets all. */
-function lit(box, over, links, shift, end, index) {
-  box.classList.toggle("focused", index >= 0);
+/** Draws the highlighted lines over the others: one path for those of a head with about the same weight. */
+function litLines(over, links, shift) {
+  const parts = new Map();
+  for (const [query, key, weight, head] of links) {
+    const part = `${head} ${Math.round(weight * LIT_SHADES) / LIT_SHADES}`;
+    parts.set(part, (parts.get(part) ?? "") + line(query, key, shift.get(head)));
+  }
+  over.replaceChildren(
+    ...[...parts].map(([part, d]) => {
+      const [head, weight] = part.split(" ").map(Number);
+      return draw("path", {
+        d,
+        stroke: headColour(head),
+        "stroke-opacity": 0.25 + 0.75 * weight,
+        "stroke-width": 1 + 3 * weight,
+      });
+    }),
+  );
+}
+
+/** The first and last row of tokens in sight: hundreds of others need no weights while the pointer moves. */
+function inSight(box) {
+  const first = Math.floor(box.scrollTop / ROW) - 1;
+  return [first, first + Math.ceil(box.clientHeight / ROW) + 1];
+}
+
+/** Writes the highest weight beside each token at the other end of the links, from row `first` to row `last`. */
+function litTokens(box, links, end, [first, last]) {
+  const most = new Map();
+  for (const link of links) {
+    const other = link[1 - end];
+    if (other >= first && other <= last) most.set(other, Math.max(most.get(other) ?? 0, link[2]));
+  }
   for (const one of box.querySelectorAll(".lit")) {
     one.classList.remove("lit");
     one.lastChild.textContent = "";
     one.style.removeProperty("--weight");
   }
-  over.replaceChildren();
-  if (index < 0) return;
-  const others = box.querySelectorAll(end === 0 ? ".column.key button" : ".column.query button");
-  const most = new Map();
-  for (const [query, key, weight, head] of links[end].get(index) ?? []) {
-    const shade = 0.25 + 0.75 * weight;
-    over.append(
-      draw("path", {
-        d: line(query, key, shift.get(head)),
-        stroke: headColour(head),
-        "stroke-opacity": shade,
-        "stroke-width": 1 + 3 * weight,
-      }),
-    );
-    const other = end === 0 ? key : query;
-    most.set(other, Math.max(most.get(other) ?? 0, weight));
-  }
+  const others = box.querySelector(end === 0 ? ".column.key" : ".column.query").children;
   for (const [other, weight] of most) {
     others[other].classList.add("lit");
     others[other].style.setProperty("--weight", weight);

@@ -77,12 +77,12 @@ function zoomable(subject, found, values, mask, asks, what = state.what) {
     row: asked,
     column: state.key < 0 ? greatest(values, asked, columns) : clamp(state.key, 0, columns - 1),
   };
-  const drawn = { canvas, rows, columns, values, mask, found, shade, picture, seat, at, hint: null };
+  const hint = make("div", { class: "hint", hidden: true }),
+    drawn = { canvas, rows, columns, values, mask, found, shade, picture, seat, at, hint };
   const paint = () => paintMatrix(drawn);
   const tell = (cell) => said.replaceChildren(...cellWords(drawn, cell));
   drawn.mark = (cell) => {
-    drawn.hint = cell;
-    paint();
+    placeHint(drawn, cell);
     tell(cell ?? at);
   };
   matrices.set(subject.pane, drawn);
@@ -131,7 +131,7 @@ function zoomable(subject, found, values, mask, asks, what = state.what) {
     "div",
     { class: "matrix" },
     make("div", { class: "matrix-top" }, said, tools),
-    canvas,
+    make("div", { class: "drawing" }, canvas, hint),
     legend(scale, hidden),
   );
 }
@@ -210,12 +210,6 @@ function paintMatrix(drawn) {
     Math.max(cell, 3),
     Math.max(cell, 3),
   );
-  if (drawn.hint) {
-    context.setLineDash([4, 3]);
-    context.strokeStyle = ink;
-    const { row, column } = drawn.hint;
-    context.strokeRect(left - seat.x + column * cell, top - seat.y + row * cell, Math.max(cell, 5), Math.max(cell, 5));
-  }
   context.restore();
   names(drawn, context, ink, font);
 }
@@ -254,6 +248,18 @@ function names(drawn, context, ink, font) {
     name(found.columns, column, column === at.column, top - 8);
     context.restore();
   }
+}
+
+/** A frame around a cell, over the drawing, which is not painted again; null, or a cell out of sight, hides it. */
+function placeHint(drawn, cell) {
+  const { hint, seat } = drawn,
+    at = frame(drawn),
+    x = cell ? (cell.column + 0.5) * at.cell - seat.x : -1,
+    y = cell ? (cell.row + 0.5) * at.cell - seat.y : -1,
+    side = Math.max(at.cell, 9);
+  hint.hidden = x < 0 || y < 0 || x > at.width - at.left || y > at.height - at.top;
+  hint.style.width = hint.style.height = `${side}px`;
+  hint.style.transform = `translate(${at.left + x - side / 2}px, ${at.top + y - side / 2}px)`;
 }
 
 /** Marks a cell in the other drawings of the same size; null removes the mark. */
@@ -304,7 +310,8 @@ function intoSight(drawn) {
 /** Mouse and touch: hovering shows the value, a click sets the cursor, a double click opens Neurons, dragging pans. */
 function pointing(drawn, move, zoom, paint, tell) {
   const { canvas, rows, columns, seat } = drawn;
-  let from = null;
+  let from = null,
+    last = "";
   const place = (event) => {
     const { left, top, cell } = frame(drawn),
       box = canvas.getBoundingClientRect();
@@ -313,6 +320,13 @@ function pointing(drawn, move, zoom, paint, tell) {
     return { x, y, row: Math.floor((y + seat.y) / cell), column: Math.floor((x + seat.x) / cell) };
   };
   const inside = ({ x, y, row, column }) => x >= 0 && y >= 0 && row < rows && column < columns;
+  const point = (cell) => {
+    const now = cell ? `${cell.row} ${cell.column}` : "";
+    if (now === last) return; // a pointer moves many times within a cell
+    last = now;
+    tell(cell ?? drawn.at);
+    markOthers(drawn, cell);
+  };
   canvas.addEventListener(
     "wheel",
     (event) => {
@@ -335,13 +349,9 @@ function pointing(drawn, move, zoom, paint, tell) {
       return paint();
     }
     const cell = place(event);
-    tell(inside(cell) ? cell : drawn.at);
-    markOthers(drawn, inside(cell) ? cell : null);
+    point(inside(cell) ? cell : null);
   });
-  canvas.addEventListener("pointerleave", () => {
-    tell(drawn.at);
-    markOthers(drawn, null);
-  });
+  canvas.addEventListener("pointerleave", () => point(null));
   canvas.addEventListener("pointerup", (event) => {
     const cell = place(event);
     if (!from?.moved && inside(cell)) move(cell.row, cell.column, true);
