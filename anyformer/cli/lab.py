@@ -140,7 +140,7 @@ def _list() -> None:
         cpu, gpu = described(e, "cpu", sizes.get("cpu")), described(e, "gpu", sizes.get("gpu"))
         table.add_row(str(e.number), e.name, e.claim, cpu, gpu)
     Console().print(table)
-    typer.echo("\nMinutes of one core, or of one process on a GPU: divide by --jobs. `about`: estimated, not measured.")
+    typer.echo("\nMinutes of all measurements, added up: divide by --jobs. `about`: estimated, not measured.")
     typer.echo("`stale`: the rule of the verdict was changed after its data was measured.")
     typer.echo("anyformer lab NAME runs one; anyformer lab run GRID.toml compares settings of your own.")
 
@@ -151,7 +151,7 @@ def _experiments(names: list[str], size: Literal["quick", "cpu", "gpu"], engine:
     from anyformer.lab import experiment, figures
     from anyformer.lab.compare import markdown
     from anyformer.lab.measurements import measure_together
-    from anyformer.lab.report import is_stale
+    from anyformer.lab.page import is_stale
 
     chosen = [experiment.find(name) for name in (experiment.NAMES if names == ["all"] else names)]
     folder = out or Path("runs") / "lab" / size

@@ -11,6 +11,7 @@ experiments   One file for each claim
 figures       Figures that are readable in grey and for the colour-blind
 grid          Train all combinations of settings of a recipe under an equal budget
 measurements  Measure several experiments together
+page          The page of a claim
 ray_engine    Measure cells on a Ray cluster
 report        Write the pages of docs/lab from results
 rules         Hash of the rule of a claim

@@ -6,7 +6,7 @@ and is undecided otherwise. Comparisons over seeds use Welch's t-test; their p v
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from anyformer.lab.stats import difference, hedges, holm, welch
@@ -15,6 +15,7 @@ ALPHA = 0.05  # adjusted p values below it are significant
 METHOD = f"Welch's t-test over seeds, p values adjusted by Holm's method, significant below {ALPHA}"
 
 Word = Literal["holds", "does not hold here", "undecided at this size"]
+Role = Literal["condition", "precondition", "part"]  # the last two are shown and do not count as conditions
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Outcome:
     seen: str
     effect: float = math.nan  # Hedges' g of a comparison
     p: float = math.nan  # of a comparison, adjusted for the number of comparisons
+    role: Role = "condition"
 
 
 @dataclass(frozen=True)
@@ -75,17 +77,17 @@ def decide(
     unchanged model learns the task. If one of them fails, the claim is undecided. `also` lists outcomes that a
     condition is made of: they are shown, and do not count again.
     """
-    outcomes = [*outcomes_of(conditions), *also]
+    counted = outcomes_of(conditions)
+    needs = [Outcome(need.name, need.holds, need.seen, role="precondition") for need in requires]
+    outcomes = [*needs, *counted, *(replace(part, role="part") for part in also)]
     if missing := [need.name for need in requires if not need.holds]:
         return verdict(None, f"nothing can be concluded unless {' and '.join(missing)}", outcomes)
-    open_, refuted = ([o.name for o in outcomes if o.holds is word and o not in also] for word in (None, False))
-    if refuted:
-        return verdict(False, f"refuted: {'; '.join(refuted)}", outcomes)
-    if open_:
-        return verdict(None, f"undecided: {'; '.join(open_)}", outcomes)
-    number = {1: "its condition is", 2: "both conditions are"}.get(
-        len(conditions), f"all {len(conditions)} conditions are"
-    )
+    for word, name in ((False, "refuted"), (None, "undecided")):
+        if some := [one for one in counted if one.holds is word]:
+            listed = "; ".join(f"“{one.name}”{f' (observed: {one.seen})' if one.seen else ''}" for one in some)
+            verb = "is" if len(some) == 1 else "are"
+            return verdict(word, f"{len(some)} of {len(counted)} conditions {verb} {name}: {listed}", outcomes)
+    number = {1: "its condition is", 2: "both conditions are"}.get(len(counted), f"all {len(counted)} conditions are")
     return verdict(True, f"{number} met", outcomes)
 
 

@@ -28,6 +28,10 @@ class Experiment(ABC):
     idea: ClassVar[str]  # for a learner: a few sentences with the formula, in Markdown
     measured: ClassVar[str] = ""  # what is measured of each cell, in one sentence
     prediction: ClassVar[str]  # the decision rule: what must be observed if the claim is true
+    explanation: ClassVar[str] = ""  # what the words of the rule mean, beside it and no part of it
+    unit: ClassVar[str] = ""  # of losses: "nats per token"
+    sizes: ClassVar[dict[str, str]] = {}  # values of cells for the set-up and how they are written; "" leaves one out
+    columns: ClassVar[str] = ""  # the meaning of the table's columns
     limits: ClassVar[str] = ""  # what the results do not show, in one or two sentences
     sources: ClassVar[tuple[str, ...]] = ()  # papers, in Markdown: "Vaswani et al. (2017), [Title](URL)"
     parts: ClassVar[tuple[str, ...]]  # files of the package that it is about: "attention/attend.py"
@@ -59,6 +63,18 @@ class Experiment(ABC):
     @abstractmethod
     def judge(self, results: Sequence[Result]) -> Verdict:
         """Return the verdict. The code of this method, and what it uses, is the rule whose hash is stored."""
+
+    def setting(self, results: Sequence[Result]) -> str:
+        """Return the models and the data of results in a sentence or two, beside the sizes that the cells hold."""
+        return ""
+
+    def beside(self, results: Sequence[Result]) -> dict[str, str]:
+        """Return what to write beside the observations of conditions, by the name of the condition."""
+        return {}
+
+    def caption(self, results: Sequence[Result]) -> str:
+        """Return how to read the figure, in a sentence or two, after its alternative text."""
+        return ""
 
     def result(self, results: Sequence[Result]) -> str:
         """Return the result in one sentence: the numbers that matter, in words that fit every verdict."""

@@ -41,7 +41,14 @@ def test_nothing_is_concluded_where_a_requirement_fails() -> None:
 def test_shown_outcomes_do_not_count() -> None:
     (shown,) = outcomes_of([More("post", LOW, HIGH)])
     assert shown.holds is False
-    assert decide([Fact("a", True)], also=[shown]).word == "holds"
+    found = decide([Fact("a", True)], requires=[Fact("it learns", True)], also=[shown])
+    assert found.word == "holds"
+    assert [one.role for one in found.outcomes] == ["precondition", "condition", "part"]
+
+
+def test_a_verdict_quotes_the_condition_and_what_was_observed() -> None:
+    found = decide([Fact("half are right", False, "0.1"), Fact("b", True)])
+    assert found.why == "1 of 2 conditions is refuted: “half are right” (observed: 0.1)"
 
 
 def test_more_comparisons_need_more_evidence() -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from anyformer.lab.experiment import NAMES, find
-from anyformer.lab.report import index_of, page_of, setup, stored, unused_figures, verdicts_of
+from anyformer.lab.page import measured_on, page_of, reading, setup
+from anyformer.lab.report import index_of, stored, unused_figures, verdicts_of
 from anyformer.lab.verdicts import VERDICTS, Stored, described, known_verdicts
 
 LAB = Path(__file__).parents[2] / "docs" / "lab"
@@ -21,14 +22,39 @@ def test_a_page_is_that_of_its_results(name: str) -> None:
 
 
 def test_a_set_up_states_seeds_and_sizes() -> None:
+    norms, heads = find("norms"), find("heads")
+    results = stored(norms, LAB).popitem()[1]
+    assert "seeds (200 to 20" in reading(norms, results)
+    assert "for each of 6 settings (depth 2)" in reading(norms, results)
+    assert "± is one standard deviation over seeds" in reading(norms, results)
+    assert "losses are in nats per token" in reading(norms, results)
+    assert "2 or " in setup(norms, results)
+    counted = stored(heads, LAB).popitem()[1]
+    assert reading(heads, counted).startswith("each setting measured once; times are medians of 9")
+
+
+def test_results_of_several_machines_are_said_to_be_pooled() -> None:
     results = stored(find("norms"), LAB).popitem()[1]
-    assert "seeds (200 to 20" in setup(results)
-    assert "for each of 6 settings" in setup(results)
-    assert "± is one standard deviation over seeds" in setup(results)
-    assert "2 or " in setup(results)
-    assert setup(stored(find("heads"), LAB).popitem()[1]).startswith(
-        "each setting measured once; times are medians of 9"
-    )
+    one, other = ([replace(r, machine=machine) for r in results] for machine in ("A, torch 1", "B, torch 2"))
+    assert measured_on(one).endswith("each on A, torch 1.")
+    shallow = [b if b.cell["depth"] == 2 else a for a, b in zip(one, other, strict=True)]
+    assert "of 12 settings 6 ran on (1) alone, 6 ran on (2) alone." in measured_on(shallow)
+    assert "1 on more than one" in measured_on([*one[:-1], other[-1]])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_says_how_to_repeat_it(name: str) -> None:
+    page = (LAB / f"{name}.md").read_text(encoding="utf-8")
+    assert page.count("**Repeat with:** `anyformer lab ") == 1
+    for figure in page.split("![")[1:]:
+        assert figure.splitlines()[2].startswith("*"), "a figure has a caption"
+
+
+def test_preconditions_and_parts_are_shown_apart() -> None:
+    norms, warmup = (page_of(find(name), stored(find(name), LAB)) for name in ("norms", "warmup"))
+    assert "| precondition: 2 layers learn with norms and residuals |" in norms
+    assert "| part of a condition: post-norm at " in warmup
+    assert "|  |" not in norms
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -51,7 +77,8 @@ def test_results_under_another_rule_are_stale() -> None:
     assert "stale" not in page_of(experiment, {"cpu": fresh}).lower()
     for some in (other, [*fresh[:-1], other[-1]]):
         page = page_of(experiment, {"cpu": some})
-        assert "they are stale" in page
+        assert "but this verdict is stale" in page
+        assert "(stale)\n" in page
         assert "`000000000000`" in page
         assert "(stale)" in index_of([(experiment, {"cpu": some})])
     assert experiment.rule in page_of(experiment, {"cpu": fresh})

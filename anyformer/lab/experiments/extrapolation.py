@@ -1,7 +1,8 @@
 """Positions beyond the training length: which schemes keep their loss."""
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.nn import functional as F
@@ -24,12 +25,13 @@ from anyformer.lab.cells import Cell, Result
 from anyformer.lab.decision import Fact, More, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import chain, seeds, spelling
-from anyformer.lab.figures import label_ends, lines, log_ticks, panels, reference
+from anyformer.lab.figures import GREY, label_ends, lines, log_ticks, panels, reference
 from anyformer.lab.stats import summary
 from anyformer.lab.trial import Trial, trained
 
 SCHEMES = ("alibi", "t5", "rotary", "sinusoidal", "learned")
-LABELS = {"alibi": "ALiBi", "t5": "T5"}  # in the figure
+LABELS = {"alibi": "ALiBi", "t5": "T5"}  # on the page
+APART = 0.02  # of a length, between the points of two schemes in the figure
 FAR = ("alibi", "t5", "rotary")  # claimed to extrapolate
 KEPT = 1.05  # times the loss within the trained length that counts as kept
 LEARNT = 1.25  # times the entropy of the text, within the trained length: above it the model has not learnt the task
@@ -40,16 +42,29 @@ class Claim(Experiment):
     number = 8
     claim = "Beyond the training length ALiBi, T5 and rotary keep their loss; sinusoidal and learned positions do not."
     idea = """A model trained on texts of $L$ tokens meets position $L + 1$ for the first time in a longer text. A
-learned embedding of that position was never trained, and the sinusoids $\\sin(p/10000^{2i/d})$ take combinations of
-values that never occurred in training. ALiBi adds $-m_h\\,(q - k)$ to the scores: distant keys get less and less
-weight, however many there are. T5 adds a learned bias for each bucket of distances, the last of which holds all large
-distances. Each distant key gets no more weight than in training, but a longer text has more of them, and together they
-may outweigh the near ones. Rotary scores also depend on $q - k$ alone, but beyond $L$ queries and keys are rotated by
-angles that never occurred in training. The text is synthetic: each letter depends on the two before it, so a longer
-text is no harder. A model that has learnt this has the same loss at every length: the entropy of the chain
-(the grey line)."""
+learned embedding of that position was never trained, and the sinusoids $\\sin(p/10000^{2i/d})$ of a position $p$, in
+pair $i$ of the $d$ features, take combinations of values that never occurred in training. ALiBi adds $-m_h\\,(q - k)$
+to the scores, with the positions $q$ and $k$ of query and key and a fixed slope $m_h$ for each head: distant keys get
+less and less weight, however many there are. T5 adds a learned bias for each bucket of distances, the last of which
+holds all large distances. Each distant key gets no more weight than in training, but a longer text has more of them,
+and together they may outweigh the near ones. Rotary scores also depend on $q - k$ alone, but beyond $L$ queries and
+keys are rotated by angles that never occurred in training. The text is synthetic: each letter depends on the two before
+it, so a longer text is no harder. A model that has learnt this has the same loss at every length: the entropy of the
+chain (the lower grey line). Guessing among the 8 letters costs $\\ln 8$."""
     prediction = """The loss in the second half of the longest length is at most 5 % above that of the trained length
 for ALiBi, T5 and rotary, and more for sinusoidal and learned (p < 0.05 each)."""
+    explanation = """A scheme has learnt the text if its mean loss at the trained length is at most 1.25 times the
+entropy of the text; otherwise its condition is undecided. In the conditions `alibi` is ALiBi and `t5` the bias of T5;
+\"that within\" is the loss at the trained length, \"that beyond\" at the longest."""
+    unit = "nats per token (a letter)"
+    sizes: ClassVar = {
+        "length": "trained on texts of {} tokens",
+        "longest": "read up to {} tokens",
+        "letters": "{} letters",
+    }
+    columns = (
+        "Each column: the loss of these tokens of a text, its second half, for texts of the larger number of tokens."
+    )
     measured = "Loss in the second half of unseen texts of each length, in nats per token."
     limits = """A synthetic text in which each letter depends on the two before it: it tests whether distant tokens
 disturb, not whether they can be used. Few layers, short texts (see the set-up), one learning rate, no scaling of rotary
@@ -109,17 +124,32 @@ angles. Far beyond the training length a loss may exceed that of guessing: the m
         ratio = results[0]["longest"] // results[0]["length"]
         return f"At {ratio} times the training length the loss (nats per token) goes for {each}."
 
+    def setting(self, results: Sequence[Result]) -> str:
+        return """A decoder with the given position scheme, feed-forwards four times as wide as the model and layer
+norm. T5's bucket for the largest distances occurs in training, so none is untrained; learned positions beyond it keep
+their initial values."""
+
+    def caption(self, results: Sequence[Result]) -> str:
+        return "Points of the same length are drawn slightly side by side."
+
     def table(self, results: Sequence[Result]) -> Rows:
         lengths = sorted(map(int, results[0]["losses"]))
-        rows: list[tuple[str, ...]] = [("positions", *(f"{n // 2} to {n}" for n in lengths))]
-        return rows + [(s, *(str(summary(_losses(results, s, n))) for n in lengths)) for s in SCHEMES]
+        rows: list[tuple[str, ...]] = [("position scheme", *(f"tokens {n // 2} to {n}" for n in lengths))]
+        return rows + [(LABELS.get(s, s), *(str(summary(_losses(results, s, n))) for n in lengths)) for s in SCHEMES]
 
     def draw(self, results: Sequence[Result]) -> Any:
         figure, (axis,) = panels(1, height=4)
         lengths = sorted(map(int, results[0]["losses"]))
-        lines(axis, {LABELS.get(s, s): {n: _losses(results, s, n) for n in lengths} for s in SCHEMES})
+        for i, scheme in enumerate(SCHEMES):
+            beside = 1 + APART * (i - len(SCHEMES) // 2)
+            points = {beside * n: _losses(results, scheme, n) for n in lengths}
+            lines(axis, {LABELS.get(scheme, scheme): points}, first=i)
+        letters = results[0]["letters"]
+        entropy, guess = chain(letters, 2, 1, 0)[1], math.log(letters)
         reference(axis, results[0]["length"], "trained up to here", across=False)
-        reference(axis, chain(results[0]["letters"], 2, 1, 0)[1], "entropy of the text", below=True)
+        reference(axis, entropy, f"entropy of the text, {entropy:.2f}", below=True)
+        axis.axhline(guess, color=GREY, linewidth=1.0, linestyle=(0, (1, 3)))
+        axis.annotate(f"guessing, {guess:.2f}", (0.01, guess + 0.03), xycoords=("axes fraction", "data"), color=GREY)
         axis.set(
             xlabel="length of the text, tokens (loss of its second half)",
             ylabel="loss, nats per token",

@@ -1,0 +1,265 @@
+"""The page of a claim: its result, the idea, the rule, and the measurements with their set-up and limits."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from anyformer.lab.cells import Result
+from anyformer.lab.compare import markdown, settings
+from anyformer.lab.decision import METHOD, Outcome, Verdict, Word
+from anyformer.lab.experiment import Experiment, Size
+from anyformer.lab.verdicts import minutes_of
+
+CODE = "../../anyformer"  # from docs/lab
+TITLES: dict[Size, str] = {"quick": "At the quick size", "cpu": "On a CPU", "gpu": "On a GPU"}
+CLAIM: dict[Word, str] = {
+    "holds": "holds",
+    "does not hold here": "does not hold",
+    "undecided at this size": "is undecided",
+}
+
+SIZES = {  # values of cells on every page, and how they are written
+    "width": "width {}",
+    "depth": "depth {}",
+    "heads": "{} heads",
+    "steps": "{} training steps",
+    "lr": "learning rate {}",
+    "tokens": "{} tokens per batch",
+    "rows": "{} rows per batch",
+    "length": "length {}",
+}
+MOST_VALUES = 5  # of a setting that are listed one by one
+
+Found = dict[Size, list[Result]]
+
+
+def main_size(found: Found) -> Size:
+    """Return the size whose figure comes first."""
+    return next(size for size in ("cpu", "gpu", "quick") if size in found)
+
+
+def is_stale(experiment: Experiment, results: Sequence[Result]) -> bool:
+    """Test whether some results were measured under another rule than that of today."""
+    return any(result.rule != experiment.rule for result in results)
+
+
+def page_of(experiment: Experiment, found: Found) -> str:
+    """Return the page of a claim: the result, the idea, the rule, and the measurements."""
+    parts = ", ".join(f"[{part}]({CODE}/{part})" for part in experiment.parts)
+    code = f"[{experiment.name}.py]({CODE}/lab/experiments/{experiment.name}.py)"
+    main = main_size(found)
+    lines = [
+        f"# {experiment.number}. {experiment.claim}",
+        *(_headline(experiment, size, some) for size, some in found.items()),
+        *([] if "gpu" in found else ["Not measured on a GPU."]),
+        _repeat(experiment, found),
+        *_figure(experiment, main, found[main]),
+        "## The idea",
+        experiment.idea,
+        "## The rule",
+        rule_of(experiment, code, found),
+        *(_section(experiment, size, some, size != main) for size, some in found.items()),
+        *([f"## Limits\n\n{' '.join(experiment.limits.split())}"] if experiment.limits else []),
+        *(["## Sources\n\n" + "\n".join(f"- {source}" for source in experiment.sources)] if experiment.sources else []),
+        f"**In the code:** {parts}; the experiment itself is {code}.",
+    ]
+    return "\n\n".join(lines) + "\n"
+
+
+def _headline(experiment: Experiment, size: Size, results: Sequence[Result]) -> str:
+    verdict = experiment.judge(results)
+    stale = ", but this verdict is stale: its rule was not fixed before these data" * is_stale(experiment, results)
+    sentence = experiment.result(results) or f"{verdict.why[0].upper()}{verdict.why[1:]}."
+    few = " Three seeds: a first look." if size == "quick" and not experiment.timed else ""
+    return f"**{TITLES[size]} the claim {CLAIM[verdict.word]}{stale}.** {sentence}{few}"
+
+
+def _repeat(experiment: Experiment, found: Found) -> str:
+    """Return the commands that measure a claim again, how long they take, and where their results are."""
+    commands = []
+    for size, results in found.items():
+        option = "" if size == "cpu" else f" --size {size}"
+        commands.append(f"`anyformer lab {experiment.name}{option}` (took {minutes_of(results):g} minutes)")
+    jobs = "one measurement at a time, because they are timed" if experiment.timed else "`--jobs N`: N at a time"
+    raw = " and ".join(f"[{size}](results/{size}/{experiment.name}.jsonl)" for size in found)
+    return (
+        f"**Repeat with:** {' or '.join(commands)}. This measures everything again on your machine ({jobs}) and stores "
+        "the results under `runs/lab`; the same command then shows those without measuring again. The numbers below "
+        f"are from the results that come with this page: {raw}."
+    )
+
+
+def _figure(experiment: Experiment, size: Size, results: Sequence[Result]) -> list[str]:
+    """Return a figure with its caption."""
+    several = any(len(some) > 1 for some in settings(results).values())
+    band = " Bands and error bars, where drawn: one standard deviation over seeds." if several else ""
+    caption = experiment.caption(results)
+    return [
+        f"![{experiment.alt}](figures/{experiment.name}-{size}.png)",
+        f"*{experiment.alt}. {TITLES[size]}.{f' {caption}' if caption else ''}{band}*",
+    ]
+
+
+def rule_of(experiment: Experiment, code: str, found: Found) -> str:
+    """Return hypothesis, measure and decision rule of a claim, with the hash that results are stored with."""
+    compares = any(_compares(experiment.judge(results)) for results in found.values())
+    explained = experiment.explanation and f"\n- **Explanation:** {' '.join(experiment.explanation.split())}"
+    changed = experiment.changed and (f"\n- **Changed after a look at data:** {experiment.changed} {_fresh(found)}")
+    return f"""Written in {code} before measurements that store its hash:
+
+- **Hypothesis:** {experiment.claim}
+- **Measure:** {experiment.measured or "see the table"}
+- **Decision rule:** {" ".join(experiment.prediction.split())}{f" {METHOD}." if compares else ""} The claim holds if \
+every condition is met, does not hold if one is refuted, and is undecided otherwise.{explained}
+- **Hash of the rule:** `{experiment.rule}`, stored with every result that is measured under it.{changed}"""
+
+
+def _fresh(found: Found) -> str:
+    """Return whether the seeds of the results were first used after a change of the rule."""
+    fresh = [TITLES[size].lower().replace("cpu", "CPU").replace("gpu", "GPU") for size in found if size != "quick"]
+    if not fresh:
+        return "The seeds of the quick size may have been used before this change."
+    return f"The results {' and '.join(fresh)} are from seeds that were first used after this change."
+
+
+def _section(experiment: Experiment, size: Size, results: Sequence[Result], with_figure: bool) -> str:
+    verdict, remark = experiment.judge(results), experiment.remark(results)
+    stale = " (stale)" if is_stale(experiment, results) else ""
+    parts = [
+        f"## {TITLES[size]}: {verdict.word}{stale}",
+        f"**Measured:** {measured_on(results)}",
+        f"**Set-up:** {setup(experiment, results)}.",
+        f"**How to read the numbers:** {reading(experiment, results)}.",
+        f"**Verdict:** {verdict}. {_under(experiment, results)}",
+        *([markdown(_conditions(verdict, experiment.beside(results))).rstrip()] if verdict.outcomes else []),
+        *([f"**Note:** {remark}"] if remark else []),
+        markdown(experiment.table(results)).rstrip(),
+        *([f"*{' '.join(experiment.columns.split())}*"] if experiment.columns else []),
+        *(_figure(experiment, size, results) if with_figure else []),
+    ]
+    return "\n\n".join(parts)
+
+
+def measured_on(results: Sequence[Result]) -> str:
+    """Return the number of measurements, the sum of their minutes, and the machines that they ran on."""
+    machines = Counter(result.machine for result in results)
+    total = f"{len(results)} measurements, {minutes_of(results):g} minutes added up"
+    if len(machines) == 1:
+        return f"{total}, each on {results[0].machine}."
+    each = "; ".join(f"({i}) {count} on {machine}" for i, (machine, count) in enumerate(machines.items(), 1))
+    where = [{result.machine for result in some} for some in settings(results).values()]
+    counts = [f"{sum(one == {machine} for one in where)} ran on ({i}) alone" for i, machine in enumerate(machines, 1)]
+    if both := sum(len(one) > 1 for one in where):
+        counts.append(f"{both} on more than one")
+    return (
+        f"{total}: {each}. They are pooled; of {len(where)} settings {', '.join(counts)}. Machines and versions of "
+        "torch round differently, and a difference between settings of different machines includes that."
+    )
+
+
+def _under(experiment: Experiment, results: Sequence[Result]) -> str:
+    """Return under which rule results were measured, and whether that is the rule of today."""
+    rules = sorted({result.rule for result in results})
+    if not is_stale(experiment, results):
+        return f"Current: measured under the rule `{experiment.rule}`."
+    before = " and ".join(f"under the rule `{rule}`" if rule else "before rules were stored" for rule in rules)
+    return (
+        f"**Stale:** measured {before}. The rule is now `{experiment.rule}`: this verdict applies a rule that was not "
+        "fixed before these data."
+    )
+
+
+def _conditions(verdict: Verdict, beside: dict[str, str]) -> list[tuple[str, ...]]:
+    """Return the table of conditions, with words `beside` what was observed."""
+    compares = _compares(verdict)
+    tests = ("effect size g", "p, corrected") if compares else ()
+    rows: list[tuple[str, ...]] = [("condition", "observed", *tests, "outcome")]
+    for one in verdict.outcomes:
+        words = {True: "met", False: "refuted", None: "undecided"}
+        name = one.name
+        if one.role == "precondition":
+            name, words = f"precondition: {name}", {True: "met", False: "not met", None: "not met"}
+        elif one.role == "part":
+            name, words = f"part of a condition: {name}", {True: "yes", False: "no", None: "undecided"}
+        seen = "; ".join(filter(None, (one.seen, beside.get(one.name, "")))) or "see the table below"
+        rows.append((name, seen, *(_test(one) if compares else ()), words[one.holds]))
+    return rows
+
+
+def _test(one: Outcome) -> tuple[str, str]:
+    """Return effect size and p value of a comparison; a dash for what is no comparison."""
+    p = "–" if math.isnan(one.p) else "< 0.001" if one.p < 0.001 else f"{one.p:.3f}"
+    return "–" if math.isnan(one.effect) else "∞" if math.isinf(one.effect) else f"{one.effect:.1f}", p
+
+
+def _compares(verdict: Verdict) -> bool:
+    """Test whether a verdict compares means over seeds."""
+    return any(not math.isnan(one.p) for one in verdict.outcomes)
+
+
+def reading(experiment: Experiment, results: Sequence[Result]) -> str:
+    """Return the number of seeds, the meaning of ± and of intervals, and the unit of losses."""
+    verdict = experiment.judge(results)
+    if all(len(some) == 1 for some in settings(results).values()):
+        told = ["each setting measured once"]
+        if repeats := {r.cell["repeats"] for r in results if "repeats" in r.cell}:
+            told.append(f"times are medians of {max(repeats)} runs")
+    else:
+        told = [_seeds(results), "± is one standard deviation over seeds"]
+    if any("±" in one.seen and "exponent" in one.seen for one in verdict.outcomes):
+        told.append("± after an observed exponent is the standard error of its fit (0.00: below 0.005)")
+    if any("±" in one.name for one in verdict.outcomes):
+        told.append("± in a condition is the tolerance of the rule")
+    if _compares(verdict):
+        told.append("a difference is followed by its 95 % interval")
+        told.append("g is a difference divided by the pooled standard deviation (Hedges)")
+    if experiment.unit:
+        told.append(f"losses are in {experiment.unit}")
+    return "; ".join(told)
+
+
+def _seeds(results: Sequence[Result]) -> str:
+    """Return how many settings have how many seeds, and which."""
+    by_seeds: dict[tuple[int, ...], list[list[Result]]] = {}
+    for some in settings(results).values():
+        by_seeds.setdefault(tuple(sorted(r.cell["seed"] for r in some)), []).append(some)
+    told = []
+    for seeds, group in sorted(by_seeds.items()):
+        rest = [r for other, some in by_seeds.items() if other != seeds for each in some for r in each]
+        which = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds ({seeds[0]} to {seeds[-1]})"
+        common = _in_common([r for each in group for r in each], rest)
+        each = f"each of {len(group)} settings{common}" if rest else "each setting"
+        told.append(f"{which} for {each}")
+    return ", ".join(told)
+
+
+def _in_common(some: Sequence[Result], others: Sequence[Result]) -> str:
+    """Return a value of the cells that these results share and the others lack: " (depth 2)"; nothing if none has."""
+    for name in ("depth", "steps", "part", "variant"):
+        mine, theirs = ({r.cell.get(name) for r in group} for group in (some, others))
+        if len(mine) == 1 and not mine & theirs and (value := mine.pop()) is not None:
+            return f" ({SIZES[name].format(f'{value:,}')})" if name in SIZES else f" ({value})"
+    return ""
+
+
+def setup(experiment: Experiment, results: Sequence[Result]) -> str:
+    """Return the models and data of results, and the sizes of models and training that the cells hold."""
+    forms: dict[str, str] = {**SIZES, **experiment.sizes}
+    told = []
+    for name, form in forms.items():
+        values = sorted({r.cell[name] for r in results if isinstance(r.cell.get(name), int | float)})
+        if values and form:
+            told.append(form.format(_listed(values)))
+    if parameters := [r.found["parameters"] for r in results if "parameters" in r.found]:
+        told.append(f"{_listed(sorted(set(parameters)), 2)} parameters")
+    setting = " ".join(experiment.setting(results).split())
+    return f"{setting} Sizes: {'; '.join(told)}" if setting else "; ".join(told)
+
+
+def _listed(values: Sequence[Any], most: int = MOST_VALUES) -> str:
+    """Return numbers in words: "8, 16 or 32", or the first and last of many."""
+    texts = [f"{value:,}" if isinstance(value, int) else f"{value:,.3g}" for value in values]
+    if len(texts) > most:
+        return f"{texts[0]} to {texts[-1]}"
+    return " or ".join(filter(None, (", ".join(texts[:-1]), texts[-1])))
