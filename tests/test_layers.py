@@ -242,6 +242,24 @@ def test_predicting_imports_nothing_of_training() -> None:
     assert not slow & set(done.stdout.split())
 
 
+def test_configs_load_no_library_beside_torch() -> None:
+    """Importing an extension module would wait until torch's library is loaded: see `cli/torch_import.py`."""
+    code = """
+import sys
+from anyformer.cli.torch_import import import_extensions
+def extensions():
+    return {name for name, module in sys.modules.items() if str(getattr(module, "__file__", "")).endswith(".so")}
+import_extensions()
+before = extensions()
+import anyformer.recipe
+print(*extensions() - before)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert not done.stdout.split()
+
+
 def test_files_are_small() -> None:
     files = (*SOURCES.values(), *sorted((ROOT / "tests").rglob("*.py")))
     lengths = {p.relative_to(ROOT).as_posix(): len(p.read_text(encoding="utf-8").splitlines()) for p in files}

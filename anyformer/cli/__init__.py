@@ -21,6 +21,7 @@ resolve           Names of presets, recipes, runs and files
 runs              `recipes`, `train`, `evaluate`, `import`, `merge` and `export`
 serve             `serve`: runs over HTTP
 tokenizers        `tokenizer`: training and showing
+torch_import      Import of torch while other modules are imported
 """
 
 # each adds its verbs, in this order

@@ -11,6 +11,7 @@ import typer
 from anyformer.cli.app import app
 from anyformer.cli.decoding_options import as_options, decoding, limit_note, prepare
 from anyformer.cli.runs import Folder
+from anyformer.cli.torch_import import import_torch
 
 if TYPE_CHECKING:
     from anyformer.tasks.chat import Conversation
@@ -67,6 +68,7 @@ def chat_(
     how: dict[str, Any],
 ) -> None:
     """Talk with a chat model. Without a terminal, every line of stdin is a message."""
+    import_torch()
     with as_options("the message"):
         loaded, how = prepare(run, how)
         conversation = loaded.chat(system)

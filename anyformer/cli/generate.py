@@ -8,6 +8,7 @@ import typer
 from anyformer.cli.app import app
 from anyformer.cli.decoding_options import BEAM, SAMPLING, UNKNOWN, as_options, decoding, limit_note, prepare
 from anyformer.cli.runs import Folder
+from anyformer.cli.torch_import import import_torch
 
 SEPARATOR = "---"  # between two samples
 
@@ -29,6 +30,7 @@ def generate_(
     how: dict[str, Any],
 ) -> None:
     """Generate from a prompt; streams when stdout is a terminal."""
+    import_torch()
     from anyformer.batch.predictor import texts_with_unknown
     from anyformer.config.spec import ConfigError, Fault
     from anyformer.decoding.strategy import SELECTED_BY

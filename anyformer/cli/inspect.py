@@ -9,6 +9,7 @@ import typer
 
 from anyformer.cli.app import app
 from anyformer.cli.runs import Folder
+from anyformer.cli.torch_import import import_torch
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,6 +45,7 @@ def inspect_(
 
     Without a text, show its model, tokenizer, task and default options of generation.
     """
+    import_torch()
     from rich.console import Console
 
     from anyformer.config.spec import ConfigError, Fault

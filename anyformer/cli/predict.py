@@ -13,6 +13,7 @@ import typer
 from anyformer.cli.app import app, print_once
 from anyformer.cli.decoding_options import UNKNOWN, as_options, decoding, note_unfinished, parse
 from anyformer.cli.runs import Folder
+from anyformer.cli.torch_import import import_torch
 
 if TYPE_CHECKING:
     from anyformer.batch.predictor import Predictor
@@ -76,10 +77,11 @@ def predict_(
 
     With --out, a command that was stopped continues where it was, if it is repeated.
     """
-    from anyformer.batch.predictor import Predictor
-
     names = files or ["-"]
     _check_paths(names, out, engine, {"jobs": jobs, "address": address, "gpus": gpus})
+    import_torch()
+    from anyformer.batch.predictor import Predictor
+
     with as_options("line {}"):
         given = {**parse(how), "labels": label or None, "scores": scores or None, "n_best": n_best}
         given["prompt_name"] = prompt_name

@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from anyformer.cli.app import Json, app, json_line, print_once
+from anyformer.cli.torch_import import import_torch
 
 if TYPE_CHECKING:
     from anyformer.run import Run
@@ -88,6 +89,7 @@ def train_(
     from anyformer.training.signals import Signals
 
     with Signals(lambda: print_once("stopping after this step; a second signal stops at once", err=True)):
+        import_torch()
         from anyformer.training.train import train
 
         with _errors_as_lines():
@@ -204,6 +206,7 @@ def evaluate_(
         from anyformer.config.spec import ConfigError, Fault
 
         raise ConfigError([Fault("--limit", "is for --tasks")])
+    import_torch()
     from anyformer.training.train import evaluate
 
     with _errors_as_lines():

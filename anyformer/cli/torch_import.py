@@ -1,0 +1,48 @@
+"""Import of torch, and of all that loads a run, in less time: for verbs that run a model."""
+
+import ctypes
+import gc
+import os
+import sys
+import threading
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+EXTENSIONS = ("hashlib", "importlib.metadata", "pydantic.main")  # modules that are, or import, extension modules
+
+
+def import_torch() -> None:
+    """Import torch and `anyformer.run`; call it first in a verb that needs them.
+
+    A thread loads torch's library, of about 250 MB, while Python creates the classes of configs and recipes. Garbage is
+    not collected meanwhile: imported objects stay until the end, and later collections pass over them.
+    """
+    if "torch" in sys.modules:
+        return
+    gc.disable()
+    try:
+        import_extensions()
+        threading.Thread(target=_load_library).start()
+        import anyformer.recipe
+        import anyformer.run  # noqa: F401
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def import_extensions() -> None:
+    """Import the extension modules that configs use. Later they would wait: the system loads one library at a time."""
+    for name in EXTENSIONS:
+        import_module(name)
+
+
+def _load_library() -> None:
+    """Load torch's library without Python's lock, which `import` holds. Any failure is left to `import torch`."""
+    spec = find_spec("torch")
+    if sys.platform != "linux" or spec is None or spec.origin is None:
+        return
+    library = Path(spec.origin).parent / "lib" / "libtorch_cpu.so"
+    load = ctypes.CDLL(None).dlopen  # a foreign function, called without the lock; ctypes.CDLL(library) would hold it
+    load.argtypes, load.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
+    load(os.fsencode(library), os.RTLD_NOW)
