@@ -71,6 +71,8 @@ def _headline(experiment: Experiment, size: Size, results: Sequence[Result]) -> 
     verdict = experiment.judge(results)
     stale = ", but this verdict is stale: its rule was not fixed before these data" * is_stale(experiment, results)
     sentence = experiment.result(results) or f"{verdict.why[0].upper()}{verdict.why[1:]}."
+    if any(one.role == "precondition" and not one.holds for one in verdict.outcomes):
+        sentence += f" {verdict.why[0].upper()}{verdict.why[1:]} (a precondition of the rule)."
     few = " Three seeds: a first look." if size == "quick" and not experiment.timed else ""
     return f"**{TITLES[size]} the claim {CLAIM[verdict.word]}{stale}.** {sentence}{few}"
 

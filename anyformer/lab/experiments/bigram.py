@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from anyformer.config import (
     Attention,
@@ -46,6 +46,9 @@ each letter depends on the two before it, so a bigram model is not optimal. A co
 the true distribution, and so can attention."""
     prediction = """At each depth the loss on unseen text is less than 0.02 nats above its bigram entropy (p < 0.05)
 and in no seed below it. Nothing is concluded unless models that read the letter before are below it."""
+    unit = "nats per letter"
+    sizes: ClassVar = {"letters": "{} letters"}
+    columns = "Reads beside itself: what a model reads beside the letter before the one to predict."
     measured = "Loss on unseen text, in nats per letter, and the bigram and trigram entropies of that text."
     limits = """A synthetic text of few letters, on which the bigram floor is known exactly. Only small models; depth
 up to 6."""
@@ -103,8 +106,9 @@ up to 6."""
         above = ", ".join(f"{summary(x).mean - bigram:+.4f} at depth {depth}" for depth, x in alone.items())
         best = summary(found(results, "loss", mixer="attention"))
         return (
-            f"Without a mixer the loss on unseen text differs from the bigram entropy of {bigram:.3f} nats by {above}; "
-            f"with attention it is {best}, near the {results[0]['trigram']:.3f} of the true distribution."
+            f"Without a mixer the loss on unseen text differs from the bigram entropy of {bigram:.3f} nats per letter "
+            f"by {above}; with attention it is {best}, and the trigram entropy, the least possible, is "
+            f"{results[0]['trigram']:.3f}."
         )
 
     def table(self, results: Sequence[Result]) -> Rows:

@@ -36,6 +36,8 @@ as in decoding: the model reads $x_1 \\dots x_t$ alone and predicts $x_{t+1}$.""
 (a training loss scatters around H). From what came before the loss is higher by more than 0.5 nats without the mask,
 and fewer rows are sorted (p < 0.05 each): less than a fifth of them. Nothing is concluded unless the model with the
 mask sorts more than half."""
+    unit = "nats per token"
+    columns = "From what came before: as in decoding, measured on text; rows right: share of rows sorted in decoding."
     measured = (
         "The last training loss; the loss when each token is predicted from the earlier ones alone; rows sorted in "
         "decoding."
@@ -117,10 +119,10 @@ mask sorts more than half."""
             for mask in MASKS
         }
         return (
-            f"Without the mask the training loss ends at {means['final', 'none']:.3f} nats on text of entropy "
-            f"{found(results, 'entropy', task='text')[0]:.3f}; as in decoding it is {means['before', 'none']:.2f} "
-            f"({means['before', 'causal']:.2f} with the mask), and {100 * means['right', 'none']:.0f} % of rows are "
-            f"sorted ({100 * means['right', 'causal']:.0f} % with it)."
+            f"Without the mask the training loss ends at {means['final', 'none']:.3f} nats per token on text of "
+            f"entropy {found(results, 'entropy', task='text')[0]:.3f}; as in decoding it is "
+            f"{means['before', 'none']:.2f} ({means['before', 'causal']:.2f} with the mask), and "
+            f"{100 * means['right', 'none']:.0f} % of rows are sorted ({100 * means['right', 'causal']:.0f} % with it)."
         )
 
     def table(self, results: Sequence[Result]) -> Rows:
@@ -129,7 +131,7 @@ mask sorts more than half."""
         ]
         for task, mask in dict.fromkeys((r["task"], r["mask"]) for r in results):
             some = [r for r in results if (r["task"], r["mask"]) == (task, mask)]
-            shown = (str(summary([r[n] for r in some])) if n in some[0].found else "" for n in ("before", "right"))
+            shown = (str(summary([r[n] for r in some])) if n in some[0].found else "–" for n in ("before", "right"))
             rows.append((task, mask, str(summary([r["final"] for r in some])), *shown))
         return rows
 
@@ -137,7 +139,7 @@ mask sorts more than half."""
         figure, (left, top, low) = panels("aab;aac", height=2)
         names = {"causal": "causal mask", "none": "no mask"}
         curves(left, {name: found(results, "curve", task="text", mask=mask) for mask, name in names.items()})
-        left.set(title="text, training", ylim=(0, None))
+        left.set(title="text, training", ylim=(0, None), ylabel="training loss, nats per token")
         bars(top, {name: found(results, "before", task="text", mask=mask) for mask, name in names.items()})
         top.set(title="text, as in decoding", xlabel="loss, nats per token")
         bars(low, {name: found(results, "right", task="sort", mask=mask) for mask, name in names.items()})

@@ -37,6 +37,8 @@ texts the total cost is linear in $T$, although attention is called quadratic. F
 to FLOPs only for matmuls that are large enough to keep the device busy, on a GPU from thousands of tokens."""
     prediction = """Exponents of T: 2.0 ± 0.1 for scores and values, 1.0 ± 0.1 for the rest; crossovers at 2d and 6d ±
 10 %. On a GPU their times have the same exponents, to ± 0.15, from 16,384 to 131,072 tokens."""
+    columns = """FLOPs of a forward pass through one block; counted by torch: of all matmuls; predicted: from the
+config."""
     measured = (
         "FLOPs of the parts of one block by length, counted by torch; on a GPU also the time of two of them, in bf16."
     )
@@ -103,6 +105,13 @@ Norms, softmax and activations count as no FLOPs."""
         if timed:
             conditions += [_grows(f"time of {p}", timed, f"{p} seconds", e, 0.15) for p, e in TIMED.items()]
         return decide(conditions)
+
+    def setting(self, results: Sequence[Result]) -> str:
+        return f"One block of attention ({HEADS} heads) and feed-forward (width 4d); one text (batch 1)."
+
+    def caption(self, results: Sequence[Result]) -> str:
+        timed = " Below: time, measured at larger lengths in bf16." if _parted(results)[1] else ""
+        return f"At T = 6d scores and values meet the sum of the other two, which is not drawn.{timed}"
 
     def result(self, results: Sequence[Result]) -> str:
         counted, timed = _parted(results)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -57,6 +57,11 @@ uses the better of two learning rates. A recurrence that fails here may still le
 forget gate that is initialised open."""
     prediction = """At the largest gap attention learns the copy (0.9 or more in all seeds) and tanh RNN and
 convolution are worse (p < 0.05); there the RNN has lost a larger share of its gradient than attention has."""
+    explanation = """`rnn` is the tanh RNN. A share of the gradient is that over the largest gap divided by that over
+the smallest."""
+    sizes: ClassVar = {"gap": "gaps of {} tokens"}
+    columns = """Copied over n: share of letters copied over a gap of n tokens, ± over seeds; gradient over n: its norm
+at initialisation, without ± (a geometric mean)."""
     measured = (
         "Letters copied over a gap after training; the gradient norm over that gap at initialisation (geometric means "
         "over seeds)."
@@ -137,12 +142,12 @@ judged."""
     def table(self, results: Sequence[Result]) -> Rows:
         gaps = sorted({r["gap"] for r in results})
         rows: list[tuple[str, ...]] = [
-            ("mixer", *(f"copied over {g}" for g in gaps), *(f"gradient over {g}, geometric mean" for g in gaps))
+            ("mixer", *(f"copied over {g}" for g in gaps), *(f"gradient over {g}" for g in gaps))
         ]
         for m in MIXERS:
             copied = (str(summary(_values(results, m, g, "accuracy"))) for g in gaps)
             slopes = (f"{_middle(_values(results, m, g, 'gradient')):.1e}" for g in gaps)
-            rows.append((m, *copied, *slopes))
+            rows.append((LABELS.get(m, m), *copied, *slopes))
         return rows
 
     def draw(self, results: Sequence[Result]) -> Any:

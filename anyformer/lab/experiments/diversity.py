@@ -36,6 +36,10 @@ both."""
     prediction = """In every seed the selectivity of a single head is at most 0.5 (each position gets at least a
 quarter of their joint weight), and the mean selectivity of several heads is above 0.5. It does not hold if several
 heads are also at most 0.5 in every seed."""
+    unit = "nats per pair"
+    columns = """Diversity: divergence between heads after training, and at the beginning of training (0 for a single
+head by definition). Places read: the exponential of the entropy of the attention, a number of positions. Pairs
+predicted: share of pairs of unseen rows."""
     measured = (
         "Selectivity of heads, Jensen–Shannon divergence between heads, loss and pairs predicted, after training."
     )
@@ -94,6 +98,9 @@ convention: the claim has no agreed measure, which is why several were tried."""
             ]
         )
 
+    def caption(self, results: Sequence[Result]) -> str:
+        return "Dashed: the threshold of the rule, below which a head counts as averaging."
+
     def result(self, results: Sequence[Result]) -> str:
         counts = sorted({r["heads"] for r in results})
         each = ", ".join(f"{summary(_values(results, h, 'selectivity')).mean:.2f} with {h}" for h in counts[1:])
@@ -116,7 +123,7 @@ convention: the claim has no agreed measure, which is why several were tried."""
         counts = sorted({r["heads"] for r in results})
         lines(left, {"after training": {h: _values(results, h, "selectivity") for h in counts}})
         left.set(title="0: averages, 1: reads one position", ylabel="selectivity", ylim=(0, 1))
-        reference(left, AVERAGING)
+        reference(left, AVERAGING, "threshold")
         stages = {"after training": "diversity", "before training": "diversity before"}
         lines(right, {stage: {h: _values(results, h, n) for h in counts if h > 1} for stage, n in stages.items()})
         right.set(title="difference between heads", ylabel="divergence, bits", ylim=(0, None))
@@ -125,7 +132,7 @@ convention: the claim has no agreed measure, which is why several were tried."""
             axis.set_xlabel("heads h, each of width d/h")
             log_ticks(axis, counts)
         curves(low, {f"{h} head{'s' * (h > 1)}": [r["curve"] for r in results if r["heads"] == h] for h in counts})
-        low.set_yscale("log")
+        low.set(yscale="log", ylabel="training loss, nats per pair")
         label_ends(low)
         return figure
 

@@ -1,7 +1,7 @@
 """Little data and much: attention, convolution and recurrence compared, and the symmetry of each."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -60,6 +60,11 @@ table and is far away. All models are trained for the same number of steps, on f
 loss on unseen rows is compared; its minimum during training, as with early stopping, is also reported."""
     prediction = """Both equations hold up to rounding. On the fewest rows the final loss on unseen ones is higher with
 attention than with either other mixer, on the most rows lower than with either (p < 0.05)."""
+    unit = "nats per letter"
+    sizes: ClassVar = {"letters": "{} letters"}
+    columns = """Loss on unseen rows at the end (its lowest value during training), then that on training rows; error if
+shifted, if permuted: by how much an output changes beyond the shift or permutation, relative to it. Attention without
+positions is measured for its symmetry alone."""
     measured = (
         "Loss on unseen rows at the end of training (and its lowest value), by mixer and number of training rows."
     )
@@ -142,19 +147,18 @@ stopped."""
             for n in (counts[0], counts[-1])
         )
         return (
-            f"The loss on unseen rows (nats) is after {counts[0]} training rows {few}, and after {counts[-1]:,} "
-            f"{most}; the "
-            f"entropy is {learnt[0]['entropy']:.2f}."
+            f"The loss on unseen rows (nats per letter) is after {counts[0]} training rows {few}, and after "
+            f"{counts[-1]:,} {most}; the entropy is {learnt[0]['entropy']:.2f}."
         )
 
     def table(self, results: Sequence[Result]) -> Rows:
         exact, learnt = _parted(results)
         counts = _counts(learnt)
         rows: list[tuple[str, ...]] = [
-            ("mixer", *(f"{n} rows: unseen (lowest), seen" for n in counts), "error if shifted", "if permuted")
+            ("mixer", *(f"{n:,} rows: unseen (lowest), seen" for n in counts), "error if shifted", "if permuted")
         ]
         for m in MIXERS:
-            losses = [""] * len(counts) if m == BLIND else [_losses(learnt, m, n) for n in counts]
+            losses = ["–"] * len(counts) if m == BLIND else [_losses(learnt, m, n) for n in counts]
             errors = (f"{max(found(exact, name, mixer=m)):.0e}" for name in CHANGES)
             rows.append((m, *losses, *errors))
         return rows
@@ -167,7 +171,7 @@ stopped."""
             lines(axis, {m: points for m, points in named.items() if m != BLIND})
             floor = learnt[0]["entropy"]
             reference(axis, floor, "entropy of the rows", below=True)
-            axis.set(title=when, xlabel="training rows", ylabel="loss on unseen rows, nats")
+            axis.set(title=f"unseen rows, {when}", xlabel="training rows", ylabel="loss, nats per letter")
             axis.set_ylim(bottom=floor - 0.12 * (axis.get_ylim()[1] - floor))
             log_ticks(axis, _counts(learnt))
         for axis in axes[:2]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -66,6 +66,10 @@ mixer follow, with two heads of 8 channels. In the hybrid the second of them is 
 names fewer (p < 0.05), and the hybrid, too, names 0.9 or more in all seeds. FLOPs from 16,384 to 65,536 tokens grow as
 T^1.0 for mixers with a state and as T^1.8 or more for attention; the cache of the former does not grow. If a mixer
 with a state names 0.9 or more in all seeds, the claim fails."""
+    explanation = """Named: output as the most likely value. \"Not every seed names 0.9\" is the condition that a mixer
+with a state fails; `mamba2` is Mamba-2, `gated delta` gated DeltaNet."""
+    sizes: ClassVar = {"pairs": "{} pairs in a row"}
+    columns = "Share of the values named; FLOPs of T, cache of T: their exponents from 16,384 to 65,536 tokens."
     measured = (
         "Values named after training; FLOPs and cache bytes of the mixers at 16,384 and 65,536 tokens, counted from "
         "the config."
@@ -151,7 +155,9 @@ steps. Larger states hold more pairs: the claim is about a number of pairs beyon
         rows: list[tuple[str, ...]] = [("mixer", *(f"named of {n} pairs" for n in pairs), "FLOPs of T", "cache of T")]
         for m in STACKS:
             named = (str(summary(_accuracies(results, m, n))) for n in pairs)
-            rows.append((m, *named, f"{_growth(results, m, 'flops'):.2f}", f"{_growth(results, m, 'bytes'):.2f}"))
+            rows.append(
+                (LABELS.get(m, m), *named, f"{_growth(results, m, 'flops'):.2f}", f"{_growth(results, m, 'bytes'):.2f}")
+            )
         return rows
 
     def remark(self, results: Sequence[Result]) -> str:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -43,6 +43,10 @@ each side is judged at its best."""
     prediction = """At unit initialisation: variance of scores k (exponent 1.0 ± 0.15) without the factor and 1 with
 it; the entropy of softmax falls with k; the final loss is higher without it (p < 0.05) at the largest k, and by more
 than at the smallest."""
+    unit = "nats per token"
+    sizes: ClassVar = {"k": "head width k {}", "rows": "", "length": "", "longest": "rows of up to {} digits"}
+    columns = """Initialisation: of unit variance, or small as in GPT-2. Variance, entropy and gradient are those before
+training; the entropy is divided by its highest possible value."""
     measured = (
         "Variance of scores, entropy of softmax and gradient norm at initialisation; validation loss after training."
     )
@@ -130,14 +134,13 @@ which the better one is chosen on the same seeds. A diverged training counts as 
         )
         slope = {s: summary(_values(results, "beginning", "unit", ks[-1], s, "gradient")).mean for s in NAMES}
         return (
-            f"Without the factor the loss after training changes by {unit} nats at unit initialisation and by {small} "
-            "at "
-            f"GPT-2's; at k = {ks[-1]} the first gradient of Q and K is "
+            f"Without the factor the loss after training changes by {unit} nats per token at unit initialisation and "
+            f"by {small} at GPT-2's; at k = {ks[-1]} the first gradient of Q and K is "
             f"{slope['none'] / slope['inv_sqrt_key']:.1f} times as large, so it does not vanish."
         )
 
     def table(self, results: Sequence[Result]) -> Rows:
-        head = ("initialisation", "k", "", *SEEN.values(), "loss after training")
+        head = ("initialisation", "k", "scores", *SEEN.values(), "loss after training")
         rows: list[tuple[str, ...]] = [head]
         for init in INITS:
             for k in sorted({r["k"] for r in results if r["part"] == "training"}):
@@ -152,7 +155,7 @@ which the better one is chosen on the same seeds. A diverged training counts as 
             "variance": "variance of scores",
             "entropy": "entropy, relative",
             "gradient": "gradient norm of Q and K",
-            "loss": "validation loss, nats",
+            "loss": "validation loss, nats per token",
         }
         figure, axes = panels(len(labels), height=3)
         for axis, (what, label) in zip(axes, labels.items(), strict=True):

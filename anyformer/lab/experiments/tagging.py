@@ -67,6 +67,7 @@ no more than 0.02. Words whose marker is more than four words away: self-attenti
 more than 0.05); differences have p < 0.05. On English Web Treebank, where measured, the window is behind by no more
 than 0.01. If self-attention tags fewer than 0.9 of the distant words in a seed, or both models fewer of the near ones,
 the claim is undecided."""
+    columns = "Share of words tagged right: that depend on the word before, or on a marker within or beyond 4 words."
     measured = (
         "Words of unseen sentences tagged right: those that depend on the word before, and those that depend on a "
         "marker, by its distance; on English Web Treebank the accuracy on all words of the validation part."

@@ -12,7 +12,7 @@ from anyformer.lab.decision import Fact, More, decide, outcomes_of
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import final, found, seeds, sorting
 from anyformer.lab.figures import curves, label_ends, legend, lines, log_ticks, panels
-from anyformer.lab.stats import summary, welch
+from anyformer.lab.stats import summary, welch, written_p
 from anyformer.lab.trial import trained
 from anyformer.nn.model import Transformer
 
@@ -35,6 +35,12 @@ rate post-norm, too, learns without a warm-up."""
 one ends more than 0.3 nats above post-norm with one (p < 0.05, corrected for the number of rates). It fails if there
 is no such rate for pre-norm, or if post-norm loses less than 0.1 nats at each of them. At initialisation the gradient
 grows towards the last layers with post-norm."""
+    explanation = """What a model \"loses\" is the difference of its last training loss without and with a warm-up. The
+rows \"part of a condition\" compare both at each rate; one of them suffices, so a \"no\" at another rate refutes
+nothing."""
+    unit = "nats per token"
+    columns = """Last training loss (mean of the last tenth) without and with a warm-up; p of their difference (Welch,
+not corrected); diverged: trainings whose loss became infinite or NaN."""
     measured = (
         "The last training loss with and without a warm-up, and the gradient norm of each layer at initialisation."
     )
@@ -110,6 +116,16 @@ let post-norm learn without a warm-up."""
             also=each,
         )
 
+    def setting(self, results: Sequence[Result]) -> str:
+        return f"""A decoder reads 4 to {results[0]["longest"]} digits and outputs them sorted. The warm-up takes
+{max(_warmups(results))} steps; the rate is constant after it."""
+
+    def beside(self, results: Sequence[Result]) -> dict[str, str]:
+        return {f"at one of these rates post-norm loses more than {MUCH} nats": "see the parts of this condition below"}
+
+    def caption(self, results: Sequence[Result]) -> str:
+        return "Below: the norm of the first gradient of all weights of a layer."
+
     def result(self, results: Sequence[Result]) -> str:
         rates = sorted({r["lr"] for r in results})
         each = [
@@ -126,7 +142,8 @@ let post-norm learn without a warm-up."""
                 some = _without_and_with(results, lr, placement)
                 lost = sum(found(results, "diverged", lr=lr, placement=placement))
                 shown = map(str, map(summary, some))
-                rows.append((placement, f"{lr:g}", *shown, f"{welch(*some):.3f}", str(lost) if lost else ""))
+                p = written_p(welch(*some)).removeprefix("p ").removeprefix("= ")
+                rows.append((placement, f"{lr:g}", *shown, p, f"{lost} of {sum(map(len, some))}"))
         return rows
 
     def draw(self, results: Sequence[Result]) -> Any:
@@ -139,7 +156,7 @@ let post-norm learn without a warm-up."""
                     name = f"{placement}-norm, " + (f"warm-up of {warmup} steps" if warmup else "no warm-up")
                     named[name] = found(results, "curve", lr=lr, placement=placement, warmup=warmup)
             curves(axis, named)
-            axis.set(title=f"learning rate {lr:g}", ylim=(0, None))
+            axis.set(title=f"learning rate {lr:g}", ylim=(0, None), ylabel="training loss, nats per token")
         lines(right, {f"{p}-norm": _by_layer(results, p) for p in PLACEMENTS}, first=4)
         right.set(title="before training", xlabel="layer", ylabel="gradient norm")
         right.set_xticks(range(1, 1 + results[0]["depth"]))

@@ -33,6 +33,8 @@ narrow model serves a wide one."""
 without it the best rate of the widest is at most a quarter of that of the narrowest. Rates differ by factors of 2, and
 the best one has the lowest validation loss, as a mean over the seeds. If the best rate of the narrowest model is at an
 end of the range that was tried, nothing is decided."""
+    unit = "nats per token (a character of Tiny Shakespeare)"
+    columns = "The rate with the lowest loss and that loss, ± over seeds where there are several; without and with muP."
     measured = "Validation loss at the end of training, for learning rates that differ by factors of 2."
     limits = """One text, one depth, short trainings with AdamW. The best rate is the lowest mean over the seeds, to a
 factor of 2; weight decay and batch size are not scaled."""
@@ -44,7 +46,8 @@ factor of 2; weight decay and batch size are not scaled."""
     minutes = (3, 60, 48)
     changed = (
         "A first quick run started from N(0, 0.02²) and had rates up to 0.0625, the best ones of the narrow models; "
-        "initialisation by inputs, two larger rates and the rule about ends of the range were added before any GPU run."
+        "initialisation by inputs, two larger rates and the rule about ends of the range were added before all runs "
+        "shown."
     )
     alt = "Validation loss by learning rate for each width, without and with muP, and the best rate by width"
 
@@ -97,7 +100,7 @@ factor of 2; weight decay and batch size are not scaled."""
         return f"The best learning rates by width are {' and '.join(each)}."
 
     def table(self, results: Sequence[Result]) -> Rows:
-        rows: list[tuple[str, ...]] = [("width", "best rate", "loss", "best rate with muP", "loss")]
+        rows: list[tuple[str, ...]] = [("width", "best rate", "loss", "best rate with muP", "loss with muP")]
         losses = {scale: _losses(results, scale) for scale in SCALES}
         for width in losses["standard"]:
             cells = [str(width)]
@@ -113,7 +116,7 @@ factor of 2; weight decay and batch size are not scaled."""
             losses = _losses(results, scale)
             lines(axis, {f"width {width}": points for width, points in losses.items()})
             axis.set_xscale("log", base=2)
-            axis.set(title=title, xlabel="learning rate", ylabel="validation loss, nats")
+            axis.set(title=title, xlabel="learning rate", ylabel="validation loss, nats per token")
         best = {scale: _best(results, scale) for scale in SCALES}
         named = {"without muP": best["standard"], "with muP": best["mup"]}
         lines(below, {name: {width: [lr] for width, lr in rates.items()} for name, rates in named.items()}, first=2)
