@@ -52,7 +52,7 @@ def page_of(experiment: Experiment, found: Found) -> str:
     lines = [
         f"# {experiment.number}. {experiment.claim}",
         *(_headline(experiment, size, some) for size, some in found.items()),
-        *([] if "gpu" in found else ["Not measured on a GPU."]),
+        *_missing(found),
         _repeat(experiment, found),
         *_figure(experiment, main, found[main]),
         "## The idea",
@@ -67,12 +67,20 @@ def page_of(experiment: Experiment, found: Found) -> str:
     return "\n\n".join(lines) + "\n"
 
 
+def _missing(found: Found) -> list[str]:
+    """Return which sizes were not measured, in a sentence; nothing if all were."""
+    sizes = [TITLES[size][0].lower() + TITLES[size][1:] for size in ("cpu", "gpu") if size not in found]
+    return [f"Not measured {' or '.join(sizes)}."] if sizes else []
+
+
 def _headline(experiment: Experiment, size: Size, results: Sequence[Result]) -> str:
     verdict = experiment.judge(results)
     stale = ", but this verdict is stale: its rule was not fixed before these data" * is_stale(experiment, results)
     sentence = experiment.result(results) or f"{verdict.why[0].upper()}{verdict.why[1:]}."
-    if any(one.role == "precondition" and not one.holds for one in verdict.outcomes):
-        sentence += f" {verdict.why[0].upper()}{verdict.why[1:]} (a precondition of the rule)."
+    if missing := [one for one in verdict.outcomes if one.role == "precondition" and not one.holds]:
+        beside = experiment.beside(results)
+        seen = "".join(f"; {text}" for one in missing if (text := one.seen or beside.get(one.name)))
+        sentence += f" {verdict.why[0].upper()}{verdict.why[1:]} (a precondition of the rule{seen})."
     few = " Three seeds: a first look." if size == "quick" and not experiment.timed else ""
     return f"**{TITLES[size]} the claim {CLAIM[verdict.word]}{stale}.** {sentence}{few}"
 
@@ -119,7 +127,7 @@ every condition is met, does not hold if one is refuted, and is undecided otherw
 
 def _fresh(found: Found) -> str:
     """Return whether the seeds of the results were first used after a change of the rule."""
-    fresh = [TITLES[size].lower().replace("cpu", "CPU").replace("gpu", "GPU") for size in found if size != "quick"]
+    fresh = [TITLES[size][0].lower() + TITLES[size][1:] for size in found if size != "quick"]
     if not fresh:
         return "The seeds of the quick size may have been used before this change."
     return f"The results {' and '.join(fresh)} are from seeds that were first used after this change."
@@ -215,6 +223,8 @@ def reading(experiment: Experiment, results: Sequence[Result]) -> str:
         told.append("± in a condition is the tolerance of the rule")
     if _compares(verdict):
         told.append("a difference is followed by its 95 % interval")
+        if any("expected" in one.seen for one in verdict.outcomes):
+            told.append("where “more than x expected” follows, p is that of the difference from x")
         told.append("g is a difference divided by the pooled standard deviation (Hedges)")
     if experiment.unit:
         told.append(f"losses are in {experiment.unit}")

@@ -98,7 +98,7 @@ side, and continues where it was stopped.
 
 A claim **holds** if every condition of its rule is met, **does not hold here** if one is refuted, and is **undecided**
 otherwise. A verdict is about these small models and synthetic tasks. A verdict is stale if its rule was changed after
-its data was measured.
+its data was measured, or if these data are older than the hashes of rules.
 
 {markdown(rows)}
 ## By part

@@ -50,6 +50,14 @@ def test_a_page_says_how_to_repeat_it(name: str) -> None:
         assert figure.splitlines()[2].startswith("*"), "a figure has a caption"
 
 
+def test_a_page_names_the_sizes_that_were_not_measured() -> None:
+    experiment = find("norms")
+    results = stored(experiment, LAB).popitem()[1]
+    assert "Not measured on a CPU or on a GPU." in page_of(experiment, {"quick": results})
+    assert "Not measured on a GPU." in page_of(experiment, {"cpu": results})
+    assert "Not measured" not in page_of(experiment, {"cpu": results, "gpu": results})
+
+
 def test_preconditions_and_parts_are_shown_apart() -> None:
     norms, warmup = (page_of(find(name), stored(find(name), LAB)) for name in ("norms", "warmup"))
     assert "| precondition: 2 layers learn with norms and residuals |" in norms
