@@ -1,0 +1,102 @@
+"""Linear layers of int8 weights on Arm CPUs with dot products (asimddp), by a kernel in C: `int8_dot.c`.
+
+torch has no such kernel: of its own, none multiplies more than a few rows by int8 weights faster than fp32 ones. The C
+compiler that torch.compile needs builds the library once, into the user's cache folder.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+SOURCE = Path(__file__).with_name("int8_dot.c")
+FLAGS = ("-O3", "-march=armv8.2-a+dotprod", "-fopenmp", "-shared", "-fPIC")
+BLOCK, STEP = 8, 16  # rows of a block of weights; values of a row that the kernel reads at once
+
+
+@cache
+def is_available() -> bool:
+    """Whether this CPU has dot products, and a compiler built the kernel."""
+    return _has_dot_products() and _library() is not None
+
+
+def _has_dot_products() -> bool:
+    if sys.platform != "linux" or platform.machine() != "aarch64":
+        return False
+    with suppress(OSError):
+        return "asimddp" in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    return False
+
+
+@cache
+def _library() -> Any | None:
+    """Return the function of the library, which is built if it is not in the cache folder; None without a compiler."""
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        return None
+    key = hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode()).hexdigest()[:16]
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "anyformer", "kernels")
+    library = folder / f"int8_dot-{key}.so"
+    try:
+        if not library.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=folder) as own:  # of this process: others may build at the same time
+                built = Path(own) / "built.so"
+                subprocess.run([compiler, *FLAGS, str(SOURCE), "-o", str(built)], check=True, capture_output=True)
+                built.replace(library)
+        linear = ctypes.CDLL(str(library)).linear
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    linear.argtypes = [ctypes.c_void_p] * 7 + [ctypes.c_int64] * 3 + [ctypes.c_int]
+    linear.restype = None
+    return linear
+
+
+def pack(q: Tensor) -> Tensor:
+    """Return weights [n, k] in the layout of the kernel, [n / 8, k / 4, 8, 4], filled up with zeros."""
+    n, k = q.shape
+    full = F.pad(q, (0, -k % STEP, 0, -n % BLOCK))
+    return full.unflatten(0, (-1, BLOCK)).unflatten(2, (-1, 4)).transpose(1, 2).contiguous()
+
+
+def reference(x: Tensor, q: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """Return x qᵀ · scale + bias for x [m, k], with its rows rounded to 8 bits, and int8 q [n, k] with scale [n]."""
+    x_scale = x.abs().amax(dim=-1, keepdim=True) / 127
+    rounded = (x / x_scale.where(x_scale > 0, 1.0)).round()
+    y = (rounded.double() @ q.double().T).float() * (x_scale * scale)
+    return y if bias is None else y + bias
+
+
+def _multiply(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    linear, m, n, k = _library(), len(x), len(scale), weight.shape[1] * 4
+    assert linear is not None
+    x = x.contiguous() if x.shape[1] == k else F.pad(x, (0, k - x.shape[1]))
+    y, q, x_scale = x.new_empty(m, n), x.new_empty(m, k, dtype=torch.int8), x.new_empty(m)
+    tensors = (x, weight, scale, bias, y, q, x_scale)
+    linear(*(None if t is None else t.data_ptr() for t in tensors), m, n, k, torch.get_num_threads())
+    return y
+
+
+def _like(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(len(x), len(scale))
+
+
+# as in `prepacked.py`: `custom_op` adds 60 microseconds to every call
+_ops = torch.library.Library("anyformer", "FRAGMENT")
+_ops.define("int8_dot_linear(Tensor x, Tensor weight, Tensor scale, Tensor? bias) -> Tensor")
+_ops.impl("int8_dot_linear", _multiply, "CPU")
+_ops.impl("int8_dot_linear", _like, "Meta")
+int8_dot_linear = torch.ops.anyformer.int8_dot_linear.default
+"""`reference` for fp32 x, weights of `pack`, and as many scales (and biases) as these have rows."""
