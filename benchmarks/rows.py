@@ -120,7 +120,7 @@ ROWS: dict[str, dict[str, Row]] = {
             "its own engine (C++), int8",
         ),
         "decode_base_ctranslate2_int4": Row(
-            "the same with our fastest weights, of 4 bits", "batch 16, source 32, 32 new tokens",
+            "the same, ours with weights of 4 bits", "batch 16, source 32, 32 new tokens",
             "int4 weights, compiled", "its own engine (C++), int8",
         ),
         "decode_base_greedy": Row(
@@ -132,7 +132,7 @@ ROWS: dict[str, dict[str, Row]] = {
             "int8 weights, compiled", "its own engine (C++), int8",
         ),
         "decode_base_greedy_int4": Row(
-            "the same with our fastest weights, of 4 bits", "batch 16, source 32, 32 new tokens",
+            "the same, ours with weights of 4 bits", "batch 16, source 32, 32 new tokens",
             "int4 weights, compiled", "its own engine (C++), int8",
         ),
         "decode_gpt2_int4": Row(

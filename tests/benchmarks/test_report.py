@@ -11,7 +11,7 @@ from benchmarks import gpu, report, rows
 
 ROW = {"unit": "tokens/s", "peer_name": "transformers"}
 CURVES = {"train_gpt2_fp8": {"ours": [3.0, 2.5], "ours in bf16": [3.0, 2.52]}}
-NOT_MEASURED = {  # rows that the next run of all benchmarks adds
+NOT_MEASURED = {  # rows that a run of all benchmarks adds
     *("decode_base_greedy", "decode_base_greedy_int8", "decode_base_greedy_int4"),
     *(f"threads_{recipe}_{condition}" for recipe in ("sort", "shakespeare") for condition in ("quiet", "busy")),
 }
@@ -21,7 +21,7 @@ def test_all_rows_have_their_words() -> None:
     assert gpu.ROWS.keys() <= rows.ROWS["h200"].keys()
     for name, known in rows.ROWS.items():
         stored = json.loads((report.RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-        assert stored.keys() - {"machine", "growth"} == known.keys() - NOT_MEASURED
+        assert known.keys() - NOT_MEASURED <= stored.keys() - {"machine", "growth"} <= known.keys()
         assert all(row.ours and row.peer and row.conditions for row in known.values() if row.kind != "alone")
         assert {key for key, row in known.items() if row.kind == "peer"} <= report.LABELS.keys()
 
