@@ -55,6 +55,7 @@ MAX_TRACES, MAX_TRACE_BYTES = 256, 512 * 2**20  # cached traces, and the bytes o
 
 VIEWS: dict[str, tuple[type[TextRequest], Callable[[Trace, Any], dict[str, Any]]]] = {
     "read": (TextRequest, prediction.read),
+    "answer": (TextRequest, prediction.answer),
     "heads": (LayerRequest, views.heads),
     "model": (KindRequest, views.model),
     "matrix": (MatrixRequest, views.matrix),

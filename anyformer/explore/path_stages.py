@@ -30,6 +30,8 @@ def stage(trace: Trace, request: StageRequest) -> dict[str, Any]:
     """Return the numbers of a stage."""
     kind, _, name = request.stage.partition(".")
     at = position(trace, request.at)
+    if request.stage == "encoder.tokens" and last_side(trace.run) == "decoder" and request.key == -1:
+        return {"token": None, "position": None, "layer": 0} | _tokens(Place(trace, kind, at, request))
     if kind == "encoder" and last_side(trace.run) == "decoder":
         at = source_position(trace, request.key, at)
     if kind == "head" and name in HEAD_STAGES:

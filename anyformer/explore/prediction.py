@@ -1,18 +1,18 @@
 """The tokens of a text, and the run's prediction for it: a label, a number, tags, a vector or a text."""
 
-import json
 from typing import Any
 
 import torch
 
-from anyformer.config import Classifier, ConfigError, Embedder, NoHead, TokenLabels
+from anyformer.config import Classifier, ConfigError, Embedder, MaskedLM, NoHead, TokenLabels
 from anyformer.explore.head_switches import disable_heads, parse_heads
+from anyformer.explore.outputs import values_at
 from anyformer.explore.pictures import pictures
 from anyformer.explore.requests import TextRequest
 from anyformer.explore.trace import Trace, initial_position, last_side
-from anyformer.run import Run
 from anyformer.tasks.classify import Classifying
 from anyformer.tasks.imported_encoder import Encoding
+from anyformer.tasks.mlm import MaskedLanguageModelling
 from anyformer.tasks.regress import Regressing
 from anyformer.tasks.tag import Tagging, split
 
@@ -20,7 +20,7 @@ TOP_LABELS = 5  # of a word
 
 
 def read(trace: Trace, request: TextRequest) -> dict[str, Any]:
-    """Return the view `read`."""
+    """Return the view `read`, which needs no forward pass; a model that generates a text has done so before."""
     reading = trace.reading
     return {
         "tokens": reading.tokens,
@@ -28,6 +28,12 @@ def read(trace: Trace, request: TextRequest) -> dict[str, Any]:
         "notes": list(reading.notes),
         "begins": reading.begins,
         "at": initial_position(trace),
+    }
+
+
+def answer(trace: Trace, request: TextRequest) -> dict[str, Any]:
+    """Return the view `answer`."""
+    return {
         "answer": answer_text(trace, request),
         "probabilities": probabilities(trace),
         "tags": tags(trace),
@@ -36,29 +42,51 @@ def read(trace: Trace, request: TextRequest) -> dict[str, Any]:
 
 
 def answer_text(trace: Trace, request: TextRequest) -> str:
-    """Return the prediction as text; for a model that generates, the generated tokens."""
+    """Return the prediction as text; for a model that generates, the generated tokens.
+
+    It is `run.predict`'s, from the trace where one forward pass has all of it. A vector is described by its size. A
+    text without a mask has no prediction.
+    """
     run, reading = trace.run, trace.reading
     if reading.begins is not None:
         return run.tokenizer.decode(reading.inputs[-1][0, reading.begins :].tolist())
     match run.task:
         case Classifying() | Regressing() if not run.task.apart:
             return run.task.format_prediction(trace.output[0].float().cpu())
+        case Tagging():
+            found = tags(trace) or []
+            return ("\t" if "\t" in reading.text else " ").join(one["label"] for one in found)
+        case MaskedLanguageModelling() | Encoding() if isinstance(run.config.head, MaskedLM):
+            return _filled(trace, run.task)
+        case Classifying() | Regressing():  # two texts, each with a pass of its own
+            return _predicted(trace, request)
+        case _ if (values := vector(trace)) is not None:
+            return f"{len(values)} numbers"
+        case Encoding() if not (isinstance(run.config.head, TokenLabels) and run.config.head.crf):
+            return run.task.formatter(run.config)(trace.output[0].float().cpu(), [])
         case _:
-            return _predicted(run, reading.text, request)
+            return _predicted(trace, request)
 
 
-def _predicted(run: Run, text: str, request: TextRequest) -> str:
-    """Return the prediction, or "" if the text has none, such as a text without a mask."""
+def _filled(trace: Trace, task: MaskedLanguageModelling | Encoding) -> str:
+    """Return the text with the most probable token in place of each mask."""
+    row, mask = task.masked(trace.reading.text), trace.run.tokenizer.mask
+    if mask not in row:
+        return ""
+    ids = [int(values_at(trace, at).argmax()) if id == mask else id for at, id in enumerate(row)]
+    around = task if isinstance(task, Encoding) else task.frame
+    return trace.run.tokenizer.decode(ids[len(around.before) : len(ids) - len(around.after)])
+
+
+def _predicted(trace: Trace, request: TextRequest) -> str:
+    """Return the prediction by passes of its own, or "" if the text has none."""
+    run = trace.run
     try:
         with disable_heads(run.model, parse_heads(run.model, request.off)):
-            (answer,) = run.predict([text])
+            (found,) = run.predict([trace.reading.text])
     except ConfigError:
         return ""
-    try:
-        numbers = json.loads(answer)
-    except ValueError:
-        return answer
-    return f"{len(numbers)} numbers" if isinstance(numbers, list) else answer
+    return found
 
 
 def tags(trace: Trace) -> list[dict[str, Any]] | None:

@@ -102,6 +102,7 @@ class StageRequest(TextRequest):
     """One stage of the path of a token: `decoder.scores`. `at` is as in `NextRequest`.
 
     In an encoder-decoder, the stages of the encoder follow its token `key`; -1 is the one that `at` attends to most.
+    Without it, the stage `encoder.tokens` follows none: that takes a forward pass.
     """
 
     stage: str

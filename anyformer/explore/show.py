@@ -96,9 +96,9 @@ def _requests(workspace: Workspace, body: dict[str, Any]) -> Iterator[Request]:
         for kind, entry in about["kinds"].items()
         for layer, heads in zip(entry["layers"], entry["heads"], strict=True)
     ]
-    yield from ((name, body) for name in ("read", "block", "cache"))
+    yield from ((name, body) for name in ("read", "answer", "block", "cache"))
     if body["off"]:
-        yield "read", {**body, "off": []}  # the prediction with all heads
+        yield "answer", {**body, "off": []}  # the prediction with all heads
     yield from (("heads", {**body, "kind": kind, "layer": layer}) for kind, layer, _ in layers)
     yield from (("model", {**body, "kind": kind}) for kind in about["kinds"])
     outline = workspace.answer("path", body)

@@ -4,9 +4,10 @@ Every request about a text has run, text, target, off and step. The answers of a
 
     runs     [{name, folder, shape, task, parameters, vocab, limit, writes, tokens, says, pair, media, example,
              example_target, kinds: {kind: {layers, heads}}, live, step, steps, result}]          (`open_runs.py`)
-    read     tokens by stack, notes, begins (number of tokens before the answer), at (initial position), answer,
-             probabilities; for a tagger tags, for an embedder vector                                (`prediction.py`);
+    read     tokens by stack, notes, begins (number of tokens before the answer), at (initial position)
+                                                                                                    (`prediction.py`);
              pictures by stack: [{kind, start, grid, size, channels, pixels}]                          (`pictures.py`)
+    answer   answer, probabilities; for a tagger tags, for an embedder vector                        (`prediction.py`)
     write    NDJSON, a line for each token: text, token, p, top, cache; the last: done, text  (`generation_stream.py`)
     heads    of one layer: rows, columns, heads; for each head links [query, key, weight], the strongest key of each
              query and its weight (`highest`), name, entropy, distance

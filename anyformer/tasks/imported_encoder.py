@@ -55,7 +55,7 @@ class Encoding(PredictOnly):
         """
         prompt_name = options.pop("prompt_name", None)
         refuse_decoding_options(options)
-        answer = self._answer(model.config)
+        answer = self.formatter(model.config)
         if prompt_name is not None:
             self.spec.prompt_text(prompt_name)  # raises if there is no such prompt
         if isinstance(model.config.last_input, Patches) and self.spec.pictures is not None:
@@ -107,7 +107,8 @@ class Encoding(PredictOnly):
         limit = self.spec.max_length
         return ids if limit is None else ids[: max(0, limit - len(self.before) - len(self.after))]
 
-    def _answer(self, config: ModelConfig) -> Answer:
+    def formatter(self, config: ModelConfig) -> Answer:
+        """Return a function that writes the output of the head for a row as a prediction."""
         match config.head:
             case Embedder():
                 return lambda vector, row: as_json(vector)

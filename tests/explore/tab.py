@@ -57,7 +57,8 @@ class Page:
         return self.settled()
 
     def settled(self) -> "Page":
-        self.tab.wait_for_selector("#view:not([aria-busy]) > *", state="attached", timeout=30_000)
+        done = "body:not(:has(.output[aria-busy])) #view:not([aria-busy]) > *"
+        self.tab.wait_for_selector(done, state="attached", timeout=30_000)
         return self
 
     def until(self, script: str) -> None:

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -45,11 +46,12 @@ def test_the_output_kind_of_each_run(workspace: Workspace) -> None:
 @pytest.mark.parametrize("name", ["tag", "spelled", "joint", "tokens"])
 def test_each_word_has_its_tag_and_probabilities(workspace: Workspace, name: str) -> None:
     """They are the tags of `predict`, each at the first token of its word; a CRF has no probabilities per word."""
-    result, run = workspace.answer("read", body(name)), workspace.runs[name].run
+    tokens = workspace.answer("read", body(name))["tokens"]["encoder"]
+    result, run = workspace.answer("answer", body(name)), workspace.runs[name].run
     tags = result["tags"]
     assert [one["word"] for one in tags] == TEXT.split()
     assert [" ".join(one["label"] for one in tags)] == run.predict([TEXT])
-    assert [result["tokens"]["encoder"][one["at"]] for one in tags] == TEXT.split()
+    assert [tokens[one["at"]] for one in tags] == TEXT.split()
     for one in tags:
         if name == "joint":
             assert one["probabilities"] is None
@@ -68,9 +70,9 @@ def test_an_unknown_word_that_is_read_by_spelling_is_shown_as_text(workspace: Wo
 
 
 def test_the_vector_equals_that_of_predict(workspace: Workspace) -> None:
-    result = workspace.answer("read", body("embed"))["vector"]
+    result = workspace.answer("answer", body("embed"))["vector"]
     assert result == pytest.approx(json.loads(workspace.runs["embed"].run.predict([TEXT])[0]), rel=1e-4)
-    assert workspace.answer("read", body("lm"))["vector"] is None
+    assert workspace.answer("answer", body("lm"))["vector"] is None
 
 
 # -- on the page ------------------------------------------------------------------------------------------------------
@@ -106,7 +108,7 @@ def test_a_tagger_shows_each_word_with_its_tag(page: Opener) -> None:
 def test_two_texts_of_an_embedder_are_compared_by_cosine(page: Opener, server: Server) -> None:
     one = page(run="embed", view="compare", both="next", text="the quick fox", run2="embed", text2="the lazy dog")
     requests = [{"run": "embed", "text": text} for text in ("the quick fox", "the lazy dog")]
-    a, b = (torch.tensor(server.workspace.answer("read", request)["vector"]) for request in requests)
+    a, b = (torch.tensor(server.workspace.answer("answer", request)["vector"]) for request in requests)
     (shown,) = one.texts(".cosine b")
     assert float(shown.replace("−", "-")) == pytest.approx(float(torch.cosine_similarity(a, b, dim=0)), abs=6e-4)
     assert one.tab.locator(".view-next .signs rect").count() == 2 * len(a)
@@ -139,3 +141,23 @@ def test_other_encoders_have_no_empty_view(page: Opener) -> None:
             assert one.text("#tab-next") == name[which]
             assert one.tab.locator("#view .empty").count() == 0
             assert one.tab.locator("#view .bar-row, #view .figure").count() > 0
+
+
+def test_the_answer_is_written_after_the_first_view(page: Opener) -> None:
+    """The view does not wait for the forward pass of the answer."""
+    one, held = page(run="classify", view="block"), list[Any]()
+    one.tab.route("**/api/answer", lambda route: held.append(route))
+    one.tab.fill("#text", "the lazy dog")
+    one.tab.press("#text", "Enter")
+    one.until("document.querySelector('.output[aria-busy]') !== null")
+    assert [text.split("\n")[0] for text in one.texts(".chip")][1:-1] == ["the", "lazy", "dog"]
+    assert "Computing" in one.text(".output")
+    for _ in range(400):
+        if held:
+            break
+        one.tab.wait_for_timeout(25)
+    assert one.tab.get_attribute("#view", "aria-busy") is None  # it is drawn
+    one.tab.unroute("**/api/answer")
+    for route in held:
+        route.continue_()
+    assert one.settled().text(".output .said-row").count("%") == 2

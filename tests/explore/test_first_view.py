@@ -6,24 +6,25 @@ import torch
 from anyformer.explore.open_runs import OpenRun, Workspace
 from anyformer.inspection.taps import hidden_with_taps, run_with_taps
 from anyformer.nn.model import Transformer
+from anyformer.nn.stack import BlockStack
 from tests.explore import made
 from tests.explore.made import body
 
 
 def passes(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """Count calls of the decoder's stack and of the head."""
+    """Count calls of the stacks, and the positions that the head reads."""
     seen = {"stack": 0, "logits": 0}
-    stack, head = Transformer._decode, Transformer.apply_head
+    stack, head = BlockStack.forward, Transformer.apply_head
 
-    def decode(self: Transformer, *rest: object) -> torch.Tensor:
+    def run(self: BlockStack, *rest: object, **more: object) -> object:
         seen["stack"] += 1
-        return stack(self, *rest)  # type: ignore[arg-type]
+        return stack(self, *rest, **more)  # type: ignore[arg-type]
 
     def apply(self: Transformer, hidden: torch.Tensor, *rest: object) -> torch.Tensor:
         seen["logits"] += hidden.shape[1]
         return head(self, hidden, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Transformer, "_decode", decode)
+    monkeypatch.setattr(BlockStack, "forward", run)
     monkeypatch.setattr(Transformer, "apply_head", apply)
     return seen
 
@@ -40,6 +41,26 @@ def test_the_first_view_of_a_language_model_needs_no_forward_pass(monkeypatch: p
     assert seen == {"stack": 1, "logits": 0}
     workspace.answer("next", body("lm"))
     assert seen == {"stack": 1, "logits": 1 + run.config.stacks["decoder"].depth}
+
+
+@pytest.mark.parametrize("name", ["classify", "regress", "tag", "embed", "mlm", "pair"])
+def test_the_first_view_comes_before_the_pass_and_the_answer_is_that_of_one(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An encoder runs once for its answer and all activations; what an encoder-decoder generates is its answer."""
+    run = made.made(name)
+    workspace, seen = Workspace({name: OpenRun(name, run, run.folder)}), passes(monkeypatch)
+    request = body(name, **({"target": "the dog"} if name == "pair" else {}))
+    workspace.answer("read", request)
+    outline = workspace.answer("path", request)
+    first = outline["sides"][0]["begin"][0]
+    stage = workspace.answer("stage", {**request, "stage": first, "at": -1, "key": -1})
+    assert len(stage["tokens"]) == len(stage["ids"]) > 1
+    assert seen["stack"] == 0
+    workspace.answer("answer", request)
+    kind = outline["last"]
+    workspace.answer("heads", {**request, "kind": kind, "layer": 0})
+    assert seen["stack"] == len(run.config.stacks)
 
 
 @pytest.mark.parametrize("name", ["lm", "prefix", "mlm", "pair", "window"])

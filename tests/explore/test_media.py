@@ -137,12 +137,12 @@ def test_every_view_answers(workspace: Workspace, run: str) -> None:
 def test_answers_are_those_of_the_run(workspace: Workspace) -> None:
     """Labels by `predict`; generated text by `generate`, token by token and as the decoder's tokens."""
     runs = {name: one.run for name, one in workspace.runs.items()}
-    assert [workspace.answer("read", {"run": "label", "text": TEXT})["answer"]] == runs["label"].predict([TEXT])
+    assert [workspace.answer("answer", {"run": "label", "text": TEXT})["answer"]] == runs["label"].predict([TEXT])
     for name in ("question", "stream", "prefix"):
         options = {"temperature": 0, "max_new_tokens": 6}
         *_, last = workspace.write({"run": name, "text": TEXT, **options})
         assert [last["text"]] == runs[name].generate([TEXT], **options)
-    assert [workspace.answer("read", {"run": "question", "text": TEXT})["answer"]] == runs["question"].predict([TEXT])
+    assert [workspace.answer("answer", {"run": "question", "text": TEXT})["answer"]] == runs["question"].predict([TEXT])
 
 
 def test_an_image_and_a_sound_are_sent_as_pixels(workspace: Workspace, home: Path) -> None:
@@ -247,7 +247,7 @@ def test_a_model_of_patches_reads_a_picture(home: Path) -> None:
     (picture,) = found["pictures"]["encoder"]
     assert (picture["start"], picture["grid"]) == (1, [3, 4])
     assert b64decode(picture["pixels"]) == np.load("a.npz")["images"].tobytes()
-    assert [found["answer"]] == load(run.folder).predict(["cat.png"])
+    assert [opened.answer("answer", body)["answer"]] == load(run.folder).predict(["cat.png"])
     where = {**body, "kind": "encoder", "layer": 0}
     assert opened.answer("matrix", {**where, "head": 0})["shape"] == [13, 13]
     assert opened.answer("heads", where)["rows"] == ["<class>", *IMAGE]

@@ -152,3 +152,12 @@ def test_a_token_is_followed_by_a_click(page: Opener) -> None:
     one.tab.goto(one.tab.url.replace("encoder.tokens", "decoder.scores"))
     one.settled().click("#token-0-decoder-1")
     assert one.text(".stage-top .label").endswith("1")
+
+
+def test_the_first_step_of_an_encoder_decoder_marks_no_token_before_one_is_clicked(page: Opener) -> None:
+    one = page(run="pair")
+    assert "attends to most" in one.text(".sentence")
+    assert one.tab.locator(".id-card[aria-pressed=true]").count() == 0
+    one.click("#card-0-1")
+    assert one.tab.get_attribute("#card-0-1", "aria-pressed") == "true"
+    assert "blue token" in one.text(".sentence")

@@ -300,7 +300,7 @@ def test_the_cache_view_equals_cache_growth(workspace: Workspace, name: str) -> 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if name not in WRITING])
 def test_the_answer_equals_predict(workspace: Workspace, name: str) -> None:
-    run, result = workspace.runs[name].run, workspace.answer("read", body(name))
+    run, result = workspace.runs[name].run, workspace.answer("answer", body(name))
     if name in ("lora", "apart", "embed"):
         assert result["answer"] == {"lora": "", "apart": "", "embed": "16 numbers"}[name]
         return
@@ -390,7 +390,7 @@ def test_show(workspace: Workspace, tmp_path: Any) -> None:
     key = json.dumps({k: request[k] for k in sorted(request) if request[k] is not None}, separators=(",", ":"))
     assert result["answers"][f"heads {key}"] == workspace.answer("heads", request)
     assert {key.split()[0] for key in result["answers"]} == {
-        *("runs", "read", "heads", "model", "matrix", "neuron", "next", "block", "cache"),
+        *("runs", "read", "answer", "heads", "model", "matrix", "neuron", "next", "block", "cache"),
         *("path", "stage", "follow", "lens", "cell", "surprise", "scores", "salience", "write", "live"),
     }
     with pytest.raises(ConfigError, match="is blank"):

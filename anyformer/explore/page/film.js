@@ -165,7 +165,7 @@ async function saveGif(pane) {
 /** The line above a frame: the run, its step, the text and the answer. */
 async function frameTitle(subject) {
   const { run, body } = subject,
-    { answer } = await ask("read", body),
+    { answer } = await ask("answer", body),
     texts = [body.text, ...(answer ? [answer] : [])].map((text) => visibleText(text).slice(0, MAX_TITLE_TEXT));
   return `${run.name} · ${framesOf(run)[frameNow(subject)].name} · ${texts.join(" → ")}`;
 }

@@ -157,9 +157,9 @@ async function probe(subject, steps) {
 
 /** The prediction at a step; for a language model, its continuation. */
 async function saidAt(subject, step) {
-  const reading = await ask("read", { ...subject.body, step }).catch(gone),
+  const found = await ask("answer", { ...subject.body, step }).catch(gone),
     lines = [];
-  if (!reading || reading.answer || !subject.run.writes) return reading?.answer ?? "";
+  if (!found || found.answer || !subject.run.writes) return found?.answer ?? "";
   await stream("write", { ...writeBody(subject), step }, (line) => lines.push(line)).catch(gone);
   return lines.at(-1)?.text ?? "";
 }

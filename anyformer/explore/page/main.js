@@ -49,7 +49,8 @@ async function render() {
   markFirstDifference();
   stepIntoSight();
   for (const panes of [byId("strips"), byId("view")]) panes.classList.toggle("two", now.length > 1);
-  await writeMissing(now);
+  await Promise.all(now.map(answerLate));
+  if (turn === turns) await writeMissing(now);
 }
 
 /** The tokens, the answer and the view of one subject, or the server's error. */
@@ -58,17 +59,17 @@ async function drawPane(subject) {
     if (!(error instanceof Refused)) throw error;
     return make("p", { class: "error", role: "alert" }, serverText(error.message));
   };
-  let reading, before, other;
+  let reading, found;
   try {
     reading = await ask("read", subject.body);
-    other = subject.pane ? await ask("read", subjects()[0].body).catch(gone) : null;
-    before = subject.body.off.length ? await ask("read", { ...subject.body, off: [] }) : null;
+    found = answersLate(subject) ? null : await answersOf(subject);
   } catch (error) {
     return { strip: make("div", { class: "pane" }, wrong(error)), view: make("div", { class: "pane" }) };
   }
-  const top = kept(subject, () =>
-    make("div", { class: "pane" }, strip(subject, reading), output(subject, reading, before, other)),
-  );
+  const top = kept(subject, () => {
+    const panel = found ? output(subject, ...found) : waitingOutput();
+    return make("div", { class: "pane" }, strip(subject, reading), panel);
+  });
   const view = await SHOW[viewNow()](subject, reading).catch(wrong);
   view.classList.add("pane", `view-${viewNow()}`);
   return { strip: top, view };

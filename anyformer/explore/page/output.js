@@ -42,17 +42,48 @@ function settings() {
   return parts.filter(Boolean).join(", ");
 }
 
+/** Whether the answer takes a forward pass, which the first view does not: it is written after that is drawn. */
+const answersLate = ({ run }) => run.says !== "tokens";
+
+/** The answer; with heads off, that with all heads; in a comparison, that of the first subject. */
+async function answersOf({ pane, body }) {
+  const found = await ask("answer", body),
+    before = body.off.length ? await ask("answer", { ...body, off: [] }) : null,
+    other = pane ? await ask("answer", subjects()[0].body).catch(gone) : null;
+  return [found, before, other];
+}
+
+/** The panel until the answer is there. */
+const waitingOutput = () =>
+  make(
+    "div",
+    { class: "output", "aria-busy": "true" },
+    make("div", { class: "said-row" }, make("span", { class: "label" }, word("answer")), word("computing")),
+  );
+
+/** Writes a late answer into its panel, if that is still shown. */
+async function answerLate(subject) {
+  const panel = byId("strips").children[subject.pane]?.querySelector(".output[aria-busy]");
+  if (!panel) return;
+  try {
+    panel.replaceWith(output(subject, ...(await answersOf(subject))));
+  } catch (error) {
+    if (!(error instanceof Refused)) throw error;
+    panel.replaceWith(make("p", { class: "output error", role: "alert" }, serverText(error.message)));
+  }
+}
+
 /** The panel under the tokens: answer and generated text; with heads off, also those with all heads. */
-function output(subject, reading, before, other) {
+function output(subject, found, before, other) {
   const rows = [];
   const add = (name, content) =>
     content && rows.push(make("div", { class: "said-row" }, make("span", { class: "label" }, name), content));
   const off = subject.body.off.length;
-  if (reading.answer || before?.answer) {
+  if (found.answer || before?.answer) {
     if (before) add(`${word("answer")} · ${word("before")}`, answered(before, null));
-    add(before ? `${word("answer")} · ${word("withOff", off)}` : word("answer"), answered(reading, before));
+    add(before ? `${word("answer")} · ${word("withOff", off)}` : word("answer"), answered(found, before));
   }
-  const near = cosine(other?.vector, reading.vector);
+  const near = cosine(other?.vector, found.vector);
   if (near !== null)
     add(word("cosine"), make("span", { class: "cosine" }, make("b", {}, near.toFixed(3)), ` ${word("cosineHint")}`));
   const own = earlier.filter((one) => one.body === JSON.stringify(subject.body));
@@ -78,12 +109,12 @@ function output(subject, reading, before, other) {
 }
 
 /** An answer, with changes of label probabilities. */
-function answered(reading, before) {
-  const changed = before && before.answer !== reading.answer;
-  const parts = answerParts(reading, before) ?? visibleText(reading.answer);
-  const text = make("bdi", { class: changed && !reading.tags ? "answer changed" : "answer", dir: "auto" }, parts);
+function answered(found, before) {
+  const changed = before && before.answer !== found.answer;
+  const parts = answerParts(found, before) ?? visibleText(found.answer);
+  const text = make("bdi", { class: changed && !found.tags ? "answer changed" : "answer", dir: "auto" }, parts);
   const old = new Map(before?.probabilities ?? []);
-  const best = (reading.probabilities ?? []).slice(0, 3).map(([label, p]) => {
+  const best = (found.probabilities ?? []).slice(0, 3).map(([label, p]) => {
     const by = old.has(label) ? p - old.get(label) : 0;
     const moved = Math.abs(by) >= 5e-5 ? ` (${by > 0 ? "+" : "−"}${(100 * Math.abs(by)).toFixed(2)})` : "";
     return make("span", { class: "share" }, tokenSpan(label), ` ${percent(p)}${moved}`);

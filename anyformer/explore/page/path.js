@@ -169,7 +169,7 @@ function placeName(view, chapter) {
     parts = [chapterName(view, chapter)];
   if (LAYER_STEPS.includes(name) && kind !== "follow") parts.push(`${word("layer")} ${found.layer}`);
   if (HEAD_STEPS.includes(name)) parts.push(`${word("head")} ${found.head ?? state.head}`);
-  if (found.token === undefined) return parts.join(" · ");
+  if ((found.token ?? null) === null) return parts.join(" · ");
   return [parts.join(" · "), ` · ${word("token")} `, tokenSpan(found.token), ` · ${word("position")} ${found.position}`];
 }
 

@@ -5,7 +5,7 @@ const sentences = (...parts) => parts.filter(Boolean).join(" ");
 
 const STEPS = {
   tokens: ({ subject, found, stage }) => ({
-    sentence: word("say.tokens"),
+    sentence: word(found.position === null ? "say.tokens.attended" : "say.tokens"),
     formula: word("formula.tokens"),
     numbers: make(
       "div",

@@ -46,7 +46,7 @@ function isSaved(updates) {
     return subjects().every((subject) => {
       const { run, body } = subject,
         offs = body.off.length ? [[], body.off] : [[]],
-        needs = offs.map((off) => ["read", { ...body, off }]);
+        needs = [["read", body], ...offs.map((off) => ["answer", { ...body, off }])];
       if (state.write && run.writes) needs.push(...offs.map((off) => ["write", writeBody(subject, off)]));
       return needs.every(known) && NEEDS[viewNow()](subject).every(known);
     });

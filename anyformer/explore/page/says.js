@@ -6,12 +6,13 @@ const viewName = (view, run) => word(view === "next" ? `next.${run.says}` : `vie
 /** The view `next` of a run that does not predict tokens. */
 async function showAnswer(subject, reading) {
   const { says } = subject.run,
+    found = await ask("answer", subject.body),
     parts = {
-      labels: () => labels(reading.probabilities ?? []),
-      number: () => make("p", { class: "figure" }, visibleText(reading.answer || "–")),
-      tags: () => tagTable(subject, reading),
-      answer: () => make("p", { class: "figure" }, visibleText(reading.answer || "–")),
-      vector: () => vectorBars(reading.vector ?? []),
+      labels: () => labels(found.probabilities ?? []),
+      number: () => make("p", { class: "figure" }, visibleText(found.answer || "–")),
+      tags: () => tagTable(subject, found, state.at < 0 ? reading.at : state.at),
+      answer: () => make("p", { class: "figure" }, visibleText(found.answer || "–")),
+      vector: () => vectorBars(found.vector ?? []),
     };
   return make("div", {}, explained(`next.${says}`), parts[says](), await ablation(subject, reading));
 }
@@ -27,9 +28,8 @@ function labels(found) {
 }
 
 /** Each word with its tag, the probability, and the other probable tags. */
-function tagTable(subject, reading) {
-  const tags = reading.tags ?? [],
-    current = state.at < 0 ? reading.at : state.at,
+function tagTable(subject, answer, current) {
+  const tags = answer.tags ?? [],
     shares = tags.some((one) => one.probabilities);
   const heads = ["word", "tag", ...(shares ? ["probability", "otherTags"] : [])];
   const rows = tags.map(({ at, word: text, label, probabilities: found }) => {
@@ -91,10 +91,10 @@ function cosine(a, b) {
 }
 
 /** An answer that is not text, for the line under the tokens; null if it is text. */
-function answerParts(reading, before) {
-  if (reading.vector) return [vectorWords(reading.vector)];
-  if (!reading.tags) return null;
-  return reading.tags.map(({ word: text, label, probabilities: found }, i) => {
+function answerParts(answer, before) {
+  if (answer.vector) return [vectorWords(answer.vector)];
+  if (!answer.tags) return null;
+  return answer.tags.map(({ word: text, label, probabilities: found }, i) => {
     const p = found?.find(([name]) => name === label)?.[1];
     const changed = before?.tags?.[i] && before.tags[i].label !== label;
     return make(
