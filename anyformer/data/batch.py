@@ -35,6 +35,18 @@ class Example(NamedTuple):
         return max(len(self.ids), len(self.source or ()), len(self.pair or ()))
 
 
+class SampledAnswers(NamedTuple):
+    """Rewards and advantages of rows that the model has sampled itself (the task grpo)."""
+
+    rewards: Tensor  # [b]
+    advantages: Tensor  # [b]
+    log_p: Tensor | None = None  # [b, t], of each label when it was sampled; None: as in the first forward pass
+
+    def to(self, device: torch.device) -> "SampledAnswers":
+        log_p = None if self.log_p is None else to_device(self.log_p, device)
+        return SampledAnswers(to_device(self.rewards, device), to_device(self.advantages, device), log_p)
+
+
 class Batch(NamedTuple):
     """The input and labels of one forward pass."""
 
@@ -50,6 +62,7 @@ class Batch(NamedTuple):
     spelled: Tensor | None = None  # [b, t, longest]
     media: MediaBatch | None = None  # images, sounds and feature vectors in `ids`, or in `source` if there is one
     documents: int = 0  # upper bound of the number of documents in all rows, if packed
+    sampled: SampledAnswers | None = None  # of rows that the model has sampled; `labels` are then its own tokens
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on a device."""
@@ -58,11 +71,15 @@ class Batch(NamedTuple):
         }
         if self.media is not None:
             moved["media"] = MediaBatch(*(None if x is None else to_device(x, device) for x in self.media))
+        if self.sampled is not None:
+            moved["sampled"] = self.sampled.to(device)
         return self._replace(**moved)
 
     @property
     def target_count(self) -> int:
-        """Number of labels that are not IGNORE; of pairs that are compared, their number."""
+        """Number of labels that are not IGNORE; of pairs that are compared, or of sampled answers, their number."""
+        if self.sampled is not None:
+            return len(self.labels)
         if self.labels.dim() == 3:
             return int((self.labels != IGNORE).flatten(1).any(dim=1).sum())
         return _count_unequal(self.labels, IGNORE)

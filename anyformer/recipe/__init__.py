@@ -7,6 +7,7 @@ imported_task  tasks of imported models
 model_split  which models several processes can share: layers or rows
 optimizer  optimisers and their settings
 recipe     Recipe and the rules between its parts
+seq2seq_task  tasks that answer a source: seq2seq, preferences, rewards, mixtures
 source_faults  which sources fit which task
 sources    data: files, shards, synthetic tasks
 synthetic  synthetic sources: digits, dates, additions, scenes
@@ -23,6 +24,7 @@ from anyformer.recipe.bins import *
 from anyformer.recipe.imported_task import *
 from anyformer.recipe.optimizer import *
 from anyformer.recipe.recipe import *
+from anyformer.recipe.seq2seq_task import *
 from anyformer.recipe.sources import *
 from anyformer.recipe.synthetic import *
 from anyformer.recipe.task import *

@@ -1,7 +1,7 @@
 """The recipe of a run, and the rules between its parts. Imports no torch."""
 
 from collections.abc import Iterator
-from typing import Self
+from typing import Any, Self
 
 from pydantic import model_validator
 
@@ -11,6 +11,7 @@ from anyformer.datasets.registry import registry
 from anyformer.recipe.batches import Batches, Crops, Ordered, Packed
 from anyformer.recipe.model_split import context_faults
 from anyformer.recipe.optimizer import Adafactor
+from anyformer.recipe.seq2seq_task import Mixture, Preferences, Rewards, Seq2Seq
 from anyformer.recipe.source_faults import source_faults
 from anyformer.recipe.sources import Data, MixedSources, Shards, splits
 from anyformer.recipe.task import (
@@ -20,16 +21,14 @@ from anyformer.recipe.task import (
     Embed,
     LanguageModel,
     MaskedLanguageModel,
-    Mixture,
-    Preferences,
     PrefixLM,
     QuestionAnswering,
     Regress,
-    Seq2Seq,
     SpanCorruption,
     Tag,
     Task,
     columns,
+    compares_with_start,
     measures,
     model_faults,
 )
@@ -84,6 +83,8 @@ def _unfit_batches(recipe: Recipe) -> str:
             return "a CRF reads one sentence per row: use 'padded', or model.head.crf = false"
         case Preferences() if kind != "padded":
             return "the task dpo compares two rows of a batch: use 'padded'"
+        case Rewards() if kind != "padded":
+            return "the task grpo samples one answer per row: use 'padded'"
         case Chat() if kind not in ("padded", "packed"):
             return "the task chat reads conversations: use 'padded' or 'packed'"
         case Actions() if kind not in ("padded", "packed"):
@@ -147,9 +148,9 @@ def _tokenizer_faults(recipe: Recipe) -> Iterator[Fault]:
 def _train_faults(recipe: Recipe) -> Iterator[Fault]:
     """Yield training settings that do not fit the task, the model, or each other."""
     task, head, train = recipe.task, recipe.model.head, recipe.train
-    if isinstance(task, Preferences):
-        yield from _preference_faults(recipe)
-    if train.own_tokens and (isinstance(task, Preferences) or not isinstance(task, Seq2Seq | Mixture)):
+    if isinstance(task, Preferences | Rewards):
+        yield from _answer_faults(recipe, task)
+    if train.own_tokens and (isinstance(task, Preferences | Rewards) or not isinstance(task, Seq2Seq | Mixture)):
         yield Fault("train.own_tokens", f"is for the tasks seq2seq and mixture, and this is {task.kind}")
     if train.label_smoothing and not _can_smooth_labels(recipe):
         what = "needs one correct label among several, as in classify without a separator"
@@ -177,15 +178,32 @@ def _train_faults(recipe: Recipe) -> Iterator[Fault]:
         yield Fault("train.patience", f"= {train.patience}: needs data.valid and train.evaluate_every")
 
 
-def _preference_faults(recipe: Recipe) -> Iterator[Fault]:
-    """Yield what cannot be trained by preferences."""
-    if recipe.train.init_from is None:
-        yield Fault("train.init_from", "is required: the task dpo compares the model with the run that it starts from")
-    assert isinstance(recipe.task, Preferences)
-    if recipe.task.prefix:
-        yield Fault("task.prefix", "= true: the task dpo reads sources in one direction only: leave it out")
-    if isinstance(recipe.model.head, LM) and recipe.model.head.multi_token:
-        yield Fault("model.head.multi_token", "the task dpo has no loss for further tokens: leave it out")
+def _answer_faults(recipe: Recipe, task: Preferences | Rewards) -> Iterator[Fault]:
+    """Yield what cannot be trained by preferences or rewards."""
+    model, name = recipe.model, f"the task {task.kind}"
+    if compares_with_start(task) and recipe.train.init_from is None:
+        yield Fault("train.init_from", f"is required: {name} compares the model with the run that it starts from")
+    if task.prefix:
+        yield Fault("task.prefix", f"= true: {name} reads sources in one direction only: leave it out")
+    if isinstance(model.head, LM) and model.head.multi_token:
+        yield Fault("model.head.multi_token", f"{name} has no loss for further tokens: leave it out")
+    if not isinstance(task, Rewards):
+        return
+    if isinstance(model.target, Tokens) and model.target.media is not None:
+        yield Fault("model.target.media", "the task grpo samples answers to texts only: leave it out")
+    if task.updates > 1 and (where := _first_dropout(model.model_dump(), "model")):
+        what = f"= {task.updates}: the ratio to the model that sampled an answer must not depend on dropout"
+        yield Fault("task.updates", f"{what}: set it to 1, or {where} to 0")
+
+
+def _first_dropout(config: Any, path: str) -> str:
+    """Return the path of the first dropout above 0 in a config as plain values; empty if there is none."""
+    named = dict(enumerate(config)) if isinstance(config, list | tuple) else config if isinstance(config, dict) else {}
+    for name, value in named.items():
+        where = f"{path}.{name}"
+        if found := where if name == "dropout" and value else _first_dropout(value, where):
+            return found
+    return ""
 
 
 def _tensor_faults(recipe: Recipe) -> Iterator[Fault]:
@@ -210,8 +228,8 @@ def _context_faults(recipe: Recipe) -> Iterator[Fault]:
     if recipe.parallel.context == 1:
         return
     yield from (_context_fault(recipe, what) for what in context_faults(recipe.model))
-    if isinstance(recipe.task, Preferences):
-        yield _context_fault(recipe, "the task dpo compares whole rows")
+    if isinstance(recipe.task, Preferences | Rewards):
+        yield _context_fault(recipe, f"the task {recipe.task.kind} compares whole rows")
     if train.teacher:
         yield _context_fault(recipe, "train.teacher reads whole rows")
     if train.own_tokens:
@@ -228,7 +246,7 @@ def _without_distribution(recipe: Recipe) -> str:
     """Return why a teacher has no distributions for the student to learn; empty if it has."""
     head = recipe.model.head
     match recipe.task:
-        case Regress() | Embed() | QuestionAnswering() | Preferences():
+        case Regress() | Embed() | QuestionAnswering() | Preferences() | Rewards():
             return f"the task {recipe.task.kind} has none"
         case Classify(separator=str()):
             return "with task.separator each label is decided separately"
@@ -242,7 +260,7 @@ def _without_distribution(recipe: Recipe) -> str:
 def _can_smooth_labels(recipe: Recipe) -> bool:
     """Return whether the loss is a softmax cross-entropy: not regression, embeddings, several labels or a CRF."""
     match recipe.task:
-        case Regress() | Embed() | Preferences():
+        case Regress() | Embed() | Preferences() | Rewards():
             return False
         case Classify(separator=separator):
             return separator is None

@@ -6,9 +6,10 @@ from typing import Annotated, Literal, Self, assert_never
 from pydantic import Field, model_validator
 
 from anyformer.config import Classifier, ConfigError, Embedder, Fault, ModelConfig, Pictures, Shape, Spec, Tokens
-from anyformer.config.spec import BY_KIND, Count, Flag, Fraction, LengthPenalty, Positive, Size
+from anyformer.config.spec import BY_KIND, Count, Flag, Fraction, Positive, Size
 from anyformer.recipe.bins import Bins
 from anyformer.recipe.imported_task import Encoder, Transcribe
+from anyformer.recipe.seq2seq_task import Mixture, Preferences, Rewards, Seq2Seq
 
 LARGEST_TARGET = 1e18  # largest value of a regression target: its square fits into fp32
 
@@ -16,63 +17,6 @@ Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 Target = Annotated[float, Field(strict=True, ge=-LARGEST_TARGET, le=LARGEST_TARGET)]
 ActionName = Annotated[str, Field(pattern=r"^\w[\w -]*$")]
 Deviation = Annotated[float, Field(strict=True, ge=1 / LARGEST_TARGET, le=LARGEST_TARGET)]
-
-
-class Seq2Seq(Spec):
-    """A target for each source: an encoder–decoder, or a decoder that reads `source <sep> target`."""
-
-    kind: Literal["seq2seq"] = "seq2seq"
-    # what evaluation measures besides the loss
-    metrics: tuple[Literal["exact_match", "bleu", "chrf", "word_error_rate"], ...] = ("exact_match",)
-    # tokenisation of sacreBLEU
-    bleu_tokenize: Literal["13a", "none", "char", "zh", "ko-mecab", "ja-mecab", "intl"] = "13a"
-    max_source: Size | None = None  # most tokens of a source; longer rows are bad rows; None: no limit
-    max_target: Size | None = None  # most tokens of a target; longer rows are bad rows; None: no limit
-    beams: Size = 1  # beams of every evaluation and of `predict`; 1: greedy
-    length_penalty: LengthPenalty = 1.0  # of the beam search: above 0 favours long outputs
-    framed: Flag = False  # add the special tokens that the tokenizer's file puts around texts
-    start: Count | None = None  # id of the first token of an encoder–decoder's target; None: <bos>
-    prefix: Flag = False  # in a decoder-only model, the source attends to itself in both directions
-
-    @model_validator(mode="after")
-    def _check_length_penalty(self) -> Self:
-        if self.beams == 1 and self.length_penalty != 1:
-            what = "applies to beam search only: set beams above 1"
-            raise ConfigError([Fault("length_penalty", f"= {self.length_penalty}: {what}")])
-        return self
-
-
-class Preferences(Seq2Seq):
-    """Prefer one answer of a decoder to another (DPO, Rafailov et al. 2023).
-
-    The loss of a pair is -log σ(beta · (r(target) - r(rejected))), where r(y) is the log-probability of y minus that of
-    the frozen model of `train.init_from`.
-    """
-
-    kind: Literal["dpo"] = "dpo"  # type: ignore[assignment]  # a Seq2Seq for all that reads and writes texts
-    beta: Positive = 0.1  # the larger, the less the model departs from its start
-
-
-class MixturePart(Seq2Seq):
-    """One sequence-to-sequence task of a mixture."""
-
-    # name of the part; its token is the first of each source
-    name: Annotated[str, Field(pattern="^[a-z0-9][a-z0-9_-]*$")]
-    weight: Positive = 1.0  # times each of its rows is read in an epoch
-
-
-class Mixture(Spec):
-    """Several sequence-to-sequence tasks in one model: each source begins with a token for its task."""
-
-    kind: Literal["mixture"] = "mixture"
-    parts: Annotated[tuple[MixturePart, ...], Field(min_length=1)]  # the tasks
-
-    @model_validator(mode="after")
-    def _check_names(self) -> Self:
-        names = [part.name for part in self.parts]
-        if repeated := [name for name in names if names.count(name) > 1]:
-            raise ConfigError([Fault("parts", f"two are named '{repeated[0]}'")])
-        return self
 
 
 class LanguageModel(Spec):
@@ -249,7 +193,7 @@ class Actions(Spec):
 DynamicTask = MaskedLanguageModel | SpanCorruption | PrefixLM  # examples are drawn from texts, new ones in each epoch
 # Tasks of a recipe, and tasks of a run, which may also be imported.
 TextTask = Classify | Regress | Embed | Tag | QuestionAnswering
-OneTask = Seq2Seq | Preferences | Mixture | LanguageModel | Chat | DynamicTask | TextTask | Actions
+OneTask = Seq2Seq | Preferences | Rewards | Mixture | LanguageModel | Chat | DynamicTask | TextTask | Actions
 Task = Annotated[OneTask, *BY_KIND]
 AnyTask = Annotated[OneTask | Encoder | Transcribe, *BY_KIND]
 
@@ -277,6 +221,11 @@ def columns(task: Task) -> tuple[str, ...]:
             return ("text", "observations", "actions", "rewards")
         case _:
             assert_never(task)
+
+
+def compares_with_start(task: AnyTask) -> bool:
+    """Return whether the loss compares the model with the frozen run of `train.init_from`."""
+    return isinstance(task, Preferences) or (isinstance(task, Rewards) and task.kl > 0)
 
 
 # fmt: off
@@ -341,7 +290,7 @@ def head_kind(task: AnyTask) -> str | None:
 def model_shapes(task: AnyTask) -> tuple[Shape, ...]:
     """Return the shapes that a model may have for a task."""
     match task:
-        case Preferences() | LanguageModel() | Chat() | PrefixLM() | Actions():
+        case Preferences() | Rewards() | LanguageModel() | Chat() | PrefixLM() | Actions():
             return ("decoder",)
         case MaskedLanguageModel():
             return ("encoder",)

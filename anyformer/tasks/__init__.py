@@ -25,6 +25,7 @@ predict_only         base of tasks of imported models that only predict
 preferences          direct preference optimisation (DPO): one answer preferred to another
 prefix_lm            prefix language modelling
 regress              regression of texts or pairs
+rewards              group-relative policy optimisation (GRPO): rewards of the model's own answers
 scoring              log-probabilities of texts, and alternatives for a token
 seq2seq              sequence to sequence
 sequence_level       base of tasks with one prediction per text or pair (classify, regress, embed)

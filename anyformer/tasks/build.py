@@ -15,6 +15,7 @@ from anyformer.recipe import (
     PrefixLM,
     QuestionAnswering,
     Regress,
+    Rewards,
     Seq2Seq,
     SpanCorruption,
     Tag,
@@ -32,6 +33,7 @@ from anyformer.tasks.mlm import MaskedLanguageModelling
 from anyformer.tasks.preferences import Preferring
 from anyformer.tasks.prefix_lm import PrefixModelling
 from anyformer.tasks.regress import Regressing
+from anyformer.tasks.rewards import RewardedAnswers
 from anyformer.tasks.seq2seq import SequenceToSequence
 from anyformer.tasks.span import SpanAnswering
 from anyformer.tasks.span_corruption import SpanCorrupting
@@ -44,6 +46,8 @@ def build_task(spec: AnyTask, tokenizer: TextTokenizer, source_tokenizer: TextTo
     match spec:
         case Preferences():
             return Preferring(spec, tokenizer)
+        case Rewards():
+            return RewardedAnswers(spec, tokenizer)
         case Seq2Seq():
             return SequenceToSequence(spec, tokenizer, source_tokenizer)
         case Mixture():

@@ -81,7 +81,7 @@ class Log:
                 if isinstance(value, float | int):
                     self.board.add_scalar(name, value, step)
 
-    def step(self, step: int, loss: float, lr: float, norm: float, tokens: int) -> None:
+    def step(self, step: int, loss: float, lr: float, norm: float, tokens: int, reward: float | None = None) -> None:
         """Log a step: on the bar, and every `every` steps in metrics.jsonl."""
         now = time.perf_counter()
         self.tokens += tokens
@@ -92,14 +92,16 @@ class Log:
         rate = (self.tokens - before) / (now - since)
         share = None if self.at_peak is None else rate / self.at_peak
         speed = f"{rate:,.0f} tokens/s" + ("" if share is None else f", {share:.1%} of the peak")
-        self.bar.update(self.task, completed=step, note=f"loss {loss:.3f}  {speed}")
+        shown = f"loss {loss:.3f}" + ("" if reward is None else f"  reward {reward:.3f}")
+        self.bar.update(self.task, completed=step, note=f"{shown}  {speed}")
         if step % self.every == 0 or step == self.steps:
-            utilisation = {} if share is None else {"peak_share": round(share, 4)}
-            self.write(step, loss=loss, lr=lr, grad_norm=norm, tokens_per_second=round(rate), **utilisation)
+            more = {} if share is None else {"peak_share": round(share, 4)}
+            more |= {} if reward is None else {"reward": reward}
+            self.write(step, loss=loss, lr=lr, grad_norm=norm, tokens_per_second=round(rate), **more)
         if not self.console.is_terminal and (now - self.shown > SECONDS_BETWEEN_LINES or step == self.steps):
             self.shown = now
             left = (self.steps - step) * (now - since) / (step - first)
-            self.print(f"step {step}/{self.steps}  loss {loss:.3f}  {speed}  {left:.0f} s left")
+            self.print(f"step {step}/{self.steps}  {shown}  {speed}  {left:.0f} s left")
 
     @contextmanager
     def evaluating(self, step: int) -> Iterator[None]:
@@ -140,7 +142,7 @@ class SilentLog(Log):
     def write(self, step: int, **values: Any) -> None:
         pass
 
-    def step(self, step: int, loss: float, lr: float, norm: float, tokens: int) -> None:
+    def step(self, step: int, loss: float, lr: float, norm: float, tokens: int, reward: float | None = None) -> None:
         pass
 
     @contextmanager

@@ -48,7 +48,7 @@ class PendingStep:
     lr: float
     batches: list[Batch]
     labels: int
-    scalars: PendingScalars  # the summed loss and the gradient norm
+    scalars: PendingScalars  # the summed loss, the gradient norm, and the mean reward of sampled answers, if any
 
 
 def fit(job: Job) -> TrainState:
@@ -144,7 +144,7 @@ def _is_save_step(spec: Train, state: TrainState) -> bool:
 
 def _finish_step(job: Job, step: PendingStep, log: Log) -> None:
     """Read the loss of a step and log it."""
-    total, norm = step.scalars.read()
+    total, norm, *reward = step.scalars.read()
     loss = total / max(step.labels, 1)
     if not (math.isfinite(total) and math.isfinite(norm)):
         _note_bad_step(job, step, loss, log)
@@ -152,7 +152,7 @@ def _finish_step(job: Job, step: PendingStep, log: Log) -> None:
     job.state.bad_in_a_row = 0
     tokens = sum(batch.tokens for batch in step.batches)
     job.state.tokens += tokens
-    log.step(step.number, loss, step.lr, norm, tokens)
+    log.step(step.number, loss, step.lr, norm, tokens, *reward)
 
 
 def _note_bad_step(job: Job, step: PendingStep, loss: float, log: Log) -> None:

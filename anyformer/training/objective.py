@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from anyformer.cache.segment_memory import Past
 from anyformer.conventions import IGNORE
-from anyformer.data.batch import Batch, to_device
+from anyformer.data.batch import Batch, SampledAnswers, to_device
 from anyformer.kernels.private import allow_dynamic_size
 from anyformer.nn.aux_outputs import AuxOutputs, Reduce, identity
 from anyformer.nn.heads import LossTarget, VocabularyHead
@@ -17,6 +17,7 @@ from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import CallOptions, Transformer
 from anyformer.parallel.context import ContextGroup
 from anyformer.tasks.base import Task, TokenTask, inputs_of
+from anyformer.tasks.rewards import RewardedAnswers
 
 MAX_SPARSE_SHARE = 0.75  # of tokens with a label: up to here the head is applied to labelled tokens only
 FrozenLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -44,13 +45,15 @@ class Objective(nn.Module):
         """`reduce` sums statistics of a batch over the processes that each read a part of it.
 
         `context` are the processes that hold parts of the same rows; None: this one holds whole rows.
-        `frozen_loss` replaces the loss of the task; `forward` then needs the logits of a frozen model.
+        `frozen_loss` replaces the loss of the task; `forward` then needs the logits of a frozen model. That of the task
+        grpo needs `sampled`, and these logits if the model is compared with its start.
         """
         super().__init__()
         self.model, self.smoothing, self.recompute = model, smoothing, recompute
         self.reduce, self.context = reduce, context
         in_head = isinstance(task, TokenTask) and isinstance(model.head, VocabularyHead)  # the head has the loss
-        self.fused = in_head and frozen_loss is None
+        self.policy_loss = task.policy_loss if isinstance(task, RewardedAnswers) else None
+        self.fused = in_head and frozen_loss is None and self.policy_loss is None
         self.loss = torch.compiler.disable(task.loss)  # other losses may loop over words or pairs
         self.frozen_loss = frozen_loss if frozen_loss is None or in_head else torch.compiler.disable(frozen_loss)
 
@@ -60,6 +63,7 @@ class Objective(nn.Module):
         target: LossTarget,
         memory: Past | None,
         frozen_logits: Tensor | None = None,
+        sampled: SampledAnswers | None = None,
     ) -> tuple[Tensor, Tensor, Past | None]:
         aux, memory_after = AuxOutputs(self.reduce), None
         options: CallOptions = {"aux": aux, "recompute": self.recompute}
@@ -72,6 +76,9 @@ class Objective(nn.Module):
                 out, memory_after = self.model(*inputs, **options, past=memory)
         if self.fused:
             loss = out
+        elif self.policy_loss is not None:
+            assert sampled is not None
+            loss = self.policy_loss(out, target.labels, sampled, frozen_logits)
         elif self.frozen_loss is None:
             loss = self.loss(out, target.labels, self.smoothing)
         else:

@@ -20,6 +20,7 @@ from anyformer.recipe import (
     Ordered,
     Padded,
     Recipe,
+    Rewards,
     columns,
     splits,
 )
@@ -67,6 +68,8 @@ def prepare(
     if isinstance(recipe.task, Embed) and ranks.size > 1:
         what = "= 'embed': each pair is compared with all others of its batch in one process; train without torchrun"
         raise ConfigError([Fault("task.kind", what)])
+    if isinstance(recipe.task, Rewards) and ranks.size > 1:
+        raise ConfigError([Fault("task.kind", "= 'grpo': answers are sampled in one process; train without torchrun")])
     checkpoint, damaged = ranks.on_first(lambda: find_checkpoint(recipe, out, resume))
     changed = ranks.on_first(lambda: changed_data(recipe, checkpoint, allow_changed_data, console))
     read_splits = ranks.on_each(lambda: read_rows(recipe))

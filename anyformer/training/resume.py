@@ -10,7 +10,7 @@ from anyformer.config.spec import visible
 from anyformer.data.fingerprint import Fingerprints, changes, fingerprint, of_file
 from anyformer.data.paths import named
 from anyformer.processes import LOCK
-from anyformer.recipe import Preferences, Recipe
+from anyformer.recipe import Recipe, compares_with_start
 from anyformer.run import RECIPE, SNAPSHOTS, checkpoints, leftovers, must_be_file, snapshots
 from anyformer.training.checkpoint import read_fingerprints, verify_checkpoints
 
@@ -59,7 +59,7 @@ def fingerprints(recipe: Recipe) -> Fingerprints:
 
 def frozen_run(recipe: Recipe) -> dict[str, str]:
     """Return the run whose logits are part of the loss, by its key in the recipe; empty if there is none."""
-    if isinstance(recipe.task, Preferences) and recipe.train.init_from is not None:
+    if compares_with_start(recipe.task) and recipe.train.init_from is not None:
         return {"train.init_from": recipe.train.init_from}
     return {} if recipe.train.teacher is None else {"train.teacher.run": recipe.train.teacher.run}
 

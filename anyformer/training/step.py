@@ -14,6 +14,7 @@ from anyformer.nn.inputs import Inputs
 from anyformer.parallel.tensor import sum_whole_gradients
 from anyformer.recipe import Packed
 from anyformer.tasks.base import past_of
+from anyformer.tasks.rewards import RewardedAnswers
 from anyformer.training.compiler import compile_options
 from anyformer.training.ema import update_ema
 from anyformer.training.job import Job
@@ -43,9 +44,12 @@ class TrainingStep:
     def __call__(self, batches: list[Batch]) -> tuple[int, PendingScalars]:
         """Take one step. Return the number of labels, and the summed loss with the gradient norm.
 
-        A step whose loss or gradient is not finite changes nothing.
+        A step whose loss or gradient is not finite changes nothing. A step of the task grpo samples answers, and
+        updates the weights `task.updates` times; loss and norm are then means, and the mean reward follows.
         """
         job = self.job
+        if isinstance(job.task, RewardedAnswers):
+            return self._policy_step(job.task, batches)
         labels = [batch.target_count for batch in batches]
         if not job.model.training:
             job.model.train()
@@ -56,6 +60,22 @@ class TrainingStep:
         else:
             scalars = self._update([one.to(job.device) for one in inputs], to_device(counts, job.device))
         return sum(labels), PendingScalars.of(scalars)
+
+    def _policy_step(self, task: RewardedAnswers, batches: list[Batch]) -> tuple[int, PendingScalars]:
+        """Sample answers to the sources of batches, and learn from their rewards."""
+        job, updates = self.job, task.spec.updates
+        sampled = [task.sample(job.model, batch, job.recipe.seed, job.state.step + 1) for batch in batches]
+        answers = [batch.target_count for batch in sampled]
+        rewards = torch.cat([batch.sampled.rewards for batch in sampled if batch.sampled is not None])
+        inputs = [job.objective.select_labels(batch).to(job.device) for batch in sampled]
+        if updates > 1:  # before the first of them changes the weights
+            with job.autocast():
+                inputs = [one._replace(batch=task.with_log_probabilities(job.model, one.batch)) for one in inputs]
+        job.model.train()
+        counts = to_device(torch.tensor([sum(answers), *answers], dtype=torch.float32), job.device)
+        each = torch.stack([self._update(inputs, counts) for _ in range(updates)])  # [updates, 2]
+        scalars = torch.cat([each.mean(dim=0), rewards.mean(dim=0, keepdim=True).to(job.device)])
+        return sum(answers), PendingScalars.of(scalars)
 
     def _decoder_inputs(self, batch: Batch) -> Batch:
         """Return the batch with the tokens that the decoder reads: the targets, or some of the model's own."""
@@ -84,7 +104,9 @@ class TrainingStep:
                     memory = past_of(job.model, one.batch, job.state.segment_memory)
                     arguments = job.objective.arguments(one, self.packed)
                     frozen_logits = self._frozen_logits(arguments[0])
-                    loss, auxiliary, job.state.segment_memory = self.loss(*arguments, memory, frozen_logits)
+                    loss, auxiliary, job.state.segment_memory = self.loss(
+                        *arguments, memory, frozen_logits, one.batch.sampled
+                    )
                 if number < len(inputs):
                     collect(job.model)
                 # A sum over the tokens of all batches and processes, divided once: never a mean of means. DDP and FSDP
