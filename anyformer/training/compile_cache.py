@@ -5,8 +5,9 @@ Here each config has a folder for its version of torch and its device. `digests.
 folder in which a listed file is missing or changed is removed, and its code compiled again. The files are Python code
 and pickles that torch loads: the cache folder is trusted as the installed packages are.
 
-Training uses torch's temporary folder where another training holds the folder, or where it cannot be written. A folder
-of the user's own, TORCHINDUCTOR_CACHE_DIR, is used as it is.
+A folder that was not used for 30 days is removed when a training uses another one. Training uses torch's temporary
+folder where another training holds the folder, or where it cannot be written. A folder of the user's own,
+TORCHINDUCTOR_CACHE_DIR, is used as it is.
 """
 
 import hashlib
@@ -15,6 +16,7 @@ import os
 import platform
 import secrets
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -28,6 +30,7 @@ from anyformer.processes import locked
 
 SETTING = "TORCHINDUCTOR_CACHE_DIR"
 DIGESTS = "digests.json"
+UNUSED_DAYS = 30  # after which a folder is removed
 UNLISTED = (".lock", ".tmp")  # endings of files that come and go
 
 
@@ -46,9 +49,20 @@ class CompileCache:
                 self.damaged = True
                 remove(self.folder)
             self.folder.mkdir(exist_ok=True)
+            os.utime(self.folder)  # its last use
+            self._remove_unused()
             return True
         self.held.close()
         return False
+
+    def _remove_unused(self) -> None:
+        """Remove the folders of other models that were not used for long and that no training holds."""
+        before = time.time() - UNUSED_DAYS * 24 * 3600
+        for other in self.folder.parent.iterdir():
+            with suppress(ConfigError, OSError):  # held by another training, or removed by it
+                if other.is_dir() and other.stat().st_mtime < before:
+                    with locked(other.parent, name=f"{other.name}.lock"):
+                        remove(other)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:

@@ -2,13 +2,15 @@
 
 import os
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from anyformer import presets
-from anyformer.training.compile_cache import DIGESTS, SETTING, CompileCache, find_compile_cache
+from anyformer.processes import locked
+from anyformer.training.compile_cache import DIGESTS, SETTING, UNUSED_DAYS, CompileCache, find_compile_cache
 
 CPU = torch.device("cpu")
 SMALL = presets.gpt2(depth=1, width=16, heads=2, vocab=32, length=16)
@@ -107,6 +109,30 @@ def test_damaged_code_is_removed(home: Path, damage: str) -> None:
     assert again.hold()
     assert again.damaged
     assert [*again.folder.iterdir()] == []
+    again.held.close()
+
+
+def test_folders_that_were_not_used_for_long_are_removed(home: Path) -> None:
+    old, held, recent = (home / "anyformer" / "compiled" / name for name in ("old", "held", "recent"))
+    for folder, days in ((old, UNUSED_DAYS + 1), (held, UNUSED_DAYS + 1), (recent, UNUSED_DAYS - 1)):
+        folder.mkdir(parents=True)
+        (folder / "graph").write_bytes(b"graph")
+        os.utime(folder, (0, time.time() - days * 24 * 3600))
+    long_training, cache = CompileCache(held), find()
+    long_training.held.enter_context(locked(held.parent, name="held.lock"))
+    assert cache.hold()
+    assert {path.name for path in held.parent.iterdir() if path.is_dir()} == {"held", "recent", cache.folder.name}
+    long_training.held.close()
+    cache.held.close()
+
+
+def test_a_folder_in_use_counts_as_recent(home: Path) -> None:
+    folder = filled()
+    os.utime(folder, (0, 0))
+    again = find()
+    assert again.hold()
+    assert (folder / "graph").exists()
+    assert folder.stat().st_mtime > time.time() - 60
     again.held.close()
 
 
