@@ -58,7 +58,7 @@ def answer_text(trace: Trace, request: TextRequest) -> str:
             return ("\t" if "\t" in reading.text else " ").join(one["label"] for one in found)
         case MaskedLanguageModelling() | Encoding() if isinstance(run.config.head, MaskedLM):
             return _filled(trace, run.task)
-        case Classifying() | Regressing():  # two texts, each with a pass of its own
+        case Classifying() | Regressing():  # two texts, each with another pass
             return _predicted(trace, request)
         case _ if (values := vector(trace)) is not None:
             return f"{len(values)} numbers"
@@ -79,7 +79,7 @@ def _filled(trace: Trace, task: MaskedLanguageModelling | Encoding) -> str:
 
 
 def _predicted(trace: Trace, request: TextRequest) -> str:
-    """Return the prediction by passes of its own, or "" if the text has none."""
+    """Return the prediction of further passes, or "" if the text has none."""
     run = trace.run
     try:
         with disable_heads(run.model, parse_heads(run.model, request.off)):

@@ -157,7 +157,6 @@ def test_the_answer_is_written_after_the_first_view(page: Opener) -> None:
             break
         one.tab.wait_for_timeout(25)
     assert one.tab.get_attribute("#view", "aria-busy") is None  # it is drawn
-    one.tab.unroute("**/api/answer")
     for route in held:
         route.continue_()
     assert one.settled().text(".output .said-row").count("%") == 2
