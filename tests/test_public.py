@@ -87,7 +87,7 @@ VERBS = {
         "--json",
     ],
     "inspect": ["run", "[text]", "--target", "--stack", "--layer", "--head", "--task", "--out"],
-    "explore": ["[runs]", "--port", "--no-browser"],
+    "explore": ["[runs]", "--port", "--no-browser", "--lesson"],
     "serve": [
         "runs",
         "--host",

@@ -25,6 +25,9 @@ def explore(
     ] = None,
     port: Annotated[int, typer.Option(help="Port of the page; 0: any free port.")] = PORT,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address, and open no browser.")] = False,
+    lesson: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="A lesson in a TOML file, besides those of the package.")
+    ] = None,
 ) -> None:
     """Look into runs in the browser: attention, scores, layers, the cache, and answers as they are written.
 
@@ -34,6 +37,7 @@ def explore(
     with _interrupted_by_signals() as check:
         import webbrowser
 
+        from anyformer.explore.lessons import read_lessons
         from anyformer.explore.open_runs import BUNDLED, open_runs
         from anyformer.explore.server import Server
 
@@ -48,8 +52,9 @@ def explore(
         if not runs:
             typer.echo("a small decoder that sorts digits; `anyformer explore RUN` opens a run of yours")
         workspace = open_runs(runs or [BUNDLED], wait)
+        lessons = read_lessons(lesson or [], workspace)
         check()
-        with Server(workspace, port) as server:
+        with Server(workspace, port, lessons) as server:
             typer.echo(f"{server.address}  (Ctrl-C ends it)")
             if not no_browser:
                 webbrowser.open(server.address)

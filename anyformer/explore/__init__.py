@@ -12,6 +12,8 @@ head_switches      Run a model with some attention heads disabled
 head_values        Views `scores` and `effects`: numbers of every head, the colours of the switches
 layer_stages       Stages of the path inside a layer
 lens               Views `lens` and `cell`: the most probable output after each layer, at every position
+lesson_file        The file of a lesson, and the lessons of the package
+lessons            Right answers to the questions of lessons, computed from the run
 live_run           Metrics, snapshots and checkpoints of a run that is being trained
 make_bundled       Train the run that the page opens if none is given
 open_runs          Open runs, cache their traces, and answer the requests of the page

@@ -139,6 +139,13 @@ class WriteRequest(TextRequest):
     max_new_tokens: StrictInt | None = None
 
 
+class LessonRequest(RunRequest):
+    """A question of a lesson: that of its step `step`, from 0."""
+
+    lesson: str
+    step: Count
+
+
 class LiveRequest(RunRequest):
     """A request for the metrics of a training, from row `since` on."""
 

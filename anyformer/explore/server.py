@@ -18,6 +18,8 @@ from typing import Any
 from anyformer.config import ConfigError, Fault
 from anyformer.explore import film, page_bundle
 from anyformer.explore.film import gif
+from anyformer.explore.lesson_file import Lessons, shipped_lessons
+from anyformer.explore.lessons import judge, list_lessons
 from anyformer.explore.open_runs import VIEWS, Workspace
 from anyformer.explore.requests import GifRequest, TextRequest
 from anyformer.explore.show import collect
@@ -41,8 +43,9 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = sys.platform != "win32"  # on Windows it would share a port that is in use
 
-    def __init__(self, workspace: Workspace, port: int = 0):
+    def __init__(self, workspace: Workspace, port: int = 0, lessons: Lessons | None = None):
         self.workspace = workspace
+        self.lessons = shipped_lessons() if lessons is None else lessons
         self.ending = False  # requests are refused and streams end
         self._answering, self._changed = 0, Condition()
         self._handlers: list[Thread] = []  # one for each connection
@@ -136,6 +139,10 @@ class Handler(BaseHTTPRequestHandler):
             self._json(collect(self.server.workspace, {**fields, "off": sorted(fields["off"])}))
         elif name == "gif":
             self._send(gif(GifRequest(**self._request(film.MAX_REQUEST_BYTES))), "image/gif")
+        elif name == "lessons":
+            self._json(list_lessons(self.server.workspace, self.server.lessons, self._request()))
+        elif name == "lesson":
+            self._json(judge(self.server.workspace, self.server.lessons, self._request()))
         elif name in VIEWS or name == "live":
             self._json(self.server.workspace.answer(name, self._request()))
         else:

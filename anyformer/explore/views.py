@@ -34,6 +34,8 @@ Every request about a text has run, text, target, off and step. The answers of a
     patch    fits, a, b, at, side, positions, layers, cells [effect, p of a, p of b, top]                   (`patch.py`)
     ablated  at, rows [[name, before, after]], top, moved, logp: with heads off, beside all heads on      (`ablated.py`)
     live     rows, count, checkpoints, live                                                         (`live_run.py`)
+    lessons  [{name, title, text, answer, steps, places, why}]: `why` a run does not fit                 (`lessons.py`)
+    lesson   of one question: output, before, candidates [{name, p, change}], right [index]              (`lessons.py`)
     gif      a GIF of pictures that the page has drawn                                                  (`film.py`)
     everything  the answers of all views of a text, by request, for a saved page                      (`show.py`)
 

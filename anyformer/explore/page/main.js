@@ -49,7 +49,7 @@ async function render() {
   markFirstDifference();
   stepIntoSight();
   for (const panes of [byId("strips"), byId("view")]) panes.classList.toggle("two", now.length > 1);
-  await Promise.all(now.map(answerLate));
+  await Promise.all([...now.map(answerLate), lessonPanel(now[0])]);
   if (turn === turns) await writeMissing(now);
 }
 
@@ -217,6 +217,7 @@ async function begin() {
   byId("language").onclick = () => change({ lang: languageNow() === "ko" ? "en" : "ko" });
   byId("theme").onclick = () => change({ theme: theme() === "dark" ? "light" : "dark" });
   byId("help").onclick = showKeys;
+  byId("lessons").onclick = toggleLessons;
   byId("copy-link").onclick = copyLink;
   byId("save-html").onclick = () => saveHtml(subjects());
   byId("save-png").onclick = savePng;

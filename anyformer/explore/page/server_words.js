@@ -21,6 +21,12 @@ const SERVER_KOREAN = [
   [/^run: = '(.*)': is not open; .*$/, (_, name) => `${name} 런이 열려 있지 않습니다.`],
   [/^step: = (\d+): there is no checkpoint of it; .*$/, (_, step) => `스텝 ${step}의 체크포인트가 없습니다.`],
   [/^off: = '(.*)': there is no such head$/, (_, name) => `헤드 ${name}는 없습니다.`],
+  [/^the shape of (.*) is (.*), that of the lesson (.*)$/, (_, name, own, shape) => `${name}의 구조는 ${own}이고, 이 수업에는 ${shape} 구조가 필요합니다.`],
+  [
+    /^(.*) answers '(.*)' with '(.*)', and the lesson needs '(.*)'$/,
+    (_, name, text, own, answer) => `${name} 런은 "${text}"에 "${own}"라고 답합니다. 이 수업에는 "${answer}"라는 답이 필요합니다.`,
+  ],
+  [/^run: (.*) has no saved steps: .*$/, (_, name) => `${name} 런에는 저장된 스텝이 없습니다. train.snapshots로 학습하세요.`],
   [/^the server is ending$/, () => "서버를 끝내는 중입니다."],
 ];
 

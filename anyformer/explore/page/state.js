@@ -53,6 +53,8 @@ const DEFAULTS = {
   seed: 1,
   most: 40,
   write: 0,
+  lesson: "", // the name of a lesson and its step; "list": the list of lessons
+  lessonStep: 0,
   lang: "",
   theme: "",
 };
