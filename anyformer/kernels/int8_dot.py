@@ -8,6 +8,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -43,8 +44,8 @@ def _has_dot_products() -> bool:
 @cache
 def _library() -> Any | None:
     """Return the function of the library, which is built if it is not in the cache folder; None without a compiler."""
-    compiler = shutil.which(os.environ.get("CC", "cc"))
-    if compiler is None:
+    compiler = shlex.split(os.environ.get("CC", "cc"))  # it may have options
+    if not compiler or shutil.which(compiler[0]) is None:
         return None
     key = hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode()).hexdigest()[:16]
     folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "anyformer", "kernels")
@@ -54,7 +55,7 @@ def _library() -> Any | None:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=folder) as own:  # of this process: others may build at the same time
                 built = Path(own) / "built.so"
-                subprocess.run([compiler, *FLAGS, str(SOURCE), "-o", str(built)], check=True, capture_output=True)
+                subprocess.run([*compiler, *FLAGS, str(SOURCE), "-o", str(built)], check=True, capture_output=True)
                 built.replace(library)
         linear = ctypes.CDLL(str(library)).linear
     except (OSError, subprocess.CalledProcessError):
