@@ -46,6 +46,8 @@ each letter depends on the two before it, so a bigram model is not optimal. A co
 the true distribution, and so can attention."""
     prediction = """At each depth the loss on unseen text is less than 0.02 nats above its bigram entropy (p < 0.05)
 and in no seed below it. Nothing is concluded unless models that read the letter before are below it."""
+    explanation = """The observed difference of a depth is the bigram entropy plus 0.02 nats minus the loss: above 0,
+the loss is less than 0.02 nats above the entropy."""
     unit = "nats per letter"
     sizes: ClassVar = {"letters": "{} letters"}
     columns = "Reads beside itself: what a model reads beside the letter before the one to predict."

@@ -138,8 +138,8 @@ takes longer."""
             batches = f"{sizes['rows']} rows of {sizes['length']}" if "rows" in sizes else sizes["tokens"]
             each.append(
                 f"Recipe `{recipe}` ({WHAT[recipe]}): width {found.model.width}, {depths}; batches of {batches} tokens;"
-                f" {found.train.schedule.warmup} steps of warm-up, then a {found.train.schedule.kind} schedule; weight "
-                f"decay {DECAY.get(recipe, 0.0):g}; evaluated every {found.train.evaluate_every} steps."
+                f" {found.train.schedule.warmup} steps of warm-up, then the schedule `{found.train.schedule.kind}`; "
+                f"weight decay {DECAY.get(recipe, 0.0):g}; evaluated every {found.train.evaluate_every} steps."
             )
         return " ".join(each)
 
