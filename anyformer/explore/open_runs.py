@@ -17,6 +17,7 @@ from anyformer.explore.generation_stream import write, writer_of
 from anyformer.explore.head_values import effects, scores
 from anyformer.explore.lens import cell, lens
 from anyformer.explore.live_run import by_step, is_training, newest, result_step, rows_since, step_of
+from anyformer.explore.outputs import has_probabilities
 from anyformer.explore.patch import patch
 from anyformer.explore.path_outline import path
 from anyformer.explore.path_stages import stage
@@ -134,6 +135,7 @@ class OpenRun:
             "writes": writer_of(self.run) is not None,
             "tokens": predicts_tokens(self.run),
             "says": output_kind(self.run),
+            "probabilities": has_probabilities(self.run),
             "pair": self.pair,
             "media": media_of(self.run.task) is not None,
             "kinds": kinds,

@@ -2,8 +2,8 @@
 
 Every request about a text has run, text, target, off and step. The answers of all views:
 
-    runs     [{name, folder, shape, task, parameters, vocab, limit, writes, tokens, says, pair, media, example,
-             example_target, kinds: {kind: {layers, heads}}, live, step, steps, result}]          (`open_runs.py`)
+    runs     [{name, folder, shape, task, parameters, vocab, limit, writes, tokens, says, probabilities, pair, media,
+             example, example_target, kinds: {kind: {layers, heads}}, live, step, steps, result}]     (`open_runs.py`)
     read     tokens by stack, notes, begins (number of tokens before the answer), at (initial position)
                                                                                                     (`prediction.py`);
              pictures by stack: [{kind, start, grid, size, channels, pixels}]                          (`pictures.py`)

@@ -15,7 +15,7 @@ from anyformer.explore.server import Server
 from anyformer.recipe import Encoder, Tag
 from tests.explore import made
 from tests.explore.made import TEXT, body
-from tests.explore.tab import Opener
+from tests.explore.tab import Opener, Page
 
 LABELS = ("a", "b", "c")
 SPELLED = made.encoder(made.stack(), TokenLabels(labels=3)).model_copy(
@@ -84,7 +84,7 @@ def encoders(server: Server, tmp_path: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, parts in MORE.items():
             patch.setitem(made.RUNS, name, parts)
-        names = ("spelled", "embed", "mlm", "regress", "tokens")
+        names = ("spelled", "embed", "mlm", "regress", "tokens", "joint")
         opened = open_runs([made.written(name, tmp_path) for name in names])
     server.workspace.runs.update(opened.runs)
     yield
@@ -160,3 +160,17 @@ def test_the_answer_is_written_after_the_first_view(page: Opener) -> None:
     for route in held:
         route.continue_()
     assert one.settled().text(".output .said-row").count("%") == 2
+
+
+@pytest.mark.usefixtures("encoders")
+def test_a_tagger_whose_labels_are_chosen_together_has_no_tabs_that_need_probabilities(page: Opener) -> None:
+    both = [page(run=run) for run in ("tokens", "joint")]
+    first, second = ({tab.removeprefix("tab-") for tab in ids(one)} for one in both)
+    assert first - second == {"lens", "salience", "patch"}
+    for view in second - {"compare", "live"}:
+        both[1].click(f"#tab-{view}")
+        assert both[1].tab.locator("#view .error").count() == 0
+
+
+def ids(one: Page) -> list[str]:
+    return [str(tab.get_attribute("id")) for tab in one.tab.locator("#tabs [role=tab]").all()]

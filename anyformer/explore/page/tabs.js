@@ -2,13 +2,13 @@
 
 /** The views that a run has: some need attention, a cache, probabilities, or a next token. */
 function viewsOf(run) {
-  const attends = Object.values(run.kinds).some(({ layers }) => layers.length),
-    answers = ["tokens", "masked", "labels", "tags"].includes(run.says);
+  const attends = Object.values(run.kinds).some(({ layers }) => layers.length);
   const needs = {
     ...Object.fromEntries(GROUPS.attention.map((view) => [view, attends])),
-    lens: answers,
+    lens: run.probabilities,
     surprise: run.tokens && run.shape !== "encoder",
-    patch: answers,
+    salience: run.probabilities || run.says !== "tags", // not for tags that are chosen together
+    patch: run.probabilities,
     cache: run.shape !== "encoder",
   };
   return VIEWS.filter((view) => needs[view] ?? true);
