@@ -121,13 +121,13 @@ def lines(axis: Any, named: Mapping[str, Points], marks: bool = True, first: int
 def curves(axis: Any, named: Mapping[str, Sequence[Sequence[Sequence[float]]]]) -> None:
     """Draw loss curves: for each name those of all seeds, each a list of (step, loss).
 
-    A curve that ends early, of a training that diverged, counts up to its end.
+    A curve that ends early, of a training that diverged, counts up to its end; it may be empty.
     """
     gathered: dict[str, dict[float, list[float]]] = {}
     for name, seeds in named.items():
-        points = gathered.setdefault(name, {})
-        steps = np.array([step for step, _ in max(seeds, key=lambda curve: curve[-1][0], default=[])])
-        for own, losses in (zip(*curve, strict=True) for curve in seeds):
+        points, recorded = gathered.setdefault(name, {}), [curve for curve in seeds if curve]
+        steps = np.array([step for step, _ in max(recorded, key=lambda curve: curve[-1][0], default=[])])
+        for own, losses in (zip(*curve, strict=True) for curve in recorded):
             for step in steps[(steps >= own[0]) & (steps <= own[-1])]:
                 points.setdefault(float(step), []).append(float(np.interp(step, own, losses)))
     lines(axis, gathered, marks=False)

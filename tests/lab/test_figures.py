@@ -9,7 +9,7 @@ from anyformer.lab.figures import curves, panels
 def test_a_curve_that_ends_early_counts_up_to_its_end() -> None:
     whole, diverged = [[step, 2.0] for step in range(5, 51, 5)], [[step, 4.0] for step in range(3, 31, 3)]
     _, (axis,) = panels(1)
-    curves(axis, {"both": [diverged, whole]})
+    curves(axis, {"both": [diverged, whole, []], "diverged at once": [[]]})
     (line,) = axis.get_lines()
     assert list(line.get_xdata()) == [step for step, _ in whole]
     assert list(line.get_ydata()) == [3.0] * 6 + [2.0] * 4
