@@ -35,6 +35,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "gguf": ("gguf", "jinja2"),
     "dev": (
+        "axe-playwright-python",
         "build",
         "hatchling",
         "httpx",
